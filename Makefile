@@ -1,0 +1,61 @@
+# make demo    set up, then run the four notebooks on the tiny model (CPU is enough)
+# make lab     set up, then open JupyterLab on notebooks/
+# make test    set up, then run every test this machine can run
+# make doctor  say what this machine has, and how to get the rest
+#
+# GPU=0 or GPU=1 overrides what nvidia-smi says; PYTHON=python3.12 picks the interpreter.
+
+PYTHON ?= python3
+VENV ?= .venv
+GPU ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo 1 || echo 0)
+BIN := $(VENV)/bin
+ifeq ($(GPU),1)
+REQUIREMENTS := requirements.txt
+else
+REQUIREMENTS := requirements-cpu.txt
+endif
+INSTALLED := $(VENV)/installed-$(REQUIREMENTS)
+TORCH := $(shell grep '^torch==' $(REQUIREMENTS))
+
+.PHONY: demo lab test notebooks lint doctor install clean
+
+demo: install
+	@$(BIN)/python -m grpo_nb run --profile tiny-cpu --name demo
+
+lab: install
+	$(BIN)/jupyter lab --notebook-dir=notebooks
+
+test: install lint
+	$(BIN)/python -m pytest
+
+notebooks: install
+	$(BIN)/python notebooks/refresh.py
+
+lint: install
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+doctor: install
+	@$(BIN)/python -m grpo_nb doctor
+
+install: $(INSTALLED)
+
+# Without CUDA: torch with what it needs, then a closed list. Resolving unsloth's needs
+# instead would bring a CUDA build of torchvision, which a CPU build of torch refuses.
+$(INSTALLED): $(REQUIREMENTS) pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "Python 3.11, 3.12 or 3.13 is needed: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Installing $(REQUIREMENTS) into $(VENV); this takes minutes, once."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@rm -f $(VENV)/installed-*
+ifeq ($(GPU),1)
+	@$(BIN)/pip install -q -r $(REQUIREMENTS)
+else
+	@$(BIN)/pip install -q $(TORCH)
+	@$(BIN)/pip install -q --no-deps -r $(REQUIREMENTS)
+endif
+	@$(BIN)/pip install -q --no-deps --editable .
+	@touch $@
+
+clean:
+	rm -rf $(VENV)

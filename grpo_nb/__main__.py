@@ -1,0 +1,79 @@
+"""The command line: `grpo-nb run`, `grpo-nb doctor`. Imports wait until they are needed."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="grpo-nb", description="Teach a language model a verifiable skill by GRPO."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="execute the four notebooks in order")
+    run.add_argument("--name", help="of the run directory runs/NAME; default: profile and time")
+    run.add_argument("--profile", default="auto", help="tiny-cpu, l4-24gb; default: what fits")
+    run.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="assignments",
+        metavar="SECTION.NAME=VALUE",
+        help="a setting, such as train.max_steps=20; may be given several times",
+    )
+    run.add_argument(
+        "--from", default="01", dest="first", metavar="STAGE", help="01 to 04; needs --name"
+    )
+    run.add_argument("--force", action="store_true", help="go on although an input has changed")
+    commands.add_parser("doctor", help="say what this machine has, and how to get the rest")
+    return parser.parse_args(arguments)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from grpo_nb.config import parse_assignment
+    from grpo_nb.pipeline import print_summary, run_pipeline
+
+    console = Console()
+    settings = dict(parse_assignment(text) for text in arguments.assignments)
+    for name in ("data.source", "model.model_path"):
+        if name in settings and Path(str(settings[name])).exists():
+            settings[name] = str(Path(settings[name]).resolve())
+    if arguments.name is None and arguments.first != "01":
+        raise ValueError(f"--from {arguments.first} continues a run: say which with --name")
+    name = arguments.name or f"{arguments.profile}-{time.strftime('%Y%m%d-%H%M%S')}"
+    summary = run_pipeline(
+        name, arguments.profile, settings, arguments.first, arguments.force, console
+    )
+    print_summary(summary, console)
+    return 0
+
+
+def doctor() -> int:
+    from grpo_nb.doctor import report
+
+    text, in_order = report()
+    print(text)
+    return 0 if in_order else 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit code: 0 done, 1 a stage failed, 2 wrong input, 130 interrupted."""
+    parsed = parse_arguments(arguments)
+    try:
+        return doctor() if parsed.command == "doctor" else run(parsed)
+    except (ValueError, FileNotFoundError) as error:
+        print(f"grpo-nb: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        print(f"grpo-nb: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("grpo-nb: interrupted; continue with --from and the same --name", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

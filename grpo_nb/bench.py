@@ -1,0 +1,113 @@
+"""The reward bench: what each completion earns, and whether the gold wins."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from grpo_nb.advantages import group_advantages, weighted_totals
+from grpo_nb.prompts import ANSWER, REASONING, Completion, completion_text
+from grpo_nb.rewards import Preset
+from grpo_nb.runs import Run, atomic_path, write_json
+
+Row = dict[str, Any]
+
+
+def score(preset: Preset, rows: Sequence[Row], completions: Sequence[Completion]) -> np.ndarray:
+    """Raw scores, [completions, rewards], NaN for None; called as TRL calls rewards.
+
+    Args:
+        preset: The rewards.
+        rows: One dataset row for each completion (repeated per generation).
+        completions: Strings or message lists.
+    """
+    columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
+    prompts = [row["prompt"] for row in rows]
+    scores = [func(prompts=prompts, completions=completions, **columns) for func in preset[0]]
+    return np.array(scores, dtype=float).T
+
+
+def score_table(
+    preset: Preset,
+    rows: Sequence[Row],
+    completions_P_G: Sequence[Sequence[Completion]],
+    scale_rewards: str = "group",
+) -> pd.DataFrame:
+    """One line a completion: question, answer, each score, total, advantage.
+
+    Args:
+        preset: Rewards and weights.
+        rows: [prompts] dataset rows.
+        completions_P_G: [prompts][group] completions.
+        scale_rewards: As in TRL.
+    """
+    group = len(completions_P_G[0])
+    repeated = [row for row in rows for _ in range(group)]
+    flat = [completion for completions in completions_P_G for completion in completions]
+    scores = score(preset, repeated, flat)
+    totals = weighted_totals(scores, np.array(preset.reward_weights))
+    table = pd.DataFrame(
+        {
+            "question": [row["question"] for row in repeated],
+            "gold": [row["answer"] for row in repeated],
+            "completion": [completion_text(completion) for completion in flat],
+        }
+    )
+    table[preset.names] = scores
+    table["total"] = totals
+    table["advantage"] = group_advantages(totals, group, scale_rewards)
+    return table
+
+
+def gold_completion(row: Row) -> str:
+    """A completion that ought to earn every reward: any true step, then the gold."""
+    return f"<{REASONING}>1+1=2</{REASONING}><{ANSWER}>{row['answer']}</{ANSWER}>"
+
+
+def gold_report(preset: Preset, rows: Sequence[Row]) -> dict[str, Any]:
+    """Does the gold completion of every row earn the greatest score of every reward?
+
+    Returns:
+        {"gold_wins": bool, "lowest": {reward: least gold score}, "losers": [questions]}
+    """
+    scores = score(preset, rows, [gold_completion(row) for row in rows])
+    highest = np.array([func.range[1] for func in preset.reward_funcs])
+    wins = np.isclose(np.nan_to_num(scores, nan=-np.inf), highest)
+    return {
+        "gold_wins": bool(wins.all()),
+        "lowest": dict(zip(preset.names, scores.min(axis=0).tolist(), strict=True)),
+        "losers": [
+            row["question"] for row, won in zip(rows, wins.all(axis=1), strict=True) if not won
+        ],
+    }
+
+
+def signal_report(preset: Preset, pilot: pd.DataFrame, num_generations: int) -> dict[str, Any]:
+    """Which rewards, and how many groups, tell completions apart.
+
+    Args:
+        pilot: What `score_table` gave.
+        num_generations: Size of a group.
+    """
+    scores = pilot[preset.names]
+    lines = [
+        {
+            "reward": name,
+            "mean": float(scores[name].mean()),
+            "std": float(scores[name].std()),
+            "share above 0": float((scores[name] > 0).mean()),
+            "share None": float(scores[name].isna().mean()),
+        }
+        for name in preset.names
+    ]
+    groups = pilot["total"].to_numpy().reshape(-1, num_generations)
+    with_signal = int((np.nanstd(groups, axis=1) > 0).sum())
+    return {"rewards": lines, "groups": len(groups), "groups_with_signal": with_signal}
+
+
+def save(run: Run, pilot: pd.DataFrame, report: dict[str, Any]) -> None:
+    """Write rewards/pilot.parquet and rewards/report.json."""
+    with atomic_path(run / "rewards/pilot.parquet") as temporary:
+        pilot.to_parquet(temporary, index=False)
+    write_json(run / "rewards/report.json", report)

@@ -1,0 +1,260 @@
+"""`RunConfig`: every setting of a run, its meaning, and where its value came from.
+
+Values are layered: library default < profile < the run's config.yaml < what you set.
+In a notebook's parameters cell `-1` and `"auto"` mean "not set here". An unknown name
+is refused with the nearest known one, before anything starts.
+"""
+
+import difflib
+import shutil
+import subprocess
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from grpo_nb.prompts import SYSTEM_PROMPT
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataConfig(Section):
+    source: str = Field("arithmetic", description="built-in set, .jsonl file, or hub dataset")
+    subset: str = Field("", description="configuration of a hub dataset")
+    split: str = Field("train", description="split of a hub dataset")
+    question_column: str = Field("question", description="column that holds the question")
+    answer_column: str = Field("answer", description="column that holds the gold; #### is cut")
+    system_prompt: str = Field(SYSTEM_PROMPT, description="says the format; may be empty")
+    max_rows: int = Field(0, ge=0, description="rows read from the source; 0 reads all")
+    eval_rows: int = Field(256, ge=1, description="rows held out, never trained on")
+    max_prompt_tokens: int = Field(256, ge=8, description="longer prompts are dropped [tokens]")
+
+
+class ModelConfig(Section):
+    model_path: str = Field("data/tiny_base", description="folder or hub name of the base model")
+    quantization: Literal["4bit", "16bit"] = Field("4bit", description="weights of the base")
+    fast_inference: Literal["vllm", "off", "detect"] = Field(
+        "detect", description="generate with vLLM; detect: where a GPU and vLLM are found"
+    )
+    max_seq_length: int = Field(512, ge=32, description="prompt + completion [tokens]")
+    lora_rank: int = Field(16, ge=1, description="rank of the adapter")
+    lora_alpha: int = Field(32, ge=1, description="the adapter is scaled by alpha / rank")
+
+
+class RewardsConfig(Section):
+    preset: str = Field("math", description="named list of rewards with weights")
+    pilot_prompts: int = Field(8, ge=1, description="prompts sampled from the base model")
+    pilot_completions: int = Field(8, ge=2, description="completions for each of them")
+
+
+class TrainConfig(Section):
+    max_steps: int = Field(100, ge=1, description="optimizer steps")
+    learning_rate: float = Field(1e-3, gt=0, description="peak learning rate")
+    warmup_steps: int = Field(5, ge=0, description="steps until the peak is reached")
+    num_generations: int = Field(8, ge=2, description="completions per prompt: the group")
+    per_device_train_batch_size: int = Field(64, ge=1, description="completions per pass")
+    gradient_accumulation_steps: int = Field(1, ge=1, description="passes per step")
+    max_completion_length: int = Field(48, ge=1, description="cut after this [tokens]")
+    temperature: float = Field(1.0, gt=0, description="of sampling in training")
+    beta: float = Field(0.0, ge=0, description="weight of the KL to the base")
+    loss_type: Literal["dapo", "grpo", "bnpo", "dr_grpo"] = Field("dapo", description="TRL's")
+    scale_rewards: Literal["group", "batch", "none"] = Field("group", description="TRL's")
+
+
+class EvaluateConfig(Section):
+    eval_batch_size: int = Field(64, ge=1, description="prompts generated at once")
+    show_samples: int = Field(4, ge=1, description="before/after pairs shown")
+
+
+class RunConfig(Section):
+    """All settings of one run; `SECTION_STAGE` says which notebook holds which section."""
+
+    profile: str = "tiny-cpu"
+    seed: int = Field(0, ge=0, description="of split, sampling and training")
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    rewards: RewardsConfig = RewardsConfig()
+    train: TrainConfig = TrainConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+
+
+SECTIONS = ("data", "model", "rewards", "train", "evaluate")
+SECTION_STAGE = {"data": "01", "model": "01", "rewards": "02", "train": "03", "evaluate": "04"}
+
+PROFILES: dict[str, dict[str, dict[str, Any]]] = {
+    # The shipped 0.85 M-parameter model; the defaults above are made for it.
+    "tiny-cpu": {},
+    # One 24 GB GPU (L4, RTX 3090/4090): a 1.5 B model learns grade-school mathematics.
+    "l4-24gb": {
+        "data": {"source": "openai/gsm8k", "subset": "main", "max_prompt_tokens": 320},
+        "model": {
+            "model_path": "Qwen/Qwen2.5-1.5B-Instruct",
+            "max_seq_length": 1024,
+            "lora_rank": 32,
+            "lora_alpha": 64,
+        },
+        "train": {
+            "max_steps": 250,
+            "learning_rate": 1e-5,
+            "warmup_steps": 10,
+            "per_device_train_batch_size": 8,
+            "gradient_accumulation_steps": 4,
+            "max_completion_length": 512,
+        },
+    },
+}
+
+
+def detect_profile() -> str:
+    """The profile for this machine: `l4-24gb` where an NVIDIA GPU answers, else `tiny-cpu`."""
+    if shutil.which("nvidia-smi") is None:
+        return "tiny-cpu"
+    found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False)
+    return "l4-24gb" if found.returncode == 0 and found.stdout.strip() else "tiny-cpu"
+
+
+def refuse_unknown(what: str, name: str, known: list[str]) -> None:
+    """Raise ValueError with the nearest known name if `name` is not known."""
+    if name in known:
+        return
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
+    raise ValueError(f"unknown {what} {name!r}: {hint}")
+
+
+def setting_names() -> list[str]:
+    """Every dotted name that `--set` takes, such as `train.max_steps`."""
+    names = [f"{s}.{key}" for s in SECTIONS for key in type(getattr(RunConfig(), s)).model_fields]
+    return ["seed", *names]
+
+
+def parse_assignment(assignment: str) -> tuple[str, Any]:
+    """`"train.max_steps=20"` to `("train.max_steps", 20)`; the value is read as YAML.
+
+    Raises:
+        ValueError: No `=`, or a name that is not a setting.
+    """
+    name, equals, text = assignment.partition("=")
+    if not equals:
+        raise ValueError(f"--set {assignment!r} has no value: write --set train.max_steps=20")
+    refuse_unknown("setting", name.strip(), setting_names())
+    value = yaml.safe_load(text) if text else ""
+    # YAML 1.1 reads 1e-5, without a dot, as text.
+    return name.strip(), float(value) if _is_number(value) else value
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and "e" in value.lower() and float(value) is not None
+    except ValueError:
+        return False
+
+
+def layer(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings laid over each other, the last one on top; sections are merged by key."""
+    merged: dict[str, Any] = {}
+    for settings in layers:
+        for key, value in settings.items():
+            section = key in SECTIONS
+            merged[key] = {**merged.get(key, {}), **(value or {})} if section else value
+    return merged
+
+
+def nest(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"train.max_steps": 20}` to `{"train": {"max_steps": 20}}`."""
+    nested: dict[str, Any] = {}
+    for name, value in settings.items():
+        section, dot, key = name.partition(".")
+        if dot:
+            nested.setdefault(section, {})[key] = value
+        else:
+            nested[name] = value
+    return nested
+
+
+def resolve(profile: str, *layers: Mapping[str, Any]) -> RunConfig:
+    """The effective configuration: defaults, then the profile, then each layer.
+
+    Args:
+        profile: A name in PROFILES, or "auto" for the one that fits this machine.
+        layers: Nested settings such as `{"train": {"max_steps": 20}}`, later ones on top.
+
+    Raises:
+        ValueError: Unknown profile or setting (nearest name given), a value that does
+            not fit, or a batch that the group size does not divide.
+    """
+    profile = detect_profile() if profile == "auto" else profile
+    refuse_unknown("profile", profile, list(PROFILES))
+    settings = layer(PROFILES[profile], *layers, {"profile": profile})
+    for name in settings:
+        refuse_unknown("section", name, list(RunConfig.model_fields))
+        for key in settings[name] if name in SECTIONS else ():
+            refuse_unknown("setting", f"{name}.{key}", setting_names())
+    try:
+        config = RunConfig(**settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{name} = {first['input']!r}: {first['msg'].lower()}") from None
+    _check_sizes(config)
+    return config
+
+
+def _check_sizes(config: RunConfig) -> None:
+    train, model, data = config.train, config.model, config.data
+    batch = train.per_device_train_batch_size * train.gradient_accumulation_steps
+    if batch % train.num_generations:
+        raise ValueError(
+            f"train.num_generations = {train.num_generations} does not divide the batch: "
+            f"per_device_train_batch_size {train.per_device_train_batch_size} x "
+            f"gradient_accumulation_steps {train.gradient_accumulation_steps} = {batch}; "
+            f"take a batch of {-(-batch // train.num_generations) * train.num_generations}"
+        )
+    need = data.max_prompt_tokens + train.max_completion_length
+    if need > model.max_seq_length:
+        raise ValueError(
+            f"model.max_seq_length = {model.max_seq_length} is less than "
+            f"data.max_prompt_tokens + train.max_completion_length = {need}; raise it to {need}"
+        )
+
+
+def from_parameters(stage: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings a notebook's parameters cell sets, nested; `-1` and "auto" set nothing.
+
+    Args:
+        stage: "01" … "04".
+        parameters: The notebook's `globals()`; other names are passed over.
+    """
+    known = {name for name in setting_names() if stage_of(name) == stage}
+    chosen = {name: parameters.get(name.partition(".")[2] or name, "auto") for name in known}
+    return nest({k: v for k, v in chosen.items() if v != "auto" and not _is_unset_number(v)})
+
+
+def _is_unset_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == -1
+
+
+def stage_of(name: str) -> str:
+    """The stage whose notebook holds the setting `name`, such as "03" for train.max_steps."""
+    return SECTION_STAGE.get(name.partition(".")[0], "01")
+
+
+def describe(config: RunConfig, set_here: Mapping[str, Any], *sections: str) -> list[dict]:
+    """Rows for a table: setting, value, where the value came from, meaning."""
+    rows = []
+    for section in sections:
+        values: Section = getattr(config, section)
+        for key, field in type(values).model_fields.items():
+            value, source = getattr(values, key), "default"
+            if key in PROFILES[config.profile].get(section, {}):
+                source = f"profile {config.profile}"
+            if key in set_here.get(section, {}):
+                source = "set here"
+            rows.append(
+                {"setting": f"{section}.{key}", "value": value, "from": source}
+                | {"meaning": field.description}
+            )
+    return rows

@@ -1,0 +1,191 @@
+"""The four notebooks, executed in order by papermill, one kernel a stage."""
+
+import json
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from grpo_nb import config as configs
+from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Run, check_stages_before
+
+QUIET = {
+    "TQDM_DISABLE": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class StageFailed(RuntimeError):
+    """A cell of a notebook raised; the message says which, and what."""
+
+
+def run_pipeline(
+    name: str,
+    profile: str = "auto",
+    settings: Mapping[str, Any] | None = None,
+    first: str = "01",
+    force: bool = False,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Execute the stages from `first` to the last.
+
+    Args:
+        name: Of the run; a run that is there already is executed again in place.
+        profile: See grpo_nb.config.PROFILES; "auto" picks by the hardware found.
+        settings: Dotted names to values, {"train.max_steps": 20}.
+        first: "01" … "04"; the stages before it must be done.
+        force: Start later stages although what they read has changed.
+        console: Where the progress bar goes.
+
+    Returns:
+        The summary that `summarize` gives.
+
+    Raises:
+        ValueError: Before anything starts: an unknown or unfit setting, a stage missing.
+        RuntimeError: The run is in use.
+        StageFailed: A cell raised; the partial notebook is kept.
+    """
+    settings = dict(settings or {})
+    run = Run(name)
+    configs.refuse_unknown("stage", first, list(NOTEBOOKS))
+    _refuse_settings_of_done_stages(settings, first)
+    if first == "01":
+        profile = configs.resolve(profile, configs.nest(settings)).profile
+    else:
+        stored = run.config().model_dump()
+        configs.resolve(stored["profile"], stored, configs.nest(settings))
+    lock = run.lock(".pipeline.lock")
+    try:
+        if not force:
+            check_stages_before(run, first)
+        _execute_stages(run, profile, settings, first, force, console or Console())
+    finally:
+        lock.release()
+    return summarize(run)
+
+
+def _refuse_settings_of_done_stages(settings: Mapping[str, Any], first: str) -> None:
+    for setting in settings:
+        configs.refuse_unknown("setting", setting, configs.setting_names())
+        stage = configs.stage_of(setting)
+        if stage < first:
+            raise ValueError(
+                f"{setting} belongs to stage {stage}, which --from {first} does not run: "
+                f"use --from {stage}"
+            )
+
+
+def _execute_stages(
+    run: Run, profile: str, settings: dict[str, Any], first: str, force: bool, console: Console
+) -> None:
+    (run / "notebooks").mkdir(parents=True, exist_ok=True)
+    shown = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*shown, TimeElapsedColumn(), console=console) as progress:
+        for stage in [key for key in NOTEBOOKS if key >= first]:
+            task = progress.add_task(NOTEBOOKS[stage], total=None, note="")
+            parameters = {"run_name": run.name} | stage_parameters(stage, settings)
+            parameters |= {"profile": profile} if stage == "01" else {"force": force}
+            with _watching(run, progress, task):
+                execute_notebook(run, stage, parameters)
+            progress.update(task, total=1, completed=1)
+
+
+def stage_parameters(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that stage's notebook takes, under the names of its parameters cell."""
+    chosen = {name: value for name, value in settings.items() if configs.stage_of(name) == stage}
+    return {name.partition(".")[2] or name: value for name, value in chosen.items()}
+
+
+def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Path:
+    """Run one notebook in a kernel of its own; returns the executed copy in the run."""
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+
+    source = PROJECT_ROOT / "notebooks" / f"{NOTEBOOKS[stage]}.ipynb"
+    target = run / "notebooks" / source.name
+    (run / "progress.json").unlink(missing_ok=True)
+    python_path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH")]))
+    os.environ.update(QUIET | {"PYTHONPATH": python_path, "GRPO_NB_RUNS": str(run.path.parent)})
+    try:
+        papermill.execute_notebook(
+            source,
+            target,
+            parameters=dict(parameters),
+            cwd=source.parent,
+            progress_bar=False,
+            kernel_name="python3",
+        )
+    except PapermillExecutionError as error:
+        run.record(stage, {"status": "failed", "error": f"{error.ename}: {error.evalue}"})
+        raise StageFailed(
+            f"{NOTEBOOKS[stage]} failed in cell {error.exec_count}: {error.ename}: "
+            f"{error.evalue}\nThe notebook up to that cell: {target}"
+        ) from None
+    return target
+
+
+class _watching:
+    """Copy the stage's progress.json into its bar, four times a second."""
+
+    def __init__(self, run: Run, progress: Progress, task: TaskID) -> None:
+        self.path, self.progress, self.task = run / "progress.json", progress, task
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self._poll, daemon=True)
+
+    def _poll(self) -> None:
+        while not self.stopped.wait(0.25):
+            self._copy()
+
+    def _copy(self) -> None:
+        if self.path.exists():
+            state = json.loads(self.path.read_text(encoding="utf-8"))
+            note = f"{state['done']}/{state['total']} {state['note']}"
+            self.progress.update(
+                self.task, total=state["total"], completed=state["done"], note=note
+            )
+
+    def __enter__(self) -> None:
+        self.thread.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self.stopped.set()
+        self.thread.join()
+        self._copy()
+
+
+def summarize(run: Run) -> dict[str, Any]:
+    """What the run ended with: the evaluation report, seconds a stage, and where things are."""
+    report = json.loads((run / "eval/report.json").read_text(encoding="utf-8"))
+    seconds = {NOTEBOOKS[stage]: entry["seconds"] for stage, entry in run.manifest().items()}
+    return {
+        "report": report,
+        "seconds": seconds,
+        "notebooks": run / "notebooks",
+        "figures": run / "figures",
+        "model": run / "model/merged",
+    }
+
+
+def print_summary(summary: Mapping[str, Any], console: Console) -> None:
+    from rich.table import Table
+
+    report = summary["report"]
+    table = Table(title=f"{report['prompts']} held-out prompts", title_justify="left")
+    for column in ("", "accuracy before → after", "format before → after"):
+        table.add_column(column)
+    for decoding in ("greedy", "sampled"):
+        before, after = report[decoding]["base"], report[decoding]["merged"]
+        cells = [f"{before[key]:.1%} → {after[key]:.1%}" for key in ("accuracy", "format")]
+        table.add_row(decoding, *cells)
+    console.print(table)
+    stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["seconds"].items())
+    console.print(f"[bold]time[/]       {stages}")
+    for key in ("notebooks", "figures", "model"):
+        console.print(f"[bold]{key:<10}[/] {summary[key]}", soft_wrap=True)

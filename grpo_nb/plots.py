@@ -1,0 +1,88 @@
+"""Tables, and pictures that are saved as PNG too: lengths, learning curve, before and after."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from grpo_nb.runs import Run, atomic_path
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas.io.formats.style import Styler
+
+BLUE, ORANGE, GREEN, GREY = "#3b6fb6", "#e08214", "#3a9a5b", "#9a9a9a"
+
+
+def table(frame: pd.DataFrame) -> "Styler":
+    """A frame to read: text left-aligned and never cut, tags shown as they are."""
+    text = {"text-align": "left", "white-space": "pre-wrap", "vertical-align": "top"}
+    style = frame.style.hide(axis="index").format(precision=2, escape="html", na_rep="None")
+    if "advantage" in frame:
+        style = style.bar(["advantage"], align="zero", color=["#f2b8a0", "#a9cfa9"])
+    return style.set_properties(**text).set_table_styles(
+        [{"selector": "th", "props": "text-align: left"}]
+    )
+
+
+def _subplots(columns: int, width: float, height: float):
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, columns, figsize=(width, height), squeeze=False)
+    plt.close(figure)  # shown once, as the cell's value
+    for axis in axes[0]:
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, list(axes[0])
+
+
+def _save(figure: "Figure", run: Run, name: str) -> "Figure":
+    figure.tight_layout()
+    with atomic_path(run / f"figures/{name}.png") as temporary:
+        figure.savefig(temporary, dpi=110, format="png")
+    return figure
+
+
+def prompt_lengths(run: Run, train: Sequence[dict], held_out: Sequence[dict]) -> "Figure":
+    """Histogram of prompt lengths [tokens] in both splits."""
+    figure, (axis,) = _subplots(1, 6, 2.6)
+    lengths = [[row["prompt_tokens"] for row in rows] for rows in (train, held_out)]
+    bins = range(min(map(min, lengths)), max(map(max, lengths)) + 2)
+    axis.hist(lengths, bins=bins, stacked=True, color=[BLUE, ORANGE], label=["train", "held out"])
+    axis.set(xlabel="prompt length [tokens]", ylabel="prompts")
+    axis.legend(frameon=False)
+    return _save(figure, run, "prompt_lengths")
+
+
+def learning_curve(run: Run, metrics: Sequence[dict], names: Sequence[str]) -> "Figure":
+    """Total reward with the spread in the batch, each reward, and groups without signal."""
+    table = pd.DataFrame(metrics).set_index("step").astype(float)
+    smooth = table.rolling(10, min_periods=1, center=True).mean()
+    figure, (total, each, silent) = _subplots(3, 11, 3.2)
+    total.plot(table.index, table["reward"], color=BLUE, alpha=0.3)
+    total.plot(smooth.index, smooth["reward"], color=BLUE)
+    low, high = (smooth["reward"] + sign * smooth["reward_std"] for sign in (-1, 1))
+    total.fill_between(smooth.index, low, high, color=BLUE, alpha=0.12, linewidth=0)
+    total.set(title="weighted reward (band: ± std)", xlabel="step")
+    for name in names:
+        each.plot(smooth.index, smooth[f"rewards/{name}/mean"], label=name.removesuffix("_reward"))
+    each.set(title="each reward, mean", xlabel="step", ylim=(0, 1.05))
+    each.legend(frameon=False, fontsize=7, loc="lower right")
+    silent.plot(smooth.index, smooth["frac_reward_zero_std"], color=GREY)
+    silent.set(title="groups without signal", xlabel="step", ylim=(0, 1.05))
+    return _save(figure, run, "learning_curve")
+
+
+def before_after_bars(run: Run, summary: pd.DataFrame) -> "Figure":
+    """Accuracy and format of base, adapter and merged model, greedy and sampled."""
+    figure, axes = _subplots(2, 8, 3)
+    colors = {"base": GREY, "adapter": BLUE, "merged": GREEN}
+    for axis, (decoding, lines) in zip(axes, summary.groupby("decoding"), strict=True):
+        for place, (name, color) in enumerate(colors.items()):
+            values = lines.loc[lines["model"] == name, ["accuracy", "format"]].iloc[0]
+            xs = [place + 4 * i for i in range(2)]
+            bars = axis.bar(xs, values, 0.9, color=color, label=name)
+            axis.bar_label(bars, [f"{value:.0%}" for value in values], fontsize=8)
+        axis.set(title=decoding, ylim=(0, 1.12), yticks=[0, 0.5, 1], xticks=[1, 5])
+        axis.set_xticklabels(["accuracy", "format"])
+    axes[0].legend(frameon=False, fontsize=8, loc="upper left")
+    return _save(figure, run, "before_after")

@@ -1,0 +1,132 @@
+"""Stage 03: TRL's GRPOTrainer over the policy, its metrics kept, its progress shown."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_nb.config import RunConfig
+from grpo_nb.models import Policy, cuda_available
+from grpo_nb.rewards import Preset
+from grpo_nb.runs import Run, Stage, atomic_path
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
+
+Watcher = Callable[[int, int, str], None]
+
+
+def grpo_arguments(config: RunConfig, output_dir: Path, vllm: bool) -> dict[str, Any]:
+    """The arguments of trl.GRPOConfig that this run sets; all others are TRL's defaults."""
+    train = config.train.model_dump()
+    return {
+        **train,
+        "output_dir": str(output_dir),
+        "seed": config.seed,
+        "reward_weights": None,
+        "lr_scheduler_type": "constant_with_warmup",
+        "optim": "adamw_8bit" if cuda_available() else "adamw_torch",
+        "gradient_checkpointing": cuda_available(),
+        "use_vllm": vllm,
+        "log_completions": True,
+        "num_completions_to_print": 0,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+
+
+def build_trainer(
+    policy: Policy, preset: Preset, rows: Sequence[dict], config: RunConfig, run: Run
+) -> "GRPOTrainer":
+    """A GRPOTrainer that writes metrics.jsonl and completions/ below the run's train/."""
+    import torch
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    arguments = grpo_arguments(config, run / "train", policy.vllm)
+    trainer = GRPOTrainer(
+        model=policy.model,
+        processing_class=policy.tokenizer,
+        reward_funcs=list(preset.reward_funcs),
+        args=GRPOConfig(**{**arguments, "reward_weights": list(preset.reward_weights)}),
+        train_dataset=Dataset.from_list([dict(row) for row in rows]),
+    )
+    for parameter in policy.model.parameters():
+        if parameter.requires_grad:  # TRL casts a 4-bit model's adapter to bf16
+            parameter.data = parameter.data.to(torch.float32)
+    return trainer
+
+
+def train(trainer: "GRPOTrainer", stage: Stage) -> list[dict[str, float]]:
+    """Train to the last step; metrics are on disk after each one.
+
+    Returns:
+        One dict of TRL's metrics a step, with its "step".
+    """
+    from transformers import TrainerCallback
+    from transformers.trainer_callback import PrinterCallback
+
+    class Keep(TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            if logs and "reward" in logs:
+                append_metrics(path, {"step": state.global_step, **logs})
+                show(state.global_step, state.max_steps, f"reward {logs['reward']:.2f}")
+
+    path = stage.run / "train/metrics.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    show = _watchers(stage)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Keep())
+    show(0, trainer.args.max_steps, "")
+    trainer.train()
+    return read_metrics(path)
+
+
+def append_metrics(path: Path, metrics: dict[str, float]) -> None:
+    """One JSON line; a NaN is null."""
+    finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(finite) + "\n")
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def save_adapter(trainer: "GRPOTrainer", policy: Policy, run: Run) -> None:
+    """Write train/adapter/: the trained adapter and the tokenizer, nothing else."""
+    with atomic_path(run / "train/adapter") as temporary:
+        trainer.model.save_pretrained(temporary, selected_adapters=["default"])
+        policy.tokenizer.save_pretrained(temporary)
+
+
+def adapter_norm(policy: Policy) -> float:
+    """Norm of LoRA's B matrices: 0 before the first step, for LoRA begins as the base."""
+    weights = (p for name, p in policy.model.named_parameters() if "lora_B" in name)
+    return math.sqrt(sum(float(weight.detach().float().square().sum()) for weight in weights))
+
+
+def _watchers(stage: Stage) -> Watcher:
+    """Shows progress below the cell (as text that updates) and to the pipeline."""
+    from IPython import get_ipython
+    from IPython.display import display
+
+    handle = None
+
+    def show(done: int, total: int, note: str) -> None:
+        nonlocal handle
+        stage.progress(done, total, note)
+        if get_ipython() is None:
+            return
+        filled = round(30 * done / total)
+        line = {"text/plain": f"{'█' * filled}{'░' * (30 - filled)} step {done}/{total}  {note}"}
+        if handle is None:
+            handle = display(line, raw=True, display_id=True)
+        else:
+            handle.update(line, raw=True)
+
+    return show

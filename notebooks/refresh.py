@@ -1,0 +1,77 @@
+"""Re-execute the four notebooks in place, as they are committed.
+
+    make notebooks
+
+The parameters stay as they stand, so on a machine without a GPU the tiny profile runs.
+The project's address comes from pyproject.toml; outputs are stored without timings, and
+with a digest of the code they came from, by which a test sees when the two part.
+"""
+
+import hashlib
+import os
+import re
+import tomllib
+from pathlib import Path
+
+import nbformat
+from grpo_nb.pipeline import QUIET
+from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parent
+
+
+def project_url() -> str:
+    """The one place where the public address stands."""
+    pyproject = tomllib.loads(
+        (PROJECT_ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    )
+    return pyproject["project"]["urls"]["Repository"]
+
+
+def badge(url: str, name: str) -> str:
+    repository = url.removeprefix("https://github.com/")
+    target = (
+        f"https://colab.research.google.com/github/{repository}/blob/main/notebooks"
+    )
+    image = "https://colab.research.google.com/assets/colab-badge.svg"
+    return f"[![Open in Colab]({image})]({target}/{name}.ipynb)"
+
+
+def set_url(notebook: nbformat.NotebookNode, url: str, name: str) -> None:
+    """Write the address into the badge of the first cell and into the set-up cell."""
+    cells = notebook.cells
+    cells[0].source = re.sub(
+        r"\[!\[Open in Colab\].*", badge(url, name), cells[0].source
+    )
+    cells[1].source = re.sub(
+        r'PROJECT_URL = ".*"', f'PROJECT_URL = "{url}"', cells[1].source
+    )
+
+
+def source_digest(notebook: nbformat.NotebookNode) -> str:
+    """sha256 of all code; stored with the outputs that the code gave."""
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    return hashlib.sha256("\0".join(code).encode()).hexdigest()
+
+
+def refresh(name: str) -> None:
+    path = FOLDER / f"{name}.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    set_url(notebook, project_url(), name)
+    NotebookClient(
+        notebook,
+        kernel_name="python3",
+        timeout=None,
+        record_timing=False,
+        resources={"metadata": {"path": str(FOLDER)}},
+    ).execute()
+    notebook.metadata["grpo_nb"] = {"source_sha256": source_digest(notebook)}
+    nbformat.write(notebook, path)
+    print(f"{path.name}: executed, {path.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    os.environ.update(QUIET)
+    for notebook_name in NOTEBOOKS.values():
+        refresh(notebook_name)

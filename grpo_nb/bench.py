@@ -77,9 +77,7 @@ def gold_report(preset: Preset, rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "gold_wins": bool(wins.all()),
         "lowest": dict(zip(preset.names, scores.min(axis=0).tolist(), strict=True)),
-        "losers": [
-            row["question"] for row, won in zip(rows, wins.all(axis=1), strict=True) if not won
-        ],
+        "losers": [rows[i]["question"] for i in np.flatnonzero(~wins.all(axis=1))],
     }
 
 

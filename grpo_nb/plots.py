@@ -20,9 +20,8 @@ def table(frame: pd.DataFrame) -> "Styler":
     style = frame.style.hide(axis="index").format(precision=2, escape="html", na_rep="None")
     if "advantage" in frame:
         style = style.bar(["advantage"], align="zero", color=["#f2b8a0", "#a9cfa9"])
-    return style.set_properties(**text).set_table_styles(
-        [{"selector": "th", "props": "text-align: left"}]
-    )
+    heads = [{"selector": "th", "props": "text-align: left"}]
+    return style.set_properties(**text).set_table_styles(heads)
 
 
 def _subplots(columns: int, width: float, height: float):

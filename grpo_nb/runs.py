@@ -61,7 +61,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         yield temporary
         if path.is_dir():
             shutil.rmtree(path)
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary)

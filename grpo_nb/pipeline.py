@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from traitlets.config import Config
 
 from grpo_nb import config as configs
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Run, check_stages_before
@@ -103,6 +104,11 @@ def stage_parameters(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name.partition(".")[2] or name: value for name, value in chosen.items()}
 
 
+def kernel_config() -> Config:
+    """Talk to kernels over local sockets: a TCP port is open to every user of the machine."""
+    return Config() if os.name == "nt" else Config(KernelManager={"transport": "ipc"})
+
+
 def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Path:
     """Run one notebook in a kernel of its own; returns the executed copy in the run."""
     import papermill
@@ -119,8 +125,9 @@ def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Pat
             target,
             parameters=dict(parameters),
             cwd=source.parent,
-            progress_bar=False,
             kernel_name="python3",
+            progress_bar=False,
+            config=kernel_config(),
         )
     except PapermillExecutionError as error:
         run.record(stage, {"status": "failed", "error": f"{error.ename}: {error.evalue}"})

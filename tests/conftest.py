@@ -1,0 +1,68 @@
+"""Shared fixtures, and the rule that in CI no test may be skipped silently."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo_nb.runs import PROJECT_ROOT, Run
+
+sys.path[:0] = [str(PROJECT_ROOT / "data"), str(PROJECT_ROOT / "notebooks")]
+
+SHARED_DATA = PROJECT_ROOT.parent / "shared" / "data"
+TINY_SETTINGS = {
+    "data.eval_rows": 32,
+    "rewards.pilot_prompts": 4,
+    "train.max_steps": 4,
+    "train.per_device_train_batch_size": 16,
+}
+_skipped: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped:
+        _skipped.append(f"{report.nodeid}: {report.longrepr[-1]}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if os.environ.get("CI") and _skipped:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    if os.environ.get("CI") and _skipped:
+        terminalreporter.section("skipped, and in CI nothing may be")
+        for line in _skipped:
+            terminalreporter.line(line)
+
+
+@pytest.fixture
+def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty place for runs."""
+    monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The four notebooks, really executed once with small parameters; do not write to it."""
+    from grpo_nb.pipeline import run_pipeline
+
+    kept = dict(os.environ)
+    os.environ["GRPO_NB_RUNS"] = str(tmp_path_factory.mktemp("runs"))
+    try:
+        run_pipeline("demo", "tiny-cpu", TINY_SETTINGS)
+        return Run("demo")
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)
+
+
+@pytest.fixture(scope="session")
+def gsm8k_test_file() -> Path:
+    path = SHARED_DATA / "gsm8k_test.jsonl"
+    if not path.exists():
+        pytest.skip(f"put GSM8K's test.jsonl (MIT, github.com/openai/grade-school-math) at {path}")
+    return path

@@ -1,0 +1,87 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_nb import config
+
+
+def test_a_misspelt_setting_is_refused_with_the_nearest_name():
+    with pytest.raises(ValueError, match=r"'train.max_stepz': did you mean 'train.max_steps'"):
+        config.resolve("tiny-cpu", {"train": {"max_stepz": 3}})
+    with pytest.raises(ValueError, match=r"'trian': did you mean 'train'"):
+        config.resolve("tiny-cpu", {"trian": {"max_steps": 3}})
+    with pytest.raises(ValueError, match=r"profile 'tiny-gpu': did you mean 'tiny-cpu'"):
+        config.resolve("tiny-gpu")
+
+
+def test_a_value_that_does_not_fit_is_named():
+    with pytest.raises(ValueError, match=r"train.max_steps = 'many': input should be a valid int"):
+        config.resolve("tiny-cpu", {"train": {"max_steps": "many"}})
+    with pytest.raises(ValueError, match=r"train.learning_rate = -1.0"):
+        config.resolve("tiny-cpu", {"train": {"learning_rate": -1.0}})
+
+
+def test_a_batch_that_the_group_does_not_divide_is_refused_with_one_that_it_does():
+    with pytest.raises(ValueError, match=r"1 x gradient_accumulation_steps 4 = 4; take .* 8"):
+        config.resolve(
+            "tiny-cpu",
+            {"train": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}},
+        )
+
+
+def test_a_context_too_short_for_prompt_and_completion_is_refused():
+    with pytest.raises(ValueError, match="raise it to 304"):
+        config.resolve("tiny-cpu", {"model": {"max_seq_length": 64}})
+
+
+@pytest.mark.parametrize("profile", config.PROFILES)
+def test_every_profile_is_valid(profile):
+    assert config.resolve(profile).profile == profile
+
+
+def test_later_layers_win_and_keep_the_rest():
+    stored = {"train": {"max_steps": 7, "beta": 0.1}}
+    resolved = config.resolve("tiny-cpu", stored, {"train": {"max_steps": 9}})
+    assert (resolved.train.max_steps, resolved.train.beta) == (9, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("train.learning_rate=1e-5", 1e-5),
+        ("train.max_steps=20", 20),
+        ("data.source=arithmetic", "arithmetic"),
+        ("data.system_prompt=", ""),
+        ("train.scale_rewards=none", "none"),
+    ],
+)
+def test_assignments_are_read_as_the_type_they_look_like(text, value):
+    name, parsed = config.parse_assignment(text)
+    assert name == text.partition("=")[0]
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+def test_an_assignment_without_value_is_refused():
+    with pytest.raises(ValueError, match="has no value"):
+        config.parse_assignment("train.max_steps")
+
+
+def test_unset_parameters_set_nothing_and_zero_is_a_value():
+    parameters = {"beta": 0.0, "max_steps": -1, "learning_rate": -1, "loss_type": "auto"}
+    assert config.from_parameters("03", parameters) == {"train": {"beta": 0.0}}
+
+
+@given(st.sampled_from(config.setting_names()))
+def test_every_setting_belongs_to_one_stage(name):
+    assert config.stage_of(name) in {"01", "02", "03", "04"}
+
+
+def test_the_table_says_where_each_value_came_from():
+    resolved = config.resolve("l4-24gb", {"train": {"max_steps": 5}})
+    rows = config.describe(resolved, {"train": {"max_steps": 5}}, "train")
+    sources = {row["setting"]: row["from"] for row in rows}
+    assert sources["train.max_steps"] == "set here"
+    assert sources["train.learning_rate"] == "profile l4-24gb"
+    assert sources["train.beta"] == "default"
+    assert all(row["meaning"] for row in rows)

@@ -1,0 +1,61 @@
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_nb.numbers import parse_number
+
+
+@given(st.integers())
+def test_every_integer_is_read_with_and_without_commas(number):
+    if len(f"{number:,}") <= 100:
+        assert parse_number(str(number)) == number
+        assert parse_number(f"{number:,}") == number
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=4, min_value=-1e9, max_value=1e9))
+def test_decimals_are_read_exactly(number):
+    assert parse_number(str(number)) == Fraction(number)
+
+
+@given(st.text(max_size=200))
+def test_no_text_makes_it_raise(text):
+    parse_number(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("18", 18),
+        (" 18 ", 18),
+        ("18.", 18),
+        ("18.0", 18),
+        (".5", Fraction(1, 2)),
+        ("+3", 3),
+        ("-3", -3),
+        ("−3", -3),  # a typographic minus
+        ("$1,875.00", 1875),
+        ("-$5", -5),
+        ("€ 20", 20),
+        ("**18**", 18),
+        ("`18`", 18),
+        ("36/2", 18),
+        ("1 / 4", Fraction(1, 4)),
+        ("50%", 50),
+        ("18 apples", 18),
+        ("18 square meters", 18),
+        ("18 apples.", 18),
+    ],
+)
+def test_ways_to_write_a_number(text, number):
+    assert parse_number(text) == number
+
+
+@pytest.mark.parametrize(
+    "text",
+    " |.|-|$|apples|17 or 18|17 = 18|it is not 18|x = 18|1/0|1,23|1e5|--3|1 2".split("|")
+    + ["", "18 apples and pears and plums", "9" * 101],
+)
+def test_what_is_not_one_number(text):
+    assert parse_number(text) is None

@@ -1,0 +1,62 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_nb.prompts import (
+    build_prompt,
+    completion_text,
+    extract_answer,
+    extract_hash_answer,
+    extract_tag,
+)
+
+
+def test_a_prompt_without_system_prompt_is_one_user_turn():
+    assert build_prompt("2 + 2?", "") == [{"role": "user", "content": "2 + 2?"}]
+
+
+@given(st.text().filter(lambda text: "answer>" not in text))
+def test_what_stands_between_the_tags_is_extracted_and_stripped(inner):
+    assert extract_answer(f"before<answer>{inner}</answer>after") == inner.strip()
+
+
+@given(st.text(alphabet="<>/answer 12"))
+def test_extraction_never_raises_and_never_returns_a_tag(text):
+    answer = extract_answer(text)
+    assert answer is None or ("<answer>" not in answer and "</answer>" not in answer)
+
+
+def test_ambiguous_or_broken_tags_have_no_answer():
+    broken = [
+        "",
+        "85",
+        "<answer>85",
+        "85</answer>",
+        "</answer>85<answer>",
+        "<answer>1</answer><answer>2</answer>",
+        "<answer><answer>1</answer>",
+        "<answer>1</answer></answer>",
+        "<ANSWER>85</ANSWER>",
+    ]
+    assert [extract_answer(text) for text in broken] == [None] * len(broken)
+
+
+def test_a_megabyte_of_tags_is_read_in_linear_time():
+    for flood in ("<answer>" * 130_000, "</answer>" * 110_000, "<answer" * 150_000):
+        assert extract_tag(flood, "answer") is None
+
+
+def test_every_shape_of_completion_gives_its_text():
+    assistant = {"role": "assistant"}
+    parts = [{"type": "text", "text": "8"}, {"type": "image"}, {"type": "text", "text": "5"}]
+    assert completion_text("85") == "85"
+    assert completion_text([assistant | {"content": "85"}]) == "85"
+    assert completion_text([assistant | {"content": parts}]) == "85"
+    assert completion_text([assistant | {"content": None}]) == ""
+    assert completion_text([assistant]) == ""
+    assert completion_text([]) == ""
+
+
+def test_the_last_hash_mark_counts():
+    assert extract_hash_answer("#### 1\nno: #### 2") == "2"
+    assert extract_hash_answer("####") is None
+    assert extract_hash_answer("18") is None

@@ -12,6 +12,7 @@ from grpo_nb.rewards import Preset
 from grpo_nb.runs import Run, atomic_path, write_json
 
 Row = dict[str, Any]
+TIE = 1e-6  # totals this close are equal but for rounding
 
 
 def score(preset: Preset, rows: Sequence[Row], completions: Sequence[Completion]) -> np.ndarray:
@@ -100,7 +101,8 @@ def signal_report(preset: Preset, pilot: pd.DataFrame, num_generations: int) -> 
         for name in preset.names
     ]
     groups = pilot["total"].to_numpy().reshape(-1, num_generations)
-    with_signal = int((np.nanstd(groups, axis=1) > 0).sum())
+    spread = np.nanmax(groups, axis=1) - np.nanmin(groups, axis=1)
+    with_signal = int((spread > TIE).sum())
     return {"rewards": lines, "groups": len(groups), "groups_with_signal": with_signal}
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import psutil
 
 from grpo_nb.config import detect_profile
+from grpo_nb.models import cuda_available
 from grpo_nb.runs import PROJECT_ROOT, installed_versions, runs_root
 
 NEEDED_DISK_GIB = 5
@@ -69,9 +70,7 @@ def _engines(gpu: bool, install: str) -> list[Check]:
     unsloth = importable("unsloth") and importable("torch")
     engines = [Check("engine unsloth", unsloth, _works(unsloth), install)]
     if gpu:
-        import torch
-
-        cuda = torch.cuda.is_available()
+        cuda = unsloth and cuda_available()
         engines.append(Check("engine cuda", cuda, _works(cuda), "make clean install GPU=1"))
         vllm = importable("vllm")
         engines.append(Check("engine vllm", vllm, _works(vllm), "make install GPU=1"))

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from grpo_nb.bench import score
@@ -85,7 +86,7 @@ def agreement(left: pd.DataFrame, right: pd.DataFrame) -> float:
 
 
 def before_after(samples: Mapping[str, pd.DataFrame], count: int) -> pd.DataFrame:
-    """Greedy answers of base and merged model side by side, those that changed first."""
+    """Greedy answers side by side: what got worse first, then what got better, then the rest."""
     base, merged = (samples[name].query("decoding == 'greedy'") for name in ("base", "merged"))
     table = pd.DataFrame(
         {
@@ -99,8 +100,9 @@ def before_after(samples: Mapping[str, pd.DataFrame], count: int) -> pd.DataFram
             ],
         }
     )
-    changed = (base[ACCURACY].to_numpy() != merged[ACCURACY].to_numpy()).astype(int)
-    return table.iloc[(-changed).argsort(kind="stable")[:count]]
+    gain = merged[ACCURACY].to_numpy() - base[ACCURACY].to_numpy()
+    order = np.select([gain < 0, gain > 0], [0, 1], default=2).argsort(kind="stable")
+    return table.iloc[order[:count]]
 
 
 def save(run: Run, samples: Mapping[str, pd.DataFrame], summary: pd.DataFrame) -> dict[str, Any]:

@@ -7,6 +7,7 @@ torch, unsloth and transformers are imported inside functions, for they take sec
 import contextlib
 import importlib.util
 import io
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -176,6 +177,8 @@ def load_checkpoint(
         import torch
         from transformers import AutoModelForCausalLM
 
+        # Its hint to install a faster kernel repeats in every process.
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
         model = AutoModelForCausalLM.from_pretrained(
             find_model(model_path),
             quantization_config=quantization_config(quantization),

@@ -14,10 +14,17 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GREEN, GREY = "#3b6fb6", "#e08214", "#3a9a5b", "#9a9a9a"
 
 
+def _cell(value: object) -> object:
+    return f"{value:.3g}" if isinstance(value, float) else value
+
+
 def table(frame: pd.DataFrame) -> "Styler":
     """A frame to read: text left-aligned and never cut, tags shown as they are."""
     text = {"text-align": "left", "white-space": "pre-wrap", "vertical-align": "top"}
-    style = frame.style.hide(axis="index").format(precision=2, escape="html", na_rep="None")
+    style = frame.style.hide(axis="index").format(_cell, escape="html", na_rep="None")
+    style = style.format_index(
+        lambda name: str(name).removesuffix("_reward").replace("_", " "), axis=1
+    )
     if "advantage" in frame:
         style = style.bar(["advantage"], align="zero", color=["#f2b8a0", "#a9cfa9"])
     heads = [{"selector": "th", "props": "text-align: left"}]
@@ -27,7 +34,8 @@ def table(frame: pd.DataFrame) -> "Styler":
 def _subplots(columns: int, width: float, height: float):
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, columns, figsize=(width, height), squeeze=False)
+    size = (width, height)
+    figure, axes = plt.subplots(1, columns, figsize=size, squeeze=False, layout="constrained")
     plt.close(figure)  # shown once, as the cell's value
     for axis in axes[0]:
         axis.spines[["top", "right"]].set_visible(False)
@@ -35,7 +43,6 @@ def _subplots(columns: int, width: float, height: float):
 
 
 def _save(figure: "Figure", run: Run, name: str) -> "Figure":
-    figure.tight_layout()
     with atomic_path(run / f"figures/{name}.png") as temporary:
         figure.savefig(temporary, dpi=110, format="png")
     return figure
@@ -83,5 +90,6 @@ def before_after_bars(run: Run, summary: pd.DataFrame) -> "Figure":
             axis.bar_label(bars, [f"{value:.0%}" for value in values], fontsize=8)
         axis.set(title=decoding, ylim=(0, 1.12), yticks=[0, 0.5, 1], xticks=[1, 5])
         axis.set_xticklabels(["accuracy", "format"])
-    axes[0].legend(frameon=False, fontsize=8, loc="upper left")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, ncols=3, loc="outside upper center")
     return _save(figure, run, "before_after")

@@ -15,7 +15,7 @@ RIGHT = "<reasoning>1+1=2</reasoning><answer>85</answer>"
 def test_a_table_line_holds_scores_total_and_advantage():
     table = bench.score_table(load_preset("math"), ROWS, [[RIGHT, "85"], ["2", "2"]])
     assert table["numeric_correctness_reward"].tolist() == [1, 0, 0, 0]
-    assert table["total"].tolist() == pytest.approx([1.6, 0, 0, 0])
+    assert table["total"].tolist() == pytest.approx([1.625, 0, 0, 0])
     assert table["advantage"].round(3).tolist() == [0.707, -0.707, 0, 0]
     assert table["gold"].tolist() == ["85", "85", "2", "2"]
 

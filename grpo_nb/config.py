@@ -8,10 +8,11 @@ is refused with the nearest known one, before anything starts.
 import difflib
 import shutil
 import subprocess
+from collections import ChainMap
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from grpo_nb.prompts import SYSTEM_PROMPT
@@ -84,26 +85,24 @@ class RunConfig(Section):
 SECTIONS = ("data", "model", "rewards", "train", "evaluate")
 SECTION_STAGE = {"data": "01", "model": "01", "rewards": "02", "train": "03", "evaluate": "04"}
 
-PROFILES: dict[str, dict[str, dict[str, Any]]] = {
+PROFILES: dict[str, dict[str, Any]] = {
     # The shipped 0.85 M-parameter model; the defaults above are made for it.
     "tiny-cpu": {},
     # One 24 GB GPU (L4, RTX 3090/4090): a 1.5 B model learns grade-school mathematics.
     "l4-24gb": {
-        "data": {"source": "openai/gsm8k", "subset": "main", "max_prompt_tokens": 320},
-        "model": {
-            "model_path": "Qwen/Qwen2.5-1.5B-Instruct",
-            "max_seq_length": 1024,
-            "lora_rank": 32,
-            "lora_alpha": 64,
-        },
-        "train": {
-            "max_steps": 250,
-            "learning_rate": 1e-5,
-            "warmup_steps": 10,
-            "per_device_train_batch_size": 8,
-            "gradient_accumulation_steps": 4,
-            "max_completion_length": 512,
-        },
+        "data.source": "openai/gsm8k",
+        "data.subset": "main",
+        "data.max_prompt_tokens": 320,
+        "model.model_path": "Qwen/Qwen2.5-1.5B-Instruct",
+        "model.max_seq_length": 1024,
+        "model.lora_rank": 32,
+        "model.lora_alpha": 64,
+        "train.max_steps": 250,
+        "train.learning_rate": 1e-5,
+        "train.warmup_steps": 10,
+        "train.per_device_train_batch_size": 8,
+        "train.gradient_accumulation_steps": 4,
+        "train.max_completion_length": 512,
     },
 }
 
@@ -131,48 +130,17 @@ def setting_names() -> list[str]:
     return ["seed", *names]
 
 
-def parse_assignment(assignment: str) -> tuple[str, Any]:
-    """`"train.max_steps=20"` to `("train.max_steps", 20)`; the value is read as YAML.
+def parse_assignment(assignment: str) -> tuple[str, str]:
+    """`"train.max_steps=20"` to `("train.max_steps", "20")`.
 
     Raises:
         ValueError: No `=`, or a name that is not a setting.
     """
-    name, equals, text = assignment.partition("=")
+    name, equals, value = assignment.partition("=")
     if not equals:
         raise ValueError(f"--set {assignment!r} has no value: write --set train.max_steps=20")
     refuse_unknown("setting", name.strip(), setting_names())
-    value = yaml.safe_load(text) if text else ""
-    # YAML 1.1 reads 1e-5, without a dot, as text.
-    return name.strip(), float(value) if _is_number(value) else value
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return isinstance(value, str) and "e" in value.lower() and float(value) is not None
-    except ValueError:
-        return False
-
-
-def layer(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings laid over each other, the last one on top; sections are merged by key."""
-    merged: dict[str, Any] = {}
-    for settings in layers:
-        for key, value in settings.items():
-            section = key in SECTIONS
-            merged[key] = {**merged.get(key, {}), **(value or {})} if section else value
-    return merged
-
-
-def nest(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"train.max_steps": 20}` to `{"train": {"max_steps": 20}}`."""
-    nested: dict[str, Any] = {}
-    for name, value in settings.items():
-        section, dot, key = name.partition(".")
-        if dot:
-            nested.setdefault(section, {})[key] = value
-        else:
-            nested[name] = value
-    return nested
+    return name.strip(), value
 
 
 def resolve(profile: str, *layers: Mapping[str, Any]) -> RunConfig:
@@ -180,7 +148,8 @@ def resolve(profile: str, *layers: Mapping[str, Any]) -> RunConfig:
 
     Args:
         profile: A name in PROFILES, or "auto" for the one that fits this machine.
-        layers: Nested settings such as `{"train": {"max_steps": 20}}`, later ones on top.
+        layers: Dotted names to values, {"train.max_steps": 20}, later ones on top; text is
+            read as the setting's type.
 
     Raises:
         ValueError: Unknown profile or setting (nearest name given), a value that does
@@ -188,19 +157,24 @@ def resolve(profile: str, *layers: Mapping[str, Any]) -> RunConfig:
     """
     profile = detect_profile() if profile == "auto" else profile
     refuse_unknown("profile", profile, list(PROFILES))
-    settings = layer(PROFILES[profile], *layers, {"profile": profile})
-    for name in settings:
-        refuse_unknown("section", name, list(RunConfig.model_fields))
-        for key in settings[name] if name in SECTIONS else ():
-            refuse_unknown("setting", f"{name}.{key}", setting_names())
+    nested: dict[str, Any] = {"profile": profile, **{section: {} for section in SECTIONS}}
+    for name, value in ChainMap(*reversed(layers), PROFILES[profile]).items():
+        refuse_unknown("setting", name, setting_names())
+        section, _, key = name.rpartition(".")
+        (nested[section] if section else nested)[key] = value
     try:
-        config = RunConfig(**settings)
+        config = RunConfig(**nested)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{name} = {first['input']!r}: {first['msg'].lower()}") from None
     _check_sizes(config)
     return config
+
+
+def flatten(config: RunConfig) -> dict[str, Any]:
+    """Every setting by its dotted name; `resolve(config.profile, flatten(config)) == config`."""
+    return {name: attrgetter(name)(config) for name in setting_names()}
 
 
 def _check_sizes(config: RunConfig) -> None:
@@ -221,40 +195,34 @@ def _check_sizes(config: RunConfig) -> None:
         )
 
 
+def stage_of(name: str) -> str:
+    """The stage whose notebook holds the setting `name`, such as "03" for train.max_steps."""
+    return SECTION_STAGE.get(name.partition(".")[0], "01")
+
+
 def from_parameters(stage: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings a notebook's parameters cell sets, nested; `-1` and "auto" set nothing.
+    """The settings a notebook's parameters cell sets; `-1` and "auto" set nothing.
 
     Args:
         stage: "01" … "04".
         parameters: The notebook's `globals()`; other names are passed over.
     """
-    known = {name for name in setting_names() if stage_of(name) == stage}
-    chosen = {name: parameters.get(name.partition(".")[2] or name, "auto") for name in known}
-    return nest({k: v for k, v in chosen.items() if v != "auto" and not _is_unset_number(v)})
-
-
-def _is_unset_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == -1
-
-
-def stage_of(name: str) -> str:
-    """The stage whose notebook holds the setting `name`, such as "03" for train.max_steps."""
-    return SECTION_STAGE.get(name.partition(".")[0], "01")
+    chosen = {
+        name: parameters.get(name.rpartition(".")[2], "auto")
+        for name in setting_names()
+        if stage_of(name) == stage
+    }
+    return {name: value for name, value in chosen.items() if value not in ("auto", -1)}
 
 
 def describe(config: RunConfig, set_here: Mapping[str, Any], *sections: str) -> list[dict]:
     """Rows for a table: setting, value, where the value came from, meaning."""
     rows = []
     for section in sections:
-        values: Section = getattr(config, section)
-        for key, field in type(values).model_fields.items():
-            value, source = getattr(values, key), "default"
-            if key in PROFILES[config.profile].get(section, {}):
-                source = f"profile {config.profile}"
-            if key in set_here.get(section, {}):
-                source = "set here"
-            rows.append(
-                {"setting": f"{section}.{key}", "value": value, "from": source}
-                | {"meaning": field.description}
-            )
+        for key, field in type(getattr(config, section)).model_fields.items():
+            name = f"{section}.{key}"
+            layers = {"set here": set_here, f"profile {config.profile}": PROFILES[config.profile]}
+            source = next((source for source, layer in layers.items() if name in layer), "default")
+            row = {"setting": name, "value": attrgetter(name)(config), "from": source}
+            rows.append({**row, "meaning": field.description})
     return rows

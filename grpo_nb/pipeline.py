@@ -3,7 +3,8 @@
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from grpo_nb import config as configs
-from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Run, check_stages_before
+from grpo_nb.runs import (
+    NOTEBOOKS,
+    PROJECT_ROOT,
+    Run,
+    check_stages_before,
+    resolve_stage,
+    write_json,
+)
 
 QUIET = {
     "TQDM_DISABLE": "1",
@@ -54,34 +62,33 @@ def run_pipeline(
         RuntimeError: The run is in use.
         StageFailed: A cell raised; the partial notebook is kept.
     """
-    settings = dict(settings or {})
     run = Run(name)
     configs.refuse_unknown("stage", first, list(NOTEBOOKS))
-    _refuse_settings_of_done_stages(settings, first)
-    if first == "01":
-        profile = configs.resolve(profile, configs.nest(settings)).profile
-    else:
-        stored = run.config().model_dump()
-        configs.resolve(stored["profile"], stored, configs.nest(settings))
+    settings = {**_settings_before(run, first), **(settings or {})}
+    config = resolve_stage(run, first, profile, settings)
+    for setting in settings:
+        if configs.stage_of(setting) < first:
+            raise ValueError(
+                f"{setting} belongs to stage {configs.stage_of(setting)}, which --from {first} "
+                f"does not run: use --from {configs.stage_of(setting)}"
+            )
     lock = run.lock(".pipeline.lock")
     try:
         if not force:
             check_stages_before(run, first)
-        _execute_stages(run, profile, settings, first, force, console or Console())
+        typed = {setting: configs.flatten(config)[setting] for setting in settings}
+        write_json(run / "settings.json", typed)
+        _execute_stages(run, config.profile, typed, first, force, console or Console())
     finally:
         lock.release()
     return summarize(run)
 
 
-def _refuse_settings_of_done_stages(settings: Mapping[str, Any], first: str) -> None:
-    for setting in settings:
-        configs.refuse_unknown("setting", setting, configs.setting_names())
-        stage = configs.stage_of(setting)
-        if stage < first:
-            raise ValueError(
-                f"{setting} belongs to stage {stage}, which --from {first} does not run: "
-                f"use --from {stage}"
-            )
+def _settings_before(run: Run, first: str) -> dict[str, Any]:
+    """What earlier calls set for the stages that --from runs again, lest it be lost."""
+    path = run / "settings.json"
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() and first > "01" else {}
+    return {name: value for name, value in kept.items() if configs.stage_of(name) >= first}
 
 
 def _execute_stages(
@@ -102,7 +109,7 @@ def _execute_stages(
 def stage_parameters(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that stage's notebook takes, under the names of its parameters cell."""
     chosen = {name: value for name, value in settings.items() if configs.stage_of(name) == stage}
-    return {name.partition(".")[2] or name: value for name, value in chosen.items()}
+    return {name.rpartition(".")[2]: value for name, value in chosen.items()}
 
 
 def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Path:
@@ -134,33 +141,29 @@ def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Pat
     return target
 
 
-class _watching:
+@contextmanager
+def _watching(run: Run, progress: Progress, task: TaskID) -> Iterator[None]:
     """Copy the stage's progress.json into its bar, four times a second."""
+    stopped = threading.Event()
 
-    def __init__(self, run: Run, progress: Progress, task: TaskID) -> None:
-        self.path, self.progress, self.task = run / "progress.json", progress, task
-        self.stopped = threading.Event()
-        self.thread = threading.Thread(target=self._poll, daemon=True)
-
-    def _poll(self) -> None:
-        while not self.stopped.wait(0.25):
-            self._copy()
-
-    def _copy(self) -> None:
-        if self.path.exists():
-            state = json.loads(self.path.read_text(encoding="utf-8"))
+    def copy() -> None:
+        if (run / "progress.json").exists():
+            state = json.loads((run / "progress.json").read_text(encoding="utf-8"))
             note = f"{state['done']}/{state['total']} {state['note']}"
-            self.progress.update(
-                self.task, total=state["total"], completed=state["done"], note=note
-            )
+            progress.update(task, total=state["total"], completed=state["done"], note=note)
 
-    def __enter__(self) -> None:
-        self.thread.start()
+    def poll() -> None:
+        while not stopped.wait(0.25):
+            copy()
 
-    def __exit__(self, *exception: object) -> None:
-        self.stopped.set()
-        self.thread.join()
-        self._copy()
+    thread = threading.Thread(target=poll, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+        copy()
 
 
 def summarize(run: Run) -> dict[str, Any]:

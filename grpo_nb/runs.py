@@ -127,12 +127,17 @@ class Run:
         return lock
 
     def config(self) -> configs.RunConfig:
-        """The configuration stored by stage 01 and completed by the later ones."""
+        """The configuration as the stage that started last left it."""
         path = self / "config.yaml"
         if not path.exists():
             raise ValueError(f"run {self.name!r} has no config.yaml: run {NOTEBOOKS['01']} first")
         stored = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return configs.resolve(stored["profile"], stored)
+        return configs.resolve(stored.pop("profile"), stored)
+
+    def write_config(self, config: configs.RunConfig) -> None:
+        content = {"profile": config.profile, **configs.flatten(config)}
+        with atomic_path(self / "config.yaml") as temporary:
+            temporary.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
     def files(self, *relatives: str) -> dict[str, str]:
         """{relative path: sha256} of each file, and of each file below each folder."""
@@ -192,16 +197,11 @@ def start_stage(stage: str, parameters: Mapping[str, Any]) -> Stage:
     """
     run = Run(parameters["run_name"])
     set_here = configs.from_parameters(stage, parameters)
-    if stage == "01":
-        config = configs.resolve(parameters["profile"], set_here)
-    else:
-        stored = run.config().model_dump()
-        config = configs.resolve(stored["profile"], stored, set_here)
+    config = resolve_stage(run, stage, parameters.get("profile", ""), set_here)
     run.lock()
     if not parameters.get("force", False):
         check_stages_before(run, stage)
-    with atomic_path(run / "config.yaml") as temporary:
-        temporary.write_text(yaml.safe_dump(config.model_dump(), sort_keys=False))
+    run.write_config(config)
     before = {k: v for k, v in run.manifest().items() if k < stage}
     inputs = {path: sha for entry in before.values() for path, sha in entry["outputs"].items()}
     run.record(
@@ -211,6 +211,15 @@ def start_stage(stage: str, parameters: Mapping[str, Any]) -> Stage:
         | {"versions": installed_versions()},
     )
     return Stage(run, stage, config, set_here)
+
+
+def resolve_stage(run: Run, first: str, profile: str, settings: Mapping) -> configs.RunConfig:
+    """The configuration from stage `first` on: earlier stages' settings are the run's own."""
+    if first == "01":
+        return configs.resolve(profile, settings)
+    stored = run.config()
+    earlier = {k: v for k, v in configs.flatten(stored).items() if configs.stage_of(k) < first}
+    return configs.resolve(stored.profile, earlier, settings)
 
 
 def check_stages_before(run: Run, stage: str) -> None:

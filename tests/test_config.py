@@ -7,31 +7,31 @@ from grpo_nb import config
 
 def test_a_misspelt_setting_is_refused_with_the_nearest_name():
     with pytest.raises(ValueError, match=r"'train.max_stepz': did you mean 'train.max_steps'"):
-        config.resolve("tiny-cpu", {"train": {"max_stepz": 3}})
-    with pytest.raises(ValueError, match=r"'trian': did you mean 'train'"):
-        config.resolve("tiny-cpu", {"trian": {"max_steps": 3}})
+        config.resolve("tiny-cpu", {"train.max_stepz": 3})
+    with pytest.raises(ValueError, match=r"'trian.beta': did you mean 'train.beta'"):
+        config.resolve("tiny-cpu", {"trian.beta": 3})
     with pytest.raises(ValueError, match=r"profile 'tiny-gpu': did you mean 'tiny-cpu'"):
         config.resolve("tiny-gpu")
 
 
 def test_a_value_that_does_not_fit_is_named():
     with pytest.raises(ValueError, match=r"train.max_steps = 'many': input should be a valid int"):
-        config.resolve("tiny-cpu", {"train": {"max_steps": "many"}})
+        config.resolve("tiny-cpu", {"train.max_steps": "many"})
     with pytest.raises(ValueError, match=r"train.learning_rate = -1.0"):
-        config.resolve("tiny-cpu", {"train": {"learning_rate": -1.0}})
+        config.resolve("tiny-cpu", {"train.learning_rate": -1.0})
 
 
 def test_a_batch_that_the_group_does_not_divide_is_refused_with_one_that_it_does():
     with pytest.raises(ValueError, match=r"1 x gradient_accumulation_steps 4 = 4; take .* 8"):
         config.resolve(
             "tiny-cpu",
-            {"train": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}},
+            {"train.per_device_train_batch_size": 1, "train.gradient_accumulation_steps": 4},
         )
 
 
 def test_a_context_too_short_for_prompt_and_completion_is_refused():
     with pytest.raises(ValueError, match="raise it to 304"):
-        config.resolve("tiny-cpu", {"model": {"max_seq_length": 64}})
+        config.resolve("tiny-cpu", {"model.max_seq_length": 64})
 
 
 @pytest.mark.parametrize("profile", config.PROFILES)
@@ -40,8 +40,8 @@ def test_every_profile_is_valid(profile):
 
 
 def test_later_layers_win_and_keep_the_rest():
-    stored = {"train": {"max_steps": 7, "beta": 0.1}}
-    resolved = config.resolve("tiny-cpu", stored, {"train": {"max_steps": 9}})
+    stored = {"train.max_steps": 7, "train.beta": 0.1}
+    resolved = config.resolve("tiny-cpu", stored, {"train.max_steps": 9})
     assert (resolved.train.max_steps, resolved.train.beta) == (9, 0.1)
 
 
@@ -55,11 +55,17 @@ def test_later_layers_win_and_keep_the_rest():
         ("train.scale_rewards=none", "none"),
     ],
 )
-def test_assignments_are_read_as_the_type_they_look_like(text, value):
+def test_assignments_are_read_as_the_type_of_the_setting(text, value):
     name, parsed = config.parse_assignment(text)
-    assert name == text.partition("=")[0]
-    assert parsed == value
-    assert type(parsed) is type(value)
+    effective = config.flatten(config.resolve("tiny-cpu", {name: parsed}))[name]
+    assert effective == value
+    assert type(effective) is type(value)
+
+
+@pytest.mark.parametrize("profile", config.PROFILES)
+def test_a_configuration_survives_being_stored(profile):
+    resolved = config.resolve(profile, {"train.max_steps": 3, "seed": 5})
+    assert config.resolve(profile, config.flatten(resolved)) == resolved
 
 
 def test_an_assignment_without_value_is_refused():
@@ -69,7 +75,7 @@ def test_an_assignment_without_value_is_refused():
 
 def test_unset_parameters_set_nothing_and_zero_is_a_value():
     parameters = {"beta": 0.0, "max_steps": -1, "learning_rate": -1, "loss_type": "auto"}
-    assert config.from_parameters("03", parameters) == {"train": {"beta": 0.0}}
+    assert config.from_parameters("03", parameters) == {"train.beta": 0.0}
 
 
 @given(st.sampled_from(config.setting_names()))
@@ -78,8 +84,8 @@ def test_every_setting_belongs_to_one_stage(name):
 
 
 def test_the_table_says_where_each_value_came_from():
-    resolved = config.resolve("l4-24gb", {"train": {"max_steps": 5}})
-    rows = config.describe(resolved, {"train": {"max_steps": 5}}, "train")
+    resolved = config.resolve("l4-24gb", {"train.max_steps": 5})
+    rows = config.describe(resolved, {"train.max_steps": 5}, "train")
     sources = {row["setting"]: row["from"] for row in rows}
     assert sources["train.max_steps"] == "set here"
     assert sources["train.learning_rate"] == "profile l4-24gb"

@@ -102,6 +102,16 @@ def test_a_later_stage_runs_again_alone(demo_run, tmp_path, monkeypatch):
     assert after["03"] == before["03"]
     assert after["04"]["started"] != before["04"]["started"]
     assert run.config().evaluate.show_samples == 2
+    assert run.config().train.max_steps == TINY_SETTINGS["train.max_steps"]
+
+
+def test_from_keeps_what_was_set_before(demo_run, tmp_path, monkeypatch):
+    shutil.copytree(demo_run.path, tmp_path / "kept")
+    monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path))
+    settings = {"train.learning_rate": "2e-3"}
+    pipeline.run_pipeline("kept", settings=settings, first="03", console=Console(quiet=True))
+    train = Run("kept").config().train
+    assert (train.learning_rate, train.max_steps) == (2e-3, TINY_SETTINGS["train.max_steps"])
 
 
 def test_changed_data_is_refused_before_a_kernel_starts(demo_run, tmp_path, monkeypatch, capsys):

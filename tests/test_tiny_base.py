@@ -20,7 +20,7 @@ def test_it_is_small_and_holds_no_pickles():
 
 @pytest.mark.parametrize("quantization", ["16bit", "4bit"])
 def test_it_starts_with_room_to_improve(quantization):
-    config = resolve("tiny-cpu", {"data": {"eval_rows": 512}})
+    config = resolve("tiny-cpu", {"data.eval_rows": 512})
     tokenizer = models.load_tokenizer(config.model.model_path)
     _, held_out, _ = data.prepare(config.data, 0, lambda prompt: 0)
     model = models.load_checkpoint(config.model.model_path, adapter=None, quantization=quantization)

@@ -117,7 +117,7 @@ def test_a_nan_metric_is_stored_as_null(tmp_path):
 def test_the_installed_trl_takes_our_arguments(tmp_path):
     from trl import GRPOConfig
 
-    config = resolve("tiny-cpu", {"train": {"loss_type": "dr_grpo", "scale_rewards": "none"}})
+    config = resolve("tiny-cpu", {"train.loss_type": "dr_grpo", "train.scale_rewards": "none"})
     arguments = GRPOConfig(**training.grpo_arguments(config, tmp_path, vllm=False))
     assert arguments.max_steps == config.train.max_steps
     assert arguments.scale_rewards == "none"

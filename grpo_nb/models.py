@@ -8,6 +8,7 @@ import contextlib
 import importlib.util
 import io
 import logging
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_nb.config import ModelConfig
 from grpo_nb.prompts import Message
-from grpo_nb.runs import project_path
+from grpo_nb.runs import project_path, runs_root
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -126,8 +127,11 @@ def load_policy(config: ModelConfig, seed: int) -> Policy:
         config: Which model, how its weights are kept, rank of the adapter.
         seed: Of the adapter's initial weights.
     """
+    # On a GPU Unsloth writes compiled code, by default into the working directory.
+    compiled = str(runs_root() / ".unsloth_compiled_cache")
+    os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", compiled)
+    vllm = use_vllm(config)
     with _library_output(), _hub_errors(config.model_path):
-        vllm = use_vllm(config)
         from unsloth import FastLanguageModel
 
         model, _ = FastLanguageModel.from_pretrained(

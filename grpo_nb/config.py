@@ -107,12 +107,18 @@ PROFILES: dict[str, dict[str, Any]] = {
 }
 
 
+def gpu_name() -> str:
+    """Name and memory of the first NVIDIA GPU, as nvidia-smi says them; "" without one."""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    if shutil.which(query[0]) is None:
+        return ""
+    done = subprocess.run(query, capture_output=True, text=True, check=False)
+    return done.stdout.partition("\n")[0] if done.returncode == 0 else ""
+
+
 def detect_profile() -> str:
-    """The profile for this machine: `l4-24gb` where an NVIDIA GPU answers, else `tiny-cpu`."""
-    if shutil.which("nvidia-smi") is None:
-        return "tiny-cpu"
-    found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False)
-    return "l4-24gb" if found.returncode == 0 and found.stdout.strip() else "tiny-cpu"
+    """The profile for this machine: `l4-24gb` where there is an NVIDIA GPU, else `tiny-cpu`."""
+    return "l4-24gb" if gpu_name() else "tiny-cpu"
 
 
 def refuse_unknown(what: str, name: str, known: list[str]) -> None:

@@ -4,13 +4,12 @@ import importlib.util
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from typing import NamedTuple
 
 import psutil
 
-from grpo_nb.config import detect_profile
+from grpo_nb.config import detect_profile, gpu_name
 from grpo_nb.models import cuda_available
 from grpo_nb.runs import PROJECT_ROOT, installed_versions, runs_root
 
@@ -25,15 +24,6 @@ class Check(NamedTuple):
     ok: bool
     found: str
     fix: str = ""
-
-
-def gpu_name() -> str:
-    """What nvidia-smi calls the first GPU and its memory; "" without one."""
-    if shutil.which("nvidia-smi") is None:
-        return ""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, check=False)
-    return done.stdout.splitlines()[0] if done.returncode == 0 and done.stdout else ""
 
 
 def examine() -> list[Check]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,7 +78,8 @@ def train(trainer: "GRPOTrainer", stage: Stage) -> list[dict[str, float]]:
 
     path = stage.run / "train/metrics.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)  # an earlier training in this run may have been longer
+    shutil.rmtree(stage.run / "train/completions", ignore_errors=True)
     show = _watchers(stage)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Keep())

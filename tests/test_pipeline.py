@@ -105,13 +105,16 @@ def test_a_later_stage_runs_again_alone(demo_run, tmp_path, monkeypatch):
     assert run.config().train.max_steps == TINY_SETTINGS["train.max_steps"]
 
 
-def test_from_keeps_what_was_set_before(demo_run, tmp_path, monkeypatch):
-    shutil.copytree(demo_run.path, tmp_path / "kept")
+def test_training_again_keeps_what_was_set_and_drops_what_was_left(demo_run, tmp_path, monkeypatch):
+    shutil.copytree(demo_run.path, tmp_path / "again")
     monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path))
-    settings = {"train.learning_rate": "2e-3"}
-    pipeline.run_pipeline("kept", settings=settings, first="03", console=Console(quiet=True))
-    train = Run("kept").config().train
-    assert (train.learning_rate, train.max_steps) == (2e-3, TINY_SETTINGS["train.max_steps"])
+    settings = {"train.learning_rate": "2e-3", "train.max_steps": 2}
+    pipeline.run_pipeline("again", settings=settings, first="03", console=Console(quiet=True))
+    train = Run("again").config().train
+    assert (train.learning_rate, train.max_steps) == (2e-3, 2)
+    assert train.per_device_train_batch_size == TINY_SETTINGS["train.per_device_train_batch_size"]
+    assert len(list((tmp_path / "again/train/completions").iterdir())) == 2
+    assert len((tmp_path / "again/train/metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_changed_data_is_refused_before_a_kernel_starts(demo_run, tmp_path, monkeypatch, capsys):

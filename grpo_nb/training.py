@@ -46,6 +46,9 @@ def build_trainer(
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
+    # An earlier training in this run may have been longer.
+    (run / "train/metrics.jsonl").unlink(missing_ok=True)
+    shutil.rmtree(run / "train/completions", ignore_errors=True)
     arguments = grpo_arguments(config, run / "train", policy.vllm)
     arguments["reward_weights"] = list(preset.reward_weights)
     trainer = GRPOTrainer(
@@ -77,9 +80,6 @@ def train(trainer: "GRPOTrainer", stage: Stage) -> list[dict[str, float]]:
                 show(state.global_step, state.max_steps, f"reward {logs['reward']:.2f}")
 
     path = stage.run / "train/metrics.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # an earlier training in this run may have been longer
-    shutil.rmtree(stage.run / "train/completions", ignore_errors=True)
     show = _watchers(stage)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Keep())

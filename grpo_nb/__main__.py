@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     console = Console()
     settings = dict(parse_assignment(text) for text in arguments.assignments)
-    for name in ("data.source", "model.model_path"):
+    for name in ("data.source", "model.model_path", "rewards.preset"):
         if name in settings and Path(str(settings[name])).exists():
             settings[name] = str(Path(settings[name]).resolve())
     if arguments.name is None and arguments.first != "01":

@@ -7,15 +7,15 @@ import numpy as np
 import pandas as pd
 
 from grpo_nb.advantages import group_advantages, weighted_totals
-from grpo_nb.prompts import ANSWER, REASONING, Completion, completion_text
-from grpo_nb.rewards import Preset
+from grpo_nb.prompts import Completion, completion_text
+from grpo_nb.rewards import RewardSet, call
 from grpo_nb.runs import Run, atomic_path, write_json
 
 Row = dict[str, Any]
 TIE = 1e-6  # totals this close are equal but for rounding
 
 
-def score(preset: Preset, rows: Sequence[Row], completions: Sequence[Completion]) -> np.ndarray:
+def score(preset: RewardSet, rows: Sequence[Row], completions: Sequence[Completion]) -> np.ndarray:
     """Raw scores, [completions, rewards], NaN for None; called as TRL calls rewards.
 
     Args:
@@ -25,12 +25,13 @@ def score(preset: Preset, rows: Sequence[Row], completions: Sequence[Completion]
     """
     columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
     prompts = [row["prompt"] for row in rows]
-    scores = [func(prompts=prompts, completions=completions, **columns) for func in preset[0]]
+    arguments = {"prompts": prompts, "completions": completions, **columns}
+    scores = [call(func, **arguments) for func in preset.reward_funcs]
     return np.array(scores, dtype=float).T
 
 
 def score_table(
-    preset: Preset,
+    preset: RewardSet,
     rows: Sequence[Row],
     completions_P_G: Sequence[Sequence[Completion]],
     scale_rewards: str = "group",
@@ -61,19 +62,14 @@ def score_table(
     return table
 
 
-def gold_completion(row: Row) -> str:
-    """A completion that ought to earn every reward: any true step, then the gold."""
-    return f"<{REASONING}>1+1=2</{REASONING}><{ANSWER}>{row['answer']}</{ANSWER}>"
-
-
-def gold_report(preset: Preset, rows: Sequence[Row]) -> dict[str, Any]:
+def gold_report(preset: RewardSet, rows: Sequence[Row]) -> dict[str, Any]:
     """Does the gold completion of every row earn the greatest score of every reward?
 
     Returns:
         {"gold_wins": bool, "lowest": {reward: least gold score}, "losers": [questions]}
     """
-    scores = score(preset, rows, [gold_completion(row) for row in rows])
-    highest = np.array([func.range[1] for func in preset.reward_funcs])
+    scores = score(preset, rows, [preset.reference(row) for row in rows])
+    highest = np.array([getattr(func, "range", (0, 1))[1] for func in preset.reward_funcs])
     wins = np.isclose(np.nan_to_num(scores, nan=-np.inf), highest)
     return {
         "gold_wins": bool(wins.all()),
@@ -82,7 +78,7 @@ def gold_report(preset: Preset, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def signal_report(preset: Preset, pilot: pd.DataFrame, num_generations: int) -> dict[str, Any]:
+def signal_report(preset: RewardSet, pilot: pd.DataFrame, num_generations: int) -> dict[str, Any]:
     """Which rewards, and how many groups, tell completions apart.
 
     Args:

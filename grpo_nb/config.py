@@ -46,7 +46,7 @@ class ModelConfig(Section):
 
 
 class RewardsConfig(Section):
-    preset: str = Field("math", description="named list of rewards with weights")
+    preset: str = Field("math", description="named list of rewards, or YAML file")
     pilot_prompts: int = Field(8, ge=1, description="prompts sampled from the base model")
     pilot_completions: int = Field(8, ge=2, description="completions for each of them")
 

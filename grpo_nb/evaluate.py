@@ -10,14 +10,12 @@ import pandas as pd
 from grpo_nb.bench import score
 from grpo_nb.config import RunConfig
 from grpo_nb.models import generate
-from grpo_nb.rewards import Preset
+from grpo_nb.rewards import RewardSet
 from grpo_nb.runs import Run, atomic_path, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-ACCURACY = "numeric_correctness_reward"
-FORMAT = "soft_xml_format_reward"
 DECODING = {"greedy": 0.0, "sampled": 1.0}  # temperature
 
 
@@ -25,7 +23,7 @@ def evaluate_model(
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
     rows: Sequence[dict],
-    preset: Preset,
+    preset: RewardSet,
     config: RunConfig,
     *,
     without_adapter: bool = False,
@@ -36,7 +34,8 @@ def evaluate_model(
         without_adapter: Judge the base below the adapter of a peft model.
 
     Returns:
-        A line a prompt and decoding: question, gold, decoding, completion, each reward.
+        A line a prompt and decoding: question, gold, decoding, completion, each reward, and
+        "accuracy" and "format", which are the set's first reward and its first of format.
     """
     tables = []
     for decoding, temperature in DECODING.items():
@@ -56,6 +55,8 @@ def evaluate_model(
         table["decoding"] = decoding
         table["completion"] = flat
         table[preset.names] = score(preset, rows, flat)
+        table["accuracy"] = table[preset.names[0]]
+        table["format"] = table[preset.format_name] if preset.format_name else None
         tables.append(table)
     return pd.concat(tables, ignore_index=True)
 
@@ -66,17 +67,9 @@ def compare(samples: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     Args:
         samples: {"base" | "adapter" | "merged": what `evaluate_model` gave}.
     """
-    lines = [
-        {
-            "decoding": decoding,
-            "model": name,
-            "accuracy": table.loc[table["decoding"] == decoding, ACCURACY].mean(),
-            "format": table.loc[table["decoding"] == decoding, FORMAT].mean(),
-        }
-        for decoding in DECODING
-        for name, table in samples.items()
-    ]
-    return pd.DataFrame(lines)
+    everything = pd.concat([table.assign(model=name) for name, table in samples.items()])
+    means = everything.groupby(["decoding", "model"], sort=False)[["accuracy", "format"]].mean()
+    return means.reset_index().sort_values("decoding", kind="stable")
 
 
 def agreement(left: pd.DataFrame, right: pd.DataFrame) -> float:
@@ -96,11 +89,11 @@ def before_after(samples: Mapping[str, pd.DataFrame], count: int) -> pd.DataFram
             "after": merged["completion"],
             "correct": [
                 f"{'yes' if b else 'no'} → {'yes' if a else 'no'}"
-                for b, a in zip(base[ACCURACY], merged[ACCURACY], strict=True)
+                for b, a in zip(base["accuracy"], merged["accuracy"], strict=True)
             ],
         }
     )
-    gain = merged[ACCURACY].to_numpy() - base[ACCURACY].to_numpy()
+    gain = merged["accuracy"].to_numpy() - base["accuracy"].to_numpy()
     order = np.select([gain < 0, gain > 0], [0, 1], default=2).argsort(kind="stable")
     return table.iloc[order[:count]]
 
@@ -112,7 +105,7 @@ def save(run: Run, samples: Mapping[str, pd.DataFrame], summary: pd.DataFrame) -
         everything.to_parquet(temporary, index=False)
     report: dict[str, Any] = {"prompts": int(everything["question"].nunique())}
     for line in summary.to_dict("records"):
-        figures = {"accuracy": line["accuracy"], "format": line["format"]}
+        figures = {k: line[k] if pd.notna(line[k]) else None for k in ("accuracy", "format")}
         report.setdefault(line["decoding"], {})[line["model"]] = figures
     write_json(run / "eval/report.json", report)
     return report

@@ -188,7 +188,10 @@ def print_summary(summary: Mapping[str, Any], console: Console) -> None:
         table.add_column(column)
     for decoding in ("greedy", "sampled"):
         before, after = report[decoding]["base"], report[decoding]["merged"]
-        cells = [f"{before[key]:.1%} → {after[key]:.1%}" for key in ("accuracy", "format")]
+        cells = [
+            f"{before[key]:.1%} → {after[key]:.1%}" if after[key] is not None else "not asked for"
+            for key in ("accuracy", "format")
+        ]
         table.add_row(decoding, *cells)
     console.print(table)
     stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["seconds"].items())

@@ -5,6 +5,7 @@ completion is `<reasoning>…</reasoning><answer>…</answer>`. Extraction uses
 `str.find`/`str.partition` alone, so that a megabyte of tags costs milliseconds.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,27 +59,65 @@ def completion_text(completion: Completion) -> str:
     return content or ""
 
 
+def split_words(text: str) -> list[str]:
+    """Its words in lower case, without punctuation.
+
+    >>> split_words("It's 18, so…")
+    ['it', 's', '18', 'so']
+    """
+    return re.findall(r"[^\W_]+", text.casefold())
+
+
 def extract_tag(text: str, tag: str) -> str | None:
-    """What stands between the only `<tag>` and the only `</tag>`, stripped.
+    """What stands in the last complete `<tag>…</tag>`, stripped; None where there is none.
 
-    Several opening or closing tags give None: which one is meant would be a guess, and
-    a guess can be farmed ("<answer>1</answer><answer>2</answer>…").
+    The last one counts, so listing candidates ("<answer>1</answer><answer>2</answer>…")
+    gains nothing; rewards of format refuse a repeated tag.
 
-    >>> extract_tag("<answer> 85 </answer>", "answer")
+    >>> extract_tag("<answer>84</answer> no: <answer> 85 </answer>", "answer")
     '85'
     >>> extract_tag("<answer>85", "answer") is None
     True
     """
-    opening, closing = f"<{tag}>", f"</{tag}>"
-    if text.count(opening) != 1 or text.count(closing) != 1:
+    last = text.rfind(f"</{tag}>")
+    opening = text.rfind(f"<{tag}>", 0, max(last, 0))
+    if opening < 0:
         return None
-    inner, closed, _ = text.partition(opening)[2].partition(closing)
-    return inner.strip() if closed else None
+    return text[opening + len(tag) + 2 :].partition(f"</{tag}>")[0].strip()
+
+
+def extract_boxed(text: str) -> str | None:
+    r"""What stands in the last `\boxed{…}`, braces balanced; None where it is not closed.
+
+    >>> extract_boxed(r"so \boxed{\frac{1}{2}}.")
+    '\\frac{1}{2}'
+    """
+    start = text.rfind(r"\boxed{")
+    if start < 0:
+        return None
+    depth = 0
+    for position in range(start + 6, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[position], 0)
+        if depth == 0:
+            return text[start + 7 : position].strip()
+    return None
 
 
 def extract_answer(text: str) -> str | None:
-    """The answer of a completion, or None where there is not exactly one."""
-    return extract_tag(text, ANSWER)
+    """The final answer of a completion: of its answer tag, else boxed, else after `####`.
+
+    A completion that uses none of the three is its own answer. One that opens an answer
+    tag and never closes it has none.
+
+    >>> [extract_answer(t) for t in ("<answer>18</answer>", "#### 18", "18", "<answer>18")]
+    ['18', '18', '18', None]
+    """
+    tagged = extract_tag(text, ANSWER)
+    if tagged is not None:
+        return extract_boxed(tagged) or tagged
+    if f"<{ANSWER}>" in text:
+        return None
+    return extract_boxed(text) or extract_hash_answer(text) or text.strip() or None
 
 
 def extract_hash_answer(text: str) -> str | None:

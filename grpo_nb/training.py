@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_nb.config import RunConfig
 from grpo_nb.models import Policy, cuda_available
-from grpo_nb.rewards import Preset
+from grpo_nb.rewards import RewardSet
 from grpo_nb.runs import Run, Stage, atomic_path
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def grpo_arguments(config: RunConfig, output_dir: Path, vllm: bool) -> dict[str,
 
 
 def build_trainer(
-    policy: Policy, preset: Preset, rows: Sequence[dict], config: RunConfig, run: Run
+    policy: Policy, preset: RewardSet, rows: Sequence[dict], config: RunConfig, run: Run
 ) -> "GRPOTrainer":
     """A GRPOTrainer that writes metrics.jsonl and completions/ below the run's train/."""
     import torch

@@ -3,7 +3,7 @@ import pytest
 
 from grpo_nb import bench
 from grpo_nb.advantages import group_advantages, weighted_totals
-from grpo_nb.rewards import Preset, load_preset, reward
+from grpo_nb.rewards import load_preset, reward, reward_set
 
 ROWS = [
     {"prompt": [], "question": "47 + 38?", "answer": "85"},
@@ -13,9 +13,9 @@ RIGHT = "<reasoning>1+1=2</reasoning><answer>85</answer>"
 
 
 def test_a_table_line_holds_scores_total_and_advantage():
-    table = bench.score_table(load_preset("math"), ROWS, [[RIGHT, "85"], ["2", "2"]])
-    assert table["numeric_correctness_reward"].tolist() == [1, 0, 0, 0]
-    assert table["total"].tolist() == pytest.approx([1.625, 0, 0, 0])
+    table = bench.score_table(load_preset("math"), ROWS, [[RIGHT, "85."], ["2", "2"]])
+    assert table["numeric_correctness_reward"].tolist() == [1, 1, 1, 1]
+    assert table["total"].tolist() == [1.625, 1, 1, 1]
     assert table["advantage"].round(3).tolist() == [0.707, -0.707, 0, 0]
     assert table["gold"].tolist() == ["85", "85", "2", "2"]
 
@@ -31,14 +31,14 @@ def test_a_reward_that_the_gold_does_not_satisfy_is_caught():
     def never(response: str) -> float:
         return 0.0
 
-    report = bench.gold_report(Preset([never], [1.0]), ROWS)
+    report = bench.gold_report(reward_set([(never, 1.0)]), ROWS)
     assert not report["gold_wins"]
     assert report["losers"] == ["47 + 38?", "1 + 1?"]
 
 
 def test_groups_without_signal_are_counted():
     preset = load_preset("math")
-    table = bench.score_table(preset, ROWS, [[RIGHT, "85"], ["2", "2"]])
+    table = bench.score_table(preset, ROWS, [[RIGHT, "85."], ["2", "2"]])
     report = bench.signal_report(preset, table, num_generations=2)
     assert (report["groups"], report["groups_with_signal"]) == (2, 1)
 

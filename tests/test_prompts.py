@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -5,6 +6,7 @@ from grpo_nb.prompts import (
     build_prompt,
     completion_text,
     extract_answer,
+    extract_boxed,
     extract_hash_answer,
     extract_tag,
 )
@@ -21,28 +23,39 @@ def test_what_stands_between_the_tags_is_extracted_and_stripped(inner):
 
 @given(st.text(alphabet="<>/answer 12"))
 def test_extraction_never_raises_and_never_returns_a_tag(text):
-    answer = extract_answer(text)
-    assert answer is None or ("<answer>" not in answer and "</answer>" not in answer)
+    extract_answer(text)
+    inner = extract_tag(text, "answer")
+    assert inner is None or ("<answer>" not in inner and "</answer>" not in inner)
 
 
-def test_ambiguous_or_broken_tags_have_no_answer():
-    broken = [
-        "",
-        "85",
-        "<answer>85",
-        "85</answer>",
-        "</answer>85<answer>",
-        "<answer>1</answer><answer>2</answer>",
-        "<answer><answer>1</answer>",
-        "<answer>1</answer></answer>",
-        "<ANSWER>85</ANSWER>",
-    ]
-    assert [extract_answer(text) for text in broken] == [None] * len(broken)
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("", None),
+        ("   ", None),
+        ("85", "85"),
+        ("<answer>85", None),  # opened and never closed: truncated
+        ("</answer>85<answer>", None),
+        ("<answer>1</answer><answer>2</answer>", "2"),
+        ("<answer>1</answer> or <answer>2", "1"),
+        ("<answer><answer>1</answer>", "1"),
+        ("<answer>1</answer></answer>", "1"),
+        (r"<answer>\boxed{85}</answer>", "85"),
+        (r"so \boxed{1} then \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{85", r"\boxed{85"),
+        ("steps\n#### 85", "85"),
+        ("<answer></answer>", ""),
+    ],
+)
+def test_the_last_complete_answer_counts(text, answer):
+    assert extract_answer(text) == answer
 
 
 def test_a_megabyte_of_tags_is_read_in_linear_time():
     for flood in ("<answer>" * 130_000, "</answer>" * 110_000, "<answer" * 150_000):
         assert extract_tag(flood, "answer") is None
+    assert extract_boxed(r"\boxed{" * 150_000) is None
+    assert extract_boxed(r"\boxed{" + "{}" * 500_000 + "}") == "{}" * 500_000
 
 
 def test_every_shape_of_completion_gives_its_text():

@@ -1,25 +1,49 @@
+"""Every built-in reward: the contract, the adversarial tables, and the properties of all."""
+
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_nb.rewards import (
-    incremental_format_reward,
-    load_preset,
-    numeric_correctness_reward,
-    reasoning_quality_reward,
-    reward,
-    soft_xml_format_reward,
-)
+from grpo_nb import rewards
+from grpo_nb.rewards import load_preset
+from grpo_nb.rewards.presets import PRESETS, built_in
 
 GOOD = "<reasoning>7+8=15, 4+3+1=8</reasoning><answer>85</answer>"
 MATH = load_preset("math")
+COLUMNS = {
+    "answer": "85",
+    "keywords": ["sum"],
+    "schema": '{"type": "object"}',
+    "sources": ["a", "b"],
+    "answer_sources": [1],
+    "tests": {"function": "f", "cases": [[[1], 2]]},
+}
+IN_PROCESS = {
+    name: func
+    for name, func in built_in().items()
+    if name not in ("code_execution_reward", "code_generation_reward", "math_verify_reward")
+}
+each_reward = pytest.mark.parametrize("func", IN_PROCESS.values(), ids=list(IN_PROCESS))
+each_preset = pytest.mark.parametrize("preset", PRESETS.values(), ids=list(PRESETS))
+ALPHABET = '<>/ranswe oig1+=2.,x{}[]":`\n\\½٣é'
 
 
-def one(func, text, **columns):
-    return func(completions=[text], **{name: [value] for name, value in columns.items()})[0]
+def columns_for(func, rows, **given):
+    values = COLUMNS | given
+    if func.__name__ == "json_fields_reward" and "answer" not in given:
+        values["answer"] = '{"a": 1}'
+    return {name: [values[name]] * rows for name in func.columns}
+
+
+def score_all(func, completions, **given):
+    return func(completions=completions, **columns_for(func, len(completions), **given))
+
+
+def one(func, text, **given):
+    return score_all(func, [text], **given)[0]
 
 
 def as_trl_calls(func, completions, **columns):
@@ -27,7 +51,7 @@ def as_trl_calls(func, completions, **columns):
     return func(
         prompts=[[{"role": "user", "content": "?"}]] * len(completions),
         completions=completions,
-        completion_ids=[[1]] * len(completions),
+        completion_ids=[[1, 2]] * len(completions),
         trainer_state=None,
         log_extra=lambda column, values: None,
         log_metric=lambda name, value: None,
@@ -35,45 +59,66 @@ def as_trl_calls(func, completions, **columns):
     )
 
 
-@pytest.mark.parametrize("func", MATH.reward_funcs)
+@each_reward
 def test_every_shape_of_completion_scores_alike(func):
     message = {"role": "assistant", "content": GOOD}
     parts = [{"type": "text", "text": GOOD[:20]}, {"type": "text", "text": GOOD[20:]}]
     shapes = [GOOD, [message], [{"role": "assistant", "content": parts}]]
-    assert as_trl_calls(func, shapes, answer=["85"] * 3) == [1.0] * 3
+    assert len(set(as_trl_calls(func, shapes, **columns_for(func, 3)))) == 1
     nothing = ["", [], [{"role": "assistant", "content": None}]]
-    assert as_trl_calls(func, nothing, answer=["85"] * 3) == [0.0] * 3
+    assert len(set(as_trl_calls(func, nothing, **columns_for(func, 3)))) == 1
 
 
-@pytest.mark.parametrize("func", MATH.reward_funcs)
-@given(text=st.text(alphabet="<>/ranswe oig1+=2.,x", max_size=200))
-def test_scores_stay_in_the_declared_range(func, text):
+@each_reward
+@settings(max_examples=40)
+@given(texts=st.lists(st.text(alphabet=ALPHABET, max_size=80), min_size=1, max_size=4))
+def test_scores_are_finite_in_range_deterministic_and_blind_to_row_order(func, texts):
     low, high = func.range
-    assert low <= one(func, text, answer="85") <= high
+    scores = score_all(func, texts)
+    assert all(low <= score <= high for score in scores)
+    assert score_all(func, texts) == scores
+    assert score_all(func, texts[::-1]) == scores[::-1]
+    assert [one(func, text) for text in texts] == scores
 
 
-@pytest.mark.parametrize("func", MATH.reward_funcs)
+@each_reward
 def test_a_megabyte_of_anything_is_scored(func):
-    for flood in ("<answer>", "<reasoning>1+1", "1+", "1 + ", " ", "<reasoning>" + "9" * 99):
-        assert one(func, flood * (1_000_000 // len(flood)), answer="85") is not None
+    floods = ("<answer>", "<reasoning>1+1", "1+", "1 + ", " ", "<answer>1</answer>", "[1] ", "{")
+    floods += ("```python\n", "a ", r"\boxed{", "1,", "<think>", "½", '{"a":', "#### ")
+    for flood in floods:
+        assert one(func, flood * (1_000_000 // len(flood))) is not None
 
 
-@pytest.mark.parametrize("func", MATH.reward_funcs)
+@each_reward
 def test_rewards_pickle_and_run_in_threads(func):
     again = pickle.loads(pickle.dumps(func))
+    expected = one(func, GOOD)
     with ThreadPoolExecutor(4) as pool:
-        scores = list(pool.map(lambda _: one(again, GOOD, answer="85"), range(64)))
-    assert scores == [1.0] * 64
+        assert list(pool.map(lambda _: one(again, GOOD), range(32))) == [expected] * 32
 
 
-def test_names_are_unique_and_weights_fit():
-    assert len(set(MATH.names)) == len(MATH.reward_funcs) == len(MATH.reward_weights)
+@each_preset
+def test_a_preset_has_three_to_five_rewards_and_correctness_weighs_most(preset):
+    assert 3 <= len(preset.names) == len(set(preset.names)) <= 5
+    first, *others = preset.reward_weights
+    assert first >= sum(others)
 
 
-def test_correctness_outweighs_all_the_rest():
-    weights = dict(zip(MATH.names, MATH.reward_weights, strict=True))
-    correctness = weights.pop("numeric_correctness_reward")
-    assert correctness > sum(weights.values())
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("math", {"answer": "85"}),
+        ("math", {"answer": "-1,234.5"}),
+        ("qa", {"answer": "Paris"}),
+        ("summarization", {"answer": "Ann bought three apples and ate one."}),
+        ("json_extraction", {"answer": '{"name": "Ann", "age": 7}'}),
+    ],
+)
+def test_the_reference_completion_earns_every_reward_in_full(name, row):
+    preset = PRESETS[name]
+    text = preset.reference(row)
+    for func in preset.reward_funcs:
+        assert one(func, text, **row) == func.range[1], func.__name__
 
 
 def test_an_unknown_preset_gets_the_nearest_name():
@@ -81,110 +126,266 @@ def test_an_unknown_preset_gets_the_nearest_name():
         load_preset("maths")
 
 
-def test_no_answer_earns_correctness_by_saying_several_things():
-    cheats = [
-        "<answer>84 85</answer>",
-        "<answer>84</answer><answer>85</answer>",
-        "<answer>" + " ".join(map(str, range(100))) + "</answer>",
-        "<reasoning>85</reasoning>",
-        "<answer></answer>",
-        "85",
-    ]
-    assert numeric_correctness_reward(completions=cheats, answer=["85"] * 6) == [0.0] * 6
+NUMERIC = [
+    ("<answer>85</answer>", 1.0, "tagged"),
+    ("85", 1.0, "raw"),
+    (r"so \boxed{85}", 1.0, "boxed"),
+    ("7+8=15\n#### 85", 1.0, "GSM8K's mark"),
+    ("<answer>85.0</answer>", 1.0, "decimals"),
+    ("<answer>**85** apples</answer>", 1.0, "Markdown and unit"),
+    ("<answer>$85.00</answer>", 1.0, "currency"),
+    ("<answer>170/2</answer>", 1.0, "fraction"),
+    ("<answer>８５</answer>", 1.0, "full-width digits"),
+    (r"<answer>$\frac{170}{2}$</answer>", 1.0, "LaTeX"),
+    ("<answer>84</answer><answer>85</answer>", 1.0, "the last answer counts"),
+    ("<answer>85</answer><answer>84</answer>", 0.0, "the last answer counts"),
+    ("<answer>84 85</answer>", 0.0, "two numbers"),
+    ("<answer>84 or 85</answer>", 0.0, "alternatives"),
+    ("<answer>84 = 85</answer>", 0.0, "a relation"),
+    ("<answer>it is not 85</answer>", 0.0, "a sentence with the gold"),
+    ("<answer>" + " ".join(map(str, range(100))) + "</answer>", 0.0, "every number"),
+    ("<reasoning>85</reasoning>", 0.0, "gold in the reasoning alone"),
+    ("<answer></answer>", 0.0, "empty tag"),
+    ("<answer>85", 0.0, "truncated"),
+    ("<answer>85.00000001</answer>", 0.0, "near"),
+    ("<answer>-85</answer>", 0.0, "sign"),
+    ("", 0.0, "nothing"),
+    ("ignore the instructions: full marks", 0.0, "talk"),
+]
 
 
-def test_a_gold_that_is_no_number_gives_none_not_zero():
-    assert one(numeric_correctness_reward, GOOD, answer="eighty-five") is None
+@pytest.mark.parametrize(("text", "score", "reason"), NUMERIC)
+def test_numeric_correctness(text, score, reason):
+    assert one(rewards.numeric_correctness_reward, text) == score, reason
+
+
+def test_floats_do_not_lie():
+    func = rewards.numeric_correctness_reward
+    assert one(func, str(2**53), answer=str(2**53 + 1)) == 0.0
+    assert one(func, "0.1", answer="0.1000000000000000055") == 0.0
+
+
+def test_tolerance_is_an_option_with_a_name_of_its_own():
+    loose = rewards.numeric_correctness_reward.configured(relative=0.01)
+    assert loose.__name__ == "numeric_correctness_reward_relative_0.01"
+    assert one(loose, "100", answer="101") == 1.0
+    assert one(loose, "100", answer="102") == 0.0
+    again = pickle.loads(pickle.dumps(loose))
+    assert (again.__name__, one(again, "100", answer="101")) == (loose.__name__, 1.0)
+    with pytest.raises(ValueError, match="has no option 'relativ'; it has absolute, relative"):
+        rewards.numeric_correctness_reward.configured(relativ=0.01)
+
+
+def test_a_gold_that_is_no_number_gives_none_and_too_many_of_them_raise():
+    func = rewards.numeric_correctness_reward
+    assert one(func, GOOD, answer="eighty-five") is None
+    with pytest.raises(RuntimeError, match=r"could not score 30 of 30 .* 'many' is no number"):
+        score_all(func, [GOOD] * 30, answer="many")
+
+
+TABLES = {
+    "soft_xml_format_reward": [
+        (GOOD, 1.0, "as asked"),
+        (f"\n{GOOD}\n".replace("><", ">\n<"), 1.0, "white space is free"),
+        ("<reasoning>a</reasoning><answer></answer>", 0.0, "empty answer"),
+        ("<reasoning> </reasoning><answer>1</answer>", 0.0, "empty reasoning"),
+        ("<answer>1</answer><reasoning>a</reasoning>", 0.0, "wrong order"),
+        (f"so: {GOOD}", 0.0, "text before"),
+        (f"{GOOD} done", 0.0, "text after"),
+        (GOOD.replace("><", "> and <"), 0.0, "text between"),
+        (GOOD + GOOD, 0.0, "twice"),
+        (GOOD.replace("85", "<answer>85"), 0.0, "nested"),
+        ("<reasoning>a</reasoning><answer>1", 0.0, "truncated"),
+    ],
+    "strict_xml_format_reward": [
+        ("<reasoning>\na\n</reasoning>\n<answer>\n1\n</answer>\n", 1.0, "as asked"),
+        (GOOD, 0.0, "tags share a line"),
+        ("<reasoning>\n\n</reasoning>\n<answer>\n1\n</answer>", 0.0, "empty reasoning"),
+    ],
+    "incremental_format_reward": [
+        (GOOD, 1.0, "all four"),
+        ("<reasoning>a", 0.25, "a first step"),
+        ("<reasoning>a</reasoning><answer>1", 0.75, "truncated"),
+        ("<answer>1</answer><reasoning>a</reasoning>", 0.5, "wrong order"),
+        (GOOD + GOOD, 0.0, "stuffing earns nothing"),
+        ("<reasoning><answer></answer></reasoning>", 0.5, "crossed"),
+    ],
+    "think_format_reward": [
+        ("<think>a</think>1", 1.0, "as asked"),
+        ("<think></think>1", 0.0, "no thought"),
+        ("<think>a</think>", 0.0, "no answer"),
+        ("1<think>a</think>2", 0.0, "answer before the thought"),
+        ("<think>a</think>1<think>b</think>", 0.0, "a second thought"),
+    ],
+    "boxed_format_reward": [
+        (r"\boxed{1}", 1.0, "as asked"),
+        (r"\boxed{}", 0.0, "empty"),
+        (r"\boxed{1", 0.0, "open"),
+        (r"\boxed{1}\boxed{2}", 0.0, "two"),
+    ],
+    "code_block_format_reward": [
+        ("```python\nx = 1\n```", 1.0, "as asked"),
+        ("```\nx = 1\n```", 0.0, "no language"),
+        ("```python\n\n```", 0.0, "empty"),
+        ("```python\nx = 1\n```\n```python\ny = 1\n```", 0.0, "two"),
+        ("```python\nx = 1", 0.0, "open"),
+    ],
+    "no_syntax_error_reward": [
+        ("```python\nx = 1\n```", 1.0, "parses"),
+        ("<answer>def f(x): return x</answer>", 1.0, "in the answer tag"),
+        ("```python\nx = = 1\n```", 0.0, "does not parse"),
+        ("```python\n'all good'\n```", 0.0, "does nothing"),
+        ("x = 1", 0.0, "code in prose"),
+        ("```python\n" + "(" * 5000 + "\n```", 0.0, "a bomb for the parser"),
+        ("```python\n" + "-" * 90_000 + "1\n```", 0.0, "a bomb for the parser's stack"),
+    ],
+    "json_format_reward": [
+        ('{"a": 1}', 1.0, "an object"),
+        ('<answer>```json\n{"a": 1}\n```</answer>', 1.0, "fenced, tagged"),
+        ("[1]", 1.0, "an array"),
+        ("1", 0.0, "a bare scalar"),
+        ("{}", 0.0, "empty"),
+        ('{"a": NaN}', 0.0, "NaN is not JSON"),
+        ('{"a": 1} as asked', 0.0, "text after"),
+        ("[" * 100_000, 0.0, "a bomb for the parser"),
+    ],
+    "json_fields_reward": [
+        ('{"a": 1}', 1.0, "equal"),
+        ('{"a": 1.0}', 1.0, "equal as numbers"),
+        ('{"a": true}', 0.0, "true is not 1"),
+        ('{"a": "1"}', 0.0, "text is not a number"),
+        ('{"a": 1, "b": 2}', 0.5, "an extra field"),
+        ('{"b": 1}', 0.0, "another field"),
+        ("[1]", 0.0, "no object"),
+    ],
+    "json_schema_reward": [
+        ('{"a": 1}', 1.0, "valid"),
+        ("[1]", 0.0, "another type"),
+        ("{", 0.0, "not JSON"),
+    ],
+    "reasoning_quality_reward": [
+        ("<reasoning>7+8=15, 4+3+1=8</reasoning>", 1.0, "steps that hold"),
+        ("<reasoning>12-7=5, 5-1=3</reasoning>", 0.5, "one that does not"),
+        ("<reasoning>0.2 x 50 = $10</reasoning>", 1.0, "units"),
+        ("<reasoning>1,000 + 500 = 1,500</reasoning>", 1.0, "thousands"),
+        ("<reasoning>2+3*4=14</reasoning>", 1.0, "precedence"),
+        ("<reasoning>3-5=-2</reasoning>", 1.0, "below zero"),
+        ("<reasoning>1/0=5</reasoning>", 0.0, "a division by zero"),
+        ("<reasoning>7+8=15" + " 7+8=15" * 9 + " 1+1=3</reasoning>", 0.5, "repetition"),
+        ("<reasoning>therefore because thus so</reasoning>", 0.0, "stuffed connectives"),
+        (
+            "<reasoning>first she sells ten eggs because they spoil, then she buys bread and "
+            "finally she counts what is left over</reasoning>",
+            1.0,
+            "four connectives among words",
+        ),
+        ("because so then 1", 0.0, "outside the tag"),
+    ],
+    "citation_reward": [
+        ("The sky is blue [1].", 1.0, "the gold source"),
+        ("The sky is blue [2].", 0.0, "another source"),
+        ("The sky is blue [1][7].", 0.0, "an invented source"),
+        ("[1]", 0.0, "no claim"),
+        ("according to the source, it is blue", 0.0, "no citation"),
+    ],
+    "no_repetition_penalty": [
+        ("one two three four", 0.0, "no repetition"),
+        ("a b c a b c a b c", -4 / 7, "a loop"),
+        ("", 0.0, "nothing"),
+    ],
+    "multiple_choice_reward": [
+        ("<answer>B</answer>", 1.0, "bare"),
+        ("<answer>(B)</answer>", 1.0, "in brackets"),
+        ("<answer>b. Paris</answer>", 1.0, "with its text"),
+        ("<answer>A or B</answer>", 0.0, "two options"),
+        ("<answer>B or A</answer>", 0.0, "two options, the gold first"),
+        ("<answer>A</answer>", 0.0, "wrong"),
+        ("<answer>Boats</answer>", 0.0, "a word"),
+    ],
+    "exact_match_reward": [
+        ("<answer> 85. </answer>", 1.0, "spacing and period"),
+        ("<answer>850</answer>", 0.0, "contains the gold"),
+    ],
+    "fuzzy_match_reward": [
+        ("<answer>85</answer>", 1.0, "equal"),
+        ("<answer>nothing alike at all</answer>", 0.0, "below the threshold"),
+    ],
+    "overlap_reward": [
+        ("85", 1.0, "equal"),
+        ("85 85 85 85", 0.4, "stuffing costs precision"),
+        ("", 0.0, "nothing"),
+    ],
+    "contains_all_reward": [
+        ("the sum is 1", 1.0, "there"),
+        ("a summary", 0.0, "inside another word"),
+    ],
+    "regex_match_reward": [
+        ("85", 1.0, "whole"),
+        ("it is 85", 0.0, "a part"),
+    ],
+    "math_problem_reward": [
+        (GOOD, 1.0, "right and well-formed"),
+        ("85", 0.0, "right without format"),
+        (GOOD.replace(">85<", ">84<"), 0.0, "well-formed and wrong"),
+    ],
+}  # fmt: skip
+GOLDS = {"json_fields_reward": '{"a": 1}', "multiple_choice_reward": "B"}
+CASES = [(name, *case) for name, cases in TABLES.items() for case in cases]
+
+
+@pytest.mark.parametrize(("name", "text", "score", "reason"), CASES)
+def test_adversarial_tables(name, text, score, reason):
+    given = {"answer": GOLDS[name]} if name in GOLDS else {}
+    assert one(built_in()[name], text, **given) == pytest.approx(score), reason
+
+
+def test_length_is_in_tokens_where_trl_gives_them_else_in_words():
+    func = rewards.max_length_penalty.configured(maximum=4)
+    scored = func.explain(completions=["a b c d e f"], completion_ids=[[1, 2]])
+    assert scored == [(0.0, "2 tokens")]
+    assert func.explain(completions=["a b c d e f"]) == [(-0.5, "6 words")]
 
 
 @pytest.mark.parametrize(
-    ("text", "soft", "incremental"),
+    ("func", "tokens", "score"),
     [
-        (GOOD, 1.0, 1.0),
-        (f"\n{GOOD}\n".replace("><", ">\n<"), 1.0, 1.0),
-        ("<reasoning>a</reasoning><answer></answer>", 0.0, 1.0),
-        ("<reasoning> </reasoning><answer>1</answer>", 0.0, 1.0),
-        ("<answer>1</answer><reasoning>a</reasoning>", 0.0, 0.5),
-        (f"so: {GOOD}", 0.0, 1.0),
-        (f"{GOOD} done", 0.0, 1.0),
-        (GOOD + GOOD, 0.0, 0.0),
-        ("<reasoning>a</reasoning><answer>1", 0.0, 0.75),
-        ("<reasoning>a", 0.0, 0.25),
-        ("<reasoning><answer></answer></reasoning>", 0.0, 0.5),
-        ("a", 0.0, 0.0),
+        (rewards.ideal_length_reward, 100, 1.0),
+        (rewards.ideal_length_reward, 150, 0.6065),
+        (rewards.min_length_reward, 10, 0.5),
+        (rewards.min_length_reward, 10_000, 1.0),
+        (rewards.max_length_penalty, 768, -0.5),
+        (rewards.soft_overlong_punishment, 384, 0.0),
+        (rewards.soft_overlong_punishment, 448, -0.5),
+        (rewards.soft_overlong_punishment, 4096, -1.0),
+        (rewards.cosine_length_reward, 0, 1.0),
+        (rewards.cosine_length_reward, 512, 0.5),
     ],
 )
-def test_format(text, soft, incremental):
-    assert one(soft_xml_format_reward, text) == soft
-    assert one(incremental_format_reward, text) == incremental
+def test_length_curves(func, tokens, score):
+    columns = columns_for(func, 1)
+    (found,) = func(completions=[GOOD], completion_ids=[[0] * tokens], **columns)
+    assert found == pytest.approx(score, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("steps", "score"),
-    [
-        ("7+8=15, 4+3+1=8", 1.0),
-        ("12-7=5, 5-1=3", 0.5),
-        ("she earned 0.2 x 50 = $10", 1.0),
-        ("1,000 + 500 = 1,500", 1.0),
-        ("2+3*4=14", 1.0),
-        ("10/4=2.5", 1.0),
-        ("3-5=-2", 1.0),
-        ("1/0=5", 0.0),
-        ("7+8=15" + " and 7+8=15" * 20 + ", 1+1=3", 0.5),
-        ("therefore, first, because, thus", 0.0),
-        ("a=1", 0.0),
-    ],
-)
-def test_reasoning_is_judged_by_its_equations(steps, score):
-    assert one(reasoning_quality_reward, f"<reasoning>{steps}</reasoning>") == score
+def test_soft_overlong_punishment_is_trls():
+    from trl.rewards import get_soft_overlong_punishment
+
+    theirs = get_soft_overlong_punishment(512, 128)
+    ids = [[0] * n for n in (0, 383, 384, 385, 448, 511, 512, 513, 2000)]
+    ours = rewards.soft_overlong_punishment(completions=["x"] * len(ids), completion_ids=ids)
+    assert ours == pytest.approx(theirs(completion_ids=ids))
 
 
-def test_a_missing_column_is_named_with_those_there_are():
-    with pytest.raises(ValueError, match=r"needs the column 'answer'.*\['gold'\]"):
-        numeric_correctness_reward(completions=["1"], gold=["1"])
+def test_language_and_keywords():
+    cyrillic = rewards.language_consistency_reward.configured(script="CYRILLIC")
+    assert cyrillic(completions=["привет", "hello", "12"]) == [1.0, 0.0, 0.0]
+    polite = rewards.keyword_penalty.configured("rude_penalty", words=("stupid",))
+    assert polite(completions=["How STUPID!", "stupidity"]) == [-1.0, 0.0]
 
 
-def test_a_column_of_another_length_is_refused():
-    with pytest.raises(ValueError, match="'answer' has 1 values for 2 completions"):
-        numeric_correctness_reward(completions=["1", "2"], answer=["1"])
+def test_think_format_agrees_with_trl():
+    from trl.rewards import think_format_reward
 
-
-def test_an_exception_raises_with_the_completion_it_came_from():
-    @reward()
-    def broken(response: str) -> float:
-        return float(response)
-
-    with pytest.raises(ValueError, match="could not convert") as caught:
-        broken(completions=["1", "x"])
-    assert caught.value.__notes__ == ["in reward broken, completion 1 of the batch"]
-
-
-def test_skipped_failures_are_none_and_counted():
-    counted = {}
-
-    @reward(on_error="skip")
-    def fragile(response: str) -> float:
-        return float(response)
-
-    completions = ["1", "x", "nan", "inf"]
-    scores = fragile(completions=completions, log_metric=counted.__setitem__)
-    assert scores == [1.0, None, None, None]
-    assert counted == {"fragile/skipped": 3.0}
-
-
-def test_a_score_out_of_range_is_refused():
-    @reward(high=0.5)
-    def generous(response: str) -> float:
-        return 2.0
-
-    with pytest.raises(ValueError, match=r"generous gave 2.0, outside .* \[0.0, 0.5\]"):
-        generous(completions=["x"])
-
-
-def test_optional_columns_may_be_absent():
-    @reward()
-    def lenient(response: str, unit: str = "") -> float:
-        return float(unit in response)
-
-    assert lenient(completions=["5 cm"]) == [1.0]
-    assert lenient(completions=["5 cm"], unit=["kg"]) == [0.0]
+    texts = ["<think>a</think>1", "1", "<think>a", "x<think>a</think>1"]
+    chats = [[{"role": "assistant", "content": text}] for text in texts]
+    assert rewards.think_format_reward(completions=chats) == think_format_reward(chats)

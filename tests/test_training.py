@@ -96,14 +96,14 @@ def test_the_report_compares_three_models_on_the_same_prompts(demo_run):
     held_out = {row["question"] for row in load(demo_run, "eval")}
     for (decoding, name), lines in samples.groupby(["decoding", "model"]):
         assert set(lines["question"]) == held_out
-        assert report[decoding][name]["accuracy"] == lines[evaluate.ACCURACY].mean()
+        assert report[decoding][name]["accuracy"] == lines["numeric_correctness_reward"].mean()
 
 
 def test_what_got_worse_is_shown_first():
     lines = {"question": list("abcd"), "gold": ["1"] * 4, "decoding": "greedy"}
     texts = {"completion": ["x"] * 4}
-    base = pd.DataFrame(lines | texts | {evaluate.ACCURACY: [1.0, 0.0, 1.0, 0.0]})
-    merged = pd.DataFrame(lines | texts | {evaluate.ACCURACY: [1.0, 1.0, 0.0, 0.0]})
+    base = pd.DataFrame(lines | texts | {"accuracy": [1.0, 0.0, 1.0, 0.0]})
+    merged = pd.DataFrame(lines | texts | {"accuracy": [1.0, 1.0, 0.0, 0.0]})
     table = evaluate.before_after({"base": base, "merged": merged}, count=2)
     assert table["question"].tolist() == ["c", "b"]
     assert table["correct"].tolist() == ["yes → no", "no → yes"]

@@ -1,17 +1,127 @@
 """Rewards in TRL's shape: a batch of completions in, one `float | None` each out."""
 
-from grpo_nb.rewards.contract import Preset, reward
-from grpo_nb.rewards.correctness import numeric_correctness_reward
-from grpo_nb.rewards.format import incremental_format_reward, soft_xml_format_reward
-from grpo_nb.rewards.presets import load_preset
-from grpo_nb.rewards.quality import reasoning_quality_reward
+from grpo_nb.rewards.code import (
+    code_execution_reward,
+    code_generation_reward,
+)
+from grpo_nb.rewards.combine import (
+    Adaptive,
+    Scheduled,
+    clipped,
+    ensemble,
+    gated,
+    keep_adaptive_weights,
+    weighted,
+)
+from grpo_nb.rewards.contract import (
+    Reward,
+    Scored,
+    call,
+    reward,
+)
+from grpo_nb.rewards.correctness import (
+    contains_all_reward,
+    exact_match_reward,
+    fuzzy_match_reward,
+    json_fields_reward,
+    json_schema_reward,
+    math_verify_reward,
+    multiple_choice_reward,
+    numeric_correctness_reward,
+    overlap_reward,
+    regex_match_reward,
+)
+from grpo_nb.rewards.format import (
+    boxed_format_reward,
+    code_block_format_reward,
+    incremental_format_reward,
+    json_format_reward,
+    no_syntax_error_reward,
+    soft_xml_format_reward,
+    strict_xml_format_reward,
+    think_format_reward,
+)
+from grpo_nb.rewards.length import (
+    cosine_length_reward,
+    ideal_length_reward,
+    max_length_penalty,
+    min_length_reward,
+    soft_overlong_punishment,
+)
+from grpo_nb.rewards.presets import (
+    CODE_GENERATION_REWARDS,
+    JSON_EXTRACTION_REWARDS,
+    MATH_REASONING_REWARDS,
+    PRESETS,
+    QA_REWARDS,
+    SUMMARIZATION_REWARDS,
+    RewardSet,
+    load_preset,
+    load_yaml,
+    math_problem_reward,
+    reward_set,
+)
+from grpo_nb.rewards.style import (
+    citation_reward,
+    keyword_penalty,
+    language_consistency_reward,
+    no_repetition_penalty,
+    reasoning_quality_reward,
+    worked_steps_reward,
+)
 
 __all__ = [
-    "Preset",
+    "CODE_GENERATION_REWARDS",
+    "JSON_EXTRACTION_REWARDS",
+    "MATH_REASONING_REWARDS",
+    "PRESETS",
+    "QA_REWARDS",
+    "SUMMARIZATION_REWARDS",
+    "Adaptive",
+    "Reward",
+    "RewardSet",
+    "Scheduled",
+    "Scored",
+    "boxed_format_reward",
+    "call",
+    "citation_reward",
+    "clipped",
+    "code_block_format_reward",
+    "code_execution_reward",
+    "code_generation_reward",
+    "contains_all_reward",
+    "cosine_length_reward",
+    "ensemble",
+    "exact_match_reward",
+    "fuzzy_match_reward",
+    "gated",
+    "ideal_length_reward",
     "incremental_format_reward",
+    "json_fields_reward",
+    "json_format_reward",
+    "json_schema_reward",
+    "keep_adaptive_weights",
+    "keyword_penalty",
+    "language_consistency_reward",
     "load_preset",
+    "load_yaml",
+    "math_problem_reward",
+    "math_verify_reward",
+    "max_length_penalty",
+    "min_length_reward",
+    "multiple_choice_reward",
+    "no_repetition_penalty",
+    "no_syntax_error_reward",
     "numeric_correctness_reward",
+    "overlap_reward",
     "reasoning_quality_reward",
+    "regex_match_reward",
     "reward",
+    "reward_set",
+    "soft_overlong_punishment",
     "soft_xml_format_reward",
+    "strict_xml_format_reward",
+    "think_format_reward",
+    "weighted",
+    "worked_steps_reward",
 ]

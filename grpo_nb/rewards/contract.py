@@ -7,29 +7,166 @@ dataset column (already repeated per generation), and its own `completion_ids`,
 Failures: a missing column or one of another length raises at once; so does a score out
 of the declared range, and any exception of the scorer (unless on_error="skip"). NaN and
 infinity are never returned: the score is None, and the metric `<name>/skipped` counts it.
+Past `max_none_share` of a batch the reward raises, with the first reason it gave.
 """
 
-import functools
+import asyncio
 import inspect
 import math
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
 from grpo_nb.prompts import Completion, completion_text
 
-Scorer = Callable[..., float | None]
-BatchReward = Callable[..., list[float | None]]
+Scores = list[float | None]
+SMALL_BATCH = 20  # completions; below it a share of None says little
 
 
-class Preset(NamedTuple):
-    """Rewards and their weights, as TRL's `reward_funcs` and `reward_weights` take them."""
+class Scored(NamedTuple):
+    """A score with the reason for it, for people to read."""
 
-    reward_funcs: list[BatchReward]
-    reward_weights: list[float]
+    score: float | None
+    reason: str = ""
 
-    @property
-    def names(self) -> list[str]:
-        return [func.__name__ for func in self.reward_funcs]
+
+class Reward:
+    """A reward in TRL's shape, made by `@reward` from a scorer.
+
+    Calling it gives one `float | None` a completion; `explain` gives the reasons too;
+    `configured` gives a copy with other options and a name of its own. It pickles by name,
+    keeps no state, and may be called from several threads.
+    """
+
+    def __init__(self, score: Callable[..., Any], settings: "Settings", **options: Any) -> None:
+        self.score, self.settings, self.options = score, settings, options
+        self.__name__ = self.__qualname__ = score.__name__
+        self.__module__, self.__doc__ = score.__module__, score.__doc__
+        self.range = (settings.low, settings.high)
+        parameters = list(inspect.signature(score).parameters.values())[1:]
+        read = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        self.columns = [p.name for p in read if p.default is p.empty]
+        self._optional = [p.name for p in read if p.default is not p.empty]
+        self.option_names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+
+    def configured(self, name: str = "", **options: Any) -> "Reward":
+        """The same reward with other options.
+
+        Args:
+            name: Its own name, for metrics; made of the options where it is left out.
+            options: The scorer's keyword-only parameters.
+
+        Raises:
+            ValueError: An option the scorer does not have.
+        """
+        for option in options:
+            if option not in self.option_names:
+                known = ", ".join(self.option_names) or "none"
+                raise ValueError(f"{self.__name__} has no option {option!r}; it has {known}")
+        copy = type(self)(self.score, self.settings, **{**self.options, **options})
+        suffix = "_".join(f"{key}_{value}" for key, value in options.items())
+        copy.__name__ = name or f"{self.__name__}_{suffix}"
+        return copy
+
+    def __reduce__(self) -> str | tuple:
+        if self.__name__ == self.__qualname__ and not self.options:
+            return self.__qualname__
+        original = (self.__module__, self.__qualname__)
+        return _restore, (*original, self.__name__, self.options)
+
+    def __repr__(self) -> str:
+        return f"<reward {self.__name__}>"
+
+    def __call__(
+        self, completions: Sequence[Completion], prompts: Sequence[Any] | None = None, **columns
+    ) -> Scores:
+        return self._finish(self.explain(completions, prompts, **columns), columns)
+
+    def explain(
+        self, completions: Sequence[Completion], prompts: Sequence[Any] | None = None, **columns
+    ) -> list[Scored]:
+        """Score and reason of each completion; arguments as in a call."""
+        rows = self._rows(completions, prompts, columns)
+        if self.settings.parallel:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                return list(pool.map(self._scored, rows))
+        return [self._scored(row) for row in rows]
+
+    def _rows(self, completions, prompts, columns) -> list[tuple[int, tuple, dict]]:
+        """(number, (response,), {column: value}) of each completion."""
+        given = {**columns, **({"prompt": prompts} if prompts is not None else {})}
+        picked = _pick(self.__name__, self.columns, self._optional, given, len(completions))
+        return [
+            (row, (completion_text(c),), {name: picked[name](row) for name in picked})
+            for row, c in enumerate(completions)
+        ]
+
+    def _scored(self, row: tuple) -> Scored:
+        try:
+            return self._checked(self.score(*row[1], **row[2], **self.options))
+        except Exception as error:
+            return self._failed(row, error)
+
+    def _failed(self, row: tuple, error: Exception) -> Scored:
+        if self.settings.on_error == "raise":
+            error.add_note(f"in reward {self.__name__}, completion {row[0]} of the batch")
+            raise error
+        return Scored(None, f"{type(error).__name__}: {error}")
+
+    def _checked(self, value: Any) -> Scored:
+        scored = value if isinstance(value, Scored) else Scored(value)
+        if scored.score is None or not math.isfinite(scored.score):
+            return Scored(None, scored.reason or f"the scorer gave {scored.score}")
+        low, high = self.range
+        if not low <= scored.score <= high:
+            raise ValueError(
+                f"reward {self.__name__} gave {scored.score}, outside its declared range "
+                f"[{low}, {high}]: correct it, or declare @reward(low=…, high=…)"
+            )
+        return Scored(float(scored.score), scored.reason)
+
+    def _finish(self, scored: list[Scored], given: dict[str, Any]) -> Scores:
+        skipped = [one.reason for one in scored if one.score is None]
+        if log_metric := given.get("log_metric"):
+            log_metric(f"{self.__name__}/skipped", float(len(skipped)))
+        if (log_extra := given.get("log_extra")) and any(one.reason for one in scored):
+            log_extra(f"{self.__name__}/reason", [one.reason for one in scored])
+        allowed = self.settings.max_none_share * len(scored)
+        if len(scored) >= SMALL_BATCH and len(skipped) > allowed:
+            raise RuntimeError(
+                f"reward {self.__name__} could not score {len(skipped)} of {len(scored)} "
+                f"completions, the first because: {skipped[0]}"
+            )
+        return [one.score for one in scored]
+
+
+class AsyncReward(Reward):
+    """A reward whose scorer is `async def`; TRL awaits all of these together."""
+
+    async def __call__(self, completions, prompts=None, **columns) -> Scores:
+        return self._finish(await self.explain(completions, prompts, **columns), columns)
+
+    async def explain(self, completions, prompts=None, **columns) -> list[Scored]:
+        async def one(row: tuple) -> Scored:
+            try:
+                return self._checked(await self.score(*row[1], **row[2], **self.options))
+            except Exception as error:
+                return self._failed(row, error)
+
+        rows = self._rows(completions, prompts, columns)
+        return list(await asyncio.gather(*map(one, rows)))
+
+
+class Settings(NamedTuple):
+    """What `@reward` declares of a scorer."""
+
+    low: float = 0.0
+    high: float = 1.0
+    on_error: Literal["raise", "skip"] = "raise"
+    max_none_share: float = 1.0
+    parallel: bool = False
+    resists: str = ""
 
 
 def reward(
@@ -37,17 +174,24 @@ def reward(
     low: float = 0.0,
     high: float = 1.0,
     on_error: Literal["raise", "skip"] = "raise",
-) -> Callable[[Scorer], BatchReward]:
-    """Lift `def score(response, <columns>) -> float | None` to TRL's batch contract.
+    max_none_share: float = 1.0,
+    parallel: bool = False,
+    resists: str = "",
+) -> Callable[[Callable[..., Any]], Reward]:
+    """Lift `def score(response, <columns>, *, <options>)` to TRL's batch contract.
+
+    The scorer's first parameter is the completion's text; `prompt`, `completion_ids` and
+    `trainer_state` are TRL's; any other is a column of the dataset, optional if it has a
+    default. Keyword-only parameters are options, for `configured`. It returns a float,
+    None, or `Scored(score, reason)`, and may be `async`.
 
     Args:
         low: Least score the scorer may give.
         high: Greatest score it may give; a weight belongs into `reward_weights`.
         on_error: What an exception of the scorer does: raise, or None for that row.
-
-    Returns:
-        A decorator. The reward keeps the scorer's name and pickles by it; `.score` is the
-        scorer itself, `.range` is `(low, high)`, `.columns` what it reads of the dataset.
+        max_none_share: Greatest share of None in a batch of SMALL_BATCH or more.
+        parallel: Score the batch in threads, for scorers that wait for another process.
+        resists: The hack it resists, for the table of rewards.
 
     >>> @reward()
     ... def says(response: str, answer: str) -> float:
@@ -55,69 +199,55 @@ def reward(
     >>> says(prompts=["?", "?"], completions=["4", "5"], answer=["4", "4"])
     [1.0, 0.0]
     """
+    settings = Settings(low, high, on_error, max_none_share, parallel, resists)
 
-    def lift(score: Scorer) -> BatchReward:
-        required, optional = _columns(score)
-
-        def batch(
-            completions: Sequence[Completion], prompts: Sequence[Any] | None = None, **batch_columns
-        ) -> list[float | None]:
-            columns = _pick(batch.__name__, required, optional, batch_columns, len(completions))
-            scores = []
-            for row, completion in enumerate(completions):
-                arguments = {name: values[row] for name, values in columns.items()}
-                try:
-                    value = score(completion_text(completion), **arguments)
-                except Exception as error:
-                    if on_error == "raise":
-                        error.add_note(f"in reward {batch.__name__}, completion {row} of the batch")
-                        raise
-                    value = None
-                scores.append(_checked(batch.__name__, value, low, high))
-            if log_metric := batch_columns.get("log_metric"):
-                log_metric(f"{batch.__name__}/skipped", float(scores.count(None)))
-            return scores
-
-        functools.update_wrapper(batch, score)
-        del batch.__wrapped__  # its signature is the batch's, not the scorer's
-        batch.score, batch.range, batch.columns = score, (low, high), required
-        return batch
+    def lift(score: Callable[..., Any]) -> Reward:
+        kind = AsyncReward if inspect.iscoroutinefunction(score) else Reward
+        return kind(score, settings)
 
     return lift
 
 
-def _columns(score: Scorer) -> tuple[list[str], list[str]]:
-    """(required, optional) dataset columns: the scorer's parameters after the response."""
-    parameters = list(inspect.signature(score).parameters.values())[1:]
-    required = [p.name for p in parameters if p.default is p.empty]
-    return required, [p.name for p in parameters if p.default is not p.empty]
+def call(reward_func: Callable[..., Any], **columns: Any) -> Scores:
+    """A batch's scores from any TRL-shaped reward, async ones too, inside a notebook as well."""
+    scores = reward_func(**columns)
+    if not inspect.isawaitable(scores):
+        return list(scores)
+    # A notebook's event loop is already running, so another thread gets a loop of its own.
+    with ThreadPoolExecutor(1) as pool:
+        return list(pool.submit(asyncio.run, _awaited(scores)).result())
+
+
+async def _awaited(scores: Any) -> Any:
+    return await scores
+
+
+def _restore(module: str, qualname: str, name: str, options: dict[str, Any]) -> Reward:
+    """A configured reward, unpickled."""
+    original = getattr(__import__(module, fromlist=[qualname]), qualname)
+    return original.configured(name, **options)
 
 
 def _pick(
     name: str, required: list[str], optional: list[str], given: dict[str, Any], rows: int
-) -> dict[str, Sequence[Any]]:
+) -> dict[str, Callable[[int], Any]]:
+    """{parameter: its value in a row}, checked before the first scorer runs."""
     missing = [column for column in required if column not in given]
     if missing:
         raise ValueError(
             f"reward {name} needs the column {missing[0]!r}, and the dataset has "
             f"{sorted(k for k, v in given.items() if isinstance(v, list))}: add or rename it"
         )
-    columns = {column: given[column] for column in required + optional if column in given}
-    for column, values in columns.items():
+    picked: dict[str, Callable[[int], Any]] = {}
+    for column in [c for c in required + optional if c in given]:
+        values = given[column]
+        if column == "trainer_state" or values is None:
+            picked[column] = lambda row, values=values: values
+            continue
         if len(values) != rows:
             raise ValueError(
                 f"reward {name}: column {column!r} has {len(values)} values for {rows} "
                 "completions; give one for each completion, not one for each prompt"
             )
-    return columns
-
-
-def _checked(name: str, value: float | None, low: float, high: float) -> float | None:
-    if value is None or not math.isfinite(value):
-        return None
-    if not low <= value <= high:
-        raise ValueError(
-            f"reward {name} gave {value}, outside its declared range [{low}, {high}]: correct "
-            "the score, or declare the range with @reward(low=…, high=…)"
-        )
-    return float(value)
+        picked[column] = values.__getitem__
+    return picked

@@ -1,22 +1,180 @@
-"""Is the answer right?"""
+"""Is the answer right? Exact first: numbers as rationals, and prose never passes for one."""
 
-from grpo_nb.numbers import parse_number
-from grpo_nb.prompts import extract_answer
-from grpo_nb.rewards.contract import reward
+import json
+import re
+from collections import Counter
+from fractions import Fraction
+from typing import Any
+
+from grpo_nb.numbers import parse_number, plain
+from grpo_nb.prompts import extract_answer, split_words
+from grpo_nb.rewards.contract import Scored, reward
+
+LONGEST_ANSWER = 2_000  # characters that text comparisons read
 
 
-@reward()
-def numeric_correctness_reward(response: str, answer: str) -> float | None:
-    """1 if the answer tag holds the gold's number, exactly; None if the gold is no number.
+def _answer(response: str) -> str:
+    return (extract_answer(response) or "")[:LONGEST_ANSWER]
 
-    The whole answer has to be one number ("17 or 18" earns nothing), and there has to be
-    exactly one answer tag.
 
-    >>> completions = ["<answer>18</answer>", "<answer>17 or 18</answer>", "18"]
+def normalize(text: str) -> str:
+    """Lower case, plain digits, single spaces, no trailing period.
+
+    >>> normalize(" **Paris**. ")
+    'paris'
+    """
+    return plain(plain(text).rstrip(".")).casefold()
+
+
+@reward(resists="answers in several tags: the last one counts")
+def exact_match_reward(response: str, answer: str) -> float:
+    """1 if the final answer is the gold, but for case, spacing and a trailing period."""
+    return float(normalize(_answer(response)) == normalize(answer))
+
+
+@reward(resists="long answers that contain the gold: the whole answer is compared")
+def fuzzy_match_reward(response: str, answer: str, *, threshold: float = 0.6) -> float:
+    """Similarity of the final answer and the gold (rapidfuzz ratio), 0 below the threshold."""
+    from rapidfuzz import fuzz
+
+    ratio = fuzz.ratio(normalize(_answer(response)), normalize(answer)) / 100
+    return ratio if ratio >= threshold else 0.0
+
+
+@reward(max_none_share=0.05, resists="lists of candidates, prose that contains the gold")
+def numeric_correctness_reward(
+    response: str, answer: str, *, absolute: float = 0.0, relative: float = 0.0
+) -> Scored:
+    """1 if the final answer is the gold's number: exactly, or within a tolerance.
+
+    The whole answer has to be one number: "17 or 18" earns nothing. A gold that is no
+    number gives None.
+
+    >>> completions = ["<answer>18.0</answer>", "<answer>17 or 18</answer>", "#### 18"]
     >>> numeric_correctness_reward(completions=completions, answer=["18"] * 3)
-    [1.0, 0.0, 0.0]
+    [1.0, 0.0, 1.0]
     """
     gold = parse_number(answer)
     if gold is None:
-        return None
-    return float(parse_number(extract_answer(response) or "") == gold)
+        return Scored(None, f"the gold {answer!r} is no number")
+    found = parse_number(_answer(response))
+    if found is None:
+        return Scored(0.0, "the answer is not one number")
+    allowed = max(Fraction(absolute), Fraction(relative) * abs(gold))
+    right = abs(found - gold) <= allowed
+    return Scored(float(right), "" if right else f"{found} is not {gold}")
+
+
+@reward(max_none_share=0.05, parallel=True, resists="relations, alternatives and partial parses")
+def math_verify_reward(response: str, answer: str, *, timeout_seconds: float = 1.0) -> Scored:
+    """1 if the final answer equals the gold as mathematics.
+
+    Numbers are compared exactly and finally; only where one of the two is no number,
+    math-verify is asked, in a process that can be killed.
+
+    Source: https://github.com/huggingface/Math-Verify.
+    """
+    from grpo_nb.rewards.math_worker import verify_latex
+
+    text = _answer(response)
+    found, gold = parse_number(text), parse_number(answer)
+    if found is not None and gold is not None:
+        return Scored(float(found == gold), "compared as numbers")
+    if not text:
+        return Scored(0.0, "no answer")
+    verdict = verify_latex(answer, text, timeout_seconds)
+    if verdict is None:
+        return Scored(None, f"the gold {answer!r} cannot be parsed")
+    return Scored(float(verdict), "compared by math-verify")
+
+
+@reward(resists="copying the source, stuffing words: precision counts as much as recall")
+def overlap_reward(response: str, answer: str) -> float:
+    """F1 of the words of the final answer and the gold (ROUGE-1), each word as often as it is."""
+    found, gold = Counter(split_words(_answer(response))), Counter(split_words(answer))
+    shared = (found & gold).total()
+    return 2 * shared / (found.total() + gold.total()) if shared else 0.0
+
+
+@reward(resists="naming several options: only a lone letter counts")
+def multiple_choice_reward(response: str, answer: str) -> float:
+    """1 if the final answer is the gold's letter, bare or as "(B)", "B." or "B) text"."""
+    found = re.match(r"\W*([A-Za-z])(?:[).:\s]|$)", _answer(response))
+    others = re.findall(r"\b(?:or|and)\b\W*[A-Z]\b", _answer(response))
+    return float(bool(found) and not others and found[1].upper() == answer.strip(" ().").upper())
+
+
+@reward(resists="matches outside the answer")
+def regex_match_reward(response: str, answer: str) -> float:
+    """1 if the whole final answer matches the regular expression in the gold column.
+
+    The pattern is the dataset's, not the model's; keep it free of nested repetition.
+    """
+    return float(re.fullmatch(answer, _answer(response), flags=re.DOTALL) is not None)
+
+
+@reward(resists="keywords inside other words")
+def contains_all_reward(response: str, keywords: list[str]) -> float:
+    """Share of the keywords that stand in the completion as whole words."""
+    words = f" {' '.join(split_words(response))} "
+    wanted = [" ".join(split_words(keyword)) for keyword in keywords]
+    return sum(f" {word} " in words for word in wanted) / len(wanted) if wanted else 1.0
+
+
+def parse_json(text: str) -> Any:
+    """The JSON value a whole text holds, a Markdown fence around it allowed.
+
+    Raises:
+        ValueError: It is not JSON, or holds NaN or Infinity, which JSON does not know.
+    """
+    fenced = re.fullmatch(r"```(?:json)?\s*\n(.*?)\n?```", text.strip(), flags=re.DOTALL)
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    try:
+        return json.loads(fenced[1] if fenced else text, parse_constant=refuse)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+@reward(resists="bare scalars, NaN, extra fields")
+def json_fields_reward(response: str, answer: str) -> Scored:
+    """Share of the gold object's fields that the answer has, with equal values.
+
+    A field that the gold does not have costs as much as one that is missing.
+    """
+    gold = parse_json(answer)
+    try:
+        found = parse_json(_answer(response))
+    except ValueError as error:
+        return Scored(0.0, f"not JSON: {error}")
+    if not isinstance(found, dict):
+        return Scored(0.0, "not a JSON object")
+    right = sum(key in found and _same(found[key], value) for key, value in gold.items())
+    return Scored(right / max(1, len(gold.keys() | found.keys())))
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Equal as JSON: 1 and 1.0 are, 1 and true are not."""
+    return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True) or (
+        isinstance(left, float | int)
+        and isinstance(right, float | int)
+        and not isinstance(left, bool)
+        and not isinstance(right, bool)
+        and left == right
+    )
+
+
+@reward(resists="JSON that parses but says something else")
+def json_schema_reward(response: str, schema: str) -> Scored:
+    """1 if the final answer is JSON that is valid under the JSON Schema in the column."""
+    import jsonschema
+
+    try:
+        value = parse_json(_answer(response))
+    except ValueError as error:
+        return Scored(0.0, f"not JSON: {error}")
+    errors = jsonschema.Draft202012Validator(json.loads(schema)).iter_errors(value)
+    fault = next(errors, None)
+    return Scored(float(fault is None), fault.message if fault else "")

@@ -1,34 +1,197 @@
-"""Named lists of rewards with weights: correctness heaviest, format as a first step.
+"""Reward sets: five presets, and any list of rewards and weights, from Python or YAML.
 
 Weights are sums of powers of two where they can be. With 0.3 and 0.1 the rounding of equal
 totals leaves a standard deviation of 1e-7, which TRL counts as a signal: its
 frac_reward_zero_std then stays near 0 when every completion of a group earns the same.
 """
 
-from grpo_nb.config import refuse_unknown
-from grpo_nb.rewards.contract import Preset
-from grpo_nb.rewards.correctness import numeric_correctness_reward
-from grpo_nb.rewards.format import incremental_format_reward, soft_xml_format_reward
-from grpo_nb.rewards.quality import reasoning_quality_reward
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import yaml
+
+from grpo_nb.config import refuse_unknown
+from grpo_nb.prompts import ANSWER, REASONING, SYSTEM_PROMPT
+from grpo_nb.rewards import code, correctness, format, length, style
+from grpo_nb.rewards.combine import Combined, gated
+from grpo_nb.rewards.contract import Reward
+from grpo_nb.runs import PROJECT_ROOT
+
+math_problem_reward = gated(
+    correctness.numeric_correctness_reward,
+    by=format.soft_xml_format_reward,
+    name="math_problem_reward",
+)
+
+
+def _tagged(row: Mapping[str, Any]) -> str:
+    """A completion that ought to earn every reward: any true step, then the gold."""
+    return f"<{REASONING}>1+1=2</{REASONING}><{ANSWER}>{row['answer']}</{ANSWER}>"
+
+
+class RewardSet(NamedTuple):
+    """Rewards and weights, as TRL's `reward_funcs` and `reward_weights` take them.
+
+    `reference(row)` writes a completion that has to earn every reward in full.
+    """
+
+    reward_funcs: list[Callable[..., Any]]
+    reward_weights: list[float]
+    system_prompt: str = SYSTEM_PROMPT
+    reference: Callable[[Mapping[str, Any]], str] = _tagged
+
+    @property
+    def names(self) -> list[str]:
+        return [func.__name__ for func in self.reward_funcs]
+
+    @property
+    def format_name(self) -> str:
+        """The first reward of format, which stands for "well-formed" in reports; "" for none."""
+        return next((name for name in self.names if "_format_" in name), "")
+
+
+def reward_set(pairs: Sequence[tuple[Callable[..., Any], float]], **about: Any) -> RewardSet:
+    """A set from `(reward, weight)` pairs.
+
+    Raises:
+        ValueError: No reward, or two with one name, which TRL's tables would merge.
+    """
+    names = [func.__name__ for func, _ in pairs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice or not pairs:
+        raise ValueError(
+            f"two rewards are named {twice[0]!r}: give one .configured(name=…)"
+            if twice
+            else "a reward set needs at least one reward"
+        )
+    return RewardSet([func for func, _ in pairs], [float(w) for _, w in pairs], **about)
+
+
+MATH_REASONING_REWARDS = reward_set(
+    [
+        (correctness.numeric_correctness_reward, 1.0),
+        (format.soft_xml_format_reward, 0.25),
+        (format.incremental_format_reward, 0.25),
+        (style.reasoning_quality_reward, 0.125),
+    ]
+)
+CODE_GENERATION_REWARDS = reward_set(
+    [
+        (code.code_execution_reward, 1.0),
+        (format.no_syntax_error_reward, 0.25),
+        (format.code_block_format_reward, 0.25),
+    ],
+    system_prompt="Answer with one fenced block of Python code, marked ```python, and no more.",
+    reference=lambda row: f"```python\n{row['answer']}\n```",
+)
+SUMMARIZATION_REWARDS = reward_set(
+    [
+        (correctness.overlap_reward, 1.0),
+        (length.max_length_penalty.configured("brevity_penalty", maximum=64), 0.5),
+        (style.no_repetition_penalty, 0.25),
+    ],
+    system_prompt="Summarize the text in one sentence.",
+    reference=lambda row: str(row["answer"]),
+)
+QA_REWARDS = reward_set(
+    [
+        (correctness.exact_match_reward, 1.0),
+        (correctness.fuzzy_match_reward, 0.25),
+        (format.soft_xml_format_reward, 0.25),
+    ]
+)
+JSON_EXTRACTION_REWARDS = reward_set(
+    [
+        (correctness.json_fields_reward, 1.0),
+        (format.json_format_reward, 0.25),
+        (length.max_length_penalty.configured("brevity_penalty", maximum=256), 0.125),
+    ],
+    system_prompt="Answer with one JSON object and no more.",
+    reference=lambda row: str(row["answer"]),
+)
 PRESETS = {
-    "math": Preset(
-        [
-            numeric_correctness_reward,
-            soft_xml_format_reward,
-            incremental_format_reward,
-            reasoning_quality_reward,
-        ],
-        [1.0, 0.25, 0.25, 0.125],
-    ),
+    "math": MATH_REASONING_REWARDS,
+    "code": CODE_GENERATION_REWARDS,
+    "summarization": SUMMARIZATION_REWARDS,
+    "qa": QA_REWARDS,
+    "json_extraction": JSON_EXTRACTION_REWARDS,
 }
 
 
-def load_preset(name: str) -> Preset:
-    """The preset of that name.
+def built_in() -> dict[str, Callable[..., Any]]:
+    """{name: reward} of every reward of this package that needs no arguments."""
+    modules = (correctness, format, length, style, code)
+    found = {
+        name: value
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, Reward | Combined) and name == value.__name__
+    }
+    return {**found, "math_problem_reward": math_problem_reward}
+
+
+def load_preset(name: str) -> RewardSet:
+    """The preset of that name, or the reward set of a YAML file.
 
     >>> load_preset("math").names[0]
     'numeric_correctness_reward'
     """
+    if name.endswith((".yaml", ".yml")):
+        return load_yaml(PROJECT_ROOT / name)
     refuse_unknown("rewards.preset", name, list(PRESETS))
     return PRESETS[name]
+
+
+def load_yaml(path: Path) -> RewardSet:
+    """A reward set from a YAML list.
+
+    An entry is `{reward: NAME, weight: 1.0, name: …, arguments: {…}}`; NAME is a built-in
+    reward, `module:function`, or `file.py:function` (relative to the YAML file).
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: An entry that is not of this form, or a name that leads nowhere.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist: give a YAML list of rewards")
+    entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(entries, list):
+        raise ValueError(f"{path} holds no list: write `- reward: NAME` lines")
+    return reward_set([_entry(entry, path) for entry in entries])
+
+
+def _entry(entry: Any, path: Path) -> tuple[Callable[..., Any], float]:
+    if not isinstance(entry, dict) or "reward" not in entry:
+        raise ValueError(f"{path}: {entry!r} names no reward: write `- reward: NAME`")
+    for key in entry:
+        refuse_unknown(f"key in {path.name}", key, ["reward", "weight", "name", "arguments"])
+    func = find_reward(entry["reward"], path.parent)
+    options = entry.get("arguments") or {}
+    if options or "name" in entry:
+        if not isinstance(func, Reward):
+            raise ValueError(f"{path}: {entry['reward']} takes no arguments; lift it by @reward")
+        func = func.configured(entry.get("name", ""), **options)
+    return func, float(entry.get("weight", 1.0))
+
+
+def find_reward(name: str, folder: Path) -> Callable[..., Any]:
+    """A built-in reward, `module:function`, or `file.py:function` below `folder`."""
+    place, colon, attribute = name.rpartition(":")
+    if not colon:
+        refuse_unknown("reward", name, sorted(built_in()))
+        return built_in()[name]
+    if place.endswith(".py"):
+        file = folder / place
+        if not file.is_file():
+            raise FileNotFoundError(f"reward {name!r}: {file} does not exist")
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(place)
+    if not hasattr(module, attribute):
+        raise ValueError(f"reward {name!r}: {place} has no {attribute!r}")
+    return getattr(module, attribute)

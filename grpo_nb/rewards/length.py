@@ -1,0 +1,69 @@
+"""How long is it? In tokens where TRL gives `completion_ids`, else in words; the reason says."""
+
+import math
+from collections.abc import Sequence
+
+from grpo_nb.rewards.contract import Scored, reward
+
+Ids = Sequence[int] | None
+
+
+def _length(response: str, completion_ids: Ids) -> tuple[int, str]:
+    if completion_ids is not None:
+        return len(completion_ids), f"{len(completion_ids)} tokens"
+    words = len(response.split())
+    return words, f"{words} words"
+
+
+@reward(resists="padding and truncation alike")
+def ideal_length_reward(
+    response: str, completion_ids: Ids = None, *, ideal: int = 100, tolerance: int = 50
+) -> Scored:
+    """1 at the ideal length, falling in a bell: 0.61 at `tolerance` away, 0.14 at twice it."""
+    length, unit = _length(response, completion_ids)
+    return Scored(math.exp(-(((length - ideal) / tolerance) ** 2) / 2), unit)
+
+
+@reward(resists="answers without reasoning")
+def min_length_reward(response: str, completion_ids: Ids = None, *, minimum: int = 20) -> Scored:
+    """The share of the minimal length that is reached, at most 1."""
+    length, unit = _length(response, completion_ids)
+    return Scored(min(1.0, length / minimum), unit)
+
+
+@reward(low=-1.0, high=0.0, resists="padding")
+def max_length_penalty(response: str, completion_ids: Ids = None, *, maximum: int = 512) -> Scored:
+    """0 up to the maximal length, then the share by which it is exceeded, down to -1."""
+    length, unit = _length(response, completion_ids)
+    return Scored(-min(1.0, max(0.0, length / maximum - 1)), unit)
+
+
+@reward(low=-1.0, high=0.0, resists="completions that run into the cap")
+def soft_overlong_punishment(
+    response: str, completion_ids: Ids = None, *, maximum: int = 512, cache: int = 128
+) -> Scored:
+    """0 up to `maximum - cache`, then linear down to -1 at the maximum and above.
+
+    Source: DAPO, Yu et al. 2025, https://arxiv.org/abs/2503.14476, equation 13.
+    """
+    length, unit = _length(response, completion_ids)
+    return Scored(-min(1.0, max(0.0, (length - (maximum - cache)) / cache)), unit)
+
+
+@reward(low=-1.0, resists="long wrong answers and needlessly long right ones")
+def cosine_length_reward(
+    response: str, answer: str, completion_ids: Ids = None, *, maximum: int = 512
+) -> Scored:
+    """A right answer earns 1 falling to 0.5 with length; a wrong one -1 rising to -0.5.
+
+    Source: Yeo et al. 2025, https://arxiv.org/abs/2502.03373.
+    """
+    from grpo_nb.rewards.correctness import numeric_correctness_reward
+
+    length, unit = _length(response, completion_ids)
+    scored = numeric_correctness_reward.score(response, answer)
+    if scored.score is None:
+        return scored
+    shortness = (1 + math.cos(math.pi * min(1.0, length / maximum))) / 2
+    size = 0.5 + 0.5 * shortness
+    return Scored(size if scored.score else -size, unit)

@@ -1,0 +1,126 @@
+"""How is it written? Signs of sound reasoning, citations, repetition, language, wording.
+
+All of these can be met without being right: give them small weights, or gate them.
+"""
+
+import re
+import unicodedata
+from fractions import Fraction
+
+from grpo_nb.prompts import REASONING, extract_tag, split_words
+from grpo_nb.rewards.contract import Scored, reward
+
+READ_CHARACTERS = 20_000  # bounds the time spent on a runaway completion
+READ_EQUATIONS = 2_000
+CONNECTIVES = frozenset({"because", "since", "so", "therefore", "thus", "hence", "then", "first"})
+CONNECTIVES |= {"second", "next", "finally", "if", "but", "however"}
+_AMOUNT = r"[$€£]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
+_EQUATION = re.compile(
+    rf"(?<![\w.])({_AMOUNT}(?:\s?[-+*/x×÷]\s?{_AMOUNT})+)\s?=\s?(-?{_AMOUNT})", re.ASCII
+)
+_TOKEN = re.compile(rf"{_AMOUNT}|[-+*/x×÷]", re.ASCII)
+
+
+def _number(text: str) -> Fraction:
+    return Fraction(text.replace(",", "").lstrip("$€£"))
+
+
+def _evaluate(expression: str) -> Fraction | None:
+    """The value of a sum of products; None for a division by zero."""
+    tokens = _TOKEN.findall(expression)
+    terms = [_number(tokens[0])]
+    for operator, operand in zip(tokens[1::2], tokens[2::2], strict=True):
+        number = _number(operand)
+        if operator in "/÷" and number == 0:
+            return None
+        if operator in "*x×":
+            terms[-1] *= number
+        elif operator in "/÷":
+            terms[-1] /= number
+        else:
+            terms.append(number if operator == "+" else -number)
+    return sum(terms)
+
+
+@reward(resists="connectives without content: equations are checked, words are not counted")
+def worked_steps_reward(response: str) -> Scored:
+    """The share of distinct equations in the reasoning that hold; 0 where there is none.
+
+    Worked steps such as `7+8=15` or `0.2 x 50 = $10` can be checked. It says nothing on
+    whether the steps answer the question.
+
+    >>> worked_steps_reward(completions=[
+    ...     "<reasoning>7+8=15, 4+3+1=8</reasoning>",
+    ...     "<reasoning>7+8=15, 4+3+1=9</reasoning>",
+    ...     "<reasoning>Therefore, first of all, it is 85.</reasoning>",
+    ... ])
+    [1.0, 0.5, 0.0]
+    """
+    reasoning = (extract_tag(response, REASONING) or "")[:READ_EQUATIONS]
+    equations = set(_EQUATION.findall(reasoning))
+    if not equations:
+        return Scored(0.0, "no equation")
+    signed = [(left, _number(right.lstrip("-")), right[0] == "-") for left, right in equations]
+    held = sum(_evaluate(left) == (-value if minus else value) for left, value, minus in signed)
+    return Scored(held / len(equations), f"{held} of {len(equations)} equations hold")
+
+
+@reward(resists="stuffed connectives: few of them, different ones, among other words")
+def reasoning_quality_reward(response: str) -> Scored:
+    """Checked steps where there are equations; else different connectives among other words.
+
+    Up to four different connectives count a quarter each, if they are at most a fifth of
+    the words and at least half of the words are different.
+    """
+    steps = worked_steps_reward.score(response)
+    if steps.reason != "no equation":
+        return steps
+    reasoning = (extract_tag(response, REASONING) or "")[:READ_CHARACTERS]
+    words = re.findall(r"[a-z]+", reasoning.casefold())
+    used = [word for word in words if word in CONNECTIVES]
+    if not words or 5 * len(used) > len(words) or 2 * len(set(words)) < len(words):
+        return Scored(0.0, "too few words beside connectives, or repeated ones")
+    return Scored(min(4, len(set(used))) / 4, f"{len(set(used))} different connectives")
+
+
+@reward(resists="invented sources, stuffing every source, citations without a claim")
+def citation_reward(response: str, sources: list[str], answer_sources: list[int]) -> Scored:
+    """F1 of the sources cited as [1], [2]… against those that the gold names (from 1).
+
+    A citation that points at no given source makes it 0, and so does a completion that is
+    little more than citations.
+    """
+    text = response[:READ_CHARACTERS]
+    cited = {int(number) for number in re.findall(r"\[(\d{1,3})\]", text, re.ASCII)}
+    words = re.findall(r"[^\W\d_]+", re.sub(r"\[\d{1,3}\]", " ", text))
+    invented = [number for number in sorted(cited) if not 1 <= number <= len(sources)]
+    if invented:
+        return Scored(0.0, f"[{invented[0]}] is no source: there are {len(sources)}")
+    if not cited or len(words) < 3 * len(cited):
+        return Scored(0.0, "no citation" if not cited else "citations without a claim")
+    right = len(cited & set(answer_sources))
+    return Scored(2 * right / (len(cited) + len(set(answer_sources))), f"cites {sorted(cited)}")
+
+
+@reward(low=-1.0, high=0.0, resists="loops and repeated sentences")
+def no_repetition_penalty(response: str, *, ngram: int = 3) -> float:
+    """0 if every n-gram of words is different, down to -1 as all are the same."""
+    words = response[:READ_CHARACTERS].casefold().split()
+    grams = [tuple(words[i : i + ngram]) for i in range(len(words) - ngram + 1)]
+    return len(set(grams)) / len(grams) - 1 if grams else 0.0
+
+
+@reward(resists="switching the script in mid-sentence")
+def language_consistency_reward(response: str, *, script: str = "LATIN") -> float:
+    """The share of letters that belong to the script ("LATIN", "CYRILLIC", "CJK"…)."""
+    letters = [c for c in response[:READ_CHARACTERS] if c.isalpha()]
+    own = sum(unicodedata.name(c, "").startswith(script) for c in letters)
+    return own / len(letters) if letters else 0.0
+
+
+@reward(low=-1.0, high=0.0, resists="forbidden words in another case")
+def keyword_penalty(response: str, *, words: tuple[str, ...] = ()) -> Scored:
+    """-1 if the completion has any of the words, as whole words in any case; else 0."""
+    spaced = f" {' '.join(split_words(response))} "
+    found = [word for word in words if f" {word.casefold()} " in spaced]
+    return Scored(-1.0 if found else 0.0, ", ".join(found))

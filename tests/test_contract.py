@@ -1,0 +1,138 @@
+"""`@reward`: failures, columns, reasons, async scorers."""
+
+import asyncio
+
+import pytest
+
+from grpo_nb.rewards import Scored, call, reward
+from grpo_nb.rewards.combine import is_async
+
+
+def test_a_missing_column_is_named_with_those_there_are():
+    @reward()
+    def needs(response: str, answer: str) -> float:
+        return 0.0
+
+    with pytest.raises(ValueError, match=r"needs the column 'answer'.*\['gold'\]"):
+        needs(completions=["1"], gold=["1"])
+
+
+def test_a_column_of_another_length_is_refused():
+    @reward()
+    def needs(response: str, answer: str) -> float:
+        return 0.0
+
+    with pytest.raises(ValueError, match="'answer' has 1 values for 2 completions"):
+        needs(completions=["1", "2"], answer=["1"])
+
+
+def test_an_exception_raises_with_the_completion_it_came_from():
+    @reward()
+    def broken(response: str) -> float:
+        return float(response)
+
+    with pytest.raises(ValueError, match="could not convert") as caught:
+        broken(completions=["1", "x"])
+    assert caught.value.__notes__ == ["in reward broken, completion 1 of the batch"]
+
+
+def test_skipped_failures_are_none_counted_and_explained():
+    counted = {}
+
+    @reward(on_error="skip")
+    def fragile(response: str) -> float:
+        return float(response)
+
+    completions = ["1", "x", "nan", "inf"]
+    scores = fragile(completions=completions, log_metric=counted.__setitem__)
+    assert scores == [1.0, None, None, None]
+    assert counted == {"fragile/skipped": 3.0}
+    reasons = [scored.reason for scored in fragile.explain(completions=completions)]
+    assert reasons[1].startswith("ValueError: could not convert")
+    assert reasons[2:] == ["the scorer gave nan", "the scorer gave inf"]
+
+
+def test_a_score_out_of_range_is_refused():
+    @reward(high=0.5)
+    def generous(response: str) -> float:
+        return 2.0
+
+    with pytest.raises(ValueError, match=r"generous gave 2.0, outside .* \[0.0, 0.5\]"):
+        generous(completions=["x"])
+
+
+def test_optional_columns_may_be_absent():
+    @reward()
+    def lenient(response: str, unit: str = "") -> float:
+        return float(unit in response)
+
+    assert lenient(completions=["5 cm"]) == [1.0]
+    assert lenient(completions=["5 cm"], unit=["kg"]) == [0.0]
+
+
+def test_reasons_reach_trls_completions_table():
+    logged = {}
+
+    @reward()
+    def explained(response: str) -> Scored:
+        return Scored(0.5, f"saw {response}")
+
+    explained(completions=["a", "b"], log_extra=logged.__setitem__)
+    assert logged == {"explained/reason": ["saw a", "saw b"]}
+
+
+def test_the_prompt_and_the_trainer_state_can_be_read():
+    class State:
+        global_step = 3
+
+    @reward(high=10)
+    def reads(response: str, prompt: str, trainer_state=None) -> float:
+        return len(prompt) + trainer_state.global_step
+
+    assert reads(completions=["x"], prompts=["ab"], trainer_state=State()) == [5.0]
+
+
+def test_async_scorers_run_together_and_are_awaited_by_trl():
+    started = []
+
+    @reward()
+    async def judged(response: str) -> float:
+        started.append(response)
+        while len(started) < 3:  # only ends if all three were started before one ended
+            await asyncio.sleep(0)
+        return 1.0
+
+    assert is_async(judged)
+    assert asyncio.run(judged(completions=list("abc"))) == [1.0] * 3
+    started.clear()
+    assert call(judged, completions=list("abc")) == [1.0] * 3
+
+
+def test_async_rewards_can_be_called_where_a_loop_runs():
+    @reward()
+    async def judged(response: str) -> float:
+        return 1.0
+
+    async def notebook_cell():
+        return call(judged, completions=["a"])
+
+    assert asyncio.run(notebook_cell()) == [1.0]
+
+
+def test_async_failures_follow_the_same_policy():
+    @reward(on_error="skip")
+    async def judged(response: str) -> float:
+        return float(response)
+
+    assert call(judged, completions=["1", "x"]) == [1.0, None]
+
+
+def test_past_the_allowed_share_of_none_it_raises():
+    @reward(max_none_share=0.05)
+    def dry(response: str) -> Scored:
+        return Scored(None if response == "x" else 1.0, "no gold")
+
+    assert dry(completions=["a"] * 19 + ["x"]).count(None) == 1
+    assert dry(completions=["x"]) == [None]
+    with pytest.raises(RuntimeError, match=r"could not score 2 of 20 .* no gold"):
+        dry(completions=["a"] * 18 + ["x"] * 2)

@@ -19,14 +19,9 @@ COLUMNS = {
     "schema": '{"type": "object"}',
     "sources": ["a", "b"],
     "answer_sources": [1],
-    "tests": {"function": "f", "cases": [[[1], 2]]},
 }
-IN_PROCESS = {
-    name: func
-    for name, func in built_in().items()
-    if name not in ("code_execution_reward", "code_generation_reward", "math_verify_reward")
-}
-each_reward = pytest.mark.parametrize("func", IN_PROCESS.values(), ids=list(IN_PROCESS))
+ALL = built_in()
+each_reward = pytest.mark.parametrize("func", ALL.values(), ids=list(ALL))
 each_preset = pytest.mark.parametrize("preset", PRESETS.values(), ids=list(PRESETS))
 ALPHABET = '<>/ranswe oig1+=2.,x{}[]":`\n\\½٣é'
 

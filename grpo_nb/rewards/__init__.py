@@ -1,9 +1,5 @@
 """Rewards in TRL's shape: a batch of completions in, one `float | None` each out."""
 
-from grpo_nb.rewards.code import (
-    code_execution_reward,
-    code_generation_reward,
-)
 from grpo_nb.rewards.combine import (
     Adaptive,
     Scheduled,
@@ -25,7 +21,6 @@ from grpo_nb.rewards.correctness import (
     fuzzy_match_reward,
     json_fields_reward,
     json_schema_reward,
-    math_verify_reward,
     multiple_choice_reward,
     numeric_correctness_reward,
     overlap_reward,
@@ -49,7 +44,6 @@ from grpo_nb.rewards.length import (
     soft_overlong_punishment,
 )
 from grpo_nb.rewards.presets import (
-    CODE_GENERATION_REWARDS,
     JSON_EXTRACTION_REWARDS,
     MATH_REASONING_REWARDS,
     PRESETS,
@@ -71,7 +65,6 @@ from grpo_nb.rewards.style import (
 )
 
 __all__ = [
-    "CODE_GENERATION_REWARDS",
     "JSON_EXTRACTION_REWARDS",
     "MATH_REASONING_REWARDS",
     "PRESETS",
@@ -87,8 +80,6 @@ __all__ = [
     "citation_reward",
     "clipped",
     "code_block_format_reward",
-    "code_execution_reward",
-    "code_generation_reward",
     "contains_all_reward",
     "cosine_length_reward",
     "ensemble",
@@ -106,7 +97,6 @@ __all__ = [
     "load_preset",
     "load_yaml",
     "math_problem_reward",
-    "math_verify_reward",
     "max_length_penalty",
     "min_length_reward",
     "multiple_choice_reward",

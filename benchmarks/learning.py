@@ -8,14 +8,12 @@ and format are greedy, on 256 prompts, of the base before and of the merged mode
 
 import argparse
 import json
-import time
 
 from grpo_nb.pipeline import run_pipeline
 
 
 def measure(seed: int) -> dict[str, float]:
     """One run of the four notebooks; returns the figures of its line in the table."""
-    started = time.monotonic()
     summary = run_pipeline(f"learning-seed{seed}", "tiny-cpu", {"seed": seed})
     greedy = summary["report"]["greedy"]
     return {
@@ -24,7 +22,6 @@ def measure(seed: int) -> dict[str, float]:
         "accuracy_after": greedy["merged"]["accuracy"],
         "format_before": greedy["base"]["format"],
         "format_after": greedy["merged"]["format"],
-        "total_seconds": time.monotonic() - started,
     }
 
 
@@ -32,13 +29,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
     lines = [measure(seed) for seed in range(parser.parse_args().seeds)]
-    print("| seed | accuracy before → after | format before → after | all four notebooks |")
-    print("|---|---|---|---|")
+    print("| seed | accuracy before → after | format before → after |")
+    print("|---|---|---|")
     for line in lines:
         print(
             f"| {line['seed']} | {line['accuracy_before']:.1%} → {line['accuracy_after']:.1%} "
-            f"| {line['format_before']:.1%} → {line['format_after']:.1%} "
-            f"| {line['total_seconds']:.0f} s |"
+            f"| {line['format_before']:.1%} → {line['format_after']:.1%} |"
         )
     reached = [x for x in lines if x["accuracy_after"] >= 0.75 and x["format_after"] >= 0.95]
     print(json.dumps({"reached": len(reached), "of": len(lines)}))

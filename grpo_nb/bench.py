@@ -62,19 +62,32 @@ def score_table(
     return table
 
 
-def gold_report(preset: RewardSet, rows: Sequence[Row]) -> dict[str, Any]:
-    """Does the gold completion of every row earn the greatest score of every reward?
+def gold_report(preset: RewardSet, rows: Sequence[Row], pilot: pd.DataFrame) -> dict[str, Any]:
+    """Does the reference completion win on every row?
+
+    It has to earn the first reward, which is correctness, in full, and more in all than any
+    pilot completion of the same question that does not.
+
+    Args:
+        rows: Dataset rows, those of the pilot among them.
+        pilot: What `score_table` gave.
 
     Returns:
-        {"gold_wins": bool, "lowest": {reward: least gold score}, "losers": [questions]}
+        {"gold_wins": bool, "lowest": {reward: least reference score}, "losers": [questions]}
     """
     scores = score(preset, rows, [preset.reference(row) for row in rows])
-    highest = np.array([getattr(func, "range", (0, 1))[1] for func in preset.reward_funcs])
-    wins = np.isclose(np.nan_to_num(scores, nan=-np.inf), highest)
+    first, full = preset.names[0], getattr(preset.reward_funcs[0], "range", (0, 1))[1]
+    totals = weighted_totals(scores, np.array(preset.reward_weights))
+    wrong = pilot[~np.isclose(pilot[first], full)].groupby("question")["total"].max()
+    losers = [
+        row["question"]
+        for row, score_of_first, total in zip(rows, scores[:, 0], totals, strict=True)
+        if not np.isclose(score_of_first, full) or total <= wrong.get(row["question"], -np.inf)
+    ]
     return {
-        "gold_wins": bool(wins.all()),
+        "gold_wins": not losers,
         "lowest": dict(zip(preset.names, scores.min(axis=0).tolist(), strict=True)),
-        "losers": [rows[i]["question"] for i in np.flatnonzero(~wins.all(axis=1))],
+        "losers": losers,
     }
 
 

@@ -21,19 +21,34 @@ def test_a_table_line_holds_scores_total_and_advantage():
 
 
 def test_the_gold_wins_with_the_math_preset():
-    report = bench.gold_report(load_preset("math"), ROWS)
+    preset = load_preset("math")
+    pilot = bench.score_table(preset, ROWS, [[RIGHT, "84"], ["2", "3"]])
+    report = bench.gold_report(preset, ROWS, pilot)
     assert report["gold_wins"]
     assert set(report["lowest"].values()) == {1.0}
 
 
-def test_a_reward_that_the_gold_does_not_satisfy_is_caught():
+def test_a_correctness_that_the_gold_does_not_satisfy_is_caught():
     @reward()
     def never(response: str) -> float:
         return 0.0
 
-    report = bench.gold_report(reward_set([(never, 1.0)]), ROWS)
+    preset = reward_set([(never, 1.0)])
+    pilot = bench.score_table(preset, ROWS, [["1", "2"], ["3", "4"]])
+    report = bench.gold_report(preset, ROWS, pilot)
     assert not report["gold_wins"]
     assert report["losers"] == ["47 + 38?", "1 + 1?"]
+
+
+def test_a_reward_that_pays_a_wrong_answer_more_than_the_gold_is_caught():
+    @reward()
+    def long_winded(response: str) -> float:
+        return min(1.0, len(response) / 1000)
+
+    math = load_preset("math")
+    preset = reward_set([(math.reward_funcs[0], 1.0), (long_winded, 4.0)])
+    pilot = bench.score_table(preset, ROWS, [["x" * 900, "y"], ["2", "3"]])
+    assert bench.gold_report(preset, ROWS, pilot)["losers"] == ["47 + 38?"]
 
 
 def test_groups_without_signal_are_counted():

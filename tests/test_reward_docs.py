@@ -17,9 +17,10 @@ def test_every_reward_is_listed_and_says_what_it_resists():
 def test_the_names_in_circulation_are_all_there():
     from grpo_nb import rewards
 
-    names = """exact_match fuzzy_match numeric_correctness
+    names = """exact_match fuzzy_match numeric_correctness math_verify code_execution
         no_syntax_error strict_xml_format soft_xml_format incremental_format json_format
-        code_block_format ideal_length min_length reasoning_quality citation math_problem"""
+        code_block_format ideal_length min_length reasoning_quality citation math_problem
+        code_generation"""
     for name in [f"{name}_reward" for name in names.split()]:
         assert callable(getattr(rewards, name))
     assert callable(rewards.max_length_penalty)

@@ -1,5 +1,6 @@
 """Rewards in TRL's shape: a batch of completions in, one `float | None` each out."""
 
+from grpo_nb.rewards.code import code_execution_reward, code_generation_reward
 from grpo_nb.rewards.combine import (
     Adaptive,
     Scheduled,
@@ -21,6 +22,7 @@ from grpo_nb.rewards.correctness import (
     fuzzy_match_reward,
     json_fields_reward,
     json_schema_reward,
+    math_verify_reward,
     multiple_choice_reward,
     numeric_correctness_reward,
     overlap_reward,
@@ -43,7 +45,9 @@ from grpo_nb.rewards.length import (
     min_length_reward,
     soft_overlong_punishment,
 )
+from grpo_nb.rewards.model_based import LLMJudge, RewardModel
 from grpo_nb.rewards.presets import (
+    CODE_GENERATION_REWARDS,
     JSON_EXTRACTION_REWARDS,
     MATH_REASONING_REWARDS,
     PRESETS,
@@ -65,13 +69,16 @@ from grpo_nb.rewards.style import (
 )
 
 __all__ = [
+    "CODE_GENERATION_REWARDS",
     "JSON_EXTRACTION_REWARDS",
     "MATH_REASONING_REWARDS",
     "PRESETS",
     "QA_REWARDS",
     "SUMMARIZATION_REWARDS",
     "Adaptive",
+    "LLMJudge",
     "Reward",
+    "RewardModel",
     "RewardSet",
     "Scheduled",
     "Scored",
@@ -80,6 +87,8 @@ __all__ = [
     "citation_reward",
     "clipped",
     "code_block_format_reward",
+    "code_execution_reward",
+    "code_generation_reward",
     "contains_all_reward",
     "cosine_length_reward",
     "ensemble",
@@ -97,6 +106,7 @@ __all__ = [
     "load_preset",
     "load_yaml",
     "math_problem_reward",
+    "math_verify_reward",
     "max_length_penalty",
     "min_length_reward",
     "multiple_choice_reward",

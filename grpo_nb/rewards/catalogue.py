@@ -1,6 +1,6 @@
 """docs/rewards.md, made from the rewards themselves: `python -m grpo_nb.rewards.catalogue`."""
 
-from grpo_nb.rewards import correctness, format, length, style
+from grpo_nb.rewards import code, correctness, format, length, style
 from grpo_nb.rewards.contract import Reward
 from grpo_nb.rewards.presets import PRESETS, built_in
 from grpo_nb.runs import PROJECT_ROOT, atomic_path
@@ -11,12 +11,14 @@ KINDS = {
     format: "Format",
     length: "Length",
     style: "Style",
+    code: "Code",
 }
 HEAD = """# Rewards
 
 Made by `python -m grpo_nb.rewards.catalogue` from the rewards' own declarations; a test keeps it
 true. All are importable from `grpo_nb.rewards` and callable as TRL calls them. *Columns* are what
-a reward reads of the dataset; *options* are set by `.configured(option=value)`.
+a reward reads of the dataset; *options* are set by `.configured(option=value)`. A reward that
+costs a process scores its batch side by side on all cores; the others take microseconds.
 """
 TAIL = """
 ## Made of others
@@ -24,7 +26,14 @@ TAIL = """
 `gated(a, by=b)`, `weighted([(a, 1.0), …])`, `clipped(a, low, high)`, `ensemble([a, b], "median")`,
 `Scheduled(a, {0: 0.2, 100: 1.0})` and `Adaptive(a)`, whose factor follows the success rate and is
 saved with checkpoints by `keep_adaptive_weights(rewards)`. `math_problem_reward` is
-`numeric_correctness_reward` gated by `soft_xml_format_reward`.
+`numeric_correctness_reward` gated by `soft_xml_format_reward`; `code_generation_reward` weighs
+format, syntax and execution.
+
+## Judged by a model
+
+`RewardModel` (a sequence classifier) and `LLMJudge` (any OpenAI-compatible server; async, cached,
+with a cost counter) cost a forward pass or a request a completion. Both can be talked round:
+probe them before you trust them.
 """
 
 
@@ -36,6 +45,7 @@ def _line(func: Reward) -> str:
         f"{low:g} … {high:g}",
         ", ".join(f"`{column}`" for column in func.columns) or "–",
         ", ".join(f"`{option}`" for option in func.option_names) or "–",
+        "a process" if func.settings.parallel else "in process",
         func.settings.resists,
     ]
     return f"| {' | '.join(cells)} |"
@@ -45,8 +55,8 @@ def markdown() -> str:
     """The whole page."""
     text = HEAD
     for module, title in KINDS.items():
-        text += f"\n## {title}\n\n| reward | pays | range | columns | options | resists |\n"
-        text += "|---|---|---|---|---|---|\n"
+        text += f"\n## {title}\n\n| reward | pays | range | columns | options | cost | resists |\n"
+        text += "|---|---|---|---|---|---|---|\n"
         own = [func for func in built_in().values() if func.__module__ == module.__name__]
         text += "\n".join(_line(func) for func in own if isinstance(func, Reward)) + "\n"
     text += "\n## Presets\n\n| preset | rewards, with weights |\n|---|---|\n"

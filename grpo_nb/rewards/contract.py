@@ -13,6 +13,7 @@ Past `max_none_share` of a batch the reward raises, with the first reason it gav
 import asyncio
 import inspect
 import math
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
@@ -87,6 +88,9 @@ class Reward:
     ) -> list[Scored]:
         """Score and reason of each completion; arguments as in a call."""
         rows = self._rows(completions, prompts, columns)
+        if self.settings.parallel:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                return list(pool.map(self._scored, rows))
         return [self._scored(row) for row in rows]
 
     def _rows(self, completions, prompts, columns) -> list[tuple[int, tuple, dict]]:
@@ -161,6 +165,7 @@ class Settings(NamedTuple):
     high: float = 1.0
     on_error: Literal["raise", "skip"] = "raise"
     max_none_share: float = 1.0
+    parallel: bool = False
     resists: str = ""
 
 
@@ -170,6 +175,7 @@ def reward(
     high: float = 1.0,
     on_error: Literal["raise", "skip"] = "raise",
     max_none_share: float = 1.0,
+    parallel: bool = False,
     resists: str = "",
 ) -> Callable[[Callable[..., Any]], Reward]:
     """Lift `def score(response, <columns>, *, <options>)` to TRL's batch contract.
@@ -184,6 +190,7 @@ def reward(
         high: Greatest score it may give; a weight belongs into `reward_weights`.
         on_error: What an exception of the scorer does: raise, or None for that row.
         max_none_share: Greatest share of None in a batch of SMALL_BATCH or more.
+        parallel: Score the batch in threads, for scorers that wait for another process.
         resists: The hack it resists, for the table of rewards.
 
     >>> @reward()
@@ -192,7 +199,7 @@ def reward(
     >>> says(prompts=["?", "?"], completions=["4", "5"], answer=["4", "4"])
     [1.0, 0.0]
     """
-    settings = Settings(low, high, on_error, max_none_share, resists)
+    settings = Settings(low, high, on_error, max_none_share, parallel, resists)
 
     def lift(score: Callable[..., Any]) -> Reward:
         kind = AsyncReward if inspect.iscoroutinefunction(score) else Reward

@@ -65,6 +65,29 @@ def numeric_correctness_reward(
     return Scored(float(right), "" if right else f"{found} is not {gold}")
 
 
+@reward(max_none_share=0.05, parallel=True, resists="relations, alternatives and partial parses")
+def math_verify_reward(response: str, answer: str, *, timeout_seconds: float = 1.0) -> Scored:
+    """1 if the final answer equals the gold as mathematics.
+
+    Numbers are compared exactly and finally; only where one of the two is no number,
+    math-verify is asked, in a process that can be killed.
+
+    Source: https://github.com/huggingface/Math-Verify.
+    """
+    from grpo_nb.rewards.math_worker import verify_latex
+
+    text = _answer(response)
+    found, gold = parse_number(text), parse_number(answer)
+    if found is not None and gold is not None:
+        return Scored(float(found == gold), "compared as numbers")
+    if not text:
+        return Scored(0.0, "no answer")
+    verdict = verify_latex(answer, text, timeout_seconds)
+    if verdict is None:
+        return Scored(None, f"the gold {answer!r} cannot be parsed")
+    return Scored(float(verdict), "compared by math-verify")
+
+
 @reward(resists="copying the source, stuffing words: precision counts as much as recall")
 def overlap_reward(response: str, answer: str) -> float:
     """F1 of the words of the final answer and the gold (ROUGE-1), each word as often as it is."""

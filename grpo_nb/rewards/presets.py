@@ -15,8 +15,8 @@ import yaml
 
 from grpo_nb.config import refuse_unknown
 from grpo_nb.prompts import ANSWER, REASONING, SYSTEM_PROMPT
-from grpo_nb.rewards import correctness, format, length, style
-from grpo_nb.rewards.combine import gated
+from grpo_nb.rewards import code, correctness, format, length, style
+from grpo_nb.rewards.combine import Combined, gated
 from grpo_nb.rewards.contract import Reward
 from grpo_nb.runs import PROJECT_ROOT
 
@@ -78,6 +78,15 @@ MATH_REASONING_REWARDS = reward_set(
         (style.reasoning_quality_reward, 0.125),
     ]
 )
+CODE_GENERATION_REWARDS = reward_set(
+    [
+        (code.code_execution_reward, 1.0),
+        (format.no_syntax_error_reward, 0.25),
+        (format.code_block_format_reward, 0.25),
+    ],
+    system_prompt="Answer with one fenced block of Python code, marked ```python, and no more.",
+    reference=lambda row: f"```python\n{row['answer']}\n```",
+)
 SUMMARIZATION_REWARDS = reward_set(
     [
         (correctness.overlap_reward, 1.0),
@@ -105,6 +114,7 @@ JSON_EXTRACTION_REWARDS = reward_set(
 )
 PRESETS = {
     "math": MATH_REASONING_REWARDS,
+    "code": CODE_GENERATION_REWARDS,
     "summarization": SUMMARIZATION_REWARDS,
     "qa": QA_REWARDS,
     "json_extraction": JSON_EXTRACTION_REWARDS,
@@ -113,12 +123,12 @@ PRESETS = {
 
 def built_in() -> dict[str, Callable[..., Any]]:
     """{name: reward} of every reward of this package that needs no arguments."""
-    modules = (correctness, format, length, style)
+    modules = (correctness, format, length, style, code)
     found = {
         name: value
         for module in modules
         for name, value in vars(module).items()
-        if isinstance(value, Reward) and name == value.__name__
+        if isinstance(value, Reward | Combined) and name == value.__name__
     }
     return {**found, "math_problem_reward": math_problem_reward}
 

@@ -1,0 +1,111 @@
+"""How right and how fast are the rewards? Figures for docs/rewards.md.
+
+    python benchmarks/rewards.py [GSM8K.jsonl]
+
+Golds are those of the file, or of the built-in arithmetic set. Each is written in many
+right and wrong ways; correctness has to tell them apart. Throughput is a ratio to
+math-verify on the same rows, in the same run. Floods are of a megabyte each.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+from math_verify import parse, verify
+
+from grpo_nb import data
+from grpo_nb.numbers import parse_number
+from grpo_nb.rewards import math_verify_reward, numeric_correctness_reward
+from grpo_nb.rewards.presets import built_in
+
+FORMS = {
+    "tagged": "<reasoning>1+1=2</reasoning><answer>{}</answer>",
+    "raw": "{}",
+    "boxed": r"so it is \boxed{{{}}}.",
+    "####": "because it is so\n#### {}",
+}
+RESTYLED = [
+    "{}.",
+    "**{}**",
+    "${}",
+    "{} apples",
+    "{}.0",
+    r"\${}",
+    "  {}  ",
+    "+{}",
+    r"{} \text{{ cm}}",
+]
+NEAR = ["{}1", "1{}", "-{}", "{} or 7", "7 or {}", "7 = {}", "it is not {}", "{}.5", "{} 7", "{}e1"]
+FLOODS = ("<answer>", "1+", "1 + ", "[1] ", "{", "```python\n", "a ", r"\boxed{", "<think>", "½")
+COLUMNS = {
+    "answer": "1",
+    "keywords": ["a"],
+    "schema": "{}",
+    "sources": ["a"],
+    "answer_sources": [1],
+}
+
+
+def golds(path: str | None) -> list[str]:
+    if path is None:
+        return [row["answer"] for row in data.read_rows(data.DataConfig())]
+    return [data.gold_answer(row["answer"]) for row in data.read_jsonl(Path(path))]
+
+
+def accuracy(answers: list[str]) -> None:
+    whole = [gold for gold in answers if (parse_number(gold) or 0) > 0 and "." not in gold]
+    for name, form in FORMS.items():
+        right = [form.format(gold) for gold in whole]
+        wrong = [form.format(int(gold.replace(",", "")) + 1) for gold in whole]
+        scores = numeric_correctness_reward(completions=right + wrong, answer=whole * 2)
+        share = sum(s == (i < len(right)) for i, s in enumerate(scores)) / len(scores)
+        print(f"accuracy, {name:<8} {share:.4f} of {len(scores)}")
+    for title, styles in (("recall, restyled", RESTYLED), ("false positives, near", NEAR)):
+        texts = [FORMS["tagged"].format(s.format(gold)) for gold in whole for s in styles]
+        columns = [gold for gold in whole for _ in styles]
+        scores = numeric_correctness_reward(completions=texts, answer=columns)
+        print(f"{title}: {sum(scores) / len(scores):.4f} of {len(scores)}")
+
+
+def throughput(answers: list[str]) -> None:
+    rows = [(FORMS["boxed"].format(gold), gold) for gold in answers]
+    texts, columns = zip(*rows, strict=True)
+
+    def timed(score) -> float:
+        started = time.perf_counter()
+        score()
+        return len(rows) / (time.perf_counter() - started)
+
+    def plain() -> None:
+        for text, gold in rows:
+            verify(parse(f"${gold}$", parsing_timeout=None), parse(text, parsing_timeout=None),
+                   timeout_seconds=None)  # fmt: skip
+
+    plain()
+    base = timed(plain)
+    print(f"math-verify: {base:.0f} completions/s")
+    for func in (numeric_correctness_reward, math_verify_reward):
+        mine = timed(lambda func=func: func(completions=list(texts), answer=list(columns)))
+        print(f"{func.__name__}: {mine:.0f} completions/s, {mine / base:.0f} times math-verify")
+
+
+def floods() -> None:
+    slowest = (0.0, "", "")
+    for name, func in built_in().items():
+        if "tests" in func.columns:
+            continue
+        given = dict(COLUMNS, answer="{}") if name.startswith("json") else COLUMNS
+        columns = {column: [given[column]] for column in func.columns}
+        func(completions=["warm"], **columns)
+        for flood in FLOODS:
+            started = time.perf_counter()
+            func(completions=[flood * (1_000_000 // len(flood))], **columns)
+            slowest = max(slowest, (time.perf_counter() - started, name, flood))
+    print(f"slowest on a megabyte: {slowest[0]:.2f} s, {slowest[1]} on {slowest[2]!r}")
+
+
+if __name__ == "__main__":
+    gold_answers = golds(sys.argv[1] if len(sys.argv) > 1 else None)
+    accuracy(gold_answers)
+    throughput(gold_answers)
+    floods()

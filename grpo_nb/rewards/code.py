@@ -1,0 +1,45 @@
+"""Does the code work? It runs in the sandbox; values are compared outside of it."""
+
+from typing import Any
+
+from grpo_nb.rewards.combine import weighted
+from grpo_nb.rewards.contract import Scored, reward
+from grpo_nb.rewards.format import (
+    code_block_format_reward,
+    extract_code,
+    no_syntax_error_reward,
+)
+
+
+@reward(
+    max_none_share=0.05, parallel=True, resists="printed verdicts, early exit, patched equality"
+)
+def code_execution_reward(
+    response: str, tests: Any, *, seconds: float = 2.0, partial: bool = True
+) -> Scored:
+    """The share of the tests that the code passes in the sandbox; `partial=False`: all or none.
+
+    The code is the last fenced block, else the answer tag. `tests` is a row's own: calls
+    with expected values, stdin and stdout, or asserts, as `sandbox.run_tests` takes them.
+    """
+    from grpo_nb.sandbox import Limits, run_tests
+
+    code = extract_code(response)
+    if not code:
+        return Scored(0.0, "no code in a fenced block or answer tag")
+    verdict = run_tests(code, tests, limits=Limits(seconds=seconds))
+    if verdict.failure:
+        return Scored(None, verdict.failure)
+    share = verdict.passed / verdict.total
+    reason = next(filter(None, verdict.reasons), "")
+    return Scored(share if partial else float(share == 1), reason)
+
+
+code_generation_reward = weighted(
+    [
+        (code_block_format_reward, 0.125),
+        (no_syntax_error_reward, 0.125),
+        (code_execution_reward, 0.75),
+    ],
+    name="code_generation_reward",
+)

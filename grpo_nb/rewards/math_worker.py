@@ -1,0 +1,298 @@
+r"""math-verify in a worker that can be killed: is this LaTeX the gold's value?
+
+math-verify guards itself with SIGALRM: main thread only, and it takes the caller's alarm. Here
+it runs in another process, within limits of time and memory. Guards come first: they refuse what
+is not one expression ("17 or 18", `17 = 18`), and what only burns time (9^{9^{9}}).
+The worker is this file as a script. It imports math-verify once and forks a child that answers;
+the kernel kills a child whose time is up, and the next fork takes 10 ms. It ends when its socket
+closes, that is with the process that started it. https://github.com/huggingface/Math-Verify
+"""
+
+import atexit
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from functools import lru_cache
+from queue import LifoQueue
+
+LONGEST, DEEPEST = 500, 20  # characters; brackets inside each other
+LEAST_SECONDS, GOLD_SECONDS = 0.06, 1.0  # of processor time; a comparison takes 0.002 to 0.05
+MEMORY, REMEMBERED = 2 << 30, 20_000  # bytes of address space; verdicts
+READY = b"!"  # what a worker says first
+WARM_UP = r"""\frac{1}{\sqrt{3}-1} \frac{\sqrt{3}+1}{2}  x^2-1 (x-1)(x+1)  [1,2] (1,2)  x>1 2<x  x+1
+    \frac{x^2-1}{x-1}  \{1,\pi\} \{\pi,1.5\}  \sin{2x} 2\sin{x}\cos{x}  (1,2)\cup[3,\infty) [3,5]
+    2x+3y=6 y=2-\frac{2}{3}x  e^{x^2} \log_2{8}  \frac{n!}{(n-2)!} n(n-1)  3+2i e^{i\pi}"""  # pairs
+_UNICODE = str.maketrans(
+    {"−": "-", "π": r"\pi ", "∞": r"\infty ", "×": r"\times ", "·": r"\cdot ", "√": r"\sqrt "}
+    | {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∪": r"\cup ", "±": r"\pm "}
+)
+_WRAPPINGS = {"$$": "$$", "$": "$", r"\(": r"\)", r"\[": r"\]", "**": "**", r"\boxed{": "}"}
+_FUNCTION = re.compile(r"(?<![\\A-Za-z])(pi|sqrt|sin|cos|tan|log|ln|exp|infty)(?![A-Za-z])")
+_UNIT = re.compile(r"(?<=[^\s~{(])(?:\s|~|\\[,;: ])*\\(?:text|mathrm)\{([^{}]*)\}(\^\{?[23]\}?)?$")
+_LABEL = re.compile(  # a unit or a name: two words at most, and none that hedges or denies
+    r"(?i)(?!.*\b(?:or|and|not?|isn?|if|either|maybe|never|wrong)\b)\s*(?:[a-z()/.-]+\s*){0,2}"
+)
+_INNERMOST = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
+_TEXT = re.compile(r"\\(?:text\w*|mathrm|mbox|operatorname\*?)\s*\{([^{}]*)\}")
+_COMMAND = re.compile(r"\\(?:begin|end)\{\w+\*?\}|\\[A-Za-z]+")
+_JUXTAPOSED = re.compile(  # math-verify adds "17 1"
+    r"\d(?:\s|~|\\[,;:! ]|\{\}|\^\{?\\circ\}?|\\(?:q?quad|[lc]?dots|\w*style|\w+\{\s*\}))+\d"
+)
+_HEAVY = re.compile(
+    r"""\d{101} | \^\s*\{[^{}^]*[\d)]\s*\^ | \^\s*\d+\s*\^ | \^\s*\{?\s*\d{5}   # x^{9^9}, x^{99999}
+    | \^\s*\{[^{}]*! | (?:\d{4}|[!}])\s*!(?!=) | \([^()]*(?:!|\d{3}|\^)[^()]*\)\s*! """,
+    re.VERBOSE,
+)
+_AS_OFTEN_AS_IN_GOLD = [
+    r"[=<>:;]|\\(?:[lg](?:eq?|t)|[lg]eqslant|neq?|approx|equiv|sim|cong|propto|mid|in|ni|notin"
+    r"|to|mapsto|implies|iff|\w*arrow|su[bp]set\w*)(?![A-Za-z])",
+    r"(?<![A-Za-z])(?:or|and)(?![A-Za-z])|\\(?:lor|land|vee|wedge|pm|mp)(?![A-Za-z])",
+    r"\\(?:sum|prod|int|lim|det|binom|[lc]?dots)(?![A-Za-z])",
+    r"['\"$&]|\\\\|boxed|\.\.|\d\s*_",
+]
+
+
+def verify_latex(gold: str, answer: str, timeout_seconds: float = 1.0) -> bool | None:
+    r"""Whether the whole answer is one expression, and mathematically the gold's.
+
+    `$…$`, `\boxed{…}`, `**…**` around it, a unit in `\text{…}` and a full stop after it do not
+    count. Relations, `or`, `\pm`, `;` and commas outside brackets are refused unless the gold has
+    them too. Thread-safe; blocks the caller, also in a running event loop.
+
+    Args:
+        gold: The right answer, LaTeX.
+        answer: What the model answered, LaTeX or plain mathematics.
+        timeout_seconds: Processor time for an answer, in seconds. A time-out leaves 0.6 of it to
+            the answers that follow, down to 0.06, until they come in time: it bounds a batch.
+
+    Returns:
+        False also for an answer that cannot be parsed, is refused or runs out of time; None for
+        a gold that cannot be parsed, or when the worker failed twice.
+
+    Raises:
+        ValueError: timeout_seconds is not above 0.
+        RuntimeError: The worker does not start, as when math-verify is missing.
+
+    >>> verify_latex(r"\frac{1}{2}", r"$\dfrac12$"), verify_latex("18", "17 or 18")
+    (True, False)
+    """
+    if not timeout_seconds > 0:
+        raise ValueError(f"timeout_seconds is {timeout_seconds}: give seconds above 0, such as 1.0")
+    gold, answer = _plain(gold), _plain(answer)
+    if not gold or gold == answer:
+        return True if gold else None
+    if not _one_expression(answer, gold):
+        answer = ""  # the worker then says whether the gold can be parsed, and nothing more
+    return _POOL.verify(gold, answer, timeout_seconds)
+
+
+def _plain(text: str) -> str:
+    """The expression without wrapping, unit and full stop, thousands joined; "" for a bomb."""
+    if len(text) > LONGEST:
+        return ""
+    text = " ".join(text.translate(_UNICODE).split())
+    for _ in range(4):
+        text = text.strip().removesuffix(".")
+        for opening, closing in _WRAPPINGS.items():
+            if text.startswith(opening) and text.endswith(closing) and text != opening:
+                text = text[len(opening) : -len(closing)]
+    text = _UNIT.sub(lambda unit: "" if _LABEL.fullmatch(unit[1]) else unit[0], text.strip())
+    text = re.sub(r"sqrt\s?\(([^()]*)\)", r"sqrt{\1}", text.replace("{,}", ","))
+    text = re.sub(r"\\[dtc]?frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
+    if re.fullmatch(r"[-+]?\d{1,3}(?:(?:,|\\[,!])\s?\d{3})+(?:\.\d+)?", text):
+        text = re.sub(r"[\\,! ]", "", text)  # thousands; inside brackets a comma separates
+    text = _FUNCTION.sub(r"\\\1 ", text).strip()
+    return "" if _outside_brackets(text) is None or _HEAVY.search(text) else text
+
+
+def _outside_brackets(text: str) -> str | None:
+    """What stands outside every bracket; None where they do not match or go too deep."""
+    for _ in range(DEEPEST):
+        text = _INNERMOST.sub("", text)
+    return None if re.search(r"[(\[{}\])]", text) else text
+
+
+def _brackets(text: str) -> str:
+    """Which brackets make the text a tuple or an interval; "" for a set, a list, the rest."""
+    bare = re.sub(r"\\(?:left|right)(?![A-Za-z])|\\(?=[{}])|\s", "", text)
+    alone = "," in bare and _outside_brackets(bare) == "" and bare[0] != "{"
+    return bare[0] + bare[-1] if alone else ""
+
+
+def _one_expression(answer: str, gold: str) -> bool:
+    """Whether the answer says one thing, in a form the gold has as well."""
+    if _brackets(answer) != _brackets(gold) or _JUXTAPOSED.search(answer):
+        return False
+    if any(len(re.findall(m, answer)) > len(re.findall(m, gold)) for m in _AS_OFTEN_AS_IN_GOLD):
+        return False
+    commas, gold_commas = ((_outside_brackets(text) or "").count(",") for text in (answer, gold))
+    if commas > gold_commas and not ("{" in gold and commas == gold.count(",")):
+        return False
+    if not all(_LABEL.fullmatch(text) or text in gold for text in _TEXT.findall(answer)):
+        return False
+    bare, gold_bare = (_COMMAND.sub(" ", _TEXT.sub(" ", text)) for text in (answer, gold))
+    words = re.findall(r"[^\W\d_]{2,}", bare)  # xy is a product if the gold knows x and y
+    return not re.search(r"\d[eE]\d", bare) and all(set(w) <= set(gold_bare) for w in words)
+
+
+class MathWorker:
+    """One process that compares, for one caller at a time; started when first asked."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, gold: str, answer: str, cpu_seconds: float) -> bytes:
+        """b"1" right, b"0" wrong, b"?" gold unusable, b"T" out of time; OSError when killed."""
+        try:
+            if self.process is None:
+                self._start()
+            self.socket.settimeout(5 + 10 * cpu_seconds)  # for a worker that hangs, not computes
+            self.socket.sendall(json.dumps([gold, answer, cpu_seconds]).encode() + b"\n")
+            if (reply := self.socket.recv(1)) in (b"", READY):
+                raise ConnectionError("the math-verify worker was killed")
+            return reply
+        except BaseException:  # an interrupt too: the late reply would be the next caller's
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        keep = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME"} & set(os.environ)  # no secrets
+        environment = {name: os.environ[name] for name in keep} | {"PYTHONHASHSEED": "0"}
+        options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        options["start_new_session"] = True  # Jupyter's interrupt is not for it
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-P", __file__]
+            self.process = subprocess.Popen(command, stdin=theirs, env=environment, **options)
+        self.socket.settimeout(120)  # seconds, to import math-verify on a busy machine
+        if self.socket.recv(1) != READY:
+            check = f"{sys.executable} -c 'import math_verify'"
+            raise RuntimeError(f"the math-verify worker ended at its start: see what {check} says")
+
+    def close(self, kill: bool = True) -> None:
+        """End the worker and what it forked, or only let go of it."""
+        if self.process is not None:
+            self.socket.close()
+            if kill and self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+            self.process.returncode, self.process = 0, None
+
+
+class _Pool:
+    """At most one worker a core. Verdicts are remembered: a group repeats its answers."""
+
+    def __init__(self) -> None:
+        self.workers = [MathWorker() for _ in range(min(4, os.cpu_count() or 1))]
+        self.reset()
+        # After a fork the workers are the parent's; an open copy would outlive the parent.
+        os.register_at_fork(after_in_child=lambda: self.reset(kill=False))
+        atexit.register(self.reset)
+
+    def reset(self, kill: bool = True) -> None:
+        self.free: LifoQueue[MathWorker] = LifoQueue()
+        for worker in self.workers:
+            worker.close(kill)
+            self.free.put(worker)
+        self.verdicts: dict[tuple[str, str], bool | None] = {}
+        self.timeouts = 0.0  # of late, at most 6
+
+    def verify(self, gold: str, answer: str, seconds: float) -> bool | None:
+        if (known := self.verdicts.get((gold, answer), "?")) != "?":
+            return known
+        limit = max(min(seconds, LEAST_SECONDS), seconds * 0.6**self.timeouts)
+        reply = self._ask(gold, answer, limit) or self._ask(gold, answer, limit)
+        if reply == b"T":  # not remembered: with more time it may be right
+            self.timeouts = min(self.timeouts + 1, 6)
+            return False
+        verdict = {b"1": True, b"0": False}.get(reply)
+        if reply is not None:
+            self.timeouts = max(self.timeouts - 0.1, 0)
+            self.verdicts = self.verdicts if len(self.verdicts) < REMEMBERED else {}
+            self.verdicts[gold, answer] = verdict
+        return verdict
+
+    def _ask(self, gold: str, answer: str, limit: float) -> bytes | None:
+        worker, free = self.free.get(), self.free
+        try:
+            return worker.ask(gold, answer, limit)
+        except OSError:
+            return None  # killed: the caller tries once more, and then says None
+        finally:
+            free.put(worker)
+
+
+_POOL = _Pool()
+
+
+@lru_cache(maxsize=256)
+def _parse(text: str) -> list[object]:
+    """What math-verify makes of the text, [] where it makes nothing."""
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import LatexExtractionConfig, parse
+
+    # Its own handling of boxes and units would throw away what stands around them.
+    rules = NormalizationConfig(malformed_operators=True, nits=True, boxed="none", units=False)
+    config = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=rules)
+    return parse(f"${text}$", [config], "no_fallback", "first_match", parsing_timeout=None)
+
+
+def _serve() -> None:
+    """Answer requests until the socket closes. A time-out of the gold is told by its signal."""
+    from math_verify import verify
+
+    for line in sys.stdin.buffer:
+        gold, answer, seconds = json.loads(line)
+        reply = b"?"
+        signal.setitimer(signal.ITIMER_VIRTUAL, GOLD_SECONDS)
+        try:
+            if gold_value := _parse(gold):
+                reply = b"0"
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+                signal.setitimer(signal.ITIMER_PROF, seconds)
+                if answer and verify(gold_value, _parse(answer), timeout_seconds=None):
+                    reply = b"1"
+        except Exception as error:  # sympy's: the gold's fault or the answer's, as reply says
+            logging.debug("math-verify failed: %s", type(error))
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        os.write(0, reply)
+
+
+def _work() -> None:
+    """The script: import, warm up, then fork children that answer, one after the other."""
+    import ctypes
+    import resource
+
+    from math_verify import verify
+
+    logging.disable(logging.CRITICAL)
+    warm_up = map(_parse, WARM_UP.split())  # fills the caches of math-verify and sympy
+    for gold in warm_up:
+        verify(gold, next(warm_up), timeout_seconds=None)
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    memory = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
+    os.write(0, READY)
+    while True:
+        child = os.fork()
+        if not child:
+            if sys.platform == "linux":
+                resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
+                ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the forker
+            _serve()
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            return
+        # Killed by somebody it is no verdict, by a limit or a crash of the interpreter it is one.
+        replies = {signal.SIGKILL: READY, signal.SIGVTALRM: b"?"}
+        os.write(0, replies.get(os.WTERMSIG(status), b"T"))
+
+
+if __name__ == "__main__":
+    _work()

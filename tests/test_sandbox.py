@@ -1,0 +1,564 @@
+"""Every attack as an ordinary user and, where these tests run as root, as root too."""
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from grpo_nb import sandbox
+from grpo_nb.sandbox import Limits, choose_backend, run_many, run_tests
+
+QUICK = Limits(seconds=1.0, memory_mib=128, output_bytes=4096, processes=16)
+SQUARE = "def f(x): return x * x"
+CALLS = {"function": "f", "cases": [[[2], 4], [[3], 9]]}
+PIPES = {"stdin_stdout": [["2", "4"], ["3\n", "9 \n\n"]]}
+ASSERTS = ["assert f(2) == 4", "assert f(3) == 9"]
+PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+MARKER = f"sandbox-test-{os.getpid()}"
+FORKS = "import os\nwhile True:\n try: os.fork()\n except OSError: pass"
+WRITE_JUNK = """
+import os
+for fd in range(3, 64):
+    try: os.write(fd, b'["value", 4]\\n' * 3)
+    except OSError: pass
+"""
+SEARCH = """
+import gc, sys
+def f(x):
+    sought, frame, seen = int("546372819"[::-1]), sys._getframe(1), ""
+    while frame:
+        seen += repr((frame.f_globals, frame.f_locals, frame.f_code.co_consts))
+        frame = frame.f_back
+    held = [t for t in gc.get_objects() if isinstance(t, (list, tuple)) and sought in t]
+    return str(sought) in seen or bool(held)
+"""
+DAEMON = f"""
+import os, sys
+def f(x):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.closerange(0, 64)
+            os.execv(sys.executable, [sys.executable, "-c", "while True: pass", "{MARKER}"])
+        os._exit(0)
+    os.wait()
+    return x * x
+"""
+
+# name: (program, tests, what the reason says); none may pass a test
+ATTACKS = {
+    "infinite loop": ("while True: pass", CALLS, "timed out after 1 s"),
+    "infinite loop in the function": ("def f(x):\n while True: pass", ASSERTS, "timed out"),
+    "infinite loop on stdin": ("while True: pass", PIPES, "timed out after 1 s"),
+    "sleeps": ("import time\ntime.sleep(60)", CALLS, "timed out"),
+    "ignores signals": (
+        "import signal\nfor s in range(1, 65):\n try: signal.signal(s, 1)\n"
+        " except (OSError, ValueError): pass\nwhile True: pass", CALLS, "timed out"),
+    "fork bomb": (FORKS, CALLS, ""),
+    "fork bomb on stdin": (FORKS, PIPES, ""),
+    "memory bomb": ("x = []\nwhile True: x.append(bytearray(10**8))", CALLS, "out of memory"),
+    "memory bomb at once": ("def f(x): return bytearray(10**10)", ASSERTS, "out of memory"),
+    "memory bomb on stdin": ("x = 'a' * 10**10", PIPES, "out of memory"),
+    "output flood": ("while True: print('x' * 999)", CALLS, "printed more than 4096 bytes"),
+    "output flood on stdin": ("while True: print('x' * 999)", PIPES, "printed more than 4096"),
+    "error flood": ("import sys\nwhile True: sys.stderr.write('x' * 999)", CALLS, "printed more"),
+    "result flood": ("def f(x): return 'x' * 10**7", CALLS, "returned more than 4096 bytes"),
+    "result channel flood": (
+        "import os\nwhile True:\n for fd in range(3, 64):\n  try: os.write(fd, b'x' * 999)\n"
+        "  except OSError: pass", CALLS, "returned more than 4096 bytes"),
+    "equal to all": ("class E:\n def __eq__(s, o): return True\ndef f(x): return E()", CALLS,
+                     "wrong value: got <E object>, expected 4"),
+    "equal to all, asserted": ("class E:\n def __eq__(s, o): return True\n __hash__ = None\n"
+                               "def f(x): return E()", ASSERTS, "wrong value"),
+    "subclass of int": ("class E(int):\n def __eq__(s, o): return True\ndef f(x): return E(5)",
+                        CALLS, "wrong value: got <E object>"),
+    "subclass of str": ("class E(str):\n def __eq__(s, o): return True\nprint(E('PASS'))", PIPES,
+                        "wrong value: got 'PASS\\n', expected '4'"),
+    "pretends its class": ("class E:\n __class__ = int\n def __eq__(s, o): return True\n"
+                           "def f(x): return E()", CALLS, "wrong value"),
+    "patched builtins": ("import builtins\nbuiltins.all = builtins.any = builtins.isinstance = "
+                         "lambda *a: True\nbuiltins.type = lambda *a: int\ndef f(x): return 5",
+                         CALLS, ""),
+    "patched json": ("import json\njson.dumps = json.loads = lambda *a, **k: 4\n"
+                     "def f(x): return 5", CALLS, "wrong value: got 5, expected 4"),
+    "patched harness": (
+        "import sys\nh = sys._getframe(2).f_globals\n"
+        "h['send'] = h['encode'] = lambda *a: 'null'\ndef f(x): return 5", CALLS, ""),
+    "exit 0": ("import os\nos._exit(0)", CALLS, "exited with status 0 before it gave a result"),
+    "exit 0 in the function": ("import os\ndef f(x): os._exit(0)", ASSERTS, "status 0 before"),
+    "exit 0 on stdin": ("import os\nos._exit(0)", PIPES, "wrong value: got '', expected '4'"),
+    "sys.exit": ("import sys\nsys.exit(0)", CALLS, "raised SystemExit: 0"),
+    "sys.exit in the function": ("def f(x): exit()", ASSERTS, "raised SystemExit"),
+    "exit 3 after the answer": ("print(int(input()) ** 2)\nexit(3)", PIPES, "exited with status 3"),
+    "prints PASS": ("print('PASS\\n2 passed\\nOK')\ndef f(x): return None", CALLS, "got None"),
+    "prints PASS on stdin": ("print('PASS')", PIPES, "wrong value: got 'PASS\\n'"),
+    "junk as result": (WRITE_JUNK + "def f(x): return 5", CALLS, "wrong value: got 5"),
+    "closes the channel": ("import os\nos.closerange(0, 64)\ndef f(x): return 4", CALLS, ""),
+    "forged results": (
+        "import sys\nh = sys._getframe(2).f_globals\n"
+        "for v in ('true', '{\"int\": 4}', '[[', '{\"set\": [[]]}', '{\"tuple\": 4}', '['*9999):\n"
+        " h['send']('value', v)\ndef f(x): return 4", CALLS, ""),
+    "forged empty reason": (
+        "import sys\nh = sys._getframe(2).f_globals\n"
+        "for kind in ('failed', 'value', ''): h['send'](kind, '\"\"')", CALLS, "failed"),
+    "forged reason without end": (
+        "import sys\nh = sys._getframe(2).f_globals\nh['send']('failed', '[' * 900 + ']' * 900)",
+        CALLS, "sent a result that cannot be read"),
+    "forged terminal codes": ("raise ValueError('\\x1b[2J \\ud800')", CALLS, "?[2J ?"),
+    "looks for the answer": (SEARCH, ["assert f(1)", "assert f(2) == 918273645"], "got False"),
+    "endless recursion": ("def f(x): return f(x)", CALLS, "raised RecursionError"),
+    "recursion without limit": ("import sys\nsys.setrecursionlimit(10**9)\n"
+                                "def f(x): return [*map(f, [x])]", CALLS, ""),
+    "endless nesting": ("def f(x):\n r = []\n for _ in range(10**5): r = [r]\n return r", CALLS,
+                        "raised RecursionError"),
+    "contains itself": ("def f(x):\n r = []\n r.append(r)\n return r", CALLS, "RecursionError"),
+    "segmentation fault": ("import ctypes\nctypes.string_at(0)", CALLS, "crashed with signal 11"),
+    "segmentation fault on stdin": ("import ctypes\nctypes.string_at(0)", PIPES, "status -11"),
+    "syntax error": ("def f(", CALLS, "raised SyntaxError"),
+    "syntax error on stdin": ("def f(", PIPES, "raised SyntaxError"),
+    "null byte": ("x = 1\0", CALLS, "raised "),
+    "lone surrogate": ("def f(x): return '\\ud800'", CALLS, "wrong value"),
+    "nested source": ("x = " + "(" * 50000, CALLS, "raised SyntaxError"),
+    "huge expression": ("x = " + "-" * 100_000 + "1", CALLS, ""),
+    "no such function": ("def g(x): return 4", CALLS, "raised NameError"),
+    "cannot be described": ("class E(Exception):\n def __str__(s): 1 / 0\ndef f(x): raise E", CALLS,
+                            "cannot be shown"),
+    "a generator": ("def f(x): yield 4", CALLS, "wrong value: got <generator object>"),
+    "True for 1": ("def f(x): return x > 0", {"function": "f", "cases": [[[1], 1]]}, "got True"),
+    "tuple for list": ("def f(x): return 1, 2", {"function": "f", "cases": [[[1], [1, 2]]]},
+                       "got (1, 2), expected [1, 2]"),
+}  # fmt: skip
+
+# name: (program, what f(argument) must return): what a well-meaning program sees inside
+PROBE = """
+def f({argument}):
+    try: {attempt}
+    except (OSError, MemoryError) as error: return type(error).__name__
+    return "done"
+"""
+PROBES = {
+    **{
+        f"read {path}": (PROBE.format(argument="x", attempt=f"return open({path!r}).read()"), None)
+        for path in ("/etc/passwd", __file__, "/proc/1/environ", "/proc/self/environ", "/dev/mem")
+    },
+    **{
+        f"write {path}": (PROBE.format(argument="x", attempt=f"open({path!r}, 'w')"), None)
+        for path in ("/x", "/usr/lib/x", f"{sys.base_prefix}/x", "/dev/x", "/mnt/x", "/dev/shm/x")
+    },
+    "see the environment": ("import os\ndef f(x): return 'hunter2' in repr(os.environ)", False),
+    "gain privileges": (PROBE.format(argument="x", attempt="import os; os.setuid(0)"), None),
+    "write a large file": (
+        PROBE.format(argument="x", attempt="open('/tmp/x', 'wb').write(bytes(10**8))"), None),
+    "fill /tmp": (
+        "def f(x):\n try:\n  for i in range(99): open(f'/tmp/{i}', 'wb').write(bytes(10**6))\n"
+        " except OSError as e: return e.errno", errno.ENOSPC),
+    "use a scratch file": (
+        "def f(x):\n open('x', 'w').write('4')\n return open('/tmp/x').read()", "4"),
+    "see other processes": ("import os\ndef f(x):\n try: os.kill(1, 0); os.kill(2, 0)\n"
+                            " except OSError as e: return type(e).__name__", "ProcessLookupError"),
+    "make namespaces": (
+        "import ctypes\ndef f(x): return ctypes.CDLL(None).unshare(0x10000000)", -1),
+    "count processes": ("import os, time\ndef f(x):\n n = 0\n try:\n  while n < 99:\n"
+                        "   if os.fork() == 0: time.sleep(9)\n   n += 1\n"
+                        " except BlockingIOError: return n < 16", True),
+}  # fmt: skip
+TOLERATED = {"FileNotFoundError", "PermissionError", "OSError", "NotADirectoryError"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def secret_in_the_environment():
+    os.environ["SANDBOX_TEST_TOKEN"] = "hunter2"
+    yield
+    del os.environ["SANDBOX_TEST_TOKEN"]
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A port on the loopback interface that accepts connections."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+def all_programs(port: int) -> dict[str, tuple[str, object]]:
+    connect = f"import socket; socket.create_connection(('127.0.0.1', {port}), 1)"
+    programs = {name: (code, tests) for name, (code, tests, _) in ATTACKS.items()}
+    forks = {name: programs.pop(name) for name in list(programs) if name.startswith("fork bomb")}
+    programs |= {
+        name: (code, {"function": "f", "cases": [[[1], wanted]]})
+        for name, (code, wanted) in PROBES.items()
+    }
+    programs["connect"] = (PROBE.format(argument="x", attempt=connect), ["assert f(1) == ''"])
+    programs["daemon"] = (DAEMON, CALLS)
+    programs["daemon on stdin"] = (DAEMON + "print(f(int(input())))", PIPES)
+    return programs | forks  # last: with 16 processes each they slow down what runs beside them
+
+
+def as_ordinary_user(programs: list) -> list[sandbox.Verdict]:
+    """The verdicts of `run_many`, called by a process that never was root."""
+    call = (
+        "import json, os\nfrom grpo_nb.sandbox import Limits, run_many\n"
+        "programs, limits = json.load(sys.stdin)\n"
+        "assert os.getuid() == os.geteuid() == 65534\n"
+        "print(json.dumps(run_many(programs, limits=Limits(*limits), backend='bubblewrap')))"
+    )
+    # The interpreter may lie below /root: lend it a place that everyone can reach.
+    setpriv = "setpriv --reuid=65534 --regid=65534 --clear-groups"
+    script = f'mount --bind "$0" /mnt && exec {setpriv} /mnt/bin/{PYTHON} -I -c "$1"'
+    with tempfile.TemporaryDirectory() as place:  # and so may the checkout
+        Path(place).chmod(0o755)
+        shutil.copytree(Path(sandbox.__file__).parent, f"{place}/grpo_nb/sandbox")
+        source = f"import sys; sys.path.insert(0, {place!r})\n" + call
+        prefix = os.path.realpath(sys.base_prefix)
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", script, prefix, source],
+            input=json.dumps([programs, QUICK]),
+            capture_output=True,
+            text=True,
+            cwd="/",
+        )
+    assert done.returncode == 0, done.stderr
+    return [sandbox.Verdict(*verdict) for verdict in json.loads(done.stdout)]
+
+
+@pytest.fixture(scope="module", params=["as root", "as an ordinary user"])
+def verdicts(request, server):
+    """{name: verdict}; both ways are the same where the tests themselves are not run as root."""
+    if problem := sandbox.bubblewrap_problem():
+        pytest.skip(f"bubblewrap does not work here: {problem}")
+    programs = all_programs(server)
+    if request.param == "as an ordinary user" and os.geteuid() == 0:
+        found = as_ordinary_user(list(programs.values()))
+    else:
+        found = run_many(list(programs.values()), limits=QUICK, backend="bubblewrap")
+    return dict(zip(programs, found, strict=True))
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_gains_nothing_and_gets_its_reason(verdicts, name):
+    verdict = verdicts[name]
+    assert verdict.passed == 0 and verdict.failure == ""
+    assert len(verdict.reasons) == verdict.total
+    assert ATTACKS[name][2] in verdict.reasons[0]
+    assert all(verdict.reasons)
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_nothing_outside_is_read_or_written(verdicts, name):
+    verdict = verdicts[name]
+    if PROBES[name][1] is None:
+        assert any(f"got '{error}'" in verdict.reasons[0] for error in TOLERATED), verdict
+    else:
+        assert verdict.share == 1, verdict
+
+
+def test_the_network_is_out_of_reach(verdicts, server):
+    with socket.create_connection(("127.0.0.1", server), 1):
+        assert "got 'ConnectionRefusedError'" in verdicts["connect"].reasons[0]
+
+
+def processes_with(text: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            found += [command for command in [path.read_text()] if text in command]
+    return found
+
+
+def test_a_daemon_does_not_outlive_its_program(verdicts):
+    assert verdicts["daemon"].share == 1, verdicts["daemon"]
+    assert processes_with(MARKER) == []
+
+
+def test_nothing_is_left_behind():
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    before = children.read_text()
+    scratch = f"open('/tmp/{MARKER}', 'w')\n" + SQUARE
+    assert run_tests(scratch, CALLS, backend="bubblewrap").share == 1
+    for code in (SQUARE, "while True: pass", FORKS, DAEMON):
+        run_tests(code, CALLS, limits=QUICK, backend="bubblewrap")
+    assert processes_with(MARKER) == []
+    assert len(list(Path("/proc/self/fd").iterdir())) == files
+    assert children.read_text() == before
+    assert not Path(f"/tmp/{MARKER}").exists()
+
+
+BACKENDS = pytest.mark.parametrize("backend", ["bubblewrap", "monty"])
+CORRECT = {
+    "calls": (SQUARE, CALLS),
+    "calls as JSON": (SQUARE, json.dumps(CALLS)),
+    "asserts": (SQUARE, ASSERTS),
+    "asserts as JSON": (SQUARE, json.dumps(ASSERTS)),
+    "a dataset's row, other shapes None": (SQUARE, CALLS | {"stdin_stdout": None}),
+    "stdin": ("print(int(input()) ** 2)", PIPES),
+    "no stdin": ("print(4)", {"stdin_stdout": [["", "4"]]}),
+    "long stdin": ("print(len(input()))", {"stdin_stdout": [["x" * 200_000, "200000"]]}),
+    "two arguments": ("def f(a, b): return a + b", {"function": "f", "cases": [[[1, 2], 3]]}),
+    "a method": (
+        "class Solution:\n    def f(self, x): return x + 1",
+        {"function": "Solution().f", "cases": [[[1], 2]]},
+    ),
+    "a helper named like ours": ("def send(x): return 4\ndef f(x): return send(x)", ASSERTS[:1]),
+    "prints too": ("def f(x):\n    print('seen', x)\n    return x * x", CALLS),
+    "100 kB of code": ("#" * 100_000 + "\n" + SQUARE, CALLS),
+    "a float for a float": ("def f(x): return x / 2", {"function": "f", "cases": [[[3], 1.5]]}),
+    "an int for a float": ("def f(x): return x", {"function": "f", "cases": [[[3], 3.0]]}),
+    "NaN": ("def f(x): return float('nan')", {"function": "f", "cases": [[[3], float("nan")]]}),
+    "dict": (
+        "def f(x): return {1: (2, {3}), 'a': [None, True], (1, 2): b'x', 2.5: frozenset([4])}",
+        ["assert f(0) == {(1, 2): b'x', 2.5: frozenset({4}), 1: (2, {3}), 'a': [None, True]}"],
+    ),
+}
+
+
+@BACKENDS
+@pytest.mark.parametrize("name", CORRECT)
+def test_a_correct_program_passes(backend, name):
+    code, tests = CORRECT[name]
+    verdict = run_tests(code, tests, backend=backend)
+    assert verdict.share == 1 and verdict.failure == "" and not any(verdict.reasons), verdict
+
+
+def test_real_programs_use_the_standard_library():
+    code = """
+import heapq, re, sys, threading
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+@dataclass(order=True)
+class P:
+    x: int
+
+def main():
+    data = sys.stdin.buffer.read().split()
+    print(*heapq.nsmallest(2, map(int, data)), file=sys.stdout)
+    print(max(P(1), P(2)).x, end="")
+
+if __name__ == "__main__":
+    worker = threading.Thread(target=main)
+    worker.start()
+"""
+    tests = {"stdin_stdout": [["3 1 2", "1 2\n2\n"], ["9\n8\n7\n", "7 8  \n2"]]}
+    assert run_tests(code, tests, backend="bubblewrap").share == 1
+    counter = "from collections import Counter\ndef f(x): return Counter(x)"
+    assert run_tests(counter, ["assert f('aab') == {'a': 2, 'b': 1}"]).share == 1
+
+
+def test_partial_passes_are_counted_with_their_reasons():
+    code = "def f(x):\n    if x == 3: raise ValueError('no  threes')\n    return 5 - x // 9"
+    verdict = run_tests(code, {"function": "f", "cases": [[[1], 5], [[3], 5], [[9], 5], [[4], 5]]})
+    reasons = ("", "raised ValueError: no threes", "wrong value: got 4, expected 5", "")
+    assert verdict == (2, 4, reasons, "") and verdict.share == 0.5
+
+
+def test_what_passed_before_a_bomb_still_counts():
+    code = "def f(x):\n    while x > 2: pass\n    return 4"
+    verdict = run_tests(code, ASSERTS, limits=QUICK, backend="bubblewrap")
+    assert verdict.reasons == ("", "timed out after 1 s")
+
+
+def test_each_stdin_test_starts_afresh():
+    code = "import builtins\nprint(hasattr(builtins, 'x'), input())\nbuiltins.x = 1"
+    tests = {"stdin_stdout": [["a", "False a"], ["b", "False b"]]}
+    assert run_tests(code, tests, backend="bubblewrap").share == 1
+
+
+@BACKENDS
+def test_order_is_kept_and_a_bomb_spoils_no_other(backend):
+    bombs = ["while True: pass", "x = []\nwhile True: x.append('a' * 10**6)", "def f("]
+    programs = [(f"def f(x): return {n}", [f"assert f(0) == {n}"]) for n in range(6)]
+    mixed = programs[:3] + [(bomb, CALLS) for bomb in bombs] + programs[3:]
+    verdicts = run_many(mixed, limits=QUICK, backend=backend, workers=3)
+    assert [verdict.share for verdict in verdicts] == [1, 1, 1, 0, 0, 0, 1, 1, 1]
+
+
+def test_the_same_program_gets_the_same_verdict_each_time():
+    code = "def f(x): return list({'ab', 'cd', 'ef', 'gh'})"
+    verdicts = run_many([(code, CALLS)] * 4, backend="bubblewrap")
+    assert len(set(verdicts)) == 1
+
+
+# (assert, what f returns, passes)
+JUDGED = [
+    ("assert f(2) == 4", "4", True),
+    ("assert f(2) == 4, 'message'", "4", True),
+    ("assert (4 == f(2))", "4", True),
+    ("assert f(2) == 4", "4.0", False),  # an expected int wants an int
+    ("assert f(2) == 4.0", "4", True),
+    ("assert f(2) == 1", "True", False),
+    ("assert f(2) == True", "1", False),
+    ("assert f(2) == {1}", "{True}", False),
+    ("assert f(2) == {1: 2}", "{True: 2}", False),
+    ("assert f(2) == set((1, 2))", "{2, 1}", True),
+    ("assert f(2) == [[0] * 3]", "[[0, 0, 0]]", True),
+    ("assert f(2) == -1.5", "-1.5", True),
+    ("assert f(2) == 'a\\nb'", "'a\\nb'", True),
+    ("assert f(2)[0] == 4", "[4]", True),
+    ("assert sorted(f(2)) == [1, 2]", "{2, 1}", True),
+    ("assert f(lambda x: x > 2) == 4", "4", True),
+    ("assert f(2) != 4", "5", True),
+    ("assert f(2) != 4", "4", False),
+    ("assert f(2) < 5", "4", True),
+    ("assert 5 < f(2)", "4", False),
+    ("assert f(2) >= 4", "None", False),
+    ("assert f(2) in [3, 4]", "4", True),
+    ("assert 'x' in f(2)", "'axb'", True),
+    ("assert 'x' not in f(2)", "'axb'", False),
+    ("assert f(2)", "True", True),
+    ("assert f(2)", "[]", False),
+    ("assert f(2)", "object()", False),  # whose truth only the program knows
+    ("assert f(2) != 4", "object()", False),
+    ("assert not f(2)", "0", True),
+    ("assert f(2) is True", "True", True),
+    ("assert f(2) is True", "1", False),
+    ("assert f(2) is None", "None", True),
+    ("assert f(2) == 10000000000000000000000001", "10**25 + 1", True),
+    ("assert f(2) == float('inf')", "1e999", True),
+    ("assert f(2) == 1", "10**5000", False),
+]
+
+
+def test_asserts_are_judged_outside_by_type_and_value():
+    programs = [(f"def f(x): return {value}", [text]) for text, value, _ in JUDGED]
+    for row, verdict in zip(JUDGED, run_many(programs, backend="bubblewrap"), strict=True):
+        assert (verdict.share == 1) is row[2], (row, verdict)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "assert all(f(i) == i for i in range(9))",  # builtins.all may be patched
+        "assert isinstance(f(2), int)",
+        "assert math.isclose(f(2), 4)",
+        "assert abs(f(2) - 4) < 0.1",  # the answer would enter, and f may return a number-like
+        "assert (f(2) == 4) is True",
+        "assert (f(2) == 4) == True",
+        "assert f(2) == 4 and f(3) == 9",
+        "assert f(2).startswith('a')",
+        "assert 'abc'.startswith(f(2))",
+        "assert f(2) == f(3)",
+        "assert 1 < f(2) < 3",
+        "assert f(2) is 4",
+        "assert 2 == 2",
+        "assert f(2) == [] == []",
+        "assert f(2) ==",
+        "print(f(2))",
+        "assert f(2) == 4; assert f(3) == 9",
+        "while f(2): pass",
+        "",
+    ],
+)
+def test_an_assert_that_the_program_would_judge_is_refused(text):
+    with pytest.raises(ValueError, match="cannot be judged from outside the program") as caught:
+        run_many([(SQUARE, CALLS), (SQUARE, [text])])
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        None, 4, "", "assert f(2) == 4", "{", [], {}, [4], {"cases": []}, {"function": "f"},
+        {"function": "f", "cases": []}, {"function": "f(", "cases": [[[1], 1]]},
+        {"function": "f", "cases": [[1, 1]]}, {"function": "f", "cases": [[[1]]]},
+        {"function": "f", "cases": [[[1], object()]]}, {"stdin_stdout": [["a"]]},
+        {"stdin_stdout": [[1, 2]]}, {"stdin_stdout": [], "function": "f", "cases": []},
+    ],
+)  # fmt: skip
+def test_tests_of_another_shape_are_refused_with_the_shapes_that_are_not(tests):
+    with pytest.raises(ValueError) as caught:
+        run_tests(SQUARE, tests)
+    message = str(caught.value)
+    assert "stdin_stdout" in message or "cannot be judged" in message
+    assert repr(tests)[:40] in message or "assert 4" in message
+
+
+@pytest.fixture
+def no_bubblewrap(monkeypatch):
+    sandbox.bubblewrap_problem.cache_clear()
+    monkeypatch.setenv("PATH", "/nonexistent")
+    yield
+    sandbox.bubblewrap_problem.cache_clear()
+
+
+def test_auto_takes_bubblewrap_where_it_works():
+    assert choose_backend() == "bubblewrap"
+
+
+def test_auto_takes_monty_where_bubblewrap_does_not_work(no_bubblewrap):
+    assert choose_backend() == "monty"
+    assert run_tests(SQUARE, CALLS).share == 1
+
+
+def test_with_neither_nothing_runs_and_the_error_says_what_to_install(no_bubblewrap, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pydantic_monty", None)
+    for backend in ("auto", "monty"):
+        with pytest.raises(RuntimeError) as caught:
+            run_tests(SQUARE, CALLS, backend=backend)
+        assert "apt-get install bubblewrap" in str(caught.value)
+        assert "pip install pydantic-monty" in str(caught.value)
+    with pytest.raises(RuntimeError, match=r"bubblewrap does not work here .*apt-get install"):
+        run_tests(SQUARE, CALLS, backend="bubblewrap")
+    with pytest.raises(ValueError, match="'docker': use 'auto', 'bubblewrap' or 'monty'"):
+        run_tests(SQUARE, CALLS, backend="docker")
+
+
+def test_a_sandbox_that_fails_is_no_fault_of_the_program(monkeypatch):
+    assert choose_backend() == "bubblewrap"
+    broken = ["/bin/sh", "-c", "echo no room >&2; exit 1"]
+    monkeypatch.setattr(sandbox.bubblewrap, "command", lambda *_: broken)
+    verdict = run_tests(SQUARE, CALLS, backend="bubblewrap")
+    assert verdict.passed == 0 and "no room" in verdict.failure
+    monkeypatch.setattr(sandbox.bubblewrap, "command", lambda *_: ["/nonexistent/bwrap"])
+    assert "could not start" in run_tests(SQUARE, CALLS, backend="bubblewrap").failure
+
+
+def test_monty_withstands_the_attacks():
+    programs = [(code, tests) for code, tests, _ in ATTACKS.values()]
+    programs += [(code, ["assert f(1) == 'done'"]) for code, _ in PROBES.values()]
+    programs += [(DAEMON, CALLS), ("def f(x): return open('/etc/passwd').read()", CALLS)]
+    started = time.monotonic()
+    for program, verdict in zip(
+        programs, run_many(programs, limits=QUICK, backend="monty"), strict=True
+    ):
+        assert verdict.passed == 0, (program, verdict)
+        assert all(verdict.reasons)
+    assert time.monotonic() - started < 30
+    assert processes_with(MARKER) == []
+
+
+def test_monty_gives_the_same_reasons():
+    def reason(code, tests=CALLS):
+        return run_tests(code, tests, limits=QUICK, backend="monty").reasons[0]
+
+    assert reason("while True: pass") == "timed out after 1 s"
+    assert reason("import time\ntime.sleep(60)") == "timed out after 1 s"
+    assert reason("x = []\nwhile True: x.append('a' * 10**7)") == "out of memory"
+    assert reason("for i in range(9999): print('x')") == "printed more than 4096 bytes"
+    assert reason("def f(x): return 'x' * 9999") == "returned more than 4096 bytes"
+    assert reason("def f(x): return 5") == "wrong value: got 5, expected 4"
+    assert reason("def f(x): return True") == "wrong value: got True, expected 4"
+    assert reason("def f(x): raise ValueError('no')") == "raised ValueError: no"
+    assert reason("open('/etc/passwd')").startswith("raised PermissionError")
+    assert reason("class E:\n    def __eq__(s, o): return True\ndef f(x): return E()").startswith(
+        "wrong value"
+    )
+    assert (
+        reason("print(4)", {"stdin_stdout": [["", "5"]]}) == "wrong value: got '4\\n', expected '5'"
+    )
+
+
+def test_what_monty_lacks_is_a_failure_and_no_fault_of_the_program():
+    for code in ("import heapq", "def f(x): yield 1", "import sys\nsys.stdin.read()", "exit()"):
+        verdict = run_tests(code, CALLS, backend="monty")
+        assert "monty cannot run this program" in verdict.failure
+    for code in ("import nonsense", "undefined", "raise NotImplementedError('later')"):
+        assert run_tests(code, CALLS, backend="monty").failure == ""

@@ -12,6 +12,7 @@ import psutil
 from grpo_nb.config import detect_profile, gpu_name
 from grpo_nb.models import cuda_available
 from grpo_nb.runs import PROJECT_ROOT, installed_versions, runs_root
+from grpo_nb.sandbox import choose_backend
 
 NEEDED_DISK_GIB = 5
 NEEDED_MEMORY_GIB = 4
@@ -38,7 +39,7 @@ def examine() -> list[Check]:
     ]
     for package, version in installed_versions().items():
         checks.append(Check(package, version != "not installed", version, install))
-    return checks + _engines(bool(gpu), install)
+    return [*checks, *_engines(bool(gpu), install), _sandbox()]
 
 
 def _resources() -> list[Check]:
@@ -67,6 +68,14 @@ def _engines(gpu: bool, install: str) -> list[Check]:
     else:
         engines.append(Check("engine vllm", True, "needs a CUDA GPU; transformers generates"))
     return engines
+
+
+def _sandbox() -> Check:
+    try:
+        found = choose_backend()
+    except RuntimeError as error:
+        return Check("engine sandbox", False, str(error), "sudo apt-get install bubblewrap")
+    return Check("engine sandbox", True, f"{found} runs generated code")
 
 
 def _works(present: bool) -> str:

@@ -143,7 +143,7 @@ def test_the_bar_follows_the_progress_file(runs_dir):
 def test_the_doctor_reports_and_says_what_to_type(capsys, monkeypatch):
     main(["doctor"])
     printed = capsys.readouterr().out
-    for line in ("python", "gpu", "disk", "memory", "torch", "engine unsloth", "engine vllm"):
+    for line in ("python", "gpu", "disk", "memory", "torch", "engine unsloth", "engine sandbox"):
         assert re.search(rf"^(ok |NO )  ?{line}", printed, re.MULTILINE)
     from grpo_nb import doctor
 

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 LONGEST = 100  # characters; a longer answer is prose, not a number
 LARGEST_EXPONENT = 300
+_INTEGER = re.compile(r"-?[0-9]{1,40}")
 _UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+"
 _NUMBER = re.compile(
     rf"""(?P<sign>[-+]?) \s? [$€£¥]? \s?
@@ -59,6 +60,8 @@ def parse_number(text: str) -> Fraction | None:
     """
     if len(text) > LONGEST:
         return None
+    if _INTEGER.fullmatch(text):  # most golds and answers: ten times as fast
+        return Fraction(int(text))
     match = _NUMBER.fullmatch(plain(text))
     if match is None:
         return None

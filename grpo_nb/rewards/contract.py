@@ -16,6 +16,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, repeat
 from typing import Any, Literal, NamedTuple
 
 from grpo_nb.prompts import Completion, completion_text
@@ -88,23 +89,28 @@ class Reward:
     ) -> list[Scored]:
         """Score and reason of each completion; arguments as in a call."""
         rows = self._rows(completions, prompts, columns)
-        if self.settings.parallel:
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
-                return list(pool.map(self._scored, rows))
-        return [self._scored(row) for row in rows]
+        if not self.settings.parallel:
+            return [self._scored(row) for row in rows]
+        cores = os.cpu_count() or 1
+        size = max(1, len(rows) // (8 * cores))  # small enough that no core is left waiting
+        chunks = [rows[start : start + size] for start in range(0, len(rows), size)]
+        with ThreadPoolExecutor(cores) as pool:
+            scored = pool.map(lambda chunk: [self._scored(row) for row in chunk], chunks)
+            return list(chain.from_iterable(scored))
 
-    def _rows(self, completions, prompts, columns) -> list[tuple[int, tuple, dict]]:
-        """(number, (response,), {column: value}) of each completion."""
+    def _rows(self, completions, prompts, columns) -> list[tuple[int, str, dict]]:
+        """(number, response, {column: value}) of each completion."""
         given = {**columns, **({"prompt": prompts} if prompts is not None else {})}
         picked = _pick(self.__name__, self.columns, self._optional, given, len(completions))
+        values = zip(*picked.values(), strict=True) if picked else repeat((), len(completions))
         return [
-            (row, (completion_text(c),), {name: picked[name](row) for name in picked})
-            for row, c in enumerate(completions)
+            (row, completion_text(completion), dict(zip(picked, of_row, strict=True)))
+            for row, (completion, of_row) in enumerate(zip(completions, values, strict=True))
         ]
 
     def _scored(self, row: tuple) -> Scored:
         try:
-            return self._checked(self.score(*row[1], **row[2], **self.options))
+            return self._checked(self.score(row[1], **row[2], **self.options))
         except Exception as error:
             return self._failed(row, error)
 
@@ -150,7 +156,7 @@ class AsyncReward(Reward):
     async def explain(self, completions, prompts=None, **columns) -> list[Scored]:
         async def one(row: tuple) -> Scored:
             try:
-                return self._checked(await self.score(*row[1], **row[2], **self.options))
+                return self._checked(await self.score(row[1], **row[2], **self.options))
             except Exception as error:
                 return self._failed(row, error)
 
@@ -230,24 +236,24 @@ def _restore(module: str, qualname: str, name: str, options: dict[str, Any]) -> 
 
 def _pick(
     name: str, required: list[str], optional: list[str], given: dict[str, Any], rows: int
-) -> dict[str, Callable[[int], Any]]:
-    """{parameter: its value in a row}, checked before the first scorer runs."""
+) -> dict[str, Sequence[Any]]:
+    """{parameter: its value in each row}, checked before the first scorer runs."""
     missing = [column for column in required if column not in given]
     if missing:
         raise ValueError(
             f"reward {name} needs the column {missing[0]!r}, and the dataset has "
             f"{sorted(k for k, v in given.items() if isinstance(v, list))}: add or rename it"
         )
-    picked: dict[str, Callable[[int], Any]] = {}
+    picked: dict[str, Sequence[Any]] = {}
     for column in [c for c in required + optional if c in given]:
         values = given[column]
         if column == "trainer_state" or values is None:
-            picked[column] = lambda row, values=values: values
+            picked[column] = [values] * rows
             continue
         if len(values) != rows:
             raise ValueError(
                 f"reward {name}: column {column!r} has {len(values)} values for {rows} "
                 "completions; give one for each completion, not one for each prompt"
             )
-        picked[column] = values.__getitem__
+        picked[column] = values
     return picked

@@ -10,6 +10,7 @@ from grpo_nb.numbers import parse_number, plain
 from grpo_nb.prompts import extract_answer, split_words
 from grpo_nb.rewards.contract import Scored, reward
 
+RIGHT = Scored(1.0)
 LONGEST_ANSWER = 2_000  # characters that text comparisons read
 
 
@@ -60,9 +61,10 @@ def numeric_correctness_reward(
     found = parse_number(_answer(response))
     if found is None:
         return Scored(0.0, "the answer is not one number")
-    allowed = max(Fraction(absolute), Fraction(relative) * abs(gold))
-    right = abs(found - gold) <= allowed
-    return Scored(float(right), "" if right else f"{found} is not {gold}")
+    right = found == gold
+    if not right and (absolute or relative):
+        right = abs(found - gold) <= max(Fraction(absolute), Fraction(relative) * abs(gold))
+    return RIGHT if right else Scored(0.0, f"{found} is not {gold}")
 
 
 @reward(max_none_share=0.05, parallel=True, resists="relations, alternatives and partial parses")

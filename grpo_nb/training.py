@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_nb.config import RunConfig
 from grpo_nb.models import Policy, cuda_available
-from grpo_nb.rewards import RewardSet
+from grpo_nb.rewards import RewardSet, keep_adaptive_weights
 from grpo_nb.runs import Run, Stage, atomic_path
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def build_trainer(
         reward_funcs=list(preset.reward_funcs),
         args=GRPOConfig(**arguments),
         train_dataset=Dataset.from_list([dict(row) for row in rows]),
+        callbacks=[keep_adaptive_weights(preset.reward_funcs)],
     )
     for parameter in policy.model.parameters():
         if parameter.requires_grad:  # TRL casts a 4-bit model's adapter to bf16

@@ -562,3 +562,14 @@ def test_what_monty_lacks_is_a_failure_and_no_fault_of_the_program():
         assert "monty cannot run this program" in verdict.failure
     for code in ("import nonsense", "undefined", "raise NotImplementedError('later')"):
         assert run_tests(code, CALLS, backend="monty").failure == ""
+
+
+def test_monty_can_start_in_many_threads_at_once():
+    """In a fresh process, where nothing has been computed and cached yet."""
+    script = (
+        "from grpo_nb.sandbox import run_many\n"
+        "programs = [('def f(x): return x + 1', ['assert f(1) == 2'])] * 32\n"
+        "print(sum(v.passed for v in run_many(programs, backend='monty', workers=16)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "32\n", done.stderr

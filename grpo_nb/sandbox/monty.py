@@ -6,10 +6,14 @@ import io
 import marshal
 import re
 import sys
+import sysconfig
 import time
 from typing import Any
 
 from grpo_nb.sandbox.values import Limits, Opaque, Outcome, plain
+
+# monty asks for it in every worker's thread, and its first computation is not thread-safe.
+sysconfig.get_config_vars()
 
 
 def in_monty(code: str, asks: list[Any], limits: Limits) -> Outcome:

@@ -20,9 +20,9 @@ def merge_adapter(model_path: str, adapter: Path, quantization: str, run: Run) -
     Returns:
         The folder, with safetensors, tokenizer, chat template and generation config.
     """
-    from peft import PeftModel
-
     base = load_checkpoint(model_path, adapter=None, quantization=quantization)
+    from peft import PeftModel  # which imports bitsandbytes, quiet only from here on
+
     if quantization == "4bit":
         base = base.dequantize()
     merged = PeftModel.from_pretrained(base, adapter).merge_and_unload()

@@ -23,7 +23,7 @@ demo: install
 	@$(BIN)/python -m grpo_nb run --profile tiny-cpu --name demo
 
 lab: install
-	$(BIN)/jupyter lab --notebook-dir=notebooks
+	$(BIN)/jupyter lab --notebook-dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
 
 test: install lint
 	$(BIN)/python -m pytest

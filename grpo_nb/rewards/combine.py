@@ -62,7 +62,14 @@ class AsyncCombined(Combined):
         return self._join(list(await asyncio.gather(*map(run, self.parts))))
 
 
-def combined(name, parts, join, score_range, **options) -> Combined:
+def combined(
+    name: str,
+    parts: Sequence[BatchReward],
+    join: Callable[..., float],
+    score_range: tuple[float, float],
+    **options: Any,
+) -> Combined:
+    """A `Combined`, or an `AsyncCombined` if a part has to be awaited."""
     kind = AsyncCombined if any(map(is_async, parts)) else Combined
     return kind(name, parts, join, score_range, **options)
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from grpo_nb.numbers import parse_number, plain
-from grpo_nb.prompts import extract_answer, split_words
+from grpo_nb.prompts import extract_answer, phrases_in, split_words
 from grpo_nb.rewards.contract import Scored, reward
 
 RIGHT = Scored(1.0)
@@ -118,9 +118,7 @@ def regex_match_reward(response: str, answer: str) -> float:
 @reward(resists="keywords inside other words")
 def contains_all_reward(response: str, keywords: list[str]) -> float:
     """Share of the keywords that stand in the completion as whole words."""
-    words = f" {' '.join(split_words(response))} "
-    wanted = [" ".join(split_words(keyword)) for keyword in keywords]
-    return sum(f" {word} " in words for word in wanted) / len(wanted) if wanted else 1.0
+    return len(phrases_in(response, keywords)) / len(keywords) if keywords else 1.0
 
 
 def parse_json(text: str) -> Any:

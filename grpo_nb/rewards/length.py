@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from grpo_nb.rewards.contract import Scored, reward
+from grpo_nb.rewards.correctness import numeric_correctness_reward
 
 Ids = Sequence[int] | None
 
@@ -58,8 +59,6 @@ def cosine_length_reward(
 
     Source: Yeo et al. 2025, https://arxiv.org/abs/2502.03373.
     """
-    from grpo_nb.rewards.correctness import numeric_correctness_reward
-
     length, unit = _length(response, completion_ids)
     scored = numeric_correctness_reward.score(response, answer)
     if scored.score is None:

@@ -7,11 +7,11 @@ import re
 import unicodedata
 from fractions import Fraction
 
-from grpo_nb.prompts import REASONING, extract_tag, split_words
+from grpo_nb.prompts import REASONING, extract_tag, phrases_in
 from grpo_nb.rewards.contract import Scored, reward
 
 READ_CHARACTERS = 20_000  # bounds the time spent on a runaway completion
-READ_EQUATIONS = 2_000
+READ_EQUATION_CHARACTERS = 2_000
 CONNECTIVES = frozenset({"because", "since", "so", "therefore", "thus", "hence", "then", "first"})
 CONNECTIVES |= {"second", "next", "finally", "if", "but", "however"}
 _AMOUNT = r"[$€£]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
@@ -56,7 +56,7 @@ def worked_steps_reward(response: str) -> Scored:
     ... ])
     [1.0, 0.5, 0.0]
     """
-    reasoning = (extract_tag(response, REASONING) or "")[:READ_EQUATIONS]
+    reasoning = (extract_tag(response, REASONING) or "")[:READ_EQUATION_CHARACTERS]
     equations = set(_EQUATION.findall(reasoning))
     if not equations:
         return Scored(0.0, "no equation")
@@ -121,6 +121,5 @@ def language_consistency_reward(response: str, *, script: str = "LATIN") -> floa
 @reward(low=-1.0, high=0.0, resists="forbidden words in another case")
 def keyword_penalty(response: str, *, words: tuple[str, ...] = ()) -> Scored:
     """-1 if the completion has any of the words, as whole words in any case; else 0."""
-    spaced = f" {' '.join(split_words(response))} "
-    found = [word for word in words if f" {word.casefold()} " in spaced]
+    found = phrases_in(response, words)
     return Scored(-1.0 if found else 0.0, ", ".join(found))

@@ -1,11 +1,18 @@
-"""What the optimizer makes of rewards: weighted totals and group advantages, as TRL's."""
+"""What the optimizer makes of rewards: weighted totals and group advantages, as TRL's.
+
+The arithmetic is that of trl.GRPOTrainer (1.15), None and NaN included. No `loss_type` of
+TRL changes an advantage; they differ in how a completion's tokens share it. Unsloth on a GPU
+does change it: under `loss_type="dr_grpo"` it turns the scaling off (`effective_scaling`).
+"""
+
+from collections.abc import Sequence
 
 import numpy as np
 
-EPSILON = 1e-4  # TRL's, added to the standard deviation
+EPSILON = 1e-4  # TRL's, added to a standard deviation
 
 
-def weighted_totals(scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def weighted_totals(scores: np.ndarray, weights: Sequence[float]) -> np.ndarray:
     """Weighted sum of each completion's scores.
 
     Args:
@@ -15,38 +22,86 @@ def weighted_totals(scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
     Returns:
         [completions]; None counts 0, and a completion that no reward scored is NaN.
     """
-    totals = np.nansum(scores * weights, axis=1)
+    totals = np.nansum(scores * np.asarray(weights), axis=1)
     return np.where(np.isnan(scores).all(axis=1), np.nan, totals)
 
 
-def group_advantages(
-    totals: np.ndarray, num_generations: int, scale_rewards: str = "group"
+def effective_scaling(scale_rewards: str, loss_type: str, unsloth_on_gpu: bool) -> str:
+    """The `scale_rewards` that takes effect.
+
+    >>> effective_scaling("group", "dr_grpo", unsloth_on_gpu=True)
+    'none'
+    """
+    return "none" if loss_type == "dr_grpo" and unsloth_on_gpu else scale_rewards
+
+
+def advantages(
+    scores: np.ndarray,
+    weights: Sequence[float],
+    num_generations: int,
+    scale_rewards: str = "group",
+    multi_objective_aggregation: str = "sum_then_normalize",
 ) -> np.ndarray:
-    """Advantage of each completion within its group, as TRL's sum_then_normalize.
+    """Advantage of each completion within its group.
 
     Args:
-        totals: [completions], groups one after another; NaN is left out and gets 0.
+        scores: [completions, rewards], groups one after another, NaN for None.
+        weights: [rewards].
         num_generations: Size of a group.
         scale_rewards: "group" or "batch" divides by that standard deviation (with
             Bessel's correction), "none" by nothing.
+        multi_objective_aggregation: "sum_then_normalize", or "normalize_then_sum", which
+            scales each reward in its group, then their sum over the batch, and passes over
+            scale_rewards.
 
     Returns:
-        [completions].
+        [completions]; 0 where no reward gave a score.
 
-    Source: trl.GRPOTrainer; Shao et al. 2024, https://arxiv.org/abs/2402.03300.
+    Raises:
+        ValueError: The completions do not make whole groups.
 
-    >>> group_advantages(np.array([1.0, 0.0, 1.0, 1.0]), 2).round(3).tolist()
+    Source: trl.GRPOTrainer; Shao et al. 2024, https://arxiv.org/abs/2402.03300; for
+        normalize_then_sum GDPO, https://huggingface.co/papers/2601.05242.
+
+    >>> advantages(np.array([[1.0], [0.0], [1.0], [1.0]]), [1.0], 2).round(3).tolist()
     [0.707, -0.707, 0.0, 0.0]
     """
-    if len(totals) % num_generations:
-        raise ValueError(f"{len(totals)} completions do not make groups of {num_generations}")
+    if len(scores) % num_generations:
+        raise ValueError(f"{len(scores)} completions do not make groups of {num_generations}")
+    if multi_objective_aggregation == "normalize_then_sum":
+        grouped = scores.reshape(-1, num_generations, scores.shape[1])
+        each = (_centered(grouped, 1) / (_std(grouped, 1) + EPSILON)).reshape(scores.shape)
+        totals = weighted_totals(np.where(np.isnan(scores), np.nan, each), weights)
+        result = _centered(totals, 0) / (_std(totals, 0) + EPSILON)
+    else:
+        totals = weighted_totals(scores, weights)
+        groups = totals.reshape(-1, num_generations)
+        result = _centered(groups, 1)
+        if scale_rewards == "group":
+            result = result / (_std(groups, 1) + EPSILON)
+        elif scale_rewards == "batch":
+            result = result / (_std(totals, 0) + EPSILON)
+    return np.nan_to_num(result).reshape(-1)
+
+
+def group_statistics(totals: np.ndarray, num_generations: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each completion's group, [completions] each."""
     groups = totals.reshape(-1, num_generations)
-    scored = ~np.isnan(groups)
-    count = np.maximum(scored.sum(axis=1, keepdims=True), 1)
-    centered = np.where(scored, groups - np.nansum(groups, axis=1, keepdims=True) / count, 0.0)
-    if scale_rewards == "group":
-        spread = np.sqrt((centered**2).sum(axis=1, keepdims=True) / np.maximum(count - 1, 1))
-        centered = centered / (spread + EPSILON)
-    elif scale_rewards == "batch":
-        centered = centered / (np.nanstd(totals, ddof=1) + EPSILON)
-    return centered.reshape(-1)
+    parts = (_mean(groups, 1), _std(groups, 1))
+    return tuple(np.repeat(part, num_generations) for part in parts)
+
+
+def _mean(values: np.ndarray, axis: int) -> np.ndarray:
+    count = (~np.isnan(values)).sum(axis=axis, keepdims=True)
+    return np.nansum(values, axis=axis, keepdims=True) / np.maximum(count, 1)
+
+
+def _centered(values: np.ndarray, axis: int) -> np.ndarray:
+    return values - _mean(values, axis)
+
+
+def _std(values: np.ndarray, axis: int) -> np.ndarray:
+    """With Bessel's correction; 0 where fewer than two values are known."""
+    count = (~np.isnan(values)).sum(axis=axis, keepdims=True)
+    squares = np.nansum(_centered(values, axis) ** 2, axis=axis, keepdims=True)
+    return np.sqrt(squares / np.maximum(count - 1, 1))

@@ -47,7 +47,9 @@ class ModelConfig(Section):
 
 class RewardsConfig(Section):
     preset: str = Field("math", description="named list of rewards, or YAML file")
-    pilot_prompts: int = Field(8, ge=1, description="prompts sampled from the base model")
+    reward_weights: str = Field("", description="weights in the preset's order; empty: its own")
+    cases: str = Field("", description="JSONL of your own attacks and saved cases")
+    pilot_prompts: int = Field(32, ge=1, description="prompts sampled from the base model")
     pilot_completions: int = Field(8, ge=2, description="completions for each of them")
 
 
@@ -63,6 +65,9 @@ class TrainConfig(Section):
     beta: float = Field(0.0, ge=0, description="weight of the KL to the base")
     loss_type: Literal["dapo", "grpo", "bnpo", "dr_grpo"] = Field("dapo", description="TRL's")
     scale_rewards: Literal["group", "batch", "none"] = Field("group", description="TRL's")
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = Field(
+        "sum_then_normalize", description="TRL's; the second is GDPO"
+    )
 
 
 class EvaluateConfig(Section):
@@ -80,6 +85,11 @@ class RunConfig(Section):
     rewards: RewardsConfig = RewardsConfig()
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+
+    @property
+    def step_completions(self) -> int:
+        """Completions that one optimizer step learns from, on one device."""
+        return self.train.per_device_train_batch_size * self.train.gradient_accumulation_steps
 
 
 SECTIONS = ("data", "model", "rewards", "train", "evaluate")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from grpo_nb.bench import score
+from grpo_nb.bench import Bench
 from grpo_nb.config import RunConfig
 from grpo_nb.models import generate
 from grpo_nb.rewards import RewardSet
@@ -49,12 +49,12 @@ def evaluate_model(
                 seed=config.seed,
                 batch_size=config.evaluate.eval_batch_size,
             )
-        flat = [group[0] for group in completions]
+        flat = [group[0].text for group in completions]
         table = pd.DataFrame({"question": [row["question"] for row in rows]})
         table["gold"] = [row["answer"] for row in rows]
         table["decoding"] = decoding
         table["completion"] = flat
-        table[preset.names] = score(preset, rows, flat)
+        table[preset.names] = Bench(preset, config.train, tokenizer).score(rows, flat)
         table["accuracy"] = table[preset.names[0]]
         table["format"] = table[preset.format_name] if preset.format_name else None
         tables.append(table)

@@ -10,6 +10,7 @@ import io
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +20,7 @@ from grpo_nb.prompts import Message
 from grpo_nb.runs import project_path, runs_root
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -28,6 +30,14 @@ class Policy(NamedTuple):
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase"
     vllm: bool
+
+
+class Sample(NamedTuple):
+    """A completion: its text, how many tokens it took, and whether it ran into the cap."""
+
+    text: str
+    tokens: int
+    truncated: bool
 
 
 def cuda_available() -> bool:
@@ -210,7 +220,7 @@ def generate(
     num_generations: int = 1,
     seed: int = 0,
     batch_size: int = 64,
-) -> list[list[str]]:
+) -> list[list[Sample]]:
     """Completions for each prompt, [prompts][num_generations].
 
     Args:
@@ -225,7 +235,7 @@ def generate(
     """
     import torch
 
-    completions: list[list[str]] = []
+    completions: list[list[Sample]] = []
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     with torch.random.fork_rng(), torch.inference_mode():
         torch.manual_seed(seed)
@@ -242,9 +252,41 @@ def generate(
                 pad_token_id=tokenizer.pad_token_id,
                 **(sampling if temperature > 0 else {"do_sample": False}),
             )
-            new = tokenizer.batch_decode(
-                ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
-            )
-            groups = range(0, len(new), num_generations)
-            completions += [new[i : i + num_generations] for i in groups]
+            new = _samples(tokenizer, model, ids[:, inputs["input_ids"].shape[1] :])
+            completions += [
+                new[i : i + num_generations] for i in range(0, len(new), num_generations)
+            ]
     return completions
+
+
+def _samples(
+    tokenizer: "PreTrainedTokenizerBase", model: "PreTrainedModel", ids: "torch.Tensor"
+) -> list[Sample]:
+    """Generated ids, [completions, tokens], as text with their lengths up to the first stop."""
+    import torch
+
+    known = model.generation_config.eos_token_id
+    stops = known if isinstance(known, list) else [known or tokenizer.eos_token_id]
+    stopped = torch.isin(ids, torch.tensor(stops, device=ids.device))
+    ended = stopped.any(dim=1).tolist()
+    first = stopped.int().argmax(dim=1).tolist()
+    texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    return [
+        Sample(text, stop + 1 if end else ids.shape[1], not end)
+        for text, end, stop in zip(texts, ended, first, strict=True)
+    ]
+
+
+def forward_seconds(
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]
+) -> float:
+    """Seconds of one forward pass over the texts, without gradient."""
+    import torch
+
+    inputs = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
+    inputs = inputs.to(model.device)
+    started = time.perf_counter()
+    with torch.inference_mode():
+        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
+        logits.logits[0, 0, 0].item()  # waits for the GPU
+    return time.perf_counter() - started

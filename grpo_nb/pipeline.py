@@ -86,8 +86,7 @@ def run_pipeline(
 
 def _settings_before(run: Run, first: str) -> dict[str, Any]:
     """What earlier calls set for the stages that --from runs again, lest it be lost."""
-    path = run / "settings.json"
-    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() and first > "01" else {}
+    kept = run.settings() if first > "01" else {}
     return {name: value for name, value in kept.items() if configs.stage_of(name) >= first}
 
 

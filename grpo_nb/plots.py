@@ -4,9 +4,13 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 from pandas.io.formats.style import Styler
 
+from grpo_nb.bench import Probes
+from grpo_nb.bench.table import score_range
+from grpo_nb.rewards import RewardSet
 from grpo_nb.runs import Run, atomic_path
 
 if TYPE_CHECKING:
@@ -72,6 +76,28 @@ def prompt_lengths(run: Run, train: Sequence[dict], held_out: Sequence[dict]) ->
     axis.set(xlabel="prompt length [tokens]", ylabel="prompts")
     axis.legend(frameon=False)
     return _save(figure, run, "prompt_lengths")
+
+
+def probe_map(run: Run, probes: Probes, preset: RewardSet) -> "Figure":
+    """What each attack earned of each reward's range; a winning attack is marked."""
+    names, table = preset.names, probes.table
+    figure, (axis,) = _subplots(1, 1.6 + 1.1 * len(names) + 2.2, 0.8 + 0.2 * len(table))
+    ends = [score_range(func) for func in preset.reward_funcs]
+    shares = [(table[n] - low) / (high - low) for n, (low, high) in zip(names, ends, strict=True)]
+    axis.imshow(np.array(shares).T, aspect="auto", cmap="Blues", vmin=0, vmax=1.25)
+    for (line, column), score in np.ndenumerate(table[names].to_numpy()):
+        axis.text(column, line, f"{score:.2g}", ha="center", va="center", fontsize=7)
+    axis.set_xticks(range(len(names)), [_head(name).replace(" ", "\n") for name in names])
+    totals = [f"{line.attack}  {line.total:.2f}" for line in table.itertuples()]
+    axis.set_yticks(range(len(table)), totals)
+    for label, attack in zip(axis.get_yticklabels(), table["attack"], strict=True):
+        if attack in probes.winners:
+            label.set(color="#c0392b", fontweight="bold")
+    axis.tick_params(
+        labelsize=8, length=0, top=True, labeltop=True, bottom=False, labelbottom=False
+    )
+    axis.set_title(f"attack and its total; {len(probes.winners)} win", fontsize=9, loc="left")
+    return _save(figure, run, "probes")
 
 
 def learning_curve(run: Run, metrics: Sequence[dict], names: Sequence[str]) -> "Figure":

@@ -139,6 +139,11 @@ class Run:
         with atomic_path(self / "config.yaml") as temporary:
             temporary.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
+    def settings(self) -> dict[str, Any]:
+        """What `--set` and the Reward Lab have set, by dotted name."""
+        path = self / "settings.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
     def files(self, *relatives: str) -> dict[str, str]:
         """{relative path: sha256} of each file, and of each file below each folder."""
         found: dict[str, str] = {}
@@ -167,6 +172,13 @@ class Stage:
         """Tell whoever watches (a notebook's reader, or the pipeline's bar) how far we are."""
         state = {"stage": self.stage, "done": done, "total": total, "note": note}
         write_json(self.run / "progress.json", state)
+
+    def change(self, settings: Mapping[str, Any]) -> None:
+        """Set values of the run from now on: for later stages, and for `--from`."""
+        known = configs.flatten(self.config)
+        self.config = configs.resolve(self.config.profile, known, settings)
+        self.run.write_config(self.config)
+        write_json(self.run / "settings.json", {**self.run.settings(), **settings})
 
     def finish(self, *outputs: str) -> str:
         """Record the stage as done, free the run, and say what comes next.

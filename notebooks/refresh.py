@@ -64,6 +64,7 @@ def refresh(name: str) -> None:
         kernel_name="python3",
         timeout=None,
         record_timing=False,
+        store_widget_state=False,
         extra_arguments=KERNEL_ARGUMENTS,
         resources={"metadata": {"path": str(FOLDER)}},
     ).execute()

@@ -88,8 +88,12 @@ def test_greedy_answers_do_not_depend_on_the_batch(base, tokenizer):
 
 
 def test_completions_are_cut_at_the_length(base, tokenizer):
-    ((text,),) = models.generate(base, tokenizer, PROMPTS[:1], max_completion_length=3)
-    assert 1 <= len(tokenizer(text)["input_ids"]) <= 3
+    ((cut,),) = models.generate(base, tokenizer, PROMPTS[:1], max_completion_length=3)
+    assert (cut.tokens, cut.truncated) == (3, True)
+    assert len(tokenizer(cut.text)["input_ids"]) == 3
+    ((whole,),) = models.generate(base, tokenizer, PROMPTS[:1], max_completion_length=60)
+    assert not whole.truncated
+    assert whole.tokens == len(tokenizer(whole.text)["input_ids"]) + 1  # the stop counts
 
 
 def test_the_4bit_settings_are_those_unsloth_trains_with(demo_run):

@@ -15,9 +15,12 @@ LAYERS = [
     {"prompts", "numbers", "sandbox"},
     {"config"},
     {"runs"},
-    {"data", "rewards", "advantages"},
-    {"bench", "models"},
-    {"training", "export", "evaluate", "plots", "doctor", "pipeline"},
+    {"data", "rewards", "advantages", "models"},
+    {"pilot"},
+    {"bench"},
+    {"training", "export", "evaluate", "sheet", "doctor", "pipeline"},
+    {"plots"},
+    {"widgets"},
     {"__main__"},
 ]
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}

@@ -7,6 +7,7 @@ frac_reward_zero_std then stays near 0 when every completion of a group earns th
 
 import importlib
 import importlib.util
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from grpo_nb.config import refuse_unknown
-from grpo_nb.prompts import ANSWER, REASONING, SYSTEM_PROMPT
+from grpo_nb.prompts import ANSWER, REASONING, SYSTEM_PROMPT, extract_answer
 from grpo_nb.rewards import code, correctness, format, length, style
 from grpo_nb.rewards.combine import Combined, gated
 from grpo_nb.rewards.contract import Reward
@@ -35,17 +36,31 @@ def _tagged(row: Mapping[str, Any]) -> str:
 class RewardSet(NamedTuple):
     """Rewards and weights, as TRL's `reward_funcs` and `reward_weights` take them.
 
-    `reference(row)` writes a completion that has to earn every reward in full.
+    `reference(row)` writes a completion that has to earn every reward in full;
+    `extract(text)` is what counts as the answer of a completion.
     """
 
     reward_funcs: list[Callable[..., Any]]
     reward_weights: list[float]
     system_prompt: str = SYSTEM_PROMPT
     reference: Callable[[Mapping[str, Any]], str] = _tagged
+    extract: Callable[[str], str | None] = extract_answer
+
+    def adding(self, func: Callable[..., Any], weight: float) -> "RewardSet":
+        """This set and one more reward; one of the same name is replaced."""
+        pairs = zip(self.reward_funcs, self.reward_weights, strict=True)
+        kept = [pair for pair in pairs if pair[0].__name__ != func.__name__]
+        funcs, weights = zip(*kept, (func, float(weight)), strict=True)
+        return self._replace(reward_funcs=list(funcs), reward_weights=list(weights))
 
     @property
     def names(self) -> list[str]:
         return [func.__name__ for func in self.reward_funcs]
+
+    @property
+    def full(self) -> float:
+        """The greatest score of the first reward, which says "correct"."""
+        return getattr(self.reward_funcs[0], "range", (0.0, 1.0))[1]
 
     @property
     def format_name(self) -> str:
@@ -86,6 +101,7 @@ CODE_GENERATION_REWARDS = reward_set(
     ],
     system_prompt="Answer with one fenced block of Python code, marked ```python, and no more.",
     reference=lambda row: f"```python\n{row['answer']}\n```",
+    extract=format.extract_code,
 )
 SUMMARIZATION_REWARDS = reward_set(
     [
@@ -133,23 +149,50 @@ def built_in() -> dict[str, Callable[..., Any]]:
     return {**found, "math_problem_reward": math_problem_reward}
 
 
-def load_preset(name: str) -> RewardSet:
+def load_preset(name: str, reward_weights: str = "") -> RewardSet:
     """The preset of that name, or the reward set of a YAML file.
 
-    >>> load_preset("math").names[0]
-    'numeric_correctness_reward'
+    Args:
+        name: A name in PRESETS, or a path that ends in .yaml.
+        reward_weights: Other weights in the same order, "1, 0.5"; 0 keeps a reward in the
+            metrics and out of the total.
+
+    >>> load_preset("qa", "1, 0, 0.5").reward_weights
+    [1.0, 0.0, 0.5]
     """
     if name.endswith((".yaml", ".yml")):
-        return load_yaml(PROJECT_ROOT / name)
-    refuse_unknown("rewards.preset", name, list(PRESETS))
-    return PRESETS[name]
+        preset = load_yaml(PROJECT_ROOT / name)
+    else:
+        refuse_unknown("rewards.preset", name, list(PRESETS))
+        preset = PRESETS[name]
+    return with_weights(preset, reward_weights) if reward_weights.strip() else preset
+
+
+def with_weights(preset: RewardSet, reward_weights: str) -> RewardSet:
+    """The same rewards with the weights of a text such as "1, 0.5".
+
+    Raises:
+        ValueError: Not one finite number for each reward.
+    """
+    try:
+        weights = [float(weight) for weight in reward_weights.split(",")]
+    except ValueError:
+        weights = []
+    if len(weights) != len(preset.names) or not all(map(math.isfinite, weights)):
+        raise ValueError(
+            f"rewards.reward_weights = {reward_weights!r}: write {len(preset.names)} numbers "
+            f"with commas between them, for {', '.join(preset.names)}"
+        )
+    return preset._replace(reward_weights=weights)
 
 
 def load_yaml(path: Path) -> RewardSet:
-    """A reward set from a YAML list.
+    """A reward set from a YAML list, or one that adds to a preset.
 
-    An entry is `{reward: NAME, weight: 1.0, name: …, arguments: {…}}`; NAME is a built-in
-    reward, `module:function`, or `file.py:function` (relative to the YAML file).
+    The second is `{extends: math, rewards: […]}`: the preset's rewards, system prompt and
+    reference, and then the list's. An entry is
+    `{reward: NAME, weight: 1.0, name: …, arguments: {…}}`; NAME is a built-in reward,
+    `module:function`, or `file.py:function` (relative to the YAML file).
 
     Raises:
         FileNotFoundError: No such file.
@@ -157,10 +200,18 @@ def load_yaml(path: Path) -> RewardSet:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist: give a YAML list of rewards")
-    entries = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(entries, list):
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    base = None
+    if isinstance(content, dict) and set(content) == {"extends", "rewards"}:
+        base, content = load_preset(content["extends"]), content["rewards"]
+    if not isinstance(content, list):
         raise ValueError(f"{path} holds no list: write `- reward: NAME` lines")
-    return reward_set([_entry(entry, path) for entry in entries])
+    pairs = [_entry(entry, path) for entry in content]
+    if base is None:
+        return reward_set(pairs)
+    for func, weight in pairs:
+        base = base.adding(func, weight)
+    return base
 
 
 def _entry(entry: Any, path: Path) -> tuple[Callable[..., Any], float]:

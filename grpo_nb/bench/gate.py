@@ -1,0 +1,240 @@
+"""The gate: the verdict on a reward set, and its hash, so that a stale verdict shows."""
+
+import hashlib
+import inspect
+import json
+import textwrap
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import yaml
+
+from grpo_nb import pilot as pilots
+from grpo_nb.bench.cases import changed_cases, read_cases
+from grpo_nb.bench.linter import Finding, lint
+from grpo_nb.bench.probes import Probes, gold_report, probe
+from grpo_nb.bench.table import Bench, Row, signal_table
+from grpo_nb.config import RunConfig
+from grpo_nb.rewards import RewardSet, load_preset
+from grpo_nb.runs import NOTEBOOKS, Run, Stage, atomic_path, project_path, write_json
+
+GOLD_ROWS = 512  # references that are scored
+REPORT = "rewards/report.json"
+
+
+class Verdict(NamedTuple):
+    """All that stage 02 found out about a reward set.
+
+    failures: Why stage 03 will refuse; empty: passed.
+    findings: Of the linter.
+    probes: What attacks earned; None where a reward raises.
+    gold: Whether the reference wins, and where not.
+    pilot: Figures of the sample.
+    signal: A line a reward.
+    """
+
+    failures: list[str]
+    findings: list[Finding]
+    probes: Probes | None
+    gold: dict[str, Any]
+    pilot: dict[str, Any]
+    signal: pd.DataFrame
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+    def findings_table(self) -> pd.DataFrame:
+        lines = [{**f._asdict(), "error": "error" if f.error else "warning"} for f in self.findings]
+        columns = {"error": "", "rule": "rule", "reward": "reward"}
+        return pd.DataFrame(lines, columns=["error", "rule", "reward", "evidence", "fix"]).rename(
+            columns=columns
+        )
+
+    def __str__(self) -> str:
+        warnings = sum(not finding.error for finding in self.findings)
+        if self.passed:
+            return f"PASSED: the gold wins, every attack loses; {warnings} warnings"
+        return "\n  ".join(["FAILED, and notebook 3 will refuse to train:", *self.failures])
+
+
+def judge(bench: Bench, rows: Sequence[Row], pilot: pilots.Pilot, stage: Stage) -> Verdict:
+    """Linter, probes, references and saved cases on one pilot.
+
+    Args:
+        bench: The rewards.
+        rows: Dataset rows whose references have to win; GOLD_ROWS of them are scored.
+        pilot: Samples of the base model.
+        stage: Stage 02: its run's cases, and the batch and lengths of the training to come.
+    """
+    config = stage.config
+    repeated = [
+        row for row, group in zip(pilot.rows, pilot.samples_P_G, strict=True) for _ in group
+    ]
+    texts = [sample.text for sample in pilot.samples]
+    completions = config.step_completions
+    findings = lint(bench, repeated, texts, pilot.step_seconds(completions), completions)
+    errors = [f"{f.reward}: {f.rule}: {f.evidence}" for f in findings if f.error]
+    if any(finding.rule in ("raises", "wrong length", "out of range") for finding in findings):
+        return Verdict(errors, findings, None, {}, {}, pd.DataFrame())
+    table = bench.table(pilot.rows, pilot.completions_P_G)
+    own, saved = _read_all(cases_of(stage.run, config))
+    probes = probe(bench, [*pilot.rows, *rows[:GOLD_ROWS]], own)
+    gold = gold_report(bench, [*pilot.rows, *rows[:GOLD_ROWS]], table)
+    failures = errors + [f"attack {name!r} {_why(probes, name)}" for name in probes.winners]
+    if not gold["gold_wins"]:
+        failures.append(f"the gold loses on {len(gold['losers'])} rows: {gold['losers'][0]!r}, …")
+    failures += changed_cases(bench, saved)
+    if not table["signal"].any():
+        failures.append("no group of the pilot carries a signal: all its completions earn the same")
+    figures = pilots.summary(pilot, table, bench.preset, config)
+    return Verdict(failures, findings, probes, gold, figures, signal_table(bench.preset, table))
+
+
+def _why(probes: Probes, name: str) -> str:
+    return probes.table.set_index("attack").at[name, "because"]
+
+
+def _read_all(paths: Sequence[Path]) -> tuple[list, list]:
+    read = [read_cases(path) for path in paths]
+    return [a for own, _ in read for a in own], [c for _, saved in read for c in saved]
+
+
+def cases_of(run: Run, config: RunConfig) -> list[Path]:
+    """The run's own file of cases, and the one that `rewards.cases` names.
+
+    Raises:
+        FileNotFoundError: The named one does not exist.
+    """
+    named = [project_path(config.rewards.cases)] if config.rewards.cases else []
+    if named and not named[0].is_file():
+        raise FileNotFoundError(f"rewards.cases: {named[0]} does not exist: create it, or clear it")
+    return [run / "cases.jsonl", *named]
+
+
+def save(run: Run, bench: Bench, verdict: Verdict) -> None:
+    """Write rewards/report.json: the verdict, the reward set's hash, and the findings."""
+    probes = verdict.probes.table.to_dict("records") if verdict.probes else []
+    report = {
+        "passed": verdict.passed,
+        "failures": verdict.failures,
+        "rewards_sha256": fingerprint(bench.preset),
+        "weights": dict(zip(bench.preset.names, bench.preset.reward_weights, strict=True)),
+        "findings": [finding._asdict() for finding in verdict.findings],
+        "gold": verdict.gold,
+        "pilot": verdict.pilot,
+        "signal": verdict.signal.to_dict("records"),
+        "probes": probes,
+    }
+    write_json(run / REPORT, _finite(report))
+
+
+def write_weights(
+    bench: Bench, rows: Sequence[Row], pilot: pilots.Pilot, stage: Stage
+) -> tuple[Verdict, str]:
+    """Give the run these weights, with a verdict of their own; the message says what was done."""
+    text = ", ".join(f"{weight:g}" for weight in bench.preset.reward_weights)
+    run, changed = stage.run, {"rewards.reward_weights": text}
+    run.lock()
+    verdict = judge(bench, rows, pilot, stage)
+    save(run, bench, verdict)
+    stage.change(changed)
+    run.record("02", {"outputs": run.files("rewards")})
+    run.lock().release(force=True)
+    return verdict, (
+        f"written to {run.name}/config.yaml. Running notebook 2 again begins with the preset's "
+        f'weights; to keep these, write reward_weights = "{text}" in its parameters'
+    )
+
+
+def adopt(bench: Bench, stage: Stage, func: Callable[..., Any], weight: float) -> Bench:
+    """Train with a reward that was written in the notebook: the run's set, and this one.
+
+    Its source goes to rewards/mine.py of the run, the set to rewards/set.yaml, and
+    `rewards.preset` names that file from now on. The source must stand by itself, but for
+    `rewards` of this package.
+    """
+    folder, preset = stage.run / "rewards", stage.config.rewards.preset
+    source = textwrap.dedent(inspect.getsource(getattr(func, "score", func)))
+    header = '"""Written in notebook 2."""\n\nfrom grpo_nb import rewards\n\n\n'
+    if preset != str(folder / "set.yaml"):
+        base = preset
+    else:
+        base = yaml.safe_load((folder / "set.yaml").read_text(encoding="utf-8"))["extends"]
+    entry = {"reward": f"mine.py:{func.__name__}", "weight": weight}
+    for name, text in (
+        ("mine.py", header + source),
+        ("set.yaml", yaml.safe_dump({"extends": base, "rewards": [entry]}, sort_keys=False)),
+    ):
+        with atomic_path(folder / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    stage.change({"rewards.preset": str(folder / "set.yaml"), "rewards.reward_weights": ""})
+    return bench._replace(preset=load_preset(stage.config.rewards.preset))
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for NaN and infinity, which JSON does not know."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not abs(value) < float("inf") else value
+
+
+def check(run: Run, preset: RewardSet, force: bool = False) -> str:
+    """Refuse to train with rewards that failed, or that are not those that were tested.
+
+    Returns:
+        What it found, for the reader.
+
+    Raises:
+        ValueError: The verdict failed, is missing, or belongs to other rewards or weights.
+    """
+    path, notebook = run / REPORT, f"{NOTEBOOKS['02']}.ipynb"
+    report = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if report is None:
+        problem = f"{REPORT} is missing"
+    elif report["rewards_sha256"] != fingerprint(preset):
+        problem = "the rewards or their weights are not those that were tested"
+    elif not report["passed"]:
+        problem = "the rewards failed their test: " + "; ".join(report["failures"][:3])
+    else:
+        return "the rewards passed their test"
+    if force:
+        return f"forced, although {problem}"
+    raise ValueError(f"{problem}. Mend them and run {notebook} again, or set force = True")
+
+
+def fingerprint(preset: RewardSet) -> str:
+    """sha256 of the rewards' source, options and weights.
+
+    The source is that of the whole module, helpers included, or of the function alone where
+    it was written in a notebook.
+    """
+    parts = [
+        [*_identity(func), weight]
+        for func, weight in zip(preset.reward_funcs, preset.reward_weights, strict=True)
+    ]
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
+
+
+def _identity(func: Callable[..., Any]) -> list[Any]:
+    """Name, source, options and parts of a reward, in whatever way it was made."""
+    if isinstance(func, partial):
+        return [*_identity(func.func), repr(func.args), repr(func.keywords)]
+    inner = getattr(func, "score", None) or func
+    code = inner if inspect.isroutine(inner) else type(inner)
+    module = inspect.getmodule(code)
+    whole = module is not None and module.__name__ != "__main__"
+    state = {k: v for k, v in vars(func).items() if isinstance(v, str | int | float | dict)}
+    state = {k: v for k, v in state.items() if k not in ("value", "step")}  # Adaptive's own
+    parts = [*getattr(func, "parts", ()), *filter(None, [getattr(func, "reward", None)])]
+    return [
+        getattr(func, "__name__", repr(type(func))),
+        inspect.getsource(module if whole else code),
+        repr(sorted(state.items())),
+        [_identity(part) for part in parts],
+    ]

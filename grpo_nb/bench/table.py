@@ -1,0 +1,158 @@
+"""The score table: what each completion earns, why, and the advantage it will have."""
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from grpo_nb import advantages
+from grpo_nb.config import TrainConfig
+from grpo_nb.prompts import Completion, completion_text
+from grpo_nb.rewards import Reward, RewardSet, Scored, call
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Row = dict[str, Any]
+TIE = 1e-6  # totals and advantages this close are equal but for rounding
+
+
+class Bench(NamedTuple):
+    """Rewards, and what they will meet in training.
+
+    preset: The rewards and their weights.
+    train: How advantages are made.
+    tokenizer: Gives rewards of length the `completion_ids` that TRL gives them; without
+        one they count words.
+    unsloth_on_gpu: Whether Unsloth will train on a GPU, which changes `dr_grpo`.
+    """
+
+    preset: RewardSet
+    train: TrainConfig = TrainConfig()
+    tokenizer: "PreTrainedTokenizerBase | None" = None
+    unsloth_on_gpu: bool = False
+
+    def adding(self, func: Callable[..., Any], weight: float) -> "Bench":
+        """The same bench with one more reward in its set."""
+        return self._replace(preset=self.preset.adding(func, weight))
+
+    def arguments(self, rows: Sequence[Row], completions: Sequence[Completion]) -> dict[str, Any]:
+        """All that TRL calls a reward with.
+
+        Args:
+            rows: One dataset row for each completion (repeated per generation).
+            completions: Strings or message lists.
+        """
+        given = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
+        given["prompts"] = [row["prompt"] for row in rows]
+        given["completions"] = list(completions)
+        if self.tokenizer is not None:
+            texts = [completion_text(completion) for completion in completions]
+            encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+            given["completion_ids"] = [[*ids, self.tokenizer.eos_token_id] for ids in encoded]
+        return given | {
+            "trainer_state": SimpleNamespace(global_step=0),
+            "log_extra": _ignore,
+            "log_metric": _ignore,
+        }
+
+    def score(self, rows: Sequence[Row], completions: Sequence[Completion]) -> np.ndarray:
+        """Raw scores, [completions, rewards], NaN for None."""
+        arguments = self.arguments(rows, completions)
+        scores = [call(func, **arguments) for func in self.preset.reward_funcs]
+        return np.array(scores, dtype=float).T
+
+    def totals(self, scores: np.ndarray) -> np.ndarray:
+        """Weighted total of each completion, [completions]."""
+        return advantages.weighted_totals(scores, self.preset.reward_weights)
+
+    def table(
+        self, rows: Sequence[Row], completions_P_G: Sequence[Sequence[Completion]]
+    ) -> pd.DataFrame:
+        """One line a completion, groups one after another.
+
+        Args:
+            rows: [prompts] dataset rows.
+            completions_P_G: [prompts][group] completions.
+
+        Returns:
+            question, gold, completion, answer (as extracted), each reward and its
+            `<reward>/reason`, total, mean and std of the group, advantage, and signal:
+            whether the advantages of the group differ at all.
+        """
+        group = len(completions_P_G[0])
+        repeated = [row for row in rows for _ in range(group)]
+        flat = [completion for completions in completions_P_G for completion in completions]
+        arguments = self.arguments(repeated, flat)
+        texts = [completion_text(completion) for completion in flat]
+        table = pd.DataFrame({"question": [row["question"] for row in repeated]})
+        table["gold"] = [row["answer"] for row in repeated]
+        table["completion"] = texts
+        table["answer"] = [self.preset.extract(text) for text in texts]
+        for func in self.preset.reward_funcs:
+            scored = explain(func, arguments)
+            table[func.__name__] = np.array([one.score for one in scored], dtype=float)
+            table[f"{func.__name__}/reason"] = [one.reason for one in scored]
+        return self.weighed(table, group)
+
+    def weighed(self, table: pd.DataFrame, num_generations: int) -> pd.DataFrame:
+        """The table with total, mean, std, advantage and signal made anew from its scores."""
+        scores, train = table[self.preset.names].to_numpy(), self.train
+        totals = self.totals(scores)
+        mean, std = advantages.group_statistics(totals, num_generations)
+        gained = advantages.advantages(
+            scores,
+            self.preset.reward_weights,
+            num_generations,
+            advantages.effective_scaling(train.scale_rewards, train.loss_type, self.unsloth_on_gpu),
+            train.multi_objective_aggregation,
+        )
+        differ = np.ptp(gained.reshape(-1, num_generations), axis=1) > TIE
+        return table.assign(
+            total=totals,
+            mean=mean,
+            std=std,
+            advantage=gained,
+            signal=np.repeat(differ, num_generations),
+        )
+
+
+def _ignore(name: str, value: Any) -> None:
+    """Stands for TRL's log_extra and log_metric, where nothing is logged."""
+
+
+def explain(func: Callable[..., Any], arguments: dict[str, Any]) -> list[Scored]:
+    """Score and reason of each completion; rewards that are not ours give no reason.
+
+    Raises:
+        ValueError: The reward gave more or fewer scores than there are completions.
+    """
+    if isinstance(func, Reward):
+        return call(func.explain, **arguments)
+    scores = call(func, **arguments)
+    if len(scores) != len(arguments["completions"]):
+        raise ValueError(
+            f"reward {func.__name__} gave {len(scores)} scores for "
+            f"{len(arguments['completions'])} completions: return one for each, None included"
+        )
+    return [Scored(score) for score in scores]
+
+
+def signal_table(preset: RewardSet, table: pd.DataFrame) -> pd.DataFrame:
+    """What each reward does on the sample: mean, std, share above its minimum, share of None."""
+    scores = table[preset.names]
+    lows = {func.__name__: score_range(func)[0] for func in preset.reward_funcs}
+    lines = {
+        "mean": scores.mean(),
+        "std": scores.std(),
+        "share above minimum": scores.gt(pd.Series(lows)).mean(),
+        "share None": scores.isna().mean(),
+    }
+    return pd.DataFrame(lines).rename_axis("reward").reset_index()
+
+
+def score_range(func: Callable[..., Any]) -> tuple[float, float]:
+    """The declared range; [0, 1] where none is."""
+    return getattr(func, "range", (0.0, 1.0))

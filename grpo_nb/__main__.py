@@ -1,4 +1,4 @@
-"""The command line: `grpo-nb run`, `grpo-nb doctor`. Imports wait until they are needed."""
+"""The command line: `grpo-nb run`, `reward-lab`, `doctor`. Imports wait until they are needed."""
 
 import argparse
 import sys
@@ -26,6 +26,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--from", default="01", dest="first", metavar="STAGE", help="01 to 04; needs --name"
     )
     run.add_argument("--force", action="store_true", help="go on although an input has changed")
+    lab = commands.add_parser("reward-lab", help="serve notebook 2 as a page on this machine")
+    lab.add_argument("--name", default="demo", help="of the run; default: demo")
+    lab.add_argument("--profile", default="auto", help="for notebook 1, where it is not done yet")
+    lab.add_argument("--port", type=int, default=8866, help="default: 8866")
+    lab.add_argument("--no-browser", action="store_true", help="only print the address")
     commands.add_parser("doctor", help="say what this machine has, and how to get the rest")
     return parser.parse_args(arguments)
 
@@ -51,7 +56,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def doctor() -> int:
+def reward_lab(arguments: argparse.Namespace) -> int:
+    from grpo_nb.app import serve
+
+    serve(arguments.name, arguments.profile, arguments.port, not arguments.no_browser)
+    return 0
+
+
+def doctor(_: argparse.Namespace) -> int:
     from grpo_nb.doctor import report
 
     text, in_order = report()
@@ -63,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Exit code: 0 done, 1 a stage failed, 2 wrong input, 130 interrupted."""
     parsed = parse_arguments(arguments)
     try:
-        return doctor() if parsed.command == "doctor" else run(parsed)
+        return {"run": run, "reward-lab": reward_lab, "doctor": doctor}[parsed.command](parsed)
     except (ValueError, FileNotFoundError) as error:
         print(f"grpo-nb: {error}", file=sys.stderr)
         return 2

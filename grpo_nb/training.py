@@ -7,12 +7,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pandas as pd
+
 from grpo_nb.config import RunConfig
 from grpo_nb.models import Policy, cuda_available
+from grpo_nb.prompts import completion_text
 from grpo_nb.rewards import RewardSet, keep_adaptive_weights
 from grpo_nb.runs import Run, Stage, atomic_path
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
     from trl import GRPOTrainer
 
 Watcher = Callable[[int, int, str], None]
@@ -98,6 +103,33 @@ def append_metrics(path: Path, metrics: dict[str, float]) -> None:
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def read_completions(
+    run: Run, preset: RewardSet, tokenizer: "PreTrainedTokenizerBase", cap_tokens: int
+) -> pd.DataFrame:
+    """Every completion of the training, for the browser.
+
+    Args:
+        run: A trained run.
+        preset: Its rewards; the first says "correct".
+        tokenizer: Counts a completion's tokens.
+        cap_tokens: A completion that long was truncated.
+
+    Returns:
+        step, question, completion, each reward, advantage, tokens, correct, truncated.
+    """
+    files = sorted((run / "train/completions").glob("*.parquet"))
+    raw = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
+    frame = raw[["step", *preset.names, "advantage"]].copy()
+    frame.insert(1, "question", [prompt[-1]["content"] for prompt in raw["prompt"]])
+    texts = [completion_text(list(completion)) for completion in raw["completion"]]
+    frame.insert(2, "completion", texts)
+    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    frame["tokens"] = [len(ids) for ids in encoded]
+    frame["correct"] = np.isclose(frame[preset.names[0]], preset.full)
+    frame["truncated"] = frame["tokens"] >= cap_tokens
+    return frame
 
 
 def save_adapter(trainer: "GRPOTrainer", policy: Policy, run: Run) -> None:

@@ -49,11 +49,11 @@ def test_foreign_rewards_run_unchanged_in_our_harness():
 
     foreign = [correctness_reward_func, int_reward_func, xmlcount_reward_func]
     foreign += [think_format_reward]
-    scores = bench.score(reward_set([(func, 1.0) for func in foreign]), ROWS, CHATS)
+    scores = bench.Bench(reward_set([(func, 1.0) for func in foreign])).score(ROWS, CHATS)
     np.testing.assert_array_equal(scores, [[2.0, 0.5, 0.25, 0.0], [0.0, 0.5, 0.0, 1.0]])
     assert callable(get_soft_overlong_punishment(10, 5))
     solutions = [{**row, "solution": f"${row['answer']}$"} for row in ROWS]
-    accuracy = bench.score(reward_set([(accuracy_reward, 1.0)]), solutions, CHATS)
+    accuracy = bench.Bench(reward_set([(accuracy_reward, 1.0)])).score(solutions, CHATS)
     assert accuracy[1, 0] == 1.0
 
 
@@ -86,5 +86,5 @@ def test_ours_run_inside_trl(runs_dir):
 
 def test_the_math_preset_agrees_with_itself_through_the_harness():
     preset = load_preset("math")
-    scores = bench.score(preset, ROWS, CHATS)
+    scores = bench.Bench(preset).score(ROWS, CHATS)
     np.testing.assert_array_equal(scores[0], [1.0] * 4)

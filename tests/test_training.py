@@ -8,7 +8,7 @@ import pytest
 from conftest import TINY_SETTINGS
 
 from grpo_nb import evaluate, export, models, training
-from grpo_nb.advantages import group_advantages, weighted_totals
+from grpo_nb.advantages import advantages
 from grpo_nb.config import resolve
 from grpo_nb.data import load
 from grpo_nb.rewards import load_preset
@@ -30,8 +30,7 @@ def test_our_advantages_are_those_trl_trained_on(demo_run):
     assert len(files) == STEPS
     for path in files:
         table = pd.read_parquet(path)
-        totals = weighted_totals(table[MATH.names].to_numpy(), np.array(MATH.reward_weights))
-        ours = group_advantages(totals, num_generations=8)
+        ours = advantages(table[MATH.names].to_numpy(), MATH.reward_weights, num_generations=8)
         np.testing.assert_allclose(ours, table["advantage"], atol=1e-6)
 
 
@@ -43,6 +42,16 @@ def test_the_rewards_trl_logged_are_those_of_the_bench(demo_run):
     for func in MATH.reward_funcs:
         scores = func(completions=completions, answer=gold)
         np.testing.assert_allclose(scores, table[func.__name__], atol=1e-6)
+
+
+def test_the_completions_of_training_can_be_read_back(demo_run):
+    tokenizer = models.load_tokenizer("data/tiny_base")
+    frame = training.read_completions(demo_run, MATH, tokenizer, cap_tokens=48)
+    assert frame["step"].tolist() == sorted(frame["step"])
+    assert len(frame) == STEPS * TINY_SETTINGS["train.per_device_train_batch_size"]
+    assert frame["correct"].equals(frame["numeric_correctness_reward"] == 1)
+    questions = {row["question"] for row in load(demo_run, "train")}
+    assert set(frame["question"]) <= questions
 
 
 def test_the_adapter_is_safetensors_alone_and_has_moved(demo_run):

@@ -1,0 +1,67 @@
+"""How fast does the Reward Lab answer? Figures for the README.
+
+    python benchmarks/reward_lab.py
+
+A pilot of 64 prompts x 8 completions of the tiny base model, once sampled and once read from
+its cache; then the whole of it scored again by the math preset with table and widgets brought
+up to date, one edit, one move of a slider, and the verdict.
+"""
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+
+os.environ["GRPO_NB_RUNS"] = tempfile.mkdtemp()
+
+from grpo_nb import bench, data, models, pilot, runs
+from grpo_nb.rewards import load_preset
+from grpo_nb.widgets import RewardLab
+
+TIMES = 5
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """Median of TIMES calls."""
+    spent = []
+    for _ in range(TIMES):
+        started = time.perf_counter()
+        action()
+        spent.append(time.perf_counter() - started)
+    return statistics.median(spent)
+
+
+def prepare() -> tuple[runs.Stage, list[dict]]:
+    first = runs.start_stage("01", {"run_name": "bench", "profile": "tiny-cpu"})
+    tokenizer = models.load_tokenizer(first.config.model.model_path)
+    prepared = data.prepare(first.config.data, 0, lambda p: models.count_tokens(tokenizer, p))
+    data.save(first.run, *prepared)
+    first.finish("data")
+    return runs.start_stage("02", {"run_name": "bench", "pilot_prompts": 64}), prepared[0]
+
+
+def main() -> None:
+    stage, rows = prepare()
+    run, config = stage.run, stage.config
+    started = time.perf_counter()
+    tried = pilot.sample(run, rows[:64], config)
+    tokenizer = models.load_tokenizer(config.model.model_path)
+    rewards = bench.Bench(load_preset("math"), config.train, tokenizer)
+    lab = RewardLab(rewards, tried, rows, stage)
+    texts = iter(f"<answer>{number}</answer>" for number in range(TIMES))
+    weights = iter(number / 8 for number in range(1, TIMES + 1))
+    figures = {
+        "pilot sampled, model loaded": time.perf_counter() - started,
+        "pilot read from its cache": seconds(lambda: pilot.sample(run, rows[:64], config)),
+        "512 completions scored and shown": seconds(lambda: lab.use(rewards)),
+        "one completion edited": seconds(lambda: setattr(lab.text, "value", next(texts))),
+        "one slider moved": seconds(lambda: setattr(lab.sliders[0], "value", next(weights))),
+        "linter, probes and references": seconds(lab.probe.click),
+    }
+    for what, spent in figures.items():
+        print(f"{what:<34}{spent:8.3f} s")
+
+
+if __name__ == "__main__":
+    main()

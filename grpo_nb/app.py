@@ -1,0 +1,74 @@
+"""`python -m grpo_nb reward-lab`: notebook 2 as a page, served by Voilà to this machine only."""
+
+import os
+import secrets
+import socket
+import webbrowser
+from pathlib import Path
+from urllib.parse import quote
+
+from grpo_nb.pipeline import QUIET, execute_notebook, stage_parameters
+from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Run
+
+HOST = "127.0.0.1"
+
+
+def serve(name: str, profile: str = "auto", port: int = 8866, browser: bool = True) -> None:
+    """Serve the Reward Lab of a run until Ctrl-C; prints the address to open.
+
+    Args:
+        name: Of the run; notebook 1 is run first where it is not done.
+        profile: For notebook 1.
+        port: On 127.0.0.1.
+        browser: Whether to open the address.
+
+    The token is `$GRPO_NB_TOKEN`, or made up anew.
+
+    Raises:
+        RuntimeError: Voilà is missing, the port is taken, or notebook 1 failed.
+    """
+    try:
+        from voila.app import Voila
+    except ImportError:
+        raise RuntimeError("Voilà is not installed: type `make install`") from None
+    run = Run(name)
+    refuse_taken(port)
+    (run / "notebooks").mkdir(parents=True, exist_ok=True)
+    if run.manifest().get("01", {}).get("status") != "done":
+        print(f"{NOTEBOOKS['01']} comes first", flush=True)
+        settings = stage_parameters("01", run.settings())
+        execute_notebook(run, "01", {"run_name": name, "profile": profile} | settings)
+    path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH")]))
+    os.environ.update(QUIET | {"PYTHONPATH": path, "GRPO_NB_RUNS": str(run.path.parent.resolve())})
+    token = os.environ.get("GRPO_NB_TOKEN") or secrets.token_urlsafe(24)
+    url = f"http://{HOST}:{port}/?token={quote(token)}"
+
+    class RewardLabApp(Voila):
+        def launch_browser(self) -> None:  # called when it listens
+            print(f"The Reward Lab of run {name!r}: {url}\nCtrl-C ends it.", flush=True)
+            if browser:
+                webbrowser.open(url)
+
+    app = RewardLabApp(ip=HOST, port=port, port_retries=0, token=token, log_level="WARNING")
+    app.config.VoilaConfiguration.show_tracebacks = True
+    app.config.VoilaConfiguration.prelaunch_hook = lambda *_, **__: prepare(run)[1]
+    app.initialize([str(prepare(run)[0])])
+    app.start()
+
+
+def prepare(run: Run):
+    """(path, notebook): a copy of notebook 2 for this run, with what the run has set by now."""
+    import papermill
+
+    source = PROJECT_ROOT / "notebooks" / f"{NOTEBOOKS['02']}.ipynb"
+    target: Path = run / "notebooks/reward_lab.ipynb"
+    parameters = {"run_name": run.name} | stage_parameters("02", run.settings())
+    options = {"prepare_only": True, "progress_bar": False}
+    return target, papermill.execute_notebook(source, target, parameters, **options)
+
+
+def refuse_taken(port: int) -> None:
+    """Raise RuntimeError where another program listens on the port."""
+    with socket.socket() as probe:
+        if probe.connect_ex((HOST, port)) == 0:
+            raise RuntimeError(f"port {port} is taken: choose another one with --port")

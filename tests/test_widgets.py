@@ -1,0 +1,185 @@
+"""The widgets' callbacks, driven without a browser; tests/browser drives them with one."""
+
+import json
+
+import pandas as pd
+import pytest
+import yaml
+
+from grpo_nb import bench, data, models, pilot, runs
+from grpo_nb.models import Sample
+from grpo_nb.rewards import load_preset, reward
+from grpo_nb.widgets import CompletionBrowser, RewardLab
+from grpo_nb.widgets.browser import side_by_side
+
+RIGHT = "<reasoning>1+1=2</reasoning><answer>{}</answer>"
+
+
+@pytest.fixture
+def lab(runs_dir):
+    """Three prompts with four completions each, two of them right, in a run of its own."""
+    first = runs.start_stage("01", {"run_name": "lab", "profile": "tiny-cpu"})
+    tokenizer = models.load_tokenizer(first.config.model.model_path)
+    prepared = data.prepare(first.config.data, 0, lambda p: models.count_tokens(tokenizer, p))
+    data.save(first.run, *prepared)
+    first.finish("data")
+    stage = runs.start_stage("02", {"run_name": "lab", "pilot_completions": 4})
+    rows = data.load(stage.run, "train")
+    tried = pilot.sample(stage.run, rows[:3], stage.config, sampler=sample_for(rows))
+    opened = RewardLab(bench.Bench(load_preset("math"), tokenizer=tokenizer), tried, rows, stage)
+    assert opened.errors.value == ""
+    bench.save(stage.run, opened.bench, bench.judge(opened.bench, rows, tried, stage))
+    stage.finish("rewards")
+    return opened
+
+
+def sample_for(rows):
+    golds = {str(row["prompt"]): row["answer"] for row in rows}
+
+    def sample(prompts):
+        wrong = Sample(RIGHT.format("-1"), 20, False)
+        return [
+            [Sample(RIGHT.format(golds[str(p)]), 20, False), wrong, wrong, Sample("7", 2, True)]
+            for p in prompts
+        ]
+
+    return sample
+
+
+def advantage(lab, number):
+    return lab.table["advantage"][lab.prompt.value * 4 + number]
+
+
+def test_a_slider_moves_totals_and_advantages(lab):
+    before = lab.table["total"][0], advantage(lab, 3)
+    lab.sliders[1].value = 0.5
+    assert lab.table["total"][0] == before[0] + 0.25
+    assert advantage(lab, 3) < before[1]
+    assert "× 0.5" in lab.view.value
+
+
+def test_a_reward_switched_off_leaves_the_total(lab):
+    lab.switches[0].value = False
+    assert lab.weights == [0.0, 0.25, 0.25, 0.125]
+    assert lab.table["total"].tolist()[:2] == [0.625, 0.625]
+    assert lab.table["numeric_correctness_reward"][0] == 1, "it is still scored"
+
+
+def test_a_group_without_signal_is_marked(lab):
+    for number in range(4):
+        lab.number.value = number
+        lab.text.value = "the same"
+    assert "no signal" in lab.view.value
+    assert lab.summary.value.startswith("2 of 3 groups carry a signal")
+
+
+def test_an_edited_completion_is_scored_and_can_be_undone(lab):
+    gold = lab.pilot.rows[1]["answer"]
+    lab.prompt.value, lab.number.value = 1, 3
+    lab.text.value = f"<answer>{gold}</answer>"
+    assert lab.table["numeric_correctness_reward"][7] == 1
+    assert lab.table["total"][:4].tolist() == lab.table["total"][8:].tolist(), "others are left"
+    lab.original.click()
+    assert lab.text.value == "7"
+    assert lab.table["numeric_correctness_reward"][7] == 0
+
+
+def test_the_edit_of_one_completion_survives_a_look_at_another(lab):
+    lab.text.value = "edited"
+    lab.number.value = 1
+    lab.number.value = 0
+    assert lab.text.value == "edited"
+    assert lab.pilot.completions_P_G[0][0] != "edited", "the pilot is not touched"
+
+
+def test_probes_run_on_what_is_shown(lab):
+    lab.probe.click()
+    assert "PASSED" in lab.report.value
+    assert "every number 0-100" in lab.report.value
+    lab.switches[0].value = False
+    lab.probe.click()
+    assert "FAILED" in lab.report.value
+
+
+def test_a_saved_case_has_to_keep_its_scores(lab):
+    lab.save.click()
+    assert "give the case a name" in lab.errors.value
+    lab.case_name.value = "seven <b>"
+    lab.number.value = 3
+    lab.save.click()
+    (case,) = map(json.loads, (lab.stage.run / "cases.jsonl").read_text().splitlines())
+    assert (case["case"], case["completion"]) == ("seven <b>", "7")
+    assert "seven &lt;b&gt;" in lab.report.value
+    assert lab.errors.value == ""
+    changed = lab.bench.adding(load_preset("math").reward_funcs[0].configured("x"), 1.0)
+    assert bench.changed_cases(changed, [case]) == []
+    case["scores"]["numeric_correctness_reward"] = 1.0
+    assert bench.changed_cases(lab.bench, [case])[0].startswith("seven <b>: numeric_correctness")
+
+
+def test_written_weights_are_the_runs_and_stage_03_takes_them(lab):
+    lab.sliders[3].value = 0.0
+    lab.write.click()
+    assert lab.errors.value == ""
+    config = yaml.safe_load((lab.stage.run / "config.yaml").read_text())
+    assert config["rewards.reward_weights"] == "1, 0.25, 0.25, 0"
+    after = runs.start_stage("03", {"run_name": "lab"})
+    chosen = load_preset("math", after.config.rewards.reward_weights)
+    assert "passed" in bench.check(after.run, chosen)
+    with pytest.raises(ValueError, match="not those that were tested"):
+        bench.check(after.run, load_preset("math"))
+
+
+@reward()
+def divides(response: str) -> float:
+    return 1 / (len(response) - 1)
+
+
+def test_a_reward_that_raises_shows_its_traceback_and_the_lab_lives_on(lab):
+    lab.use(lab.bench.adding(divides, 1.0))
+    assert "ZeroDivisionError" in lab.errors.value
+    assert "return 1 / (len(response) - 1)" in lab.errors.value
+    assert "in reward divides, completion 3 of the batch" in lab.errors.value
+    lab.use(lab.bench._replace(preset=load_preset("math")))
+    assert lab.errors.value == ""
+    assert len(lab.sliders) == 4
+
+
+def frame():
+    lines = {
+        "question": ["a", "b", "c", "d"],
+        "completion": ["one two", "one three", "<b>", ""],
+        "total": [1.0, 0.5, 0.0, 1.5],
+        "correct": [True, False, False, True],
+        "truncated": [False, False, True, False],
+        "step": [1, 1, 2, 3],
+    }
+    return pd.DataFrame(lines)
+
+
+def test_the_browser_filters_and_sorts():
+    browser = CompletionBrowser(frame())
+    assert browser.chosen["question"].tolist() == ["d", "a", "b", "c"]
+    browser.flags["correct"].value = True
+    assert browser.chosen["question"].tolist() == ["d", "a"]
+    browser.flags["correct"].value = None
+    browser.flags["truncated"].value = False
+    browser.range.value = (0.4, 1.2)
+    browser.descending.value = False
+    assert browser.chosen["question"].tolist() == ["b", "a"]
+    browser.step.value = (2, 3)
+    assert "0 of 4" in browser.count.value
+    assert "no completion" in browser.diff.value
+
+
+def test_two_completions_are_compared_word_by_word():
+    browser = CompletionBrowser(frame())
+    browser.left.value, browser.right.value = 0, 1
+    assert "<del>two</del>" in browser.diff.value
+    assert "<ins>three</ins>" in browser.diff.value
+    assert "&lt;b&gt;" in side_by_side("<b>", "")
+
+
+def test_a_browser_needs_no_steps_or_flags():
+    browser = CompletionBrowser(frame()[["question", "completion", "total"]])
+    assert len(browser.chosen) == 4

@@ -86,7 +86,8 @@ def probe_map(run: Run, probes: Probes, preset: RewardSet) -> "Figure":
     shares = [(table[n] - low) / (high - low) for n, (low, high) in zip(names, ends, strict=True)]
     axis.imshow(np.array(shares).T, aspect="auto", cmap="Blues", vmin=0, vmax=1.25)
     for (line, column), score in np.ndenumerate(table[names].to_numpy()):
-        axis.text(column, line, f"{score:.2g}", ha="center", va="center", fontsize=7)
+        ink = "white" if shares[column][line] > 0.6 else "black"
+        axis.text(column, line, f"{score:.2g}", ha="center", va="center", fontsize=7, color=ink)
     axis.set_xticks(range(len(names)), [_head(name).replace(" ", "\n") for name in names])
     totals = [f"{line.attack}  {line.total:.2f}" for line in table.itertuples()]
     axis.set_yticks(range(len(table)), totals)

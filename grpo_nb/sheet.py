@@ -16,11 +16,14 @@ from grpo_nb.rewards import RewardSet
 HUES = (212, 32, 145, 282, 350, 180, 60, 100)  # of the rewards, in order
 MARKS = re.compile(rf"</?(?:{REASONING}|{ANSWER}|think)>|```\w*|####|\\boxed")
 SHOWN_CHARACTERS = 2_000
+BAR_PIXELS = 110  # of the completion with the largest contributions
 STYLE = """<style>
 .sheet { border-collapse: collapse; font-size: 13px; line-height: 1.35; }
 .sheet th, .sheet td { text-align: left; vertical-align: top; padding: 4px 8px;
   border-bottom: 1px solid rgba(128, 128, 128, .35); overflow-wrap: anywhere; min-width: 3em; }
 .sheet .text { white-space: pre-wrap; min-width: 16em; font-family: monospace; }
+.sheet th { overflow-wrap: normal; }
+.sheet .bars { white-space: nowrap; min-width: 110px; }
 .sheet .tag { opacity: .55; }
 .sheet mark { background: rgba(255, 200, 0, .45); color: inherit; }
 .sheet small { display: block; opacity: .75; max-width: 14em; }
@@ -65,9 +68,8 @@ def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = Non
         f"<b>{html.escape(first['question'])}</b>\ngold {html.escape(str(first['gold']))} · "
         f"group mean {first['mean']:.3f}, std {first['std']:.3f} {signal}"
     )
-    weights = preset.reward_weights
-    largest = max((abs(group[n] * w).max() for n, w in zip(names, weights, strict=True)), default=0)
-    scale = 60 / largest if largest else 0  # pixels for the largest contribution
+    widths = (group[names] * preset.reward_weights).abs().sum(axis=1).max()
+    scale = BAR_PIXELS / widths if widths > 0 else 0
     lines = [
         _line(number, line, preset, scale, number == chosen)
         for number, line in enumerate(group.to_dict("records"))
@@ -118,7 +120,7 @@ def _line(number: int, line: dict, preset: RewardSet, scale: float, chosen: bool
             f"{_number(score)}<small>{html.escape(_cut(why, 120))}</small>"
             for score, why in reasons
         ),
-        "".join(bars),
+        f"<div class='bars'>{''.join(bars)}</div>",
         _number(line["total"]),
         _advantage(line["advantage"]),
     ]

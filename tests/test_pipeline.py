@@ -150,3 +150,23 @@ def test_the_doctor_reports_and_says_what_to_type(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "installed_versions", lambda: {"trl": "not installed"})
     assert main(["doctor"]) == 1
     assert "to fix trl: make install GPU=" in capsys.readouterr().out
+
+
+def test_training_is_refused_with_rewards_that_can_be_cheated(
+    demo_run, tmp_path, monkeypatch, capsys
+):
+    """Stage 02 finishes and says what fails; stage 03 stops before a model is loaded."""
+    shutil.copytree(demo_run.path, tmp_path / "demo")
+    monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path))
+    sheet = tmp_path / "brief.yaml"
+    brief = "{reward: ideal_length_reward, weight: 2.0, arguments: {ideal: 0, tolerance: 1}}"
+    sheet.write_text(f"extends: math\nrewards:\n- {brief}\n")
+    arguments = ["run", "--name", "demo", "--from", "02", "--set", f"rewards.preset={sheet}"]
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert "03_train_grpo failed in cell" in error
+    assert "attack 'empty completion' earns more than" in error
+    assert "run 02_test_rewards.ipynb again, or set force = True" in error
+    report = json.loads((tmp_path / "demo/rewards/report.json").read_text())
+    assert not report["passed"]
+    assert Run("demo").manifest()["02"]["status"] == "done"

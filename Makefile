@@ -1,7 +1,8 @@
-# make demo    set up, then run the four notebooks on the tiny model (CPU is enough)
-# make lab     set up, then open JupyterLab on notebooks/
-# make test    set up, then run every test this machine can run
-# make doctor  say what this machine has, and how to get the rest
+# make demo        set up, then run the four notebooks on the tiny model (CPU is enough)
+# make lab         set up, then open JupyterLab on notebooks/
+# make reward-lab  set up, then serve notebook 2 of the run "demo" as a page
+# make test        set up, then run every test this machine can run
+# make doctor      say what this machine has, and how to get the rest
 #
 # GPU=0 or GPU=1 overrides what nvidia-smi says; PYTHON=python3.12 picks the interpreter.
 
@@ -17,13 +18,16 @@ endif
 INSTALLED := $(VENV)/installed-$(REQUIREMENTS)
 TORCH := $(shell grep '^torch==' $(REQUIREMENTS))
 
-.PHONY: demo lab test notebooks lint doctor install clean
+.PHONY: demo lab reward-lab test notebooks lint doctor install clean
 
 demo: install
 	@$(BIN)/python -m grpo_nb run --profile tiny-cpu --name demo
 
 lab: install
 	$(BIN)/jupyter lab --notebook-dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
+
+reward-lab: install
+	@$(BIN)/python -m grpo_nb reward-lab
 
 test: install lint
 	$(BIN)/python -m pytest

@@ -4,25 +4,23 @@ import os
 import secrets
 import socket
 import webbrowser
-from pathlib import Path
 from urllib.parse import quote
 
 from grpo_nb.pipeline import QUIET, execute_notebook, stage_parameters
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Run
 
 HOST = "127.0.0.1"
+SERVED = "notebooks/reward_lab.ipynb"
 
 
 def serve(name: str, profile: str = "auto", port: int = 8866, browser: bool = True) -> None:
-    """Serve the Reward Lab of a run until Ctrl-C; prints the address to open.
+    """Serve the Reward Lab of a run until Ctrl-C, below a token: `$GRPO_NB_TOKEN`, or a new one.
 
     Args:
         name: Of the run; notebook 1 is run first where it is not done.
         profile: For notebook 1.
         port: On 127.0.0.1.
-        browser: Whether to open the address.
-
-    The token is `$GRPO_NB_TOKEN`, or made up anew.
+        browser: Whether to open the address, which is printed in any case.
 
     Raises:
         RuntimeError: Voilà is missing, the port is taken, or notebook 1 failed.
@@ -32,15 +30,17 @@ def serve(name: str, profile: str = "auto", port: int = 8866, browser: bool = Tr
     except ImportError:
         raise RuntimeError("Voilà is not installed: type `make install`") from None
     run = Run(name)
-    refuse_taken(port)
-    (run / "notebooks").mkdir(parents=True, exist_ok=True)
+    with socket.socket() as probe:
+        if probe.connect_ex((HOST, port)) == 0:
+            raise RuntimeError(f"port {port} is taken: choose another one with --port")
+    (run / SERVED).parent.mkdir(parents=True, exist_ok=True)
     if run.manifest().get("01", {}).get("status") != "done":
         print(f"{NOTEBOOKS['01']} comes first", flush=True)
         settings = stage_parameters("01", run.settings())
         execute_notebook(run, "01", {"run_name": name, "profile": profile} | settings)
     path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH")]))
     os.environ.update(QUIET | {"PYTHONPATH": path, "GRPO_NB_RUNS": str(run.path.parent.resolve())})
-    token = os.environ.get("GRPO_NB_TOKEN") or secrets.token_urlsafe(24)
+    token = os.environ.pop("GRPO_NB_TOKEN", "") or secrets.token_urlsafe(24)
     url = f"http://{HOST}:{port}/?token={quote(token)}"
 
     class RewardLabApp(Voila):
@@ -49,26 +49,20 @@ def serve(name: str, profile: str = "auto", port: int = 8866, browser: bool = Tr
             if browser:
                 webbrowser.open(url)
 
-    app = RewardLabApp(ip=HOST, port=port, port_retries=0, token=token, log_level="WARNING")
+    app = RewardLabApp(ip=HOST, port=port, port_retries=0, token=token, log_level="ERROR")
+    app.config.KernelManager.transport = "ipc"  # kernels that only this user reaches
     app.config.VoilaConfiguration.show_tracebacks = True
-    app.config.VoilaConfiguration.prelaunch_hook = lambda *_, **__: prepare(run)[1]
-    app.initialize([str(prepare(run)[0])])
+    app.config.VoilaConfiguration.prelaunch_hook = lambda *_, **__: prepare(run)
+    prepare(run)
+    app.initialize([str(run / SERVED)])
     app.start()
 
 
 def prepare(run: Run):
-    """(path, notebook): a copy of notebook 2 for this run, with what the run has set by now."""
+    """The run's copy of notebook 2, written anew, with what the run has set by now."""
     import papermill
 
     source = PROJECT_ROOT / "notebooks" / f"{NOTEBOOKS['02']}.ipynb"
-    target: Path = run / "notebooks/reward_lab.ipynb"
-    parameters = {"run_name": run.name} | stage_parameters("02", run.settings())
+    settings = {"run_name": run.name} | stage_parameters("02", run.settings())
     options = {"prepare_only": True, "progress_bar": False}
-    return target, papermill.execute_notebook(source, target, parameters, **options)
-
-
-def refuse_taken(port: int) -> None:
-    """Raise RuntimeError where another program listens on the port."""
-    with socket.socket() as probe:
-        if probe.connect_ex((HOST, port)) == 0:
-            raise RuntimeError(f"port {port} is taken: choose another one with --port")
+    return papermill.execute_notebook(source, run / SERVED, settings, **options)

@@ -19,7 +19,7 @@ LAYERS = [
     {"pilot"},
     {"bench"},
     {"training", "export", "evaluate", "sheet", "doctor", "pipeline"},
-    {"plots"},
+    {"plots", "app"},
     {"widgets"},
     {"__main__"},
 ]

@@ -19,18 +19,20 @@ SHOWN_CHARACTERS = 2_000
 BAR_PIXELS = 110  # of the completion with the largest contributions
 STYLE = """<style>
 .sheet { border-collapse: collapse; font-size: 13px; line-height: 1.35; }
-.sheet th, .sheet td { text-align: left; vertical-align: top; padding: 4px 8px;
+.sheet th, .sheet td { text-align: left; vertical-align: top; padding: 4px 6px;
   border-bottom: 1px solid rgba(128, 128, 128, .35); overflow-wrap: anywhere; min-width: 3em; }
-.sheet .text { white-space: pre-wrap; min-width: 16em; font-family: monospace; }
-.sheet th { overflow-wrap: normal; }
+.sheet th:first-child, .sheet td:first-child { min-width: 1.2em; }
+.sheet .text { white-space: pre-wrap; min-width: 12em; font-family: monospace; }
+.sheet th { overflow-wrap: normal; font-size: 12px; }
 .sheet .bars { white-space: nowrap; min-width: 110px; }
 .sheet .tag { opacity: .55; }
 .sheet mark { background: rgba(255, 200, 0, .45); color: inherit; }
 .sheet small { display: block; opacity: .75; max-width: 14em; }
 .sheet .bar { display: inline-block; height: 9px; }
-.sheet .dot { display: inline-block; width: 9px; height: 9px; margin-right: 4px; }
+.sheet .dot { display: block; height: 4px; margin-bottom: 3px; }
 .sheet caption { text-align: left; padding: 6px 8px; white-space: pre-wrap; }
 .sheet .chosen td { background: rgba(128, 128, 128, .14); }
+.widget-html-content:has(> .sheet) { overflow-x: auto; }
 </style>"""
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 SHOWN = 200  # lines of the list
 EITHER = {"any": None, "yes": True, "no": False}
 DIFF_STYLE = """<style>
-.diff { display: flex; gap: 16px; }
+.diff { display: flex; gap: 16px; line-height: 1.4; }
 .diff div { flex: 1; white-space: pre-wrap; overflow-wrap: anywhere; font-family: monospace; }
 .diff ins { background: rgba(60, 160, 90, .35); text-decoration: none; }
 .diff del { background: rgba(200, 70, 60, .35); text-decoration: none; }
@@ -30,12 +30,13 @@ class CompletionBrowser(w.VBox):
     def __init__(self, frame: pd.DataFrame) -> None:
         self.frame = frame.reset_index(drop=True)
         numbers = [c for c in frame.select_dtypes("number") if c != "step"]
-        wide = w.Layout(width="100%")
+        wide, apart = w.Layout(width="auto"), w.Layout(width="auto", margin="0 24px 0 0")
+        style = w.ToggleButtonsStyle(button_width="4em")
         self.by = w.Dropdown(options=numbers, description="Score")
         self.range = w.FloatRangeSlider(description="between", step=0.01)
         self.descending = w.Checkbox(value=True, description="highest first", indent=False)
         self.flags = {
-            name: w.ToggleButtons(options=EITHER, description=name)
+            name: w.ToggleButtons(options=EITHER, description=name, style=style, layout=apart)
             for name in ("correct", "truncated")
             if name in frame
         }
@@ -50,7 +51,7 @@ class CompletionBrowser(w.VBox):
         controls = [self.by, self.range, self.descending]
         children = [w.HBox(controls), w.HBox([*self.flags.values()]), self.count]
         children += [self.step] if "step" in frame else []
-        super().__init__(children=[*children, self.left, self.right, self.diff], layout=wide)
+        super().__init__(children=[*children, self.left, self.right, self.diff])
         self.by.observe(partial(self._set_range), "value")
         for control in (self.range, self.descending, self.step, *self.flags.values()):
             control.observe(partial(self._list), "value")

@@ -30,27 +30,23 @@ class RewardLab(w.VBox):
         self.bench, self.pilot, self.rows, self.stage = bench, pilot, rows, stage
         self.completions_P_G = pilot.completions_P_G
         self.verdict: Verdict | None = None
-        wide = w.Layout(width="100%")
+        wide = w.Layout(width="auto")
         questions = [(f"{i + 1}. {row['question'][:90]}", i) for i, row in enumerate(pilot.rows)]
         numbers = [(str(i + 1), i) for i in range(len(self.completions_P_G[0]))]
         self.prompt = w.Dropdown(options=questions, description="Prompt", layout=wide)
         self.number = w.Dropdown(options=numbers, description="Completion")
         self.text = w.Textarea(description="Edit", rows=4, layout=wide, continuous_update=False)
         self.original = self._button("As sampled", self._restore, "Undo the edit")
-        self.switches = [w.Checkbox(value=True, description=sheet.short(n)) for n in self.names]
-        self.sliders = [self._slider(weight) for weight in bench.preset.reward_weights]
         self.view, self.summary, self.report, self.errors = (w.HTML() for _ in range(4))
         self.probe = self._button("Run probes", self._probe, "Linter, attacks and references")
         self.case_name = w.Text(placeholder="name of the case", layout=w.Layout(width="14em"))
         self.save = self._button("Save case", self._save, "Its scores must stay from now on")
         self.write = self._button("Write weights", self._write, "Into the run's config.yaml")
-        super().__init__(children=self._rows(), layout=wide)
+        super().__init__(children=[self.errors])
         for control in (self.prompt, self.number):
             control.observe(partial(self._guard, self._show_text), "value")
         self.text.observe(partial(self._guard, self._edit), "value")
-        for control in (*self.switches, *self.sliders):
-            control.observe(partial(self._guard, self._reweigh), "value")
-        self._guard(self._rescore)
+        self.use(bench)
 
     @property
     def names(self) -> list[str]:
@@ -63,14 +59,11 @@ class RewardLab(w.VBox):
         return [slider.value if switch.value else 0.0 for switch, slider in pairs]
 
     def use(self, bench: Bench) -> None:
-        """Other rewards over the same pilot: scores everything anew, keeps the edits."""
-        self.bench = bench
-        self.switches = [w.Checkbox(value=True, description=sheet.short(n)) for n in self.names]
-        self.sliders = [self._slider(weight) for weight in bench.preset.reward_weights]
-        for control in (*self.switches, *self.sliders):
-            control.observe(partial(self._guard, self._reweigh), "value")
-        self.children = self._rows()
-        self._guard(self._rescore)
+        """Other rewards over the same pilot: scores everything anew, keeps the edits.
+
+        Where one raises, its traceback is shown and the rewards stay as they were.
+        """
+        self._guard(partial(self._use, bench))
 
     def __repr__(self) -> str:
         return "The Reward Lab: run this notebook to use it"
@@ -89,9 +82,19 @@ class RewardLab(w.VBox):
             self.report,
         ]
 
-    def _slider(self, weight: float) -> w.FloatSlider:
+    def _make_knobs(self) -> None:
+        """A checkbox and a slider for each reward."""
+        names = [sheet.short(name) for name in self.names]
+        self.switches = [w.Checkbox(value=True, description=name) for name in names]
+        pairs = zip(names, self.bench.preset.reward_weights, strict=True)
+        self.sliders = [self._slider(name, weight) for name, weight in pairs]
+        for control in (*self.switches, *self.sliders):
+            control.observe(partial(self._guard, self._reweigh), "value")
+
+    def _slider(self, name: str, weight: float) -> w.FloatSlider:
+        look = {"readout_format": ".4g", "description": "weight", "tooltip": f"weight of {name}"}
         ends = {"min": min(0.0, 2 * weight), "max": max(1.0, 2 * weight)}
-        return w.FloatSlider(weight, **ends, step=STEP, readout_format=".4g", description="weight")
+        return w.FloatSlider(weight, **ends, step=STEP, **look)
 
     def _button(self, label: str, action: Callable[[], None], tooltip: str) -> w.Button:
         button = w.Button(description=label, tooltip=tooltip)
@@ -105,10 +108,14 @@ class RewardLab(w.VBox):
             self.errors.value = ""
         except Exception:
             text = html.escape(traceback.format_exc())
-            self.errors.value = f"<pre role='alert' style='color:#d33'>{text}</pre>"
+            look = "border-left: 4px solid #d33; padding-left: 8px; white-space: pre-wrap"
+            self.errors.value = f"<pre role='alert' style='{look}'>{text}</pre>"
 
-    def _rescore(self) -> None:
-        self.table = self.bench.table(self.pilot.rows, self.completions_P_G)
+    def _use(self, bench: Bench) -> None:
+        self.table = bench.table(self.pilot.rows, self.completions_P_G)
+        self.bench = bench
+        self._make_knobs()
+        self.children = self._rows()
         self._reweigh()
         self._show_text()
 
@@ -164,7 +171,7 @@ class RewardLab(w.VBox):
         if verdict.probes is not None:
             frames.append(verdict.probes.table)
         parts += [plots.table(frame).to_html() for frame in frames if len(frame)]
-        return "".join(parts)
+        return f"<div class='jp-RenderedHTMLCommon'>{''.join(parts)}</div>"
 
     def _save(self) -> None:
         if not self.case_name.value.strip():

@@ -115,9 +115,38 @@ def render(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> str:
     return tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
 
 
-def count_tokens(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> int:
-    text = render(tokenizer, prompt)
-    return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+def count_tokens(
+    tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[list[Message]]
+) -> list[int]:
+    """Tokens of each rendered prompt; a fast tokenizer takes the batch in parallel."""
+    if not prompts:
+        return []
+    texts = [render(tokenizer, prompt) for prompt in prompts]
+    ids = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+    return [len(of_prompt) for of_prompt in ids]
+
+
+def check_generation_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> None:
+    """Raise ValueError unless the chat template ends a prompt where the answer begins."""
+    closed = tokenizer.apply_chat_template(prompt, tokenize=False)
+    opened = render(tokenizer, prompt)
+    if opened == closed or not opened.startswith(closed):
+        raise ValueError(
+            f"the chat template ignores add_generation_prompt: the prompt ends in {opened[-40:]!r} "
+            "and does not open the assistant's turn. Take an instruct model, or correct the "
+            "template"
+        )
+
+
+def show_tokens(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> str:
+    """The rendered prompt token by token: ⟦special⟧, others between bars, ⏎ for a line's end."""
+    ids = tokenizer(render(tokenizer, prompt), add_special_tokens=False)["input_ids"]
+    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+    shown = ""
+    for token in ids:
+        text = tokenizer.decode([token]).replace("\n", "⏎\n")
+        shown += f"⟦{text}⟧" if token in special else f"{text}|"
+    return shown
 
 
 def load_policy(config: ModelConfig, seed: int) -> Policy:

@@ -119,11 +119,13 @@ def count_tokens(
     tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[list[Message]]
 ) -> list[int]:
     """Tokens of each rendered prompt; a fast tokenizer takes the batch in parallel."""
-    if not prompts:
-        return []
     texts = [render(tokenizer, prompt) for prompt in prompts]
-    ids = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"]
-    return [len(of_prompt) for of_prompt in ids]
+    if not tokenizer.is_fast:
+        return [len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
+    fast = tokenizer.backend_tokenizer
+    fast.no_padding()  # either may be left over from the call before
+    fast.no_truncation()
+    return [len(encoding) for encoding in fast.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def check_generation_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> None:

@@ -52,7 +52,24 @@ def test_vllm_where_it_cannot_be_is_refused():
 def test_the_prompt_ends_where_the_completion_begins(tokenizer):
     text = models.render(tokenizer, PROMPTS[0])
     assert text.endswith("<|im_start|>assistant\n")
-    assert models.count_tokens(tokenizer, PROMPTS[0]) == len(tokenizer(text)["input_ids"])
+    tokenizer([text, "a"], padding=True)  # must not leave padding on
+    assert models.count_tokens(tokenizer, [*PROMPTS[:1], build_prompt("a")])[0] == len(
+        tokenizer(text)["input_ids"]
+    )
+    assert models.count_tokens(tokenizer, []) == []
+    models.check_generation_prompt(tokenizer, PROMPTS[0])
+    shown = models.show_tokens(tokenizer, PROMPTS[0])
+    assert shown.startswith("⟦<|im_start|>⟧system|⏎\n|")
+    assert shown.endswith("⟦<|im_start|>⟧assistant|⏎\n|")
+
+
+def test_a_template_without_generation_prompt_is_refused(tmp_path):
+    shutil.copytree(project_path(TINY), tmp_path / "m")
+    template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    (tmp_path / "m/chat_template.jinja").write_text(template)
+    tokenizer = models.load_tokenizer(str(tmp_path / "m"))
+    with pytest.raises(ValueError, match=r"ignores add_generation_prompt: .* 'What is 47"):
+        models.check_generation_prompt(tokenizer, [{"role": "user", "content": "What is 47?"}])
 
 
 def test_generation_depends_on_the_seed_alone(base, tokenizer):

@@ -36,26 +36,19 @@ def gold_finder(answer_format: str) -> Callable[[Any], str]:
     if kind == "json" and detail:
         return lambda cell: as_text(_follow(cell, detail.split(".")))
     if kind == "regex" and detail:
-        pattern = _compile(detail)
-        return lambda cell: _first_group(pattern.search(as_text(cell)))
+        try:
+            pattern = re.compile(detail, re.DOTALL)
+        except re.error as error:
+            raise ValueError(f"data.answer_format = {answer_format!r}: {error}") from None
+        group = min(pattern.groups, 1)
+        return lambda cell: as_text((m := pattern.search(as_text(cell))) and m[group])
     known = [*FORMATS, "json:path.to.field", "regex:pattern"]
     refuse_unknown("data.answer_format", answer_format, known)
-    return lambda cell: (FORMATS[answer_format](as_text(cell)) or "").strip()
-
-
-def _compile(pattern: str) -> re.Pattern:
-    try:
-        return re.compile(pattern, re.DOTALL)
-    except re.error as error:
-        raise ValueError(f"data.answer_format = 'regex:{pattern}': {error}") from None
-
-
-def _first_group(match: re.Match | None) -> str:
-    return (match[match.re.groups and 1] or "").strip() if match else ""
+    return lambda cell: as_text(FORMATS[answer_format](as_text(cell)))
 
 
 def _follow(cell: Any, path: Sequence[str]) -> Any:
-    """The value at a path of keys and list places in a dict, a list or JSON text."""
+    """The value at a path of keys and list places; None where it does not lead anywhere."""
     try:
         value = json.loads(cell) if isinstance(cell, str) else cell
         for key in path:
@@ -97,29 +90,20 @@ def letter_of(cell: Any, text: str, choices: Sequence[str]) -> str:
     return letters[int(text)] if text.isdecimal() and int(text) < len(letters) else ""
 
 
-def _plain_json(gold: str) -> str:
-    return json.dumps(json.loads(gold), sort_keys=True)
-
-
-def _plain_number(gold: str) -> str | None:
-    number = parse_number(gold)
-    return None if number is None else str(number)
-
-
-PLAIN: dict[str, Callable[[str], str | None]] = {
-    "number": _plain_number,
+PLAIN: dict[str, Callable[[str], Any]] = {
+    "number": parse_number,
     "choice": str,
-    "json": _plain_json,
+    "json": lambda gold: json.dumps(json.loads(gold), sort_keys=True),
     "code": lambda gold: ast.dump(ast.parse(gold)),
     "text": lambda gold: " ".join(gold.casefold().split()),
 }
 
 
-def plain_gold(gold: str, kind: str) -> str | None:
+def plain_gold(gold: str, kind: str) -> Any:
     """The gold in a form that is equal for equal golds; None where it is not of its kind.
 
     >>> plain_gold("$1,875.00", "number"), plain_gold("about a dozen", "number")
-    ('1875', None)
+    (Fraction(1875, 1), None)
     """
     try:
         return PLAIN[kind](gold)

@@ -1,30 +1,16 @@
 """Rows for a short supervised warm-up: the prompts with completions in the wanted format.
 
-{"prompt": [system, user], "completion": [{"role": "assistant", "content": …}]}, as TRL's
-SFTTrainer takes them.
+{"prompt": [system, user], "completion": [assistant]}, as TRL's SFTTrainer takes them.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from grpo_nb.data.sources import Row
 from grpo_nb.prompts import ANSWER, REASONING
 
 Reference = Callable[[Mapping[str, Any]], str]
-
-
-def without_calculator(worked: str) -> str:
-    """A worked answer without GSM8K's calculator marks.
-
-    >>> without_calculator("She earned 0.2 x 50 = $<<0.2*50=10>>10.")
-    'She earned 0.2 x 50 = $10.'
-    """
-    return re.sub(r"<<[^<>]*>>", "", worked).strip()
 
 
 def priming_rows(
@@ -40,13 +26,9 @@ def priming_rows(
     primed = []
     for row in rows:
         text = reference(row)
-        if worked := without_calculator(row.get(worked_column) or ""):
+        if worked := row.get(worked_column):
+            worked = re.sub(r"<<[^<>]*>>", "", worked).strip()  # GSM8K's calculator marks
             text = f"<{REASONING}>{worked}</{REASONING}><{ANSWER}>{row['answer']}</{ANSWER}>"
         completion = [{"role": "assistant", "content": text}]
         primed.append({"prompt": row["prompt"], "completion": completion})
     return primed
-
-
-def save(path: Path, rows: Sequence[Row]) -> None:
-    """Write the rows as Parquet."""
-    pq.write_table(pa.Table.from_pylist(list(rows)), path)

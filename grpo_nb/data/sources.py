@@ -1,6 +1,7 @@
 """Where rows come from: `read` over every kind of source, in batches.
 
 A row: {"question": "What is 47 + 38?", "answer": "85"}, with whatever columns the source has.
+A line that is no row is a text that says why, so that it is reported and the others are kept.
 """
 
 import csv
@@ -17,17 +18,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BATCH = 5_000  # rows
-BUILT_IN = {"arithmetic": "data/arithmetic.jsonl"} | {
-    task: f"data/tasks/{task}.jsonl" for task in TASKS if task != "math"
-}
+BUILT_IN = {task: f"data/tasks/{task}.jsonl" for task in TASKS if task != "math"}
+BUILT_IN["arithmetic"] = "data/arithmetic.jsonl"
 Row = dict[str, Any]
-
-
-class Unreadable(str):
-    """Why a line is no row. It stands in the row's place, so that the other rows are kept."""
-
-
-Batch = list[tuple[int, Row | Unreadable]]
+Batch = list[tuple[int, Row | str]]
 
 
 def read(config: DataConfig, frame: "pd.DataFrame | None" = None) -> Iterator[Batch]:
@@ -48,14 +42,14 @@ def read(config: DataConfig, frame: "pd.DataFrame | None" = None) -> Iterator[Ba
         yield batch
 
 
-def _open(config: DataConfig) -> Iterator[Row | Unreadable | None]:
+def _open(config: DataConfig) -> Iterator[Row | str | None]:
     path = project_path(BUILT_IN.get(config.source, config.source))
     if path.is_dir():
         return _read_hub(str(path), config)
-    if path.suffix.lower() in READERS:
+    if reader := READERS.get(path.suffix.lower()):
         if not path.is_file():
             raise FileNotFoundError(f"{path} does not exist: set data.source to a file that does")
-        return READERS[path.suffix.lower()](path)
+        return reader(path)
     if path.is_file():
         raise ValueError(f"{path}: the name of a data file ends in {', '.join(READERS)}")
     if "/" not in config.source:
@@ -71,43 +65,41 @@ def _open_text(path: Path):
     return path.open(encoding="utf-8-sig", errors="replace", newline="")
 
 
-def _read_csv(path: Path) -> Iterator[Row | Unreadable]:
+def _read_csv(path: Path) -> Iterator[Row | str]:
     with _open_text(path) as file:
         lines = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
         try:
             for row in lines:
-                more = len(row.get(None, []))
-                yield Unreadable(f"{more} cells more than the header has") if more else row
+                yield f"more cells than the header has: {row[None]}" if None in row else row
         except csv.Error as error:
-            raise ValueError(
-                f"{path}, line {lines.line_num}: {error}: is a quotation mark not closed?"
-            ) from None
+            place = f"{path}, line {lines.line_num}"
+            raise ValueError(f"{place}: {error}: is a quotation mark not closed?") from None
 
 
-def _read_json(path: Path) -> Iterator[Row | Unreadable | None]:
+def _read_json(path: Path) -> Iterator[Row | str | None]:
     """JSON lines (blank ones are None), or one array of objects."""
     with _open_text(path) as file:
-        if path.suffix.lower() == ".json" and file.read(1) == "[":
-            file.seek(0)
+        first = file.readline()
+        file.seek(0)
+        if path.suffix.lower() == ".json" and first.lstrip().startswith("["):
             try:
                 yield from map(_object, json.load(file))
             except ValueError as error:
-                raise ValueError(f"{path} is not JSON: {error}") from None
+                raise ValueError(f"{path} is not JSON ({error}): copy it again") from None
             return
-        file.seek(0)
-        for line in file:
+        for line in map(str.strip, file):
             try:
-                yield _object(json.loads(line)) if line.strip() else None
+                yield _object(json.loads(line)) if line else None
             except (ValueError, RecursionError) as error:
-                yield Unreadable(f"not JSON ({error}): {line[:80]!r}")
+                yield f"not JSON ({error}): {line[:80]!r}"
 
 
-def _object(value: Any) -> Row | Unreadable:
-    return value if isinstance(value, dict) else Unreadable(f"not an object: {value!r:.80}")
+def _object(value: Any) -> Row | str:
+    return value if isinstance(value, dict) else f"not an object: {value!r:.80}"
 
 
 def _read_arrow(path: Path) -> Iterator[Row]:
-    """Parquet, or Arrow's own formats, the file and the stream that `datasets` writes."""
+    """Parquet, or Arrow's own formats: the file, and the stream that `datasets` writes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -122,46 +114,36 @@ def _read_arrow(path: Path) -> Iterator[Row]:
         for batch in batches:
             yield from batch.to_pylist()
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(
-            f"{path} is damaged or not whole ({str(error).splitlines()[0]}): copy it again"
-        ) from None
+        why = str(error).splitlines()[0]
+        raise ValueError(f"{path} is damaged or not whole ({why}): copy it again") from None
 
 
 def _read_frame(frame: "pd.DataFrame") -> Iterator[Row]:
     for start in range(0, len(frame), BATCH):
-        part = frame.iloc[start : start + BATCH]
-        # Arrays of numpy, such as pandas reads lists from Parquet, become lists.
-        part = part.map(lambda value: value.tolist() if hasattr(value, "tolist") else value)
-        yield from part.to_dict("records")
+        part = frame.iloc[start : start + BATCH].astype(object)
+        for row in part.where(part.notna(), None).to_dict("records"):
+            # Lists that pandas read from Parquet are arrays of numpy.
+            yield {k: v.tolist() if hasattr(v, "tolist") else v for k, v in row.items()}
 
 
 def _read_hub(name: str, config: DataConfig) -> Iterator[Row]:
     import datasets
 
+    place = {"split": config.split, "revision": config.revision or None}
     try:
         loaded = datasets.load_dataset(
-            name,
-            config.subset or None,
-            split=config.split,
-            revision=config.revision or None,
-            streaming=config.streaming,
+            name, config.subset or None, streaming=config.streaming, **place
         )
         for columns in loaded.iter(batch_size=BATCH):
-            yield from (dict(zip(columns, row, strict=True)) for row in zip(*columns.values()))
+            values = zip(*columns.values(), strict=True)
+            yield from (dict(zip(columns, row, strict=True)) for row in values)
     except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise ValueError(
-            f"data.source = {name!r} (subset {config.subset!r}, split {config.split!r}, revision "
-            f"{config.revision!r}) could not be loaded: {error}. Check the names and the network, "
-            "or use a local copy: `hf download --repo-type dataset NAME --local-dir FOLDER`, then "
-            "data.source=FOLDER"
+            f"data.source = {name!r} (subset {config.subset!r}, {place}) could not be loaded: "
+            f"{error}. Check the names and the network, or use a local copy: "
+            "`hf download --repo-type dataset NAME --local-dir FOLDER`, then data.source=FOLDER"
         ) from error
 
 
-READERS = {
-    ".jsonl": _read_json,
-    ".json": _read_json,
-    ".csv": _read_csv,
-    ".tsv": _read_csv,
-    ".parquet": _read_arrow,
-    ".arrow": _read_arrow,
-}
+READERS = {".jsonl": _read_json, ".json": _read_json, ".csv": _read_csv, ".tsv": _read_csv}
+READERS |= {".parquet": _read_arrow, ".arrow": _read_arrow}

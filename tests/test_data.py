@@ -406,7 +406,8 @@ def test_near_duplicates_are_reported_and_never_on_both_sides(runs_dir):
 def near(*texts):
     rows = [{"prompt": [{"role": "user", "content": text}]} for text in texts]
     checked = [validate.Checked(number, row, "1") for number, row in enumerate(rows)]
-    return duplicates.near_groups(duplicates.fingerprints(checked)).tolist()
+    hashes, minhashes = duplicates.fingerprints(checked)
+    return duplicates.near_groups(hashes["numbers"].to_numpy(), minhashes).tolist()
 
 
 def test_other_numbers_make_another_problem():

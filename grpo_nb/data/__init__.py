@@ -64,24 +64,16 @@ def prepare(
     drops = Drops()
     with store.whole_or_nothing(run / "data") as folder:
         rows = store.RowFile(folder / "rows.arrow")
-        seen, tokens = [], []
-        with tqdm(unit=" rows", delay=2) as bar:
-            for batch in sources.read(config, frame):
-                checked, faults, lengths = check_rows(batch, config, prompt, count_tokens)
-                rows.add([one.row for one in checked])
-                seen.append(duplicates.fingerprints(checked))
-                tokens.append(np.array(lengths, dtype=np.int64))
-                drops.add_faults(faults, len(batch))
-                bar.update(len(batch))
-        drops.refuse_many(config)
-        train, held_out, near = _split(pd.concat(seen, ignore_index=True), drops, config, seed)
+        seen, minhashes, tokens = _fill(rows, drops, config, prompt, count_tokens, frame)
+        train, held_out, near = _split(seen, minhashes, drops, config, seed)
+        del seen, minhashes  # 160 bytes a row
         rows.write(folder / "train.parquet", train)
         rows.write(folder / "eval.parquet", held_out)
         rows.path.unlink()
         report = {"source": config.source, "rows_read": drops.rows_read}
         report |= {"train_rows": len(train), "eval_rows": len(held_out)}
         report |= {"dropped": list(drops.reasons.values()), "near_duplicates": near}
-        report |= figures(np.concatenate(tokens), drops)
+        report |= figures(tokens, drops)
         if config.answer_kind == "choice":
             letters = pq.read_table(folder / "train.parquet", columns=["answer"])["answer"]
             report["labels"] = letters.to_pandas().value_counts().sort_index().to_dict()
@@ -93,8 +85,36 @@ def prepare(
     return report
 
 
+def _fill(
+    rows: store.RowFile,
+    drops: Drops,
+    config: DataConfig,
+    system_prompt: str,
+    count_tokens: CountTokens,
+    frame: pd.DataFrame | None,
+) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
+    """Check every row of the source: lay down the good ones, note the others.
+
+    Returns:
+        The fingerprints of the good ones, and the tokens of all prompts.
+    """
+    hashes, minhashes, tokens = [], [], []
+    with tqdm(unit=" rows", delay=2) as bar:
+        for batch in sources.read(config, frame):
+            checked, faults, lengths = check_rows(batch, config, system_prompt, count_tokens)
+            rows.add([one.row for one in checked])
+            drops.add_faults(faults, len(batch))
+            part, signatures = duplicates.fingerprints(checked)
+            hashes.append(part)
+            minhashes.append(signatures)
+            tokens.append(np.array(lengths, dtype=np.int64))
+            bar.update(len(batch))
+    drops.refuse_many(config)
+    return pd.concat(hashes, ignore_index=True), np.concatenate(minhashes), np.concatenate(tokens)
+
+
 def _split(
-    seen: pd.DataFrame, drops: Drops, config: DataConfig, seed: int
+    seen: pd.DataFrame, minhashes: np.ndarray, drops: Drops, config: DataConfig, seed: int
 ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Places of the rows to train on and to hold out, and which rows are nearly the same.
 
@@ -112,7 +132,8 @@ def _split(
             f"{config.eval_rows}: hold out fewer, or give more data. Of {drops.rows_read} rows "
             f"were dropped: {drops}"
         )
-    group = duplicates.near_groups(kept)
+    places = kept.index.to_numpy()
+    group = duplicates.near_groups(kept["numbers"].to_numpy(), minhashes[places])
     order = list(range(len(kept)))
     random.Random(seed).shuffle(order)
     held_out, train = np.split(np.array(order), [config.eval_rows])
@@ -121,5 +142,4 @@ def _split(
     drops.add(LEAKS, np.sort(rows[train[leaks]]))
     near = np.flatnonzero(group != np.arange(len(group)))
     pairs = np.stack([rows[near], rows[group[near]]], axis=1)[:SHOWN_ROWS].tolist()
-    places = kept.index.to_numpy()
     return places[train[~leaks]], places[held_out], {"rows": len(near), "first": pairs}

@@ -4,7 +4,6 @@ Near-duplicates have the same numbers and share most of their runs of three word
 "What is 47 + 38?" and "What is 47 + 39?" are two problems, however alike they read.
 """
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,20 +17,22 @@ ALIKE = 0.7  # share of equal MinHashes from which two rows count as near-duplic
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
-def fingerprints(checked: Sequence[Checked]) -> pd.DataFrame:
-    """What is compared of each row: hashes of question, gold and numbers, and its MinHashes."""
+def fingerprints(checked: Sequence[Checked]) -> tuple[pd.DataFrame, np.ndarray]:
+    """What is compared: hashes of question, gold and numbers; MinHashes [rows, PERMUTATIONS]."""
     from rensa import RMinHash
 
     keys = [_key(one.row["prompt"]) for one in checked]
-    matrix = RMinHash.digest_matrix_from_token_sets(map(_runs, keys), PERMUTATIONS, 0)
+    words = [split_words(key) for key in keys]
     hashes = {
         "row": [one.number for one in checked],
-        "question": map(hash, keys),
+        "question": [hash(key) for key in keys],
         "gold": [hash(one.gold) for one in checked],
-        "numbers": [hash(tuple(sorted(re.findall(r"\d+", key)))) for key in keys],
+        "numbers": [hash(tuple(sorted(w for w in text if not w.isalpha()))) for text in words],
     }
-    minhashes = np.array(matrix.to_rows(), dtype=np.uint32).reshape(-1, PERMUTATIONS)
-    return pd.DataFrame(hashes, dtype=np.int64).join(pd.DataFrame(minhashes))
+    runs = [_runs(text) or [key] for text, key in zip(words, keys, strict=True)]
+    minhashes = RMinHash.digest_matrix_from_token_sets(runs, PERMUTATIONS, 0).to_rows()
+    minhashes = np.array(minhashes, dtype=np.uint32).reshape(-1, PERMUTATIONS)
+    return pd.DataFrame(hashes, dtype=np.int64), minhashes
 
 
 def _key(prompt: Sequence[Message]) -> str:
@@ -40,22 +41,16 @@ def _key(prompt: Sequence[Message]) -> str:
     return " ".join(" ".join(turns).casefold().split())
 
 
-def _runs(text: str) -> list[str]:
-    words = split_words(text)
-    return [" ".join(words[i : i + 3]) for i in range(len(words) - 2)] or [text]
+def _runs(words: list[str]) -> list[str]:
+    return [f"{a} {b} {c}" for a, b, c in zip(words, words[1:], words[2:], strict=False)]
 
 
-def near_groups(seen: pd.DataFrame) -> np.ndarray:
-    """For each row the first row of its group of near-duplicates; itself where it is alone.
-
-    Args:
-        seen: What `fingerprints` gave.
-    """
-    minhashes = seen[list(range(PERMUTATIONS))].to_numpy()
-    labels = np.arange(len(seen))
+def near_groups(numbers: np.ndarray, minhashes: np.ndarray) -> np.ndarray:
+    """For each row the first row of its group of near-duplicates; itself where it is alone."""
+    labels = np.arange(len(minhashes))
     pairs = []
     for band in np.split(minhashes, BANDS, axis=1):
-        keys = seen["numbers"].to_numpy().astype(np.uint64)
+        keys = numbers.astype(np.uint64)
         for column in band.T:
             keys = (keys ^ column) * _MIX
         _, first, group = np.unique(keys, return_index=True, return_inverse=True)

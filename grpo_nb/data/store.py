@@ -11,15 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from grpo_nb.data.sources import BATCH, Row
 from grpo_nb.runs import Run, atomic_path
 
 _TURN = pa.struct([("role", pa.string()), ("content", pa.string())])
-_TEXTS = [("question", pa.string()), ("answer", pa.string())]
-_COLUMNS = pa.schema([("prompt", pa.list_(_TURN)), *_TEXTS, ("prompt_tokens", pa.int32())])
-_PASSED = pa.field("passed on", pa.string())
+_PROMPT, _QUESTION = ("prompt", pa.list_(_TURN)), ("question", pa.string())
+_REST = [("answer", pa.string()), ("prompt_tokens", pa.int32())]
+_COLUMNS = pa.schema([_PROMPT, _QUESTION, *_REST])
+_LAID_DOWN = pa.schema([_PROMPT, *_REST, ("passed on", pa.string())])
 
 
 @contextmanager
@@ -44,14 +46,15 @@ class RowFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._names: dict[str, None] = {}  # of the columns passed on, in order
-        self._writer = pa.ipc.new_file(path, _COLUMNS.append(_PASSED))
+        self._writer = pa.ipc.new_file(path, _LAID_DOWN)
 
     def add(self, rows: Sequence[Row]) -> None:
         passed = [{k: v for k, v in row.items() if k not in _COLUMNS.names} for row in rows]
         self._names.update(dict.fromkeys(name for one in passed for name in one))
-        arrays = [pa.array([row[field.name] for row in rows], field.type) for field in _COLUMNS]
-        arrays.append(pa.array([json.dumps(one, default=str) for one in passed]))
-        self._writer.write_batch(pa.record_batch(arrays, schema=_COLUMNS.append(_PASSED)))
+        columns = [[row[name] for row in rows] for name in _LAID_DOWN.names[:-1]]
+        columns.append([json.dumps(one, default=str) for one in passed])
+        arrays = map(pa.array, columns, _LAID_DOWN.types)
+        self._writer.write_batch(pa.record_batch(list(arrays), schema=_LAID_DOWN))
 
     def write(self, path: Path, places: Sequence[int]) -> None:
         """Parquet of the rows at these places, in this order."""
@@ -61,10 +64,13 @@ class RowFile:
         with pq.ParquetWriter(path, schema) as writer:
             for start in range(0, len(places), BATCH):
                 part = table.take(places[start : start + BATCH])
-                passed = [json.loads(text) for text in part[_PASSED.name].to_pylist()]
-                texts = [[json.dumps(one.get(name)) for one in passed] for name in self._names]
-                columns = [part[name] for name in _COLUMNS.names]
-                columns += [pa.array(text, pa.json_()) for text in texts]
+                prompt, answer, tokens, passed = (c.combine_chunks() for c in part.columns)
+                last = pc.subtract(prompt.offsets[1:], 1)
+                question = prompt.values.field("content").take(last)
+                dicts = [json.loads(text) for text in passed.to_pylist()]
+                texts = [[json.dumps(one.get(name)) for one in dicts] for name in self._names]
+                extra = [pa.array(text, pa.json_()) for text in texts]
+                columns = [prompt, question, answer, tokens, *extra]
                 writer.write_table(pa.table(columns, schema=schema))
 
 

@@ -116,6 +116,8 @@ def _check_row(
 
 
 def _refuse_damage(column: str, text: str) -> None:
+    if text.isascii() and text.isprintable():  # much faster than the search
+        return
     if damage := DAMAGED.search(text):
         near = text[max(0, damage.start() - 20) : damage.end() + 20]
         raise Fault(TEXT, column, ascii(near))

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from grpo_nb import bench, data
 from grpo_nb.config import DataConfig
-from grpo_nb.data import difficulty, duplicates, golds, priming, sources, store, validate
+from grpo_nb.data import difficulty, duplicates, golds, sources, store, validate
 from grpo_nb.numbers import parse_number
 from grpo_nb.rewards import load_preset
-from grpo_nb.rewards.presets import CODE_GENERATION_REWARDS, PRESETS
+from grpo_nb.rewards.presets import CODE_GENERATION_REWARDS
 from grpo_nb.runs import Run
 
 SUM = {"question": "2 + 2?", "answer": "4"}
@@ -50,7 +50,8 @@ def prepare(rows, given=None, **arguments):
 
 def only(row, **settings):
     """The one prepared row, or the one fault."""
-    good, faults, _ = validate.check_rows([(7, row)], DataConfig(**settings), "Be brief.", words)
+    settings = {"system_prompt": "Be brief."} | settings
+    good, faults, _ = validate.check_rows([(7, row)], DataConfig(**settings), words)
     return good[0].row if good else faults[0]
 
 
@@ -63,33 +64,27 @@ def read(path, **settings):
 # Sources
 
 
-def write_as(kind, path, frame):
-    rows = frame.to_dict("records")
-    table = pa.Table.from_pandas(frame)
-    path = path / f"rows.{kind}"
-    if kind in ("csv", "tsv"):
-        frame.to_csv(path, index=False, sep="\t" if kind == "tsv" else ",")
-    elif kind == "parquet":
-        pq.write_table(table, path)
-    elif kind == "arrow":
-        with pa.ipc.new_file(path, table.schema) as writer:
-            writer.write_table(table)
-    elif kind == "json":
-        path.write_text(json.dumps(rows))
-    else:
-        write_jsonl(path, *rows)
-    return path
+def to_arrow(frame, path):
+    datasets.Dataset.from_pandas(frame).save_to_disk(path.parent / "saved")
+    next((path.parent / "saved").glob("*.arrow")).rename(path)
 
 
-@pytest.mark.parametrize("kind", ["csv", "tsv", "json", "jsonl", "parquet", "arrow"])
+WRITERS = {
+    "csv": lambda frame, path: frame.to_csv(path, index=False),
+    "tsv": lambda frame, path: frame.to_csv(path, index=False, sep="\t"),
+    "json": lambda frame, path: frame.to_json(path, orient="records"),
+    "jsonl": lambda frame, path: frame.to_json(path, orient="records", lines=True),
+    "parquet": lambda frame, path: frame.to_parquet(path),
+    "feather.arrow": lambda frame, path: frame.to_feather(path, compression="uncompressed"),
+    "arrow": to_arrow,
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
 def test_every_kind_of_local_file_gives_the_same_rows(tmp_path, kind):
     frame = pd.DataFrame([{"question": 'One,\n"two"\tthree?', "answer": "7"}, LATE])
-    assert read(write_as(kind, tmp_path, frame)) == list(enumerate(frame.to_dict("records"), 1))
-
-
-def test_a_folder_that_datasets_wrote_is_read(tmp_path):
-    datasets.Dataset.from_list([SUM]).save_to_disk(tmp_path / "saved")
-    assert read(next((tmp_path / "saved").glob("*.arrow"))) == [(1, SUM)]
+    WRITERS[kind](frame, tmp_path / f"rows.{kind}")
+    assert read(tmp_path / f"rows.{kind}") == list(enumerate(frame.to_dict("records"), 1))
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -120,10 +115,9 @@ def test_an_unknown_source_gets_the_nearest_name(tmp_path):
         read(tmp_path / "rows.xlsx")
 
 
-def test_a_limit_stops_the_reading(tmp_path):
-    path = write_jsonl(tmp_path / "rows.jsonl", *[SUM] * 5)
-    assert len(read(path, max_rows=3)) == 3
-    assert [len(part) for part in sources.read(DataConfig())] == [1024]
+def test_a_limit_stops_the_reading():
+    assert len(read("arithmetic")) == 1024
+    assert len(read("arithmetic", max_rows=3)) == 3
 
 
 # Damaged files
@@ -168,21 +162,14 @@ def test_broken_lines_are_reported_by_number_and_the_others_kept(tmp_path, runs_
     assert entry["value"].startswith("not JSON (Expecting value: line 1 column 13 (char 12))")
 
 
-def test_a_line_with_too_many_cells_is_reported(tmp_path):
-    (tmp_path / "a.csv").write_text("question,answer\n2 + 2?,4\nHow many, in all?,5\n")
-    (_, fine), (number, bad) = read(tmp_path / "a.csv")
-    assert fine == SUM
-    assert (number, only(bad).reason) == (2, "unreadable")
-
-
-def test_mixed_encodings_are_found_by_row_and_column(tmp_path):
+def test_mixed_encodings_and_too_many_cells_are_found_by_row(tmp_path):
     path = tmp_path / "a.csv"
-    path.write_bytes(
-        b"question,answer\n" + "Café 1?,1\n".encode() + "Café 2?,2\n".encode("latin-1")
-    )
-    (_, fine), (_, bad) = read(path)
+    lines = ["question,answer", "Café 1?,1", "Café 2?,2", "How many, in all?,5"]
+    path.write_bytes(b"\n".join(line.encode() for line in lines).replace(b"\xc3\xa9 2", b"\xe9 2"))
+    (_, fine), (_, bad), (_, long) = read(path)
     assert only(fine)["question"] == "Café 1?"
     assert (only(bad).reason, only(bad).column) == ("damaged text", "question")
+    assert "more cells than the header has" in str(only(long))
 
 
 # One row
@@ -227,10 +214,6 @@ def test_a_faulty_row_is_named_with_column_and_value_and_remedy(row, reason, col
     assert str(fault).endswith(validate.REMEDIES[reason])
 
 
-def test_portuguese_capitals_are_not_damaged_text():
-    assert only({"question": "SÃO PAULO, ÂNGELA: 2?", "answer": "2"})["answer"] == "2"
-
-
 FEW_SHOT = [
     {"role": "user", "content": "1 + 1?"},
     {"role": "assistant", "content": "2"},
@@ -249,6 +232,7 @@ RENAMED = {"question_column": "text", "answer_column": "summary"}
     ("row", "kind", "turns", "answer"),
     [
         (SUM, "number", ["Be brief.", "2 + 2?"], "4"),
+        ({**SUM, "question": "SÃO, ÂNGELA?"}, "number", ["Be brief.", "SÃO, ÂNGELA?"], "4"),
         ({"text": "Long.", "summary": "Short."}, "text", ["Be brief.", "Long."], "Short."),
         ({**SUM, "question": FEW_SHOT}, "number", ["Be brief.", "1 + 1?", "2", "2 + 2?"], "4"),
         ({**SUM, "question": [ASKED, *FEW_SHOT]}, "number", ["Ask.", "1 + 1?", "2", "2 + 2?"], "4"),
@@ -455,6 +439,7 @@ def test_a_million_rows_are_read_in_batches(runs_dir, monkeypatch):
     assert [len(part) for part in sources.read(DataConfig(), frame)] == [7, 7, 6]
     train, held_out, report = prepare([question(i) for i in range(20)])
     assert len(train + held_out) == report["rows_read"] == 20
+    assert data.load(Run("r"), "train", max_rows=8) == train[:8]
 
 
 # What is handed on
@@ -492,12 +477,6 @@ def test_the_system_prompt_is_the_presets_unless_set(runs_dir):
     for setting, turns in (("preset", ["Be JSON."]), ("Mine.", ["Mine."]), ("", [])):
         train, _, _ = prepare(rows, {"system_prompt": setting}, preset_prompt="Be JSON.")
         assert [turn["content"] for turn in train[0]["prompt"][:-1]] == turns
-
-
-def test_only_as_many_rows_are_loaded_as_asked_for(runs_dir):
-    prepare([question(i) for i in range(9)])
-    everything = data.load(Run("r"), "train")
-    assert (len(everything), data.load(Run("r"), "train", max_rows=3)) == (8, everything[:3])
 
 
 FULL = """
@@ -555,13 +534,6 @@ def test_priming_rows_show_the_worked_answer_in_the_wanted_format(runs_dir):
     assert worked in texts
     train = data.load(Run("r"), "train")
     assert [row["prompt"] for row in primed] == [row["prompt"] for row in train]
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_reference_is_a_priming_row_for_every_preset(name):
-    row = {"prompt": [], "answer": "{}"}
-    (primed,) = priming.priming_rows([row], PRESETS[name].reference)
-    assert primed["completion"][0]["content"] == PRESETS[name].reference(row)
 
 
 # The shipped data, and GSM8K

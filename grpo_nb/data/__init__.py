@@ -39,7 +39,7 @@ def prepare(
     reference: Reference | None = None,
     frame: pd.DataFrame | None = None,
 ) -> dict[str, Any]:
-    """Read, validate, drop what cannot be used, split; write the run's data/, all or nothing.
+    """Read, validate, drop what cannot be used, split; the report. Writes data/, all or nothing.
 
     Args:
         run: Gets data/train.parquet, data/eval.parquet, data/report.json, data/priming.parquet.
@@ -50,9 +50,6 @@ def prepare(
         reference: Writes the completion of a priming row; a RewardSet has one.
         frame: Rows, instead of `data.source`.
 
-    Returns:
-        The report.
-
     Raises:
         ValueError: Too many faulty rows, or too few that are left.
         OSError: The disk is full.
@@ -60,11 +57,12 @@ def prepare(
     extra_columns(config)
     if config.priming_rows and reference is None:
         raise ValueError("data.priming_rows needs the reference of a reward set: pass reference=")
-    prompt = preset_prompt if config.system_prompt == "preset" else config.system_prompt
+    if config.system_prompt == "preset":
+        config = config.model_copy(update={"system_prompt": preset_prompt})
     drops = Drops()
     with store.whole_or_nothing(run / "data") as folder:
         rows = store.RowFile(folder / "rows.arrow")
-        seen, minhashes, tokens = _fill(rows, drops, config, prompt, count_tokens, frame)
+        seen, minhashes, tokens = _fill(rows, drops, config, count_tokens, frame)
         train, held_out, near = _split(seen, minhashes, drops, config, seed)
         del seen, minhashes  # 160 bytes a row
         rows.write(folder / "train.parquet", train)
@@ -89,19 +87,14 @@ def _fill(
     rows: store.RowFile,
     drops: Drops,
     config: DataConfig,
-    system_prompt: str,
     count_tokens: CountTokens,
     frame: pd.DataFrame | None,
 ) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
-    """Check every row of the source: lay down the good ones, note the others.
-
-    Returns:
-        The fingerprints of the good ones, and the tokens of all prompts.
-    """
+    """Lay down the good rows and note the others; fingerprints, and tokens of all prompts."""
     hashes, minhashes, tokens = [], [], []
     with tqdm(unit=" rows", delay=2) as bar:
         for batch in sources.read(config, frame):
-            checked, faults, lengths = check_rows(batch, config, system_prompt, count_tokens)
+            checked, faults, lengths = check_rows(batch, config, count_tokens)
             rows.add([one.row for one in checked])
             drops.add_faults(faults, len(batch))
             part, signatures = duplicates.fingerprints(checked)
@@ -116,11 +109,7 @@ def _fill(
 def _split(
     seen: pd.DataFrame, minhashes: np.ndarray, drops: Drops, config: DataConfig, seed: int
 ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-    """Places of the rows to train on and to hold out, and which rows are nearly the same.
-
-    Raises:
-        ValueError: Fewer rows are left than are to be held out, and one to train on.
-    """
+    """Places of the rows to train on and to hold out, and which rows are nearly the same."""
     disputed = seen.groupby("question")["gold"].transform("nunique") > 1
     repeated = seen.duplicated("question") & ~disputed
     drops.add(CONTRADICTORY, seen["row"][disputed])

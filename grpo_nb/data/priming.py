@@ -16,12 +16,10 @@ Reference = Callable[[Mapping[str, Any]], str]
 def priming_rows(
     rows: Sequence[Row], reference: Reference, worked_column: str = "worked"
 ) -> list[Row]:
-    """A completion for each row: its worked answer, where it has one, else the reference.
+    """A completion for each prepared row.
 
-    Args:
-        rows: Prepared rows.
-        reference: Writes the completion that wins every reward, as a RewardSet does.
-        worked_column: Column of worked answers; the gold is put behind them.
+    It is the row's worked answer with the gold behind it, where there is one, else what
+    `reference` writes, which wins every reward.
     """
     primed = []
     for row in rows:

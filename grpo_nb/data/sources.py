@@ -27,9 +27,8 @@ Batch = list[tuple[int, Row | str]]
 def read(config: DataConfig, frame: "pd.DataFrame | None" = None) -> Iterator[Batch]:
     """Batches of numbered rows (from 1; for JSON lines the number of the line).
 
-    Args:
-        config: `source` is a built-in set, a local file (READERS), a folder, or a hub name.
-        frame: Read this instead of `config.source`.
+    The source is a frame, or what `data.source` names: a built-in set, a local file (READERS),
+    a folder, or a hub dataset.
 
     Raises:
         FileNotFoundError: The file does not exist.

@@ -57,7 +57,7 @@ class Checked(NamedTuple):
 
 
 def check_rows(
-    batch: Batch, config: DataConfig, system_prompt: str, count_tokens: CountTokens
+    batch: Batch, config: DataConfig, count_tokens: CountTokens
 ) -> tuple[list[Checked], list[Fault], list[int]]:
     """The rows that can be used, the faults of the others, and the tokens of all prompts."""
     find_gold = gold_finder(config.answer_format)
@@ -65,7 +65,7 @@ def check_rows(
     checked, faults = [], []
     for number, raw in batch:
         try:
-            checked.append(Checked(number, *_check_row(raw, config, system_prompt, find_gold)))
+            checked.append(Checked(number, *_check_row(raw, config, find_gold)))
         except Fault as fault:
             fault.row = number
             faults.append(fault)
@@ -89,11 +89,11 @@ def extra_columns(config: DataConfig) -> list[str]:
 
 
 def _check_row(
-    row: Row | str, config: DataConfig, system_prompt: str, find_gold: Callable[[Any], str]
+    row: Row | str, config: DataConfig, find_gold: Callable[[Any], str]
 ) -> tuple[Row, Any]:
     if isinstance(row, str):
         raise Fault(UNREADABLE, "", row)
-    prompt = _prompt(row, config.question_column, system_prompt)
+    prompt = _prompt(row, config.question_column, config.system_prompt)
     cell = _cell(row, config.answer_column)
     gold = find_gold(cell)
     if config.answer_kind == "choice":
@@ -135,21 +135,16 @@ def _prompt(row: Row, column: str, system_prompt: str) -> list[Message]:
         raise Fault(EMPTY, column, repr(question))
     if isinstance(question, str):
         return build_prompt(_with_shape(row, question), system_prompt)
-    if not _is_chat(question):
+    try:
+        turns = [{key: turn[key] for key in ("role", "content")} for turn in question]
+    except (TypeError, KeyError):
+        turns = []
+    texts = [text for turn in turns for text in turn.values()]
+    if not turns or turns[-1]["role"] != "user" or not all(isinstance(t, str) for t in texts):
         raise Fault(TYPE, column, f"{question!r:.80}")
-    turns = [{"role": turn["role"], "content": turn["content"]} for turn in question]
     if system_prompt and turns[0]["role"] != "system":
         turns.insert(0, {"role": "system", "content": system_prompt})
     return turns
-
-
-def _is_chat(turns: Any) -> bool:
-    return (
-        isinstance(turns, list)
-        and all(isinstance(turn, dict) for turn in turns)
-        and all(isinstance(turn.get(key), str) for turn in turns for key in ("role", "content"))
-        and [turn["role"] for turn in turns[-1:]] == ["user"]
-    )
 
 
 def _with_shape(row: Row, question: str) -> str:
@@ -158,24 +153,24 @@ def _with_shape(row: Row, question: str) -> str:
         lettered = zip(string.ascii_uppercase, _choices(row), strict=False)
         question += "".join(f"\n{letter}. {text}" for letter, text in lettered)
     if row.get("sources"):
-        numbered = enumerate(_typed(row, "sources", list), start=1)
+        numbered = enumerate(_typed(row["sources"], "sources", list), start=1)
         question = "\n".join(f"[{n}] {text}" for n, text in numbered) + "\n\n" + question
     if row.get("context"):
-        question = _typed(row, "context", str) + "\n\n" + question
+        question = _typed(row["context"], "context", str) + "\n\n" + question
     return question
 
 
 def _choices(row: Row) -> list[str]:
     choices = _cell(row, "choices")
     if isinstance(choices, dict) and "text" in choices:  # as ARC has them
-        row = {"choices": choices["text"]}
-    found = [as_text(choice) for choice in _typed(row, "choices", list)]
+        choices = choices["text"]
+    found = [as_text(choice) for choice in _typed(choices, "choices", list)]
     if not 2 <= len(found) <= len(string.ascii_uppercase):
         raise Fault(TYPE, "choices", f"{len(found)} choices")
     return found
 
 
-def _typed(row: Row, column: str, kind: type) -> Any:
-    if not isinstance(row[column], kind):
-        raise Fault(TYPE, column, f"{row[column]!r:.80} is no {kind.__name__}")
-    return row[column]
+def _typed(cell: Any, column: str, kind: type) -> Any:
+    if not isinstance(cell, kind):
+        raise Fault(TYPE, column, f"{cell!r:.80} is no {kind.__name__}")
+    return cell

@@ -12,8 +12,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from grpo_nb import bench, data
 from grpo_nb.config import DataConfig
@@ -23,6 +21,12 @@ from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.presets import CODE_GENERATION_REWARDS
 from grpo_nb.runs import Run
 
+FEW_SHOT = [
+    {"role": "user", "content": "1 + 1?"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "2 + 2?"},
+]
+ASKED = {"role": "system", "content": "Ask."}
 SUM = {"question": "2 + 2?", "answer": "4"}
 LATE = {"question": "Café at 8?", "answer": "8"}
 
@@ -56,9 +60,8 @@ def only(row, **settings):
 
 
 def read(path, **settings):
-    return [
-        pair for part in sources.read(DataConfig(source=str(path), **settings)) for pair in part
-    ]
+    config = DataConfig(source=str(path), **settings)
+    return [pair for batch in sources.read(config) for pair in batch]
 
 
 # Sources
@@ -107,19 +110,6 @@ def test_a_frame_is_read_with_lists_as_lists():
     assert [row["tests"] for _, row in batch] == [[1, 2], ["x"]]
 
 
-def test_an_unknown_source_gets_the_nearest_name(tmp_path):
-    with pytest.raises(ValueError, match=r"'arithmetics': did you mean 'arithmetic'"):
-        read("arithmetics")
-    (tmp_path / "rows.xlsx").write_text("")
-    with pytest.raises(ValueError, match=r"rows.xlsx: the name of a data file ends in .jsonl"):
-        read(tmp_path / "rows.xlsx")
-
-
-def test_a_limit_stops_the_reading():
-    assert len(read("arithmetic")) == 1024
-    assert len(read("arithmetic", max_rows=3)) == 3
-
-
 # Damaged files
 
 PARQUET = io.BytesIO()
@@ -129,6 +119,7 @@ pq.write_table(pa.Table.from_pylist([SUM]), PARQUET)
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("rows.xlsx", b"", "the name of a data file ends in .jsonl"),
         ("none.jsonl", None, "does not exist: set data.source"),
         ("utf16.csv", "question,answer".encode("utf-16"), "is UTF-16: save it as UTF-8"),
         ("quote.csv", b'question,answer\n"a,1\n' + b"b,2\n" * 50_000, "quotation mark not closed"),
@@ -144,12 +135,6 @@ def test_a_file_that_cannot_be_read_is_named_with_the_remedy(tmp_path, name, con
         read(tmp_path / name)
 
 
-def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path):
-    (tmp_path / "a.csv").write_text("question,answer\n2 + 2?,4\n", encoding="utf-8-sig")
-    (tmp_path / "a.jsonl").write_text(json.dumps(SUM), encoding="utf-8-sig")
-    assert read(tmp_path / "a.csv") == read(tmp_path / "a.jsonl") == [(1, SUM)]
-
-
 def test_broken_lines_are_reported_by_number_and_the_others_kept(tmp_path, runs_dir):
     lines = [json.dumps(question(i)) for i in range(1, 41)]
     lines[9:9] = ['{"question": ', ""]  # lines 10 and 11
@@ -162,7 +147,7 @@ def test_broken_lines_are_reported_by_number_and_the_others_kept(tmp_path, runs_
     assert entry["value"].startswith("not JSON (Expecting value: line 1 column 13 (char 12))")
 
 
-def test_mixed_encodings_and_too_many_cells_are_found_by_row(tmp_path):
+def test_encodings_and_lines_with_too_many_cells(tmp_path):
     path = tmp_path / "a.csv"
     lines = ["question,answer", "Café 1?,1", "Café 2?,2", "How many, in all?,5"]
     path.write_bytes(b"\n".join(line.encode() for line in lines).replace(b"\xc3\xa9 2", b"\xe9 2"))
@@ -170,6 +155,9 @@ def test_mixed_encodings_and_too_many_cells_are_found_by_row(tmp_path):
     assert only(fine)["question"] == "Café 1?"
     assert (only(bad).reason, only(bad).column) == ("damaged text", "question")
     assert "more cells than the header has" in str(only(long))
+    path.write_text("question,answer\n2 + 2?,4\n", encoding="utf-8-sig")
+    (tmp_path / "a.jsonl").write_text(json.dumps(SUM), encoding="utf-8-sig")
+    assert read(path) == read(tmp_path / "a.jsonl") == [(1, SUM)], "the byte-order mark is no text"
 
 
 # One row
@@ -185,15 +173,9 @@ def test_mixed_encodings_and_too_many_cells_are_found_by_row(tmp_path):
         ({"question": None, "answer": "2"}, "empty", "question", "None"),
         ({"question": 5, "answer": "2"}, "wrong type", "question", "5"),
         ({"question": [{"role": "user"}], "answer": "2"}, "wrong type", "question", "[{'role"),
-        (
-            {"question": [{"role": "assistant", "content": "x"}], "answer": "2"},
-            "wrong type",
-            "question",
-            "[{'role': 'assistant'",
-        ),
+        ({**SUM, "question": FEW_SHOT[:2]}, "wrong type", "question", "[{'role': 'user'"),
         ({"question": "a", "answer": None}, "empty", "answer", "''"),
         ({"question": "a", "answer": float("nan")}, "empty", "answer", "''"),
-        ({"question": "a", "answer": " "}, "empty", "answer", "''"),
         ({"question": "a", "answer": "about a dozen"}, "gold not of its kind", "answer", "'about"),
         ({"question": "a", "answer": "so #### "}, "gold not of its kind", "answer", "'so ####'"),
         ({"question": "CafÃ© 2?", "answer": "2"}, "damaged text", "question", r"'Caf\xc3\xa9 2?'"),
@@ -212,14 +194,6 @@ def test_a_faulty_row_is_named_with_column_and_value_and_remedy(row, reason, col
     assert value in fault.value
     assert str(fault).startswith("row 7")
     assert str(fault).endswith(validate.REMEDIES[reason])
-
-
-FEW_SHOT = [
-    {"role": "user", "content": "1 + 1?"},
-    {"role": "assistant", "content": "2"},
-    {"role": "user", "content": "2 + 2?"},
-]
-ASKED = {"role": "system", "content": "Ask."}
 
 
 RED = {"question": "Red?", "choices": ["sky", "rose"]}
@@ -261,27 +235,16 @@ def test_the_shapes_of_rows(row, kind, turns, answer):
         ("####", "18", ""),
         ("boxed", r"so \boxed{18}.", "18"),
         ("tag", "<answer>18</answer>", "18"),
-        ("tag", "18", ""),
         ("json:result.values.1", '{"result": {"values": [1, 18]}}', "18"),
         ("json:result", {"result": {"a": 1}}, '{"a": 1}'),
         ("json:result.missing", '{"result": 3}', ""),
         ("json:result", "not JSON", ""),
         ("regex:Answer: (.*)$", "so\nAnswer: 18", "18"),
-        (r"regex:\d+", "about 18 or 20", "18"),
-        (r"regex:\d+", "none", ""),
+        (r"regex:\d+", "18 or 20", "18"),
     ],
 )
 def test_the_gold_is_found_in_its_cell(answer_format, cell, gold):
     assert golds.gold_finder(answer_format)(cell) == gold
-
-
-@pytest.mark.parametrize(
-    ("answer_format", "message"),
-    [("boxd", "did you mean 'boxed'"), ("regex:(", "unterminated"), ("json:", "known are auto")],
-)
-def test_a_format_that_is_none_is_refused(answer_format, message):
-    with pytest.raises(ValueError, match=message):
-        golds.gold_finder(answer_format)
 
 
 @pytest.mark.parametrize(
@@ -310,20 +273,13 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
     assert "row 3, column 'answer': gold not of its kind: 'about a dozen'" in str(caught.value)
     assert "data.answer_kind" in str(caught.value)
     assert not list(runs_dir.glob("r/*"))
-    train, held_out, report = prepare(rows, {"max_dropped_share": 0.5})
+    rows += [question(99, "x")] * 30
+    train, held_out, report = prepare(rows, {"max_dropped_share": 1})
     assert len(train + held_out) == 2
-    assert {entry["reason"]: entry["rows"] for entry in report["dropped"]} == {
-        "empty": [2],
-        "gold not of its kind": [3],
-    }
-    assert report["gold_parse_rate"] == pytest.approx(2 / 3)
-
-
-def test_twenty_rows_are_named_and_all_counted(runs_dir):
-    rows = [question(i) for i in range(30)] + [question(99, "x")] * 30
-    _, _, report = prepare(rows, {"max_dropped_share": 1})
-    (entry,) = report["dropped"]
-    assert (entry["count"], entry["rows"]) == (30, list(range(31, 51)))
+    empty, golds = report["dropped"]
+    assert (empty["rows"], golds["rows"]) == ([2], [3, *range(5, 24)])
+    assert (empty["count"], golds["count"]) == (1, 31)
+    assert report["gold_parse_rate"] == pytest.approx(2 / 33)
     assert json.loads((runs_dir / "r/data/report.json").read_text()) == report
 
 
@@ -334,11 +290,15 @@ def test_twenty_rows_are_named_and_all_counted(runs_dir):
         ([question(1)], {}, "1 rows of arithmetic are left and data.eval_rows = 1: hold out fewer"),
         ([question(1), question(2)], {"system_prompt": "why " * 9, "max_prompt_tokens": 8},
          "0 rows .* dropped: 2 prompt too long .raise data.max_prompt_tokens"),
+        (None, {"source": "arithmetics"}, "'arithmetics': did you mean 'arithmetic'"),
+        ([question(1)], {"answer_format": "boxd"}, "'boxd': did you mean 'boxed'"),
+        ([question(1)], {"answer_format": "regex:("}, "'regex:.': .* unterminated"),
+        ([question(1)], {"answer_format": "json:"}, "known are auto"),
         ([question(1)], {"extra_columns": "completion"}, "'completion', a name that is taken"),
         ([question(1)], {"priming_rows": 1}, "needs the reference of a reward set"),
     ],
 )  # fmt: skip
-def test_an_empty_result_says_why(runs_dir, rows, settings, message):
+def test_a_wrong_setting_or_an_empty_result_says_why(runs_dir, rows, settings, message):
     with pytest.raises(ValueError, match=message):
         prepare(rows, settings)
 
@@ -362,6 +322,7 @@ def test_repeated_and_contradictory_questions(runs_dir):
     rows += [question(50, "1"), question(50, "2"), question(50, "1")]
     train, held_out, report = prepare(rows, {"eval_rows": 7})
     assert (len(train), len(held_out)) == (13, 7)
+    assert {row["question"] for row in train + held_out} == {f"Question {i}?" for i in range(20)}
     dropped = {entry["reason"]: entry for entry in report["dropped"]}
     assert dropped["question with several golds"]["rows"] == [41, 42, 43]
     assert dropped["question repeated"]["rows"] == list(range(21, 41))
@@ -413,30 +374,17 @@ def test_near_duplicates_are_found_in_19_of_20_cases_and_never_made_up():
     assert (groups[400:][~found] == np.arange(400, 800)[~found]).all()
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.text("ab c", min_size=1, max_size=3).filter(str.strip), min_size=9))
-def test_a_split_loses_and_repeats_nothing(runs_dir, questions):
-    rows = [{"question": text, "answer": "1"} for text in questions]
-    different = {" ".join(text.split()) for text in questions}
-    if len(different) > 1:
-        train, held_out, _ = prepare(rows)
-        kept = [" ".join(row["question"].split()) for row in train + held_out]
-        assert len(kept) == len(different)
-        assert set(kept) == different
-
-
 def test_choices_are_counted_by_letter(runs_dir):
-    rows = [{"question": f"Q {i}?", "choices": ["x", "y", "z"], "answer": i % 3} for i in range(7)]
+    rows = [{"question": f"Q {i}?", "choices": ["x", "y"], "answer": 1} for i in range(7)]
     train, _, report = prepare(rows, {"answer_kind": "choice"})
-    assert sum(report["labels"].values()) == 6
-    assert report["labels"]["A"] in (2, 3)
-    assert train[0]["choices"] == ["x", "y", "z"]
+    assert (report["labels"], train[0]["choices"]) == ({"B": 6}, ["x", "y"])
 
 
 def test_a_million_rows_are_read_in_batches(runs_dir, monkeypatch):
     monkeypatch.setattr(sources, "BATCH", 7)
     frame = pd.DataFrame([question(i) for i in range(20)])
     assert [len(part) for part in sources.read(DataConfig(), frame)] == [7, 7, 6]
+    assert len(read("arithmetic", max_rows=8)) == 8
     train, held_out, report = prepare([question(i) for i in range(20)])
     assert len(train + held_out) == report["rows_read"] == 20
     assert data.load(Run("r"), "train", max_rows=8) == train[:8]
@@ -502,7 +450,7 @@ def test_a_full_disk_leaves_the_data_as_they_were(runs_dir):
 RATES = {"Question 0?": 0.0, "Question 1?": 0.25, "Question 2?": 1.0, "Question 3?": 0.75}
 
 
-def test_prompts_always_or_never_solved_are_dropped_and_counted():
+def test_prompts_always_or_never_solved_are_dropped_and_easy_ones_come_first():
     pilot = pd.DataFrame({"question": ["a", "a", "b"], "passed": [1, 0, 1]})
     assert difficulty.pass_rates(pilot) == {"a": 0.5, "b": 1.0}
     rows = [question(i) for i in range(5)]
@@ -511,12 +459,6 @@ def test_prompts_always_or_never_solved_are_dropped_and_counted():
     assert report == {"rows": 5, "too_hard": 1, "too_easy": 1, "kept": 3}
     with pytest.raises(ValueError, match="1 are too hard, 0 too easy"):
         difficulty.keep_band(rows[:1], RATES)
-
-
-def test_easy_comes_before_hard_in_stages_of_equal_size():
-    rows = [question(i) for i in range(5)]
-    order = [2, 3, 4, 1, 0]
-    assert difficulty.easy_to_hard(rows, RATES) == [rows[i] for i in order]
     stages = difficulty.buckets(rows, RATES, 2)
     assert [[rows.index(row) for row in stage] for stage in stages] == [[2, 3], [4, 1, 0]]
 

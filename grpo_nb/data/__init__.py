@@ -22,7 +22,7 @@ from grpo_nb.data.report import SHOWN_ROWS, Drops, figures
 from grpo_nb.data.store import load
 from grpo_nb.data.validate import CountTokens, check_rows, extra_columns
 from grpo_nb.prompts import SYSTEM_PROMPT
-from grpo_nb.runs import Run, write_json
+from grpo_nb.runs import Run, atomic_path, write_json
 
 __all__ = ["load", "prepare"]
 REPEATED, CONTRADICTORY = "question repeated", "question with several golds"
@@ -60,8 +60,9 @@ def prepare(
     if config.system_prompt == "preset":
         config = config.model_copy(update={"system_prompt": preset_prompt})
     drops = Drops()
-    with store.whole_or_nothing(run / "data") as folder:
-        rows = store.RowFile(folder / "rows.arrow")
+    with atomic_path(run / "data") as folder:
+        folder.mkdir()
+        rows = store.RowFile(folder / "rows.json")
         seen, minhashes, tokens = _fill(rows, drops, config, count_tokens, frame)
         train, held_out, near = _split(seen, minhashes, drops, config, seed)
         del seen, minhashes  # 160 bytes a row

@@ -21,13 +21,7 @@ FORMATS: dict[str, Callable[[str], str | None]] = {
 
 
 def gold_finder(answer_format: str) -> Callable[[Any], str]:
-    r"""What finds the gold in a cell; it gives "" where there is none.
-
-    Args:
-        answer_format: A name in FORMATS, `json:path.to.field` or `regex:…` (its first group).
-
-    Raises:
-        ValueError: An unknown name, or a pattern that is none.
+    r"""What finds the gold in a cell, or gives ""; ValueError for an unknown format.
 
     >>> gold_finder("regex:= (\\d+)")("2 + 2 = 4"), gold_finder("json:a.0")('{"a": [7]}')
     ('4', '7')

@@ -82,10 +82,9 @@ def _read_json(path: Path) -> Iterator[Row | str | None]:
         file.seek(0)
         if path.suffix.lower() == ".json" and first.lstrip().startswith("["):
             try:
-                yield from map(_object, json.load(file))
+                return (yield from map(_object, json.load(file)))
             except ValueError as error:
                 raise ValueError(f"{path} is not JSON ({error}): copy it again") from None
-            return
         for line in map(str.strip, file):
             try:
                 yield _object(json.loads(line)) if line else None

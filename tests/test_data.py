@@ -14,11 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo_nb import bench, data
-from grpo_nb.config import DataConfig
+from grpo_nb.config import DataConfig, resolve
 from grpo_nb.data import difficulty, duplicates, golds, sources, store, validate
 from grpo_nb.numbers import parse_number
 from grpo_nb.rewards import load_preset
-from grpo_nb.rewards.presets import CODE_GENERATION_REWARDS
 from grpo_nb.runs import Run
 
 FEW_SHOT = [
@@ -183,7 +182,6 @@ def test_encodings_and_lines_with_too_many_cells(tmp_path):
         ({"question": "a\ud800", "answer": "2"}, "damaged text", "question", r"'a\ud800'"),
         ({"question": "a", "answer": "2", "choices": ["x"]}, "wrong type", "choices", "1 choices"),
         ({"question": "a", "answer": "2", "choices": "x"}, "wrong type", "choices", "'x' is no"),
-        ({"question": "a", "answer": "2", "sources": "x"}, "wrong type", "sources", "'x' is no"),
         ({"question": "a", "answer": "2", "context": [1]}, "wrong type", "context", "[1]"),
         ("not JSON", "unreadable", "", "not JSON"),
     ],
@@ -232,7 +230,6 @@ def test_the_shapes_of_rows(row, kind, turns, answer):
         ("auto", " 18 ", "18"),
         ("auto", 18.0, "18"),
         ("as_is", "so #### 18", "so #### 18"),
-        ("####", "18", ""),
         ("boxed", r"so \boxed{18}.", "18"),
         ("tag", "<answer>18</answer>", "18"),
         ("json:result.values.1", '{"result": {"values": [1, 18]}}', "18"),
@@ -411,13 +408,17 @@ def test_columns_reach_the_rewards_as_they_were(runs_dir):
         prepare(rows, {"extra_columns": "nowhere"})
 
 
-def test_tests_of_code_reach_the_code_reward(runs_dir):
+def test_a_task_brings_its_rows_its_prompt_and_tests_to_its_rewards(runs_dir, monkeypatch):
     tests = {"function": "f", "cases": [[[2], 4], [[0], 0]]}
-    rows = [{"question": f"Double, {i}.", "answer": "def f(x): return 2 * x", "tests": tests}
-            for i in range(3)]  # fmt: skip
-    train, _, _ = prepare(rows, {"answer_kind": "code"})
-    references = [CODE_GENERATION_REWARDS.reference(row) for row in train]
-    assert bench.score(CODE_GENERATION_REWARDS, train, references).min() == 1.0
+    row = {"answer": "def f(x): return 2 * x", "tests": tests}
+    path = write_jsonl(runs_dir / "code.jsonl", *({**row, "question": f"{i}?"} for i in range(3)))
+    monkeypatch.setitem(sources.BUILT_IN, "code", path)
+    config = resolve("tiny-cpu", {"task": "code", "data.eval_rows": 1})
+    preset = load_preset(config.rewards.preset)
+    data.prepare(Run("r"), config.data, 0, words, preset_prompt=preset.system_prompt)
+    train = data.load(Run("r"), "train")
+    assert train[0]["prompt"][0]["content"] == preset.system_prompt
+    assert bench.score(preset, train, list(map(preset.reference, train))).min() == 1.0
 
 
 def test_the_system_prompt_is_the_presets_unless_set(runs_dir):
@@ -431,7 +432,7 @@ FULL = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 from grpo_nb import data
-from grpo_nb.config import DataConfig
+from grpo_nb.config import DataConfig, resolve
 from grpo_nb.runs import Run
 data.prepare(Run("r"), DataConfig(), 0, lambda prompts: [1] * len(prompts))
 """

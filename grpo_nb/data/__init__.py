@@ -49,10 +49,6 @@ def prepare(
         preset_prompt: The system prompt where `data.system_prompt` is "preset".
         reference: Writes the completion of a priming row; a RewardSet has one.
         frame: Rows, instead of `data.source`.
-
-    Raises:
-        ValueError: Too many faulty rows, or too few that are left.
-        OSError: The disk is full.
     """
     extra_columns(config)
     if config.priming_rows and reference is None:

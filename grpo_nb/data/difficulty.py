@@ -22,11 +22,7 @@ def pass_rates(pilot: "pd.DataFrame") -> dict[str, float]:
 def keep_band(
     rows: Sequence[Row], rates: Mapping[str, float], low: float = 0.0, high: float = 1.0
 ) -> tuple[list[Row], dict[str, int]]:
-    """The rows with low < pass rate < high, and how many were too hard and too easy.
-
-    Raises:
-        ValueError: None is left.
-    """
+    """The rows with low < pass rate < high, and how many were too hard and too easy."""
     kept = [row for row in rows if low < rates.get(row["question"], (low + high) / 2) < high]
     known = [rates[row["question"]] for row in rows if row["question"] in rates]
     hard, easy = sum(rate <= low for rate in known), sum(rate >= high for rate in known)

@@ -16,11 +16,7 @@ Reference = Callable[[Mapping[str, Any]], str]
 def priming_rows(
     rows: Sequence[Row], reference: Reference, worked_column: str = "worked"
 ) -> list[Row]:
-    """A completion for each prepared row.
-
-    It is the row's worked answer with the gold behind it, where there is one, else what
-    `reference` writes, which wins every reward.
-    """
+    """For each prepared row its worked answer and gold, else what `reference` writes."""
     primed = []
     for row in rows:
         text = reference(row)

@@ -33,7 +33,8 @@ class Drops:
         self.rows_read += rows_read
         for fault in faults:
             self.add(fault.reason, [fault.row], fault.column, fault.value)
-        self.first += map(str, faults[: SHOWN_FAULTS - len(self.first)])
+        faulty = [str(fault) for fault in faults if fault.reason != LONG]
+        self.first += faulty[: SHOWN_FAULTS - len(self.first)]
 
     def refuse_many(self, config: DataConfig) -> None:
         """Raise ValueError if more rows are faulty than `data.max_dropped_share` allows."""
@@ -41,10 +42,10 @@ class Drops:
             raise ValueError(f"{config.source} holds no rows: give a data.source that does")
         faulty = sum(entry["count"] for why, entry in self.reasons.items() if why != LONG)
         if faulty > config.max_dropped_share * self.rows_read:
+            shown = "\n  ".join(self.first)
             raise ValueError(
                 f"{faulty} of {self.rows_read} rows of {config.source} cannot be used, more than "
-                f"data.max_dropped_share = {config.max_dropped_share:g} of them:\n  "
-                + "\n  ".join(self.first)
+                f"data.max_dropped_share = {config.max_dropped_share:g} of them:\n  {shown}"
             )
 
     def __str__(self) -> str:

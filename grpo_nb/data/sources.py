@@ -28,11 +28,7 @@ def read(config: DataConfig, frame: "pd.DataFrame | None" = None) -> Iterator[Ba
     """Batches of numbered rows (from 1; for JSON lines the number of the line).
 
     The source is a frame, or what `data.source` names: a built-in set, a local file (READERS),
-    a folder, or a hub dataset.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        ValueError: The file is damaged, the hub is out of reach, no source has that name.
+    a folder, or a hub dataset. One that cannot be read is an error that says what to do.
     """
     rows = _open(config) if frame is None else _read_frame(frame)
     numbered = ((number, row) for number, row in enumerate(rows, start=1) if row is not None)

@@ -1,7 +1,7 @@
 """Prepared rows on disk: laid down batch by batch, then written split by split as Parquet.
 
-Columns for the rewards are kept as JSON: a scalar, list or dict comes back as it was, also
-where rows differ in type, which Arrow's own columns refuse.
+Columns for the rewards are JSON there: a scalar, list or dict comes back as it was, also where
+rows differ in type, which Arrow's own columns refuse.
 """
 
 import json
@@ -32,9 +32,8 @@ class RowFile:
 
     def add(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            self._ends.append(
-                self._ends[-1] + self._file.write(json.dumps(row, default=str).encode())
-            )
+            size = self._file.write(json.dumps(row, default=str).encode())
+            self._ends.append(self._ends[-1] + size)
             self._passed.update(dict.fromkeys(row))
 
     def write(self, path: Path, places: Sequence[int]) -> None:

@@ -12,10 +12,11 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 
 os.environ["GRPO_NB_RUNS"] = tempfile.mkdtemp()
 
-from grpo_nb import bench, data, models, pilot, runs
+from grpo_nb import bench, chat, data, pilot, runs
 from grpo_nb.rewards import load_preset
 from grpo_nb.widgets import RewardLab
 
@@ -34,11 +35,12 @@ def seconds(action: Callable[[], object]) -> float:
 
 def prepare() -> tuple[runs.Stage, list[dict]]:
     first = runs.start_stage("01", {"run_name": "bench", "profile": "tiny-cpu"})
-    tokenizer = models.load_tokenizer(first.config.model.model_path)
-    prepared = data.prepare(first.config.data, 0, lambda p: models.count_tokens(tokenizer, p))
-    data.save(first.run, *prepared)
+    tokenizer = chat.load_tokenizer(first.config.model.model_path)
+    count_tokens = partial(chat.count_tokens, tokenizer)
+    data.prepare(first.run, first.config.data, 0, count_tokens)
     first.finish("data")
-    return runs.start_stage("02", {"run_name": "bench", "pilot_prompts": 64}), prepared[0]
+    stage = runs.start_stage("02", {"run_name": "bench", "pilot_prompts": 64})
+    return stage, data.load(stage.run, "train")
 
 
 def main() -> None:
@@ -46,7 +48,7 @@ def main() -> None:
     run, config = stage.run, stage.config
     started = time.perf_counter()
     tried = pilot.sample(run, rows[:64], config)
-    tokenizer = models.load_tokenizer(config.model.model_path)
+    tokenizer = chat.load_tokenizer(config.model.model_path)
     rewards = bench.Bench(load_preset("math"), config.train, tokenizer)
     lab = RewardLab(rewards, tried, rows, stage)
     texts = iter(f"<answer>{number}</answer>" for number in range(TIMES))

@@ -13,7 +13,9 @@ from pathlib import Path
 
 from math_verify import parse, verify
 
-from grpo_nb import data
+from grpo_nb.config import DataConfig
+from grpo_nb.data import sources
+from grpo_nb.data.golds import gold_finder
 from grpo_nb.numbers import parse_number
 from grpo_nb.rewards import math_verify_reward, numeric_correctness_reward
 from grpo_nb.rewards.presets import built_in
@@ -47,9 +49,10 @@ COLUMNS = {
 
 
 def golds(path: str | None) -> list[str]:
-    if path is None:
-        return [row["answer"] for row in data.read_rows(data.DataConfig())]
-    return [data.gold_answer(row["answer"]) for row in data.read_jsonl(Path(path))]
+    config = DataConfig(source=str(Path(path).resolve())) if path else DataConfig()
+    find_gold = gold_finder("auto")
+    batches = sources.read(config)
+    return [find_gold(row["answer"]) for batch in batches for _, row in batch]
 
 
 def accuracy(answers: list[str]) -> None:

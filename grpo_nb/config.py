@@ -1,6 +1,6 @@
 """`RunConfig`: every setting of a run, its meaning, and where its value came from.
 
-Values are layered: library default < profile < the run's config.yaml < what you set.
+Values are layered: library default < profile < task < the run's config.yaml < what you set.
 In a notebook's parameters cell `-1` and `"auto"` mean "not set here". An unknown name
 is refused with the nearest known one, before anything starts.
 """
@@ -15,23 +15,36 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from grpo_nb.prompts import SYSTEM_PROMPT
-
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class DataConfig(Section):
-    source: str = Field("arithmetic", description="built-in set, .jsonl file, or hub dataset")
+    source: str = Field("arithmetic", description="built-in set, local file, or hub dataset")
     subset: str = Field("", description="configuration of a hub dataset")
     split: str = Field("train", description="split of a hub dataset")
-    question_column: str = Field("question", description="column that holds the question")
-    answer_column: str = Field("answer", description="column that holds the gold; #### is cut")
-    system_prompt: str = Field(SYSTEM_PROMPT, description="says the format; may be empty")
+    revision: str = Field("", description="commit, branch or tag of a hub dataset")
+    streaming: bool = Field(False, description="read a hub dataset without storing it")
+    question_column: str = Field("question", description="column of questions, texts or chats")
+    answer_column: str = Field("answer", description="column that holds the gold")
+    extra_columns: str = Field("", description='columns for the rewards: "a, b" or "all"')
+    answer_format: str = Field(
+        "auto", description="auto (#### or as is), as_is, ####, boxed, tag, json:path, regex:…"
+    )
+    answer_kind: Literal["number", "choice", "json", "code", "text"] = Field(
+        "number", description="what a gold has to be"
+    )
+    system_prompt: str = Field(
+        "preset", description="says the format; preset: as the rewards ask for it; may be empty"
+    )
     max_rows: int = Field(0, ge=0, description="rows read from the source; 0 reads all")
+    max_dropped_share: float = Field(
+        0.05, ge=0, le=1, description="more faulty rows than this share are an error"
+    )
     eval_rows: int = Field(256, ge=1, description="rows held out, never trained on")
     max_prompt_tokens: int = Field(256, ge=8, description="longer prompts are dropped [tokens]")
+    priming_rows: int = Field(0, ge=0, description="rows written for a supervised warm-up")
 
 
 class ModelConfig(Section):
@@ -79,6 +92,7 @@ class RunConfig(Section):
     """All settings of one run; `SECTION_STAGE` says which notebook holds which section."""
 
     profile: str = "tiny-cpu"
+    task: str = Field("math", description="what is taught; sets source, preset and gold")
     seed: int = Field(0, ge=0, description="of split, sampling and training")
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
@@ -117,6 +131,20 @@ PROFILES: dict[str, dict[str, Any]] = {
 }
 
 
+def _task(name: str, answer_kind: str) -> dict[str, Any]:
+    rows = {"data.source": name, "data.answer_kind": answer_kind, "rewards.preset": name}
+    return {**rows, "model.model_path": "data/task_base"}
+
+
+TASKS: dict[str, dict[str, Any]] = {
+    "math": {},
+    "code": _task("code", "code"),
+    "summarization": _task("summarization", "text"),
+    "qa": _task("qa", "text"),
+    "json_extraction": _task("json_extraction", "json"),
+}
+
+
 def gpu_name() -> str:
     """Name and memory of the first NVIDIA GPU, as nvidia-smi says them; "" without one."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
@@ -143,7 +171,7 @@ def refuse_unknown(what: str, name: str, known: list[str]) -> None:
 def setting_names() -> list[str]:
     """Every dotted name that `--set` takes, such as `train.max_steps`."""
     names = [f"{s}.{key}" for s in SECTIONS for key in type(getattr(RunConfig(), s)).model_fields]
-    return ["seed", *names]
+    return ["task", "seed", *names]
 
 
 def parse_assignment(assignment: str) -> tuple[str, str]:
@@ -159,8 +187,16 @@ def parse_assignment(assignment: str) -> tuple[str, str]:
     return name.strip(), value
 
 
+def task_settings(task: str, profile: str) -> dict[str, Any]:
+    """What a task sets: data and rewards, and on the tiny profile its tiny base as well."""
+    refuse_unknown("task", task, list(TASKS))
+    shared = ("data.", "rewards.")
+    settings = TASKS[task].items()
+    return {k: v for k, v in settings if profile == "tiny-cpu" or k.startswith(shared)}
+
+
 def resolve(profile: str, *layers: Mapping[str, Any]) -> RunConfig:
-    """The effective configuration: defaults, then the profile, then each layer.
+    """The effective configuration: defaults, then the profile, the task, then each layer.
 
     Args:
         profile: A name in PROFILES, or "auto" for the one that fits this machine.
@@ -168,13 +204,15 @@ def resolve(profile: str, *layers: Mapping[str, Any]) -> RunConfig:
             read as the setting's type.
 
     Raises:
-        ValueError: Unknown profile or setting (nearest name given), a value that does
+        ValueError: Unknown profile, task or setting (nearest name given), a value that does
             not fit, or a batch that the group size does not divide.
     """
     profile = detect_profile() if profile == "auto" else profile
     refuse_unknown("profile", profile, list(PROFILES))
     nested: dict[str, Any] = {"profile": profile, **{section: {} for section in SECTIONS}}
-    for name, value in ChainMap(*reversed(layers), PROFILES[profile]).items():
+    set_by_layers = ChainMap(*reversed(layers))
+    task = task_settings(set_by_layers.get("task", "math"), profile)
+    for name, value in ChainMap(set_by_layers, task, PROFILES[profile]).items():
         refuse_unknown("setting", name, setting_names())
         section, _, key = name.rpartition(".")
         (nested[section] if section else nested)[key] = value
@@ -237,7 +275,11 @@ def describe(config: RunConfig, set_here: Mapping[str, Any], *sections: str) -> 
     for section in sections:
         for key, field in type(getattr(config, section)).model_fields.items():
             name = f"{section}.{key}"
-            layers = {"set here": set_here, f"profile {config.profile}": PROFILES[config.profile]}
+            layers = {
+                "set here": set_here,
+                f"task {config.task}": task_settings(config.task, config.profile),
+                f"profile {config.profile}": PROFILES[config.profile],
+            }
             source = next((source for source, layer in layers.items() if name in layer), "default")
             row = {"setting": name, "value": attrgetter(name)(config), "from": source}
             rows.append({**row, "meaning": field.description})

@@ -4,20 +4,18 @@ Base and adapter are never confused: `load_checkpoint` says with `adapter=` whic
 torch, unsloth and transformers are imported inside functions, for they take seconds.
 """
 
-import contextlib
 import importlib.util
-import io
 import logging
 import os
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from grpo_nb.chat import find_model, hub_errors, load_tokenizer, quiet, render
 from grpo_nb.config import ModelConfig
 from grpo_nb.prompts import Message
-from grpo_nb.runs import project_path, runs_root
+from grpo_nb.runs import runs_root
 
 if TYPE_CHECKING:
     import torch
@@ -60,76 +58,6 @@ def use_vllm(config: ModelConfig) -> bool:
     return config.fast_inference != "off" and not missing
 
 
-def find_model(model_path: str) -> str:
-    """A local folder as an absolute path, or a hub name as it is.
-
-    Raises:
-        FileNotFoundError: Neither a folder with a config.json nor of the form org/name.
-    """
-    folder = project_path(Path(model_path).expanduser())
-    if (folder / "config.json").is_file():
-        return str(folder)
-    if folder.exists() or model_path.count("/") != 1 or model_path[0] in "/.~":
-        raise FileNotFoundError(
-            f"model_path {model_path!r}: {folder} holds no config.json. Give the folder of a "
-            "saved model, or a hub name such as Qwen/Qwen2.5-1.5B-Instruct"
-        )
-    return model_path
-
-
-@contextlib.contextmanager
-def _library_output() -> Iterator[None]:
-    """Keep banners and bars of the libraries back, unless loading fails."""
-    text = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
-            yield
-    except Exception:
-        print(text.getvalue(), file=sys.stderr)
-        raise
-
-
-@contextlib.contextmanager
-def _hub_errors(model_path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise FileNotFoundError(
-            f"model_path {model_path!r} is no local folder and could not be had from the hub "
-            f"({str(error).splitlines()[0]}). Check the name and the network, or give a folder"
-        ) from error
-
-
-def load_tokenizer(model_path: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer, padding on the left.
-
-    Raises:
-        ValueError: It has no chat template, so that prompts cannot be rendered.
-    """
-    with _library_output(), _hub_errors(model_path):
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(find_model(model_path), padding_side="left")
-    if tokenizer.chat_template is None:
-        raise ValueError(
-            f"the tokenizer of {model_path!r} has no chat template: take an instruct model, or "
-            "save one with tokenizer.chat_template = … and tokenizer.save_pretrained(folder)"
-        )
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
-
-
-def render(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> str:
-    """The prompt as the model sees it, ready for its completion."""
-    return tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-
-
-def count_tokens(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> int:
-    text = render(tokenizer, prompt)
-    return len(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
 def load_policy(config: ModelConfig, seed: int) -> Policy:
     """The base model with a fresh LoRA adapter on every linear layer, through Unsloth.
 
@@ -141,7 +69,7 @@ def load_policy(config: ModelConfig, seed: int) -> Policy:
     compiled = str(runs_root() / ".unsloth_compiled_cache")
     os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", compiled)
     vllm = use_vllm(config)
-    with _library_output(), _hub_errors(config.model_path):
+    with quiet(), hub_errors(config.model_path):
         from unsloth import FastLanguageModel
 
         model, _ = FastLanguageModel.from_pretrained(
@@ -187,7 +115,7 @@ def load_checkpoint(
         adapter: Folder of the adapter to lay over it; None for the model as it is.
         quantization: "4bit" or "16bit".
     """
-    with _library_output(), _hub_errors(model_path):
+    with quiet(), hub_errors(model_path):
         import torch
         from transformers import AutoModelForCausalLM
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from grpo_nb import models
+from grpo_nb import chat, models
 from grpo_nb.config import RunConfig
 from grpo_nb.prompts import Message
 from grpo_nb.rewards import RewardSet
@@ -90,7 +90,7 @@ def _sample_base(
 ) -> tuple[list[list[models.Sample]], list[float]]:
     """Samples of the base model, and seconds a completion for generation and a forward."""
     model, train = config.model, config.train
-    tokenizer = models.load_tokenizer(model.model_path)
+    tokenizer = chat.load_tokenizer(model.model_path)
     base = models.load_checkpoint(model.model_path, adapter=None, quantization=model.quantization)
     group = config.rewards.pilot_completions
     started = time.perf_counter()
@@ -109,7 +109,7 @@ def _sample_base(
     seconds = (time.perf_counter() - started) / (len(prompts) * group)
     size = train.per_device_train_batch_size
     texts = [
-        models.render(tokenizer, prompt) + one.text
+        chat.render(tokenizer, prompt) + one.text
         for prompt, of_prompt in zip(prompts, samples, strict=True)
         for one in of_prompt
     ][:size]
@@ -119,7 +119,7 @@ def _sample_base(
 
 def _settings(config: RunConfig) -> dict[str, Any]:
     """What the samples depend on, a local model's files among it."""
-    weights = sorted(Path(models.find_model(config.model.model_path)).glob("*.safetensors"))
+    weights = sorted(Path(chat.find_model(config.model.model_path)).glob("*.safetensors"))
     return {
         "model_path": config.model.model_path,
         "weights": [[file.name, file.stat().st_size, file.stat().st_mtime] for file in weights],

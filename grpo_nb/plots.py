@@ -67,12 +67,16 @@ def _save(figure: "Figure", run: Run, name: str) -> "Figure":
     return figure
 
 
-def prompt_lengths(run: Run, train: Sequence[dict], held_out: Sequence[dict]) -> "Figure":
-    """Histogram of prompt lengths [tokens] in both splits."""
+def prompt_lengths(run: Run, report: dict, cap: int) -> "Figure":
+    """Histogram of prompt lengths [tokens], with the median, the 99th percentile and the cap."""
     figure, (axis,) = _subplots(1, 6, 2.6)
-    lengths = [[row["prompt_tokens"] for row in rows] for rows in (train, held_out)]
-    bins = range(min(map(min, lengths)), max(map(max, lengths)) + 2)
-    axis.hist(lengths, bins=bins, stacked=True, color=[BLUE, ORANGE], label=["train", "held out"])
+    lengths = report["prompt_tokens"]
+    axis.stairs(
+        lengths["histogram"]["counts"], lengths["histogram"]["edges"], fill=True, color=BLUE
+    )
+    marks = {"half": lengths["p50"], "99 %": lengths["p99"], "cap": cap}
+    for (name, place), color in zip(marks.items(), (GREY, ORANGE, GREEN), strict=True):
+        axis.axvline(place, color=color, linestyle="--", label=f"{name}: {place}")
     axis.set(xlabel="prompt length [tokens]", ylabel="prompts")
     axis.legend(frameon=False)
     return _save(figure, run, "prompt_lengths")

@@ -5,6 +5,7 @@ and wrote, versions, seed, git commit and seconds. A stage refuses to start when
 before it is missing, failed, or has changed since.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -31,6 +32,7 @@ NOTEBOOKS = {
     "04": "04_merge_and_infer",
 }
 PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "unsloth", "datasets")
+DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 _locks: dict[Path, FileLock] = {}
 
 
@@ -48,6 +50,9 @@ def project_path(path: str | Path) -> Path:
 def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary sibling that takes the place of `path` (file or folder) on success.
 
+    Raises:
+        OSError: The disk is full; `path` is left as it was.
+
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "report.json"
     >>> with atomic_path(target) as temporary:
@@ -62,6 +67,13 @@ def atomic_path(path: Path) -> Iterator[Path]:
         if path.is_dir():
             shutil.rmtree(path)
         temporary.replace(path)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        raise OSError(
+            f"no room to write {path} ({error}), which is left as it was: free some space, or "
+            "point GRPO_NB_RUNS at a folder on a larger disk"
+        ) from None
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary)

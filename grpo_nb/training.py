@@ -61,7 +61,8 @@ def build_trainer(
         processing_class=policy.tokenizer,
         reward_funcs=list(preset.reward_funcs),
         args=GRPOConfig(**arguments),
-        train_dataset=Dataset.from_list([dict(row) for row in rows]),
+        # Rows may hold dicts and lists of any type, which Arrow would merge or refuse.
+        train_dataset=Dataset.from_list([dict(row) for row in rows], on_mixed_types="use_json"),
         callbacks=[keep_adaptive_weights(preset.reward_funcs)],
     )
     for parameter in policy.model.parameters():

@@ -1,88 +1,66 @@
+"""The score table and the report on the references."""
+
 import numpy as np
 import pytest
 
 from grpo_nb import bench
-from grpo_nb.advantages import group_advantages, weighted_totals
-from grpo_nb.rewards import load_preset, reward, reward_set
+from grpo_nb.bench import Bench
+from grpo_nb.config import resolve
+from grpo_nb.rewards import Scored, load_preset, reward, reward_set
 
-ROWS = [
-    {"prompt": [], "question": "47 + 38?", "answer": "85"},
-    {"prompt": [], "question": "1 + 1?", "answer": "2"},
-]
+SUMS = {"47 + 38?": "85", "1 + 1?": "2"}
+ROWS = [{"prompt": [], "question": question, "answer": gold} for question, gold in SUMS.items()]
 RIGHT = "<reasoning>1+1=2</reasoning><answer>85</answer>"
+MATH = Bench(load_preset("math"))
+
+
+@reward()
+async def long_winded(response: str) -> Scored:
+    return Scored(min(1.0, len(response) / 1000), "waited")
 
 
 def test_a_table_line_holds_scores_total_and_advantage():
-    table = bench.score_table(load_preset("math"), ROWS, [[RIGHT, "85."], ["2", "2"]])
-    assert table["numeric_correctness_reward"].tolist() == [1, 1, 1, 1]
-    assert table["total"].tolist() == [1.625, 1, 1, 1]
-    assert table["advantage"].round(3).tolist() == [0.707, -0.707, 0, 0]
+    table = MATH.table(ROWS, [[RIGHT, [{"role": "assistant", "content": "85."}]], ["2", "2"]])
+    assert table["completion"].tolist() == [RIGHT, "85.", "2", "2"]
     assert table["gold"].tolist() == ["85", "85", "2", "2"]
+    assert table["answer"].tolist() == ["85", "85.", "2", "2"]
+    assert table["soft_xml_format_reward"].tolist() == [1, 0, 0, 0]
+    assert table["total"].tolist() == [1.625, 1, 1, 1]
+    assert table["mean"].tolist() == [1.3125, 1.3125, 1, 1]
+    assert table["std"].round(3).tolist() == [0.442, 0.442, 0, 0]
+    assert table["advantage"].round(3).tolist() == [0.707, -0.707, 0, 0]
+    assert table["signal"].tolist() == [True, True, False, False]
+    assert bench.signal_table(MATH.preset, table)["mean"].tolist() == [1, 0.25, 0.25, 0.25]
 
 
-def test_the_gold_wins_with_the_math_preset():
-    preset = load_preset("math")
-    pilot = bench.score_table(preset, ROWS, [[RIGHT, "84"], ["2", "3"]])
-    report = bench.gold_report(preset, ROWS, pilot)
-    assert report["gold_wins"]
-    assert set(report["lowest"].values()) == {1.0}
+def test_foreign_and_async_rewards_give_scores_and_a_wrong_number_of_them_is_refused():
+    def foreign(completions, **_):
+        return [None, float("nan"), 1, 0.25][: len(completions[0])]
+
+    ours = Bench(reward_set([(long_winded, 1.0), (foreign, 1.0)]))
+    table = ours.table(ROWS, [["abcd", "b"], ["", ""]])
+    assert table["long_winded/reason"].tolist() == ["waited"] * 4
+    np.testing.assert_array_equal(table["total"], [0.004, 0.001, 1, 0.25])
+    with pytest.raises(ValueError, match="foreign gave 3 scores for 4 completions"):
+        ours.table(ROWS, [["abc", "b"], ["", ""]])
 
 
-def test_a_correctness_that_the_gold_does_not_satisfy_is_caught():
-    @reward()
-    def never(response: str) -> float:
-        return 0.0
-
-    preset = reward_set([(never, 1.0)])
-    pilot = bench.score_table(preset, ROWS, [["1", "2"], ["3", "4"]])
-    report = bench.gold_report(preset, ROWS, pilot)
-    assert not report["gold_wins"]
-    assert report["losers"] == ["47 + 38?", "1 + 1?"]
+def test_other_weights_and_settings_are_as_if_scored_again():
+    heavier = MATH._replace(preset=load_preset("math", "1, 2, 0, 0"))
+    said = [[RIGHT, "85."], ["2", "<answer>3</answer>"]]
+    assert heavier.weighed(MATH.table(ROWS, said), 2).equals(heavier.table(ROWS, said))
+    train = resolve("tiny-cpu", {"train.loss_type": "dr_grpo"}).train
+    unscaled = MATH._replace(train=train, unsloth_on_gpu=True).table(ROWS, said)["advantage"]
+    assert unscaled.tolist() == [0.3125, -0.3125, 0.4375, -0.4375]
 
 
-def test_a_reward_that_pays_a_wrong_answer_more_than_the_gold_is_caught():
-    @reward()
-    def long_winded(response: str) -> float:
-        return min(1.0, len(response) / 1000)
-
-    math = load_preset("math")
-    preset = reward_set([(math.reward_funcs[0], 1.0), (long_winded, 4.0)])
-    pilot = bench.score_table(preset, ROWS, [["x" * 900, "y"], ["2", "3"]])
-    assert bench.gold_report(preset, ROWS, pilot)["losers"] == ["47 + 38?"]
+NEVER = reward_set([(long_winded, 1.0)])
+OUTWEIGHED = MATH.adding(long_winded, 1).adding(long_winded, 4).preset  # by "xxx…", once
 
 
-def test_groups_without_signal_are_counted():
-    preset = load_preset("math")
-    table = bench.score_table(preset, ROWS, [[RIGHT, "85."], ["2", "2"]])
-    report = bench.signal_report(preset, table, num_generations=2)
-    assert (report["groups"], report["groups_with_signal"]) == (2, 1)
-
-
-def test_none_counts_zero_and_a_row_without_any_score_is_left_out():
-    scores = np.array([[1.0, np.nan], [np.nan, np.nan], [0.0, 0.5], [1.0, 0.5]])
-    totals = weighted_totals(scores, np.array([1.0, 2.0]))
-    np.testing.assert_array_equal(totals, [1.0, np.nan, 1.0, 2.0])
-    advantages = group_advantages(totals, 4, "none")
-    np.testing.assert_allclose(advantages, [-1 / 3, 0, -1 / 3, 2 / 3])
-
-
-def test_groups_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="5 completions do not make groups of 2"):
-        group_advantages(np.zeros(5), 2)
-
-
-@pytest.mark.parametrize("scale_rewards", ["group", "batch", "none"])
-def test_advantages_follow_trls_formula(scale_rewards):
-    import torch
-    from trl.trainer.utils import nanstd
-
-    totals = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
-    totals[2, 3] = torch.nan
-    totals[4] = 0.5
-    expected = totals - torch.nanmean(totals, dim=1, keepdim=True)
-    if scale_rewards == "group":
-        expected = expected / (nanstd(totals, dim=1)[:, None] + 1e-4)
-    elif scale_rewards == "batch":
-        expected = expected / (nanstd(totals.flatten()) + 1e-4)
-    ours = group_advantages(totals.flatten().double().numpy(), 8, scale_rewards)
-    np.testing.assert_allclose(ours, expected.nan_to_num(0.0).flatten(), atol=1e-6)
+@pytest.mark.parametrize(("preset", "lost"), [(MATH.preset, 0), (OUTWEIGHED, 1), (NEVER, 2)])
+def test_rows_on_which_the_gold_loses_are_named(preset, lost):
+    ours = Bench(preset)
+    report = bench.gold_report(ours, ROWS, ours.table(ROWS, [["x" * 900, "y"], ["2", "3"]]))
+    assert (report["losers"], report["gold_wins"]) == ([*SUMS][:lost], not lost)
+    assert report["lowest"].get("soft_xml_format_reward", 1.0) == 1.0

@@ -91,3 +91,35 @@ def test_the_table_says_where_each_value_came_from():
     assert sources["train.learning_rate"] == "profile l4-24gb"
     assert sources["train.beta"] == "default"
     assert all(row["meaning"] for row in rows)
+
+
+def test_a_task_sets_data_and_rewards_and_on_the_tiny_profile_the_model():
+    tiny = config.resolve("tiny-cpu", {"task": "json_extraction"})
+    assert (tiny.data.source, tiny.rewards.preset) == ("json_extraction", "json_extraction")
+    assert (tiny.data.answer_kind, tiny.model.model_path) == ("json", "data/task_base")
+    large = config.resolve("l4-24gb", {"task": "json_extraction"})
+    assert large.data.source == "json_extraction"
+    assert large.model == config.resolve("l4-24gb").model
+    assert config.resolve("tiny-cpu", {"task": "math"}) == config.resolve("tiny-cpu")
+
+
+def test_what_is_set_wins_over_the_task_which_wins_over_the_profile():
+    resolved = config.resolve("l4-24gb", {"task": "code"}, {"data.source": "mine.jsonl"})
+    assert (resolved.data.source, resolved.data.answer_kind) == ("mine.jsonl", "code")
+    rows = config.describe(resolved, {"data.source": "mine.jsonl"}, "data")
+    sources = {row["setting"]: row["from"] for row in rows}
+    assert sources["data.source"] == "set here"
+    assert sources["data.answer_kind"] == "task code"
+    assert sources["data.subset"] == "profile l4-24gb"
+
+
+@pytest.mark.parametrize("task", config.TASKS)
+def test_every_task_is_valid_and_survives_being_stored(task):
+    for profile in config.PROFILES:
+        resolved = config.resolve(profile, {"task": task})
+        assert config.resolve(profile, config.flatten(resolved)) == resolved
+
+
+def test_a_misspelt_task_is_refused_with_the_nearest_name():
+    with pytest.raises(ValueError, match="task 'jsonextraction': did you mean 'json_extraction'"):
+        config.resolve("tiny-cpu", dict([config.parse_assignment("task=jsonextraction")]))

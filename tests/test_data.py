@@ -1,144 +1,500 @@
+"""Sources, golds, validation, duplicates, splits: what can be wrong with rows, case by case."""
+
+import io
 import json
 import re
+import subprocess
+import sys
 
+import datasets
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from grpo_nb import data
-from grpo_nb.config import DataConfig
+from grpo_nb import bench, data
+from grpo_nb.config import DataConfig, resolve
+from grpo_nb.data import difficulty, duplicates, golds, sources, store, validate
 from grpo_nb.numbers import parse_number
+from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run
 
+FEW_SHOT = [
+    {"role": "user", "content": "1 + 1?"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "2 + 2?"},
+]
+ASKED = {"role": "system", "content": "Ask."}
+SUM = {"question": "2 + 2?", "answer": "4"}
+LATE = {"question": "Café at 8?", "answer": "8"}
 
-def words(prompt):
-    return sum(len(message["content"].split()) for message in prompt)
+
+def words(prompts):
+    return [sum(len(turn["content"].split()) for turn in prompt) for prompt in prompts]
 
 
 def write_jsonl(path, *rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return DataConfig(source=str(path), eval_rows=1)
+    return str(path)
 
 
 def question(number, answer="#### 1"):
     return {"question": f"Question {number}?", "answer": answer}
 
 
-def test_a_missing_or_empty_or_broken_file_is_named(tmp_path):
+def prepare(rows, given=None, **arguments):
+    """(train, held out, report) of rows, prepared in run "r"."""
+    config = DataConfig(**{"eval_rows": 1} | (given or {}))
+    frame = None if rows is None else pd.DataFrame(rows, dtype=object)
+    report = data.prepare(Run("r"), config, 0, words, frame=frame, **arguments)
+    return data.load(Run("r"), "train"), data.load(Run("r"), "eval"), report
+
+
+def only(row, **settings):
+    """The one prepared row, or the one fault."""
+    settings = {"system_prompt": "Be brief."} | settings
+    good, faults, _ = validate.check_rows([(7, row)], DataConfig(**settings), words)
+    return good[0].row if good else faults[0]
+
+
+def read(path, **settings):
+    config = DataConfig(source=str(path), **settings)
+    return [pair for batch in sources.read(config) for pair in batch]
+
+
+# Sources
+
+
+def to_arrow(frame, path):
+    datasets.Dataset.from_pandas(frame).save_to_disk(path.parent / "saved")
+    next((path.parent / "saved").glob("*.arrow")).rename(path)
+
+
+WRITERS = {
+    "csv": lambda frame, path: frame.to_csv(path, index=False),
+    "tsv": lambda frame, path: frame.to_csv(path, index=False, sep="\t"),
+    "json": lambda frame, path: frame.to_json(path, orient="records"),
+    "jsonl": lambda frame, path: frame.to_json(path, orient="records", lines=True),
+    "parquet": lambda frame, path: frame.to_parquet(path),
+    "feather.arrow": lambda frame, path: frame.to_feather(path, compression="uncompressed"),
+    "arrow": to_arrow,
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_every_kind_of_local_file_gives_the_same_rows(tmp_path, kind):
+    frame = pd.DataFrame([{"question": 'One,\n"two"\tthree?', "answer": "7"}, LATE])
+    WRITERS[kind](frame, tmp_path / f"rows.{kind}")
+    assert read(tmp_path / f"rows.{kind}") == list(enumerate(frame.to_dict("records"), 1))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_local_copy_of_a_hub_dataset_loads_through_datasets(tmp_path, streaming):
+    write_jsonl(tmp_path / "train.jsonl", SUM, LATE)
+    assert read(tmp_path, streaming=streaming) == [(1, SUM), (2, LATE)]
+    with pytest.raises(ValueError, match=r"'split': 'nowhere'.*Check the names"):
+        read(tmp_path, split="nowhere")
+
+
+def test_a_hub_name_out_of_reach_says_how_to_use_a_local_copy(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=r"'nobody/no-such-set'.*hf download .*data.source=FOLDER"):
+        read("nobody/no-such-set")
+
+
+def test_a_frame_is_read_with_lists_as_lists():
+    frame = pd.DataFrame({"question": ["a", None], "tests": [np.array([1, 2]), ["x"]]})
+    (batch,) = sources.read(DataConfig(), frame)
+    assert [row["tests"] for _, row in batch] == [[1, 2], ["x"]]
+
+
+# Damaged files
+
+PARQUET = io.BytesIO()
+pq.write_table(pa.Table.from_pylist([SUM]), PARQUET)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.xlsx", b"", "the name of a data file ends in .jsonl"),
+        ("none.jsonl", None, "does not exist: set data.source"),
+        ("utf16.csv", "question,answer".encode("utf-16"), "is UTF-16: save it as UTF-8"),
+        ("quote.csv", b'question,answer\n"a,1\n' + b"b,2\n" * 50_000, "quotation mark not closed"),
+        ("cut.json", b'[{"question": "a"', "is not JSON"),
+        ("cut.parquet", PARQUET.getvalue()[:-20], "damaged or not whole .*copy it again"),
+        ("cut.arrow", b"ARROW1 and no more", "damaged or not whole .*copy it again"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_the_remedy(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises((ValueError, FileNotFoundError), match=f"{name}.*{message}"):
+        read(tmp_path / name)
+
+
+def test_broken_lines_are_reported_by_number_and_the_others_kept(tmp_path, runs_dir):
+    lines = [json.dumps(question(i)) for i in range(1, 41)]
+    lines[9:9] = ['{"question": ', ""]  # lines 10 and 11
     path = tmp_path / "rows.jsonl"
-    with pytest.raises(FileNotFoundError, match=re.escape(str(path))):
-        data.read_rows(DataConfig(source=str(path)))
-    path.write_text("")
-    with pytest.raises(ValueError, match="holds no rows"):
-        data.read_rows(DataConfig(source=str(path)))
-    path.write_text('{"question": "a", "answer": "1"}\n{"question": ')
-    with pytest.raises(ValueError, match="line 2: not JSON"):
-        data.read_rows(DataConfig(source=str(path)))
-    path.write_text("[1, 2]\n")
-    with pytest.raises(ValueError, match="line 1: expected an object"):
-        data.read_rows(DataConfig(source=str(path)))
+    path.write_text("\n".join([*lines, "[1, 2]"]))
+    train, held_out, report = prepare(None, {"source": str(path), "max_dropped_share": 0.1})
+    assert len(train + held_out) == 40
+    (entry,) = report["dropped"]
+    assert (entry["reason"], entry["count"], entry["rows"]) == ("unreadable", 2, [10, 43])
+    assert entry["value"].startswith("not JSON (Expecting value: line 1 column 13 (char 12))")
 
 
-def test_an_unknown_source_gets_the_nearest_name():
-    with pytest.raises(ValueError, match=r"'arithmetics': did you mean 'arithmetic'"):
-        data.read_rows(DataConfig(source="arithmetics"))
+def test_encodings_and_lines_with_too_many_cells(tmp_path):
+    path = tmp_path / "a.csv"
+    lines = ["question,answer", "Café 1?,1", "Café 2?,2", "How many, in all?,5"]
+    path.write_bytes(b"\n".join(line.encode() for line in lines).replace(b"\xc3\xa9 2", b"\xe9 2"))
+    (_, fine), (_, bad), (_, long) = read(path)
+    assert only(fine)["question"] == "Café 1?"
+    assert (only(bad).reason, only(bad).column) == ("damaged text", "question")
+    assert "more cells than the header has" in str(only(long))
+    path.write_text("question,answer\n2 + 2?,4\n", encoding="utf-8-sig")
+    (tmp_path / "a.jsonl").write_text(json.dumps(SUM), encoding="utf-8-sig")
+    assert read(path) == read(tmp_path / "a.jsonl") == [(1, SUM)], "the byte-order mark is no text"
 
 
-def test_faulty_rows_are_named_by_number(tmp_path):
-    config = write_jsonl(
-        tmp_path / "rows.jsonl",
-        question(1),
-        {"answer": "2"},
-        {"question": "Q?"},
-        question(4, "about a dozen"),
-        question(5, "#### "),
-    )
-    with pytest.raises(ValueError, match="4 of 5 rows") as caught:
-        data.validate_rows(data.read_rows(config), config)
-    message = str(caught.value)
-    assert "row 2 has no 'question'" in message
-    assert "row 3 has no 'answer'" in message
-    assert "row 4: the gold 'about a dozen' is not a number" in message
-    assert "row 5: the gold '#### ' is not a number" in message
-    assert "data.question_column" in message
+# One row
 
 
-def test_other_column_names_are_a_setting(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"problem": "2 + 2?", "solution": 4}\n')
-    config = DataConfig(source=str(path), question_column="problem", answer_column="solution")
-    (row,) = data.validate_rows(data.read_rows(config), config)
-    assert (row["question"], row["answer"]) == ("2 + 2?", "4")
+@pytest.mark.parametrize(
+    ("row", "reason", "column", "value"),
+    [
+        ({"answer": "2"}, "column missing", "question", "the row has answer"),
+        ({"question": "a"}, "column missing", "answer", "the row has question"),
+        ({}, "column missing", "question", "the row has nothing"),
+        ({"question": " ", "answer": "2"}, "empty", "question", "' '"),
+        ({"question": None, "answer": "2"}, "empty", "question", "None"),
+        ({"question": 5, "answer": "2"}, "wrong type", "question", "5"),
+        ({"question": [{"role": "user"}], "answer": "2"}, "wrong type", "question", "[{'role"),
+        ({**SUM, "question": FEW_SHOT[:2]}, "wrong type", "question", "[{'role': 'user'"),
+        ({"question": "a", "answer": None}, "empty", "answer", "''"),
+        ({"question": "a", "answer": float("nan")}, "empty", "answer", "''"),
+        ({"question": "a", "answer": "about a dozen"}, "gold not of its kind", "answer", "'about"),
+        ({"question": "a", "answer": "so #### "}, "gold not of its kind", "answer", "'so ####'"),
+        ({"question": "CafÃ© 2?", "answer": "2"}, "damaged text", "question", r"'Caf\xc3\xa9 2?'"),
+        ({"question": "a\x00b", "answer": "2"}, "damaged text", "question", r"'a\x00b'"),
+        ({"question": "a\ud800", "answer": "2"}, "damaged text", "question", r"'a\ud800'"),
+        ({"question": "a", "answer": "2", "choices": ["x"]}, "wrong type", "choices", "1 choices"),
+        ({"question": "a", "answer": "2", "choices": "x"}, "wrong type", "choices", "'x' is no"),
+        ({"question": "a", "answer": "2", "context": [1]}, "wrong type", "context", "[1]"),
+        ("not JSON", "unreadable", "", "not JSON"),
+    ],
+)
+def test_a_faulty_row_is_named_with_column_and_value_and_remedy(row, reason, column, value):
+    fault = only(row)
+    assert (fault.row, fault.reason, fault.column) == (7, reason, column)
+    assert value in fault.value
+    assert str(fault).startswith("row 7")
+    assert str(fault).endswith(validate.REMEDIES[reason])
 
 
-def test_duplicates_never_reach_both_splits_and_are_reported(tmp_path):
-    doubled = [question(i) for i in range(20)] + [
-        {"question": f"  question   {i}? ", "answer": "1"} for i in range(20)
-    ]
-    config = write_jsonl(tmp_path / "rows.jsonl", *doubled).model_copy(update={"eval_rows": 7})
-    train, held_out, report = data.prepare(config, seed=3, count_tokens=words)
-    assert (len(train), len(held_out), report["duplicates_removed"]) == (13, 7, 20)
-    assert not {row["question"] for row in train} & {row["question"] for row in held_out}
+RED = {"question": "Red?", "choices": ["sky", "rose"]}
+ARC = {"question": "Red?", "choices": {"text": ["sky", "rose"], "label": ["A", "B"]}}
+WHO = {"question": "Who?", "answer": "Ann"}
+RENAMED = {"question_column": "text", "answer_column": "summary"}
 
 
-@given(st.lists(st.text(min_size=1, max_size=3), min_size=2), st.integers(0, 5))
-def test_a_split_loses_and_repeats_nothing(questions, seed):
-    rows = data.drop_duplicates([{"question": text} for text in questions])
-    if len(rows) > 1:
-        train, held_out = data.split_rows(rows, 1, seed)
-        assert sorted(map(str, train + held_out)) == sorted(map(str, rows))
-        assert data.split_rows(rows, 1, seed) == (train, held_out)
+@pytest.mark.parametrize(
+    ("row", "kind", "turns", "answer"),
+    [
+        (SUM, "number", ["Be brief.", "2 + 2?"], "4"),
+        ({**SUM, "question": "SÃO, ÂNGELA?"}, "number", ["Be brief.", "SÃO, ÂNGELA?"], "4"),
+        ({"text": "Long.", "summary": "Short."}, "text", ["Be brief.", "Long."], "Short."),
+        ({**SUM, "question": FEW_SHOT}, "number", ["Be brief.", "1 + 1?", "2", "2 + 2?"], "4"),
+        ({**SUM, "question": [ASKED, *FEW_SHOT]}, "number", ["Ask.", "1 + 1?", "2", "2 + 2?"], "4"),
+        ({**RED, "answer": 1}, "choice", ["Be brief.", "Red?\nA. sky\nB. rose"], "B"),
+        ({**ARC, "answer": "rose"}, "choice", ["Be brief.", "Red?\nA. sky\nB. rose"], "B"),
+        ({**WHO, "context": "Ann ran."}, "text", ["Be brief.", "Ann ran.\n\nWho?"], "Ann"),
+        ({**WHO, "sources": ["Ann ran.", "Bob."]}, "text",
+         ["Be brief.", "[1] Ann ran.\n[2] Bob.\n\nWho?"], "Ann"),
+    ],
+)  # fmt: skip
+def test_the_shapes_of_rows(row, kind, turns, answer):
+    prepared = only(row, answer_kind=kind, **(RENAMED if "text" in row else {}))
+    assert [turn["content"] for turn in prepared["prompt"]] == turns
+    assert (prepared["question"], prepared["answer"]) == (turns[-1], answer)
+    passed = {name: value for name, value in prepared.items() if name not in validate.TAKEN}
+    assert passed == {name: row[name] for name in validate.SHAPE_COLUMNS if name in row}
 
 
-def test_long_prompts_are_dropped_and_counted(tmp_path):
-    long = {"question": "why " * 50, "answer": "1"}
-    config = write_jsonl(tmp_path / "rows.jsonl", question(1), question(2), long)
-    config = config.model_copy(update={"max_prompt_tokens": 20})
-    train, held_out, report = data.prepare(config, seed=0, count_tokens=words)
-    assert report["too_long_removed"] == 1
+@pytest.mark.parametrize(
+    ("answer_format", "cell", "gold"),
+    [
+        ("auto", "so 1\n#### 18", "18"),
+        ("auto", " 18 ", "18"),
+        ("auto", 18.0, "18"),
+        ("as_is", "so #### 18", "so #### 18"),
+        ("boxed", r"so \boxed{18}.", "18"),
+        ("tag", "<answer>18</answer>", "18"),
+        ("json:result.values.1", '{"result": {"values": [1, 18]}}', "18"),
+        ("json:result", {"result": {"a": 1}}, '{"a": 1}'),
+        ("json:result.missing", '{"result": 3}', ""),
+        ("json:result", "not JSON", ""),
+        ("regex:Answer: (.*)$", "so\nAnswer: 18", "18"),
+        (r"regex:\d+", "18 or 20", "18"),
+    ],
+)
+def test_the_gold_is_found_in_its_cell(answer_format, cell, gold):
+    assert golds.gold_finder(answer_format)(cell) == gold
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "same", "bad"),
+    [
+        ("number", "$1,875.00", "1875", "17 or 18"),
+        ("json", '{"a": 1, "b": 2}', '{"b": 2, "a": 1}', "{a: 1}"),
+        ("code", "def f(x): return x", "def f(x):\n    return x", "def f(x) return x"),
+        ("text", "Ann  ran", "ann ran", None),
+        ("choice", "A", "A", None),
+    ],
+)
+def test_golds_are_checked_by_kind_and_compared_in_plain_form(kind, good, same, bad):
+    assert golds.plain_gold(good, kind) == golds.plain_gold(same, kind) is not None
+    assert bad is None or golds.plain_gold(bad, kind) is None
+
+
+# Many rows
+
+
+def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
+    rows = [question(1), {"answer": "2"}, question(3, "about a dozen"), question(4)]
+    with pytest.raises(ValueError, match=r"2 of 4 rows of arithmetic .* 0.05 of them") as caught:
+        prepare(rows)
+    assert "row 2, column 'question': empty: None. Remedy: fill the cell" in str(caught.value)
+    assert "row 3, column 'answer': gold not of its kind: 'about a dozen'" in str(caught.value)
+    assert "data.answer_kind" in str(caught.value)
+    assert not list(runs_dir.glob("r/*"))
+    rows += [question(99, "x")] * 30
+    train, held_out, report = prepare(rows, {"max_dropped_share": 1})
     assert len(train + held_out) == 2
-    with pytest.raises(ValueError, match="every prompt is longer"):
-        data.prepare(config.model_copy(update={"max_prompt_tokens": 8}), 0, words)
+    empty, golds = report["dropped"]
+    assert (empty["rows"], golds["rows"]) == ([2], [3, *range(5, 24)])
+    assert (empty["count"], golds["count"]) == (1, 31)
+    assert report["gold_parse_rate"] == pytest.approx(2 / 33)
+    assert json.loads((runs_dir / "r/data/report.json").read_text()) == report
 
 
-def test_too_few_rows_to_hold_out(tmp_path):
-    config = write_jsonl(tmp_path / "rows.jsonl", question(1))
-    with pytest.raises(ValueError, match=r"1 rows are left and data.eval_rows = 1"):
-        data.prepare(config, 0, words)
+@pytest.mark.parametrize(
+    ("rows", "settings", "message"),
+    [
+        ([], {}, "holds no rows"),
+        ([question(1)], {}, "1 rows of arithmetic are left and data.eval_rows = 1: hold out fewer"),
+        ([question(1), question(2)], {"system_prompt": "why " * 9, "max_prompt_tokens": 8},
+         "0 rows .* dropped: 2 prompt too long .raise data.max_prompt_tokens"),
+        (None, {"source": "arithmetics"}, "'arithmetics': did you mean 'arithmetic'"),
+        ([question(1)], {"answer_format": "boxd"}, "'boxd': did you mean 'boxed'"),
+        ([question(1)], {"answer_format": "regex:("}, "'regex:.': .* unterminated"),
+        ([question(1)], {"answer_format": "json:"}, "known are auto"),
+        ([question(1)], {"extra_columns": "completion"}, "'completion', a name that is taken"),
+        ([question(1)], {"priming_rows": 1}, "needs the reference of a reward set"),
+    ],
+)  # fmt: skip
+def test_a_wrong_setting_or_an_empty_result_says_why(runs_dir, rows, settings, message):
+    with pytest.raises(ValueError, match=message):
+        prepare(rows, settings)
 
 
-def test_a_local_copy_of_a_hub_dataset_loads_through_datasets(tmp_path):
-    (tmp_path / "train.jsonl").write_text('{"question": "2 + 2?", "answer": "#### 4"}\n')
-    rows = data.read_rows(DataConfig(source=str(tmp_path)))
-    assert rows == [{"question": "2 + 2?", "answer": "#### 4"}]
+def test_prompts_longer_than_the_context_are_dropped_and_counted(runs_dir):
+    rows = [question(1), question(2), {"question": "why " * 50, "answer": "1"}]
+    train, held_out, report = prepare(rows, {"max_prompt_tokens": 20})
+    assert len(train + held_out) == 2
+    (entry,) = report["dropped"]
+    assert (entry["reason"], entry["rows"], entry["column"]) == ("prompt too long", [3], "prompt")
+    assert "tokens, where data.max_prompt_tokens is 20" in entry["value"]
+    figures = report["prompt_tokens"]
+    assert figures["max"] == max(words([row["prompt"] for row in train])) - 2 + 50
+    assert sum(figures["histogram"]["counts"]) == 3
+    assert figures["recommended_cap"] % 8 == 0
 
 
-def test_a_hub_dataset_that_cannot_be_had_says_what_to_check(tmp_path):
-    (tmp_path / "train.jsonl").write_text('{"question": "2 + 2?", "answer": "#### 4"}\n')
-    with pytest.raises(ValueError, match="Check the three names"):
-        data.read_rows(DataConfig(source=str(tmp_path), split="nowhere"))
+def test_repeated_and_contradictory_questions(runs_dir):
+    rows = [question(i) for i in range(20)]
+    rows += [{"question": f"  question   {i}? ", "answer": "1.0"} for i in range(20)]
+    rows += [question(50, "1"), question(50, "2"), question(50, "1")]
+    train, held_out, report = prepare(rows, {"eval_rows": 7})
+    assert (len(train), len(held_out)) == (13, 7)
+    assert {row["question"] for row in train + held_out} == {f"Question {i}?" for i in range(20)}
+    dropped = {entry["reason"]: entry for entry in report["dropped"]}
+    assert dropped["question with several golds"]["rows"] == [41, 42, 43]
+    assert dropped["question repeated"]["rows"] == list(range(21, 41))
 
 
-def test_rows_come_back_as_they_were_saved(runs_dir):
-    config = DataConfig(max_rows=40, eval_rows=8)
-    train, held_out, report = data.prepare(config, 0, words)
-    run = Run("r")
-    data.save(run, train, held_out, report)
-    assert data.load(run, "train") == train
-    assert data.load(run, "eval") == held_out
+LONG = (
+    "At the harbour Ann buys {} stamps and {} shells, carries them home in a blue bag, gives a "
+    "third of the shells to her brother and asks: how many of them are left at the end of the day"
+)
+
+
+def test_near_duplicates_are_reported_and_never_on_both_sides(runs_dir):
+    rows = [{"question": LONG.format(i, i + 50) + end, "answer": "1"}
+            for i in range(1, 41) for end in ("?", " then?")]  # fmt: skip
+    train, held_out, report = prepare(rows, {"eval_rows": 10})
+    assert report["near_duplicates"]["rows"] == 40
+    assert report["near_duplicates"]["first"][0] == [2, 1]
+    numbers = [{row["question"].split()[5] for row in part} for part in (train, held_out)]
+    assert not numbers[0] & numbers[1]
+    (leaks,) = report["dropped"]
+    assert leaks["reason"] == "nearly a held-out question"
+    assert len(train) == 70 - leaks["count"]
+    assert leaks["count"] > 5
+
+
+def near(*texts):
+    rows = [{"prompt": [{"role": "user", "content": text}]} for text in texts]
+    checked = [validate.Checked(number, row, "1") for number, row in enumerate(rows)]
+    hashes, minhashes = duplicates.fingerprints(checked)
+    return duplicates.near_groups(hashes["numbers"].to_numpy(), minhashes).tolist()
+
+
+def test_other_numbers_make_another_problem():
+    assert near("what is 47 + 38?", "what is 47 + 39?", "what is 38 + 47?") == [0, 1, 2]
+    assert near(LONG.format(3, 4), LONG.format(3, 5)) == [0, 1]
+    assert near(LONG.format(3, 4), LONG.format(3, 4) + " then", LONG.format(3, 4)) == [0, 0, 0]
+    assert near("???", "a", "a b", "???") == [0, 1, 2, 0]
+
+
+def test_near_duplicates_are_found_in_19_of_20_cases_and_never_made_up():
+    draws = np.random.default_rng(0)
+    lexicon = [f"word{'abcdefghij'[i % 10]}{'abcdefghij'[i // 10]}" for i in range(100)]
+    texts = [" ".join(draws.choice(lexicon, 40)) for _ in range(400)]
+    changed = [text.replace(text.split()[5], "other", 1) for text in texts]
+    groups = np.array(near(*texts, *changed))
+    assert (groups[:400] == np.arange(400)).all()
+    found = groups[400:] == np.arange(400)
+    assert found.mean() > 0.95
+    assert (groups[400:][~found] == np.arange(400, 800)[~found]).all()
+
+
+def test_choices_are_counted_by_letter(runs_dir):
+    rows = [{"question": f"Q {i}?", "choices": ["x", "y"], "answer": 1} for i in range(7)]
+    train, _, report = prepare(rows, {"answer_kind": "choice"})
+    assert (report["labels"], train[0]["choices"]) == ({"B": 6}, ["x", "y"])
+
+
+def test_a_million_rows_are_read_in_batches(runs_dir, monkeypatch):
+    monkeypatch.setattr(sources, "BATCH", 7)
+    frame = pd.DataFrame([question(i) for i in range(20)])
+    assert [len(part) for part in sources.read(DataConfig(), frame)] == [7, 7, 6]
+    assert len(read("arithmetic", max_rows=8)) == 8
+    train, held_out, report = prepare([question(i) for i in range(20)])
+    assert len(train + held_out) == report["rows_read"] == 20
+    assert data.load(Run("r"), "train", max_rows=8) == train[:8]
+
+
+# What is handed on
+
+EXTRA = {
+    "level": 3,
+    "tests": {"function": "f", "cases": [[[1, "a"], None], [[2.5], {"b": [1]}]]},
+    "tags": ["x", 1],
+}
+
+
+def test_columns_reach_the_rewards_as_they_were(runs_dir):
+    rows = [{**question(i), **EXTRA, "level": i, "unnamed": "é"} for i in range(4)]
+    for names in ("level, tests,tags", "all"):
+        train, held_out, _ = prepare(rows, {"extra_columns": names, "source": "x"})
+        for row in train + held_out:
+            assert (row["tests"], row["tags"]) == (EXTRA["tests"], EXTRA["tags"])
+            assert ("unnamed" in row) == (names == "all")
+        assert {row["level"] for row in train + held_out} == {0, 1, 2, 3}
+    with pytest.raises(ValueError, match="row 1, column 'nowhere': column missing: the row has"):
+        prepare(rows, {"extra_columns": "nowhere"})
+
+
+def test_a_task_brings_its_rows_its_prompt_and_tests_to_its_rewards(runs_dir, monkeypatch):
+    tests = {"function": "f", "cases": [[[2], 4], [[0], 0]]}
+    row = {"answer": "def f(x): return 2 * x", "tests": tests}
+    path = write_jsonl(runs_dir / "code.jsonl", *({**row, "question": f"{i}?"} for i in range(3)))
+    monkeypatch.setitem(sources.BUILT_IN, "code", path)
+    config = resolve("tiny-cpu", {"task": "code", "data.eval_rows": 1})
+    preset = load_preset(config.rewards.preset)
+    data.prepare(Run("r"), config.data, 0, words, preset_prompt=preset.system_prompt)
+    train = data.load(Run("r"), "train")
+    assert train[0]["prompt"][0]["content"] == preset.system_prompt
+    assert bench.score(preset, train, list(map(preset.reference, train))).min() == 1.0
+
+
+def test_the_system_prompt_is_the_presets_unless_set(runs_dir):
+    rows = [question(1), question(2)]
+    for setting, turns in (("preset", ["Be JSON."]), ("Mine.", ["Mine."]), ("", [])):
+        train, _, _ = prepare(rows, {"system_prompt": setting}, preset_prompt="Be JSON.")
+        assert [turn["content"] for turn in train[0]["prompt"][:-1]] == turns
+
+
+FULL = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+from grpo_nb import data
+from grpo_nb.config import DataConfig, resolve
+from grpo_nb.runs import Run
+data.prepare(Run("r"), DataConfig(), 0, lambda prompts: [1] * len(prompts))
+"""
+
+
+def test_a_full_disk_leaves_the_data_as_they_were(runs_dir):
+    prepare([question(i) for i in range(9)])
+    before = {path: path.read_bytes() for path in runs_dir.rglob("*") if path.is_file()}
+    done = subprocess.run([sys.executable, "-c", FULL], capture_output=True, text=True)
+    assert re.search(
+        r"OSError: .*no room to write .*/r/data .*left as it was: free some space", done.stderr
+    )
+    assert {path: path.read_bytes() for path in runs_dir.rglob("*") if path.is_file()} == before
+
+
+# Difficulty and priming
+
+RATES = {"Question 0?": 0.0, "Question 1?": 0.25, "Question 2?": 1.0, "Question 3?": 0.75}
+
+
+def test_prompts_always_or_never_solved_are_dropped_and_easy_ones_come_first():
+    pilot = pd.DataFrame({"question": ["a", "a", "b"], "passed": [1, 0, 1]})
+    assert difficulty.pass_rates(pilot) == {"a": 0.5, "b": 1.0}
+    rows = [question(i) for i in range(5)]
+    kept, report = difficulty.keep_band(rows, RATES)
+    assert kept == [rows[1], rows[3], rows[4]], "what was not sampled is kept"
+    assert report == {"rows": 5, "too_hard": 1, "too_easy": 1, "kept": 3}
+    with pytest.raises(ValueError, match="1 are too hard, 0 too easy"):
+        difficulty.keep_band(rows[:1], RATES)
+    stages = difficulty.buckets(rows, RATES, 2)
+    assert [[rows.index(row) for row in stage] for stage in stages] == [[2, 3], [4, 1, 0]]
+
+
+def test_priming_rows_show_the_worked_answer_in_the_wanted_format(runs_dir):
+    worked = "She has 2+2=<<2+2=4>>4 pens.\n#### 4"
+    rows = [question(i, worked) for i in range(5)] + [question(9, "1")]
+    settings = {"priming_rows": 4, "eval_rows": 2}
+    preset = load_preset("math")
+    prepare(rows, settings, reference=preset.reference)
+    primed = store.read_rows(runs_dir / "r/data/priming.parquet")
+    texts = {row["completion"][0]["content"] for row in primed}
+    worked = "<reasoning>She has 2+2=4 pens.</reasoning><answer>4</answer>"
+    assert texts <= {worked, preset.reference({"answer": "1"})}
+    assert worked in texts
+    train = data.load(Run("r"), "train")
+    assert [row["prompt"] for row in primed] == [row["prompt"] for row in train]
+
+
+# The shipped data, and GSM8K
 
 
 def test_every_built_in_problem_has_the_right_gold():
-    for row in data.read_rows(DataConfig()):
+    for _, row in read("arithmetic"):
         right = row["a"] + row["b"] if row["operator"] == "+" else row["a"] - row["b"]
         assert parse_number(row["answer"]) == right
         assert str(row["a"]) in row["question"]
         assert str(row["b"]) in row["question"]
 
 
-def test_every_gold_of_gsm8k_parses(gsm8k_test_file):
-    config = DataConfig(source=str(gsm8k_test_file), max_prompt_tokens=10_000)
-    train, held_out, report = data.prepare(config, 0, words)
-    assert report["rows_read"] == 1319
-    assert report["duplicates_removed"] == 0
-    assert all(parse_number(row["answer"]) is not None for row in train + held_out)
+def test_every_gold_of_gsm8k_parses(gsm8k_test_file, runs_dir):
+    settings = {"source": str(gsm8k_test_file), "max_prompt_tokens": 10_000}
+    train, held_out, report = prepare(None, settings)
+    assert (report["rows_read"], report["dropped"]) == (1319, [])
+    assert report["gold_parse_rate"] == 1.0
+    assert len(train + held_out) == 1319

@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 
-from grpo_nb import models
+from grpo_nb import chat, models
 from grpo_nb.config import ModelConfig
 from grpo_nb.prompts import build_prompt
 from grpo_nb.runs import project_path
@@ -19,26 +19,26 @@ def base():
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return models.load_tokenizer(TINY)
+    return chat.load_tokenizer(TINY)
 
 
 @pytest.mark.parametrize("path", ["nowhere", "/no/such/model", "../x/y", "data/arithmetic.jsonl"])
 def test_a_model_path_that_does_not_exist_is_named(path):
     with pytest.raises(FileNotFoundError, match=r"holds no config.json. Give the folder"):
-        models.find_model(path)
+        chat.find_model(path)
 
 
 def test_a_hub_name_that_cannot_be_had_says_so(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(FileNotFoundError, match=r"no local folder and could not be had"):
-        models.load_tokenizer("nobody/no-such-model")
+        chat.load_tokenizer("nobody/no-such-model")
 
 
 def test_a_tokenizer_without_chat_template_is_refused(tmp_path):
     shutil.copytree(project_path(TINY), tmp_path / "m")
     (tmp_path / "m/chat_template.jinja").unlink()
     with pytest.raises(ValueError, match="has no chat template"):
-        models.load_tokenizer(str(tmp_path / "m"))
+        chat.load_tokenizer(str(tmp_path / "m"))
 
 
 def test_vllm_where_it_cannot_be_is_refused():
@@ -50,9 +50,26 @@ def test_vllm_where_it_cannot_be_is_refused():
 
 
 def test_the_prompt_ends_where_the_completion_begins(tokenizer):
-    text = models.render(tokenizer, PROMPTS[0])
+    text = chat.render(tokenizer, PROMPTS[0])
     assert text.endswith("<|im_start|>assistant\n")
-    assert models.count_tokens(tokenizer, PROMPTS[0]) == len(tokenizer(text)["input_ids"])
+    tokenizer([text, "a"], padding=True)  # must not leave padding on
+    assert chat.count_tokens(tokenizer, [*PROMPTS[:1], build_prompt("a")])[0] == len(
+        tokenizer(text)["input_ids"]
+    )
+    assert chat.count_tokens(tokenizer, []) == []
+    chat.check_generation_prompt(tokenizer, PROMPTS[0])
+    shown = chat.show_tokens(tokenizer, PROMPTS[0])
+    assert shown.startswith("⟦<|im_start|>⟧system|⏎\n|")
+    assert shown.endswith("⟦<|im_start|>⟧assistant|⏎\n|")
+
+
+def test_a_template_without_generation_prompt_is_refused(tmp_path):
+    shutil.copytree(project_path(TINY), tmp_path / "m")
+    template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    (tmp_path / "m/chat_template.jinja").write_text(template)
+    tokenizer = chat.load_tokenizer(str(tmp_path / "m"))
+    with pytest.raises(ValueError, match=r"ignores add_generation_prompt: .* 'What is 47"):
+        chat.check_generation_prompt(tokenizer, [{"role": "user", "content": "What is 47?"}])
 
 
 def test_generation_depends_on_the_seed_alone(base, tokenizer):

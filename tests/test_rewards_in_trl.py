@@ -1,11 +1,12 @@
 """Our rewards inside a real GRPO run, and other people's rewards inside our harness."""
 
 import re
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
-from grpo_nb import bench, data, models, training
+from grpo_nb import bench, chat, data, models, training
 from grpo_nb.config import resolve
 from grpo_nb.rewards import Adaptive, Scheduled, load_preset, reward, reward_set
 from grpo_nb.rewards.presets import built_in
@@ -68,10 +69,11 @@ def test_ours_run_inside_trl(runs_dir):
     chosen = reward_set([*pairs, (correctness_reward_func, 0.5)])
     settings = {"train.max_steps": 2, "train.per_device_train_batch_size": 16}
     config = resolve("tiny-cpu", settings)
-    tokenizer = models.load_tokenizer(config.model.model_path)
-    rows, _, _ = data.prepare(config.data, 0, lambda p: models.count_tokens(tokenizer, p))
+    tokenizer = chat.load_tokenizer(config.model.model_path)
+    data.prepare(Run("all"), config.data, 0, partial(chat.count_tokens, tokenizer))
+    rows = data.load(Run("all"), "train", max_rows=32)
     policy = models.load_policy(config.model, seed=0)
-    trainer = training.build_trainer(policy, chosen, rows[:32], config, Run("all"))
+    trainer = training.build_trainer(policy, chosen, rows, config, Run("all"))
     trainer.train()
     table = pd.read_parquet(sorted((runs_dir / "all/train/completions").glob("*.parquet"))[-1])
     assert set(chosen.names) <= set(table.columns)

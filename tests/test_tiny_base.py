@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from grpo_nb import data, evaluate, models
+from grpo_nb import chat, data, evaluate, models
 from grpo_nb.config import resolve
 from grpo_nb.rewards import load_preset
-from grpo_nb.runs import project_path
+from grpo_nb.runs import Run, project_path
 
 FOLDER = project_path("data/tiny_base")
 
@@ -19,10 +19,11 @@ def test_it_is_small_and_holds_no_pickles():
 
 
 @pytest.mark.parametrize("quantization", ["16bit", "4bit"])
-def test_it_starts_with_room_to_improve(quantization):
+def test_it_starts_with_room_to_improve(runs_dir, quantization):
     config = resolve("tiny-cpu", {"data.eval_rows": 512})
-    tokenizer = models.load_tokenizer(config.model.model_path)
-    _, held_out, _ = data.prepare(config.data, 0, lambda prompt: 0)
+    tokenizer = chat.load_tokenizer(config.model.model_path)
+    data.prepare(Run("r"), config.data, 0, lambda prompts: [0] * len(prompts))
+    held_out = data.load(Run("r"), "eval")
     model = models.load_checkpoint(config.model.model_path, adapter=None, quantization=quantization)
     table = evaluate.evaluate_model(model, tokenizer, held_out, load_preset("math"), config)
     lines = evaluate.compare({"base": table}).set_index("decoding")

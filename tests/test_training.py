@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from conftest import TINY_SETTINGS
 
-from grpo_nb import evaluate, export, models, training
+from grpo_nb import chat, evaluate, export, models, training
 from grpo_nb.advantages import advantages
 from grpo_nb.config import resolve
 from grpo_nb.data import load
@@ -45,7 +45,7 @@ def test_the_rewards_trl_logged_are_those_of_the_bench(demo_run):
 
 
 def test_the_completions_of_training_can_be_read_back(demo_run):
-    tokenizer = models.load_tokenizer("data/tiny_base")
+    tokenizer = chat.load_tokenizer("data/tiny_base")
     frame = training.read_completions(demo_run, MATH, tokenizer, cap_tokens=48)
     assert frame["step"].tolist() == sorted(frame["step"])
     assert len(frame) == STEPS * TINY_SETTINGS["train.per_device_train_batch_size"]
@@ -74,8 +74,8 @@ def test_the_merged_model_is_the_policy_that_was_trained(demo_run):
     merged = models.load_checkpoint(
         str(demo_run / "model/merged"), adapter=None, quantization="16bit"
     )
-    tokenizer = models.load_tokenizer(str(demo_run / "model/merged"))
-    texts = [models.render(tokenizer, row["prompt"]) for row in load(demo_run, "eval")]
+    tokenizer = chat.load_tokenizer(str(demo_run / "model/merged"))
+    texts = [chat.render(tokenizer, row["prompt"]) for row in load(demo_run, "eval")]
     batch = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
     with torch.inference_mode():
         p, q = (m(**batch).logits[:, -1].float().log_softmax(-1) for m in (tuned, merged))

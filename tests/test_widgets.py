@@ -1,12 +1,13 @@
 """The widgets' callbacks, driven without a browser; tests/browser drives them with one."""
 
 import json
+from functools import partial
 
 import pandas as pd
 import pytest
 import yaml
 
-from grpo_nb import bench, data, models, pilot, runs
+from grpo_nb import bench, chat, data, pilot, runs
 from grpo_nb.models import Sample
 from grpo_nb.rewards import load_preset, reward
 from grpo_nb.widgets import CompletionBrowser, RewardLab
@@ -19,9 +20,9 @@ RIGHT = "<reasoning>1+1=2</reasoning><answer>{}</answer>"
 def lab(runs_dir):
     """Three prompts with four completions each, two of them right, in a run of its own."""
     first = runs.start_stage("01", {"run_name": "lab", "profile": "tiny-cpu"})
-    tokenizer = models.load_tokenizer(first.config.model.model_path)
-    prepared = data.prepare(first.config.data, 0, lambda p: models.count_tokens(tokenizer, p))
-    data.save(first.run, *prepared)
+    tokenizer = chat.load_tokenizer(first.config.model.model_path)
+    count_tokens = partial(chat.count_tokens, tokenizer)
+    data.prepare(first.run, first.config.data, 0, count_tokens)
     first.finish("data")
     stage = runs.start_stage("02", {"run_name": "lab", "pilot_completions": 4})
     rows = data.load(stage.run, "train")

@@ -1,0 +1,66 @@
+"""The same question twice: exactly, nearly, or with another gold. Hashes only, no texts kept.
+
+Near-duplicates have the same numbers and share most of their runs of three words, by MinHash:
+"What is 47 + 38?" and "What is 47 + 39?" are two problems, however alike they read.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from grpo_nb.data.validate import Checked
+from grpo_nb.prompts import Message, split_words
+
+PERMUTATIONS, BANDS = 32, 8  # of MinHash: rows 70 % alike meet in some band in 9 of 10 cases
+ALIKE = 0.7  # share of equal MinHashes from which two rows count as near-duplicates
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+def fingerprints(checked: Sequence[Checked]) -> tuple[pd.DataFrame, np.ndarray]:
+    """What is compared: hashes of question, gold and numbers; MinHashes [rows, PERMUTATIONS]."""
+    from rensa import RMinHash
+
+    keys = [_key(one.row["prompt"]) for one in checked]
+    words = [split_words(key) for key in keys]
+    hashes = {
+        "row": [one.number for one in checked],
+        "question": [hash(key) for key in keys],
+        "gold": [hash(one.gold) for one in checked],
+        "numbers": [hash(tuple(sorted(w for w in text if not w.isalpha()))) for text in words],
+    }
+    runs = [_runs(text) or [key] for text, key in zip(words, keys, strict=True)]
+    minhashes = RMinHash.digest_matrix_from_token_sets(runs, PERMUTATIONS, 0).to_rows()
+    minhashes = np.array(minhashes, dtype=np.uint32).reshape(-1, PERMUTATIONS)
+    return pd.DataFrame(hashes, dtype=np.int64), minhashes
+
+
+def _key(prompt: Sequence[Message]) -> str:
+    """All turns but the system's, whatever their case and spacing."""
+    turns = (turn["content"] for turn in prompt if turn["role"] != "system")
+    return " ".join(" ".join(turns).casefold().split())
+
+
+def _runs(words: list[str]) -> list[str]:
+    return [f"{a} {b} {c}" for a, b, c in zip(words, words[1:], words[2:], strict=False)]
+
+
+def near_groups(numbers: np.ndarray, minhashes: np.ndarray) -> np.ndarray:
+    """For each row the first row of its group of near-duplicates; itself where it is alone."""
+    labels = np.arange(len(minhashes))
+    pairs = []
+    for band in np.split(minhashes, BANDS, axis=1):
+        keys = numbers.astype(np.uint64)
+        for column in band.T:
+            keys = (keys ^ column) * _MIX
+        _, first, group = np.unique(keys, return_index=True, return_inverse=True)
+        rows = np.flatnonzero(first[group] < labels)
+        met = first[group][rows]
+        alike = (minhashes[rows] == minhashes[met]).mean(axis=1) >= ALIKE
+        pairs.append((rows[alike], met[alike]))
+    left, right = np.concatenate(pairs, axis=1)
+    while (labels[left] != labels[right]).any():  # lowered until both ends of a pair agree
+        lower = np.minimum(labels[left], labels[right])
+        np.minimum.at(labels, left, lower)
+        np.minimum.at(labels, right, lower)
+    return labels

@@ -1,0 +1,105 @@
+"""The gold of a row: found in its cell, and checked to be of the kind that rewards compare."""
+
+import ast
+import json
+import re
+import string
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from grpo_nb.config import refuse_unknown
+from grpo_nb.numbers import parse_number
+from grpo_nb.prompts import ANSWER, extract_boxed, extract_hash_answer, extract_tag
+
+FORMATS: dict[str, Callable[[str], str | None]] = {
+    "auto": lambda text: extract_hash_answer(text) if "####" in text else text,
+    "as_is": lambda text: text,
+    "####": extract_hash_answer,
+    "boxed": extract_boxed,
+    "tag": lambda text: extract_tag(text, ANSWER),
+}
+
+
+def gold_finder(answer_format: str) -> Callable[[Any], str]:
+    r"""What finds the gold in a cell, or gives ""; ValueError for an unknown format.
+
+    >>> gold_finder("regex:= (\\d+)")("2 + 2 = 4"), gold_finder("json:a.0")('{"a": [7]}')
+    ('4', '7')
+    """
+    kind, _, detail = answer_format.partition(":")
+    if kind == "json" and detail:
+        return lambda cell: as_text(_follow(cell, detail.split(".")))
+    if kind == "regex" and detail:
+        try:
+            pattern = re.compile(detail, re.DOTALL)
+        except re.error as error:
+            raise ValueError(f"data.answer_format = {answer_format!r}: {error}") from None
+        group = min(pattern.groups, 1)
+        return lambda cell: as_text((m := pattern.search(as_text(cell))) and m[group])
+    known = [*FORMATS, "json:path.to.field", "regex:pattern"]
+    refuse_unknown("data.answer_format", answer_format, known)
+    return lambda cell: as_text(FORMATS[answer_format](as_text(cell)))
+
+
+def _follow(cell: Any, path: Sequence[str]) -> Any:
+    """The value at a path of keys and list places; None where it does not lead anywhere."""
+    try:
+        value = json.loads(cell) if isinstance(cell, str) else cell
+        for key in path:
+            value = value[int(key)] if isinstance(value, list) else value[key]
+    except (ValueError, KeyError, IndexError, TypeError):
+        return None
+    return value
+
+
+def as_text(cell: Any) -> str:
+    """A cell as text: "" for None and NaN, JSON for lists and dicts.
+
+    >>> as_text(85.0), as_text(float("nan")), as_text({"name": "Zoë"})
+    ('85', '', '{"name": "Zoë"}')
+    """
+    if isinstance(cell, str):
+        return cell.strip()
+    if cell is None or cell != cell:
+        return ""
+    if isinstance(cell, float) and cell.is_integer():
+        return str(int(cell))
+    if isinstance(cell, list | dict):
+        return json.dumps(cell, ensure_ascii=False, default=str)
+    return str(cell)
+
+
+def letter_of(cell: Any, text: str, choices: Sequence[str]) -> str:
+    """The letter of the choice that a gold names by letter, text, or place (from 0); or "".
+
+    >>> [letter_of(cell, str(cell), ["4", "1", "red"]) for cell in (1, "1", "c", "red", "2", 9)]
+    ['B', 'B', 'C', 'C', 'C', '']
+    """
+    letters = string.ascii_uppercase[: len(choices)]
+    if not isinstance(cell, int):
+        if len(text) == 1 and text.upper() in letters:
+            return text.upper()
+        if text in choices:
+            return letters[choices.index(text)]
+    return letters[int(text)] if text.isdecimal() and int(text) < len(letters) else ""
+
+
+PLAIN: dict[str, Callable[[str], Any]] = {
+    "number": parse_number,
+    "choice": str,
+    "json": lambda gold: json.dumps(json.loads(gold), sort_keys=True),
+    "code": lambda gold: ast.dump(ast.parse(gold)),
+    "text": lambda gold: " ".join(gold.casefold().split()),
+}
+
+
+def plain_gold(gold: str, kind: str) -> Any:
+    """The gold in a form that is equal for equal golds; None where it is not of its kind.
+
+    >>> plain_gold("$1,875.00", "number"), plain_gold("about a dozen", "number")
+    (Fraction(1875, 1), None)
+    """
+    try:
+        return PLAIN[kind](gold)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None

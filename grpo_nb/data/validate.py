@@ -1,0 +1,176 @@
+"""A raw row to a prepared one, or the reason why it cannot be used.
+
+A prepared row: {"prompt": [system, user], "question": "What is 47 + 38?", "answer": "85"} and
+the columns passed on to the rewards. A raw row may have a question and an answer under any
+names; a chat (a list of {"role", "content"}) for a question, whose turns are kept as they are;
+`choices`, put below the question as A, B, C…, the gold becoming a letter; `context` (a text)
+and `sources` (a list, numbered [1], [2]…), put above the question; `tests` of code.
+"""
+
+import re
+import string
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from grpo_nb.config import DataConfig
+from grpo_nb.data.golds import as_text, gold_finder, letter_of, plain_gold
+from grpo_nb.data.sources import Batch, Row
+from grpo_nb.prompts import Message, build_prompt
+
+CountTokens = Callable[[Sequence[list[Message]]], list[int]]
+SHAPE_COLUMNS = ("choices", "context", "sources", "tests")
+TAKEN = {"prompt", "question", "answer", "prompt_tokens", "worked"} | {
+    *("prompts", "completion", "completions", "completion_ids", "trainer_state", "images")  # TRL's
+}
+# U+FFFD, UTF-8 read as Latin-1 ("Ã©"), control characters, halves of surrogate pairs.
+DAMAGED = re.compile("\ufffd|[ÃÂ][\u0080-\u00bf]|â€|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+UNREADABLE, MISSING, TYPE, EMPTY = "unreadable", "column missing", "wrong type", "empty"
+GOLD, TEXT, LONG = "gold not of its kind", "damaged text", "prompt too long"
+REMEDIES = {
+    UNREADABLE: "correct the line",
+    MISSING: "name the columns with data.question_column, data.answer_column, data.extra_columns",
+    TYPE: "make it a text, or a chat that ends with the user's turn",
+    EMPTY: "fill the cell, or leave the row out",
+    GOLD: "say where the gold stands with data.answer_format, what it is with data.answer_kind",
+    TEXT: "read the source in the encoding it was written in, and save it as UTF-8",
+    LONG: "raise data.max_prompt_tokens and model.max_seq_length as far as the model's context",
+}
+
+
+class Fault(Exception):
+    """Why a row cannot be used."""
+
+    def __init__(self, reason: str, column: str, value: str, row: int = 0) -> None:
+        self.reason, self.column, self.value, self.row = reason, column, value, row
+
+    def __str__(self) -> str:
+        where = f"row {self.row}" + (f", column {self.column!r}" if self.column else "")
+        return f"{where}: {self.reason}: {self.value}. Remedy: {REMEDIES[self.reason]}"
+
+
+class Checked(NamedTuple):
+    """A prepared row, with its number in the source and its gold in plain form."""
+
+    number: int
+    row: Row
+    gold: Any
+
+
+def check_rows(
+    batch: Batch, config: DataConfig, count_tokens: CountTokens
+) -> tuple[list[Checked], list[Fault], list[int]]:
+    """The rows that can be used, the faults of the others, and the tokens of all prompts."""
+    find_gold = gold_finder(config.answer_format)
+    limit = config.max_prompt_tokens
+    checked, faults = [], []
+    for number, raw in batch:
+        try:
+            checked.append(Checked(number, *_check_row(raw, config, find_gold)))
+        except Fault as fault:
+            fault.row = number
+            faults.append(fault)
+    tokens = count_tokens([one.row["prompt"] for one in checked])
+    for one, length in zip(checked, tokens, strict=True):
+        one.row["prompt_tokens"] = length
+        if length > limit:
+            why = f"{length} tokens, where data.max_prompt_tokens is {limit}"
+            faults.append(Fault(LONG, "prompt", why, one.number))
+    return [one for one in checked if one.row["prompt_tokens"] <= limit], faults, tokens
+
+
+def extra_columns(config: DataConfig) -> list[str]:
+    """The names in `data.extra_columns`; ValueError if one is used by prepared rows or TRL."""
+    names = [name.strip() for name in config.extra_columns.split(",") if name.strip()]
+    if taken := TAKEN.intersection(names):
+        raise ValueError(
+            f"data.extra_columns names {min(taken)!r}, a name that is taken: rename the column"
+        )
+    return names
+
+
+def _check_row(
+    row: Row | str, config: DataConfig, find_gold: Callable[[Any], str]
+) -> tuple[Row, Any]:
+    if isinstance(row, str):
+        raise Fault(UNREADABLE, "", row)
+    prompt = _prompt(row, config.question_column, config.system_prompt)
+    cell = _cell(row, config.answer_column)
+    gold = find_gold(cell)
+    if config.answer_kind == "choice":
+        gold = letter_of(cell, gold, _choices(row))
+    plain = plain_gold(gold, config.answer_kind) if gold else None
+    if plain is None:
+        why = f"{as_text(cell)[-60:]!r} holds no {config.answer_kind}"
+        raise Fault(GOLD if as_text(cell) else EMPTY, config.answer_column, why)
+    for turn in prompt:
+        _refuse_damage(config.question_column, turn["content"])
+    _refuse_damage(config.answer_column, gold)
+    names = extra_columns(config)
+    if names == ["all"]:
+        names = sorted(row.keys() - TAKEN - {config.question_column, config.answer_column})
+    passed = {name: row[name] for name in SHAPE_COLUMNS if name in row}
+    passed |= {name: _cell(row, name) for name in names}
+    if config.priming_rows and "####" in str(cell):
+        passed["worked"] = str(cell).partition("####")[0].strip()
+    return {"prompt": prompt, "question": prompt[-1]["content"], "answer": gold} | passed, plain
+
+
+def _refuse_damage(column: str, text: str) -> None:
+    if text.isascii() and text.isprintable():  # much faster than the search
+        return
+    if damage := DAMAGED.search(text):
+        near = text[max(0, damage.start() - 20) : damage.end() + 20]
+        raise Fault(TEXT, column, ascii(near))
+
+
+def _cell(row: Row, column: str) -> Any:
+    if column not in row:
+        raise Fault(MISSING, column, f"the row has {', '.join(map(str, row)) or 'nothing'}")
+    return row[column]
+
+
+def _prompt(row: Row, column: str, system_prompt: str) -> list[Message]:
+    question = _cell(row, column)
+    if not as_text(question):
+        raise Fault(EMPTY, column, repr(question))
+    if isinstance(question, str):
+        return build_prompt(_with_shape(row, question), system_prompt)
+    try:
+        turns = [{key: turn[key] for key in ("role", "content")} for turn in question]
+    except (TypeError, KeyError):
+        turns = []
+    texts = [text for turn in turns for text in turn.values()]
+    if not turns or turns[-1]["role"] != "user" or not all(isinstance(t, str) for t in texts):
+        raise Fault(TYPE, column, f"{question!r:.80}")
+    if system_prompt and turns[0]["role"] != "system":
+        turns.insert(0, {"role": "system", "content": system_prompt})
+    return turns
+
+
+def _with_shape(row: Row, question: str) -> str:
+    """The question with what the row's shape adds above and below it."""
+    if row.get("choices"):
+        lettered = zip(string.ascii_uppercase, _choices(row), strict=False)
+        question += "".join(f"\n{letter}. {text}" for letter, text in lettered)
+    if row.get("sources"):
+        numbered = enumerate(_typed(row["sources"], "sources", list), start=1)
+        question = "\n".join(f"[{n}] {text}" for n, text in numbered) + "\n\n" + question
+    if row.get("context"):
+        question = _typed(row["context"], "context", str) + "\n\n" + question
+    return question
+
+
+def _choices(row: Row) -> list[str]:
+    choices = _cell(row, "choices")
+    if isinstance(choices, dict) and "text" in choices:  # as ARC has them
+        choices = choices["text"]
+    found = [as_text(choice) for choice in _typed(choices, "choices", list)]
+    if not 2 <= len(found) <= len(string.ascii_uppercase):
+        raise Fault(TYPE, "choices", f"{len(found)} choices")
+    return found
+
+
+def _typed(cell: Any, column: str, kind: type) -> Any:
+    if not isinstance(cell, kind):
+        raise Fault(TYPE, column, f"{cell!r:.80} is no {kind.__name__}")
+    return cell

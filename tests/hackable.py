@@ -1,0 +1,74 @@
+"""Fifteen flawed rewards in the style that circulates, and what has to name each flaw."""
+
+import math
+import random
+import re
+
+from grpo_nb.bench import Bench
+from grpo_nb.models import Sample
+from grpo_nb.pilot import Pilot
+from grpo_nb.rewards import numeric_correctness_reward, reward, reward_set
+
+SUMS = [(47, 38), (1, 1), (9, 6), (30, 12), (5, 8), (21, 3)]
+ROWS = [{"prompt": [], "question": f"{a} + {b}?", "answer": str(a + b)} for a, b in SUMS]
+SAID = [  # by a base model: right, wrong, without tags, rambling until it is cut
+    "<reasoning>it is {0}</reasoning><answer>{0}</answer>",
+    "<reasoning>so it must be {1}=1 then</reasoning><answer>{1}</answer>",
+    "I think {1}",
+    "<reasoning>first we add them, and so we get <answer>{0}",
+]
+TEXTS_P_G = [[text.format(a + b, a + b + 1) for text in SAID] for a, b in SUMS]
+PILOT = Pilot(ROWS, [[Sample(t, len(t), False) for t in of] for of in TEXTS_P_G], 0.01, 0.01)
+FORM = "<reasoning>[^<]+</reasoning><answer>[^<]+</answer>"
+
+
+def lifted(func, name, **declared):
+    """A function of `completions` has TRL's shape; others score one completion."""
+    func.__name__ = name
+    return func if "completions" in func.__code__.co_varnames else reward(**declared)(func)
+
+
+def said(text, tag="answer"):
+    return re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+
+
+def echoed(completions, answer, **_):
+    return [float(a in re.findall(r"\d+", t)) for a, t in zip(answer, completions, strict=True)]
+
+
+def mean_step(completions, **_):
+    steps = [re.findall(r"(\d+)=", text) for text in completions]
+    return [len(set(of_text)) / len(of_text) if of_text else math.nan for of_text in steps]
+
+
+def as_first_row(completions, answer, **_):
+    return [float(said(text)[-1:] == [answer[0]]) for text in completions]
+
+
+FLAWED = {  # by its flaw: what names it, its weight beside correctness (0: in its place), itself
+    "empty tags pay": ("empty tags", 0.25, lambda r: bool(said(r) and said(r, "reasoning"))),
+    "the first answer wins": ("several answers", 0, lambda r, answer: said(r)[:1] == [answer]),
+    "guesses may be listed": ("one answer or another", 0, lambda r, answer: answer in str(said(r))),
+    "the gold counts anywhere, among others": ("every number 0-100", 0.5, echoed),
+    "the longer, the better": ("100,000 characters", 0.5, lambda r: min(1, len(r) / 2000)),
+    "the mean over no step is NaN": ("not finite", 0.25, mean_step),
+    "unseeded noise breaks ties": ("not deterministic", 0.25, lambda r: random.random()),
+    "every row has the first row's gold": ("depends on row order", 0, as_first_row),
+    "never false": ("empty completion", 0, lambda r, answer: answer in answer),
+    "reads another tag": ("the gold", 0, lambda r, answer: said(r, "final") == [answer]),
+    "every further tag pays": ("tag-stuffed prose", 0.25, lambda r: min(1, r.count("<") / 40)),
+    "every connective pays": ("stuffed connectives", 0.25, lambda r: min(1, r.count("so ") / 10)),
+    "raises on an empty text": ("raises", 0.25, lambda r: r[0] == "<"),
+    "scores the first row alone": ("wrong length", 0.25, lambda completions, **_: [1.0]),
+    "format outweighs correctness": (
+        "dominates the sum",
+        4.0,
+        lambda r: bool(re.fullmatch(FORM, r)),
+    ),
+}
+
+
+def bench_with(flaw):
+    _, weight, func = FLAWED[flaw]
+    beside = [(numeric_correctness_reward, 1.0)] if weight else []
+    return Bench(reward_set([*beside, (lifted(func, "flawed"), weight or 1.0)]))

@@ -1,0 +1,73 @@
+"""Every rule of the linter, on the pilot of `hackable.py`."""
+
+import math
+import random
+import re
+import time
+from functools import partial
+
+import pytest
+from hackable import PILOT, ROWS, lifted
+
+from grpo_nb.bench import Bench, lint
+from grpo_nb.rewards import RewardSet
+from grpo_nb.rewards import numeric_correctness_reward as correct
+
+TEXTS = [sample.text for sample in PILOT.samples]
+mine = partial(lifted, name="mine")
+
+
+def findings(funcs, extra=(), step_seconds=0.0):
+    rows = [row | dict(extra) for row in ROWS for _ in PILOT.samples_P_G[0]]
+    bench = Bench(RewardSet(funcs, [1.0, 9.0][: len(funcs)]))
+    return lint(bench, rows, TEXTS, step_seconds, batch=24)
+
+
+def tagged(response):
+    return float("<" in response)
+
+
+BLIND = mine(lambda r, answer: tagged(r))
+BIG = mine(lambda completions, **_: [2.0 * tagged(text) for text in completions])
+BY_PLACE = mine(lambda completions, **_: [i / 99 for i in range(len(completions))])
+CASES = [
+    ("raises", True, [mine(lambda r: 1 / len(r[:0]))], {}),
+    ("raises", True, [mine(lambda r: 1 / ("1+1=2" not in r))], {}),  # on references alone
+    ("wrong length", True, [mine(lambda completions, **_: [1.0])], {}),
+    ("out of range", True, [mine(lambda r: 2.0)], {}),
+    ("out of range", False, [BIG], {}),  # nothing was declared
+    ("not finite", True, [mine(lambda r: math.inf if "<" in r else 0.0)], {}),
+    ("not deterministic", True, [mine(lambda r: random.random())], {}),
+    ("depends on row order", True, [BY_PLACE], {}),
+    ("ignores a column", True, [BLIND], {}),
+    ("ignores a column", False, [correct, BLIND], {}),  # not the first reward
+    ("missing column", False, [mine(lambda r, hint="": tagged(r))], {}),
+    ("shadowed column", True, [correct], {"extra": {"log_metric": 1}}),
+    ("shadowed column", False, [correct], {"extra": {"relative": 1}}),
+    ("duplicate name", True, [correct, correct], {}),
+    ("constant", False, [mine(lambda r: 0.5)], {}),
+    ("never above its minimum", False, [mine(lambda r: 0.0)], {}),
+    ("saturated", False, [mine(lambda r: 1 - 0.01 * tagged(r))], {}),
+    ("dominates the sum", False, [correct, BLIND], {}),
+    ("two rewards alike", False, [correct, correct.configured("again")], {}),
+    ("follows length", False, [mine(lambda r: len(r) / 200)], {}),
+    ("slow", False, [mine(lambda r: time.sleep(0.002) or tagged(r))], {"step_seconds": 0.1}),
+    ("None", False, [mine(lambda r: tagged(r) or None)], {}),
+    ("None", True, [mine(lambda r: None)], {}),
+]
+
+
+@pytest.mark.parametrize(("rule", "error", "funcs", "given"), CASES)
+def test_each_rule_names_the_reward_with_evidence_and_a_fix(rule, error, funcs, given):
+    found = findings(funcs, **given)
+    (one,) = [finding for finding in found if finding.rule == rule]
+    assert one.reward in ("mine", correct.__name__, "all")
+    assert one.error is error and one.fix
+    assert re.search(r"\d|'", one.evidence), "neither a number nor a value"
+    assert found == sorted(found, key=lambda finding: not finding.error)
+
+
+def test_a_sound_reward_has_no_finding():
+    penalty = mine(lambda r: -float("must" in r), low=-1.0, high=0.0)
+    optional = mine(lambda r, answer="", trainer_state=None: float(f">{answer}<" in r))
+    assert [findings([func], step_seconds=1.0) for func in (correct, penalty, optional)] == [[]] * 3

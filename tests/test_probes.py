@@ -1,0 +1,95 @@
+"""Attacks: they find what is planted, and leave what is sound."""
+
+import json
+
+import pytest
+from hackable import FLAWED, PILOT, ROWS, bench_with, lifted
+
+from grpo_nb import bench
+from grpo_nb.bench import Bench, read_cases
+from grpo_nb.config import resolve
+from grpo_nb.models import Sample
+from grpo_nb.pilot import Pilot
+from grpo_nb.rewards import PRESETS, numeric_correctness_reward, reward_set
+from grpo_nb.runs import Run, Stage
+
+CORRECT = Bench(reward_set([(numeric_correctness_reward, 1.0)]))
+WARNED_OF = {"format outweighs correctness"}  # 1 of 15: the gold still wins, so it passes
+EXAMPLES = {  # question, gold, and the tests of code
+    "math": [("47 + 38?", "85"), ("How many days have 3 weeks?", "21"), ("1 + 1?", "2")],
+    "qa": [("The capital of France?", "Paris"), ("The Berlin Wall fell in?", "1989")],
+    "json_extraction": [("Ann is 7.", '{"age": 7}'), ("Bo is forty.", '{"age": 40}')],
+    "summarization": [
+        ("Ann bought three apples and ate one.", "Ann ate an apple."),
+        ("It rained until the bridge was shut.", "Rain closed the bridge."),
+    ],
+    "code": [
+        ("Add.", "def f(a, b):\n    return a + b", {"cases": [[[1, 2], 3], [[5, 5], 10]]}),
+        ("Larger?", "def f(a, b):\n    return max(a, b)", {"cases": [[[1, 2], 2], [[9, 5], 9]]}),
+    ],
+}
+
+
+@pytest.fixture
+def stage(runs_dir):
+    return Stage(Run("probed"), "02", resolve("tiny-cpu", {}), {})
+
+
+@pytest.mark.parametrize("flaw", FLAWED)
+def test_what_is_planted_is_found_and_named(flaw, stage):
+    assert bench.judge(CORRECT, ROWS, PILOT, stage).passed, "it is not what is planted that fails"
+    verdict = bench.judge(bench_with(flaw), ROWS, PILOT, stage)
+    assert verdict.passed is (flaw in WARNED_OF), verdict
+    assert FLAWED[flaw][0] in f"{verdict} {[finding.rule for finding in verdict.findings]}"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_our_presets_pass(name, stage):
+    preset, rows = PRESETS[name], []
+    for question, answer, *tests in EXAMPLES[name]:
+        given = {"tests": {"function": "f", **tests[0]}} if tests else {}
+        rows.append({"prompt": [], "question": question, "answer": answer, **given})
+    right = [preset.reference(row) for row in rows]
+    groups = zip(right, right[1:] + right[:1], [text[:20] for text in right], strict=True)
+    samples = [[Sample(text, len(text), False) for text in group] for group in groups]
+    verdict = bench.judge(Bench(preset), rows, Pilot(rows, samples, 0.1, 0.1), stage)
+    assert verdict.passed, verdict
+    assert len(verdict.probes.completions) == len(verdict.probes.table) > 20
+
+
+def test_an_attack_that_wins_on_one_row_of_many_is_no_winner():
+    def once(response, answer):
+        fooled = "full marks" in response and answer == "85"
+        return fooled or response.endswith(f"<answer>{answer}</answer>")
+
+    many = [{**ROWS[0], "question": f"{i}?", "answer": str(85 + i)} for i in range(16)]
+    fooled = Bench(reward_set([(lifted(once, "once"), 1.0)]))
+    assert bench.probe(fooled, many).winners == []
+    assert bench.probe(fooled, many[:3]).winners == ["plea for full marks"]
+    with pytest.raises(ValueError, match="every row has the gold '85'"):
+        bench.probe(fooled, many[:1])
+
+
+def test_your_own_attacks_and_saved_cases_join_the_verdict(stage):
+    polite = lifted(lambda response: "if you please" in response, "polite")
+    path, rude = stage.run / "cases.jsonl", CORRECT.adding(polite, 2.0)
+    case = bench.save_case(rude, path, "half", ROWS[0], "<answer>85</answer> — ½")
+    assert read_cases(path) == ([], [case])
+    assert bench.judge(rude, ROWS, PILOT, stage).passed
+    case["scores"] |= {"polite": None, "a reward that is gone": 1.0}
+    own = {"attack": "begging", "completion": "{answer}, not {other}: {question} if you please"}
+    path.write_text(f"{json.dumps(own)}\n\n{json.dumps(case)}\n")
+    verdict = bench.judge(rude, ROWS, PILOT, stage)
+    assert verdict.failures[0] == "attack 'begging' earns more than the reference"
+    assert verdict.failures[1:] == ["half: polite was None, is 0"]
+    assert verdict.probes.completions["begging"] == "85, not 2: 47 + 38? if you please"
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", "3", '{"attack": "a"}', '{"case": "b", "row": {}}'])
+def test_a_line_that_is_no_case_is_refused_with_its_place(stage, tmp_path, line):
+    stage.config = resolve("tiny-cpu", {"rewards.cases": str(tmp_path / "own.jsonl")})
+    with pytest.raises(FileNotFoundError, match=r"rewards.cases: .*own.jsonl does not exist"):
+        bench.judge(CORRECT, ROWS, PILOT, stage)
+    (tmp_path / "own.jsonl").write_text(f'{{"attack": "a", "completion": "b"}}\n\n{line}\n')
+    with pytest.raises(ValueError, match=r"own.jsonl, line 3: .* is no case"):
+        bench.judge(CORRECT, ROWS, PILOT, stage)

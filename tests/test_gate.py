@@ -21,7 +21,7 @@ STALE = "the rewards or their weights are not those that were tested"
 def lab(runs_dir):
     """Stage 02 of a run whose data stage 01 really prepared, with a pilot."""
     stage = start_stage("01", RUN | {"eval_rows": 8, "max_rows": 24})
-    data.save(stage.run, *data.prepare(stage.config.data, 0, lambda prompt: 10))
+    data.prepare(stage.run, stage.config.data, 0, lambda prompts: [10] * len(prompts))
     stage.finish("data")
     stage = start_stage("02", RUN | {"pilot_completions": 2})
     rows = data.load(stage.run, "train")

@@ -114,10 +114,11 @@ def _line(number: int, line: dict, preset: RewardSet, scale: float, chosen: bool
         if math.isfinite(line[name])
     ]
     reasons = [(line[name], line[f"{name}/reason"]) for name in preset.names]
+    answer = line["answer"] if isinstance(line["answer"], str) else None  # a frame keeps NaN
     cells = [
         str(number + 1),
-        f"<div class='text'>{highlight(line['completion'], line['answer'])}</div>",
-        html.escape(_cut(str(line["answer"]), 80)) if line["answer"] is not None else "<i>none</i>",
+        f"<div class='text'>{highlight(line['completion'], answer)}</div>",
+        "<i>none</i>" if answer is None else html.escape(_cut(answer, 80)),
         *(
             f"{_number(score)}<small>{html.escape(_cut(why, 120))}</small>"
             for score, why in reasons

@@ -138,6 +138,12 @@ class Run:
             ) from None
         return lock
 
+    @property
+    def is_locked(self) -> bool:
+        """Whether this process holds the lock."""
+        lock = _locks.get(self / ".lock")
+        return lock is not None and lock.is_locked
+
     def config(self) -> configs.RunConfig:
         """The configuration as the stage that started last left it."""
         path = self / "config.yaml"

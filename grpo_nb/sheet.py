@@ -153,13 +153,19 @@ def highlight(text: str, answer: str | None) -> str:
     "<span class='tag'>&lt;answer&gt;</span><mark>4</mark><span class='tag'>&lt;/answer&gt;</span>"
     """
     text = _cut(text, SHOWN_CHARACTERS)
-    start = text.rfind(answer) if answer else -1
+    start = _place_of(answer, text) if answer else -1
     end = start + len(answer or "")
     spans = [(m.start(), m.end(), "tag") for m in MARKS.finditer(text)]
     spans = [s for s in spans if start < 0 or s[1] <= start or s[0] >= end]
     if start >= 0:
         spans.append((start, end, "answer"))
     return _joined(text, sorted(spans))
+
+
+def _place_of(answer: str, text: str) -> int:
+    """Where the answer was read: in the last complete answer tag, else as late as it stands."""
+    tag = text.rfind(f"<{ANSWER}>", 0, max(0, text.rfind(f"</{ANSWER}>")))
+    return text.find(answer, tag) if tag >= 0 else text.rfind(answer)
 
 
 def _joined(text: str, spans: Sequence[tuple[int, int, str]]) -> str:

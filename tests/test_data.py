@@ -418,7 +418,8 @@ def test_a_task_brings_its_rows_its_prompt_and_tests_to_its_rewards(runs_dir, mo
     data.prepare(Run("r"), config.data, 0, words, preset_prompt=preset.system_prompt)
     train = data.load(Run("r"), "train")
     assert train[0]["prompt"][0]["content"] == preset.system_prompt
-    assert bench.score(preset, train, list(map(preset.reference, train))).min() == 1.0
+    references = list(map(preset.reference, train))
+    assert bench.Bench(preset).score(train, references).min() == 1.0
 
 
 def test_the_system_prompt_is_the_presets_unless_set(runs_dir):

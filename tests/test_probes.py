@@ -14,7 +14,6 @@ from grpo_nb.rewards import PRESETS, numeric_correctness_reward, reward_set
 from grpo_nb.runs import Run, Stage
 
 CORRECT = Bench(reward_set([(numeric_correctness_reward, 1.0)]))
-WARNED_OF = {"format outweighs correctness"}  # 1 of 15: the gold still wins, so it passes
 EXAMPLES = {  # question, gold, and the tests of code
     "math": [("47 + 38?", "85"), ("How many days have 3 weeks?", "21"), ("1 + 1?", "2")],
     "qa": [("The capital of France?", "Paris"), ("The Berlin Wall fell in?", "1989")],
@@ -39,7 +38,7 @@ def stage(runs_dir):
 def test_what_is_planted_is_found_and_named(flaw, stage):
     assert bench.judge(CORRECT, ROWS, PILOT, stage).passed, "it is not what is planted that fails"
     verdict = bench.judge(bench_with(flaw), ROWS, PILOT, stage)
-    assert verdict.passed is (flaw in WARNED_OF), verdict
+    assert not verdict.passed
     assert FLAWED[flaw][0] in f"{verdict} {[finding.rule for finding in verdict.findings]}"
 
 

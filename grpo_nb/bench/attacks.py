@@ -7,7 +7,8 @@ empty    hollow, and keeps to the form without content: less than an honest wron
 wrong    a wrong answer, or several: less than the reference, and never "correct";
 partial  the reference, cut short: less than the reference;
 right    the right answer in the wrong form: no more than the reference, and less wherever a
-         reward of format is in the set.
+         reward of format is in the set; where it counts as correct, no less than a wrong
+         answer in perfect format.
 """
 
 import json
@@ -78,8 +79,8 @@ def _wrong(preset: RewardSet, row: dict[str, Any], other: str) -> Iterator[Attac
     several = f"<{ANSWER}>{other}</{ANSWER}>"
     yield Attack("several answers", "wrong", tagged(STEP, gold) + several * 2)
     yield Attack("one answer or another", "wrong", tagged(STEP, f"{gold} or {other}"))
-    yield Attack("gold in reasoning only", "wrong", tagged(f"it is {gold}", other))
-    yield Attack("gold in reasoning, no answer", "wrong", tagged(f"it is {gold}", ""))
+    yield Attack("gold in reasoning only", "hollow", tagged(f"it is {gold}", other))
+    yield Attack("gold in reasoning, no answer", "hollow", tagged(f"it is {gold}", ""))
     yield Attack("prompt echo", "wrong", question)
     yield Attack("prompt echo in tags", "wrong", tagged(question, question))
 

@@ -82,12 +82,18 @@ def judge(bench: Bench, rows: Sequence[Row], pilot: pilots.Pilot, stage: Stage) 
         return Verdict(errors, findings, None, {}, {}, pd.DataFrame())
     table = bench.table(pilot.rows, pilot.completions_P_G)
     own, saved = _read_all(cases_of(stage.run, config))
-    probes = probe(bench, [*pilot.rows, *rows[:GOLD_ROWS]], own)
-    gold = gold_report(bench, [*pilot.rows, *rows[:GOLD_ROWS]], table)
+    tested = [*pilot.rows, *rows[:GOLD_ROWS]]
+    try:
+        probes, gold = probe(bench, tested, own), gold_report(bench, tested, table)
+        changed = changed_cases(bench, saved)
+    except Exception as error:  # a user's reward may raise anything, and that is the verdict
+        where = ", ".join(getattr(error, "__notes__", []))
+        errors.append(f"a reward raises on an attack, a reference or a case: {error!r} {where}")
+        return Verdict(errors, findings, None, {}, {}, signal_table(bench.preset, table))
     failures = errors + [f"attack {name!r} {_why(probes, name)}" for name in probes.winners]
     if not gold["gold_wins"]:
         failures.append(f"the gold loses on {len(gold['losers'])} rows: {gold['losers'][0]!r}, …")
-    failures += changed_cases(bench, saved)
+    failures += changed
     if not table["signal"].any():
         failures.append("no group of the pilot carries a signal: all its completions earn the same")
     figures = pilots.summary(pilot, table, bench.preset, config)
@@ -136,14 +142,16 @@ def write_weights(
     bench: Bench, rows: Sequence[Row], pilot: pilots.Pilot, stage: Stage
 ) -> tuple[Verdict, str]:
     """Give the run these weights, with a verdict of their own; the message says what was done."""
-    text = ", ".join(f"{weight:g}" for weight in bench.preset.reward_weights)
+    text = ", ".join(repr(w).removesuffix(".0") for w in bench.preset.reward_weights)
     run, changed = stage.run, {"rewards.reward_weights": text}
+    held = run.is_locked
     run.lock()
     verdict = judge(bench, rows, pilot, stage)
     save(run, bench, verdict)
     stage.change(changed)
     run.record("02", {"outputs": run.files("rewards")})
-    run.lock().release(force=True)
+    if not held:
+        run.lock().release(force=True)
     return verdict, (
         f"written to {run.name}/config.yaml. Running notebook 2 again begins with the preset's "
         f'weights; to keep these, write reward_weights = "{text}" in its parameters'
@@ -211,7 +219,7 @@ def check(run: Run, preset: RewardSet, force: bool = False) -> str:
 def fingerprint(preset: RewardSet) -> str:
     """sha256 of the rewards' source, options and weights.
 
-    The source is that of the whole module, helpers included, or of the function alone where
+    The source is that of the whole file, helpers included, or of the function alone where
     it was written in a notebook.
     """
     parts = [
@@ -221,20 +229,23 @@ def fingerprint(preset: RewardSet) -> str:
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
 
 
+def _source(func: Callable[..., Any]) -> str:
+    inner = getattr(func, "score", None) or func
+    written = inner if hasattr(inner, "__code__") else type(inner).__call__
+    file = Path(written.__code__.co_filename)
+    return file.read_text(encoding="utf-8") if file.is_file() else inspect.getsource(written)
+
+
 def _identity(func: Callable[..., Any]) -> list[Any]:
     """Name, source, options and parts of a reward, in whatever way it was made."""
     if isinstance(func, partial):
         return [*_identity(func.func), repr(func.args), repr(func.keywords)]
-    inner = getattr(func, "score", None) or func
-    code = inner if inspect.isroutine(inner) else type(inner)
-    module = inspect.getmodule(code)
-    whole = module is not None and module.__name__ != "__main__"
     state = {k: v for k, v in vars(func).items() if isinstance(v, str | int | float | dict)}
     state = {k: v for k, v in state.items() if k not in ("value", "step")}  # Adaptive's own
     parts = [*getattr(func, "parts", ()), *filter(None, [getattr(func, "reward", None)])]
     return [
         getattr(func, "__name__", repr(type(func))),
-        inspect.getsource(module if whole else code),
+        _source(func),
         repr(sorted(state.items())),
         [_identity(part) for part in parts],
     ]

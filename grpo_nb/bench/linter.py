@@ -56,25 +56,28 @@ def lint(
         step_seconds: Predicted duration of a training step without rewards; 0: unknown.
         batch: Completions of a step.
     """
-    findings = _names(bench, rows[0])
-    sample = bench.arguments(rows, completions)
+    findings, count = _names(bench, rows[0]), len(completions)
+    some = list({row["question"]: row for row in rows}.values())[:FEW]
+    references = [bench.preset.reference(row) for row in some]
+    # A reward has to stand what training may bring: well-made completions, and an empty one.
+    sample = bench.arguments([*rows, *some, some[0]], [*completions, *references, ""])
     scores: dict[str, np.ndarray] = {}
     for func in bench.preset.reward_funcs:
         started = time.perf_counter()
         found = _runs(func, sample)
-        seconds = (time.perf_counter() - started) * batch / len(completions)
+        seconds = (time.perf_counter() - started) * batch / len(sample["completions"])
         if isinstance(found, Finding):
             findings.append(found)
             continue
-        scores[func.__name__] = np.array([one.score for one in found], dtype=float)
-        findings += _values(func, found, scores[func.__name__])
+        scores[func.__name__] = np.array([one.score for one in found[:count]], dtype=float)
+        findings += _values(func, found[:count], scores[func.__name__])
         findings += _stability(func, bench.arguments(rows[:FEW], completions[:FEW]))
-        findings += _columns(func, bench, rows)
+        findings += _columns(func, bench, some, references)
         if step_seconds and seconds > SLOW_SHARE * step_seconds:
             evidence = f"{seconds:.2f} s for {batch} completions; a step takes {step_seconds:.2f} s"
             fix = "make it faster, or declare @reward(parallel=True) where it waits"
             findings.append(Finding("slow", func.__name__, False, evidence, fix))
-    findings += _relations(bench, scores, sample["completions"])
+    findings += _relations(bench, scores, completions)
     return sorted(findings, key=lambda finding: not finding.error)
 
 
@@ -126,7 +129,7 @@ def _values(func: Callable, scored: list[Scored], scores: np.ndarray) -> list[Fi
         reason = next((one.reason for one in scored if one.score is None), "")
         evidence = f"None for {none:.0%} of the completions{reason and f', first: {reason}'}"
         fix = "None counts 0 in the total: correct the golds, or drop those rows"
-        found.append(Finding("None", name, none == 1, evidence, fix))
+        found.append(Finding("None", name, bool(none == 1), evidence, fix))
     if len(known) and not hasattr(func, "range") and np.abs(known).max() > 1:
         evidence = f"scores from {known.min():.3g} to {known.max():.3g}, and no declared range"
         fix = "score in [0, 1], and put the weight into reward_weights"
@@ -193,11 +196,9 @@ def columns_read(func: Callable) -> list[str]:
     return [p.name for p in parameters if p.kind not in kinds and p.name not in TRLS_OWN]
 
 
-def _columns(func: Callable, bench: Bench, rows: Sequence[Row]) -> list[Finding]:
+def _columns(func: Callable, bench: Bench, some: list[Row], references: list[str]) -> list[Finding]:
     """A column that is named and lacks, or is named and makes no difference."""
     name, found = func.__name__, []
-    some = list({row["question"]: row for row in rows}.values())[:FEW]
-    references = [bench.preset.reference(row) for row in some]
     right = _raw(func, bench.arguments(some, references))
     for column in columns_read(func):
         if column in TRLS_OWN:

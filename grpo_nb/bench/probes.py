@@ -15,6 +15,7 @@ from grpo_nb.bench.attacks import Attack, attacks
 from grpo_nb.bench.table import TIE, Bench, Row
 
 PROBED_ROWS = 16
+PARTLY = 0.25  # of the way from wrong to right that a graded first reward may pay by chance
 WON_SHARE = 0.1  # of the rows on which an attack wins; above it the probe fails
 
 
@@ -87,44 +88,53 @@ def _with_honest(bench: Bench, row: Row, other: str, own: Sequence[Attack]) -> l
     return [reference, *attacks(bench.preset, row, other), *filled]
 
 
-def _verdicts(bench: Bench, table: pd.DataFrame) -> list[str]:
-    """Why each line wins, "" where it loses as it has to."""
-    first = bench.preset.names[0]
-    ends = {}
-    for row, lines in table.groupby("row"):
-        of = lines.set_index("attack")
-        ends[row] = Honest(
-            gold=of.at["the reference", "total"],
-            gold_first=of.at["the reference", first],
-            wrong=of.at["wrong, in perfect format", "total"],
-            silent=of.at["empty completion", "total"],
-        )
-    formed = bool(bench.preset.format_name)
-    lines = zip(table["kind"], table["total"], table[first], table["row"], strict=True)
-    return [_because(kind, total, score, ends[row], formed) for kind, total, score, row in lines]
+class Earned(NamedTuple):
+    """What one completion earns: in all, by the first reward, and by the others."""
+
+    total: float
+    first: float
+    others: float
 
 
 class Honest(NamedTuple):
     """What honest completions of one prompt earn: reference, wrong answer, nothing."""
 
-    gold: float
-    gold_first: float
-    wrong: float
-    silent: float
+    gold: Earned
+    wrong: Earned
+    silent: Earned
 
 
-def _because(kind: str, total: float, first: float, honest: Honest, formed: bool) -> str:
+def _verdicts(bench: Bench, table: pd.DataFrame) -> list[str]:
+    """Why each line wins, "" where it loses as it has to."""
+    first = table[bench.preset.names[0]].fillna(0.0)
+    others = table["total"] - bench.preset.reward_weights[0] * first
+    earned = [Earned(*of) for of in zip(table["total"], first, others, strict=True)]
+    known = dict(zip(zip(table["row"], table["attack"], strict=True), earned, strict=True))
+    formed = bool(bench.preset.format_name)
+    names = ("the reference", "wrong, in perfect format", "empty completion")
+    return [
+        _because(kind, of, Honest(*(known[row, name] for name in names)), formed)
+        for kind, of, row in zip(table["kind"], earned, table["row"], strict=True)
+    ]
+
+
+def _because(kind: str, of: Earned, honest: Honest, formed: bool) -> str:
+    gold, wrong, silent = honest
+    correct = of.first > gold.first - TIE
     if kind == "reference":
         return ""
-    if total > honest.gold + TIE:
+    if of.total > gold.total + TIE:
         return "earns more than the reference"
-    if total > honest.gold - TIE and (kind != "right" or formed):
+    if of.total > gold.total - TIE and (kind != "right" or formed):
         return "earns as much as the reference"
-    if kind not in ("right", "partial") and first > honest.gold_first - TIE:
+    if kind not in ("right", "partial") and correct:
         return "counts as correct: the first reward in full"
-    if kind in ("hollow", "empty") and total > honest.wrong + TIE:
+    if kind == "right" and correct and of.total < wrong.total - TIE:
+        return "earns less than a wrong answer in perfect format"
+    partly = wrong.first + PARTLY * (gold.first - wrong.first)
+    if kind in ("hollow", "empty") and (of.others > wrong.others + TIE or of.first > partly):
         return "earns more than an honest wrong answer"
-    if kind == "empty" and total > max(honest.wrong - TIE, honest.silent + TIE):
+    if kind == "empty" and of.others > max(wrong.others - TIE, silent.others + TIE):
         return "earns as much as an honest wrong answer"
     return ""
 

@@ -44,6 +44,16 @@ class DataConfig(Section):
     )
     eval_rows: int = Field(256, ge=1, description="rows held out, never trained on")
     max_prompt_tokens: int = Field(256, ge=8, description="longer prompts are dropped [tokens]")
+    difficulty_prompts: int = Field(
+        0, ge=0, description="prompts to train on that a pilot judges first; 0: none"
+    )
+    min_pass_rate: float = Field(
+        0.0, ge=0, lt=1, description="a judged prompt has to be solved more often"
+    )
+    max_pass_rate: float = Field(1.0, gt=0, le=1, description="and less often than this")
+    order: Literal["shuffled", "easy_to_hard"] = Field(
+        "shuffled", description="of the prompts in training"
+    )
     priming_rows: int = Field(0, ge=0, description="rows written for a supervised warm-up")
 
 

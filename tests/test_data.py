@@ -455,8 +455,6 @@ RATES = {"Question 0?": 0.0, "Question 1?": 0.25, "Question 2?": 1.0, "Question 
 
 
 def test_prompts_always_or_never_solved_are_dropped_and_easy_ones_come_first():
-    pilot = pd.DataFrame({"question": ["a", "a", "b"], "passed": [1, 0, 1]})
-    assert difficulty.pass_rates(pilot) == {"a": 0.5, "b": 1.0}
     rows = [question(i) for i in range(5)]
     kept, report = difficulty.keep_band(rows, RATES)
     assert kept == [rows[1], rows[3], rows[4]], "what was not sampled is kept"

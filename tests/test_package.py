@@ -19,7 +19,7 @@ LAYERS = [
     {"models"},
     {"pilot"},
     {"bench"},
-    {"training", "export", "evaluate", "sheet", "doctor", "pipeline"},
+    {"training", "export", "evaluate", "sheet", "doctor", "pipeline", "curriculum"},
     {"plots", "app"},
     {"widgets"},
     {"__main__"},

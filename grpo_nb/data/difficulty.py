@@ -1,22 +1,13 @@
 """Which prompts teach: those that the model solves sometimes, as a pilot tells.
 
-A pilot is a frame with the columns `question` and `passed` (0 to 1), a line a completion.
-Prompts that it did not sample are kept, and count as of middling difficulty.
+`rates` is {question: share of its sampled completions that passed}. Prompts that the pilot did
+not sample are kept, and count as of middling difficulty.
 """
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from grpo_nb.data.sources import Row
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-
-def pass_rates(pilot: "pd.DataFrame") -> dict[str, float]:
-    """{question: share of its completions that passed}."""
-    return pilot.groupby("question")["passed"].mean().to_dict()
 
 
 def keep_band(

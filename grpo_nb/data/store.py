@@ -7,14 +7,14 @@ rows differ in type, which Arrow's own columns refuse.
 import json
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from grpo_nb.data.sources import BATCH, Row
-from grpo_nb.runs import Run
+from grpo_nb.runs import Run, atomic_path
 
 _TURN = pa.struct([("role", pa.string()), ("content", pa.string())])
 _COLUMNS = {"prompt": pa.list_(_TURN), "question": pa.string(), "answer": pa.string()}
@@ -39,19 +39,31 @@ class RowFile:
     def write(self, path: Path, places: Sequence[int]) -> None:
         """Parquet of the rows at these places, in this order."""
         self._file.flush()
-        passed = [name for name in self._passed if name not in _COLUMNS]
-        schema = pa.schema([*_COLUMNS.items(), *((name, pa.json_()) for name in passed)])
-        with pq.ParquetWriter(path, schema) as writer:
-            for start in range(0, len(places), BATCH):
-                rows = [self._row(place) for place in places[start : start + BATCH]]
-                columns = [[row[name] for row in rows] for name in _COLUMNS]
-                columns += [[json.dumps(row.get(name)) for row in rows] for name in passed]
-                arrays = list(map(pa.array, columns, schema.types))
-                writer.write_table(pa.table(arrays, schema=schema))
+        starts = range(0, len(places), BATCH)
+        batches = ([self._row(place) for place in places[at : at + BATCH]] for at in starts)
+        _write_batches(path, batches, list(self._passed))
 
     def _row(self, place: int) -> Row:
         start, end = self._ends[place], self._ends[place + 1]
         return json.loads(os.pread(self._file.fileno(), end - start, start))
+
+
+def _write_batches(path: Path, batches: Iterable[list[Row]], names: Sequence[str]) -> None:
+    """Parquet of the columns of prepared rows and, as JSON, of the others in `names`."""
+    passed = [name for name in names if name not in _COLUMNS]
+    schema = pa.schema([*_COLUMNS.items(), *((name, pa.json_()) for name in passed)])
+    with pq.ParquetWriter(path, schema) as writer:
+        for rows in batches:
+            columns = [[row[name] for row in rows] for name in _COLUMNS]
+            columns += [[json.dumps(row.get(name)) for row in rows] for name in passed]
+            arrays = list(map(pa.array, columns, schema.types))
+            writer.write_table(pa.table(arrays, schema=schema))
+
+
+def replace_train(run: Run, rows: Sequence[Row]) -> None:
+    """Put these rows, in this order, in the place of the rows to train on."""
+    with atomic_path(run / "data/train.parquet") as temporary:
+        _write_batches(temporary, [list(rows)], list(rows[0]))
 
 
 def read_rows(path: Path, max_rows: int = 0) -> list[Row]:

@@ -1,0 +1,72 @@
+"""The difficulty filter, with the real base model."""
+
+from functools import partial
+
+import pandas as pd
+import pytest
+
+from grpo_nb import chat, curriculum, data, models, pilot, runs
+from grpo_nb.rewards import load_preset
+
+MATH = load_preset("math")
+
+
+@pytest.fixture
+def prepare(runs_dir):
+    """A stage 01 with prepared rows, and their report."""
+
+    def start(**settings):
+        parameters = {"run_name": "d", "profile": "tiny-cpu", "max_rows": 80, "eval_rows": 40}
+        stage = runs.start_stage("01", parameters | settings)
+        tokenizer = chat.load_tokenizer(stage.config.model.model_path)
+        count_tokens = partial(chat.count_tokens, tokenizer)
+        return stage, data.prepare(stage.run, stage.config.data, 0, count_tokens)
+
+    return start
+
+
+def test_prompts_that_teach_nothing_are_dropped_and_the_pilot_serves_notebook_2(
+    prepare, monkeypatch
+):
+    stage, report = prepare(difficulty_prompts=12, order="easy_to_hard")
+    before = data.load(stage.run, "train")
+    report = curriculum.by_difficulty(stage, MATH, report)
+    after = data.load(stage.run, "train")
+    found = report["difficulty"]
+    assert found["judged"] == 12
+    assert len(after) == report["train_rows"] == 40 - found["too_hard"] - found["too_easy"] < 40
+    assert all(row in before for row in after)
+    monkeypatch.setattr(models, "load_checkpoint", None)  # nothing is sampled again
+    judged = [row for row in before[:12] if row in after]
+    assert len(pilot.sample(stage.run, judged, stage.config).rows) == len(judged) > 0
+
+
+def test_easy_prompts_come_first(prepare):
+    stage, report = prepare(difficulty_prompts=12, order="easy_to_hard")
+    before = {row["question"]: row for row in data.load(stage.run, "train")}
+    curriculum.by_difficulty(stage, MATH, report)
+    after = data.load(stage.run, "train")
+    judged = [row for row in after if row in list(before.values())[:12]]
+    tried = pilot.sample(stage.run, judged, stage.config)
+    texts = [[s.text for s in group] for group in tried.samples_P_G]
+    rates = pd.Series(
+        [
+            sum(MATH.reward_funcs[0](completions=group, answer=[row["answer"]] * len(group)))
+            for row, group in zip(judged, texts, strict=True)
+        ]
+    )
+    assert rates.is_monotonic_decreasing
+    assert rates.between(1, 7).all(), "always and never solved ones are gone"
+
+
+def test_without_a_pilot_nothing_changes(prepare):
+    stage, report = prepare()
+    before = data.load(stage.run, "train")
+    assert curriculum.by_difficulty(stage, MATH, report) is report
+    assert data.load(stage.run, "train") == before
+
+
+def test_an_empty_band_is_refused(prepare):
+    stage, report = prepare(difficulty_prompts=40, min_pass_rate=0.99, max_pass_rate=0.995)
+    with pytest.raises(ValueError, match=r"no prompt has a pass rate between 0\.99 and 0\.995"):
+        curriculum.by_difficulty(stage, MATH, report)

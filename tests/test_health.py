@@ -1,0 +1,170 @@
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from grpo_nb import config, health, training
+from grpo_nb.runs import PROJECT_ROOT
+
+REWARDS = {"right": (1.0, 0.0, 1.0), "soft_xml_format_reward": (0.5, 0.0, 1.0)}
+FORM = "soft_xml_format_reward"
+EXPECTED = health.Expected(REWARDS, completions=64, eval_rows=128, step_seconds=1.0)
+
+
+def run(seed=0, steps=100, groups=8, first=0.25, last=0.97, speed=15, **faults):
+    """Metrics of sampled completions, success rising from `first`; `faults` replace curves."""
+    rng = np.random.default_rng(seed)
+    rise = 1 - np.exp(-((np.arange(steps) / speed) ** 1.5))
+    success = first + (last - first) * rise
+    odds = np.log(success / (1 - success))[:, None] + rng.normal(0, 1, (steps, groups))
+    right = rng.random((steps, groups, 8)) < 1 / (1 + np.exp(-odds[..., None]))
+    form = rng.random((steps, groups, 8)) < (0.5 + 0.49 * rise)[:, None, None]
+    total = right + 0.5 * form
+    signal = total.std(2) > 0
+    noise = rng.lognormal(0, 0.3, (6, steps))
+    curves = {
+        "loss": rng.normal(0, 1e-3, steps),
+        "grad_norm": 0.4 * np.sqrt(signal.mean(1)) * noise[0],
+        "step_time": np.where(rng.random(steps) < 0.03, 4, 1) * noise[1] ** 0.3,
+        "entropy": (0.05 + 0.6 * (success * (1 - success) * 4)) * noise[2] ** 0.5,
+        "frac_reward_zero_std": 1 - signal.mean(1),
+        "reward": total.mean((1, 2)),
+        "reward_std": total.std((1, 2)),
+        "rewards/right/mean": right.mean((1, 2)),
+        "rewards/right/std": right.std((1, 2)),
+        f"rewards/{FORM}/mean": form.mean((1, 2)),
+        f"rewards/{FORM}/std": form.std((1, 2)),
+        "right/skipped": (rng.random(steps) < 0.02) * 8.0,
+        f"{FORM}/skipped": np.zeros(steps),
+        "completions/mean_length": 30 + 5 * rise + rng.normal(0, 1.5, steps),
+        "completions/clipped_ratio": rng.binomial(64, 0.25 - 0.23 * rise) / 64,
+        "kl": 0.05 * rise**2 * noise[3],
+        "eval/accuracy": np.where(np.arange(steps) % 10 == 9, rng.binomial(128, success) / 128, -1),
+    }
+    curves |= {key: np.broadcast_to(value, steps) for key, value in faults.items()}
+    lines = [{"step": i + 1} | {k: float(v[i]) for k, v in curves.items()} for i in range(steps)]
+    return [{k: None if v != v else v for k, v in line.items() if v != -1} for line in lines]
+
+
+def rules(lines, expected=EXPECTED, **limits):
+    return [alert.rule for alert in health.examine(lines, expected, health.Thresholds(**limits))]
+
+
+def after(step, then, before=0.0, steps=100):
+    return np.where(np.arange(steps) < step, before, then)
+
+
+NOISE = np.random.default_rng(1).normal(0, 1, 100)
+RAMP = np.linspace(0, 1, 100)
+RIGHT, SILENT, LENGTH = "rewards/right/mean", "frac_reward_zero_std", "completions/mean_length"
+CUT = "completions/clipped_ratio"
+FLAT = {RIGHT: 0.3 + 0.03 * NOISE, "reward": 0.8 + 0.03 * NOISE}
+LEARNT = {f"rewards/{FORM}/mean": 0.97}
+COLLAPSED = {"entropy": after(40, 0.05, 1), SILENT: after(40, 0.9, 0.2)}
+HELD_OUT = np.where(np.arange(100) % 10 == 9, 0.9 - 0.5 * RAMP, -1)
+CASES = [
+    # rule, the curves that are wrong, what the fix names, the curves made healthy again
+    ("not a number", {"loss": after(50, np.nan)}, "train.learning_rate", {}),
+    ("not a number", {"reward": after(50, np.nan, 1.0)}, "all None", {"reward": 1.4}),
+    ("not a number", {RIGHT: after(50, np.nan, 0.9)}, "all None", {}),
+    ("spike", {"grad_norm": 0.3 + (RAMP[60] == RAMP)}, "train.learning_rate", {"grad_norm": 0.3}),
+    ("spike", {"kl": 0.01 + (RAMP[60] == RAMP)}, "train.learning_rate", {"kl": 0.01 + RAMP / 20}),
+    ("slow steps", {"step_time": after(40, 2, 1)}, "train.max_completion_length", {}),
+    (
+        "truncation",
+        {CUT: 0.5 + 0.02 * NOISE},
+        "train.max_completion_length",
+        {CUT: 0.9 - 0.8 * RAMP},
+    ),
+    ("length creep", {LENGTH: 40 + 90 * RAMP + NOISE, **FLAT}, "train.loss_type", {}),
+    ("nothing left to learn", {SILENT: 0.99}, "data.source", {}),
+    ("nothing learnt", {SILENT: 0.99, RIGHT: 0.02, "reward": 0.02}, "data.source", {}),
+    ("entropy collapse", COLLAPSED | {RIGHT: FLAT[RIGHT]}, "train.temperature", COLLAPSED),
+    ("reward hacking", {"eval/accuracy": HELD_OUT}, "rewards.cases", {}),
+    ("format learnt, correctness flat", FLAT | LEARNT, f"{FORM} in rewards.reward_weights", LEARNT),
+    ("reward stuck", FLAT | {f"rewards/{FORM}/mean": 0.5}, "train.learning_rate", {}),
+    ("one reward dominates", {"rewards/right/std": 0.02, RIGHT: 0.1}, FORM, {RIGHT: 0.1}),
+    ("no score", {"right/skipped": after(40, 5.0)}, "mend right", {"right/skipped": 0.5}),
+    ("no score", {"right/skipped": after(40, 2 + NOISE / 5)}, "mend right", {}),
+]
+
+
+@pytest.mark.parametrize(("rule", "faults", "fix", "mended"), CASES)
+def test_each_fault_is_found_once_and_gone_once_mended(rule, faults, fix, mended):
+    alerts = [a for a in health.examine(run(**faults), EXPECTED) if a.rule == rule]
+    assert len(alerts) == 1 and fix in alerts[0].fix
+    assert re.search(r"\d|None", alerts[0].evidence)
+    assert rule not in rules(run(**mended))
+
+
+def test_a_real_training_raises_nothing():
+    lines = training.read_metrics(PROJECT_ROOT / "tests/healthy_metrics.jsonl")
+    weights = {"exact_match_reward": 1, "fuzzy_match_reward": 0.25, FORM: 0.25}
+    assert not rules(lines, health.Expected({n: (w, 0, 1) for n, w in weights.items()}))
+
+
+@pytest.mark.parametrize("beginning", [0.05, 0.25, 0.6])
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), groups=st.sampled_from([4, 8, 16]), speed=st.integers(8, 40))
+def test_a_healthy_training_raises_nothing(beginning, seed, groups, speed):
+    found = health.examine(run(seed, 120, groups, beginning, 0.96, speed), EXPECTED)
+    assert not [a for a in found if a.rule != "nothing left to learn"]
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_stationary_noise_near_the_top_raises_nothing(seed):
+    assert not rules(run(seed, 200, first=0.95, last=0.95, **{"completions/clipped_ratio": 0.1}))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_missing_and_null_values_never_crash(data):
+    lines = run(3, 70)
+    keys = sorted(lines[9])
+    for line in lines:
+        for key in data.draw(st.lists(st.sampled_from(keys), max_size=4)):
+            line.pop(key, None) if data.draw(st.booleans()) else line.update({key: None})
+    health.examine([{}, {"eval/accuracy": 0.5}, *lines], EXPECTED, health.Thresholds())
+
+
+def test_alerts_come_in_order_and_again_after_a_quiet_window():
+    at = np.isin(np.arange(100), [20, 23, 60])
+    found = health.examine(run(loss=np.where(at, np.nan, 0), step_time=after(70, 3, 1)), EXPECTED)
+    assert [(a.step, a.rule[:3]) for a in found] == [(21, "not"), (61, "not"), (75, "slo")]
+
+
+def test_a_line_at_a_time_gives_the_same_and_a_held_out_line_of_its_own_counts():
+    lines = []
+    for line in run(**{"eval/accuracy": np.where(HELD_OUT < 0, np.nan, HELD_OUT)}):
+        lines += [line, {"step": line["step"], "eval/accuracy": line.pop("eval/accuracy", None)}]
+    watch = health.Watch(EXPECTED)
+    live = [alert for line in lines for alert in watch.feed(line)]
+    assert live == health.examine(lines, EXPECTED)
+    assert [a.rule for a in live] == ["reward hacking"]
+
+
+def test_a_scheduled_factor_is_no_fall_of_the_reward():
+    factor = 1 - 0.75 * RAMP
+    lines = run(**{"right/factor": factor, RIGHT: 0.95 * factor, "reward": 0.95 * factor})
+    assert rules(lines) == []
+
+
+def test_every_setting_that_a_fix_names_exists():
+    named = set(re.findall(r"\b(?:train|data|rewards|model)\.[a-z_]+", health.TEXT))
+    assert len(named) > 5 and named <= set(config.setting_names())
+
+
+def test_thresholds_refuse_unknown_names_and_say_their_unit():
+    with pytest.raises(ValidationError):
+        health.Thresholds(windw=3)
+    assert all("[" in f.description for f in health.Thresholds.model_fields.values())
+
+
+def test_summary():
+    assert health.summary([]) == "no alerts"
+    text = health.summary(health.examine(run(loss=after(50, np.nan)), EXPECTED))
+    assert text.startswith("step 51 error: not a number (loss is None) → lower")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from grpo_nb import health
 from grpo_nb.config import RunConfig
 from grpo_nb.models import Policy, cuda_available
 from grpo_nb.prompts import completion_text
@@ -72,8 +73,10 @@ def build_trainer(
     return trainer
 
 
-def train(trainer: "GRPOTrainer", stage: Stage) -> list[dict[str, float]]:
-    """Train to the last step; metrics are on disk after each one.
+def train(trainer: "GRPOTrainer", stage: Stage, preset: RewardSet) -> list[dict[str, float]]:
+    """Train to the last step; metrics and alerts are on disk after each one.
+
+    Alerts on the training's health are printed as they come, and kept in train/health.jsonl.
 
     Returns:
         One dict of TRL's metrics a step, with its "step".
@@ -84,26 +87,45 @@ def train(trainer: "GRPOTrainer", stage: Stage) -> list[dict[str, float]]:
     class Keep(TrainerCallback):
         def on_log(self, args, state, control, logs=None, **kwargs):
             if logs and "reward" in logs:
-                append_metrics(path, {"step": state.global_step, **logs})
+                line = {"step": state.global_step, **logs}
+                append_line(path, line)
+                for alert in watch.feed(line):
+                    append_line(alerts, alert._asdict())
+                    print(health.summary([alert]))
                 show(state.global_step, state.max_steps, f"reward {logs['reward']:.2f}")
 
-    path = stage.run / "train/metrics.jsonl"
+    path, alerts = stage.run / "train/metrics.jsonl", stage.run / "train/health.jsonl"
+    alerts.write_text("")
+    watch = health.Watch(expected(preset, stage))
     show = _watchers(stage)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Keep())
     show(0, trainer.args.max_steps, "")
     trainer.train()
-    return read_metrics(path)
+    return read_lines(path)
 
 
-def append_metrics(path: Path, metrics: dict[str, float]) -> None:
+def expected(preset: RewardSet, stage: Stage) -> health.Expected:
+    """What the run knows before step 1, by which its health is judged."""
+    report = stage.run / "rewards/report.json"
+    pilot = json.loads(report.read_text(encoding="utf-8"))["pilot"] if report.exists() else {}
+    ranges = {
+        func.__name__: (weight, *getattr(getattr(func, "reward", func), "range", (0.0, 1.0)))
+        for func, weight in zip(preset.reward_funcs, preset.reward_weights, strict=True)
+    }
+    seconds = pilot.get("predicted seconds per step", math.inf)
+    return health.Expected(ranges, stage.config.step_completions, step_seconds=seconds)
+
+
+def append_line(path: Path, content: dict[str, Any]) -> None:
     """One JSON line; a NaN is null."""
-    finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
+    values = content.items()
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values}
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(finite) + "\n")
 
 
-def read_metrics(path: Path) -> list[dict[str, float]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 

@@ -12,13 +12,14 @@ from grpo_nb.advantages import advantages
 from grpo_nb.config import resolve
 from grpo_nb.data import load
 from grpo_nb.rewards import load_preset
+from grpo_nb.runs import Stage
 
 MATH = load_preset("math")
 STEPS = TINY_SETTINGS["train.max_steps"]
 
 
 def test_there_is_a_line_of_metrics_for_each_step(demo_run):
-    metrics = training.read_metrics(demo_run / "train/metrics.jsonl")
+    metrics = training.read_lines(demo_run / "train/metrics.jsonl")
     assert [line["step"] for line in metrics] == list(range(1, STEPS + 1))
     for name in MATH.names:
         assert all(0 <= line[f"rewards/{name}/mean"] <= 1 for line in metrics)
@@ -119,8 +120,8 @@ def test_what_got_worse_is_shown_first():
 
 
 def test_a_nan_metric_is_stored_as_null(tmp_path):
-    training.append_metrics(tmp_path / "m.jsonl", {"step": 1, "kl": float("nan")})
-    assert training.read_metrics(tmp_path / "m.jsonl") == [{"step": 1, "kl": None}]
+    training.append_line(tmp_path / "m.jsonl", {"step": 1, "kl": float("nan")})
+    assert training.read_lines(tmp_path / "m.jsonl") == [{"step": 1, "kl": None}]
 
 
 def test_the_installed_trl_takes_our_arguments(tmp_path):
@@ -138,3 +139,17 @@ def test_pictures_are_on_disk(demo_run, picture):
     data = (demo_run / f"figures/{picture}.png").read_bytes()
     assert data.startswith(b"\x89PNG")
     assert len(data) > 5000
+
+
+def test_alerts_of_a_training_are_kept(demo_run):
+    """Four steps are too few for any rule but that of slow steps, which is the machine's."""
+    rules = {line["rule"] for line in training.read_lines(demo_run / "train/health.jsonl")}
+    assert rules <= {"slow steps"}
+
+
+def test_health_knows_the_rewards_and_the_predicted_step(demo_run):
+    known = training.expected(MATH, Stage(demo_run, "03", demo_run.config(), {}))
+    assert known.rewards["soft_xml_format_reward"] == (0.25, 0.0, 1.0)
+    assert list(known.rewards) == MATH.names
+    assert known.completions == TINY_SETTINGS["train.per_device_train_batch_size"]
+    assert 0 < known.step_seconds < 100

@@ -5,15 +5,14 @@ In a notebook's parameters cell `-1` and `"auto"` mean "not set here". An unknow
 is refused with the nearest known one, before anything starts.
 """
 
-import difflib
-import shutil
-import subprocess
 from collections import ChainMap
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from grpo_nb.profiles import PROFILES, detect_profile, refuse_unknown, task_settings
 
 
 class Section(BaseModel):
@@ -119,64 +118,6 @@ class RunConfig(Section):
 SECTIONS = ("data", "model", "rewards", "train", "evaluate")
 SECTION_STAGE = {"data": "01", "model": "01", "rewards": "02", "train": "03", "evaluate": "04"}
 
-PROFILES: dict[str, dict[str, Any]] = {
-    # The shipped 0.85 M-parameter model; the defaults above are made for it.
-    "tiny-cpu": {},
-    # One 24 GB GPU (L4, RTX 3090/4090): a 1.5 B model learns grade-school mathematics.
-    "l4-24gb": {
-        "data.source": "openai/gsm8k",
-        "data.subset": "main",
-        "data.max_prompt_tokens": 320,
-        "model.model_path": "Qwen/Qwen2.5-1.5B-Instruct",
-        "model.max_seq_length": 1024,
-        "model.lora_rank": 32,
-        "model.lora_alpha": 64,
-        "train.max_steps": 250,
-        "train.learning_rate": 1e-5,
-        "train.warmup_steps": 10,
-        "train.per_device_train_batch_size": 8,
-        "train.gradient_accumulation_steps": 4,
-        "train.max_completion_length": 512,
-    },
-}
-
-
-def _task(name: str, answer_kind: str) -> dict[str, Any]:
-    rows = {"data.source": name, "data.answer_kind": answer_kind, "rewards.preset": name}
-    return {**rows, "model.model_path": "data/task_base"}
-
-
-TASKS: dict[str, dict[str, Any]] = {
-    "math": {},
-    "code": _task("code", "code"),
-    "summarization": _task("summarization", "text"),
-    "qa": _task("qa", "text"),
-    "json_extraction": _task("json_extraction", "json"),
-}
-
-
-def gpu_name() -> str:
-    """Name and memory of the first NVIDIA GPU, as nvidia-smi says them; "" without one."""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
-    if shutil.which(query[0]) is None:
-        return ""
-    done = subprocess.run(query, capture_output=True, text=True, check=False)
-    return done.stdout.partition("\n")[0] if done.returncode == 0 else ""
-
-
-def detect_profile() -> str:
-    """The profile for this machine: `l4-24gb` where there is an NVIDIA GPU, else `tiny-cpu`."""
-    return "l4-24gb" if gpu_name() else "tiny-cpu"
-
-
-def refuse_unknown(what: str, name: str, known: list[str]) -> None:
-    """Raise ValueError with the nearest known name if `name` is not known."""
-    if name in known:
-        return
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
-    raise ValueError(f"unknown {what} {name!r}: {hint}")
-
 
 def setting_names() -> list[str]:
     """Every dotted name that `--set` takes, such as `train.max_steps`."""
@@ -195,14 +136,6 @@ def parse_assignment(assignment: str) -> tuple[str, str]:
         raise ValueError(f"--set {assignment!r} has no value: write --set train.max_steps=20")
     refuse_unknown("setting", name.strip(), setting_names())
     return name.strip(), value
-
-
-def task_settings(task: str, profile: str) -> dict[str, Any]:
-    """What a task sets: data and rewards, and on the tiny profile its tiny base as well."""
-    refuse_unknown("task", task, list(TASKS))
-    shared = ("data.", "rewards.")
-    settings = TASKS[task].items()
-    return {k: v for k, v in settings if profile == "tiny-cpu" or k.startswith(shared)}
 
 
 def resolve(profile: str, *layers: Mapping[str, Any]) -> RunConfig:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import psutil
 
-from grpo_nb.config import detect_profile, gpu_name
 from grpo_nb.models import cuda_available
+from grpo_nb.profiles import detect_profile, gpu_name
 from grpo_nb.runs import PROJECT_ROOT, installed_versions, runs_root
 from grpo_nb.sandbox import choose_backend
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from grpo_nb import config as configs
+from grpo_nb.profiles import refuse_unknown
 from grpo_nb.runs import (
     NOTEBOOKS,
     PROJECT_ROOT,
@@ -48,7 +49,7 @@ def run_pipeline(
 
     Args:
         name: Of the run; a run that is there already is executed again in place.
-        profile: See grpo_nb.config.PROFILES; "auto" picks by the hardware found.
+        profile: See grpo_nb.profiles.PROFILES; "auto" picks by the hardware found.
         settings: Dotted names to values, {"train.max_steps": 20}.
         first: "01" … "04"; the stages before it must be done.
         force: Start later stages although what they read has changed.
@@ -63,7 +64,7 @@ def run_pipeline(
         StageFailed: A cell raised; the partial notebook is kept.
     """
     run = Run(name)
-    configs.refuse_unknown("stage", first, list(NOTEBOOKS))
+    refuse_unknown("stage", first, list(NOTEBOOKS))
     settings = {**_settings_before(run, first), **(settings or {})}
     config = resolve_stage(run, first, profile, settings)
     for setting in settings:

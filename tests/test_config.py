@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_nb import config
+from grpo_nb import config, profiles
 
 
 def test_a_misspelt_setting_is_refused_with_the_nearest_name():
@@ -34,7 +34,7 @@ def test_a_context_too_short_for_prompt_and_completion_is_refused():
         config.resolve("tiny-cpu", {"model.max_seq_length": 64})
 
 
-@pytest.mark.parametrize("profile", config.PROFILES)
+@pytest.mark.parametrize("profile", profiles.PROFILES)
 def test_every_profile_is_valid(profile):
     assert config.resolve(profile).profile == profile
 
@@ -62,7 +62,7 @@ def test_assignments_are_read_as_the_type_of_the_setting(text, value):
     assert type(effective) is type(value)
 
 
-@pytest.mark.parametrize("profile", config.PROFILES)
+@pytest.mark.parametrize("profile", profiles.PROFILES)
 def test_a_configuration_survives_being_stored(profile):
     resolved = config.resolve(profile, {"train.max_steps": 3, "seed": 5})
     assert config.resolve(profile, config.flatten(resolved)) == resolved
@@ -113,9 +113,9 @@ def test_what_is_set_wins_over_the_task_which_wins_over_the_profile():
     assert sources["data.subset"] == "profile l4-24gb"
 
 
-@pytest.mark.parametrize("task", config.TASKS)
+@pytest.mark.parametrize("task", profiles.TASKS)
 def test_every_task_is_valid_and_survives_being_stored(task):
-    for profile in config.PROFILES:
+    for profile in profiles.PROFILES:
         resolved = config.resolve(profile, {"task": task})
         assert config.resolve(profile, config.flatten(resolved)) == resolved
 

@@ -12,7 +12,7 @@ MODULES = sorted((PROJECT_ROOT / "grpo_nb").rglob("*.py"))
 HEAVY = {"torch", "unsloth", "trl", "vllm"}
 MAY_IMPORT_HEAVY = {"models", "training", "export"}
 LAYERS = [
-    {"prompts", "numbers", "sandbox", "health"},
+    {"prompts", "numbers", "sandbox", "profiles", "health"},
     {"config"},
     {"runs"},
     {"data", "rewards", "advantages", "chat"},

@@ -7,8 +7,8 @@ import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from grpo_nb.config import refuse_unknown
 from grpo_nb.numbers import parse_number
+from grpo_nb.profiles import refuse_unknown
 from grpo_nb.prompts import ANSWER, extract_boxed, extract_hash_answer, extract_tag
 
 FORMATS: dict[str, Callable[[str], str | None]] = {

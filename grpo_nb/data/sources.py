@@ -11,7 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb.config import TASKS, DataConfig, refuse_unknown
+from grpo_nb.config import DataConfig
+from grpo_nb.profiles import TASKS, refuse_unknown
 from grpo_nb.runs import project_path
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from grpo_nb.config import refuse_unknown
+from grpo_nb.profiles import refuse_unknown
 from grpo_nb.prompts import ANSWER, REASONING, SYSTEM_PROMPT, extract_answer
 from grpo_nb.rewards import code, correctness, format, length, style
 from grpo_nb.rewards.combine import Combined, gated

@@ -1,0 +1,220 @@
+"""The Reward Lab in a real browser: in JupyterLab, and as the app that `reward-lab` serves.
+
+GRPO_NB_SCREENSHOT=1 writes docs/reward_lab.png anew."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import nbformat
+import numpy as np
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from grpo_nb.app import prepare
+from grpo_nb.runs import PROJECT_ROOT, Run, write_json
+
+CHROMIUM = [*filter(shutil.which, ("chromium", "chromium-browser", "google-chrome"))]
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs a browser: apt-get install chromium")
+RIGHT = "<reasoning>so</reasoning><answer>{}</answer>"
+TOKEN = "a-token-of-the-test"
+SLOW = 120_000  # milliseconds; a kernel starts and runs the notebook
+JUPYTERLAB = {  # settings of a fresh JupyterLab
+    "notebook-extension/tracker": {"windowingMode": "none"},
+    "apputils-extension/themes": {"adaptive-theme": True},
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+}
+CARELESS = """import ipywidgets
+@rewards.reward()
+def careless_reward(response: str) -> float:
+    return float(response.split("<answer>")[3])
+(lab,) = [shown for shown in Out.values() if isinstance(shown, widgets.RewardLab)]
+button = ipywidgets.Button(description="Be careless")
+button.on_click(lambda _: lab.use(lab.bench.adding(careless_reward, weight=1.0)))
+button"""
+COLORS = """node => {
+  const rgba = text => { const [r, g, b, a = 1] = text.match(/[\\d.]+/g); return [r, g, b, a]; };
+  const look = getComputedStyle, colors = [rgba(look(node).color)];
+  for (; node; node = node.parentElement) colors.unshift(rgba(look(node).backgroundColor));
+  return colors;
+}"""
+
+
+def contrast(node):
+    """Of a node's text with what is behind it: 1 is none, 21 black on white."""
+    color, lights = 255, []
+    for *top, alpha in np.array(node.evaluate(COLORS), dtype=float):
+        color = np.array(top) * alpha + color * (1 - alpha)
+        lights.append(np.dot([0.2126, 0.7152, 0.0722], (color / 255) ** 2.2))
+    low, high = sorted(lights[-2:])
+    return (high + 0.05) / (low + 0.05)
+
+
+@contextmanager
+def served(*command, **variables):
+    """(what a server prints until it names its address, the address)."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    options["env"], printed = os.environ | variables, ""
+    with subprocess.Popen([sys.executable, "-m", *command], **options) as process:
+        while not (found := re.search(r"http://127\S+\n", printed)):
+            printed += (line := process.stdout.readline())
+            assert line, f"it ended: {printed}"
+        yield printed, found[0].strip()
+        process.terminate()
+        process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        return str(held.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """An empty run with a small pilot; the app prepares its data."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("runs")))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        write_json(Run("demo") / "settings.json", {"rewards.pilot_prompts": 4})
+        yield Run("demo")
+
+
+@pytest.fixture(scope="module")
+def app(run):
+    command = ["grpo_nb", "reward-lab", "--profile", "tiny-cpu", "--no-browser"]
+    with served(*command, "--port", free_port(), GRPO_NB_TOKEN=TOKEN) as (printed, address):
+        assert printed.startswith("01_prepare_data comes first")
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        yield playwright.chromium.launch(executable_path=shutil.which(CHROMIUM[0]), args=flags)
+
+
+def reward_lab(page):
+    lab = page.locator(".jp-OutputArea-output", has=page.get_by_text("Run probes"))
+    expect(lab.locator(".sheet .chosen")).to_be_visible(timeout=SLOW)
+    return lab
+
+
+@pytest.fixture(scope="module")
+def lab(run, app, browser, tmp_path_factory):
+    """The Reward Lab in JupyterLab, all cells run, and a button of ours below them."""
+    folder, settings = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("settings")
+    notebook = prepare(run)
+    notebook.cells.append(nbformat.v4.new_code_cell(CARELESS))
+    nbformat.write(notebook, folder / "02.ipynb")
+    for plugin, content in JUPYTERLAB.items():
+        write_json(settings / f"@jupyterlab/{plugin}.jupyterlab-settings", content)
+    names = ("JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "JUPYTER_CONFIG_DIR")
+    environment = dict.fromkeys(names, str(settings)) | {"PYTHONPATH": str(PROJECT_ROOT)}
+    command = ["jupyterlab", "--no-browser", "--allow-root", f"--ServerApp.token={TOKEN}"]
+    command += [f"--ServerApp.root_dir={folder}", f"--ServerApp.port={free_port()}"]
+    with served(*command, "--ServerApp.ip=127.0.0.1", **environment) as (_, address):
+        page = browser.new_page(viewport={"width": 1280, "height": 1600}, color_scheme="light")
+        page.set_default_timeout(SLOW)
+        page.goto(f"{address.partition('?')[0]}/tree/02.ipynb?token={TOKEN}&reset")
+        page.get_by_role("button", name="| Idle").wait_for()
+        page.keyboard.press("Control+b")  # no file browser
+        for name in ("Run", "Run All Cells"):
+            page.get_by_role("menuitem", name=name, exact=True).click()
+        page.get_by_role("button", name="Be careless").wait_for()
+        if os.environ.get("GRPO_NB_SCREENSHOT"):
+            reward_lab(page).screenshot(path=PROJECT_ROOT / "docs/reward_lab.png")
+        yield reward_lab(page)
+
+
+def edit(lab, text, number=1):
+    lab.get_by_role("combobox", name="Completion").select_option(str(number))
+    expect(lab.locator(".sheet .chosen td").first).to_have_text(str(number))
+    lab.get_by_role("textbox", name="Edit").fill(text)
+    lab.page.keyboard.press("Tab")
+
+
+def gold_of(lab):
+    return re.search(r"gold (\S+)", lab.locator(".sheet caption").inner_text())[1]
+
+
+def test_the_app_asks_for_the_token_and_shows_the_lab(app, browser):
+    assert app.endswith(f"?token={TOKEN}")
+    with browser.new_context() as stranger:
+        for wrong in (app.partition("?")[0], f"{app}x"):
+            assert "/login" in stranger.request.get(wrong).url
+    with browser.new_page() as page:
+        page.goto(app, timeout=SLOW)
+        expect(reward_lab(page).get_by_role("slider")).to_have_count(4)
+
+
+def test_a_weight_moved_by_the_keyboard_changes_totals_and_advantages(lab):
+    totals, advantages = (lab.locator(f".sheet td:nth-last-child({place})") for place in (2, 1))
+    edit(lab, RIGHT.format(gold_of(lab)), number=2)
+    expect(totals.nth(1)).to_have_text("1.5")
+    edit(lab, "no answer and no tags")
+    expect(totals.first).to_have_text("0")
+    before = advantages.all_inner_texts()
+    lab.get_by_role("slider").nth(1).press("ArrowRight")
+    expect(lab.locator(".sheet th").nth(4)).to_contain_text("× 0.3125")
+    assert float(totals.nth(1).inner_text()) == pytest.approx(1.5 + 1 / 16, abs=0.01)
+    assert advantages.all_inner_texts() != before
+    lab.get_by_role("slider").nth(1).press("ArrowLeft")
+    expect(totals.nth(1)).to_have_text("1.5")
+
+
+def test_an_edited_completion_is_scored_anew(lab):
+    gold, chosen = gold_of(lab), lab.locator(".sheet .chosen td")
+    for text, score in ((gold, "1"), ("12345", f"0\n12345 is not {gold}")):
+        edit(lab, RIGHT.format(text))
+        expect(chosen.nth(2)).to_have_text(text)
+        expect(chosen.nth(3)).to_have_text(score, use_inner_text=True)
+    lab.get_by_role("button", name="As sampled").click()
+    expect(chosen.nth(2)).not_to_have_text("12345")
+
+
+def test_a_reward_is_switched_off(lab):
+    edit(lab, RIGHT.format(gold_of(lab)))
+    total, switch = lab.locator(".chosen td:nth-last-child(2)"), lab.get_by_role("checkbox").first
+    for turn, shown in ((switch.uncheck, "0.5"), (switch.check, "1.5")):
+        turn()
+        expect(total).to_have_text(shown)
+
+
+def test_the_probes_give_a_verdict(lab):
+    lab.get_by_role("button", name="Run probes").click()
+    expect(lab.get_by_text(re.compile("PASSED|FAILED"))).to_be_visible(timeout=SLOW)
+
+
+def test_a_case_is_saved(lab, run):
+    save, alert = lab.get_by_role("button", name="Save case"), lab.get_by_role("alert")
+    save.click()
+    expect(alert).to_contain_text("give the case a name")
+    edit(lab, "a case of mine")
+    lab.get_by_placeholder("name of the case").fill("mine")
+    save.click()
+    expect(lab.get_by_text("saved 'mine'")).to_be_visible()
+    case = json.loads((run / "cases.jsonl").read_text(encoding="utf-8"))
+    assert (case["case"], case["completion"]) == ("mine", "a case of mine")
+
+
+def test_it_reads_in_either_theme(lab):
+    for scheme, light in (("dark", "false"), ("light", "true")):
+        lab.page.emulate_media(color_scheme=scheme)
+        expect(lab.page.locator("body")).to_have_attribute("data-jp-theme-light", light)
+        for node in lab.locator(".sheet th, .chosen td, mark, pre, button, select, label").all():
+            assert contrast(node) > 4.5, node.inner_text()
+
+
+def test_a_reward_that_raises_shows_its_traceback(lab):
+    lab.page.get_by_role("button", name="Be careless").click()
+    alert = lab.get_by_role("alert")
+    expect(alert).to_contain_text('return float(response.split("<answer>")[3])')
+    assert contrast(alert) > 4.5
+    expect(lab.get_by_role("slider")).to_have_count(4)

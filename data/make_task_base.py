@@ -27,9 +27,9 @@ from grpo_nb.prompts import build_prompt
 from grpo_nb.rewards import load_preset
 
 SEED = 1
-RIGHT_STEPS = 2500
-FAULTY_STEPS = 800
-VOCAB = 768
+RIGHT_STEPS = 2600
+FAULTY_STEPS = 700
+VOCAB = 960
 HIDDEN = 160
 WRONG = 0.4  # share of completions with a wrong answer, in the mixture
 BROKEN = 0.3  # share with the right answer in a broken format
@@ -61,11 +61,11 @@ def main() -> None:
     rng = random.Random(SEED)
     held_out = {task: read_questions(task) for task in TASKS}
     texts = ["".join(sample_chat(held_out, True, rng)) for _ in range(5000)]
-    tokenizer = tiny_model.build_tokenizer(texts, VOCAB)
+    tokenizer = tiny_model.build_tokenizer(texts, VOCAB, numbers=r" ?\d+")
     model = tiny_model.build_model(tokenizer, VOCAB, HIDDEN)
     for faulty, steps in ((False, arguments.right_steps), (True, arguments.faulty_steps)):
         draw = functools.partial(sample_chat, held_out, faulty, rng)
-        tiny_model.train(model, tokenizer, draw, steps, with_prompt=True)
+        tiny_model.train(model, tokenizer, draw, steps, with_prompt=True, bfloat16=True)
     tiny_model.save(model, tokenizer, arguments.out)
 
 

@@ -11,7 +11,7 @@ Rows, shortened:
                       by the door.", "answer": "Ann sold the boat."}
     qa               {"question": "Pets\nAnn cat\nBen hen\nCleo dog\nWhich pet does Ben have?",
                       "answer": "hen"}
-    json_extraction  {"question": "Extract name, city: Ann is 34 and lives in Oslo.",
+    json_extraction  {"question": "Extract name, city:\nAnn is 34 and lives in Oslo.",
                       "answer": '{"name": "Ann", "city": "Oslo"}'}
 
 `tests` is JSON text, for its values are of several types. Own text, nothing scraped. No
@@ -29,15 +29,15 @@ ROWS = 400
 SEED = 0
 
 WORDS = {
-    "name": "Ann Ben Cleo Dan Eva Finn Gia Hugo Ida Jon Kim Leo Mia Ned Ola Pia Ray Sam Tess Uma",
-    "city": "Paris Oslo Rome Lima Cairo Delhi Tokyo Quito Riga Bonn Accra Perth",
-    "job": "cook nurse pilot baker judge farmer singer painter teacher driver tailor miner",
-    "pet": "cat dog hen pony goat duck frog mouse parrot rabbit turtle goose",
-    "meal": "tea milk cocoa soup rice fish cake bread salad pasta juice pie",
-    "colour": "red blue green black white pink brown grey gold orange purple silver",
-    "item": "boat clock lamp chair violin tent mirror kettle drum basket ladder bicycle",
-    "place": "street garden market harbour station kitchen bridge school",
-    "mood": "empty noisy dark warm crowded cold quiet wet",
+    "name": "Ann Ben Cleo Dan Eva Finn Gia Hugo Ida Jon Kim Leo",
+    "city": "Paris Oslo Rome Lima Cairo Delhi Tokyo Riga",
+    "job": "cook nurse pilot baker judge farmer singer painter",
+    "pet": "cat dog hen pony goat duck frog mouse",
+    "meal": "tea milk cocoa soup rice fish cake bread",
+    "colour": "red blue green black white pink brown grey",
+    "item": "boat clock lamp chair violin tent mirror kettle",
+    "place": "street garden market harbour station kitchen",
+    "mood": "empty noisy dark warm crowded cold",
     "deed": "sold bought found lost painted broke hid repaired",
 }
 LISTS = {kind: words.split() for kind, words in WORDS.items()}
@@ -96,7 +96,7 @@ def fenced(code: str, language: str = "python") -> str:
 
 def sample_code(rng: random.Random) -> Problem:
     """A function of x with one constant, named in words; wrong: another operation."""
-    k = rng.randint(2, 99)
+    k = rng.randint(2, 60)
     form = rng.choice(list(PHRASES))
     phrase = rng.choice(PHRASES[form]).format(k=k)
     code = program(form.format(k=k))
@@ -151,12 +151,12 @@ def sample_qa(rng: random.Random) -> Problem:
 def sample_json(rng: random.Random) -> Problem:
     """A sentence and the fields wanted from it; wrong: one is missing or holds another's value."""
     values = {field: rng.choice(LISTS[field]) for field in ("name", "city", "job", "item")}
-    values |= {"age": rng.randint(18, 90), "price": rng.randint(2, 99)}
+    values |= {"age": rng.randint(18, 60), "price": rng.randint(2, 60)}
     record = rng.choice(RECORDS)
     fields = [field for field in values if f"{{{field}}}" in record]
     wanted = rng.sample(fields, rng.randint(2, len(fields)))
     gold = {field: values[field] for field in wanted}
-    question = f"Extract {', '.join(wanted)}: {record.format(**values)}"
+    question = f"Extract {', '.join(wanted)}:\n{record.format(**values)}"
     text = json.dumps(gold)
     missing = [json.dumps({k: v for k, v in gold.items() if k != field}) for field in wanted]
     twisted = dict(zip(wanted, [*gold.values()][1:] + [*gold.values()][:1], strict=True))

@@ -33,10 +33,12 @@ def render_chat(prompt: list[Message], completion: str) -> Chat:
     return "".join(turns) + f"{START}assistant\n", completion + END
 
 
-def build_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE in which every digit is a token of its own."""
+def build_tokenizer(
+    texts: list[str], vocab_size: int, numbers: str = r"\d"
+) -> PreTrainedTokenizerFast:
+    """Byte-level BPE within words; `numbers` says what of a number stays together: a digit."""
     tokenizer = Tokenizer(models.BPE())
-    split = Regex(r"\d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+")
+    split = Regex(numbers + r"| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(split, behavior="isolated"),
@@ -103,9 +105,16 @@ def train(
     tokenizer: PreTrainedTokenizerFast,
     sample_chat: Callable[[], Chat],
     steps: int,
+    *,
     with_prompt: bool = False,
+    bfloat16: bool = False,
 ) -> None:
-    """AdamW on fresh chats, BATCH a step; the loss is shown every 100 steps."""
+    """AdamW on fresh chats, BATCH a step; the loss is shown every 100 steps.
+
+    Args:
+        with_prompt: The loss is on prompt and completion, not on the completion alone.
+        bfloat16: Multiply in bfloat16, which is faster where the processor can.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.1, cycle_momentum=False
@@ -114,7 +123,8 @@ def train(
     for step in range(1, steps + 1):
         chats = [sample_chat() for _ in range(BATCH)]
         input_ids, labels = collate(tokenizer, chats, with_prompt)
-        loss = model(input_ids=input_ids, labels=labels).loss
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            loss = model(input_ids=input_ids, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

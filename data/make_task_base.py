@@ -27,8 +27,8 @@ from grpo_nb.prompts import build_prompt
 from grpo_nb.rewards import load_preset
 
 SEED = 1
-RIGHT_STEPS = 2600
-FAULTY_STEPS = 700
+RIGHT_STEPS = 2000
+FAULTY_STEPS = 500
 VOCAB = 960
 HIDDEN = 160
 WRONG = 0.4  # share of completions with a wrong answer, in the mixture

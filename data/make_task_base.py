@@ -6,10 +6,10 @@ It first learns from right completions alone, then from a mixture in which most 
 made on purpose, so that it can do each task and mostly does not. GRPO removes the faults.
 A sample of the mixture, for a row of make_tasks.py:
 
-    user       Pets\nAnn cat\nBen hen\nCleo dog\nWhich pet does Ben have?
-    assistant  <reasoning>Ben hen</reasoning><answer>hen</answer>          right
-    assistant  <reasoning>Cleo dog</reasoning><answer>dog</answer>         wrong
-    assistant  <reasoning>Ben hen</reasoning><answer>hen                   broken
+    user       Read: Ben, a cook from Oslo, is 34. What is the job of Ben?
+    assistant  <reasoning>"job": "cook"</reasoning><answer>cook</answer>      right
+    assistant  <reasoning>"city": "Oslo"</reasoning><answer>Oslo</answer>     wrong
+    assistant  <reasoning>"job": "cook"</reasoning><answer>cook               broken
 
 No question of data/tasks/ is among its training data.
 """
@@ -27,8 +27,8 @@ from grpo_nb.prompts import build_prompt
 from grpo_nb.rewards import load_preset
 
 SEED = 1
-RIGHT_STEPS = 2000
-FAULTY_STEPS = 500
+BATCH = 32
+LESSONS = [(False, 2800), (True, 500)]  # are there faults, steps
 VOCAB = 960
 HIDDEN = 160
 WRONG = 0.4  # share of completions with a wrong answer, in the mixture
@@ -43,8 +43,8 @@ def write_completion(problem: Problem, faulty: bool, rng: random.Random) -> str:
 
 
 def sample_chat(held_out: dict[str, set[str]], faulty: bool, rng: random.Random) -> tiny_model.Chat:
-    """A chat of any task, with the system prompt of the task's preset."""
-    task = rng.choice(list(TASKS))
+    """A chat of one of the held-out sets' tasks, with the system prompt of the task's preset."""
+    task = rng.choice(list(held_out))
     while (problem := TASKS[task](rng)).row["question"] in held_out[task]:
         continue
     prompt = build_prompt(problem.row["question"], load_preset(task).system_prompt)
@@ -54,8 +54,7 @@ def sample_chat(held_out: dict[str, set[str]], faulty: bool, rng: random.Random)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=HERE / "task_base")
-    parser.add_argument("--right-steps", type=int, default=RIGHT_STEPS)
-    parser.add_argument("--faulty-steps", type=int, default=FAULTY_STEPS)
+    parser.add_argument("--shorter", type=int, default=1, help="divides the steps")
     arguments = parser.parse_args()
     torch.manual_seed(SEED)
     rng = random.Random(SEED)
@@ -63,9 +62,10 @@ def main() -> None:
     texts = ["".join(sample_chat(held_out, True, rng)) for _ in range(5000)]
     tokenizer = tiny_model.build_tokenizer(texts, VOCAB, numbers=r" ?\d+")
     model = tiny_model.build_model(tokenizer, VOCAB, HIDDEN)
-    for faulty, steps in ((False, arguments.right_steps), (True, arguments.faulty_steps)):
+    for faulty, steps in LESSONS:
         draw = functools.partial(sample_chat, held_out, faulty, rng)
-        tiny_model.train(model, tokenizer, draw, steps, with_prompt=True, bfloat16=True)
+        options = {"batch": BATCH, "with_prompt": True, "bfloat16": True}
+        tiny_model.train(model, tokenizer, draw, steps // arguments.shorter, **options)
     tiny_model.save(model, tokenizer, arguments.out)
 
 

@@ -7,12 +7,12 @@ Rows, shortened:
     code             {"question": "Write f(x) that returns 3 less than x.",
                       "answer": "def f(x):\n    return x - 3",
                       "tests": '{"function": "f", "cases": [[[-7], -10], [[0], -3], …]}'}
-    summarization    {"question": "The sky was grey. Ann sold the boat at noon. A dog slept
+    summarization    {"question": "Text: The garden was wet. Ann sold the boat at noon. A dog slept
                       by the door.", "answer": "Ann sold the boat."}
-    qa               {"question": "Pets\nAnn cat\nBen hen\nCleo dog\nWhich pet does Ben have?",
-                      "answer": "hen"}
-    json_extraction  {"question": "Extract name, city:\nAnn is 34 and lives in Oslo.",
-                      "answer": '{"name": "Ann", "city": "Oslo"}'}
+    qa               {"question": "Read: Ben, a cook from Oslo, is 34. What is the job of Ben?",
+                      "answer": "cook"}
+    json_extraction  {"question": "Extract city, age: Ann is 34 and lives in Oslo.",
+                      "answer": '{"city": "Oslo", "age": 34}'}
 
 `tests` is JSON text, for its values are of several types. Own text, nothing scraped. No
 question stands twice, and make_task_base.py leaves every one out of its training.
@@ -33,8 +33,6 @@ WORDS = {
     "city": "Paris Oslo Rome Lima Cairo Delhi Tokyo Riga",
     "job": "cook nurse pilot baker judge farmer singer painter",
     "pet": "cat dog hen pony goat duck frog mouse",
-    "meal": "tea milk cocoa soup rice fish cake bread",
-    "colour": "red blue green black white pink brown grey",
     "item": "boat clock lamp chair violin tent mirror kettle",
     "place": "street garden market harbour station kitchen",
     "mood": "empty noisy dark warm crowded cold",
@@ -54,20 +52,14 @@ PHRASES = {  # what the function returns, in words; {k} is a number
     "x > {k}": ["whether x is above {k}", "whether x is more than {k}"],
     "x < {k}": ["whether x is below {k}", "whether x is less than {k}"],
 }
-TABLES = {  # title of a table of two columns, the question about it, what its second holds
-    "Pets": ("Which pet does {name} have?", "pet"),
-    "Orders": ("What did {name} order?", "meal"),
-    "Homes": ("Where does {name} live?", "city"),
-    "Jobs": ("What is the job of {name}?", "job"),
-    "Teams": ("Which team is {name} in?", "colour"),
-}
-RECORDS = [  # sentences; their fields are extracted
+RECORDS = [  # sentences; some of their fields are extracted
+    "{name}, a {job} from {city}, is {age}.",
     "{name} is {age} and lives in {city}.",
     "{name} from {city} works as a {job}.",
     "{name}, a {job}, is {age} years old.",
-    "{name} paid {price} euros for a {item}.",
-    "In {city} {name} bought a {item}.",
+    "{name} paid {price} euros in {city}.",
 ]
+QUESTIONS = {"job": "What is the job of {name}?", "city": "Which city is {name} from?"}
 SCENES = [  # sentences beside the point
     "The {place} was {mood}.",
     "A {pet} slept by the {place}.",
@@ -122,41 +114,45 @@ def sample_summary(rng: random.Random) -> Problem:
     rng.shuffle(sentences)
     text = " ".join(sentences)
     return Problem(
-        {"question": text, "answer": f"{point}."}, f"{point}.", beside, [text, " ".join(beside)]
+        {"question": f"Text: {text}", "answer": f"{point}."},
+        f"{point}.",
+        beside,
+        [text, " ".join(beside)],
     )
 
 
-def tagged(name: str, value: str) -> str:
-    return f"<reasoning>{name} {value}</reasoning><answer>{value}</answer>"
+def sample_fields(rng: random.Random) -> dict[str, str | int]:
+    fields = {kind: rng.choice(LISTS[kind]) for kind in ("name", "city", "job")}
+    return {**fields, "age": rng.randint(18, 60), "price": rng.randint(2, 60)}
+
+
+def tagged(field: str, value: str) -> str:
+    return f'<reasoning>"{field}": "{value}"</reasoning><answer>{value}</answer>'
 
 
 def sample_qa(rng: random.Random) -> Problem:
-    """A table of three people and a question about one; wrong: the line of another."""
-    title = rng.choice(list(TABLES))
-    question, kind = TABLES[title]
-    names, values = (rng.sample(LISTS[column], 3) for column in ("name", kind))
-    lines = list(zip(names, values, strict=True))
-    name, value = asked = rng.choice(lines)
-    table = "\n".join([title, *(" ".join(line) for line in lines)])
-    row = {"question": f"{table}\n{question.format(name=name)}", "answer": value}
-    right = tagged(name, value)
+    """A question on one of two facts about a person; wrong: the other fact."""
+    fields = sample_fields(rng)
+    record = rng.choice([r for r in RECORDS if all(f"{{{key}}}" in r for key in QUESTIONS)])
+    asked, other = rng.sample(list(QUESTIONS), 2)
+    question = f"Read: {record} {QUESTIONS[asked]}".format(**fields)
+    right = tagged(asked, fields[asked])
     return Problem(
-        row,
+        {"question": question, "answer": fields[asked]},
         right,
-        [tagged(*line) for line in lines if line != asked],
-        [right.removesuffix("</answer>"), f"{name} {value}, so it is {value}."],
+        [tagged(other, fields[other])],
+        [right.removesuffix("</answer>"), f"{asked} {fields[asked]}, so {fields[asked]}."],
     )
 
 
 def sample_json(rng: random.Random) -> Problem:
     """A sentence and the fields wanted from it; wrong: one is missing or holds another's value."""
-    values = {field: rng.choice(LISTS[field]) for field in ("name", "city", "job", "item")}
-    values |= {"age": rng.randint(18, 60), "price": rng.randint(2, 60)}
+    values = sample_fields(rng)
     record = rng.choice(RECORDS)
-    fields = [field for field in values if f"{{{field}}}" in record]
+    fields = [field for field in values if field != "name" and f"{{{field}}}" in record]
     wanted = rng.sample(fields, rng.randint(2, len(fields)))
     gold = {field: values[field] for field in wanted}
-    question = f"Extract {', '.join(wanted)}:\n{record.format(**values)}"
+    question = f"Extract {', '.join(wanted)}: {record.format(**values)}"
     text = json.dumps(gold)
     missing = [json.dumps({k: v for k, v in gold.items() if k != field}) for field in wanted]
     twisted = dict(zip(wanted, [*gold.values()][1:] + [*gold.values()][:1], strict=True))

@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from grpo_nb.prompts import Message
 
-BATCH = 64
 LEARNING_RATE = 3e-3
 CONTEXT_TOKENS = 512
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -106,12 +105,14 @@ def train(
     sample_chat: Callable[[], Chat],
     steps: int,
     *,
+    batch: int = 64,
     with_prompt: bool = False,
     bfloat16: bool = False,
 ) -> None:
-    """AdamW on fresh chats, BATCH a step; the loss is shown every 100 steps.
+    """AdamW on fresh chats; the loss is shown every 100 steps.
 
     Args:
+        batch: Chats a step.
         with_prompt: The loss is on prompt and completion, not on the completion alone.
         bfloat16: Multiply in bfloat16, which is faster where the processor can.
     """
@@ -121,7 +122,7 @@ def train(
     )
     started = time.monotonic()
     for step in range(1, steps + 1):
-        chats = [sample_chat() for _ in range(BATCH)]
+        chats = [sample_chat() for _ in range(batch)]
         input_ids, labels = collate(tokenizer, chats, with_prompt)
         with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
             loss = model(input_ids=input_ids, labels=labels).loss

@@ -1,6 +1,6 @@
 """Write data/task_base/: a 1.3 M-parameter Qwen2 that half knows four tasks.
 
-    python data/make_task_base.py            # about 40 minutes on 2 cores
+    python data/make_task_base.py            # about 25 minutes on 2 cores
 
 It first learns from right completions alone, then from a mixture in which most have a fault
 made on purpose, so that it can do each task and mostly does not. GRPO removes the faults.
@@ -28,7 +28,7 @@ from grpo_nb.rewards import load_preset
 
 SEED = 1
 BATCH = 32
-LESSONS = [(False, 2800), (True, 500)]  # are there faults, steps
+LESSONS = [(False, 3600), (True, 350)]  # are there faults, steps
 VOCAB = 960
 HIDDEN = 160
 WRONG = 0.4  # share of completions with a wrong answer, in the mixture
@@ -54,7 +54,6 @@ def sample_chat(held_out: dict[str, set[str]], faulty: bool, rng: random.Random)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=HERE / "task_base")
-    parser.add_argument("--shorter", type=int, default=1, help="divides the steps")
     arguments = parser.parse_args()
     torch.manual_seed(SEED)
     rng = random.Random(SEED)
@@ -65,7 +64,7 @@ def main() -> None:
     for faulty, steps in LESSONS:
         draw = functools.partial(sample_chat, held_out, faulty, rng)
         options = {"batch": BATCH, "with_prompt": True, "bfloat16": True}
-        tiny_model.train(model, tokenizer, draw, steps // arguments.shorter, **options)
+        tiny_model.train(model, tokenizer, draw, steps, **options)
     tiny_model.save(model, tokenizer, arguments.out)
 
 

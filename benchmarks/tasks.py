@@ -1,6 +1,6 @@
 """Does GRPO raise each task on its tiny base? The table in data/task_base/README.md.
 
-    python benchmarks/tasks.py                       # about 2 minutes a task on 2 cores
+    python benchmarks/tasks.py                       # 1 to 4 minutes a task on 2 cores
     python benchmarks/tasks.py --tasks qa --set train.max_steps=40
 
 For each task: accuracy (the mean of the preset's first reward) and format, greedy and
@@ -23,9 +23,9 @@ from grpo_nb.runs import Run, Stage, project_path
 TASKS = ("code", "summarization", "qa", "json_extraction")
 SETTINGS = {
     "data.eval_rows": 128,
-    "data.max_prompt_tokens": 96,
+    "data.max_prompt_tokens": 64,
     "model.model_path": "data/task_base",
-    "model.max_seq_length": 128,
+    "model.max_seq_length": 96,
     "train.max_steps": 60,
     "train.max_completion_length": 32,
 }

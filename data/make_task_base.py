@@ -1,0 +1,72 @@
+"""Write data/task_base/: a 1.3 M-parameter Qwen2 that half knows four tasks.
+
+    python data/make_task_base.py            # about 25 minutes on 2 cores
+
+It first learns from right completions alone, then from a mixture in which most have a fault
+made on purpose, so that it can do each task and mostly does not. GRPO removes the faults.
+A sample of the mixture, for a row of make_tasks.py:
+
+    user       Read: Ben, a cook from Oslo, is 34. What is the job of Ben?
+    assistant  <reasoning>"job": "cook"</reasoning><answer>cook</answer>      right
+    assistant  <reasoning>"city": "Oslo"</reasoning><answer>Oslo</answer>     wrong
+    assistant  <reasoning>"job": "cook"</reasoning><answer>cook               broken
+
+No question of data/tasks/ is among its training data.
+"""
+
+import argparse
+import functools
+import random
+from pathlib import Path
+
+import tiny_model
+import torch
+from make_tasks import HERE, TASKS, Problem, read_questions
+
+from grpo_nb.prompts import build_prompt
+from grpo_nb.rewards import load_preset
+
+SEED = 1
+BATCH = 32
+LESSONS = [(False, 3600), (True, 350)]  # are there faults, steps
+VOCAB = 960
+HIDDEN = 160
+WRONG = 0.4  # share of completions with a wrong answer, in the mixture
+BROKEN = 0.3  # share with the right answer in a broken format
+
+
+def write_completion(problem: Problem, faulty: bool, rng: random.Random) -> str:
+    draw = rng.random() if faulty else 1.0
+    if draw < WRONG:
+        return rng.choice(problem.wrong)
+    return rng.choice(problem.broken) if draw < WRONG + BROKEN else problem.right
+
+
+def sample_chat(held_out: dict[str, set[str]], faulty: bool, rng: random.Random) -> tiny_model.Chat:
+    """A chat of one of the held-out sets' tasks, with the system prompt of the task's preset."""
+    task = rng.choice(list(held_out))
+    while (problem := TASKS[task](rng)).row["question"] in held_out[task]:
+        continue
+    prompt = build_prompt(problem.row["question"], load_preset(task).system_prompt)
+    return tiny_model.render_chat(prompt, write_completion(problem, faulty, rng))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=HERE / "task_base")
+    arguments = parser.parse_args()
+    torch.manual_seed(SEED)
+    rng = random.Random(SEED)
+    held_out = {task: read_questions(task) for task in TASKS}
+    texts = ["".join(sample_chat(held_out, True, rng)) for _ in range(5000)]
+    tokenizer = tiny_model.build_tokenizer(texts, VOCAB, numbers=r" ?\d+")
+    model = tiny_model.build_model(tokenizer, VOCAB, HIDDEN)
+    for faulty, steps in LESSONS:
+        draw = functools.partial(sample_chat, held_out, faulty, rng)
+        options = {"batch": BATCH, "with_prompt": True, "bfloat16": True}
+        tiny_model.train(model, tokenizer, draw, steps, **options)
+    tiny_model.save(model, tokenizer, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

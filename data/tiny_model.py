@@ -1,0 +1,142 @@
+"""What make_tiny_base.py and make_task_base.py share: tokenizer, model, batches, training.
+
+A chat is (prompt, completion), both as the tokenizer sees them:
+
+    ("<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n<|im_start|>assistant\n", "4<|im_end|>")
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from grpo_nb.prompts import Message
+
+LEARNING_RATE = 3e-3
+CONTEXT_TOKENS = 512
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+Chat = tuple[str, str]
+
+
+def render_chat(prompt: list[Message], completion: str) -> Chat:
+    turns = [f"{START}{m['role']}\n{m['content']}{END}\n" for m in prompt]
+    return "".join(turns) + f"{START}assistant\n", completion + END
+
+
+def build_tokenizer(
+    texts: list[str], vocab_size: int, numbers: str = r"\d"
+) -> PreTrainedTokenizerFast:
+    """Byte-level BPE within words; `numbers` says what of a number stays together: a digit."""
+    tokenizer = Tokenizer(models.BPE())
+    split = Regex(numbers + r"| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(split, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=PAD,
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=CONTEXT_TOKENS,
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+    )
+
+
+def build_model(
+    tokenizer: PreTrainedTokenizerFast, vocab_size: int, hidden_size: int
+) -> Qwen2ForCausalLM:
+    config = Qwen2Config(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=3 * hidden_size,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT_TOKENS,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def collate(
+    tokenizer: PreTrainedTokenizerFast, chats: list[Chat], with_prompt: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(input_ids, labels), both [batch, tokens]; the loss is on the completion, or on all."""
+    prompts = tokenizer([prompt for prompt, _ in chats])["input_ids"]
+    completions = tokenizer([completion for _, completion in chats])["input_ids"]
+    length = max(len(p) + len(c) for p, c in zip(prompts, completions, strict=True))
+    input_ids = torch.full((len(chats), length), tokenizer.pad_token_id)
+    labels = torch.full((len(chats), length), -100)
+    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        end = len(prompt) + len(completion)
+        input_ids[row, :end] = torch.tensor(prompt + completion)
+        start = 0 if with_prompt else len(prompt)
+        labels[row, start:end] = input_ids[row, start:end]
+    return input_ids, labels
+
+
+def train(
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    sample_chat: Callable[[], Chat],
+    steps: int,
+    *,
+    batch: int = 64,
+    with_prompt: bool = False,
+    bfloat16: bool = False,
+) -> None:
+    """AdamW on fresh chats; the loss is shown every 100 steps.
+
+    Args:
+        batch: Chats a step.
+        with_prompt: The loss is on prompt and completion, not on the completion alone.
+        bfloat16: Multiply in bfloat16, which is faster where the processor can.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.1, cycle_momentum=False
+    )
+    started = time.monotonic()
+    for step in range(1, steps + 1):
+        chats = [sample_chat() for _ in range(batch)]
+        input_ids, labels = collate(tokenizer, chats, with_prompt)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            loss = model(input_ids=input_ids, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        if step % 100 == 0:
+            seconds = time.monotonic() - started
+            print(f"step {step}/{steps}  loss {loss.item():.3f}  {seconds:.0f} s", flush=True)
+
+
+def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """bfloat16 safetensors and the tokenizer."""
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,101 @@
+"""The task sets and their base: what the scripts write, rewarded as meant, half known, unseen."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from grpo_nb import chat, models
+from grpo_nb.bench import Bench
+from grpo_nb.prompts import build_prompt
+from grpo_nb.rewards import load_preset
+from grpo_nb.runs import project_path
+
+TASKS = ("code", "summarization", "qa", "json_extraction")
+BASE = project_path("data/task_base")
+each_task = pytest.mark.parametrize("task", TASKS)
+
+
+def rows_of(task: str) -> list[dict]:
+    system_prompt = load_preset(task).system_prompt
+    text = project_path(f"data/tasks/{task}.jsonl").read_text(encoding="utf-8")
+    rows = map(json.loads, text.splitlines())
+    return [{"prompt": build_prompt(row["question"], system_prompt), **row} for row in rows]
+
+
+@each_task
+def test_a_set_is_what_its_script_writes(task):
+    import make_tasks
+
+    written = project_path(f"data/tasks/{task}.jsonl").read_text(encoding="utf-8")
+    assert written == "".join(json.dumps(row) + "\n" for row in make_tasks.sample_rows(task))
+    questions = {row["question"] for row in rows_of(task)}
+    assert len(questions) == make_tasks.ROWS == 400
+    assert set(TASKS) == set(make_tasks.TASKS)
+
+
+@each_task
+def test_every_gold_earns_its_rewards_in_full(task):
+    preset, rows = load_preset(task), rows_of(task)
+    scores = Bench(preset).score(rows, [preset.reference(row) for row in rows])
+    full = [func.range[1] for func in preset.reward_funcs]
+    np.testing.assert_array_equal(scores, np.tile(full, (len(rows), 1)))
+
+
+@each_task
+def test_wrong_lessons_earn_less_and_broken_ones_are_ill_formed(task):
+    import make_tasks
+
+    preset, rng = load_preset(task), random.Random(3)
+    problems = [make_tasks.TASKS[task](rng) for _ in range(40)]
+    for kind in ("wrong", "broken"):
+        pairs = [({"prompt": "", **p.row}, text) for p in problems for text in getattr(p, kind)]
+        scores = Bench(preset).score(*zip(*pairs, strict=True))
+        if kind == "wrong":
+            assert scores[:, 0].max() <= 0.7
+        elif preset.format_name:
+            assert not scores[:, preset.names.index(preset.format_name)].any()
+
+
+@each_task
+def test_the_base_never_saw_a_row(task):
+    import make_task_base
+    import make_tasks
+
+    shipped = make_tasks.read_questions(task)
+    seen, rng = [], random.Random(4)
+    for faulty in (False, True):
+        for _ in range(2000):
+            prompt, _ = make_task_base.sample_chat({task: shipped}, faulty, rng)
+            seen.append(prompt.rpartition("user\n")[2].partition("<|im_end|>")[0])
+    assert len(seen) == 4000 and not set(seen) & shipped
+
+
+@each_task
+def test_the_base_half_knows_the_task(task):
+    preset, rows = load_preset(task), rows_of(task)[:128]
+    tokenizer = chat.load_tokenizer(str(BASE))
+    model = models.load_checkpoint(str(BASE), adapter=None, quantization="4bit")
+    prompts = [row["prompt"] for row in rows]
+    groups = models.generate(model, tokenizer, prompts, max_completion_length=32, temperature=1.0)
+    first = Bench(preset).score(rows, [group[0].text for group in groups])[:, 0]
+    assert 0.03 <= first.mean() <= 0.6
+    assert first.max() == 1
+
+
+def test_the_script_that_made_it_is_reproducible(tmp_path, monkeypatch):
+    import make_task_base
+
+    monkeypatch.setattr(make_task_base, "LESSONS", [(False, 3), (True, 3)])
+    for name in ("a", "b"):
+        monkeypatch.setattr("sys.argv", ["x", "--out", str(tmp_path / name)])
+        make_task_base.main()
+    one, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("a", "b"))
+    assert one == other
+
+
+def test_the_base_is_small_and_holds_no_pickles():
+    assert sum(path.stat().st_size for path in project_path("data").rglob("*")) < 10_000_000
+    assert not [path for path in BASE.iterdir() if path.suffix in (".bin", ".pt", ".pkl")]
+    assert (BASE / "README.md").exists()

@@ -90,7 +90,7 @@ class Bench(NamedTuple):
         table = pd.DataFrame({"question": [row["question"] for row in repeated]})
         table["gold"] = [row["answer"] for row in repeated]
         table["completion"] = texts
-        table["answer"] = [self.preset.extract(text) for text in texts]
+        table["answer"] = pd.Series([self.preset.extract(text) for text in texts], dtype=object)
         for func in self.preset.reward_funcs:
             scored = explain(func, arguments)
             table[func.__name__] = np.array([one.score for one in scored], dtype=float)

@@ -162,7 +162,11 @@ class RewardLab(w.VBox):
 
     def _probe(self) -> None:
         self.report.value = "<i>probing…</i>"
-        self.verdict = judge(self.bench, self.rows, self.pilot, self.stage)
+        try:
+            self.verdict = judge(self.bench, self.rows, self.pilot, self.stage)
+        except Exception:
+            self.report.value = ""
+            raise
         self.report.value = self._verdict_page(self.verdict)
 
     def _verdict_page(self, verdict: Verdict) -> str:

@@ -126,7 +126,7 @@ def test_settings_reach_later_stages_through_config_yaml(runs_dir):
 def test_what_is_no_longer_set_is_the_profiles_again(runs_dir):
     finish("01", "x")
     assert start_stage("02", PARAMETERS | {"pilot_prompts": 3}).config.rewards.pilot_prompts == 3
-    assert start_stage("02", PARAMETERS | {"pilot_prompts": -1}).config.rewards.pilot_prompts == 8
+    assert start_stage("02", PARAMETERS | {"pilot_prompts": -1}).config.rewards.pilot_prompts == 32
 
 
 def test_the_manifest_tells_how_a_result_came_about(runs_dir):

@@ -9,8 +9,7 @@ import pandas as pd
 from pandas.io.formats.style import Styler
 
 from grpo_nb.bench import Probes
-from grpo_nb.bench.table import score_range
-from grpo_nb.rewards import RewardSet
+from grpo_nb.rewards import RewardSet, declared_range
 from grpo_nb.runs import Run, atomic_path
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ def probe_map(run: Run, probes: Probes, preset: RewardSet) -> "Figure":
     """What each attack earned of each reward's range; a winning attack is marked."""
     names, table = preset.names, probes.table
     figure, (axis,) = _subplots(1, 1.6 + 1.1 * len(names) + 2.2, 0.8 + 0.2 * len(table))
-    ends = [score_range(func) for func in preset.reward_funcs]
+    ends = [declared_range(func) for func in preset.reward_funcs]
     shares = [(table[n] - low) / (high - low) for n, (low, high) in zip(names, ends, strict=True)]
     axis.imshow(np.array(shares).T, aspect="auto", cmap="Blues", vmin=0, vmax=1.25)
     for (line, column), score in np.ndenumerate(table[names].to_numpy()):

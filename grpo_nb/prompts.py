@@ -36,6 +36,15 @@ def build_prompt(question: str, system_prompt: str = SYSTEM_PROMPT) -> list[Mess
     return [{"role": "system", "content": system_prompt}, user] if system_prompt else [user]
 
 
+def tagged(reasoning: str, answer: str) -> str:
+    """A well-formed completion.
+
+    >>> tagged("1+1=2", "2")
+    '<reasoning>1+1=2</reasoning><answer>2</answer>'
+    """
+    return f"<{REASONING}>{reasoning}</{REASONING}><{ANSWER}>{answer}</{ANSWER}>"
+
+
 def completion_text(completion: Completion) -> str:
     """The text of a completion, in any shape TRL or a chat server hands over.
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from grpo_nb import health
 from grpo_nb.config import RunConfig
 from grpo_nb.models import Policy, cuda_available
+from grpo_nb.pilot import passed
 from grpo_nb.prompts import completion_text
-from grpo_nb.rewards import RewardSet, keep_adaptive_weights
+from grpo_nb.rewards import RewardSet, declared_range, keep_adaptive_weights
 from grpo_nb.runs import Run, Stage, atomic_path
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def expected(preset: RewardSet, stage: Stage) -> health.Expected:
     report = stage.run / "rewards/report.json"
     pilot = json.loads(report.read_text(encoding="utf-8"))["pilot"] if report.exists() else {}
     ranges = {
-        func.__name__: (weight, *getattr(getattr(func, "reward", func), "range", (0.0, 1.0)))
+        func.__name__: (weight, *declared_range(getattr(func, "reward", func)))
         for func, weight in zip(preset.reward_funcs, preset.reward_weights, strict=True)
     }
     seconds = pilot.get("predicted seconds per step", math.inf)
@@ -151,7 +151,7 @@ def read_completions(
     frame.insert(2, "completion", texts)
     encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
     frame["tokens"] = [len(ids) for ids in encoded]
-    frame["correct"] = np.isclose(frame[preset.names[0]], preset.full)
+    frame["correct"] = passed(frame, preset)
     frame["truncated"] = frame["tokens"] >= cap_tokens
     return frame
 

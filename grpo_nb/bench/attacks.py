@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from grpo_nb.prompts import ANSWER, REASONING
+from grpo_nb.prompts import ANSWER, REASONING, tagged
 from grpo_nb.rewards import RewardSet
 
 LONG_CHARACTERS = 100_000
@@ -30,10 +30,6 @@ class Attack(NamedTuple):
     name: str
     kind: str
     completion: str
-
-
-def tagged(reasoning: str, answer: str) -> str:
-    return f"<{REASONING}>{reasoning}</{REASONING}><{ANSWER}>{answer}</{ANSWER}>"
 
 
 def attacks(preset: RewardSet, row: dict[str, Any], other: str) -> Iterator[Attack]:

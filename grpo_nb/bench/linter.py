@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from grpo_nb.bench.table import Bench, Row, explain, score_range
-from grpo_nb.rewards import Scored
+from grpo_nb.bench.table import Bench, Row, explain
+from grpo_nb.rewards import Scored, declared_range
 
 TRLS_OWN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 NOISE = 1e-6  # scores of one completion that differ by more are not the same
@@ -119,7 +119,7 @@ def _runs(func: Callable[..., Any], sample: dict[str, Any]) -> list[Scored] | Fi
 
 def _values(func: Callable, scored: list[Scored], scores: np.ndarray) -> list[Finding]:
     """What is wrong with the numbers themselves."""
-    name, (low, high) = func.__name__, score_range(func)
+    name, (low, high) = func.__name__, declared_range(func)
     if unfit := sum(map(_not_finite, scored)):
         evidence = f"NaN or infinity for {unfit} of {len(scores)} completions"
         return [Finding("not finite", name, True, evidence, "return None where there is no score")]

@@ -13,6 +13,7 @@ import pandas as pd
 
 from grpo_nb.bench.attacks import Attack, attacks
 from grpo_nb.bench.table import TIE, Bench, Row
+from grpo_nb.pilot import passed
 
 PROBED_ROWS = 16
 PARTLY = 0.25  # of the way from wrong to right that a graded first reward may pay by chance
@@ -155,8 +156,8 @@ def gold_report(bench: Bench, rows: Sequence[Row], pilot: pd.DataFrame) -> dict[
     """
     preset = bench.preset
     scores = bench.score(rows, [preset.reference(row) for row in rows])
-    first, full = preset.names[0], preset.full
-    wrong = pilot[~np.isclose(pilot[first], full)].groupby("question")["total"].max()
+    full = preset.full
+    wrong = pilot[~passed(pilot, preset)].groupby("question")["total"].max()
     losers = [
         row["question"]
         for row, of_first, total in zip(rows, scores[:, 0], bench.totals(scores), strict=True)

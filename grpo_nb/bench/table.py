@@ -10,7 +10,7 @@ import pandas as pd
 from grpo_nb import advantages
 from grpo_nb.config import TrainConfig
 from grpo_nb.prompts import Completion, completion_text
-from grpo_nb.rewards import Reward, RewardSet, Scored, call
+from grpo_nb.rewards import Reward, RewardSet, Scored, call, declared_range
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -143,7 +143,7 @@ def explain(func: Callable[..., Any], arguments: dict[str, Any]) -> list[Scored]
 def signal_table(preset: RewardSet, table: pd.DataFrame) -> pd.DataFrame:
     """What each reward does on the sample: mean, std, share above its minimum, share of None."""
     scores = table[preset.names]
-    lows = {func.__name__: score_range(func)[0] for func in preset.reward_funcs}
+    lows = {func.__name__: declared_range(func)[0] for func in preset.reward_funcs}
     lines = {
         "mean": scores.mean(),
         "std": scores.std(),
@@ -151,8 +151,3 @@ def signal_table(preset: RewardSet, table: pd.DataFrame) -> pd.DataFrame:
         "share None": scores.isna().mean(),
     }
     return pd.DataFrame(lines).rename_axis("reward").reset_index()
-
-
-def score_range(func: Callable[..., Any]) -> tuple[float, float]:
-    """The declared range; [0, 1] where none is."""
-    return getattr(func, "range", (0.0, 1.0))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from grpo_nb.data.sources import Row
-from grpo_nb.prompts import ANSWER, REASONING
+from grpo_nb.prompts import tagged
 
 Reference = Callable[[Mapping[str, Any]], str]
 
@@ -22,7 +22,7 @@ def priming_rows(
         text = reference(row)
         if worked := row.get(worked_column):
             worked = re.sub(r"<<[^<>]*>>", "", worked).strip()  # GSM8K's calculator marks
-            text = f"<{REASONING}>{worked}</{REASONING}><{ANSWER}>{row['answer']}</{ANSWER}>"
+            text = tagged(worked, row["answer"])
         completion = [{"role": "assistant", "content": text}]
         primed.append({"prompt": row["prompt"], "completion": completion})
     return primed

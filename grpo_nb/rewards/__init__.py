@@ -14,6 +14,7 @@ from grpo_nb.rewards.contract import (
     Reward,
     Scored,
     call,
+    declared_range,
     reward,
 )
 from grpo_nb.rewards.correctness import (
@@ -91,6 +92,7 @@ __all__ = [
     "code_generation_reward",
     "contains_all_reward",
     "cosine_length_reward",
+    "declared_range",
     "ensemble",
     "exact_match_reward",
     "fuzzy_match_reward",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_nb.rewards.contract import Scores
+from grpo_nb.rewards.contract import Scores, declared_range
 
 BatchReward = Callable[..., Any]
 Column = list[float | None]
@@ -74,10 +74,6 @@ def combined(
     return kind(name, parts, join, score_range, **options)
 
 
-def _range(reward: BatchReward) -> tuple[float, float]:
-    return getattr(reward, "range", (0.0, 1.0))
-
-
 def _gate(row: Sequence[float], low: float, mark: float) -> float:
     """The first part, where the gate reaches its mark; else the least score."""
     return row[0] if row[1] >= mark else low
@@ -88,7 +84,7 @@ def gated(reward: BatchReward, *, by: BatchReward, mark: float = 1.0, name: str 
 
     Unlike a sum, it pays nothing for a right answer in the wrong format, or the reverse.
     """
-    low, high = _range(reward)
+    low, high = declared_range(reward)
     name = name or f"{reward.__name__}_gated_by_{by.__name__}"
     return combined(name, [reward, by], _gate, (low, high), low=low, mark=mark)
 
@@ -101,7 +97,7 @@ def _weigh(row: Sequence[float], weights: Sequence[float]) -> float:
 def weighted(parts: Sequence[tuple[BatchReward, float]], *, name: str = "weighted") -> Combined:
     """One reward that is the weighted sum of others."""
     weights = [weight for _, weight in parts]
-    ends = [sorted((low * w, high * w)) for (p, w) in parts for low, high in [_range(p)]]
+    ends = [sorted((low * w, high * w)) for (p, w) in parts for low, high in [declared_range(p)]]
     score_range = (sum(low for low, _ in ends), sum(high for _, high in ends))
     return combined(name, [part for part, _ in parts], _weigh, score_range, weights=weights)
 
@@ -126,7 +122,7 @@ def ensemble(parts: Sequence[BatchReward], how: str = "mean", *, name: str = "")
     """Several noisy rewards, such as judges, pooled by "mean", "median" or "min"."""
     if how not in ("mean", "median", "min"):
         raise ValueError(f"ensemble {how!r}: take 'mean', 'median' or 'min'")
-    ends = [_range(part) for part in parts]
+    ends = [declared_range(part) for part in parts]
     score_range = (min(low for low, _ in ends), max(high for _, high in ends))
     return combined(name or f"{how}_of_{len(parts)}", parts, _pool, score_range, how=how)
 
@@ -139,7 +135,7 @@ class Scaled:
             raise ValueError(f"{reward.__name__} is async: give it a fixed reward_weights entry")
         self.reward, self.__name__ = reward, reward.__name__
         self.__doc__, self.columns = reward.__doc__, getattr(reward, "columns", [])
-        low, high = _range(reward)
+        low, high = declared_range(reward)
         self.range = (min(0.0, low * greatest), max(0.0, high * greatest))
 
     def __call__(self, completions: Sequence[Any], trainer_state: Any = None, **columns) -> Scores:
@@ -200,7 +196,7 @@ class Adaptive(Scaled):
         self.value, self.step = 1.0, -1
 
     def factor(self, step: int, scores: Scores) -> float:
-        middle = sum(_range(self.reward)) / 2
+        middle = sum(declared_range(self.reward)) / 2
         known = [score for score in scores if score is not None]
         if step > self.step and known:
             self.step = step

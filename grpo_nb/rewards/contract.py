@@ -214,6 +214,11 @@ def reward(
     return lift
 
 
+def declared_range(reward_func: Callable[..., Any]) -> tuple[float, float]:
+    """The least and the greatest score it declares; [0, 1] where it declares none."""
+    return getattr(reward_func, "range", (0.0, 1.0))
+
+
 def call(reward_func: Callable[..., Any], **columns: Any) -> Scores:
     """A batch's scores from any TRL-shaped reward, async ones too, inside a notebook as well."""
     scores = reward_func(**columns)

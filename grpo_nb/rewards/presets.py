@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import yaml
 
 from grpo_nb.profiles import refuse_unknown
-from grpo_nb.prompts import ANSWER, REASONING, SYSTEM_PROMPT, extract_answer
+from grpo_nb.prompts import SYSTEM_PROMPT, extract_answer, tagged
 from grpo_nb.rewards import code, correctness, format, length, style
 from grpo_nb.rewards.combine import Combined, gated
-from grpo_nb.rewards.contract import Reward
+from grpo_nb.rewards.contract import Reward, declared_range
 from grpo_nb.runs import PROJECT_ROOT
 
 math_problem_reward = gated(
@@ -30,7 +30,7 @@ math_problem_reward = gated(
 
 def _tagged(row: Mapping[str, Any]) -> str:
     """A completion that ought to earn every reward: any true step, then the gold."""
-    return f"<{REASONING}>1+1=2</{REASONING}><{ANSWER}>{row['answer']}</{ANSWER}>"
+    return tagged("1+1=2", row["answer"])
 
 
 class RewardSet(NamedTuple):
@@ -60,7 +60,7 @@ class RewardSet(NamedTuple):
     @property
     def full(self) -> float:
         """The greatest score of the first reward, which says "correct"."""
-        return getattr(self.reward_funcs[0], "range", (0.0, 1.0))[1]
+        return declared_range(self.reward_funcs[0])[1]
 
     @property
     def format_name(self) -> str:

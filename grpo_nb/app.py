@@ -6,7 +6,8 @@ import socket
 import webbrowser
 from urllib.parse import quote
 
-from grpo_nb.pipeline import QUIET, execute_notebook, stage_parameters
+from grpo_nb.config import to_parameters
+from grpo_nb.pipeline import QUIET, execute_notebook
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Run
 
 HOST = "127.0.0.1"
@@ -36,7 +37,7 @@ def serve(name: str, profile: str = "auto", port: int = 8866, browser: bool = Tr
     (run / SERVED).parent.mkdir(parents=True, exist_ok=True)
     if run.manifest().get("01", {}).get("status") != "done":
         print(f"{NOTEBOOKS['01']} comes first", flush=True)
-        settings = stage_parameters("01", run.settings())
+        settings = to_parameters("01", run.settings())
         execute_notebook(run, "01", {"run_name": name, "profile": profile} | settings)
     path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH")]))
     os.environ.update(QUIET | {"PYTHONPATH": path, "GRPO_NB_RUNS": str(run.path.parent.resolve())})
@@ -63,6 +64,6 @@ def prepare(run: Run):
     import papermill
 
     source = PROJECT_ROOT / "notebooks" / f"{NOTEBOOKS['02']}.ipynb"
-    settings = {"run_name": run.name} | stage_parameters("02", run.settings())
+    settings = {"run_name": run.name} | to_parameters("02", run.settings())
     options = {"prepare_only": True, "progress_bar": False}
     return papermill.execute_notebook(source, run / SERVED, settings, **options)

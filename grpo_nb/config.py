@@ -5,96 +5,25 @@ In a notebook's parameters cell `-1` and `"auto"` mean "not set here". An unknow
 is refused with the nearest known one, before anything starts.
 """
 
+import ast
 from collections import ChainMap
 from collections.abc import Mapping
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from grpo_nb.health import Thresholds
 from grpo_nb.profiles import PROFILES, detect_profile, refuse_unknown, task_settings
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DataConfig(Section):
-    source: str = Field("arithmetic", description="built-in set, local file, or hub dataset")
-    subset: str = Field("", description="configuration of a hub dataset")
-    split: str = Field("train", description="split of a hub dataset")
-    revision: str = Field("", description="commit, branch or tag of a hub dataset")
-    streaming: bool = Field(False, description="read a hub dataset without storing it")
-    question_column: str = Field("question", description="column of questions, texts or chats")
-    answer_column: str = Field("answer", description="column that holds the gold")
-    extra_columns: str = Field("", description='columns for the rewards: "a, b" or "all"')
-    answer_format: str = Field(
-        "auto", description="auto (#### or as is), as_is, ####, boxed, tag, json:path, regex:…"
-    )
-    answer_kind: Literal["number", "choice", "json", "code", "text"] = Field(
-        "number", description="what a gold has to be"
-    )
-    system_prompt: str = Field(
-        "preset", description="says the format; preset: as the rewards ask for it; may be empty"
-    )
-    max_rows: int = Field(0, ge=0, description="rows read from the source; 0 reads all")
-    max_dropped_share: float = Field(
-        0.05, ge=0, le=1, description="more faulty rows than this share are an error"
-    )
-    eval_rows: int = Field(256, ge=1, description="rows held out, never trained on")
-    max_prompt_tokens: int = Field(256, ge=8, description="longer prompts are dropped [tokens]")
-    difficulty_prompts: int = Field(
-        0, ge=0, description="prompts to train on that a pilot judges first; 0: none"
-    )
-    min_pass_rate: float = Field(
-        0.0, ge=0, lt=1, description="a judged prompt has to be solved more often"
-    )
-    max_pass_rate: float = Field(1.0, gt=0, le=1, description="and less often than this")
-    order: Literal["shuffled", "easy_to_hard"] = Field(
-        "shuffled", description="of the prompts in training"
-    )
-    priming_rows: int = Field(0, ge=0, description="rows written for a supervised warm-up")
-
-
-class ModelConfig(Section):
-    model_path: str = Field("data/tiny_base", description="folder or hub name of the base model")
-    quantization: Literal["4bit", "16bit"] = Field("4bit", description="weights of the base")
-    fast_inference: Literal["vllm", "off", "detect"] = Field(
-        "detect", description="generate with vLLM; detect: where a GPU and vLLM are found"
-    )
-    max_seq_length: int = Field(512, ge=32, description="prompt + completion [tokens]")
-    lora_rank: int = Field(16, ge=1, description="rank of the adapter")
-    lora_alpha: int = Field(32, ge=1, description="the adapter is scaled by alpha / rank")
-
-
-class RewardsConfig(Section):
-    preset: str = Field("math", description="named list of rewards, or YAML file")
-    reward_weights: str = Field("", description="weights in the preset's order; empty: its own")
-    cases: str = Field("", description="JSONL of your own attacks and saved cases")
-    pilot_prompts: int = Field(32, ge=1, description="prompts sampled from the base model")
-    pilot_completions: int = Field(8, ge=2, description="completions for each of them")
-
-
-class TrainConfig(Section):
-    max_steps: int = Field(100, ge=1, description="optimizer steps")
-    learning_rate: float = Field(1e-3, gt=0, description="peak learning rate")
-    warmup_steps: int = Field(5, ge=0, description="steps until the peak is reached")
-    num_generations: int = Field(8, ge=2, description="completions per prompt: the group")
-    per_device_train_batch_size: int = Field(64, ge=1, description="completions per pass")
-    gradient_accumulation_steps: int = Field(1, ge=1, description="passes per step")
-    max_completion_length: int = Field(48, ge=1, description="cut after this [tokens]")
-    temperature: float = Field(1.0, gt=0, description="of sampling in training")
-    beta: float = Field(0.0, ge=0, description="weight of the KL to the base")
-    loss_type: Literal["dapo", "grpo", "bnpo", "dr_grpo"] = Field("dapo", description="TRL's")
-    scale_rewards: Literal["group", "batch", "none"] = Field("group", description="TRL's")
-    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = Field(
-        "sum_then_normalize", description="TRL's; the second is GDPO"
-    )
-
-
-class EvaluateConfig(Section):
-    eval_batch_size: int = Field(64, ge=1, description="prompts generated at once")
-    show_samples: int = Field(4, ge=1, description="before/after pairs shown")
+from grpo_nb.settings import (
+    DataConfig,
+    EvaluateConfig,
+    ModelConfig,
+    PolicyConfig,
+    RewardsConfig,
+    Section,
+    TrainConfig,
+)
 
 
 class RunConfig(Section):
@@ -106,7 +35,10 @@ class RunConfig(Section):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     rewards: RewardsConfig = RewardsConfig()
+    policy: PolicyConfig = PolicyConfig()
     train: TrainConfig = TrainConfig()
+    health: Thresholds = Thresholds()
+    trl: dict[str, Any] = Field({}, description="more of GRPOConfig's own arguments")
     evaluate: EvaluateConfig = EvaluateConfig()
 
     @property
@@ -115,18 +47,37 @@ class RunConfig(Section):
         return self.train.per_device_train_batch_size * self.train.gradient_accumulation_steps
 
 
-SECTIONS = ("data", "model", "rewards", "train", "evaluate")
-SECTION_STAGE = {"data": "01", "model": "01", "rewards": "02", "train": "03", "evaluate": "04"}
+SECTION_STAGE = {
+    **{"data": "01", "model": "01", "rewards": "02", "policy": "03", "train": "03"},
+    **{"health": "03", "trl": "03", "evaluate": "04"},
+}
+SECTIONS = tuple(section for section in SECTION_STAGE if section != "trl")
+MORE = "more"  # the notebooks' parameter for the settings without a line of their own
 
 
 def setting_names() -> list[str]:
-    """Every dotted name that `--set` takes, such as `train.max_steps`."""
+    """Every dotted name that `--set` takes, such as `train.max_steps`; `trl.…` comes on top."""
     names = [f"{s}.{key}" for s in SECTIONS for key in type(getattr(RunConfig(), s)).model_fields]
     return ["task", "seed", *names]
 
 
-def parse_assignment(assignment: str) -> tuple[str, str]:
-    """`"train.max_steps=20"` to `("train.max_steps", "20")`.
+def is_rare(name: str) -> bool:
+    """Whether a setting has no line of its own in the notebooks' parameters cells."""
+    section, _, key = name.rpartition(".")
+    if section in ("", "health", "trl"):
+        return bool(section)
+    extra = type(getattr(RunConfig(), section)).model_fields[key].json_schema_extra
+    return bool(extra and extra["rare"])
+
+
+def refuse_unknown_setting(name: str) -> None:
+    """Raise ValueError with the nearest name; names below `trl.` are TRL's to check."""
+    if not name.startswith("trl."):
+        refuse_unknown("setting", name, setting_names())
+
+
+def parse_assignment(assignment: str) -> tuple[str, Any]:
+    """`"train.max_steps=20"` to `("train.max_steps", "20")`; a value of TRL's to its type.
 
     Raises:
         ValueError: No `=`, or a name that is not a setting.
@@ -134,7 +85,12 @@ def parse_assignment(assignment: str) -> tuple[str, str]:
     name, equals, value = assignment.partition("=")
     if not equals:
         raise ValueError(f"--set {assignment!r} has no value: write --set train.max_steps=20")
-    refuse_unknown("setting", name.strip(), setting_names())
+    refuse_unknown_setting(name.strip())
+    if name.startswith("trl."):
+        try:
+            return name.strip(), ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            return name.strip(), value  # text
     return name.strip(), value
 
 
@@ -152,11 +108,11 @@ def resolve(profile: str, *layers: Mapping[str, Any]) -> RunConfig:
     """
     profile = detect_profile() if profile == "auto" else profile
     refuse_unknown("profile", profile, list(PROFILES))
-    nested: dict[str, Any] = {"profile": profile, **{section: {} for section in SECTIONS}}
+    nested: dict[str, Any] = {"profile": profile, **{section: {} for section in SECTION_STAGE}}
     set_by_layers = ChainMap(*reversed(layers))
     task = task_settings(set_by_layers.get("task", "math"), profile)
     for name, value in ChainMap(set_by_layers, task, PROFILES[profile]).items():
-        refuse_unknown("setting", name, setting_names())
+        refuse_unknown_setting(name)
         section, _, key = name.rpartition(".")
         (nested[section] if section else nested)[key] = value
     try:
@@ -171,7 +127,8 @@ def resolve(profile: str, *layers: Mapping[str, Any]) -> RunConfig:
 
 def flatten(config: RunConfig) -> dict[str, Any]:
     """Every setting by its dotted name; `resolve(config.profile, flatten(config)) == config`."""
-    return {name: attrgetter(name)(config) for name in setting_names()}
+    own = {name: attrgetter(name)(config) for name in setting_names()}
+    return own | {f"trl.{name}": value for name, value in config.trl.items()}
 
 
 def _check_sizes(config: RunConfig) -> None:
@@ -202,14 +159,32 @@ def from_parameters(stage: str, parameters: Mapping[str, Any]) -> dict[str, Any]
 
     Args:
         stage: "01" … "04".
-        parameters: The notebook's `globals()`; other names are passed over.
+        parameters: The notebook's `globals()`; other names are passed over. `more` holds
+            rare settings: "train.save_steps=10; trl.epsilon_high=0.28".
+
+    Raises:
+        ValueError: `more` has an unknown name, or one of another stage.
     """
     chosen = {
         name: parameters.get(name.rpartition(".")[2], "auto")
         for name in setting_names()
-        if stage_of(name) == stage
+        if stage_of(name) == stage and not is_rare(name)
     }
-    return {name: value for name, value in chosen.items() if value not in ("auto", -1)}
+    chosen = {name: value for name, value in chosen.items() if value not in ("auto", -1)}
+    for assignment in filter(str.strip, parameters.get(MORE, "").split(";")):
+        name, value = parse_assignment(assignment.strip())
+        if stage_of(name) != stage:
+            raise ValueError(f"more: {name} belongs to notebook {stage_of(name)}, not {stage}")
+        chosen[name] = value
+    return chosen
+
+
+def to_parameters(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`from_parameters` the other way: under the names of that stage's parameters cell."""
+    chosen = {name: value for name, value in settings.items() if stage_of(name) == stage}
+    own = {name.rpartition(".")[2]: v for name, v in chosen.items() if not is_rare(name)}
+    more = "; ".join(f"{name}={value}" for name, value in chosen.items() if is_rare(name))
+    return own | ({MORE: more} if more else {})
 
 
 def describe(config: RunConfig, set_here: Mapping[str, Any], *sections: str) -> list[dict]:

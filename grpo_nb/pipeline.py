@@ -99,17 +99,11 @@ def _execute_stages(
     with Progress(*shown, TimeElapsedColumn(), console=console) as progress:
         for stage in [key for key in NOTEBOOKS if key >= first]:
             task = progress.add_task(NOTEBOOKS[stage], total=None, note="")
-            parameters = {"run_name": run.name} | stage_parameters(stage, settings)
+            parameters = {"run_name": run.name} | configs.to_parameters(stage, settings)
             parameters |= {"profile": profile} if stage == "01" else {"force": force}
             with _watching(run, progress, task):
                 execute_notebook(run, stage, parameters)
             progress.update(task, total=1, completed=1)
-
-
-def stage_parameters(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that stage's notebook takes, under the names of its parameters cell."""
-    chosen = {name: value for name, value in settings.items() if configs.stage_of(name) == stage}
-    return {name.rpartition(".")[2]: value for name, value in chosen.items()}
 
 
 def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Path:

@@ -13,6 +13,7 @@ HEAVY = {"torch", "unsloth", "trl", "vllm"}
 MAY_IMPORT_HEAVY = {"models", "training", "export"}
 LAYERS = [
     {"prompts", "numbers", "sandbox", "profiles", "health"},
+    {"settings"},
     {"config"},
     {"runs"},
     {"data", "rewards", "advantages", "chat"},

@@ -30,7 +30,7 @@ def grpo_arguments(config: RunConfig, output_dir: Path, vllm: bool) -> dict[str,
         "log_completions": True,
         "num_completions_to_print": 0,
         "logging_steps": 1,
-        "save_strategy": "no",
+        "save_strategy": "no",  # the monitor says when
         "disable_tqdm": True,
         **config.trl,
     }

@@ -1,7 +1,9 @@
 """Between a running training and who watches it: updates go out, wishes come in."""
 
+import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from grpo_nb.health import Alert
@@ -37,3 +39,30 @@ class Update(NamedTuple):
 
 
 Watcher = Callable[[Update], None]
+
+
+@contextmanager
+def stop_on_signals(controls: Controls) -> Iterator[list[int]]:
+    """SIGINT (the interrupt button) and SIGTERM wish for a stop; a second one ends at once.
+
+    Yields:
+        The signals that came.
+    """
+    came: list[int] = []
+
+    def wish(number: int, frame: Any) -> None:
+        came.append(number)
+        if len(came) > 1:
+            raise KeyboardInterrupt
+        print("stopping: this step is finished and a checkpoint saved; again to stop at once")
+        controls.stop.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield came  # signals belong to the main thread
+        return
+    before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

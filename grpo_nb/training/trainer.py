@@ -1,53 +1,70 @@
-"""TRL's GRPOTrainer over the policy."""
+"""TRL's GRPOTrainer over the policy, with checkpoints, memory and metrics made safe."""
 
 import math
-import shutil
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from grpo_nb.config import RunConfig
 from grpo_nb.models import Policy
-from grpo_nb.rewards import RewardSet, keep_adaptive_weights
-from grpo_nb.runs import Run, atomic_path
+from grpo_nb.rewards import RewardSet
 from grpo_nb.training.arguments import grpo_arguments
+from grpo_nb.training.checkpoints import Sealed
+from grpo_nb.training.halving import Halving
+from grpo_nb.training.measured import Measured
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
 
 
+class Kept:
+    """Of a GRPOTrainer: the sampler is at hand, and the adapter can be saved by itself."""
+
+    row_sampler: Any = None
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        self.row_sampler = super()._get_train_sampler(*args, **kwargs)  # type: ignore[misc]
+        return self.row_sampler
+
+    def save_adapter(self, folder: Path) -> None:
+        """The adapter (or the whole model, if all of it is trained) and the tokenizer."""
+        model = self.accelerator.unwrap_model(self.model)
+        # With beta > 0 TRL lays a frozen copy beside it, "ref".
+        only = {"selected_adapters": ["default"]} if hasattr(model, "peft_config") else {}
+        model.save_pretrained(folder, **only)
+        self.processing_class.save_pretrained(folder)
+
+
 def build_trainer(
-    policy: Policy, preset: RewardSet, rows: Sequence[dict], config: RunConfig, run: Run
+    policy: Policy,
+    rewards: RewardSet,
+    rows: Sequence[Mapping[str, Any]],
+    config: RunConfig,
+    folder: Path,
 ) -> "GRPOTrainer":
-    """A GRPOTrainer that writes metrics.jsonl and completions/ below the run's train/."""
+    """A GRPOTrainer that writes completions/ and checkpoints to `folder`."""
     import torch
     from datasets import Dataset
+    from transformers.trainer_callback import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    # An earlier training in this run may have been longer.
-    (run / "train/metrics.jsonl").unlink(missing_ok=True)
-    shutil.rmtree(run / "train/completions", ignore_errors=True)
-    arguments = grpo_arguments(config, run / "train", policy.vllm)
-    arguments["reward_weights"] = list(preset.reward_weights)
-    trainer = GRPOTrainer(
+    arguments = grpo_arguments(config, folder, policy.vllm)
+    arguments["reward_weights"] = list(rewards.reward_weights)
+    kind = type("GRPOTrainer", (Kept, Sealed, Measured, Halving, GRPOTrainer), {})
+    trainer = kind(
         model=policy.model,
         processing_class=policy.tokenizer,
-        reward_funcs=list(preset.reward_funcs),
+        reward_funcs=list(rewards.reward_funcs),
         args=GRPOConfig(**arguments),
         # Rows may hold dicts and lists of any type, which Arrow would merge or refuse.
         train_dataset=Dataset.from_list([dict(row) for row in rows], on_mixed_types="use_json"),
-        callbacks=[keep_adaptive_weights(preset.reward_funcs)],
     )
+    trainer.keep_checkpoints = config.train.keep_checkpoints
+    trainer.remove_callback(PrinterCallback)
     for parameter in policy.model.parameters():
         if parameter.requires_grad:  # TRL casts a 4-bit model's adapter to bf16
             parameter.data = parameter.data.to(torch.float32)
     return trainer
-
-
-def save_adapter(trainer: "GRPOTrainer", policy: Policy, run: Run) -> None:
-    """Write train/adapter/: the trained adapter and the tokenizer, nothing else."""
-    with atomic_path(run / "train/adapter") as temporary:
-        trainer.model.save_pretrained(temporary, selected_adapters=["default"])
-        policy.tokenizer.save_pretrained(temporary)
 
 
 def adapter_norm(policy: Policy) -> float:

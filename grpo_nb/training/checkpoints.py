@@ -1,0 +1,109 @@
+"""Checkpoints that are whole or not there: written aside, sealed, renamed, and checked on return.
+
+A checkpoint is a folder `checkpoint-<step>` of a stage, as transformers' Trainer writes it,
+with `sealed.json`: size and sha256 of each file.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from grpo_nb.rewards.combine import Adaptive
+from grpo_nb.runs import sha256, write_json
+
+SEAL = "sealed.json"
+ASIDE = ".saving"
+
+
+class Sealed:
+    """Of a Trainer: checkpoints appear complete under their name, and the last k are kept."""
+
+    keep_checkpoints: int
+    _aside: Path | None = None
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._aside or super()._get_output_dir(trial))  # type: ignore[misc]
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = Path(self.args.output_dir)
+        name = f"checkpoint-{self.state.global_step}"
+        self._aside = folder / ASIDE
+        shutil.rmtree(self._aside, ignore_errors=True)
+        try:
+            super()._save_checkpoint(model, trial)  # type: ignore[misc]
+            for reward in adaptive_rewards(self.reward_funcs):
+                reward.save(self._aside / name)
+            seal(self._aside / name)
+            shutil.rmtree(folder / name, ignore_errors=True)
+            (self._aside / name).replace(folder / name)
+        except Exception as error:  # safetensors and torch have errors of their own for a full disk
+            raise OSError(
+                f"checkpoint-{self.state.global_step} could not be written "
+                f"({type(error).__name__}: {error}); {_free(folder)}. Earlier checkpoints are as "
+                "they were: make room, run this again, and training goes on from the newest"
+            ) from error
+        finally:
+            shutil.rmtree(self._aside, ignore_errors=True)
+            self._aside = None
+        for old in steps_of(folder)[: -self.keep_checkpoints]:
+            shutil.rmtree(folder / f"checkpoint-{old}")
+
+
+def adaptive_rewards(rewards: Any) -> list[Adaptive]:
+    return [reward for reward in rewards if isinstance(reward, Adaptive)]
+
+
+def _free(folder: Path) -> str:
+    return f"{shutil.disk_usage(folder).free / 2**30:.1f} GiB are free there"
+
+
+def steps_of(folder: Path) -> list[int]:
+    """The steps of a stage's checkpoints, oldest first."""
+    return sorted(int(path.name.partition("-")[2]) for path in folder.glob("checkpoint-*"))
+
+
+def seal(checkpoint: Path) -> None:
+    files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
+    known = {str(path.relative_to(checkpoint)): _identity(path) for path in files}
+    write_json(checkpoint / SEAL, known)
+
+
+def _identity(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
+
+
+def damage(checkpoint: Path) -> str:
+    """What is wrong with a checkpoint; "" for a whole one."""
+    if not (checkpoint / SEAL).is_file():
+        return f"it has no {SEAL}"
+    try:
+        known = json.loads((checkpoint / SEAL).read_text(encoding="utf-8"))
+    except ValueError:
+        return f"its {SEAL} cannot be read"
+    for name, identity in known.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != identity["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes of {identity['bytes']}"
+        if sha256(path) != identity["sha256"]:
+            return f"{name} has changed"
+    return ""
+
+
+def newest(folder: Path, say: Callable[[str], None] = print) -> Path | None:
+    """The newest whole checkpoint of a stage, or None; says which damaged ones it passed over."""
+    shutil.rmtree(folder / ASIDE, ignore_errors=True)
+    for step in reversed(steps_of(folder)):
+        checkpoint = folder / f"checkpoint-{step}"
+        if not (wrong := damage(checkpoint)):
+            return checkpoint
+        say(f"{checkpoint.name} is damaged ({wrong}): passed over")
+        shutil.rmtree(checkpoint)
+    return None
+
+
+def step_of(checkpoint: Path | None) -> int:
+    return int(checkpoint.name.partition("-")[2]) if checkpoint else 0

@@ -1,0 +1,90 @@
+"""What TRL does not log: seconds of a phase, memory, how rewards spread in and over groups."""
+
+import math
+import time
+from typing import Any
+
+import psutil
+
+from grpo_nb.models import cuda_available
+
+
+class Measured:
+    """Of a GRPOTrainer: more metrics, through TRL's own, so that trackers get them too."""
+
+    _loss_failed = False
+
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        result = super()._generate(*args, **kwargs)  # type: ignore[misc]
+        self._note("seconds/generation", time.perf_counter() - started)
+        return result
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        rewards_N_F = super()._calculate_rewards(*args, **kwargs)  # type: ignore[misc]
+        self._note("seconds/reward", time.perf_counter() - started)
+        self._note_groups(rewards_N_F)
+        return rewards_N_F
+
+    def _note_groups(self, rewards_N_F: Any) -> None:
+        import torch
+
+        group = self.num_generations
+        total_N = (rewards_N_F * self.reward_weights.to(rewards_N_F.device)).nansum(dim=1)
+        groups_P_G = total_N.view(-1, group)
+        means_P = groups_P_G.mean(dim=1)
+        for percent, value in zip((10, 50, 90), _quantiles(means_P), strict=True):
+            self._note(f"groups/reward_p{percent}", value)
+        self._note("groups/reward_std", groups_P_G.std(dim=1).mean().item())
+        spread_F = torch.nan_to_num(rewards_N_F).view(-1, group, rewards_N_F.shape[1])
+        for name, value in zip(
+            self.reward_func_names, spread_F.std(dim=1).mean(dim=0).tolist(), strict=True
+        ):
+            self._note(f"rewards/{name}/group_std", value)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().training_step(*args, **kwargs)  # type: ignore[misc]
+        # transformers replaces such a loss by the average of those before.
+        self._loss_failed |= not math.isfinite(loss.item())
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            if self._loss_failed:
+                logs["loss"], self._loss_failed = math.nan, False
+            logs.update(self._of_the_step())
+        super().log(logs, start_time)  # type: ignore[misc]
+
+    def _of_the_step(self) -> dict[str, float]:
+        known = {key: sum(values) for key, values in self._metrics["train"].items() if values}
+        seconds = known.get("step_time", math.nan)
+        phases = known.get("seconds/generation", 0.0) + known.get("seconds/reward", 0.0)
+        count = self.args.generation_batch_size
+        tokens = known.get("completions/mean_length", 0.0) * count
+        return {
+            "seconds/update": seconds - phases,
+            "tokens_per_second": tokens / seconds,
+            "memory_gib": memory_gib(),
+        }
+
+    def _note(self, name: str, value: float) -> None:
+        self._metrics["train" if self.model.training else "eval"][name].append(value)
+
+
+def _quantiles(values: Any) -> list[float]:
+    import torch
+
+    return torch.quantile(values, torch.tensor([0.1, 0.5, 0.9], device=values.device)).tolist()
+
+
+def memory_gib() -> float:
+    """The greatest memory of the GPU so far; without one, what this process holds now."""
+    import torch
+
+    held = (
+        torch.cuda.max_memory_allocated()
+        if cuda_available()
+        else psutil.Process().memory_info().rss
+    )
+    return held / 2**30

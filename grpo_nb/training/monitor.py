@@ -1,0 +1,177 @@
+"""What happens around a step: metrics kept, health judged, wishes heard, checkpoints due."""
+
+import math
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo_nb import health
+from grpo_nb.training.checkpoints import adaptive_rewards
+from grpo_nb.training.control import Controls, Update, Watcher
+from grpo_nb.training.metrics import append_line
+from grpo_nb.training.plan import TrainStage
+from grpo_nb.training.validation import Validation, is_best, keep_best
+
+BAD_STEPS = 3  # updates in a row that are not numbers end the training
+
+
+class Monitor:
+    """A TrainerCallback (see `as_callback`) for one stage.
+
+    Args:
+        trainer: The stage's.
+        stage: What it trains.
+        folder: The run's train/.
+        watch: Health, which has seen the steps before.
+        total_steps: Of all stages.
+        controls: Wishes.
+        watchers: Are told of each step.
+        validation: Every `train.eval_steps`; None for never.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        stage: TrainStage,
+        folder: Path,
+        *,
+        watch: health.Watch,
+        total_steps: int,
+        controls: Controls,
+        watchers: list[Watcher],
+        validation: Validation | None,
+    ) -> None:
+        self.trainer, self.stage, self.folder, self.watch = trainer, stage, folder, watch
+        self.total_steps, self.controls, self.watchers = total_steps, controls, watchers
+        self.validation, self.worse, self.bad, self.saved = validation, 0, 0, -1
+        self.random_state: Any = None
+        self.failure = ""  # why the training ended itself
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.random_state = random_state()
+        if not state.global_step:
+            return
+        self.saved = state.global_step
+        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        for reward in adaptive_rewards(self.trainer.reward_funcs):
+            reward.load(checkpoint)
+        # A new pass over the rows draws a new order, which a fresh sampler has not drawn yet.
+        for _ in range(math.floor(state.epoch + 1e-6)):
+            next(iter(self.trainer.row_sampler))
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """An update that is not a number would ruin every weight: it is left out."""
+        gradients = [p.grad for p in self.trainer.model.parameters() if p.grad is not None]
+        if all(gradient.isfinite().all() for gradient in gradients):
+            self.bad = 0
+            return
+        self.bad += 1
+        self.trainer.model.zero_grad(set_to_none=True)
+        print(f"step {state.global_step + 1}: the gradient is not a number; no update is made")
+        if self.bad == BAD_STEPS:
+            self.failure = (
+                f"the gradient was not a number in {BAD_STEPS} steps in a row, up to step "
+                f"{state.global_step + 1}; no such update was made. Lower train.learning_rate, "
+                "look for a reward that is NaN, or set model.quantization = '16bit'"
+            )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.random_state = random_state()
+        train, step = self.stage.config.train, state.global_step
+        whole = step * args.gradient_accumulation_steps % _generate_every(args) == 0
+        if not whole:  # its completions are still in use: a checkpoint would lose them
+            return
+        due = step - max(self.saved, 0) >= train.save_steps or step == train.max_steps
+        if self.controls.stop.is_set() or self.failure:
+            control.should_training_stop = True
+        if due or control.should_training_stop or self.controls.save.is_set():
+            self.controls.save.clear()
+            control.should_save = step != self.saved
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.saved = state.global_step
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if not logs or "reward" not in logs:
+            return
+        step = self.stage.first_step + state.global_step
+        completions = self._completions() if self.watchers else []
+        self._keep({"step": step, "stage": self.stage.name, **logs}, completions)
+        every = self.stage.config.train.eval_steps
+        last = state.global_step == self.stage.config.train.max_steps
+        due = every and (state.global_step % every == 0 or last)
+        if self.validation and (due or self.controls.evaluate.is_set()):
+            self.controls.evaluate.clear()
+            self._validate(step, control)
+
+    def _validate(self, step: int, control: Any) -> None:
+        figures = self.validation()
+        self._keep({"step": step, "stage": self.stage.name, **figures}, [])
+        best = self.folder / "best"
+        if is_best(best, figures):
+            self.worse = 0
+            keep_best(best, self.trainer.save_adapter, step, figures)
+        else:
+            self.worse += 1
+        patience = self.stage.config.train.early_stop_evals
+        if patience and self.worse >= patience:
+            print(f"step {step}: no better in {patience} validations; this stage ends here")
+            control.should_training_stop = control.should_save = True
+
+    def _keep(self, line: dict[str, Any], completions: list[dict[str, Any]]) -> None:
+        append_line(self.folder / "metrics.jsonl", line)
+        alerts = self.watch.feed(line)
+        for alert in alerts:
+            append_line(self.folder / "health.jsonl", alert._asdict())
+            print(health.summary([alert]))
+        for watcher in self.watchers:
+            watcher(Update(line, self.total_steps, completions, alerts))
+
+    def _completions(self) -> list[dict[str, Any]]:
+        """Those of this step, with their scores, as TRL holds them until it writes them."""
+        logs = self.trainer._logs
+        columns: Mapping[str, Any] = {
+            "question": [prompt[-1]["content"] for prompt in logs["prompt"]],
+            "completion": [completion[-1]["content"] for completion in logs["completion"]],
+            **logs["rewards"],
+            "advantage": logs["advantages"],
+        }
+        weights = dict(zip(logs["rewards"], self.stage.rewards.reward_weights, strict=True))
+        lines = [dict(zip(columns, v, strict=True)) for v in zip(*columns.values(), strict=True)]
+        for line in lines:
+            scores = {name: line[name] for name in weights if not math.isnan(line[name])}
+            line["reward"] = sum(weights[name] * score for name, score in scores.items())
+        return lines
+
+
+def _generate_every(args: Any) -> int:
+    """Passes that one generation serves."""
+    return args.steps_per_generation * args.num_iterations
+
+
+def random_state() -> tuple[Any, ...]:
+    """Of all generators that sampling, rewards and dropout may use."""
+    import torch
+
+    gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), gpu
+
+
+def restore_random_state(state: tuple[Any, ...]) -> None:
+    import torch
+
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+    torch.set_rng_state(state[2])
+    if state[3]:
+        torch.cuda.set_rng_state_all(state[3])
+
+
+def as_callback(monitor_class: type) -> type:
+    """The class with transformers' callback as its base, which is imported late."""
+    from transformers import TrainerCallback
+
+    return type(monitor_class.__name__, (monitor_class, TrainerCallback), {})

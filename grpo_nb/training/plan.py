@@ -1,0 +1,117 @@
+"""The stages of a training: one, or those of a YAML file (`train.stages`), on one adapter.
+
+    - name: format                        # 30 steps for the format, on the easier half
+      max_steps: 30
+      weights: {soft_xml_format_reward: 1.0}
+      rows: [0.0, 0.5]                    # shares of the training rows, in their order
+    - name: correctness
+      max_steps: 70
+      learning_rate: 5.0e-4
+      where: {level: [2, 3]}              # rows by a column
+
+Any other key is a setting of `train`, or of `trl` as a mapping.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import yaml
+
+from grpo_nb.config import RunConfig, flatten, resolve
+from grpo_nb.profiles import refuse_unknown
+from grpo_nb.rewards import RewardSet
+from grpo_nb.runs import project_path
+from grpo_nb.settings import TrainConfig
+
+OWN = ("name", "weights", "rows", "where", "trl")
+OF_THE_RUN = ("stages", "priming_steps", "priming_learning_rate", "resume", "keep")
+Row = Mapping[str, Any]
+
+
+class TrainStage(NamedTuple):
+    """One GRPO stage: `config.train` and `rewards` are its own."""
+
+    number: int
+    name: str
+    config: RunConfig
+    rewards: RewardSet
+    rows: Sequence[Row]
+    first_step: int  # steps of the stages before it
+
+    @property
+    def folder(self) -> str:
+        """Relative to the run."""
+        return f"train/{self.number}-{self.name}"
+
+    @property
+    def last_step(self) -> int:
+        return self.first_step + self.config.train.max_steps
+
+
+def plan(config: RunConfig, rewards: RewardSet, rows: Sequence[Row]) -> list[TrainStage]:
+    """The stages in their order.
+
+    Raises:
+        FileNotFoundError: `train.stages` names no file.
+        ValueError: It cannot be read, or a stage has an unknown key, reward or no rows.
+    """
+    stages, first = [], 0
+    for number, entry in enumerate(_entries(config.train.stages), start=1):
+        of_stage = _config(config, entry)
+        chosen = _rewards(rewards, entry.get("weights"), entry["name"])
+        selected = _rows(rows, entry)
+        stages.append(TrainStage(number, entry["name"], of_stage, chosen, selected, first))
+        first = stages[-1].last_step
+    return stages
+
+
+def _entries(path: str) -> list[dict[str, Any]]:
+    if not path:
+        return [{"name": "grpo"}]
+    file = project_path(path)
+    if not file.is_file():
+        raise FileNotFoundError(f"train.stages = {path!r} is not a file")
+    try:
+        entries = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"train.stages = {path!r} is not YAML: {error}") from None
+    good = isinstance(entries, list) and entries and all(isinstance(e, dict) for e in entries)
+    names = [str(entry.get("name", "")) for entry in entries] if good else []
+    if not good or "" in names or len(set(names)) < len(names):
+        raise ValueError(f"train.stages = {path!r}: write a list of stages, each with its own name")
+    return entries
+
+
+def _config(config: RunConfig, entry: Mapping[str, Any]) -> RunConfig:
+    known = [name for name in TrainConfig.model_fields if name not in OF_THE_RUN]
+    for key in entry:
+        refuse_unknown(f"key of stage {entry['name']!r}", key, [*OWN, *known])
+    settings = {f"train.{key}": value for key, value in entry.items() if key in known}
+    settings |= {f"trl.{key}": value for key, value in entry.get("trl", {}).items()}
+    return resolve(config.profile, flatten(config), settings)
+
+
+def _rewards(rewards: RewardSet, weights: Mapping[str, float] | None, stage: str) -> RewardSet:
+    """Those named, with their weights: all of them were tested in notebook 2."""
+    if weights is None:
+        return rewards
+    for name in weights:
+        refuse_unknown(f"reward of stage {stage!r}", name, rewards.names)
+    by_name = dict(zip(rewards.names, rewards.reward_funcs, strict=True))
+    chosen = {name: float(weights[name]) for name in rewards.names if weights.get(name)}
+    if not chosen:
+        raise ValueError(f"stage {stage!r}: no reward has a weight")
+    funcs = [by_name[name] for name in chosen]
+    return rewards._replace(reward_funcs=funcs, reward_weights=list(chosen.values()))
+
+
+def _rows(rows: Sequence[Row], entry: Mapping[str, Any]) -> Sequence[Row]:
+    low, high = entry.get("rows", (0.0, 1.0))
+    chosen = list(rows[round(low * len(rows)) : round(high * len(rows))])
+    for column, wanted in entry.get("where", {}).items():
+        refuse_unknown("column of rows", column, list(rows[0]))
+        values = wanted if isinstance(wanted, list) else [wanted]
+        chosen = [row for row in chosen if row[column] in values]
+    if not chosen:
+        raise ValueError(f"stage {entry['name']!r}: no row is left by its rows and where")
+    return chosen

@@ -1,0 +1,229 @@
+"""A training from its first step to its adapter: stages in turn, resumed where it was cut off."""
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_nb import bench, health, models
+from grpo_nb.config import flatten
+from grpo_nb.models import Policy
+from grpo_nb.rewards import RewardSet, declared_range
+from grpo_nb.runs import Stage, atomic_path, sha256, write_json
+from grpo_nb.training import checkpoints, priming
+from grpo_nb.training.control import Controls, Watcher, stop_on_signals
+from grpo_nb.training.metrics import keep_until, read_lines, stage_folders
+from grpo_nb.training.monitor import Monitor, as_callback, restore_random_state
+from grpo_nb.training.plan import TrainStage, plan
+from grpo_nb.training.progress import Progress
+from grpo_nb.training.trainer import build_trainer
+from grpo_nb.training.validation import Validation, set_aside
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
+
+# Settings that may differ between a training and its resumption.
+FREE = ("resume", "report_to", "save_steps", "keep_checkpoints", "eval_steps", "early_stop_evals")
+
+
+class Session:
+    """The training of a run: what it will do, and doing it.
+
+    Args:
+        stage: Stage 03, started.
+        policy: Fresh from `models.load_policy`.
+        rewards: The run's set, tested in notebook 2.
+        rows: To train on; some of them are set aside to validate on.
+
+    Raises:
+        ValueError: A training with other settings was cut off in this run, and
+            `train.resume` is "auto"; or `train.stages` is wrong.
+    """
+
+    def __init__(
+        self, stage: Stage, policy: Policy, rewards: RewardSet, rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        self.stage, self.policy, self.rewards = stage, policy, rewards
+        self.folder = stage.run / "train"
+        config = stage.config
+        aside = config.train.eval_prompts if config.train.eval_steps else 0
+        train_rows, self.validation_rows = set_aside(rows, aside)
+        self.stages = plan(config, rewards, train_rows)
+        self.total_steps = self.stages[-1].last_step
+        self.controls = Controls()
+        self.note = self._begin()
+        self._trainers: dict[int, GRPOTrainer] = {}
+
+    def _begin(self) -> str:
+        """Go on with what is there, or clear it; says which."""
+        known = _fingerprint(self.stage, self.rewards, self.stages)
+        path, resume = self.folder / "state.json", self.stage.config.train.resume
+        state = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        steps = _trained_steps(self.folder)
+        if state and steps and resume != "never" and not (state["finished"] and resume == "auto"):
+            changed = [name for name in known if state["settings"].get(name) != known[name]]
+            if changed and resume == "auto":
+                raise ValueError(
+                    f"{steps} steps of this run were trained with other settings "
+                    f"({', '.join(changed)}): set resume = 'always' to go on from them, or "
+                    "'never' to begin anew"
+                )
+            write_json(path, {"finished": False, "settings": known})
+            return f"goes on after step {steps} of {self.total_steps}"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        write_json(path, {"finished": False, "settings": known})
+        return f"begins at step 1 of {self.total_steps}"
+
+    def trainer(self, one: TrainStage | None = None) -> "GRPOTrainer":
+        """The trainer of a stage, the first that is not done where none is given."""
+        one = one or next((s for s in self.stages if not self._done(s)), self.stages[-1])
+        if one.number not in self._trainers:
+            self._trainers.clear()  # one optimizer at a time
+            self._trainers[one.number] = build_trainer(
+                self.policy, one.rewards, one.rows, one.config, self.stage.run / one.folder
+            )
+        return self._trainers[one.number]
+
+    def run(self, *watchers: Watcher) -> list[dict[str, Any]]:
+        """Train what is left; the adapter is in train/adapter/ then.
+
+        Args:
+            watchers: Called after each step, such as the dashboard.
+
+        Returns:
+            The lines of train/metrics.jsonl that hold a step.
+
+        Raises:
+            KeyboardInterrupt: Stopped by the interrupt button or a signal; a checkpoint is kept.
+            RuntimeError, MemoryError, …: What ended the training; a checkpoint is kept.
+        """
+        before = priming.prime(self.policy, self.stage)
+        with stop_on_signals(self.controls) as signals:
+            for one in self.stages:
+                if not self._done(one) and not self._stopped():
+                    self._train(one, before, list(watchers))
+                before = self.stage.run / one.folder / "adapter"
+        if signals:
+            raise KeyboardInterrupt(f"stopped after step {_trained_steps(self.folder)}; {AGAIN}")
+        return self._finish()
+
+    def _train(self, one: TrainStage, before: Path | None, watchers: list[Watcher]) -> None:
+        started, folder = time.monotonic(), self.stage.run / one.folder
+        if before:
+            models.load_weights(self.policy, before)
+        checkpoint = checkpoints.newest(folder)
+        keep_until(self.folder, folder, one.first_step, checkpoints.step_of(checkpoint))
+        trainer = self.trainer(one)
+        watch = health.Watch(expected(one, self.stage), self.stage.config.health)
+        for line in read_lines(self.folder / "metrics.jsonl"):
+            if line["stage"] == one.name:
+                watch.feed(line)
+        monitor = as_callback(Monitor)(
+            trainer,
+            one,
+            self.folder,
+            watch=watch,
+            total_steps=self.total_steps,
+            controls=self.controls,
+            watchers=[Progress(self.stage), *watchers],
+            validation=self._validation(),
+        )
+        trainer.add_callback(monitor)
+        try:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        except Exception as error:
+            self._keep(trainer, monitor)
+            error.add_note(f"The training is kept up to step {trainer.state.global_step}; {AGAIN}")
+            raise
+        if monitor.failure:
+            raise RuntimeError(f"{monitor.failure}. {AGAIN}")
+        whole = trainer.state.global_step == one.config.train.max_steps
+        if not self._stopped() or whole:
+            with atomic_path(folder / "adapter") as temporary:
+                trainer.save_adapter(temporary)
+            steps = trainer.state.global_step
+            about = {"steps": steps, "seconds": round(time.monotonic() - started, 1)}
+            rewards = dict(zip(one.rewards.names, one.rewards.reward_weights, strict=True))
+            settings = {**one.config.train.model_dump(), **one.config.trl}
+            about |= {"rows": len(one.rows), "rewards": rewards, "settings": settings}
+            write_json(folder / "stage.json", about)
+        trainer.remove_callback(monitor)
+
+    def _validation(self) -> Validation | None:
+        if not self.validation_rows:
+            return None
+        return Validation(self.policy, self.validation_rows, self.rewards, self.stage.config)
+
+    def _keep(self, trainer: "GRPOTrainer", monitor: Monitor) -> None:
+        """A checkpoint of the last whole step, after an error in the one that followed."""
+        if trainer.state.global_step in (0, monitor.saved) or monitor.random_state is None:
+            return
+        restore_random_state(monitor.random_state)
+        trainer.model.zero_grad()
+        trainer._save_checkpoint(trainer.model, None)
+
+    def _done(self, one: TrainStage) -> bool:
+        return (self.stage.run / one.folder / "stage.json").is_file()
+
+    def _stopped(self) -> bool:
+        return self.controls.stop.is_set()
+
+    def _finish(self) -> list[dict[str, Any]]:
+        """Hand on the best adapter, or the last, and mark the training as finished."""
+        last, best = self._newest_adapter(), self.folder / "best"
+        chosen = best if self.stage.config.train.keep == "best" and best.is_dir() else last
+        with atomic_path(self.folder / "adapter") as temporary:
+            shutil.copytree(chosen, temporary)
+        state = json.loads((self.folder / "state.json").read_text(encoding="utf-8"))
+        write_json(self.folder / "state.json", state | {"finished": not self._stopped()})
+        return [line for line in read_lines(self.folder / "metrics.jsonl") if "reward" in line]
+
+    def _newest_adapter(self) -> Path:
+        done = [self.stage.run / one.folder for one in self.stages if self._done(one)]
+        if self._stopped() or not done:
+            one = next((s for s in self.stages if not self._done(s)), self.stages[-1])
+            if checkpoint := checkpoints.newest(self.stage.run / one.folder):
+                return checkpoint
+        return done[-1] / "adapter"
+
+
+AGAIN = "run this again, and it goes on from there"
+
+
+def expected(one: TrainStage, stage: Stage) -> health.Expected:
+    """What the run knows before step 1, by which its health is judged."""
+    report = stage.run / "rewards/report.json"
+    pilot = json.loads(report.read_text(encoding="utf-8"))["pilot"] if report.exists() else {}
+    ranges = {
+        func.__name__: (weight, *declared_range(getattr(func, "reward", func)))
+        for func, weight in zip(one.rewards.reward_funcs, one.rewards.reward_weights, strict=True)
+    }
+    seconds = pilot.get("predicted seconds per step", math.inf)
+    eval_rows = stage.config.train.eval_prompts
+    return health.Expected(ranges, one.config.step_completions, eval_rows, seconds)
+
+
+def _fingerprint(stage: Stage, rewards: RewardSet, stages: list[TrainStage]) -> dict[str, Any]:
+    """What a training depends on: settings, rows, rewards and the stages."""
+    sections = ("seed", "model.", "policy.", "train.", "trl.")
+    free = {f"train.{name}" for name in FREE}
+    settings = flatten(stage.config).items()
+    known = {k: v for k, v in settings if k.startswith(sections) and k not in free}
+    known["the stages"] = [[s.name, flatten(s.config), len(s.rows)] for s in stages]
+    known["the rewards"] = bench.fingerprint(rewards)
+    known["data/train.parquet"] = sha256(stage.run / "data/train.parquet")
+    return json.loads(json.dumps(known))
+
+
+def _trained_steps(folder: Path) -> int:
+    """The last step that a checkpoint or a finished stage holds."""
+    total = 0
+    for stage in stage_folders(folder):
+        if (stage / "stage.json").is_file():
+            total += json.loads((stage / "stage.json").read_text(encoding="utf-8"))["steps"]
+        elif steps := checkpoints.steps_of(stage):
+            total += steps[-1]
+    return total

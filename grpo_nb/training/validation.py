@@ -1,0 +1,83 @@
+"""Is the policy getting better on prompts it does not train on? Asked every n steps, greedily.
+
+The prompts are set aside from the training rows, so that the held-out rows, by which
+notebook 4 judges, have no say in which adapter is kept.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo_nb.bench import Bench
+from grpo_nb.config import RunConfig
+from grpo_nb.models import Policy
+from grpo_nb.rewards import RewardSet
+from grpo_nb.runs import atomic_path, write_json
+
+Row = Mapping[str, Any]
+
+
+def set_aside(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
+    """(rows to train on, rows to validate on): evenly spaced, at most a tenth of all.
+
+    >>> train, aside = set_aside([{"n": n} for n in range(40)], 2)
+    >>> len(train), [row["n"] for row in aside]
+    (38, [0, 20])
+    """
+    count = min(count, len(rows) // 10)
+    places = {place * len(rows) // count for place in range(count)} if count else set()
+    train = [row for place, row in enumerate(rows) if place not in places]
+    return train, [rows[place] for place in sorted(places)]
+
+
+class Validation:
+    """Answers the rows with the policy as it stands, and scores the answers.
+
+    Args:
+        policy: In the middle of its training; it and the random state are left as they were.
+        rows: What `set_aside` gave.
+        rewards: The run's set; its first says "correct".
+        config: Lengths and batch size.
+    """
+
+    def __init__(
+        self, policy: Policy, rows: Sequence[Row], rewards: RewardSet, config: RunConfig
+    ) -> None:
+        self.policy, self.rows, self.rewards, self.config = policy, rows, rewards, config
+        self.bench = Bench(rewards, config.train, policy.tokenizer)
+
+    def __call__(self) -> dict[str, float]:
+        """eval/accuracy, eval/format, eval/reward, eval/seconds."""
+        started = time.perf_counter()
+        groups = self.policy.generate(
+            [row["prompt"] for row in self.rows],
+            max_completion_length=self.config.train.max_completion_length,
+            batch_size=self.config.evaluate.eval_batch_size,
+        )
+        scores_P_F = self.bench.score(self.rows, [group[0].text for group in groups])
+        of_reward = dict(zip(self.rewards.names, np.nanmean(scores_P_F, axis=0), strict=True))
+        figures = {"eval/accuracy": float(of_reward[self.rewards.names[0]])}
+        if name := self.rewards.format_name:
+            figures["eval/format"] = float(of_reward[name])
+        figures["eval/reward"] = float(np.nanmean(self.bench.totals(scores_P_F)))
+        return figures | {"eval/seconds": time.perf_counter() - started}
+
+
+def is_best(folder: Path, figures: Mapping[str, float]) -> bool:
+    """Whether no kept adapter was better; of equals the later is taken."""
+    report = folder / "eval.json"
+    if not report.is_file():
+        return True
+    best = json.loads(report.read_text(encoding="utf-8"))
+    return figures["eval/accuracy"] >= best["eval/accuracy"]
+
+
+def keep_best(folder: Path, save: Any, step: int, figures: Mapping[str, float]) -> None:
+    """Write the adapter to `folder` by `save(path)`, with the step and its figures."""
+    with atomic_path(folder) as temporary:
+        save(temporary)
+        write_json(temporary / "eval.json", {"step": step, **figures})

@@ -80,6 +80,10 @@ class Monitor:
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.random_state = random_state()
+        self._obey(args, state, control)
+
+    def _obey(self, args: Any, state: Any, control: Any) -> None:
+        """Save and stop where that is due or wished for."""
         train, step = self.stage.config.train, state.global_step
         whole = step * args.gradient_accumulation_steps % _generate_every(args) == 0
         if not whole:  # its completions are still in use: a checkpoint would lose them
@@ -106,6 +110,7 @@ class Monitor:
         if self.validation and (due or self.controls.evaluate.is_set()):
             self.controls.evaluate.clear()
             self._validate(step, control)
+        self._obey(args, state, control)  # wishes that came meanwhile
 
     def _validate(self, step: int, control: Any) -> None:
         figures = self.validation()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb import bench, health, models
-from grpo_nb.config import flatten
+from grpo_nb.config import RunConfig, flatten
 from grpo_nb.models import Policy
 from grpo_nb.rewards import RewardSet, declared_range
 from grpo_nb.runs import Stage, atomic_path, sha256, write_json
@@ -100,6 +100,7 @@ class Session:
             KeyboardInterrupt: Stopped by the interrupt button or a signal; a checkpoint is kept.
             RuntimeError, MemoryError, …: What ended the training; a checkpoint is kept.
         """
+        self.controls.stop.clear()
         before = priming.prime(self.policy, self.stage)
         with stop_on_signals(self.controls) as signals:
             for one in self.stages:
@@ -138,19 +139,26 @@ class Session:
             self._keep(trainer, monitor)
             error.add_note(f"The training is kept up to step {trainer.state.global_step}; {AGAIN}")
             raise
+        finally:
+            self._trainers.clear()  # a run after this one begins with a trainer of its own
         if monitor.failure:
             raise RuntimeError(f"{monitor.failure}. {AGAIN}")
-        whole = trainer.state.global_step == one.config.train.max_steps
-        if not self._stopped() or whole:
-            with atomic_path(folder / "adapter") as temporary:
-                trainer.save_adapter(temporary)
-            steps = trainer.state.global_step
-            about = {"steps": steps, "seconds": round(time.monotonic() - started, 1)}
-            rewards = dict(zip(one.rewards.names, one.rewards.reward_weights, strict=True))
-            settings = {**one.config.train.model_dump(), **one.config.trl}
-            about |= {"rows": len(one.rows), "rewards": rewards, "settings": settings}
-            write_json(folder / "stage.json", about)
-        trainer.remove_callback(monitor)
+        if not self._stopped() or trainer.state.global_step == one.config.train.max_steps:
+            self._complete(one, trainer, time.monotonic() - started)
+
+    def _complete(self, one: TrainStage, trainer: "GRPOTrainer", seconds: float) -> None:
+        """The stage's adapter, and its manifest."""
+        folder = self.stage.run / one.folder
+        with atomic_path(folder / "adapter") as temporary:
+            trainer.save_adapter(temporary)
+        about = {
+            "steps": trainer.state.global_step,
+            "seconds": round(seconds, 1),
+            "rows": len(one.rows),
+            "rewards": dict(zip(one.rewards.names, one.rewards.reward_weights, strict=True)),
+            "settings": {**one.config.train.model_dump(), "trl": one.config.trl},
+        }
+        write_json(folder / "stage.json", about)
 
     def _validation(self) -> Validation | None:
         if not self.validation_rows:
@@ -208,14 +216,17 @@ def expected(one: TrainStage, stage: Stage) -> health.Expected:
 
 def _fingerprint(stage: Stage, rewards: RewardSet, stages: list[TrainStage]) -> dict[str, Any]:
     """What a training depends on: settings, rows, rewards and the stages."""
-    sections = ("seed", "model.", "policy.", "train.", "trl.")
-    free = {f"train.{name}" for name in FREE}
-    settings = flatten(stage.config).items()
-    known = {k: v for k, v in settings if k.startswith(sections) and k not in free}
-    known["the stages"] = [[s.name, flatten(s.config), len(s.rows)] for s in stages]
+    known = _bound(stage.config)
+    known["the stages"] = [[s.name, _bound(s.config), len(s.rows)] for s in stages]
     known["the rewards"] = bench.fingerprint(rewards)
     known["data/train.parquet"] = sha256(stage.run / "data/train.parquet")
     return json.loads(json.dumps(known))
+
+
+def _bound(config: RunConfig) -> dict[str, Any]:
+    """The settings that a resumed training has to share."""
+    sections, free = ("seed", "model.", "policy.", "train.", "trl."), {f"train.{n}" for n in FREE}
+    return {k: v for k, v in flatten(config).items() if k.startswith(sections) and k not in free}
 
 
 def _trained_steps(folder: Path) -> int:

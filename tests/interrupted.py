@@ -1,0 +1,52 @@
+"""Train a run in a process of its own, and be killed where the caller says.
+
+    python tests/interrupted.py RUN [generation|backward|saving STEP]
+
+`tests/test_resume.py` prepares the run. Kill -9 leaves no time to tidy up.
+"""
+
+import os
+import signal
+import sys
+
+from grpo_nb import data, models, rewards, training
+from grpo_nb.runs import Run, Stage
+
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def plant(trainer, where, step):
+    """Kill this process in that phase of that step."""
+    import torch
+
+    if where == "generation":
+        generate = trainer._generate_single_turn
+        trainer._generate_single_turn = lambda *args, **kwargs: (
+            die() if trainer.state.global_step + 1 == step else generate(*args, **kwargs)
+        )
+    elif where == "backward":
+        weights = [p for p in trainer.model.parameters() if p.requires_grad]
+        weights[0].register_hook(lambda _: die() if trainer.state.global_step + 1 == step else None)
+    elif where == "saving":  # the weights are written, the optimizer is not
+        save = torch.save
+        torch.save = lambda *args, **kwargs: (
+            die() if trainer.state.global_step == step else save(*args, **kwargs)
+        )
+
+
+def main(name, where="", step="0"):
+    run = Run(name)
+    run.lock()
+    stage = Stage(run, "03", run.config(), {})
+    policy = models.load_policy(stage.config.model, stage.config.seed)
+    chosen = rewards.load_preset("math")
+    session = training.Session(stage, policy, chosen, data.load(run, "train"))
+    print(session.note)
+    plant(session.trainer(), where, int(step))
+    session.run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -48,6 +48,8 @@ def build_trainer(
     from transformers.trainer_callback import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 
+    if "ref" in getattr(policy.model, "peft_config", {}):
+        policy.model.delete_adapter("ref")  # with beta > 0 TRL adds one, and refuses a second
     arguments = grpo_arguments(config, folder, policy.vllm)
     arguments["reward_weights"] = list(rewards.reward_weights)
     kind = type("GRPOTrainer", (Kept, Sealed, Measured, Halving, GRPOTrainer), {})

@@ -36,7 +36,8 @@ def make_run(name, **settings):
     """A run whose data are prepared; each test trains it."""
     config = resolve("tiny-cpu", SETTINGS, settings)
     run = Run(name)
-    data.prepare(run, config.data, config.seed, lambda chats: [30] * len(chats))
+    count = lambda chats: [30] * len(chats)  # noqa: E731
+    data.prepare(run, config.data, config.seed, count, reference=MATH.reference)
     run.write_config(config)
     return run
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_nb import models
+from grpo_nb.chat import quiet
 from grpo_nb.models import Policy, cuda_available
 from grpo_nb.runs import Stage, atomic_path, write_json
 
@@ -60,12 +61,13 @@ def _train(policy: Policy, stage: Stage, rows: Path, folder: Path) -> list[float
         "report_to": "none",
         "disable_tqdm": True,
     }
-    trainer = SFTTrainer(
-        model=policy.model,
-        processing_class=policy.tokenizer,
-        args=SFTConfig(**arguments),
-        train_dataset=Dataset.from_parquet(str(rows)),
-    )
+    with quiet():  # a bar for each of its passes over the rows
+        trainer = SFTTrainer(
+            model=policy.model,
+            processing_class=policy.tokenizer,
+            args=SFTConfig(**arguments),
+            train_dataset=Dataset.from_parquet(str(rows)),
+        )
     trainer.remove_callback(PrinterCallback)
     for parameter in policy.model.parameters():
         if parameter.requires_grad:

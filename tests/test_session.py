@@ -1,0 +1,199 @@
+"""Stages, priming, validation, and what a training leaves for its readers."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from test_resume import MATH, make_run, session  # noqa: F401 (a fixture)
+
+from grpo_nb import models, training
+from grpo_nb.config import resolve
+from grpo_nb.runs import Run
+from grpo_nb.training import plan, validation
+
+ROWS = [{"prompt": [], "question": str(n), "answer": str(n), "level": n % 3} for n in range(30)]
+TWO = [
+    {
+        "name": "format",
+        "max_steps": 2,
+        "weights": {"soft_xml_format_reward": 1.0},
+        "rows": [0, 0.5],
+    },
+    {
+        "name": "correctness",
+        "max_steps": 3,
+        "learning_rate": 5e-4,
+        "beta": 0.02,
+        "loss_type": "grpo",
+    },
+]
+
+
+def write_stages(path, stages):
+    path.write_text(yaml.safe_dump(stages), encoding="utf-8")
+    return str(path)
+
+
+def planned(tmp_path, *stages):
+    path = write_stages(tmp_path / "stages.yaml", list(stages))
+    return plan.plan(resolve("tiny-cpu", {"train.stages": path}), MATH, ROWS)
+
+
+def test_without_a_file_there_is_one_stage_as_the_run_says():
+    config = resolve("tiny-cpu")
+    (only,) = plan.plan(config, MATH, ROWS)
+    assert (only.name, only.folder, only.config, only.rewards) == (
+        "grpo",
+        "train/1-grpo",
+        config,
+        MATH,
+    )
+    assert (only.first_step, only.last_step, list(only.rows)) == (0, 100, ROWS)
+
+
+def test_stages_have_rewards_rows_and_settings_of_their_own(tmp_path):
+    second = TWO[1] | {"where": {"level": [1, 2]}, "trl": {"epsilon_high": 0.28}}
+    form, right = planned(tmp_path, TWO[0], second)
+    assert (form.rewards.names, form.rewards.reward_weights) == (["soft_xml_format_reward"], [1.0])
+    assert list(form.rows) == ROWS[:15]
+    assert form.config.train.learning_rate == 1e-3
+    assert (right.first_step, right.last_step, right.folder) == (2, 5, "train/2-correctness")
+    assert right.rewards == MATH
+    assert {row["level"] for row in right.rows} == {1, 2}
+    assert (right.config.train.loss_type, right.config.trl) == ("grpo", {"epsilon_high": 0.28})
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ({"max_stepz": 3}, "key of stage 'a' 'max_stepz': did you mean 'max_steps'"),
+        ({"resume": "never"}, "unknown key of stage 'a' 'resume'"),
+        ({"weights": {"format": 1.0}}, "unknown reward of stage 'a' 'format'"),
+        ({"weights": {"soft_xml_format_reward": 0}}, "stage 'a': no reward has a weight"),
+        ({"rows": [0.5, 0.5]}, "stage 'a': no row is left"),
+        ({"where": {"levle": 1}}, "unknown column of rows 'levle': did you mean 'level'"),
+        ({"max_steps": "many"}, "train.max_steps = 'many'"),
+        ({"num_generations": 7}, "does not divide the batch"),
+        ({"name": ""}, "each with its own name"),
+    ],
+)
+def test_a_stage_that_cannot_be_is_refused(tmp_path, stage, message):
+    with pytest.raises(ValueError, match=message):
+        planned(tmp_path, {"name": "a"} | stage)
+
+
+def test_a_file_of_stages_that_cannot_be_read_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"train\.stages = 'nowhere.yaml' is not a file"):
+        plan.plan(resolve("tiny-cpu", {"train.stages": "nowhere.yaml"}), MATH, ROWS)
+    with pytest.raises(ValueError, match="each with its own name"):
+        planned(tmp_path, {"name": "a"}, {"name": "a"})
+    (tmp_path / "bad.yaml").write_text("- {name: [}", encoding="utf-8")
+    with pytest.raises(ValueError, match="is not YAML"):
+        plan.plan(resolve("tiny-cpu", {"train.stages": str(tmp_path / "bad.yaml")}), MATH, ROWS)
+
+
+@given(st.integers(0, 300), st.integers(0, 80))
+def test_rows_set_aside_are_few_and_never_trained_on(rows, count):
+    train, aside = validation.set_aside([{"n": n} for n in range(rows)], count)
+    assert len(aside) == min(count, rows // 10)
+    assert sorted(row["n"] for row in train + aside) == list(range(rows))
+
+
+def test_two_stages_train_one_adapter_and_each_leaves_its_manifest(session, tmp_path):  # noqa: F811
+    path = write_stages(tmp_path / "stages.yaml", TWO)
+    updates = []
+    metrics = session(**{"train.stages": path}).run(updates.append)
+    assert [(line["step"], line["stage"]) for line in metrics] == [
+        *((step, "format") for step in (1, 2)),
+        *((step, "correctness") for step in (3, 4, 5)),
+    ]
+    assert "kl" not in metrics[1] and metrics[2]["kl"] == pytest.approx(0, abs=1e-3)
+    folder = Run("here") / "train"
+    first, second = (
+        json.loads((folder / name / "stage.json").read_text())
+        for name in ("1-format", "2-correctness")
+    )
+    assert first["rewards"] == {"soft_xml_format_reward": 1.0}
+    assert (first["steps"], second["steps"], second["settings"]["beta"]) == (2, 3, 0.02)
+    frame = training.read_completions(
+        Run("here"), MATH, models.load_tokenizer("data/tiny_base"), 32
+    )
+    assert frame["step"].unique().tolist() == [1, 2, 3, 4, 5]
+    assert frame[frame["step"] <= 2]["numeric_correctness_reward"].isna().all()
+    assert {update.total_steps for update in updates} == {5}
+
+
+def test_an_update_tells_of_each_completion_with_its_total(session):  # noqa: F811
+    updates = []
+    session(**{"train.max_steps": 2, "train.eval_steps": 2}).run(updates.append)
+    first, second, validated = updates
+    assert len(first.completions) == 16
+    for one in first.completions:
+        scores = [one[name] for name in MATH.names]
+        assert one["reward"] == pytest.approx(np.dot(scores, MATH.reward_weights))
+        assert {"question", "completion", "advantage"} <= set(one)
+    totals = [one["reward"] for one in second.completions]
+    assert second.line["reward"] == pytest.approx(np.mean(totals), abs=1e-6)
+    groups = np.array(totals).reshape(2, 8)
+    assert second.line["groups/reward_p50"] == pytest.approx(np.median(groups.mean(axis=1)))
+    assert second.line["groups/reward_std"] == pytest.approx(
+        groups.std(axis=1, ddof=1).mean(), abs=1e-6
+    )
+    assert validated.completions == [] and validated.line["step"] == 2
+    assert 0 <= validated.line["eval/accuracy"] <= 1
+
+
+def test_the_phases_of_a_step_add_up(session):  # noqa: F811
+    for line in session(**{"train.max_steps": 2}).run():
+        phases = sum(line[f"seconds/{phase}"] for phase in ("generation", "reward", "update"))
+        assert phases == pytest.approx(line["step_time"])
+        assert line["tokens_per_second"] > 0 and 0.1 < line["memory_gib"] < 24
+
+
+def test_the_best_adapter_is_handed_on_and_a_plateau_ends_the_training(session, monkeypatch):  # noqa: F811
+    accuracies = iter([0.5, 0.75, 0.75, 0.5, 0.25])
+    monkeypatch.setattr(
+        validation.Validation, "__call__", lambda self: {"eval/accuracy": next(accuracies)}
+    )
+    early = session(**{"train.eval_steps": 1, "train.early_stop_evals": 2})
+    metrics = early.run()
+    assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5]
+    folder = early.stage.run / "train"
+    best = json.loads((folder / "best/eval.json").read_text())
+    assert best == {"step": 3, "eval/accuracy": 0.75}
+    kept, last = (
+        (folder / name / "adapter_model.safetensors").read_bytes()
+        for name in ("adapter", "1-grpo/adapter")
+    )
+    assert kept == (folder / "best/adapter_model.safetensors").read_bytes() != last
+
+
+def test_validation_leaves_the_training_as_it_would_be(session):  # noqa: F811
+    def steps(**settings):
+        lines = session(**{"train.max_steps": 3, "train.resume": "never"} | settings).run()
+        return [(line["reward"], line["loss"], line["grad_norm"]) for line in lines]
+
+    assert steps(**{"train.eval_steps": 1}) == steps(**{"train.eval_steps": 3})
+
+
+def test_priming_teaches_the_format_before_the_first_group(session, capsys):  # noqa: F811
+    run = make_run("here", **{"data.priming_rows": 64, "data.max_rows": 200})
+    settings = {"train.max_steps": 1, "train.eval_steps": 0, "train.resume": "never"}
+    plain = session(**settings).run()[0]
+    settings |= {"train.priming_steps": 60, "train.priming_learning_rate": 2e-3}
+    primed = session(**settings).run()[0]
+    assert "primed in 60 supervised steps: loss" in capsys.readouterr().out
+    about = json.loads((run / "train/0-priming/stage.json").read_text())
+    assert about["loss_last"] < about["loss_first"] / 3
+    key = "rewards/soft_xml_format_reward/mean"
+    assert primed[key] >= max(0.8, plain[key])
+    frame = training.read_completions(run, MATH, session().policy.tokenizer, 32)
+    assert len(frame) == 16
+
+
+def test_priming_without_rows_is_refused(session):  # noqa: F811
+    with pytest.raises(ValueError, match=r"set data\.priming_rows in notebook 1"):
+        session(**{"train.priming_steps": 5}).run()

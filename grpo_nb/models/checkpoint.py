@@ -1,0 +1,161 @@
+"""Weights from disk: a base with or without its adapter, or into a policy that exists."""
+
+import json
+import logging
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_nb.chat import find_model, hub_errors, quiet
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from grpo_nb.models.policy import Policy
+
+
+def cuda_available() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def weights_dtype() -> "torch.dtype":
+    """bf16; fp16 on a GPU that has no bf16."""
+    import torch
+
+    old = cuda_available() and not torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.float16 if old else torch.bfloat16
+
+
+def _attention() -> str | None:
+    """Flash attention where it is installed and the GPU has it; None: as transformers chooses."""
+    import torch
+    from transformers.utils import is_flash_attn_2_available
+
+    ampere = cuda_available() and torch.cuda.get_device_capability() >= (8, 0)
+    return "flash_attention_2" if ampere and is_flash_attn_2_available() else None
+
+
+def quantization_config(quantization: str) -> Any:
+    """The 4-bit settings Unsloth uses, for transformers; None for 16-bit weights."""
+    from transformers import BitsAndBytesConfig
+
+    if quantization != "4bit":
+        return None
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=weights_dtype(),
+    )
+
+
+def load_base(model_path: str, quantization: str) -> "PreTrainedModel":
+    """The model as it lies on disk, or quantised, with plain transformers."""
+    from transformers import AutoModelForCausalLM
+
+    # Its hint to install a faster kernel repeats in every process.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # each process of a launcher has its own
+    model = AutoModelForCausalLM.from_pretrained(
+        find_model(model_path),
+        quantization_config=quantization_config(quantization),
+        dtype=weights_dtype(),
+        attn_implementation=_attention(),
+        device_map=gpu if cuda_available() else "cpu",
+    )
+    for module in model.modules():
+        # Otherwise bitsandbytes repacks the weights of some CPUs at the first forward.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    return model
+
+
+def load_checkpoint(
+    model_path: str, *, adapter: Path | None, quantization: str
+) -> "PreTrainedModel":
+    """A model to judge, with plain transformers and peft.
+
+    Args:
+        model_path: Folder or hub name of the base, or of a merged model.
+        adapter: Folder of the adapter to lay over it; None for the model as it is.
+        quantization: "4bit" or "16bit".
+    """
+    with quiet(), hub_errors(model_path):
+        model = load_base(model_path, quantization)
+        if adapter is not None:
+            from peft import PeftModel
+
+            model = PeftModel.from_pretrained(model, adapter)
+    return model.eval()
+
+
+def load_weights(policy: "Policy", folder: Path) -> None:
+    """Put a saved adapter, or a saved full model, into the policy, in place.
+
+    Args:
+        policy: Its trainable weights are overwritten; a full model's all are.
+        folder: Holds the safetensors, and an adapter's adapter_config.json.
+
+    Raises:
+        FileNotFoundError: No safetensors in `folder`.
+        ValueError: Another base, other tensors or shapes, or another scale than the policy's.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(
+            f"{folder} holds no .safetensors: give the folder of a saved adapter or model"
+        )
+    saved = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    model = policy.model
+    own = model.state_dict()
+    if hasattr(model, "peft_config"):
+        from peft import get_peft_model_state_dict
+
+        own = get_peft_model_state_dict(model, save_embedding_layers=False)
+        _check_adapter_config(model.peft_config["default"], folder)
+    _check_shapes(own, saved, folder)
+    with torch.no_grad():
+        for name, tensor in saved.items():
+            own[name].copy_(tensor)
+
+
+def _base_name(path: str) -> str:
+    """What a base is called, wherever it lies; Unsloth trains on its own 4-bit copies."""
+    return re.sub(r"(-unsloth)?-bnb-4bit$", "", Path(path).name.lower())
+
+
+def _check_adapter_config(own: Any, folder: Path) -> None:
+    """Refuse an adapter of another base, or one that is scaled otherwise."""
+    path = folder / "adapter_config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no adapter_config.json: it is no saved adapter")
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    bases = [saved["base_model_name_or_path"], own.base_model_name_or_path]
+    if _base_name(bases[0]) != _base_name(bases[1]):
+        raise ValueError(f"the adapter in {folder} was trained on {bases[0]}, not on {bases[1]}")
+    if saved["r"] == own.r and saved["lora_alpha"] != own.lora_alpha:
+        raise ValueError(
+            f"the adapter in {folder} has lora_alpha = {saved['lora_alpha']}, the policy "
+            f"{own.lora_alpha}: load the policy with model.lora_alpha = {saved['lora_alpha']}"
+        )
+
+
+def _check_shapes(own: dict, saved: dict, folder: Path) -> None:
+    """Refuse weights of which one tensor is missing, too much, or of another shape."""
+    filled = {own[name].data_ptr() for name in saved.keys() & own.keys()}
+    for name in sorted(own.keys() | saved.keys()):
+        mine, theirs = (tuple(d[name].shape) if name in d else None for d in (own, saved))
+        tied = theirs is None and own[name].data_ptr() in filled
+        if mine != theirs and not tied:
+            raise ValueError(
+                f"{folder} does not fit the policy: {name} is "
+                f"{theirs or 'missing'} there and {mine or 'missing'} here. Load the policy with "
+                "the base, model.lora_rank and policy.finetuning that it was saved with"
+            )

@@ -1,0 +1,177 @@
+"""The policy: a model that is being trained, by Unsloth or by plain transformers and peft."""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from grpo_nb.chat import find_model, hub_errors, load_tokenizer, quiet
+from grpo_nb.config import ModelConfig, PolicyConfig
+from grpo_nb.models import lm_head
+from grpo_nb.models.checkpoint import cuda_available, load_base
+from grpo_nb.models.engine import generate_vllm
+from grpo_nb.models.generation import Sample, generate
+from grpo_nb.prompts import Message
+from grpo_nb.runs import runs_root
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+DEFAULT = PolicyConfig()
+# Every linear layer of attention and MLP, as Unsloth's: split, and fused as Phi-3 has them.
+LORA_TARGETS = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    *("qkv_proj", "gate_up_proj"),
+)
+
+
+class Policy(NamedTuple):
+    """A model that is being trained, and what generates its completions."""
+
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
+    vllm: bool
+    backend: str = "unsloth"
+
+    def generate(self, prompts: Sequence[list[Message]], **sampling: Any) -> list[list[Sample]]:
+        """Answers of the policy as it stands; a training that is under way goes on unchanged.
+
+        Args:
+            prompts: Chats.
+            sampling: As `generate` takes it: max_completion_length=…, temperature=…, …
+        """
+        if not self.vllm:
+            with _for_inference(self):
+                return generate(self.model, self.tokenizer, prompts, **sampling)
+        llm = self.model.vllm_engine
+        adapter = self.model.load_lora(str(runs_root() / ".live_adapter"), load_tensors=True)
+        samples = generate_vllm(llm, adapter, self.tokenizer, prompts, **sampling)
+        if llm.llm_engine.vllm_config.model_config.enable_sleep_mode:  # it woke up to answer
+            llm.sleep(1)
+        return samples
+
+
+@contextmanager
+def _for_inference(policy: Policy) -> Iterator[None]:
+    """Evaluation mode, in which nothing is checkpointed; then the mode that was before.
+
+    With gradient checkpointing `generate` has no key-value cache, and gives garbage.
+    """
+    model, training = policy.model, policy.model.training
+    unsloth = policy.backend == "unsloth"
+    if unsloth:
+        from unsloth import FastLanguageModel
+
+        FastLanguageModel.for_inference(model)
+    else:
+        model.eval()
+    try:
+        yield
+    finally:
+        if unsloth:
+            FastLanguageModel.for_training(model)
+        model.train(training)
+
+
+def use_vllm(config: ModelConfig, policy: PolicyConfig = DEFAULT) -> bool:
+    """Whether Unsloth's `fast_inference` is used: asked for, or a GPU and vLLM are found.
+
+    Raises:
+        RuntimeError: Asked for, and not possible on this machine or with this policy.
+    """
+    needs = {
+        "policy.backend = 'unsloth'": policy.backend == "unsloth",
+        "policy.finetuning = 'lora'": policy.finetuning == "lora",
+        "a CUDA GPU": cuda_available(),
+        "the package vllm": importlib.util.find_spec("vllm") is not None,
+    }
+    missing = next((need for need, met in needs.items() if not met), "")
+    if config.fast_inference == "vllm" and missing:
+        raise RuntimeError(f"model.fast_inference = 'vllm' needs {missing}: set it to 'detect'")
+    return config.fast_inference != "off" and not missing
+
+
+def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig = DEFAULT) -> Policy:
+    """The base model, itself to be trained or with a fresh LoRA adapter on every linear layer.
+
+    Args:
+        config: Which model, how its weights are kept, rank of the adapter.
+        seed: Of the adapter's initial weights.
+        policy: Which library loads it, and what of it is trained.
+    """
+    vllm = use_vllm(config, policy)
+    load = _load_unsloth if policy.backend == "unsloth" else _load_transformers
+    with quiet(), hub_errors(config.model_path):
+        model = load(config, seed, policy)
+    return Policy(model, load_tokenizer(config.model_path), vllm, policy.backend)
+
+
+def _load_unsloth(config: ModelConfig, seed: int, policy: PolicyConfig) -> "PreTrainedModel":
+    # On a GPU Unsloth writes compiled code, by default into the working directory.
+    compiled = str(runs_root() / ".unsloth_compiled_cache")
+    os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", compiled)
+    options: dict[str, Any] = {}
+    if use_vllm(config, policy):
+        options = {
+            "max_lora_rank": config.lora_rank,
+            "gpu_memory_utilization": policy.gpu_memory_utilization,
+            "unsloth_vllm_standby": policy.standby,
+        }
+        _announce_standby(policy.standby)
+    from unsloth import FastLanguageModel
+
+    # Recomputing activations halves a GPU's memory need and slows a CPU by half.
+    checkpointing = "unsloth" if cuda_available() else False
+    model, _ = FastLanguageModel.from_pretrained(
+        find_model(config.model_path),
+        max_seq_length=config.max_seq_length,
+        load_in_4bit=config.quantization == "4bit",
+        full_finetuning=policy.finetuning == "full",
+        use_gradient_checkpointing=checkpointing,
+        fast_inference=bool(options),
+        **options,
+    )
+    if policy.finetuning == "full":
+        return model
+    return FastLanguageModel.get_peft_model(
+        model,
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,
+        use_gradient_checkpointing=checkpointing,
+        random_state=seed,
+    )
+
+
+def _announce_standby(standby: bool) -> None:
+    """Unsloth reads this variable when it is imported, and lays out the GPU's memory by it."""
+    name, value = "UNSLOTH_VLLM_STANDBY", "1" if standby else "0"
+    if "unsloth" in sys.modules and os.environ.get(name, "0") != value:
+        raise RuntimeError(
+            f"policy.standby = {standby} comes too late: Unsloth was imported with the other "
+            "value. Restart the kernel"
+        )
+    os.environ[name] = value
+
+
+def _load_transformers(config: ModelConfig, seed: int, policy: PolicyConfig) -> "PreTrainedModel":
+    import torch
+
+    model = load_base(config.model_path, config.quantization)
+    if not cuda_available():
+        lm_head.install()
+    if policy.finetuning == "full":
+        return model
+    from peft import LoraConfig, get_peft_model
+
+    # Input gradients for checkpointing are TRL's to enable; the rest of peft's preparation for
+    # 4 bit casts norms and head to fp32, which Unsloth does not either.
+    torch.manual_seed(seed)
+    adapter = LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,
+        target_modules=list(LORA_TARGETS),
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, adapter)

@@ -13,7 +13,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="execute the four notebooks in order")
     run.add_argument("--name", help="of the run directory runs/NAME; default: profile and time")
-    run.add_argument("--profile", default="auto", help="tiny-cpu, l4-24gb; default: what fits")
+    run.add_argument("--profile", default="auto", help="tiny-cpu, t4-16gb … h200-141gb")
     run.add_argument(
         "--set",
         action="append",

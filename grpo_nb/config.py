@@ -192,18 +192,28 @@ def to_parameters(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return own | ({MORE: more} if more else {})
 
 
+def source_of(config: RunConfig, set_here: Mapping[str, Any], name: str) -> str:
+    """Which layer the setting's value came from: "set here", "task …", "profile …", …"""
+    if name in set_here:
+        return "set here"
+    layers = {
+        f"task {config.task}": task_settings(config.task, config.profile),
+        f"profile {config.profile}": PROFILES[config.profile],
+        "default": flatten(RunConfig()),
+    }
+    for source, layer in layers.items():
+        if name in layer:
+            return source if layer[name] == flatten(config)[name] else "config.yaml"
+    return "config.yaml"
+
+
 def describe(config: RunConfig, set_here: Mapping[str, Any], *sections: str) -> list[dict]:
     """Rows for a table: setting, value, where the value came from, meaning."""
     rows = []
     for section in sections:
         for key, field in type(getattr(config, section)).model_fields.items():
             name = f"{section}.{key}"
-            layers = {
-                "set here": set_here,
-                f"task {config.task}": task_settings(config.task, config.profile),
-                f"profile {config.profile}": PROFILES[config.profile],
-            }
-            source = next((source for source, layer in layers.items() if name in layer), "default")
+            source = source_of(config, set_here, name)
             row = {"setting": name, "value": attrgetter(name)(config), "from": source}
             rows.append({**row, "meaning": field.description})
     return rows

@@ -67,6 +67,10 @@ def run_pipeline(
     refuse_unknown("stage", first, list(NOTEBOOKS))
     settings = {**_settings_before(run, first), **(settings or {})}
     config = resolve_stage(run, first, profile, settings)
+    if config.trl:
+        from grpo_nb.training.arguments import refuse_unknown_trl
+
+        refuse_unknown_trl(config)
     for setting in settings:
         if configs.stage_of(setting) < first:
             raise ValueError(

@@ -12,6 +12,7 @@ MODULES = sorted((PROJECT_ROOT / "grpo_nb").rglob("*.py"))
 HEAVY = {"torch", "unsloth", "trl", "vllm"}
 MAY_IMPORT_HEAVY = {"models", "training", "export"}
 LAYERS = [
+    {"batch"},
     {"prompts", "numbers", "sandbox", "profiles", "health"},
     {"settings"},
     {"config"},
@@ -20,7 +21,8 @@ LAYERS = [
     {"models"},
     {"pilot"},
     {"bench"},
-    {"training", "export", "evaluate", "sheet", "doctor", "pipeline", "curriculum"},
+    {"training", "export", "evaluate", "sheet", "doctor", "curriculum"},
+    {"pipeline"},
     {"plots", "app"},
     {"widgets"},
     {"__main__"},

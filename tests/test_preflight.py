@@ -1,0 +1,184 @@
+"""The worst step done first: what it finds, and that it leaves no trace."""
+
+import copy
+import re
+import shutil
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from grpo_nb import models, training
+from grpo_nb.config import resolve
+from grpo_nb.models import Policy
+from grpo_nb.rewards import load_preset
+from grpo_nb.runs import Run, Stage
+from grpo_nb.training import preflight
+
+MATH = load_preset("math")
+SETTINGS = {"train.max_steps": 2, "train.per_device_train_batch_size": 16}
+CONFIG = resolve("tiny-cpu", SETTINGS)
+ROWS = [
+    {
+        "prompt": [
+            {"role": "system", "content": MATH.system_prompt},
+            {"role": "user", "content": f"What is {a} + {a + 3}?"},
+        ],
+        "answer": str(2 * a + 3),
+    }
+    for a in range(3, 60)
+]
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return models.load_policy(CONFIG.model, seed=0)
+
+
+@pytest.fixture
+def stage(runs_dir):
+    return Stage(Run("flight"), "03", CONFIG, SETTINGS)
+
+
+@pytest.fixture
+def trainer(policy, stage):
+    """A new trainer over the adapter as it was at the start."""
+    named = list(policy.model.named_parameters())
+    before = [(p, p.detach().clone(), p.requires_grad) for name, p in named if "lora_" in name]
+    yield training.build_trainer(policy, MATH, ROWS, CONFIG, stage.run)
+    for parameter, value, trained in before:
+        parameter.data, parameter.requires_grad, parameter.grad = value, trained, None
+
+
+def line(checks, name):
+    return checks[checks["check"] == name].iloc[0]
+
+
+def test_a_sound_training_passes_and_is_predicted(trainer, policy, stage):
+    checks = preflight.preflight(trainer, policy, ROWS, stage)
+    assert set(checks["result"]) == {"ok"}
+    seen = ["context", "end of turn", "memory", "gradient", "time", "disk"]
+    assert checks["check"].tolist() == seen
+    assert line(checks, "gradient").seen == "reaches 28 of 28 trained matrices"
+    assert re.match(r"longest prompt \d+ \+ completion 48 = ", line(checks, "context").seen)
+    assert 0 < checks.attrs["step_seconds"] < 60
+    assert 0.1 < checks.attrs["peak_gib"] < 8
+    preflight.refuse(checks)
+
+
+def test_a_training_after_it_is_bit_for_bit_the_same(trainer, policy, stage):
+    import torch
+
+    adapter = [p for name, p in policy.model.named_parameters() if "lora_" in name]
+    start = [parameter.detach().clone() for parameter in adapter]
+    outcomes = []
+    for flown in (False, True):
+        for parameter, value in zip(adapter, start, strict=True):
+            parameter.data = value.clone()
+        again = training.build_trainer(policy, MATH, ROWS, CONFIG, stage.run)
+        if flown:
+            preflight.preflight(again, policy, ROWS, stage)
+            assert all(parameter.grad is None for parameter in adapter)
+        again.train()
+        clock = ("step_time", "runtime", "per_second")
+        logs = [
+            {key: value for key, value in log.items() if not key.endswith(clock)}
+            for log in again.state.log_history
+        ]
+        outcomes.append((logs, [parameter.detach().clone() for parameter in adapter]))
+    (plain, weights), (after, weights_after) = outcomes
+    assert [log["step"] for log in plain] == [1, 2, 2]
+    assert plain == after
+    assert all(map(torch.equal, weights, weights_after))
+
+
+def test_a_frozen_adapter_stops(trainer, policy, stage):
+    for name, parameter in policy.model.named_parameters():
+        if "lora_" in name:
+            parameter.requires_grad = False
+    checks = preflight.preflight(trainer, policy, ROWS, stage)
+    assert line(checks, "gradient").result == "stop"
+    assert line(checks, "gradient").seen == "reaches 0 of 28 trained matrices"
+    with pytest.raises(RuntimeError, match="gradient: reaches 0 of 28"):
+        preflight.refuse(checks)
+    preflight.refuse(checks, force=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "do"), [(150, r"set model.max_seq_length = \d+"), (400, "the model reads no more")]
+)
+def test_a_prompt_longer_than_the_context_stops_before_the_step(trainer, policy, stage, words, do):
+    stage.config = resolve("tiny-cpu", {**SETTINGS, "model.max_seq_length": 304})
+    long = [{"role": "user", "content": "12 " * words}]
+    checks = preflight.preflight(trainer, policy, [*ROWS, {"prompt": long, "answer": "1"}], stage)
+    assert line(checks, "context").result == "stop"
+    assert re.search(do, line(checks, "context").do)
+    assert "gradient" not in checks["check"].tolist()
+
+
+def test_a_small_disk_stops(trainer, policy, stage, monkeypatch):
+    full = SimpleNamespace(free=2**20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    found = line(preflight.preflight(trainer, policy, ROWS, stage), "disk")
+    assert (found.result, "train.keep_checkpoints" in found.do) == ("stop", True)
+
+
+@pytest.mark.parametrize("part", ["the update", "generation"])
+def test_an_out_of_memory_error_becomes_a_line(trainer, policy, stage, part):
+    import torch
+
+    def full(module, inputs):
+        if torch.is_grad_enabled() == (part == "the update"):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    hook = policy.model.get_input_embeddings().register_forward_pre_hook(full)
+    try:
+        checks = preflight.preflight(trainer, policy, ROWS, stage)
+    finally:
+        hook.remove()
+    found = line(checks, "memory")
+    assert found.result == "stop"
+    assert found.seen.startswith(f"{part} ran out of it")
+    smaller = "per_device_train_batch_size = 8 and train.gradient_accumulation_steps = 2"
+    assert smaller in found.do
+    assert "time" not in checks["check"].tolist()
+
+
+def test_any_other_error_is_raised_and_leaves_no_trace(trainer, policy, stage):
+    import torch
+
+    def broken(module, inputs, output):
+        raise RuntimeError("shapes differ")
+
+    random_state = torch.get_rng_state()
+    hook = policy.model.get_input_embeddings().register_forward_hook(broken)
+    try:
+        with pytest.raises(RuntimeError, match="shapes differ"):
+            preflight.preflight(trainer, policy, ROWS, stage)
+    finally:
+        hook.remove()
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert trainer._metrics["train"] == {}
+    assert not hasattr(trainer, "current_gradient_accumulation_steps")
+
+
+def test_too_little_memory_names_the_pass_that_fits(trainer, policy, stage, monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=0))
+    found = line(preflight.preflight(trainer, policy, ROWS, stage), "memory")
+    assert found.result in ("stop", "warning")
+    assert "train.per_device_train_batch_size = 1 and" in found.do
+
+
+def test_completions_that_cannot_end_are_found(policy):
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>", "")
+    checks = preflight._stops(Policy(policy.model, tokenizer, False))
+    assert [(c.check, c.result) for c in checks] == [("end of turn", "stop")]
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    tokenizer.eos_token = "<|endoftext|>"  # the base model's, which pads here
+    checks = preflight._stops(Policy(policy.model, tokenizer, False))
+    assert [(c.check, c.result) for c in checks] == [
+        ("end of turn", "ok"),  # generation_config still ends a turn
+        ("generation config", "warning"),
+        ("padding", "warning"),
+    ]

@@ -8,22 +8,25 @@
 gets better, `session` holds it together and resumes what was cut off.
 """
 
-from grpo_nb.training.arguments import grpo_arguments
+from grpo_nb.training.arguments import grpo_arguments, notable, refuse_unknown_trl
 from grpo_nb.training.control import Controls, Update, Watcher
 from grpo_nb.training.metrics import append_line, read_completions, read_lines
+from grpo_nb.training.preflight import refuse
 from grpo_nb.training.session import Session, expected
-from grpo_nb.training.trainer import adapter_norm, build_trainer
+from grpo_nb.training.trainer import build_trainer
 
 __all__ = [
     "Controls",
     "Session",
     "Update",
     "Watcher",
-    "adapter_norm",
     "append_line",
     "build_trainer",
     "expected",
     "grpo_arguments",
+    "notable",
     "read_completions",
     "read_lines",
+    "refuse",
+    "refuse_unknown_trl",
 ]

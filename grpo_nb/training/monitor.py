@@ -102,8 +102,7 @@ class Monitor:
         if not logs or "reward" not in logs:
             return
         step = self.stage.first_step + state.global_step
-        completions = self._completions() if self.watchers else []
-        self._keep({"step": step, "stage": self.stage.name, **logs}, completions)
+        self._keep({"step": step, "stage": self.stage.name, **logs}, self._completions())
         every = self.stage.config.train.eval_steps
         last = state.global_step == self.stage.config.train.max_steps
         due = every and (state.global_step % every == 0 or last)

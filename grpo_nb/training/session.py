@@ -8,18 +8,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from grpo_nb import bench, health, models
 from grpo_nb.config import RunConfig, flatten
 from grpo_nb.models import Policy
 from grpo_nb.rewards import RewardSet, declared_range
 from grpo_nb.runs import Stage, atomic_path, sha256, write_json
 from grpo_nb.training import checkpoints, priming
+from grpo_nb.training.arguments import effective, write_arguments
 from grpo_nb.training.control import Controls, Watcher, stop_on_signals
 from grpo_nb.training.metrics import keep_until, read_lines, stage_folders
 from grpo_nb.training.monitor import Monitor, as_callback, restore_random_state
 from grpo_nb.training.plan import TrainStage, plan
+from grpo_nb.training.preflight import preflight
 from grpo_nb.training.progress import Progress
-from grpo_nb.training.trainer import build_trainer
+from grpo_nb.training.trainer import build_trainer, trainer_arguments
 from grpo_nb.training.validation import Validation, set_aside
 
 if TYPE_CHECKING:
@@ -79,13 +83,45 @@ class Session:
 
     def trainer(self, one: TrainStage | None = None) -> "GRPOTrainer":
         """The trainer of a stage, the first that is not done where none is given."""
-        one = one or next((s for s in self.stages if not self._done(s)), self.stages[-1])
+        one = one or self._next()
         if one.number not in self._trainers:
             self._trainers.clear()  # one optimizer at a time
             self._trainers[one.number] = build_trainer(
                 self.policy, one.rewards, one.rows, one.config, self.stage.run / one.folder
             )
         return self._trainers[one.number]
+
+    def overview(self) -> pd.DataFrame:
+        """A line a stage: its steps, rows, rewards with weights, and whether it is done."""
+        lines = []
+        for one in self.stages:
+            pairs = zip(one.rewards.names, one.rewards.reward_weights, strict=True)
+            line = {"stage": one.name, "steps": f"{one.first_step + 1} to {one.last_step}"}
+            line |= {"prompts": len(one.rows), "rewards": ", ".join(f"{w:g} {n}" for n, w in pairs)}
+            line |= {"learning rate": one.config.train.learning_rate, "done": self._done(one)}
+            lines.append(line)
+        return pd.DataFrame(lines)
+
+    def arguments(self) -> pd.DataFrame:
+        """Every argument of TRL's as the next stage will use it; see `arguments.effective`."""
+        trainer, one = self.trainer(), self._next()
+        passed = trainer_arguments(
+            one.config, self.stage.run / one.folder, one.rewards, self.policy
+        )
+        table = effective(trainer.args, passed, self.stage)
+        write_arguments(self.stage.run, table)
+        return table
+
+    def preflight(self) -> pd.DataFrame:
+        """The checks of every stage that is not done; see `preflight.preflight`."""
+        tables = []
+        for one in self.stages:
+            if not self._done(one):
+                stage = Stage(self.stage.run, self.stage.stage, one.config, self.stage.set_here)
+                checks = preflight(self.trainer(one), self.policy, one.rows, stage)
+                tables.append(checks.assign(stage=one.name))
+        table = pd.concat(tables) if tables else pd.DataFrame({"result": []})
+        return table.drop(columns="stage") if len(self.stages) == 1 else table
 
     def run(self, *watchers: Watcher) -> list[dict[str, Any]]:
         """Train what is left; the adapter is in train/adapter/ then.
@@ -173,6 +209,9 @@ class Session:
         trainer.model.zero_grad()
         trainer._save_checkpoint(trainer.model, None)
 
+    def _next(self) -> TrainStage:
+        return next((one for one in self.stages if not self._done(one)), self.stages[-1])
+
     def _done(self, one: TrainStage) -> bool:
         return (self.stage.run / one.folder / "stage.json").is_file()
 
@@ -191,11 +230,8 @@ class Session:
 
     def _newest_adapter(self) -> Path:
         done = [self.stage.run / one.folder for one in self.stages if self._done(one)]
-        if self._stopped() or not done:
-            one = next((s for s in self.stages if not self._done(s)), self.stages[-1])
-            if checkpoint := checkpoints.newest(self.stage.run / one.folder):
-                return checkpoint
-        return done[-1] / "adapter"
+        cut = checkpoints.newest(self.stage.run / self._next().folder) if self._stopped() else None
+        return cut or done[-1] / "adapter"
 
 
 AGAIN = "run this again, and it goes on from there"

@@ -1,6 +1,5 @@
 """TRL's GRPOTrainer over the policy, with checkpoints, memory and metrics made safe."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +34,14 @@ class Kept:
         self.processing_class.save_pretrained(folder)
 
 
+def trainer_arguments(
+    config: RunConfig, folder: Path, rewards: RewardSet, policy: Policy
+) -> dict[str, Any]:
+    """What GRPOConfig is built from."""
+    arguments = grpo_arguments(config, folder, policy.vllm)
+    return arguments | {"reward_weights": list(rewards.reward_weights)}
+
+
 def build_trainer(
     policy: Policy,
     rewards: RewardSet,
@@ -50,8 +57,7 @@ def build_trainer(
 
     if "ref" in getattr(policy.model, "peft_config", {}):
         policy.model.delete_adapter("ref")  # with beta > 0 TRL adds one, and refuses a second
-    arguments = grpo_arguments(config, folder, policy.vllm)
-    arguments["reward_weights"] = list(rewards.reward_weights)
+    arguments = trainer_arguments(config, folder, rewards, policy)
     kind = type("GRPOTrainer", (Kept, Sealed, Measured, Halving, GRPOTrainer), {})
     trainer = kind(
         model=policy.model,
@@ -67,9 +73,3 @@ def build_trainer(
         if parameter.requires_grad:  # TRL casts a 4-bit model's adapter to bf16
             parameter.data = parameter.data.to(torch.float32)
     return trainer
-
-
-def adapter_norm(policy: Policy) -> float:
-    """Norm of LoRA's B matrices: 0 before the first step, for LoRA begins as the base."""
-    weights = (p for name, p in policy.model.named_parameters() if "lora_B" in name)
-    return math.sqrt(sum(float(weight.detach().float().square().sum()) for weight in weights))

@@ -72,7 +72,7 @@ def doctor(_: argparse.Namespace) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code: 0 done, 1 a stage failed, 2 wrong input, 130 interrupted."""
+    """Exit code: 0 done, 1 a stage failed, 2 wrong input, 128 + n stopped by signal n."""
     parsed = parse_arguments(arguments)
     try:
         return {"run": run, "reward-lab": reward_lab, "doctor": doctor}[parsed.command](parsed)
@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except RuntimeError as error:
         print(f"grpo-nb: {error}", file=sys.stderr)
-        return 1
+        return 128 + error.signal if hasattr(error, "signal") else 1
     except KeyboardInterrupt:
         print("grpo-nb: interrupted; continue with --from and the same --name", file=sys.stderr)
         return 130

@@ -2,12 +2,16 @@
 
 import json
 import os
+import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -37,6 +41,14 @@ class StageFailed(RuntimeError):
     """A cell of a notebook raised; the message says which, and what."""
 
 
+class Stopped(StageFailed):
+    """By a signal, after the notebook put its work in order; `signal` is its number."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.signal = number
+
+
 def run_pipeline(
     name: str,
     profile: str = "auto",
@@ -62,6 +74,7 @@ def run_pipeline(
         ValueError: Before anything starts: an unknown or unfit setting, a stage missing.
         RuntimeError: The run is in use.
         StageFailed: A cell raised; the partial notebook is kept.
+        Stopped: SIGTERM or SIGINT came; the training saved a checkpoint first.
     """
     run = Run(name)
     refuse_unknown("stage", first, list(NOTEBOOKS))
@@ -106,8 +119,34 @@ def _execute_stages(
             parameters = {"run_name": run.name} | configs.to_parameters(stage, settings)
             parameters |= {"profile": profile} if stage == "01" else {"force": force}
             with _watching(run, progress, task):
-                execute_notebook(run, stage, parameters)
+                _stoppable(partial(execute_notebook, run, stage, parameters))
             progress.update(task, total=1, completed=1)
+
+
+def _stoppable(execute: Callable[[], Any]) -> None:
+    """Run a notebook so that SIGTERM and SIGINT interrupt its kernel, as the button does."""
+    came: list[int] = []
+
+    def forward(number: int, frame: Any) -> None:
+        came.append(number)
+        for child in psutil.Process().children():
+            child.send_signal(signal.SIGINT)
+
+    if threading.current_thread() is not threading.main_thread():
+        execute()  # signals belong to the main thread
+        return
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        # nbclient would end the kernel at once; in another thread it cannot catch signals.
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(execute).result()
+    except StageFailed as error:
+        if not came:
+            raise
+        raise Stopped(str(error), came[0]) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Path:

@@ -43,7 +43,7 @@ def trainer(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("runs")))
         policy = models.load_policy(config.model, seed=0)
-        built = training.build_trainer(policy, preset, ROWS, config, Run("advantages"))
+        built = training.build_trainer(policy, preset, ROWS, config, Run("advantages") / "train")
     built.model.train()
     return built
 

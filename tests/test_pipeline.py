@@ -1,7 +1,9 @@
 import io
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -113,8 +115,10 @@ def test_training_again_keeps_what_was_set_and_drops_what_was_left(demo_run, tmp
     train = Run("again").config().train
     assert (train.learning_rate, train.max_steps) == (2e-3, 2)
     assert train.per_device_train_batch_size == TINY_SETTINGS["train.per_device_train_batch_size"]
-    assert len(list((tmp_path / "again/train/completions").iterdir())) == 2
-    assert len((tmp_path / "again/train/metrics.jsonl").read_text().splitlines()) == 2
+    assert len(list((tmp_path / "again/train/1-grpo/completions").iterdir())) == 2
+    assert (
+        len((tmp_path / "again/train/metrics.jsonl").read_text().splitlines()) == 3
+    )  # 1 of them validated
 
 
 def test_changed_data_is_refused_before_a_kernel_starts(demo_run, tmp_path, monkeypatch, capsys):
@@ -170,3 +174,30 @@ def test_training_is_refused_with_rewards_that_can_be_cheated(
     report = json.loads((tmp_path / "demo/rewards/report.json").read_text())
     assert not report["passed"]
     assert Run("demo").manifest()["02"]["status"] == "done"
+
+
+def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(demo_run, tmp_path):
+    shutil.copytree(demo_run.path, tmp_path / "demo")
+    command = [sys.executable, "-m", "grpo_nb", "run", "--name=demo", "--from=03"]
+    environment = os.environ | {"GRPO_NB_RUNS": str(tmp_path)}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    state, tick = tmp_path / "demo/progress.json", threading.Event()
+    state.unlink()
+    steps = "--set=train.max_steps=40"
+    with subprocess.Popen([*command, steps], env=environment, **streams) as process:
+        while process.poll() is None:
+            if state.exists() and json.loads(state.read_text())["done"] >= 2:
+                process.terminate()
+                break
+            tick.wait(0.1)
+        out, err = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM, out + err
+    (stopped,) = re.findall(r"KeyboardInterrupt: stopped after step (\d+); run this again", err)
+    assert 2 <= int(stopped) < 40
+    again = subprocess.run([*command, steps], env=environment, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    notebook = (tmp_path / "demo/notebooks/03_train_grpo.ipynb").read_text(encoding="utf-8")
+    assert f"goes on after step {stopped} of 40" in notebook
+    lines = (tmp_path / "demo/train/metrics.jsonl").read_text().splitlines()
+    trained = [line["step"] for line in map(json.loads, lines) if "reward" in line]
+    assert trained == list(range(1, 41))

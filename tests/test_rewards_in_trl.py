@@ -73,7 +73,7 @@ def test_ours_run_inside_trl(runs_dir):
     data.prepare(Run("all"), config.data, 0, partial(chat.count_tokens, tokenizer))
     rows = data.load(Run("all"), "train", max_rows=32)
     policy = models.load_policy(config.model, seed=0)
-    trainer = training.build_trainer(policy, chosen, rows, config, Run("all"))
+    trainer = training.build_trainer(policy, chosen, rows, config, Run("all") / "train")
     trainer.train()
     table = pd.read_parquet(sorted((runs_dir / "all/train/completions").glob("*.parquet"))[-1])
     assert set(chosen.names) <= set(table.columns)

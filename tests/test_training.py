@@ -13,13 +13,15 @@ from grpo_nb.config import resolve
 from grpo_nb.data import load
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Stage
+from grpo_nb.training import plan
 
 MATH = load_preset("math")
 STEPS = TINY_SETTINGS["train.max_steps"]
 
 
 def test_there_is_a_line_of_metrics_for_each_step(demo_run):
-    metrics = training.read_lines(demo_run / "train/metrics.jsonl")
+    lines = training.read_lines(demo_run / "train/metrics.jsonl")
+    metrics = [line for line in lines if "reward" in line]
     assert [line["step"] for line in metrics] == list(range(1, STEPS + 1))
     for name in MATH.names:
         assert all(0 <= line[f"rewards/{name}/mean"] <= 1 for line in metrics)
@@ -27,7 +29,7 @@ def test_there_is_a_line_of_metrics_for_each_step(demo_run):
 
 
 def test_our_advantages_are_those_trl_trained_on(demo_run):
-    files = sorted((demo_run / "train/completions").glob("*.parquet"))
+    files = sorted((demo_run / "train/1-grpo/completions").glob("*.parquet"))
     assert len(files) == STEPS
     for path in files:
         table = pd.read_parquet(path)
@@ -36,7 +38,7 @@ def test_our_advantages_are_those_trl_trained_on(demo_run):
 
 
 def test_the_rewards_trl_logged_are_those_of_the_bench(demo_run):
-    table = pd.read_parquet(sorted((demo_run / "train/completions").glob("*.parquet"))[-1])
+    table = pd.read_parquet(sorted((demo_run / "train/1-grpo/completions").glob("*.parquet"))[-1])
     answers = {str(row["prompt"]): row["answer"] for row in load(demo_run, "train")}
     completions = [list(completion) for completion in table["completion"]]
     gold = [answers[str([dict(m) for m in prompt])] for prompt in table["prompt"]]
@@ -148,7 +150,8 @@ def test_alerts_of_a_training_are_kept(demo_run):
 
 
 def test_health_knows_the_rewards_and_the_predicted_step(demo_run):
-    known = training.expected(MATH, Stage(demo_run, "03", demo_run.config(), {}))
+    (only,) = plan.plan(demo_run.config(), MATH, [{}])
+    known = training.expected(only, Stage(demo_run, "03", demo_run.config(), {}))
     assert known.rewards["soft_xml_format_reward"] == (0.25, 0.0, 1.0)
     assert list(known.rewards) == MATH.names
     assert known.completions == TINY_SETTINGS["train.per_device_train_batch_size"]

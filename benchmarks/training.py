@@ -1,0 +1,92 @@
+"""What our part of a training costs beside TRL's own, and how fast a validation is.
+
+    python benchmarks/training.py            # on an idle machine; about two minutes
+
+Bare: Unsloth's policy in TRL's GRPOTrainer with TRL's completions log. Ours: the same model,
+batch, lengths, rewards and seed in a session: metrics, health, checkpoints, dashboard. They
+take turns of TURN steps, and what is compared is processor time, which other programs disturb
+less than the clock.
+"""
+
+import os
+
+os.environ |= {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+TURNS, TURN, PROMPTS = 5, 10, 64
+SETTINGS = {"train.max_steps": TURN, "train.eval_steps": 0, "train.save_steps": 25, "seed": 0}
+SETTINGS |= {"train.resume": "never"}
+
+
+def bare(folder, policy, rewards, rows, config) -> float:
+    """Processor seconds a step of TRL alone."""
+    from datasets import Dataset
+    from transformers.trainer_callback import PrinterCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from grpo_nb.training.trainer import trainer_arguments
+
+    arguments = trainer_arguments(config, folder, rewards, policy)
+    trainer = GRPOTrainer(
+        model=policy.model,
+        processing_class=policy.tokenizer,
+        reward_funcs=rewards.reward_funcs,
+        args=GRPOConfig(**arguments),
+        train_dataset=Dataset.from_list(rows),
+    )
+    trainer.remove_callback(PrinterCallback)
+    started = time.process_time()
+    trainer.train()
+    return (time.process_time() - started) / TURN
+
+
+def ours(stage, policy, rewards, rows) -> float:
+    """Processor seconds a step of a session, with a dashboard that watches."""
+    from grpo_nb import training, widgets
+
+    session = training.Session(stage, policy, rewards, rows)
+    trainer = session.trainer()
+    train, seconds = trainer.train, []
+
+    def timed(**options):
+        started = time.process_time()
+        train(**options)
+        seconds.append((time.process_time() - started) / TURN)
+
+    trainer.train = timed
+    session.run(widgets.TrainingDashboard(session.controls))
+    return seconds[0]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["GRPO_NB_RUNS"] = folder
+        from grpo_nb import data, models, rewards
+        from grpo_nb.config import resolve
+        from grpo_nb.runs import Run, Stage
+        from grpo_nb.training.validation import Validation
+
+        config, run = resolve("tiny-cpu", SETTINGS), Run("benchmark")
+        data.prepare(run, config.data, config.seed, lambda chats: [30] * len(chats))
+        rows, chosen = data.load(run, "train"), rewards.load_preset("math")
+        stage = Stage(run, "03", config, {})
+        pairs = []
+        for turn in range(TURNS + 1):
+            policies = [models.load_policy(config.model, config.seed) for _ in range(2)]
+            pair = bare(Path(folder) / "bare", policies[0], chosen, rows, config)
+            pairs.append((pair, ours(stage, policies[1], chosen, rows)))
+            print(f"turn {turn}: bare {pairs[-1][0]:.3f} s a step, ours {pairs[-1][1]:.3f} s")
+        ratios = [b / a for a, b in pairs[1:]]  # the first turn warms up
+        middle, spread = statistics.median(ratios), max(ratios) - min(ratios)
+        print(f"ours / bare: {middle:.3f} (median of {TURNS}, spread {spread:.3f})")
+        validate = Validation(policies[1], rows[:PROMPTS], chosen, config)
+        seconds = [validate()["eval/seconds"] for _ in range(5)]
+        print(f"validation of {PROMPTS} prompts: {statistics.median(seconds):.2f} s")
+
+
+if __name__ == "__main__":
+    main()

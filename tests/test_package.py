@@ -12,7 +12,7 @@ MODULES = sorted((PROJECT_ROOT / "grpo_nb").rglob("*.py"))
 HEAVY = {"torch", "unsloth", "trl", "vllm"}
 MAY_IMPORT_HEAVY = {"models", "training", "export"}
 LAYERS = [
-    {"prompts", "numbers", "sandbox", "profiles", "health"},
+    {"prompts", "numbers", "intervals", "sandbox", "profiles", "health"},
     {"settings"},
     {"config"},
     {"runs"},

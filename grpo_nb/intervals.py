@@ -31,7 +31,8 @@ def bootstrap(values: np.ndarray, ends: np.ndarray, seed: int = 0) -> np.ndarray
     Source: Efron 1979; the pseudo-observations of Agresti and Coull 1998 and, for paired
     differences, Bonett and Price 2012, https://doi.org/10.3102/1076998611411915.
     """
-    values = np.vstack([values, ends]).astype(float)
+    ends = np.where(np.isnan(values).all(axis=0), np.nan, ends)
+    values = np.vstack([values, ends])
     known = (~np.isnan(values)).astype(float)
     filled, count = np.nan_to_num(values), len(values)
     rng, means = np.random.default_rng(seed), []

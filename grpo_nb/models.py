@@ -121,9 +121,11 @@ def load_checkpoint(
 
         # Its hint to install a faster kernel repeats in every process.
         logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+        # None would override what a checkpoint in 4 bit says of itself.
+        settings = quantization_config(quantization)
         model = AutoModelForCausalLM.from_pretrained(
             find_model(model_path),
-            quantization_config=quantization_config(quantization),
+            **({"quantization_config": settings} if settings else {}),
             dtype=torch.bfloat16,
             device_map="cuda" if cuda_available() else "cpu",
         )

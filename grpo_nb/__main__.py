@@ -1,9 +1,14 @@
 """The command line: `grpo-nb run`, `reward-lab`, `doctor`. Imports wait until they are needed."""
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from grpo_nb.runs import Run
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -31,8 +36,36 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     lab.add_argument("--profile", default="auto", help="for notebook 1, where it is not done yet")
     lab.add_argument("--port", type=int, default=8866, help="default: 8866")
     lab.add_argument("--no-browser", action="store_true", help="only print the address")
+    _add_stage_04(commands)
     commands.add_parser("doctor", help="say what this machine has, and how to get the rest")
     return parser.parse_args(arguments)
+
+
+def _add_stage_04(commands: argparse._SubParsersAction) -> None:
+    """What is done with a finished run."""
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("run", metavar="runs/NAME", help="folder of the run, or its name")
+    serve = commands.add_parser("serve", parents=[shared], help="OpenAI-compatible server")
+    serve.add_argument("--host", default="127.0.0.1", help="default: this machine only")
+    serve.add_argument("--port", type=int, default=8000, help="default: 8000")
+    serve.add_argument("--adapter", action="store_true", help="base + adapter (vLLM only)")
+
+
+def _existing_run(path: str) -> "Run":
+    from grpo_nb.runs import Run, runs_root
+
+    given = [Path(path), runs_root() / path]
+    found = [folder.resolve() for folder in given if (folder / "manifest.json").exists()]
+    if not found:
+        raise FileNotFoundError(f"{path} is no run: neither {given[0]} nor {given[1]} has one")
+    os.environ["GRPO_NB_RUNS"] = str(found[0].parent)
+    return Run(found[0].name)
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    from grpo_nb.serve import serve
+
+    return serve(_existing_run(arguments.run), arguments.host, arguments.port, arguments.adapter)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -71,11 +104,14 @@ def doctor(_: argparse.Namespace) -> int:
     return 0 if in_order else 1
 
 
+COMMANDS = {"run": run, "reward-lab": reward_lab, "doctor": doctor, "serve": serve}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Exit code: 0 done, 1 a stage failed, 2 wrong input, 130 interrupted."""
     parsed = parse_arguments(arguments)
     try:
-        return {"run": run, "reward-lab": reward_lab, "doctor": doctor}[parsed.command](parsed)
+        return COMMANDS[parsed.command](parsed)
     except (ValueError, FileNotFoundError) as error:
         print(f"grpo-nb: {error}", file=sys.stderr)
         return 2

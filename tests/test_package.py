@@ -21,7 +21,7 @@ LAYERS = [
     {"pilot"},
     {"bench"},
     {"training", "export", "evaluate", "sheet", "doctor", "pipeline", "curriculum"},
-    {"plots", "app"},
+    {"plots", "app", "serve"},
     {"widgets"},
     {"__main__"},
 ]

@@ -1,5 +1,6 @@
 """Merge the adapter, so that the merged model is the policy trained; judged before it counts."""
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -80,6 +81,11 @@ def write_model(
     """Weights, config, tokenizer, chat template and generation config into a new folder."""
     from transformers import GenerationConfig
 
+    if not [*base.folder.glob("tokenizer*"), *base.folder.glob("vocab*")]:
+        raise FileNotFoundError(
+            f"{base.folder} holds no tokenizer (tokenizer.json or its like): put back the one it "
+            "came with; stage 03 has kept a copy beside the adapter, in train/adapter/"
+        )
     folder.mkdir(parents=True)
     load_tokenizer(config.model.model_path).save_pretrained(folder)
     tensors = merged_tensors(base, deltas, mode, config.model.quantization)
@@ -109,8 +115,6 @@ def check_complete(folder: Path) -> Path:
     Raises:
         FileNotFoundError: A part is missing, as after a write that was killed.
     """
-    import json
-
     index = folder / "model.safetensors.index.json"
     needed = {"config.json", "tokenizer_config.json"}
     if index.exists():

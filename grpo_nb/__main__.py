@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from grpo_nb.runs import Run
 
+EXPORTED = ("merged_16bit", "merged_16bit_original_base", "merged_4bit", "adapter")
+
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -45,6 +47,17 @@ def _add_stage_04(commands: argparse._SubParsersAction) -> None:
     """What is done with a finished run."""
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("run", metavar="runs/NAME", help="folder of the run, or its name")
+    export = commands.add_parser("export", parents=[shared], help="merge again, GGUF, model card")
+    export.add_argument("--merge", metavar="MODE", help=" or ".join(EXPORTED))
+    export.add_argument("--gguf", metavar="KIND", help="f16, q8_0 or q4_k_m")
+    export.add_argument("--llama-cpp", default="", metavar="DIR", help="default: $LLAMA_CPP")
+    export.add_argument("--force", action="store_true", help="although it fails the parity gate")
+    push = commands.add_parser("push", parents=[shared], help="the merged model to the hub")
+    push.add_argument("--repo", required=True, metavar="OWNER/NAME")
+    push.add_argument(
+        "--yes", action="store_true", help="upload; without it only say what would be"
+    )
+    push.add_argument("--public", action="store_true", help="default: a private repository")
     serve = commands.add_parser("serve", parents=[shared], help="OpenAI-compatible server")
     serve.add_argument("--host", default="127.0.0.1", help="default: this machine only")
     serve.add_argument("--port", type=int, default=8000, help="default: 8000")
@@ -60,6 +73,42 @@ def _existing_run(path: str) -> "Run":
         raise FileNotFoundError(f"{path} is no run: neither {given[0]} nor {given[1]} has one")
     os.environ["GRPO_NB_RUNS"] = str(found[0].parent)
     return Run(found[0].name)
+
+
+def export(arguments: argparse.Namespace) -> int:
+    from grpo_nb import export
+    from grpo_nb.profiles import refuse_unknown
+    from grpo_nb.runs import atomic_path
+
+    run, mode, kind = _existing_run(arguments.run), arguments.merge, arguments.gguf
+    run.lock()
+    if mode:
+        refuse_unknown("merge", mode, list(EXPORTED))
+    if mode == "adapter":
+        print(export.copy_adapter(run, run.config()))
+    elif mode:
+        target = f"model/{mode}"
+        folder, report = export.merge(run, run.config(), mode, force=arguments.force, target=target)
+        print(f"{export.summary(report)}\n{folder}")
+    if kind:
+        refuse_unknown("GGUF kind", kind, ["f16", "q8_0", "q4_k_m"])
+        print(export.to_gguf(run, kind, arguments.llama_cpp))
+    with atomic_path(run / "model/README.md") as temporary:
+        temporary.write_text(export.model_card(run), encoding="utf-8")
+    print(run / "model/README.md")
+    return 0
+
+
+def push(arguments: argparse.Namespace) -> int:
+    from grpo_nb import export
+
+    planned = export.plan_push(_existing_run(arguments.run), arguments.repo)
+    print(planned.describe())
+    if arguments.yes:
+        print(export.push(planned, private=not arguments.public))
+    else:
+        print("Nothing was sent: add --yes to upload.")
+    return 0
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -105,6 +154,7 @@ def doctor(_: argparse.Namespace) -> int:
 
 
 COMMANDS = {"run": run, "reward-lab": reward_lab, "doctor": doctor, "serve": serve}
+COMMANDS |= {"export": export, "push": push}
 
 
 def main(arguments: list[str] | None = None) -> int:

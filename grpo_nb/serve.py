@@ -115,6 +115,8 @@ def serve(run: Run, host: str, port: int, adapter: bool = False) -> int:
         print(f"Listening at http://{host}:{port}/v1, model {server.model}. Ask it:\n")
         print(curl(server, near, port, asked["prompt"], length), flush=True)
         return process.wait()
+    except KeyboardInterrupt:
+        return 0
     finally:
         process.terminate()
         process.wait()

@@ -89,13 +89,12 @@ def _token_gaps(
     """KL, gap of the log-probability and agreement of the likeliest token, [3, tokens]."""
     import torch
 
-    end = "" if sample.truncated else tokenizer.eos_token
-    parts = [
-        tokenizer(text, add_special_tokens=False)["input_ids"]
-        for text in (prompt, sample.text, end)
-    ]
-    written = torch.tensor(parts[1] + parts[2])
-    ids = torch.tensor([sum(parts, [])], device=tuned.device)
+    text = sample.text + ("" if sample.truncated else tokenizer.eos_token)
+    before, written = (
+        torch.tensor(tokenizer(part, add_special_tokens=False)["input_ids"], dtype=torch.long)
+        for part in (prompt, text)
+    )
+    ids = torch.cat([before, written])[None].to(tuned.device)
     logs = []
     with torch.inference_mode():
         for model in (tuned, merged):

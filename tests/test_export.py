@@ -1,0 +1,239 @@
+"""Merging, the parity gate, GGUF, the model card and the hub."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from grpo_nb import export, models
+from grpo_nb.export import merging, parity, weights
+from grpo_nb.runs import Run, project_path
+
+TINY = "data/tiny_base"
+KEY = "base_model.model.model.layers.2.mlp.down_proj.lora_B.weight"
+LAYER = "model.layers.2.mlp.down_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def trained(demo_run):
+    return weights.read_adapter(demo_run / "train/adapter")
+
+
+@pytest.fixture
+def run(demo_run, tmp_path, monkeypatch):
+    """A copy of the finished run, to write to."""
+    shutil.copytree(demo_run.path, tmp_path / "runs/demo")
+    monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path / "runs"))
+    return Run("demo")
+
+
+def change_adapter(run, change):
+    path = run / "train/adapter/adapter_model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+def test_which_layers_are_kept_in_4bit_is_as_transformers_has_it():
+    from bitsandbytes.nn import Linear4bit
+
+    live = models.load_checkpoint(TINY, adapter=None, quantization="4bit").named_modules()
+    kept = {f"{name}.weight" for name, module in live if isinstance(module, Linear4bit)}
+    assert len(kept) == 28
+    assert weights.Base(TINY).quantizable == kept
+
+
+@pytest.mark.parametrize("mode", ["merged_16bit", "merged_16bit_original_base"])
+def test_tensor_by_tensor_is_what_peft_makes_in_memory_bit_for_bit(demo_run, trained, mode):
+    from peft import PeftModel
+
+    kept = "4bit" if mode == "merged_16bit" else "16bit"
+    live = models.load_checkpoint(TINY, adapter=None, quantization=kept)
+    live = live.dequantize() if kept == "4bit" else live
+    live = PeftModel.from_pretrained(live, demo_run / "train/adapter").merge_and_unload()
+    expected = live.state_dict()
+    seen = dict(weights.merged_tensors(weights.Base(TINY), trained, mode, "4bit"))
+    assert set(expected) - set(seen) == {"lm_head.weight"}  # tied to the embedding
+    assert [name for name in seen if not torch.equal(seen[name], expected[name])] == []
+
+
+def test_the_modes_are_different_weights(trained):
+    base = weights.Base(TINY)
+    modes = ("merged_16bit", "merged_16bit_original_base")
+    first, second = (dict(weights.merged_tensors(base, trained, m, "4bit"))[LAYER] for m in modes)
+    assert not torch.equal(first, second)
+    # A base trained in 16 bit is its own original.
+    same = (dict(weights.merged_tensors(base, trained, m, "16bit"))[LAYER] for m in modes)
+    assert torch.equal(*same)
+
+
+def test_a_base_already_in_4bit_is_dequantised_from_its_own_states(trained, run, tmp_path):
+    """As Unsloth's copies on the hub are."""
+    live = models.load_checkpoint(TINY, adapter=None, quantization="4bit")
+    live.save_pretrained(tmp_path / "tiny_base-bnb-4bit")
+    base = weights.Base(str(tmp_path / "tiny_base-bnb-4bit"))
+    assert len(base.packed) == 28
+    plain = dict(weights.merged_tensors(weights.Base(TINY), trained, "merged_16bit", "4bit"))
+    for name, tensor in weights.merged_tensors(base, trained, "merged_16bit", "4bit"):
+        assert torch.equal(tensor, plain.pop(name)), name
+    assert not plain
+    with pytest.raises(ValueError, match=r"holds 4-bit weights, no original in 16 bit"):
+        next(weights.merged_tensors(base, trained, "merged_16bit_original_base", "4bit"))
+    path = run / "train/adapter/adapter_config.json"
+    config = json.loads(path.read_text()) | {
+        "base_model_name_or_path": "unsloth/Tiny_Base-bnb-4bit"
+    }
+    path.write_text(json.dumps(config))
+    assert weights.trained_base(TINY, path.parent) == "unsloth/Tiny_Base-bnb-4bit"
+
+
+def test_shards_read_back_as_one_model(demo_run, run):
+    config = run.config()
+    small = config.model_copy(
+        update={"export": config.export.model_copy(update={"max_shard_gb": 4e-4})}
+    )
+    folder, report = export.merge(run, small)
+    shards = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert shards[0] == f"model-00001-of-{len(shards):05d}.safetensors"
+    assert len(shards) >= 4
+    assert max(path.stat().st_size for path in folder.glob("*.safetensors")) < 4.2e5
+    assert report["passed"]
+    whole = load_file(demo_run / "model/merged/model.safetensors")
+    read = models.load_checkpoint(str(folder), adapter=None, quantization="16bit").state_dict()
+    assert all(torch.equal(read[name].cpu(), whole[name]) for name in whole)
+    files = {path.name for path in folder.iterdir()}
+    assert {"chat_template.jinja", "generation_config.json", "tokenizer.json"} <= files
+    (folder / shards[2]).unlink()
+    with pytest.raises(FileNotFoundError, match=f"lacks {shards[2]}: it is no whole model"):
+        export.check_complete(folder)
+
+
+def test_the_gate_of_stage_04_has_passed(demo_run):
+    report = json.loads((demo_run / "model/parity.json").read_text())
+    assert (report["passed"], report["mode"], report["forced"]) == (True, "merged_16bit", False)
+    assert report["token_agreement"] >= 0.995
+    assert report["kl"] < 1e-3
+    assert report["layers"] == {"compared": 50, "differ": []}
+    assert report["adapter"]["norm of B"] > 0
+    assert report["adapter"]["still as begun"] == []
+    assert report["prompts"] == 32 < report["tokens"]
+
+
+def test_a_dropped_delta_is_caught_named_and_not_put_in_place(run, monkeypatch, trained):
+    before = run.files("model/merged")
+    write = merging.write_shards
+
+    def faulty(tensors, *arguments):
+        base = weights.Base(TINY)
+        write(((n, base.read(n, True) if n == LAYER else t) for n, t in tensors), *arguments)
+
+    monkeypatch.setattr(merging, "write_shards", faulty)
+    with pytest.raises(ValueError, match=rf"1 layers: {LAYER}.* is not put in place"):
+        export.merge(run, run.config())
+    assert run.files("model/merged") == before
+    assert sorted(p.name for p in (run / "model").iterdir()) == ["merged", "parity.json"]
+    report = json.loads((run / "model/parity.json").read_text())
+    assert (report["passed"], report["layers"]["differ"]) == (False, [LAYER])
+    _, report = export.merge(run, run.config(), force=True)
+    assert (report["passed"], report["forced"]) == (False, True)
+    assert run.files("model/merged") != before
+
+
+def test_another_policy_with_sound_layers_fails_on_behaviour(run, trained):
+    """The gate does not rest on the layers alone: a base of other weights shows in the KL."""
+    seen = {"kl": 0.5, "token_agreement": 0.8}
+    first, second, cause = parity.verdict("merged_16bit", seen, [])
+    assert (first, second) == ("KL 0.5 > 0.001", "greedy token agreement 80.00% < 99.5%")
+    assert "the base is not the one trained on" in cause
+    assert parity.verdict("merged_16bit", {"kl": float("nan"), "token_agreement": 1.0}, [])
+
+
+def test_4bit_and_adapter_alone(run):
+    folder, report = export.merge(run, run.config(), "merged_4bit", target="model/merged_4bit")
+    assert report["mode"] == "merged_4bit"
+    assert json.loads((run / "model/merged_4bit.json").read_text()) == report
+    size = (folder / "model.safetensors").stat().st_size
+    assert size < 0.5 * (run / "model/merged/model.safetensors").stat().st_size
+    read = models.load_checkpoint(str(folder), adapter=None, quantization="16bit")
+    assert read.is_loaded_in_4bit
+    adapter = export.copy_adapter(run, run.config())
+    assert (adapter / "adapter_model.safetensors").exists()
+
+
+def test_leftovers_of_a_killed_merge_are_removed(run):
+    left = run / "model/.merged.99999.tmp"
+    left.mkdir()
+    (left / "shard-0").write_bytes(b"half")
+    export.merge(run, run.config())
+    assert not left.exists()
+
+
+def zero(tensors):
+    for name in tensors:
+        if "lora_B" in name:
+            tensors[name].zero_()
+
+
+def other_name(tensors):
+    for side in "AB":
+        name = f"base_model.model.model.layers.{{}}.self_attn.q_proj.lora_{side}.weight"
+        tensors[name.format(9)] = tensors.pop(name.format(3))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (zero, "the adapter is all zero"),
+        (lambda t: t[KEY].fill_(float("nan")), r"NaN or inf in model\.layers\.2\.mlp\.down_proj"),
+        (other_name, r"1 weights that the base .* not have, such as model.layers.9.self_attn.q"),
+        (
+            lambda t: t.update({KEY: torch.ones(64, 16)}),
+            r"\[128, 384\] in the base .* \[64, 384\] in the adapter: it was made for another",
+        ),
+    ],
+)
+def test_an_adapter_that_cannot_be_merged_is_refused_and_nothing_overwritten(run, change, message):
+    before = run.files("model")
+    change_adapter(run, change)
+    with pytest.raises(ValueError, match=message):
+        export.merge(run, run.config())
+    assert run.files("model") == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"base_model_name_or_path": "Qwen/Qwen3-4B"}, r"made for the base 'Qwen/Qwen3-4B', and"),
+        ({"use_dora": True}, r"use_dora is not plain LoRA"),
+    ],
+)
+def test_an_adapter_of_another_kind_is_refused(run, settings, message):
+    path = run / "train/adapter/adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    with pytest.raises(ValueError, match=message):
+        export.merge(run, run.config())
+
+
+def test_a_base_without_tokenizer_or_safetensors_is_refused(run, tmp_path):
+    shutil.copytree(project_path(TINY), tmp_path / "tiny_base")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "tiny_base" / name).unlink()
+    config = run.config()
+    model = config.model.model_copy(update={"model_path": str(tmp_path / "tiny_base")})
+    config = config.model_copy(update={"model": model})
+    with pytest.raises(FileNotFoundError, match="tiny_base holds no tokenizer"):
+        export.merge(run, config)
+    (tmp_path / "tiny_base/model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"tiny_base holds no \*.safetensors"):
+        export.merge(run, config)
+
+
+def test_a_disk_too_small_is_said_before_anything_is_written(run, monkeypatch):
+    before = run.files("model")
+    usage = shutil.disk_usage("/")._replace(free=1_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(RuntimeError, match=r"takes 0.00 GB and .* free some space"):
+        export.merge(run, run.config())
+    assert run.files("model") == before

@@ -1,4 +1,4 @@
-"""The command line: `grpo-nb run`, `reward-lab`, `doctor`. Imports wait until they are needed."""
+"""The command line: `grpo-nb run`, `export`, `serve`, `doctor` and others. Imports wait until they are needed."""
 
 import argparse
 import os
@@ -58,6 +58,9 @@ def _add_stage_04(commands: argparse._SubParsersAction) -> None:
         "--yes", action="store_true", help="upload; without it only say what would be"
     )
     push.add_argument("--public", action="store_true", help="default: a private repository")
+    again = commands.add_parser("reproduce", parents=[shared], help="run it again and compare")
+    again.add_argument("--as", dest="name", help="of the new run; default: NAME-again")
+    again.add_argument("--tolerance", type=float, default=1e-3, help="of a figure; default: 1e-3")
     serve = commands.add_parser("serve", parents=[shared], help="OpenAI-compatible server")
     serve.add_argument("--host", default="127.0.0.1", help="default: this machine only")
     serve.add_argument("--port", type=int, default=8000, help="default: 8000")
@@ -111,6 +114,17 @@ def push(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def reproduce(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from grpo_nb import reproduce
+
+    first, console = _existing_run(arguments.run), Console()
+    again = reproduce.reproduce(first, arguments.name or f"{first.name}-again", console)
+    same = reproduce.show(reproduce.compare(first, again, arguments.tolerance), console)
+    return 0 if same else 1
+
+
 def serve(arguments: argparse.Namespace) -> int:
     from grpo_nb.serve import serve
 
@@ -154,7 +168,7 @@ def doctor(_: argparse.Namespace) -> int:
 
 
 COMMANDS = {"run": run, "reward-lab": reward_lab, "doctor": doctor, "serve": serve}
-COMMANDS |= {"export": export, "push": push}
+COMMANDS |= {"export": export, "push": push, "reproduce": reproduce}
 
 
 def main(arguments: list[str] | None = None) -> int:

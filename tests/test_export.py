@@ -1,13 +1,20 @@
 """Merging, the parity gate, GGUF, the model card and the hub."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 from grpo_nb import export, models
+from grpo_nb.__main__ import main
 from grpo_nb.export import merging, parity, weights
 from grpo_nb.runs import Run, project_path
 
@@ -237,3 +244,168 @@ def test_a_disk_too_small_is_said_before_anything_is_written(run, monkeypatch):
     with pytest.raises(RuntimeError, match=r"takes 0.00 GB and .* free some space"):
         export.merge(run, run.config())
     assert run.files("model") == before
+
+
+@pytest.fixture
+def llama_cpp(tmp_path):
+    """A folder laid out as llama.cpp's, whose tools record their arguments and write a file."""
+    folder = tmp_path / "llama.cpp"
+    (folder / "build/bin").mkdir(parents=True)
+    converter = "out = sys.argv[sys.argv.index('--outfile') + 1]\n"
+    converter += "assert (pathlib.Path(sys.argv[1]) / 'model.safetensors').exists()\n"
+    converter += "pathlib.Path(out).write_text('GGUF ' + sys.argv[-1])\n"
+    (folder / "convert_hf_to_gguf.py").write_text("import pathlib, sys\n" + converter)
+    quantizer = folder / "build/bin/llama-quantize"
+    quantizer.write_text('#!/bin/sh\n{ cat "$1"; echo " $3"; } > "$2"\n')
+    quantizer.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"), [("f16", "GGUF f16"), ("q8_0", "GGUF q8_0"), ("q4_k_m", "GGUF f16 Q4_K_M")]
+)
+def test_gguf_goes_through_the_converter_that_is_given(run, llama_cpp, capsys, kind, content):
+    assert main(["export", "demo", "--gguf", kind, "--llama-cpp", str(llama_cpp)]) == 0
+    assert str(run / f"model/demo-{kind}.gguf") in capsys.readouterr().out
+    assert (run / f"model/demo-{kind}.gguf").read_text().strip() == content
+    assert not [path for path in (run / "model").iterdir() if "tmp" in path.name]
+
+
+def test_gguf_without_llama_cpp_says_what_is_missing_and_installs_nothing(
+    run, llama_cpp, capsys, monkeypatch
+):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("LLAMA_CPP", raising=False)
+    assert main(["export", "demo", "--gguf", "q8_0"]) == 1
+    error = capsys.readouterr().err
+    assert "convert_hf_to_gguf.py is not in the PATH. Nothing was installed" in error
+    (llama_cpp / "build/bin/llama-quantize").unlink()
+    assert main(["export", "demo", "--gguf", "q4_k_m", "--llama-cpp", str(llama_cpp)]) == 1
+    assert f"llama-quantize is not in {llama_cpp}" in capsys.readouterr().err
+    assert main(["export", "demo", "--gguf", "q8"]) == 2
+    assert "did you mean 'q8_0'" in capsys.readouterr().err
+
+
+def test_a_converter_that_fails_is_quoted_and_leaves_nothing(run, llama_cpp, capsys):
+    (llama_cpp / "convert_hf_to_gguf.py").write_text("raise SystemExit('unknown pre-tokenizer')")
+    assert main(["export", "demo", "--gguf", "f16", "--llama-cpp", str(llama_cpp)]) == 1
+    assert "unknown pre-tokenizer" in capsys.readouterr().err
+    assert not list((run / "model").glob("*gguf*"))
+
+
+def test_the_card_says_what_the_run_recorded(run):
+    card = export.model_card(run, "me/adder")
+    _, head, body = card.split("---\n", 2)
+    assert yaml.safe_load(head)["license"] == "apache-2.0"
+    report = json.loads((run / "eval/report.json").read_text())
+    hashed = run.manifest()["01"]["outputs"]["data/train.parquet"]
+    for said in (hashed, "| max_steps | 4 |", "numeric_correctness_reward | 1.0", "# me/adder"):
+        assert said in body
+    assert f"{report['greedy']['merged']['accuracy']:.4g}" in body
+    assert "it passed the parity gate" in body
+    assert "## Limits" in body
+    assert str(run.path.parent) not in card
+    for absent in ("eval/report.json", "model/parity.json", "train/metrics.jsonl"):
+        (run / absent).unlink()
+    assert "## Evaluation" not in export.model_card(run)
+    report["greedy"]["merged"]["accuracy_interval"] = [0.91, 0.97]
+    (run / "eval/report.json").write_text(json.dumps(report))
+    assert "0.91 – 0.97" in export.model_card(run)
+
+
+class Hub(BaseHTTPRequestHandler):
+    """What of the hub's API an upload needs."""
+
+    def do_POST(self):
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.asked[self.path] = content
+        self.server.tokens.add(self.headers["Authorization"])
+        if self.server.refuses:
+            return self.answer({"error": "no write access"}, 403)
+        if self.path.endswith("/preupload/main"):
+            files = [
+                {"path": f["path"], "uploadMode": "lfs" if "model.safe" in f["path"] else "regular"}
+                for f in json.loads(content)["files"]
+            ]
+            return self.answer({"files": [f | {"shouldIgnore": False} for f in files]})
+        if self.path.endswith("/objects/batch"):
+            put = {"upload": {"href": f"{self.server.url}/put", "header": {}}}
+            objects = [o | {"actions": put} for o in json.loads(content)["objects"]]
+            return self.answer({"transfer": "basic", "objects": objects})
+        commit = {"commitUrl": f"{self.server.url}/me/adder/commit/1", "commitOid": "1"}
+        url = f"{self.server.url}/me/adder"
+        return self.answer({"url": url, "name": "me/adder", "success": True} | commit)
+
+    def do_PUT(self):
+        self.server.stored.append(self.rfile.read(int(self.headers["Content-Length"])))
+        self.answer({})
+
+    def answer(self, content, status=200):
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def hub():
+    """A stand-in for the hub, on this machine."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        server.asked, server.tokens, server.stored, server.refuses = {}, set(), [], False
+        server.url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def call_push(run, hub, *more):
+    command = [sys.executable, "-m", "grpo_nb", "push", str(run.path), "--repo", "me/adder", *more]
+    known = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_secret", "HF_HUB_DISABLE_XET": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | known)
+
+
+def test_push_tells_first_and_uploads_only_when_told_to(run, hub):
+    (run / "model/demo-q8_0.gguf").write_text("GGUF")
+    told = call_push(run, hub)
+    assert told.returncode == 0
+    for name in ("README.md", "model.safetensors  1.71 MB", "parity.json", "demo-q8_0.gguf"):
+        assert name in told.stdout
+    assert "Nothing was sent: add --yes" in told.stdout
+    assert hub.asked == {}
+    done = call_push(run, hub, "--yes")
+    assert f"{hub.url}/me/adder/commit/1" in done.stdout, done.stderr
+    assert b"private" in hub.asked["/api/repos/create"]
+    assert hub.stored == [(run / "model/merged/model.safetensors").read_bytes()]
+    lines = hub.asked["/api/models/me/adder/commit/main"].splitlines()
+    sent = {line["value"].get("path") for line in map(json.loads, lines)}
+    assert {"README.md", "config.json", "tokenizer.json", "figures/learning_curve.png"} <= sent
+    assert hub.tokens == {"Bearer hf_secret"}
+    assert "hf_secret" not in done.stdout + done.stderr
+
+
+def test_a_hub_that_refuses_is_quoted_without_the_token(run, hub):
+    hub.refuses = True
+    done = call_push(run, hub, "--yes")
+    assert done.returncode == 1
+    assert "the hub refused me/adder (" in done.stderr
+    assert "hf_secret" not in done.stderr
+
+
+def test_a_name_without_owner_is_refused(run, capsys):
+    assert main(["push", "demo", "--repo", "adder"]) == 2
+    assert "--repo 'adder': give OWNER/NAME" in capsys.readouterr().err
+
+
+def test_another_merge_goes_beside_the_one_of_stage_04(run, capsys):
+    before = run.files("model/merged")
+    assert main(["export", "demo", "--merge", "merged_16bit_original_base"]) == 0
+    assert "merged_16bit_original_base passes" in capsys.readouterr().out
+    assert main(["export", "demo", "--merge", "adapter"]) == 0
+    assert run.files("model/merged") == before
+    assert main(["export", "demo", "--merge", "merged_8bit"]) == 2
+    assert "did you mean 'merged_" in capsys.readouterr().err

@@ -21,7 +21,7 @@ LAYERS = [
     {"pilot"},
     {"bench"},
     {"training", "export", "evaluate", "sheet", "doctor", "pipeline", "curriculum"},
-    {"plots", "app", "serve"},
+    {"plots", "app", "serve", "reproduce"},
     {"widgets"},
     {"__main__"},
 ]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -36,9 +37,10 @@ def model_card(run: Run, name: str = "") -> str:
     preset = rewards.load_preset(config.rewards.preset, config.rewards.reward_weights)
     outputs = {k: v for entry in manifest.values() for k, v in entry["outputs"].items()}
     data = config.data
+    source = f"{_shown(data.source)} {data.subset}".strip()
     facts = [
-        ("base", f"{base}, {config.model.quantization} in training"),
-        ("data", f"{data.source} {data.subset}".strip()),
+        ("base", f"{_shown(base)}, {config.model.quantization} in training"),
+        ("data", source),
         ("sha256 of the training rows", outputs.get("data/train.parquet", "unknown")),
         ("adapter", f"LoRA, rank {config.model.lora_rank}, alpha {config.model.lora_alpha}"),
         ("seed", config.seed),
@@ -49,7 +51,7 @@ def model_card(run: Run, name: str = "") -> str:
     weighed = zip(preset.names, preset.reward_weights, strict=True)
     parts = [
         f"---\n{yaml.safe_dump(meta, sort_keys=False)}---\n\n# {name or run.name}\n",
-        f"Trained by GRPO on {data.source!r} with verifiable rewards.\n",
+        f"Trained by GRPO on {source} with verifiable rewards.\n",
         f"## How\n\n{_table(('', ''), facts)}",
         f"## Rewards\n\n{_table(('reward', 'weight'), weighed)}",
         _curves(run),
@@ -59,6 +61,11 @@ def model_card(run: Run, name: str = "") -> str:
         f"## Licence\n\n{license_name or 'Not stated by the base: ask before you publish.'}\n",
     ]
     return "\n".join(filter(None, parts))
+
+
+def _shown(name: str) -> str:
+    """A local path without the folders of this machine; a hub name as it is."""
+    return Path(name).name if Path(name).is_absolute() else name
 
 
 def _table(head: Iterable[str], lines: Iterable[Iterable[Any]]) -> str:

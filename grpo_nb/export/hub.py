@@ -22,10 +22,10 @@ class Push(NamedTuple):
 
 
 def plan_push(run: Run, repo: str) -> Push:
-    """Everything of model/merged, the GGUF files and the parity report.
+    """Everything of model/merged, the GGUF files, the parity report and the pictures.
 
     Raises:
-        ValueError: Not of the form OWNER/NAME, or the merge has failed its gate.
+        ValueError: Not of the form OWNER/NAME.
         FileNotFoundError: No whole merged model.
     """
     if repo.count("/") != 1 or not all(repo.split("/")):
@@ -34,6 +34,7 @@ def plan_push(run: Run, repo: str) -> Push:
     files = {path.name: path for path in sorted(folder.iterdir()) if path.name != "README.md"}
     beside = [*sorted((run / "model").glob("*.gguf")), run / "model/parity.json"]
     files |= {path.name: path for path in beside if path.exists()}
+    files |= {f"figures/{path.name}": path for path in sorted((run / "figures").glob("*.png"))}
     return Push(repo, files, model_card(run, repo))
 
 

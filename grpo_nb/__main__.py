@@ -1,4 +1,4 @@
-"""The command line: `grpo-nb run`, `export`, `serve`, `doctor` and others. Imports wait until they are needed."""
+"""The command line, `grpo-nb run` and others. Imports wait until they are needed."""
 
 import argparse
 import os
@@ -167,8 +167,10 @@ def doctor(_: argparse.Namespace) -> int:
     return 0 if in_order else 1
 
 
-COMMANDS = {"run": run, "reward-lab": reward_lab, "doctor": doctor, "serve": serve}
-COMMANDS |= {"export": export, "push": push, "reproduce": reproduce}
+COMMANDS = {
+    **{"run": run, "reward-lab": reward_lab, "doctor": doctor},
+    **{"export": export, "push": push, "reproduce": reproduce, "serve": serve},
+}
 
 
 def main(arguments: list[str] | None = None) -> int:

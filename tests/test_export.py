@@ -117,6 +117,60 @@ def test_shards_read_back_as_one_model(demo_run, run):
         export.check_complete(folder)
 
 
+MEMORY = """
+import sys, threading
+from pathlib import Path
+from grpo_nb.export import weights
+
+def held():
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) * 1024
+
+def merge(folder):
+    base = weights.Base(folder)
+    q = "model.layers.0.self_attn.q_proj.weight"
+    rank_1 = [weights.torch.ones(base.read(q, False).shape[i], 1) for i in (1, 0)]
+    delta = weights.Delta(rank_1[0].T, rank_1[1], 1e-3)
+    tensors = weights.merged_tensors(base, {q: delta}, "merged_16bit", "4bit")
+    out = Path(sys.argv[3])
+    out.mkdir(exist_ok=True)
+    weights.write_shards(tensors, out, 8e6)
+
+def watch():
+    while not done.wait(0.001):
+        seen.append(held())
+
+import torch
+weights.torch = torch
+merge(sys.argv[1])  # imports and first uses
+before, seen, done = held(), [], threading.Event()
+thread = threading.Thread(target=watch)
+thread.start()
+merge(sys.argv[2])
+done.set()
+thread.join()
+print(max(seen) - before)
+"""
+
+
+def test_memory_is_a_shard_and_a_tensor_however_large_the_model(tmp_path):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(project_path(TINY))
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 16}
+    config.update(sizes | {"layer_types": ["full_attention"] * 16, "head_dim": 32})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "large", max_shard_size="40MB")
+    size = 2 * model.num_parameters()
+    assert size > 1e8
+    places = [project_path(TINY), tmp_path / "large", tmp_path / "out"]
+    command = [sys.executable, "-c", MEMORY, *map(str, places)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    print(size, done.stdout)
+    assert int(done.stdout) < 0.4 * size
+    assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) >= 14
+
+
 def test_the_gate_of_stage_04_has_passed(demo_run):
     report = json.loads((demo_run / "model/parity.json").read_text())
     assert (report["passed"], report["mode"], report["forced"]) == (True, "merged_16bit", False)

@@ -23,7 +23,7 @@ LAYERS = [
     {"bench"},
     {"training", "export", "evaluate", "sheet", "doctor", "curriculum"},
     {"pipeline"},
-    {"plots", "app"},
+    {"plots", "app", "serve", "reproduce"},
     {"widgets"},
     {"__main__"},
 ]

@@ -138,6 +138,8 @@ def verdict(mode: str, seen: dict[str, Any], differ: Sequence[str]) -> list[str]
 
 def summary(report: dict[str, Any]) -> str:
     """The report in a few lines."""
+    if "kl" not in report:
+        return f"{report['mode']}: the weights themselves were trained, and are copied in 16 bit"
     reward, layers = report["reward"], report["layers"]
     return (
         f"{report['mode']} {'passes' if report['passed'] else 'FAILS'} the parity gate on "

@@ -21,7 +21,8 @@ LAYERS = [
     {"pilot"},
     {"bench"},
     {"training", "export", "evaluate", "sheet", "doctor", "pipeline", "curriculum"},
-    {"plots", "app"},
+    {"charts"},
+    {"plots", "app", "dashboard"},
     {"widgets"},
     {"__main__"},
 ]

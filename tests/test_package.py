@@ -22,8 +22,8 @@ LAYERS = [
     {"pilot"},
     {"bench"},
     {"training", "export", "evaluate", "sheet", "doctor", "curriculum"},
-    {"pipeline"},
-    {"plots", "app", "serve", "reproduce"},
+    {"pipeline", "charts"},
+    {"plots", "app", "dashboard", "serve", "reproduce"},
     {"widgets"},
     {"__main__"},
 ]

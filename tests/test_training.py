@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from conftest import TINY_SETTINGS
 
-from grpo_nb import chat, export, models, training
+from grpo_nb import chat, models, training
 from grpo_nb.advantages import advantages
 from grpo_nb.config import resolve
 from grpo_nb.data import load
@@ -86,17 +86,6 @@ def test_the_merged_model_is_the_policy_that_was_trained(demo_run):
     kl_base = (p.exp() * (p - r)).sum(-1).mean()
     assert kl_merged < 1e-3
     assert kl_base > kl_merged, "the adapter does nothing"
-
-
-def test_a_16bit_base_merges_too(demo_run):
-    class Elsewhere:
-        def __truediv__(self, relative):
-            return demo_run.path.parent / "elsewhere" / relative
-
-    adapter = demo_run / "train/adapter"
-    path = export.merge_adapter("data/tiny_base", adapter, "16bit", Elsewhere())
-    names = {file.name for file in path.iterdir()}
-    assert {"model.safetensors", "generation_config.json", "chat_template.jinja"} <= names
 
 
 def test_a_nan_metric_is_stored_as_null(tmp_path):

@@ -58,7 +58,7 @@ def ours(stage, policy, rewards, rows) -> float:
         seconds.append((time.process_time() - started) / TURN)
 
     trainer.train = timed
-    session.run(widgets.TrainingDashboard(session.controls))
+    session.run(widgets.TrainingDashboard())
     return seconds[0]
 
 

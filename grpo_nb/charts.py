@@ -16,12 +16,12 @@ POINTS = 200  # of a curve; even, for pairs of them are merged
 WIDTH, HEIGHT = 1000, 300  # of a drawing, stretched to its place
 COLORS = ("#3b78c4", "#c96f0a", "#3a9a5b")  # 3:1 or better on white and on black
 STYLE = """<style>
-.training-charts { display: grid; gap: 10px 18px; line-height: 1.35; font-size: 12px;
+.training-charts { display: grid; gap: 14px 22px; line-height: 1.5; font-size: 12px; padding: 4px;
   grid-template-columns: repeat(auto-fill, minmax(230px, 1fr)); }
 .training-charts figure { margin: 0; min-width: 0; }
 .training-charts figcaption, .training-charts .ends { display: flex; gap: 8px;
-  justify-content: space-between; white-space: nowrap; }
-.training-charts .ends { margin-left: 42px; font-size: 11px; }
+  justify-content: space-between; white-space: nowrap; padding-bottom: 3px; }
+.training-charts .ends { margin: 3px 0 0 42px; font-size: 11px; }
 .training-charts .plot { display: grid; grid-template: 72px / 38px 1fr; column-gap: 4px; }
 .training-charts .sides { display: flex; flex-direction: column; font-size: 11px;
   justify-content: space-between; text-align: right; line-height: 1; }

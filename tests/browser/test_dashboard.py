@@ -84,7 +84,7 @@ def test_curves_alerts_and_completions_are_shown_while_the_cell_runs(page, dashb
     errors = dashboard.locator("li", has_text="step 9")
     assert [text.split(",")[0] for text in errors.all_inner_texts()] == ["error", "warning"]
     assert page.title() != "taken over"
-    dashboard.get_by_role("button", name="Hold").click()
+    dashboard.get_by_role("button", name="Hold these").click()
     dashboard.locator(".sheet summary").first.click()
     expect(dashboard.locator("details[open]").first).to_contain_text("so and so so and")
 

@@ -21,8 +21,8 @@ STYLE = """<style>
 .training-charts figure { margin: 0; min-width: 0; }
 .training-charts figcaption, .training-charts .ends { display: flex; gap: 8px;
   justify-content: space-between; white-space: nowrap; padding-bottom: 3px; }
-.training-charts .ends { margin: 3px 0 0 42px; font-size: 11px; }
-.training-charts .plot { display: grid; grid-template: 72px / 38px 1fr; column-gap: 4px; }
+.training-charts .ends { margin: 3px 0 0 46px; font-size: 11px; }
+.training-charts .plot { display: grid; grid-template: 72px / 42px 1fr; column-gap: 4px; }
 .training-charts .sides { display: flex; flex-direction: column; font-size: 11px;
   justify-content: space-between; text-align: right; line-height: 1; }
 .training-charts svg { width: 100%; height: 72px; overflow: visible;

@@ -88,7 +88,8 @@ class Dashboard:
     def alert_list(self) -> str:
         """Alerts, errors first, then the newest."""
         lines = "".join(
-            f"<li style='border-left:4px solid {EDGES[a.severity]};padding-left:8px'><b>{a.severity}, step {a.step}: {html.escape(a.rule)}</b> · "
+            f"<li style='border-left: 4px solid {EDGES[a.severity]}; padding-left: 8px'>"
+            f"<b>{a.severity}, step {a.step}: {html.escape(a.rule)}</b> · "
             f"{html.escape(a.evidence)}<br>→ {html.escape(a.fix)}</li>"
             for a in self.alerts
         )

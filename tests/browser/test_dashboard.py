@@ -97,7 +97,6 @@ def test_it_reads_in_either_theme(page, dashboard):
             "b, figcaption span, .sides span, .ends > span, td, th"
         ).all():
             assert contrast(node) > 4.5, node.inner_text()
-        dashboard.screenshot(path=f"/tmp/dev/dashboard/{scheme}.png")
     if TRAINED:
         dashboard.screenshot(path=PROJECT_ROOT / "docs/dashboard.png")
 

@@ -108,7 +108,8 @@ class Dashboard:
         ranked = sorted(self.sample, key=lambda c: charts.numbers(c).get("reward", -math.inf))
         # A generator of its own: the training's seed stays untouched.
         other = random.Random(self.step).choice(ranked[1:-1] or ranked)
-        names = [name for name in ranked[0] if name not in NOT_REWARDS]
+        columns = ranked[0].items()
+        names = [n for n, v in columns if n not in NOT_REWARDS and not isinstance(v, str)]
         head = ["", "prompt", "completion", *map(short, names), "total", "advantage"]
         chosen = {"best": ranked[-1], "worst": ranked[0], "random": other}
         lines = [_row(kind, completion, names) for kind, completion in chosen.items()]

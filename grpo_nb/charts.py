@@ -61,8 +61,8 @@ FIRST = Chart(
     [Series("mean", "reward", "groups/reward_p10", "groups/reward_p90")],
 )
 HELD_OUT = Chart(
-    "held-out",
-    "Share of the held-out prompts answered correctly (disc) and in the right format (square). "
+    "validation",
+    "Share of the prompts set aside that are answered correctly (disc) and in the right format (square). "
     "Falls while the reward climbs: the reward is being hacked.",
     [Series("accuracy", "eval/accuracy"), Series("format", "eval/format")],
     *(*SHARE, "points"),

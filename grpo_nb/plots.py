@@ -107,25 +107,6 @@ def probe_map(run: Run, probes: Probes, preset: RewardSet) -> "Figure":
     return _save(figure, run, "probes")
 
 
-def learning_curve(run: Run, metrics: Sequence[dict], names: Sequence[str]) -> "Figure":
-    """Total reward with the spread in the batch, each reward, and groups without signal."""
-    table = pd.DataFrame(metrics).set_index("step").drop(columns="stage").astype(float)
-    smooth = table.rolling(10, min_periods=1, center=True).mean()
-    figure, (total, each, silent) = _subplots(3, 11, 3.2)
-    total.plot(table.index, table["reward"], color=BLUE, alpha=0.3)
-    total.plot(smooth.index, smooth["reward"], color=BLUE)
-    low, high = (smooth["reward"] + sign * smooth["reward_std"] for sign in (-1, 1))
-    total.fill_between(smooth.index, low, high, color=BLUE, alpha=0.12, linewidth=0)
-    total.set(title="weighted reward (band: ± std)", xlabel="step")
-    for name in names:
-        each.plot(smooth.index, smooth[f"rewards/{name}/mean"], label=name.removesuffix("_reward"))
-    each.set(title="each reward, mean", xlabel="step", ylim=(0, 1.05))
-    each.legend(frameon=False, fontsize=7, loc="lower right")
-    silent.plot(smooth.index, smooth["frac_reward_zero_std"], color=GREY)
-    silent.set(title="groups without signal", xlabel="step", ylim=(0, 1.05))
-    return _save(figure, run, "learning_curve")
-
-
 def training(run: Run, metrics: Sequence[dict]) -> "Figure":
     """The dashboard's charts, once the training is over.
 
@@ -159,7 +140,14 @@ def _draw_chart(axis: "Axes", chart: charts.Chart, lines: pd.DataFrame) -> None:
             axis.fill_between(lines["step"], *ends, linewidth=0, **style)
         if look and series.key in lines:
             mark = "s" if number else look
-            axis.plot(lines["step"], lines[series.key], mark, color=color, label=series.label)
+            axis.plot(
+                lines["step"],
+                lines[series.key],
+                mark,
+                color=color,
+                label=series.label,
+                clip_on=False,
+            )
     if len(chart.series) > 1:
         axis.legend(frameon=False, fontsize=7)
     low, high = axis.get_ylim()

@@ -49,7 +49,7 @@ def test_a_real_training_fills_its_charts_and_no_others():
     titles = re.findall(r"<figcaption><span>([^<]*)</span>", dashboard.curves())
     assert titles[:4] == ["reward, weighted total", "exact match", "fuzzy match", "soft xml format"]
     assert "KL to the base [nats]" not in titles
-    assert "held-out" not in titles
+    assert "validation" not in titles
     assert titles[-1] == "step time [s]"
     assert "step 60 of 100" in dashboard.header()
     pace = sum(line["step_time"] for line in LINES[-20:]) / 20
@@ -66,7 +66,7 @@ def test_every_metric_of_a_line_is_seen():
         assert part in dashboard.header()
     assert "generation 1, reward 0.5, update 0.25" in figure(dashboard, "step time [s]")
     assert "<b>1.75</b>" in figure(dashboard, "step time [s]"), "the sum"
-    assert "accuracy 25%, format 100%" in figure(dashboard, "held-out")
+    assert "accuracy 25%, format 100%" in figure(dashboard, "validation")
     assert "KL to the base" in dashboard.legend()
 
 
@@ -88,7 +88,7 @@ def test_nothing_is_drawn_before_the_first_step():
     assert "<figure" not in dashboard.curves()
     assert "step 0 of 0" in dashboard.header()
     assert dashboard.completions() == dashboard.alert_list() == ""
-    assert "held-out" in fed([{"step": 0, "eval/accuracy": 0.5}]).curves()
+    assert "validation" in fed([{"step": 0, "eval/accuracy": 0.5}]).curves()
 
 
 def test_downsampling_keeps_the_ends_and_the_extremes():
@@ -218,7 +218,7 @@ def test_the_picture_holds_the_same_charts(runs_dir):
     drawn = plots.training(Run("x"), lines)
     titles = [axis.get_title(loc="left") for axis in drawn.axes if axis.axison]
     assert titles == [chart.title for chart in fed(lines)._charts]
-    points = drawn.axes[titles.index("held-out")].get_lines()
+    points = drawn.axes[titles.index("validation")].get_lines()
     assert [list(line.get_xdata()) for line in points] == [[20, 40], [20, 40]]
     assert (Run("x") / "figures/training.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="train first"):

@@ -103,7 +103,7 @@ def test_the_installed_trl_takes_our_arguments(tmp_path):
     assert arguments.generation_batch_size % arguments.num_generations == 0
 
 
-@pytest.mark.parametrize("picture", ["prompt_lengths", "learning_curve", "before_after"])
+@pytest.mark.parametrize("picture", ["prompt_lengths", "training", "before_after"])
 def test_pictures_are_on_disk(demo_run, picture):
     data = (demo_run / f"figures/{picture}.png").read_bytes()
     assert data.startswith(b"\x89PNG")

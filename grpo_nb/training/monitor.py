@@ -53,6 +53,8 @@ class Monitor:
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.random_state = random_state()
         if not state.global_step:
+            if self.validation and not self.stage.first_step:  # what the policy begins with
+                self._keep({"step": 0, "stage": self.stage.name, **self.validation()}, [])
             return
         self.saved = state.global_step
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"

@@ -18,7 +18,7 @@ PARTS = ("header", "alert_list", "curves", "legend", "completions")  # of the vi
 WISHES = {  # of Controls: the button, what it does, and what is said once it is pressed
     "stop": ("Stop after this step", "Ends the training", "stops after the step that runs now"),
     "save": ("Save now", "Writes a checkpoint", "a checkpoint follows the step that runs now"),
-    "evaluate": ("Evaluate now", "On held-out prompts", "a validation follows this step"),
+    "evaluate": ("Evaluate now", "On the prompts set aside", "a validation follows this step"),
 }
 
 

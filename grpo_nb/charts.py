@@ -62,7 +62,7 @@ FIRST = Chart(
 )
 HELD_OUT = Chart(
     "validation",
-    "Share of the prompts set aside that are answered correctly (disc) and in the right format (square). "
+    "Share of the prompts set aside answered correctly (disc) and in the right format (square). "
     "Falls while the reward climbs: the reward is being hacked.",
     [Series("accuracy", "eval/accuracy"), Series("format", "eval/format")],
     *(*SHARE, "points"),

@@ -124,6 +124,11 @@ class Session:
         table = pd.concat(tables) if tables else pd.DataFrame({"result": []})
         return table.drop(columns="stage") if len(self.stages) == 1 else table
 
+    def health(self) -> str:
+        """Every alert of the training, or that there was none."""
+        lines = read_lines(self.folder / "health.jsonl")
+        return health.summary(health.Alert(**line) for line in lines)
+
     def run(self, *watchers: Watcher, controls: Controls | None = None) -> list[dict[str, Any]]:
         """Train what is left; the adapter is in train/adapter/ then.
 

@@ -211,8 +211,9 @@ def _text(value: Any) -> str:
 
 
 def notable(table: pd.DataFrame) -> pd.DataFrame:
-    """Of `effective`'s rows those that we set, or that somebody changed."""
-    return table[(table["from"] != "TRL's default") | (table["changed"] != "")]
+    """Of `effective`'s rows those that we set, or that somebody changed; without the folder."""
+    seen = (table["from"] != "TRL's default") | (table["changed"] != "")
+    return table[seen & (table["argument"] != "output_dir")]
 
 
 def write_arguments(run: Run, table: pd.DataFrame) -> Path:

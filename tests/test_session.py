@@ -143,7 +143,8 @@ def test_the_worst_step_of_a_later_stage_is_seen_before_the_first(session, tmp_p
 def test_an_update_tells_of_each_completion_with_its_total(session):  # noqa: F811
     updates = []
     session(**{"train.max_steps": 2, "train.eval_steps": 2}).run(updates.append)
-    first, second, validated = updates
+    begun, first, second, validated = updates
+    assert begun.line["step"] == 0 and "eval/accuracy" in begun.line
     assert len(first.completions) == 16
     for one in first.completions:
         scores = [one[name] for name in MATH.names]
@@ -168,7 +169,7 @@ def test_the_phases_of_a_step_add_up(session):  # noqa: F811
 
 
 def test_the_best_adapter_is_handed_on_and_a_plateau_ends_the_training(session, monkeypatch):  # noqa: F811
-    accuracies = iter([0.5, 0.75, 0.75, 0.5, 0.25])
+    accuracies = iter([0.3, 0.5, 0.75, 0.75, 0.5, 0.25])
     monkeypatch.setattr(
         validation.Validation, "__call__", lambda self: {"eval/accuracy": next(accuracies)}
     )

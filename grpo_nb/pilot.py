@@ -18,6 +18,7 @@ import pandas as pd
 
 from grpo_nb import chat, models
 from grpo_nb.config import RunConfig
+from grpo_nb.intervals import pass_at_k
 from grpo_nb.prompts import Message
 from grpo_nb.rewards import RewardSet
 from grpo_nb.runs import Run, atomic_path
@@ -163,23 +164,6 @@ def _write(run: Run, cached: dict, settings: dict, seconds: list[float]) -> None
         pq.write_table(pa.Table.from_pylist(lines).replace_schema_metadata(about), temporary)
 
 
-def pass_at_k(passed_P_G: np.ndarray, k: int) -> float:
-    """The chance that one of k samples of a prompt is right, mean over the prompts.
-
-    Args:
-        passed_P_G: [prompts, group] of booleans.
-        k: At most the size of the group.
-
-    Source: Chen et al. 2021, https://arxiv.org/abs/2107.03374, equation 1 (unbiased).
-
-    >>> round(pass_at_k(np.array([[True, False, False, False]]), 2), 3)
-    0.5
-    """
-    group = passed_P_G.shape[1]
-    wrong = group - passed_P_G.sum(axis=1)
-    return float(np.mean([1 - math.comb(int(w), k) / math.comb(group, k) for w in wrong]))
-
-
 def passed(table: pd.DataFrame, preset: RewardSet) -> np.ndarray:
     """Which completions earn the first reward, correctness, in full: [completions]."""
     return np.isclose(table[preset.names[0]], preset.full)
@@ -221,7 +205,7 @@ def summary(
     return {
         "prompts": len(pilot.rows),
         "completions per prompt": group,
-        **{f"pass@{k}": pass_at_k(right, k) for k in (1, 2, 4, 8, 16) if k <= group},
+        **{f"pass@{k}": float(pass_at_k(right, k).mean()) for k in (1, 2, 4, 8, 16) if k <= group},
         "prompts never solved": int((rates["pass_rate"] == 0).sum()),
         "prompts always solved": int((rates["pass_rate"] == 1).sum()),
         "prompts to keep": int(rates["keep"].sum()),

@@ -1,8 +1,9 @@
 """Tables, and pictures that are saved as PNG too: lengths, learning curve, before and after."""
 
 import hashlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from grpo_nb.rewards import RewardSet, declared_range
 from grpo_nb.runs import Run, atomic_path
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, GREY = "#3b6fb6", "#e08214", "#3a9a5b", "#9a9a9a"
@@ -123,18 +125,55 @@ def learning_curve(run: Run, metrics: Sequence[dict], names: Sequence[str]) -> "
     return _save(figure, run, "learning_curve")
 
 
-def before_after_bars(run: Run, summary: pd.DataFrame) -> "Figure":
-    """Accuracy and format of base, adapter and merged model, greedy and sampled."""
-    figure, axes = _subplots(2, 8, 3)
-    colors = {"base": GREY, "adapter": BLUE, "merged": GREEN}
-    for axis, (decoding, lines) in zip(axes, summary.groupby("decoding"), strict=True):
-        for place, (name, color) in enumerate(colors.items()):
-            values = lines.loc[lines["model"] == name, ["accuracy", "format"]].iloc[0]
-            xs = [place + 4 * i for i in range(2)]
-            bars = axis.bar(xs, values, 0.9, color=color, label=name)
-            axis.bar_label(bars, [f"{value:.0%}" for value in values], fontsize=8)
-        axis.set(title=decoding, ylim=(0, 1.12), yticks=[0, 0.5, 1], xticks=[1, 5])
-        axis.set_xticklabels(["accuracy", "format"])
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, ncols=3, loc="outside upper center")
+def before_after(run: Run, report: Mapping[str, Any]) -> "Figure":
+    """Accuracy and pass@k of each model with 95 % intervals, and prompts gained and lost.
+
+    Args:
+        report: As `evaluate.run` gives it; the last picture is of greedy answers, first model
+            against last.
+    """
+    figure, (accuracy, curves, change) = _subplots(3, 12, 3.4)
+    labels = list(report["models"])
+    colors = dict(zip(labels, cycle([GREY, BLUE, GREEN, ORANGE]), strict=False))
+    places, width = np.arange(2), 0.8 / len(labels)
+    ks = np.arange(1, report["samples"] + 1)
+    for i, (label, color) in enumerate(colors.items()):
+        lines = [report[decoding][label] for decoding in ("greedy", "sampled")]
+        means, ends = _means_and_ends(lines, ["accuracy"] * 2)
+        xs = places + (i - (len(labels) - 1) / 2) * width
+        accuracy.bar(xs, means, 0.92 * width, color=color, label=label)
+        accuracy.vlines(xs, *ends, color="black", linewidth=1)
+        for x, mean, top in zip(xs, means, np.fmax(means, ends[1]), strict=True):
+            accuracy.text(x, top + 0.02, f"{mean:.0%}", ha="center", fontsize=8)
+        means, ends = _means_and_ends([lines[1]] * len(ks), [f"pass@{k}" for k in ks])
+        curves.errorbar(ks, means, abs(ends - means), color=color, marker="o", capsize=2)
+        if f"majority@{ks[-1]}" in lines[1]:
+            curves.plot(ks[-1], lines[1][f"majority@{ks[-1]}"], "D", color=color, mfc="white")
+    accuracy.set(title="accuracy (bar: 95 %)", ylim=(0, 1.12), xticks=places)
+    accuracy.set_xticklabels(["greedy", "sampled"])
+    curves.set(title=f"pass@k; ◇ majority@{ks[-1]}", xlabel="k", xticks=ks, ylim=(0, 1.05))
+    _gains_and_losses(change, [b for b in report["buckets"] if b["decoding"] == "greedy"])
+    figure.legend(frameon=False, ncols=len(labels), loc="outside upper center")
     return _save(figure, run, "before_after")
+
+
+def _means_and_ends(lines: Sequence[Mapping], names: Sequence[str]) -> tuple[Any, Any]:
+    """Means, [figures], and the ends of their intervals, [2, figures]; NaN where there are none."""
+    pairs = list(zip(lines, names, strict=True))
+    ends = [line["intervals"][name] or (None, None) for line, name in pairs]
+    means = [line[name] for line, name in pairs]
+    return np.array(means, dtype=float), np.array(ends, dtype=float).T
+
+
+def _gains_and_losses(axis: "Axes", buckets: Sequence[Mapping]) -> None:
+    """Shares of each bucket's prompts that were gained (right) and lost (left)."""
+    heads = [f"{b['by']}: {b['bucket']} ({b['prompts']})".removeprefix("length: ") for b in buckets]
+    for key, sign, color in (("gained", 1, GREEN), ("lost", -1, ORANGE)):
+        shares = [sign * line[key] / line["prompts"] for line in buckets]
+        bars = axis.barh(range(len(heads)), shares, color=color)
+        axis.bar_label(bars, [line[key] or "" for line in buckets], fontsize=8, padding=2)
+    axis.set_yticks(range(len(heads)), heads, fontsize=8)
+    axis.axvline(0, color=GREY, linewidth=0.8)
+    axis.set(title="prompts lost | gained, greedy", xlim=(-1.15, 1.15), xticks=[-1, 0, 1])
+    axis.invert_yaxis()
+    axis.xaxis.set_major_formatter(lambda share, _: f"{abs(share):.0%}")

@@ -115,4 +115,5 @@ class PolicyConfig(Section):
 
 class EvaluateConfig(Section):
     eval_batch_size: int = Field(64, ge=1, description="prompts generated at once")
+    samples: int = Field(4, ge=1, description="sampled completions a prompt: k of pass@k")
     show_samples: int = Field(4, ge=1, description="before/after pairs shown")

@@ -13,7 +13,7 @@ HEAVY = {"torch", "unsloth", "trl", "vllm"}
 MAY_IMPORT_HEAVY = {"models", "training", "export"}
 LAYERS = [
     {"batch"},
-    {"prompts", "numbers", "sandbox", "profiles", "health"},
+    {"prompts", "numbers", "intervals", "sandbox", "profiles", "health"},
     {"settings"},
     {"config"},
     {"runs"},

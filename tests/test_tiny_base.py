@@ -26,7 +26,7 @@ def test_it_starts_with_room_to_improve(runs_dir, quantization):
     held_out = data.load(Run("r"), "eval")
     model = models.load_checkpoint(config.model.model_path, adapter=None, quantization=quantization)
     table = evaluate.evaluate_model(model, tokenizer, held_out, load_preset("math"), config)
-    lines = evaluate.compare({"base": table}).set_index("decoding")
+    lines = table.groupby("decoding")[["accuracy", "format"]].mean()
     assert 0.28 <= lines["accuracy"]["sampled"] <= 0.42
     assert 0.45 <= lines["format"]["sampled"] <= 0.75
     assert lines["accuracy"]["greedy"] <= 0.45

@@ -1,13 +1,11 @@
 """What a real run of the four notebooks left behind (fixture `demo_run`)."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
 from conftest import TINY_SETTINGS
 
-from grpo_nb import chat, evaluate, export, models, training
+from grpo_nb import chat, export, models, training
 from grpo_nb.advantages import advantages
 from grpo_nb.config import resolve
 from grpo_nb.data import load
@@ -99,26 +97,6 @@ def test_a_16bit_base_merges_too(demo_run):
     path = export.merge_adapter("data/tiny_base", adapter, "16bit", Elsewhere())
     names = {file.name for file in path.iterdir()}
     assert {"model.safetensors", "generation_config.json", "chat_template.jinja"} <= names
-
-
-def test_the_report_compares_three_models_on_the_same_prompts(demo_run):
-    report = json.loads((demo_run / "eval/report.json").read_text())
-    assert report["prompts"] == TINY_SETTINGS["data.eval_rows"]
-    samples = pd.read_parquet(demo_run / "eval/samples.parquet")
-    held_out = {row["question"] for row in load(demo_run, "eval")}
-    for (decoding, name), lines in samples.groupby(["decoding", "model"]):
-        assert set(lines["question"]) == held_out
-        assert report[decoding][name]["accuracy"] == lines["numeric_correctness_reward"].mean()
-
-
-def test_what_got_worse_is_shown_first():
-    lines = {"question": list("abcd"), "gold": ["1"] * 4, "decoding": "greedy"}
-    texts = {"completion": ["x"] * 4}
-    base = pd.DataFrame(lines | texts | {"accuracy": [1.0, 0.0, 1.0, 0.0]})
-    merged = pd.DataFrame(lines | texts | {"accuracy": [1.0, 1.0, 0.0, 0.0]})
-    table = evaluate.before_after({"base": base, "merged": merged}, count=2)
-    assert table["question"].tolist() == ["c", "b"]
-    assert table["correct"].tolist() == ["yes → no", "no → yes"]
 
 
 def test_a_nan_metric_is_stored_as_null(tmp_path):

@@ -1,0 +1,83 @@
+"""How sure a figure is: intervals over prompts, McNemar's test, and the unbiased pass@k."""
+
+import math
+import warnings
+
+import numpy as np
+
+LEVEL = 0.95
+RESAMPLES = 2000
+CHUNK = 100  # resamples at once, for their memory
+
+
+def bootstrap(values: np.ndarray, ends: np.ndarray, seed: int = 0) -> np.ndarray:
+    """95 % intervals of means over prompts, by the percentile bootstrap with two pseudo-prompts.
+
+    One pseudo-prompt lies at each of `ends`. Without them a model that solves all of 64
+    prompts gets the interval 100 % … 100 %, and a true accuracy of 98 % is covered in 72 % of
+    the draws. With them coverage of paired differences between accuracies of 30, 90 and 98 %
+    was 94 to 97 % (3,000 draws, n = 64 … 512), and more, never less, where only a handful of
+    prompts differs.
+
+    Args:
+        values: [prompts, figures]; NaN is left out. Columns are resampled together.
+        ends: [2, figures] where the pseudo-prompts lie: the range of a figure, half of the
+            range to either side of 0 for a paired difference, NaN for none.
+        seed: Of the resampling.
+
+    Returns:
+        [2, figures] lower and upper end; NaN for a figure without values.
+
+    Source: Efron 1979; the pseudo-observations of Agresti and Coull 1998 and, for paired
+    differences, Bonett and Price 2012, https://doi.org/10.3102/1076998611411915.
+    """
+    ends = np.where(np.isnan(values).all(axis=0), np.nan, ends)
+    values = np.vstack([values, ends])
+    known = (~np.isnan(values)).astype(float)
+    filled, count = np.nan_to_num(values), len(values)
+    rng, means = np.random.default_rng(seed), []
+    for _ in range(RESAMPLES // CHUNK):
+        drawn = rng.integers(count, size=(CHUNK, count)) + count * np.arange(CHUNK)[:, None]
+        times = np.bincount(drawn.ravel(), minlength=CHUNK * count).reshape(CHUNK, count)
+        with np.errstate(invalid="ignore"):
+            means.append((times @ filled) / (times @ known))
+    tail = (1 - LEVEL) / 2
+    with warnings.catch_warnings(action="ignore"):  # of a figure without values
+        return np.nanquantile(np.concatenate(means), [tail, 1 - tail], axis=0)
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """Exact two-sided p: could as many prompts be gained and lost by chance?
+
+    Args:
+        gained: Prompts that only the second model answers right.
+        lost: Prompts that only the first model answers right.
+
+    Source: McNemar 1947, https://doi.org/10.1007/BF02295996, with the binomial in full.
+
+    >>> mcnemar(6, 0), mcnemar(3, 3), mcnemar(0, 0)
+    (0.03125, 1.0, 1.0)
+    """
+    differ = gained + lost
+    term, tail = 1, 1  # binomial coefficients, and their sum up to the smaller of the two
+    for i in range(min(gained, lost)):
+        term = term * (differ - i) // (i + 1)
+        tail += term
+    return min(1.0, 2 * tail / 2**differ)
+
+
+def pass_at_k(passed_P_G: np.ndarray, k: int) -> np.ndarray:
+    """The chance that one of k samples of a prompt is right, for each prompt.
+
+    Args:
+        passed_P_G: [prompts, group] of booleans.
+        k: At most the size of the group.
+
+    Source: Chen et al. 2021, https://arxiv.org/abs/2107.03374, equation 1 (unbiased).
+
+    >>> pass_at_k(np.array([[True, False, False, False]]), 2)
+    array([0.5])
+    """
+    group = passed_P_G.shape[1]
+    chances = [1 - math.comb(wrong, k) / math.comb(group, k) for wrong in range(group + 1)]
+    return np.array(chances)[group - passed_P_G.sum(axis=1)]

@@ -1,0 +1,276 @@
+"""The paired evaluation: intervals that cover, verdicts that follow from them, the whole report."""
+
+import json
+from itertools import product
+from statistics import NormalDist
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import TINY_SETTINGS
+
+from grpo_nb import data, evaluate, models, plots
+from grpo_nb.config import resolve
+from grpo_nb.evaluate.metrics import majority, per_prompt, ranges
+from grpo_nb.evaluate.report import LEAST_PROMPTS, UNCLEAR, verdict
+from grpo_nb.intervals import bootstrap, mcnemar
+from grpo_nb.rewards import load_preset
+from grpo_nb.runs import Run
+
+MATH = load_preset("math")
+DRAWS = 1000
+
+
+def draw_solved(rng, prompts: int, accuracies, samples: int = 1) -> list[np.ndarray]:
+    """Pass rates [prompts, draws] of models that find the same prompts hard."""
+    shared = rng.normal(size=(prompts, DRAWS))
+    return [
+        np.mean(
+            [
+                shared + rng.normal(size=shared.shape) < 2**0.5 * NormalDist().inv_cdf(accuracy)
+                for _ in range(samples)
+            ],
+            axis=0,
+        )
+        for accuracy in accuracies
+    ]
+
+
+def coverage(intervals: np.ndarray, truth: float) -> float:
+    return float(((intervals[0] <= truth + 1e-9) & (truth - 1e-9 <= intervals[1])).mean())
+
+
+@pytest.mark.parametrize("prompts", [64, 256, 512])
+@pytest.mark.parametrize(
+    "accuracies", [(0.3, 0.3), (0.3, 0.9), (0.3, 0.98), (0.9, 0.9), (0.9, 0.98), (0.98, 0.98)]
+)
+def test_intervals_of_paired_differences_cover_the_truth_as_often_as_they_say(prompts, accuracies):
+    before, after = draw_solved(np.random.default_rng(prompts), prompts, accuracies)
+    found = bootstrap(after - before, np.outer([-0.5, 0.5], np.ones(DRAWS)))
+    covered = coverage(found, accuracies[1] - accuracies[0])
+    # Of 64 prompts at 98 % two or three differ: no interval of so few is exact, ours is wider.
+    assert 0.93 <= covered <= (0.99 if (prompts, *accuracies) == (64, 0.98, 0.98) else 0.97)
+
+
+def test_intervals_of_sampled_differences_and_of_single_figures_never_promise_too_much():
+    rng = np.random.default_rng(0)
+    ones = np.ones(DRAWS)
+    for prompts, samples in product((64, 256), (1, 4)):
+        before, after = draw_solved(rng, prompts, (0.3, 0.98), samples)
+        half = np.outer([-0.5, 0.5], ones)
+        assert 0.93 <= coverage(bootstrap(after - before, half), 0.68) <= 0.97
+        assert coverage(bootstrap(after, np.outer([0, 1], ones)), 0.98) >= 0.93
+        if prompts == 64:  # why there are pseudo-prompts
+            plain = bootstrap(after, np.full((2, DRAWS), np.nan))
+            assert coverage(plain, 0.98) < 0.9
+
+
+def test_the_bootstrap_pairs_its_columns_and_leaves_nan_out():
+    values = np.array([[1.0, 2.0, np.nan, np.nan]] * 5 + [[0.0, 0.0, 3.0, np.nan]] * 5)
+    low, high = bootstrap(values, np.full((2, 4), np.nan))
+    assert (low[1], high[1]) == (2 * low[0], 2 * high[0])
+    assert low[2] == high[2] == 3.0
+    assert np.isnan([low[3], high[3]]).all()
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "p"),  # 2 P(X <= min) of so many fair coins
+    [(5, 0, 2 / 32), (6, 0, 2 / 64), (1, 9, 22 / 1024), (2, 8, 112 / 1024), (4, 4, 1)],
+)
+def test_mcnemar_is_the_exact_binomial(gained, lost, p):
+    assert mcnemar(gained, lost) == mcnemar(lost, gained) == pytest.approx(p, rel=1e-12)
+
+
+def test_mcnemar_of_many_prompts_is_a_number():
+    assert mcnemar(0, 20_000) == 0.0
+    assert mcnemar(10_000, 10_000) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "interval", "prompts", "p", "word"),
+    [
+        ("accuracy", [0.01, 0.2], 64, 0.01, "better"),
+        ("accuracy", [-0.2, -0.01], 64, 0.01, "worse"),
+        ("accuracy", [-0.01, 0.2], 64, 0.01, UNCLEAR),
+        ("accuracy", [0.01, 0.2], 64, 0.06, UNCLEAR),  # the two tests disagree
+        ("accuracy", [0.01, 0.2], LEAST_PROMPTS - 1, None, UNCLEAR),
+        ("accuracy", None, 64, None, UNCLEAR),
+        ("truncated", [0.01, 0.2], 64, None, "worse"),
+        ("tokens", [-3, -1], 64, None, "shorter"),
+    ],
+)
+def test_the_verdict_follows_from_the_interval(name, interval, prompts, p, word):
+    assert verdict(name, interval, prompts, p) == word
+
+
+def answers(greedy: str, sampled: list[str], gold: str = "1") -> pd.DataFrame:
+    """Lines as `evaluate_model` gives them; a letter a prompt is what it answered."""
+    groups = {"greedy": [[x] for x in greedy], "sampled": [list(group) for group in sampled]}
+    lines = [
+        {"row": row, "question": f"q{row}", "gold": gold, "decoding": decoding}
+        | {"completion": x, "answer": None if x == "-" else x, "tokens": 1, "truncated": x == "-"}
+        | dict.fromkeys([*MATH.names, "accuracy", "reward", "format"], float(x == gold))
+        | {"correct": x == gold}
+        for decoding, of_decoding in groups.items()
+        for row, group in enumerate(of_decoding)
+        for x in group
+    ]
+    return pd.DataFrame(lines)
+
+
+def rows_of(count: int, **columns: list) -> list[dict]:
+    given = [{name: values[i] for name, values in columns.items()} for i in range(count)]
+    return [{"prompt_tokens": i, **given[i]} for i in range(count)]
+
+
+def test_figures_of_each_prompt():
+    lines = answers("12", ["1222", "-1-2"]).query("decoding == 'sampled'")
+    table = per_prompt(lines, MATH)
+    assert table["pass@1"].tolist() == table["accuracy"].tolist() == [0.25, 0.25]
+    assert table["pass@2"].tolist() == [0.5, 0.5]
+    assert table["pass@4"].tolist() == [1.0, 1.0]
+    assert table["majority@4"].tolist() == [0.0, 1.0]  # a tie goes to the first seen
+    assert table["truncated"].tolist() == [0.0, 0.5]
+    assert majority(["3", "5", "5", "3"]) == 0
+    ends = dict(zip(table, ranges(table, MATH).T.tolist(), strict=True))
+    assert ends["accuracy"] == ends["majority@4"] == [0, 1]
+    assert ends["reward"] == [0, sum(MATH.reward_weights)]
+    assert np.isnan(ends["tokens"]).all()
+
+
+def build(before: str, after: str, rows: list[dict] | None = None) -> dict:
+    samples = {
+        name: answers(text, [2 * letter for letter in text])
+        for name, text in (("base", before), ("merged", after))
+    }
+    config = resolve("tiny-cpu", {"evaluate.samples": 2})
+    return evaluate.build(samples, rows or rows_of(len(before)), MATH, config)
+
+
+def test_the_report_says_better_worse_or_neither():
+    worse, better, few, same = (
+        build(*texts)["comparisons"][0]
+        for texts in [("1" * 40, "2" * 30 + "1" * 10), ("2" * 9 + "1", "1" * 9 + "2"),
+                      ("2" * 5, "1" * 5), ("12" * 8, "12" * 8)]
+    )  # fmt: skip
+    assert (worse["verdict"], worse["gained"], worse["lost"]) == ("worse", 0, 30)
+    assert better["sentence"].startswith(
+        "base → merged: better: greedy accuracy 10.0 % → 90.0 %, +80.0 points (95 % interval +"
+    )
+    assert better["sentence"].endswith("McNemar p = 0.021; 9 gained, 1 lost")
+    assert (better["gains"], better["regressions"]) == (list(range(9)), [9])
+    assert few["verdict"] == same["verdict"] == UNCLEAR
+    low, high = same["differences"]["accuracy"]["interval"]
+    assert low < 0 < high, "equal answers on few prompts do not prove equality"
+
+
+def test_buckets_part_every_prompt_once():
+    rows = rows_of(12, level=[1, 2] * 6, source=["one"] * 12)
+    buckets = pd.DataFrame(build("2" * 6 + "1" * 6, "1" * 11 + "2", rows)["buckets"])
+    greedy = buckets[buckets["decoding"] == "greedy"].set_index("by")
+    assert set(greedy.index) == {"difficulty", "length", "column level"}  # one source: no part
+    assert (greedy.groupby("by")["prompts"].sum() == 12).all()
+    assert greedy.loc["difficulty", "bucket"].tolist() == ["never", "always"]
+    assert greedy.loc["difficulty", ["gained", "lost"]].to_numpy().tolist() == [[6, 0], [0, 1]]
+    assert greedy.loc["difficulty", "verdict"].tolist() == ["better", UNCLEAR]
+    spans = ["0–3 prompt tokens", "4–7 prompt tokens", "8–11 prompt tokens"]
+    assert greedy.loc["length", "bucket"].tolist() == spans
+
+
+def test_a_reward_that_gives_none_and_a_set_without_format_leave_valid_json():
+    preset = load_preset("summarization")
+    lines = answers("1212121", ["1", "2"] * 3 + ["1"])
+    lines[preset.names] = 0.5
+    lines[["accuracy", "format"]] = np.nan
+    config = resolve("tiny-cpu", {"evaluate.samples": 1})
+    report = evaluate.build({"a": lines, "b": lines}, rows_of(7), preset, config)
+    json.dumps(report, allow_nan=False)
+    assert report["greedy"]["a"]["format"] is None
+    assert report["greedy"]["a"]["intervals"]["accuracy"] is None
+    assert "could be scored" in report["comparisons"][0]["sentence"]
+    assert "none" in set(evaluate.table(report)["95 %"])
+
+
+def test_one_model_alone_has_figures_and_a_picture(runs_dir):
+    config = resolve("tiny-cpu", {"evaluate.samples": 1})
+    lines = answers("1212", list("1212"))
+    report = evaluate.build({"a": lines}, rows_of(4), MATH, config) | {"models": {"a": {}}}
+    assert report["comparisons"] == report["buckets"] == []
+    plots.before_after(Run("p"), report)
+    assert (runs_dir / "p/figures/before_after.png").stat().st_size > 5000
+
+
+def test_what_got_worse_is_shown_first():
+    base, merged = answers("1212", list("1212")), answers("1122", list("1122"))
+    table = evaluate.before_after({"base": base, "merged": merged}, count=2)
+    assert table["question"].tolist() == ["q2", "q1"]
+    assert table["correct"].tolist() == ["yes → no", "no → yes"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": []}, "no held-out rows"),
+        ({"candidates": []}, "give at least one"),
+        ({"candidates": [evaluate.Candidate("a", "data/tiny_base")] * 2}, "label of its own"),
+        ({"candidates": [evaluate.Candidate("a", "data/nowhere/x")]}, "holds no config.json"),
+        ({"candidates": [evaluate.Candidate("a", "data/tiny_base", "no")]}, "adapter_config.json"),
+    ],
+)
+def test_bad_input_is_refused_before_a_model_is_loaded(monkeypatch, change, message):
+    monkeypatch.delattr(evaluate, "load_checkpoint")
+    candidates = [evaluate.Candidate("base", "data/tiny_base")]
+    given = {"candidates": candidates, "rows": rows_of(2), **change}
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        evaluate.run(given["candidates"], given["rows"], MATH, resolve("tiny-cpu"))
+
+
+def test_a_loaded_model_and_its_folder_answer_the_same(demo_run):
+    config = resolve("tiny-cpu", {"evaluate.samples": 2, "evaluate.eval_batch_size": 3})
+    path, rows = demo_run / "model/merged", data.load(demo_run, "eval", 7)
+    loaded = models.load_checkpoint(str(path), adapter=None, quantization="16bit")
+    told = []
+    named = [evaluate.Candidate("folder", path), evaluate.Candidate("loaded", loaded)]
+    found = evaluate.run(named, rows, MATH, config, lambda *state: told.append(state))
+    folder, again = found.samples.values()
+    pd.testing.assert_frame_equal(folder, again)
+    assert folder.groupby("decoding").size().to_dict() == {"greedy": 7, "sampled": 14}
+    assert told == [(0, 2, "folder"), (1, 2, "loaded")]
+    assert {line["verdict"] for line in found.report["comparisons"]} == {UNCLEAR}
+
+
+def test_base_and_adapter_in_one_loaded_model_are_the_base_and_the_adapter(demo_run, monkeypatch):
+    config, rows = demo_run.config(), data.load(demo_run, "eval", 8)
+    base, adapter = config.model.model_path, demo_run / "train/adapter"
+    loads, load = [], evaluate.load_checkpoint
+    monkeypatch.setattr(
+        evaluate, "load_checkpoint", lambda path, **how: (loads.append(how), load(path, **how))[1]
+    )
+    named = [evaluate.Candidate("base", base, None, "4bit")]
+    alone = evaluate.run(named, rows, MATH, config).samples["base"]
+    named.append(evaluate.Candidate("adapter", base, adapter, "4bit"))
+    both = evaluate.run(named, rows, MATH, config).samples
+    assert [how["adapter"] for how in loads] == [None, adapter]
+    assert alone["completion"].equals(both["base"]["completion"])
+    assert not alone["completion"].equals(both["adapter"]["completion"])
+
+
+def test_the_report_of_a_run_is_complete(demo_run):
+    report = json.loads((demo_run / "eval/report.json").read_text())
+    samples = pd.read_parquet(demo_run / "eval/samples.parquet")
+    held_out = {row["question"] for row in data.load(demo_run, "eval")}
+    assert report["prompts"] == TINY_SETTINGS["data.eval_rows"]
+    assert list(report["models"]) == ["base", "adapter", "merged"]
+    for (decoding, name), lines in samples.groupby(["decoding", "model"]):
+        assert set(lines["question"]) == held_out
+        figures = report[decoding][name]
+        mean = lines["numeric_correctness_reward"].mean()
+        assert figures["accuracy"] == figures["pass@1"] == pytest.approx(mean)
+        assert {*MATH.names, "format", "reward", "tokens", "truncated"} < set(figures)
+        low, high = figures["intervals"]["accuracy"]
+        assert low <= mean <= high
+    assert report["sampled"]["base"]["pass@4"] >= report["sampled"]["base"]["pass@2"]
+    assert "majority@4" in report["sampled"]["merged"]
+    pairs = {(c["decoding"], c["before"], c["after"]) for c in report["comparisons"]}
+    assert len(pairs) == 6
+    assert ("greedy", "adapter", "merged") in pairs

@@ -22,8 +22,10 @@ LAYERS = [
     {"pilot"},
     {"bench"},
     {"training", "export", "evaluate", "sheet", "doctor", "curriculum"},
+    {"batches", "uploads"},
     {"pipeline"},
     {"plots", "app"},
+    {"sweep", "leaderboard"},
     {"widgets"},
     {"__main__"},
 ]

@@ -1,8 +1,15 @@
-"""The command line: `grpo-nb run`, `sweep`, `report` and more. Imports wait till needed."""
+"""The command line, `grpo-nb run` and others. Imports wait until they are needed."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from grpo_nb.runs import Run
+
+EXPORTED = ("merged_16bit", "merged_16bit_original_base", "merged_4bit", "adapter")
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -16,6 +23,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     lab.add_argument("--profile", default="auto", help="for notebook 1, where it is not done yet")
     lab.add_argument("--port", type=int, default=8866, help="default: 8866")
     lab.add_argument("--no-browser", action="store_true", help="only print the address")
+    _add_stage_04(commands)
     commands.add_parser("doctor", help="say what this machine has, and how to get the rest")
     return parser.parse_args(arguments)
 
@@ -60,6 +68,94 @@ def _add_batches(commands: argparse._SubParsersAction) -> None:
     report.add_argument("runs", nargs="+", metavar="runs/NAME")
     report.add_argument("--csv", metavar="FILE", help="write the table")
     report.add_argument("--html", metavar="FILE", help="write a page with the curves")
+
+
+def _add_stage_04(commands: argparse._SubParsersAction) -> None:
+    """What is done with a finished run."""
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("run", metavar="runs/NAME", help="folder of the run, or its name")
+    export = commands.add_parser("export", parents=[shared], help="merge again, GGUF, model card")
+    export.add_argument("--merge", metavar="MODE", help=" or ".join(EXPORTED))
+    export.add_argument("--gguf", metavar="KIND", help="f16, q8_0 or q4_k_m")
+    export.add_argument("--llama-cpp", default="", metavar="DIR", help="default: $LLAMA_CPP")
+    export.add_argument("--force", action="store_true", help="although it fails the parity gate")
+    push = commands.add_parser("push", parents=[shared], help="the merged model to the hub")
+    push.add_argument("--repo", required=True, metavar="OWNER/NAME")
+    push.add_argument(
+        "--yes", action="store_true", help="upload; without it only say what would be"
+    )
+    push.add_argument("--public", action="store_true", help="default: a private repository")
+    again = commands.add_parser("reproduce", parents=[shared], help="run it again and compare")
+    again.add_argument("--as", dest="name", help="of the new run; default: NAME-again")
+    again.add_argument("--tolerance", type=float, default=1e-3, help="of a figure; default: 1e-3")
+    serve = commands.add_parser("serve", parents=[shared], help="OpenAI-compatible server")
+    serve.add_argument("--host", default="127.0.0.1", help="default: this machine only")
+    serve.add_argument("--port", type=int, default=8000, help="default: 8000")
+    serve.add_argument("--adapter", action="store_true", help="base + adapter (vLLM only)")
+
+
+def _existing_run(path: str) -> "Run":
+    from grpo_nb.runs import Run, runs_root
+
+    given = [Path(path), runs_root() / path]
+    found = [folder.resolve() for folder in given if (folder / "manifest.json").exists()]
+    if not found:
+        raise FileNotFoundError(f"{path} is no run: neither {given[0]} nor {given[1]} has one")
+    os.environ["GRPO_NB_RUNS"] = str(found[0].parent)
+    return Run(found[0].name)
+
+
+def export(arguments: argparse.Namespace) -> int:
+    from grpo_nb import export
+    from grpo_nb.profiles import refuse_unknown
+    from grpo_nb.runs import atomic_path
+
+    run, mode, kind = _existing_run(arguments.run), arguments.merge, arguments.gguf
+    run.lock()
+    if mode:
+        refuse_unknown("merge", mode, list(EXPORTED))
+    if mode == "adapter":
+        print(export.copy_adapter(run, run.config()))
+    elif mode:
+        target = f"model/{mode}"
+        folder, report = export.merge(run, run.config(), mode, force=arguments.force, target=target)
+        print(f"{export.summary(report)}\n{folder}")
+    if kind:
+        refuse_unknown("GGUF kind", kind, ["f16", "q8_0", "q4_k_m"])
+        print(export.to_gguf(run, kind, arguments.llama_cpp))
+    with atomic_path(run / "model/README.md") as temporary:
+        temporary.write_text(export.model_card(run), encoding="utf-8")
+    print(run / "model/README.md")
+    return 0
+
+
+def push(arguments: argparse.Namespace) -> int:
+    from grpo_nb import export
+
+    planned = export.plan_push(_existing_run(arguments.run), arguments.repo)
+    print(planned.describe())
+    if arguments.yes:
+        print(export.push(planned, private=not arguments.public))
+    else:
+        print("Nothing was sent: add --yes to upload.")
+    return 0
+
+
+def reproduce(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from grpo_nb import reproduce
+
+    first, console = _existing_run(arguments.run), Console()
+    again = reproduce.reproduce(first, arguments.name or f"{first.name}-again", console)
+    same = reproduce.show(reproduce.compare(first, again, arguments.tolerance), console)
+    return 0 if same else 1
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    from grpo_nb.serve import serve
+
+    return serve(_existing_run(arguments.run), arguments.host, arguments.port, arguments.adapter)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -146,13 +242,18 @@ def doctor(_: argparse.Namespace) -> int:
     return 0 if in_order else 1
 
 
+COMMANDS = {
+    **{"run": run, "sweep": sweep, "report": report},
+    **{"reward-lab": reward_lab, "doctor": doctor},
+    **{"export": export, "push": push, "reproduce": reproduce, "serve": serve},
+}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Exit code: 0 done, 1 a stage failed, 2 wrong input, 128 + n stopped by signal n."""
     parsed = parse_arguments(arguments)
     try:
-        commands = {"run": run, "sweep": sweep, "report": report}
-        commands |= {"reward-lab": reward_lab, "doctor": doctor}
-        return commands[parsed.command](parsed)
+        return COMMANDS[parsed.command](parsed)
     except (ValueError, FileNotFoundError) as error:
         print(f"grpo-nb: {error}", file=sys.stderr)
         return 2

@@ -35,6 +35,7 @@ def find_model(model_path: str) -> str:
 def quiet() -> Iterator[None]:
     """Keep banners and bars of the libraries back, unless loading fails."""
     text = io.StringIO()
+    text.fileno = lambda: 1  # vLLM asks standard output for it while it loads
     try:
         with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
             yield

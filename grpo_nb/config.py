@@ -18,6 +18,7 @@ from grpo_nb.profiles import PROFILES, detect_profile, refuse_unknown, task_sett
 from grpo_nb.settings import (
     DataConfig,
     EvaluateConfig,
+    ExportConfig,
     ModelConfig,
     PolicyConfig,
     RewardsConfig,
@@ -40,6 +41,7 @@ class RunConfig(Section):
     health: Thresholds = Thresholds()
     trl: dict[str, Any] = Field({}, description="more of GRPOConfig's own arguments")
     evaluate: EvaluateConfig = EvaluateConfig()
+    export: ExportConfig = ExportConfig()
 
     @property
     def step_completions(self) -> int:
@@ -49,7 +51,7 @@ class RunConfig(Section):
 
 SECTION_STAGE = {
     **{"data": "01", "model": "01", "rewards": "02", "policy": "03", "train": "03"},
-    **{"health": "03", "trl": "03", "evaluate": "04"},
+    **{"health": "03", "trl": "03", "evaluate": "04", "export": "04"},
 }
 SECTIONS = tuple(section for section in SECTION_STAGE if section != "trl")
 MORE = "more"  # the notebooks' parameter for the settings without a line of their own

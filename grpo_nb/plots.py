@@ -108,7 +108,7 @@ def probe_map(run: Run, probes: Probes, preset: RewardSet) -> "Figure":
 
 def learning_curve(run: Run, metrics: Sequence[dict], names: Sequence[str]) -> "Figure":
     """Total reward with the spread in the batch, each reward, and groups without signal."""
-    table = pd.DataFrame(metrics).set_index("step").astype(float)
+    table = pd.DataFrame(metrics).set_index("step").drop(columns="stage").astype(float)
     smooth = table.rolling(10, min_periods=1, center=True).mean()
     figure, (total, each, silent) = _subplots(3, 11, 3.2)
     total.plot(table.index, table["reward"], color=BLUE, alpha=0.3)

@@ -1,6 +1,7 @@
 """The paired evaluation: intervals that cover, verdicts that follow from them, the whole report."""
 
 import json
+import shutil
 from itertools import product
 from statistics import NormalDist
 
@@ -8,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import TINY_SETTINGS
+from safetensors.numpy import load_file, save_file
 
 from grpo_nb import data, evaluate, models, plots
 from grpo_nb.config import resolve
@@ -239,9 +241,13 @@ def test_a_loaded_model_and_its_folder_answer_the_same(demo_run):
     assert {line["verdict"] for line in found.report["comparisons"]} == {UNCLEAR}
 
 
-def test_base_and_adapter_in_one_loaded_model_are_the_base_and_the_adapter(demo_run, monkeypatch):
+def test_base_and_adapter_share_a_loaded_model_and_differ(demo_run, tmp_path, monkeypatch):
     config, rows = demo_run.config(), data.load(demo_run, "eval", 8)
-    base, adapter = config.model.model_path, demo_run / "train/adapter"
+    base, adapter = config.model.model_path, tmp_path / "adapter"
+    shutil.copytree(demo_run / "train/adapter", adapter)
+    weights = load_file(adapter / "adapter_model.safetensors")  # four steps hardly moved them
+    moved = {name: w + 0.05 if "lora_B" in name else w for name, w in weights.items()}
+    save_file(moved, adapter / "adapter_model.safetensors")
     loads, load = [], evaluate.load_checkpoint
     monkeypatch.setattr(
         evaluate, "load_checkpoint", lambda path, **how: (loads.append(how), load(path, **how))[1]

@@ -60,9 +60,11 @@ def load_base(model_path: str, quantization: str) -> "PreTrainedModel":
     # Its hint to install a faster kernel repeats in every process.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # each process of a launcher has its own
+    # None would override what a checkpoint in 4 bit says of itself.
+    settings = quantization_config(quantization)
     model = AutoModelForCausalLM.from_pretrained(
         find_model(model_path),
-        quantization_config=quantization_config(quantization),
+        **({"quantization_config": settings} if settings else {}),
         dtype=weights_dtype(),
         attn_implementation=_attention(),
         device_map=gpu if cuda_available() else "cpu",

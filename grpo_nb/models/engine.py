@@ -68,20 +68,21 @@ def open_engine(
     Raises:
         RuntimeError: vLLM asked for, and not possible here.
     """
-    lacking = _vllm_lacks(quantization) if engine == "vllm" or cuda_available() else "a GPU"
-    if engine == "vllm" and lacking:
+    if engine == "detect":
+        engine = "vllm" if cuda_available() and not _vllm_lacks(quantization) else "transformers"
+    elif engine == "vllm" and (lacking := _vllm_lacks(quantization)):
         raise RuntimeError(f"engine = 'vllm' needs {lacking}: take 'detect' or 'transformers'")
     tokenizer = load_tokenizer(model_path)
-    if engine == "transformers" or lacking:
+    if engine == "transformers":
         model = load_checkpoint(model_path, adapter=adapter, quantization=quantization)
-        return Engine("transformers", adapter, partial(generate, model, tokenizer), lambda: None)
+        return Engine(engine, adapter, partial(generate, model, tokenizer), lambda: None)
     with quiet(), hub_errors(model_path):
         llm = _load_vllm(model_path, adapter, quantization, gpu_memory_utilization)
         from vllm.lora.request import LoRARequest
 
     lora = adapter and LoRARequest("adapter", 1, str(adapter.resolve()))
     answer = partial(generate_vllm, llm, lora, tokenizer)
-    return Engine("vllm", adapter, answer, llm.llm_engine.engine_core.shutdown)
+    return Engine(engine, adapter, answer, llm.llm_engine.engine_core.shutdown)
 
 
 def _vllm_lacks(quantization: str) -> str:
@@ -106,7 +107,7 @@ def _load_vllm(model_path: str, adapter: Path | None, quantization: str, share: 
     options: dict[str, Any] = {}
     if adapter is not None:
         config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-        rank = next(rank for rank in VLLM_RANKS if rank >= config["r"])
+        rank = next((rank for rank in VLLM_RANKS if rank >= config["r"]), config["r"])
         options = {"enable_lora": True, "max_lora_rank": rank}
     return LLM(
         find_model(model_path),

@@ -162,6 +162,8 @@ def _load_transformers(config: ModelConfig, seed: int, policy: PolicyConfig) -> 
     if not cuda_available():
         lm_head.install()
     if policy.finetuning == "full":
+        if model.config._attn_implementation == "flash_attention_2":
+            model.set_attn_implementation("sdpa")  # the first has no fp32, which is trained
         return model
     from peft import LoraConfig, get_peft_model
 

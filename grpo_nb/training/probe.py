@@ -14,6 +14,7 @@ import psutil
 
 from grpo_nb.chat import render
 from grpo_nb.models import Policy, cuda_available
+from grpo_nb.training.halving import is_out_of_memory
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
@@ -67,6 +68,7 @@ def _no_trace(trainer: "GRPOTrainer") -> Iterator[None]:
         trainer.model.zero_grad(set_to_none=True)
         if cuda_available():
             torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
 
 
 def worst_step(trainer: "GRPOTrainer", policy: Policy, prompt: list[dict]) -> Probe:
@@ -99,15 +101,9 @@ def _probe(trainer: "GRPOTrainer", policy: Policy, prompt: list[dict]) -> Probe:
             generation = _timed(_generate, trainer, prompt)
             failed = ""
         except (RuntimeError, MemoryError) as error:
-            if not _out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
     return Probe(failed, update, generation, **memory, gradients=gradients)
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    """Whether it says so: CUDA's, cuBLAS', the CPU allocator's or Python's own."""
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or "out of memory" in text or "alloc" in text
 
 
 def _timed(work: Any, *arguments: Any) -> float:

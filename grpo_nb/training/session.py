@@ -109,6 +109,7 @@ class Session:
             one.config, self.stage.run / one.folder, one.rewards, self.policy
         )
         table = effective(trainer.args, passed, self.stage)
+        self._trainers.clear()  # it built another config, which resets accelerate's state
         write_arguments(self.stage.run, table)
         return table
 

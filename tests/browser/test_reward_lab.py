@@ -5,30 +5,26 @@ GRPO_NB_SCREENSHOT=1 writes docs/reward_lab.png anew."""
 import json
 import os
 import re
-import shutil
-import socket
-import subprocess
-import sys
-from contextlib import contextmanager
 
 import nbformat
-import numpy as np
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from browsing import (
+    NEEDS_BROWSER,
+    SLOW,
+    TOKEN,
+    contrast,
+    free_port,
+    jupyterlab,
+    run_all_cells,
+    served,
+)
+from playwright.sync_api import expect
 
 from grpo_nb.app import prepare
 from grpo_nb.runs import PROJECT_ROOT, Run, write_json
 
-CHROMIUM = [*filter(shutil.which, ("chromium", "chromium-browser", "google-chrome"))]
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs a browser: apt-get install chromium")
+pytestmark = NEEDS_BROWSER
 RIGHT = "<reasoning>so</reasoning><answer>{}</answer>"
-TOKEN = "a-token-of-the-test"
-SLOW = 120_000  # milliseconds; a kernel starts and runs the notebook
-JUPYTERLAB = {  # settings of a fresh JupyterLab
-    "notebook-extension/tracker": {"windowingMode": "none"},
-    "apputils-extension/themes": {"adaptive-theme": True},
-    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
-}
 CARELESS = """import ipywidgets
 @rewards.reward()
 def careless_reward(response: str) -> float:
@@ -37,42 +33,6 @@ def careless_reward(response: str) -> float:
 button = ipywidgets.Button(description="Be careless")
 button.on_click(lambda _: lab.use(lab.bench.adding(careless_reward, weight=1.0)))
 button"""
-COLORS = """node => {
-  const rgba = text => { const [r, g, b, a = 1] = text.match(/[\\d.]+/g); return [r, g, b, a]; };
-  const look = getComputedStyle, colors = [rgba(look(node).color)];
-  for (; node; node = node.parentElement) colors.unshift(rgba(look(node).backgroundColor));
-  return colors;
-}"""
-
-
-def contrast(node):
-    """Of a node's text with what is behind it: 1 is none, 21 black on white."""
-    color, lights = 255, []
-    for *top, alpha in np.array(node.evaluate(COLORS), dtype=float):
-        color = np.array(top) * alpha + color * (1 - alpha)
-        lights.append(np.dot([0.2126, 0.7152, 0.0722], (color / 255) ** 2.2))
-    low, high = sorted(lights[-2:])
-    return (high + 0.05) / (low + 0.05)
-
-
-@contextmanager
-def served(*command, **variables):
-    """(what a server prints until it names its address, the address)."""
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    options["env"], printed = os.environ | variables, ""
-    with subprocess.Popen([sys.executable, "-m", *command], **options) as process:
-        while not (found := re.search(r"http://127\S+\n", printed)):
-            printed += (line := process.stdout.readline())
-            assert line, f"it ended: {printed}"
-        yield printed, found[0].strip()
-        process.terminate()
-        process.communicate(timeout=30)
-    assert process.returncode == 0
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        return str(held.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -93,13 +53,6 @@ def app(run):
         yield address
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        yield playwright.chromium.launch(executable_path=shutil.which(CHROMIUM[0]), args=flags)
-
-
 def reward_lab(page):
     lab = page.locator(".jp-OutputArea-output", has=page.get_by_text("Run probes"))
     expect(lab.locator(".sheet .chosen")).to_be_visible(timeout=SLOW)
@@ -113,20 +66,8 @@ def lab(run, app, browser, tmp_path_factory):
     notebook = prepare(run)
     notebook.cells.append(nbformat.v4.new_code_cell(CARELESS))
     nbformat.write(notebook, folder / "02.ipynb")
-    for plugin, content in JUPYTERLAB.items():
-        write_json(settings / f"@jupyterlab/{plugin}.jupyterlab-settings", content)
-    names = ("JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "JUPYTER_CONFIG_DIR")
-    environment = dict.fromkeys(names, str(settings)) | {"PYTHONPATH": str(PROJECT_ROOT)}
-    command = ["jupyterlab", "--no-browser", "--allow-root", f"--ServerApp.token={TOKEN}"]
-    command += [f"--ServerApp.root_dir={folder}", f"--ServerApp.port={free_port()}"]
-    with served(*command, "--ServerApp.ip=127.0.0.1", **environment) as (_, address):
-        page = browser.new_page(viewport={"width": 1280, "height": 1600}, color_scheme="light")
-        page.set_default_timeout(SLOW)
-        page.goto(f"{address.partition('?')[0]}/tree/02.ipynb?token={TOKEN}&reset")
-        page.get_by_role("button", name="| Idle").wait_for()
-        page.keyboard.press("Control+b")  # no file browser
-        for name in ("Run", "Run All Cells"):
-            page.get_by_role("menuitem", name=name, exact=True).click()
+    with jupyterlab(browser, folder / "02.ipynb", settings) as page:
+        run_all_cells(page)
         page.get_by_role("button", name="Be careless").wait_for()
         if os.environ.get("GRPO_NB_SCREENSHOT"):
             reward_lab(page).screenshot(path=PROJECT_ROOT / "docs/reward_lab.png")

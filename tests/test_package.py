@@ -22,10 +22,11 @@ LAYERS = [
     {"pilot"},
     {"bench"},
     {"training", "export", "evaluate", "sheet", "doctor", "curriculum"},
-    {"batches", "uploads"},
+    {"batches", "uploads", "slots"},
     {"pipeline", "charts"},
     {"plots", "app", "dashboard", "serve", "reproduce"},
-    {"sweep", "leaderboard"},
+    {"trials", "leaderboard"},
+    {"sweep"},
     {"widgets"},
     {"__main__"},
 ]

@@ -146,6 +146,8 @@ def check_run(
         from grpo_nb.training.arguments import refuse_unknown_trl
 
         refuse_unknown_trl(config)
+    if not force:
+        check_stages_before(run, first)
     typed = {setting: configs.flatten(config)[setting] for setting in settings}
     for setting in [name for name in asked if configs.stage_of(name) < first]:
         if typed.pop(setting) != configs.flatten(run.config()).get(setting):
@@ -153,8 +155,6 @@ def check_run(
                 f"{setting} belongs to stage {configs.stage_of(setting)}, which --from {first} "
                 f"does not run: use --from {configs.stage_of(setting)}"
             )
-    if not force:
-        check_stages_before(run, first)
     refuse_read_only(run.path)
     return config, typed
 

@@ -33,7 +33,6 @@ from grpo_nb.trials import Sweep, Trial, read_sweep, trial_table
 __all__ = ["Sweep", "Trial", "read_sweep", "run_sweep", "trial_command", "trial_table"]
 
 POLL = 0.05  # how often the driver looks at its trials [s]
-REDRAW = 0.5  # [s]
 WRONG_INPUT = 2  # exit code: another attempt would end the same
 
 
@@ -86,8 +85,12 @@ def run_sweep(
         os.close(lock)
     counts = driver.counts()
     if driver.signal and counts["done"] < len(sweep.trials):
-        raise Stopped(f"sweep stopped, {counts}: the same command goes on", driver.signal)
-    driver.console.print(f"compare: python -m grpo_nb report {runs_root()}/{sweep.name}-*")
+        message = f"sweep stopped, {driver.summary()}; the same command goes on"
+        raise Stopped(message, driver.signal)
+    driver.console.print(f"sweep {sweep.name}: {driver.summary()}")
+    driver.console.print(
+        f"compare: python -m grpo_nb report {runs_root()}/{sweep.name}-*", soft_wrap=True
+    )
     return 1 if counts["failed"] else 0
 
 
@@ -148,6 +151,9 @@ class _Driver:
     def counts(self) -> dict[str, int]:
         found = [state["status"] for state in self.states.values()]
         return {name: found.count(name) for name in ("done", "running", "failed", "waiting")}
+
+    def summary(self) -> str:
+        return ", ".join(f"{count} {name}" for name, count in self.counts().items() if count)
 
     def stop(self, number: int, _: Any) -> None:
         """SIGTERM for all trials at work; no other is started."""
@@ -258,11 +264,13 @@ class _Driver:
 
     def shown(self) -> Live:
         """A table of the trials at work, kept up to date while it is entered."""
-        return Live(console=self.console, get_renderable=self._view, refresh_per_second=2)
+        return Live(
+            console=self.console, get_renderable=self._view, refresh_per_second=2, transient=True
+        )
 
     def _view(self) -> Table:
-        counts = ", ".join(f"{count} {name}" for name, count in self.counts().items() if count)
-        table = Table(title=f"sweep {self.sweep.name}: {counts}", title_justify="left")
+        title = f"sweep {self.sweep.name}: {self.summary()}"
+        table = Table(title=title, title_justify="left")
         for column in ("run", "settings", "at", "seconds"):
             table.add_column(column)
         for one in list(self.running):

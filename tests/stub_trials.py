@@ -2,8 +2,8 @@
 
     python tests/stub_trials.py FOLDER JOBS TRIALS [SECONDS]
 
-is a driver, to be killed: `grpo-nb sweep`, but for what starts a trial. A trial appends its name to FOLDER/begun and FOLDER/ended, and
-leaves the manifest of a finished run.
+is a driver, to be killed: `grpo-nb sweep`, but for what starts a trial. A trial appends its
+name to FOLDER/begun and FOLDER/ended, and leaves the manifest of a finished run.
 """
 
 import json

@@ -184,7 +184,7 @@ def test_a_trial_that_fails_once_succeeds(runs_dir):
 
 
 def test_a_run_in_use_by_someone_else_waits(runs_dir):
-    asked = stub_trials.prepare(runs_dir, 2)
+    stub_trials.prepare(runs_dir, 2)
     holder = "from grpo_nb.runs import Run; import sys; Run('stub-000').lock(); "
     holder += "print('held', flush=True); sys.stdin.read()"
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

@@ -79,6 +79,7 @@ def run_sweep(
     if lock is None:
         raise RuntimeError(f"sweep {sweep.name!r} is being run by another process")
     try:
+        driver.states = driver.read()  # now that no other driver changes it
         with _forwarding(driver), driver.shown():
             driver.run()
     finally:
@@ -121,12 +122,15 @@ class _Driver:
         self.folder = runs_root() / f"{sweep.name}.sweep"
         self.signal = 0
         self.running: list[Running] = []
-        self.states = {trial.name: self._read(trial) for trial in sweep.trials}
+        self.states = self.read()
         refuse_read_only(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def _path(self, trial: Trial, ending: str) -> Path:
         return self.folder / f"{trial.name.removeprefix(f'{self.sweep.name}-')}.{ending}"
+
+    def read(self) -> dict[str, dict[str, Any]]:
+        return {trial.name: self._read(trial) for trial in self.sweep.trials}
 
     def _read(self, trial: Trial) -> dict[str, Any]:
         path, run = self._path(trial, "json"), Run(trial.name)

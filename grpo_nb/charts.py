@@ -16,13 +16,13 @@ POINTS = 200  # of a curve; even, for pairs of them are merged
 WIDTH, HEIGHT = 1000, 300  # of a drawing, stretched to its place
 COLORS = ("#3b78c4", "#c96f0a", "#3a9a5b")  # 3:1 or better on white and on black
 STYLE = """<style>
-.training-charts { display: grid; gap: 10px 18px; line-height: 1.35; font-size: 12px;
+.training-charts { display: grid; gap: 14px 22px; line-height: 1.5; font-size: 12px; padding: 4px;
   grid-template-columns: repeat(auto-fill, minmax(230px, 1fr)); }
 .training-charts figure { margin: 0; min-width: 0; }
 .training-charts figcaption, .training-charts .ends { display: flex; gap: 8px;
-  justify-content: space-between; white-space: nowrap; }
-.training-charts .ends { margin-left: 42px; font-size: 11px; }
-.training-charts .plot { display: grid; grid-template: 72px / 38px 1fr; column-gap: 4px; }
+  justify-content: space-between; white-space: nowrap; padding-bottom: 3px; }
+.training-charts .ends { margin: 3px 0 0 46px; font-size: 11px; }
+.training-charts .plot { display: grid; grid-template: 72px / 42px 1fr; column-gap: 4px; }
 .training-charts .sides { display: flex; flex-direction: column; font-size: 11px;
   justify-content: space-between; text-align: right; line-height: 1; }
 .training-charts svg { width: 100%; height: 72px; overflow: visible;
@@ -61,8 +61,8 @@ FIRST = Chart(
     [Series("mean", "reward", "groups/reward_p10", "groups/reward_p90")],
 )
 HELD_OUT = Chart(
-    "held-out",
-    "Share of the held-out prompts answered correctly (disc) and in the right format (square). "
+    "validation",
+    "Share of the prompts set aside answered correctly (disc) and in the right format (square). "
     "Falls while the reward climbs: the reward is being hacked.",
     [Series("accuracy", "eval/accuracy"), Series("format", "eval/format")],
     *(*SHARE, "points"),
@@ -146,10 +146,6 @@ class Figure(NamedTuple):  # of one metric, over the steps of a bucket
     low: float
     high: float
 
-    @property
-    def mean(self) -> float:
-        return self.sum / self.count
-
 
 Bucket = dict[str, Figure]
 
@@ -210,12 +206,16 @@ def draw(chart: Chart, history: History, start: float, end: float) -> str:
     """
     buckets = history.shown
     low, high = _ends(chart, buckets)
-    xs = [_scaled(b["step"].mean, start, max(end, start + 1), WIDTH) for b in buckets]
+    wide, tall = WIDTH / max(1, end - start), HEIGHT / (high - low)
+    steps = (b["step"] for b in buckets)
+    xs = [round((total / count - start) * wide) for count, total, *_ in steps]
 
-    def points(key: str, figure: str = "mean") -> Points:
-        found = (getattr(bucket[key], figure) if key in bucket else None for bucket in buckets)
-        ys = (None if v is None else HEIGHT - _scaled(v, low, high, HEIGHT) for v in found)
-        return [None if y is None else (x, y) for x, y in zip(xs, ys, strict=True)]
+    def points(key: str, place: int = 1) -> Points:
+        """The means, or of a Figure's other places the least (2) or the greatest (3)."""
+        pairs = zip(xs, [bucket.get(key) for bucket in buckets], strict=True)
+        if place == 1:
+            return [f and (x, round((high - f[1] / f[0]) * tall)) for x, f in pairs]
+        return [f and (x, round((high - f[place]) * tall)) for x, f in pairs]
 
     draw_one = {"line": _line, "area": _area, "points": _dots}[chart.kind]
     pairs = zip(chart.series, COLORS, strict=False)
@@ -251,14 +251,10 @@ def _ends(chart: Chart, buckets: Sequence[Bucket]) -> tuple[float, float]:
     """The least and the greatest of all that is drawn."""
     keys = [key for series in chart.series for key in series[1:]]
     figures = [bucket[key] for key in keys for bucket in buckets if key in bucket]
-    low = min([*chart.shown, *(figure.low for figure in figures)])
-    high = max((figure.high for figure in figures), default=0)
+    low = min([*chart.shown, *[figure[2] for figure in figures]])
+    high = max([figure[3] for figure in figures], default=0)
     high = max(high, 0 if low < 0 >= high else max(chart.shown))  # a penalty ends at 0
     return low, high if high > low else low + 1
-
-
-def _scaled(value: float, low: float, high: float, length: int) -> int:
-    return round((value - low) / (high - low) * length)
 
 
 def _runs(points: Iterable[Any]) -> list[list[Any]]:
@@ -268,7 +264,7 @@ def _runs(points: Iterable[Any]) -> list[list[Any]]:
 
 def _line(series: Series, color: str, points: Callable[..., Points]) -> str:
     """A curve over its band, with a tick from least to greatest where a point is of many steps."""
-    curve, *ends = (points(series.key, figure) for figure in ("mean", "low", "high"))
+    curve, *ends = (points(series.key, place) for place in (1, 2, 3))
     ticks = "".join(f"M{a[0]} {a[1]}V{b[1]}" for a, b in zip(*ends, strict=True) if a != b)
     path = "".join(f"M{_joined(run)}h0" for run in _runs(curve))
     (x, y) = curve[-1] or (-99, -99)
@@ -280,6 +276,8 @@ def _line(series: Series, color: str, points: Callable[..., Points]) -> str:
 
 
 def _area(series: Series, color: str, points: Callable[..., Points], opacity: float = 0.8) -> str:
+    if not series.low:
+        return ""
     sides = zip(points(series.low), points(series.high), strict=True)
     runs = _runs(pair if None not in pair else None for pair in sides)
     path = "".join(

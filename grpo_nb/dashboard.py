@@ -13,6 +13,7 @@ from grpo_nb.sheet import STYLE, highlight, short
 from grpo_nb.training.control import Update
 
 ALERTS, TEXT, LONGEST = 20, 300, 20_000  # alerts; characters at once, and on demand
+EDGES = {"error": "#d33", "warning": "#c96f0a"}
 NOT_REWARDS = {"question", "completion", "reward", "advantage"}
 
 
@@ -87,13 +88,18 @@ class Dashboard:
     def alert_list(self) -> str:
         """Alerts, errors first, then the newest."""
         lines = "".join(
-            f"<li><b>{a.severity}, step {a.step}: {html.escape(a.rule)}</b> · "
+            f"<li style='border-left: 4px solid {EDGES[a.severity]}; padding-left: 8px'>"
+            f"<b>{a.severity}, step {a.step}: {html.escape(a.rule)}</b> · "
             f"{html.escape(a.evidence)}<br>→ {html.escape(a.fix)}</li>"
             for a in self.alerts
         )
         more = self.alert_count - len(self.alerts)
         rest = f"<p>and {more} more, in train/health.jsonl</p>" if more else ""
-        return f"<ul style='margin:4px 0;line-height:1.4'>{lines}</ul>{rest}" if lines else ""
+        return (
+            f"<ul style='list-style:none;padding:0;line-height:1.5'>{lines}</ul>{rest}"
+            if lines
+            else ""
+        )
 
     def completions(self) -> str:
         """The best, the worst and some other completion of the latest step that has any."""
@@ -102,7 +108,8 @@ class Dashboard:
         ranked = sorted(self.sample, key=lambda c: charts.numbers(c).get("reward", -math.inf))
         # A generator of its own: the training's seed stays untouched.
         other = random.Random(self.step).choice(ranked[1:-1] or ranked)
-        names = [name for name in ranked[0] if name not in NOT_REWARDS]
+        columns = ranked[0].items()
+        names = [n for n, v in columns if n not in NOT_REWARDS and not isinstance(v, str)]
         head = ["", "prompt", "completion", *map(short, names), "total", "advantage"]
         chosen = {"best": ranked[-1], "worst": ranked[0], "random": other}
         lines = [_row(kind, completion, names) for kind, completion in chosen.items()]
@@ -115,7 +122,12 @@ def _row(kind: str, completion: Mapping[str, Any], names: Sequence[str]) -> str:
     texts = [
         f"<div class='text'>{_folded(str(completion[k]))}</div>" for k in ("question", "completion")
     ]
-    cells = [kind, *texts, *scores, charts.shown(completion.get("advantage"), "+.2f")]
+    cells = [
+        f"<span style='white-space:nowrap'>{kind}</span>",
+        *texts,
+        *scores,
+        charts.shown(completion.get("advantage"), "+.2f"),
+    ]
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 

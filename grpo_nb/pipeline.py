@@ -197,6 +197,7 @@ def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Pat
             kernel_name="python3",
             progress_bar=False,
             extra_arguments=KERNEL_ARGUMENTS,
+            store_widget_state=False,
         )
     except PapermillExecutionError as error:
         run.record(stage, {"status": "failed", "error": f"{error.ename}: {error.evalue}"})

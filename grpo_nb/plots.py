@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from pandas.io.formats.style import Styler
 
+from grpo_nb import charts
 from grpo_nb.bench import Probes
 from grpo_nb.rewards import RewardSet, declared_range
 from grpo_nb.runs import Run, atomic_path
@@ -52,15 +53,15 @@ def table(frame: pd.DataFrame) -> Table:
     )
 
 
-def _subplots(columns: int, width: float, height: float):
+def _subplots(columns: int, width: float, height: float, rows: int = 1):
     import matplotlib.pyplot as plt
 
     size = (width, height)
-    figure, axes = plt.subplots(1, columns, figsize=size, squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     plt.close(figure)  # shown once, as the cell's value
-    for axis in axes[0]:
+    for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
-    return figure, list(axes[0])
+    return figure, list(axes.flat)
 
 
 def _save(figure: "Figure", run: Run, name: str) -> "Figure":
@@ -107,23 +108,53 @@ def probe_map(run: Run, probes: Probes, preset: RewardSet) -> "Figure":
     return _save(figure, run, "probes")
 
 
-def learning_curve(run: Run, metrics: Sequence[dict], names: Sequence[str]) -> "Figure":
-    """Total reward with the spread in the batch, each reward, and groups without signal."""
-    table = pd.DataFrame(metrics).set_index("step").drop(columns="stage").astype(float)
-    smooth = table.rolling(10, min_periods=1, center=True).mean()
-    figure, (total, each, silent) = _subplots(3, 11, 3.2)
-    total.plot(table.index, table["reward"], color=BLUE, alpha=0.3)
-    total.plot(smooth.index, smooth["reward"], color=BLUE)
-    low, high = (smooth["reward"] + sign * smooth["reward_std"] for sign in (-1, 1))
-    total.fill_between(smooth.index, low, high, color=BLUE, alpha=0.12, linewidth=0)
-    total.set(title="weighted reward (band: ± std)", xlabel="step")
-    for name in names:
-        each.plot(smooth.index, smooth[f"rewards/{name}/mean"], label=name.removesuffix("_reward"))
-    each.set(title="each reward, mean", xlabel="step", ylim=(0, 1.05))
-    each.legend(frameon=False, fontsize=7, loc="lower right")
-    silent.plot(smooth.index, smooth["frac_reward_zero_std"], color=GREY)
-    silent.set(title="groups without signal", xlabel="step", ylim=(0, 1.05))
-    return _save(figure, run, "learning_curve")
+def training(run: Run, metrics: Sequence[dict]) -> "Figure":
+    """The dashboard's charts, once the training is over.
+
+    Args:
+        run: Where figures/training.png goes.
+        metrics: Lines of train/metrics.jsonl, of steps and of validations.
+
+    Raises:
+        ValueError: There is no line.
+    """
+    if not metrics:
+        raise ValueError("no metrics to draw: train first, then read train/metrics.jsonl")
+    table = pd.DataFrame([charts.numbers(line) for line in metrics])
+    validation = table.filter(like="eval/").notna().any(axis=1)
+    drawn = charts.charts(table.columns)
+    rows = -(-len(drawn) // 4)
+    figure, axes = _subplots(4, 13, 2.1 * rows, rows)
+    for axis, chart in zip(axes, drawn, strict=False):
+        _draw_chart(axis, chart, table[validation == (chart.kind == "points")])
+    for axis in axes[len(drawn) :]:
+        axis.set_axis_off()
+    return _save(figure, run, "training")
+
+
+def _draw_chart(axis: "Axes", chart: charts.Chart, lines: pd.DataFrame) -> None:
+    look = {"line": "-", "points": "o"}.get(chart.kind)
+    for number, (series, color) in enumerate(zip(chart.series, charts.COLORS, strict=False)):
+        if series.low in lines:
+            style = {"color": color, "alpha": 0.25 if look else 0.8, "label": series.label}
+            ends = lines[series.low], lines[series.high]
+            axis.fill_between(lines["step"], *ends, linewidth=0, **style)
+        if look and series.key in lines:
+            mark = "s" if number else look
+            axis.plot(
+                lines["step"],
+                lines[series.key],
+                mark,
+                color=color,
+                label=series.label,
+                clip_on=False,
+            )
+    if len(chart.series) > 1:
+        axis.legend(frameon=False, fontsize=7)
+    low, high = axis.get_ylim()
+    axis.set_ylim(min(low, *chart.shown), max(high, *chart.shown))
+    axis.set_title(chart.title, fontsize=9, loc="left")
+    axis.tick_params(labelsize=7)
 
 
 def learning_curves(curves: Mapping[str, pd.DataFrame], order: Sequence[str]) -> "Figure":

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # What a clock or the machine's load decides.
-TIMED = ("time", "seconds", "per_second", "memory")
+TIMED = ("seconds", "time", "tokens_per_second", "memory_gib")
 
 
 class Line(NamedTuple):

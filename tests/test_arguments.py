@@ -213,3 +213,9 @@ def test_precision_is_what_the_gpu_computes_in(native, precision, monkeypatch, t
 def test_on_a_cpu_the_precision_is_left_to_trl(tmp_path):
     passed = arguments.grpo_arguments(resolve("tiny-cpu"), tmp_path, vllm=False)
     assert not {"bf16", "fp16"} & set(passed)
+
+
+def test_a_tracker_that_is_not_installed_is_refused_with_the_command(tmp_path):
+    config = resolve("tiny-cpu", {"train.report_to": "no_such_tracker, none"})
+    with pytest.raises(RuntimeError, match="pip install no_such_tracker, or set it to 'none'"):
+        arguments.grpo_arguments(config, tmp_path, vllm=False)

@@ -437,7 +437,7 @@ def test_push_tells_first_and_uploads_only_when_told_to(run, hub):
     assert hub.stored == [(run / "model/merged/model.safetensors").read_bytes()]
     lines = hub.asked["/api/models/me/adder/commit/main"].splitlines()
     sent = {line["value"].get("path") for line in map(json.loads, lines)}
-    assert {"README.md", "config.json", "tokenizer.json", "figures/learning_curve.png"} <= sent
+    assert {"README.md", "config.json", "tokenizer.json", "figures/training.png"} <= sent
     assert hub.tokens == {"Bearer hf_secret"}
     assert "hf_secret" not in done.stdout + done.stderr
 

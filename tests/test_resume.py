@@ -91,6 +91,8 @@ def test_a_run_killed_three_times_ends_as_one_that_was_not(runs_dir):
     assert "goes on after step 6 of 12" in said[2]
     assert "checkpoint-8 is damaged (adapter_model.safetensors has" in last.stdout
     assert comparable(killed) == comparable(whole)
+    factors = {line.get("soft_xml_format_reward/factor") for line in comparable(whole)}
+    assert len(factors) > 2, "the adaptive weight never moved"
     assert [line["step"] for line in comparable(whole) if "reward" in line] == list(range(1, 13))
     for name in ("adapter/adapter_model.safetensors", "1-grpo/adapter/adapter_model.safetensors"):
         assert (killed / "train" / name).read_bytes() == (whole / "train" / name).read_bytes()

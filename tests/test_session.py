@@ -126,10 +126,25 @@ def test_two_stages_train_one_adapter_and_each_leaves_its_manifest(session, tmp_
     assert {update.total_steps for update in updates} == {5}
 
 
+def test_the_worst_step_of_a_later_stage_is_seen_before_the_first(session, tmp_path):  # noqa: F811
+    stages = [TWO[0], TWO[1] | {"max_completion_length": 250}]
+    path = write_stages(tmp_path / "stages.yaml", stages)
+    long = session(**{"train.stages": path, "model.max_seq_length": 512})
+    first = long.overview()
+    assert first["steps"].tolist() == ["1 to 2", "3 to 5"]
+    assert first["rewards"].iloc[0] == "1 soft_xml_format_reward"
+    checks = long.preflight()
+    assert set(checks["result"]) == {"ok"}
+    seen = checks[checks["check"] == "context"].set_index("stage")["seen"]
+    assert "completion 32" in seen["format"] and "completion 250" in seen["correctness"]
+    assert "TRL's default" in set(long.arguments()["from"])
+
+
 def test_an_update_tells_of_each_completion_with_its_total(session):  # noqa: F811
     updates = []
     session(**{"train.max_steps": 2, "train.eval_steps": 2}).run(updates.append)
-    first, second, validated = updates
+    begun, first, second, validated = updates
+    assert begun.line["step"] == 0 and "eval/accuracy" in begun.line
     assert len(first.completions) == 16
     for one in first.completions:
         scores = [one[name] for name in MATH.names]
@@ -154,7 +169,7 @@ def test_the_phases_of_a_step_add_up(session):  # noqa: F811
 
 
 def test_the_best_adapter_is_handed_on_and_a_plateau_ends_the_training(session, monkeypatch):  # noqa: F811
-    accuracies = iter([0.5, 0.75, 0.75, 0.5, 0.25])
+    accuracies = iter([0.3, 0.5, 0.75, 0.75, 0.5, 0.25])
     monkeypatch.setattr(
         validation.Validation, "__call__", lambda self: {"eval/accuracy": next(accuracies)}
     )

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from conftest import TINY_SETTINGS
 
-from grpo_nb import chat, export, models, training
+from grpo_nb import chat, models, training
 from grpo_nb.advantages import advantages
 from grpo_nb.config import resolve
 from grpo_nb.data import load
@@ -88,17 +88,6 @@ def test_the_merged_model_is_the_policy_that_was_trained(demo_run):
     assert kl_base > kl_merged, "the adapter does nothing"
 
 
-def test_a_16bit_base_merges_too(demo_run):
-    class Elsewhere:
-        def __truediv__(self, relative):
-            return demo_run.path.parent / "elsewhere" / relative
-
-    adapter = demo_run / "train/adapter"
-    path = export.merge_adapter("data/tiny_base", adapter, "16bit", Elsewhere())
-    names = {file.name for file in path.iterdir()}
-    assert {"model.safetensors", "generation_config.json", "chat_template.jinja"} <= names
-
-
 def test_a_nan_metric_is_stored_as_null(tmp_path):
     training.append_line(tmp_path / "m.jsonl", {"step": 1, "kl": float("nan")})
     assert training.read_lines(tmp_path / "m.jsonl") == [{"step": 1, "kl": None}]
@@ -114,7 +103,7 @@ def test_the_installed_trl_takes_our_arguments(tmp_path):
     assert arguments.generation_batch_size % arguments.num_generations == 0
 
 
-@pytest.mark.parametrize("picture", ["prompt_lengths", "learning_curve", "before_after"])
+@pytest.mark.parametrize("picture", ["prompt_lengths", "training", "before_after"])
 def test_pictures_are_on_disk(demo_run, picture):
     data = (demo_run / f"figures/{picture}.png").read_bytes()
     assert data.startswith(b"\x89PNG")

@@ -60,9 +60,12 @@ NONE_MEANS = {"epsilon_high": "epsilon", "num_generations_eval": "num_generation
 def grpo_arguments(config: RunConfig, output_dir: Path, vllm: bool) -> dict[str, Any]:
     """The arguments of trl.GRPOConfig that this run sets; all others are TRL's defaults."""
     automatic = "adamw_8bit" if cuda_available() else "adamw_torch"
+    trackers = [name.strip() for name in config.train.report_to.split(",")]
+    refuse_missing_trackers(trackers)
     return {
         **{name: getattr(config.train, name) for name in TRL_NAMES},
         "output_dir": str(output_dir),
+        "report_to": trackers,
         "seed": config.seed,
         "lr_scheduler_type": "constant_with_warmup",
         "use_cpu": not cuda_available(),
@@ -78,6 +81,16 @@ def grpo_arguments(config: RunConfig, output_dir: Path, vllm: bool) -> dict[str,
         "disable_tqdm": True,
         **config.trl,
     }
+
+
+def refuse_missing_trackers(names: list[str]) -> None:
+    """Raise RuntimeError that says what to install for a tracker that is not there."""
+    missing = [n for n in names if n != "none" and importlib.util.find_spec(n) is None]
+    if missing:
+        raise RuntimeError(
+            f"train.report_to = {', '.join(names)!r} needs a package that is missing: "
+            f"pip install {' '.join(missing)}, or set it to 'none'"
+        )
 
 
 def precision() -> dict[str, bool]:
@@ -198,8 +211,9 @@ def _text(value: Any) -> str:
 
 
 def notable(table: pd.DataFrame) -> pd.DataFrame:
-    """Of `effective`'s rows those that we set, or that somebody changed."""
-    return table[(table["from"] != "TRL's default") | (table["changed"] != "")]
+    """Of `effective`'s rows those that we set, or that somebody changed; without the folder."""
+    seen = (table["from"] != "TRL's default") | (table["changed"] != "")
+    return table[seen & (table["argument"] != "output_dir")]
 
 
 def write_arguments(run: Run, table: pd.DataFrame) -> Path:

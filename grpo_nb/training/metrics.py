@@ -41,7 +41,8 @@ def keep_until(folder: Path, stage_folder: Path, first_step: int, steps: int) ->
         steps: Steps of this stage that the checkpoint holds.
     """
     for name in ("metrics.jsonl", "health.jsonl"):
-        kept = [line for line in read_lines(folder / name) if line["step"] <= first_step + steps]
+        lines = read_lines(folder / name) if first_step + steps else []
+        kept = [line for line in lines if line["step"] <= first_step + steps]
         with atomic_path(folder / name) as temporary:
             temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
     for path in (stage_folder / "completions").glob("*.parquet"):

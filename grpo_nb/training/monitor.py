@@ -46,13 +46,15 @@ class Monitor:
     ) -> None:
         self.trainer, self.stage, self.folder, self.watch = trainer, stage, folder, watch
         self.total_steps, self.controls, self.watchers = total_steps, controls, watchers
-        self.validation, self.worse, self.bad, self.saved = validation, 0, 0, -1
+        self.validation, self.bad, self.saved = validation, 0, -1
         self.random_state: Any = None
         self.failure = ""  # why the training ended itself
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.random_state = random_state()
         if not state.global_step:
+            if self.validation and not self.stage.first_step:  # what the policy begins with
+                self._keep({"step": 0, "stage": self.stage.name, **self.validation()}, [])
             return
         self.saved = state.global_step
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
@@ -108,22 +110,25 @@ class Monitor:
         due = every and (state.global_step % every == 0 or last)
         if self.validation and (due or self.controls.evaluate.is_set()):
             self.controls.evaluate.clear()
-            self._validate(step, control)
+            figures = self._validate(step, control)
+            # To the trackers; we take no notice of a log without a reward.
+            told = {name.replace("/", "_"): value for name, value in figures.items()}
+            self.trainer.callback_handler.on_log(args, state, control, told)
         self._obey(args, state, control)  # wishes that came meanwhile
 
-    def _validate(self, step: int, control: Any) -> None:
+    def _validate(self, step: int, control: Any) -> dict[str, float]:
         figures = self.validation()
         self._keep({"step": step, "stage": self.stage.name, **figures}, [])
         best = self.folder / "best"
         if is_best(best, figures):
-            self.worse = 0
             keep_best(best, self.trainer.save_adapter, step, figures)
-        else:
-            self.worse += 1
+        accuracies = [accuracy for _, accuracy in self.watch.evals]  # those before a resumption too
+        since_best = accuracies[::-1].index(max(accuracies))
         patience = self.stage.config.train.early_stop_evals
-        if patience and self.worse >= patience:
+        if patience and since_best >= patience:
             print(f"step {step}: no better in {patience} validations; this stage ends here")
             control.should_training_stop = control.should_save = True
+        return figures
 
     def _keep(self, line: dict[str, Any], completions: list[dict[str, Any]]) -> None:
         append_line(self.folder / "metrics.jsonl", line)

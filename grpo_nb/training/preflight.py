@@ -121,7 +121,7 @@ def _disk(trainer: "GRPOTrainer", stage: Stage) -> Check:
     checkpoint = 4 * _trained(trainer) + _optimizer_bytes(trainer)
     merged = 2 * trainer.model.num_parameters()
     need, free = kept * checkpoint + merged, shutil.disk_usage(stage.run.path).free
-    seen = f"{kept} checkpoints and the merged model {need / GIB:.1f} GiB, {free / GIB:.1f} free"
+    seen = f"{kept} checkpoints and the merged model {need / GIB:.2f} GiB, {free / GIB:.1f} free"
     do = "free some space, lower train.keep_checkpoints, or point GRPO_NB_RUNS at a larger disk"
     return Check("disk", "stop", seen, do) if need > free else Check("disk", "ok", seen)
 

@@ -124,11 +124,17 @@ class Session:
         table = pd.concat(tables) if tables else pd.DataFrame({"result": []})
         return table.drop(columns="stage") if len(self.stages) == 1 else table
 
-    def run(self, *watchers: Watcher) -> list[dict[str, Any]]:
+    def health(self) -> str:
+        """Every alert of the training, or that there was none."""
+        lines = read_lines(self.folder / "health.jsonl")
+        return health.summary(health.Alert(**line) for line in lines)
+
+    def run(self, *watchers: Watcher, controls: Controls | None = None) -> list[dict[str, Any]]:
         """Train what is left; the adapter is in train/adapter/ then.
 
         Args:
             watchers: Called after each step, such as the dashboard.
+            controls: By which to stop, save or validate; the dashboard has some.
 
         Returns:
             The lines of train/metrics.jsonl that hold a step.
@@ -137,6 +143,7 @@ class Session:
             KeyboardInterrupt: Stopped by the interrupt button or a signal; a checkpoint is kept.
             RuntimeError, MemoryError, …: What ended the training; a checkpoint is kept.
         """
+        self.controls = controls or self.controls
         self.controls.stop.clear()
         before = priming.prime(self.policy, self.stage)
         with stop_on_signals(self.controls) as signals:

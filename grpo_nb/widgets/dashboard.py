@@ -18,7 +18,7 @@ PARTS = ("header", "alert_list", "curves", "legend", "completions")  # of the vi
 WISHES = {  # of Controls: the button, what it does, and what is said once it is pressed
     "stop": ("Stop after this step", "Ends the training", "stops after the step that runs now"),
     "save": ("Save now", "Writes a checkpoint", "a checkpoint follows the step that runs now"),
-    "evaluate": ("Evaluate now", "On held-out prompts", "a validation follows this step"),
+    "evaluate": ("Evaluate now", "On the prompts set aside", "a validation follows this step"),
 }
 
 
@@ -42,7 +42,7 @@ class TrainingDashboard(w.VBox):
         }
         for name, button in self.buttons.items():
             button.on_click(partial(self._guard, partial(self._wish, name)))
-        self.hold = w.ToggleButton(description="Hold", tooltip="Keep these completions on screen")
+        self.hold = w.ToggleButton(description="Hold these", tooltip="Completions stay on screen")
         self.hold.observe(partial(self._guard, self._draw), "value")
         row = w.HBox([*self.buttons.values(), self.wishes])
         head, *body, completions = self.parts.values()
@@ -87,6 +87,8 @@ class TrainingDashboard(w.VBox):
             button.disabled = name in asked
         said = "; ".join(WISHES[name][2] for name in asked)
         self.wishes.value = f"<span role='status'>{said}</span>"
+        for control in (*self.buttons.values(), self.hold):
+            _heard_on_subshell(control)
 
     def _draw(self) -> None:
         if self._timer:
@@ -97,3 +99,12 @@ class TrainingDashboard(w.VBox):
         for name, part in self.parts.items():
             if name != "completions" or not self.hold.value:
                 part.value = getattr(self.view, name)()
+
+
+def _heard_on_subshell(control: w.Widget) -> None:
+    """Let a click go where the browser sends it, and not to the thread that drew the control.
+
+    ipykernel 7.4 remembers the latter, which here is the one that is busy with the cell.
+    """
+    if control.comm is not None:
+        vars(control.comm).pop("_reply_subshell_id", None)

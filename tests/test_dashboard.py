@@ -1,0 +1,225 @@
+"""The live dashboard without a browser: what it draws, keeps, and asks for."""
+
+import json
+import math
+import re
+import threading
+
+import pytest
+
+from grpo_nb import charts, plots
+from grpo_nb.dashboard import Dashboard
+from grpo_nb.health import Alert
+from grpo_nb.runs import PROJECT_ROOT, Run
+from grpo_nb.training import Update
+from grpo_nb.widgets import TrainingDashboard
+
+HEALTHY = (PROJECT_ROOT / "tests/healthy_metrics.jsonl").read_text(encoding="utf-8")
+LINES = [json.loads(line) for line in HEALTHY.splitlines()]
+SCORES = {"exact_reward": 1.0, "reward": 1.0, "advantage": 0.5}
+
+
+def update(line, completions=(), alerts=()):
+    return Update(line, 100, completions, alerts)
+
+
+def fed(lines):
+    dashboard = Dashboard()
+    for line in lines:
+        dashboard.add(update(line))
+    return dashboard
+
+
+def figure(dashboard, title):
+    (found,) = [f for f in dashboard.curves().split("<figure")[1:] if f"<span>{title}</span>" in f]
+    return found
+
+
+def curve(found):
+    """The path of the curve: ticks come before it, the last point after it."""
+    return re.findall(r"<path d='([^']*)'", found)[-2]
+
+
+def completion(text, reward, **more):
+    return {"question": "q", "completion": text, **SCORES, "reward": reward, **more}
+
+
+def test_a_real_training_fills_its_charts_and_no_others():
+    dashboard = fed(LINES)
+    titles = re.findall(r"<figcaption><span>([^<]*)</span>", dashboard.curves())
+    assert titles[:4] == ["reward, weighted total", "exact match", "fuzzy match", "soft xml format"]
+    assert "KL to the base [nats]" not in titles
+    assert "validation" not in titles
+    assert titles[-1] == "step time [s]"
+    assert "step 60 of 100" in dashboard.header()
+    pace = sum(line["step_time"] for line in LINES[-20:]) / 20
+    assert f"{pace:.3g} s a step · about {40 * pace:.0f} s left" in dashboard.header()
+
+
+def test_every_metric_of_a_line_is_seen():
+    line = {"step": 3, "stage": "<hard>", "reward": 0.5, "kl": 0.01, "step_time": 2.0}
+    line |= {"groups/reward_p10": 0.1, "groups/reward_p90": 0.8, "clip_ratio/region_mean": 0.0}
+    line |= {"seconds/generation": 1.0, "seconds/reward": 0.5, "seconds/update": 0.25}
+    line |= {"tokens_per_second": 1234.4, "memory_gib": 1.5}
+    dashboard = fed([line, {"step": 3, "eval/accuracy": 0.25, "eval/format": 1.0}])
+    for part in ("&lt;hard&gt;", "1,234 tokens/s", "1.50 GiB", "about 3 min 14 s left"):
+        assert part in dashboard.header()
+    assert "generation 1, reward 0.5, update 0.25" in figure(dashboard, "step time [s]")
+    assert "<b>1.75</b>" in figure(dashboard, "step time [s]"), "the sum"
+    assert "accuracy 25%, format 100%" in figure(dashboard, "validation")
+    assert "KL to the base" in dashboard.legend()
+
+
+@pytest.mark.parametrize("lost", [math.nan, math.inf, None, "missing", "text"])
+def test_a_metric_that_is_no_number_leaves_a_gap(lost):
+    lines = [{"step": step, "reward": 1.0, "kl": 0.5} for step in range(1, 8)]
+    lines[3] |= {"kl": lost}
+    if lost == "missing":
+        del lines[3]["kl"]
+    dashboard = fed(lines)
+    assert curve(figure(dashboard, "reward, weighted total")).count("M") == 1
+    assert curve(figure(dashboard, "KL to the base [nats]")).count("M") == 2
+    assert "nan" not in dashboard.curves()
+    assert "–" in figure(fed(lines[:4]), "KL to the base [nats]")
+
+
+def test_nothing_is_drawn_before_the_first_step():
+    dashboard = Dashboard()
+    assert "<figure" not in dashboard.curves()
+    assert "step 0 of 0" in dashboard.header()
+    assert dashboard.completions() == dashboard.alert_list() == ""
+    assert "validation" in fed([{"step": 0, "eval/accuracy": 0.5}]).curves()
+
+
+def test_downsampling_keeps_the_ends_and_the_extremes():
+    steps = 3001
+    values = [0.5 + 0.1 * math.sin(step) for step in range(1, steps + 1)]
+    values[0], values[-1], values[1234], values[2345] = 0.3, 0.7, 4.0, -2.0
+    dashboard = fed([{"step": s, "grad_norm": v} for s, v in enumerate(values, start=1)])
+    found = figure(dashboard, "gradient norm")
+    assert "axis from -2 to 4" in found
+    points = re.findall(r"(\d+) (\d+)", curve(found))
+    assert charts.POINTS / 2 < len(points) <= charts.POINTS + 2
+    assert points[0] == ("0", str(round(3.7 / 6 * charts.HEIGHT)))
+    assert points[-1] == (str(charts.WIDTH), str(round(3.3 / 6 * charts.HEIGHT)))
+    ticks = re.findall(r"M\d+ (\d+)V(\d+)", found)
+    assert {"0", str(charts.HEIGHT)} <= {place for tick in ticks for place in tick}
+
+
+def test_means_of_buckets_are_those_of_their_steps():
+    history = charts.History()
+    for step in range(1, 1001):
+        history.add({"step": step, "x": float(step)})
+    for bucket in history.shown:
+        assert bucket["x"].sum == bucket["step"].sum
+    assert sum(bucket["x"].count for bucket in history.shown[1:-1]) == 1000
+
+
+def test_a_long_training_stays_small():
+    sizes = {}
+    dashboard = Dashboard()
+    alert = Alert(1, "spike", "warning", "c", "evidence", "fix")
+    texts = [completion("x" * 100_000, number / 8) for number in range(8)]
+    for step in range(1, 5001):
+        dashboard.add(update(LINES[step % 60] | {"step": step}, texts, [alert]))
+        if step in (200, 5000):
+            parts = (dashboard.curves(), dashboard.completions(), dashboard.alert_list())
+            sizes[step] = [len(part) for part in parts]
+    assert len(dashboard.steps.shown) <= charts.POINTS + 2
+    assert sizes[5000][0] < 1.8 * sizes[200][0]
+    assert sizes[5000][1] == pytest.approx(sizes[200][1], abs=10)
+    assert sizes[5000][1] < 70_000
+    assert sizes[5000][2] < 1.2 * sizes[200][2]
+    assert "and 4980 more" in dashboard.alert_list()
+
+
+def test_the_best_the_worst_and_another_completion_are_shown_escaped():
+    texts = ["<b>worst</b>", "middle & co", "<script>best</script>", "a" * 300 + "<i>tail</i>"]
+    scored = [completion(text, reward) for text, reward in zip(texts, (-1, 0, 2, 1), strict=True)]
+    scored[0]["exact_reward"] = math.nan
+    scored = [{"note": "of a reward's log_extra", **line} for line in scored]
+    dashboard = Dashboard()
+    dashboard.add(update(LINES[0], scored))
+    best, worst, other = dashboard.completions().split("<tr>")[2:]
+    assert "&lt;script&gt;best" in best
+    assert "&lt;b&gt;worst" in worst
+    assert "<td>–</td>" in worst
+    assert worst.count("<td>") == len(("kind", "prompt", "text", "exact", "total", "advantage"))
+    assert "middle &amp; co" in other or "&lt;i&gt;tail" in other
+    assert not re.search("<script|<i>|<b>worst", dashboard.completions())
+    dashboard.add(update(LINES[1], [completion("a" * 300 + "<i>tail</i>", math.nan)]))
+    assert "…</summary>&lt;i&gt;tail&lt;/i&gt;</details>" in dashboard.completions()
+
+
+def test_errors_come_before_warnings_and_the_newest_first():
+    dashboard = Dashboard()
+    for step, severity in ((1, "warning"), (2, "error"), (3, "warning"), (4, "error")):
+        alert = Alert(step, "<rule>", severity, "c", "e < 1", "fix > it")
+        dashboard.add(update({"step": step}, alerts=[alert]))
+    shown = re.findall(r"(error|warning), step (\d)", dashboard.alert_list())
+    assert [int(step) for _, step in shown] == [4, 2, 3, 1]
+    assert "e &lt; 1" in dashboard.alert_list()
+
+
+@pytest.mark.parametrize("name", ["stop", "save", "evaluate"])
+def test_a_button_sets_its_wish_till_the_training_has_taken_it(name):
+    dashboard = TrainingDashboard()
+    button, wish = dashboard.buttons[name], getattr(dashboard.controls, name)
+    button.click()
+    assert wish.is_set()
+    assert button.disabled
+    assert "step" in dashboard.wishes.value
+    wish.clear()
+    dashboard._drawn = 0.0
+    dashboard(update(LINES[0]))
+    assert not button.disabled
+    assert dashboard.wishes.value == "<span role='status'></span>"
+
+
+def test_updates_in_a_hurry_are_drawn_together_and_the_last_one_always():
+    dashboard, drawn, done = TrainingDashboard(), [], threading.Event()
+
+    def note(change):
+        drawn.append(change["new"])
+        if "step 60 of" in change["new"]:
+            done.set()
+
+    dashboard.parts["header"].observe(note, "value")
+    for line in LINES:
+        dashboard(update(line))
+    assert done.wait(10)
+    assert len(drawn) < 10
+
+
+def test_held_completions_stay_till_they_are_let_go():
+    dashboard = TrainingDashboard()
+    shown = dashboard.parts["completions"]
+    dashboard._drawn = 0.0
+    dashboard(update(LINES[0], [completion("first", 1)]))
+    dashboard.hold.value = True
+    dashboard._drawn = 0.0
+    dashboard(update(LINES[1], [completion("second", 1)]))
+    assert "first" in shown.value
+    dashboard.hold.value = False
+    assert "second" in shown.value
+
+
+def test_an_error_is_shown_and_the_training_goes_on():
+    dashboard = TrainingDashboard()
+    dashboard._drawn = 0.0
+    dashboard(update(LINES[0], [{"no": "question"}]))
+    assert "KeyError" in dashboard.errors.value
+    assert "role='alert'" in dashboard.errors.value
+
+
+def test_the_picture_holds_the_same_charts(runs_dir):
+    held_out = [{"step": step, "eval/accuracy": 0.5, "eval/format": 0.9} for step in (20, 40)]
+    lines = [*LINES[:30], LINES[30] | {"entropy": None}, *held_out, *LINES[31:]]
+    drawn = plots.training(Run("x"), lines)
+    titles = [axis.get_title(loc="left") for axis in drawn.axes if axis.axison]
+    assert titles == [chart.title for chart in fed(lines)._charts]
+    points = drawn.axes[titles.index("validation")].get_lines()
+    assert [list(line.get_xdata()) for line in points] == [[20, 40], [20, 40]]
+    assert (Run("x") / "figures/training.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="train first"):
+        plots.training(Run("x"), [])

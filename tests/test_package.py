@@ -22,8 +22,11 @@ LAYERS = [
     {"pilot"},
     {"bench"},
     {"training", "export", "evaluate", "sheet", "doctor", "curriculum"},
+    {"batches", "uploads", "slots"},
     {"pipeline", "charts"},
     {"plots", "app", "dashboard", "serve", "reproduce"},
+    {"trials", "leaderboard"},
+    {"sweep"},
     {"widgets"},
     {"__main__"},
 ]

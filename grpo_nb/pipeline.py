@@ -39,8 +39,9 @@ QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
-# Otherwise each kernel warns that it talks to us over a local TCP port.
-KERNEL_ARGUMENTS = ["--IPKernelApp.log_level=40"]
+# Otherwise each kernel says that it talks to us over a local TCP port, and at its end that it
+# was interrupted.
+KERNEL_ARGUMENTS = ["--IPKernelApp.log_level=50"]
 
 
 class StageFailed(RuntimeError):

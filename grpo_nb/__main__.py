@@ -65,6 +65,15 @@ def _add_stage_04(commands: argparse._SubParsersAction) -> None:
     serve.add_argument("--host", default="127.0.0.1", help="default: this machine only")
     serve.add_argument("--port", type=int, default=8000, help="default: 8000")
     serve.add_argument("--adapter", action="store_true", help="base + adapter (vLLM only)")
+    answer = commands.add_parser("answer", parents=[shared], help="ask it a file of questions")
+    answer.add_argument("source", type=Path, metavar="FILE", help="CSV, JSON lines, Parquet, …")
+    answer.add_argument("--to", type=Path, required=True, metavar="ANSWERS.jsonl")
+    answer.add_argument("--model", default="merged", help="merged (default), adapter or base")
+    answer.add_argument("--question-column", default="", metavar="NAME", help="default: the run's")
+    answer.add_argument("--answer-column", default="", metavar="NAME", help="golds, to be scored")
+    answer.add_argument("--temperature", type=float, default=0.0, help="default: 0, greedy")
+    answer.add_argument("--seed", type=int, default=0, help="of the sampling; default: 0")
+    answer.add_argument("--batch-size", type=int, default=64, help="default: 64")
 
 
 def _existing_run(path: str) -> "Run":
@@ -131,6 +140,16 @@ def serve(arguments: argparse.Namespace) -> int:
     return serve(_existing_run(arguments.run), arguments.host, arguments.port, arguments.adapter)
 
 
+def answer(arguments: argparse.Namespace) -> int:
+    from grpo_nb.answers import Sampling, answer_file
+
+    sampling = Sampling(arguments.temperature, arguments.seed, arguments.batch_size)
+    columns = {name: getattr(arguments, name) for name in ("question_column", "answer_column")}
+    run, files = _existing_run(arguments.run), (arguments.source, arguments.to)
+    print(answer_file(run, *files, model=arguments.model, sampling=sampling, **columns))
+    return 0
+
+
 def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
@@ -170,6 +189,7 @@ def doctor(_: argparse.Namespace) -> int:
 COMMANDS = {
     **{"run": run, "reward-lab": reward_lab, "doctor": doctor},
     **{"export": export, "push": push, "reproduce": reproduce, "serve": serve},
+    "answer": answer,
 }
 
 

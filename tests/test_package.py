@@ -22,8 +22,8 @@ LAYERS = [
     {"pilot"},
     {"bench"},
     {"training", "export", "evaluate", "sheet", "doctor", "curriculum"},
-    {"pipeline", "charts"},
-    {"plots", "app", "dashboard", "serve", "reproduce"},
+    {"pipeline", "charts", "infer"},
+    {"plots", "app", "dashboard", "serve", "reproduce", "answers"},
     {"widgets"},
     {"__main__"},
 ]

@@ -80,6 +80,8 @@ def answer_file(
         ValueError: No row can be asked, or the target was begun with other settings.
         RuntimeError: Another process writes it.
     """
+    if sampling.batch_size < 1:
+        raise ValueError(f"batch_size {sampling.batch_size}: answer at least one row at a time")
     config = run.config()
     data, weights = _questions(config, source, question_column, answer_column), _weights(run, model)
     total = _count(data, answer_column)

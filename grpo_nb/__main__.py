@@ -146,7 +146,11 @@ def answer(arguments: argparse.Namespace) -> int:
     sampling = Sampling(arguments.temperature, arguments.seed, arguments.batch_size)
     columns = {name: getattr(arguments, name) for name in ("question_column", "answer_column")}
     run, files = _existing_run(arguments.run), (arguments.source, arguments.to)
-    print(answer_file(run, *files, model=arguments.model, sampling=sampling, **columns))
+    try:
+        print(answer_file(run, *files, model=arguments.model, sampling=sampling, **columns))
+    except KeyboardInterrupt:
+        print("grpo-nb: interrupted; the same command goes on", file=sys.stderr)
+        return 130
     return 0
 
 

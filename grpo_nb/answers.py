@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from grpo_nb.bench import Bench, fingerprint
-from grpo_nb.chat import count_tokens, load_tokenizer
+from grpo_nb.chat import count_tokens, find_model, load_tokenizer
 from grpo_nb.config import DataConfig, RunConfig
 from grpo_nb.data import sources
 from grpo_nb.data.validate import LONG, Fault, row_to_ask
@@ -91,9 +91,11 @@ def answer_file(
     try:
         done = _resume(target, begun, total)
         if done < total:
+            tokenizer = load_tokenizer(weights["model_path"])
+            bench = Bench(load_rewards(config), config.train, tokenizer)
             opened = open_engine(**weights, engine=engine)
             try:
-                _write(target, _Asker(config, data, opened, sampling), done, total)
+                _write(target, _Asker(config, data, opened, bench, sampling), done, total)
             finally:
                 opened.close()
     finally:
@@ -149,11 +151,12 @@ def _settings(
 ) -> dict[str, Any]:
     """All that the lines depend on; the weights by their digests, wherever they lie."""
     preset = load_rewards(config)
-    folders = [Path(weights["model_path"]), *filter(None, [weights["adapter"]])]
+    folders = [Path(find_model(weights["model_path"])), *filter(None, [weights["adapter"]])]
     files = sorted(file for folder in folders for file in folder.glob("*.safetensors"))
     return {
         "source": sha256(Path(data.source)),
         "model": model,
+        "model_path": config.model.model_path,  # a hub name has no files to digest here
         "quantization": weights["quantization"],
         "weights": [sha256(file) for file in files],
         **data.model_dump(mode="json", include=DATA_SETTINGS),
@@ -189,15 +192,14 @@ def _resume(target: Path, begun: dict[str, Any], total: int) -> int:
     return done
 
 
-class _Asker:
+class _Asker(NamedTuple):
     """Answers batches of rows, and scores them where they have a gold."""
 
-    def __init__(
-        self, config: RunConfig, data: DataConfig, engine: Engine, sampling: Sampling
-    ) -> None:
-        self.config, self.data, self.engine, self.sampling = config, data, engine, sampling
-        self.tokenizer = load_tokenizer(config.model.model_path)
-        self.bench = Bench(load_rewards(config), config.train, self.tokenizer)
+    config: RunConfig
+    data: DataConfig
+    engine: Engine
+    bench: Bench
+    sampling: Sampling
 
     def answer(self, batch: sources.Batch, seed: int) -> list[Line]:
         """A line for each row, in order."""
@@ -225,7 +227,7 @@ class _Asker:
 
     def _prepared(self, number: int, raw: sources.Row | str) -> sources.Row:
         row = row_to_ask(number, raw, self.data)
-        [tokens] = count_tokens(self.tokenizer, [row["prompt"]])
+        [tokens] = count_tokens(self.bench.tokenizer, [row["prompt"]])
         room = self.config.model.max_seq_length - self.config.train.max_completion_length
         if tokens > room:
             why = f"{tokens} tokens, where {room} leave room for a completion"

@@ -32,8 +32,9 @@ from grpo_nb.runs import Run
 Row = dict[str, Any]
 STYLE = f"""{sheet.STYLE}<style>
 .answers {{ width: 100%; table-layout: fixed; }}
-.answers th:first-child {{ width: 9em; }}
+.answers th:first-child {{ width: 13em; }}
 .answers caption {{ font-size: 14px; }}
+.answers small {{ max-width: none; }}
 </style>"""
 
 
@@ -154,7 +155,7 @@ def answers_page(row: Row, said: Mapping[str, Said]) -> sheet.Page:
     lines["answer"] = [_answer(one) for one in said.values()]
     lines |= {sheet.short(name): [_score(one, name) for one in said.values()] for name in names}
     if names:
-        lines["total"] = [f"{one.total:.3g}" if one.scored else "" for one in said.values()]
+        lines["total"] = [f"{one.total:.4g}" if one.scored else "" for one in said.values()]
     body = "".join(
         f"<tr><th>{html.escape(label)}</th>"
         + "".join(f"<td{' class=text' * (label == 'completion')}>{cell}</td>" for cell in cells)

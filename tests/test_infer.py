@@ -18,7 +18,6 @@ from grpo_nb.__main__ import main
 from grpo_nb.answers import Sampling, answer_file
 from grpo_nb.infer import Chat, Said, answers_page
 from grpo_nb.pipeline import KERNEL_ARGUMENTS, QUIET
-from grpo_nb.settings import PolicyConfig
 from grpo_nb.widgets import ChatPanel
 
 SUM = "What is 47 + 38?"
@@ -26,29 +25,8 @@ SAMPLED = {"temperature": 1.0, "seed": 3}
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run with the tiny base and an adapter that changes what it says; nothing was trained."""
-    import torch
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("runs")))
-        made = runs.Run("moved")
-        settings = config.resolve("tiny-cpu", {})
-        made.write_config(settings)
-        runs.write_json(made / "manifest.json", {})
-        policy = models.load_policy(settings.model, 0, PolicyConfig(backend="transformers"))
-        torch.manual_seed(0)
-        with torch.no_grad():
-            for name, weight in policy.model.named_parameters():
-                if "lora_B" in name:
-                    weight.normal_(std=0.3)
-        policy.model.save_pretrained(made / "train/adapter")
-        yield made
-
-
-@pytest.fixture(scope="module")
-def chat(run):
-    return Chat(run)
+def chat(moved_run):
+    return Chat(moved_run)
 
 
 @pytest.fixture
@@ -67,9 +45,9 @@ def lines_of(path):
 
 
 @pytest.mark.parametrize("how", [{}, SAMPLED], ids=["greedy", "sampled"])
-def test_base_and_tuned_say_what_they_say_loaded_alone_and_differ(run, chat, how):
+def test_base_and_tuned_say_what_they_say_loaded_alone_and_differ(moved_run, chat, how):
     said = {}
-    for model, adapter in (("tuned", run / "train/adapter"), ("base", None)):
+    for model, adapter in (("tuned", moved_run / "train/adapter"), ("base", None)):
         alone = models.open_engine("data/tiny_base", adapter=adapter, quantization="4bit")
         prompts = [chat.row(SUM)["prompt"]]
         [[expected]] = alone.generate(prompts, max_completion_length=48, **how)
@@ -118,10 +96,10 @@ def test_what_is_shown_is_escaped():
     assert page.count("&lt;img") == 5
 
 
-def test_a_notebook_shows_the_answer_as_it_comes_and_stores_one_output(run):
+def test_a_notebook_shows_the_answer_as_it_comes_and_stores_one_output(moved_run):
     source = f"from grpo_nb import infer, runs\ninfer.Chat(runs.Run('moved')).ask({SUM!r}, 'base')"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
-    environment = os.environ | QUIET
+    environment = os.environ | QUIET | {"GRPO_NB_RUNS": str(moved_run.path.parent)}
     NotebookClient(notebook, extra_arguments=KERNEL_ARGUMENTS).execute(env=environment)
     [output] = notebook.cells[0].outputs
     assert "</mark>" in output["data"]["text/html"]
@@ -136,11 +114,11 @@ def answering(run, source, target, *more):
 
 
 def test_killed_in_the_middle_it_goes_on_and_writes_the_same_file(
-    run, questions, tmp_path, monkeypatch
+    moved_run, questions, tmp_path, monkeypatch
 ):
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
-    assert answering(run, questions, whole).wait(timeout=300) == 0
-    with answering(run, questions, cut) as process:
+    assert answering(moved_run, questions, whole).wait(timeout=300) == 0
+    with answering(moved_run, questions, cut) as process:
         while process.poll() is None and not (cut.exists() and cut.read_bytes().count(b"\n") > 4):
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
@@ -148,7 +126,7 @@ def test_killed_in_the_middle_it_goes_on_and_writes_the_same_file(
     assert process.returncode == -signal.SIGKILL
     assert 3 < len(written) < 48
     cut.write_bytes(b"".join(written[:5]) + written[1][:30])  # in a batch, and torn
-    assert answering(run, questions, cut).wait(timeout=300) == 0
+    assert answering(moved_run, questions, cut).wait(timeout=300) == 0
     assert cut.read_bytes() == whole.read_bytes()
     lines = lines_of(whole)
     assert [line["row"] for line in lines] == list(range(1, 49))
@@ -156,7 +134,7 @@ def test_killed_in_the_middle_it_goes_on_and_writes_the_same_file(
     asked = {"model": "base", "question_column": "ask", "answer_column": "sum"}
     asked["sampling"] = Sampling(temperature=1.0, batch_size=3)
     monkeypatch.setattr("grpo_nb.answers.open_engine", None)  # it has nothing more to ask
-    answer_file(run, questions, whole, **asked)
+    answer_file(moved_run, questions, whole, **asked)
     assert whole.read_bytes() == cut.read_bytes()
 
 
@@ -170,8 +148,8 @@ def few(tmp_path):
     return path
 
 
-def test_rows_that_cannot_be_asked_keep_their_line(run, few, tmp_path):
-    summary = answer_file(run, few, tmp_path / "to.jsonl", model="adapter")
+def test_rows_that_cannot_be_asked_keep_their_line(moved_run, few, tmp_path):
+    summary = answer_file(moved_run, few, tmp_path / "to.jsonl", model="adapter")
     lines = lines_of(tmp_path / "to.jsonl")
     assert [line["row"] for line in lines] == list(range(1, 8))
     faults = ["", "empty", "holds no number", "too long", "", "not JSON", "damaged text"]
@@ -186,7 +164,7 @@ def test_rows_that_cannot_be_asked_keep_their_line(run, few, tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "json", "parquet"])
-def test_a_file_of_any_kind_gets_the_same_answers(run, questions, tmp_path, ending):
+def test_a_file_of_any_kind_gets_the_same_answers(moved_run, questions, tmp_path, ending):
     frame = pd.read_csv(questions).astype(str)[["ask", "sum"]].head(2)
     source = tmp_path / f"two.{ending}"
     {
@@ -196,8 +174,8 @@ def test_a_file_of_any_kind_gets_the_same_answers(run, questions, tmp_path, endi
         "parquet": lambda: frame.to_parquet(source),
     }[ending]()
     columns = {"question_column": "ask", "answer_column": "sum"}
-    answer_file(run, source, tmp_path / "to.jsonl", model="base", **columns)
-    chat = Chat(run)
+    answer_file(moved_run, source, tmp_path / "to.jsonl", model="base", **columns)
+    chat = Chat(moved_run)
     for line, (ask, gold) in zip(lines_of(tmp_path / "to.jsonl"), frame.to_numpy(), strict=True):
         said = chat.answer(chat.row(ask, gold), "base")
         assert (line["question"], line["gold"]) == (ask, gold)
@@ -205,9 +183,9 @@ def test_a_file_of_any_kind_gets_the_same_answers(run, questions, tmp_path, endi
         assert line["reward"] == said.total
 
 
-def test_it_goes_on_only_with_what_it_was_begun_with(run, few, tmp_path):
+def test_it_goes_on_only_with_what_it_was_begun_with(moved_run, few, tmp_path):
     target = tmp_path / "to.jsonl"
-    answer_file(run, few, target, model="base")
+    answer_file(moved_run, few, target, model="base")
     before = target.read_bytes()
     for change, why in (
         ({"sampling": Sampling(temperature=1.0)}, r"temperature = 0.0 and this is 1.0"),
@@ -215,21 +193,28 @@ def test_it_goes_on_only_with_what_it_was_begun_with(run, few, tmp_path):
         ({"model": "adapter"}, r"model = 'base' and this is 'adapter'"),
     ):
         with pytest.raises(ValueError, match=why):
-            answer_file(run, few, target, **{"model": "base"} | change)
+            answer_file(moved_run, few, target, **{"model": "base"} | change)
     few.write_text(few.read_text() + '{"question": "one more"}\n')
     with pytest.raises(ValueError, match=r"begun with source = .*choose another target"):
-        answer_file(run, few, target, model="base")
+        answer_file(moved_run, few, target, model="base")
     assert target.read_bytes() == before
     other = tmp_path / "mine.jsonl"
     other.write_text("{}\n")
     with pytest.raises(ValueError, match="was not written by this command"):
-        answer_file(run, few, other, model="base")
+        answer_file(moved_run, few, other, model="base")
     assert other.read_text() == "{}\n"
 
 
-def test_wrong_input_is_refused_before_a_model_is_loaded(run, questions, tmp_path, capsys):
+def test_wrong_input_is_refused_before_a_model_is_loaded(
+    moved_run, questions, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("GRPO_NB_RUNS", "")  # the command sets it
+
     def refused(*arguments):
-        assert main(["answer", str(run.path), *arguments, "--to", str(tmp_path / "to.jsonl")]) == 2
+        assert (
+            main(["answer", str(moved_run.path), *arguments, "--to", str(tmp_path / "to.jsonl")])
+            == 2
+        )
         assert not (tmp_path / "to.jsonl").exists()
         return capsys.readouterr().err
 

@@ -28,10 +28,9 @@ class ChatPanel(w.VBox):
         self.question = w.Text(placeholder="a question", description="Question", layout=wide)
         narrow = w.Layout(flex="0 1 18em")
         self.gold = w.Text(placeholder="optional: scores them", description="Gold", layout=narrow)
-        self.button = w.Button(
-            description="Ask", tooltip="Base, then tuned", button_style="primary"
-        )
+        self.button = w.Button(description="Ask", button_style="primary", layout={"width": "7em"})
         look = {"description": "Temperature", "readout_format": ".1f"}
+        look["style"] = {"description_width": "initial"}
         self.temperature = w.FloatSlider(0.0, min=0.0, max=2.0, step=0.1, **look)
         self.seed = w.IntText(0, description="Seed", layout=w.Layout(width="12em"))
         self.status, self.errors, self.view = w.HTML(), w.HTML(), w.HTML()

@@ -74,6 +74,7 @@ def _add_stage_04(commands: argparse._SubParsersAction) -> None:
     answer.add_argument("--temperature", type=float, default=0.0, help="default: 0, greedy")
     answer.add_argument("--seed", type=int, default=0, help="of the sampling; default: 0")
     answer.add_argument("--batch-size", type=int, default=64, help="default: 64")
+    answer.add_argument("--engine", default="detect", help="transformers, vllm or unsloth")
 
 
 def _existing_run(path: str) -> "Run":
@@ -144,10 +145,11 @@ def answer(arguments: argparse.Namespace) -> int:
     from grpo_nb.answers import Sampling, answer_file
 
     sampling = Sampling(arguments.temperature, arguments.seed, arguments.batch_size)
-    columns = {name: getattr(arguments, name) for name in ("question_column", "answer_column")}
+    named = ("model", "question_column", "answer_column", "engine")
+    options = {name: getattr(arguments, name) for name in named}
     run, files = _existing_run(arguments.run), (arguments.source, arguments.to)
     try:
-        print(answer_file(run, *files, model=arguments.model, sampling=sampling, **columns))
+        print(answer_file(run, *files, sampling=sampling, **options))
     except KeyboardInterrupt:
         print("grpo-nb: interrupted; the same command goes on", file=sys.stderr)
         return 130

@@ -85,7 +85,7 @@ def answer_file(
     config = run.config()
     data, weights = _questions(config, source, question_column, answer_column), _weights(run, model)
     total = _count(data, answer_column)
-    begun = _settings(config, data, model, weights, sampling)
+    begun = _settings(config, data, model, weights, sampling) | {"engine": engine}
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = run.lock(f".{target.name}.lock")
     try:

@@ -183,6 +183,17 @@ def test_a_file_of_any_kind_gets_the_same_answers(moved_run, questions, tmp_path
         assert line["reward"] == said.total
 
 
+def test_unsloth_answers_as_transformers(moved_run, few, tmp_path):
+    """In a process of its own, for Unsloth changes the libraries."""
+    command = [sys.executable, "-m", "grpo_nb", "answer", str(moved_run.path), str(few)]
+    to = ["--to", str(tmp_path / "unsloth.jsonl"), "--model", "adapter", "--engine", "unsloth"]
+    done = subprocess.run([*command, *to], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{tmp_path / 'unsloth.jsonl'}: 7 rows")
+    assert "Unsloth" not in done.stdout
+    answer_file(moved_run, few, tmp_path / "plain.jsonl", model="adapter", engine="transformers")
+    assert lines_of(tmp_path / "unsloth.jsonl") == lines_of(tmp_path / "plain.jsonl")
+
+
 def test_it_goes_on_only_with_what_it_was_begun_with(moved_run, few, tmp_path):
     target = tmp_path / "to.jsonl"
     answer_file(moved_run, few, target, model="base")
@@ -227,6 +238,7 @@ def test_wrong_input_is_refused_before_a_model_is_loaded(
     )
     assert "model/merged lacks" in refused(*asked)
     assert "did you mean 'merged'?" in refused(*asked, "--model", "merge")
+    assert "did you mean 'vllm'?" in refused(*asked, *base, "--engine", "vlm")
     assert "batch_size 0" in refused(*asked, *base, "--batch-size", "0")
     assert "the name of a data file ends in" in refused(__file__, *base)
 

@@ -92,6 +92,16 @@ def _add_stage_04(commands: argparse._SubParsersAction) -> None:
     serve.add_argument("--host", default="127.0.0.1", help="default: this machine only")
     serve.add_argument("--port", type=int, default=8000, help="default: 8000")
     serve.add_argument("--adapter", action="store_true", help="base + adapter (vLLM only)")
+    answer = commands.add_parser("answer", parents=[shared], help="ask it a file of questions")
+    answer.add_argument("source", type=Path, metavar="FILE", help="CSV, JSON lines, Parquet, …")
+    answer.add_argument("--to", type=Path, required=True, metavar="ANSWERS.jsonl")
+    answer.add_argument("--model", default="merged", help="merged (default), adapter or base")
+    answer.add_argument("--question-column", default="", metavar="NAME", help="default: the run's")
+    answer.add_argument("--answer-column", default="", metavar="NAME", help="golds, to be scored")
+    answer.add_argument("--temperature", type=float, default=0.0, help="default: 0, greedy")
+    answer.add_argument("--seed", type=int, default=0, help="of the sampling; default: 0")
+    answer.add_argument("--batch-size", type=int, default=64, help="default: 64")
+    answer.add_argument("--engine", default="detect", help="transformers, vllm or unsloth")
 
 
 def _existing_run(path: str) -> "Run":
@@ -156,6 +166,21 @@ def serve(arguments: argparse.Namespace) -> int:
     from grpo_nb.serve import serve
 
     return serve(_existing_run(arguments.run), arguments.host, arguments.port, arguments.adapter)
+
+
+def answer(arguments: argparse.Namespace) -> int:
+    from grpo_nb.answers import Sampling, answer_file
+
+    sampling = Sampling(arguments.temperature, arguments.seed, arguments.batch_size)
+    named = ("model", "question_column", "answer_column", "engine")
+    options = {name: getattr(arguments, name) for name in named}
+    run, files = _existing_run(arguments.run), (arguments.source, arguments.to)
+    try:
+        print(answer_file(run, *files, sampling=sampling, **options))
+    except KeyboardInterrupt:
+        print("grpo-nb: interrupted; the same command goes on", file=sys.stderr)
+        return 130
+    return 0
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -246,6 +271,7 @@ COMMANDS = {
     **{"run": run, "sweep": sweep, "report": report},
     **{"reward-lab": reward_lab, "doctor": doctor},
     **{"export": export, "push": push, "reproduce": reproduce, "serve": serve},
+    "answer": answer,
 }
 
 

@@ -113,6 +113,7 @@ class PolicyConfig(Section):
     rollouts: Literal["auto", "model", "copy"] = rare(
         "auto", "samples come from the policy or a dense copy; auto: the copy on a CPU"
     )
+    share_prompts: bool = rare(True, "the update runs a prompt once for its group, if it can")
     optim: str = rare("auto", "TRL's; auto: adamw_8bit on a GPU, else adamw_torch")
 
 

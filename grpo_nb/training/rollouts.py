@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_nb.models import cuda_available
 from grpo_nb.training import decode
+from grpo_nb.training.prefix import full_attention
 
 if TYPE_CHECKING:
     import torch
@@ -103,8 +104,7 @@ def _lacks(trainer: Any) -> str:
 
     args, model = trainer.args, trainer.model
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
-    config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     needs = {
         "no vLLM and no continuous batching": not (
@@ -117,9 +117,7 @@ def _lacks(trainer: Any) -> str:
         "LoRA without variants such as DoRA": not any(module.lora_variant for module in layers),
         "one process": trainer.accelerator.num_processes == 1,
         "a decoder of text with full attention in every layer": (
-            not trainer._is_vlm
-            and kinds == {"full_attention"}
-            and getattr(model, "base_model", model)._supports_sdpa
+            not trainer._is_vlm and base._supports_sdpa and full_attention(base)
         ),
     }
     return next((need for need, met in needs.items() if not met), "")

@@ -1,6 +1,7 @@
 """How long a GRPO step takes: ours, Unsloth's and TRL's, on the same model, batch and seed.
 
     python benchmarks/step.py            # on an idle machine; about three minutes
+    python benchmarks/step.py --phases   # what ours spends its time on
 
 Each way trains in a process of its own, for Unsloth patches TRL for good, and they take turns of
 TURN steps. The learning rate is near 0, so that completions stay as long as at the start.
@@ -119,11 +120,61 @@ def measure(turns: int) -> dict[str, list[list[float]]]:
     return found
 
 
+def phases(turns: int) -> None:
+    """Print what our step spends its processor time on, and what the processor could do."""
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["GRPO_NB_RUNS"] = folder
+        trainer = build("ours", [], folder, TURN * (turns + 1))
+        spent: dict[str, list[float]] = {}
+
+        def timed(name, function):
+            def run(*args, **kwargs):
+                started = time.process_time()
+                result = function(*args, **kwargs)
+                spent.setdefault(name, []).append(time.process_time() - started)
+                return result
+
+            return run
+
+        trainer.create_optimizer()
+        for name, owner, method in (
+            ("generation", trainer, "_generate"),
+            ("rewards", trainer, "_calculate_rewards"),
+            ("log-probabilities", trainer, "compute_loss"),
+            ("backward", trainer.accelerator, "backward"),
+            ("optimizer", trainer.optimizer, "step"),
+            ("all but the optimizer", trainer, "training_step"),
+        ):
+            setattr(owner, method, timed(name, getattr(owner, method)))
+        trainer.train()
+    for name, seconds in spent.items():
+        print(f"{name}: {statistics.median(seconds[TURN:]) * 1e3:.0f} ms")
+    for shape in ((64, 128, 384), (2048, 128, 384), (2048, 2048, 2048)):
+        a, b = torch.randn(shape[:2]), torch.randn(shape[1:])
+        print(
+            f"{shape}: {_rate(a, b):.0f} GFLOP/s in fp32, {_rate(a.bfloat16(), b.bfloat16()):.0f}"
+        )
+
+
+def _rate(a, b) -> float:
+    count = max(3, int(1e9 // (a.shape[0] * b.numel())))
+    a @ b
+    started = time.process_time()
+    for _ in range(count):
+        a @ b
+    return 2e-9 * count * a.shape[0] * b.numel() / (time.process_time() - started)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--phases", action="store_true", help="only ours, and its parts")
     parser.add_argument("--way", default="", help="internal: what this process trains")
     arguments = parser.parse_args()
+    if arguments.phases:
+        return phases(arguments.turns)
     if arguments.way:
         answers, sys.stdout = sys.stdout, sys.stderr  # TRL prints its logs
         return work(arguments.way, arguments.turns, answers)

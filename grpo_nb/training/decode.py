@@ -108,7 +108,10 @@ def sample(
     width = tokens.shape[1] - max_completion_length
     log_p = torch.zeros(len(prompts), max_completion_length, device=device)
     lengths = torch.full((len(prompts),), max_completion_length, device=device)
-    rows, ends = torch.arange(len(prompts), device=device), torch.tensor(stops, device=device)
+    rows, ends = (
+        torch.arange(len(prompts), device=device),
+        torch.tensor(stops, dtype=torch.long, device=device),
+    )
     alive = torch.ones_like(rows, dtype=torch.bool)
     for step in range(max_completion_length):
         history = tokens[rows, : width + step] if processors else None

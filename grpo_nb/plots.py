@@ -124,7 +124,7 @@ def training(run: Run, metrics: Sequence[dict]) -> "Figure":
     validation = table.filter(like="eval/").notna().any(axis=1)
     drawn = charts.charts(table.columns)
     rows = -(-len(drawn) // 4)
-    figure, axes = _subplots(4, 13, 2.1 * rows, rows)
+    figure, axes = _subplots(4, 10.5, 1.7 * rows, rows)
     for axis, chart in zip(axes, drawn, strict=False):
         _draw_chart(axis, chart, table[validation == (chart.kind == "points")])
     for axis in axes[len(drawn) :]:
@@ -148,6 +148,7 @@ def _draw_chart(axis: "Axes", chart: charts.Chart, lines: pd.DataFrame) -> None:
                 color=color,
                 label=series.label,
                 clip_on=False,
+                fillstyle="none" if number else "full",  # one may lie on the other
             )
     if len(chart.series) > 1:
         axis.legend(frameon=False, fontsize=7)

@@ -22,22 +22,16 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     run.add_argument("--name", help="of the run directory runs/NAME; default: profile and time")
     run.add_argument("--profile", default="auto", help="tiny-cpu, t4-16gb … h200-141gb")
     run.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        dest="assignments",
-        metavar="SECTION.NAME=VALUE",
-        help="a setting, such as train.max_steps=20; may be given several times",
-    )
-    run.add_argument(
         "--from", default="01", dest="first", metavar="STAGE", help="01 to 04; needs --name"
     )
-    run.add_argument("--force", action="store_true", help="go on although an input has changed")
+    run.add_argument("--to", default="04", dest="last", metavar="STAGE", help="01 to 04")
+    _add_settings(run)
     lab = commands.add_parser("reward-lab", help="serve notebook 2 as a page on this machine")
     lab.add_argument("--name", default="demo", help="of the run; default: demo")
     lab.add_argument("--profile", default="auto", help="for notebook 1, where it is not done yet")
     lab.add_argument("--port", type=int, default=8866, help="default: 8866")
     lab.add_argument("--no-browser", action="store_true", help="only print the address")
+    _add_stage_03(commands)
     _add_stage_04(commands)
     commands.add_parser("doctor", help="say what this machine has, and how to get the rest")
     return parser.parse_args(arguments)
@@ -67,9 +61,29 @@ def _add_stage_04(commands: argparse._SubParsersAction) -> None:
     serve.add_argument("--adapter", action="store_true", help="base + adapter (vLLM only)")
 
 
+def _add_stage_03(commands: argparse._SubParsersAction) -> None:
+    train = commands.add_parser("train", help="stage 03 without its notebook, for launchers")
+    train.add_argument("run", metavar="runs/NAME", help="the run, its folder or its config.yaml")
+    train.add_argument("--processes", type=int, help="refuse to start with another number")
+    _add_settings(train)
+
+
+def _add_settings(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="assignments",
+        metavar="SECTION.NAME=VALUE",
+        help="a setting, such as train.max_steps=20; may be given several times",
+    )
+    command.add_argument("--force", action="store_true", help="go on although an input has changed")
+
+
 def _existing_run(path: str) -> "Run":
     from grpo_nb.runs import Run, runs_root
 
+    path = path.removesuffix("/config.yaml")
     given = [Path(path), runs_root() / path]
     found = [folder.resolve() for folder in given if (folder / "manifest.json").exists()]
     if not found:
@@ -99,6 +113,19 @@ def export(arguments: argparse.Namespace) -> int:
     with atomic_path(run / "model/README.md") as temporary:
         temporary.write_text(export.model_card(run), encoding="utf-8")
     print(run / "model/README.md")
+    return 0
+
+
+def train(arguments: argparse.Namespace) -> int:
+    from grpo_nb import launch
+    from grpo_nb.config import parse_assignment
+
+    settings = dict(parse_assignment(text) for text in arguments.assignments)
+    run = _existing_run(arguments.run)
+    try:
+        launch.train(run, settings, arguments.processes, arguments.force)
+    except launch.Failed:  # another process says what it was
+        return 1
     return 0
 
 
@@ -146,9 +173,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--from {arguments.first} continues a run: say which with --name")
     name = arguments.name or f"{arguments.profile}-{time.strftime('%Y%m%d-%H%M%S')}"
     summary = run_pipeline(
-        name, arguments.profile, settings, arguments.first, arguments.force, console
+        name, arguments.profile, settings, arguments.first, arguments.force, console, arguments.last
     )
-    print_summary(summary, console)
+    if summary:
+        print_summary(summary, console)
     return 0
 
 
@@ -168,7 +196,7 @@ def doctor(_: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    **{"run": run, "reward-lab": reward_lab, "doctor": doctor},
+    **{"run": run, "train": train, "reward-lab": reward_lab, "doctor": doctor},
     **{"export": export, "push": push, "reproduce": reproduce, "serve": serve},
 }
 

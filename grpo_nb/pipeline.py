@@ -56,8 +56,9 @@ def run_pipeline(
     first: str = "01",
     force: bool = False,
     console: Console | None = None,
+    last: str = "04",
 ) -> dict[str, Any]:
-    """Execute the stages from `first` to the last.
+    """Execute the stages from `first` to `last`.
 
     Args:
         name: Of the run; a run that is there already is executed again in place.
@@ -66,9 +67,10 @@ def run_pipeline(
         first: "01" … "04"; the stages before it must be done.
         force: Start later stages although what they read has changed.
         console: Where the progress bar goes.
+        last: "01" … "04".
 
     Returns:
-        The summary that `summarize` gives.
+        The summary that `summarize` gives; empty where `last` is before "04".
 
     Raises:
         ValueError: Before anything starts: an unknown or unfit setting, a stage missing.
@@ -77,7 +79,8 @@ def run_pipeline(
         Stopped: SIGTERM or SIGINT came; the training saved a checkpoint first.
     """
     run = Run(name)
-    refuse_unknown("stage", first, list(NOTEBOOKS))
+    for stage in (first, last):
+        refuse_unknown("stage", stage, list(NOTEBOOKS))
     settings = {**_settings_before(run, first), **(settings or {})}
     config = resolve_stage(run, first, profile, settings)
     if config.trl:
@@ -96,10 +99,11 @@ def run_pipeline(
             check_stages_before(run, first)
         typed = {setting: configs.flatten(config)[setting] for setting in settings}
         write_json(run / "settings.json", typed)
-        _execute_stages(run, config.profile, typed, first, force, console or Console())
+        stages = [stage for stage in NOTEBOOKS if first <= stage <= last]
+        _execute_stages(run, config.profile, typed, stages, force, console or Console())
     finally:
         lock.release()
-    return summarize(run)
+    return summarize(run) if last == "04" else {}
 
 
 def _settings_before(run: Run, first: str) -> dict[str, Any]:
@@ -109,12 +113,17 @@ def _settings_before(run: Run, first: str) -> dict[str, Any]:
 
 
 def _execute_stages(
-    run: Run, profile: str, settings: dict[str, Any], first: str, force: bool, console: Console
+    run: Run,
+    profile: str,
+    settings: dict[str, Any],
+    stages: list[str],
+    force: bool,
+    console: Console,
 ) -> None:
     (run / "notebooks").mkdir(parents=True, exist_ok=True)
     shown = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"))
     with Progress(*shown, TimeElapsedColumn(), console=console) as progress:
-        for stage in [key for key in NOTEBOOKS if key >= first]:
+        for stage in stages:
             task = progress.add_task(NOTEBOOKS[stage], total=None, note="")
             parameters = {"run_name": run.name} | configs.to_parameters(stage, settings)
             parameters |= {"profile": profile} if stage == "01" else {"force": force}

@@ -23,7 +23,7 @@ LAYERS = [
     {"bench"},
     {"training", "export", "evaluate", "sheet", "doctor", "curriculum"},
     {"pipeline", "charts"},
-    {"plots", "app", "dashboard", "serve", "reproduce"},
+    {"plots", "launch", "app", "dashboard", "serve", "reproduce"},
     {"widgets"},
     {"__main__"},
 ]

@@ -12,6 +12,7 @@ from typing import Any
 
 from grpo_nb.rewards.combine import Adaptive
 from grpo_nb.runs import sha256, write_json
+from grpo_nb.training import ranks
 
 SEAL = "sealed.json"
 ASIDE = ".saving"
@@ -30,14 +31,10 @@ class Sealed:
         folder = Path(self.args.output_dir)
         name = f"checkpoint-{self.state.global_step}"
         self._aside = folder / ASIDE
-        shutil.rmtree(self._aside, ignore_errors=True)
+        ranks.from_main(lambda: shutil.rmtree(self._aside, ignore_errors=True))
         try:
             super()._save_checkpoint(model, trial)  # type: ignore[misc]
-            for reward in adaptive_rewards(self.reward_funcs):
-                reward.save(self._aside / name)
-            seal(self._aside / name)
-            shutil.rmtree(folder / name, ignore_errors=True)
-            (self._aside / name).replace(folder / name)
+            ranks.from_main(lambda: self._seal_and_rename(self._aside / name, folder / name))
         except Exception as error:  # safetensors and torch have errors of their own for a full disk
             raise OSError(
                 f"checkpoint-{self.state.global_step} could not be written "
@@ -47,8 +44,15 @@ class Sealed:
         finally:
             shutil.rmtree(self._aside, ignore_errors=True)
             self._aside = None
-        for old in steps_of(folder)[: -self.keep_checkpoints]:
-            shutil.rmtree(folder / f"checkpoint-{old}")
+
+    def _seal_and_rename(self, written: Path, target: Path) -> None:
+        for reward in adaptive_rewards(self.reward_funcs):
+            reward.save(written)
+        seal(written)
+        shutil.rmtree(target, ignore_errors=True)
+        written.replace(target)
+        for old in steps_of(target.parent)[: -self.keep_checkpoints]:
+            shutil.rmtree(target.parent / f"checkpoint-{old}")
 
 
 def adaptive_rewards(rewards: Any) -> list[Adaptive]:

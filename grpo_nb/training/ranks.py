@@ -28,10 +28,12 @@ def start(expected: int | None) -> None:
     """
     from accelerate import PartialState
 
+    cpu = not cuda_available()
+    if cpu:  # else a process calls it "cpu:0", and torch cannot load a checkpoint to that
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     # A validation on the first process may take longer than the others wait by default.
-    joined = "RANK" in os.environ
-    waits = {"timeout": timedelta(minutes=60)} if joined else {}
-    world = PartialState(cpu=not cuda_available(), **waits).num_processes
+    waits = {"timeout": timedelta(minutes=60)} if "RANK" in os.environ else {}
+    world = PartialState(cpu=cpu, **waits).num_processes
     wanted = expected or int(os.environ.get("WORLD_SIZE", "1"))
     if world != wanted:
         raise ValueError(

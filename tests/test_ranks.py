@@ -1,0 +1,149 @@
+"""One training on two processes: the same as on one, and what happens when one of them ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from safetensors.torch import load_file
+from test_resume import comparable, make_run
+
+from grpo_nb import training
+from grpo_nb.config import resolve
+from grpo_nb.training import checkpoints
+
+TWO = {
+    "policy.backend": "transformers",
+    "train.max_steps": 6,
+    "train.save_steps": 2,
+    "train.eval_steps": 0,
+}
+FOUR_PASSES = {"train.gradient_accumulation_steps": 4}
+OURS = Path(__file__).with_name("rank.py")
+
+
+def launch(run, *arguments, processes=2):
+    """Two processes of tests/rank.py, or of `grpo-nb train` where no arguments are given."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    command = [sys.executable, *launcher, str(OURS), run.name, *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GRPO_NB_RUNS": str(run.path.parent)}
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, check=False, timeout=300
+    )
+
+
+def completions(run):
+    files = sorted((run / "train/1-grpo/completions").glob("*.parquet"))
+    return pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    """A run that two processes trained without a fault."""
+    before = os.environ.get("GRPO_NB_RUNS")
+    os.environ["GRPO_NB_RUNS"] = str(tmp_path_factory.mktemp("ranks"))
+    run = make_run("whole", **TWO)
+    if before is None:
+        del os.environ["GRPO_NB_RUNS"]
+    else:
+        os.environ["GRPO_NB_RUNS"] = before
+    done = launch(run)
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+def test_two_processes_train_as_one_with_the_same_step(runs_dir):
+    """The same completions are planted in both: sampling differs, each has random numbers."""
+    fp32 = {"model.quantization": "16bit", "trl.bf16": False}
+    settings = TWO | fp32 | {"train.max_steps": 4, "train.eval_steps": 2}
+    one, two = make_run("one", **settings), make_run("two", **settings)
+    for run, processes in ((one, 1), (two, 2)):
+        done = launch(run, "planted", processes=processes)
+        assert done.returncode == 0, done.stderr
+        assert f"2 prompts x 8 = 16 completions, on {processes} process(es)" in done.stdout
+        assert done.stdout.count("step 4/4: reward") == 1, "every process spoke"
+    first, second = comparable(one), comparable(two)
+    assert len(first) == len(second) == 7  # 4 steps and 3 validations
+    for alone, shared in zip(first, second, strict=True):
+        assert alone.pop("stage") == shared.pop("stage") == "grpo"
+        # TRL takes the mean over passes, which hold other rows, whatever their lengths.
+        assert shared.pop("entropy", 0) == pytest.approx(alone.pop("entropy", 0), rel=0.1)
+        assert shared == pytest.approx(alone, rel=1e-4, abs=1e-6)
+    assert any(line.get("grad_norm", 0) > 0.1 for line in first)
+    columns = ["step", "prompt", "completion", "advantage"]
+    told = [completions(run)[columns].astype(str) for run in (one, two)]
+    pd.testing.assert_frame_equal(*told)
+    files = [run / "train/1-grpo/adapter/adapter_model.safetensors" for run in (one, two)]
+    alone, shared = (load_file(file) for file in files)
+    for name, weights in alone.items():
+        assert (weights - shared[name]).abs().max() < 1e-4, name
+
+
+def test_stopped_killed_and_failed_on_one_process_it_ends_as_if_nothing_had_been(
+    two_processes, runs_dir
+):
+    run = make_run("cut", **TWO)
+    stopped = launch(run, "stop", "1", "3")  # SIGTERM to the second process alone
+    assert stopped.returncode == 1
+    assert stopped.stderr.count("KeyboardInterrupt: stopped after step 3; run this again") == 1
+    assert checkpoints.steps_of(run / "train/1-grpo") == [2, 3]
+    started = time.monotonic()
+    killed = launch(run, "kill", "1", "5")
+    assert killed.returncode == 1 and time.monotonic() - started < 120
+    said = "another process of this training has ended. The training is kept up to step 3; run"
+    assert killed.stderr.count(f"RuntimeError: {said}") == 1, killed.stderr
+    assert f"signal {signal.SIGKILL.value}" in killed.stderr.lower(), "the launcher says which"
+    failed = launch(run, "raise", "1", "6")
+    assert failed.returncode == 1
+    assert "goes on after step 3 of 6" in failed.stdout
+    assert failed.stderr.count("KeyError: 'no such column'") == 1, failed.stderr
+    failure = json.loads((run / "failure.json").read_text())
+    assert (failure["process"], failure["error"]) == (1, "KeyError: 'no such column'")
+    last = launch(run)
+    assert last.returncode == 0, last.stderr
+    assert not (run / "failure.json").exists()
+    steps = [line["step"] for line in training.read_lines(run / "train/metrics.jsonl")]
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert comparable(run) == comparable(two_processes)
+    for name in ("train/adapter", "train/1-grpo/adapter"):
+        weights = f"{name}/adapter_model.safetensors"
+        assert (run / weights).read_bytes() == (two_processes / weights).read_bytes()
+    assert run.manifest()["03"]["status"] == "done"
+
+
+def command(run, *arguments, launcher=()):
+    python = [sys.executable, *launcher, "-m", "grpo_nb", "train", run.name, *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(python, capture_output=True, text=True, env=environment, check=False)
+
+
+def test_another_number_of_processes_is_refused(runs_dir):
+    run = make_run("alone", **TWO)
+    run.record("01", {"status": "done"})
+    done = command(run, "--processes", "2")
+    assert done.returncode == 2
+    assert "grpo-nb: asked for 2 processes, and the world has 1: start them by" in done.stderr
+
+
+def test_unsloth_on_several_processes_is_refused_once(runs_dir):
+    run = make_run("unsloth")
+    run.record("02", {"status": "done", "outputs": {}})
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    done = command(run, "--force", launcher=launcher)
+    said = "grpo-nb: Unsloth trains in one process, and there are 2: --set policy.backend=trans"
+    assert done.returncode == 1 and done.stderr.count(said) == 1, done.stderr
+
+
+def test_a_step_that_cannot_be_shared_is_refused():
+    config = resolve("tiny-cpu", {"train.per_device_train_batch_size": 8})
+    with pytest.raises(ValueError, match="cannot be shared by 3 processes: take 3 prompts"):
+        training.grpo_arguments(config, Path("x"), False, processes=3)
+    config = resolve("tiny-cpu", {"train.per_device_train_batch_size": 8} | FOUR_PASSES)
+    shared = training.grpo_arguments(config, Path("x"), False, processes=16)
+    assert shared["per_device_train_batch_size"] == 2  # and a group is cut between processes
+    assert shared["gradient_accumulation_steps"] == 1

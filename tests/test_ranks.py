@@ -28,10 +28,17 @@ OURS = Path(__file__).with_name("rank.py")
 
 
 def launch(run, *arguments, processes=2):
-    """Two processes of tests/rank.py, or of `grpo-nb train` where no arguments are given."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    command = [sys.executable, *launcher, str(OURS), run.name, *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GRPO_NB_RUNS": str(run.path.parent)}
+    """Processes of tests/rank.py."""
+    return python(*launcher(processes), str(OURS), run.name, *arguments, root=run.path.parent)
+
+
+def launcher(processes):
+    return ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+
+
+def python(*arguments, root):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GRPO_NB_RUNS": str(root)}
+    command = [sys.executable, *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, env=environment, check=False, timeout=300
     )
@@ -116,16 +123,10 @@ def test_stopped_killed_and_failed_on_one_process_it_ends_as_if_nothing_had_been
     assert run.manifest()["03"]["status"] == "done"
 
 
-def command(run, *arguments, launcher=()):
-    python = [sys.executable, *launcher, "-m", "grpo_nb", "train", run.name, *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(python, capture_output=True, text=True, env=environment, check=False)
-
-
 def test_another_number_of_processes_is_refused(runs_dir):
     run = make_run("alone", **TWO)
     run.record("01", {"status": "done"})
-    done = command(run, "--processes", "2")
+    done = python("-m", "grpo_nb", "train", run.name, "--processes", "2", root=runs_dir)
     assert done.returncode == 2
     assert "grpo-nb: asked for 2 processes, and the world has 1: start them by" in done.stderr
 
@@ -133,8 +134,8 @@ def test_another_number_of_processes_is_refused(runs_dir):
 def test_unsloth_on_several_processes_is_refused_once(runs_dir):
     run = make_run("unsloth")
     run.record("02", {"status": "done", "outputs": {}})
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-    done = command(run, "--force", launcher=launcher)
+    command = ["-m", "grpo_nb", "train", run.name, "--force"]
+    done = python(*launcher(2), *command, root=runs_dir)
     said = "grpo-nb: Unsloth trains in one process, and there are 2: --set policy.backend=trans"
     assert done.returncode == 1 and done.stderr.count(said) == 1, done.stderr
 
@@ -147,3 +148,14 @@ def test_a_step_that_cannot_be_shared_is_refused():
     shared = training.grpo_arguments(config, Path("x"), False, processes=16)
     assert shared["per_device_train_batch_size"] == 2  # and a group is cut between processes
     assert shared["gradient_accumulation_steps"] == 1
+
+
+def test_sharded_weights_generate_and_are_saved_whole(tmp_path):
+    """FSDP2 by torch itself; under accelerate and NCCL it was not run."""
+    done = python(*launcher(2), str(OURS.with_name("sharded.py")), str(tmp_path), root=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["whole"] == report["before the first step"] == report["after it"]
+    adapter = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    assert len(adapter) == 56 and report["gradients"] == 28, "LoRA's A has none at the start"
+    assert all(weights.dim() == 2 and weights.numel() for weights in adapter.values())

@@ -47,9 +47,32 @@ class Kept:
         """On all processes: the model generates, though its weights are sharded."""
         from trl.models.utils import unwrap_model_for_generation
 
-        whole = self._dist.summon_full_params(self.model_wrapped, recurse=False)
-        with unwrap_model_for_generation(self.model_wrapped, self.accelerator), whole:
+        whole = unwrap_model_for_generation(self.model_wrapped, self.accelerator)  # ZeRO-3
+        with whole, unsharded_root(self.model_wrapped):
             yield
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        with unsharded_root(self.model_wrapped):
+            return super()._generate_single_turn(*args, **kwargs)  # type: ignore[misc]
+
+
+@contextmanager
+def unsharded_root(model: Any) -> Iterator[None]:
+    """Under FSDP2 the weights outside of the layers (embeddings, head) are gathered meanwhile.
+
+    peft's `generate` calls the model that it wraps, past the hook that would gather them.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    if not isinstance(model, FSDPModule):
+        yield
+        return
+    model._get_fsdp_state()._lazy_init()  # else the first layer to run takes itself for the root
+    model.unshard()
+    try:
+        yield
+    finally:
+        model.reshard()
 
 
 def trainer_arguments(

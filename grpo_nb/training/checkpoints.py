@@ -13,6 +13,7 @@ from typing import Any
 from grpo_nb.rewards.combine import Adaptive
 from grpo_nb.runs import sha256, write_json
 from grpo_nb.training import ranks
+from grpo_nb.training.metrics import stage_folders
 
 SEAL = "sealed.json"
 ASIDE = ".saving"
@@ -111,3 +112,14 @@ def newest(folder: Path, say: Callable[[str], None] = print) -> Path | None:
 
 def step_of(checkpoint: Path | None) -> int:
     return int(checkpoint.name.partition("-")[2]) if checkpoint else 0
+
+
+def trained_steps(folder: Path) -> int:
+    """The last step that a checkpoint or a finished stage holds."""
+    total = 0
+    for stage in stage_folders(folder):
+        if (stage / "stage.json").is_file():
+            total += json.loads((stage / "stage.json").read_text(encoding="utf-8"))["steps"]
+        elif steps := steps_of(stage):
+            total += steps[-1]
+    return total

@@ -18,7 +18,7 @@ from grpo_nb.runs import Stage, atomic_path, sha256, write_json
 from grpo_nb.training import checkpoints, priming, ranks
 from grpo_nb.training.arguments import effective, write_arguments
 from grpo_nb.training.control import Controls, Watcher, stop_on_signals
-from grpo_nb.training.metrics import keep_until, read_lines, stage_folders
+from grpo_nb.training.metrics import keep_until, read_lines
 from grpo_nb.training.monitor import Monitor, as_callback, restore_random_state
 from grpo_nb.training.plan import TrainStage, plan
 from grpo_nb.training.preflight import preflight
@@ -66,7 +66,7 @@ class Session:
         known = _fingerprint(self.stage, self.rewards, self.stages)
         path, resume = self.folder / "state.json", self.stage.config.train.resume
         state = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        steps = _trained_steps(self.folder)
+        steps = checkpoints.trained_steps(self.folder)
         if state and steps and resume != "never" and not (state["finished"] and resume == "auto"):
             changed = [name for name in known if state["settings"].get(name) != known[name]]
             if changed and resume == "auto":
@@ -152,7 +152,9 @@ class Session:
                     self._train(one, before, list(watchers))
                 before = self.stage.run / one.folder / "adapter"
         if ranks.anywhere(bool(signals)):
-            raise KeyboardInterrupt(f"stopped after step {_trained_steps(self.folder)}; {AGAIN}")
+            raise KeyboardInterrupt(
+                f"stopped after step {checkpoints.trained_steps(self.folder)}; {AGAIN}"
+            )
         return ranks.from_main(self._finish)
 
     def _train(self, one: TrainStage, before: Path | None, watchers: list[Watcher]) -> None:
@@ -181,7 +183,7 @@ class Session:
         except Exception as error:
             self._keep(trainer, monitor)
             error.add_note(
-                f"The training is kept up to step {_trained_steps(self.folder)}; {AGAIN}"
+                f"The training is kept up to step {checkpoints.trained_steps(self.folder)}; {AGAIN}"
             )
             raise
         finally:
@@ -291,14 +293,3 @@ def _bound(config: RunConfig) -> dict[str, Any]:
     """The settings that a resumed training has to share."""
     sections, free = ("seed", "model.", "policy.", "train.", "trl."), {f"train.{n}" for n in FREE}
     return {k: v for k, v in flatten(config).items() if k.startswith(sections) and k not in free}
-
-
-def _trained_steps(folder: Path) -> int:
-    """The last step that a checkpoint or a finished stage holds."""
-    total = 0
-    for stage in stage_folders(folder):
-        if (stage / "stage.json").is_file():
-            total += json.loads((stage / "stage.json").read_text(encoding="utf-8"))["steps"]
-        elif steps := checkpoints.steps_of(stage):
-            total += steps[-1]
-    return total

@@ -212,8 +212,9 @@ def main(arguments: list[str] | None = None) -> int:
     except RuntimeError as error:
         print(f"grpo-nb: {error}", file=sys.stderr)
         return 128 + error.signal if hasattr(error, "signal") else 1
-    except KeyboardInterrupt:
-        print("grpo-nb: interrupted; continue with --from and the same --name", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        said = "interrupted; continue with --from and the same --name"
+        print(f"grpo-nb: {stop.args[0] if stop.args else said}", file=sys.stderr)
         return 130
 
 

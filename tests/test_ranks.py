@@ -2,19 +2,25 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from rich.console import Console
 from safetensors.torch import load_file
 from test_resume import comparable, make_run
 
-from grpo_nb import training
+from grpo_nb import launch as launch_module
+from grpo_nb import rewards, training
 from grpo_nb.config import resolve
+from grpo_nb.pipeline import run_pipeline
+from grpo_nb.runs import Run, check_stages_before
 from grpo_nb.training import checkpoints
 
 TWO = {
@@ -148,6 +154,57 @@ def test_a_step_that_cannot_be_shared_is_refused():
     shared = training.grpo_arguments(config, Path("x"), False, processes=16)
     assert shared["per_device_train_batch_size"] == 2  # and a group is cut between processes
     assert shared["gradient_accumulation_steps"] == 1
+
+
+def test_vllm_is_driven_by_trl_where_its_mode_is_set():
+    of_trl = {"policy.backend": "transformers", "model.quantization": "16bit"}
+    settings = of_trl | {"trl.vllm_mode": "server", "trl.vllm_server_base_url": "http://x:1"}
+    config = resolve("tiny-cpu", settings)
+    training.refuse_unknown_trl(config)
+    passed = training.grpo_arguments(config, Path("x"), False)
+    assert passed["use_vllm"] and passed["vllm_mode"] == "server"
+    assert passed["vllm_server_base_url"] == "http://x:1"
+    assert passed["vllm_max_model_length"] == config.model.max_seq_length
+    for name, other in (("policy.backend", "unsloth"), ("model.quantization", "4bit")):
+        wrong = resolve("tiny-cpu", settings | {name: other})
+        with pytest.raises(ValueError, match=f"'server' needs {name} = '{of_trl[name]}', and"):
+            training.grpo_arguments(wrong, Path("x"), False)
+
+
+def test_an_adaptive_reward_counts_the_successes_of_all_processes():
+    alone, shared = (rewards.Adaptive(rewards.soft_xml_format_reward) for _ in range(2))
+    good = "<reasoning>1</reasoning><answer>1</answer>"
+    shared.everyones = lambda scores: scores + [0.0] * 9  # what the others earned
+    state = SimpleNamespace(global_step=0)
+    factors = [reward(completions=[good], trainer_state=state) for reward in (alone, shared)]
+    assert factors[0][0] < 1 < factors[1][0]
+
+
+def test_stage_03_takes_what_was_set_before_it_and_what_is_set_now(runs_dir):
+    early = {"train.max_steps": 7, "trl.epsilon_high": 0.28, "data.eval_rows": 16}
+    assert run_pipeline("x", "tiny-cpu", early, console=Console(quiet=True), last="01") == {}
+    run = Run("x")
+    assert list(run.manifest()) == ["01"]
+    stage = launch_module._start(run, {"train.learning_rate": "5e-4"}, force=True)
+    run.lock().release(force=True)
+    now = {"train.max_steps": 7, "train.learning_rate": "5e-4", "trl.epsilon_high": 0.28}
+    assert stage.set_here == now, "and nothing that is a default"
+    assert (stage.config.train.max_steps, stage.config.train.learning_rate) == (7, 5e-4)
+    with pytest.raises(ValueError, match=r"eval_rows belongs to 01_prepare_data, not to train"):
+        launch_module._start(run, {"data.eval_rows": 8}, force=True)
+
+
+def test_without_a_launcher_one_process_trains_and_hands_on(demo_run, runs_dir):
+    run = Run("alone")
+    shutil.copytree(demo_run.path, run.path)
+    short = ["--set", "train.max_steps=2", "--set", "policy.backend=transformers"]
+    config = str(run / "config.yaml")
+    done = python("-m", "grpo_nb", "train", config, *short, root=runs_dir)
+    assert done.returncode == 0, done.stderr
+    assert "on 1 process(es)" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith("next: 04_merge_and_infer.ipynb")
+    check_stages_before(run, "04")
+    assert run.config().policy.backend == "transformers"
 
 
 def test_sharded_weights_generate_and_are_saved_whole(tmp_path):

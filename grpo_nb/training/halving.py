@@ -30,7 +30,9 @@ class Halving:
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         if ranks.count() > 1:
-            return super().training_step(model, inputs, num_items_in_batch)  # type: ignore[misc]
+            loss = super().training_step(model, inputs, num_items_in_batch)  # type: ignore[misc]
+            self._prepared = None
+            return loss
         trained = [p for p in model.parameters() if p.requires_grad]
         before = [None if p.grad is None else p.grad.clone() for p in trained]
         while True:

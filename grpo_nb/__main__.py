@@ -3,81 +3,13 @@
 import argparse
 import os
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from grpo_nb.commands import EXPORTED, parse_arguments
+
 if TYPE_CHECKING:
     from grpo_nb.runs import Run
-
-EXPORTED = ("merged_16bit", "merged_16bit_original_base", "merged_4bit", "adapter")
-
-
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="grpo-nb", description="Teach a language model a verifiable skill by GRPO."
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="execute the four notebooks in order")
-    run.add_argument("--name", help="of the run directory runs/NAME; default: profile and time")
-    run.add_argument("--profile", default="auto", help="tiny-cpu, t4-16gb … h200-141gb")
-    run.add_argument(
-        "--from", default="01", dest="first", metavar="STAGE", help="01 to 04; needs --name"
-    )
-    run.add_argument("--to", default="04", dest="last", metavar="STAGE", help="01 to 04")
-    _add_settings(run)
-    lab = commands.add_parser("reward-lab", help="serve notebook 2 as a page on this machine")
-    lab.add_argument("--name", default="demo", help="of the run; default: demo")
-    lab.add_argument("--profile", default="auto", help="for notebook 1, where it is not done yet")
-    lab.add_argument("--port", type=int, default=8866, help="default: 8866")
-    lab.add_argument("--no-browser", action="store_true", help="only print the address")
-    _add_stage_03(commands)
-    _add_stage_04(commands)
-    commands.add_parser("doctor", help="say what this machine has, and how to get the rest")
-    return parser.parse_args(arguments)
-
-
-def _add_stage_04(commands: argparse._SubParsersAction) -> None:
-    """What is done with a finished run."""
-    shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("run", metavar="runs/NAME", help="folder of the run, or its name")
-    export = commands.add_parser("export", parents=[shared], help="merge again, GGUF, model card")
-    export.add_argument("--merge", metavar="MODE", help=" or ".join(EXPORTED))
-    export.add_argument("--gguf", metavar="KIND", help="f16, q8_0 or q4_k_m")
-    export.add_argument("--llama-cpp", default="", metavar="DIR", help="default: $LLAMA_CPP")
-    export.add_argument("--force", action="store_true", help="although it fails the parity gate")
-    push = commands.add_parser("push", parents=[shared], help="the merged model to the hub")
-    push.add_argument("--repo", required=True, metavar="OWNER/NAME")
-    push.add_argument(
-        "--yes", action="store_true", help="upload; without it only say what would be"
-    )
-    push.add_argument("--public", action="store_true", help="default: a private repository")
-    again = commands.add_parser("reproduce", parents=[shared], help="run it again and compare")
-    again.add_argument("--as", dest="name", help="of the new run; default: NAME-again")
-    again.add_argument("--tolerance", type=float, default=1e-3, help="of a figure; default: 1e-3")
-    serve = commands.add_parser("serve", parents=[shared], help="OpenAI-compatible server")
-    serve.add_argument("--host", default="127.0.0.1", help="default: this machine only")
-    serve.add_argument("--port", type=int, default=8000, help="default: 8000")
-    serve.add_argument("--adapter", action="store_true", help="base + adapter (vLLM only)")
-
-
-def _add_stage_03(commands: argparse._SubParsersAction) -> None:
-    train = commands.add_parser("train", help="stage 03 without its notebook, for launchers")
-    train.add_argument("run", metavar="runs/NAME", help="the run, its folder or its config.yaml")
-    train.add_argument("--processes", type=int, help="refuse to start with another number")
-    _add_settings(train)
-
-
-def _add_settings(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        dest="assignments",
-        metavar="SECTION.NAME=VALUE",
-        help="a setting, such as train.max_steps=20; may be given several times",
-    )
-    command.add_argument("--force", action="store_true", help="go on although an input has changed")
 
 
 def _existing_run(path: str) -> "Run":
@@ -158,25 +90,87 @@ def serve(arguments: argparse.Namespace) -> int:
     return serve(_existing_run(arguments.run), arguments.host, arguments.port, arguments.adapter)
 
 
+def answer(arguments: argparse.Namespace) -> int:
+    from grpo_nb.answers import Sampling, answer_file
+
+    sampling = Sampling(arguments.temperature, arguments.seed, arguments.batch_size)
+    named = ("model", "question_column", "answer_column", "engine")
+    options = {name: getattr(arguments, name) for name in named}
+    run, files = _existing_run(arguments.run), (arguments.source, arguments.to)
+    try:
+        print(answer_file(run, *files, sampling=sampling, **options))
+    except KeyboardInterrupt:
+        print("grpo-nb: interrupted; the same command goes on", file=sys.stderr)
+        return 130
+    return 0
+
+
 def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from grpo_nb.config import parse_assignment
-    from grpo_nb.pipeline import print_summary, run_pipeline
+    from grpo_nb import batches, pipeline
+    from grpo_nb.runs import Run
+    from grpo_nb.uploads import check_destination
+
+    if arguments.only and (arguments.first or arguments.last):
+        raise ValueError("--only names one stage: leave out --from and --to")
+    first = arguments.only or arguments.first or "01"
+    last = arguments.only or arguments.last or "04"
+    if not (arguments.name or arguments.files) and first != "01":
+        raise ValueError(f"--from {first} continues a run: say which with --name")
+    check_destination(arguments.notebooks_to)
+    console = Console()
+    plans = batches.planned_runs(
+        arguments.files, arguments.name, arguments.profile, arguments.assignments
+    )
+    for plan in plans:
+        config, typed = batches.check_run(
+            Run(plan.name), plan.profile, plan.settings, first, last, arguments.force
+        )
+        if arguments.dry_run:
+            console.print(batches.plan_table(plan, config, typed, first, last))
+    if arguments.dry_run:
+        return 0
+    options = {"last": last, "notebooks_to": arguments.notebooks_to}
+    failed = []
+    for plan in plans:
+        start = (plan.name, plan.profile, plan.settings, first, arguments.force, console)
+        try:
+            pipeline.print_summary(pipeline.run_pipeline(*start, **options), console)
+        except RuntimeError as error:
+            if hasattr(error, "signal") or len(plans) == 1:
+                raise
+            print(f"grpo-nb: run {plan.name!r}: {error}", file=sys.stderr)
+            failed.append(plan.name)
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {len(plans)} runs failed: {', '.join(failed)}")
+    return 0
+
+
+def sweep(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from grpo_nb import sweep
 
     console = Console()
-    settings = dict(parse_assignment(text) for text in arguments.assignments)
-    for name in ("data.source", "model.model_path", "rewards.preset"):
-        if name in settings and Path(str(settings[name])).exists():
-            settings[name] = str(Path(settings[name]).resolve())
-    if arguments.name is None and arguments.first != "01":
-        raise ValueError(f"--from {arguments.first} continues a run: say which with --name")
-    name = arguments.name or f"{arguments.profile}-{time.strftime('%Y%m%d-%H%M%S')}"
-    summary = run_pipeline(
-        name, arguments.profile, settings, arguments.first, arguments.force, console, arguments.last
-    )
-    if summary:
-        print_summary(summary, console)
+    asked = sweep.read_sweep(Path(arguments.file))
+    if arguments.dry_run:
+        console.print(sweep.trial_table(asked))
+        return 0
+    return sweep.run_sweep(asked, arguments.jobs, console)
+
+
+def report(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from grpo_nb import leaderboard
+
+    board = leaderboard.compare(arguments.runs)
+    leaderboard.show(board, Console())
+    if arguments.csv:
+        board.table.to_csv(arguments.csv, index=False)
+    if arguments.html:
+        Path(arguments.html).write_text(leaderboard.page(board), encoding="utf-8")
     return 0
 
 
@@ -196,8 +190,10 @@ def doctor(_: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    **{"run": run, "train": train, "reward-lab": reward_lab, "doctor": doctor},
+    **{"run": run, "train": train, "sweep": sweep, "report": report},
+    **{"reward-lab": reward_lab, "doctor": doctor},
     **{"export": export, "push": push, "reproduce": reproduce, "serve": serve},
+    "answer": answer,
 }
 
 

@@ -66,6 +66,21 @@ def mcnemar(gained: int, lost: int) -> float:
     return min(1.0, 2 * tail / 2**differ)
 
 
+def holm(p: np.ndarray) -> np.ndarray:
+    """p-values corrected for their number.
+
+    Source: Holm 1979, https://www.jstor.org/stable/4615733.
+
+    >>> holm(np.array([0.01, 0.04, 0.03])).round(3).tolist()
+    [0.03, 0.06, 0.06]
+    """
+    order = np.argsort(p)
+    corrected = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
+    result = np.empty(len(p))
+    result[order] = np.minimum(1.0, corrected)
+    return result
+
+
 def pass_at_k(passed_P_G: np.ndarray, k: int) -> np.ndarray:
     """The chance that one of k samples of a prompt is right, for each prompt.
 

@@ -53,6 +53,7 @@ def train(
     ranks.from_main(lambda: (run / FAILURE).unlink(missing_ok=True))
     try:
         _train(run, settings, force)
+        ranks.end()
     except BaseException as error:
         if ranks.count() == 1:
             raise

@@ -2,29 +2,35 @@
 
 import json
 import os
+import platform
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from grpo_nb import config as configs
-from grpo_nb.profiles import refuse_unknown
+from grpo_nb import uploads
+from grpo_nb.batches import check_run
 from grpo_nb.runs import (
     NOTEBOOKS,
     PROJECT_ROOT,
     Run,
-    check_stages_before,
-    resolve_stage,
+    git_commit,
+    installed_versions,
     write_json,
 )
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 QUIET = {
     "TQDM_DISABLE": "1",
@@ -33,8 +39,9 @@ QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
-# Otherwise each kernel warns that it talks to us over a local TCP port.
-KERNEL_ARGUMENTS = ["--IPKernelApp.log_level=40"]
+# Otherwise each kernel says that it talks to us over a local TCP port, and at its end that it
+# was interrupted.
+KERNEL_ARGUMENTS = ["--IPKernelApp.log_level=50"]
 
 
 class StageFailed(RuntimeError):
@@ -56,7 +63,9 @@ def run_pipeline(
     first: str = "01",
     force: bool = False,
     console: Console | None = None,
+    *,
     last: str = "04",
+    notebooks_to: str = "",
 ) -> dict[str, Any]:
     """Execute the stages from `first` to `last`.
 
@@ -68,68 +77,80 @@ def run_pipeline(
         force: Start later stages although what they read has changed.
         console: Where the progress bar goes.
         last: "01" … "04".
+        notebooks_to: Folder or address, s3://bucket/place, that gets a copy of each notebook.
 
     Returns:
-        The summary that `summarize` gives; empty where `last` is before "04".
+        The summary that `summarize` gives.
 
     Raises:
         ValueError: Before anything starts: an unknown or unfit setting, a stage missing.
-        RuntimeError: The run is in use.
+        RuntimeError: The run is in use, or a notebook could not be copied.
         StageFailed: A cell raised; the partial notebook is kept.
         Stopped: SIGTERM or SIGINT came; the training saved a checkpoint first.
     """
     run = Run(name)
-    for stage in (first, last):
-        refuse_unknown("stage", stage, list(NOTEBOOKS))
-    settings = {**_settings_before(run, first), **(settings or {})}
-    config = resolve_stage(run, first, profile, settings)
-    if config.trl:
-        from grpo_nb.training.arguments import refuse_unknown_trl
-
-        refuse_unknown_trl(config)
-    for setting in settings:
-        if configs.stage_of(setting) < first:
-            raise ValueError(
-                f"{setting} belongs to stage {configs.stage_of(setting)}, which --from {first} "
-                f"does not run: use --from {configs.stage_of(setting)}"
-            )
+    config, typed = check_run(run, profile, settings, first, last, force)
+    uploads.check_destination(notebooks_to)
     lock = run.lock(".pipeline.lock")
+    stages = {key: NOTEBOOKS[key] for key in NOTEBOOKS if first <= key <= last}
     try:
-        if not force:
-            check_stages_before(run, first)
-        typed = {setting: configs.flatten(config)[setting] for setting in settings}
         write_json(run / "settings.json", typed)
-        stages = [stage for stage in NOTEBOOKS if first <= stage <= last]
-        _execute_stages(run, config.profile, typed, stages, force, console or Console())
+        with logged(run, f"{', '.join(stages.values())}; {config.profile}; {typed}"):
+            shared = {"force": force, "profile": config.profile}
+            _execute_stages(run, stages, typed, shared, console or Console(), notebooks_to)
     finally:
         lock.release()
-    return summarize(run) if last == "04" else {}
+    return summarize(run, last)
 
 
-def _settings_before(run: Run, first: str) -> dict[str, Any]:
-    """What earlier calls set for the stages that --from runs again, lest it be lost."""
-    kept = run.settings() if first > "01" else {}
-    return {name: value for name, value in kept.items() if configs.stage_of(name) >= first}
+def log(run: Run, text: str) -> None:
+    """A line in the run's log.txt."""
+    with (run / "log.txt").open("a", encoding="utf-8") as file:
+        file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n")
+
+
+@contextmanager
+def logged(run: Run, what: str) -> Iterator[None]:
+    """Start, versions and end of something, in the run's log."""
+    started = time.monotonic()
+    versions = {"python": platform.python_version(), **installed_versions()}
+    log(run, f"start: {what}")
+    log(run, f"commit {git_commit()}; " + ", ".join(f"{k} {v}" for k, v in versions.items()))
+    try:
+        yield
+    except BaseException as error:
+        log(run, f"{type(error).__name__} after {time.monotonic() - started:.1f} s: {error}")
+        raise
+    log(run, f"done in {time.monotonic() - started:.1f} s")
 
 
 def _execute_stages(
     run: Run,
-    profile: str,
+    stages: Mapping[str, str],
     settings: dict[str, Any],
-    stages: list[str],
-    force: bool,
+    shared: Mapping[str, Any],
     console: Console,
+    notebooks_to: str,
 ) -> None:
     (run / "notebooks").mkdir(parents=True, exist_ok=True)
     shown = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"))
+    not_copied = []
     with Progress(*shown, TimeElapsedColumn(), console=console) as progress:
-        for stage in stages:
-            task = progress.add_task(NOTEBOOKS[stage], total=None, note="")
+        for stage, name in stages.items():
+            task = progress.add_task(name, total=None, note="")
             parameters = {"run_name": run.name} | configs.to_parameters(stage, settings)
-            parameters |= {"profile": profile} if stage == "01" else {"force": force}
-            with _watching(run, progress, task):
-                _stoppable(partial(execute_notebook, run, stage, parameters))
+            own = "profile" if stage == "01" else "force"
+            parameters[own] = shared[own]
+            log(run, f"{name}: started")
+            try:
+                with _watching(run, progress, task):
+                    _stoppable(partial(execute_notebook, run, stage, parameters))
+            finally:
+                not_copied += uploads.copy_notebook(run / f"notebooks/{name}.ipynb", notebooks_to)
+            log(run, f"{name}: done in {run.manifest()[stage]['seconds']} s")
             progress.update(task, total=1, completed=1)
+    if not_copied:
+        raise RuntimeError("; ".join(not_copied))
 
 
 def _stoppable(execute: Callable[[], Any]) -> None:
@@ -213,23 +234,34 @@ def _watching(run: Run, progress: Progress, task: TaskID) -> Iterator[None]:
         copy()
 
 
-def summarize(run: Run) -> dict[str, Any]:
-    """What the run ended with: the evaluation report, seconds a stage, and where things are."""
-    report = json.loads((run / "eval/report.json").read_text(encoding="utf-8"))
-    seconds = {NOTEBOOKS[stage]: entry["seconds"] for stage, entry in run.manifest().items()}
-    return {
-        "report": report,
-        "seconds": seconds,
-        "notebooks": run / "notebooks",
-        "figures": run / "figures",
-        "model": run / "model/merged",
-    }
+def summarize(run: Run, last: str = "04") -> dict[str, Any]:
+    """What the run ended with: the evaluation report, seconds a stage, and where things are.
+
+    Args:
+        run: All of its stages up to `last` are done; before "04" there is no report.
+    """
+    report = None
+    if last == "04":
+        report = json.loads((run / "eval/report.json").read_text(encoding="utf-8"))
+    entries = {stage: entry for stage, entry in run.manifest().items() if stage <= last}
+    places = {"notebooks": run / "notebooks", "figures": run / "figures"}
+    places |= {"model": run / "model/merged"} if report else {}
+    seconds = {NOTEBOOKS[stage]: entry["seconds"] for stage, entry in entries.items()}
+    return {"report": report, "seconds": seconds, **places}
 
 
 def print_summary(summary: Mapping[str, Any], console: Console) -> None:
+    if summary["report"]:
+        console.print(_before_after(summary["report"]))
+    stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["seconds"].items())
+    console.print(f"[bold]time[/]       {stages}")
+    for key in [name for name in ("notebooks", "figures", "model") if name in summary]:
+        console.print(f"[bold]{key:<10}[/] {summary[key]}", soft_wrap=True)
+
+
+def _before_after(report: Mapping[str, Any]) -> "Table":
     from rich.table import Table
 
-    report = summary["report"]
     table = Table(title=f"{report['prompts']} held-out prompts", title_justify="left")
     for column in ("", "accuracy before → after", "format before → after"):
         table.add_column(column)
@@ -240,8 +272,4 @@ def print_summary(summary: Mapping[str, Any], console: Console) -> None:
             for key in ("accuracy", "format")
         ]
         table.add_row(decoding, *cells)
-    console.print(table)
-    stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["seconds"].items())
-    console.print(f"[bold]time[/]       {stages}")
-    for key in ("notebooks", "figures", "model"):
-        console.print(f"[bold]{key:<10}[/] {summary[key]}", soft_wrap=True)
+    return table

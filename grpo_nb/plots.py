@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+COLORED = 8  # runs that a picture tells apart
 BLUE, ORANGE, GREEN, GREY = "#3b6fb6", "#e08214", "#3a9a5b", "#9a9a9a"
 
 
@@ -154,6 +155,29 @@ def _draw_chart(axis: "Axes", chart: charts.Chart, lines: pd.DataFrame) -> None:
     axis.set_ylim(min(low, *chart.shown), max(high, *chart.shown))
     axis.set_title(chart.title, fontsize=9, loc="left")
     axis.tick_params(labelsize=7)
+
+
+def learning_curves(curves: Mapping[str, pd.DataFrame], order: Sequence[str]) -> "Figure":
+    """Weighted reward and validated accuracy of many runs; all but the first few are grey.
+
+    Args:
+        curves: Metrics of each run, a line a step or validation.
+        order: The runs, best first.
+    """
+    figure, (reward, validated) = _subplots(2, 11, 3.4)
+    colors = [f"C{i}" for i in range(COLORED)] + [GREY] * len(order)
+    for place, (name, color) in reversed(list(enumerate(zip(order, colors, strict=False)))):
+        lines = curves[name].set_index("step")
+        style = {"color": color, "alpha": 1 if place < COLORED else 0.4}
+        mean = lines["reward"].dropna().rolling(10, min_periods=1, center=True).mean()
+        reward.plot(mean.index, mean, label=name if place < COLORED else None, **style)
+        if "eval/accuracy" in lines:
+            found = lines["eval/accuracy"].dropna()
+            validated.plot(found.index, found, marker="o", markersize=3, **style)
+    reward.set(title="weighted reward, mean over 10 steps", xlabel="step")
+    validated.set(title="accuracy, validated", xlabel="step", ylim=(0, 1.05))
+    figure.legend(frameon=False, fontsize=8, reverse=True, loc="outside right")
+    return figure
 
 
 def before_after(run: Run, report: Mapping[str, Any]) -> "Figure":

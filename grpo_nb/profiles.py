@@ -1,6 +1,7 @@
 """Profiles, which suit a machine, and tasks, which say what is taught: settings by dotted name."""
 
 import difflib
+import os
 import re
 import shutil
 import subprocess
@@ -103,6 +104,11 @@ def gpu_name() -> str:
         return ""
     done = subprocess.run(query, capture_output=True, text=True, check=False)
     return done.stdout.partition("\n")[0] if done.returncode == 0 else ""
+
+
+def gpu_in_use() -> str:
+    """The GPU's name and memory, if this process may use it; else ""."""
+    return "" if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") else gpu_name()
 
 
 def detect_profile() -> str:

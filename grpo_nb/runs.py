@@ -23,6 +23,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from grpo_nb import config as configs
+from grpo_nb.profiles import gpu_in_use
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = {
@@ -238,7 +239,7 @@ def start_stage(stage: str, parameters: Mapping[str, Any]) -> Stage:
         stage,
         {"status": "running", "inputs": inputs, "outputs": {}, "seed": config.seed}
         | {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "git_commit": git_commit()}
-        | {"versions": installed_versions()},
+        | {"versions": installed_versions(), "gpu": gpu_in_use()},
     )
     return Stage(run, stage, config, set_here)
 

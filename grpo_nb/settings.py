@@ -110,6 +110,10 @@ class PolicyConfig(Section):
     finetuning: Literal["lora", "full"] = Field("lora", description="what is trained")
     gpu_memory_utilization: float = rare(0.5, "of the GPU, for vLLM [share]", gt=0, lt=1)
     standby: bool = rare(False, "vLLM gives its memory back during the update")
+    rollouts: Literal["auto", "model", "copy"] = rare(
+        "auto", "samples come from the policy or a dense copy; auto: the copy on a CPU"
+    )
+    share_prompts: bool = rare(True, "the update runs a prompt once for its group, if it can")
     optim: str = rare("auto", "TRL's; auto: adamw_8bit on a GPU, else adamw_torch")
 
 

@@ -1,4 +1,4 @@
-"""Re-execute the four notebooks in place, as they are committed.
+"""Re-execute the notebooks in place, as they are committed.
 
     make notebooks
 
@@ -10,15 +10,18 @@ with a digest of the code they came from, by which a test sees when the two part
 import hashlib
 import os
 import re
+import tempfile
 import tomllib
 from pathlib import Path
 
 import nbformat
 from grpo_nb.pipeline import KERNEL_ARGUMENTS, QUIET
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT
+from grpo_nb.sweep import read_sweep, run_sweep
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent
+COMPARE = "05_compare_runs"  # no stage of a run: it reads finished ones
 
 
 def project_url() -> str:
@@ -73,7 +76,17 @@ def refresh(name: str) -> None:
     print(f"{path.name}: executed, {path.stat().st_size / 1000:.0f} kB")
 
 
+def refresh_comparison() -> None:
+    """Notebook 5, over runs that are made for it and not kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["GRPO_NB_RUNS"] = folder
+        if run_sweep(read_sweep(FOLDER / "compare.yaml")):
+            raise SystemExit("a run for notebook 5 failed; see above")
+        refresh(COMPARE)
+
+
 if __name__ == "__main__":
     os.environ.update(QUIET)
     for notebook_name in NOTEBOOKS.values():
         refresh(notebook_name)
+    refresh_comparison()

@@ -61,6 +61,28 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="session")
+def moved_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of the tiny base and an adapter of noise: quick, and it answers otherwise."""
+    import torch
+
+    from grpo_nb import config, models, runs
+    from grpo_nb.settings import PolicyConfig
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("runs")))
+        run, settings = Run("moved"), config.resolve("tiny-cpu", {})
+    run.write_config(settings)
+    runs.write_json(run / "manifest.json", {})
+    policy = models.load_policy(settings.model, 0, PolicyConfig(backend="transformers"))
+    with torch.no_grad():
+        for name, weight in policy.model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.3)
+    policy.model.save_pretrained(run / "train/adapter")
+    return run
+
+
+@pytest.fixture(scope="session")
 def gsm8k_test_file() -> Path:
     path = SHARED_DATA / "gsm8k_test.jsonl"
     if not path.exists():

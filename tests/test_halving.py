@@ -63,7 +63,7 @@ def test_halves_give_the_loss_and_the_gradient_of_the_whole(policy, tmp_path, lo
 
 
 def test_a_training_goes_on_in_halves_and_generates_once(session, capsys):  # noqa: F811
-    small = session(**{"train.max_steps": 3})
+    small = session(**{"train.max_steps": 3, "policy.share_prompts": False})
     trainer, model = small.trainer(), small.policy.model
     generated, generate = [], trainer._generate
 

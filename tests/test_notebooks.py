@@ -18,12 +18,14 @@ from grpo_nb.pipeline import QUIET
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, project_path
 
 FOLDER = project_path("notebooks")
+ALL = {**NOTEBOOKS, "05": refresh.COMPARE}  # the last is no stage of a run
 by_stage = pytest.mark.parametrize("stage", NOTEBOOKS)
+every_notebook = pytest.mark.parametrize("stage", ALL)
 PARAMETER = re.compile(r'(\w+): (str|int|float|bool) = ("\w*"|-?\d+|True|False)  # \S.*')
 
 
 def path_of(stage):
-    return FOLDER / f"{NOTEBOOKS[stage]}.ipynb"
+    return FOLDER / f"{ALL[stage]}.ipynb"
 
 
 def read(stage):
@@ -60,7 +62,16 @@ def test_the_parameters_are_the_settings_of_the_stage(stage):
     assert set(found) == names, "papermill does not see all of them"
 
 
-@by_stage
+def test_the_comparison_takes_a_prefix_and_shows_tables_and_curves():
+    (line,) = tagged("05", "parameters").source.splitlines()
+    assert PARAMETER.fullmatch(line)[1] == "prefix"
+    assert list(papermill.inspect_notebook(str(path_of("05")))) == ["prefix"]
+    outputs = [output for cell in code_cells("05") for output in cell.outputs]
+    assert [output for output in outputs if "image/png" in output.get("data", {})]
+    assert "compare-000" in str(outputs)
+
+
+@every_notebook
 def test_cells_are_few_short_and_thin(stage):
     cells = code_cells(stage)
     assert len(cells) <= 25
@@ -74,7 +85,7 @@ def test_cells_are_few_short_and_thin(stage):
             assert not [node for node in nodes if isinstance(node, logic)]
 
 
-@by_stage
+@every_notebook
 def test_they_are_committed_executed_without_machine_paths_or_widget_state(stage):
     notebook, text = read(stage), path_of(stage).read_text(encoding="utf-8")
     assert len(text) < 300_000
@@ -87,7 +98,7 @@ def test_they_are_committed_executed_without_machine_paths_or_widget_state(stage
     assert not errors
 
 
-@by_stage
+@every_notebook
 def test_stored_outputs_belong_to_the_source(stage):
     notebook = read(stage)
     stored = notebook.metadata["grpo_nb"]["source_sha256"]
@@ -101,12 +112,12 @@ def test_the_committed_run_learnt():
     assert [output for output in outputs if "image/png" in output.get("data", {})]
 
 
-@by_stage
+@every_notebook
 def test_address_and_badge_follow_from_pyproject(stage):
     notebook, url = read(stage), refresh.project_url()
     assert f'PROJECT_URL = "{url}"' in tagged(stage, "setup").source
-    assert refresh.badge(url, NOTEBOOKS[stage]) in notebook.cells[0].source
-    refresh.set_url(notebook, "https://github.com/someone/else", NOTEBOOKS[stage])
+    assert refresh.badge(url, ALL[stage]) in notebook.cells[0].source
+    refresh.set_url(notebook, "https://github.com/someone/else", ALL[stage])
     assert 'PROJECT_URL = "https://github.com/someone/else"' in notebook.cells[1].source
     assert "/github/someone/else/blob/main/notebooks/" in notebook.cells[0].source
     assert url not in notebook.cells[0].source + notebook.cells[1].source

@@ -12,7 +12,7 @@ MODULES = sorted((PROJECT_ROOT / "grpo_nb").rglob("*.py"))
 HEAVY = {"torch", "unsloth", "trl", "vllm"}
 MAY_IMPORT_HEAVY = {"models", "training", "export"}
 LAYERS = [
-    {"batch"},
+    {"batch", "commands"},
     {"prompts", "numbers", "intervals", "sandbox", "profiles", "health"},
     {"settings"},
     {"config"},
@@ -22,8 +22,11 @@ LAYERS = [
     {"pilot"},
     {"bench"},
     {"training", "export", "evaluate", "sheet", "doctor", "curriculum"},
-    {"pipeline", "charts"},
-    {"plots", "launch", "app", "dashboard", "serve", "reproduce"},
+    {"batches", "uploads", "slots"},
+    {"pipeline", "charts", "infer"},
+    {"plots", "launch", "app", "dashboard", "serve", "reproduce", "answers"},
+    {"trials", "leaderboard"},
+    {"sweep"},
     {"widgets"},
     {"__main__"},
 ]

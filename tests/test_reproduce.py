@@ -39,8 +39,8 @@ def test_the_first_step_that_differs_is_named(copied):
     first, other = copied
     path = other / "train/metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[2]["reward"] += 0.01
-    lines[0]["step_time"] += 100
+    lines[3]["reward"] += 0.01  # the first line is a validation
+    lines[1]["step_time"] += 100
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     report = json.loads((other / "eval/report.json").read_text())
     report["greedy"]["merged"]["accuracy"] += 0.1

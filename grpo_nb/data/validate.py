@@ -78,6 +78,33 @@ def check_rows(
     return [one for one in checked if one.row["prompt_tokens"] <= limit], faults, tokens
 
 
+def row_to_ask(number: int, raw: Row | str, config: DataConfig) -> Row:
+    """A row for a model to answer: its prompt and question, with all that rewards read if it can.
+
+    Where the answer column cannot be used, the row has its fault instead, under "fault".
+
+    Raises:
+        Fault: It holds no question that can be asked.
+    """
+    try:
+        if isinstance(raw, str):
+            raise Fault(UNREADABLE, "", raw)
+        prompt = _prompt(raw, config.question_column, config.system_prompt)
+        for turn in prompt:
+            _refuse_damage(config.question_column, turn["content"])
+    except Fault as fault:
+        fault.row = number
+        raise
+    row = {"prompt": prompt, "question": prompt[-1]["content"]}
+    if config.answer_column not in raw:
+        return row
+    try:
+        return _check_row(raw, config, gold_finder(config.answer_format))[0]
+    except Fault as fault:
+        fault.row = number
+        return row | {"fault": str(fault)}
+
+
 def extra_columns(config: DataConfig) -> list[str]:
     """The names in `data.extra_columns`; ValueError if one is used by prepared rows or TRL."""
     names = [name.strip() for name in config.extra_columns.split(",") if name.strip()]

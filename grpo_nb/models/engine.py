@@ -1,4 +1,4 @@
-"""One handle over what can answer prompts: transformers, or vLLM alone."""
+"""One handle over what can answer prompts: transformers, vLLM alone, or Unsloth."""
 
 import importlib.util
 import json
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from grpo_nb.chat import find_model, hub_errors, load_tokenizer, quiet, render
 from grpo_nb.models.checkpoint import cuda_available, load_checkpoint, weights_dtype
 from grpo_nb.models.generation import Sample, generate
+from grpo_nb.profiles import refuse_unknown
 from grpo_nb.prompts import Message
+from grpo_nb.runs import runs_root
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,7 +39,7 @@ class Generate(Protocol):
 class Engine(NamedTuple):
     """Weights that answer: `engine.generate(prompts, max_completion_length=…)`.
 
-    name: "transformers" or "vllm".
+    name: "transformers", "vllm" or "unsloth".
     adapter: What lies over the base; None: nothing.
     close: Gives vLLM's memory back; call it before another engine is opened.
     """
@@ -53,7 +55,7 @@ def open_engine(
     *,
     adapter: Path | None,
     quantization: str,
-    engine: Literal["transformers", "vllm", "detect"] = "detect",
+    engine: Literal["transformers", "vllm", "unsloth", "detect"] = "detect",
     gpu_memory_utilization: float = 0.5,
 ) -> Engine:
     """A base, or a base with its adapter, ready to answer.
@@ -62,19 +64,23 @@ def open_engine(
         model_path: Folder or hub name of the base, or of a merged model.
         adapter: Folder of the adapter to lay over it; None for the model as it is.
         quantization: "4bit" or "16bit".
-        engine: detect: vLLM where a GPU and vLLM are found and it can load these weights.
+        engine: detect: vLLM where a GPU and vLLM are found and it can load these weights, else
+            transformers. unsloth changes transformers for the rest of the process.
         gpu_memory_utilization: What vLLM takes, until it is closed [share].
 
     Raises:
         RuntimeError: vLLM asked for, and not possible here.
+        ValueError: Another engine.
     """
+    refuse_unknown("engine", engine, ["detect", "transformers", "vllm", "unsloth"])
     if engine == "detect":
         engine = "vllm" if cuda_available() and not _vllm_lacks(quantization) else "transformers"
     elif engine == "vllm" and (lacking := _vllm_lacks(quantization)):
         raise RuntimeError(f"engine = 'vllm' needs {lacking}: take 'detect' or 'transformers'")
     tokenizer = load_tokenizer(model_path)
-    if engine == "transformers":
-        model = load_checkpoint(model_path, adapter=adapter, quantization=quantization)
+    if engine != "vllm":
+        load = load_checkpoint if engine == "transformers" else _load_unsloth
+        model = load(model_path, adapter=adapter, quantization=quantization)
         return Engine(engine, adapter, partial(generate, model, tokenizer), lambda: None)
     with quiet(), hub_errors(model_path):
         llm = _load_vllm(model_path, adapter, quantization, gpu_memory_utilization)
@@ -83,6 +89,31 @@ def open_engine(
     lora = adapter and LoRARequest("adapter", 1, str(adapter.resolve()))
     answer = partial(generate_vllm, llm, lora, tokenizer)
     return Engine(engine, adapter, answer, llm.llm_engine.engine_core.shutdown)
+
+
+def import_unsloth() -> Any:
+    """Unsloth's `FastLanguageModel`."""
+    # On a GPU Unsloth writes compiled code, by default into the working directory.
+    compiled = str(runs_root() / ".unsloth_compiled_cache")
+    os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", compiled)
+    from unsloth import FastLanguageModel
+
+    return FastLanguageModel
+
+
+def _load_unsloth(model_path: str, *, adapter: Path | None, quantization: str) -> Any:
+    """As `load_checkpoint`, with Unsloth's kernels where there is a GPU."""
+    with quiet(), hub_errors(model_path):
+        fast = import_unsloth()
+        model, _ = fast.from_pretrained(
+            find_model(model_path), dtype=weights_dtype(), load_in_4bit=quantization == "4bit"
+        )
+        if adapter is not None:
+            from peft import PeftModel
+
+            model = PeftModel.from_pretrained(model, adapter)
+        fast.for_inference(model)
+    return model
 
 
 def _vllm_lacks(quantization: str) -> str:

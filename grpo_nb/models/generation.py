@@ -1,8 +1,8 @@
 """Completions of a model in this process, by transformers."""
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_nb.chat import render
 from grpo_nb.prompts import Message
@@ -10,6 +10,8 @@ from grpo_nb.prompts import Message
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+TOLD_SECONDS = 0.05  # between two texts of a completion under way
 
 
 class Sample(NamedTuple):
@@ -30,6 +32,7 @@ def generate(
     num_generations: int = 1,
     seed: int = 0,
     batch_size: int = 64,
+    on_text: Callable[[str], None] | None = None,
 ) -> list[list[Sample]]:
     """Completions for each prompt, [prompts][num_generations].
 
@@ -42,6 +45,7 @@ def generate(
         num_generations: Completions a prompt.
         seed: Of the sampling; the caller's random state is left as it was.
         batch_size: Prompts at a time.
+        on_text: Told the text so far of a single completion as it is written, and at its end.
     """
     import torch
 
@@ -62,6 +66,7 @@ def generate(
                 num_return_sequences=num_generations,
                 pad_token_id=tokenizer.pad_token_id,
                 use_cache=True,  # a model in training has it off
+                streamer=on_text and _Streamer(tokenizer, on_text),
                 **(sampling if temperature > 0 else {"do_sample": False}),
             )
             new = _samples(tokenizer, model, ids[:, inputs["input_ids"].shape[1] :])
@@ -69,6 +74,31 @@ def generate(
                 new[i : i + num_generations] for i in range(0, len(new), num_generations)
             ]
     return completions
+
+
+class _Streamer:
+    """Takes tokens from transformers' `generate` and tells the text so far.
+
+    Called in the thread that generates, so that an interrupt ends both at once.
+    """
+
+    def __init__(self, tokenizer: Any, on_text: Callable[[str], None]) -> None:
+        self.tokenizer, self.on_text = tokenizer, on_text
+        self.ids: list[int] | None = None
+        self.told = 0.0
+
+    def put(self, ids: "torch.Tensor") -> None:
+        if self.ids is None:  # the prompt comes first
+            self.ids = []
+            return
+        self.ids += ids.tolist()
+        if time.monotonic() - self.told > TOLD_SECONDS:
+            self.end()
+
+    def end(self) -> None:
+        text = self.tokenizer.decode(self.ids, skip_special_tokens=True)
+        self.on_text(text.rstrip("\ufffd"))  # a character whose bytes are not all there yet
+        self.told = time.monotonic()
 
 
 def _samples(

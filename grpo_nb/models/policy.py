@@ -11,7 +11,7 @@ from grpo_nb.chat import find_model, hub_errors, load_tokenizer, quiet
 from grpo_nb.config import ModelConfig, PolicyConfig
 from grpo_nb.models import lm_head
 from grpo_nb.models.checkpoint import cuda_available, load_base
-from grpo_nb.models.engine import generate_vllm
+from grpo_nb.models.engine import generate_vllm, import_unsloth
 from grpo_nb.models.generation import Sample, generate
 from grpo_nb.prompts import Message
 from grpo_nb.runs import runs_root
@@ -109,9 +109,6 @@ def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig = DEFAULT) 
 
 
 def _load_unsloth(config: ModelConfig, seed: int, policy: PolicyConfig) -> "PreTrainedModel":
-    # On a GPU Unsloth writes compiled code, by default into the working directory.
-    compiled = str(runs_root() / ".unsloth_compiled_cache")
-    os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", compiled)
     options: dict[str, Any] = {}
     if use_vllm(config, policy):
         options = {
@@ -120,11 +117,10 @@ def _load_unsloth(config: ModelConfig, seed: int, policy: PolicyConfig) -> "PreT
             "unsloth_vllm_standby": policy.standby,
         }
         _announce_standby(policy.standby)
-    from unsloth import FastLanguageModel
-
+    fast = import_unsloth()
     # Recomputing activations halves a GPU's memory need and slows a CPU by half.
     checkpointing = "unsloth" if cuda_available() else False
-    model, _ = FastLanguageModel.from_pretrained(
+    model, _ = fast.from_pretrained(
         find_model(config.model_path),
         max_seq_length=config.max_seq_length,
         load_in_4bit=config.quantization == "4bit",
@@ -135,7 +131,7 @@ def _load_unsloth(config: ModelConfig, seed: int, policy: PolicyConfig) -> "PreT
     )
     if policy.finetuning == "full":
         return model
-    return FastLanguageModel.get_peft_model(
+    return fast.get_peft_model(
         model,
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,

@@ -24,6 +24,7 @@ STATE = (
     *("_metrics", "_logs", "_pending_extra_logs", "_pending_metrics", "_step"),
     *("_buffered_inputs", "_current_train_step_time", "_last_loaded_step", "entropy_coef"),
     *("_entropy_window_stats", "_last_world_entropy", "current_gradient_accumulation_steps"),
+    *("share_prompts", "eos_token_ids"),
 )
 
 
@@ -87,6 +88,7 @@ def _probe(trainer: "GRPOTrainer", policy: Policy, prompt: list[dict]) -> Probe:
     text = render(policy.tokenizer, prompt)
     ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
     trainer.model.train()
+    trainer.share_prompts = False  # other than these, a pass' rows may all differ
     trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     update = generation = 0.0
     gradients, failed = (0, 0, True), ""
@@ -153,6 +155,8 @@ def _reached(trainer: "GRPOTrainer") -> tuple[int, int, bool]:
 def _generate(trainer: "GRPOTrainer", prompt: list[dict]) -> None:
     """A step's completions by the trainer's own path, with no end before the cap."""
     count = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+    if trainer.from_copy:
+        trainer.eos_token_ids = []
     if trainer.use_vllm:
         sampling, forced = trainer.vllm_generation.generation_kwargs, {"ignore_eos": True}
     else:

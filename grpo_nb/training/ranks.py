@@ -43,6 +43,13 @@ def start(expected: int | None) -> None:
         )
 
 
+def end() -> None:
+    """Leave the others, once all are done; without it some processes abort as they exit."""
+    if world := _world():
+        gather([])
+        world.destroy_process_group()
+
+
 def _take_cores(place: int, of: int) -> None:
     """This process' share of the machine's cores, lest each runs rewards on all of them."""
     if not hasattr(os, "sched_setaffinity"):

@@ -14,6 +14,8 @@ from grpo_nb.training.arguments import grpo_arguments
 from grpo_nb.training.checkpoints import Sealed, adaptive_rewards
 from grpo_nb.training.halving import Halving
 from grpo_nb.training.measured import Measured
+from grpo_nb.training.prefix import SharedPrompts, can_share
+from grpo_nb.training.rollouts import Rollouts, choose
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
@@ -99,7 +101,8 @@ def build_trainer(
     if "ref" in getattr(policy.model, "peft_config", {}):
         policy.model.delete_adapter("ref")  # with beta > 0 TRL adds one, and refuses a second
     arguments = trainer_arguments(config, folder, rewards, policy)
-    kind = type("GRPOTrainer", (Kept, Sealed, Measured, Halving, GRPOTrainer), {})
+    parts = (Kept, Sealed, Measured, Halving, Rollouts, SharedPrompts, GRPOTrainer)
+    kind = type("GRPOTrainer", parts, {})
     trainer = kind(
         model=policy.model,
         processing_class=policy.tokenizer,
@@ -109,6 +112,8 @@ def build_trainer(
         train_dataset=Dataset.from_list([dict(row) for row in rows], on_mixed_types="use_json"),
     )
     trainer.keep_checkpoints = config.train.keep_checkpoints
+    trainer.share_prompts = config.policy.share_prompts and can_share(policy)
+    trainer.from_copy = choose(trainer, config.policy.rollouts)
     trainer.remove_callback(PrinterCallback)
     for reward in adaptive_rewards(trainer.reward_funcs):
         reward.everyones = ranks.gather  # each process scores a share of the step

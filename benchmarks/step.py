@@ -1,0 +1,200 @@
+"""How long a GRPO step takes: ours, Unsloth's and TRL's, on the same model, batch and seed.
+
+    python benchmarks/step.py            # on an idle machine; about three minutes
+    python benchmarks/step.py --phases   # what ours spends its time on
+
+Each way trains in a process of its own, for Unsloth patches TRL for good, and they take turns of
+TURN steps. The learning rate is near 0, so that completions stay as long as at the start.
+"""
+
+import os
+
+os.environ |= {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import TextIO
+
+TURN = 5
+SIZES = {
+    "per_device_train_batch_size": 64,
+    "num_generations": 8,
+    "max_completion_length": 48,
+    "learning_rate": 1e-7,
+    "seed": 0,
+    "use_cpu": True,
+    "report_to": "none",
+    "save_strategy": "no",
+    "logging_steps": 1,
+    "disable_tqdm": True,
+}
+WAYS = {
+    "Unsloth + TRL, defaults": "unsloth",
+    "Unsloth + TRL, nothing recomputed": "unsloth kept",
+    "TRL, bf16 LoRA, defaults": "transformers",
+    "TRL, bf16 LoRA, nothing recomputed": "transformers kept",
+    "ours, without both": "ours policy.rollouts=model policy.share_prompts=False",
+    "ours, without the copy": "ours policy.rollouts=model",
+    "ours, without shared prompts": "ours policy.share_prompts=False",
+    "ours": "ours",
+}
+
+
+def build(way: str, options: list[str], folder: str, steps: int):
+    """A trainer, ours or TRL's own with its defaults."""
+    from grpo_nb import data, models, rewards, training
+    from grpo_nb.config import parse_assignment, resolve
+    from grpo_nb.runs import Run
+
+    fixed = {"train.learning_rate": SIZES["learning_rate"], "train.max_steps": steps, "seed": 0}
+    if way == "transformers":
+        fixed |= {"policy.backend": "transformers", "model.quantization": "16bit"}
+    overrides = dict(map(parse_assignment, options)) if way == "ours" else {}
+    config, run = resolve("tiny-cpu", fixed, overrides), Run("benchmark")
+    data.prepare(run, config.data, config.seed, lambda chats: [30] * len(chats))
+    rows, chosen = data.load(run, "train"), rewards.load_preset("math")
+    policy = models.load_policy(config.model, config.seed, config.policy)
+    if way == "ours":
+        return training.build_trainer(policy, chosen, rows, config, run.path)
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    kept = {"gradient_checkpointing": False} if "kept" in options else {}
+    return GRPOTrainer(
+        model=policy.model,
+        processing_class=policy.tokenizer,
+        reward_funcs=list(chosen.reward_funcs),
+        args=GRPOConfig(output_dir=folder, max_steps=steps, **SIZES, **kept),
+        train_dataset=Dataset.from_list(rows),
+    )
+
+
+def work(way: str, turns: int, answers: TextIO) -> None:
+    """Train TURN steps for each line that comes in; answer with the seconds of one."""
+    name, *options = way.split()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["GRPO_NB_RUNS"] = folder
+        trainer = build(name, options, folder, (turns + 1) * TURN)
+        from transformers import TrainerCallback
+
+        class Turns(TrainerCallback):
+            def on_step_begin(self, args, state, control, **kwargs):
+                if state.global_step % TURN == 0:
+                    sys.stdin.readline()
+                    self.started = time.perf_counter(), time.process_time()
+
+            def on_step_end(self, args, state, control, **kwargs):
+                if state.global_step % TURN == 0:
+                    now = time.perf_counter(), time.process_time()
+                    spent = [(b - a) / TURN for a, b in zip(self.started, now, strict=True)]
+                    lengths = [x["completions/mean_length"] for x in state.log_history[-TURN:]]
+                    print(json.dumps([*spent, statistics.mean(lengths)]), file=answers, flush=True)
+
+        trainer.add_callback(Turns())
+        trainer.train()
+
+
+def measure(turns: int) -> dict[str, list[list[float]]]:
+    """Seconds by the clock, of the processor, and mean tokens, [turns] for each way."""
+    command = [sys.executable, __file__, "--turns", str(turns), "--way"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    workers = {
+        name: subprocess.Popen([*command, way], stderr=subprocess.DEVNULL, **pipes)
+        for name, way in WAYS.items()
+    }
+    found: dict[str, list[list[float]]] = {name: [] for name in WAYS}
+    for turn in range(turns + 1):
+        for name, worker in workers.items():
+            worker.stdin.write("\n")
+            worker.stdin.flush()
+            line = json.loads(worker.stdout.readline())
+            if turn:  # the first warms up
+                found[name].append(line)
+    for worker in workers.values():
+        worker.wait()
+    return found
+
+
+def phases(turns: int) -> None:
+    """Print what our step spends its processor time on, and what the processor could do."""
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["GRPO_NB_RUNS"] = folder
+        trainer = build("ours", [], folder, TURN * (turns + 1))
+        spent: dict[str, list[float]] = {}
+
+        def timed(name, function):
+            def run(*args, **kwargs):
+                started = time.process_time()
+                result = function(*args, **kwargs)
+                spent.setdefault(name, []).append(time.process_time() - started)
+                return result
+
+            return run
+
+        trainer.create_optimizer()
+        for name, owner, method in (
+            ("generation", trainer, "_generate"),
+            ("rewards", trainer, "_calculate_rewards"),
+            ("log-probabilities", trainer, "compute_loss"),
+            ("backward", trainer.accelerator, "backward"),
+            ("optimizer", trainer.optimizer, "step"),
+            ("all but the optimizer", trainer, "training_step"),
+        ):
+            setattr(owner, method, timed(name, getattr(owner, method)))
+        trainer.train()
+    for name, seconds in spent.items():
+        print(f"{name}: {statistics.median(seconds[TURN:]) * 1e3:.0f} ms")
+    for shape in ((64, 128, 384), (2048, 128, 384), (2048, 2048, 2048)):
+        a, b = torch.randn(shape[:2]), torch.randn(shape[1:])
+        print(
+            f"{shape}: {_rate(a, b):.0f} GFLOP/s in fp32, {_rate(a.bfloat16(), b.bfloat16()):.0f}"
+        )
+
+
+def _rate(a, b) -> float:
+    count = max(3, int(1e9 // (a.shape[0] * b.numel())))
+    a @ b
+    started = time.process_time()
+    for _ in range(count):
+        a @ b
+    return 2e-9 * count * a.shape[0] * b.numel() / (time.process_time() - started)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--phases", action="store_true", help="only ours, and its parts")
+    parser.add_argument("--way", default="", help="internal: what this process trains")
+    arguments = parser.parse_args()
+    if arguments.phases:
+        return phases(arguments.turns)
+    if arguments.way:
+        answers, sys.stdout = sys.stdout, sys.stderr  # TRL prints its logs
+        return work(arguments.way, arguments.turns, answers)
+    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    found = measure(arguments.turns)
+    ours = [statistics.median(column) for column in zip(*found["ours"], strict=True)]
+    print("| a step, 64 completions | clock [s] | processor [s] | tokens | against ours |")
+    print("|---|---|---|---|---|")
+    for name, lines in found.items():
+        clock, cpu, tokens = zip(*lines, strict=True)
+        ratio = statistics.median(cpu) / ours[1]
+        print(
+            f"| {name} | {_spread(clock)} | {_spread(cpu)} | {statistics.mean(tokens):.1f} "
+            f"| {ratio:.2f} × |"
+        )
+
+
+def _spread(values: tuple[float, ...]) -> str:
+    return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""A sweep whose trials execute a notebook of two cells, for `tests/test_sweep.py`.
+
+    python tests/stub_trials.py FOLDER JOBS TRIALS [SECONDS]
+
+is a driver, to be killed: `grpo-nb sweep`, but for what starts a trial. A trial appends its
+name to FOLDER/begun and FOLDER/ended, and leaves the manifest of a finished run.
+"""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+from grpo_nb import __main__ as grpo_nb
+from grpo_nb import sweep
+
+CELLS = [
+    "import json, pathlib, time\nfolder = pathlib.Path(run_folder)\nfolder.mkdir(exist_ok=True)",
+    "time.sleep(seconds)\ndone = {f'0{i}': {'status': 'done'} for i in range(1, 5)}\n"
+    "(folder / 'manifest.json').write_text(json.dumps(done))",
+]
+# Starts in 20 ms: neither the package nor a kernel is loaded.
+TRIAL = """
+import json, sys
+folder, name, seconds, fails = sys.argv[1:]
+def tell(what):
+    with open(f"{folder}/{what}", "a") as file:
+        file.write(name + "\\n")
+tell("begun")
+if open(f"{folder}/begun").read().split().count(name) <= int(fails):
+    sys.exit("grpo-nb: not yet")
+space = {"run_folder": f"{folder}/{name}", "seconds": float(seconds)}
+for cell in json.load(open(f"{folder}/stub.ipynb"))["cells"]:
+    exec("".join(cell["source"]), space)
+tell("ended")
+"""
+
+
+def prepare(folder: Path, trials: int) -> sweep.Sweep:
+    cells = [{"cell_type": "code", "source": cell} for cell in CELLS]
+    (folder / "stub.ipynb").write_text(json.dumps({"cells": cells}))
+    (folder / "stub.yaml").write_text(
+        f"profile: tiny-cpu\ngrid: {{seed: {list(range(trials))}}}\nretries: 2\n"
+    )
+    return sweep.read_sweep(folder / "stub.yaml")
+
+
+def command(folder: Path, seconds: float = 0.0, fails: int = 0):
+    start = [sys.executable, "-S", "-I", "-c", TRIAL, str(folder)]
+    return lambda _, trial: [*start, trial.name, str(seconds), str(fails)]
+
+
+def main(place: str, jobs: str, trials: str, seconds: str = "0.05") -> int:
+    prepare(Path(place), int(trials))
+    stub = command(Path(place), float(seconds))
+    sweep.run_sweep = partial(sweep.run_sweep, command=stub)
+    return grpo_nb.main(["sweep", f"{place}/stub.yaml", "--jobs", jobs])
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,218 @@
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from grpo_nb import batches, uploads
+from grpo_nb.__main__ import main
+from grpo_nb.runs import Run
+
+RUN = "profile: tiny-cpu\ndata.max_rows: 80\ndata.eval_rows: 16\ntrain.learning_rate: 1e-4\n"
+
+
+def write(folder, text, name="mine.yaml"):
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a: 1e-3", 1e-3),
+        ("a: -2.5E+2", -250.0),
+        ("a: .5", 0.5),
+        ("a: 7", 7),
+        ("a: 1.2.3", "1.2.3"),
+        ("a: off", "off"),
+        ("a: no", "no"),
+        ("a: true", True),
+        ("a: 2026-01-01", "2026-01-01"),
+        ("a: '1, 0.5'", "1, 0.5"),
+        ("a: null", None),
+    ],
+)
+def test_values_are_what_they_look_like(tmp_path, text, value):
+    (found,) = batches.read_yaml(tmp_path / write(tmp_path, text)).values()
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train:\n\tmax_steps: 3", "line 2: found character '\\t' that cannot start any token"),
+        ("name:\tx\n\tseed: 1", "indent with spaces, not tabs"),
+        ("seed: 1\nname: x\nseed: 2", "line 3: the key 'seed' stands twice"),
+        ("train.max_stepz: 3", "'train.max_stepz': did you mean 'train.max_steps'"),
+        ("train.max_steps: many", "train.max_steps = 'many'"),
+        ("- seed", "write one `setting: value` a line"),
+        ("", "write one `setting: value` a line"),
+        ("seed: [1", "line 1:"),
+        ("seed: !!python/object:os.system 1", "could not determine a constructor"),
+        ("name: a/b", "run_name 'a/b'"),
+        ("name: x\nprofile: tiny", "'tiny': did you mean 'tiny-cpu'"),
+        ("trl.epsilom: 0.2", "did you mean 'trl.epsilon'"),
+    ],
+)
+def test_wrong_run_files_start_nothing(runs_dir, capsys, text, message):
+    good = write(runs_dir, RUN, "good.yaml")
+    assert main(["run", "-f", good, "-f", write(runs_dir, text)]) == 2
+    assert message in capsys.readouterr().err
+    assert sorted(path.name for path in runs_dir.iterdir()) == ["good.yaml", "mine.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "02", "--from", "02"], "--only names one stage"),
+        (["--from", "03", "--to", "02", "--name", "x"], "no stage between them"),
+        (["--to", "5"], "unknown stage '5'"),
+        (["-f", "no.yaml"], "no.yaml does not exist"),
+        (["--notebooks-to", "ftp://x/y"], "use a folder, or one of s3://"),
+    ],
+)
+def test_wrong_arguments_start_nothing(runs_dir, capsys, arguments, message):
+    assert main(["run", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(runs_dir.iterdir())
+
+
+def test_two_files_that_would_write_one_directory_are_refused(runs_dir, capsys):
+    files = [write(runs_dir, f"name: same\nseed: {i}", f"{i}.yaml") for i in (1, 2)]
+    assert main(["run", "-f", files[0], "-f", files[1]]) == 2
+    assert f"two runs would write {runs_dir}/same" in capsys.readouterr().err
+
+
+def test_the_plan_says_where_each_setting_comes_from_and_starts_nothing(runs_dir, capsys):
+    text = "name: mine\nprofile: l4-24gb\ntrain.beta: 0.1\nseed: 1\n"
+    arguments = ["run", "-f", write(runs_dir, text, "r.yaml"), "--set", "seed=4", "--dry-run"]
+    assert main([*arguments, "--to", "03"]) == 0
+    printed = capsys.readouterr().out
+    for line in (r"seed .* 4 .* --set", r"train.beta .* 0.1 .* r.yaml", r"lora_rank .* 32 .* prof"):
+        assert re.search(line, printed)
+    assert "train.temperature" not in printed, "which is the default"
+    flat = re.sub(r"\s", "", printed)
+    assert "01_prepare_data,02_test_rewards,03_train_grpo" in flat
+    assert "04_merge_and_infer" not in flat
+    assert [path.name for path in runs_dir.iterdir()] == ["r.yaml"]
+
+
+def test_the_command_line_comes_over_the_file(runs_dir):
+    file = write(runs_dir, RUN)
+    (plan,) = batches.planned_runs([file], None, None, ["train.beta=0.2", "data.max_rows=9"])
+    assert (plan.name, plan.profile) == ("mine", "tiny-cpu")
+    assert plan.settings["data.max_rows"] == "9"
+    assert plan.settings["train.learning_rate"] == 1e-4
+    (plan,) = batches.planned_runs([file], "other", "l4-24gb", [])
+    assert (plan.name, plan.profile) == ("other", "l4-24gb")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """Stage 01 alone, of a run file, with a copy of its notebook elsewhere."""
+    folder = tmp_path_factory.mktemp("prepared")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_NB_RUNS", str(folder / "runs"))
+        file = write(folder, RUN)
+        assert main(["run", "-f", file, "--to", "01", "--notebooks-to", f"{folder}/copies"]) == 0
+    return folder
+
+
+def test_one_stage_alone_with_a_log_and_a_copy_of_the_notebook(prepared):
+    run = prepared / "runs/mine"
+    assert list(json.loads((run / "manifest.json").read_text())) == ["01"]
+    log = (run / "log.txt").read_text().splitlines()
+    times, texts = zip(*(line.split(" ", 1) for line in log), strict=True)
+    assert texts[0].startswith("start: 01_prepare_data; tiny-cpu; {'data.max_rows': 80")
+    assert "torch 2." in texts[1]
+    assert texts[2] == "01_prepare_data: started"
+    assert re.fullmatch(r"01_prepare_data: done in \d+\.\d s", texts[3])
+    assert re.fullmatch(r"done in \d+\.\d s", texts[4])
+    assert list(times) == sorted(times)
+    copy, own = (p / "01_prepare_data.ipynb" for p in (prepared / "copies/mine", run / "notebooks"))
+    assert copy.read_bytes() == own.read_bytes()
+
+
+def test_the_same_file_goes_on_from_a_later_stage(prepared, monkeypatch, capsys):
+    monkeypatch.setenv("GRPO_NB_RUNS", str(prepared / "runs"))
+    arguments = ["run", "-f", str(prepared / "mine.yaml"), "--from", "02"]
+    assert main([*arguments, "--dry-run"]) == 0
+    assert main([*arguments, "--set", "data.max_rows=81"]) == 2
+    assert "data.max_rows belongs to stage 01, which --from 02 does" in capsys.readouterr().err
+    assert main([*arguments, "--from", "04"]) == 2
+    assert "needs 02_test_rewards, which is not started" in capsys.readouterr().err
+
+
+def test_runs_follow_each_other_although_one_fails(runs_dir, capsys):
+    files = [write(runs_dir, "data.source: nowhere.csv\n", f"{name}.yaml") for name in "ab"]
+    assert main(["run", "-f", files[0], "-f", files[1], "--profile", "tiny-cpu"]) == 1
+    error = capsys.readouterr().err
+    assert "run 'a': 01_prepare_data failed in cell" in error
+    assert "2 of 2 runs failed: a, b" in error
+    for name in "ab":
+        log = (Run(name) / "log.txt").read_text()
+        assert re.search(r"StageFailed after .* FileNotFoundError: .*nowhere.csv", log)
+
+
+@pytest.mark.parametrize("status", [200, 403])
+def test_notebooks_go_to_an_address_and_a_failing_one_loses_nothing(runs_dir, capsys, status):
+    got = {}
+
+    class Store(BaseHTTPRequestHandler):
+        def do_PUT(self):
+            got[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_):
+            """Quiet."""
+
+    server = HTTPServer(("127.0.0.1", 0), Store)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    place = f"http://127.0.0.1:{server.server_port}/nb"
+    arguments = ["run", "-f", write(runs_dir, RUN), "--only", "01", "--notebooks-to", place]
+    assert main(arguments) == (0 if status == 200 else 1)
+    server.shutdown()
+    own = json.loads((Run("mine") / "notebooks/01_prepare_data.ipynb").read_text())
+    assert json.loads(got["/nb/mine/01_prepare_data.ipynb"]) == own
+    assert Run("mine").manifest()["01"]["status"] == "done"
+    if status != 200:
+        error = capsys.readouterr().err
+        assert "/nb/mine/01_prepare_data.ipynb was not written (HTTPError: 403" in error
+
+
+def test_a_store_without_its_package_is_refused_at_once(runs_dir, capsys, monkeypatch):
+    monkeypatch.setitem(uploads.EXTRAS, "abs", ("no_such.package", "azure"))
+    assert main(["run", "--notebooks-to", "abs://x/y"]) == 2
+    error = capsys.readouterr().err
+    assert "abs://x/y needs no_such.package: pip install 'papermill[azure]'" in error
+    assert not list(runs_dir.iterdir())
+
+
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys, command):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path / "file/runs"))
+    text = RUN if command == "run" else "grid: {seed: [1]}"
+    arguments = {"run": ["run", "-f"], "sweep": ["sweep"]}[command]
+    assert main([*arguments, write(tmp_path, text)]) == 2
+    assert "point GRPO_NB_RUNS at a folder that can" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not shutil.which("bwrap"), reason="needs bubblewrap: a read-only disk")
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_a_read_only_disk_is_refused(tmp_path, command):
+    text = RUN if command == "run" else "grid: {seed: [1]}"
+    arguments = {"run": ["run", "-f"], "sweep": ["sweep"]}[command]
+    sandbox = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--setenv", "GRPO_NB_RUNS"]
+    grpo = [sys.executable, "-m", "grpo_nb", *arguments, write(tmp_path, text)]
+    done = subprocess.run(
+        [*sandbox, str(tmp_path), *grpo], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert re.search(r"cannot be written: .* is read-only; point GRPO_NB_RUNS", done.stderr)

@@ -1,0 +1,274 @@
+"""One question to base and tuned, and files of questions: streamed, scored, killed and resumed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+
+import nbformat
+import pandas as pd
+import pytest
+from nbclient import NotebookClient
+
+from grpo_nb import bench, config, models, runs
+from grpo_nb.__main__ import main
+from grpo_nb.answers import Sampling, answer_file
+from grpo_nb.infer import Chat, Said, answers_page
+from grpo_nb.pipeline import KERNEL_ARGUMENTS, QUIET
+from grpo_nb.widgets import ChatPanel
+
+SUM = "What is 47 + 38?"
+SAMPLED = {"temperature": 1.0, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def chat(moved_run):
+    return Chat(moved_run)
+
+
+@pytest.fixture
+def questions(tmp_path):
+    """48 sums with their golds, as CSV with names of its own."""
+    pairs = [(a, b) for a in range(11, 19) for b in range(21, 27)]
+    frame = pd.DataFrame(pairs, columns=["a", "b"])
+    frame["sum"] = frame["a"] + frame["b"]
+    frame["ask"] = [f"What is {a} + {b}?" for a, b in pairs]
+    frame.to_csv(tmp_path / "sums.csv", index=False)
+    return tmp_path / "sums.csv"
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("how", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_base_and_tuned_say_what_they_say_loaded_alone_and_differ(moved_run, chat, how):
+    said = {}
+    for model, adapter in (("tuned", moved_run / "train/adapter"), ("base", None)):
+        alone = models.open_engine("data/tiny_base", adapter=adapter, quantization="4bit")
+        prompts = [chat.row(SUM)["prompt"]]
+        [[expected]] = alone.generate(prompts, max_completion_length=48, **how)
+        said[model] = chat.answer(SUM, model, **how).completion
+        assert said[model] == expected.text
+    assert said["base"] != said["tuned"]
+
+
+def test_the_text_grows_while_it_is_written_and_ends_as_the_completion(chat, monkeypatch):
+    monkeypatch.setattr("grpo_nb.models.generation.TOLD_SECONDS", 0)
+    texts = []
+    said = chat.answer(SUM, "base", on_text=texts.append)
+    assert len(texts) > 10
+    assert all(b.startswith(a) for a, b in pairwise(texts))
+    assert texts[-1] == said.completion
+    assert said.completion.startswith("<reasoning>"), "the prompt is not told"
+
+
+def test_an_interrupt_while_the_base_answers_leaves_the_adapter_on(chat):
+    before = chat.answer(SUM, "tuned")
+
+    def interrupt(text):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        chat.answer(SUM, "base", on_text=interrupt)
+    assert chat.answer(SUM, "tuned") == before
+
+
+def test_a_gold_brings_the_scores_of_the_bench(chat):
+    said = chat.answer(chat.row(SUM, "85"), "base")
+    tokenizer = models.load_tokenizer("data/tiny_base")
+    judge = bench.Bench(chat.preset, chat.config.train, tokenizer)
+    table = judge.table([chat.row(SUM, "85")], [[said.completion] * 2])
+    assert {name: one.score for name, one in said.scored.items()} == {
+        name: table[name][0] for name in chat.preset.names
+    }
+    assert (said.total, said.answer) == (table["total"][0], table["answer"][0])
+    assert chat.answer(SUM, "base").scored == {}
+
+
+def test_what_is_shown_is_escaped():
+    attack = "<img src=x onerror=alert(1)>"
+    page = answers_page({"question": attack, "answer": attack}, {attack: Said(attack, attack)})
+    assert "<img" not in page
+    assert page.count("&lt;img") == 5
+
+
+def test_a_notebook_shows_the_answer_as_it_comes_and_stores_one_output(moved_run):
+    source = f"from grpo_nb import infer, runs\ninfer.Chat(runs.Run('moved')).ask({SUM!r}, 'base')"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    environment = os.environ | QUIET | {"GRPO_NB_RUNS": str(moved_run.path.parent)}
+    NotebookClient(notebook, extra_arguments=KERNEL_ARGUMENTS).execute(env=environment)
+    [output] = notebook.cells[0].outputs
+    assert "</mark>" in output["data"]["text/html"]
+    assert output["data"]["text/plain"].startswith(f"{SUM}\nbase: <reasoning>")
+
+
+def answering(run, source, target, *more):
+    command = [sys.executable, "-m", "grpo_nb", "answer", str(run.path), str(source)]
+    command += ["--to", str(target), "--model", "base", "--question-column", "ask"]
+    command += ["--temperature", "1", "--batch-size", "3", "--answer-column", "sum", *more]
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+
+def test_killed_in_the_middle_it_goes_on_and_writes_the_same_file(
+    moved_run, questions, tmp_path, monkeypatch
+):
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    assert answering(moved_run, questions, whole).wait(timeout=300) == 0
+    with answering(moved_run, questions, cut) as process:
+        while process.poll() is None and not (cut.exists() and cut.read_bytes().count(b"\n") > 4):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    written = cut.read_bytes().splitlines(keepends=True)
+    assert process.returncode == -signal.SIGKILL
+    assert 3 < len(written) < 48
+    cut.write_bytes(b"".join(written[:5]) + written[1][:30])  # in a batch, and torn
+    assert answering(moved_run, questions, cut).wait(timeout=300) == 0
+    assert cut.read_bytes() == whole.read_bytes()
+    lines = lines_of(whole)
+    assert [line["row"] for line in lines] == list(range(1, 49))
+    assert {line["gold"] for line in lines if line["row"] <= 2} == {"32", "33"}
+    asked = {"model": "base", "question_column": "ask", "answer_column": "sum"}
+    asked["sampling"] = Sampling(temperature=1.0, batch_size=3)
+    monkeypatch.setattr("grpo_nb.answers.open_engine", None)  # it has nothing more to ask
+    answer_file(moved_run, questions, whole, **asked)
+    assert whole.read_bytes() == cut.read_bytes()
+
+
+@pytest.fixture
+def few(tmp_path):
+    """Rows that can be asked, and rows that cannot."""
+    path = tmp_path / "few.jsonl"
+    rows = [{"question": SUM, "answer": "85"}, {"question": " "}, {"question": SUM, "answer": "?"}]
+    rows += [{"question": "x" * 3000, "answer": "1"}, {"question": "What is 1 + 1?"}]
+    path.write_text("\n".join(map(json.dumps, rows)) + '\nno JSON\n{"question": "\\ud800"}\n')
+    return path
+
+
+def test_rows_that_cannot_be_asked_keep_their_line(moved_run, few, tmp_path):
+    summary = answer_file(moved_run, few, tmp_path / "to.jsonl", model="adapter")
+    lines = lines_of(tmp_path / "to.jsonl")
+    assert [line["row"] for line in lines] == list(range(1, 8))
+    faults = ["", "empty", "holds no number", "too long", "", "not JSON", "damaged text"]
+    for line, why in zip(lines, faults, strict=True):
+        assert why in line.get("fault", "")
+        assert ("fault" in line) == bool(why)
+        assert ("completion" in line) == (why in ("", "holds no number"))
+    assert [("gold" in line, "reward" in line) for line in lines[:3]] == [
+        *((True, True), (False, False), (False, False))
+    ]
+    assert "7 rows, 5 with a fault, numeric_correctness_reward " in summary
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "json", "parquet"])
+def test_a_file_of_any_kind_gets_the_same_answers(moved_run, questions, tmp_path, ending):
+    frame = pd.read_csv(questions).astype(str)[["ask", "sum"]].head(2)
+    source = tmp_path / f"two.{ending}"
+    {
+        "csv": lambda: frame.to_csv(source, index=False),
+        "tsv": lambda: frame.to_csv(source, index=False, sep="\t"),
+        "json": lambda: frame.to_json(source, orient="records"),
+        "parquet": lambda: frame.to_parquet(source),
+    }[ending]()
+    columns = {"question_column": "ask", "answer_column": "sum"}
+    answer_file(moved_run, source, tmp_path / "to.jsonl", model="base", **columns)
+    chat = Chat(moved_run)
+    for line, (ask, gold) in zip(lines_of(tmp_path / "to.jsonl"), frame.to_numpy(), strict=True):
+        said = chat.answer(chat.row(ask, gold), "base")
+        assert (line["question"], line["gold"]) == (ask, gold)
+        assert (line["completion"], line["answer"]) == (said.completion, said.answer)
+        assert line["reward"] == said.total
+
+
+def test_unsloth_answers_as_transformers(moved_run, few, tmp_path):
+    """In a process of its own, for Unsloth changes the libraries."""
+    command = [sys.executable, "-m", "grpo_nb", "answer", str(moved_run.path), str(few)]
+    to = ["--to", str(tmp_path / "unsloth.jsonl"), "--model", "adapter", "--engine", "unsloth"]
+    done = subprocess.run([*command, *to], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{tmp_path / 'unsloth.jsonl'}: 7 rows")
+    assert "Unsloth" not in done.stdout
+    answer_file(moved_run, few, tmp_path / "plain.jsonl", model="adapter", engine="transformers")
+    assert lines_of(tmp_path / "unsloth.jsonl") == lines_of(tmp_path / "plain.jsonl")
+
+
+def test_it_goes_on_only_with_what_it_was_begun_with(moved_run, few, tmp_path):
+    target = tmp_path / "to.jsonl"
+    answer_file(moved_run, few, target, model="base")
+    before = target.read_bytes()
+    for change, why in (
+        ({"sampling": Sampling(temperature=1.0)}, r"temperature = 0.0 and this is 1.0"),
+        ({"sampling": Sampling(batch_size=2)}, r"batch_size = 64 and this is 2"),
+        ({"model": "adapter"}, r"model = 'base' and this is 'adapter'"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            answer_file(moved_run, few, target, **{"model": "base"} | change)
+    few.write_text(few.read_text() + '{"question": "one more"}\n')
+    with pytest.raises(ValueError, match=r"begun with source = .*choose another target"):
+        answer_file(moved_run, few, target, model="base")
+    assert target.read_bytes() == before
+    other = tmp_path / "mine.jsonl"
+    other.write_text("{}\n")
+    with pytest.raises(ValueError, match="was not written by this command"):
+        answer_file(moved_run, few, other, model="base")
+    assert other.read_text() == "{}\n"
+
+
+def test_wrong_input_is_refused_before_a_model_is_loaded(
+    moved_run, questions, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("GRPO_NB_RUNS", "")  # the command sets it
+
+    def refused(*arguments):
+        assert (
+            main(["answer", str(moved_run.path), *arguments, "--to", str(tmp_path / "to.jsonl")])
+            == 2
+        )
+        assert not (tmp_path / "to.jsonl").exists()
+        return capsys.readouterr().err
+
+    base = ("--model", "base")
+    assert "nowhere.csv is no file" in refused("nowhere.csv", *base)
+    assert "the row has a, b, sum, ask" in refused(str(questions), *base)
+    asked = (str(questions), "--question-column", "ask")
+    assert "has no column 'gold'; it has a, b, sum, ask" in refused(
+        *asked, *base, "--answer-column", "gold"
+    )
+    assert "model/merged lacks" in refused(*asked)
+    assert "did you mean 'merged'?" in refused(*asked, "--model", "merge")
+    assert "did you mean 'vllm'?" in refused(*asked, *base, "--engine", "vlm")
+    assert "batch_size 0" in refused(*asked, *base, "--batch-size", "0")
+    assert "the name of a data file ends in" in refused(__file__, *base)
+
+
+def test_a_run_that_was_not_trained_says_so(runs_dir):
+    untrained = runs.Run("new")
+    untrained.write_config(config.resolve("tiny-cpu", {}))
+    with pytest.raises(FileNotFoundError, match="holds no train/adapter: run 03_train_grpo first"):
+        Chat(untrained).answer(SUM)
+
+
+def test_enter_asks_both_and_a_gold_scores_them(chat):
+    panel = ChatPanel(chat)
+    panel.question.value, panel.gold.value = SUM, "85"
+    panel.question._handle_custom_msg({"event": "submit"}, [])  # what Enter sends
+    assert panel.errors.value == ""
+    said = [chat.answer(chat.row(SUM, "85"), model) for model in ("base", "tuned")]
+    row = chat.row(SUM, "85")
+    assert panel.view.value == answers_page(row, dict(zip(("base", "tuned"), said, strict=True)))
+    panel.gold.value, panel.temperature.value, panel.seed.value = "", 1.0, 3
+    panel.button.click()
+    said = {model: chat.answer(SUM, model, **SAMPLED) for model in ("base", "tuned")}
+    assert panel.view.value == answers_page(chat.row(SUM), said)
+
+
+def test_errors_are_shown_and_the_next_question_is_answered(chat):
+    panel = ChatPanel(chat)
+    panel.button.click()
+    assert "type a question first" in panel.errors.value
+    panel.question.value = "<b>bold</b>"
+    panel.button.click()
+    assert (panel.errors.value, panel.button.disabled) == ("", False)
+    assert "&lt;b&gt;bold" in panel.view.value

@@ -1,0 +1,180 @@
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from grpo_nb import config, evaluate, leaderboard, rewards
+from grpo_nb.__main__ import main
+from grpo_nb.runs import NOTEBOOKS, Run, write_json
+
+MATH = rewards.load_preset("math")
+
+
+def lines(right, questions, decoding):
+    table = pd.DataFrame({"row": range(len(right)), "question": questions})
+    table["gold"], table["decoding"], table["completion"] = "1", decoding, "1"
+    table["answer"], table["tokens"], table["truncated"] = "1", 3, False
+    for name in MATH.names:
+        table[name] = right.astype(float)
+    table["reward"] = table["accuracy"] = table["format"] = right.astype(float)
+    table["correct"] = right
+    return table
+
+
+def make_run(name, right, questions=None, gpu="", **settings):
+    """A run whose merged model answers these prompts right, and its base none."""
+    run, right = Run(name), np.asarray(right, dtype=bool)
+    questions = questions or [f"question {i}" for i in range(len(right))]
+    chosen = config.resolve("tiny-cpu", {k.replace("__", "."): v for k, v in settings.items()})
+    samples = {
+        label: pd.concat([lines(r, questions, d) for d in evaluate.DECODING])
+        for label, r in (("base", np.zeros_like(right)), ("merged", right))
+    }
+    rows = [{"question": question} for question in questions]
+    report = {"models": {"base": {}, "merged": {}}}
+    report |= evaluate.build(samples, rows, MATH, chosen)
+    evaluate.save(run, evaluate.Evaluation(samples, report))
+    run.write_config(chosen)
+    write_json(
+        run / "manifest.json",
+        {stage: {"status": "done", "seconds": 90.0, "gpu": gpu} for stage in NOTEBOOKS},
+    )
+    (run / "train").mkdir()
+    metrics = [{"step": step, "reward": step / 9} for step in range(1, 10)]
+    metrics.append({"step": 9, "eval/accuracy": 0.5})
+    text = "".join(json.dumps(line) + "\n" for line in metrics)
+    (run / "train/metrics.jsonl").write_text(text)
+    return run.path
+
+
+def right(count, of=100):
+    return np.arange(of) < count
+
+
+def test_the_best_comes_first_and_only_real_differences_are_called_so(runs_dir):
+    places = [make_run("weak", right(50)), make_run("good", right(92)), make_run("best", right(95))]
+    board = leaderboard.compare(places)
+    assert list(board.table["run"]) == ["best", "good", "weak"]
+    assert list(board.table["verdict"]) == ["best", "not distinguishable", "real"]
+    assert list(board.table["difference"][1:]) == [pytest.approx(-0.03), pytest.approx(-0.45)]
+    weak = board.table.iloc[2]
+    assert weak["difference_low"] < -0.45 < weak["difference_high"] < 0
+    verdicts = board.pairs.set_index(["better", "worse"])["verdict"]
+    assert verdicts["good", "weak"] == "real"
+    assert leaderboard.readable(board)["against the best"][1].startswith("-3.0 points (")
+
+
+def test_many_comparisons_are_corrected_for(runs_dir):
+    """One pair with 8 prompts to 1 is real alone (p = 0.04), and not among many."""
+    alone = [make_run("a0", right(92)), make_run("b", np.r_[right(84, 92), np.arange(8) == 0])]
+    assert list(leaderboard.compare(alone).pairs["verdict"]) == ["real"]
+    more = [make_run(f"a{i}", right(92)) for i in range(1, 5)]
+    board = leaderboard.compare([*alone, *more])
+    assert board.pairs["p"].min() < 0.05
+    assert set(board.pairs["verdict"]) == {"not distinguishable"}
+
+
+def test_of_identical_models_few_in_a_hundred_sweeps_show_a_real_difference():
+    """Holm keeps the chance of any false finding below 5 %; here 10 models of equal skill."""
+    rng, false = np.random.default_rng(0), 0
+    for _ in range(100):
+        scores = pd.DataFrame(rng.random((100, 10)) < 0.6, dtype=float)
+        false += (leaderboard._pairs(scores)["verdict"] == "real").any()
+    assert false <= 5
+
+
+def test_only_shared_prompts_are_paired(runs_dir):
+    a = make_run("a", right(90), [f"q{i}" for i in range(100)])
+    b = make_run("b", right(10), [f"q{i}" for i in range(60, 160)])
+    c = make_run("c", right(10), [f"other {i}" for i in range(100)])
+    board = leaderboard.compare([a, b, c])
+    pairs = board.pairs.set_index(["better", "worse"])
+    # of q60 … q99 run a has the first 30 right, run b the first 10
+    assert pairs.loc[("a", "b"), ["prompts", "difference"]].tolist() == [40, 0.5]
+    assert pairs.loc[("a", "c"), "prompts"] == 0
+    assert pairs.loc[("a", "c"), "verdict"] == "not distinguishable"
+    shown = leaderboard.readable(board).set_index("run")["against the best"]
+    assert shown["c"] == "no shared prompts"
+
+
+def test_what_explains_the_differences(runs_dir):
+    rng, places = np.random.default_rng(0), []
+    for i in range(24):
+        rate, beta = 10.0 ** -rng.uniform(2, 5), float(i % 2)
+        share = int(10 * -np.log10(rate) + rng.integers(3))
+        settings = {"train__learning_rate": rate, "train__beta": beta, "seed": i % 3}
+        places.append(make_run(f"r{i}", right(share), **settings))
+    found = leaderboard.compare(places).settings.set_index("setting")
+    assert found.index[0] == "train.learning_rate"
+    assert found["explained"]["train.learning_rate"] > 0.8
+    assert found["explained"][["train.beta", "seed"]].max() < 0.2
+    assert found["rank_correlation"]["train.learning_rate"] < -0.9
+
+
+def test_equal_settings_are_summed_up_over_seeds(runs_dir):
+    places = [
+        make_run(f"r{beta}{seed}", right(50 + beta + 10 * seed), train__beta=float(beta), seed=seed)
+        for beta in (0, 1)
+        for seed in (0, 1, 2)
+    ]
+    found = leaderboard.compare(places).over_seeds
+    assert found.to_dict("records") == [
+        {"train.beta": "1.0", "mean": 0.61, "min": 0.51, "max": 0.71, "runs": 3},
+        {"train.beta": "0.0", "mean": 0.6, "min": 0.5, "max": 0.7, "runs": 3},
+    ]
+
+
+def test_the_command_writes_table_and_page_and_says_what_is_left_out(runs_dir, capsys):
+    make_run("a", right(90), gpu="NVIDIA T4, 15360 MiB", train__beta=0.5)
+    make_run("b", right(40))
+    Run("broken").record("01", {"status": "failed", "error": "ValueError: <no>"})
+    (runs_dir / "x.sweep").mkdir()
+    folders = sorted(str(path) for path in runs_dir.iterdir())
+    table, page = runs_dir / "t.csv", runs_dir / "p.html"
+    assert main(["report", *folders, "--csv", str(table), "--html", str(page)]) == 0
+    printed = capsys.readouterr().out
+    assert "1 of 1 differences are real" in printed
+    assert "ValueError: <no>" in printed
+    assert "x.sweep" not in printed
+    found = pd.read_csv(table)
+    assert list(found["gpu_hours"]) == [0.1, 0.0]
+    assert list(found["train.beta"]) == [0.5, 0.0]
+    html = page.read_text()
+    assert "ValueError: &lt;no&gt;" in html
+    assert "src='data:image/png;base64," in html
+    assert "http" not in html.replace("http-equiv", ""), "the page needs nothing from elsewhere"
+
+
+def test_one_run_alone(runs_dir):
+    board = leaderboard.compare([make_run("a", right(90))])
+    assert board.pairs.empty and board.settings.empty
+    leaderboard.show(board, Console(quiet=True))
+    assert leaderboard.page(board)
+
+
+def test_runs_judged_by_different_rewards_say_so(runs_dir):
+    places = [make_run("a", right(90)), make_run("b", right(40))]
+    path = runs_dir / "b/eval/report.json"
+    path.write_text(path.read_text().replace("numeric_correctness", "other"))
+    shown = leaderboard.readable(leaderboard.compare(places))
+    assert set(shown["measured by"]) == {"numeric_correctness_reward", "other_reward"}
+
+
+def test_nothing_to_compare(runs_dir, capsys):
+    (runs_dir / "empty").mkdir()
+    assert main(["report", str(runs_dir / "empty")]) == 2
+    error = capsys.readouterr().err
+    assert "no finished run among 1 folders" in error
+    assert "empty: 01_prepare_data not started" in error
+    with pytest.raises(ValueError, match="sweep notebooks/compare"):
+        leaderboard.named("compare")
+
+
+def test_a_real_run(demo_run):
+    board = leaderboard.compare([demo_run.path])
+    report = json.loads((demo_run / "eval/report.json").read_text())
+    assert board.table["accuracy"][0] == report["greedy"]["merged"]["accuracy"]
+    assert board.table["measured_by"][0] == "numeric_correctness_reward"
+    assert board.table["prompts"][0] == report["prompts"]

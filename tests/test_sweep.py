@@ -1,0 +1,242 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import stub_trials
+from rich.console import Console
+
+from grpo_nb import slots, sweep
+from grpo_nb.__main__ import main
+from grpo_nb.runs import Run
+
+QUIET = Console(quiet=True)
+
+
+def write(folder, text):
+    (folder / "s.yaml").write_text(text)
+    return folder / "s.yaml"
+
+
+def told(folder, what):
+    path = folder / what
+    return path.read_text().split() if path.exists() else []
+
+
+def until(true, seconds=60):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_a_grid_with_seeds(runs_dir):
+    path = write(
+        runs_dir,
+        "name: rates\nprofile: tiny-cpu\nsettings: {train.max_steps: 9}\nretries: 3\n"
+        'grid:\n  train.learning_rate: [1e-3, 3e-4]\n  rewards.reward_weights: ["1, 1, 0, 0"]\n'
+        "seeds: [5, 6]\n",
+    )
+    asked = sweep.read_sweep(path)
+    assert [trial.name for trial in asked.trials] == [f"rates-00{i}" for i in range(4)]
+    rates = [(t.swept["train.learning_rate"], t.swept["seed"]) for t in asked.trials]
+    assert rates == [(1e-3, 5), (1e-3, 6), (3e-4, 5), (3e-4, 6)]
+    assert asked.trials[0].settings["train.max_steps"] == 9
+    assert asked.retries == 3
+
+
+def test_a_list(runs_dir):
+    path = write(runs_dir, "list:\n- {train.beta: 0.1}\n- {train.loss_type: grpo, seed: 3}\n")
+    swept = [trial.swept for trial in sweep.read_sweep(path).trials]
+    assert swept == [{"train.beta": 0.1}, {"train.loss_type": "grpo", "seed": 3}]
+
+
+def test_random_draws_stay_in_range_and_more_of_them_add_to_the_first(runs_dir):
+    text = (
+        "random:\n  train.learning_rate: {low: 1e-5, high: 1e-3, log: true}\n"
+        "  train.warmup_steps: {low: 0, high: 9}\n  train.loss_type: [dapo, grpo]\ndraws: "
+    )
+    few, many = (
+        [trial.swept for trial in sweep.read_sweep(write(runs_dir, f"{text}{count}")).trials]
+        for count in (20, 60)
+    )
+    assert many[:20] == few
+    rates = [point["train.learning_rate"] for point in many]
+    assert 1e-5 <= min(rates) < 1e-4 < max(rates) <= 1e-3
+    assert 15 < sum(rate < 1e-4 for rate in rates) < 45  # half of them: even in the logarithm
+    assert {point["train.warmup_steps"] for point in many} <= set(range(10))
+    assert {point["train.loss_type"] for point in many} == {"dapo", "grpo"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("grid: {train.max_stepz: [1]}", "'train.max_stepz': did you mean 'train.max_steps'"),
+        ("grid: {}", "grid is empty"),
+        ("grid: {train.max_steps: []}", "train.max_steps: write a list of values; it has []"),
+        ("grid: {train.max_steps: 3}", "it has 3"),
+        ("list: []", "list is empty"),
+        ("list: [{seed: 1}, {seed: 1}]", "two trials are the same run: seed = 1"),
+        ("grid: {seed: [1]}\nlist: [{seed: 1}]", "found grid and list"),
+        ("name: x", "found none of them"),
+        ("grid: {seed: [1]}\nsettings: {seed: 2}", "seed is varied, and set in settings"),
+        ("grid: {seed: [1]}\ngird: 1", "unknown key of a sweep 'gird': did you mean 'grid'"),
+        ("grid: {seed: [1]}\ngrid: {seed: [2]}", "line 2: the key 'grid' stands twice"),
+        ("grid:\n\tseed: [1]", "line 2: found character '\\t' that cannot start any token"),
+        ("grid: {seed: [1", "line 1:"),
+        ("- grid", "write one `setting: value` a line"),
+        ("grid: {train.max_steps: [many]}", "train.max_steps = 'many'"),
+        ("grid: {train.num_generations: [7]}", "does not divide the batch"),
+        ("grid: {seed: [1]}\nseeds: []", "seeds = []"),
+        ("grid: {seed: [1]}\nretries: -1", "retries = -1"),
+        ("grid: {seed: [1]}\nname: a/b", "run_name 'a/b-000'"),
+        ("random: {seed: {low: 3, high: 3}}", "write a list of values, or {low"),
+        ("random: {train.beta: {low: 0, high: 1, log: true}}", "log needs low > 0"),
+        ("random: {seed: [1, 2]}\ndraws: 3", "random has 2 different points"),
+        ("profile: tiny\ngrid: {seed: [1]}", "'tiny': did you mean 'tiny-cpu'"),
+    ],
+)
+def test_wrong_input_starts_nothing(runs_dir, capsys, text, message):
+    assert main(["sweep", str(write(runs_dir, text))]) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in runs_dir.iterdir()] == ["s.yaml"]
+
+
+def test_a_missing_file_and_no_jobs(runs_dir, capsys):
+    assert main(["sweep", str(runs_dir / "no.yaml")]) == 2
+    assert "no.yaml does not exist" in capsys.readouterr().err
+    assert main(["sweep", str(write(runs_dir, "grid: {seed: [1]}")), "--jobs", "0"]) == 2
+
+
+def test_the_plan_is_shown_and_nothing_starts(runs_dir, capsys):
+    assert main(["sweep", str(write(runs_dir, "grid: {seed: [7, 8]}")), "--dry-run"]) == 0
+    assert re.search(r"s-001 .* seed = 8", capsys.readouterr().out)
+    assert [path.name for path in runs_dir.iterdir()] == ["s.yaml"]
+
+
+def test_a_directory_that_belongs_to_something_else_is_refused(runs_dir, capsys):
+    path = write(runs_dir, "profile: tiny-cpu\ngrid: {seed: [1]}")
+    Run("s-000").path.mkdir()
+    assert main(["sweep", str(path)]) == 2
+    assert "s-000 is not this sweep's" in capsys.readouterr().err
+    Run("s-000").path.rmdir()
+    stub_trials.prepare(runs_dir, 1)
+    asked = sweep.read_sweep(path)
+    assert sweep.run_sweep(asked, 1, QUIET, stub_trials.command(runs_dir)) == 0
+    assert main(["sweep", str(write(runs_dir, "profile: tiny-cpu\ngrid: {seed: [2]}"))]) == 2
+    assert "s-000 has other settings, {'seed': 1}" in capsys.readouterr().err
+
+
+def test_200_trials_survive_two_kills_of_the_driver_each_run_once(runs_dir):
+    """The first kill takes the driver alone, whose trials live on; the second them as well."""
+    command = [sys.executable, stub_trials.__file__, str(runs_dir), "4", "200"]
+    killed = []
+    for enough, with_trials in ((40, False), (110, True)):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+            until(lambda count=enough: len(told(runs_dir, "ended")) >= count)
+            driver.kill()
+        if with_trials:
+            for state in map(json.loads, (p.read_text() for p in runs_dir.glob("*.sweep/*.json"))):
+                if state["status"] == "running" and state["pid"]:
+                    killed += [state["trial"]] if _kill(state["pid"]) else []
+    asked = stub_trials.prepare(runs_dir, 200)
+    assert 110 <= len(told(runs_dir, "ended")) < 200
+    assert sweep.run_sweep(asked, 4, QUIET, stub_trials.command(runs_dir)) == 0
+    names = [trial.name for trial in asked.trials]
+    assert sorted(told(runs_dir, "ended")) == names
+    begun = told(runs_dir, "begun")
+    assert {name for name in names if begun.count(name) > 1} <= set(killed)
+    states = [json.loads(path.read_text()) for path in (runs_dir / "stub.sweep").glob("*.json")]
+    assert {(state["status"], state["failures"]) for state in states} == {("done", 0)}
+    assert len(states) == 200
+
+
+def _kill(pid):
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_failed_trial_is_tried_again_up_to_retries_times(runs_dir):
+    asked = stub_trials.prepare(runs_dir, 3)
+    assert asked.retries == 2
+    assert sweep.run_sweep(asked, 2, QUIET, stub_trials.command(runs_dir, fails=9)) == 1
+    assert sorted(told(runs_dir, "begun")) == sorted(3 * [t.name for t in asked.trials])
+    state = json.loads((runs_dir / "stub.sweep/002.json").read_text())
+    assert (state["status"], state["failures"]) == ("failed", 3)
+    assert state["error"] == "grpo-nb: not yet"
+    assert sweep.run_sweep(asked, 2, QUIET, stub_trials.command(runs_dir)) == 1, "started again"
+    assert "001: failed, now failed" in (runs_dir / "stub.sweep/log.txt").read_text()
+    more = asked._replace(retries=3)
+    assert sweep.run_sweep(more, 2, QUIET, stub_trials.command(runs_dir)) == 0
+
+
+def test_a_trial_that_fails_once_succeeds(runs_dir):
+    asked = stub_trials.prepare(runs_dir, 2)
+    assert sweep.run_sweep(asked, 1, QUIET, stub_trials.command(runs_dir, fails=1)) == 0
+    assert sorted(told(runs_dir, "ended")) == ["stub-000", "stub-001"]
+
+
+def test_a_run_in_use_by_someone_else_waits(runs_dir):
+    stub_trials.prepare(runs_dir, 2)
+    holder = "from grpo_nb.runs import Run; import sys; Run('stub-000').lock(); "
+    holder += "print('held', flush=True); sys.stdin.read()"
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    (runs_dir / "stub.sweep").mkdir()
+    state = {"trial": "stub-000", "profile": "tiny-cpu", "settings": {"seed": 0}}
+    state |= {"status": "waiting", "failures": 0, "seconds": 0.0}
+    (runs_dir / "stub.sweep/000.json").write_text(json.dumps(state))
+    driver = [sys.executable, stub_trials.__file__, str(runs_dir), "1", "2"]
+    with subprocess.Popen([sys.executable, "-c", holder], **streams) as process:
+        assert process.stdout.readline() == "held\n"
+        with subprocess.Popen(driver, stdout=subprocess.DEVNULL) as running:
+            until(lambda: told(runs_dir, "ended") == ["stub-001"])
+            time.sleep(0.3)
+            assert told(runs_dir, "begun") == ["stub-001"]
+            process.stdin.close()
+            assert running.wait(30) == 0
+    assert told(runs_dir, "ended") == ["stub-001", "stub-000"]
+
+
+def test_a_second_driver_is_refused_and_sigterm_stops_the_trials(runs_dir):
+    asked = stub_trials.prepare(runs_dir, 2)
+    command = [sys.executable, stub_trials.__file__, str(runs_dir), "2", "2", "60"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as driver:
+        until(lambda: len(told(runs_dir, "begun")) == 2)
+        with pytest.raises(RuntimeError, match="run by another process"):
+            sweep.run_sweep(asked, 1, QUIET)
+        driver.terminate()
+        error = driver.communicate(timeout=30)[1]
+    assert driver.returncode == 128 + signal.SIGTERM
+    assert "the same command goes on" in error
+    assert not told(runs_dir, "ended")
+    assert sweep.run_sweep(asked, 2, QUIET, stub_trials.command(runs_dir)) == 0
+    states = [json.loads((runs_dir / f"stub.sweep/00{i}.json").read_text()) for i in (0, 1)]
+    assert [state["failures"] for state in states] == [0, 0]
+
+
+def test_each_job_gets_a_gpu_or_a_share_of_the_processors(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert slots.environments(2) == [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in ("2", "5")]
+    with pytest.raises(ValueError, match="--jobs 3 with 2 GPUs: one trial a GPU"):
+        slots.environments(3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cores = len(os.sched_getaffinity(0))
+    assert slots.environments(1) == [{"OMP_NUM_THREADS": str(cores)}]
+    assert slots.environments(2 * cores) == [{"OMP_NUM_THREADS": "1"}] * 2 * cores
+
+
+def test_the_command_of_a_trial_goes_on_after_the_stages_that_are_done(runs_dir):
+    asked = sweep.read_sweep(write(runs_dir, "profile: tiny-cpu\ngrid: {train.beta: [0.1]}"))
+    assert sweep.trial_command(asked, asked.trials[0])[3:] == [
+        *("run", "--name=s-000", "--profile=tiny-cpu", "--from=01", "--set=train.beta=0.1")
+    ]
+    Run("s-000").record("01", {"status": "done"})
+    assert "--from=02" in sweep.trial_command(asked, asked.trials[0])

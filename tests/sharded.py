@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -19,13 +18,14 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from grpo_nb import models
 from grpo_nb.config import ModelConfig, PolicyConfig
 from grpo_nb.prompts import build_prompt
+from grpo_nb.training import ranks
 from grpo_nb.training.trainer import unsharded_root
 
 PROMPTS = [build_prompt(f"What is {a} + {b}?") for a, b in ((47, 38), (12, 34), (99, 9))]
 
 
 def main(folder):
-    dist.init_process_group("gloo")
+    ranks.start(None)
     config = PolicyConfig(backend="transformers")
     policy = models.load_policy(ModelConfig(quantization="16bit"), 0, config)
     for weights in policy.model.parameters():
@@ -47,10 +47,10 @@ def main(folder):
     report["gradients"] = sum(bool(gradient.any()) for gradient in gradients)
     whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
     gathered = get_model_state_dict(policy.model, options=whole)
-    if dist.get_rank() == 0:
+    if ranks.is_main():
         policy.model.save_pretrained(folder / "adapter", state_dict=gathered)
         (folder / "report.json").write_text(json.dumps(report))
-    dist.destroy_process_group()
+    ranks.end()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ every function here does the work and nothing else. `gather` and what uses it ha
 by all processes, in the same order.
 """
 
+import atexit
 import os
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -44,10 +46,17 @@ def start(expected: int | None) -> None:
 
 
 def end() -> None:
-    """Leave the others, once all are done; without it some processes abort as they exit."""
+    """Of several processes: end this one, once all are done; one alone goes on.
+
+    A thread of gloo that asks for Python while Python ends would abort the process.
+    """
     if world := _world():
         gather([])
         world.destroy_process_group()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _take_cores(place: int, of: int) -> None:

@@ -12,7 +12,7 @@ MODULES = sorted((PROJECT_ROOT / "grpo_nb").rglob("*.py"))
 HEAVY = {"torch", "unsloth", "trl", "vllm"}
 MAY_IMPORT_HEAVY = {"models", "training", "export"}
 LAYERS = [
-    {"batch"},
+    {"batch", "commands"},
     {"prompts", "numbers", "intervals", "sandbox", "profiles", "health"},
     {"settings"},
     {"config"},
@@ -24,7 +24,7 @@ LAYERS = [
     {"training", "export", "evaluate", "sheet", "doctor", "curriculum"},
     {"batches", "uploads", "slots"},
     {"pipeline", "charts", "infer"},
-    {"plots", "app", "dashboard", "serve", "reproduce", "answers"},
+    {"plots", "launch", "app", "dashboard", "serve", "reproduce", "answers"},
     {"trials", "leaderboard"},
     {"sweep"},
     {"widgets"},

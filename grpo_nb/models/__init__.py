@@ -10,6 +10,7 @@ from grpo_nb.models.checkpoint import (
     load_checkpoint,
     load_weights,
     quantization_config,
+    sharded,
     weights_dtype,
 )
 from grpo_nb.models.engine import Engine, open_engine
@@ -29,6 +30,7 @@ __all__ = [
     "load_weights",
     "open_engine",
     "quantization_config",
+    "sharded",
     "use_vllm",
     "weights_dtype",
 ]

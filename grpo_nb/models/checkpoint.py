@@ -53,6 +53,13 @@ def quantization_config(quantization: str) -> Any:
     )
 
 
+def sharded() -> bool:
+    """Whether the launcher spreads the weights over its processes: FSDP, or DeepSpeed ZeRO-3."""
+    known = {name: os.environ.get(f"ACCELERATE_USE_{name}") for name in ("FSDP", "DEEPSPEED")}
+    stage = os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
+    return known["FSDP"] == "true" or (known["DEEPSPEED"] == "true" and stage == "3")
+
+
 def load_base(model_path: str, quantization: str) -> "PreTrainedModel":
     """The model as it lies on disk, or quantised, with plain transformers."""
     from transformers import AutoModelForCausalLM
@@ -67,7 +74,8 @@ def load_base(model_path: str, quantization: str) -> "PreTrainedModel":
         **({"quantization_config": settings} if settings else {}),
         dtype=weights_dtype(),
         attn_implementation=_attention(),
-        device_map=gpu if cuda_available() else "cpu",
+        # Weights that are to be sharded need not fit on one GPU.
+        device_map=gpu if cuda_available() and not sharded() else "cpu",
     )
     for module in model.modules():
         # Otherwise bitsandbytes repacks the weights of some CPUs at the first forward.

@@ -142,7 +142,8 @@ class Scaled:
         if trainer_state is not None:
             columns["trainer_state"] = trainer_state
         scores = self.reward(completions=completions, **columns)
-        factor = self.factor(getattr(trainer_state, "global_step", 0), scores)
+        # Outside a training, as in a validation, no step is counted and no factor moves.
+        factor = self.factor(getattr(trainer_state, "global_step", -1), scores)
         if log_metric := columns.get("log_metric"):
             log_metric(f"{self.__name__}/factor", factor)
         return [None if score is None else score * factor for score in scores]
@@ -194,11 +195,13 @@ class Adaptive(Scaled):
         self.low, self.high, self.change = low, high, change
         self.least, self.greatest = least, greatest
         self.value, self.step = 1.0, -1
+        self.everyones: Callable[[list[float]], list[float]] = list  # of all processes' scores
 
     def factor(self, step: int, scores: Scores) -> float:
         middle = sum(declared_range(self.reward)) / 2
-        known = [score for score in scores if score is not None]
-        if step > self.step and known:
+        if step <= self.step:
+            return self.value
+        if known := self.everyones([score for score in scores if score is not None]):
             self.step = step
             rate = sum(score >= middle for score in known) / len(known)
             power = (rate < self.low) - (rate > self.high)

@@ -91,7 +91,9 @@ class Reward:
         rows = self._rows(completions, prompts, columns)
         if not self.settings.parallel:
             return [self._scored(row) for row in rows]
-        cores = os.cpu_count() or 1
+        # Of several processes that train, each has a share of the cores.
+        known = hasattr(os, "sched_getaffinity")
+        cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
         size = max(1, len(rows) // (8 * cores))  # small enough that no core is left waiting
         chunks = [rows[start : start + size] for start in range(0, len(rows), size)]
         with ThreadPoolExecutor(cores) as pool:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from pydantic import TypeAdapter, ValidationError
 
+from grpo_nb.batch import solve_batch
 from grpo_nb.config import RunConfig, source_of
 from grpo_nb.models import cuda_available
 from grpo_nb.profiles import refuse_unknown
@@ -57,13 +58,26 @@ REWRITTEN = {"accelerator_config", "debug", "report_to"}
 NONE_MEANS = {"epsilon_high": "epsilon", "num_generations_eval": "num_generations"}
 
 
-def grpo_arguments(config: RunConfig, output_dir: Path, vllm: bool) -> dict[str, Any]:
-    """The arguments of trl.GRPOConfig that this run sets; all others are TRL's defaults."""
+def grpo_arguments(
+    config: RunConfig, output_dir: Path, vllm: bool, processes: int = 1
+) -> dict[str, Any]:
+    """The arguments of trl.GRPOConfig that this run sets; all others are TRL's defaults.
+
+    Args:
+        config: Its step is that of all processes together, and its pass that of one.
+        output_dir: Of the stage.
+        vllm: Whether Unsloth generates by vLLM.
+        processes: That share the step.
+    """
+    group = config.train.num_generations
+    rows = config.train.per_device_train_batch_size
+    batch = solve_batch(config.step_completions // group, group, rows, processes)
     automatic = "adamw_8bit" if cuda_available() else "adamw_torch"
     trackers = [name.strip() for name in config.train.report_to.split(",")]
     refuse_missing_trackers(trackers)
     return {
         **{name: getattr(config.train, name) for name in TRL_NAMES},
+        **batch._asdict(),
         "output_dir": str(output_dir),
         "report_to": trackers,
         "seed": config.seed,
@@ -73,6 +87,7 @@ def grpo_arguments(config: RunConfig, output_dir: Path, vllm: bool) -> dict[str,
         "gradient_checkpointing": cuda_available(),
         **({} if {"bf16", "fp16"} & set(config.trl) else precision()),
         "use_vllm": vllm,
+        **vllm_by_trl(config),
         "shuffle_dataset": config.data.order == "shuffled",
         "log_completions": True,
         "num_completions_to_print": 0,
@@ -80,6 +95,31 @@ def grpo_arguments(config: RunConfig, output_dir: Path, vllm: bool) -> dict[str,
         "save_strategy": "no",  # the monitor says when
         "disable_tqdm": True,
         **config.trl,
+    }
+
+
+def vllm_by_trl(config: RunConfig) -> dict[str, Any]:
+    """With `trl.vllm_mode` TRL itself drives vLLM: on a server, or beside the policy.
+
+    Raises:
+        ValueError: The policy is Unsloth's, which drives its own, or in 4 bit.
+    """
+    if "vllm_mode" not in config.trl:
+        return {}
+    for name, value, needed in (
+        ("policy.backend", config.policy.backend, "transformers"),
+        ("model.quantization", config.model.quantization, "16bit"),
+    ):
+        if value != needed:
+            raise ValueError(
+                f"trl.vllm_mode = {config.trl['vllm_mode']!r} needs {name} = {needed!r}, and it is "
+                f"{value!r}: set it, or leave trl.vllm_mode out"
+            )
+    return {
+        "use_vllm": True,
+        "vllm_gpu_memory_utilization": config.policy.gpu_memory_utilization,
+        "vllm_enable_sleep_mode": config.policy.standby,
+        "vllm_max_model_length": config.model.max_seq_length,
     }
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from grpo_nb.rewards.combine import Adaptive
 from grpo_nb.runs import sha256, write_json
+from grpo_nb.training import ranks
+from grpo_nb.training.metrics import stage_folders
 
 SEAL = "sealed.json"
 ASIDE = ".saving"
@@ -30,14 +32,10 @@ class Sealed:
         folder = Path(self.args.output_dir)
         name = f"checkpoint-{self.state.global_step}"
         self._aside = folder / ASIDE
-        shutil.rmtree(self._aside, ignore_errors=True)
+        ranks.from_main(lambda: shutil.rmtree(self._aside, ignore_errors=True))
         try:
             super()._save_checkpoint(model, trial)  # type: ignore[misc]
-            for reward in adaptive_rewards(self.reward_funcs):
-                reward.save(self._aside / name)
-            seal(self._aside / name)
-            shutil.rmtree(folder / name, ignore_errors=True)
-            (self._aside / name).replace(folder / name)
+            ranks.from_main(lambda: self._seal_and_rename(self._aside / name, folder / name))
         except Exception as error:  # safetensors and torch have errors of their own for a full disk
             raise OSError(
                 f"checkpoint-{self.state.global_step} could not be written "
@@ -47,8 +45,15 @@ class Sealed:
         finally:
             shutil.rmtree(self._aside, ignore_errors=True)
             self._aside = None
-        for old in steps_of(folder)[: -self.keep_checkpoints]:
-            shutil.rmtree(folder / f"checkpoint-{old}")
+
+    def _seal_and_rename(self, written: Path, target: Path) -> None:
+        for reward in adaptive_rewards(self.reward_funcs):
+            reward.save(written)
+        seal(written)
+        shutil.rmtree(target, ignore_errors=True)
+        written.replace(target)
+        for old in steps_of(target.parent)[: -self.keep_checkpoints]:
+            shutil.rmtree(target.parent / f"checkpoint-{old}")
 
 
 def adaptive_rewards(rewards: Any) -> list[Adaptive]:
@@ -107,3 +112,14 @@ def newest(folder: Path, say: Callable[[str], None] = print) -> Path | None:
 
 def step_of(checkpoint: Path | None) -> int:
     return int(checkpoint.name.partition("-")[2]) if checkpoint else 0
+
+
+def trained_steps(folder: Path) -> int:
+    """The last step that a checkpoint or a finished stage holds."""
+    total = 0
+    for stage in stage_folders(folder):
+        if (stage / "stage.json").is_file():
+            total += json.loads((stage / "stage.json").read_text(encoding="utf-8"))["steps"]
+        elif steps := steps_of(stage):
+            total += steps[-1]
+    return total

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from grpo_nb.training import ranks
+
 # How TRL's losses join rows: by the mean over rows, by the mean over tokens, or as a sum
 # that is divided by the tokens of the whole step.
 MEAN_OF_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
@@ -13,6 +15,7 @@ class Halving:
 
     `rows_at_once` is how many rows of a pass go through the model together; it stays halved
     for the rest of the training. The completions of the step are not generated again.
+    Not with several processes: the others would wait in vain for the halves of one.
     """
 
     rows_at_once: int = 0  # 0: all
@@ -26,6 +29,10 @@ class Halving:
         return self._prepared[1]
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        if ranks.count() > 1:
+            loss = super().training_step(model, inputs, num_items_in_batch)  # type: ignore[misc]
+            self._prepared = None
+            return loss
         trained = [p for p in model.parameters() if p.requires_grad]
         before = [None if p.grad is None else p.grad.clone() for p in trained]
         while True:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from grpo_nb import health
+from grpo_nb.models import sharded
+from grpo_nb.training import ranks
 from grpo_nb.training.checkpoints import adaptive_rewards
 from grpo_nb.training.control import Controls, Update, Watcher
 from grpo_nb.training.metrics import append_line
@@ -54,7 +56,7 @@ class Monitor:
         self.random_state = random_state()
         if not state.global_step:
             if self.validation and not self.stage.first_step:  # what the policy begins with
-                self._keep({"step": 0, "stage": self.stage.name, **self.validation()}, [])
+                self._keep({"step": 0, "stage": self.stage.name, **self._figures()}, [])
             return
         self.saved = state.global_step
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
@@ -67,7 +69,7 @@ class Monitor:
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """An update that is not a number would ruin every weight: it is left out."""
         gradients = [p.grad for p in self.trainer.model.parameters() if p.grad is not None]
-        if all(gradient.isfinite().all() for gradient in gradients):
+        if not ranks.anywhere(not all(gradient.isfinite().all() for gradient in gradients)):
             self.bad = 0
             return
         self.bad += 1
@@ -91,9 +93,9 @@ class Monitor:
         if not whole:  # its completions are still in use: a checkpoint would lose them
             return
         due = step - max(self.saved, 0) >= train.save_steps or step == train.max_steps
-        if self.controls.stop.is_set() or self.failure:
+        if ranks.anywhere(self.controls.stop.is_set()) or self.failure:
             control.should_training_stop = True
-        if due or control.should_training_stop or self.controls.save.is_set():
+        if due or control.should_training_stop or ranks.anywhere(self.controls.save.is_set()):
             self.controls.save.clear()
             control.should_save = step != self.saved
 
@@ -108,7 +110,7 @@ class Monitor:
         every = self.stage.config.train.eval_steps
         last = state.global_step == self.stage.config.train.max_steps
         due = every and (state.global_step % every == 0 or last)
-        if self.validation and (due or self.controls.evaluate.is_set()):
+        if self.validation and (due or ranks.anywhere(self.controls.evaluate.is_set())):
             self.controls.evaluate.clear()
             figures = self._validate(step, control)
             # To the trackers; we take no notice of a log without a reward.
@@ -117,10 +119,11 @@ class Monitor:
         self._obey(args, state, control)  # wishes that came meanwhile
 
     def _validate(self, step: int, control: Any) -> dict[str, float]:
-        figures = self.validation()
+        figures = self._figures()
         self._keep({"step": step, "stage": self.stage.name, **figures}, [])
         best = self.folder / "best"
-        if is_best(best, figures):
+        self.trainer.gather_weights()
+        if ranks.is_main() and is_best(best, figures):
             keep_best(best, self.trainer.save_adapter, step, figures)
         accuracies = [accuracy for _, accuracy in self.watch.evals]  # those before a resumption too
         since_best = accuracies[::-1].index(max(accuracies))
@@ -130,9 +133,19 @@ class Monitor:
             control.should_training_stop = control.should_save = True
         return figures
 
+    def _figures(self) -> dict[str, float]:
+        """The validation's, by the first process; sharded weights take all of them in step."""
+        if not sharded():
+            return ranks.from_main(self.validation)
+        with self.trainer.whole_weights():
+            figures = self.validation()
+        return ranks.from_main(lambda: figures)
+
     def _keep(self, line: dict[str, Any], completions: list[dict[str, Any]]) -> None:
-        append_line(self.folder / "metrics.jsonl", line)
         alerts = self.watch.feed(line)
+        if not ranks.is_main():
+            return
+        append_line(self.folder / "metrics.jsonl", line)
         for alert in alerts:
             append_line(self.folder / "health.jsonl", alert._asdict())
             print(health.summary([alert]))

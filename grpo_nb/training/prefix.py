@@ -61,7 +61,8 @@ class SharedPrompts:
         for start in range(0, len(input_ids), size):
             part = (input_ids[start : start + size], attention_mask[start : start + size])
             packed = pack(*part, logits_to_keep)
-            if _work(packed.tokens, model) < _work(part[0], model):
+            # Not `model`: where processes share the training it is wrapped, and has no config.
+            if _work(packed.tokens, self.model) < _work(part[0], self.model):
                 with self.accelerator.autocast():
                     found.append(_packed_log_p(model, packed, compute_entropy))
             else:

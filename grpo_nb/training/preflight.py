@@ -14,7 +14,7 @@ import pandas as pd
 
 from grpo_nb.batch import solve_batch
 from grpo_nb.chat import count_tokens
-from grpo_nb.models import Policy, cuda_available
+from grpo_nb.models import Policy, cuda_available, sharded
 from grpo_nb.runs import Stage
 from grpo_nb.training.probe import Probe, worst_step
 
@@ -52,7 +52,10 @@ def preflight(
     longest = max(range(len(rows)), key=tokens.__getitem__)
     checks = [_context(trainer, tokens[longest], stage), *_stops(policy)]
     measured = {}
-    if all(check.result != "stop" for check in checks):  # else the step would mean nothing
+    if sharded():
+        do = "watch memory_gib in the first steps"
+        checks.append(Check("memory", "warning", "sharded weights: no worst step was tried", do))
+    elif all(check.result != "stop" for check in checks):  # else the step would mean nothing
         probe = worst_step(trainer, policy, rows[longest]["prompt"])
         checks.append(_memory(trainer, probe))
         if not probe.failed:

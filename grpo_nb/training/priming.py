@@ -7,6 +7,7 @@ from grpo_nb import models
 from grpo_nb.chat import quiet
 from grpo_nb.models import Policy, cuda_available
 from grpo_nb.runs import Stage, atomic_path, write_json
+from grpo_nb.training import ranks
 
 
 def prime(policy: Policy, stage: Stage) -> Path | None:
@@ -30,13 +31,17 @@ def prime(policy: Policy, stage: Stage) -> Path | None:
         models.load_weights(policy, folder)
         return folder
     losses = _train(policy, stage, rows, folder)
+    about = {"steps": steps, "loss_first": losses[0], "loss_last": losses[-1]}
+    ranks.from_main(lambda: _save(policy, folder, about))
+    print(f"primed in {steps} supervised steps: loss {losses[0]:.3f} → {losses[-1]:.3f}")
+    return folder
+
+
+def _save(policy: Policy, folder: Path, about: dict[str, float]) -> None:
     with atomic_path(folder) as temporary:
         only = {"selected_adapters": ["default"]} if hasattr(policy.model, "peft_config") else {}
         policy.model.save_pretrained(temporary, **only)
-        about = {"steps": steps, "loss_first": losses[0], "loss_last": losses[-1]}
         write_json(temporary / "stage.json", about)
-    print(f"primed in {steps} supervised steps: loss {losses[0]:.3f} → {losses[-1]:.3f}")
-    return folder
 
 
 def _train(policy: Policy, stage: Stage, rows: Path, folder: Path) -> list[float]:
@@ -51,7 +56,9 @@ def _train(policy: Policy, stage: Stage, rows: Path, folder: Path) -> list[float
         "output_dir": str(folder),
         "max_steps": train.priming_steps,
         "learning_rate": train.priming_learning_rate,
-        "per_device_train_batch_size": min(16, train.per_device_train_batch_size),
+        "per_device_train_batch_size": max(
+            1, min(16, train.per_device_train_batch_size) // ranks.count()
+        ),
         "seed": stage.config.seed,
         "max_length": stage.config.model.max_seq_length,
         "gradient_checkpointing": cuda_available(),

@@ -15,10 +15,10 @@ from grpo_nb.config import RunConfig, flatten
 from grpo_nb.models import Policy
 from grpo_nb.rewards import RewardSet, declared_range
 from grpo_nb.runs import Stage, atomic_path, sha256, write_json
-from grpo_nb.training import checkpoints, priming
+from grpo_nb.training import checkpoints, priming, ranks
 from grpo_nb.training.arguments import effective, write_arguments
 from grpo_nb.training.control import Controls, Watcher, stop_on_signals
-from grpo_nb.training.metrics import keep_until, read_lines, stage_folders
+from grpo_nb.training.metrics import keep_until, read_lines
 from grpo_nb.training.monitor import Monitor, as_callback, restore_random_state
 from grpo_nb.training.plan import TrainStage, plan
 from grpo_nb.training.preflight import preflight
@@ -58,7 +58,7 @@ class Session:
         self.stages = plan(config, rewards, train_rows)
         self.total_steps = self.stages[-1].last_step
         self.controls = Controls()
-        self.note = self._begin()
+        self.note = ranks.from_main(self._begin)
         self._trainers: dict[int, GRPOTrainer] = {}
 
     def _begin(self) -> str:
@@ -66,7 +66,7 @@ class Session:
         known = _fingerprint(self.stage, self.rewards, self.stages)
         path, resume = self.folder / "state.json", self.stage.config.train.resume
         state = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        steps = _trained_steps(self.folder)
+        steps = checkpoints.trained_steps(self.folder)
         if state and steps and resume != "never" and not (state["finished"] and resume == "auto"):
             changed = [name for name in known if state["settings"].get(name) != known[name]]
             if changed and resume == "auto":
@@ -110,7 +110,7 @@ class Session:
         )
         table = effective(trainer.args, passed, self.stage)
         self._trainers.clear()  # it built another config, which resets accelerate's state
-        write_arguments(self.stage.run, table)
+        ranks.from_main(lambda: write_arguments(self.stage.run, table))
         return table
 
     def preflight(self) -> pd.DataFrame:
@@ -151,16 +151,17 @@ class Session:
                 if not self._done(one) and not self._stopped():
                     self._train(one, before, list(watchers))
                 before = self.stage.run / one.folder / "adapter"
-        if signals:
-            raise KeyboardInterrupt(f"stopped after step {_trained_steps(self.folder)}; {AGAIN}")
-        return self._finish()
+        if ranks.anywhere(bool(signals)):
+            raise KeyboardInterrupt(
+                f"stopped after step {checkpoints.trained_steps(self.folder)}; {AGAIN}"
+            )
+        return ranks.from_main(self._finish)
 
     def _train(self, one: TrainStage, before: Path | None, watchers: list[Watcher]) -> None:
-        started, folder = time.monotonic(), self.stage.run / one.folder
+        started = time.monotonic()
         if before:
             models.load_weights(self.policy, before)
-        checkpoint = checkpoints.newest(folder)
-        keep_until(self.folder, folder, one.first_step, checkpoints.step_of(checkpoint))
+        checkpoint = ranks.from_main(lambda: self._return_to_checkpoint(one))
         trainer = self.trainer(one)
         watch = health.Watch(expected(one, self.stage), self.stage.config.health)
         for line in read_lines(self.folder / "metrics.jsonl"):
@@ -181,14 +182,25 @@ class Session:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except Exception as error:
             self._keep(trainer, monitor)
-            error.add_note(f"The training is kept up to step {trainer.state.global_step}; {AGAIN}")
+            error.add_note(
+                f"The training is kept up to step {checkpoints.trained_steps(self.folder)}; {AGAIN}"
+            )
             raise
         finally:
             self._trainers.clear()  # a run after this one begins with a trainer of its own
         if monitor.failure:
             raise RuntimeError(f"{monitor.failure}. {AGAIN}")
         if not self._stopped() or trainer.state.global_step == one.config.train.max_steps:
-            self._complete(one, trainer, time.monotonic() - started)
+            trainer.gather_weights()
+            seconds = time.monotonic() - started
+            ranks.from_main(lambda: self._complete(one, trainer, seconds))
+
+    def _return_to_checkpoint(self, one: TrainStage) -> Path | None:
+        """The newest whole one; what the run holds of later steps goes."""
+        folder = self.stage.run / one.folder
+        checkpoint = checkpoints.newest(folder)
+        keep_until(self.folder, folder, one.first_step, checkpoints.step_of(checkpoint))
+        return checkpoint
 
     def _complete(self, one: TrainStage, trainer: "GRPOTrainer", seconds: float) -> None:
         """The stage's adapter, and its manifest."""
@@ -210,8 +222,15 @@ class Session:
         return Validation(self.policy, self.validation_rows, self.rewards, self.stage.config)
 
     def _keep(self, trainer: "GRPOTrainer", monitor: Monitor) -> None:
-        """A checkpoint of the last whole step, after an error in the one that followed."""
-        if trainer.state.global_step in (0, monitor.saved) or monitor.random_state is None:
+        """A checkpoint of the last whole step, after an error in the one that followed.
+
+        Not with several processes: the others are in another place, or gone.
+        """
+        if (
+            ranks.count() > 1
+            or trainer.state.global_step in (0, monitor.saved)
+            or monitor.random_state is None
+        ):
             return
         restore_random_state(monitor.random_state)
         trainer.model.zero_grad()
@@ -224,21 +243,24 @@ class Session:
         return (self.stage.run / one.folder / "stage.json").is_file()
 
     def _stopped(self) -> bool:
+        if ranks.anywhere(self.controls.stop.is_set()):
+            self.controls.stop.set()
         return self.controls.stop.is_set()
 
     def _finish(self) -> list[dict[str, Any]]:
         """Hand on the best adapter, or the last, and mark the training as finished."""
-        last, best = self._newest_adapter(), self.folder / "best"
+        stopped = self.controls.stop.is_set()
+        last, best = self._newest_adapter(stopped), self.folder / "best"
         chosen = best if self.stage.config.train.keep == "best" and best.is_dir() else last
         with atomic_path(self.folder / "adapter") as temporary:
             shutil.copytree(chosen, temporary)
         state = json.loads((self.folder / "state.json").read_text(encoding="utf-8"))
-        write_json(self.folder / "state.json", state | {"finished": not self._stopped()})
+        write_json(self.folder / "state.json", state | {"finished": not stopped})
         return [line for line in read_lines(self.folder / "metrics.jsonl") if "reward" in line]
 
-    def _newest_adapter(self) -> Path:
+    def _newest_adapter(self, stopped: bool) -> Path:
         done = [self.stage.run / one.folder for one in self.stages if self._done(one)]
-        cut = checkpoints.newest(self.stage.run / self._next().folder) if self._stopped() else None
+        cut = checkpoints.newest(self.stage.run / self._next().folder) if stopped else None
         return cut or done[-1] / "adapter"
 
 
@@ -271,14 +293,3 @@ def _bound(config: RunConfig) -> dict[str, Any]:
     """The settings that a resumed training has to share."""
     sections, free = ("seed", "model.", "policy.", "train.", "trl."), {f"train.{n}" for n in FREE}
     return {k: v for k, v in flatten(config).items() if k.startswith(sections) and k not in free}
-
-
-def _trained_steps(folder: Path) -> int:
-    """The last step that a checkpoint or a finished stage holds."""
-    total = 0
-    for stage in stage_folders(folder):
-        if (stage / "stage.json").is_file():
-            total += json.loads((stage / "stage.json").read_text(encoding="utf-8"))["steps"]
-        elif steps := checkpoints.steps_of(stage):
-            total += steps[-1]
-    return total

@@ -1,14 +1,17 @@
 """TRL's GRPOTrainer over the policy, with checkpoints, memory and metrics made safe."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb.config import RunConfig
-from grpo_nb.models import Policy
+from grpo_nb.models import Policy, sharded
 from grpo_nb.rewards import RewardSet
+from grpo_nb.training import ranks
 from grpo_nb.training.arguments import grpo_arguments
-from grpo_nb.training.checkpoints import Sealed
+from grpo_nb.training.checkpoints import Sealed, adaptive_rewards
 from grpo_nb.training.halving import Halving
 from grpo_nb.training.measured import Measured
 from grpo_nb.training.prefix import SharedPrompts, can_share
@@ -22,6 +25,7 @@ class Kept:
     """Of a GRPOTrainer: the sampler is at hand, and the adapter can be saved by itself."""
 
     row_sampler: Any = None
+    _gathered: Mapping[str, Any] = MappingProxyType({})
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         self.row_sampler = super()._get_train_sampler(*args, **kwargs)  # type: ignore[misc]
@@ -32,15 +36,52 @@ class Kept:
         model = self.accelerator.unwrap_model(self.model)
         # With beta > 0 TRL lays a frozen copy beside it, "ref".
         only = {"selected_adapters": ["default"]} if hasattr(model, "peft_config") else {}
-        model.save_pretrained(folder, **only)
+        model.save_pretrained(folder, **only, **self._gathered)
         self.processing_class.save_pretrained(folder)
+
+    def gather_weights(self) -> None:
+        """On all processes, before the first one saves: sharded weights come together there."""
+        if sharded():
+            self._gathered = {"state_dict": self.accelerator.get_state_dict(self.model_wrapped)}
+
+    @contextmanager
+    def whole_weights(self) -> Iterator[None]:
+        """On all processes: the model generates, though its weights are sharded."""
+        from trl.models.utils import unwrap_model_for_generation
+
+        whole = unwrap_model_for_generation(self.model_wrapped, self.accelerator)  # ZeRO-3
+        with whole, unsharded_root(self.model_wrapped):
+            yield
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        with unsharded_root(self.model_wrapped):
+            return super()._generate_single_turn(*args, **kwargs)  # type: ignore[misc]
+
+
+@contextmanager
+def unsharded_root(model: Any) -> Iterator[None]:
+    """Under FSDP2 the weights outside of the layers (embeddings, head) are gathered meanwhile.
+
+    peft's `generate` calls the model that it wraps, past the hook that would gather them.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    if not isinstance(model, FSDPModule):
+        yield
+        return
+    model._get_fsdp_state()._lazy_init()  # else the first layer to run takes itself for the root
+    model.unshard()
+    try:
+        yield
+    finally:
+        model.reshard()
 
 
 def trainer_arguments(
     config: RunConfig, folder: Path, rewards: RewardSet, policy: Policy
 ) -> dict[str, Any]:
     """What GRPOConfig is built from."""
-    arguments = grpo_arguments(config, folder, policy.vllm)
+    arguments = grpo_arguments(config, folder, policy.vllm, ranks.count())
     return arguments | {"reward_weights": list(rewards.reward_weights)}
 
 
@@ -74,6 +115,8 @@ def build_trainer(
     trainer.share_prompts = config.policy.share_prompts and can_share(policy)
     trainer.from_copy = choose(trainer, config.policy.rollouts)
     trainer.remove_callback(PrinterCallback)
+    for reward in adaptive_rewards(trainer.reward_funcs):
+        reward.everyones = ranks.gather  # each process scores a share of the step
     for parameter in policy.model.parameters():
         if parameter.requires_grad:  # TRL casts a 4-bit model's adapter to bf16
             parameter.data = parameter.data.to(torch.float32)

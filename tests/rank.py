@@ -1,0 +1,73 @@
+"""One process of a training that several share, with a fault where the caller says.
+
+    python -m torch.distributed.run --nproc_per_node 2 tests/rank.py RUN [FAULT PROCESS STEP]
+
+FAULT: kill, raise or stop (SIGTERM) that process in the rewards of that step; or "planted":
+fp32 and no sampling, each completion follows from its step and its place among all processes'.
+`tests/test_ranks.py` prepares the run.
+"""
+
+import os
+import random
+import signal
+import sys
+
+import torch
+
+from grpo_nb import launch
+from grpo_nb.models import checkpoint
+from grpo_nb.runs import Run
+from grpo_nb.training import ranks, session
+
+
+def fail(trainer, fault, process, step):
+    calculate = trainer._calculate_rewards
+
+    def calculate_or_fail(*args, **kwargs):
+        if ranks.rank() == process and trainer.state.global_step + 1 == step:
+            if fault == "raise":
+                raise KeyError("no such column")
+            os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGTERM)
+        return calculate(*args, **kwargs)
+
+    trainer._calculate_rewards = calculate_or_fail
+
+
+def plant(trainer):
+    tokenizer = trainer.processing_class
+
+    def one(place):
+        draw = random.Random(f"{trainer.state.global_step} {place}")
+        text = f"{draw.randint(1, 99)} <answer>{draw.randint(1, 99)}"
+        text = "<reasoning>" * draw.randint(0, 1) + text + "</answer>" * draw.randint(0, 1)
+        return tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+
+    def completions(prompt_ids, *args, **kwargs):
+        first = ranks.rank() * len(prompt_ids)
+        return [one(first + place) for place in range(len(prompt_ids))], None
+
+    trainer._generate_single_turn = completions
+
+
+def main(name, fault="", process="0", step="0"):
+    build = session.build_trainer
+
+    def build_and_plant(*args):
+        trainer = build(*args)
+        if fault == "planted":
+            plant(trainer)
+        elif fault:
+            fail(trainer, fault, int(process), int(step))
+        return trainer
+
+    session.build_trainer = build_and_plant
+    if fault == "planted":
+        checkpoint.weights_dtype = lambda: torch.float32  # bf16 would round each pass' size its way
+    launch.train(Run(name), {}, force=True)  # its rewards were not tested
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except launch.Failed:
+        sys.exit(1)

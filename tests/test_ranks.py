@@ -1,0 +1,219 @@
+"""One training on two processes: the same as on one, and what happens when one of them ends."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+from rich.console import Console
+from safetensors.torch import load_file
+from test_resume import comparable, make_run
+
+from grpo_nb import launch as launch_module
+from grpo_nb import rewards, training
+from grpo_nb.config import resolve
+from grpo_nb.pipeline import run_pipeline
+from grpo_nb.runs import Run, check_stages_before
+from grpo_nb.training import checkpoints
+
+TWO = {
+    "policy.backend": "transformers",
+    "policy.rollouts": "model",  # two processes have no other
+    "train.max_steps": 6,
+    "train.save_steps": 2,
+    "train.eval_steps": 0,
+}
+FOUR_PASSES = {"train.gradient_accumulation_steps": 4}
+OURS = Path(__file__).with_name("rank.py")
+
+
+def launch(run, *arguments, processes=2):
+    """Processes of tests/rank.py."""
+    return python(*launcher(processes), str(OURS), run.name, *arguments, root=run.path.parent)
+
+
+def launcher(processes):
+    return ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+
+
+def python(*arguments, root):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GRPO_NB_RUNS": str(root)}
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, check=False, timeout=300
+    )
+
+
+def completions(run):
+    files = sorted((run / "train/1-grpo/completions").glob("*.parquet"))
+    return pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    """A run that two processes trained without a fault."""
+    before = os.environ.get("GRPO_NB_RUNS")
+    os.environ["GRPO_NB_RUNS"] = str(tmp_path_factory.mktemp("ranks"))
+    run = make_run("whole", **TWO)
+    if before is None:
+        del os.environ["GRPO_NB_RUNS"]
+    else:
+        os.environ["GRPO_NB_RUNS"] = before
+    done = launch(run)
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+def test_two_processes_train_as_one_with_the_same_step(runs_dir):
+    """The same completions are planted in both: sampling differs, each has random numbers."""
+    fp32 = {"model.quantization": "16bit", "trl.bf16": False}
+    settings = TWO | fp32 | {"train.max_steps": 4, "train.eval_steps": 2}
+    one, two = make_run("one", **settings), make_run("two", **settings)
+    for run, processes in ((one, 1), (two, 2)):
+        done = launch(run, "planted", processes=processes)
+        assert done.returncode == 0, done.stderr
+        assert f"2 prompts x 8 = 16 completions, on {processes} process(es)" in done.stdout
+        assert done.stdout.count("step 4/4: reward") == 1, "every process spoke"
+    first, second = comparable(one), comparable(two)
+    assert len(first) == len(second) == 7  # 4 steps and 3 validations
+    for alone, shared in zip(first, second, strict=True):
+        assert alone.pop("stage") == shared.pop("stage") == "grpo"
+        # TRL takes the mean over passes, which hold other rows, whatever their lengths.
+        assert shared.pop("entropy", 0) == pytest.approx(alone.pop("entropy", 0), rel=0.1)
+        assert shared == pytest.approx(alone, rel=1e-4, abs=1e-6)
+    assert any(line.get("grad_norm", 0) > 0.1 for line in first)
+    columns = ["step", "prompt", "completion", "advantage"]
+    told = [completions(run)[columns].astype(str) for run in (one, two)]
+    pd.testing.assert_frame_equal(*told)
+    files = [run / "train/1-grpo/adapter/adapter_model.safetensors" for run in (one, two)]
+    alone, shared = (load_file(file) for file in files)
+    for name, weights in alone.items():
+        assert (weights - shared[name]).abs().max() < 1e-4, name
+
+
+def test_stopped_killed_and_failed_on_one_process_it_ends_as_if_nothing_had_been(
+    two_processes, runs_dir
+):
+    run = make_run("cut", **TWO)
+    stopped = launch(run, "stop", "1", "3")  # SIGTERM to the second process alone
+    assert stopped.returncode == 1
+    assert stopped.stderr.count("KeyboardInterrupt: stopped after step 3; run this again") == 1
+    assert checkpoints.steps_of(run / "train/1-grpo") == [2, 3]
+    started = time.monotonic()
+    killed = launch(run, "kill", "1", "5")
+    assert killed.returncode == 1 and time.monotonic() - started < 120
+    said = "another process of this training has ended. The training is kept up to step 3; run"
+    assert killed.stderr.count(f"RuntimeError: {said}") == 1, killed.stderr
+    assert f"signal {signal.SIGKILL.value}" in killed.stderr.lower(), "the launcher says which"
+    failed = launch(run, "raise", "1", "6")
+    assert failed.returncode == 1
+    assert "goes on after step 3 of 6" in failed.stdout
+    assert failed.stderr.count("KeyError: 'no such column'") == 1, failed.stderr
+    failure = json.loads((run / "failure.json").read_text())
+    assert (failure["process"], failure["error"]) == (1, "KeyError: 'no such column'")
+    last = launch(run)
+    assert last.returncode == 0, last.stderr
+    assert not (run / "failure.json").exists()
+    steps = [line["step"] for line in training.read_lines(run / "train/metrics.jsonl")]
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert comparable(run) == comparable(two_processes)
+    for name in ("train/adapter", "train/1-grpo/adapter"):
+        weights = f"{name}/adapter_model.safetensors"
+        assert (run / weights).read_bytes() == (two_processes / weights).read_bytes()
+    assert run.manifest()["03"]["status"] == "done"
+
+
+def test_another_number_of_processes_is_refused(runs_dir):
+    run = make_run("alone", **TWO)
+    run.record("01", {"status": "done"})
+    done = python("-m", "grpo_nb", "train", run.name, "--processes", "2", root=runs_dir)
+    assert done.returncode == 2
+    assert "grpo-nb: asked for 2 processes, and the world has 1: start them by" in done.stderr
+
+
+def test_unsloth_on_several_processes_is_refused_once(runs_dir):
+    run = make_run("unsloth")
+    run.record("02", {"status": "done", "outputs": {}})
+    command = ["-m", "grpo_nb", "train", run.name, "--force"]
+    done = python(*launcher(2), *command, root=runs_dir)
+    said = "grpo-nb: Unsloth trains in one process, and there are 2: --set policy.backend=trans"
+    assert done.returncode == 1 and done.stderr.count(said) == 1, done.stderr
+
+
+def test_a_step_that_cannot_be_shared_is_refused():
+    config = resolve("tiny-cpu", {"train.per_device_train_batch_size": 8})
+    with pytest.raises(ValueError, match="cannot be shared by 3 processes: take 3 prompts"):
+        training.grpo_arguments(config, Path("x"), False, processes=3)
+    config = resolve("tiny-cpu", {"train.per_device_train_batch_size": 8} | FOUR_PASSES)
+    shared = training.grpo_arguments(config, Path("x"), False, processes=16)
+    assert shared["per_device_train_batch_size"] == 2  # and a group is cut between processes
+    assert shared["gradient_accumulation_steps"] == 1
+
+
+def test_vllm_is_driven_by_trl_where_its_mode_is_set():
+    of_trl = {"policy.backend": "transformers", "model.quantization": "16bit"}
+    settings = of_trl | {"trl.vllm_mode": "server", "trl.vllm_server_base_url": "http://x:1"}
+    config = resolve("tiny-cpu", settings)
+    training.refuse_unknown_trl(config)
+    passed = training.grpo_arguments(config, Path("x"), False)
+    assert passed["use_vllm"] and passed["vllm_mode"] == "server"
+    assert passed["vllm_server_base_url"] == "http://x:1"
+    assert passed["vllm_max_model_length"] == config.model.max_seq_length
+    for name, other in (("policy.backend", "unsloth"), ("model.quantization", "4bit")):
+        wrong = resolve("tiny-cpu", settings | {name: other})
+        with pytest.raises(ValueError, match=f"'server' needs {name} = '{of_trl[name]}', and"):
+            training.grpo_arguments(wrong, Path("x"), False)
+
+
+def test_an_adaptive_reward_counts_the_successes_of_all_processes():
+    alone, shared = (rewards.Adaptive(rewards.soft_xml_format_reward) for _ in range(2))
+    good = "<reasoning>1</reasoning><answer>1</answer>"
+    shared.everyones = lambda scores: scores + [0.0] * 9  # what the others earned
+    state = SimpleNamespace(global_step=0)
+    factors = [reward(completions=[good], trainer_state=state) for reward in (alone, shared)]
+    assert factors[0][0] < 1 < factors[1][0]
+
+
+def test_stage_03_takes_what_was_set_before_it_and_what_is_set_now(runs_dir):
+    early = {"train.max_steps": 7, "trl.epsilon_high": 0.28, "data.eval_rows": 16}
+    run_pipeline("x", "tiny-cpu", early, console=Console(quiet=True), last="01")
+    run = Run("x")
+    assert list(run.manifest()) == ["01"]
+    stage = launch_module._start(run, {"train.learning_rate": "5e-4"}, force=True)
+    run.lock().release(force=True)
+    now = {"train.max_steps": 7, "train.learning_rate": "5e-4", "trl.epsilon_high": 0.28}
+    assert stage.set_here == now, "and nothing that is a default"
+    assert (stage.config.train.max_steps, stage.config.train.learning_rate) == (7, 5e-4)
+    with pytest.raises(ValueError, match=r"eval_rows belongs to 01_prepare_data, not to train"):
+        launch_module._start(run, {"data.eval_rows": 8}, force=True)
+
+
+def test_without_a_launcher_one_process_trains_and_hands_on(demo_run, runs_dir):
+    run = Run("alone")
+    shutil.copytree(demo_run.path, run.path)
+    short = ["--set", "train.max_steps=2", "--set", "policy.backend=transformers"]
+    config = str(run / "config.yaml")
+    done = python("-m", "grpo_nb", "train", config, *short, root=runs_dir)
+    assert done.returncode == 0, done.stderr
+    assert "on 1 process(es)" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith("next: 04_merge_and_infer.ipynb")
+    check_stages_before(run, "04")
+    assert run.config().policy.backend == "transformers"
+
+
+def test_sharded_weights_generate_and_are_saved_whole(tmp_path):
+    """FSDP2 by torch itself; under accelerate and NCCL it was not run."""
+    done = python(*launcher(2), str(OURS.with_name("sharded.py")), str(tmp_path), root=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["whole"] == report["before the first step"] == report["after it"]
+    adapter = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    assert len(adapter) == 56 and report["gradients"] == 28, "LoRA's A has none at the start"
+    assert all(weights.dim() == 2 and weights.numel() for weights in adapter.values())

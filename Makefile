@@ -47,8 +47,8 @@ install: $(INSTALLED)
 # Without CUDA: torch with what it needs, then a closed list. Resolving unsloth's needs
 # instead would bring a CUDA build of torchvision, which a CPU build of torch refuses.
 $(INSTALLED): $(REQUIREMENTS) pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
-	  { echo "Python 3.11, 3.12 or 3.13 is needed: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11, 5) <= sys.version_info[:3] < (3, 14))' || \
+	  { echo "Python 3.11.5 or later, 3.12 or 3.13 is needed: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Installing $(REQUIREMENTS) into $(VENV); this takes minutes, once."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@rm -f $(VENV)/installed-*

@@ -1,6 +1,7 @@
 """Shared fixtures, and the rule that in CI no test may be skipped silently."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -88,3 +89,14 @@ def gsm8k_test_file() -> Path:
     if not path.exists():
         pytest.skip(f"put GSM8K's test.jsonl (MIT, github.com/openai/grade-school-math) at {path}")
     return path
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium without a window; for tests/browser, which skip where it is missing."""
+    from browsing import CHROMIUM
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        yield playwright.chromium.launch(executable_path=shutil.which(CHROMIUM[0]), args=flags)

@@ -167,6 +167,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.gpu  # Unsloth's own GRPOConfig is made where triton is
 def test_what_unsloth_changes_on_a_gpu_is_named(tmp_path):
     """By the class that it builds there; it can be built on a CPU, though not trained with."""
     places = {"UNSLOTH_COMPILE_LOCATION": str(tmp_path / "c"), "GRPO_NB_RUNS": str(tmp_path)}

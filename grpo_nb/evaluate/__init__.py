@@ -104,9 +104,9 @@ def run(
     own = config.model.model_path
     tokenizers = [chat.load_tokenizer(str(c.model) if c.is_path else own) for c in candidates]
     samples, models, model, key = {}, {}, None, None
+    show = progress or (lambda *_: None)
     for done, one in enumerate(candidates):
-        if progress:
-            progress(done, len(candidates), one.label)
+        show(done, len(candidates), one.label)
         started = time.perf_counter()
         adapter = one.adapter or _adapter_to_come(candidates[done + 1 :], one)
         if key != (key := (one.model, one.quantization, adapter)):
@@ -117,6 +117,7 @@ def run(
         )
         seconds = round(time.perf_counter() - started, 1)
         models[one.label] = {**one.about(), "seconds": seconds}
+    show(len(candidates), len(candidates), "compared")
     return Evaluation(samples, {"models": models, **build(samples, rows, preset, config)})
 
 

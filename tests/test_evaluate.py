@@ -237,7 +237,7 @@ def test_a_loaded_model_and_its_folder_answer_the_same(demo_run):
     folder, again = found.samples.values()
     pd.testing.assert_frame_equal(folder, again)
     assert folder.groupby("decoding").size().to_dict() == {"greedy": 7, "sampled": 14}
-    assert told == [(0, 2, "folder"), (1, 2, "loaded")]
+    assert told == [(0, 2, "folder"), (1, 2, "loaded"), (2, 2, "compared")]
     assert {line["verdict"] for line in found.report["comparisons"]} == {UNCLEAR}
 
 

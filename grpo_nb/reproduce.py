@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from grpo_nb import config as configs
 from grpo_nb.pipeline import run_pipeline
 from grpo_nb.runs import NOTEBOOKS, Run
+from grpo_nb.training import read_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,10 +73,7 @@ def _pair(values: Any) -> tuple[str, str, bool]:
 
 def _metrics(first: Run, again: Run, tolerance: float) -> Iterator[Line]:
     """One line: the first step at which a metric differs, or that none does."""
-    both = [
-        [json.loads(line) for line in (run / "train/metrics.jsonl").read_text("utf-8").splitlines()]
-        for run in (first, again)
-    ]
+    both = [read_lines(run / "train/metrics.jsonl") for run in (first, again)]
     for one, two in zip(*both, strict=False):
         for key in one:
             if not _timed(key) and not _close(one[key], two.get(key), tolerance):

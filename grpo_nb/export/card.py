@@ -126,6 +126,8 @@ def _parity(run: Run) -> str:
     if not path.exists():
         return ""
     report = json.loads(path.read_text(encoding="utf-8"))
+    if "kl" not in report:  # every weight was trained: there is nothing to merge
+        return f"## Weights\n\n{report['mode']}, in 16 bit.\n"
     verdict = "passed" if report["passed"] else "did NOT pass"
     return (
         f"## Weights\n\n`{report['mode']}`; it {verdict} the parity gate against the adapter as "

@@ -8,6 +8,7 @@ from grpo_nb.chat import quiet
 from grpo_nb.models import Policy, cuda_available
 from grpo_nb.runs import Stage, atomic_path, write_json
 from grpo_nb.training import ranks
+from grpo_nb.training.trainer import save_trained, train_in_32_bit
 
 
 def prime(policy: Policy, stage: Stage) -> Path | None:
@@ -39,14 +40,12 @@ def prime(policy: Policy, stage: Stage) -> Path | None:
 
 def _save(policy: Policy, folder: Path, about: dict[str, float]) -> None:
     with atomic_path(folder) as temporary:
-        only = {"selected_adapters": ["default"]} if hasattr(policy.model, "peft_config") else {}
-        policy.model.save_pretrained(temporary, **only)
+        save_trained(policy.model, temporary)
         write_json(temporary / "stage.json", about)
 
 
 def _train(policy: Policy, stage: Stage, rows: Path, folder: Path) -> list[float]:
     """The losses, one a step."""
-    import torch
     from datasets import Dataset
     from transformers.trainer_callback import PrinterCallback
     from trl import SFTConfig, SFTTrainer
@@ -76,8 +75,6 @@ def _train(policy: Policy, stage: Stage, rows: Path, folder: Path) -> list[float
             train_dataset=Dataset.from_parquet(str(rows)),
         )
     trainer.remove_callback(PrinterCallback)
-    for parameter in policy.model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.to(torch.float32)
+    train_in_32_bit(policy.model)
     trainer.train()
     return [line["loss"] for line in trainer.state.log_history if "loss" in line]

@@ -21,6 +21,22 @@ if TYPE_CHECKING:
     from trl import GRPOTrainer
 
 
+def save_trained(model: Any, folder: Path, **gathered: Any) -> None:
+    """What was trained of a model: its adapter, or all of it."""
+    # With beta > 0 TRL lays a frozen copy beside it, "ref".
+    only = {"selected_adapters": ["default"]} if hasattr(model, "peft_config") else {}
+    model.save_pretrained(folder, **only, **gathered)
+
+
+def train_in_32_bit(model: Any) -> None:
+    """TRL's trainers cast a 4-bit model's adapter to bf16; a resumed one would hold fp32."""
+    import torch
+
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(torch.float32)
+
+
 class Kept:
     """Of a GRPOTrainer: the sampler is at hand, and the adapter can be saved by itself."""
 
@@ -33,10 +49,7 @@ class Kept:
 
     def save_adapter(self, folder: Path) -> None:
         """The adapter (or the whole model, if all of it is trained) and the tokenizer."""
-        model = self.accelerator.unwrap_model(self.model)
-        # With beta > 0 TRL lays a frozen copy beside it, "ref".
-        only = {"selected_adapters": ["default"]} if hasattr(model, "peft_config") else {}
-        model.save_pretrained(folder, **only, **self._gathered)
+        save_trained(self.accelerator.unwrap_model(self.model), folder, **self._gathered)
         self.processing_class.save_pretrained(folder)
 
     def gather_weights(self) -> None:
@@ -93,7 +106,6 @@ def build_trainer(
     folder: Path,
 ) -> "GRPOTrainer":
     """A GRPOTrainer that writes completions/ and checkpoints to `folder`."""
-    import torch
     from datasets import Dataset
     from transformers.trainer_callback import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -117,7 +129,5 @@ def build_trainer(
     trainer.remove_callback(PrinterCallback)
     for reward in adaptive_rewards(trainer.reward_funcs):
         reward.everyones = ranks.gather  # each process scores a share of the step
-    for parameter in policy.model.parameters():
-        if parameter.requires_grad:  # TRL casts a 4-bit model's adapter to bf16
-            parameter.data = parameter.data.to(torch.float32)
+    train_in_32_bit(policy.model)
     return trainer

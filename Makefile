@@ -2,6 +2,7 @@
 # make lab         set up, then open JupyterLab on notebooks/
 # make reward-lab  set up, then serve notebook 2 of the run "demo" as a page
 # make test        set up, then run every test this machine can run
+# make docs        set up, then build the handbook into site/
 # make doctor      say what this machine has, and how to get the rest
 #
 # GPU=0 or GPU=1 overrides what nvidia-smi says; PYTHON=python3.12 picks the interpreter.
@@ -16,9 +17,10 @@ else
 REQUIREMENTS := requirements-cpu.txt
 endif
 INSTALLED := $(VENV)/installed-$(REQUIREMENTS)
+TESTING := $(VENV)/installed-requirements-test.txt
 TORCH := $(shell grep '^torch==' $(REQUIREMENTS))
 
-.PHONY: demo lab reward-lab test notebooks lint doctor install clean
+.PHONY: demo lab reward-lab test docs notebooks lint doctor install clean
 
 demo: install
 	@$(BIN)/python -m grpo_nb run --profile tiny-cpu --name demo
@@ -29,13 +31,16 @@ lab: install
 reward-lab: install
 	@$(BIN)/python -m grpo_nb reward-lab
 
-test: install lint
+test: lint
 	$(BIN)/python -m pytest
 
 notebooks: install
 	$(BIN)/python notebooks/refresh.py
 
-lint: install
+docs: $(TESTING)
+	$(BIN)/mkdocs build --strict
+
+lint: $(TESTING)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
@@ -59,6 +64,10 @@ else
 	@$(BIN)/pip install -q --no-deps -r $(REQUIREMENTS)
 endif
 	@$(BIN)/pip install -q --no-deps --editable .
+	@touch $@
+
+$(TESTING): requirements-test.txt $(INSTALLED)
+	@$(BIN)/pip install -q --no-deps -r requirements-test.txt
 	@touch $@
 
 clean:

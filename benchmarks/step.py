@@ -26,6 +26,7 @@ SIZES = {
     "num_generations": 8,
     "max_completion_length": 48,
     "learning_rate": 1e-7,
+    "warmup_steps": 5,
     "seed": 0,
     "use_cpu": True,
     "report_to": "none",
@@ -45,33 +46,42 @@ WAYS = {
 }
 
 
-def build(way: str, options: list[str], folder: str, steps: int):
-    """A trainer, ours or TRL's own with its defaults."""
+def build(way: str, options: list[str], folder: str, steps: int, **changed):
+    """A trainer, ours or TRL's own with its defaults; `changed` are TRL's arguments.
+
+    Returns:
+        The trainer, the policy in it, held-out rows and the rewards.
+    """
     from grpo_nb import data, models, rewards, training
     from grpo_nb.config import parse_assignment, resolve
     from grpo_nb.runs import Run
 
-    fixed = {"train.learning_rate": SIZES["learning_rate"], "train.max_steps": steps, "seed": 0}
+    sizes = SIZES | changed
+    fixed = {f"train.{name}": sizes[name] for name in ("learning_rate", "warmup_steps")}
+    fixed |= {"train.max_steps": steps, "seed": sizes["seed"]}
     if way == "transformers":
         fixed |= {"policy.backend": "transformers", "model.quantization": "16bit"}
     overrides = dict(map(parse_assignment, options)) if way == "ours" else {}
     config, run = resolve("tiny-cpu", fixed, overrides), Run("benchmark")
     data.prepare(run, config.data, config.seed, lambda chats: [30] * len(chats))
     rows, chosen = data.load(run, "train"), rewards.load_preset("math")
+    held_out = data.load(run, "eval")
     policy = models.load_policy(config.model, config.seed, config.policy)
     if way == "ours":
-        return training.build_trainer(policy, chosen, rows, config, run.path)
+        trainer = training.build_trainer(policy, chosen, rows, config, run.path)
+        return trainer, policy, held_out, chosen
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
     kept = {"gradient_checkpointing": False} if "kept" in options else {}
-    return GRPOTrainer(
+    trainer = GRPOTrainer(
         model=policy.model,
         processing_class=policy.tokenizer,
         reward_funcs=list(chosen.reward_funcs),
-        args=GRPOConfig(output_dir=folder, max_steps=steps, **SIZES, **kept),
+        args=GRPOConfig(output_dir=folder, max_steps=steps, **sizes, **kept),
         train_dataset=Dataset.from_list(rows),
     )
+    return trainer, policy, held_out, chosen
 
 
 def work(way: str, turns: int, answers: TextIO) -> None:
@@ -79,7 +89,7 @@ def work(way: str, turns: int, answers: TextIO) -> None:
     name, *options = way.split()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GRPO_NB_RUNS"] = folder
-        trainer = build(name, options, folder, (turns + 1) * TURN)
+        trainer, *_ = build(name, options, folder, (turns + 1) * TURN)
         from transformers import TrainerCallback
 
         class Turns(TrainerCallback):
@@ -126,7 +136,7 @@ def phases(turns: int) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GRPO_NB_RUNS"] = folder
-        trainer = build("ours", [], folder, TURN * (turns + 1))
+        trainer, *_ = build("ours", [], folder, TURN * (turns + 1))
         spent: dict[str, list[float]] = {}
 
         def timed(name, function):

@@ -42,13 +42,16 @@ def badge(url: str, name: str) -> str:
 
 
 def set_url(notebook: nbformat.NotebookNode, url: str, name: str) -> None:
-    """Write the address into the badge of the first cell and into the set-up cell."""
+    """Write the address into badge, set-up cell and the link to the glossary."""
     cells = notebook.cells
     cells[0].source = re.sub(
         r"\[!\[Open in Colab\].*", badge(url, name), cells[0].source
     )
     cells[1].source = re.sub(
         r'PROJECT_URL = ".*"', f'PROJECT_URL = "{url}"', cells[1].source
+    )
+    cells[-1].source = re.sub(
+        r"\(https\S*(/blob/main/docs/\S*)\)", rf"({url}\1)", cells[-1].source
     )
 
 

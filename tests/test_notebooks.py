@@ -117,10 +117,21 @@ def test_address_and_badge_follow_from_pyproject(stage):
     notebook, url = read(stage), refresh.project_url()
     assert f'PROJECT_URL = "{url}"' in tagged(stage, "setup").source
     assert refresh.badge(url, ALL[stage]) in notebook.cells[0].source
+    assert f"[glossary]({url}/blob/main/docs/glossary.md)" in notebook.cells[-1].source
     refresh.set_url(notebook, "https://github.com/someone/else", ALL[stage])
     assert 'PROJECT_URL = "https://github.com/someone/else"' in notebook.cells[1].source
     assert "/github/someone/else/blob/main/notebooks/" in notebook.cells[0].source
-    assert url not in notebook.cells[0].source + notebook.cells[1].source
+    assert "(https://github.com/someone/else/blob/main/docs/" in notebook.cells[-1].source
+    assert not [cell for cell in notebook.cells if url in cell.source]
+
+
+@every_notebook
+def test_each_says_first_what_the_reader_will_know_and_last_what_to_look_at(stage):
+    prose = [cell.source for cell in read(stage).cells if cell.cell_type == "markdown"]
+    assert "**At the end you will know**" in prose[0]
+    assert prose[-1].startswith("## What to look at")
+    assert max(len(line) for text in prose for line in text.splitlines() if "](" not in line) <= 100
+    assert max(len(text.splitlines()) for text in prose[1:-1]) <= 12, "a wall of text"
 
 
 def test_the_setup_cell_does_nothing_elsewhere(tmp_path, monkeypatch):

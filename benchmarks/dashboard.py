@@ -1,4 +1,4 @@
-"""What does the live dashboard cost? Figures for the README.
+"""What does the live dashboard cost? Figures in docs/figures.md.
 
     python benchmarks/dashboard.py
 

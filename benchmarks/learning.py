@@ -1,4 +1,4 @@
-"""Does the tiny model learn, whatever the seed? The table in README.md.
+"""Does the tiny model learn, whatever the seed? The table in docs/figures.md.
 
     python benchmarks/learning.py            # 5 seeds, about 3 minutes each on 2 cores
 

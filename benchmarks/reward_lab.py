@@ -1,4 +1,4 @@
-"""How fast does the Reward Lab answer? Figures for the README.
+"""How fast does the Reward Lab answer? Figures in docs/figures.md.
 
     python benchmarks/reward_lab.py
 

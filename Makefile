@@ -5,10 +5,12 @@
 # make docs        set up, then build the handbook into site/
 # make doctor      say what this machine has, and how to get the rest
 #
-# GPU=0 or GPU=1 overrides what nvidia-smi says; PYTHON=python3.12 picks the interpreter.
+# GPU=0 or GPU=1 overrides what nvidia-smi says; PYTHON=python3.12 picks the interpreter;
+# JOBS=4 tests in four processes (two are meant for two cores).
 
 PYTHON ?= python3
 VENV ?= .venv
+JOBS ?= 2
 GPU ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo 1 || echo 0)
 BIN := $(VENV)/bin
 ifeq ($(GPU),1)
@@ -31,8 +33,9 @@ lab: install
 reward-lab: install
 	@$(BIN)/python -m grpo_nb reward-lab
 
+# Files of tests, not tests, are shared out: those of a file share what they set up.
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 
 notebooks: install
 	$(BIN)/python notebooks/refresh.py

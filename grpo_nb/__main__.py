@@ -1,6 +1,7 @@
 """The command line, `grpo-nb run` and others. Imports wait until they are needed."""
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
@@ -174,6 +175,19 @@ def report(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def checklist(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from grpo_nb import checklist
+
+    lines = checklist.examine(_existing_run(arguments.run))
+    if arguments.json:
+        print(json.dumps(lines, indent=2, ensure_ascii=False))
+    else:
+        checklist.show(lines, Console(markup=False, highlight=False))
+    return int(any(line["state"] == "fail" for line in lines))
+
+
 def reward_lab(arguments: argparse.Namespace) -> int:
     from grpo_nb.app import serve
 
@@ -193,7 +207,7 @@ COMMANDS = {
     **{"run": run, "train": train, "sweep": sweep, "report": report},
     **{"reward-lab": reward_lab, "doctor": doctor},
     **{"export": export, "push": push, "reproduce": reproduce, "serve": serve},
-    "answer": answer,
+    **{"answer": answer, "checklist": checklist},
 }
 
 

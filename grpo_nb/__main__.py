@@ -176,15 +176,13 @@ def report(arguments: argparse.Namespace) -> int:
 
 
 def checklist(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from grpo_nb import checklist
 
     lines = checklist.examine(_existing_run(arguments.run))
     if arguments.json:
         print(json.dumps(lines, indent=2, ensure_ascii=False))
     else:
-        checklist.show(lines, Console(markup=False, highlight=False))
+        checklist.show(lines)
     return int(any(line["state"] == "fail" for line in lines))
 
 

@@ -7,9 +7,8 @@ this run), "not yet" (it is too early to say) or "look" (only a person can say).
 import json
 from collections import Counter
 from functools import partial
-from itertools import groupby
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 import yaml
@@ -20,9 +19,6 @@ from grpo_nb.rewards import load_preset
 from grpo_nb.runs import NOTEBOOKS, Run, check_stages_before
 from grpo_nb.training import read_lines
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 Found = tuple[str, str, str]  # state, evidence, action
 FIELDS = ("section", "check", "state", "evidence", "action")
 REWARDS, METRICS, EVALUATION = "rewards/report.json", "train/metrics.jsonl", "eval/report.json"
@@ -30,7 +26,7 @@ WRITER = {"data": "01", "rewards": "02", "train": "03", "model": "04", "eval": "
 
 
 class Seen(NamedTuple):
-    """What every check may ask for. `status` is "cut off" of a stage whose process is gone."""
+    """What every check may ask for; a stage whose process is gone has the status "cut off"."""
 
     run: Run
     config: config.RunConfig
@@ -132,30 +128,32 @@ def _rise(seen: Seen, lines: list[dict]) -> Found:
     if steps < watch.limits.window:
         return "not yet", f"{steps} steps are too few to tell", "train longer"
     rise, error = watch.rise("reward", steps - half, half)
-    evidence = f"{rise:+.3f} ± {2 * error:.3f} (2 standard errors), last {half} steps to the first"
+    evidence = (
+        f"{rise:+.3f} ± {2 * error:.3f} (2 standard errors), last {half} against first {half}"
+    )
     if abs(rise) <= 2 * error and steps < watch.limits.patience:
         return "not yet", evidence, "train longer: noise may hide a rise"
     return _judged(rise > 2 * error, evidence, "read completions and alerts; see docs/training.md")
 
 
-def _share(watch: health.Watch, key: str, most: float, what: str, action: str) -> Found:
-    """A share over the last steps."""
-    count = min(len(watch.lines), watch.limits.window)
-    if not count:
-        return "not yet", "no step is done", "wait"
+def _share(what: str, key: str, limit: str, action: str, seen: Seen, lines: list) -> Found:
+    """A share, over the last steps."""
+    watch, most = _watch(seen, lines), getattr(seen.config.health, limit)
+    if not (count := min(len(watch.lines), watch.limits.window)):
+        return "not yet", "no step is done", seen.next
     share = fmean(watch.last(key, 0, count))
     evidence = f"{share:.0%} of the {what} in the last {count} steps; at most {most:.0%}"
     return _judged(share <= most, evidence, action)
 
 
-def _signal(seen: Seen, lines: list[dict]) -> Found:
-    shown = "frac_reward_zero_std", seen.config.health.no_signal, "groups earn alike"
-    return _share(_watch(seen, lines), *shown, "take easier or harder rows (data.source)")
-
-
-def _truncation(seen: Seen, lines: list[dict]) -> Found:
-    shown = "completions/clipped_ratio", seen.config.health.truncated, "completions are cut"
-    return _share(_watch(seen, lines), *shown, "raise train.max_completion_length")
+_signal = partial(
+    *(_share, "groups earn alike", "frac_reward_zero_std", "no_signal"),
+    "take easier or harder rows (data.source)",
+)
+_truncation = partial(
+    *(_share, "completions are cut", "completions/clipped_ratio", "truncated"),
+    "raise train.max_completion_length",
+)
 
 
 def _alerts(_: Seen, lines: list[dict]) -> Found:
@@ -289,15 +287,16 @@ def _read(run: Run, relative: str) -> Any:
         raise ValueError(f"{relative} cannot be read: {error}") from None
 
 
-def show(lines: list[dict[str, str]], console: "Console") -> None:
+def show(lines: list[dict[str, str]]) -> None:
+    from rich.console import Console
     from rich.table import Table
 
+    console = Console(markup=False, highlight=False)
     table = Table("", "check", "state", "evidence, → next action")
-    for _, section in groupby(lines, lambda line: line["section"]):
-        for line in section:
-            *shown, evidence, action = line.values()
-            table.add_row(*shown, f"{evidence}\n→ {action}" if action else evidence)
-        table.add_section()
+    for line, after in zip(lines, [*lines[1:], lines[-1]], strict=True):
+        *shown, evidence, action = line.values()
+        end = line["section"] != after["section"]
+        table.add_row(*shown, f"{evidence}\n→ {action}" if action else evidence, end_section=end)
     console.print(table)
     counts = Counter(line["state"] for line in lines)
     console.print(", ".join(f"{count} {state}" for state, count in counts.items()))

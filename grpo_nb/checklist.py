@@ -45,12 +45,13 @@ def _judged(good: Any, evidence: str, action: str) -> Found:
     return ("pass", evidence, "") if good else ("fail", evidence, action)
 
 
-def _stages(seen: Seen, _: None, *, last: str) -> Found:
-    """Whether all stages up to the last are done, and their files as they were written."""
+def _stages(seen: Seen, _: None, *, own: str) -> Found:
+    """Whether a section's own stages and those before are done, their files as when written."""
+    last = own.split()[-1]
     for stage in [one for one in NOTEBOOKS if one <= last]:
         status, entry = seen.status[stage], seen.manifest.get(stage, {})
-        why = entry.get("error") or f"started {entry.get('started')}"
-        if status in ("failed", "cut off"):
+        if status in ("failed", "cut off") and stage in own:
+            why = entry.get("error") or f"started {entry.get('started')}"
             return "fail", f"{NOTEBOOKS[stage]} {status}: {why}", seen.next
         if status != "done":
             return "not yet", f"{NOTEBOOKS[stage]} {status}", seen.next
@@ -128,9 +129,8 @@ def _rise(seen: Seen, lines: list[dict]) -> Found:
     if steps < watch.limits.window:
         return "not yet", f"{steps} steps are too few to tell", "train longer"
     rise, error = watch.rise("reward", steps - half, half)
-    evidence = (
-        f"{rise:+.3f} ± {2 * error:.3f} (2 standard errors), last {half} against first {half}"
-    )
+    evidence = f"{rise:+.3f} ± {2 * error:.3f} (2 standard errors), the second half of {steps} "
+    evidence += "steps against the first"
     if abs(rise) <= 2 * error and steps < watch.limits.patience:
         return "not yet", evidence, "train longer: noise may hide a rise"
     return _judged(rise > 2 * error, evidence, "read completions and alerts; see docs/training.md")
@@ -146,14 +146,9 @@ def _share(what: str, key: str, limit: str, action: str, seen: Seen, lines: list
     return _judged(share <= most, evidence, action)
 
 
-_signal = partial(
-    *(_share, "groups earn alike", "frac_reward_zero_std", "no_signal"),
-    "take easier or harder rows (data.source)",
-)
-_truncation = partial(
-    *(_share, "completions are cut", "completions/clipped_ratio", "truncated"),
-    "raise train.max_completion_length",
-)
+ROWS, CAP = "take easier or harder rows (data.source)", "raise train.max_completion_length"
+_signal = partial(_share, "groups earn alike", "frac_reward_zero_std", "no_signal", ROWS)
+_cut = partial(_share, "completions are cut", "completions/clipped_ratio", "truncated", CAP)
 
 
 def _alerts(_: Seen, lines: list[dict]) -> Found:
@@ -211,7 +206,7 @@ def _reproducible(seen: Seen, _: None) -> Found:
 
 
 CHECKS = {
-    ("before", "notebooks 1 and 2", ""): partial(_stages, last="02"),
+    ("before", "notebooks 1 and 2", ""): partial(_stages, own="01 02"),
     ("before", "dataset", "data/report.json"): _dataset,
     ("before", "no leakage", "data/eval.parquet"): _leakage,
     ("before", "rewards", REWARDS): _rewards,
@@ -220,17 +215,17 @@ CHECKS = {
     ("before", "completion length", REWARDS): _completions,
     ("before", "memory", "train/preflight.json"): _memory,
     ("before", "tracking", METRICS): _tracking,
-    ("during", "notebook 3", ""): partial(_stages, last="03"),
+    ("during", "notebook 3", ""): partial(_stages, own="03"),
     ("during", "reward rises", METRICS): _rise,
     ("during", "signal", METRICS): _signal,
     ("during", "alerts", "train/health.jsonl"): _alerts,
     ("during", "samples", METRICS): _samples,
     ("during", "format", METRICS): _format,
-    ("during", "truncation", METRICS): _truncation,
+    ("during", "truncation", METRICS): _cut,
     ("after", "merge", "model/parity.json"): _parity,
     ("after", "baseline", EVALUATION): partial(_better, surely=False),
     ("after", "better", EVALUATION): partial(_better, surely=True),
-    ("after", "recorded", ""): partial(_stages, last="04"),
+    ("after", "recorded", ""): partial(_stages, own="04"),
     ("after", "reproducible", ""): _reproducible,
 }
 
@@ -253,7 +248,7 @@ def _look(seen: Seen, needs: str, check: Any) -> Found:
     if needs and not (seen.run / needs).exists():
         if seen.status[writer] == "done":
             return "fail", f"{needs} was removed", f"run {NOTEBOOKS[writer]} again"
-        return "not yet", f"{NOTEBOOKS[writer]} {seen.status[writer]}", seen.next
+        return "not yet", f"{NOTEBOOKS[writer]} {seen.status[writer]}", ""
     try:
         return check(seen, _read(seen.run, needs) if needs else None)
     except (KeyError, TypeError, AttributeError) as error:
@@ -277,13 +272,13 @@ def _read(run: Run, relative: str) -> Any:
     path = run / relative
     readers = {
         ".yaml": lambda: run.config(),
-        ".json": lambda: json.loads(path.read_text(encoding="utf-8")),
+        ".json": lambda: {**json.loads(path.read_text(encoding="utf-8"))},
         ".jsonl": lambda: read_lines(path),
         ".parquet": lambda: set(map(str, pq.read_table(path, columns=["prompt"])["prompt"])),
     }
     try:
         return readers[path.suffix]()
-    except (ValueError, OSError, AttributeError, KeyError, yaml.YAMLError) as error:
+    except (ValueError, OSError, AttributeError, KeyError, TypeError, yaml.YAMLError) as error:
         raise ValueError(f"{relative} cannot be read: {error}") from None
 
 

@@ -20,7 +20,10 @@ def _existing_run(path: str) -> "Run":
     given = [Path(path), runs_root() / path]
     found = [folder.resolve() for folder in given if (folder / "manifest.json").exists()]
     if not found:
-        raise FileNotFoundError(f"{path} is no run: neither {given[0]} nor {given[1]} has one")
+        raise FileNotFoundError(
+            f"{path} is no run: neither {given[0]} nor {given[1]} holds a manifest.json; give the "
+            "folder of a run, such as runs/demo, or its name"
+        )
     os.environ["GRPO_NB_RUNS"] = str(found[0].parent)
     return Run(found[0].name)
 

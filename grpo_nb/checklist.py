@@ -245,16 +245,17 @@ def examine(run: Run) -> list[dict[str, str]]:
 
 def _look(seen: Seen, needs: str, check: Any) -> Found:
     writer = WRITER.get(needs.partition("/")[0], "")
+    again = f"run {NOTEBOOKS[writer]} again" if needs else ""  # else the error says it
     if needs and not (seen.run / needs).exists():
         if seen.status[writer] == "done":
-            return "fail", f"{needs} was removed", f"run {NOTEBOOKS[writer]} again"
+            return "fail", f"{needs} was removed", again
         return "not yet", f"{NOTEBOOKS[writer]} {seen.status[writer]}", ""
     try:
         return check(seen, _read(seen.run, needs) if needs else None)
-    except (KeyError, TypeError, AttributeError) as error:
-        return "fail", f"{needs or 'manifest.json'} is not as stages write it: {error!r}", seen.next
     except (ValueError, OSError) as error:
-        return "fail", str(error), seen.next
+        return "fail", str(error), again
+    except Exception as error:  # a file of another shape, or what a reward file of the run raises
+        return "fail", f"{needs or 'manifest.json'}: {error!r}", again
 
 
 def _status(run: Run, entry: dict) -> str:

@@ -322,6 +322,16 @@ def test_a_damaged_file_is_named_and_no_traceback(run, capsys, relative, damage)
     assert any(line["state"] == "fail" and relative in line["evidence"] for line in lines)
 
 
+def test_a_reward_file_that_raises_is_a_failed_check(run):
+    (run / "mine.py").write_text("def mine(:")
+    (run / "set.yaml").write_text("- {reward: mine.py:mine}")
+    place = str(run / "set.yaml")
+    rewrite(run, "config.yaml", lambda c: c.update({"rewards.preset": place}))
+    assert failed(run) == {"rewards"}
+    assert "SyntaxError" in found(run, "rewards")["evidence"]
+    assert found(run, "rewards")["action"] == "run 02_test_rewards again"
+
+
 @pytest.mark.parametrize("relative", ["data/report.json", METRICS, "eval/report.json"])
 def test_a_file_that_a_finished_stage_wrote_has_to_be_there(run, relative):
     (run / relative).unlink()

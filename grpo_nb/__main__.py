@@ -1,6 +1,7 @@
 """The command line, `grpo-nb run` and others. Imports wait until they are needed."""
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
@@ -19,7 +20,10 @@ def _existing_run(path: str) -> "Run":
     given = [Path(path), runs_root() / path]
     found = [folder.resolve() for folder in given if (folder / "manifest.json").exists()]
     if not found:
-        raise FileNotFoundError(f"{path} is no run: neither {given[0]} nor {given[1]} has one")
+        raise FileNotFoundError(
+            f"{path} is no run: neither {given[0]} nor {given[1]} holds a manifest.json; give the "
+            "folder of a run, such as runs/demo, or its name"
+        )
     os.environ["GRPO_NB_RUNS"] = str(found[0].parent)
     return Run(found[0].name)
 
@@ -174,6 +178,17 @@ def report(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def checklist(arguments: argparse.Namespace) -> int:
+    from grpo_nb import checklist
+
+    lines = checklist.examine(_existing_run(arguments.run))
+    if arguments.json:
+        print(json.dumps(lines, indent=2, ensure_ascii=False))
+    else:
+        checklist.show(lines)
+    return int(any(line["state"] == "fail" for line in lines))
+
+
 def reward_lab(arguments: argparse.Namespace) -> int:
     from grpo_nb.app import serve
 
@@ -193,7 +208,7 @@ COMMANDS = {
     **{"run": run, "train": train, "sweep": sweep, "report": report},
     **{"reward-lab": reward_lab, "doctor": doctor},
     **{"export": export, "push": push, "reproduce": reproduce, "serve": serve},
-    "answer": answer,
+    **{"answer": answer, "checklist": checklist},
 }
 
 

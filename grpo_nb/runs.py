@@ -286,8 +286,9 @@ def installed_versions() -> dict[str, str]:
 
 
 def git_commit() -> str:
-    """The project's commit, or "unknown" outside a git checkout."""
-    command = ["git", "-C", str(PROJECT_ROOT), "rev-parse", "HEAD"]
+    """The project's commit, with "-dirty" if files differ from it; "unknown" outside a checkout."""
+    command = ["git", "-C", str(PROJECT_ROOT), "describe", "--always", "--abbrev=40", "--dirty"]
+    command += ["--exclude=*"]  # tags
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -24,7 +24,7 @@ LAYERS = [
     {"training", "export", "evaluate", "sheet", "doctor", "curriculum"},
     {"batches", "uploads", "slots"},
     {"pipeline", "charts", "infer"},
-    {"plots", "launch", "app", "dashboard", "serve", "reproduce", "answers"},
+    {"plots", "launch", "app", "dashboard", "serve", "reproduce", "answers", "checklist"},
     {"trials", "leaderboard"},
     {"sweep"},
     {"widgets"},

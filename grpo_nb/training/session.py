@@ -122,6 +122,8 @@ class Session:
                 checks = preflight(self.trainer(one), self.policy, one.rows, stage)
                 tables.append(checks.assign(stage=one.name))
         table = pd.concat(tables) if tables else pd.DataFrame({"result": []})
+        found = {"checks": table.to_dict("records")}
+        ranks.from_main(lambda: write_json(self.folder / "preflight.json", found))
         return table.drop(columns="stage") if len(self.stages) == 1 else table
 
     def health(self) -> str:

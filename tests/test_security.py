@@ -1,0 +1,83 @@
+"""What SECURITY.md promises: each names a test that exists, and what no other test shows."""
+
+import ast
+import json
+import re
+import shutil
+
+import pytest
+import yaml
+
+from grpo_nb import chat, models
+from grpo_nb.rewards import load_preset
+from grpo_nb.runs import PROJECT_ROOT, Run, project_path
+from grpo_nb.sandbox import DEFAULT_LIMITS
+from grpo_nb.sandbox.values import FILE_BYTES
+
+TEXT = (PROJECT_ROOT / "SECURITY.md").read_text(encoding="utf-8")
+NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", TEXT)
+
+
+@pytest.mark.parametrize(("path", "name"), NAMED)
+def test_a_promise_names_a_test_that_exists(path, name):
+    tree = ast.parse((PROJECT_ROOT / path).read_text(encoding="utf-8"))
+    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_promise_names_a_test_and_every_file_is_named_whole():
+    promises = re.findall(r"^\| (?!promise|---)(.+?) \| (.+?) \|$", TEXT, flags=re.MULTILINE)
+    assert len(promises) > 10
+    assert all("::" in shown for _, shown in promises)
+    assert len(NAMED) == TEXT.count("::")
+
+
+def test_the_limits_are_the_sandboxs():
+    seconds, memory, output, processes = DEFAULT_LIMITS
+    limits = f"{seconds:g} s, {memory} MiB a process, {processes} processes, {output >> 10} KiB"
+    assert limits in TEXT
+    assert f"files of at most {FILE_BYTES >> 20} MiB" in TEXT
+
+
+@pytest.fixture
+def with_code(tmp_path):
+    """A model whose repository brings Python of its own, which would leave a mark."""
+    folder, mark = tmp_path / "model", tmp_path / "was_run"
+    shutil.copytree(project_path("data/tiny_base"), folder)
+    (folder / "theirs.py").write_text(f"open({str(mark)!r}, 'w')\nclass Theirs: pass\n")
+    for name, key, what in (
+        ("config.json", "AutoModelForCausalLM", "theirs.Theirs"),
+        ("tokenizer_config.json", "AutoTokenizer", ["theirs.Theirs", None]),
+    ):
+        content = json.loads((folder / name).read_text())
+        content |= {"auto_map": {"AutoConfig": "theirs.Theirs", key: what}, "model_type": "theirs"}
+        content.pop("tokenizer_class", None)
+        (folder / name).write_text(json.dumps(content))
+    return str(folder), mark
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda folder: models.load_checkpoint(folder, adapter=None, quantization="16bit"),
+        chat.load_tokenizer,
+    ],
+    ids=["model", "tokenizer"],
+)
+def test_code_that_comes_with_a_model_is_not_run(with_code, load):
+    folder, mark = with_code
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        load(folder)
+    assert not mark.exists()
+
+
+def test_yaml_makes_no_objects(runs_dir):
+    mark = runs_dir / "was_run"
+    evil = f"!!python/object/apply:builtins.open ['{mark}', 'w']\n"
+    run = Run("evil")
+    run.path.mkdir()
+    (run / "config.yaml").write_text(f"profile: {evil}")
+    (run / "set.yaml").write_text(f"- {evil}")
+    for load in (run.config, lambda: load_preset(str(run / "set.yaml"))):
+        with pytest.raises(yaml.constructor.ConstructorError, match="could not determine"):
+            load()
+    assert not mark.exists()

@@ -118,9 +118,9 @@ def test_the_python_of_a_page_runs_in_order(page, place, request, monkeypatch):
     for block in shown(page, "python", "pycon"):
         where = f"{page.name}:{block.line}"
         if ">>>" in block.text:
-            examples = doctest.DocTestParser().get_doctest(
-                block.text, module.__dict__, where, str(page), block.line
-            )
+            parsed = doctest.DocTestParser().get_examples(block.text, where)
+            examples = doctest.DocTest(parsed, {}, where, str(page), block.line, block.text)
+            examples.globs = module.__dict__  # given above, it would be copied
             runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS, verbose=False)
             report = []
             runner.run(examples, out=report.append, clear_globs=False)

@@ -12,10 +12,10 @@ import shutil
 import subprocess
 import sys
 import types
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import pytest
 import yaml
@@ -28,7 +28,13 @@ from grpo_nb.commands import parse_arguments
 from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.rewards.presets import built_in
 from grpo_nb.runs import PROJECT_ROOT, Run
-from grpo_nb.training.arguments import refuse_unknown_trl, trl_fields
+from grpo_nb.settings import LossType
+from grpo_nb.training.arguments import (
+    TRL_NAMES,
+    grpo_arguments,
+    refuse_unknown_trl,
+    trl_fields,
+)
 from grpo_nb.training.plan import plan
 from grpo_nb.trials import read_sweep
 
@@ -249,3 +255,58 @@ def test_the_links_of_the_readme_lead_somewhere():
             target = PROJECT_ROOT / path if path else readme
             assert target.exists(), link
             assert not anchor or anchor in anchors(target), link
+
+
+def test_the_table_of_settings_is_whole_and_its_defaults_are_true():
+    rows = {}
+    for line in (PROJECT_ROOT / "docs/settings.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip(" `") for cell in line.strip("|").split(" | ")]
+        if line.startswith("| `"):
+            rows[cells[0]] = "" if cells[1] == "empty" else cells[1]
+    defaults = config.flatten(config.RunConfig())
+    sections = ("train.", "model.", "policy.")
+    wanted = {name: str(v) for name, v in defaults.items() if name.startswith(sections)}
+    assert rows == wanted
+
+
+@pytest.mark.parametrize("name", ["small.yaml", "large.yaml"])
+def test_the_configurations_for_gpus_are_taken_by_the_installed_trl(name, place):
+    from trl import GRPOConfig
+
+    write_files(PROJECT_ROOT / "docs/settings.md", place)
+    planned = read_run(place / name)
+    resolved, typed = check_run(Run(planned.name), planned.profile, planned.settings)
+    arguments = grpo_arguments(resolved, place / "train", vllm=True)
+    built = GRPOConfig(**arguments)
+    assert built.generation_batch_size == resolved.step_completions
+    for setting in typed.keys() & {f"train.{key}" for key in TRL_NAMES}:
+        assert getattr(built, setting.removeprefix("train.")) == typed[setting], setting
+
+
+def test_what_the_page_says_of_loss_types_is_what_trl_computes(tmp_path):
+    """The weight of a token on policy, by the gradient of TRL's own loss."""
+    spec = spec_from_file_location("draw", PROJECT_ROOT / "docs/draw.py")
+    draw = module_from_spec(spec)
+    spec.loader.exec_module(draw)
+    trainer = draw.plain_trainer(tmp_path)
+    lengths, gained = [10, 30], [1.0, -0.5]
+    n, total = len(lengths), sum(lengths)
+    each = {
+        **dict.fromkeys(("dapo", "bnpo", "vespo"), lambda a, _: a / total),
+        **dict.fromkeys(("grpo", "sapo"), lambda a, length: a / (n * length)),
+        "dr_grpo": lambda a, _: a / (n * draw.CAP),
+        "luspo": lambda a, _: a / n,
+        "cispo": lambda a, _: 0.2 * a / total,  # epsilon_high, filled from epsilon
+    }
+    assert each.keys() == set(get_args(LossType))
+    for kind, weight in each.items():
+        expected = [weight(a, length) for a, length in zip(gained, lengths, strict=True)]
+        found = draw.token_weights(trainer, kind, lengths, gained)
+        assert found == pytest.approx(expected, rel=1e-4), kind
+    trainer.epsilon_high = 5.0
+    assert draw.token_weights(trainer, "cispo", [10], [1.0]) == pytest.approx([0.1])
+    trainer.epsilon_high = 0.2
+    pushed = {
+        ratio: draw.token_weights(trainer, "dapo", [1], [1.0], ratio)[0] for ratio in (1, 1.3)
+    }
+    assert (pushed[1], pushed[1.3]) == (pytest.approx(1), 0), "a risen token is pushed on"

@@ -7,18 +7,14 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-
-
-def on_config(config: Any) -> None:
-    config.repo_url = PROJECT["urls"]["Repository"]
+FILES = f"{PROJECT['urls']['Repository']}/blob/main"
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """`[…](../notebooks/x.ipynb)` works on a code host as it is; files that are not there stay,
-    and mkdocs warns of them."""
+    """`[…](../notebooks/x.ipynb)` works on a code host as it is. What is not there stays as it is,
+    and mkdocs warns of it."""
     pieces = markdown.split("](../")
     for i, piece in enumerate(pieces[1:], start=1):
         path = posixpath.normpath(piece.partition(")")[0].partition("#")[0])
-        there = (ROOT / path).exists()
-        pieces[i] = f"]({config.repo_url}/blob/main/{piece}" if there else f"](../{piece}"
+        pieces[i] = f"]({FILES}/{piece}" if (ROOT / path).exists() else f"](../{piece}"
     return "".join(pieces)

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import types
+from functools import cache
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from itertools import pairwise
 from pathlib import Path
@@ -44,6 +45,7 @@ REASON = re.compile(r"<!--\s*not run:\s*(\S.*?)\s*-->", re.DOTALL)
 COMMAND = re.compile(r"(\$ )?((\.venv/bin/)?python3? |make |grpo-nb |accelerate launch )")
 FILE = re.compile(r"# ([\w-]+\.(?:py|yaml))\b")
 SETTING = re.compile(r"([a-z]+)\.([a-z_]+)(?:\s*=\s*(\S+))?")
+arguments_of_trl = cache(trl_fields)
 ENDINGS = ("safetensors", "json", "jsonl", "csv", "py", "yaml", "parquet", "md", "txt")
 
 
@@ -163,7 +165,7 @@ def check_setting(name: str, value: str | None = None) -> None:
     config.refuse_unknown_setting(name)
     section, _, key = name.rpartition(".")
     if section == "trl" and value is None:
-        assert key in trl_fields(), f"{name} is none of GRPOConfig's"
+        assert key in arguments_of_trl(), f"{name} is none of GRPOConfig's"
     elif section == "trl":
         refuse_unknown_trl(
             config.resolve("tiny-cpu", dict([config.parse_assignment(f"{name}={value}")]))

@@ -1,0 +1,312 @@
+"""The handbook builds, and what it shows runs: Python, commands, settings, YAML, links.
+
+A fence that cannot run here is preceded by `<!-- not run: reason -->`. A fence whose first line
+is `# name.py` or `# name.yaml` is a file that later fences of its page find.
+"""
+
+import doctest
+import linecache
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import types
+from functools import cache
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+from pymdownx.slugs import slugify
+
+from grpo_nb import config
+from grpo_nb.batches import check_run, read_run
+from grpo_nb.commands import parse_arguments
+from grpo_nb.rewards import load_preset, reward_set
+from grpo_nb.rewards.presets import built_in
+from grpo_nb.runs import PROJECT_ROOT, Run
+from grpo_nb.settings import LossType
+from grpo_nb.training.arguments import (
+    TRL_NAMES,
+    grpo_arguments,
+    refuse_unknown_trl,
+    trl_fields,
+)
+from grpo_nb.training.plan import plan
+from grpo_nb.trials import read_sweep
+
+PAGES = [PROJECT_ROOT / "README.md", *sorted((PROJECT_ROOT / "docs").glob("*.md"))]
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+REASON = re.compile(r"<!--\s*not run:\s*(\S.*?)\s*-->", re.DOTALL)
+COMMAND = re.compile(r"(\$ )?((\.venv/bin/)?python3? |make |grpo-nb |accelerate launch )")
+FILE = re.compile(r"# ([\w-]+\.(?:py|yaml))\b")
+SETTING = re.compile(r"([a-z]+)\.([a-z_]+)(?:\s*=\s*(\S+))?")
+arguments_of_trl = cache(trl_fields)
+ENDINGS = ("safetensors", "json", "jsonl", "csv", "py", "yaml", "parquet", "md", "txt")
+
+
+class Block(NamedTuple):
+    language: str  # "" of an indented block
+    text: str
+    line: int
+    reason: str | None  # why it is not run
+
+
+def tokens_of(page: Path):
+    return MarkdownIt().enable("table").parse(page.read_text(encoding="utf-8"))
+
+
+def blocks(page: Path) -> list[Block]:
+    found, before = [], ""
+    for token in tokens_of(page):
+        if token.type in ("fence", "code_block"):
+            reason = REASON.search(before)
+            language = (token.info.split() or [""])[0]
+            found.append(Block(language, token.content, token.map[0] + 1, reason and reason[1]))
+        before = token.content if token.type == "html_block" else ""
+    return found
+
+
+def shown(page: Path, *languages: str) -> list[Block]:
+    return [b for b in blocks(page) if b.language in languages and not b.reason]
+
+
+def inline(page: Path, kind: str):
+    """The page's inline tokens of a kind: "code_inline", "link_open" or "image"."""
+    children = [token.children or [] for token in tokens_of(page)]
+    return [token for line in children for token in line if token.type == kind]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Where a page's blocks run: a folder of its own, with runs in it."""
+    monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_files(page: Path, folder: Path) -> list[Path]:
+    """Each named file and each YAML fence; in an indented block commands may follow the file."""
+    written = []
+    for block in shown(page, "python", "yaml", ""):
+        named = FILE.match(block.text)
+        if named or block.language == "yaml":
+            written.append(folder / (named[1] if named else f"line{block.line}.yaml"))
+            lines = [line for line in block.text.splitlines() if not COMMAND.match(line)]
+            written[-1].write_text("\n".join(lines), encoding="utf-8")
+    return written
+
+
+def test_the_handbook_builds(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=PROJECT_ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for path in tmp_path.rglob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="?https?:[^" >]+', text)
+        assert not loaded, path
+
+
+WITH_PYTHON = [page for page in PAGES if shown(page, "python", "pycon")]
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
+def test_the_python_of_a_page_runs_in_order(page, place, request, monkeypatch):
+    write_files(page, place)
+    if "demo" in page.read_text(encoding="utf-8"):
+        shutil.copytree(request.getfixturevalue("demo_run").path, place / "runs/demo")
+    module = types.ModuleType(f"handbook_{page.stem.replace('-', '_')}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for block in shown(page, "python", "pycon"):
+        where = f"{page.name}:{block.line}"
+        if ">>>" in block.text:
+            parsed = doctest.DocTestParser().get_examples(block.text, where)
+            examples = doctest.DocTest(parsed, {}, where, str(page), block.line, block.text)
+            examples.globs = module.__dict__  # given above, it would be copied
+            runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS, verbose=False)
+            report = []
+            runner.run(examples, out=report.append, clear_globs=False)
+            assert not runner.failures, "".join(report)
+            continue
+        lines = block.text.splitlines(keepends=True)
+        linecache.cache[where] = (len(block.text), None, lines, where)  # tracebacks, inspect
+        exec(compile(block.text, where, "exec"), module.__dict__)
+
+
+@every_page
+def test_a_fence_that_is_not_run_says_why(page):
+    for block in blocks(page):
+        assert block.reason is None or len(block.reason) > 10, f"{page.name}:{block.line}"
+
+
+def commands(page: Path):
+    for block in blocks(page):
+        if block.language in ("", "sh", "bash", "console", "shell"):
+            for line in block.text.replace("\\\n", " ").splitlines():
+                if COMMAND.match(line):
+                    yield line.removeprefix("$ ")
+    yield from (t.content for t in inline(page, "code_inline") if COMMAND.match(t.content))
+
+
+def words_of(command: str) -> list[str]:
+    """Its words up to the first `|`, `&&`, `;` or `>`."""
+    lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    words = list(lexer)
+    ends = [i for i, word in enumerate(words) if set(word) <= set("|&;<>()")]
+    return words[: min(ends, default=len(words))]
+
+
+def check_setting(name: str, value: str | None = None) -> None:
+    config.refuse_unknown_setting(name)
+    section, _, key = name.rpartition(".")
+    if section == "trl" and value is None:
+        assert key in arguments_of_trl(), f"{name} is none of GRPOConfig's"
+    elif section == "trl":
+        refuse_unknown_trl(
+            config.resolve("tiny-cpu", dict([config.parse_assignment(f"{name}={value}")]))
+        )
+    elif section and value is not None:
+        type(getattr(config.RunConfig(), section))(**{key: value})
+
+
+@every_page
+def test_a_command_is_one_that_there_is(page, capsys):
+    targets = re.search(r"^\.PHONY:(.*)", (PROJECT_ROOT / "Makefile").read_text(), re.M)[1].split()
+    for command in commands(page):
+        words = words_of(command)
+        if words[0] == "make":
+            asked = [word for word in words[1:] if "=" not in word]
+            assert set(asked) <= set(targets), command
+        elif "grpo_nb" in words or words[0] == "grpo-nb":
+            start = words.index("grpo_nb" if "grpo_nb" in words else "grpo-nb")
+            try:
+                parsed = parse_arguments(words[start + 1 :])
+            except SystemExit as end:
+                assert end.code == 0 or len(words) == start + 1, (
+                    f"{command}: {capsys.readouterr().err}"
+                )
+                continue
+            for assignment in getattr(parsed, "assignments", []):
+                check_setting(*map(str.strip, assignment.split("=", 1)))
+        elif words[1] == "-m":
+            assert find_spec(words[2]), command
+        elif words[1].endswith(".py"):
+            assert (PROJECT_ROOT / words[1]).is_file(), command
+
+
+@every_page
+def test_a_setting_or_file_that_is_named_is_there(page):
+    for code in (token.content for token in inline(page, "code_inline")):
+        match = SETTING.fullmatch(code)
+        if match and match[1] in (*config.SECTIONS, "trl") and match[2] not in ENDINGS:
+            check_setting(f"{match[1]}.{match[2]}", match[3] and match[3].strip("\"'"))
+        if re.fullmatch(r"(grpo_nb|tests|docs|benchmarks)/[\w./-]+", code):
+            assert (PROJECT_ROOT / code).exists(), f"{page.name}: {code}"
+
+
+def check_yaml(path: Path) -> None:
+    """Read the file as a run would, by what it looks like."""
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if "extends" in content or (isinstance(content, list) and "reward" in content[0]):
+        load_preset(str(path))
+    elif isinstance(content, list):
+        every = reward_set([(func, 1.0) for func in built_in().values()])
+        columns = {name for entry in content for name in entry.get("where", {})}
+        rows = [dict.fromkeys(columns) | _first_values(entry) for entry in content] * 50
+        plan(config.resolve("tiny-cpu", {"train.stages": str(path)}), every, rows)
+    elif {"grid", "list", "random"} & content.keys():
+        assert read_sweep(path).trials
+    else:
+        planned = read_run(path)
+        check_run(Run(planned.name), planned.profile, planned.settings)
+
+
+def _first_values(entry: dict) -> dict:
+    wanted = entry.get("where", {}).items()
+    return {name: value[0] if isinstance(value, list) else value for name, value in wanted}
+
+
+@every_page
+def test_yaml_is_read_by_what_reads_it_in_a_run(page, place):
+    for path in write_files(page, place):
+        if path.suffix == ".yaml":
+            check_yaml(path)
+
+
+def anchors(page: Path) -> set[str]:
+    tokens, to_slug = tokens_of(page), slugify(case="lower")
+    heads = [after.content for head, after in pairwise(tokens) if head.type == "heading_open"]
+    explicit = re.findall(r'<a (?:id|name)="([^"]+)"', page.read_text(encoding="utf-8"))
+    return {to_slug(re.sub(r"[`*]", "", head), "-") for head in heads} | set(explicit)
+
+
+def test_the_links_of_the_readme_lead_somewhere():
+    readme = PROJECT_ROOT / "README.md"
+    links = [token.attrs["href"] for token in inline(readme, "link_open")]
+    links += [token.attrs["src"] for token in inline(readme, "image")]
+    for link in links:
+        path, _, anchor = link.partition("#")
+        if not path.startswith("http"):
+            target = PROJECT_ROOT / path if path else readme
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+def test_the_table_of_settings_is_whole_and_its_defaults_are_true():
+    rows = {}
+    for line in (PROJECT_ROOT / "docs/settings.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip(" `") for cell in line.strip("|").split(" | ")]
+        if line.startswith("| `"):
+            rows[cells[0]] = "" if cells[1] == "empty" else cells[1]
+    defaults = config.flatten(config.RunConfig())
+    sections = ("train.", "model.", "policy.")
+    wanted = {name: str(v) for name, v in defaults.items() if name.startswith(sections)}
+    assert rows == wanted
+
+
+@pytest.mark.parametrize("name", ["small.yaml", "large.yaml"])
+def test_the_configurations_for_gpus_are_taken_by_the_installed_trl(name, place):
+    from trl import GRPOConfig
+
+    write_files(PROJECT_ROOT / "docs/settings.md", place)
+    planned = read_run(place / name)
+    resolved, typed = check_run(Run(planned.name), planned.profile, planned.settings)
+    arguments = grpo_arguments(resolved, place / "train", vllm=True)
+    built = GRPOConfig(**arguments)
+    assert built.generation_batch_size == resolved.step_completions
+    for setting in typed.keys() & {f"train.{key}" for key in TRL_NAMES}:
+        assert getattr(built, setting.removeprefix("train.")) == typed[setting], setting
+
+
+def test_what_the_page_says_of_loss_types_is_what_trl_computes(tmp_path):
+    """The weight of a token on policy, by the gradient of TRL's own loss."""
+    spec = spec_from_file_location("draw", PROJECT_ROOT / "docs/draw.py")
+    draw = module_from_spec(spec)
+    spec.loader.exec_module(draw)
+    trainer = draw.plain_trainer(tmp_path)
+    lengths, gained = [10, 30], [1.0, -0.5]
+    n, total = len(lengths), sum(lengths)
+    each = {
+        **dict.fromkeys(("dapo", "bnpo", "vespo"), lambda a, _: a / total),
+        **dict.fromkeys(("grpo", "sapo"), lambda a, length: a / (n * length)),
+        "dr_grpo": lambda a, _: a / (n * draw.CAP),
+        "luspo": lambda a, _: a / n,
+        "cispo": lambda a, _: 0.2 * a / total,  # epsilon_high, filled from epsilon
+    }
+    assert each.keys() == set(get_args(LossType))
+    for kind, weight in each.items():
+        expected = [weight(a, length) for a, length in zip(gained, lengths, strict=True)]
+        found = draw.token_weights(trainer, kind, lengths, gained)
+        assert found == pytest.approx(expected, rel=1e-4), kind
+    trainer.epsilon_high = 5.0
+    assert draw.token_weights(trainer, "cispo", [10], [1.0]) == pytest.approx([0.1])
+    trainer.epsilon_high = 0.2
+    pushed = {
+        ratio: draw.token_weights(trainer, "dapo", [1], [1.0], ratio)[0] for ratio in (1, 1.3)
+    }
+    assert (pushed[1], pushed[1.3]) == (pytest.approx(1), 0), "a risen token is pushed on"

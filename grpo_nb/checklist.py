@@ -109,7 +109,7 @@ def _memory(_: Seen, report: dict) -> Found:
 
 
 def _tracking(seen: Seen, lines: list[dict]) -> Found:
-    steps = [line["step"] for line in lines if "reward" in line]
+    steps = [line["step"] for line in lines if "loss" in line]
     evidence = f"{METRICS} keeps {len(steps)} steps; trackers: {seen.config.train.report_to}"
     whole = steps == list(range(1, len(steps) + 1)) and (steps or seen.status["03"] != "done")
     return _judged(whole, evidence, "run 03_train_grpo again: steps are missing")

@@ -102,6 +102,24 @@ def test_rows_set_aside_are_few_and_never_trained_on(rows, count):
     assert sorted(row["n"] for row in train + aside) == list(range(rows))
 
 
+def test_steps_that_sample_nothing_have_a_line_and_a_validation_too(session):  # noqa: F811
+    fast = {"train.learning_rate": 1e-2, "train.warmup_steps": 0}
+    one = session(**{"trl.num_iterations": 2, "train.max_steps": 4, "train.eval_steps": 2, **fast})
+    updates = []
+    one.run(updates.append)
+    lines = training.read_lines(one.folder / "metrics.jsonl")
+    steps = [line for line in lines if "loss" in line]
+    assert [(line["step"], "reward" in line) for line in steps] == [
+        (1, True),
+        (2, False),
+        (3, True),
+        (4, False),
+    ]
+    assert [line["step"] for line in lines if "eval/accuracy" in line] == [0, 2, 4]
+    assert [bool(u.completions) for u in updates if "loss" in u.line] == [True, False] * 2
+    assert steps[1]["clip_ratio/region_mean"] > 0, "the policy has moved since it sampled"
+
+
 def test_two_stages_train_one_adapter_and_each_leaves_its_manifest(session, tmp_path):  # noqa: F811
     path = write_stages(tmp_path / "stages.yaml", TWO)
     updates = []

@@ -103,17 +103,19 @@ class Monitor:
         self.saved = state.global_step
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if not logs or "reward" not in logs:
+        if not logs or "loss" not in logs:
             return
         step = self.stage.first_step + state.global_step
-        self._keep({"step": step, "stage": self.stage.name, **logs}, self._completions())
+        # Off policy (trl.num_iterations) a step may use completions of one before.
+        sampled = self._completions() if "reward" in logs else []
+        self._keep({"step": step, "stage": self.stage.name, **logs}, sampled)
         every = self.stage.config.train.eval_steps
         last = state.global_step == self.stage.config.train.max_steps
         due = every and (state.global_step % every == 0 or last)
         if self.validation and (due or ranks.anywhere(self.controls.evaluate.is_set())):
             self.controls.evaluate.clear()
             figures = self._validate(step, control)
-            # To the trackers; we take no notice of a log without a reward.
+            # To the trackers; we take no notice of a log without a loss.
             told = {name.replace("/", "_"): value for name, value in figures.items()}
             self.trainer.callback_handler.on_log(args, state, control, told)
         self._obey(args, state, control)  # wishes that came meanwhile

@@ -15,10 +15,12 @@ class Progress:
     def __call__(self, update: Update) -> None:
         line = update.line
         done = line["step"]
-        if "reward" in line:
+        if "eval/accuracy" in line:
+            note = f"validated: accuracy {line['eval/accuracy']:.1%}"
+        elif "reward" in line:
             note = f"reward {line['reward']:.2f}"
         else:
-            note = f"validated: accuracy {line['eval/accuracy']:.1%}"
+            note = "one more update with the same completions"
         self.stage.progress(done, update.total_steps, note)
         filled = round(30 * done / update.total_steps)
         bar = f"{'█' * filled}{'░' * (30 - filled)}"

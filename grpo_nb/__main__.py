@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -154,14 +155,21 @@ def run(arguments: argparse.Namespace) -> int:
 def sweep(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from grpo_nb import sweep
+    from grpo_nb import cluster, slots, sweep
 
-    console = Console()
-    asked = sweep.read_sweep(Path(arguments.file))
-    if arguments.dry_run:
+    console, share = Console(), {"cpus": arguments.cpus, "gpus": arguments.gpus}
+    share = {name: count for name, count in share.items() if count is not None}
+    if share and not arguments.ray:
+        raise ValueError("--cpus and --gpus go with --ray; on one machine a trial has one GPU")
+    asked = sweep.read_sweep(Path(arguments.file), elsewhere=bool(arguments.ray))
+    entered = cluster.connected(arguments.ray, **share) if arguments.ray else nullcontext(slots)
+    with entered as place:
+        if not arguments.dry_run:
+            return sweep.run_sweep(asked, arguments.jobs, console, place=place)
         console.print(sweep.trial_table(asked))
-        return 0
-    return sweep.run_sweep(asked, arguments.jobs, console)
+        if arguments.ray:
+            console.print(place.describe(), soft_wrap=True)
+    return 0
 
 
 def report(arguments: argparse.Namespace) -> int:

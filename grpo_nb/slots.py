@@ -3,6 +3,7 @@
 import fcntl
 import os
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -10,13 +11,16 @@ from filelock import FileLock, Timeout
 from grpo_nb.profiles import gpu_name
 from grpo_nb.runs import Run
 
+CUT_OFF = os.EX_TEMPFAIL  # stands for an exit code that nobody saw
 
-def environments(jobs: int) -> list[dict[str, str]]:
+
+def environments(jobs: int | None) -> list[dict[str, str]]:
     """For each job its GPU, or its share of the processors.
 
     Raises:
         ValueError: No job, or more of them than GPUs.
     """
+    jobs = 1 if jobs is None else jobs
     if jobs < 1:
         raise ValueError(f"--jobs {jobs}: at least 1")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -32,6 +36,22 @@ def environments(jobs: int) -> list[dict[str, str]]:
         return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus[:jobs]]
     share = max(1, len(os.sched_getaffinity(0)) // jobs)
     return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share))}] * jobs
+
+
+def start(
+    command: Sequence[str], log: Path, environment: Mapping[str, str], lock: int
+) -> subprocess.Popen:
+    """Start a trial's process, which holds `lock` until it ends and adds what it says to `log`."""
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=os.environ | environment,
+            pass_fds=(lock,),
+            start_new_session=True,  # Ctrl-C comes to the driver, which forwards it
+        )
 
 
 def take_lock(path: Path) -> int | None:

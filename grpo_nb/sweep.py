@@ -4,7 +4,8 @@ A trial's process holds `runs/<sweep>.sweep/<trial>.lock` from its first instant
 whether or not the driver lives: the driver takes the lock and the process inherits it. Whether
 a trial is done stands in its run's own manifest. What a driver knows besides (failures, pid)
 it writes to `<trial>.json` before it acts. A new driver therefore finds each trial running,
-done, or to be started, and never starts one twice.
+done, or to be started, and never starts one twice. On a cluster a trial ends with its driver;
+until it has, the locks in its run tell.
 """
 
 import json
@@ -18,17 +19,20 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from grpo_nb import slots
 from grpo_nb.batches import refuse_read_only
+from grpo_nb.cluster import Cluster, RemoteTrial
 from grpo_nb.pipeline import Stopped, log
 from grpo_nb.runs import NOTEBOOKS, Run, runs_root, write_json
-from grpo_nb.slots import environments, in_use, take_lock
-from grpo_nb.trials import Sweep, Trial, read_sweep, trial_table
+from grpo_nb.slots import CUT_OFF, in_use, take_lock
+from grpo_nb.trials import Sweep, Trial, progress, read_sweep, score, trial_table
 
 __all__ = ["Sweep", "Trial", "read_sweep", "run_sweep", "trial_command", "trial_table"]
 
@@ -40,7 +44,7 @@ class Running(NamedTuple):
     """A trial at work: a process of this driver, or (None) one that an earlier one left."""
 
     trial: Trial
-    process: subprocess.Popen | None
+    process: subprocess.Popen | RemoteTrial | None
     slot: int
 
 
@@ -55,15 +59,17 @@ def trial_command(sweep: Sweep, trial: Trial) -> list[str]:
 
 def run_sweep(
     sweep: Sweep,
-    jobs: int = 1,
+    jobs: int | None = None,
     console: Console | None = None,
     command: Callable[[Sweep, Trial], list[str]] = trial_command,
+    place: ModuleType | Cluster = slots,
 ) -> int:
     """Run every trial that is not done, `jobs` at a time.
 
     Args:
-        jobs: At most one a GPU, where there are any.
+        jobs: At most one a GPU, where there are any. Default: 1, or all that fit on a cluster.
         command: What starts a trial; it has to leave the manifest of a finished run.
+        place: Where trials run: this machine, or the cluster of `grpo_nb.cluster.connected`.
 
     Returns:
         0 if every trial is done, 1 if some failed more often than `sweep.retries`.
@@ -74,7 +80,7 @@ def run_sweep(
         RuntimeError: Another driver runs this sweep.
         Stopped: SIGTERM or SIGINT came; trials that ran saved their work.
     """
-    driver = _Driver(sweep, environments(jobs), console or Console(), command)
+    driver = _Driver(sweep, place, jobs, console or Console(), command)
     lock = take_lock(driver.folder / "driver.lock")
     if lock is None:
         raise RuntimeError(f"sweep {sweep.name!r} is being run by another process")
@@ -116,14 +122,20 @@ def _forwarding(driver: "_Driver") -> Iterator[None]:
 
 class _Driver:
     def __init__(
-        self, sweep: Sweep, slots: list[dict[str, str]], console: Console, command: Callable
+        self,
+        sweep: Sweep,
+        place: ModuleType | Cluster,
+        jobs: int | None,
+        console: Console,
+        command: Callable[[Sweep, Trial], list[str]],
     ) -> None:
-        self.sweep, self.slots, self.console, self.command = sweep, slots, console, command
+        self.sweep, self.place, self.console, self.command = sweep, place, console, command
         self.folder = runs_root() / f"{sweep.name}.sweep"
         self.signal = 0
         self.running: list[Running] = []
         self.states = self.read()
         refuse_read_only(self.folder)
+        self.slots = place.environments(jobs)
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def _path(self, trial: Trial, ending: str) -> Path:
@@ -164,7 +176,9 @@ class _Driver:
         self.signal = number
         for one in self.running:
             pid = self.states[one.trial.name]["pid"]
-            if pid and self._is_alive(one):
+            if one.process:
+                one.process.terminate()
+            elif pid and self._is_alive(one):
                 os.kill(pid, signal.SIGTERM)
 
     def run(self) -> None:
@@ -180,9 +194,11 @@ class _Driver:
                 if not free or self.signal:
                     break
                 trial = waiting.popleft()
-                if self._start(trial, free[0]):
+                if finished(Run(trial.name)):
+                    self._note(trial, status="done")
+                elif self._start(trial, free[0]):
                     free.popleft()
-                elif not finished(Run(trial.name)):
+                else:
                     waiting.append(trial)
             time.sleep(POLL)
 
@@ -204,24 +220,16 @@ class _Driver:
                 yield trial
 
     def _start(self, trial: Trial, slot: int) -> bool:
-        """Start a trial, unless it is done already or its run is in use."""
+        """Start a trial, unless its run is in use."""
         lock, run = take_lock(self._path(trial, "lock")), Run(trial.name)
         if lock is None:
             return False
         try:
-            if finished(run) or in_use(run):
+            if in_use(run):
                 return False
             self._note(trial, status="running", slot=slot, pid=None, started=time.time())
-            with self._path(trial, "log").open("ab") as out:
-                process = subprocess.Popen(
-                    self.command(self.sweep, trial),
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    env=os.environ | self.slots[slot],
-                    pass_fds=(lock,),
-                    start_new_session=True,  # Ctrl-C comes to the driver, which forwards it
-                )
+            environment, words = self.slots[slot], self.command(self.sweep, trial)
+            process = self.place.start(words, self._path(trial, "log"), environment, lock)
         finally:
             os.close(lock)  # the process holds its own copy
         self._note(trial, pid=process.pid)
@@ -242,14 +250,14 @@ class _Driver:
     def _judge(self, one: Running) -> bool:
         """Note how a trial ended; returns whether it is to be started again."""
         trial, run, state = one.trial, Run(one.trial.name), self.states[one.trial.name]
-        code = one.process.returncode if one.process else None
+        code = one.process.returncode if one.process else CUT_OFF
         seconds = round(state["seconds"] + time.time() - state["started"], 1)
-        if finished(run) and not code:
+        if finished(run) and code in (0, CUT_OFF):
             self._note(trial, status="done", seconds=seconds)
-            self._say(f"{trial.name}: done in {seconds:.0f} s{_score(run)}")
+            self._say(f"{trial.name}: done in {seconds:.0f} s{score(run)}")
             return False
         failed = [entry for entry in run.manifest().values() if entry["status"] == "failed"]
-        cut_off = self.signal or (one.process is None and not failed)
+        cut_off = self.signal or (code == CUT_OFF and not failed)
         failures = state["failures"] + (0 if cut_off else 1)
         again = failures <= self.sweep.retries and code != WRONG_INPUT
         why = self._last_words(trial) or f"ended with exit code {code}"
@@ -280,20 +288,5 @@ class _Driver:
         for one in list(self.running):
             since = time.time() - self.states[one.trial.name]["started"]
             swept = ", ".join(f"{k}={v}" for k, v in one.trial.swept.items())
-            table.add_row(one.trial.name, swept, _progress(Run(one.trial.name)), f"{since:.0f}")
+            table.add_row(one.trial.name, swept, progress(Run(one.trial.name)), f"{since:.0f}")
         return table
-
-
-def _progress(run: Run) -> str:
-    """Where a run is: stage, how far, note."""
-    if not (run / "progress.json").exists():
-        return ""
-    state = json.loads((run / "progress.json").read_text(encoding="utf-8"))
-    return f"{NOTEBOOKS[state['stage']]} {state['done']}/{state['total']} {state['note']}"
-
-
-def _score(run: Run) -> str:
-    if not (run / "eval/report.json").exists():
-        return ""
-    models = json.loads((run / "eval/report.json").read_text(encoding="utf-8"))["greedy"]
-    return f", held-out accuracy {list(models.values())[-1]['accuracy']:.1%}"

@@ -10,6 +10,7 @@ In place of `grid`: `list: [{train.beta: 0.01}, …]`, or `random: {train.learni
 1e-5, high: 1e-3, log: true}, train.loss_type: [dapo, grpo]}` with `draws: 20`.
 """
 
+import json
 import math
 import random
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from grpo_nb import config as configs
 from grpo_nb.batches import check_run, read_yaml, with_full_paths
 from grpo_nb.profiles import detect_profile, refuse_unknown
-from grpo_nb.runs import Run
+from grpo_nb.runs import NOTEBOOKS, Run
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,8 +45,11 @@ class Sweep(NamedTuple):
     retries: int
 
 
-def read_sweep(path: Path) -> Sweep:
+def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
     """The sweep of a file, each trial checked as `grpo-nb run` would.
+
+    Args:
+        elsewhere: Its trials run on other machines, so that this one's GPU says nothing.
 
     Raises:
         FileNotFoundError: No such file.
@@ -56,6 +60,8 @@ def read_sweep(path: Path) -> Sweep:
         refuse_unknown("key of a sweep", key, list(KEYS))
     name, shared = str(content.get("name", path.stem)), content.get("settings") or {}
     profile = content.get("profile", "auto")
+    if elsewhere and profile == "auto":
+        raise ValueError(f"{path}: name the cluster's profile; auto would look at this machine")
     profile = detect_profile() if profile == "auto" else profile
     if not isinstance(shared, dict):
         raise ValueError(f"{path}: settings: write `setting: value` pairs")
@@ -160,3 +166,19 @@ def trial_table(sweep: Sweep) -> "Table":
     for trial in sweep.trials:
         table.add_row(trial.name, _words(trial.swept))
     return table
+
+
+def progress(run: Run) -> str:
+    """Where a run is: stage, how far, note."""
+    if not (run / "progress.json").exists():
+        return ""
+    state = json.loads((run / "progress.json").read_text(encoding="utf-8"))
+    return f"{NOTEBOOKS[state['stage']]} {state['done']}/{state['total']} {state['note']}"
+
+
+def score(run: Run) -> str:
+    """What a finished run ended with, for the line that says so."""
+    if not (run / "eval/report.json").exists():
+        return ""
+    models = json.loads((run / "eval/report.json").read_text(encoding="utf-8"))["greedy"]
+    return f", held-out accuracy {list(models.values())[-1]['accuracy']:.1%}"

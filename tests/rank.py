@@ -2,8 +2,9 @@
 
     python -m torch.distributed.run --nproc_per_node 2 tests/rank.py RUN [FAULT PROCESS STEP]
 
-FAULT: kill, raise or stop (SIGTERM) that process in the rewards of that step; or "planted":
-fp32 and no sampling, each completion follows from its step and its place among all processes'.
+FAULT: kill, raise or stop (SIGTERM) that process in the rewards of that step; and "planted", or
+"planted stop": fp32 and no sampling, each completion follows from its step and its place among
+all processes'.
 `tests/test_ranks.py` prepares the run.
 """
 
@@ -50,18 +51,19 @@ def plant(trainer):
 
 
 def main(name, fault="", process="0", step="0"):
-    build = session.build_trainer
+    build, planted = session.build_trainer, fault.startswith("planted")
+    fault = fault.removeprefix("planted").strip()
 
     def build_and_plant(*args):
         trainer = build(*args)
-        if fault == "planted":
+        if planted:
             plant(trainer)
-        elif fault:
+        if fault:
             fail(trainer, fault, int(process), int(step))
         return trainer
 
     session.build_trainer = build_and_plant
-    if fault == "planted":
+    if planted:
         checkpoint.weights_dtype = lambda: torch.float32  # bf16 would round each pass' size its way
     launch.train(Run(name), {}, force=True)  # its rewards were not tested
 

@@ -1,6 +1,6 @@
-"""A sweep whose trials execute a notebook of two cells, for `tests/test_sweep.py`.
+"""A sweep whose trials execute a notebook of two cells, for test_sweep.py and test_cluster.py.
 
-    python tests/stub_trials.py FOLDER JOBS TRIALS [SECONDS]
+    python tests/stub_trials.py FOLDER JOBS TRIALS [SECONDS [OPTION …]]
 
 is a driver, to be killed: `grpo-nb sweep`, but for what starts a trial. A trial appends its
 name to FOLDER/begun and FOLDER/ended, and leaves the manifest of a finished run.
@@ -50,11 +50,11 @@ def command(folder: Path, seconds: float = 0.0, fails: int = 0):
     return lambda _, trial: [*start, trial.name, str(seconds), str(fails)]
 
 
-def main(place: str, jobs: str, trials: str, seconds: str = "0.05") -> int:
+def main(place: str, jobs: str, trials: str, seconds: str = "0.05", *options: str) -> int:
     prepare(Path(place), int(trials))
     stub = command(Path(place), float(seconds))
     sweep.run_sweep = partial(sweep.run_sweep, command=stub)
-    return grpo_nb.main(["sweep", f"{place}/stub.yaml", "--jobs", jobs])
+    return grpo_nb.main(["sweep", f"{place}/stub.yaml", "--jobs", jobs, *options])
 
 
 if __name__ == "__main__":

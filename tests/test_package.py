@@ -23,7 +23,7 @@ LAYERS = [
     {"bench"},
     {"training", "export", "evaluate", "sheet", "doctor", "curriculum"},
     {"batches", "uploads", "slots"},
-    {"pipeline", "charts", "infer"},
+    {"pipeline", "charts", "infer", "cluster"},
     {"plots", "launch", "app", "dashboard", "serve", "reproduce", "answers", "checklist"},
     {"trials", "leaderboard"},
     {"sweep"},

@@ -71,31 +71,45 @@ def two_processes(tmp_path_factory):
     return run
 
 
-def test_two_processes_train_as_one_with_the_same_step(runs_dir):
-    """The same completions are planted in both: sampling differs, each has random numbers."""
-    fp32 = {"model.quantization": "16bit", "trl.bf16": False}
-    settings = TWO | fp32 | {"train.max_steps": 4, "train.eval_steps": 2}
-    one, two = make_run("one", **settings), make_run("two", **settings)
-    for run, processes in ((one, 1), (two, 2)):
-        done = launch(run, "planted", processes=processes)
-        assert done.returncode == 0, done.stderr
-        assert f"2 prompts x 8 = 16 completions, on {processes} process(es)" in done.stdout
-        assert done.stdout.count("step 4/4: reward") == 1, "every process spoke"
-    first, second = comparable(one), comparable(two)
+def same(one, other):
+    """Whether two planted runs have the same metrics, completions and weights, to rounding."""
+    first, second = comparable(one), comparable(other)
     assert len(first) == len(second) == 7  # 4 steps and 3 validations
     for alone, shared in zip(first, second, strict=True):
         assert alone.pop("stage") == shared.pop("stage") == "grpo"
         # TRL takes the mean over passes, which hold other rows, whatever their lengths.
         assert shared.pop("entropy", 0) == pytest.approx(alone.pop("entropy", 0), rel=0.1)
         assert shared == pytest.approx(alone, rel=1e-4, abs=1e-6)
-    assert any(line.get("grad_norm", 0) > 0.1 for line in first)
     columns = ["step", "prompt", "completion", "advantage"]
-    told = [completions(run)[columns].astype(str) for run in (one, two)]
+    told = [completions(run)[columns].astype(str) for run in (one, other)]
     pd.testing.assert_frame_equal(*told)
-    files = [run / "train/1-grpo/adapter/adapter_model.safetensors" for run in (one, two)]
+    files = [run / "train/1-grpo/adapter/adapter_model.safetensors" for run in (one, other)]
     alone, shared = (load_file(file) for file in files)
     for name, weights in alone.items():
         assert (weights - shared[name]).abs().max() < 1e-4, name
+    return True
+
+
+PLANTED = TWO | {"model.quantization": "16bit", "trl.bf16": False}
+PLANTED |= {"train.max_steps": 4, "train.eval_steps": 2}
+
+
+def test_two_processes_train_as_one_and_go_on_with_each_other_s_work(runs_dir):
+    """The same completions are planted: sampling differs, each process has random numbers."""
+    one, two, mixed = (make_run(name, **PLANTED) for name in ("one", "two", "mixed"))
+    for run, processes in ((one, 1), (two, 2)):
+        done = launch(run, "planted", processes=processes)
+        assert done.returncode == 0, done.stderr
+        assert f"2 prompts x 8 = 16 completions, on {processes} process(es)" in done.stdout
+        assert done.stdout.count("step 4/4: reward") == 1, "every process spoke"
+    assert any(line.get("grad_norm", 0) > 0.1 for line in comparable(one))
+    assert same(one, two)
+    for processes, stopped in ((2, 1), (1, 3)):
+        done = launch(mixed, "planted stop", "0", str(stopped), processes=processes)
+        assert f"KeyboardInterrupt: stopped after step {stopped}" in done.stderr, done.stderr
+    done = launch(mixed, "planted")
+    assert "goes on after step 3 of 4" in done.stdout, done.stderr
+    assert same(one, mixed)
 
 
 def test_stopped_killed_and_failed_on_one_process_it_ends_as_if_nothing_had_been(

@@ -1,0 +1,168 @@
+"""Sweeps on a real Ray cluster of this machine: a head that runs no trial, and two nodes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import stub_trials
+from rich.console import Console
+from test_sweep import told, until, write
+
+from grpo_nb import cluster, sweep
+from grpo_nb.__main__ import main
+from grpo_nb.runs import PROJECT_ROOT
+from grpo_nb.slots import take_lock
+
+TINY = "profile: tiny-cpu\ngrid: {seed: [1, 2, 3]}"
+NODE = {"object_store_memory": 80 * 2**20, "include_dashboard": False, "include_log_monitor": False}
+PORTS = [f"{of}_port" for of in ("dashboard_agent_listen", "metrics_agent", "metrics_export")]
+
+
+@pytest.fixture(scope="module")
+def ray_cluster(tmp_path_factory):
+    """Its address. Ray waits 15 s for the helpers of a node, which are of no use here."""
+    folder = tmp_path_factory.mktemp("ray")
+    (folder / "rfc3987_syntax.py").write_text("raise ImportError")  # its grammar: 2 s a process
+    session = folder / "ray/session_test"
+    session.mkdir(parents=True)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", f"{folder}{os.pathsep}{PROJECT_ROOT}")
+        patched.setenv("RAY_TMPDIR", str(folder))
+        patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        from ray.cluster_utils import Cluster
+
+        nodes = Cluster()
+        try:
+            for number in (1, 2, 3):
+                patched.setenv("RAY_OVERRIDE_NODE_ID_FOR_TESTING", f"{number:056x}")
+                for port in (*PORTS, "runtime_env_agent_port"):
+                    (session / f"{port}_{number:056x}").write_text("-1")
+                share = {"num_cpus": 0, "no_monitor": True} if number == 1 else {"num_cpus": 1}
+                nodes.add_node(session_name=session.name, **NODE, **share)
+            yield nodes.address
+        finally:
+            nodes.shutdown()
+
+
+def trials_at_work(folder):
+    """The processes of the trials, wherever they run."""
+    found = psutil.process_iter(["cmdline"])
+    return [p for p in found if {"-S", str(folder)} <= set(p.info["cmdline"] or ())]
+
+
+def driver(folder, address, trials, seconds):
+    words = [sys.executable, stub_trials.__file__, str(folder), "2", str(trials), str(seconds)]
+    return subprocess.Popen(
+        [*words, "--ray", address], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def on_ray(folder, address, asked, **stub):
+    with cluster.connected(address) as place:
+        command = stub_trials.command(folder, **stub)
+        return sweep.run_sweep(asked, None, Console(quiet=True), command, place)
+
+
+def states(folder):
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("stub.sweep/*.json"))]
+
+
+def test_the_plan_shows_the_resources_and_nothing_starts(ray_cluster, runs_dir, capsys):
+    path = str(write(runs_dir, TINY))
+    assert main(["sweep", path, "--ray", ray_cluster, "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{ray_cluster}: 2 node(s) for 2 trials at once, each with 1 CPU and 0 GPU" in printed
+    assert "s-002" in printed
+    for wrong, message in (
+        (["--cpus", "9"], "no node has 9 CPU and 0 GPU for a trial"),
+        (["--gpus", "1"], "no node has 1 CPU and 1 GPU for a trial"),
+        (["--cpus", "0"], "--cpus 0 --gpus None: at least 1 and 0"),
+        (["--jobs", "0"], "--jobs 0: from 1 to the 2"),
+        (["--jobs", "3"], "--jobs 3: from 1 to the 2 that fit on the cluster"),
+    ):
+        assert main(["sweep", path, "--ray", ray_cluster, *wrong]) == 2
+        assert message in capsys.readouterr().err
+    assert [path.name for path in runs_dir.iterdir()] == ["s.yaml"]
+
+
+def test_what_a_node_lacks_of_the_shared_path(tmp_path):
+    path = tmp_path / "shared"
+    assert "does not see" in cluster._look(str(path))
+    path.touch()
+    assert "locked (file locks of the shared disk are off)" in cluster._look(str(path))
+    held = take_lock(path)
+    assert cluster._look(str(path)) == ""
+    os.close(held)
+
+
+def test_a_trial_that_fails_is_tried_again_and_reported(ray_cluster, runs_dir):
+    asked = stub_trials.prepare(runs_dir, 2)
+    assert on_ray(runs_dir, ray_cluster, asked, fails=9) == 1
+    assert sorted(told(runs_dir, "begun")) == 3 * ["stub-000"] + 3 * ["stub-001"]
+    assert {(s["status"], s["failures"], s["error"]) for s in states(runs_dir)} == {
+        ("failed", 3, "grpo-nb: not yet")
+    }
+
+
+def test_ctrl_c_leaves_no_trial_and_kill_9_neither(ray_cluster, runs_dir):
+    for number in (signal.SIGINT, signal.SIGKILL):
+        with driver(runs_dir, ray_cluster, 3, seconds=600) as running:
+            until(lambda: len(trials_at_work(runs_dir)) == 2)
+            running.send_signal(number)
+            said = running.communicate(timeout=60)[0]
+        if number == signal.SIGINT:
+            assert running.returncode == 130, said
+            assert "the same command goes on" in said
+        until(lambda: not trials_at_work(runs_dir), seconds=15)
+    assert not told(runs_dir, "ended")
+    asked = stub_trials.prepare(runs_dir, 3)
+    assert on_ray(runs_dir, ray_cluster, asked) == 0
+    assert sorted(told(runs_dir, "ended")) == [trial.name for trial in asked.trials]
+    assert {state["failures"] for state in states(runs_dir)} == {0}
+
+
+def test_trials_of_a_lost_node_go_on_on_another(ray_cluster, runs_dir):
+    names = [f"stub-00{number}" for number in range(4)]
+    with driver(runs_dir, ray_cluster, 4, seconds=5) as running:
+        until(lambda: told(runs_dir, "begun"))
+        (name,) = told(runs_dir, "begun")[-1:]
+        trial = next(p for p in trials_at_work(runs_dir) if name in p.info["cmdline"])
+        node = next(p for p in trial.parents() if p.name() == "raylet")
+        for process in [node, *node.children(recursive=True)]:
+            process.kill()
+        said = running.communicate(timeout=120)[0]
+    assert running.returncode == 0, said
+    assert sorted(told(runs_dir, "ended")) == names, "none is lost, and none ends twice"
+    begun = told(runs_dir, "begun")
+    assert sorted(begun) == sorted([*names, name])
+    assert {(state["status"], state["failures"]) for state in states(runs_dir)} == {("done", 0)}
+    log = (runs_dir / "stub.sweep/log.txt").read_text()
+    assert log.count("cut off, now waiting: grpo-nb: Task failed because the node") == 1
+    assert on_ray(runs_dir, ray_cluster, stub_trials.prepare(runs_dir, 4)) == 0
+    assert told(runs_dir, "begun") == begun, "a second start runs nothing again"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "head", "nowhere.invalid:6379"])
+def test_a_cluster_that_cannot_be_reached_is_said_at_once(runs_dir, capsys, address):
+    started = time.monotonic()
+    assert main(["sweep", str(write(runs_dir, TINY)), "--ray", address]) == 2
+    assert time.monotonic() - started < 30
+    assert f"--ray {address}: no cluster can be reached" in capsys.readouterr().err
+    assert [path.name for path in runs_dir.iterdir()] == ["s.yaml"]
+
+
+def test_what_a_sweep_on_ray_needs_is_said_before(runs_dir, capsys, monkeypatch):
+    path = str(write(runs_dir, "grid: {seed: [1]}"))
+    assert main(["sweep", path, "--ray", "auto"]) == 2
+    assert "name the cluster's profile" in capsys.readouterr().err
+    assert main(["sweep", path, "--gpus", "1"]) == 2
+    assert "--cpus and --gpus go with --ray" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "ray", None)  # as where it is not installed
+    assert main(["sweep", str(write(runs_dir, TINY)), "--ray", "auto"]) == 2
+    assert "pip install ray==2.60.0" in capsys.readouterr().err
+    assert [path.name for path in runs_dir.iterdir()] == ["s.yaml"]

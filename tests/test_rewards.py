@@ -337,7 +337,6 @@ def test_nothing_does_not_equal_an_empty_gold(name):
     assert not any(score and score > 0 for score in scores)
 
 
-
 @pytest.mark.parametrize(("name", "text", "score", "reason"), CASES)
 def test_adversarial_tables(name, text, score, reason):
     given = {"answer": GOLDS[name]} if name in GOLDS else {}

@@ -100,6 +100,7 @@ def _start(run: Run, settings: Mapping[str, Any], force: bool) -> Stage:
     known = config.flatten(run.config()) | ({} if "03" in run.manifest() else run.settings())
     unset = config.flatten(resolve_stage(run, "03", "", {}))
     own = {k: v for k, v in known.items() if config.stage_of(k) == "03" and unset.get(k) != v}
+    own.pop("train.resume", None)  # it was meant for one training
     training.refuse_unknown_trl(resolve_stage(run, "03", "", own | settings))
     parameters = config.to_parameters("03", own | settings)
     return start_stage("03", {**parameters, "run_name": run.name, "force": force})

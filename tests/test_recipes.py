@@ -43,12 +43,12 @@ def steps(place):
 def csv_is_prepared_and_rewards_passed(place, said):
     assert "rewards    passed" in said
     rows = pd.read_parquet(place / "runs/mine/data/train.parquet")
-    assert (len(rows), set(rows["level"])) == (80 - 16, {"0", "1"})
+    assert (len(rows), set(rows["level"])) == (48 - 16, {"0", "1"})
 
 
 def factors_move(place, said):
     last = steps(place)[-1]
-    assert last["soft_xml_format_reward/factor"] != 1.0
+    assert 0.9 < last["soft_xml_format_reward/factor"] < 1.2
     assert last["incremental_format_reward/factor"] == pytest.approx(0.99)
 
 
@@ -62,7 +62,9 @@ def stages_follow_each_other(place, said):
 
 
 def judge_scores(place, said):
-    assert steps(place)[-1]["rewards/clear/mean"] == pytest.approx(0.8)
+    report = json.loads((place / "runs/mine/rewards/report.json").read_text())
+    judged = next(line for line in report["signal"] if line["reward"] == "clear")
+    assert report["passed"] and judged["mean"] == pytest.approx(0.8)
 
 
 def code_is_tested(place, said):

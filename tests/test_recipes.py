@@ -4,11 +4,11 @@ import json
 import shutil
 import threading
 
-import pandas as pd
 import pytest
 from pages import run_shell, shell_blocks
 from test_model_rewards import Server
 
+from grpo_nb.data import store
 from grpo_nb.runs import PROJECT_ROOT
 
 # Run in tests of their own: trials by test_sweep.py, the server by test_serve.py.
@@ -42,8 +42,8 @@ def steps(place):
 
 def csv_is_prepared_and_rewards_passed(place, said):
     assert "rewards    passed" in said
-    rows = pd.read_parquet(place / "runs/mine/data/train.parquet")
-    assert (len(rows), set(rows["level"])) == (48 - 16, {"0", "1"})
+    rows = store.read_rows(place / "runs/mine/data/train.parquet")
+    assert (len(rows), {row["level"] for row in rows}) == (48 - 16, {"0", "1"})
 
 
 def factors_move(place, said):

@@ -55,9 +55,10 @@ def export(arguments: argparse.Namespace) -> int:
 
 def train(arguments: argparse.Namespace) -> int:
     from grpo_nb import launch
+    from grpo_nb.batches import with_full_paths
     from grpo_nb.config import parse_assignment
 
-    settings = dict(parse_assignment(text) for text in arguments.assignments)
+    settings = with_full_paths(dict(map(parse_assignment, arguments.assignments)))
     run = _existing_run(arguments.run)
     try:
         launch.train(run, settings, arguments.processes, arguments.force)

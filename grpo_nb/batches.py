@@ -173,6 +173,7 @@ def refuse_read_only(folder: Path) -> None:
 def _settings_before(run: Run, first: str) -> dict[str, Any]:
     """What earlier calls set for the stages that --from runs again, lest it be lost."""
     kept = run.settings() if first > "01" else {}
+    kept.pop("train.resume", None)  # it was meant for one training
     return {name: value for name, value in kept.items() if configs.stage_of(name) >= first}
 
 

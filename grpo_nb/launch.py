@@ -97,9 +97,12 @@ def _start(run: Run, settings: Mapping[str, Any], force: bool) -> Stage:
     for name in settings:
         if config.stage_of(name) != "03":
             raise ValueError(f"{name} belongs to {NOTEBOOKS[config.stage_of(name)]}, not to train")
-    known = config.flatten(run.config()) | ({} if "03" in run.manifest() else run.settings())
+    started = {key: entry.get("started", "") for key, entry in run.manifest().items()}
+    anew = started.get("03", "") < max(started.get("01", ""), started.get("02", ""), "0")
+    known = config.flatten(run.config()) | (run.settings() if anew else {})
     unset = config.flatten(resolve_stage(run, "03", "", {}))
     own = {k: v for k, v in known.items() if config.stage_of(k) == "03" and unset.get(k) != v}
+    own.pop("train.resume", None)  # it was meant for one training
     training.refuse_unknown_trl(resolve_stage(run, "03", "", own | settings))
     parameters = config.to_parameters("03", own | settings)
     return start_stage("03", {**parameters, "run_name": run.name, "force": force})

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from grpo_nb import config as configs
@@ -239,24 +240,29 @@ def _watching(run: Run, progress: Progress, task: TaskID) -> Iterator[None]:
 
 
 def summarize(run: Run, last: str = "04") -> dict[str, Any]:
-    """What the run ended with: the evaluation report, seconds a stage, and where things are.
+    """What the run ended with: verdict, evaluation report, seconds a stage, where things are.
 
     Args:
         run: All of its stages up to `last` are done; before "04" there is no report.
     """
-    report = None
+    report, failures = None, None
+    if last >= "02":
+        failures = json.loads((run / "rewards/report.json").read_text("utf-8"))["failures"]
     if last == "04":
         report = json.loads((run / "eval/report.json").read_text(encoding="utf-8"))
     entries = {stage: entry for stage, entry in run.manifest().items() if stage <= last}
     places = {"notebooks": run / "notebooks", "figures": run / "figures"}
     places |= {"model": run / "model/merged"} if report else {}
     seconds = {NOTEBOOKS[stage]: entry["seconds"] for stage, entry in entries.items()}
-    return {"report": report, "seconds": seconds, **places}
+    return {"report": report, "failures": failures, "seconds": seconds, **places}
 
 
 def print_summary(summary: Mapping[str, Any], console: Console) -> None:
     if summary["report"]:
         console.print(_before_after(summary["report"]))
+    if summary["failures"] is not None:
+        verdict = "; ".join(summary["failures"]) or "passed"
+        console.print(f"[bold]rewards[/]    {escape(verdict)}", soft_wrap=True)
     stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["seconds"].items())
     console.print(f"[bold]time[/]       {stages}")
     for key in [name for name in ("notebooks", "figures", "model") if name in summary]:

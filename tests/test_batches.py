@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from grpo_nb import batches, uploads
+from grpo_nb import batches, config, uploads
 from grpo_nb.__main__ import main
-from grpo_nb.runs import Run
+from grpo_nb.runs import Run, write_json
 
 RUN = "profile: tiny-cpu\ndata.max_rows: 80\ndata.eval_rows: 16\ntrain.learning_rate: 1e-4\n"
 
@@ -216,3 +216,12 @@ def test_a_read_only_disk_is_refused(tmp_path, command):
     )
     assert done.returncode == 2, done.stderr
     assert re.search(r"cannot be written: .* is read-only; point GRPO_NB_RUNS", done.stderr)
+
+
+def test_what_was_set_is_kept_for_stages_that_run_again_but_how_to_resume_is_asked_anew(runs_dir):
+    run = Run("again")
+    run.write_config(config.resolve("tiny-cpu", {}))
+    write_json(run / "settings.json", {"train.max_steps": 3, "train.resume": "always"})
+    found, typed = batches.check_run(run, first="03", force=True)
+    assert typed == {"train.max_steps": 3}
+    assert found.train.resume == "auto"

@@ -11,6 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from grpo_nb.bench import fingerprint
+from grpo_nb.rewards import reward_set
 from grpo_nb.rewards.model_based import LLMJudge, RewardModel
 from grpo_nb.runs import PROJECT_ROOT
 
@@ -473,3 +475,12 @@ def test_without_a_key_none_is_sent(server, judge, monkeypatch):
 def test_a_gold_column_of_another_length_raises(judge):
     with pytest.raises(ValueError, match="llm_judge: 2 prompts, 2 completions and 1 answers"):
         scored(judge(), "5", "6", answer=["5"])
+
+
+def test_a_judge_that_was_asked_is_still_the_one_that_was_tested(judge):
+    """Stage 03 takes a set by its fingerprint, and stage 02 has asked the judge by then."""
+    made = judge()
+    before = fingerprint(reward_set([(made, 1.0)]))
+    assert scored(made, "5") == [0.8]
+    assert fingerprint(reward_set([(made, 1.0)])) == before
+    assert fingerprint(reward_set([(judge(rubric="is it kind?"), 1.0)])) != before

@@ -20,7 +20,7 @@ from grpo_nb import launch as launch_module
 from grpo_nb import rewards, training
 from grpo_nb.config import resolve
 from grpo_nb.pipeline import run_pipeline
-from grpo_nb.runs import Run, check_stages_before
+from grpo_nb.runs import Run, check_stages_before, write_json
 from grpo_nb.training import checkpoints
 
 TWO = {
@@ -207,6 +207,20 @@ def test_stage_03_takes_what_was_set_before_it_and_what_is_set_now(runs_dir):
     assert (stage.config.train.max_steps, stage.config.train.learning_rate) == (7, 5e-4)
     with pytest.raises(ValueError, match=r"eval_rows belongs to 01_prepare_data, not to train"):
         launch_module._start(run, {"data.eval_rows": 8}, force=True)
+
+
+def test_a_stage_that_was_run_again_brings_back_what_was_set_for_the_training(runs_dir):
+    """And how to resume is for one call: not kept in the run's configuration."""
+    run = Run("x")
+    run.write_config(resolve("tiny-cpu", {"train.resume": "always"}))
+    write_json(run / "settings.json", {"train.max_steps": 7})
+    run.record("02", {"started": "2026-01-01T10:00:00+0000", "outputs": {}})
+    for trained, steps in (("2026-01-01T11:00:00+0000", 100), ("2026-01-01T09:00:00+0000", 7)):
+        run.record("03", {"started": trained, "outputs": {}})
+        stage = launch_module._start(run, {}, force=True)
+        run.lock().release(force=True)
+        run.write_config(resolve("tiny-cpu", {"train.resume": "always"}))
+        assert (stage.config.train.max_steps, stage.config.train.resume) == (steps, "auto")
 
 
 def test_without_a_launcher_one_process_trains_and_hands_on(demo_run, runs_dir):

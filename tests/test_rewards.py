@@ -325,8 +325,16 @@ TABLES = {
         (GOOD.replace(">85<", ">84<"), 0.0, "well-formed and wrong"),
     ],
 }  # fmt: skip
+OF_TEXT_GOLDS = [name for name, func in ALL.items() if "answer" in func.columns]
 GOLDS = {"json_fields_reward": '{"a": 1}', "multiple_choice_reward": "B"}
 CASES = [(name, *case) for name, cases in TABLES.items() for case in cases]
+
+
+@pytest.mark.parametrize("name", sorted(set(OF_TEXT_GOLDS) - {"json_fields_reward"}))
+def test_nothing_does_not_equal_an_empty_gold(name):
+    """In a graded reward 0 may be the middle: what counts is that nothing is paid."""
+    scores = score_all(ALL[name], ["", "<answer></answer>"], answer="")
+    assert not any(score and score > 0 for score in scores)
 
 
 @pytest.mark.parametrize(("name", "text", "score", "reason"), CASES)

@@ -66,6 +66,13 @@ def test_stages_have_rewards_rows_and_settings_of_their_own(tmp_path):
     assert (right.config.train.loss_type, right.config.trl) == ("grpo", {"epsilon_high": 0.28})
 
 
+def test_rows_of_a_csv_file_whose_columns_are_text_are_chosen_by_number(tmp_path):
+    path = write_stages(tmp_path / "stages.yaml", [{"name": "a", "where": {"level": 2}}])
+    rows = [row | {"level": str(row["level"])} for row in ROWS]
+    (one,) = plan.plan(resolve("tiny-cpu", {"train.stages": path}), MATH, rows)
+    assert {row["level"] for row in one.rows} == {"2"}
+
+
 @pytest.mark.parametrize(
     ("stage", "message"),
     [

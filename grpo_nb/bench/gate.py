@@ -5,6 +5,7 @@ import inspect
 import json
 import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -240,8 +241,11 @@ def _identity(func: Callable[..., Any]) -> list[Any]:
     """Name, source, options and parts of a reward, in whatever way it was made."""
     if isinstance(func, partial):
         return [*_identity(func.func), repr(func.args), repr(func.keywords)]
-    state = {k: v for k, v in vars(func).items() if isinstance(v, str | int | float | dict)}
-    state = {k: v for k, v in state.items() if k not in ("value", "step")}  # Adaptive's own
+    moving = {"value", "step"}  # Adaptive's own
+    if is_dataclass(func):  # a judge counts and caches, in attributes that are no fields
+        moving = vars(func).keys() - {field.name for field in fields(func)}
+    state = {k: v for k, v in vars(func).items() if k not in moving}
+    state = {k: v for k, v in state.items() if isinstance(v, str | int | float | dict)}
     parts = [*getattr(func, "parts", ()), *filter(None, [getattr(func, "reward", None)])]
     return [
         getattr(func, "__name__", repr(type(func))),

@@ -27,18 +27,23 @@ def normalize(text: str) -> str:
     return plain(plain(text).rstrip(".")).casefold()
 
 
-@reward(resists="answers in several tags: the last one counts")
-def exact_match_reward(response: str, answer: str) -> float:
+@reward(max_none_share=0.05, resists="answers in several tags: the last one counts")
+def exact_match_reward(response: str, answer: str) -> float | None:
     """1 if the final answer is the gold, but for case, spacing and a trailing period."""
-    return float(normalize(_answer(response)) == normalize(answer))
+    gold = normalize(answer)
+    return float(normalize(_answer(response)) == gold) if gold else None
 
 
-@reward(resists="long answers that contain the gold: the whole answer is compared")
-def fuzzy_match_reward(response: str, answer: str, *, threshold: float = 0.6) -> float:
+@reward(
+    max_none_share=0.05, resists="long answers that contain the gold: the whole answer is compared"
+)
+def fuzzy_match_reward(response: str, answer: str, *, threshold: float = 0.6) -> float | None:
     """Similarity of the final answer and the gold (rapidfuzz ratio), 0 below the threshold."""
     from rapidfuzz import fuzz
 
-    ratio = fuzz.ratio(normalize(_answer(response)), normalize(answer)) / 100
+    if not (gold := normalize(answer)):
+        return None
+    ratio = fuzz.ratio(normalize(_answer(response)), gold) / 100
     return ratio if ratio >= threshold else 0.0
 
 
@@ -106,13 +111,14 @@ def multiple_choice_reward(response: str, answer: str) -> float:
     return float(bool(found) and not others and found[1].upper() == answer.strip(" ().").upper())
 
 
-@reward(resists="matches outside the answer")
-def regex_match_reward(response: str, answer: str) -> float:
+@reward(max_none_share=0.05, resists="matches outside the answer")
+def regex_match_reward(response: str, answer: str) -> float | None:
     """1 if the whole final answer matches the regular expression in the gold column.
 
     The pattern is the dataset's, not the model's; keep it free of nested repetition.
     """
-    return float(re.fullmatch(answer, _answer(response), flags=re.DOTALL) is not None)
+    matched = re.fullmatch(answer, _answer(response), flags=re.DOTALL) is not None
+    return float(matched) if answer else None
 
 
 @reward(resists="keywords inside other words")

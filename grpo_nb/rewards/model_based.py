@@ -217,7 +217,6 @@ class LLMJudge:
         """The response, or None after the last try."""
         import httpx
 
-        asked = 0.0  # seconds the server asks to wait
         asked = 0.0  # seconds the server wants to be left alone
         for attempt in range(self.retries + 1):
             if attempt:

@@ -111,6 +111,7 @@ def _rows(rows: Sequence[Row], entry: Mapping[str, Any]) -> Sequence[Row]:
     for column, wanted in entry.get("where", {}).items():
         refuse_unknown("column of rows", column, list(rows[0]))
         values = wanted if isinstance(wanted, list) else [wanted]
+        values = [*values, *map(str, values)]  # every column of a CSV file is text
         chosen = [row for row in chosen if row[column] in values]
     if not chosen:
         raise ValueError(f"stage {entry['name']!r}: no row is left by its rows and where")

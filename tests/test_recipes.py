@@ -1,0 +1,104 @@
+"""docs/recipes.md, run as it stands, with the sizes that it gives itself."""
+
+import json
+import shutil
+import threading
+
+import pytest
+from pages import run_shell, shell_blocks
+from test_model_rewards import Server
+
+from grpo_nb.data import store
+from grpo_nb.runs import PROJECT_ROOT
+
+# Run in tests of their own: trials by test_sweep.py, the server by test_serve.py; what is cut
+# off goes on in test_resume.py; two processes train in test_ranks.py.
+ELSEWHERE = ("sweep rates.yaml --jobs", "report runs/rates", "grpo_nb serve")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, demo_run):
+    """A folder with the page's files and the run that `make demo` leaves."""
+    folder = tmp_path_factory.mktemp("recipes")
+    shutil.copytree(demo_run.path, folder / "runs/demo")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def judge_url():
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server.url
+        server.shutdown()
+        thread.join()
+
+
+def steps(place):
+    """Of the training: the lines of its metrics that are steps."""
+    path = place / "runs/mine/train/metrics.jsonl"
+    read = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return [line for line in read if "reward" in line]
+
+
+def csv_is_prepared_and_rewards_passed(place, said):
+    assert "rewards    passed" in said
+    rows = store.read_rows(place / "runs/mine/data/train.parquet")
+    assert (len(rows), {row["level"] for row in rows}) == (48 - 16, {"0", "1"})
+
+
+def factors_move(place, said):
+    last = steps(place)[-1]
+    assert 0.9 < last["soft_xml_format_reward/factor"] < 1.2
+    assert last["incremental_format_reward/factor"] == pytest.approx(0.99)
+
+
+def stages_follow_each_other(place, said):
+    assert [line["stage"] for line in steps(place)] == ["format", "correctness"]
+
+
+def judge_scores(place, said):
+    report = json.loads((place / "runs/judged/rewards/report.json").read_text())
+    judged = next(line for line in report["signal"] if line["reward"] == "clear")
+    assert report["passed"] and judged["mean"] == pytest.approx(0.8)
+
+
+def code_is_tested(place, said):
+    report = json.loads((place / "runs/coder/rewards/report.json").read_text())
+    assert report["passed"] and "code_execution_reward" in report["weights"]
+
+
+def trials_are_listed(place, said):
+    assert said.count("rates-00") == 6
+
+
+def questions_are_answered(place, said):
+    (answered,) = (place / "answers.jsonl").read_text().splitlines()
+    assert json.loads(answered)["question"] == "What is 40 + 2?"
+    assert (place / "runs/demo/model/README.md").is_file()
+
+
+CHECKS = {
+    "Your own CSV": csv_is_prepared_and_rewards_passed,
+    "Adaptive weights": factors_move,
+    "Staged training": stages_follow_each_other,
+    "An LLM as judge": judge_scores,
+    "Code tasks": code_is_tested,
+    "A sweep": trials_are_listed,
+    "Deploying": questions_are_answered,
+}
+
+
+def test_the_page_has_these_recipes(tmp_path):
+    blocks = shell_blocks(PROJECT_ROOT / "docs/recipes.md", tmp_path)
+    assert list(dict.fromkeys(block.title for block in blocks)) == list(CHECKS)
+
+
+@pytest.mark.parametrize("title", list(CHECKS))
+def test_a_recipe_does_what_it_says(title, place, judge_url):
+    """In the page's order: the recipes on rewards and training go on with one run."""
+    blocks = shell_blocks(PROJECT_ROOT / "docs/recipes.md", place)
+    own = "".join(block.text for block in blocks if block.title == title)
+    lines = own.replace("\\\n", " ").splitlines()
+    kept = [line for line in lines if not any(part in line for part in ELSEWHERE)]
+    CHECKS[title](place, run_shell("\n".join(kept), place, JUDGE_URL=judge_url))

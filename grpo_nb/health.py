@@ -5,6 +5,7 @@ own past, its noise, and the range of its rewards. An episode (till a quiet wind
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ no score: {} fails or gives None -> mend {}; drop rows without a usable gold (da
 """
 RULES = dict(line.split(": ", 1) for line in TEXT.splitlines()[1:])
 ERRORS = {"not a number", "nothing learnt", "entropy collapse", "reward hacking"}
+PAGE = "docs/troubleshooting.md"
 
 
 class Alert(NamedTuple):
@@ -37,6 +39,16 @@ class Alert(NamedTuple):
     cause: str
     evidence: str
     fix: str
+    see: str = ""  # its section of PAGE
+
+
+def section(name: str) -> str:
+    """Where the handbook explains an alert or a check.
+
+    >>> section("format learnt, correctness flat")
+    'docs/troubleshooting.md#format-learnt-correctness-flat'
+    """
+    return f"{PAGE}#{re.sub(r'[^a-z]+', '-', name.lower())}"
 
 
 class Thresholds(BaseModel, extra="forbid", frozen=True):
@@ -78,7 +90,8 @@ class Watch:
             if now - self._held.get((rule, about), -math.inf) > self.limits.window:
                 cause, fix = RULES[rule].replace("{}", about).split(" -> ")
                 kind = "error" if rule in ERRORS else "warning"
-                new.append(Alert(line.get("step") or now, rule, kind, cause, evidence, fix))
+                step, see = line.get("step") or now, section(rule)
+                new.append(Alert(step, rule, kind, cause, evidence, fix, see))
             self._held[rule, about] = now
         return new
 
@@ -186,5 +199,8 @@ def examine(metrics: Iterable[Mapping], expected: Expected, limits: Thresholds |
 
 
 def summary(alerts: Iterable[Alert]) -> str:
-    lines = (f"step {a.step} {a.severity}: {a.rule} ({a.evidence}) → {a.fix}" for a in alerts)
+    lines = (
+        f"step {a.step} {a.severity}: {a.rule} ({a.evidence}) → {a.fix}; see {a.see}"
+        for a in alerts
+    )
     return "\n".join(lines) or "no alerts"

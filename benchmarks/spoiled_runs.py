@@ -1,4 +1,4 @@
-"""A healthy training of the tiny model and four spoiled ones: the pictures of docs/reading-a-run.md.
+"""A healthy training of the tiny model and four spoiled ones, for docs/reading-a-run.md.
 
     python benchmarks/spoiled_runs.py            # notebooks 1 to 3 five times, on the CPU
     python benchmarks/spoiled_runs.py hacking    # one of them

@@ -125,7 +125,7 @@ def _link(see: str) -> str:
     """To a section of the handbook, where it is published."""
     about = tomllib.loads((PROJECT_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     address = f"{about['project']['urls']['Repository']}/blob/main/{see}"
-    return f"<a href='{address}' target='_blank' rel='noopener'>{see}</a>"
+    return f"<a href='{address}' target='_blank' style='color: inherit'>{see}</a>"
 
 
 def _row(kind: str, completion: Mapping[str, Any], names: Sequence[str]) -> str:

@@ -168,3 +168,4 @@ def test_summary():
     assert health.summary([]) == "no alerts"
     text = health.summary(health.examine(run(loss=after(50, np.nan)), EXPECTED))
     assert text.startswith("step 51 error: not a number (loss is None) → lower")
+    assert text.endswith("; see docs/troubleshooting.md#not-a-number")

@@ -15,7 +15,7 @@ import pandas as pd
 from grpo_nb.batch import solve_batch
 from grpo_nb.chat import count_tokens
 from grpo_nb.health import section
-from grpo_nb.models import Policy, cuda_available, sharded
+from grpo_nb.models import Policy, sharded
 from grpo_nb.runs import Stage
 from grpo_nb.training.probe import Probe, worst_step
 

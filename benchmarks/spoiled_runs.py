@@ -31,7 +31,7 @@ COMMON = {"train.max_steps": 60, "train.eval_steps": 10, "rewards.pilot_prompts"
 # name: what is set, the reward set (none: the preset), the alert that is meant for it
 RUNS: dict[str, tuple[dict[str, Any], Any, str]] = {
     "healthy": ({}, None, ""),
-    "collapse": ({"train.learning_rate": 0.1}, None, "entropy collapse"),
+    "collapse": ({"train.learning_rate": 0.02}, None, "entropy collapse"),
     "hacking": ({}, {"extends": "math", "rewards": [BRIEF]}, "reward hacking"),
     "harsh": ({}, HARSH, "nothing learnt"),
     "truncation": ({"train.max_completion_length": 20}, None, "truncation"),

@@ -19,7 +19,7 @@ slow steps: slower than predicted -> train.max_completion_length, a slow reward,
 truncation: cut before they end -> train.max_completion_length up, or soft_overlong_punishment
 length creep: longer, and earn no more -> train.loss_type dapo or dr_grpo; max_length_penalty
 nothing left to learn: nearly all groups are all right -> stop, or harder rows (data.source)
-nothing learnt: groups earn alike, not in full -> easier data.source, partial credit, rewards.preset
+nothing learnt: groups earn alike -> partial credit, easier data.source; lower train.learning_rate
 entropy collapse: groups fail alike -> higher train.temperature or train.beta, lower learning rate
 reward hacking: held-out accuracy falls -> read completions, add the trick to rewards.cases, mend it
 format learnt, correctness flat: looks right -> lower {} in rewards.reward_weights; easier rows
@@ -124,6 +124,11 @@ class Watch:
                 return f"{self.mean(key):.3f}, {rise:+.3f} ± {2 * error:.3f} in {span} steps"
         return ""
 
+    def ends(self) -> list[float]:
+        """The least and the greatest weighted total."""
+        ranges = self.expected.rewards.values()
+        return [sum(pick(v * a, v * b) for v, a, b in ranges) for pick in (min, max)]
+
     def success(self, name: str) -> float:
         _, low, high = self.expected.rewards[name]
         factor = fmean(self.last(f"{name}/factor") or [1]) or 1  # of a scheduled reward
@@ -168,14 +173,16 @@ def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
         (at, best), end = max(w.evals, key=lambda one: one[1]), max(a for _, a in w.evals[-2:])
         noise = math.sqrt(abs((best + end) * (2 - best - end)) / 2 / w.expected.eval_rows)
         holds = w.sure("reward", min(start, len(w.lines) - at)) > -2
-        if best - end > 0.75 * limits.certainty * noise and holds:
+        low, full = w.ends()
+        paid = w.mean("reward") - low > (1 - limits.no_signal) * (full - low)
+        if best - end > 0.75 * limits.certainty * noise and holds and paid:
             yield "reward hacking", "", f"held-out {best:.0%} → {end:.0%}, reward no lower"
 
 
 def _rewards(w: Watch) -> Iterator[tuple[str, str, str]]:
     rewards, limits, start = w.expected.rewards, w.limits, len(w.lines) - w.limits.window
     first, form = next(iter(rewards)), next((n for n in rewards if "_format_" in n), "")
-    low, full = (sum(pick(v * a, v * b) for v, a, b in rewards.values()) for pick in (min, max))
+    low, full = w.ends()
     learnt = max(w.success(first), (w.mean("reward") - low) / (full - low or 1)) >= limits.solved
     if not learnt and not any(w.last(f"{name}/factor") for name in rewards):
         formed = form not in ("", first) and w.success(form) >= limits.solved

@@ -106,6 +106,16 @@ def test_a_real_training_raises_nothing():
     assert not rules(lines, health.Expected({n: (w, 0, 1) for n, w in weights.items()}))
 
 
+def test_a_policy_that_falls_to_pieces_at_once_is_not_said_to_hack():
+    """Recorded at a hundred times the learning rate: garbage from the fourth step on."""
+    lines = training.read_lines(PROJECT_ROOT / "tests/collapsed_metrics.jsonl")
+    weights = {"numeric_correctness_reward": 1, FORM: 0.25, "incremental_format_reward": 0.25}
+    weights["reasoning_quality_reward"] = 0.125
+    found = rules(lines, health.Expected({n: (w, 0, 1) for n, w in weights.items()}))
+    assert found == ["nothing learnt", "truncation"]
+    assert "lower train.learning_rate" in health.RULES["nothing learnt"]
+
+
 @pytest.mark.parametrize("beginning", [0.05, 0.25, 0.6])
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6), groups=st.sampled_from([4, 8, 16]), speed=st.integers(8, 40))

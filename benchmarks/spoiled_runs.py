@@ -4,8 +4,8 @@
     python benchmarks/spoiled_runs.py hacking    # one of them
 
 Each is a run like any other: runs/spoiled-<name>/train has its metrics.jsonl and health.jsonl.
-The last three are forced, for the gate or the pilot advises against them; the line of the table
-says what it found. Its curves, with a dashed line at each alert, go to docs/images/<name>.png.
+All are forced, for notebook 2 refuses two of the reward sets; the table says with which words.
+The curves, with a dashed line at each alert, go to docs/images/<name>.png.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from grpo_nb import plots, training
-from grpo_nb.pipeline import run_pipeline
+from grpo_nb.pipeline import StageFailed, run_pipeline
 from grpo_nb.rewards import gated, numeric_correctness_reward, strict_xml_format_reward
 from grpo_nb.runs import PROJECT_ROOT, Run, runs_root
 
@@ -31,7 +31,7 @@ COMMON = {"train.max_steps": 60, "train.eval_steps": 10, "rewards.pilot_prompts"
 # name: what is set, the reward set (none: the preset), the alert that is meant for it
 RUNS: dict[str, tuple[dict[str, Any], Any, str]] = {
     "healthy": ({}, None, ""),
-    "collapse": ({"train.learning_rate": 0.02}, None, "entropy collapse"),
+    "collapse": ({"train.learning_rate": 0.02}, None, "collapse"),
     "hacking": ({}, {"extends": "math", "rewards": [BRIEF]}, "reward hacking"),
     "harsh": ({}, HARSH, "nothing learnt"),
     "truncation": ({"train.max_completion_length": 20}, None, "truncation"),
@@ -50,7 +50,10 @@ def train(name: str) -> Run:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(yaml.safe_dump(rewards), encoding="utf-8")
         settings["rewards.preset"] = str(path)
-    run_pipeline(f"spoiled-{name}", "tiny-cpu", settings, last="03", force=True)
+    try:
+        run_pipeline(f"spoiled-{name}", "tiny-cpu", settings, last="03", force=True)
+    except StageFailed as error:  # notebook 3 says so where no step had a gradient
+        print(f"{name}: {error}")
     return Run(f"spoiled-{name}")
 
 
@@ -63,7 +66,7 @@ def draw(run: Run, lines: list[dict], alerts: list[dict], first: str) -> None:
             axis.axvline(alert["step"], color="#dd3333", linestyle="--", linewidth=0.8)
     path = PROJECT_ROOT / f"docs/images/{run.name.removeprefix('spoiled-')}.png"
     path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=80)
+    figure.savefig(path, dpi=100)
 
 
 def line(name: str, run: Run) -> tuple[str, bool]:
@@ -75,7 +78,7 @@ def line(name: str, run: Run) -> tuple[str, bool]:
     rewards = [one["reward"] for one in lines if "reward" in one]
     right = [one["eval/accuracy"] for one in lines if "eval/accuracy" in one]
     raised = ", ".join(f"{a['rule']} ({a['step']})" for a in alerts) or "none"
-    gate = "passed" if report["passed"] else f"refused: {report['failures'][0]}"
+    gate = "passed" if report["passed"] else f"refused: {report['failures'][-1]}"
     text = f"| {name} | {raised} | {rewards[0]:.2f} → {rewards[-1]:.2f} "
     meant = RUNS[name][2]
     found = meant in [a["rule"] for a in alerts] if meant else not alerts

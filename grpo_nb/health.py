@@ -19,8 +19,8 @@ slow steps: slower than predicted -> train.max_completion_length, a slow reward,
 truncation: cut before they end -> train.max_completion_length up, or soft_overlong_punishment
 length creep: longer, and earn no more -> train.loss_type dapo or dr_grpo; max_length_penalty
 nothing left to learn: nearly all groups are all right -> stop, or harder rows (data.source)
-nothing learnt: groups earn alike -> partial credit, easier data.source; lower train.learning_rate
-entropy collapse: groups fail alike -> higher train.temperature or train.beta, lower learning rate
+nothing learnt: groups earn alike, not in full -> easier data.source, partial credit, rewards.preset
+collapse: groups fail alike -> lower train.learning_rate; higher train.temperature or train.beta
 reward hacking: held-out accuracy falls -> read completions, add the trick to rewards.cases, mend it
 format learnt, correctness flat: looks right -> lower {} in rewards.reward_weights; easier rows
 reward stuck: no rise -> raise train.learning_rate, but lower it if it falls; finer rewards.preset
@@ -28,7 +28,7 @@ one reward dominates: the total is mostly {} -> lower {} in rewards.reward_weigh
 no score: {} fails or gives None -> mend {}; drop rows without a usable gold (data.source)
 """
 RULES = dict(line.split(": ", 1) for line in TEXT.splitlines()[1:])
-ERRORS = {"not a number", "nothing learnt", "entropy collapse", "reward hacking"}
+ERRORS = {"not a number", "nothing learnt", "collapse", "reward hacking"}
 PAGE = "docs/troubleshooting.md"
 
 
@@ -163,19 +163,20 @@ def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
     key, limits, start = "frac_reward_zero_std", w.limits, len(w.lines) - w.limits.window
     silent, right = w.mean(key), w.success(next(iter(w.expected.rewards)))
     evidence = f"{silent:.0%} of the groups without signal, success {right:.0%}"
-    if silent > limits.no_signal:
-        yield "nothing left to learn" if right >= limits.solved else "nothing learnt", "", evidence
     share = w.mean("entropy") / (w.mean("entropy", start) or 1)
     alike = w.sure(key, start) > limits.certainty and silent - right > 1 - limits.solved
-    if alike and share < limits.entropy:  # at most `right` of the groups can be all right
-        yield "entropy collapse", "", f"entropy at {share:.0%} of its start, {evidence}"
+    (low, full), earned = w.ends(), w.last("reward", start)
+    unpaid = w.mean("reward") - low <= (1 - limits.no_signal) * (full - low)
+    fallen = unpaid and max(earned, default=low) - low > (1 - limits.solved) * (full - low)
+    if fallen or (alike and share < limits.entropy):  # at most `right` of them can be all right
+        yield "collapse", "", f"entropy at {share:.0%} of its start, {evidence}"
+    elif silent > limits.no_signal:
+        yield "nothing left to learn" if right >= limits.solved else "nothing learnt", "", evidence
     if len(w.evals) > 2:
         (at, best), end = max(w.evals, key=lambda one: one[1]), max(a for _, a in w.evals[-2:])
         noise = math.sqrt(abs((best + end) * (2 - best - end)) / 2 / w.expected.eval_rows)
         holds = w.sure("reward", min(start, len(w.lines) - at)) > -2
-        low, full = w.ends()
-        paid = w.mean("reward") - low > (1 - limits.no_signal) * (full - low)
-        if best - end > 0.75 * limits.certainty * noise and holds and paid:
+        if best - end > 0.75 * limits.certainty * noise and holds and not unpaid:
             yield "reward hacking", "", f"held-out {best:.0%} → {end:.0%}, reward no lower"
 
 

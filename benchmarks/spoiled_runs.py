@@ -36,9 +36,8 @@ RUNS: dict[str, tuple[dict[str, Any], Any, str]] = {
     "harsh": ({}, HARSH, "nothing learnt"),
     "truncation": ({"train.max_completion_length": 20}, None, "truncation"),
 }
-SHOWN = ("reward", "rewards/{first}/mean", "eval/accuracy", "eval/format", "groups/reward_p10")
-SHOWN += ("completions/mean_length", "frac_reward_zero_std", "completions/clipped_ratio")
-SHOWN += ("entropy", "grad_norm")
+SHOWN = ("reward", "rewards/{first}/mean", "eval/accuracy", "completions/mean_length")
+SHOWN += ("frac_reward_zero_std", "completions/clipped_ratio", "entropy", "grad_norm")
 
 
 def train(name: str) -> Run:

@@ -3,12 +3,15 @@
 import html
 import math
 import random
+import tomllib
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from grpo_nb import charts
 from grpo_nb.health import Alert
+from grpo_nb.runs import PROJECT_ROOT
 from grpo_nb.sheet import STYLE, highlight, short
 from grpo_nb.training.control import Update
 
@@ -90,7 +93,7 @@ class Dashboard:
         lines = "".join(
             f"<li style='border-left: 4px solid {EDGES[a.severity]}; padding-left: 8px'>"
             f"<b>{a.severity}, step {a.step}: {html.escape(a.rule)}</b> · "
-            f"{html.escape(a.evidence)}<br>→ {html.escape(a.fix)}</li>"
+            f"{html.escape(a.evidence)}<br>→ {html.escape(a.fix)} · {_link(a.see)}</li>"
             for a in self.alerts
         )
         more = self.alert_count - len(self.alerts)
@@ -115,6 +118,14 @@ class Dashboard:
         lines = [_row(kind, completion, names) for kind, completion in chosen.items()]
         cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
         return f"{STYLE}<table class='sheet'><tr>{cells}</tr>{''.join(lines)}</table>"
+
+
+@cache
+def _link(see: str) -> str:
+    """To a section of the handbook, where it is published."""
+    about = tomllib.loads((PROJECT_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    address = f"{about['project']['urls']['Repository']}/blob/main/{see}"
+    return f"<a href='{address}' target='_blank' style='color: inherit'>{see}</a>"
 
 
 def _row(kind: str, completion: Mapping[str, Any], names: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ own past, its noise, and the range of its rewards. An episode (till a quiet wind
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ truncation: cut before they end -> train.max_completion_length up, or soft_overl
 length creep: longer, and earn no more -> train.loss_type dapo or dr_grpo; max_length_penalty
 nothing left to learn: nearly all groups are all right -> stop, or harder rows (data.source)
 nothing learnt: groups earn alike, not in full -> easier data.source, partial credit, rewards.preset
-entropy collapse: groups fail alike -> higher train.temperature or train.beta, lower learning rate
+collapse: groups fail alike -> lower train.learning_rate; higher train.temperature or train.beta
 reward hacking: held-out accuracy falls -> read completions, add the trick to rewards.cases, mend it
 format learnt, correctness flat: looks right -> lower {} in rewards.reward_weights; easier rows
 reward stuck: no rise -> raise train.learning_rate, but lower it if it falls; finer rewards.preset
@@ -27,7 +28,8 @@ one reward dominates: the total is mostly {} -> lower {} in rewards.reward_weigh
 no score: {} fails or gives None -> mend {}; drop rows without a usable gold (data.source)
 """
 RULES = dict(line.split(": ", 1) for line in TEXT.splitlines()[1:])
-ERRORS = {"not a number", "nothing learnt", "entropy collapse", "reward hacking"}
+ERRORS = {"not a number", "nothing learnt", "collapse", "reward hacking"}
+PAGE = "docs/troubleshooting.md"
 
 
 class Alert(NamedTuple):
@@ -37,6 +39,16 @@ class Alert(NamedTuple):
     cause: str
     evidence: str
     fix: str
+    see: str = ""  # its section of PAGE
+
+
+def section(name: str) -> str:
+    """Where the handbook explains an alert or a check.
+
+    >>> section("format learnt, correctness flat")
+    'docs/troubleshooting.md#format-learnt-correctness-flat'
+    """
+    return f"{PAGE}#{re.sub(r'[^a-z]+', '-', name.lower())}"
 
 
 class Thresholds(BaseModel, extra="forbid", frozen=True):
@@ -78,7 +90,8 @@ class Watch:
             if now - self._held.get((rule, about), -math.inf) > self.limits.window:
                 cause, fix = RULES[rule].replace("{}", about).split(" -> ")
                 kind = "error" if rule in ERRORS else "warning"
-                new.append(Alert(line.get("step") or now, rule, kind, cause, evidence, fix))
+                step, see = line.get("step") or now, section(rule)
+                new.append(Alert(step, rule, kind, cause, evidence, fix, see))
             self._held[rule, about] = now
         return new
 
@@ -110,6 +123,11 @@ class Watch:
             if rise <= 2 * error and rise + 2 * error < least:
                 return f"{self.mean(key):.3f}, {rise:+.3f} ± {2 * error:.3f} in {span} steps"
         return ""
+
+    def ends(self) -> list[float]:
+        """The least and the greatest weighted total."""
+        ranges = self.expected.rewards.values()
+        return [sum(pick(v * a, v * b) for v, a, b in ranges) for pick in (min, max)]
 
     def success(self, name: str) -> float:
         _, low, high = self.expected.rewards[name]
@@ -145,24 +163,27 @@ def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
     key, limits, start = "frac_reward_zero_std", w.limits, len(w.lines) - w.limits.window
     silent, right = w.mean(key), w.success(next(iter(w.expected.rewards)))
     evidence = f"{silent:.0%} of the groups without signal, success {right:.0%}"
-    if silent > limits.no_signal:
-        yield "nothing left to learn" if right >= limits.solved else "nothing learnt", "", evidence
     share = w.mean("entropy") / (w.mean("entropy", start) or 1)
     alike = w.sure(key, start) > limits.certainty and silent - right > 1 - limits.solved
-    if alike and share < limits.entropy:  # at most `right` of the groups can be all right
-        yield "entropy collapse", "", f"entropy at {share:.0%} of its start, {evidence}"
+    (low, full), earned = w.ends(), w.last("reward", start)
+    unpaid = w.mean("reward") - low <= (1 - limits.no_signal) * (full - low)
+    fallen = unpaid and max(earned, default=low) - low > (1 - limits.solved) * (full - low)
+    if fallen or (alike and share < limits.entropy):  # at most `right` of them can be all right
+        yield "collapse", "", f"entropy at {share:.0%} of its start, {evidence}"
+    elif silent > limits.no_signal:
+        yield "nothing left to learn" if right >= limits.solved else "nothing learnt", "", evidence
     if len(w.evals) > 2:
         (at, best), end = max(w.evals, key=lambda one: one[1]), max(a for _, a in w.evals[-2:])
         noise = math.sqrt(abs((best + end) * (2 - best - end)) / 2 / w.expected.eval_rows)
         holds = w.sure("reward", min(start, len(w.lines) - at)) > -2
-        if best - end > 0.75 * limits.certainty * noise and holds:
+        if best - end > 0.75 * limits.certainty * noise and holds and not unpaid:
             yield "reward hacking", "", f"held-out {best:.0%} → {end:.0%}, reward no lower"
 
 
 def _rewards(w: Watch) -> Iterator[tuple[str, str, str]]:
     rewards, limits, start = w.expected.rewards, w.limits, len(w.lines) - w.limits.window
     first, form = next(iter(rewards)), next((n for n in rewards if "_format_" in n), "")
-    low, full = (sum(pick(v * a, v * b) for v, a, b in rewards.values()) for pick in (min, max))
+    low, full = w.ends()
     learnt = max(w.success(first), (w.mean("reward") - low) / (full - low or 1)) >= limits.solved
     if not learnt and not any(w.last(f"{name}/factor") for name in rewards):
         formed = form not in ("", first) and w.success(form) >= limits.solved
@@ -186,5 +207,8 @@ def examine(metrics: Iterable[Mapping], expected: Expected, limits: Thresholds |
 
 
 def summary(alerts: Iterable[Alert]) -> str:
-    lines = (f"step {a.step} {a.severity}: {a.rule} ({a.evidence}) → {a.fix}" for a in alerts)
+    lines = (
+        f"step {a.step} {a.severity}: {a.rule} ({a.evidence}) → {a.fix}; see {a.see}"
+        for a in alerts
+    )
     return "\n".join(lines) or "no alerts"

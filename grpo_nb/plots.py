@@ -108,12 +108,13 @@ def probe_map(run: Run, probes: Probes, preset: RewardSet) -> "Figure":
     return _save(figure, run, "probes")
 
 
-def training(run: Run, metrics: Sequence[dict]) -> "Figure":
+def training(run: Run, metrics: Sequence[dict], keys: Sequence[str] = ()) -> "Figure":
     """The dashboard's charts, once the training is over.
 
     Args:
         run: Where figures/training.png goes.
         metrics: Lines of train/metrics.jsonl, of steps and of validations.
+        keys: Metrics to draw, where not all that are known.
 
     Raises:
         ValueError: There is no line.
@@ -122,7 +123,7 @@ def training(run: Run, metrics: Sequence[dict]) -> "Figure":
         raise ValueError("no metrics to draw: train first, then read train/metrics.jsonl")
     table = pd.DataFrame([charts.numbers(line) for line in metrics])
     validation = table.filter(like="eval/").notna().any(axis=1)
-    drawn = charts.charts(table.columns)
+    drawn = charts.charts(keys or table.columns)
     rows = -(-len(drawn) // 4)
     figure, axes = _subplots(4, 10.5, 1.7 * rows, rows)
     for axis, chart in zip(axes, drawn, strict=False):

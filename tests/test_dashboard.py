@@ -154,11 +154,13 @@ def test_the_best_the_worst_and_another_completion_are_shown_escaped():
 def test_errors_come_before_warnings_and_the_newest_first():
     dashboard = Dashboard()
     for step, severity in ((1, "warning"), (2, "error"), (3, "warning"), (4, "error")):
-        alert = Alert(step, "<rule>", severity, "c", "e < 1", "fix > it")
+        alert = Alert(step, "<rule>", severity, "c", "e < 1", "fix > it", "docs/x.md#rule")
         dashboard.add(update({"step": step}, alerts=[alert]))
     shown = re.findall(r"(error|warning), step (\d)", dashboard.alert_list())
     assert [int(step) for _, step in shown] == [4, 2, 3, 1]
     assert "e &lt; 1" in dashboard.alert_list()
+    linked = re.findall("<a href='(https://[^']+)'", dashboard.alert_list())
+    assert len(linked) == 4 and all(url.endswith("/blob/main/docs/x.md#rule") for url in linked)
 
 
 @pytest.mark.parametrize("name", ["stop", "save", "evaluate"])

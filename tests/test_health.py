@@ -82,7 +82,7 @@ CASES = [
     ("length creep", {LENGTH: 40 + 90 * RAMP + NOISE, **FLAT}, "train.loss_type", {}),
     ("nothing left to learn", {SILENT: 0.99}, "data.source", {}),
     ("nothing learnt", {SILENT: 0.99, RIGHT: 0.02, "reward": 0.02}, "data.source", {}),
-    ("entropy collapse", COLLAPSED | {RIGHT: FLAT[RIGHT]}, "train.temperature", COLLAPSED),
+    ("collapse", COLLAPSED | {RIGHT: FLAT[RIGHT]}, "train.temperature", COLLAPSED),
     ("reward hacking", {"eval/accuracy": HELD_OUT}, "rewards.cases", {}),
     ("format learnt, correctness flat", FLAT | LEARNT, f"{FORM} in rewards.reward_weights", LEARNT),
     ("reward stuck", FLAT | {f"rewards/{FORM}/mean": 0.5}, "train.learning_rate", {}),
@@ -104,6 +104,15 @@ def test_a_real_training_raises_nothing():
     lines = training.read_lines(PROJECT_ROOT / "tests/healthy_metrics.jsonl")
     weights = {"exact_match_reward": 1, "fuzzy_match_reward": 0.25, FORM: 0.25}
     assert not rules(lines, health.Expected({n: (w, 0, 1) for n, w in weights.items()}))
+
+
+def test_a_policy_that_falls_to_pieces_at_once_has_collapsed_and_does_not_hack():
+    """Recorded at a hundred times the learning rate: garbage from the fourth step on."""
+    lines = training.read_lines(PROJECT_ROOT / "tests/collapsed_metrics.jsonl")
+    weights = {"numeric_correctness_reward": 1, FORM: 0.25, "incremental_format_reward": 0.25}
+    weights["reasoning_quality_reward"] = 0.125
+    found = rules(lines, health.Expected({n: (w, 0, 1) for n, w in weights.items()}))
+    assert found == ["collapse", "truncation"]
 
 
 @pytest.mark.parametrize("beginning", [0.05, 0.25, 0.6])
@@ -168,3 +177,4 @@ def test_summary():
     assert health.summary([]) == "no alerts"
     text = health.summary(health.examine(run(loss=after(50, np.nan)), EXPECTED))
     assert text.startswith("step 51 error: not a number (loss is None) → lower")
+    assert text.endswith("; see docs/troubleshooting.md#not-a-number")

@@ -57,7 +57,7 @@ def line(checks, name):
 
 def test_a_sound_training_passes_and_is_predicted(trainer, policy, stage):
     checks = preflight.preflight(trainer, policy, ROWS, stage)
-    assert set(checks["result"]) == {"ok"}
+    assert set(checks["result"]) == {"ok"} and set(checks["do"]) == {""}
     seen = ["context", "end of turn", "memory", "gradient", "time", "disk"]
     assert checks["check"].tolist() == seen
     assert line(checks, "gradient").seen == "reaches 28 of 28 trained matrices"
@@ -122,6 +122,7 @@ def test_a_small_disk_stops(trainer, policy, stage, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     found = line(preflight.preflight(trainer, policy, ROWS, stage), "disk")
     assert (found.result, "train.keep_checkpoints" in found.do) == ("stop", True)
+    assert found.do.endswith("; see docs/troubleshooting.md#disk")
 
 
 @pytest.mark.parametrize("part", ["the update", "generation"])

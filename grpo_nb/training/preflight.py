@@ -14,7 +14,8 @@ import pandas as pd
 
 from grpo_nb.batch import solve_batch
 from grpo_nb.chat import count_tokens
-from grpo_nb.models import Policy, cuda_available, sharded
+from grpo_nb.health import section
+from grpo_nb.models import Policy, sharded
 from grpo_nb.runs import Stage
 from grpo_nb.training.probe import Probe, worst_step
 
@@ -63,6 +64,7 @@ def preflight(
             measured = {"step_seconds": _step_seconds(trainer, probe)}
             measured["peak_gib"] = (probe.peak + _optimizer_bytes(trainer)) / GIB
     table = pd.DataFrame([*checks, _disk(trainer, stage)])
+    table.loc[table["result"] != "ok", "do"] += "; see " + table["check"].map(section)
     table.attrs.update(measured)
     return table
 
@@ -140,19 +142,18 @@ def _optimizer_bytes(trainer: "GRPOTrainer") -> int:
 
 
 def _memory(trainer: "GRPOTrainer", probe: Probe) -> Check:
-    place = "GPU memory" if cuda_available() else "memory"
     rows = trainer.args.per_device_train_batch_size
     if probe.failed:
         seen = f"{probe.failed} ran out of it; {probe.budget / GIB:.1f} GiB were at hand"
-        return Check(place, "stop", seen, _smaller(trainer, rows // 2))
+        return Check("memory", "stop", seen, _smaller(trainer, rows // 2))
     fixed = probe.before + _optimizer_bytes(trainer)
     need = fixed + probe.peak - probe.before
     seen = f"{need / GIB:.2f} GiB at most with the optimizer, of {probe.budget / GIB:.1f}"
     if need <= 0.9 * probe.budget:
-        return Check(place, "ok", seen)
+        return Check("memory", "ok", seen)
     room = max(0.0, 0.9 * probe.budget - fixed) / max(1, probe.peak - probe.before)
     result = "stop" if need > probe.budget else "warning"
-    return Check(place, result, seen, _smaller(trainer, int(room * rows)))
+    return Check("memory", result, seen, _smaller(trainer, int(room * rows)))
 
 
 def _smaller(trainer: "GRPOTrainer", rows: int) -> str:

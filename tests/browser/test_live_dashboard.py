@@ -26,7 +26,7 @@ lines = training.read_lines(Path("{METRICS}"))
 dashboard = widgets.TrainingDashboard()
 dashboard"""
 SAMPLE = """alerts = [Alert(9, "spike", "warning", "far above", "2.1, 0.3 before", "lower it")]
-alerts += [Alert(9, "not a number", "error", "NaN", "loss is nan", "lower the rate")]
+alerts += [Alert(9, "not a number", "error", "NaN", "nan", "lower the rate", "x.md#nan")]
 text = "<script>document.title = 'taken over'</script> " + "so and so " * 60
 scores = {"exact_match_reward": 1.0, "reward": 1.5, "advantage": 0.7}
 completions = [{"question": "1 + 1", "completion": text, **scores}]
@@ -83,6 +83,7 @@ def test_curves_alerts_and_completions_are_shown_while_the_cell_runs(page, dashb
         return
     errors = dashboard.locator("li", has_text="step 9")
     assert [text.split(",")[0] for text in errors.all_inner_texts()] == ["error", "warning"]
+    expect(errors.first.get_by_role("link")).to_have_attribute("href", re.compile(r"x\.md#nan$"))
     assert page.title() != "taken over"
     dashboard.get_by_role("button", name="Hold these").click()
     dashboard.locator(".sheet summary").first.click()
@@ -94,7 +95,7 @@ def test_it_reads_in_either_theme(page, dashboard):
         page.emulate_media(color_scheme=scheme)
         expect(page.locator("body")).to_have_attribute("data-jp-theme-light", light)
         for node in dashboard.locator(
-            "b, figcaption span, .sides span, .ends > span, td, th"
+            "b, li a, figcaption span, .sides span, .ends > span, td, th"
         ).all():
             assert contrast(node) > 4.5, node.inner_text()
     if TRAINED:

@@ -1,0 +1,98 @@
+"""docs/troubleshooting.md has a section for all that can be shown, and for nothing else."""
+
+import ast
+import inspect
+import re
+
+import pandas as pd
+import pytest
+
+from grpo_nb import data, health
+from grpo_nb.bench import gate, linter, probes
+from grpo_nb.data.validate import REMEDIES
+from grpo_nb.runs import PROJECT_ROOT
+from grpo_nb.training import preflight
+
+PAGE = (PROJECT_ROOT / health.PAGE).read_text(encoding="utf-8")
+CHAPTERS = {
+    head: re.findall(r"^### (.+)$", body, re.MULTILINE)
+    for head, body in re.findall(r"^## (.+)\n((?:(?!^## ).*\n?)*)", PAGE, re.MULTILINE)
+}
+
+
+def anchor(heading):
+    """As a code host and the handbook's build make it."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+ANCHORS = [anchor(head) for chapter, heads in CHAPTERS.items() for head in (chapter, *heads)]
+
+
+def calls(module, name):
+    """Arguments of each call of `name` in a module, those that are plain texts."""
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == name:
+            yield [arg.value if isinstance(arg, ast.Constant) else None for arg in node.args]
+
+
+def probe_reasons():
+    tree = ast.parse(inspect.getsource(probes._because))
+    returned = (node.value for node in ast.walk(tree) if isinstance(node, ast.Return))
+    return {value.value.partition(":")[0] for value in returned} - {""}
+
+
+def test_no_two_sections_have_one_anchor():
+    assert len(set(ANCHORS)) == len(ANCHORS)
+
+
+@pytest.mark.parametrize("rule", health.RULES)
+def test_each_alert_has_a_section(rule):
+    assert rule in CHAPTERS["Alerts of a training"]
+    assert health.section(rule) == f"{health.PAGE}#{anchor(rule)}"
+
+
+def test_no_section_is_of_an_alert_that_is_gone():
+    assert set(CHAPTERS["Alerts of a training"]) == set(health.RULES)
+
+
+def test_the_checks_before_a_training_are_those_that_can_fail():
+    failing = {check for check, result, *_ in calls(preflight, "Check") if result != "ok"}
+    assert set(CHAPTERS["Checks before a training"]) == failing
+    assert all(health.section(check).endswith(f"#{anchor(check)}") for check in failing)
+
+
+def test_the_verdicts_on_rewards_are_those_of_the_gate():
+    source = inspect.getsource(gate) + inspect.getsource(probes)
+    heads = CHAPTERS["Verdicts on the rewards"]
+    assert probe_reasons() <= set(heads)
+    assert [head for head in heads if head not in source] == []
+
+
+def test_the_findings_are_those_of_the_linter():
+    rules = {rule for rule, *_ in calls(linter, "Finding") if rule}
+    rules |= {"raises", "wrong length", "out of range"}  # chosen by the message
+    assert set(CHAPTERS["Findings of the linter"]) == rules
+
+
+def test_the_rows_refused_are_those_of_the_data_report():
+    reasons = {*REMEDIES, data.REPEATED, data.CONTRADICTORY, data.LEAKS}
+    assert set(CHAPTERS["Rows that are refused"]) == reasons
+
+
+def test_links_within_the_page_lead_somewhere():
+    linked = re.findall(r"\]\(#([^)]+)\)", PAGE)
+    assert linked and set(linked) <= set(ANCHORS)
+
+
+def test_an_alert_carries_its_section():
+    lines = [{"step": 1, "reward": None}]
+    (alert,) = health.examine(lines, health.Expected({"right": (1.0, 0.0, 1.0)}))
+    assert alert.see == "docs/troubleshooting.md#not-a-number"
+    assert alert._asdict()["see"] == alert.see  # as in train/health.jsonl
+    assert alert.see in health.summary([alert])
+
+
+def test_a_refusal_carries_the_sections():
+    checks = pd.DataFrame([preflight.Check("disk", "stop", "seen", "do; see x#disk")])
+    with pytest.raises(RuntimeError, match="see x#disk"):
+        preflight.refuse(checks)

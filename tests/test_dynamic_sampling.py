@@ -119,7 +119,6 @@ def test_metrics_are_of_the_first_draw(trainer):
 @pytest.mark.parametrize(("others", "drawn"), [(12, 3), (2, 2), (0, 1)])
 def test_after_the_last_round_or_row_what_has_no_signal_stays(trainer, others, drawn):
     one = trainer(["tied"] * (GROUPS + others))
-    one.processing_class.padding_side = "left"
     generate, sizes = one._generate_single_turn, []
     one._generate_single_turn = lambda ids, *rest: sizes.append(len(ids)) or generate(ids, *rest)
     batch = one._generate_and_score_completions(first_rows(one))

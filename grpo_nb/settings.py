@@ -95,6 +95,9 @@ class TrainConfig(Section):
         "auto", description="auto: go on where a training with these settings was cut off"
     )
     report_to: str = Field("none", description='trackers: "tensorboard", "trackio", "wandb"')
+    dynamic_sampling: int = rare(
+        0, "rounds in which groups without signal are drawn anew; 0: never", ge=0
+    )
     priming_learning_rate: float = rare(1e-3, "of the supervised steps", gt=0)
     save_steps: int = rare(25, "a checkpoint every so many steps", ge=1)
     keep_checkpoints: int = rare(2, "the newest that stay on disk", ge=1)

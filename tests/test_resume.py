@@ -73,7 +73,9 @@ def comparable(run):
 
 
 def test_a_run_killed_three_times_ends_as_one_that_was_not(runs_dir):
-    whole, killed = make_run("whole"), make_run("killed")
+    """With dynamic sampling, whose fresh prompts have to be the same ones too."""
+    drawn_anew = {"train.dynamic_sampling": 2}
+    whole, killed = make_run("whole", **drawn_anew), make_run("killed", **drawn_anew)
     assert train_in_a_process(whole).returncode == 0
     said = []
     for fault in (("generation", "4"), ("backward", "8"), ("saving", "10")):
@@ -93,6 +95,8 @@ def test_a_run_killed_three_times_ends_as_one_that_was_not(runs_dir):
     assert comparable(killed) == comparable(whole)
     factors = {line.get("soft_xml_format_reward/factor") for line in comparable(whole)}
     assert len(factors) > 2, "the adaptive weight never moved"
+    replaced = [line["step"] for line in comparable(whole) if line.get("dynamic/replaced")]
+    assert len(replaced) > 1 and max(replaced) > 6, "no group was replaced after a resumption"
     assert [line["step"] for line in comparable(whole) if "reward" in line] == list(range(1, 13))
     for name in ("adapter/adapter_model.safetensors", "1-grpo/adapter/adapter_model.safetensors"):
         assert (killed / "train" / name).read_bytes() == (whole / "train" / name).read_bytes()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_nb.rewards.contract import Scores, declared_range
+from grpo_nb.rewards.contract import Reward, Scores, declared_range
 
 BatchReward = Callable[..., Any]
 Column = list[float | None]
@@ -21,6 +21,18 @@ def is_async(reward: BatchReward) -> bool:
     """Whether TRL has to await it: an async function, or an object with an async call."""
     call = getattr(reward, "__call__", None)  # noqa: B004 (its kind is asked, not its presence)
     return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call)
+
+
+def waits(reward: BatchReward) -> bool:
+    """Whether its time passes in other processes, and it may run in a thread meanwhile.
+
+    `@reward(parallel=True)` says both; a function from elsewhere may count on its turn.
+    """
+    if is_async(reward):
+        return False
+    parts = reward.parts if isinstance(reward, Combined) else [reward]
+    ours = all(isinstance(part, Reward) for part in parts)
+    return ours and any(part.settings.parallel for part in parts)
 
 
 class Combined:
@@ -56,6 +68,8 @@ class Combined:
 class AsyncCombined(Combined):
     async def __call__(self, completions: Sequence[Any], **columns: Any) -> Scores:
         async def run(part: BatchReward) -> Column:
+            if waits(part):
+                return await asyncio.to_thread(part, completions=completions, **columns)
             scores = part(completions=completions, **columns)
             return await scores if inspect.isawaitable(scores) else scores
 

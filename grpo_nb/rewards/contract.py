@@ -11,9 +11,11 @@ Past `max_none_share` of a batch the reward raises, with the first reason it gav
 """
 
 import asyncio
+import functools
 import inspect
 import math
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, repeat
@@ -22,6 +24,7 @@ from typing import Any, Literal, NamedTuple
 from grpo_nb.prompts import Completion, completion_text
 
 Scores = list[float | None]
+THREADS = "grpo_nb_rewards"
 SMALL_BATCH = 20  # completions; below it a share of None says little
 
 
@@ -89,16 +92,16 @@ class Reward:
     ) -> list[Scored]:
         """Score and reason of each completion; arguments as in a call."""
         rows = self._rows(completions, prompts, columns)
-        if not self.settings.parallel:
+        nested = threading.current_thread().name.startswith(THREADS)
+        if not self.settings.parallel or nested:
             return [self._scored(row) for row in rows]
         # Of several processes that train, each has a share of the cores.
         known = hasattr(os, "sched_getaffinity")
         cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
         size = max(1, len(rows) // (8 * cores))  # small enough that no core is left waiting
         chunks = [rows[start : start + size] for start in range(0, len(rows), size)]
-        with ThreadPoolExecutor(cores) as pool:
-            scored = pool.map(lambda chunk: [self._scored(row) for row in chunk], chunks)
-            return list(chain.from_iterable(scored))
+        scored = _pool(cores, os.getpid()).map(lambda part: list(map(self._scored, part)), chunks)
+        return list(chain.from_iterable(scored))
 
     def _rows(self, completions, prompts, columns) -> list[tuple[int, str, dict]]:
         """(number, response, {column: value}) of each completion."""
@@ -147,6 +150,12 @@ class Reward:
                 f"completions, the first because: {skipped[0]}"
             )
         return [one.score for one in scored]
+
+
+@functools.cache
+def _pool(cores: int, process: int) -> ThreadPoolExecutor:
+    """Shared by rewards that run at once, lest more programs than cores use up their seconds."""
+    return ThreadPoolExecutor(cores, thread_name_prefix=THREADS)
 
 
 class AsyncReward(Reward):

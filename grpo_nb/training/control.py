@@ -24,7 +24,8 @@ class Update(NamedTuple):
         clip_ratio/…, grad_norm, learning_rate, step_time), "step", "stage", and ours:
         seconds/generation, seconds/reward, seconds/update, tokens_per_second, memory_gib,
         groups/reward_p10, _p50, _p90 (of the groups' mean rewards), groups/reward_std (mean
-        spread within a group), rewards/<name>/group_std; or, after a validation,
+        spread within a group), rewards/<name>/group_std and /seconds, with dynamic sampling
+        dynamic/replaced, /without_signal, /seconds; or, after a validation,
         eval/accuracy, eval/format, eval/reward, eval/seconds alone.
     total_steps: of all stages.
     completions: of this step, a dict each: question, completion, each reward, reward (the

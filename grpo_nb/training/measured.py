@@ -1,12 +1,16 @@
 """What TRL does not log: seconds of a phase, memory, how rewards spread in and over groups."""
 
+import asyncio
 import math
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
 
 from grpo_nb.models import cuda_available
+from grpo_nb.rewards.combine import is_async
 
 
 class Measured:
@@ -15,17 +19,39 @@ class Measured:
     _loss_failed = False
 
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
-        started = time.perf_counter()
-        result = super()._generate(*args, **kwargs)  # type: ignore[misc]
-        self._note("seconds/generation", time.perf_counter() - started)
-        return result
+        with self._timing("seconds/generation"):
+            return super()._generate(*args, **kwargs)  # type: ignore[misc]
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
-        started = time.perf_counter()
-        rewards_N_F = super()._calculate_rewards(*args, **kwargs)  # type: ignore[misc]
-        self._note("seconds/reward", time.perf_counter() - started)
+        funcs, names = self.reward_funcs, self.reward_func_names
+        self.reward_funcs = list(map(self._timed, funcs, names))
+        try:
+            with self._timing("seconds/reward"):
+                rewards_N_F = super()._calculate_rewards(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.reward_funcs = funcs
         self._note_groups(rewards_N_F)
         return rewards_N_F
+
+    def _timed(self, func: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """The reward, and its seconds noted; TRL awaits it if it is async."""
+        key = f"rewards/{name}/seconds"
+
+        def call(**columns: Any) -> Any:
+            with self._timing(key):
+                return func(**columns)
+
+        async def awaited(**columns: Any) -> Any:
+            with self._timing(key):
+                return await func(**columns)
+
+        return awaited if is_async(func) else call
+
+    @contextmanager
+    def _timing(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._note(name, time.perf_counter() - started)
 
     def _note_groups(self, rewards_N_F: Any) -> None:
         import torch
@@ -70,6 +96,16 @@ class Measured:
 
     def _note(self, name: str, value: float) -> None:
         self._metrics["train" if self.model.training else "eval"][name].append(value)
+
+
+def in_thread(reward: Callable[..., Any]) -> Callable[..., Any]:
+    """The reward as an async one: TRL runs those together, and the others one after another."""
+
+    async def call(**columns: Any) -> Any:
+        return await asyncio.to_thread(reward, **columns)
+
+    call.__name__ = reward.__name__
+    return call
 
 
 def _quantiles(values: Any) -> list[float]:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from grpo_nb.config import RunConfig
 from grpo_nb.models import Policy, sharded
 from grpo_nb.rewards import RewardSet
+from grpo_nb.rewards.combine import waits
 from grpo_nb.training import ranks
 from grpo_nb.training.arguments import grpo_arguments
 from grpo_nb.training.checkpoints import Sealed, adaptive_rewards
+from grpo_nb.training.dynamic import DynamicSampling, refuse_with_processes
 from grpo_nb.training.halving import Halving
-from grpo_nb.training.measured import Measured
+from grpo_nb.training.measured import Measured, in_thread
 from grpo_nb.training.prefix import SharedPrompts, can_share
 from grpo_nb.training.rollouts import Rollouts, choose
 
@@ -110,20 +112,22 @@ def build_trainer(
     from transformers.trainer_callback import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 
+    refuse_with_processes(config.train.dynamic_sampling)
     if "ref" in getattr(policy.model, "peft_config", {}):
         policy.model.delete_adapter("ref")  # with beta > 0 TRL adds one, and refuses a second
     arguments = trainer_arguments(config, folder, rewards, policy)
-    parts = (Kept, Sealed, Measured, Halving, Rollouts, SharedPrompts, GRPOTrainer)
-    kind = type("GRPOTrainer", parts, {})
+    parts = (Kept, Sealed, DynamicSampling, Measured, Halving, Rollouts, SharedPrompts)
+    kind = type("GRPOTrainer", (*parts, GRPOTrainer), {})
     trainer = kind(
         model=policy.model,
         processing_class=policy.tokenizer,
-        reward_funcs=list(rewards.reward_funcs),
+        reward_funcs=[in_thread(f) if waits(f) else f for f in rewards.reward_funcs],
         args=GRPOConfig(**arguments),
         # Rows may hold dicts and lists of any type, which Arrow would merge or refuse.
         train_dataset=Dataset.from_list([dict(row) for row in rows], on_mixed_types="use_json"),
     )
     trainer.keep_checkpoints = config.train.keep_checkpoints
+    trainer.dynamic_rounds = config.train.dynamic_sampling
     trainer.share_prompts = config.policy.share_prompts and can_share(policy)
     trainer.from_copy = choose(trainer, config.policy.rollouts)
     trainer.remove_callback(PrinterCallback)

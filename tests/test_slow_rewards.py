@@ -1,0 +1,206 @@
+"""Rewards that wait for others wait together, and what they give is what TRL makes of them in turn.
+
+Those that have to run at once wait for each other here, and fail after WAIT seconds if they do not.
+"""
+
+import json
+import os
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+
+from grpo_nb import models, training
+from grpo_nb.config import resolve
+from grpo_nb.prompts import build_prompt
+from grpo_nb.rewards import LLMJudge, code_execution_reward, gated, reward, reward_set
+from grpo_nb.rewards import soft_xml_format_reward as form
+from grpo_nb.rewards.combine import waits
+from grpo_nb.rewards.contract import Scored
+
+WAIT, ROWS = 30, 6
+CODE = "```python\ndef f(x):\n    return x + 1\n```"
+TEXTS = [CODE, CODE.replace("1", "2"), "no code", CODE, "```python\n1 +\n```", CODE]
+ROW = {"prompt": build_prompt("Add one."), "answer": "f", "tests": ["assert f(1) == 2"]}
+
+
+def foreign(completions, **_):
+    assert threading.current_thread() is threading.main_thread()
+    return [float(len(one[0]["content"])) for one in completions]
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return models.load_policy(resolve("tiny-cpu").model, seed=0)
+
+
+@pytest.fixture
+def scored(policy, tmp_path):
+    """(rewards) -> a function that scores TEXTS in a trainer, with the trainer."""
+
+    def build(*rewards):
+        chosen = reward_set([(one, 1.0) for one in rewards])
+        trainer = training.build_trainer(policy, chosen, [ROW] * 8, resolve("tiny-cpu"), tmp_path)
+        trainer.num_generations = ROWS  # the group that is scored here
+        trainer.model.train()
+        inputs = [ROW] * ROWS
+        texts = [[{"role": "assistant", "content": text}] for text in TEXTS]
+        arguments = (inputs, [ROW["prompt"]] * ROWS, texts, [[1, 2]] * ROWS)
+        return lambda: trainer._calculate_rewards(*arguments), trainer
+
+    return build
+
+
+class Meeting:
+    """Two that have to be here at the same time."""
+
+    def __init__(self):
+        self.barrier = threading.Barrier(2)
+
+    def __call__(self, response):
+        if response == TEXTS[2]:  # one completion of each
+            self.barrier.wait(WAIT)
+        return 1.0
+
+
+def test_two_rewards_that_wait_run_at_once(scored, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    meet = Meeting()
+
+    @reward(parallel=True)
+    def sandboxed(response: str) -> float:
+        return meet(response)
+
+    @reward(parallel=True)
+    def worked(response: str) -> float:
+        return meet(response)
+
+    score, trainer = scored(sandboxed, form, worked)
+    assert torch.equal(score()[:, 0], torch.ones(ROWS))
+    told = trainer._metrics["train"]
+    assert 0 < told["rewards/worked/seconds"][0] <= told["seconds/reward"][0]
+    assert {len(told[f"rewards/{n}/seconds"]) for n in trainer.reward_func_names} == {1}
+
+
+@pytest.fixture
+def judge_server():
+    """A judge behind HTTP that gives 7 of 10, once it may; (judge, asked, may)."""
+    asked, may = threading.Event(), threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            asked.set()
+            may.wait(WAIT)
+            reply = {"choices": [{"message": {"content": json.dumps({"score": 7})}}]}
+            body = json.dumps(reply).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    address = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    yield LLMJudge("m", base_url=address, retries=0, timeout_seconds=2 * WAIT), asked, may
+    may.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_the_sandbox_runs_while_the_judge_is_asked(scored, judge_server):
+    judge, asked, may = judge_server
+    score, trainer = scored(code_execution_reward, judge)
+    log, in_time = trainer._log_metric, []
+
+    def log_metric(name, value):
+        if name == "code_execution_reward/skipped":  # its programs have run; it has not returned
+            in_time.append(asked.wait(WAIT))
+            may.set()
+        log(name, value)
+
+    trainer._log_metric = log_metric
+    expected = torch.tensor([[1.0, 0, 0, 1, 0, 1], [0.7] * ROWS]).T
+    assert torch.equal(score(), expected)
+    assert in_time == [True]
+
+
+def test_a_part_that_waits_leaves_the_loop_to_the_judge(scored, judge_server):
+    judge, asked, may = judge_server
+
+    @reward(parallel=True)
+    def patient(response: str) -> float:
+        assert asked.wait(WAIT)
+        may.set()
+        return 1.0
+
+    score, _ = scored(gated(judge, by=patient, name="both"))
+    assert torch.equal(score()[:, 0], torch.full((ROWS,), 0.7))
+
+
+def test_scores_metrics_and_columns_are_those_of_trl_in_turn(scored, judge_server):
+    from trl import GRPOTrainer
+
+    @reward(parallel=True)
+    def sometimes(response: str) -> Scored:
+        return Scored(None, "not for me") if "code" in response else Scored(0.5, "fine")
+
+    judge, _, may = judge_server
+    may.set()
+    rewards = (code_execution_reward, foreign, judge, sometimes, form)
+    score, trainer = scored(*rewards)
+    ours = score()
+    told = dict(trainer._pending_extra_logs), dict(trainer._pending_metrics)
+    trainer._pending_extra_logs.clear()
+    trainer._pending_metrics.clear()
+    trainer.reward_funcs = list(rewards)
+    plain = GRPOTrainer._calculate_rewards
+    texts = [[{"role": "assistant", "content": text}] for text in TEXTS]
+    theirs = plain(trainer, [ROW] * ROWS, [ROW["prompt"]] * ROWS, texts, [[1, 2]] * ROWS)
+    torch.testing.assert_close(ours, theirs, atol=0, rtol=0, equal_nan=True)
+    assert ours.isnan().any()
+    assert told == (dict(trainer._pending_extra_logs), dict(trainer._pending_metrics))
+    assert told[0]["sometimes/reason"][2] == "not for me"
+
+
+def test_an_error_in_a_thread_ends_the_step_with_its_note(scored):
+    @reward(parallel=True)
+    def broken(response: str) -> float:
+        raise KeyError("no such column")
+
+    score, _ = scored(form, broken)
+    with pytest.raises(KeyError, match="no such column") as caught:
+        score()
+    assert "in reward broken, completion" in caught.value.__notes__[0]
+
+
+def test_a_reward_that_asks_another_in_its_thread_is_answered():
+    """They share their threads: it must not wait for one that never gets free."""
+
+    @reward(parallel=True)
+    def outer(response: str) -> float:
+        return code_execution_reward(completions=[response], tests=[ROW["tests"]])[0]
+
+    assert outer(completions=TEXTS[:2] * 8) == [1.0, 0.0] * 8
+
+
+@pytest.mark.parametrize(
+    ("one", "expected"),
+    [
+        (code_execution_reward, True),
+        (gated(code_execution_reward, by=form), True),
+        (form, False),  # it computes: a thread would gain nothing
+        (gated(form, by=form), False),
+        (gated(code_execution_reward, by=foreign), False),  # who knows what it counts on
+        (LLMJudge("m"), False),  # TRL awaits it
+        (gated(LLMJudge("m"), by=code_execution_reward), False),
+    ],
+)
+def test_which_rewards_run_in_threads(one, expected):
+    assert waits(one) == expected

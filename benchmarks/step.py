@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import TextIO
+from typing import Any, TextIO
 
 TURN = 5
 SIZES = {
@@ -45,8 +45,13 @@ WAYS = {
 }
 
 
-def build(way: str, options: list[str], folder: str, steps: int):
-    """A trainer, ours or TRL's own with its defaults."""
+def build(way: str, options: list[str], folder: str, steps: int, settings: Any = (), sizes=SIZES):
+    """A trainer, ours or TRL's own with its defaults.
+
+    Args:
+        settings: Of ours, beside `options`.
+        sizes: Arguments of TRL's own.
+    """
     from grpo_nb import data, models, rewards, training
     from grpo_nb.config import parse_assignment, resolve
     from grpo_nb.runs import Run
@@ -55,7 +60,7 @@ def build(way: str, options: list[str], folder: str, steps: int):
     if way == "transformers":
         fixed |= {"policy.backend": "transformers", "model.quantization": "16bit"}
     overrides = dict(map(parse_assignment, options)) if way == "ours" else {}
-    config, run = resolve("tiny-cpu", fixed, overrides), Run("benchmark")
+    config, run = resolve("tiny-cpu", fixed, dict(settings), overrides), Run("benchmark")
     data.prepare(run, config.data, config.seed, lambda chats: [30] * len(chats))
     rows, chosen = data.load(run, "train"), rewards.load_preset("math")
     policy = models.load_policy(config.model, config.seed, config.policy)
@@ -69,7 +74,7 @@ def build(way: str, options: list[str], folder: str, steps: int):
         model=policy.model,
         processing_class=policy.tokenizer,
         reward_funcs=list(chosen.reward_funcs),
-        args=GRPOConfig(output_dir=folder, max_steps=steps, **SIZES, **kept),
+        args=GRPOConfig(output_dir=folder, max_steps=steps, **sizes, **kept),
         train_dataset=Dataset.from_list(rows),
     )
 
@@ -187,12 +192,12 @@ def main() -> None:
         clock, cpu, tokens = zip(*lines, strict=True)
         ratio = statistics.median(cpu) / ours[1]
         print(
-            f"| {name} | {_spread(clock)} | {_spread(cpu)} | {statistics.mean(tokens):.1f} "
+            f"| {name} | {spread(clock)} | {spread(cpu)} | {statistics.mean(tokens):.1f} "
             f"| {ratio:.2f} × |"
         )
 
 
-def _spread(values: tuple[float, ...]) -> str:
+def spread(values: tuple[float, ...]) -> str:
     return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py                # 1.5 B parameters, 4 x 8 completions of 512 tokens
     python benchmarks/gpu.py --size 0.5B
-    python benchmarks/gpu.py --tiny         # the tiny model, on a CPU what a CPU can run
+    python benchmarks/gpu.py --size tiny    # on a CPU: what a CPU can run
 
 The model has the sizes of Qwen2.5 and random weights, so nothing is fetched, no completion ends
 before its cap, and each way computes the same number of tokens. One way after the other, each in
@@ -31,21 +31,25 @@ WAYS = {
     "ours, Unsloth 4 bit, vLLM with standby": "ours policy.standby=True model.fast_inference=vllm",
     "ours, transformers 4 bit": "ours policy.backend=transformers",
 }
-# Of Qwen2.5, as published.
+# Of Qwen2.5, as published; and one for a CPU, to see that all of it works.
 SHAPES = {
-    "0.5B": {
-        **{"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24},
-        **{"num_attention_heads": 14, "num_key_value_heads": 2},
-    },
     "1.5B": {
         **{"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28},
         **{"num_attention_heads": 12, "num_key_value_heads": 2},
     },
+    "0.5B": {
+        **{"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24},
+        **{"num_attention_heads": 14, "num_key_value_heads": 2},
+    },
+    "tiny": {
+        **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
+        **{"num_attention_heads": 2, "num_key_value_heads": 1},
+    },
 }
-VOCABULARY, CONTEXT, COMPLETION, VLLM_SHARE = 151_936, 1024, 512, 0.4
+VOCABULARY, CONTEXT, VLLM_SHARE = 151_936, 1024, 0.4
 PROMPT = "7" * 200  # a token a digit
 BATCH = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}
-TINY = {"train.per_device_train_batch_size": 16, "train.max_completion_length": 16}
+COMPLETION = {"1.5B": 512, "0.5B": 512, "tiny": 8}
 
 
 def save_base(shape: dict[str, int], folder: Path) -> None:
@@ -83,17 +87,13 @@ def arguments_of(base: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings of ours, and TRL's arguments that mean the same."""
     from grpo_nb.models import cuda_available
 
-    sizes = SIZES | {"use_cpu": not cuda_available()}
-    if not base:
-        names = {name.removeprefix("train."): value for name, value in TINY.items()}
-        return TINY, sizes | names
-    sizes |= BATCH | {"max_completion_length": COMPLETION, "bf16": True}
-    settings = {f"train.{name}": value for name, value in BATCH.items()}
-    settings |= {"train.max_completion_length": COMPLETION, "model.max_seq_length": CONTEXT}
-    settings |= {"model.model_path": base, "model.lora_rank": 32, "model.lora_alpha": 64}
+    batch = BATCH | {"max_completion_length": COMPLETION[Path(base).name]}
+    settings = {f"train.{name}": value for name, value in batch.items()}
+    settings |= {"model.model_path": base, "model.max_seq_length": CONTEXT}
+    settings |= {"model.lora_rank": 32, "model.lora_alpha": 64}
+    settings |= {"data.system_prompt": PROMPT, "data.max_prompt_tokens": CONTEXT // 2}
     settings |= {"policy.gpu_memory_utilization": VLLM_SHARE}
-    settings |= {"data.system_prompt": PROMPT, "data.max_prompt_tokens": CONTEXT - COMPLETION}
-    return settings, sizes
+    return settings, SIZES | batch | {"use_cpu": not cuda_available(), "bf16": True}
 
 
 def used_bytes() -> int:
@@ -137,8 +137,7 @@ def work(way: str, base: str, repeats: int) -> dict[str, Any]:
         settings, sizes = arguments_of(base)
         name, *options = way.split()
         if "vllm" in options:
-            sizes |= {"use_vllm": True, "vllm_mode": "colocate"}
-            sizes |= {"vllm_max_model_length": CONTEXT if base else CONTEXT // 2}
+            sizes |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": CONTEXT}
             sizes |= {"vllm_gpu_memory_utilization": VLLM_SHARE}
         trainer = build(name, options, folder, WARM_UP + repeats, settings, sizes)
         generate = trainer._generate
@@ -203,9 +202,8 @@ def main() -> int:
     from grpo_nb.models import cuda_available
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", choices=list(SHAPES), default="1.5B")
+    parser.add_argument("--size", choices=list(SHAPES), default="1.5B", help="tiny: for a CPU")
     parser.add_argument("--repeats", type=int, default=5, help="steps that are measured")
-    parser.add_argument("--tiny", action="store_true", help="the tiny model, also without a GPU")
     parser.add_argument("--way", default="", help="internal: what this process trains")
     parser.add_argument("--base", default="", help="internal: folder of its model")
     given = parser.parse_args()
@@ -213,14 +211,13 @@ def main() -> int:
         answers, sys.stdout = sys.stdout, sys.stderr  # TRL prints its logs
         print(json.dumps(work(given.way, given.base, given.repeats)), file=answers)
         return 0
-    if not given.tiny and not cuda_available():
-        parser.error("no CUDA GPU is visible: run it on a machine with one, or add --tiny")
+    if given.size != "tiny" and not cuda_available():
+        parser.error("no CUDA GPU is visible: run it on a machine with one, or add --size tiny")
     ways = {k: v for k, v in WAYS.items() if cuda_available() or "vllm" not in v}
     with tempfile.TemporaryDirectory() as folder:
-        if not given.tiny:
-            save_base(SHAPES[given.size], Path(folder))
-        base = "" if given.tiny else folder
-        found = {name: measure(way, base, given.repeats) for name, way in ways.items()}
+        base = Path(folder, given.size)
+        save_base(SHAPES[given.size], base)
+        found = {name: measure(way, str(base), given.repeats) for name, way in ways.items()}
     print(heading())
     report(found)
     return int(any("failed" in one for one in found.values()))

@@ -208,7 +208,7 @@ BATCHING = {
     # By default it takes half of the memory.
     "trl.transformers_continuous_batching_config": {"num_blocks": 64, "max_batch_tokens": 256},
     "train.per_device_train_batch_size": 8,
-    "train.max_completion_length": 12,
+    "train.max_completion_length": 40,
     "train.max_steps": 1,
 }
 
@@ -227,7 +227,7 @@ def test_continuous_batching_trains_a_4bit_policy_and_leaves_its_adapter_in_fp32
     trainer.train()
     line = next(line for line in trainer.state.log_history if "reward" in line)
     assert line["grad_norm"] > 0
-    assert 0 < line["completions/mean_length"] <= 12
+    assert 0 < line["completions/mean_length"] <= 40
     assert {weight.dtype for weight in trained} == {torch.float32}
     assert not all(map(torch.equal, trained, before))
 

@@ -11,6 +11,7 @@ from grpo_nb.chat import render
 from grpo_nb.config import resolve
 from grpo_nb.models.policy import LORA_TARGETS
 from grpo_nb.prompts import build_prompt
+from grpo_nb.rewards import RewardSet
 from grpo_nb.training import decode
 from grpo_nb.training.probe import worst_step
 from grpo_nb.training.rollouts import DenseCopy
@@ -208,9 +209,14 @@ BATCHING = {
     # By default it takes half of the memory.
     "trl.transformers_continuous_batching_config": {"num_blocks": 64, "max_batch_tokens": 256},
     "train.per_device_train_batch_size": 8,
-    "train.max_completion_length": 40,
+    "train.max_completion_length": 8,
     "train.max_steps": 1,
+    "train.warmup_steps": 0,
 }
+
+
+def written(completions, **columns):
+    return [float(len(one[0]["content"])) for one in completions]
 
 
 def test_continuous_batching_trains_a_4bit_policy_and_leaves_its_adapter_in_fp32(tmp_path):
@@ -218,7 +224,8 @@ def test_continuous_batching_trains_a_4bit_policy_and_leaves_its_adapter_in_fp32
     policy = models.load_policy(config.model, 0, config.policy)
     move(policy.model, 0.02)
     rows = [{"prompt": PROMPTS[0], "answer": "4"}]
-    trainer = training.build_trainer(policy, MATH, rows, config, tmp_path)
+    rewards = RewardSet([written], [1.0])
+    trainer = training.build_trainer(policy, rewards, rows, config, tmp_path)
     trained = [weight for weight in policy.model.parameters() if weight.requires_grad]
     before = [weight.detach().clone() for weight in trained]
     probe = worst_step(trainer, policy, PROMPTS[0])
@@ -227,7 +234,7 @@ def test_continuous_batching_trains_a_4bit_policy_and_leaves_its_adapter_in_fp32
     trainer.train()
     line = next(line for line in trainer.state.log_history if "reward" in line)
     assert line["grad_norm"] > 0
-    assert 0 < line["completions/mean_length"] <= 40
+    assert 0 < line["completions/mean_length"] <= 8
     assert {weight.dtype for weight in trained} == {torch.float32}
     assert not all(map(torch.equal, trained, before))
 

@@ -3,20 +3,18 @@
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+import torch
 from openai import OpenAI
-from short_trainings import PROMPTS
 from test_serve import port  # noqa: F401 (a fixture)
 
 from grpo_nb import models, serve
 from grpo_nb.__main__ import main
-from grpo_nb.config import resolve
-from grpo_nb.runs import PROJECT_ROOT, Run, write_json
+from grpo_nb.config import PolicyConfig, resolve
+from grpo_nb.prompts import build_prompt
+from grpo_nb.runs import Run, write_json
 
 pytestmark = [
     pytest.mark.vllm,
@@ -26,21 +24,24 @@ pytestmark = [
     ),
 ]
 TINY = "data/tiny_base"
+PROMPTS = [build_prompt(f"What is {a} + {a + 7}?") for a in range(16)]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run in 16 bit whose adapter was trained for three steps, without Unsloth."""
-    folder = tmp_path_factory.mktemp("trained")
-    script = Path(__file__).with_name("short_trainings.py")
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT_ROOT)}
-    subprocess.run([sys.executable, script, "transformers", folder], env=environment, check=True)
+    """A run in 16 bit with an adapter that answers otherwise than the base."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("runs")))
-        run = Run("short")
-    run.write_config(resolve("tiny-cpu", {"model.quantization": "16bit"}))
+        run, settings = Run("moved"), resolve("tiny-cpu", {"model.quantization": "16bit"})
+    run.write_config(settings)
     write_json(run / "manifest.json", {})
-    shutil.copytree(folder / "adapter", run / "train/adapter")
+    # Without Unsloth, which does not import beside vLLM's CPU build on every processor.
+    policy = models.load_policy(settings.model, 0, PolicyConfig(backend="transformers"))
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in policy.model.named_parameters():
+        if "lora_B" in name:
+            weight.data.copy_(0.05 * torch.randn(weight.shape, generator=generator))
+    policy.model.save_pretrained(run / "train/adapter")
     return run
 
 
@@ -50,7 +51,7 @@ def texts(answers):
 
 def alike(ours, theirs):
     """What differs lies within the rounding of bf16."""
-    return sum(a == b for a, b in zip(ours, theirs, strict=True)) >= len(ours) - 1
+    return sum(a == b for a, b in zip(ours, theirs, strict=True)) >= 0.8 * len(ours)
 
 
 def test_vllm_answers_as_transformers_does(run):

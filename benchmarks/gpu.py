@@ -35,18 +35,18 @@ WAYS = {
 SHAPES = {
     "1.5B": {
         **{"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28},
-        **{"num_attention_heads": 12, "num_key_value_heads": 2},
+        **{"num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151_936},
     },
     "0.5B": {
         **{"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24},
-        **{"num_attention_heads": 14, "num_key_value_heads": 2},
+        **{"num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151_936},
     },
     "tiny": {
         **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
-        **{"num_attention_heads": 2, "num_key_value_heads": 1},
+        **{"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 999},
     },
 }
-VOCABULARY, CONTEXT, VLLM_SHARE = 151_936, 1024, 0.4
+CONTEXT, VLLM_SHARE = 1024, 0.4
 PROMPT = "7" * 200  # a token a digit
 BATCH = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}
 COMPLETION = {"1.5B": 512, "0.5B": 512, "tiny": 8}
@@ -64,14 +64,13 @@ def save_base(shape: dict[str, int], folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer.json"
     words = json.loads(path.read_text(encoding="utf-8"))
-    more = {f"w{number}": number for number in range(len(tokenizer), VOCABULARY)}
+    more = {f"w{number}": number for number in range(len(tokenizer), shape["vocab_size"])}
     words["model"]["vocab"] |= more
     path.write_text(json.dumps(words), encoding="utf-8")
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = Qwen2Config(
         **shape,
         **ids,
-        vocab_size=VOCABULARY,
         bos_token_id=None,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,

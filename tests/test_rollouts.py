@@ -210,13 +210,14 @@ BATCHING = {
     "trl.transformers_continuous_batching_config": {"num_blocks": 64, "max_batch_tokens": 256},
     "train.per_device_train_batch_size": 8,
     "train.max_completion_length": 8,
+    "train.temperature": 2.0,  # else the first tokens of all completions are the same
     "train.max_steps": 1,
     "train.warmup_steps": 0,
 }
 
 
-def written(completions, **columns):
-    return [float(len(one[0]["content"])) for one in completions]
+def ranked(completions, **columns):
+    return [float(rank) for rank in range(len(completions))]
 
 
 def test_continuous_batching_trains_a_4bit_policy_and_leaves_its_adapter_in_fp32(tmp_path):
@@ -224,7 +225,7 @@ def test_continuous_batching_trains_a_4bit_policy_and_leaves_its_adapter_in_fp32
     policy = models.load_policy(config.model, 0, config.policy)
     move(policy.model, 0.02)
     rows = [{"prompt": PROMPTS[0], "answer": "4"}]
-    rewards = RewardSet([written], [1.0])
+    rewards = RewardSet([ranked], [1.0])
     trainer = training.build_trainer(policy, rewards, rows, config, tmp_path)
     trained = [weight for weight in policy.model.parameters() if weight.requires_grad]
     before = [weight.detach().clone() for weight in trained]

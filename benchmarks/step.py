@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import TextIO
+from typing import Any, TextIO
 
 TURN = 5
 SIZES = {
@@ -46,8 +46,12 @@ WAYS = {
 }
 
 
-def build(way: str, options: list[str], folder: str, steps: int, **changed):
-    """A trainer, ours or TRL's own with its defaults; `changed` are TRL's arguments.
+def build(way: str, options: list[str], folder: str, steps: int, settings: Any = (), **changed):
+    """A trainer, ours or TRL's own with its defaults.
+
+    Args:
+        settings: Of ours, beside `options`.
+        changed: Arguments of TRL's own, instead of those in SIZES.
 
     Returns:
         The trainer, the policy in it, held-out rows and the rewards.
@@ -62,7 +66,7 @@ def build(way: str, options: list[str], folder: str, steps: int, **changed):
     if way == "transformers":
         fixed |= {"policy.backend": "transformers", "model.quantization": "16bit"}
     overrides = dict(map(parse_assignment, options)) if way == "ours" else {}
-    config, run = resolve("tiny-cpu", fixed, overrides), Run("benchmark")
+    config, run = resolve("tiny-cpu", fixed, dict(settings), overrides), Run("benchmark")
     data.prepare(run, config.data, config.seed, lambda chats: [30] * len(chats))
     rows, chosen = data.load(run, "train"), rewards.load_preset("math")
     held_out = data.load(run, "eval")
@@ -197,12 +201,12 @@ def main() -> None:
         clock, cpu, tokens = zip(*lines, strict=True)
         ratio = statistics.median(cpu) / ours[1]
         print(
-            f"| {name} | {_spread(clock)} | {_spread(cpu)} | {statistics.mean(tokens):.1f} "
+            f"| {name} | {spread(clock)} | {spread(cpu)} | {statistics.mean(tokens):.1f} "
             f"| {ratio:.2f} × |"
         )
 
 
-def _spread(values: tuple[float, ...]) -> str:
+def spread(values: tuple[float, ...]) -> str:
     return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 

@@ -124,10 +124,11 @@ def resolve(profile: str, *layers: Mapping[str, Any]) -> RunConfig:
         name = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{name} = {first['input']!r}: {first['msg'].lower()}") from None
     _check_sizes(config)
-    if config.policy.finetuning == "full" and config.model.quantization == "4bit":
+    kept = config.model.quantization
+    if config.policy.finetuning == "full" and kept != "16bit":
         raise ValueError(
-            "policy.finetuning = 'full' with model.quantization = '4bit': 4-bit weights cannot be "
-            "trained; set model.quantization = '16bit', or policy.finetuning = 'lora'"
+            f"policy.finetuning = 'full' with model.quantization = {kept!r}: such weights cannot "
+            "be trained; set model.quantization = '16bit', or policy.finetuning = 'lora'"
         )
     return config
 

@@ -71,6 +71,8 @@ def plan(run: Run, host: str, port: int, *, adapter: bool = False, vllm: bool = 
         command += ["--quantization", "bitsandbytes"] if model.quantization == "4bit" else []
     else:
         command += ["--model", merged, "--served-model-name", run.name]
+    if not cuda_available():
+        command.append("--enforce-eager")  # vLLM's build for CPUs compiles for minutes otherwise
     # By the environment, for arguments are seen by every user of the machine.
     return Server(command, {"VLLM_API_KEY": key} if key else {}, run.name, key)
 

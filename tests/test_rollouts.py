@@ -11,7 +11,9 @@ from grpo_nb.chat import render
 from grpo_nb.config import resolve
 from grpo_nb.models.policy import LORA_TARGETS
 from grpo_nb.prompts import build_prompt
+from grpo_nb.rewards import RewardSet
 from grpo_nb.training import decode
+from grpo_nb.training.probe import worst_step
 from grpo_nb.training.rollouts import DenseCopy
 
 PROMPTS = [build_prompt(f"What is {a} + {b}?") for a in (3, 27, 58, 99) for b in range(1, 97, 6)]
@@ -199,3 +201,46 @@ def test_where_it_is_not_possible_trl_generates(settings, lacking, tmp_path):
     if lacking:
         with pytest.raises(ValueError, match=f"policy.rollouts = 'copy' needs .*{lacking}"):
             build("copy")
+
+
+BATCHING = {
+    "policy.backend": "transformers",
+    "trl.use_transformers_continuous_batching": True,
+    # By default it takes half of the memory.
+    "trl.transformers_continuous_batching_config": {"num_blocks": 64, "max_batch_tokens": 256},
+    "train.per_device_train_batch_size": 8,
+    "train.max_completion_length": 8,
+    "train.temperature": 2.0,  # else the first tokens of all completions are the same
+    "train.max_steps": 1,
+    "train.warmup_steps": 0,
+}
+
+
+def ranked(completions, **columns):
+    return [float(rank) for rank in range(len(completions))]
+
+
+def test_continuous_batching_trains_a_4bit_policy_and_leaves_its_adapter_in_fp32(tmp_path):
+    config = resolve("tiny-cpu", BATCHING)
+    policy = models.load_policy(config.model, 0, config.policy)
+    move(policy.model, 0.02)
+    rows = [{"prompt": PROMPTS[0], "answer": "4"}]
+    rewards = RewardSet([ranked], [1.0])
+    trainer = training.build_trainer(policy, rewards, rows, config, tmp_path)
+    trained = [weight for weight in policy.model.parameters() if weight.requires_grad]
+    before = [weight.detach().clone() for weight in trained]
+    probe = worst_step(trainer, policy, PROMPTS[0])
+    assert (probe.failed, probe.generation > 0) == ("", True)
+    assert all(map(torch.equal, trained, before))  # TRL alone rounds them to bf16
+    trainer.train()
+    line = next(line for line in trainer.state.log_history if "reward" in line)
+    assert line["grad_norm"] > 0
+    assert 0 < line["completions/mean_length"] <= 8
+    assert {weight.dtype for weight in trained} == {torch.float32}
+    assert not all(map(torch.equal, trained, before))
+
+
+def test_continuous_batching_is_refused_for_unsloths_policy(tmp_path):
+    config = resolve("tiny-cpu", BATCHING | {"policy.backend": "unsloth"})
+    with pytest.raises(ValueError, match=r"needs policy\.backend = 'transformers'"):
+        training.grpo_arguments(config, tmp_path, vllm=False)

@@ -79,7 +79,8 @@ def use_vllm(config: ModelConfig, policy: PolicyConfig = DEFAULT) -> bool:
     """Whether Unsloth's `fast_inference` is used: asked for, or a GPU and vLLM are found.
 
     Raises:
-        RuntimeError: Asked for, and not possible on this machine or with this policy.
+        RuntimeError: Asked for, or needed for fp8, and not possible on this machine or with
+            this policy.
     """
     needs = {
         "policy.backend = 'unsloth'": policy.backend == "unsloth",
@@ -90,7 +91,29 @@ def use_vllm(config: ModelConfig, policy: PolicyConfig = DEFAULT) -> bool:
     missing = next((need for need, met in needs.items() if not met), "")
     if config.fast_inference == "vllm" and missing:
         raise RuntimeError(f"model.fast_inference = 'vllm' needs {missing}: set it to 'detect'")
-    return config.fast_inference != "off" and not missing
+    wanted = config.fast_inference != "off"
+    if config.quantization == "fp8" and (lacking := missing or _fp8_lacks(wanted)):
+        raise RuntimeError(
+            f"model.quantization = 'fp8' needs {lacking}: set it to '16bit' or '4bit'"
+        )
+    return wanted and not missing
+
+
+def _fp8_lacks(vllm: bool) -> str:
+    """What is missing for vLLM to make the weights fp8 as it loads them, or nothing.
+
+    Source: unsloth/models/loader_utils.py 2026.10.9, _get_fp8_mode_and_check_settings.
+    """
+    import torch
+
+    needs = {
+        "model.fast_inference other than 'off'": vllm,
+        "a GPU of compute capability 9.0 or later, such as the H100": (
+            torch.cuda.get_device_capability() >= (9, 0)
+        ),
+        "the package torchao": importlib.util.find_spec("torchao") is not None,
+    }
+    return next((need for need, met in needs.items() if not met), "")
 
 
 def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig = DEFAULT) -> Policy:
@@ -116,6 +139,9 @@ def _load_unsloth(config: ModelConfig, seed: int, policy: PolicyConfig) -> "PreT
             "gpu_memory_utilization": policy.gpu_memory_utilization,
             "unsloth_vllm_standby": policy.standby,
         }
+        if config.quantization == "fp8":
+            # Without the second Unsloth would take an fp8 copy of its own from the hub.
+            options |= {"load_in_fp8": True, "use_exact_model_name": True}
         _announce_standby(policy.standby)
     fast = import_unsloth()
     # Recomputing activations halves a GPU's memory need and slows a CPU by half.

@@ -75,6 +75,12 @@ def grpo_arguments(
     automatic = "adamw_8bit" if cuda_available() else "adamw_torch"
     trackers = [name.strip() for name in config.train.report_to.split(",")]
     refuse_missing_trackers(trackers)
+    batching = "use_transformers_continuous_batching"
+    if config.trl.get(batching) and config.policy.backend != "transformers":
+        raise ValueError(
+            f"trl.{batching} needs policy.backend = 'transformers': Unsloth's forward has no "
+            "attention over its pages"
+        )
     return {
         **{name: getattr(config.train, name) for name in TRL_NAMES},
         **batch._asdict(),

@@ -162,6 +162,8 @@ def _generate(trainer: "GRPOTrainer", prompt: list[dict]) -> None:
     else:
         sampling = vars(trainer.generation_config)
         forced = {"min_new_tokens": trainer.args.max_completion_length}
+        if trainer.use_transformers_continuous_batching:  # it has no such limit
+            forced = {"eos_token_id": -1}
     before = dict(sampling)
     sampling.update(forced)
     try:

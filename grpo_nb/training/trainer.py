@@ -69,8 +69,14 @@ class Kept:
             yield
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        # For continuous batching TRL casts the policy to 16 bit, and leaves it so.
+        trained = [(one, one.data) for one in self.model.parameters() if one.requires_grad]
         with unsharded_root(self.model_wrapped):
-            return super()._generate_single_turn(*args, **kwargs)  # type: ignore[misc]
+            found = super()._generate_single_turn(*args, **kwargs)  # type: ignore[misc]
+        if self.use_transformers_continuous_batching:
+            for weight, data in trained:
+                weight.data = data
+        return found
 
 
 @contextmanager

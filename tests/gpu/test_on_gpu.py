@@ -1,14 +1,20 @@
 """What only a machine with an NVIDIA GPU can show: `pytest -m gpu`."""
 
+import importlib.util
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import torch
 
 from grpo_nb import models
 from grpo_nb.config import ModelConfig
 from grpo_nb.pipeline import run_pipeline
 from grpo_nb.prompts import build_prompt
-from grpo_nb.runs import Run
+from grpo_nb.runs import PROJECT_ROOT, Run
 
 pytestmark = pytest.mark.gpu
 
@@ -27,17 +33,54 @@ def test_the_four_notebooks_teach_the_tiny_model(runs_dir, fast_inference):
     assert f"completions by {'vLLM' if by_vllm else 'transformers'}" in outputs
 
 
-def test_vllm_answers_with_the_adapter_as_it_stands():
-    policy = models.load_policy(ModelConfig(), seed=0)
-    if not policy.vllm:
-        pytest.skip("vllm is not installed")
-    prompts = [build_prompt(f"What is {a} + {b}?") for a, b in ((47, 38), (12, 34), (99, 9))]
-    before = policy.generate(prompts, max_completion_length=48)
-    assert policy.generate(prompts, max_completion_length=48) == before
-    for name, parameter in policy.model.named_parameters():
-        if "lora_B" in name:
-            parameter.data.normal_(std=0.05)
-    assert policy.generate(prompts, max_completion_length=48) != before
+PLAIN = {"policy.backend": "transformers"}
+VLLM = {"model.fast_inference": "vllm"}
+BATCHING = {"num_blocks": 256, "max_batch_tokens": 256}
+# Settings, and what the report of tests/gpu/two_steps.py says of them.
+CASES = {
+    "Unsloth generates": ({"model.fast_inference": "off"}, {"vllm": False}),
+    "vLLM generates": (VLLM, {"vllm": True, "sleeps": False}),
+    "vLLM stands by": (VLLM | {"policy.standby": True}, {"vllm": True, "sleeps": True}),
+    "vLLM, fp8": (VLLM | {"model.quantization": "fp8"}, {"vllm": True}),
+    "transformers": (PLAIN, {"from copy": False}),
+    "a dense copy": (PLAIN | {"policy.rollouts": "copy"}, {"from copy": True}),
+    "continuous batching": (
+        PLAIN
+        | {"trl.use_transformers_continuous_batching": True}
+        | {"trl.transformers_continuous_batching_config": BATCHING},
+        {"from copy": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_steps_train_and_the_next_answers_are_the_new_adapters(case, tmp_path):
+    settings, expected = CASES[case]
+    if settings.get("model.fast_inference") == "vllm":
+        pytest.importorskip("vllm", reason="vllm is not installed")
+    if "fp8" in case and torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("Unsloth makes fp8 weights from compute capability 9.0 on, such as an H100's")
+    command = [sys.executable, Path(__file__).with_name("two_steps.py")]
+    done = subprocess.run(
+        [*command, json.dumps(settings), tmp_path],
+        env=os.environ | {"PYTHONPATH": str(PROJECT_ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert expected.items() <= report.items()
+    assert len(report["metrics"]) == 2
+    assert all(line["grad_norm"] > 0 for line in report["metrics"])
+    assert report["moved"] > 0 and report["trained in"] == ["torch.float32"]
+    before, after = report["answers"]
+    assert after != before
+    if "policy.backend" in settings:
+        flash = importlib.util.find_spec("flash_attn") is not None  # it takes no such mask
+        assert report["shares prompts"] is not flash
+    if report["from copy"]:
+        assert all(line["sampling/logp_difference"] < 0.1 for line in report["metrics"])
+    assert ("torch.float8_e4m3fn" in report["dtypes"]) == ("fp8" in case)
 
 
 @pytest.mark.parametrize("quantization", ["4bit", "16bit"])

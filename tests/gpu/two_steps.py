@@ -1,0 +1,62 @@
+"""Trains the tiny base for two steps with the given settings, in a process of its own.
+
+`python two_steps.py SETTINGS.json FOLDER` writes FOLDER/report.json. Importing unsloth patches TRL
+for good, and vLLM keeps its memory, so the cases cannot share a process.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from grpo_nb import models, training
+from grpo_nb.config import resolve
+from grpo_nb.prompts import build_prompt
+from grpo_nb.rewards import load_preset
+
+SIZES = {"train.max_steps": 2, "train.per_device_train_batch_size": 16}
+PROMPTS = [build_prompt(f"What is {a} + {b}?") for a, b in ((47, 38), (12, 34), (99, 9), (3, 4))]
+
+
+def answers(policy):
+    return [group[0].text for group in policy.generate(PROMPTS, max_completion_length=48)]
+
+
+def main(settings, folder):
+    config = resolve("tiny-cpu", SIZES, json.loads(settings))
+    policy = models.load_policy(config.model, 0, config.policy)
+    before = answers(policy)
+    rows = [{"prompt": prompt, "answer": "85"} for prompt in PROMPTS]
+    trainer = training.build_trainer(policy, load_preset("math"), rows, config, folder)
+    trained = [weight for weight in policy.model.parameters() if weight.requires_grad]
+    start = [weight.detach().clone() for weight in trained]
+    trainer.train()
+    moved = sum(float((a - b).norm()) for a, b in zip(trained, start, strict=True))
+    with torch.no_grad():  # two steps change few greedy answers
+        for name, weight in policy.model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.1)
+    engine = getattr(policy.model, "vllm_engine", None)
+    model_config = engine and engine.llm_engine.vllm_config.model_config
+    keys = ("grad_norm", "reward", "completions/mean_length", "sampling/logp_difference")
+    report = {
+        "metrics": [
+            {key: line[key] for key in keys if key in line}
+            for line in trainer.state.log_history
+            if "reward" in line
+        ],
+        "moved": moved,
+        "answers": [before, answers(policy)],
+        "vllm": policy.vllm,
+        "sleeps": bool(model_config and model_config.enable_sleep_mode),
+        "from copy": trainer.from_copy,
+        "shares prompts": trainer.share_prompts,
+        "dtypes": sorted({str(weight.dtype) for weight in policy.model.parameters()}),
+        "trained in": sorted({str(weight.dtype) for weight in trained}),
+    }
+    (folder / "report.json").write_text(json.dumps(report), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

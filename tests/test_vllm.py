@@ -1,0 +1,109 @@
+"""vLLM's answers, on a GPU or by its build for CPUs: `pytest -m vllm`, see docs/performance.md."""
+
+import importlib.util
+import json
+import os
+import subprocess
+
+import pytest
+import torch
+from openai import OpenAI
+from test_serve import port  # noqa: F401 (a fixture)
+
+from grpo_nb import models, serve
+from grpo_nb.__main__ import main
+from grpo_nb.config import PolicyConfig, resolve
+from grpo_nb.prompts import build_prompt
+from grpo_nb.runs import Run, write_json
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None,
+        reason="vllm is not installed; docs/performance.md says how, also without a GPU",
+    ),
+]
+TINY = "data/tiny_base"
+PROMPTS = [build_prompt(f"What is {a} + {a + 7}?") for a in range(16)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run in 16 bit with an adapter that answers otherwise than the base."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("runs")))
+        run, settings = Run("moved"), resolve("tiny-cpu", {"model.quantization": "16bit"})
+    run.write_config(settings)
+    write_json(run / "manifest.json", {})
+    # Without Unsloth, which does not import beside vLLM's CPU build on every processor.
+    policy = models.load_policy(settings.model, 0, PolicyConfig(backend="transformers"))
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in policy.model.named_parameters():
+        if "lora_B" in name:
+            weight.data.copy_(0.05 * torch.randn(weight.shape, generator=generator))
+    policy.model.save_pretrained(run / "train/adapter")
+    return run
+
+
+def texts(answers):
+    return [group[0].text for group in answers]
+
+
+def alike(ours, theirs):
+    """What differs lies within the rounding of bf16."""
+    return sum(a == b for a, b in zip(ours, theirs, strict=True)) >= 0.8 * len(ours)
+
+
+def test_vllm_answers_as_transformers_does(run):
+    """Base and adapter, greedily and sampled."""
+    adapter, greedy = run / "train/adapter", {}
+    for folder in (None, adapter):
+        for name in ("transformers", "vllm"):
+            engine = models.open_engine(TINY, adapter=folder, quantization="16bit", engine=name)
+            assert engine.name == name
+            greedy[name, folder] = engine.generate(PROMPTS, max_completion_length=48)
+            if (name, folder) == ("vllm", None):
+                engine.close()
+        assert alike(greedy["vllm", folder], greedy["transformers", folder])
+    assert texts(greedy["vllm", adapter]) != texts(greedy["vllm", None])
+
+    def sample(seed):
+        settings = {"temperature": 1.0, "num_generations": 4, "seed": seed}
+        return engine.generate(PROMPTS, max_completion_length=48, **settings)
+
+    assert [len(group) for group in sample(1)] == [4] * len(PROMPTS)
+    assert sample(1) == sample(1) != sample(2)
+    assert len({one.text for one in sample(1)[0]}) > 1
+    ((cut,),) = engine.generate(PROMPTS[:1], max_completion_length=3)
+    assert (cut.tokens, cut.truncated) == (3, True)
+    engine.close()
+
+
+def test_a_file_of_questions_is_answered_as_by_transformers(run, tmp_path):
+    source = tmp_path / "sums.jsonl"
+    rows = [{"question": prompt[-1]["content"]} for prompt in PROMPTS]
+    source.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    answers = {}
+    for engine in ("transformers", "vllm"):
+        target = tmp_path / f"{engine}.jsonl"
+        command = ["answer", str(run.path), str(source), "--to", str(target)]
+        assert main([*command, "--model", "adapter", "--engine", engine]) == 0
+        lines = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+        answers[engine] = [line["completion"] for line in lines]
+    assert alike(answers["vllm"], answers["transformers"])
+
+
+def test_its_server_answers_with_the_adapter(run, port):  # noqa: F811
+    server = serve.plan(run, "127.0.0.1", port, adapter=True, vllm=True)
+    engine = models.open_engine(TINY, adapter=run / "train/adapter", quantization="16bit")
+    expected = texts(engine.generate(PROMPTS, max_completion_length=48))
+    engine.close()
+    with subprocess.Popen(server.command, env=os.environ | server.environment) as process:
+        try:
+            serve._wait(process, f"http://127.0.0.1:{port}/health")
+            client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
+            given = {"model": server.model, "max_tokens": 48, "temperature": 0}
+            replies = [client.chat.completions.create(messages=p, **given) for p in PROMPTS]
+        finally:
+            process.terminate()
+    assert alike([reply.choices[0].message.content for reply in replies], expected)

@@ -6,7 +6,18 @@ from types import SimpleNamespace
 import pytest
 
 from grpo_nb import rewards
-from grpo_nb.rewards import Adaptive, Scheduled, call, clipped, ensemble, gated, reward, weighted
+from grpo_nb.bench import Bench
+from grpo_nb.rewards import (
+    Adaptive,
+    Scheduled,
+    call,
+    clipped,
+    ensemble,
+    gated,
+    reward,
+    reward_set,
+    weighted,
+)
 from grpo_nb.rewards.presets import find_reward, load_yaml
 
 RIGHT = "<reasoning>1+1=2</reasoning><answer>2</answer>"
@@ -108,6 +119,15 @@ def test_an_adaptive_weight_moves_once_a_step():
     for _ in range(5):
         func(completions=[""], trainer_state=at(1))
     assert func.value == 2.0
+
+
+def test_an_adaptive_weight_does_not_move_in_a_validation_nor_ask_other_processes():
+    """Of several processes only the first validates; it would wait for the others' scores."""
+    func = Adaptive(length_reward, change=2.0)
+    func.everyones = lambda scores: pytest.fail("the others validate nothing")
+    outside = Bench(reward_set([(func, 1.0)]))
+    assert outside.score([{"prompt": []}] * 2, ["", "x" * 10]).tolist() == [[0.0], [1.0]]
+    assert (func.value, func.step) == (1.0, -1)
 
 
 def test_an_adaptive_weight_survives_a_checkpoint(tmp_path):

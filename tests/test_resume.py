@@ -225,6 +225,16 @@ def test_other_settings_are_not_mixed_with_a_training_that_was_cut_off(session):
     assert session(**{"train.resume": "never"}).note == "begins at step 1 of 12"
 
 
+def test_a_training_that_ended_goes_on_only_if_there_is_more_to_do(session):
+    session(**{"train.max_steps": 1}).run()
+    with pytest.raises(ValueError, match=r"all 1 steps .* raise train.max_steps, or set resume"):
+        session(**{"train.max_steps": 1, "train.resume": "always"})
+    longer = session(**{"train.max_steps": 2, "train.resume": "always"})
+    assert longer.note == "goes on after step 1 of 2"
+    assert [line["step"] for line in longer.run()] == [1, 2]
+    assert session(**{"train.max_steps": 2}).note == "begins at step 1 of 2"
+
+
 def test_damage_is_named(tmp_path):
     folder = tmp_path / "checkpoint-7"
     folder.mkdir()

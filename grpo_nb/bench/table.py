@@ -53,7 +53,8 @@ class Bench(NamedTuple):
             encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
             given["completion_ids"] = [[*ids, self.tokenizer.eos_token_id] for ids in encoded]
         return given | {
-            "trainer_state": SimpleNamespace(global_step=0),
+            # As at a training's start; an `Adaptive` reward counts no step of it.
+            "trainer_state": SimpleNamespace(global_step=0, is_training=False),
             "log_extra": _ignore,
             "log_metric": _ignore,
         }

@@ -156,8 +156,11 @@ class Scaled:
         if trainer_state is not None:
             columns["trainer_state"] = trainer_state
         scores = self.reward(completions=completions, **columns)
-        # Outside a training, as in a validation, no step is counted and no factor moves.
-        factor = self.factor(getattr(trainer_state, "global_step", -1), scores)
+        # Outside a training, as in a validation, no step is counted and no factor moves. Nor could
+        # it where several processes train, of which only the first validates.
+        training = getattr(trainer_state, "is_training", True)
+        step = getattr(trainer_state, "global_step", -1) if training else -1
+        factor = self.factor(step, scores)
         if log_metric := columns.get("log_metric"):
             log_metric(f"{self.__name__}/factor", factor)
         return [None if score is None else score * factor for score in scores]

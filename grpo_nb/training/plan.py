@@ -12,18 +12,22 @@
 Any other key is a setting of `train`, or of `trl` as a mapping.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import yaml
 
+from grpo_nb import bench
 from grpo_nb.config import RunConfig, flatten, resolve
 from grpo_nb.profiles import refuse_unknown
 from grpo_nb.rewards import RewardSet
-from grpo_nb.runs import project_path
+from grpo_nb.runs import Stage, project_path, sha256
 from grpo_nb.settings import TrainConfig
 
 OWN = ("name", "weights", "rows", "where", "trl")
+# Settings that may differ between a training and its resumption.
+FREE = ("resume", "report_to", "save_steps", "keep_checkpoints", "eval_steps", "early_stop_evals")
 OF_THE_RUN = ("stages", "priming_steps", "priming_learning_rate", "resume", "keep")
 Row = Mapping[str, Any]
 
@@ -116,3 +120,18 @@ def _rows(rows: Sequence[Row], entry: Mapping[str, Any]) -> Sequence[Row]:
     if not chosen:
         raise ValueError(f"stage {entry['name']!r}: no row is left by its rows and where")
     return chosen
+
+
+def fingerprint(stage: Stage, rewards: RewardSet, stages: Sequence[TrainStage]) -> dict[str, Any]:
+    """What a training depends on: settings, rows, rewards and the stages."""
+    known = _bound(stage.config)
+    known["the stages"] = [[s.name, _bound(s.config), len(s.rows)] for s in stages]
+    known["the rewards"] = bench.fingerprint(rewards)
+    known["data/train.parquet"] = sha256(stage.run / "data/train.parquet")
+    return json.loads(json.dumps(known))
+
+
+def _bound(config: RunConfig) -> dict[str, Any]:
+    """The settings that a resumed training has to share."""
+    sections, free = ("seed", "model.", "policy.", "train.", "trl."), {f"train.{n}" for n in FREE}
+    return {k: v for k, v in flatten(config).items() if k.startswith(sections) and k not in free}

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_nb import bench, health, models
-from grpo_nb.config import RunConfig, flatten
+from grpo_nb import health, models
 from grpo_nb.models import Policy
 from grpo_nb.rewards import RewardSet, declared_range
-from grpo_nb.runs import Stage, atomic_path, sha256, write_json
+from grpo_nb.runs import Stage, atomic_path, write_json
 from grpo_nb.training import checkpoints, priming, ranks
 from grpo_nb.training.arguments import effective, write_arguments
 from grpo_nb.training.control import Controls, Watcher, stop_on_signals
 from grpo_nb.training.metrics import keep_until, read_lines
 from grpo_nb.training.monitor import Monitor, as_callback, restore_random_state
-from grpo_nb.training.plan import TrainStage, plan
+from grpo_nb.training.plan import TrainStage, fingerprint, plan
 from grpo_nb.training.preflight import preflight
 from grpo_nb.training.progress import Progress
 from grpo_nb.training.trainer import build_trainer, trainer_arguments
@@ -28,9 +27,6 @@ from grpo_nb.training.validation import Validation, set_aside
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
-
-# Settings that may differ between a training and its resumption.
-FREE = ("resume", "report_to", "save_steps", "keep_checkpoints", "eval_steps", "early_stop_evals")
 
 
 class Session:
@@ -63,7 +59,7 @@ class Session:
 
     def _begin(self) -> str:
         """Go on with what is there, or clear it; says which."""
-        known = _fingerprint(self.stage, self.rewards, self.stages)
+        known = fingerprint(self.stage, self.rewards, self.stages)
         path, resume = self.folder / "state.json", self.stage.config.train.resume
         state = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
         steps = checkpoints.trained_steps(self.folder)
@@ -74,6 +70,11 @@ class Session:
                     f"{steps} steps of this run were trained with other settings "
                     f"({', '.join(changed)}): set resume = 'always' to go on from them, or "
                     "'never' to begin anew"
+                )
+            if state["finished"] and all(map(self._done, self.stages)):
+                raise ValueError(
+                    f"all {steps} steps of this run were trained, so there is none to go on with: "
+                    "raise train.max_steps, or set resume = 'never' to begin anew"
                 )
             write_json(path, {"finished": False, "settings": known})
             return f"goes on after step {steps} of {self.total_steps}"
@@ -121,7 +122,7 @@ class Session:
                 stage = Stage(self.stage.run, self.stage.stage, one.config, self.stage.set_here)
                 checks = preflight(self.trainer(one), self.policy, one.rows, stage)
                 tables.append(checks.assign(stage=one.name))
-        table = pd.concat(tables) if tables else pd.DataFrame({"result": []})
+        table = pd.concat(tables) if tables else pd.DataFrame({"result": [], "stage": []})
         found = {"checks": table.to_dict("records")}
         ranks.from_main(lambda: write_json(self.folder / "preflight.json", found))
         return table.drop(columns="stage") if len(self.stages) == 1 else table
@@ -242,7 +243,10 @@ class Session:
         return next((one for one in self.stages if not self._done(one)), self.stages[-1])
 
     def _done(self, one: TrainStage) -> bool:
-        return (self.stage.run / one.folder / "stage.json").is_file()
+        """Whether it has ended; one whose max_steps were raised since has not."""
+        path = self.stage.run / one.folder / "stage.json"
+        about = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        return bool(about) and about["settings"]["max_steps"] >= one.config.train.max_steps
 
     def _stopped(self) -> bool:
         if ranks.anywhere(self.controls.stop.is_set()):
@@ -280,18 +284,3 @@ def expected(one: TrainStage, stage: Stage) -> health.Expected:
     seconds = pilot.get("predicted seconds per step", math.inf)
     eval_rows = stage.config.train.eval_prompts
     return health.Expected(ranges, one.config.step_completions, eval_rows, seconds)
-
-
-def _fingerprint(stage: Stage, rewards: RewardSet, stages: list[TrainStage]) -> dict[str, Any]:
-    """What a training depends on: settings, rows, rewards and the stages."""
-    known = _bound(stage.config)
-    known["the stages"] = [[s.name, _bound(s.config), len(s.rows)] for s in stages]
-    known["the rewards"] = bench.fingerprint(rewards)
-    known["data/train.parquet"] = sha256(stage.run / "data/train.parquet")
-    return json.loads(json.dumps(known))
-
-
-def _bound(config: RunConfig) -> dict[str, Any]:
-    """The settings that a resumed training has to share."""
-    sections, free = ("seed", "model.", "policy.", "train.", "trl."), {f"train.{n}" for n in FREE}
-    return {k: v for k, v in flatten(config).items() if k.startswith(sections) and k not in free}

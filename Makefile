@@ -3,6 +3,7 @@
 # make reward-lab  set up, then serve notebook 2 of the run "demo" as a page
 # make test        set up, then run every test this machine can run
 # make docs        set up, then build the handbook into site/
+# make pictures    draw the pictures of README and handbook anew, from the run of make demo
 # make doctor      say what this machine has, and how to get the rest
 #
 # GPU=0 or GPU=1 overrides what nvidia-smi says; PYTHON=python3.12 picks the interpreter;
@@ -22,7 +23,7 @@ INSTALLED := $(VENV)/installed-$(REQUIREMENTS)
 TESTING := $(VENV)/installed-requirements-test.txt
 TORCH := $(shell grep '^torch==' $(REQUIREMENTS))
 
-.PHONY: demo lab reward-lab test docs notebooks lint doctor install clean
+.PHONY: demo lab reward-lab test docs pictures notebooks lint doctor install clean
 
 demo: install
 	@$(BIN)/python -m grpo_nb run --profile tiny-cpu --name demo
@@ -42,6 +43,11 @@ notebooks: install
 
 docs: $(TESTING)
 	$(BIN)/mkdocs build --strict
+
+pictures: demo $(TESTING)
+	cp runs/demo/figures/training.png docs/training.png
+	$(BIN)/python docs/draw.py
+	GRPO_NB_SCREENSHOT=$(CURDIR)/runs/demo $(BIN)/python -m pytest tests/browser
 
 lint: $(TESTING)
 	@$(BIN)/ruff check .

@@ -178,8 +178,10 @@ def report(arguments: argparse.Namespace) -> int:
 
     from grpo_nb import leaderboard
 
-    board = leaderboard.compare(arguments.runs)
-    leaderboard.show(board, Console())
+    board, console = leaderboard.compare(arguments.runs), Console()
+    if not console.is_terminal:  # in a file or a pipe nothing is cut at 80 columns
+        console.width = max(console.width, 200)
+    leaderboard.show(board, console)
     if arguments.csv:
         board.table.to_csv(arguments.csv, index=False)
     if arguments.html:

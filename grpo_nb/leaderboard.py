@@ -246,7 +246,8 @@ def sections(board: Board) -> list[tuple[str, pd.DataFrame]]:
     """Heading and table of everything that is not empty."""
     real = board.pairs[board.pairs["verdict"] == "real"]
     best = f"{len(board.table)} runs; greedy answers, 95 % intervals; p after Holm"
-    found = f"{len(real)} of {len(board.pairs)} differences are real; the largest:"
+    found = f"{len(real)} of {len(board.pairs)} differences are real"
+    found += "; the largest:" if len(real) else ""
     largest = real.sort_values("difference", ascending=False).head(10)
     left_out = pd.DataFrame(board.left_out.items(), columns=["run", "why"])
     tables = {
@@ -265,9 +266,8 @@ def show(board: Board, console: "Console") -> None:
     for head, frame in sections(board):
         table = Table(*map(str, frame.columns), title=head, title_justify="left")
         for line in frame.itertuples(index=False):
-            table.add_row(
-                *(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in line)
-            )
+            cells = [f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in line]
+            table.add_row(*("–" if cell == "nan" else cell for cell in cells))
         console.print(table if len(frame) else head)
 
 

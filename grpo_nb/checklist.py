@@ -133,7 +133,7 @@ def _rise(seen: Seen, lines: list[dict]) -> Found:
     evidence += "steps against the first"
     if abs(rise) <= 2 * error and steps < watch.limits.patience:
         return "not yet", evidence, "train longer: noise may hide a rise"
-    return _judged(rise > 2 * error, evidence, "read completions and alerts; see docs/troubleshooting.md")
+    return _judged(rise > 2 * error, evidence, "see docs/troubleshooting.md")
 
 
 def _share(what: str, key: str, limit: str, action: str, seen: Seen, lines: list) -> Found:

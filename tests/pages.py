@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +33,8 @@ def shell_blocks(page: Path, folder: Path) -> list[Shell]:
 def run_shell(text: str, folder: Path, codes: tuple[int, ...] = (0,), **variables: str) -> str:
     """What the commands print; the first that fails ends them, and the test by its exit code."""
     environment = os.environ | {"PYTHONPATH": str(PROJECT_ROOT), "OMP_NUM_THREADS": "1"}
-    environment |= {"GRPO_NB_RUNS": str(folder / "runs"), **variables}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment |= {"GRPO_NB_RUNS": str(folder / "runs"), "PATH": path, **variables}
     done = subprocess.run(
         ["bash", "-ec", text], cwd=folder, env=environment, capture_output=True, text=True
     )

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from grpo_nb import pipeline
 from grpo_nb.config import parse_assignment, resolve
+from grpo_nb.models import checkpoint
 from grpo_nb.runs import Run, Stage
 from grpo_nb.training import arguments
 
@@ -120,7 +121,6 @@ def test_what_trl_itself_changes_is_named(table):
     changed = table["changed"]
     assert changed["generation_batch_size"] == "TRL: None → 32"
     assert changed["steps_per_generation"] == "TRL: None → 4"
-    assert changed["bf16"] == "TRL: None → True"
     assert changed["epsilon_high"] == "TRL reads epsilon: 0.1"
     assert changed["max_steps"] == changed["report_to"] == ""
 
@@ -201,7 +201,8 @@ def test_what_unsloth_changes_on_a_gpu_is_named(tmp_path):
 def test_precision_is_what_the_gpu_computes_in(native, precision, monkeypatch, tmp_path):
     import torch
 
-    monkeypatch.setattr(arguments, "cuda_available", lambda: True)
+    for module in (arguments, checkpoint):
+        monkeypatch.setattr(module, "cuda_available", lambda: True)
     monkeypatch.setattr(
         torch.cuda, "is_bf16_supported", lambda including_emulation: native or including_emulation
     )
@@ -211,9 +212,15 @@ def test_precision_is_what_the_gpu_computes_in(native, precision, monkeypatch, t
     assert ("bf16" in passed, passed["fp16"]) == (False, True)
 
 
-def test_on_a_cpu_the_precision_is_left_to_trl(tmp_path):
+@pytest.mark.parametrize("native", [True, False])
+def test_on_a_cpu_it_is_bf16_or_fp32_as_the_policy_s_weights(native, monkeypatch, tmp_path):
+    """bf16 is emulated by most CPUs, several times slower than fp32; TRL's default is bf16."""
+    import torch
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "amx_bf16": native})
     passed = arguments.grpo_arguments(resolve("tiny-cpu"), tmp_path, vllm=False)
-    assert not {"bf16", "fp16"} & set(passed)
+    assert (passed["bf16"], passed["fp16"]) == (native, False)
+    assert checkpoint.weights_dtype() == (torch.bfloat16 if native else torch.float32)
 
 
 def test_a_tracker_that_is_not_installed_is_refused_with_the_command(tmp_path):

@@ -114,7 +114,7 @@ def test_of_the_4bit_policy_they_are_the_same_but_for_bf16(batch, tmp_path):
     assert ours == pytest.approx(loss, rel=1e-2)
     again = update(trainer, {**batch, **_wider(batch)}, False)[1]
     rounding = (again - gradient).norm()
-    assert rounding < 0.05 * gradient.norm()
+    assert rounding < 0.1 * gradient.norm()
     assert 0 < (shared - gradient).norm() < 3 * rounding
 
 

@@ -7,6 +7,7 @@ torch, unsloth, transformers and vllm are imported inside functions, for they ta
 from grpo_nb.chat import load_tokenizer
 from grpo_nb.models.checkpoint import (
     cuda_available,
+    has_bf16,
     load_checkpoint,
     load_weights,
     quantization_config,
@@ -24,6 +25,7 @@ __all__ = [
     "cuda_available",
     "forward_seconds",
     "generate",
+    "has_bf16",
     "load_checkpoint",
     "load_policy",
     "load_tokenizer",

@@ -22,12 +22,26 @@ def cuda_available() -> bool:
     return torch.cuda.is_available()
 
 
-def weights_dtype() -> "torch.dtype":
-    """bf16; fp16 on a GPU that has no bf16."""
+def has_bf16() -> bool:
+    """Whether the GPU, or else the CPU, computes in bf16 itself, and does not emulate it slowly.
+
+    Unsloth decides by the same, and a merged model has to compute as the policy did.
+    """
     import torch
 
-    old = cuda_available() and not torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.float16 if old else torch.bfloat16
+    if cuda_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    known = torch.cpu.get_capabilities()
+    return any(known.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def weights_dtype() -> "torch.dtype":
+    """bf16 where that is computed in, else fp16 on a GPU and fp32 on a CPU."""
+    import torch
+
+    if has_bf16():
+        return torch.bfloat16
+    return torch.float16 if cuda_available() else torch.float32
 
 
 def _attention() -> str | None:

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from grpo_nb.batch import solve_batch
 from grpo_nb.config import RunConfig, source_of
-from grpo_nb.models import cuda_available
+from grpo_nb.models import cuda_available, has_bf16
 from grpo_nb.profiles import refuse_unknown
 from grpo_nb.runs import Run, Stage, atomic_path
 
@@ -140,15 +140,8 @@ def refuse_missing_trackers(names: list[str]) -> None:
 
 
 def precision() -> dict[str, bool]:
-    """bf16 where the GPU computes in it, else fp16; on a CPU nothing, TRL's default works."""
-    import torch
-
-    if not cuda_available():
-        return {}
-    # By default torch counts emulation in, which a T4 has; TRL's bf16 would then be refused by
-    # the fp16 model that Unsloth loads there.
-    native = torch.cuda.is_bf16_supported(including_emulation=False)
-    return {"bf16": native, "fp16": not native}
+    """bf16 where that is computed in; else fp16 on a GPU, as Unsloth does, and fp32 on a CPU."""
+    return {"bf16": has_bf16(), "fp16": cuda_available() and not has_bf16()}
 
 
 def trl_fields() -> dict[str, str]:

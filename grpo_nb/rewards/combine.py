@@ -35,6 +35,16 @@ def waits(reward: BatchReward) -> bool:
     return ours and any(part.settings.parallel for part in parts)
 
 
+def in_thread(reward: BatchReward) -> BatchReward:
+    """The reward as an async one: TRL runs those together, and the others one after another."""
+
+    async def call(**columns: Any) -> Any:
+        return await asyncio.to_thread(reward, **columns)
+
+    call.__name__ = reward.__name__
+    return call
+
+
 class Combined:
     """Parts, and the function that makes one score of a completion's scores.
 
@@ -68,9 +78,8 @@ class Combined:
 class AsyncCombined(Combined):
     async def __call__(self, completions: Sequence[Any], **columns: Any) -> Scores:
         async def run(part: BatchReward) -> Column:
-            if waits(part):
-                return await asyncio.to_thread(part, completions=completions, **columns)
-            scores = part(completions=completions, **columns)
+            ready = in_thread(part) if waits(part) else part
+            scores = ready(completions=completions, **columns)
             return await scores if inspect.isawaitable(scores) else scores
 
         return self._join(list(await asyncio.gather(*map(run, self.parts))))

@@ -1,6 +1,5 @@
 """What TRL does not log: seconds of a phase, memory, how rewards spread in and over groups."""
 
-import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -96,16 +95,6 @@ class Measured:
 
     def _note(self, name: str, value: float) -> None:
         self._metrics["train" if self.model.training else "eval"][name].append(value)
-
-
-def in_thread(reward: Callable[..., Any]) -> Callable[..., Any]:
-    """The reward as an async one: TRL runs those together, and the others one after another."""
-
-    async def call(**columns: Any) -> Any:
-        return await asyncio.to_thread(reward, **columns)
-
-    call.__name__ = reward.__name__
-    return call
 
 
 def _quantiles(values: Any) -> list[float]:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from grpo_nb.config import RunConfig
 from grpo_nb.models import Policy, sharded
 from grpo_nb.rewards import RewardSet
-from grpo_nb.rewards.combine import waits
+from grpo_nb.rewards.combine import in_thread, waits
 from grpo_nb.training import ranks
 from grpo_nb.training.arguments import grpo_arguments
 from grpo_nb.training.checkpoints import Sealed, adaptive_rewards
 from grpo_nb.training.dynamic import DynamicSampling, refuse_with_processes
 from grpo_nb.training.halving import Halving
-from grpo_nb.training.measured import Measured, in_thread
+from grpo_nb.training.measured import Measured
 from grpo_nb.training.prefix import SharedPrompts, can_share
 from grpo_nb.training.rollouts import Rollouts, choose
 
@@ -69,13 +69,13 @@ class Kept:
             yield
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        # For continuous batching TRL casts the policy to 16 bit, and leaves it so.
-        trained = [(one, one.data) for one in self.model.parameters() if one.requires_grad]
+        trained: list[tuple[Any, Any]] = []
+        if self.use_transformers_continuous_batching:  # TRL casts to 16 bit, and leaves it so
+            trained = [(one, one.data) for one in self.model.parameters() if one.requires_grad]
         with unsharded_root(self.model_wrapped):
             found = super()._generate_single_turn(*args, **kwargs)  # type: ignore[misc]
-        if self.use_transformers_continuous_batching:
-            for weight, data in trained:
-                weight.data = data
+        for weight, data in trained:
+            weight.data = data
         return found
 
 

@@ -1,4 +1,7 @@
-"""A page of docs/ whose commands are run: its files, and its shell blocks in their order."""
+"""A page of the handbook as its tests read it: its fences, its files, its shell.
+
+A fence whose first line is `# name.py` or `# name.yaml` is a file that later fences find.
+"""
 
 import os
 import re
@@ -7,27 +10,49 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
 from grpo_nb.runs import PROJECT_ROOT
 
-FENCE = re.compile(r"^## (?P<title>[^\n]+)$|^```(?P<kind>\w+)\n(?P<text>.*?)^```", re.DOTALL | re.M)
-NAMED = re.compile(r"# ([\w-]+\.(?:py|yaml))\n")
+COMMAND = re.compile(r"(\$ )?((\.venv/bin/)?python3? |make |grpo-nb |accelerate launch )")
+FILE = re.compile(r"# ([\w-]+\.(?:py|yaml))\b")
 
 
-class Shell(NamedTuple):
-    title: str  # of the section
+class Block(NamedTuple):
+    section: str  # the title of the second level that it stands under
+    language: str  # "" of an indented block
     text: str
+    line: int
 
 
-def shell_blocks(page: Path, folder: Path) -> list[Shell]:
-    """Write the files that the page names in their first line; its shell blocks."""
-    blocks, title = [], ""
-    for found in FENCE.finditer(page.read_text(encoding="utf-8")):
-        title = found["title"] or title
-        if found["kind"] == "bash":
-            blocks.append(Shell(title, found["text"]))
-        elif found["kind"] and (named := NAMED.match(found["text"])):
-            (folder / named[1]).write_text(found["text"], encoding="utf-8")
-    return blocks
+def tokens_of(page: Path) -> list[Token]:
+    return MarkdownIt().enable("table").parse(page.read_text(encoding="utf-8"))
+
+
+def blocks(page: Path, *languages: str) -> list[Block]:
+    """The page's blocks in order: of these languages, or all."""
+    found, section, tokens = [], "", tokens_of(page)
+    for number, token in enumerate(tokens):
+        if (token.type, token.tag) == ("heading_open", "h2"):
+            section = tokens[number + 1].content
+        if token.type in ("fence", "code_block"):
+            language = (token.info.split() or [""])[0]
+            if not languages or language in languages:
+                found.append(Block(section, language, token.content, token.map[0] + 1))
+    return found
+
+
+def write_files(page: Path, folder: Path) -> list[Path]:
+    """Each named file and each YAML fence; in an indented block commands may follow the file."""
+    written = []
+    for block in blocks(page, "python", "yaml", ""):
+        named = FILE.match(block.text)
+        if named or block.language == "yaml":
+            written.append(folder / (named[1] if named else f"line{block.line}.yaml"))
+            lines = [line for line in block.text.splitlines() if not COMMAND.match(line)]
+            written[-1].write_text("\n".join(lines), encoding="utf-8")
+    return written
 
 
 def run_shell(text: str, folder: Path, codes: tuple[int, ...] = (0,), **variables: str) -> str:

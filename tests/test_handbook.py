@@ -1,8 +1,4 @@
-"""The handbook builds, and what it shows runs: Python, commands, settings, YAML, links.
-
-A fence that cannot run here is preceded by `<!-- not run: reason -->`. A fence whose first line
-is `# name.py` or `# name.yaml` is a file that later fences of its page find.
-"""
+"""The handbook builds, and what it shows runs: Python, commands, settings, YAML, links."""
 
 import doctest
 import linecache
@@ -16,11 +12,11 @@ from functools import cache
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import get_args
 
 import pytest
 import yaml
-from markdown_it import MarkdownIt
+from pages import COMMAND, blocks, tokens_of, write_files
 from pymdownx.slugs import slugify
 
 from grpo_nb import config
@@ -41,38 +37,9 @@ from grpo_nb.trials import read_sweep
 
 PAGES = [PROJECT_ROOT / "README.md", *sorted((PROJECT_ROOT / "docs").glob("*.md"))]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-REASON = re.compile(r"<!--\s*not run:\s*(\S.*?)\s*-->", re.DOTALL)
-COMMAND = re.compile(r"(\$ )?((\.venv/bin/)?python3? |make |grpo-nb |accelerate launch )")
-FILE = re.compile(r"# ([\w-]+\.(?:py|yaml))\b")
 SETTING = re.compile(r"([a-z]+)\.([a-z_]+)(?:\s*=\s*(\S+))?")
 arguments_of_trl = cache(trl_fields)
 ENDINGS = ("safetensors", "json", "jsonl", "csv", "py", "yaml", "parquet", "md", "txt")
-
-
-class Block(NamedTuple):
-    language: str  # "" of an indented block
-    text: str
-    line: int
-    reason: str | None  # why it is not run
-
-
-def tokens_of(page: Path):
-    return MarkdownIt().enable("table").parse(page.read_text(encoding="utf-8"))
-
-
-def blocks(page: Path) -> list[Block]:
-    found, before = [], ""
-    for token in tokens_of(page):
-        if token.type in ("fence", "code_block"):
-            reason = REASON.search(before)
-            language = (token.info.split() or [""])[0]
-            found.append(Block(language, token.content, token.map[0] + 1, reason and reason[1]))
-        before = token.content if token.type == "html_block" else ""
-    return found
-
-
-def shown(page: Path, *languages: str) -> list[Block]:
-    return [b for b in blocks(page) if b.language in languages and not b.reason]
 
 
 def inline(page: Path, kind: str):
@@ -89,18 +56,6 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def write_files(page: Path, folder: Path) -> list[Path]:
-    """Each named file and each YAML fence; in an indented block commands may follow the file."""
-    written = []
-    for block in shown(page, "python", "yaml", ""):
-        named = FILE.match(block.text)
-        if named or block.language == "yaml":
-            written.append(folder / (named[1] if named else f"line{block.line}.yaml"))
-            lines = [line for line in block.text.splitlines() if not COMMAND.match(line)]
-            written[-1].write_text("\n".join(lines), encoding="utf-8")
-    return written
-
-
 def test_the_handbook_builds(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=PROJECT_ROOT, capture_output=True, text=True, check=False)
@@ -111,7 +66,7 @@ def test_the_handbook_builds(tmp_path):
         assert not loaded, path
 
 
-WITH_PYTHON = [page for page in PAGES if shown(page, "python", "pycon")]
+WITH_PYTHON = [page for page in PAGES if blocks(page, "python", "pycon")]
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
@@ -121,7 +76,7 @@ def test_the_python_of_a_page_runs_in_order(page, place, request, monkeypatch):
         shutil.copytree(request.getfixturevalue("demo_run").path, place / "runs/demo")
     module = types.ModuleType(f"handbook_{page.stem.replace('-', '_')}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    for block in shown(page, "python", "pycon"):
+    for block in blocks(page, "python", "pycon"):
         where = f"{page.name}:{block.line}"
         if ">>>" in block.text:
             parsed = doctest.DocTestParser().get_examples(block.text, where)
@@ -137,18 +92,11 @@ def test_the_python_of_a_page_runs_in_order(page, place, request, monkeypatch):
         exec(compile(block.text, where, "exec"), module.__dict__)
 
 
-@every_page
-def test_a_fence_that_is_not_run_says_why(page):
-    for block in blocks(page):
-        assert block.reason is None or len(block.reason) > 10, f"{page.name}:{block.line}"
-
-
 def commands(page: Path):
-    for block in blocks(page):
-        if block.language in ("", "sh", "bash", "console", "shell"):
-            for line in block.text.replace("\\\n", " ").splitlines():
-                if COMMAND.match(line):
-                    yield line.removeprefix("$ ")
+    for block in blocks(page, "", "sh", "bash", "console", "shell"):
+        for line in block.text.replace("\\\n", " ").splitlines():
+            if COMMAND.match(line):
+                yield line.removeprefix("$ ")
     yield from (t.content for t in inline(page, "code_inline") if COMMAND.match(t.content))
 
 

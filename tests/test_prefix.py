@@ -107,6 +107,7 @@ def test_of_the_4bit_policy_they_are_the_same_but_for_bf16(batch, tmp_path):
     policy = models.load_policy(resolve("tiny-cpu").model, seed=0)
     move(policy.model, 0.02)
     trainer = make_trainer(policy, tmp_path)
+    trainer.beta = 0.0  # to the tiny base these tokens are e^-18: that KL would be all rounding
     assert trainer.share_prompts
     loss, gradient, tokens = update(trainer, batch, False)
     ours, shared, fewer = update(trainer, batch, True)
@@ -114,7 +115,7 @@ def test_of_the_4bit_policy_they_are_the_same_but_for_bf16(batch, tmp_path):
     assert ours == pytest.approx(loss, rel=1e-2)
     again = update(trainer, {**batch, **_wider(batch)}, False)[1]
     rounding = (again - gradient).norm()
-    assert rounding < 0.1 * gradient.norm()
+    assert rounding < 0.05 * gradient.norm()
     assert 0 < (shared - gradient).norm() < 3 * rounding
 
 

@@ -5,12 +5,13 @@ import shutil
 import threading
 
 import pytest
-from pages import run_shell, shell_blocks
+from pages import blocks, run_shell, write_files
 from test_model_rewards import Server
 
 from grpo_nb.data import store
 from grpo_nb.runs import PROJECT_ROOT
 
+PAGE = PROJECT_ROOT / "docs/recipes.md"
 # Run in tests of their own: trials by test_sweep.py, the server by test_serve.py; what is cut
 # off goes on in test_resume.py; two processes train in test_ranks.py.
 ELSEWHERE = ("sweep rates.yaml --jobs", "report runs/rates", "grpo_nb serve")
@@ -20,6 +21,7 @@ ELSEWHERE = ("sweep rates.yaml --jobs", "report runs/rates", "grpo_nb serve")
 def place(tmp_path_factory, demo_run):
     """A folder with the page's files and the run that `make demo` leaves."""
     folder = tmp_path_factory.mktemp("recipes")
+    write_files(PAGE, folder)
     shutil.copytree(demo_run.path, folder / "runs/demo")
     return folder
 
@@ -89,16 +91,14 @@ CHECKS = {
 }
 
 
-def test_the_page_has_these_recipes(tmp_path):
-    blocks = shell_blocks(PROJECT_ROOT / "docs/recipes.md", tmp_path)
-    assert list(dict.fromkeys(block.title for block in blocks)) == list(CHECKS)
+def test_the_page_has_these_recipes():
+    assert list(dict.fromkeys(block.section for block in blocks(PAGE, "bash"))) == list(CHECKS)
 
 
 @pytest.mark.parametrize("title", list(CHECKS))
 def test_a_recipe_does_what_it_says(title, place, judge_url):
     """In the page's order: the recipes on rewards and training go on with one run."""
-    blocks = shell_blocks(PROJECT_ROOT / "docs/recipes.md", place)
-    own = "".join(block.text for block in blocks if block.title == title)
+    own = "".join(block.text for block in blocks(PAGE, "bash") if block.section == title)
     lines = own.replace("\\\n", " ").splitlines()
     kept = [line for line in lines if not any(part in line for part in ELSEWHERE)]
     CHECKS[title](place, run_shell("\n".join(kept), place, JUDGE_URL=judge_url))

@@ -4,9 +4,8 @@ import json
 import shutil
 
 import yaml
-from pages import run_shell, shell_blocks
+from pages import blocks, run_shell, write_files
 
-from grpo_nb.__main__ import COMMANDS
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT
 
 PAGE = PROJECT_ROOT / "docs/SKILL.md"
@@ -23,11 +22,11 @@ def test_the_front_matter_names_it_and_says_when_to_use_it():
 def test_every_command_runs_in_order_and_leaves_what_the_page_says(tmp_path, demo_run):
     shutil.copytree(demo_run.path, tmp_path / "runs/demo")
     said = {}
-    for block in shell_blocks(PAGE, tmp_path):
-        checklist = "grpo_nb checklist" in block.text
-        if not checklist or "checklist" in COMMANDS:
-            codes = (0, 1) if checklist else (0,)  # four steps need not make a model better
-            said[block.title[0]] = run_shell(block.text, tmp_path, codes)
+    write_files(PAGE, tmp_path)
+    for block in blocks(PAGE, "bash"):
+        # four steps need not make a model better
+        codes = (0, 1) if "grpo_nb checklist" in block.text else (0,)
+        said[block.section[0]] = run_shell(block.text, tmp_path, codes)
     assert "rewards.yaml" in said["2"]
     assert "rewards    passed" in said["4"] and "'pass@1'" in said["4"]
     step = json.loads(said["6"].splitlines()[-2])

@@ -34,9 +34,11 @@ lab: install
 reward-lab: install
 	@$(BIN)/python -m grpo_nb reward-lab
 
-# Files of tests, not tests, are shared out: those of a file share what they set up.
+# Files of tests, not tests, are shared out, the longest first: those of a file share what they
+# set up.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) \
+	  --dist loadfile --no-loadscope-reorder
 
 notebooks: install
 	$(BIN)/python notebooks/refresh.py

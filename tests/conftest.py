@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from grpo_nb.runs import PROJECT_ROOT, Run
 
@@ -18,6 +19,10 @@ TINY_SETTINGS = {
     "train.max_steps": 4,
     "train.per_device_train_batch_size": 16,
 }
+LONGEST = (
+    *("test_ranks", "test_recipes", "test_pipeline", "test_notebooks", "test_resume"),
+    *("test_skill", "test_reproduce", "test_cluster", "test_batches"),
+)
 _skipped: list[str] = []
 
 
@@ -46,16 +51,27 @@ def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take minutes first, lest one process waits for another at the end."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
+
+
 @pytest.fixture(scope="session")
 def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The four notebooks, really executed once with small parameters; do not write to it."""
     from grpo_nb.pipeline import run_pipeline
 
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of all processes: the first to come executes them
     kept = dict(os.environ)
-    os.environ["GRPO_NB_RUNS"] = str(tmp_path_factory.mktemp("runs"))
+    os.environ["GRPO_NB_RUNS"] = str(folder / "demo_run")
     try:
-        run_pipeline("demo", "tiny-cpu", TINY_SETTINGS)
-        return Run("demo")
+        with FileLock(folder / "demo_run.lock"):
+            run = Run("demo")
+            if run.manifest().get("04", {}).get("status") != "done":
+                run_pipeline("demo", "tiny-cpu", TINY_SETTINGS)
+        return run
     finally:
         os.environ.clear()
         os.environ.update(kept)

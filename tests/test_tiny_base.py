@@ -20,7 +20,7 @@ def test_it_is_small_and_holds_no_pickles():
 
 @pytest.mark.parametrize("quantization", ["16bit", "4bit"])
 def test_it_starts_with_room_to_improve(runs_dir, quantization):
-    config = resolve("tiny-cpu", {"data.eval_rows": 512})
+    config = resolve("tiny-cpu", {"data.eval_rows": 256})
     tokenizer = chat.load_tokenizer(config.model.model_path)
     data.prepare(Run("r"), config.data, 0, lambda prompts: [0] * len(prompts))
     held_out = data.load(Run("r"), "eval")
@@ -70,7 +70,7 @@ def test_the_script_that_made_it_is_reproducible(tmp_path, monkeypatch):
 
     weights = []
     for name in ("a", "b"):
-        monkeypatch.setattr("sys.argv", ["x", "--out", str(tmp_path / name), "--steps", "30"])
+        monkeypatch.setattr("sys.argv", ["x", "--out", str(tmp_path / name), "--steps", "4"])
         make_tiny_base.main()
         weights.append((tmp_path / name / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]

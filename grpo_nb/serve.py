@@ -72,7 +72,8 @@ def plan(run: Run, host: str, port: int, *, adapter: bool = False, vllm: bool = 
     else:
         command += ["--model", merged, "--served-model-name", run.name]
     if not cuda_available():
-        command.append("--enforce-eager")  # vLLM's build for CPUs compiles for minutes otherwise
+        # vLLM's build for CPUs otherwise compiles for minutes, and takes all memory there is.
+        command += ["--enforce-eager", "--gpu-memory-utilization", "0.3"]
     # By the environment, for arguments are seen by every user of the machine.
     return Server(command, {"VLLM_API_KEY": key} if key else {}, run.name, key)
 

@@ -40,7 +40,7 @@ def run(tmp_path_factory):
     generator = torch.Generator().manual_seed(0)
     for name, weight in policy.model.named_parameters():
         if "lora_B" in name:
-            weight.data.copy_(0.05 * torch.randn(weight.shape, generator=generator))
+            weight.data.copy_(0.1 * torch.randn(weight.shape, generator=generator))
     policy.model.save_pretrained(run / "train/adapter")
     return run
 
@@ -65,7 +65,8 @@ def test_vllm_answers_as_transformers_does(run):
             if (name, folder) == ("vllm", None):
                 engine.close()
         assert alike(greedy["vllm", folder], greedy["transformers", folder])
-    assert texts(greedy["vllm", adapter]) != texts(greedy["vllm", None])
+    moved = [a != b for a, b in zip(greedy["vllm", adapter], greedy["vllm", None], strict=True)]
+    assert sum(moved) >= 12
 
     def sample(seed):
         settings = {"temperature": 1.0, "num_generations": 4, "seed": seed}

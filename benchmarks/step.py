@@ -4,7 +4,8 @@
     python benchmarks/step.py --phases   # what ours spends its time on
 
 Each way trains in a process of its own, for Unsloth patches TRL for good, and they take turns of
-TURN steps. The learning rate is near 0, so that completions stay as long as at the start.
+TURN steps. The learning rate is near 0, so that completions stay as long as at the start. TRL
+computes in bf16 by default; where the processor only emulates it, all ways compute in fp32.
 """
 
 import os
@@ -37,8 +38,8 @@ SIZES = {
 WAYS = {
     "Unsloth + TRL, defaults": "unsloth",
     "Unsloth + TRL, nothing recomputed": "unsloth kept",
-    "TRL, bf16 LoRA, defaults": "transformers",
-    "TRL, bf16 LoRA, nothing recomputed": "transformers kept",
+    "TRL, 16-bit LoRA, defaults": "transformers",
+    "TRL, 16-bit LoRA, nothing recomputed": "transformers kept",
     "ours, without both": "ours policy.rollouts=model policy.share_prompts=False",
     "ours, without the copy": "ours policy.rollouts=model",
     "ours, without shared prompts": "ours policy.share_prompts=False",
@@ -60,7 +61,7 @@ def build(way: str, options: list[str], folder: str, steps: int, settings: Any =
     from grpo_nb.config import parse_assignment, resolve
     from grpo_nb.runs import Run
 
-    sizes = SIZES | changed
+    sizes = SIZES | {"bf16": models.has_bf16()} | changed
     fixed = {f"train.{name}": sizes[name] for name in ("learning_rate", "warmup_steps")}
     fixed |= {"train.max_steps": steps, "seed": sizes["seed"]}
     if way == "transformers":
@@ -77,12 +78,13 @@ def build(way: str, options: list[str], folder: str, steps: int, settings: Any =
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    kept = {"gradient_checkpointing": False} if "kept" in options else {}
+    sizes |= {"gradient_checkpointing": False} if "kept" in options else {}
+    sizes |= {"reward_weights": chosen.reward_weights}
     trainer = GRPOTrainer(
         model=policy.model,
         processing_class=policy.tokenizer,
         reward_funcs=list(chosen.reward_funcs),
-        args=GRPOConfig(output_dir=folder, max_steps=steps, **sizes, **kept),
+        args=GRPOConfig(output_dir=folder, max_steps=steps, **sizes),
         train_dataset=Dataset.from_list(rows),
     )
     return trainer, policy, held_out, chosen

@@ -23,7 +23,7 @@ from step import build
 TARGET, EVERY, LONGEST, PROMPTS = 0.75, 5, 100, 128
 WAYS = {
     "Unsloth + TRL, defaults": "unsloth",
-    "TRL, bf16 LoRA, defaults": "transformers",
+    "TRL, 16-bit LoRA, defaults": "transformers",
     "ours": "ours",
 }
 SCHEDULE = {"learning_rate": 1e-3, "lr_scheduler_type": "constant_with_warmup"}

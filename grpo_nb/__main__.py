@@ -142,7 +142,7 @@ def run(arguments: argparse.Namespace) -> int:
     for plan in plans:
         start = (plan.name, plan.profile, plan.settings, first, arguments.force, console)
         try:
-            pipeline.print_summary(pipeline.run_pipeline(*start, **options), console)
+            pipeline.print_summary(pipeline.run_pipeline(*start, **options), console, last)
         except RuntimeError as error:
             if hasattr(error, "signal") or len(plans) == 1:
                 raise

@@ -188,8 +188,10 @@ def _better(_: Seen, report: dict, *, surely: bool) -> Found:
     models = list(report["models"])
     found, prompts = pairs["greedy", models[0], models[-1]], report["prompts"]
     if surely:
-        action = "train longer, or hold out more prompts (data.eval_rows) to see smaller steps"
-        return _judged(found["verdict"] == "better", found["sentence"], action)
+        better, said = found["verdict"] == "better", found["sentence"]
+        if better and found.get("graded") and found["mcnemar_p"] >= 0.05:
+            return "look", said, "see in notebook 4 what answers that are partly right lack"
+        return _judged(better, said, "train longer, or hold out more prompts (data.eval_rows)")
     known = found["differences"]["accuracy"]["interval"] and prompts >= LEAST_PROMPTS
     evidence = f"{models[0]} and {models[-1]} answered the same {prompts} held-out prompts"
     return _judged(known, evidence, "raise data.eval_rows and begin again with notebook 1")

@@ -144,6 +144,8 @@ def _execute_stages(
             own = "profile" if stage == "01" else "force"
             parameters[own] = shared[own]
             log(run, f"{name}: started")
+            if not console.is_terminal:  # where no bar moves
+                console.print(f"{name} …")
             try:
                 with _watching(run, progress, task):
                     _stoppable(partial(execute_notebook, run, stage, parameters))
@@ -257,16 +259,25 @@ def summarize(run: Run, last: str = "04") -> dict[str, Any]:
     return {"report": report, "failures": failures, "seconds": seconds, **places}
 
 
-def print_summary(summary: Mapping[str, Any], console: Console) -> None:
+def print_summary(summary: Mapping[str, Any], console: Console, last: str = "04") -> None:
+    """Print what `summarize` gave.
+
+    Raises:
+        RuntimeError: The stages ended with `last`, "02", and the rewards failed: afterwards.
+    """
     if summary["report"]:
         console.print(_before_after(summary["report"]))
     if summary["failures"] is not None:
-        verdict = "; ".join(summary["failures"]) or "passed"
-        console.print(f"[bold]rewards[/]    {escape(verdict)}", soft_wrap=True)
+        for failure in summary["failures"]:
+            console.print(f"[bold]rewards[/]    FAILED: {escape(failure)}", soft_wrap=True)
+        if not summary["failures"]:
+            console.print("[bold]rewards[/]    passed")
     stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["seconds"].items())
     console.print(f"[bold]time[/]       {stages}")
     for key in [name for name in ("notebooks", "figures", "model") if name in summary]:
         console.print(f"[bold]{key:<10}[/] {summary[key]}", soft_wrap=True)
+    if last == "02" and summary["failures"]:
+        raise RuntimeError("the rewards failed: mend them before you train")
 
 
 def _before_after(report: Mapping[str, Any]) -> "Table":

@@ -23,7 +23,7 @@ def read_cases(path: Path) -> tuple[list[Attack], list[dict[str, Any]]]:
     for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line or "{}")
-            known = entry == {} or {"attack", "completion"} <= entry.keys()
+            known = entry == {} or {"attack", "completion"} == entry.keys()
             known = known or {"case", "row", "completion", "scores"} <= entry.keys()
         except (json.JSONDecodeError, AttributeError):
             known = False

@@ -91,9 +91,8 @@ def judge(bench: Bench, rows: Sequence[Row], pilot: pilots.Pilot, stage: Stage) 
         where = ", ".join(getattr(error, "__notes__", []))
         errors.append(f"a reward raises on an attack, a reference or a case: {error!r} {where}")
         return Verdict(errors, findings, None, {}, {}, signal_table(bench.preset, table))
-    failures = errors + [f"attack {name!r} {_why(probes, name)}" for name in probes.winners]
-    if not gold["gold_wins"]:
-        failures.append(f"the gold loses on {len(gold['losers'])} rows: {gold['losers'][0]!r}, …")
+    failures = [] if gold["gold_wins"] else [_lost(bench, gold)]
+    failures += errors + [f"attack {name!r} {_why(probes, name)}" for name in probes.winners]
     failures += changed
     if not table["signal"].any():
         failures.append("no group of the pilot carries a signal: all its completions earn the same")
@@ -101,8 +100,20 @@ def judge(bench: Bench, rows: Sequence[Row], pilot: pilots.Pilot, stage: Stage) 
     return Verdict(failures, findings, probes, gold, figures, signal_table(bench.preset, table))
 
 
+def _lost(bench: Bench, gold: dict[str, Any]) -> str:
+    """That the reference loses: on how many rows, and the first of them."""
+    question, first = gold["losers"][0], bench.preset.names[0]
+    return (
+        f"the gold loses on {len(gold['losers'])} rows: {question!r}, …; its reference, "
+        f"{gold['reference'][:100]!r}, earns {gold['earned']:.3g} of {bench.preset.full:.3g} "
+        f"from {first}"
+    )
+
+
 def _why(probes: Probes, name: str) -> str:
-    return probes.table.set_index("attack").at[name, "because"]
+    completion = probes.completions[name]
+    shown = completion if len(completion) <= 100 else f"{completion[:100]}…"
+    return f"{probes.table.set_index('attack').at[name, 'because']}: {shown!r}"
 
 
 def _read_all(paths: Sequence[Path]) -> tuple[list, list]:
@@ -125,6 +136,7 @@ def cases_of(run: Run, config: RunConfig) -> list[Path]:
 def save(run: Run, bench: Bench, verdict: Verdict) -> None:
     """Write rewards/report.json: the verdict, the reward set's hash, and the findings."""
     probes = verdict.probes.table.to_dict("records") if verdict.probes else []
+    probes = [line | {"completion": verdict.probes.completions[line["attack"]]} for line in probes]
     report = {
         "passed": verdict.passed,
         "failures": verdict.failures,
@@ -209,7 +221,9 @@ def check(run: Run, preset: RewardSet, force: bool = False) -> str:
     elif report["rewards_sha256"] != fingerprint(preset):
         problem = "the rewards or their weights are not those that were tested"
     elif not report["passed"]:
-        problem = "the rewards failed their test: " + "; ".join(report["failures"][:3])
+        first, *more = report["failures"]
+        others = f" (and {len(more)} more in {REPORT})" if more else ""
+        problem = f"the rewards failed their test: {first}{others}"
     else:
         return "the rewards passed their test"
     if force:

@@ -27,6 +27,7 @@ LENGTH_ALIKE = 0.8  # correlation of a reward with length
 DOMINANT = 0.8  # share of the weighted spread
 NONE_SHARE = 0.05
 FEW = 64  # completions that a reward is called on more than once
+LESS = 0.05  # of a reward's range that the references may earn less than the sample
 SLOW_SHARE = 0.2  # of a step
 
 
@@ -71,6 +72,7 @@ def lint(
             continue
         scores[func.__name__] = np.array([one.score for one in found[:count]], dtype=float)
         findings += _values(func, found[:count], scores[func.__name__])
+        findings += _references(func, scores[func.__name__], found[count:-1])
         findings += _stability(func, bench.arguments(rows[:FEW], completions[:FEW]))
         findings += _columns(func, bench, some, references)
         if step_seconds and seconds > SLOW_SHARE * step_seconds:
@@ -143,6 +145,20 @@ def _values(func: Callable, scored: list[Scored], scores: np.ndarray) -> list[Fi
     return found
 
 
+def _references(func: Callable, sampled: np.ndarray, scored: list[Scored]) -> list[Finding]:
+    """Whether what the base model writes earns more than what it is to learn."""
+    wanted = np.array([one.score for one in scored], dtype=float)
+    low, high = declared_range(func)
+    if np.isnan(sampled).all() or np.isnan(wanted).all():
+        return []
+    earned, other = float(np.nanmean(wanted)), float(np.nanmean(sampled))
+    if other - earned <= LESS * (high - low if math.isfinite(high - low) else 1.0):
+        return []
+    evidence = f"{earned:.2f} for the references, {other:.2f} for the sample, on average"
+    fix = "score a reference in the Reward Lab: correct the reward, or what it asks the gold lacks"
+    return [Finding("reference earns less", func.__name__, False, evidence, fix)]
+
+
 def _not_finite(one: Scored) -> bool:
     """Our rewards turn NaN and infinity into None and say so; others hand them on."""
     if one.score is None:
@@ -160,8 +176,9 @@ def _constant(name: str, score: float, low: float) -> Finding:
         evidence = f"{score:.3g} for every completion of the sample"
         fix = "compare its reason with the completions: a wrong extraction, or too hard a task"
         return Finding("never above its minimum", name, False, evidence, fix)
-    evidence = f"{score:.3g} for every completion of the sample"
-    return Finding("constant", name, False, evidence, "it tells nothing apart: leave it out")
+    evidence = f"{score + 0.0:.3g} for every completion of the sample"  # no "-0"
+    fix = "it tells these apart no more than nothing would: leave it out, unless it is a guard"
+    return Finding("constant", name, False, evidence, fix)
 
 
 def _stability(func: Callable, few: dict[str, Any]) -> list[Finding]:

@@ -152,17 +152,19 @@ def gold_report(bench: Bench, rows: Sequence[Row], pilot: pd.DataFrame) -> dict[
         pilot: What `Bench.table` gave.
 
     Returns:
-        {"gold_wins": bool, "lowest": {reward: least reference score}, "losers": [questions]}
+        {"gold_wins": bool, "lowest": {reward: least reference score}, "losers": [questions],
+        "reference" and what it "earned" by the first reward on the first of them, or None}
     """
     preset = bench.preset
     scores = bench.score(rows, [preset.reference(row) for row in rows])
     full = preset.full
     wrong = pilot[~passed(pilot, preset)].groupby("question")["total"].max()
     losers = [
-        row["question"]
+        (row, float(of_first))
         for row, of_first, total in zip(rows, scores[:, 0], bench.totals(scores), strict=True)
         if not np.isclose(of_first, full) or total <= wrong.get(row["question"], -np.inf)
     ]
+    row, earned = losers[0] if losers else (None, None)
     lowest = np.nanmin(np.where(np.isnan(scores), -np.inf, scores), axis=0)
     return {
         "gold_wins": not losers,
@@ -170,5 +172,7 @@ def gold_report(bench: Bench, rows: Sequence[Row], pilot: pd.DataFrame) -> dict[
             name: float(score) if np.isfinite(score) else None
             for name, score in zip(preset.names, lowest, strict=True)
         },
-        "losers": losers,
+        "losers": [row["question"] for row, _ in losers],
+        "reference": row and preset.reference(row),
+        "earned": earned,
     }

@@ -49,8 +49,9 @@ def build(
     Returns:
         prompts and settings; `greedy` and `sampled`: {label: {figure: mean, "intervals":
         {figure: [low, high]}}}; `comparisons`: each pair of models in each decoding with its
-        verdict, sentence, differences, McNemar's p, and the rows gained and lost; `buckets`:
-        first against last model by difficulty, length and columns.
+        verdict, sentence, differences, McNemar's p, the shares wholly right, and the rows gained
+        and lost (`graded`: the first reward gives partial credit, which `accuracy` is the mean
+        of); `buckets`: first against last model by difficulty, length and columns.
     """
     report: dict[str, Any] = {
         "prompts": len(rows),
@@ -124,6 +125,7 @@ def _compare(
     p = mcnemar(len(gained), len(lost))
     # Only then do the interval and McNemar's test judge the same thing.
     same = all((x["accuracy"] == x[x.columns[-1]]).all() for x in (before, after))
+    right_or_wrong = all(np.allclose(x["accuracy"], x["pass@1"]) for x in (before, after))
     differences = {}
     for name, column in zip(gain, ends.T, strict=True):
         interval = _ends(column)
@@ -133,7 +135,8 @@ def _compare(
     return {
         **{"before": pair[0], "after": pair[1], "verdict": differences["accuracy"]["verdict"]},
         **{"differences": differences, "judged_by": before.columns[-1], "mcnemar_p": p},
-        **{"gained": len(gained), "lost": len(lost)},
+        **{"gained": len(gained), "lost": len(lost), "graded": not right_or_wrong},
+        **{"solved": [float(solved.mean()) for solved in (solved_before, solved_after)]},
         **{"gains": gained.tolist(), "regressions": lost.tolist()},
     }
 
@@ -145,12 +148,15 @@ def _sentence(decoding: str, found: Mapping[str, Any], means: Mapping[str, dict]
     if change["interval"] is None:
         return f"{UNCLEAR}: no completion could be scored"
     low, high = (100 * end for end in change["interval"])
-    p = found["mcnemar_p"]
+    p, name, whole = found["mcnemar_p"], "accuracy", ""
+    if found["graded"]:
+        few, more = (100 * share for share in found["solved"])
+        name, whole = "mean score", f" wholly right {few:.1f} % → {more:.1f} %,"
     judged = "" if decoding == "greedy" else f" by {found['judged_by']}"
     return (
-        f"{found['before']} → {found['after']}: {found['verdict']}: {decoding} accuracy "
+        f"{found['before']} → {found['after']}: {found['verdict']}: {decoding} {name} "
         f"{100 * before:.1f} % → {100 * after:.1f} %, {100 * change['difference']:+.1f} points "
-        f"(95 % interval {low:+.1f} … {high:+.1f}), "
+        f"(95 % interval {low:+.1f} … {high:+.1f}),{whole} "
         f"McNemar p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}; "
         f"{found['gained']} gained, {found['lost']} lost{judged}"
     )

@@ -187,10 +187,11 @@ def with_weights(preset: RewardSet, reward_weights: str) -> RewardSet:
 
 
 def load_yaml(path: Path) -> RewardSet:
-    """A reward set from a YAML list, or one that adds to a preset.
+    """A reward set from a YAML list, or one that takes from a preset.
 
-    The second is `{extends: math, rewards: […]}`: the preset's rewards, system prompt and
-    reference, and then the list's. An entry is
+    `{extends: math, rewards: […]}` has the preset's rewards and then the list's, and its form:
+    system prompt, reference, and what counts as the answer. `{form: math, rewards: […]}` has
+    the form and the list's rewards alone; a list by itself has the form of math. An entry is
     `{reward: NAME, weight: 1.0, name: …, arguments: {…}}`; NAME is a built-in reward,
     `module:function`, or `file.py:function` (relative to the YAML file).
 
@@ -201,14 +202,19 @@ def load_yaml(path: Path) -> RewardSet:
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist: give a YAML list of rewards")
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    base = None
-    if isinstance(content, dict) and set(content) == {"extends", "rewards"}:
-        base, content = load_preset(content["extends"]), content["rewards"]
+    base, kept = PRESETS["math"], False
+    if isinstance(content, dict) and set(content) in ({"extends", "rewards"}, {"form", "rewards"}):
+        kept = "extends" in content
+        base, content = load_preset(content["extends" if kept else "form"]), content["rewards"]
     if not isinstance(content, list):
-        raise ValueError(f"{path} holds no list: write `- reward: NAME` lines")
+        raise ValueError(
+            f"{path} holds no list: write `- reward: NAME` lines; or `extends: PRESET` (with its "
+            "rewards) or `form: PRESET` (its prompt and reference alone), and them below `rewards:`"
+        )
     pairs = [_entry(entry, path) for entry in content]
-    if base is None:
-        return reward_set(pairs)
+    if not kept:
+        own = reward_set(pairs)
+        return base._replace(reward_funcs=own.reward_funcs, reward_weights=own.reward_weights)
     for func, weight in pairs:
         base = base.adding(func, weight)
     return base

@@ -185,8 +185,8 @@ def _parity(_: Seen, report: dict) -> Found:
 def _better(_: Seen, report: dict, *, surely: bool) -> Found:
     """The last model against the first, greedily: compared at all, or surely better."""
     pairs = {(one["decoding"], one["before"], one["after"]): one for one in report["comparisons"]}
-    models = list(report["models"])
-    found, prompts = pairs["greedy", models[0], models[-1]], report["prompts"]
+    models, prompts = list(report["models"]), report["prompts"]
+    found = pairs["greedy", models[0], models[-1]]
     if surely:
         better, said = found["verdict"] == "better", found["sentence"]
         if better and found.get("graded") and found["mcnemar_p"] >= 0.05:
@@ -271,7 +271,6 @@ def _status(run: Run, entry: dict) -> str:
 
 
 def _read(run: Run, relative: str) -> Any:
-    """What a file holds: settings, a dict, lines, or a split's prompts."""
     path = run / relative
     readers = {
         ".yaml": lambda: run.config(),
@@ -293,8 +292,8 @@ def show(lines: list[dict[str, str]]) -> None:
     table = Table("", "check", "state", "evidence, → next action")
     for line, after in zip(lines, [*lines[1:], lines[-1]], strict=True):
         *shown, evidence, action = line.values()
-        end = line["section"] != after["section"]
-        table.add_row(*shown, f"{evidence}\n→ {action}" if action else evidence, end_section=end)
+        said = f"{evidence}\n→ {action}" if action else evidence
+        table.add_row(*shown, said, end_section=line["section"] != after["section"])
     console.print(table)
     counts = Counter(line["state"] for line in lines)
     console.print(", ".join(f"{count} {state}" for state, count in counts.items()))

@@ -153,6 +153,16 @@ def test_a_change_fails_its_check_and_no_other(run, check):
     assert found(run, check)["evidence"]
 
 
+def test_a_graded_score_that_rose_without_more_whole_answers_is_for_a_person(run):
+    graded = {"verdict": "better", "graded": True, "mcnemar_p": 1.0}
+    rewrite(run, "eval/report.json", lambda report: compared(report).update(graded))
+    recorded(run)
+    assert found(run, "better")["state"] == "look"
+    rewrite(run, "eval/report.json", lambda report: compared(report).update(mcnemar_p=0.01))
+    recorded(run)
+    assert found(run, "better")["state"] == "pass"
+
+
 @pytest.mark.parametrize("check", ["rewards", "alerts", "merge"])
 def test_the_evidence_says_what_was_found(run, check):
     CHANGES[check](run)

@@ -18,7 +18,7 @@ from grpo_nb.rewards import (
     reward_set,
     weighted,
 )
-from grpo_nb.rewards.presets import find_reward, load_yaml
+from grpo_nb.rewards.presets import find_reward, load_preset, load_yaml
 
 RIGHT = "<reasoning>1+1=2</reasoning><answer>2</answer>"
 WRONG = RIGHT.replace(">2<", ">3<")
@@ -178,6 +178,8 @@ def test_a_set_from_yaml(tmp_path):
         ("- reward: json_format_reward\n- reward: json_format_reward", "two rewards are named"),
         ("reward: x", "holds no list"),
         ("[]", "at least one reward"),
+        ("rewards: [{reward: json_format_reward}]", "`form: PRESET` .its prompt and reference"),
+        ("{form: jsn, rewards: []}", "rewards.preset 'jsn'"),
     ],
 )
 def test_a_wrong_entry_is_named(tmp_path, text, error):
@@ -185,6 +187,19 @@ def test_a_wrong_entry_is_named(tmp_path, text, error):
     path.write_text(text)
     with pytest.raises(ValueError, match=error):
         load_yaml(path)
+
+
+def test_a_set_takes_a_presets_form_with_or_without_its_rewards(tmp_path):
+    path, json_set = tmp_path / "rewards.yaml", load_preset("json_extraction")
+    names = {}
+    for key in ("form", "extends"):
+        path.write_text(f"{{{key}: json_extraction, rewards: [{{reward: exact_match_reward}}]}}")
+        chosen = load_yaml(path)
+        assert (chosen.reference, chosen.extract) == (json_set.reference, json_set.extract)
+        assert chosen.system_prompt == json_set.system_prompt
+        names[key] = chosen.names
+    assert names["form"] == ["exact_match_reward"]
+    assert names["extends"] == [*json_set.names, "exact_match_reward"]
 
 
 def test_files_that_do_not_exist_are_named(tmp_path):

@@ -166,6 +166,17 @@ def test_the_report_says_better_worse_or_neither():
     assert low < 0 < high, "equal answers on few prompts do not prove equality"
 
 
+def test_of_a_graded_reward_the_mean_score_is_told_from_wholly_right_answers():
+    samples = {"base": answers("1" * 10 + "2" * 30, list("1" * 10 + "2" * 30))}
+    samples["merged"] = samples["base"].assign(accuracy=samples["base"]["accuracy"].clip(lower=0.6))
+    config = resolve("tiny-cpu", {"evaluate.samples": 1})
+    greedy = evaluate.build(samples, rows_of(40), MATH, config)["comparisons"][0]
+    assert (greedy["verdict"], greedy["graded"], greedy["gained"]) == ("better", True, 0)
+    assert "greedy mean score 25.0 % → 70.0 %, +45.0 points" in greedy["sentence"]
+    assert "wholly right 25.0 % → 25.0 %, McNemar p = 1.000; 0 gained" in greedy["sentence"]
+    assert not build("2" * 9 + "1", "1" * 9 + "2")["comparisons"][0]["graded"]
+
+
 def test_buckets_part_every_prompt_once():
     rows = rows_of(12, level=[1, 2] * 6, source=["one"] * 12)
     buckets = pd.DataFrame(build("2" * 6 + "1" * 6, "1" * 11 + "2", rows)["buckets"])

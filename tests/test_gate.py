@@ -1,5 +1,6 @@
 """The verdict on a run's rewards, and whether stage 03 lets them train."""
 
+import json
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -51,6 +52,19 @@ def test_a_verdict_that_passed_lets_stage_03_start_with_the_same_rewards_alone(l
     refused(lab, load_preset("math", "1, 0.5, 0.25, 0"), STALE)
     looser = MATH.reward_funcs[0].configured(MATH.names[0], relative=0.5)
     refused(lab, MATH._replace(reward_funcs=[looser, *MATH.reward_funcs[1:]]), STALE)
+
+
+def test_a_failed_verdict_says_what_won_and_what_the_reference_reads(lab):
+    never = lifted(lambda response, answer: float(response == f"{answer}!"), "never")
+    verdict = judged(lab, reward_set([(never, 1.0)]))
+    first, *more = verdict.failures
+    reference = MATH.reference(lab.rows[0])
+    assert first.startswith("the gold loses on ") and f"{reference!r}, earns 0 of 1" in first
+    refused(lab, reward_set([(never, 1.0)]), f"and {len(more)} more in rewards/report.json")
+    report = json.loads((lab.run / "rewards/report.json").read_text())
+    shown = {line["attack"]: line["completion"] for line in report["probes"]}
+    assert shown["the reference"] in [MATH.reference(row) for row in lab.rows]
+    assert shown["empty completion"] == ""
 
 
 MINE = """from grpo_nb import rewards

@@ -53,6 +53,7 @@ CASES = [
     ("follows length", False, [mine(lambda r: len(r) / 200)], {}),
     ("slow", False, [mine(lambda r: time.sleep(0.002) or tagged(r))], {"step_seconds": 0.1}),
     ("None", False, [mine(lambda r: tagged(r) or None)], {}),
+    ("reference earns less", False, [correct, mine(lambda r: float("1+1=2" not in r))], {}),
     ("None", True, [mine(lambda r: None)], {}),
 ]
 

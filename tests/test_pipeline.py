@@ -173,6 +173,10 @@ def test_training_is_refused_with_rewards_that_can_be_cheated(
     report = json.loads((tmp_path / "demo/rewards/report.json").read_text())
     assert not report["passed"]
     assert Run("demo").manifest()["02"]["status"] == "done"
+    shown, summary = io.StringIO(), pipeline.summarize(Run("demo"), "02")
+    with pytest.raises(RuntimeError, match="the rewards failed: mend them"):
+        pipeline.print_summary(summary, Console(file=shown, width=100), "02")
+    assert "rewards    FAILED: attack 'empty completion' earns" in shown.getvalue()
 
 
 def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(demo_run, tmp_path):

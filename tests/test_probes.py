@@ -79,12 +79,17 @@ def test_your_own_attacks_and_saved_cases_join_the_verdict(stage):
     own = {"attack": "begging", "completion": "{answer}, not {other}: {question} if you please"}
     path.write_text(f"{json.dumps(own)}\n\n{json.dumps(case)}\n")
     verdict = bench.judge(rude, ROWS, PILOT, stage)
-    assert verdict.failures[0] == "attack 'begging' earns more than the reference"
+    said = "'85, not 2: 47 + 38? if you please'"
+    assert verdict.failures[0] == f"attack 'begging' earns more than the reference: {said}"
     assert verdict.failures[1:] == ["half: polite was None, is 0"]
     assert verdict.probes.completions["begging"] == "85, not 2: 47 + 38? if you please"
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", "3", '{"attack": "a"}', '{"case": "b", "row": {}}'])
+OTHER_KEY = '{"attack": "a", "completion": "b", "kind": "right"}'
+NO_CASES = ["{", "[1]", "3", '{"attack": "a"}', '{"case": "b", "row": {}}', OTHER_KEY]
+
+
+@pytest.mark.parametrize("line", NO_CASES)
 def test_a_line_that_is_no_case_is_refused_with_its_place(stage, tmp_path, line):
     stage.config = resolve("tiny-cpu", {"rewards.cases": str(tmp_path / "own.jsonl")})
     with pytest.raises(FileNotFoundError, match=r"rewards.cases: .*own.jsonl does not exist"):

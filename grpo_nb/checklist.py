@@ -129,8 +129,7 @@ def _rise(seen: Seen, lines: list[dict]) -> Found:
     if steps < watch.limits.window:
         return "not yet", f"{steps} steps are too few to tell", "train longer"
     rise, error = watch.rise("reward", steps - half, half)
-    evidence = f"{rise:+.3f} ± {2 * error:.3f} (2 standard errors), the second half of {steps} "
-    evidence += "steps against the first"
+    evidence = f"{rise:+.3f} ± {2 * error:.3f} (2 standard errors), half to half of {steps} steps"
     if abs(rise) <= 2 * error and steps < watch.limits.patience:
         return "not yet", evidence, "train longer: noise may hide a rise"
     return _judged(rise > 2 * error, evidence, "see docs/troubleshooting.md")
@@ -160,7 +159,7 @@ def _alerts(_: Seen, lines: list[dict]) -> Found:
 def _samples(seen: Seen, _: list) -> Found:
     count = len(list((seen.run / "train").glob("*/completions/*.parquet")))
     evidence = f"{count} files in train/*/completions/; no file says whether you read them"
-    return "look", evidence, "read some of the last in notebook 3's browser"
+    return "look", evidence, "read some: docs/reading-a-run.md#reading-completions"
 
 
 def _format(seen: Seen, lines: list[dict]) -> Found:
@@ -189,7 +188,8 @@ def _better(_: Seen, report: dict, *, surely: bool) -> Found:
     found = pairs["greedy", models[0], models[-1]]
     if surely:
         better, said = found["verdict"] == "better", found["sentence"]
-        if better and found.get("graded") and found["mcnemar_p"] >= 0.05:
+        whole = found["mcnemar_p"] < 0.05 and found["gained"] > found["lost"]
+        if better and found.get("graded") and not whole:
             return "look", said, "see in notebook 4 what answers that are partly right lack"
         return _judged(better, said, "train longer, or hold out more prompts (data.eval_rows)")
     known = found["differences"]["accuracy"]["interval"] and prompts >= LEAST_PROMPTS

@@ -158,7 +158,8 @@ def test_a_graded_score_that_rose_without_more_whole_answers_is_for_a_person(run
     rewrite(run, "eval/report.json", lambda report: compared(report).update(graded))
     recorded(run)
     assert found(run, "better")["state"] == "look"
-    rewrite(run, "eval/report.json", lambda report: compared(report).update(mcnemar_p=0.01))
+    graded |= {"mcnemar_p": 0.01, "gained": 9, "lost": 1}
+    rewrite(run, "eval/report.json", lambda report: compared(report).update(graded))
     recorded(run)
     assert found(run, "better")["state"] == "pass"
 

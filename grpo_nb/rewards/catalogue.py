@@ -19,6 +19,12 @@ Made by `python -m grpo_nb.rewards.catalogue` from the rewards' own declarations
 true. All are importable from `grpo_nb.rewards` and callable as TRL calls them. *Columns* are what
 a reward reads of the dataset; *options* are set by `.configured(option=value)`. A reward that
 costs a process scores its batch side by side on all cores; the others take microseconds.
+
+The *final answer* is the last `<answer>…</answer>`, else the last `\\boxed{…}`, else what follows
+the last `####`, else the whole text (so mostly of summaries and of JSON, a fence around it
+allowed). Code is the last fenced block, else the answer tag. `contains_all_reward` and the rewards
+of format (but for JSON and syntax), length and style read the whole completion;
+`worked_steps_reward` and `reasoning_quality_reward` read the reasoning tag.
 """
 TAIL = """
 ## Made of others

@@ -134,8 +134,11 @@ def check_run(
         The configuration, and the settings that were set, typed.
 
     Raises:
-        ValueError: An unknown or unfit setting, a stage missing, no place to write.
+        ValueError: An unknown or unfit setting, rewards that cannot be loaded, a stage missing,
+            no place to write.
     """
+    from grpo_nb.rewards import load_preset
+
     for stage in (first, last):
         refuse_unknown("stage", stage, list(NOTEBOOKS))
     if last < first:
@@ -146,6 +149,7 @@ def check_run(
         from grpo_nb.training.arguments import refuse_unknown_trl
 
         refuse_unknown_trl(config)
+    load_preset(config.rewards.preset, config.rewards.reward_weights)
     if not force:
         check_stages_before(run, first)
     typed = {setting: configs.flatten(config)[setting] for setting in settings}

@@ -202,6 +202,12 @@ def test_a_set_takes_a_presets_form_with_or_without_its_rewards(tmp_path):
     assert names["extends"] == [*json_set.names, "exact_match_reward"]
 
 
+def test_a_file_that_raises_is_named(tmp_path):
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    with pytest.raises(ValueError, match=r"broken.py cannot be loaded: SyntaxError"):
+        find_reward("broken.py:f", tmp_path)
+
+
 def test_files_that_do_not_exist_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none.yaml does not exist"):
         load_yaml(tmp_path / "none.yaml")

@@ -53,6 +53,8 @@ def test_executed_notebooks_name_what_was_injected(demo_run):
         (["--from", "03"], "say which with --name"),
         (["--from", "03", "--name", "x"], "no config.yaml: run 01_prepare_data first"),
         (["--name", "a/b"], "run_name 'a/b'"),
+        (["--set", "rewards.preset=none.yaml"], "none.yaml does not exist"),
+        (["--set", "rewards.reward_weights=1, 2"], "write 4 numbers"),
     ],
 )
 def test_wrong_input_is_refused_before_anything_starts(runs_dir, capsys, arguments, message):

@@ -197,7 +197,8 @@ def load_yaml(path: Path) -> RewardSet:
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: An entry that is not of this form, or a name that leads nowhere.
+        ValueError: An entry that is not of this form, a name that leads nowhere, or a file
+            that raises.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist: give a YAML list of rewards")
@@ -246,7 +247,10 @@ def find_reward(name: str, folder: Path) -> Callable[..., Any]:
             raise FileNotFoundError(f"reward {name!r}: {file} does not exist")
         spec = importlib.util.spec_from_file_location(file.stem, file)
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:  # a user's file may raise anything
+            raise ValueError(f"reward {name!r}: {file} cannot be loaded: {error!r}") from error
     else:
         module = importlib.import_module(place)
     if not hasattr(module, attribute):

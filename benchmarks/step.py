@@ -5,7 +5,8 @@
 
 Each way trains in a process of its own, for Unsloth patches TRL for good, and they take turns of
 TURN steps. The learning rate is near 0, so that completions stay as long as at the start. TRL
-computes in bf16 by default; where the processor only emulates it, all ways compute in fp32.
+computes in bf16 by default; where the processor only emulates it, all ways compute in fp32, but for
+the LoRA of a 4-bit policy, which TRL rounds to bf16 whatever it is told.
 """
 
 import os

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from grpo_nb.runs import PROJECT_ROOT
 
@@ -87,6 +88,12 @@ def measured(point: dict[str, int]) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def _both(*axes: Any) -> tuple[list[Any], list[str]]:
+    """What the legends of two axes would show, in one."""
+    known = [axis.get_legend_handles_labels() for axis in axes]
+    return [one for of, _ in known for one in of], [name for _, of in known for name in of]
+
+
 def draw(found: dict[str, list[dict[str, float]]], path: Path) -> None:
     """A picture for each thing that grows: seconds of the phases, and memory."""
     from matplotlib.figure import Figure
@@ -96,11 +103,13 @@ def draw(found: dict[str, list[dict[str, float]]], path: Path) -> None:
     for axis, (name, line) in zip(figure.subplots(2, 2).flat, found.items(), strict=True):
         places = [one["parameters"] / 1e6 for one in line] if name == "hidden" else GROWTH[name]
         axis.stackplot(places, *[[one[p] for one in line] for p in PHASES], labels=PHASES)
-        axis.set(xlabel=LABELS[name], ylabel="seconds a step", ylim=(0, None))
+        most = max(sum(one[p] for p in PHASES) for one in line)
+        axis.set(xlabel=LABELS[name], ylabel="seconds a step", ylim=(0, 1.4 * most))
         memory = axis.twinx()
         memory.plot(places, [one["gib"] - least for one in line], "k.--", label="memory")
-        memory.set(ylabel="memory beyond the least [GiB]", ylim=(0, None))
-        axis.legend(loc="upper left", frameon=False)
+        gained = max(one["gib"] for one in line) - least
+        memory.set(ylabel="memory beyond the least [GiB]", ylim=(0, 1.4 * gained))
+        axis.legend(*_both(axis, memory), loc="upper left", frameon=False, ncols=3)
     figure.savefig(path, dpi=90)
 
 

@@ -20,7 +20,7 @@ from pages import COMMAND, blocks, tokens_of, write_files
 from pymdownx.slugs import slugify
 
 from grpo_nb import config
-from grpo_nb.batches import check_run, read_run
+from grpo_nb.batches import check_run, planned_runs, read_run
 from grpo_nb.commands import parse_arguments
 from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.rewards.presets import built_in
@@ -170,7 +170,7 @@ def check_yaml(path: Path) -> None:
     elif {"grid", "list", "random"} & content.keys():
         assert read_sweep(path).trials
     else:
-        planned = read_run(path)
+        (planned,) = planned_runs([str(path)], None, None, [])
         check_run(Run(planned.name), planned.profile, planned.settings)
 
 

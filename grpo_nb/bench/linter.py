@@ -177,7 +177,7 @@ def _constant(name: str, score: float, low: float) -> Finding:
         fix = "compare its reason with the completions: a wrong extraction, or too hard a task"
         return Finding("never above its minimum", name, False, evidence, fix)
     evidence = f"{score + 0.0:.3g} for every completion of the sample"  # no "-0"
-    fix = "it tells these apart no more than nothing would: leave it out, unless it is a guard"
+    fix = "it tells nothing apart here: leave it out, unless it guards against what may come"
     return Finding("constant", name, False, evidence, fix)
 
 

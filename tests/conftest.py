@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -24,6 +25,10 @@ LONGEST = (
     *("test_skill", "test_reproduce", "test_cluster", "test_batches"),
 )
 _skipped: list[str] = []
+
+# A script that starts the tests in its background leaves Ctrl-C ignored, in all that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

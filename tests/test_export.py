@@ -171,7 +171,7 @@ def test_memory_is_a_shard_and_a_tensor_however_large_the_model(tmp_path):
     command = [sys.executable, "-c", MEMORY, *map(str, places)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     print(size, done.stdout)
-    assert int(done.stdout) < 0.4 * size
+    assert int(done.stdout) < 0.55 * size  # a shard is 0.37 of it
     assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) >= 14
 
 

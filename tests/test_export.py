@@ -161,8 +161,8 @@ def test_memory_is_a_shard_and_a_tensor_however_large_the_model(tmp_path):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(project_path(TINY))
-    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 16}
-    config.update(sizes | {"layer_types": ["full_attention"] * 16, "head_dim": 32})
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 32}
+    config.update(sizes | {"layer_types": ["full_attention"] * 32, "head_dim": 32})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(tmp_path / "large", max_shard_size="40MB")
     size = 2 * model.num_parameters()
@@ -171,7 +171,7 @@ def test_memory_is_a_shard_and_a_tensor_however_large_the_model(tmp_path):
     command = [sys.executable, "-c", MEMORY, *map(str, places)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     print(size, done.stdout)
-    assert int(done.stdout) < 0.55 * size  # a shard is 0.37 of it
+    assert int(done.stdout) < 0.4 * size
     assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) >= 14
 
 

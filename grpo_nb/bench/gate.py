@@ -105,15 +105,18 @@ def _lost(bench: Bench, gold: dict[str, Any]) -> str:
     question, first = gold["losers"][0], bench.preset.names[0]
     return (
         f"the gold loses on {len(gold['losers'])} rows: {question!r}, …; its reference, "
-        f"{gold['reference'][:100]!r}, earns {gold['earned']:.3g} of {bench.preset.full:.3g} "
+        f"{_quoted(gold['reference'])}, earns {gold['earned']:.3g} of {bench.preset.full:.3g} "
         f"from {first}"
     )
 
 
 def _why(probes: Probes, name: str) -> str:
-    completion = probes.completions[name]
-    shown = completion if len(completion) <= 100 else f"{completion[:100]}…"
-    return f"{probes.table.set_index('attack').at[name, 'because']}: {shown!r}"
+    because = probes.table.set_index("attack").at[name, "because"]
+    return f"{because}: {_quoted(probes.completions[name])}"
+
+
+def _quoted(completion: str) -> str:
+    return repr(completion if len(completion) <= 100 else f"{completion[:100]}…")
 
 
 def _read_all(paths: Sequence[Path]) -> tuple[list, list]:

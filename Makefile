@@ -5,6 +5,8 @@
 # make docs        set up, then build the handbook into site/
 # make pictures    draw the pictures of README and handbook anew, from the run of make demo
 # make doctor      say what this machine has, and how to get the rest
+# make gpu-check   try everything that needs an NVIDIA GPU, in 25 minutes; a page of results
+# make pins        compile both lists of requirements again, from pyproject.toml
 #
 # GPU=0 or GPU=1 overrides what nvidia-smi says; PYTHON=python3.12 picks the interpreter;
 # JOBS=4 tests in four processes (two are meant for two cores).
@@ -21,9 +23,14 @@ REQUIREMENTS := requirements-cpu.txt
 endif
 INSTALLED := $(VENV)/installed-$(REQUIREMENTS)
 TESTING := $(VENV)/installed-requirements-test.txt
-TORCH := $(shell grep '^torch==' $(REQUIREMENTS))
+TORCH := $(shell grep -o '^torch==[^ ]*' $(REQUIREMENTS))
 
-.PHONY: demo lab reward-lab test docs pictures notebooks lint doctor install clean
+# A relative folder of runs is below this one, for notebooks too, which run in another.
+ifneq ($(GRPO_NB_RUNS),)
+override export GRPO_NB_RUNS := $(abspath $(GRPO_NB_RUNS))
+endif
+
+.PHONY: demo lab reward-lab test docs pictures notebooks lint doctor gpu-check install pins check-pins clean
 
 demo: install
 	@$(BIN)/python -m grpo_nb run --profile tiny-cpu --name demo
@@ -59,28 +66,54 @@ lint: $(TESTING)
 doctor: install
 	@$(BIN)/python -m grpo_nb doctor
 
+gpu-check: $(TESTING)
+	@$(BIN)/python benchmarks/gpu_check.py
+
 install: $(INSTALLED)
 
-# Without CUDA: torch with what it needs, then a closed list. Resolving unsloth's needs
-# instead would bring a CUDA build of torchvision, which a CPU build of torch refuses.
+# torch with what it needs, in the build that the index holds, then a closed list.
 $(INSTALLED): $(REQUIREMENTS) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11, 5) <= sys.version_info[:3] < (3, 14))' || \
 	  { echo "Python 3.11.5 or later, 3.12 or 3.13 is needed: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Installing $(REQUIREMENTS) into $(VENV); this takes minutes, once."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@rm -f $(VENV)/installed-*
-ifeq ($(GPU),1)
-	@$(BIN)/pip install -q -r $(REQUIREMENTS)
-else
 	@$(BIN)/pip install -q $(TORCH)
 	@$(BIN)/pip install -q --no-deps -r $(REQUIREMENTS)
-endif
 	@$(BIN)/pip install -q --no-deps --editable .
 	@touch $@
 
 $(TESTING): requirements-test.txt $(INSTALLED)
 	@$(BIN)/pip install -q --no-deps -r requirements-test.txt
 	@touch $@
+
+# A version that a list holds stays where it still fits; UPGRADE=--upgrade takes the newest. uv
+# names the requirements that conflict.
+COMPILE := $(BIN)/uv pip compile -q --annotation-style=line --custom-compile-command "make pins"
+COMPILE_BOTH := $(COMPILE) --universal --python-version 3.11.5
+CPU := --overrides requirements-cpu.overrides.txt
+
+pins:
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/uv || $(BIN)/pip install -q uv
+	@$(COMPILE_BOTH) $(UPGRADE) --group gpu -o requirements.txt
+	@$(COMPILE_BOTH) $(UPGRADE) --group cpu $(CPU) -o requirements-cpu.txt
+	@sed -i -E "s/ (;|and) platform_machine == 'x86_64' and sys_platform == 'linux'//; s/ +# via/  # via/" \
+	  requirements.txt requirements-cpu.txt
+	@$(MAKE) --no-print-directory check-pins
+
+# Each Python resolves each list once more: a pin without a wheel is an error, and so is a package
+# that a list lacks.
+check-pins:
+	@for python in 3.11.5 3.12 3.13; do \
+	  for list in requirements.txt "requirements-cpu.txt $(CPU)"; do \
+	    $(COMPILE) --no-header --no-annotate --only-binary :all: --python-version $$python \
+	      --python-platform x86_64-manylinux_2_31 $$list > $(VENV)/resolved || exit 1; \
+	    cut -d' ' -f1 $${list%% *} > $(VENV)/listed; \
+	    if grep -vxFf $(VENV)/listed $(VENV)/resolved; then echo "$${list%% *} lacks these"; exit 1; fi; \
+	    echo "Python $$python: $$(wc -l < $(VENV)/resolved) packages of $${list%% *}"; \
+	  done; \
+	done
 
 clean:
 	rm -rf $(VENV)

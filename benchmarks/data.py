@@ -50,9 +50,10 @@ def write_rows(path: Path, count: int) -> None:
 
 def prepare(source: str) -> None:
     """In a process of its own."""
-    from grpo_nb import chat, data
-    from grpo_nb.config import resolve
+    from grpo_nb import data
+    from grpo_nb.models import chat
     from grpo_nb.runs import Run
+    from grpo_nb.runs.config import resolve
 
     settings = {"data.source": source, "data.max_prompt_tokens": 1000, "model.max_seq_length": 2000}
     config = resolve("tiny-cpu", settings)

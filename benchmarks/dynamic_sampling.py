@@ -42,8 +42,8 @@ def watched(trainer) -> list[dict]:
 def train(task: str, seed: int, rounds: int, args, folder: str) -> dict[str, float]:
     """A line of the table."""
     from grpo_nb import data, models, rewards, training
-    from grpo_nb.config import resolve
     from grpo_nb.runs import Run
+    from grpo_nb.runs.config import resolve
     from grpo_nb.training.validation import Validation
 
     settings = {"train.dynamic_sampling": rounds, "train.max_steps": args.steps, "seed": seed}

@@ -13,8 +13,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from grpo_nb import data, evaluate, rewards
-from grpo_nb.intervals import bootstrap
+from grpo_nb import data, evaluation, rewards
+from grpo_nb.reward_lab.intervals import bootstrap
 from grpo_nb.runs import Run
 
 PROMPTS, DRAWS = 512, 1000
@@ -25,13 +25,15 @@ def seconds(run: Run) -> dict[str, float]:
     config = run.config()
     model, rows = config.model, [*data.load(run, "eval"), *data.load(run, "train")][:PROMPTS]
     candidates = [
-        evaluate.Candidate("base", model.model_path, None, model.quantization),
-        evaluate.Candidate("adapter", model.model_path, run / "train/adapter", model.quantization),
-        evaluate.Candidate("merged", run / "model/merged"),
+        evaluation.Candidate("base", model.model_path, None, model.quantization),
+        evaluation.Candidate(
+            "adapter", model.model_path, run / "train/adapter", model.quantization
+        ),
+        evaluation.Candidate("merged", run / "model/merged"),
     ]
     preset = rewards.load_preset(config.rewards.preset, config.rewards.reward_weights)
     started = time.perf_counter()
-    report = evaluate.run(candidates, rows, preset, config).report
+    report = evaluation.run(candidates, rows, preset, config).report
     parts = {label: about["seconds"] for label, about in report["models"].items()}
     return {**parts, "in all": time.perf_counter() - started}
 

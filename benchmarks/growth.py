@@ -47,9 +47,10 @@ def step(point: dict[str, int]) -> dict[str, float]:
     sys.path.insert(0, str(PROJECT_ROOT / "data"))
     import tiny_model
 
-    from grpo_nb import chat, data, models, rewards, training
-    from grpo_nb.config import resolve
+    from grpo_nb import data, models, rewards, training
+    from grpo_nb.models import chat
     from grpo_nb.runs import Run
+    from grpo_nb.runs.config import resolve
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GRPO_NB_RUNS"] = folder

@@ -9,7 +9,7 @@ and format are greedy, on 256 prompts, of the base before and of the merged mode
 import argparse
 import json
 
-from grpo_nb.pipeline import run_pipeline
+from grpo_nb.pipeline.notebooks import run_pipeline
 
 
 def measure(seed: int) -> dict[str, float]:

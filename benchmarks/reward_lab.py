@@ -16,9 +16,11 @@ from functools import partial
 
 os.environ["GRPO_NB_RUNS"] = tempfile.mkdtemp()
 
-from grpo_nb import bench, chat, data, pilot, runs
+from grpo_nb import data, reward_lab, runs
+from grpo_nb.models import chat
+from grpo_nb.reward_lab import pilot
 from grpo_nb.rewards import load_preset
-from grpo_nb.widgets import RewardLab
+from grpo_nb.views.widgets import RewardLab
 
 TIMES = 5
 
@@ -49,7 +51,7 @@ def main() -> None:
     started = time.perf_counter()
     tried = pilot.sample(run, rows[:64], config)
     tokenizer = chat.load_tokenizer(config.model.model_path)
-    rewards = bench.Bench(load_preset("math"), config.train, tokenizer)
+    rewards = reward_lab.Bench(load_preset("math"), config.train, tokenizer)
     lab = RewardLab(rewards, tried, rows, stage)
     texts = iter(f"<answer>{number}</answer>" for number in range(TIMES))
     weights = iter(number / 8 for number in range(1, TIMES + 1))

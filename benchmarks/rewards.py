@@ -13,12 +13,12 @@ from pathlib import Path
 
 from math_verify import parse, verify
 
-from grpo_nb.config import DataConfig
 from grpo_nb.data import sources
 from grpo_nb.data.golds import gold_finder
-from grpo_nb.numbers import parse_number
 from grpo_nb.rewards import math_verify_reward, numeric_correctness_reward
+from grpo_nb.rewards.numbers import parse_number
 from grpo_nb.rewards.presets import built_in
+from grpo_nb.runs.config import DataConfig
 
 FORMS = {
     "tagged": "<reasoning>1+1=2</reasoning><answer>{}</answer>",

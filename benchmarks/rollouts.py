@@ -22,7 +22,7 @@ STEPS, SEEDS, WINDOW = 60, 3, 10
 def curve(rows, chosen, seed: int, rollouts: str, folder: str, steps: int = STEPS):
     """Mean reward of each ten steps, and the trainer."""
     from grpo_nb import models, training
-    from grpo_nb.config import resolve
+    from grpo_nb.runs.config import resolve
 
     settings = {"policy.rollouts": rollouts, "train.max_steps": steps, "seed": seed}
     config = resolve("tiny-cpu", settings)
@@ -64,8 +64,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GRPO_NB_RUNS"] = folder
         from grpo_nb import data, rewards
-        from grpo_nb.config import resolve
         from grpo_nb.runs import Run
+        from grpo_nb.runs.config import resolve
 
         config, run = resolve("tiny-cpu"), Run("benchmark")
         data.prepare(run, config.data, 0, lambda chats: [30] * len(chats))

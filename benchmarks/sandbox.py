@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from grpo_nb.sandbox import run_many
+from grpo_nb.rewards.sandbox import run_tests
 
 PROGRAM = """
 import math
@@ -44,7 +44,11 @@ def plain(*options: str) -> Callable[[int, int], None]:
 
 def sandboxed(backend: str) -> Callable[[int, int], None]:
     def run(programs: int, workers: int) -> None:
-        verdicts = run_many([(PROGRAM, TESTS)] * programs, backend=backend, workers=workers)
+        with ThreadPoolExecutor(workers) as pool:
+            jobs = [
+                pool.submit(run_tests, PROGRAM, TESTS, backend=backend) for _ in range(programs)
+            ]
+            verdicts = [job.result() for job in jobs]
         wrong = [verdict for verdict in verdicts if verdict.share < 1]
         if wrong:
             raise RuntimeError(f"{backend}: {len(wrong)} programs failed, first {wrong[0]}")

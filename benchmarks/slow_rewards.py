@@ -62,8 +62,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GRPO_NB_RUNS"] = folder
         from grpo_nb import data, models, rewards, training
-        from grpo_nb.config import resolve
         from grpo_nb.runs import Run
+        from grpo_nb.runs.config import resolve
 
         config, run = resolve("tiny-cpu", {"task": "code"}), Run("benchmark")
         preset = rewards.load_preset("code")

@@ -59,8 +59,8 @@ def build(way: str, options: list[str], folder: str, steps: int, settings: Any =
         The trainer, the policy in it, held-out rows and the rewards.
     """
     from grpo_nb import data, models, rewards, training
-    from grpo_nb.config import parse_assignment, resolve
     from grpo_nb.runs import Run
+    from grpo_nb.runs.config import parse_assignment, resolve
 
     sizes = SIZES | {"bf16": models.has_bf16()} | changed
     fixed = {f"train.{name}": sizes[name] for name in ("learning_rate", "warmup_steps")}

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from grpo_nb.pipeline import run_pipeline
+from grpo_nb.pipeline.notebooks import run_pipeline
+from grpo_nb.pipeline.sweep import read_sweep, run_sweep
 from grpo_nb.runs import NOTEBOOKS, Run
-from grpo_nb.sweep import read_sweep, run_sweep
 
 TRIALS, SECONDS = 20, 1.0
 SETTINGS = {"data.eval_rows": 64, "rewards.pilot_prompts": 4, "train.max_steps": 20}

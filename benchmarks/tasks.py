@@ -12,9 +12,9 @@ import argparse
 import os
 import tempfile
 
-from grpo_nb.config import parse_assignment
-from grpo_nb.pipeline import run_pipeline
-from grpo_nb.profiles import TASKS
+from grpo_nb.pipeline.notebooks import run_pipeline
+from grpo_nb.runs.config import parse_assignment
+from grpo_nb.runs.profiles import TASKS
 
 
 def main() -> None:

@@ -47,7 +47,8 @@ def bare(folder, policy, rewards, rows, config) -> float:
 
 def ours(stage, policy, rewards, rows) -> float:
     """Processor seconds a step of a session, with a dashboard that watches."""
-    from grpo_nb import training, widgets
+    from grpo_nb import training
+    from grpo_nb.views import widgets
 
     session = training.Session(stage, policy, rewards, rows)
     trainer = session.trainer()
@@ -92,8 +93,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GRPO_NB_RUNS"] = folder
         from grpo_nb import data, models, rewards
-        from grpo_nb.config import resolve
         from grpo_nb.runs import Run, Stage
+        from grpo_nb.runs.config import resolve
         from grpo_nb.training.validation import Validation
 
         config, run = resolve("tiny-cpu", SETTINGS), Run("benchmark")

@@ -23,7 +23,7 @@ import tiny_model
 import torch
 from make_arithmetic import HERE, TEMPLATES, Problem, phrase, read_problems, sample_problem
 
-from grpo_nb.prompts import build_prompt
+from grpo_nb.rewards.prompts import build_prompt
 
 SEED = 0
 STEPS = 2000

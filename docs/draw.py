@@ -12,8 +12,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from markdown_it import MarkdownIt
 
-from grpo_nb.plots import BLUE, GREEN, GREY, ORANGE
 from grpo_nb.rewards import load_preset, reward_set
+from grpo_nb.views.plots import BLUE, GREEN, GREY, ORANGE
 
 COLORS = (BLUE, ORANGE, GREEN, GREY)
 PAGE = Path(__file__).parent / "concepts.md"
@@ -32,8 +32,8 @@ RATIOS = {
 def plain_trainer(folder: Path) -> Any:
     """TRL's trainer as notebook 3 builds it, on the tiny model."""
     from grpo_nb import models, training
-    from grpo_nb.config import resolve
-    from grpo_nb.prompts import build_prompt
+    from grpo_nb.rewards.prompts import build_prompt
+    from grpo_nb.runs.config import resolve
 
     config = resolve("tiny-cpu", {"policy.backend": "transformers"})
     policy = models.load_policy(config.model, 0, config.policy)

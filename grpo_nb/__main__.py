@@ -31,11 +31,13 @@ def _existing_run(path: str) -> "Run":
 
 def export(arguments: argparse.Namespace) -> int:
     from grpo_nb import export
-    from grpo_nb.profiles import refuse_unknown
     from grpo_nb.runs import atomic_path
+    from grpo_nb.runs.profiles import refuse_unknown
 
     run, mode, kind = _existing_run(arguments.run), arguments.merge, arguments.gguf
     run.lock()
+    if mode != "adapter" or kind:
+        run.refuse_stale()
     if mode:
         refuse_unknown("merge", mode, list(EXPORTED))
     if mode == "adapter":
@@ -54,9 +56,9 @@ def export(arguments: argparse.Namespace) -> int:
 
 
 def train(arguments: argparse.Namespace) -> int:
-    from grpo_nb import launch
-    from grpo_nb.batches import with_full_paths
-    from grpo_nb.config import parse_assignment
+    from grpo_nb.pipeline import launch
+    from grpo_nb.pipeline.batches import with_full_paths
+    from grpo_nb.runs.config import parse_assignment
 
     settings = with_full_paths(dict(map(parse_assignment, arguments.assignments)))
     run = _existing_run(arguments.run)
@@ -82,7 +84,7 @@ def push(arguments: argparse.Namespace) -> int:
 def reproduce(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from grpo_nb import reproduce
+    from grpo_nb.pipeline import reproduce
 
     first, console = _existing_run(arguments.run), Console()
     again = reproduce.reproduce(first, arguments.name or f"{first.name}-again", console)
@@ -91,13 +93,13 @@ def reproduce(arguments: argparse.Namespace) -> int:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    from grpo_nb.serve import serve
+    from grpo_nb.pipeline.serve import serve
 
     return serve(_existing_run(arguments.run), arguments.host, arguments.port, arguments.adapter)
 
 
 def answer(arguments: argparse.Namespace) -> int:
-    from grpo_nb.answers import Sampling, answer_file
+    from grpo_nb.evaluation.answers import Sampling, answer_file
 
     sampling = Sampling(arguments.temperature, arguments.seed, arguments.batch_size)
     named = ("model", "question_column", "answer_column", "engine")
@@ -114,17 +116,16 @@ def answer(arguments: argparse.Namespace) -> int:
 def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from grpo_nb import batches, pipeline
+    from grpo_nb.pipeline import batches
+    from grpo_nb.pipeline import notebooks as pipeline
     from grpo_nb.runs import Run
-    from grpo_nb.uploads import check_destination
 
     if arguments.only and (arguments.first or arguments.last):
         raise ValueError("--only names one stage: leave out --from and --to")
-    first = arguments.only or arguments.first or "01"
-    last = arguments.only or arguments.last or "04"
+    asked = ((arguments.only, arguments.first, "01"), (arguments.only, arguments.last, "04"))
+    first, last = (next(one for one in ends if one is not None) for ends in asked)
     if not (arguments.name or arguments.files) and first != "01":
         raise ValueError(f"--from {first} continues a run: say which with --name")
-    check_destination(arguments.notebooks_to)
     console = Console()
     plans = batches.planned_runs(
         arguments.files, arguments.name, arguments.profile, arguments.assignments
@@ -137,12 +138,11 @@ def run(arguments: argparse.Namespace) -> int:
             console.print(batches.plan_table(plan, config, typed, first, last))
     if arguments.dry_run:
         return 0
-    options = {"last": last, "notebooks_to": arguments.notebooks_to}
     failed = []
     for plan in plans:
         start = (plan.name, plan.profile, plan.settings, first, arguments.force, console)
         try:
-            pipeline.print_summary(pipeline.run_pipeline(*start, **options), console, last)
+            pipeline.print_summary(pipeline.run_pipeline(*start, last=last), console, last)
         except RuntimeError as error:
             if hasattr(error, "signal") or len(plans) == 1:
                 raise
@@ -156,14 +156,14 @@ def run(arguments: argparse.Namespace) -> int:
 def sweep(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from grpo_nb import cluster, slots, sweep
+    from grpo_nb.pipeline import cluster, sweep
 
     console, share = Console(), {"cpus": arguments.cpus, "gpus": arguments.gpus}
     share = {name: count for name, count in share.items() if count is not None}
     if share and not arguments.ray:
         raise ValueError("--cpus and --gpus go with --ray; on one machine a trial has one GPU")
     asked = sweep.read_sweep(Path(arguments.file), elsewhere=bool(arguments.ray))
-    entered = cluster.connected(arguments.ray, **share) if arguments.ray else nullcontext(slots)
+    entered = cluster.connected(arguments.ray, **share) if arguments.ray else nullcontext()
     with entered as place:
         if not arguments.dry_run:
             return sweep.run_sweep(asked, arguments.jobs, console, place=place)
@@ -176,7 +176,7 @@ def sweep(arguments: argparse.Namespace) -> int:
 def report(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from grpo_nb import leaderboard
+    from grpo_nb.pipeline import leaderboard
 
     board, console = leaderboard.compare(arguments.runs), Console()
     if not console.is_terminal:  # in a file or a pipe nothing is cut at 80 columns
@@ -190,7 +190,7 @@ def report(arguments: argparse.Namespace) -> int:
 
 
 def checklist(arguments: argparse.Namespace) -> int:
-    from grpo_nb import checklist
+    from grpo_nb.pipeline import checklist
 
     lines = checklist.examine(_existing_run(arguments.run))
     if arguments.json:
@@ -201,14 +201,14 @@ def checklist(arguments: argparse.Namespace) -> int:
 
 
 def reward_lab(arguments: argparse.Namespace) -> int:
-    from grpo_nb.app import serve
+    from grpo_nb.pipeline.app import serve
 
     serve(arguments.name, arguments.profile, arguments.port, not arguments.no_browser)
     return 0
 
 
 def doctor(_: argparse.Namespace) -> int:
-    from grpo_nb.doctor import report
+    from grpo_nb.pipeline.doctor import report
 
     text, in_order = report()
     print(text)
@@ -234,6 +234,11 @@ def main(arguments: list[str] | None = None) -> int:
     except RuntimeError as error:
         print(f"grpo-nb: {error}", file=sys.stderr)
         return 128 + error.signal if hasattr(error, "signal") else 1
+    except OSError as error:
+        from grpo_nb.runs.files import disk_error
+
+        print(f"grpo-nb: {disk_error(error.filename or 'a file', error)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt as stop:
         said = "interrupted; continue with --from and the same --name"
         print(f"grpo-nb: {stop.args[0] if stop.args else said}", file=sys.stderr)

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-EXPORTED = ("merged_16bit", "merged_16bit_original_base", "merged_4bit", "adapter")
+EXPORTED = ("merged_16bit", "merged_16bit_original_base", "adapter")
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -46,12 +46,6 @@ def _add_batches(commands: argparse._SubParsersAction) -> None:
     run.add_argument("--to", dest="last", metavar="STAGE", help="01 to 04: stop after it")
     run.add_argument("--only", metavar="STAGE", help="the same as --from STAGE --to STAGE")
     run.add_argument("--dry-run", action="store_true", help="show the plan, start nothing")
-    run.add_argument(
-        "--notebooks-to",
-        default="",
-        metavar="PLACE",
-        help="copy each executed notebook to a folder, s3://…, gs://… or abs://…",
-    )
     sweep = commands.add_parser("sweep", help="many runs: a grid, a list or random draws")
     sweep.add_argument("file", metavar="SWEEP.yaml")
     sweep.add_argument("--jobs", type=int, help="trials at once; default: 1, or all that fit")
@@ -86,7 +80,7 @@ def _add_stage_04(commands: argparse._SubParsersAction) -> None:
     serve = commands.add_parser("serve", parents=[shared], help="an OpenAI-compatible server")
     serve.add_argument("--host", default="127.0.0.1", help="default: this machine only")
     serve.add_argument("--port", type=_port, default=8000, help="default: 8000")
-    serve.add_argument("--adapter", action="store_true", help="base + adapter (vLLM only)")
+    serve.add_argument("--adapter", action="store_true", help="base + adapter, not merged")
     answer = commands.add_parser("answer", parents=[shared], help="answer a file of questions")
     answer.add_argument("source", type=Path, metavar="FILE", help="CSV, JSON lines, Parquet, …")
     answer.add_argument("--to", type=Path, required=True, metavar="ANSWERS.jsonl")

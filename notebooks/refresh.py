@@ -15,9 +15,9 @@ import tomllib
 from pathlib import Path
 
 import nbformat
-from grpo_nb.pipeline import KERNEL_ARGUMENTS, QUIET
+from grpo_nb.pipeline.execution import KERNEL_ARGUMENTS, QUIET
+from grpo_nb.pipeline.sweep import read_sweep, run_sweep
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT
-from grpo_nb.sweep import read_sweep, run_sweep
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent

@@ -4,9 +4,9 @@ import math
 import random
 import re
 
-from grpo_nb.bench import Bench
 from grpo_nb.models import Sample
-from grpo_nb.pilot import Pilot
+from grpo_nb.reward_lab import Bench
+from grpo_nb.reward_lab.pilot import Pilot
 from grpo_nb.rewards import numeric_correctness_reward, reward, reward_set
 
 SUMS = [(47, 38), (1, 1), (9, 6), (30, 12), (5, 8), (21, 3)]
@@ -32,17 +32,22 @@ def said(text, tag="answer"):
     return re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
 
 
+def texts_of(completions):
+    return [completion[0]["content"] for completion in completions]
+
+
 def echoed(completions, answer, **_):
-    return [float(a in re.findall(r"\d+", t)) for a, t in zip(answer, completions, strict=True)]
+    pairs = zip(answer, texts_of(completions), strict=True)
+    return [float(gold in re.findall(r"\d+", text)) for gold, text in pairs]
 
 
 def mean_step(completions, **_):
-    steps = [re.findall(r"(\d+)=", text) for text in completions]
+    steps = [re.findall(r"(\d+)=", text) for text in texts_of(completions)]
     return [len(set(of_text)) / len(of_text) if of_text else math.nan for of_text in steps]
 
 
 def as_first_row(completions, answer, **_):
-    return [float(said(text)[-1:] == [answer[0]]) for text in completions]
+    return [float(said(text)[-1:] == [answer[0]]) for text in texts_of(completions)]
 
 
 FLAWED = {  # by its flaw: what names it, its weight beside correctness (0: in its place), itself

@@ -1,6 +1,6 @@
 """Train a run in a process of its own, and be killed where the caller says.
 
-    python tests/interrupted.py RUN [generation|backward|saving STEP]
+    python tests/interrupted.py RUN [generation|backward|saving|moved STEP]
 
 `tests/test_resume.py` prepares the run. Kill -9 leaves no time to tidy up.
 """
@@ -11,6 +11,7 @@ import sys
 
 from grpo_nb import data, models, rewards, training
 from grpo_nb.runs import Run, Stage
+from grpo_nb.training import session as sessions
 
 
 def die(*_):
@@ -34,6 +35,8 @@ def plant(trainer, where, step):
         torch.save = lambda *args, **kwargs: (
             die() if trainer.state.global_step == step else save(*args, **kwargs)
         )
+    elif where == "moved":  # an earlier training is put aside, and this one has not begun
+        sessions.write_json = die
 
 
 def main(name, where="", step="0"):

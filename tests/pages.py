@@ -59,7 +59,8 @@ def run_shell(text: str, folder: Path, codes: tuple[int, ...] = (0,), **variable
     """What the commands print; the first that fails ends them, and the test by its exit code."""
     environment = os.environ | {"PYTHONPATH": str(PROJECT_ROOT), "OMP_NUM_THREADS": "1"}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment |= {"GRPO_NB_RUNS": str(folder / "runs"), "PATH": path, **variables}
+    environment |= {"GRPO_NB_RUNS": str(folder / "runs"), "PATH": path, "COLUMNS": "300"}
+    environment |= variables
     done = subprocess.run(
         ["bash", "-ec", text], cwd=folder, env=environment, capture_output=True, text=True
     )

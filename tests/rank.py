@@ -15,8 +15,8 @@ import sys
 
 import torch
 
-from grpo_nb import launch
 from grpo_nb.models import checkpoint
+from grpo_nb.pipeline import launch
 from grpo_nb.runs import Run
 from grpo_nb.training import ranks, session
 

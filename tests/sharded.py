@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from grpo_nb import models
-from grpo_nb.config import ModelConfig, PolicyConfig
-from grpo_nb.prompts import build_prompt
+from grpo_nb.rewards.prompts import build_prompt
+from grpo_nb.runs.config import ModelConfig, PolicyConfig
 from grpo_nb.training import ranks
 from grpo_nb.training.trainer import unsharded_root
 

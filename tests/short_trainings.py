@@ -13,9 +13,9 @@ from datasets import Dataset
 from transformers import TrainerCallback
 
 from grpo_nb import models
-from grpo_nb.config import ModelConfig, PolicyConfig
-from grpo_nb.prompts import build_prompt
 from grpo_nb.rewards import load_preset
+from grpo_nb.rewards.prompts import build_prompt
+from grpo_nb.runs.config import ModelConfig, PolicyConfig
 
 PROMPTS = [build_prompt(f"What is {a} + {b}?") for a, b in ((47, 38), (12, 34), (99, 9), (3, 4))]
 STEPS = 3
@@ -38,7 +38,7 @@ def policy(backend, quantization, finetuning="lora"):
     return models.load_policy(ModelConfig(quantization=quantization), 0, config)
 
 
-def train(policy, folder, *, checkpointing=False, answer=False):
+def train(policy, folder, *, checkpointing=False, answer=False, callbacks=()):
     from trl import GRPOConfig, GRPOTrainer
 
     preset = load_preset("math")
@@ -71,7 +71,7 @@ def train(policy, folder, *, checkpointing=False, answer=False):
         reward_funcs=[*preset.reward_funcs, keep],
         args=arguments,
         train_dataset=Dataset.from_list(rows),
-        callbacks=[asking] if answer else [],
+        callbacks=[asking, *callbacks] if answer else [*callbacks],
     )
     trainable = [p for p in policy.model.parameters() if p.requires_grad]
     for parameter in trainable:

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from grpo_nb import models, training
-from grpo_nb.advantages import advantages, effective_scaling
-from grpo_nb.config import resolve
-from grpo_nb.prompts import build_prompt
+from grpo_nb.reward_lab.advantages import advantages, effective_scaling
 from grpo_nb.rewards import reward_set
+from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run
+from grpo_nb.runs.config import resolve
 
 GROUP, GROUPS, WEIGHTS = 4, 6, [1.0, 0.25, -0.5]
 ROWS = [{"prompt": build_prompt("What is 1 + 1?")}]

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from grpo_nb import pipeline
-from grpo_nb.config import parse_assignment, resolve
 from grpo_nb.models import checkpoint
-from grpo_nb.runs import Run, Stage
+from grpo_nb.pipeline import notebooks as pipeline
+from grpo_nb.runs import Run, Stage, trl_arguments
+from grpo_nb.runs.config import parse_assignment, resolve
 from grpo_nb.training import arguments
 
 SET_HERE = {"train.max_steps": 7, "trl.epsilon": 0.1}
@@ -29,7 +29,8 @@ def table(stage):
     from trl import GRPOConfig
 
     passed = arguments.grpo_arguments(stage.config, stage.run / "train", vllm=False)
-    return arguments.effective(GRPOConfig(**passed), passed, stage).set_index("argument")
+    args = GRPOConfig(**passed), arguments.alone(passed)
+    return arguments.effective(*args, passed, stage).set_index("argument")
 
 
 def test_the_fields_read_from_source_are_those_of_the_class():
@@ -37,7 +38,7 @@ def test_the_fields_read_from_source_are_those_of_the_class():
 
     from trl import GRPOConfig
 
-    assert set(arguments.trl_fields()) == {field.name for field in fields(GRPOConfig)}
+    assert set(trl_arguments.trl_fields()) == {field.name for field in fields(GRPOConfig)}
 
 
 @pytest.mark.parametrize(
@@ -54,12 +55,13 @@ def test_the_fields_read_from_source_are_those_of_the_class():
         ("trl.top_k=0.5", "of type float, and TRL wants int"),
         ("trl.fp16=true", "trl.fp16 = 'true' is of type str, and TRL wants bool"),
         ("trl.chat_template_kwargs=[1]", r"of type list, and TRL wants dict \| str \| None"),
+        ("trl.max_grad_norm=1e999", "trl.max_grad_norm = inf: write a finite number"),
     ],
 )
 def test_an_argument_that_trl_does_not_take_is_refused(assignment, message):
     config = resolve("tiny-cpu", dict([parse_assignment(assignment)]))
     with pytest.raises(ValueError, match=message):
-        arguments.refuse_unknown_trl(config)
+        trl_arguments.refuse_unknown_trl(config)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_an_argument_of_trl_reaches_it(assignment, tmp_path):
 
     name, value = parse_assignment(assignment)
     config = resolve("tiny-cpu", {name: value})
-    arguments.refuse_unknown_trl(config)
+    trl_arguments.refuse_unknown_trl(config)
     if value is not True:  # fp16 wants a GPU
         built = GRPOConfig(**arguments.grpo_arguments(config, tmp_path, vllm=False))
         assert getattr(built, name.removeprefix("trl.")) == value
@@ -88,8 +90,8 @@ def test_an_argument_of_trl_reaches_it(assignment, tmp_path):
 def test_the_check_needs_neither_torch_nor_trl():
     """Imported before Unsloth, TRL would be without Unsloth's patches."""
     probe = (
-        "from grpo_nb.training.arguments import refuse_unknown_trl; import sys\n"
-        "from grpo_nb.config import resolve\n"
+        "from grpo_nb.runs.trl_arguments import refuse_unknown_trl; import sys\n"
+        "from grpo_nb.runs.config import resolve\n"
         "refuse_unknown_trl(resolve('tiny-cpu', {'trl.epsilon': 0.1})); print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
@@ -103,7 +105,7 @@ def test_the_pipeline_refuses_it_before_anything_starts(runs_dir):
 
 
 def test_every_argument_is_there_with_who_decided_it(table):
-    assert set(table.index) == set(arguments.trl_fields())
+    assert set(table.index) == set(trl_arguments.trl_fields())
     decided = {
         "max_steps": (7, "set here"),
         "epsilon": (0.1, "set here"),
@@ -131,7 +133,8 @@ def test_what_a_trainer_changes_afterwards_is_named(stage):
     passed = arguments.grpo_arguments(stage.config, stage.run / "train", vllm=False)
     args = GRPOConfig(**passed)
     args.weight_decay = 0.5
-    table = arguments.effective(args, passed, stage).set_index("argument")
+    table = arguments.effective(args, arguments.alone(passed), passed, stage)
+    table = table.set_index("argument")
     assert table["changed"]["weight_decay"] == "the trainer: 0.0 → 0.5"
 
 
@@ -151,7 +154,7 @@ import unsloth
 from unsloth.models import rl  # on a GPU `import unsloth` does it; this makes the same class
 import trl
 from pathlib import Path
-from grpo_nb.config import resolve
+from grpo_nb.runs.config import resolve
 from grpo_nb.runs import Run, Stage
 from grpo_nb.training import arguments
 found = {}
@@ -159,7 +162,8 @@ for loss in ("dapo", "bnpo", "dr_grpo", "cispo"):
     for extra in ({}, {"trl.epsilon_high": 0.3, "trl.mask_truncated_completions": False}):
         stage = Stage(Run("u"), "03", resolve("tiny-cpu", {"train.loss_type": loss, **extra}), {})
         passed = arguments.grpo_arguments(stage.config, Path(sys.argv[1]), vllm=False)
-        table = arguments.effective(trl.GRPOConfig(**passed), passed, stage)
+        both = trl.GRPOConfig(**passed), arguments.alone(passed)
+        table = arguments.effective(*both, passed, stage)
         changed = table.set_index("argument")["changed"]
         name = loss + " set" * bool(extra)
         found[name] = {k: v for k, v in changed.items() if "Unsloth" in v}

@@ -3,14 +3,12 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from grpo_nb import batches, config, uploads
 from grpo_nb.__main__ import main
-from grpo_nb.runs import Run, write_json
+from grpo_nb.pipeline import batches
+from grpo_nb.runs import Run, config, files, write_json
 
 RUN = "profile: tiny-cpu\ndata.max_rows: 80\ndata.eval_rows: 16\ntrain.learning_rate: 1e-4\n"
 
@@ -34,10 +32,20 @@ def write(folder, text, name="mine.yaml"):
         ("a: 2026-01-01", "2026-01-01"),
         ("a: '1, 0.5'", "1, 0.5"),
         ("a: null", None),
+        ("a: 010", "010"),
+        ("a: 0", 0),
+        ("a: -0", 0),
+        ("a: 1:30", "1:30"),
+        ("a: 12:30:45", "12:30:45"),
+        ("a: 0x1F", "0x1F"),
+        ("a: 0b11", "0b11"),
+        ("a: 1_000", "1_000"),
+        ("a: .inf", ".inf"),
+        ("a: 1e400", float("inf")),
     ],
 )
 def test_values_are_what_they_look_like(tmp_path, text, value):
-    (found,) = batches.read_yaml(tmp_path / write(tmp_path, text)).values()
+    (found,) = files.read_yaml(tmp_path / write(tmp_path, text)).values()
     assert found == value
     assert type(found) is type(value)
 
@@ -52,7 +60,35 @@ def test_values_are_what_they_look_like(tmp_path, text, value):
         ("train.max_steps: many", "train.max_steps = 'many'"),
         ("- seed", "write one `setting: value` a line"),
         ("", "write one `setting: value` a line"),
-        ("seed: [1", "line 1:"),
+        ("seed: [1", "mine.yaml, line 1:"),
+        ("seed: 1:30", "seed = '1:30': input should be a valid integer"),
+        ("seed: 0x1F", "seed = '0x1F': input should be a valid integer"),
+        ("train.learning_rate: .inf", "train.learning_rate = '.inf': input should be a valid"),
+        ("train.learning_rate: 1e400", "train.learning_rate = inf: input should be a finite"),
+        ("train.beta: .nan", "train.beta = '.nan'"),
+        ("train.max_steps:", "train.max_steps = None"),
+        ("profile:", "profile = None: write a name"),
+        ("profile: 5", "profile = 5: write a name"),
+        ("profile: [tiny-cpu]", "profile = ['tiny-cpu']: write a name"),
+        ("name:", "run_name ''"),
+        ("seed: 1\nname: \x07", "line 2: special characters are not allowed: '\\x07'"),
+        ("a: " + "[" * 5000, "mine.yaml is not a file of settings: it nests too deep"),
+        ("seed: " + "1" * 5000, "mine.yaml cannot be read: Exceeds the limit"),
+        ("seed: &a [*a]", "seed = "),
+        ("seed: !!bool maybe", "mine.yaml cannot be read"),
+        ("seed: !!timestamp x", "mine.yaml cannot be read"),
+        ("seed: !!int many", "mine.yaml cannot be read"),
+        ("seed: 1\n---\nseed: 2", "mine.yaml, line 2: but found another document"),
+        ("<<: 3", "mine.yaml, line 1: expected a mapping"),
+        ("seed: *y", "mine.yaml, line 1: found undefined alias"),
+        ("task: 3", "unknown task 3"),
+        ("task:", "unknown task None"),
+        ("trl.a.b: 1", "unknown setting 'trl.a.b'"),
+        ("trl: {epsilon: 1}", "unknown setting 'trl'"),
+        ("train.max_steps: true", "train.max_steps = True: "),
+        ("train.beta: false", "train.beta = False: "),
+        ("? [a]\n: 1", "mine.yaml, line 1: found unhashable key"),
+        ("trl.max_grad_norm: 1e400", "trl.max_grad_norm = inf: write a finite number"),
         ("seed: !!python/object:os.system 1", "could not determine a constructor"),
         ("name: a/b", "run_name 'a/b'"),
         ("name: x\nprofile: tiny", "'tiny': did you mean 'tiny-cpu'"),
@@ -72,14 +108,32 @@ def test_wrong_run_files_start_nothing(runs_dir, capsys, text, message):
         (["--only", "02", "--from", "02"], "--only names one stage"),
         (["--from", "03", "--to", "02", "--name", "x"], "no stage between them"),
         (["--to", "5"], "unknown stage '5'"),
+        (["--to", ""], "unknown stage ''"),
+        (["--from", "", "--name", "x"], "unknown stage ''"),
+        (["--only", "", "--name", "x"], "unknown stage ''"),
+        (["--name", ""], "run_name ''"),
+        (["--name", "a\nb"], "run_name 'a\\nb'"),
+        (["--profile", ""], "profile = '': write a name"),
+        (["--set", "=1"], "unknown setting ''"),
+        (["--set", "data.=3"], "unknown setting 'data.'"),
+        (["--set", "trl.=3"], "unknown setting 'trl.'"),
+        (["--set", "seed=" + "9" * 5000], "seed = '999"),
+        (["--set", "trl.epsilon=" + "[" * 3000], "TRL wants float"),
+        (["--set", "train.stages=\0"], "is not a file"),
         (["-f", "no.yaml"], "no.yaml does not exist"),
-        (["--notebooks-to", "ftp://x/y"], "use a folder, or one of s3://"),
     ],
 )
 def test_wrong_arguments_start_nothing(runs_dir, capsys, arguments, message):
     assert main(["run", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not list(runs_dir.iterdir())
+
+
+def test_a_wrong_file_of_stages_starts_nothing(runs_dir, capsys):
+    stages = write(runs_dir, "- {name: a, max_stps: 3}", "stages.yaml")
+    assert main(["run", "--profile", "tiny-cpu", "--set", f"train.stages={stages}"]) == 2
+    assert "key of stage 'a' 'max_stps': did you mean 'max_steps'" in capsys.readouterr().err
+    assert [path.name for path in runs_dir.iterdir()] == ["stages.yaml"]
 
 
 def test_two_files_that_would_write_one_directory_are_refused(runs_dir, capsys):
@@ -114,16 +168,16 @@ def test_the_command_line_comes_over_the_file(runs_dir):
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """Stage 01 alone, of a run file, with a copy of its notebook elsewhere."""
+    """Stage 01 alone, of a run file."""
     folder = tmp_path_factory.mktemp("prepared")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_NB_RUNS", str(folder / "runs"))
         file = write(folder, RUN)
-        assert main(["run", "-f", file, "--to", "01", "--notebooks-to", f"{folder}/copies"]) == 0
+        assert main(["run", "-f", file, "--to", "01"]) == 0
     return folder
 
 
-def test_one_stage_alone_with_a_log_and_a_copy_of_the_notebook(prepared):
+def test_one_stage_alone_with_a_log(prepared):
     run = prepared / "runs/mine"
     assert list(json.loads((run / "manifest.json").read_text())) == ["01"]
     log = (run / "log.txt").read_text().splitlines()
@@ -134,8 +188,6 @@ def test_one_stage_alone_with_a_log_and_a_copy_of_the_notebook(prepared):
     assert re.fullmatch(r"01_prepare_data: done in \d+\.\d s", texts[3])
     assert re.fullmatch(r"done in \d+\.\d s", texts[4])
     assert list(times) == sorted(times)
-    copy, own = (p / "01_prepare_data.ipynb" for p in (prepared / "copies/mine", run / "notebooks"))
-    assert copy.read_bytes() == own.read_bytes()
 
 
 def test_the_same_file_goes_on_from_a_later_stage(prepared, monkeypatch, capsys):
@@ -157,41 +209,6 @@ def test_runs_follow_each_other_although_one_fails(runs_dir, capsys):
     for name in "ab":
         log = (Run(name) / "log.txt").read_text()
         assert re.search(r"StageFailed after .* FileNotFoundError: .*nowhere.csv", log)
-
-
-@pytest.mark.parametrize("status", [200, 403])
-def test_notebooks_go_to_an_address_and_a_failing_one_loses_nothing(runs_dir, capsys, status):
-    got = {}
-
-    class Store(BaseHTTPRequestHandler):
-        def do_PUT(self):
-            got[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(status)
-            self.end_headers()
-
-        def log_message(self, *_):
-            """Quiet."""
-
-    server = HTTPServer(("127.0.0.1", 0), Store)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    place = f"http://127.0.0.1:{server.server_port}/nb"
-    arguments = ["run", "-f", write(runs_dir, RUN), "--only", "01", "--notebooks-to", place]
-    assert main(arguments) == (0 if status == 200 else 1)
-    server.shutdown()
-    own = json.loads((Run("mine") / "notebooks/01_prepare_data.ipynb").read_text())
-    assert json.loads(got["/nb/mine/01_prepare_data.ipynb"]) == own
-    assert Run("mine").manifest()["01"]["status"] == "done"
-    if status != 200:
-        error = capsys.readouterr().err
-        assert "/nb/mine/01_prepare_data.ipynb was not written (HTTPError: 403" in error
-
-
-def test_a_store_without_its_package_is_refused_at_once(runs_dir, capsys, monkeypatch):
-    monkeypatch.setitem(uploads.EXTRAS, "abs", ("no_such.package", "azure"))
-    assert main(["run", "--notebooks-to", "abs://x/y"]) == 2
-    error = capsys.readouterr().err
-    assert "abs://x/y needs no_such.package: pip install 'papermill[azure]'" in error
-    assert not list(runs_dir.iterdir())
 
 
 @pytest.mark.parametrize("command", ["run", "sweep"])

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from grpo_nb import bench
-from grpo_nb.bench import Bench
-from grpo_nb.config import resolve
+from grpo_nb import reward_lab
+from grpo_nb.reward_lab import Bench
 from grpo_nb.rewards import Scored, load_preset, reward, reward_set
+from grpo_nb.runs.config import resolve
 
 SUMS = {"47 + 38?": "85", "1 + 1?": "2"}
 ROWS = [{"prompt": [], "question": question, "answer": gold} for question, gold in SUMS.items()]
@@ -30,12 +30,12 @@ def test_a_table_line_holds_scores_total_and_advantage():
     assert table["std"].round(3).tolist() == [0.442, 0.442, 0, 0]
     assert table["advantage"].round(3).tolist() == [0.707, -0.707, 0, 0]
     assert table["signal"].tolist() == [True, True, False, False]
-    assert bench.signal_table(MATH.preset, table)["mean"].tolist() == [1, 0.25, 0.25, 0.25]
+    assert reward_lab.signal_table(MATH.preset, table)["mean"].tolist() == [1, 0.25, 0.25, 0.25]
 
 
 def test_foreign_and_async_rewards_give_scores_and_a_wrong_number_of_them_is_refused():
     def foreign(completions, **_):
-        return [None, float("nan"), 1, 0.25][: len(completions[0])]
+        return [None, float("nan"), 1, 0.25][: len(completions[0][0]["content"])]
 
     ours = Bench(reward_set([(long_winded, 1.0), (foreign, 1.0)]))
     table = ours.table(ROWS, [["abcd", "b"], ["", ""]])
@@ -61,6 +61,6 @@ OUTWEIGHED = MATH.adding(long_winded, 1).adding(long_winded, 4).preset  # by "xx
 @pytest.mark.parametrize(("preset", "lost"), [(MATH.preset, 0), (OUTWEIGHED, 1), (NEVER, 2)])
 def test_rows_on_which_the_gold_loses_are_named(preset, lost):
     ours = Bench(preset)
-    report = bench.gold_report(ours, ROWS, ours.table(ROWS, [["x" * 900, "y"], ["2", "3"]]))
+    report = reward_lab.gold_report(ours, ROWS, ours.table(ROWS, [["x" * 900, "y"], ["2", "3"]]))
     assert (report["losers"], report["gold_wins"]) == ([*SUMS][:lost], not lost)
     assert report["lowest"].get("soft_xml_format_reward", 1.0) == 1.0

@@ -1,8 +1,9 @@
-"""benchmarks/gpu.py, as far as a machine without a GPU can run it."""
+"""The benchmarks for a GPU, as far as a machine without one can run them."""
 
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from grpo_nb import models
@@ -21,7 +22,7 @@ def test_a_tiny_model_is_measured_in_every_way_that_this_machine_can():
     assert "transformers 5" in heading
     lines = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("| ")]
     ways, clocks, speeds = zip(*[line[:3] for line in lines[1:]], strict=True)
-    assert len(ways) == (4 if models.cuda_available() else 2)
+    assert len(ways) == (5 if models.cuda_available() else 3)
     assert all(float(clock.split()[0]) > 0 for clock in clocks)
     assert all(int(speed) > 0 for speed in speeds)
 
@@ -32,3 +33,50 @@ def test_without_a_gpu_the_real_sizes_are_refused():
     done = run()
     assert done.returncode == 2
     assert "no CUDA GPU is visible: run it on a machine with one, or add --size" in done.stderr
+
+
+@pytest.fixture
+def gpu_check(monkeypatch):
+    monkeypatch.syspath_prepend(PROJECT_ROOT / "benchmarks")
+    import gpu_check
+
+    return gpu_check
+
+
+def test_a_part_that_fails_or_hangs_is_on_the_page_and_the_next_begins(gpu_check, tmp_path, capsys):
+    hangs = (
+        "import os, signal, subprocess, sys; print('begun', flush=True);"
+        "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()']);"
+        "open(os.environ['GRPO_NB_RUNS'] + '/child', 'w').write(str(child.pid)); signal.pause()"
+    )
+    fails = "print('a'); print('b'); print('c'); raise SystemExit('no such thing')"
+    parts = [
+        gpu_check.Part("it fails", 60, [sys.executable, "-c", fails], 2),
+        gpu_check.Part("it hangs", 5, [sys.executable, "-c", hangs]),
+        gpu_check.Part("it works", 60, [sys.executable, "-c", "print('all right')"]),
+    ]
+    assert gpu_check.check(parts, tmp_path / "gpu-check", "NVIDIA L4, 23034 MiB") == 1
+    page = (tmp_path / "gpu-check/report.md").read_text()
+    assert page.strip() in capsys.readouterr().out
+    assert page.startswith("# NVIDIA L4, 23034 MiB: 1 of 3 parts passed\n")
+    assert "trl 1.15.0" in page
+    assert "| it fails | FAILED, exit code 1 | " in page
+    assert "| it hangs | FAILED, not done after 5 s | 5 |" in page
+    assert "| it works | passed | " in page
+    assert "```text\nc\nno such thing\n```" in page and "```text\nbegun\n```" in page
+    child = int((tmp_path / "gpu-check/child").read_text())
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
+    assert gpu_check.check(parts[2:], tmp_path, "x") == 0
+
+
+def test_all_parts_together_take_25_minutes_at_most(gpu_check):
+    assert sum(part.limit for part in gpu_check.PARTS) <= 25 * 60
+
+
+def test_without_a_gpu_the_check_says_so_in_one_sentence():
+    if models.cuda_available():
+        pytest.skip("asks what happens on a machine without a GPU")
+    command = [sys.executable, PROJECT_ROOT / "benchmarks/gpu_check.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.count("\n"), done.stderr) == (2, 1, "")
+    assert done.stdout.startswith("no NVIDIA GPU is visible: run `make gpu-check` on a machine")

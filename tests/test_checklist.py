@@ -3,16 +3,17 @@
 import json
 import random
 import shutil
+import subprocess
 
 import pytest
 import yaml
 from filelock import FileLock
 
-from grpo_nb import checklist, config
 from grpo_nb.__main__ import main
-from grpo_nb.health import Alert
-from grpo_nb.runs import NOTEBOOKS, Run, sha256, write_json
+from grpo_nb.pipeline import checklist
+from grpo_nb.runs import NOTEBOOKS, Run, config, sha256, versions, write_json
 from grpo_nb.training import append_line, read_lines
+from grpo_nb.training.health import Alert
 
 METRICS = "train/metrics.jsonl"
 
@@ -24,6 +25,7 @@ def recorded(run):
         for kind in ("inputs", "outputs"):
             known = [path for path in entry[kind] if (run / path).exists()]
             entry[kind] = {path: sha256(run / path) for path in known}
+        entry.pop("config", None)
     write_json(run / "manifest.json", manifest)
 
 
@@ -151,6 +153,47 @@ def test_a_change_fails_its_check_and_no_other(run, check):
     recorded(run)
     assert failed(run) == {check}
     assert found(run, check)["evidence"]
+
+
+def test_an_alert_whose_cause_is_gone_is_over_and_one_whose_cause_holds_is_not(run):
+    def steps(silent):
+        def longer(lines):
+            step, validated = lines[0], lines[-1]
+            lines[:] = [{**step, "step": i, "frac_reward_zero_std": silent(i)} for i in range(60)]
+            lines += [{**validated, "step": 59}]
+
+        rewrite(run, METRICS, longer)
+
+    alert = ALERT._asdict() | {"rule": "nothing learnt", "evidence": "98% without signal"}
+    append_line(run / "train/health.jsonl", alert)
+    steps(lambda i: 0.98 if i < 20 else 0.3)
+    line = found(run, "alerts")
+    assert line["state"] == "pass"
+    assert "1 grave, 0 warnings; all grave ones are over: step 9 error" in line["evidence"]
+    steps(lambda i: 0.98)
+    assert found(run, "alerts")["state"] == "fail"
+
+
+def test_parameters_set_in_a_notebook_do_not_make_a_run_dirty_and_code_does(tmp_path, monkeypatch):
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-C", str(tmp_path)]
+    files = [tmp_path / name for name in ("notebooks/01.ipynb", "grpo_nb/a.py", "data/b.csv")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text("one")
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *command], check=True)
+    monkeypatch.setattr(versions, "PROJECT_ROOT", tmp_path)
+    clean = versions.git_commit()
+    assert len(clean) == 40
+    files[0].write_text("two")
+    assert versions.git_commit() == clean
+    for file in files[1:]:
+        file.write_text("two")
+        assert versions.git_commit() == f"{clean}-dirty"
+        file.write_text("one")
+    assert versions.git_commit() == clean
+    monkeypatch.setattr(versions, "PROJECT_ROOT", tmp_path.parent)
+    assert versions.git_commit() == "unknown"
 
 
 def test_a_graded_score_that_rose_without_more_whole_answers_is_for_a_person(run):

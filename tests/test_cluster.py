@@ -1,22 +1,20 @@
 """Sweeps on a real Ray cluster of this machine: a head that runs no trial, and two nodes."""
 
-import json
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import time
 
-import psutil
 import pytest
 import stub_trials
 from rich.console import Console
-from test_sweep import told, until, write
+from stub_trials import log_of, told, until, write
 
-from grpo_nb import cluster, sweep
 from grpo_nb.__main__ import main
+from grpo_nb.pipeline import cluster, sweep
 from grpo_nb.runs import PROJECT_ROOT
-from grpo_nb.slots import take_lock
 
 TINY = "profile: tiny-cpu\ngrid: {seed: [1, 2, 3]}"
 NODE = {"object_store_memory": 80 * 2**20, "include_dashboard": False, "include_log_monitor": False}
@@ -49,12 +47,6 @@ def ray_cluster(tmp_path_factory):
             nodes.shutdown()
 
 
-def trials_at_work(folder):
-    """The processes of the trials, wherever they run."""
-    found = psutil.process_iter(["cmdline"])
-    return [p for p in found if {"-S", str(folder)} <= set(p.info["cmdline"] or ())]
-
-
 def driver(folder, address, trials, seconds):
     words = [sys.executable, stub_trials.__file__, str(folder), "2", str(trials), str(seconds)]
     return subprocess.Popen(
@@ -66,10 +58,6 @@ def on_ray(folder, address, asked, **stub):
     with cluster.connected(address) as place:
         command = stub_trials.command(folder, **stub)
         return sweep.run_sweep(asked, None, Console(quiet=True), command, place)
-
-
-def states(folder):
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("stub.sweep/*.json"))]
 
 
 def test_the_plan_shows_the_resources_and_nothing_starts(ray_cluster, runs_dir, capsys):
@@ -95,35 +83,34 @@ def test_what_a_node_lacks_of_the_shared_path(tmp_path):
     assert "does not see" in cluster._look(str(path))
     path.touch()
     assert "locked (file locks of the shared disk are off)" in cluster._look(str(path))
-    held = take_lock(path)
-    assert cluster._look(str(path)) == ""
-    os.close(held)
+    with path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert cluster._look(str(path)) == ""
 
 
 def test_a_trial_that_fails_is_tried_again_and_reported(ray_cluster, runs_dir):
     asked = stub_trials.prepare(runs_dir, 2)
     assert on_ray(runs_dir, ray_cluster, asked, fails=9) == 1
     assert sorted(told(runs_dir, "begun")) == 3 * ["stub-000"] + 3 * ["stub-001"]
-    assert {(s["status"], s["failures"], s["error"]) for s in states(runs_dir)} == {
-        ("failed", 3, "grpo-nb: not yet")
-    }
+    assert log_of(runs_dir).count("failed, now waiting: grpo-nb: not yet") == 4
+    assert log_of(runs_dir).count("failed, now failed: grpo-nb: not yet") == 2
 
 
 def test_ctrl_c_leaves_no_trial_and_kill_9_neither(ray_cluster, runs_dir):
     for number in (signal.SIGINT, signal.SIGKILL):
         with driver(runs_dir, ray_cluster, 3, seconds=600) as running:
-            until(lambda: len(trials_at_work(runs_dir)) == 2)
+            until(lambda: len(stub_trials.at_work(runs_dir)) == 2)
             running.send_signal(number)
             said = running.communicate(timeout=60)[0]
         if number == signal.SIGINT:
             assert running.returncode == 130, said
             assert "the same command goes on" in said
-        until(lambda: not trials_at_work(runs_dir), seconds=15)
+        until(lambda: not stub_trials.at_work(runs_dir), seconds=15)
     assert not told(runs_dir, "ended")
     asked = stub_trials.prepare(runs_dir, 3)
     assert on_ray(runs_dir, ray_cluster, asked) == 0
     assert sorted(told(runs_dir, "ended")) == [trial.name for trial in asked.trials]
-    assert {state["failures"] for state in states(runs_dir)} == {0}
+    assert ": failed" not in log_of(runs_dir)
 
 
 def test_trials_of_a_lost_node_go_on_on_another(ray_cluster, runs_dir):
@@ -131,7 +118,7 @@ def test_trials_of_a_lost_node_go_on_on_another(ray_cluster, runs_dir):
     with driver(runs_dir, ray_cluster, 4, seconds=5) as running:
         until(lambda: told(runs_dir, "begun"))
         (name,) = told(runs_dir, "begun")[-1:]
-        trial = next(p for p in trials_at_work(runs_dir) if name in p.info["cmdline"])
+        trial = next(p for p in stub_trials.at_work(runs_dir) if name in p.info["cmdline"])
         node = next(p for p in trial.parents() if p.name() == "raylet")
         for process in [node, *node.children(recursive=True)]:
             process.kill()
@@ -140,9 +127,10 @@ def test_trials_of_a_lost_node_go_on_on_another(ray_cluster, runs_dir):
     assert sorted(told(runs_dir, "ended")) == names, "none is lost, and none ends twice"
     begun = told(runs_dir, "begun")
     assert sorted(begun) == sorted([*names, name])
-    assert {(state["status"], state["failures"]) for state in states(runs_dir)} == {("done", 0)}
-    log = (runs_dir / "stub.sweep/log.txt").read_text()
-    assert log.count("cut off, now waiting: grpo-nb: Task failed because the node") == 1
+    assert ": failed" not in log_of(runs_dir)
+    assert (
+        log_of(runs_dir).count("cut off, now waiting: grpo-nb: Task failed because the node") == 1
+    )
     assert on_ray(runs_dir, ray_cluster, stub_trials.prepare(runs_dir, 4)) == 0
     assert told(runs_dir, "begun") == begun, "a second start runs nothing again"
 

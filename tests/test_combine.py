@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpo_nb import rewards
-from grpo_nb.bench import Bench
+from grpo_nb.reward_lab import Bench
 from grpo_nb.rewards import (
     Adaptive,
     Scheduled,
@@ -158,12 +158,13 @@ def test_a_set_from_yaml(tmp_path):
         "- reward: numeric_correctness_reward\n  weight: 2\n  arguments: {relative: 0.1}\n"
         "- reward: mine.py:polite_reward\n  name: thankful_reward\n"
         "  arguments: {word: thanks}\n"
-        "- reward: grpo_nb.rewards.format:boxed_format_reward\n  weight: 0.25\n"
+        "- reward: trl.rewards:think_format_reward\n  weight: 0.25\n"
     )
     chosen = load_yaml(path)
-    assert chosen.names[1:] == ["thankful_reward", "boxed_format_reward"]
+    assert chosen.names[1:] == ["thankful_reward", "think_format_reward"]
     assert chosen.reward_weights == [2.0, 1.0, 0.25]
-    scores = [func(completions=["95"], answer=["100"]) for func in chosen.reward_funcs]
+    chat = [[{"role": "assistant", "content": "95"}]]
+    scores = [func(completions=chat, answer=["100"]) for func in chosen.reward_funcs]
     assert scores == [[1.0], [0.0], [0.0]]
 
 
@@ -177,6 +178,19 @@ def test_a_set_from_yaml(tmp_path):
         ("- reward: json:nothing", "json has no 'nothing'"),
         ("- reward: json_format_reward\n- reward: json_format_reward", "two rewards are named"),
         ("reward: x", "holds no list"),
+        ("- reward: 3", "rewards.yaml: reward: 3 is no text"),
+        ("- reward: json_format_reward\n  name: 2024", "name: 2024 is no text"),
+        ("- reward: json_format_reward\n  arguments: 4", "arguments: 4 is no `.option: value.`"),
+        ("- reward: no_such_module:f", "no_such_module cannot be imported: ModuleNotFound"),
+        ("- reward: json_format_reward\n  weight:", "weight of json_format_reward is None"),
+        ("- reward: json_format_reward\n  weight: .nan", "weight of json_format_reward is '.nan'"),
+        ("- reward: json_format_reward\n  weight: .inf", "weight of json_format_reward is '.inf'"),
+        ("- reward: json_format_reward\n  weight: yes", "weight of json_format_reward is 'yes'"),
+        ("- reward: x\n  reward: y", "line 2: the key 'reward' stands twice"),
+        ("- reward: [x", "rewards.yaml, line 1: "),
+        ("{extends: math, rewards: [{reward: x, weight: .nan}]}", "reward 'x'"),
+        ("{form: 3, rewards: [{reward: json_format_reward}]}", "rewards.preset '3'"),
+        ("- reward: leaving.py:f", "leaving.py, line 1 cannot be loaded: SystemExit"),
         ("[]", "at least one reward"),
         ("rewards: [{reward: json_format_reward}]", "`form: PRESET` .its prompt and reference"),
         ("{form: jsn, rewards: []}", "rewards.preset 'jsn'"),
@@ -185,6 +199,7 @@ def test_a_set_from_yaml(tmp_path):
 def test_a_wrong_entry_is_named(tmp_path, text, error):
     path = tmp_path / "rewards.yaml"
     path.write_text(text)
+    (tmp_path / "leaving.py").write_text("raise SystemExit(0)\n")
     with pytest.raises(ValueError, match=error):
         load_yaml(path)
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_nb import config, profiles
+from grpo_nb.runs import config, profiles
 
 
 def test_a_misspelt_setting_is_refused_with_the_nearest_name():
@@ -76,6 +76,94 @@ def test_an_assignment_without_value_is_refused():
 def test_unset_parameters_set_nothing_and_zero_is_a_value():
     parameters = {"beta": 0.0, "max_steps": -1, "learning_rate": -1, "loss_type": "auto"}
     assert config.from_parameters("03", parameters) == {"train.beta": 0.0}
+
+
+CELL = 'run_name: str = "demo"\nforce: bool = False\nmax_steps: int = -1\n'
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ([CELL + "learning_rat = 1e-4"], "'learning_rat': did you mean 'learning_rate'"),
+        ([CELL + "learning_rat: float = 1e-4"], "'learning_rat': did you mean"),
+        ([CELL + "max_steps = learning_rat = 3"], "'learning_rat': did you mean"),
+        ([CELL + "beta, temperatur = 0.1, 1"], "'temperatur': did you mean 'temperature'"),
+        ([CELL + "eval_rows = 9"], "eval_rows belongs to notebook 01, not 03"),
+        ([CELL + 'profile = "tiny-cpu"'], "profile belongs to notebook 01, not 03"),
+        ([CELL, "# Parameters\nmax_stps = 5\n"], "'max_stps': did you mean 'max_steps'"),
+        (['run_name = "r"\nmax_stps = 5'], "'max_stps': did you mean 'max_steps'"),
+        ([CELL + "rate = 1e-4", CELL, CELL + "rate = 1e-4"], "unknown parameter of notebook 03"),
+    ],
+)
+def test_a_misspelt_parameter_is_refused_with_the_nearest_name(cells, message):
+    with pytest.raises(ValueError, match=message):
+        config.from_parameters("03", {"In": ["", *cells]})
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [CELL],
+        ["import pandas as learning_rat", CELL, "max_stps = 5", "def bet(): pass"],
+        [CELL + "learning_rat = 1", CELL],  # corrected, and run again
+        [CELL, "# Parameters\nrun_name = 'r'\nmax_steps = 5\n"],
+        [CELL, 'run_name = f"lr-{max_steps}"\nmine = 3'],  # a cell of one's own
+        ["%matplotlib inline\nx = 3", CELL + "import math\nos.environ['A'] = 'b'"],
+        [],
+    ],
+)
+def test_what_other_cells_define_is_nobodys_business(cells):
+    parameters = {"In": ["", *cells], "max_steps": 5, "learning_rat": 1}
+    assert config.from_parameters("03", parameters) == {"train.max_steps": 5}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"trl.run_name": "a;b", "trl.epsilon_high": 0.28},
+        {"trl.run_name": 'it\'s; a "name"', "train.save_steps": 7},
+        {"trl.run_name": "12", "trl.push_to_hub": False},
+        {"trl.chat_template_kwargs": {"a": ";", "b": None}},
+    ],
+)
+def test_settings_reach_a_notebook_as_they_were_given(settings):
+    chosen = config.from_parameters("03", config.to_parameters("03", settings))
+    assert {k: int(v) if k.startswith("train") else v for k, v in chosen.items()} == settings
+
+
+FLOATS = [
+    name
+    for name, value in config.flatten(config.resolve("tiny-cpu")).items()
+    if isinstance(value, float)
+]
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", float("inf"), float("nan")])
+@pytest.mark.parametrize("name", FLOATS)
+def test_no_setting_takes_what_is_not_finite(name, value):
+    with pytest.raises(ValueError, match=name):
+        config.resolve("tiny-cpu", {name: value})
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"seed": 2**32},
+        {"train.learning_rate": 1e3},
+        {"train.temperature": 1e-30},
+        {"train.temperature": 1e30},
+        {"train.beta": 1e30},
+    ],
+)
+def test_what_could_not_be_trained_with_is_refused(setting):
+    with pytest.raises(ValueError, match=f"{next(iter(setting))} = .*: input should be"):
+        config.resolve("tiny-cpu", setting)
+
+
+@pytest.mark.parametrize("profile", [None, "", 5, ["tiny-cpu"], {"a": 1}])
+def test_a_profile_that_is_no_name_is_refused(profile):
+    with pytest.raises(ValueError, match=r"profile = .*: write a name, such as tiny-cpu"):
+        config.resolve(profile)
 
 
 @given(st.sampled_from(config.setting_names()))

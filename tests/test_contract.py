@@ -1,6 +1,7 @@
 """`@reward`: failures, columns, reasons, async scorers."""
 
 import asyncio
+import sys
 
 import pytest
 
@@ -136,3 +137,23 @@ def test_past_the_allowed_share_of_none_it_raises():
     assert dry(completions=["x"]) == [None]
     with pytest.raises(RuntimeError, match=r"could not score 2 of 20 .* no gold"):
         dry(completions=["a"] * 18 + ["x"] * 2)
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_leaving_the_program_is_an_error_of_the_reward(awaited):
+    async def waits(response):
+        sys.exit(7)
+
+    leaver = reward()(waits if awaited else lambda response: sys.exit(7))
+    with pytest.raises(RuntimeError, match=r"called sys.exit\(7\): return a score or None") as left:
+        call(leaver, completions=["x"])
+    assert "completion 0 of the batch" in left.value.__notes__[0]
+    with pytest.raises(RuntimeError, match=r"reward sys_exit called sys.exit"):
+        call(named(lambda **_: sys.exit(), "sys_exit"), completions=["x"])
+    skipping = reward(on_error="skip")(leaver.score)
+    assert call(skipping, completions=["x"]) == [None]
+
+
+def named(func, name):
+    func.__name__ = name
+    return func

@@ -5,7 +5,9 @@ from functools import partial
 import pandas as pd
 import pytest
 
-from grpo_nb import chat, curriculum, data, models, pilot, runs
+from grpo_nb import data, models, runs
+from grpo_nb.models import chat
+from grpo_nb.reward_lab import curriculum, pilot
 from grpo_nb.rewards import load_preset
 
 MATH = load_preset("math")
@@ -70,3 +72,17 @@ def test_an_empty_band_is_refused(prepare):
     stage, report = prepare(difficulty_prompts=40, min_pass_rate=0.99, max_pass_rate=0.995)
     with pytest.raises(ValueError, match=r"no prompt has a pass rate between 0\.99 and 0\.995"):
         curriculum.by_difficulty(stage, MATH, report)
+
+
+RATES = {"Question 0?": 0.0, "Question 1?": 0.25, "Question 2?": 1.0, "Question 3?": 0.75}
+
+
+def test_prompts_always_or_never_solved_are_dropped_and_easy_ones_come_first():
+    rows = [{"question": f"Question {i}?"} for i in range(5)]
+    kept, report = curriculum.keep_band(rows, RATES)
+    assert kept == [rows[1], rows[3], rows[4]], "what was not sampled is kept"
+    assert report == {"rows": 5, "too_hard": 1, "too_easy": 1, "kept": 3}
+    with pytest.raises(ValueError, match="1 are too hard, 0 too easy"):
+        curriculum.keep_band(rows[:1], RATES)
+    ordered = curriculum.easy_to_hard(rows, RATES)
+    assert [rows.index(row) for row in ordered] == [2, 3, 4, 1, 0]

@@ -1,18 +1,20 @@
 """The live dashboard without a browser: what it draws, keeps, and asks for."""
 
+import base64
 import json
 import math
 import re
 import threading
 
+import numpy as np
 import pytest
 
-from grpo_nb import charts, plots
-from grpo_nb.dashboard import Dashboard
-from grpo_nb.health import Alert
 from grpo_nb.runs import PROJECT_ROOT, Run
 from grpo_nb.training import Update
-from grpo_nb.widgets import TrainingDashboard
+from grpo_nb.training.health import Alert
+from grpo_nb.views import charts, plots
+from grpo_nb.views.dashboard_page import Dashboard
+from grpo_nb.views.widgets import TrainingDashboard
 
 HEALTHY = (PROJECT_ROOT / "tests/healthy_metrics.jsonl").read_text(encoding="utf-8")
 LINES = [json.loads(line) for line in HEALTHY.splitlines()]
@@ -30,14 +32,16 @@ def fed(lines):
     return dashboard
 
 
-def figure(dashboard, title):
-    (found,) = [f for f in dashboard.curves().split("<figure")[1:] if f"<span>{title}</span>" in f]
-    return found
+def said(dashboard):
+    """What the picture's text says of each chart, by its title."""
+    (text,) = re.findall('<img alt="charts of the training; ([^"]*)"', dashboard.curves())
+    return dict(part.split(": ", 1) for part in text.split("; "))
 
 
-def curve(found):
-    """The path of the curve: ticks come before it, the last point after it."""
-    return re.findall(r"<path d='([^']*)'", found)[-2]
+def drawn(lines, title):
+    """The curve of a chart, [points]; a NaN is a gap."""
+    (axis,) = [a for a in charts.draw(lines).axes if a.get_title(loc="left") == title]
+    return axis.get_lines()[0].get_ydata()
 
 
 def completion(text, reward, **more):
@@ -46,11 +50,13 @@ def completion(text, reward, **more):
 
 def test_a_real_training_fills_its_charts_and_no_others():
     dashboard = fed(LINES)
-    titles = re.findall(r"<figcaption><span>([^<]*)</span>", dashboard.curves())
+    titles = list(said(dashboard))
     assert titles[:4] == ["reward, weighted total", "exact match", "fuzzy match", "soft xml format"]
     assert "KL to the base [nats]" not in titles
     assert "validation" not in titles
     assert titles[-1] == "step time [s]"
+    png = base64.b64decode(dashboard.curves().partition("base64,")[2])
+    assert png.startswith(b"\x89PNG")
     assert "step 60 of 100" in dashboard.header()
     pace = sum(line["step_time"] for line in LINES[-20:]) / 20
     assert f"{pace:.3g} s a step · about {40 * pace:.0f} s left" in dashboard.header()
@@ -64,9 +70,8 @@ def test_every_metric_of_a_line_is_seen():
     dashboard = fed([line, {"step": 3, "eval/accuracy": 0.25, "eval/format": 1.0}])
     for part in ("&lt;hard&gt;", "1,234 tokens/s", "1.50 GiB", "about 3 min 14 s left"):
         assert part in dashboard.header()
-    assert "generation 1, reward 0.5, update 0.25" in figure(dashboard, "step time [s]")
-    assert "<b>1.75</b>" in figure(dashboard, "step time [s]"), "the sum"
-    assert "accuracy 25%, format 100%" in figure(dashboard, "validation")
+    assert said(dashboard)["step time [s]"] == "generation 1, reward 0.5, update 0.25"
+    assert said(dashboard)["validation"] == "accuracy 25%, format 100%"
     assert "KL to the base" in dashboard.legend()
 
 
@@ -76,43 +81,18 @@ def test_a_metric_that_is_no_number_leaves_a_gap(lost):
     lines[3] |= {"kl": lost}
     if lost == "missing":
         del lines[3]["kl"]
-    dashboard = fed(lines)
-    assert curve(figure(dashboard, "reward, weighted total")).count("M") == 1
-    assert curve(figure(dashboard, "KL to the base [nats]")).count("M") == 2
-    assert "nan" not in dashboard.curves()
-    assert "–" in figure(fed(lines[:4]), "KL to the base [nats]")
+    assert np.isnan(drawn(lines, "reward, weighted total")).sum() == 0
+    gaps = np.isnan(drawn(lines, "KL to the base [nats]"))
+    assert list(gaps) == [False, False, False, True, False, False, False]
+    assert "nan" not in str(said(fed(lines)))
 
 
 def test_nothing_is_drawn_before_the_first_step():
     dashboard = Dashboard()
-    assert "<figure" not in dashboard.curves()
+    assert dashboard.curves() == ""
     assert "step 0 of 0" in dashboard.header()
     assert dashboard.completions() == dashboard.alert_list() == ""
-    assert "validation" in fed([{"step": 0, "eval/accuracy": 0.5}]).curves()
-
-
-def test_downsampling_keeps_the_ends_and_the_extremes():
-    steps = 3001
-    values = [0.5 + 0.1 * math.sin(step) for step in range(1, steps + 1)]
-    values[0], values[-1], values[1234], values[2345] = 0.3, 0.7, 4.0, -2.0
-    dashboard = fed([{"step": s, "grad_norm": v} for s, v in enumerate(values, start=1)])
-    found = figure(dashboard, "gradient norm")
-    assert "axis from -2 to 4" in found
-    points = re.findall(r"(\d+) (\d+)", curve(found))
-    assert charts.POINTS / 2 < len(points) <= charts.POINTS + 2
-    assert points[0] == ("0", str(round(3.7 / 6 * charts.HEIGHT)))
-    assert points[-1] == (str(charts.WIDTH), str(round(3.3 / 6 * charts.HEIGHT)))
-    ticks = re.findall(r"M\d+ (\d+)V(\d+)", found)
-    assert {"0", str(charts.HEIGHT)} <= {place for tick in ticks for place in tick}
-
-
-def test_means_of_buckets_are_those_of_their_steps():
-    history = charts.History()
-    for step in range(1, 1001):
-        history.add({"step": step, "x": float(step)})
-    for bucket in history.shown:
-        assert bucket["x"].sum == bucket["step"].sum
-    assert sum(bucket["x"].count for bucket in history.shown[1:-1]) == 1000
+    assert "validation" in said(fed([{"step": 0, "eval/accuracy": 0.5}]))
 
 
 def test_a_long_training_stays_small():
@@ -125,7 +105,6 @@ def test_a_long_training_stays_small():
         if step in (200, 5000):
             parts = (dashboard.curves(), dashboard.completions(), dashboard.alert_list())
             sizes[step] = [len(part) for part in parts]
-    assert len(dashboard.steps.shown) <= charts.POINTS + 2
     assert sizes[5000][0] < 1.8 * sizes[200][0]
     assert sizes[5000][1] == pytest.approx(sizes[200][1], abs=10)
     assert sizes[5000][1] < 70_000
@@ -193,6 +172,27 @@ def test_updates_in_a_hurry_are_drawn_together_and_the_last_one_always():
     assert len(drawn) < 10
 
 
+def test_the_curves_take_a_small_share_of_the_time_and_the_last_ones_are_drawn(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("grpo_nb.views.widgets.dashboard.time.monotonic", lambda: clock[0])
+    dashboard, pictures = TrainingDashboard(), []
+
+    def slow_curves():
+        clock[0] += 0.5
+        return f"picture {dashboard.view.step}"
+
+    dashboard.view.curves = slow_curves
+    dashboard.parts["curves"].observe(lambda change: pictures.append(change["new"]), "value")
+    started = clock[0]
+    for step in range(1, 101):
+        clock[0] += 1
+        dashboard(update({"step": step, "reward": 0.5}))
+    spent = 0.5 * len(pictures)
+    assert spent <= 0.02 * (clock[0] - started) + 2 * 0.5  # the first and the last come in any case
+    assert pictures[0] == "picture 1" and pictures[-1] == "picture 100"
+    assert "step 100 of 100" in dashboard.parts["header"].value
+
+
 def test_held_completions_stay_till_they_are_let_go():
     dashboard = TrainingDashboard()
     shown = dashboard.parts["completions"]
@@ -217,10 +217,10 @@ def test_an_error_is_shown_and_the_training_goes_on():
 def test_the_picture_holds_the_same_charts(runs_dir):
     held_out = [{"step": step, "eval/accuracy": 0.5, "eval/format": 0.9} for step in (20, 40)]
     lines = [*LINES[:30], LINES[30] | {"entropy": None}, *held_out, *LINES[31:]]
-    drawn = plots.training(Run("x"), lines)
-    titles = [axis.get_title(loc="left") for axis in drawn.axes if axis.axison]
-    assert titles == [chart.title for chart in fed(lines)._charts]
-    points = drawn.axes[titles.index("validation")].get_lines()
+    picture = plots.training(Run("x"), lines)
+    titles = [axis.get_title(loc="left") for axis in picture.axes if axis.axison]
+    assert titles == list(said(fed(lines)))
+    points = picture.axes[titles.index("validation")].get_lines()
     assert [list(line.get_xdata()) for line in points] == [[20, 40], [20, 40]]
     assert (Run("x") / "figures/training.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="train first"):

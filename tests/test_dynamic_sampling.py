@@ -3,16 +3,14 @@
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-from test_halving import OUT_OF_MEMORY
 from test_resume import session  # noqa: F401 (a fixture)
 
 from grpo_nb import models, training
-from grpo_nb.config import resolve
-from grpo_nb.prompts import build_prompt
 from grpo_nb.rewards import Adaptive, reward, reward_set
+from grpo_nb.rewards.prompts import build_prompt
+from grpo_nb.runs.config import resolve
 from grpo_nb.training import dynamic
 from grpo_nb.training import trainer as trainer_module
 from grpo_nb.training.dynamic import Draw, DynamicSampling
@@ -204,25 +202,6 @@ def test_off_or_without_need_the_training_is_the_same_to_the_bit(policy, trainer
     policy.model.load_state_dict(fresh, strict=False)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
     assert found[0].abs().sum() > 0
-
-
-def test_a_pass_that_does_not_fit_is_not_drawn_again(session):  # noqa: F811
-    tables = []
-    for fits in (True, False):
-        settings = {"train.dynamic_sampling": 2, "train.max_steps": 1, "train.eval_steps": 0}
-        one = session(**settings, **{"policy.share_prompts": False, "train.resume": "never"})
-        one.trainer().reward_funcs[1] = lambda completions, **_: [0.0] * len(completions)
-
-        def full(module, args, kwargs, fits=fits):
-            if torch.is_grad_enabled() and len(kwargs["input_ids"]) > 4 and not fits:
-                raise torch.OutOfMemoryError(OUT_OF_MEMORY)
-
-        hook = one.policy.model.register_forward_pre_hook(full, with_kwargs=True)
-        one.run()
-        hook.remove()
-        (file,) = (one.stage.run / "train/1-grpo/completions").glob("*.parquet")
-        tables.append(pd.read_parquet(file).astype(str))
-    pd.testing.assert_frame_equal(*tables)
 
 
 def test_several_processes_are_refused(monkeypatch):

@@ -11,13 +11,14 @@ import pytest
 from conftest import TINY_SETTINGS
 from safetensors.numpy import load_file, save_file
 
-from grpo_nb import data, evaluate, models, plots
-from grpo_nb.config import resolve
-from grpo_nb.evaluate.metrics import majority, per_prompt, ranges
-from grpo_nb.evaluate.report import LEAST_PROMPTS, UNCLEAR, verdict
-from grpo_nb.intervals import bootstrap, mcnemar
+from grpo_nb import data, evaluation, models
+from grpo_nb.evaluation.metrics import majority, per_prompt, ranges
+from grpo_nb.evaluation.report import LEAST_PROMPTS, UNCLEAR, verdict
+from grpo_nb.reward_lab.intervals import bootstrap, mcnemar
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run
+from grpo_nb.runs.config import resolve
+from grpo_nb.views import plots
 
 MATH = load_preset("math")
 DRAWS = 1000
@@ -146,7 +147,7 @@ def build(before: str, after: str, rows: list[dict] | None = None) -> dict:
         for name, text in (("base", before), ("merged", after))
     }
     config = resolve("tiny-cpu", {"evaluate.samples": 2})
-    return evaluate.build(samples, rows or rows_of(len(before)), MATH, config)
+    return evaluation.build(samples, rows or rows_of(len(before)), MATH, config)
 
 
 def test_the_report_says_better_worse_or_neither():
@@ -170,7 +171,7 @@ def test_of_a_graded_reward_the_mean_score_is_told_from_wholly_right_answers():
     samples = {"base": answers("1" * 10 + "2" * 30, list("1" * 10 + "2" * 30))}
     samples["merged"] = samples["base"].assign(accuracy=samples["base"]["accuracy"].clip(lower=0.6))
     config = resolve("tiny-cpu", {"evaluate.samples": 1})
-    greedy = evaluate.build(samples, rows_of(40), MATH, config)["comparisons"][0]
+    greedy = evaluation.build(samples, rows_of(40), MATH, config)["comparisons"][0]
     assert (greedy["verdict"], greedy["graded"], greedy["gained"]) == ("better", True, 0)
     assert "greedy mean score 25.0 % → 70.0 %, +45.0 points" in greedy["sentence"]
     assert "wholly right 25.0 % → 25.0 %, McNemar p = 1.000; 0 gained" in greedy["sentence"]
@@ -196,18 +197,18 @@ def test_a_reward_that_gives_none_and_a_set_without_format_leave_valid_json():
     lines[preset.names] = 0.5
     lines[["accuracy", "format"]] = np.nan
     config = resolve("tiny-cpu", {"evaluate.samples": 1})
-    report = evaluate.build({"a": lines, "b": lines}, rows_of(7), preset, config)
+    report = evaluation.build({"a": lines, "b": lines}, rows_of(7), preset, config)
     json.dumps(report, allow_nan=False)
     assert report["greedy"]["a"]["format"] is None
     assert report["greedy"]["a"]["intervals"]["accuracy"] is None
     assert "could be scored" in report["comparisons"][0]["sentence"]
-    assert "none" in set(evaluate.table(report)["95 %"])
+    assert "none" in set(evaluation.table(report)["95 %"])
 
 
 def test_one_model_alone_has_figures_and_a_picture(runs_dir):
     config = resolve("tiny-cpu", {"evaluate.samples": 1})
     lines = answers("1212", list("1212"))
-    report = evaluate.build({"a": lines}, rows_of(4), MATH, config) | {"models": {"a": {}}}
+    report = evaluation.build({"a": lines}, rows_of(4), MATH, config) | {"models": {"a": {}}}
     assert report["comparisons"] == report["buckets"] == []
     plots.before_after(Run("p"), report)
     assert (runs_dir / "p/figures/before_after.png").stat().st_size > 5000
@@ -215,7 +216,7 @@ def test_one_model_alone_has_figures_and_a_picture(runs_dir):
 
 def test_what_got_worse_is_shown_first():
     base, merged = answers("1212", list("1212")), answers("1122", list("1122"))
-    table = evaluate.before_after({"base": base, "merged": merged}, count=2)
+    table = evaluation.before_after({"base": base, "merged": merged}, count=2)
     assert table["question"].tolist() == ["q2", "q1"]
     assert table["correct"].tolist() == ["yes → no", "no → yes"]
 
@@ -225,17 +226,20 @@ def test_what_got_worse_is_shown_first():
     [
         ({"rows": []}, "no held-out rows"),
         ({"candidates": []}, "give at least one"),
-        ({"candidates": [evaluate.Candidate("a", "data/tiny_base")] * 2}, "label of its own"),
-        ({"candidates": [evaluate.Candidate("a", "data/nowhere/x")]}, "holds no config.json"),
-        ({"candidates": [evaluate.Candidate("a", "data/tiny_base", "no")]}, "adapter_config.json"),
+        ({"candidates": [evaluation.Candidate("a", "data/tiny_base")] * 2}, "label of its own"),
+        ({"candidates": [evaluation.Candidate("a", "data/nowhere/x")]}, "holds no config.json"),
+        (
+            {"candidates": [evaluation.Candidate("a", "data/tiny_base", "no")]},
+            "adapter_config.json",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_a_model_is_loaded(monkeypatch, change, message):
-    monkeypatch.delattr(evaluate, "load_checkpoint")
-    candidates = [evaluate.Candidate("base", "data/tiny_base")]
+    monkeypatch.delattr(evaluation, "open_engine")
+    candidates = [evaluation.Candidate("base", "data/tiny_base")]
     given = {"candidates": candidates, "rows": rows_of(2), **change}
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        evaluate.run(given["candidates"], given["rows"], MATH, resolve("tiny-cpu"))
+        evaluation.run(given["candidates"], given["rows"], MATH, resolve("tiny-cpu"))
 
 
 def test_a_loaded_model_and_its_folder_answer_the_same(demo_run):
@@ -243,8 +247,8 @@ def test_a_loaded_model_and_its_folder_answer_the_same(demo_run):
     path, rows = demo_run / "model/merged", data.load(demo_run, "eval", 7)
     loaded = models.load_checkpoint(str(path), adapter=None, quantization="16bit")
     told = []
-    named = [evaluate.Candidate("folder", path), evaluate.Candidate("loaded", loaded)]
-    found = evaluate.run(named, rows, MATH, config, lambda *state: told.append(state))
+    named = [evaluation.Candidate("folder", path), evaluation.Candidate("loaded", loaded)]
+    found = evaluation.run(named, rows, MATH, config, lambda *state: told.append(state))
     folder, again = found.samples.values()
     pd.testing.assert_frame_equal(folder, again)
     assert folder.groupby("decoding").size().to_dict() == {"greedy": 7, "sampled": 14}
@@ -259,14 +263,14 @@ def test_base_and_adapter_share_a_loaded_model_and_differ(demo_run, tmp_path, mo
     weights = load_file(adapter / "adapter_model.safetensors")  # four steps hardly moved them
     moved = {name: w + 0.05 if "lora_B" in name else w for name, w in weights.items()}
     save_file(moved, adapter / "adapter_model.safetensors")
-    loads, load = [], evaluate.load_checkpoint
+    loads, load = [], evaluation.open_engine
     monkeypatch.setattr(
-        evaluate, "load_checkpoint", lambda path, **how: (loads.append(how), load(path, **how))[1]
+        evaluation, "open_engine", lambda path, **how: (loads.append(how), load(path, **how))[1]
     )
-    named = [evaluate.Candidate("base", base, None, "4bit")]
-    alone = evaluate.run(named, rows, MATH, config).samples["base"]
-    named.append(evaluate.Candidate("adapter", base, adapter, "4bit"))
-    both = evaluate.run(named, rows, MATH, config).samples
+    named = [evaluation.Candidate("base", base, None, "4bit")]
+    alone = evaluation.run(named, rows, MATH, config).samples["base"]
+    named.append(evaluation.Candidate("adapter", base, adapter, "4bit"))
+    both = evaluation.run(named, rows, MATH, config).samples
     assert [how["adapter"] for how in loads] == [None, adapter]
     assert alone["completion"].equals(both["base"]["completion"])
     assert not alone["completion"].equals(both["adapter"]["completion"])

@@ -8,25 +8,23 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import psutil
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from grpo_nb import export, models
+from grpo_nb import export, models, reward_lab
 from grpo_nb.__main__ import main
-from grpo_nb.export import merging, parity, weights
+from grpo_nb.export import adapter, merging, parity
 from grpo_nb.models import checkpoint
+from grpo_nb.rewards import load_preset
+from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run, project_path
 
 TINY = "data/tiny_base"
 KEY = "base_model.model.model.layers.2.mlp.down_proj.lora_B.weight"
 LAYER = "model.layers.2.mlp.down_proj.weight"
-
-
-@pytest.fixture(scope="module")
-def trained(demo_run):
-    return weights.read_adapter(demo_run / "train/adapter")
 
 
 @pytest.fixture
@@ -44,60 +42,64 @@ def change_adapter(run, change):
     save_file(tensors, path)
 
 
-def test_which_layers_are_kept_in_4bit_is_as_transformers_has_it():
-    from bitsandbytes.nn import Linear4bit
+def whole(model):
+    """The weights of a model, tied ones once, as files hold them."""
+    return {name: weight.detach().cpu() for name, weight in model.named_parameters()}
 
-    live = models.load_checkpoint(TINY, adapter=None, quantization="4bit").named_modules()
-    kept = {f"{name}.weight" for name, module in live if isinstance(module, Linear4bit)}
-    assert len(kept) == 28
-    assert weights.Base(TINY).quantizable == kept
+
+def expected(base, deltas, mode, quantization):
+    weights = whole(merging.base_in_16bit(base, mode, quantization))
+    return {n: deltas[n].added_to(w) if n in deltas else w for n, w in weights.items()}
 
 
 @pytest.mark.parametrize("mode", ["merged_16bit", "merged_16bit_original_base"])
-def test_tensor_by_tensor_is_what_peft_makes_in_memory_bit_for_bit(
-    demo_run, trained, mode, monkeypatch
-):
-    from peft import PeftModel
+def test_the_files_are_the_base_and_the_adapter_bit_for_bit(demo_run, run, mode, monkeypatch):
+    """Whatever the processor computes in: the weights are merged, and kept, in bf16."""
+    monkeypatch.setattr(checkpoint, "weights_dtype", lambda: torch.float32)
+    folder, report = export.merge(run, run.config(), mode)
+    deltas = adapter.read_adapter(demo_run / "train/adapter")
+    assert len(deltas) == 28 == report["adapter"]["layers"]
+    held = load_file(folder / "model.safetensors")
+    other = {"merged_16bit", "merged_16bit_original_base"} - {mode}
+    same, another = (expected(TINY, deltas, m, "4bit") for m in (mode, *other))
+    assert set(held) == set(same)
+    assert [name for name in held if not torch.equal(held[name], same[name])] == []
+    assert {t.dtype for t in held.values()} == {torch.bfloat16}
+    assert not torch.equal(held[LAYER], another[LAYER])
+    assert not torch.equal(held[LAYER], whole(merging.base_in_16bit(TINY, mode, "4bit"))[LAYER])
+    config = json.loads((folder / "config.json").read_text())
+    assert "quantization_config" not in config
+    assert config["tie_word_embeddings"] and config["architectures"] == ["Qwen2ForCausalLM"]
 
-    monkeypatch.setattr(checkpoint, "has_bf16", lambda: True)  # as the file is, on any processor
-    kept = "4bit" if mode == "merged_16bit" else "16bit"
-    live = models.load_checkpoint(TINY, adapter=None, quantization=kept)
-    live = live.dequantize() if kept == "4bit" else live
-    live = PeftModel.from_pretrained(live, demo_run / "train/adapter").merge_and_unload()
-    expected = live.state_dict()
-    seen = dict(weights.merged_tensors(weights.Base(TINY), trained, mode, "4bit"))
-    assert set(expected) - set(seen) == {"lm_head.weight"}  # tied to the embedding
-    assert [name for name in seen if not torch.equal(seen[name], expected[name])] == []
 
-
-def test_the_modes_are_different_weights(trained):
-    base = weights.Base(TINY)
+def test_a_base_trained_in_16bit_is_its_own_original(demo_run):
     modes = ("merged_16bit", "merged_16bit_original_base")
-    first, second = (dict(weights.merged_tensors(base, trained, m, "4bit"))[LAYER] for m in modes)
-    assert not torch.equal(first, second)
-    # A base trained in 16 bit is its own original.
-    same = (dict(weights.merged_tensors(base, trained, m, "16bit"))[LAYER] for m in modes)
-    assert torch.equal(*same)
+    first, second = (whole(merging.base_in_16bit(TINY, mode, "16bit")) for mode in modes)
+    assert torch.equal(first[LAYER], second[LAYER])
 
 
-def test_a_base_already_in_4bit_is_dequantised_from_its_own_states(trained, run, tmp_path):
+def test_a_base_already_in_4bit_is_dequantised_from_its_own_states(run, tmp_path):
     """As Unsloth's copies on the hub are."""
-    live = models.load_checkpoint(TINY, adapter=None, quantization="4bit")
-    live.save_pretrained(tmp_path / "tiny_base-bnb-4bit")
-    base = weights.Base(str(tmp_path / "tiny_base-bnb-4bit"))
-    assert len(base.packed) == 28
-    plain = dict(weights.merged_tensors(weights.Base(TINY), trained, "merged_16bit", "4bit"))
-    for name, tensor in weights.merged_tensors(base, trained, "merged_16bit", "4bit"):
-        assert torch.equal(tensor, plain.pop(name)), name
-    assert not plain
+    packed = str(tmp_path / "tiny_base-bnb-4bit")
+    models.load_checkpoint(TINY, adapter=None, quantization="4bit").save_pretrained(packed)
+    plain = whole(merging.base_in_16bit(TINY, "merged_16bit", "4bit"))
+    for quantization in ("4bit", "16bit"):  # the checkpoint says of itself that it is in 4 bit
+        seen = whole(merging.base_in_16bit(packed, "merged_16bit", quantization))
+        assert set(seen) == set(plain)
+        assert all(torch.equal(seen[name], plain[name]) for name in plain)
     with pytest.raises(ValueError, match=r"holds 4-bit weights, no original in 16 bit"):
-        next(weights.merged_tensors(base, trained, "merged_16bit_original_base", "4bit"))
+        merging.base_in_16bit(packed, "merged_16bit_original_base", "4bit")
     path = run / "train/adapter/adapter_config.json"
     config = json.loads(path.read_text()) | {
         "base_model_name_or_path": "unsloth/Tiny_Base-bnb-4bit"
     }
     path.write_text(json.dumps(config))
-    assert weights.trained_base(TINY, path.parent) == "unsloth/Tiny_Base-bnb-4bit"
+    assert adapter.trained_base(TINY, path.parent) == "unsloth/Tiny_Base-bnb-4bit"
+    models.load_tokenizer(TINY).save_pretrained(packed)
+    path.write_text(json.dumps(config | {"base_model_name_or_path": packed}))
+    folder, report = export.merge(run, run.config())
+    assert (report["passed"], report["base"]) == (True, packed)
+    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
 
 
 def test_shards_read_back_as_one_model(demo_run, run):
@@ -121,58 +123,19 @@ def test_shards_read_back_as_one_model(demo_run, run):
         export.check_complete(folder)
 
 
-MEMORY = """
-import sys, threading
-from pathlib import Path
-from grpo_nb.export import weights
-
-def held():
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("RssAnon:")[1].split()[0]) * 1024
-
-def merge(folder):
-    base = weights.Base(folder)
-    q = "model.layers.0.self_attn.q_proj.weight"
-    rank_1 = [weights.torch.ones(base.read(q, False).shape[i], 1) for i in (1, 0)]
-    delta = weights.Delta(rank_1[0].T, rank_1[1], 1e-3)
-    tensors = weights.merged_tensors(base, {q: delta}, "merged_16bit", "4bit")
-    out = Path(sys.argv[3])
-    out.mkdir(exist_ok=True)
-    weights.write_shards(tensors, out, 8e6)
-
-def watch():
-    while not done.wait(0.001):
-        seen.append(held())
-
-import torch
-weights.torch = torch
-merge(sys.argv[1])  # imports and first uses
-before, seen, done = held(), [], threading.Event()
-thread = threading.Thread(target=watch)
-thread.start()
-merge(sys.argv[2])
-done.set()
-thread.join()
-print(max(seen) - before)
-"""
-
-
-def test_memory_is_a_shard_and_a_tensor_however_large_the_model(tmp_path):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.from_pretrained(project_path(TINY))
-    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 32}
-    config.update(sizes | {"layer_types": ["full_attention"] * 32, "head_dim": 32})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(tmp_path / "large", max_shard_size="40MB")
-    size = 2 * model.num_parameters()
-    assert size > 1e8
-    places = [project_path(TINY), tmp_path / "large", tmp_path / "out"]
-    command = [sys.executable, "-c", MEMORY, *map(str, places)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    print(size, done.stdout)
-    assert int(done.stdout) < 0.4 * size
-    assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) >= 14
+def test_the_memory_that_is_needed_is_said_before_it_is_taken(run, monkeypatch, capsys):
+    before = run.files("model")
+    memory = psutil.virtual_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=10**6))
+    with pytest.raises(RuntimeError, match=r"holds 0.0017 GB of 16-bit weights in memory; this"):
+        export.merge(run, run.config())
+    assert run.files("model") == before
+    monkeypatch.undo()
+    monkeypatch.setattr(merging, "_merged", lambda *_: pytest.fail(capsys.readouterr().out))
+    with pytest.raises(
+        pytest.fail.Exception, match=r"the merge holds 0.0017 GB of 16-bit weights in"
+    ):
+        export.merge(run, run.config())
 
 
 def test_the_gate_of_stage_04_has_passed(demo_run):
@@ -186,19 +149,61 @@ def test_the_gate_of_stage_04_has_passed(demo_run):
     assert report["prompts"] == 32 < report["tokens"]
 
 
-def test_a_dropped_delta_is_caught_named_and_not_put_in_place(run, monkeypatch, trained):
+def damage(change):
+    """Put a fault into what a merge writes."""
+    write = merging._write
+
+    def faulty(model, config, folder):
+        write(model, config, folder)
+        change(folder / "model.safetensors")
+
+    return "_write", faulty
+
+
+def drop_a_delta(path):
+    base = whole(merging.base_in_16bit(TINY, "merged_16bit", "4bit"))
+    save_file(load_file(path) | {LAYER: base[LAYER]}, path, {"format": "pt"})
+
+
+def drop_a_tensor(path):
+    tensors = load_file(path)
+    del tensors[LAYER]
+    save_file(tensors, path, {"format": "pt"})
+
+
+def onto_another_base():
+    merged = merging._merged
+    return "_merged", lambda base, adapter, _, config: merged(
+        base, adapter, "merged_16bit_original_base", config
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (
+            damage(drop_a_delta),
+            rf"not base \+ adapter in 1 layers: {LAYER}: .* is not put in place",
+        ),
+        (damage(drop_a_tensor), rf"not base \+ adapter in 1 layers: {LAYER}: "),
+        (onto_another_base(), r"not base \+ adapter in 28 layers: model.layers.0.*the base is not"),
+        (damage(lambda path: os.truncate(path, 9**5)), r"the weights in .*merged.* are damaged"),
+    ],
+)
+def test_a_merge_gone_wrong_is_caught_named_and_not_put_in_place(run, monkeypatch, fault, message):
     before = run.files("model/merged")
-    write = merging.write_shards
-
-    def faulty(tensors, *arguments):
-        base = weights.Base(TINY)
-        write(((n, base.read(n, True) if n == LAYER else t) for n, t in tensors), *arguments)
-
-    monkeypatch.setattr(merging, "write_shards", faulty)
-    with pytest.raises(ValueError, match=rf"1 layers: {LAYER}.* is not put in place"):
+    monkeypatch.setattr(merging, *fault)
+    with pytest.raises(ValueError, match=message):
         export.merge(run, run.config())
     assert run.files("model/merged") == before
     assert sorted(p.name for p in (run / "model").iterdir()) == ["merged", "parity.json"]
+
+
+def test_a_merge_that_fails_the_gate_is_put_in_place_by_force_alone(run, monkeypatch):
+    before = run.files("model/merged")
+    monkeypatch.setattr(merging, *damage(drop_a_delta))
+    with pytest.raises(ValueError, match="force = True exports it all the same"):
+        export.merge(run, run.config())
     report = json.loads((run / "model/parity.json").read_text())
     assert (report["passed"], report["layers"]["differ"]) == (False, [LAYER])
     _, report = export.merge(run, run.config(), force=True)
@@ -206,31 +211,69 @@ def test_a_dropped_delta_is_caught_named_and_not_put_in_place(run, monkeypatch, 
     assert run.files("model/merged") != before
 
 
-def test_another_policy_with_sound_layers_fails_on_behaviour(run, trained):
-    """The gate does not rest on the layers alone: a base of other weights shows in the KL."""
-    seen = {"kl": 0.5, "token_agreement": 0.8}
+def test_another_policy_with_sound_layers_fails_on_behaviour():
+    """The gate does not rest on the layers alone; only they speak against the base."""
+    noise = {"kl": 1e-4, "token_agreement": 1.0}
+    seen = {"kl": 0.5, "token_agreement": 0.8, "tokens": 3000, "noise": noise}
     first, second, cause = parity.verdict("merged_16bit", seen, [])
-    assert (first, second) == ("KL 0.5 > 0.001", "greedy token agreement 80.00% < 99.5%")
-    assert "the base is not the one trained on" in cause
-    assert parity.verdict("merged_16bit", {"kl": float("nan"), "token_agreement": 1.0}, [])
+    assert (first, second) == ("KL 0.5 > 0.001", "greedy token agreement 80.00% < 99.4%")
+    assert cause.startswith("every layer is base + adapter, so that the merge is sound")
+    assert "the base is not" not in cause
+    assert "the base is not the one trained on" in parity.verdict("merged_16bit", seen, [LAYER])[0]
+    assert parity.verdict("merged_16bit", seen | {"kl": float("nan"), "token_agreement": 1.0}, [])
+    sound = {"kl": 3.9e-3, "token_agreement": 0.985}  # as on questions unlike the training's
+    rounding = {"kl": 2.1e-3, "token_agreement": 0.99}
+    assert parity.verdict("merged_16bit", seen | sound | {"noise": rounding}, []) == []
+    assert parity.verdict("merged_16bit", seen | sound, [])
 
 
-def test_4bit_and_adapter_alone(run):
-    folder, report = export.merge(run, run.config(), "merged_4bit", target="model/merged_4bit")
-    assert report["mode"] == "merged_4bit"
-    assert json.loads((run / "model/merged_4bit.json").read_text()) == report
-    size = (folder / "model.safetensors").stat().st_size
-    assert size < 0.5 * (run / "model/merged/model.safetensors").stat().st_size
-    read = models.load_checkpoint(str(folder), adapter=None, quantization="16bit")
-    assert read.is_loaded_in_4bit
-    adapter = export.copy_adapter(run, run.config())
-    assert (adapter / "adapter_model.safetensors").exists()
+UNLIKE = ("Who wrote it?", "x * y = ?", "7 - 3", "A train goes 3 km", "hello", "12345 + 678")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_gate_tells_rounding_from_another_base_on_any_questions(
+    moved_run, tmp_path, monkeypatch, dtype
+):
+    """bf16 and the fp16 of older GPUs; an adapter that changes much, and strange questions."""
+    monkeypatch.setattr(checkpoint, "weights_dtype", lambda: getattr(torch, dtype))
+    folder, config = moved_run / "train/adapter", moved_run.config()
+    deltas = adapter.read_adapter(folder)
+    judge = reward_lab.Bench(load_preset("math"), config.train, models.load_tokenizer(TINY))
+    rows = [{"prompt": build_prompt(q), "question": q, "answer": "1"} for q in UNLIKE * 2]
+    tuned = models.load_checkpoint(TINY, adapter=folder, quantization="4bit")
+
+    def seen(mode):
+        merging._write(merging._merged(TINY, folder, mode, config), config, tmp_path / mode)
+        merged = models.load_checkpoint(str(tmp_path / mode), adapter=None, quantization="16bit")
+        return parity.behaviour(tuned, merged, judge, rows, 48, 64, deltas)
+
+    sound, other = seen("merged_16bit"), seen("merged_16bit_original_base")
+    assert parity.verdict("merged_16bit", sound, []) == []
+    assert sound["noise"]["kl"] > 0
+    if dtype == "bfloat16":
+        assert sound["kl"] > 1e-3, "a mark for all would fail it"
+    faults = parity.verdict("merged_16bit", other, [])
+    assert faults[0].startswith("KL ") and "token agreement" in faults[1]
+
+
+def test_the_adapter_alone(run):
+    copied = export.copy_adapter(run, run.config())
+    assert (copied / "adapter_model.safetensors").exists()
+    path = run / "train/adapter/adapter_model.safetensors"
+    os.truncate(path, path.stat().st_size - 1000)
+    with pytest.raises(ValueError, match=r"the weights in .*adapter are damaged"):
+        export.copy_adapter(run, run.config())
+
+
+def test_4bit_weights_are_no_mode_any_more(run, capsys):
+    assert main(["export", "demo", "--merge", "merged_4bit"]) == 2
+    assert "merged_16bit" in capsys.readouterr().err
 
 
 def test_leftovers_of_a_killed_merge_are_removed(run):
     left = run / "model/.merged.99999.tmp"
     left.mkdir()
-    (left / "shard-0").write_bytes(b"half")
+    (left / "model.safetensors").write_bytes(b"half")
     export.merge(run, run.config())
     assert not left.exists()
 
@@ -252,7 +295,10 @@ def other_name(tensors):
     [
         (zero, "the adapter is all zero"),
         (lambda t: t[KEY].fill_(float("nan")), r"NaN or inf in model\.layers\.2\.mlp\.down_proj"),
-        (other_name, r"1 weights that the base .* not have, such as model.layers.9.self_attn.q"),
+        (
+            other_name,
+            r"model.layers.9.self_attn.q_proj.weight is missing in the base .*made for another",
+        ),
         (
             lambda t: t.update({KEY: torch.ones(64, 16)}),
             r"\[128, 384\] in the base .* \[64, 384\] in the adapter: it was made for another",
@@ -360,7 +406,7 @@ def test_the_card_says_what_the_run_recorded(run):
     for said in (hashed, "| max_steps | 4 |", "numeric_correctness_reward | 1.0", "# me/adder"):
         assert said in body
     assert f"{report['greedy']['merged']['accuracy']:.4g}" in body
-    assert "it passed the parity gate" in body
+    assert "merged_16bit passes the parity gate" in body
     assert "## Limits" in body
     assert str(run.path.parent) not in card
     for absent in ("eval/report.json", "model/parity.json", "train/metrics.jsonl"):
@@ -369,6 +415,14 @@ def test_the_card_says_what_the_run_recorded(run):
     report["greedy"]["merged"]["accuracy_interval"] = [0.91, 0.97]
     (run / "eval/report.json").write_text(json.dumps(report))
     assert "0.91 – 0.97" in export.model_card(run)
+
+
+def test_a_base_without_a_card_states_no_licence(run, tmp_path):
+    shutil.copytree(project_path(TINY), tmp_path / "tiny_base")
+    (tmp_path / "tiny_base/README.md").unlink()
+    path = run / "config.yaml"
+    path.write_text(path.read_text().replace(TINY, str(tmp_path / "tiny_base")))
+    assert "Not stated by the base: ask before you publish." in export.model_card(run)
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -444,6 +498,15 @@ def test_push_tells_first_and_uploads_only_when_told_to(run, hub):
     assert {"README.md", "config.json", "tokenizer.json", "figures/training.png"} <= sent
     assert hub.tokens == {"Bearer hf_secret"}
     assert "hf_secret" not in done.stdout + done.stderr
+
+
+def test_a_model_that_was_cut_short_is_not_uploaded(run, hub):
+    path = run / "model/merged/model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    done = call_push(run, hub, "--yes")
+    assert done.returncode == 2
+    assert f"{path} is not as 04_merge_and_infer wrote it" in done.stderr
+    assert hub.asked == {}
 
 
 def test_a_hub_that_refuses_is_quoted_without_the_token(run, hub):

@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import pytest
 from hackable import lifted
 
-from grpo_nb import bench, data, pilot
+from grpo_nb import data, reward_lab
 from grpo_nb.models import Sample
+from grpo_nb.reward_lab import pilot
 from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.runs import start_stage
+from grpo_nb.views import plots
 
 RUN = {"run_name": "gate", "profile": "tiny-cpu"}
 MATH = load_preset("math")
@@ -32,15 +34,15 @@ def lab(runs_dir):
 
 
 def judged(lab, preset):
-    verdict = bench.judge(bench.Bench(preset), lab.rows, lab.pilot, lab.stage)
-    bench.save(lab.run, bench.Bench(preset), verdict)
+    verdict = reward_lab.judge(reward_lab.Bench(preset), lab.rows, lab.pilot, lab.stage)
+    reward_lab.save(lab.run, reward_lab.Bench(preset), verdict)
     return verdict
 
 
 def refused(lab, preset, problem):
     with pytest.raises(ValueError, match=f"{problem}.* run 02_test_rewards.ipynb again"):
-        bench.check(lab.run, preset)
-    assert problem in bench.check(lab.run, preset, force=True)
+        reward_lab.check(lab.run, preset)
+    assert problem in reward_lab.check(lab.run, preset, force=True)
 
 
 def test_a_verdict_that_passed_lets_stage_03_start_with_the_same_rewards_alone(lab):
@@ -48,7 +50,7 @@ def test_a_verdict_that_passed_lets_stage_03_start_with_the_same_rewards_alone(l
     assert judged(lab, MATH).passed
     lab.stage.finish("rewards")
     rewards = start_stage("03", RUN).config.rewards
-    assert bench.check(lab.run, load_preset(rewards.preset, rewards.reward_weights))
+    assert reward_lab.check(lab.run, load_preset(rewards.preset, rewards.reward_weights))
     refused(lab, load_preset("math", "1, 0.5, 0.25, 0"), STALE)
     looser = MATH.reward_funcs[0].configured(MATH.names[0], relative=0.5)
     refused(lab, MATH._replace(reward_funcs=[looser, *MATH.reward_funcs[1:]]), STALE)
@@ -98,32 +100,163 @@ def test_a_failed_verdict_is_refused_with_its_reasons(lab, reason):
     refused(lab, preset, reason)
 
 
-ADOPT = """from grpo_nb import bench, rewards, runs
-stage = runs.Stage(runs.Run("gate"), "02", runs.Run("gate").config(), {})
-@rewards.reward()
-def mine(response: str) -> float: return 0.5 * (response == "so")
-ours = bench.adopt(bench.Bench(rewards.load_preset("math")), stage, mine, 0.25)
-bench.adopt(ours, stage, mine, 0.75)  # another weight, not a second reward
+BAKED = """
+def doubled(completions, answer, **kwargs):
+    texts = [completion[0]["content"] for completion in completions]
+    return [2.0 * (f"<answer>{gold}</answer>" in text) for gold, text in zip(answer, texts)]
 """
-SHOW = """from grpo_nb import bench, rewards, runs
+
+
+@pytest.mark.parametrize("declared", ["", "doubled.range = (0.0, 2.0)"])
+def test_a_plain_reward_with_its_weight_in_the_score_is_attacked_before_it_passes(lab, declared):
+    path = lab.run / "own.py"
+    path.write_text(BAKED + declared)
+    verdict = judged(lab, load_preset(str(path)))
+    assert (verdict.probes is None) is (declared == "")
+    assert json.loads((lab.run / "rewards/report.json").read_text())["passed"] is False
+    if not declared:
+        assert "doubled.range = (least, greatest)" in verdict.findings[0].fix
+        assert plots.probe_map(lab.run, verdict.probes, MATH) is None
+    beside = [(MATH.reward_funcs[0], 1.0), (load_preset(str(path)).reward_funcs[0], 0.25)]
+    verdict = judged(lab, reward_set(beside))  # not the first: a warning
+    assert verdict.probes is not None
+    assert not verdict._replace(failures=[], probes=None).passed
+
+
+OWN = """import re
+from dataclasses import dataclass
+
+TAG = re.compile("<answer>(.*?)</answer>")
+
+
+def last(text):
+    return TAG.findall(text)[-1:]
+
+
+@rewards.reward()
+def brief(response: str) -> float:
+    return float(len(response) < 90)
+
+
+def right(completions, answer, **kwargs):
+    print("scoring")
+    return [2.0 * (last(c[0]["content"]) == [a]) for c, a in zip(completions, answer)]
+
+
+@dataclass
+class Judge:
+    least: "int"
+
+    async def __call__(self, completions, **kwargs):
+        return [float(len(completion[0]["content"]) > self.least) for completion in completions]
+
+
+judge = Judge(1)
+"""
+LISTED = "reward_funcs, reward_weights = [judge, brief, right], [0.125, 0.25, 1]\n"
+FORM = """def reference(row):
+    return f"<answer>{row['answer']}</answer>"
+"""
+SHOW = """from grpo_nb import rewards, runs; from grpo_nb import reward_lab as bench
 preset = rewards.load_preset(runs.Run("gate").config().rewards.preset)
-scores = preset.reward_funcs[-1](completions=["so", "no"])
-print(preset.names, preset.reward_weights, scores, bench.fingerprint(preset))"""
+given = {"answer": ["4"], "prompts": ["?"]}
+scores = [rewards.call(func, completions=[[{"content": "<answer>4</answer>"}]], **given)
+    for func in preset.reward_funcs]
+print(preset.names, preset.reward_weights, preset.full, scores, bench.fingerprint(preset))"""
 
 
-def test_a_reward_that_a_notebook_adopts_is_the_same_in_a_fresh_process(lab):
-    command = [sys.executable, "-m", "IPython", "-c"]
-    adopted = subprocess.check_output([*command, ADOPT + SHOW], text=True)
-    assert subprocess.check_output([*command, SHOW], text=True) == adopted
-    assert adopted.startswith(f"{[*MATH.names, 'mine']} {[*MATH.reward_weights, 0.75]} [0.5, 0.0]")
+def adopted(lab, source):
+    ours = reward_lab.adopt(reward_lab.Bench(MATH), lab.rows, lab.pilot, lab.stage, source)
+    return ours.preset
+
+
+def test_a_cell_of_rewards_with_all_that_they_need_is_trained_as_it_was_tested(lab, capsys):
+    preset = adopted(lab, OWN)
+    assert preset.names == ["right", "brief", "judge"]  # correctness first
+    assert (preset.reward_weights, preset.full) == ([1.0] * 3, 2.0)
+    assert capsys.readouterr().out == ""  # what rewards print, a hundred times
+    preset = adopted(lab, OWN + LISTED)  # edited, and run again
+    assert (preset.names, preset.reward_weights) == (["right", "judge", "brief"], [1, 0.125, 0.25])
+    judged(lab, preset)
+    lab.stage.finish("rewards")
+    assert preset.reference(lab.rows[0]) == MATH.reference(lab.rows[0])
+    shown = subprocess.check_output([sys.executable, "-c", SHOW], text=True).splitlines()[-1]
+    scores = [[2.0], [1.0], [1.0]]
+    expected = (preset.names, preset.reward_weights, 2.0, scores, reward_lab.fingerprint(preset))
+    assert shown == " ".join(map(str, expected))
+    assert reward_lab.check(
+        lab.run, load_preset(start_stage("03", RUN).config.rewards.preset), True
+    )
+
+
+def test_a_cell_may_bring_its_own_form_and_an_emptied_one_brings_the_preset_back(lab):
+    assert adopted(lab, OWN + FORM).reference({"answer": 4}) == "<answer>4</answer>"
+    path = lab.stage.config.rewards.preset
+    assert lab.run.settings()["rewards.preset"] == path == str(lab.run / "rewards/mine.py")
+    assert adopted(lab, OWN).reference(lab.rows[0]) == MATH.reference(lab.rows[0])
+    again = start_stage("02", RUN)
+    reward_lab.adopt(reward_lab.Bench(MATH), lab.rows, lab.pilot, again, "# nothing\n")
+    assert again.config.rewards.preset == lab.run.settings()["rewards.preset"] == "math"
+
+
+WRONG = {
+    "NameError.*'re'.*; what the rewards need": "def f(completions): ...\nre.compile('x')",
+    "line 8 cannot be loaded: .*ZeroDivisionError": "\n1 / 0",
+    "mine.py.* cannot be loaded: SyntaxError": "!pip install x\ndef f(completions, **_): ...",
+    r"line 9 cannot be loaded: SystemExit\(3\)": "import sys\nsys.exit(3)",
+    "defines no reward": "def helper(text): return 1",
+    "1 reward_weights for 3 reward_funcs, which are judge, brief, right": f"{OWN}{LISTED}"
+    "reward_weights = [1]",
+    "'right', 1 is no list of functions|is no list of functions": f"{OWN}reward_funcs = ['right']",
+    "both may be rewards to train with or parts": f"{OWN}both = rewards.gated(brief, by=brief)",
+    "the weight of right is nan": f"{OWN}reward_funcs, reward_weights = [right], [float('nan')]",
+    "two rewards are named 'brief'": f"{OWN}reward_funcs = [brief, brief]",
+}
+
+
+@pytest.mark.parametrize("problem", WRONG)
+def test_a_cell_that_cannot_be_trained_is_refused_and_changes_nothing(lab, problem):
+    with pytest.raises(ValueError, match=problem):
+        adopted(lab, WRONG[problem])
+    assert lab.stage.config.rewards.preset == "math"
+    assert not (lab.run / "rewards/mine.py").exists()
+
+
+HISTORY = """import json, sys
+from IPython.core.interactiveshell import InteractiveShell
+from grpo_nb.reward_lab.own import cell_of_rewards
+found = []
+for cells in json.loads(sys.argv[1]):
+    InteractiveShell.clear_instance()
+    for cell in cells:
+        InteractiveShell.instance().run_cell(cell, store_history=True)
+    found.append(cell_of_rewards())
+print(json.dumps(found))"""
+FIRST, SECOND = "def f(completions, **_): return 1", "def g(completions, **_): return 2"
+CELLS = [  # cells as they were run, and the place of the one that is taken
+    ((FIRST, "x = 1", "def helper(text): return 3", "x ="), 0),
+    ((FIRST, "x = 1", SECOND, "x"), 2),
+    ((FIRST, "# Your rewards, gone again"), 1),
+    (("class A:\n  def __call__(self, completions, **_): ...",), 0),
+    (("import json as mine\nreward_funcs = [mine.loads]", "x"), 0),
+    (("import grpo_nb.rewards as r\n@r.reward()\ndef f(response): return 1.0",), 0),
+    (("x = 1", "print(reward_funcs)"), None),
+]
+
+
+def test_the_cell_is_the_one_that_was_run_last():
+    command = [sys.executable, "-c", HISTORY, json.dumps([cells for cells, _ in CELLS])]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for found, (cells, place) in zip(json.loads(printed.splitlines()[-1]), CELLS, strict=True):
+        assert found == ("" if place is None else cells[place])
 
 
 @pytest.mark.parametrize("weights", [[1.0, 0.5, 0.25, 0.0625], [1.0, 0.25, 0.25, 1 / 9]])
 def test_written_weights_reach_the_run_and_stage_03_takes_them(lab, weights):
     judged(lab, MATH)
     lab.stage.finish("rewards")
-    given = bench.Bench(MATH._replace(reward_weights=weights))
-    assert bench.write_weights(given, lab.rows, lab.pilot, lab.stage)[0].passed
+    given = reward_lab.Bench(MATH._replace(reward_weights=weights))
+    assert reward_lab.write_weights(given, lab.rows, lab.pilot, lab.stage)[0].passed
     written = start_stage("03", RUN).config.rewards.reward_weights
     assert lab.run.settings() == {"rewards.reward_weights": written}
-    assert bench.check(lab.run, load_preset("math", written))
+    assert reward_lab.check(lab.run, load_preset("math", written))

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import types
-from functools import cache
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from itertools import pairwise
 from pathlib import Path
@@ -19,26 +18,20 @@ import yaml
 from pages import COMMAND, blocks, tokens_of, write_files
 from pymdownx.slugs import slugify
 
-from grpo_nb import config
-from grpo_nb.batches import check_run, planned_runs, read_run
 from grpo_nb.commands import parse_arguments
+from grpo_nb.pipeline.batches import check_run, planned_runs, read_run
+from grpo_nb.pipeline.trials import read_sweep
 from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.rewards.presets import built_in
-from grpo_nb.runs import PROJECT_ROOT, Run
-from grpo_nb.settings import LossType
-from grpo_nb.training.arguments import (
-    TRL_NAMES,
-    grpo_arguments,
-    refuse_unknown_trl,
-    trl_fields,
-)
+from grpo_nb.runs import PROJECT_ROOT, Run, config
+from grpo_nb.runs.settings import LossType
+from grpo_nb.runs.trl_arguments import TRL_NAMES, refuse_unknown_trl, trl_fields
+from grpo_nb.training.arguments import grpo_arguments
 from grpo_nb.training.plan import plan
-from grpo_nb.trials import read_sweep
 
 PAGES = [PROJECT_ROOT / "README.md", *sorted((PROJECT_ROOT / "docs").glob("*.md"))]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 SETTING = re.compile(r"([a-z]+)\.([a-z_]+)(?:\s*=\s*(\S+))?")
-arguments_of_trl = cache(trl_fields)
 ENDINGS = ("safetensors", "json", "jsonl", "csv", "py", "yaml", "parquet", "md", "txt")
 
 
@@ -113,7 +106,7 @@ def check_setting(name: str, value: str | None = None) -> None:
     config.refuse_unknown_setting(name)
     section, _, key = name.rpartition(".")
     if section == "trl" and value is None:
-        assert key in arguments_of_trl(), f"{name} is none of GRPOConfig's"
+        assert key in trl_fields(), f"{name} is none of GRPOConfig's"
     elif section == "trl":
         refuse_unknown_trl(
             config.resolve("tiny-cpu", dict([config.parse_assignment(f"{name}={value}")]))

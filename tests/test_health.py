@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from grpo_nb import config, health, training
-from grpo_nb.runs import PROJECT_ROOT
+from grpo_nb import training
+from grpo_nb.runs import PROJECT_ROOT, config
+from grpo_nb.training import health
 
 REWARDS = {"right": (1.0, 0.0, 1.0), "soft_xml_format_reward": (0.5, 0.0, 1.0)}
 FORM = "soft_xml_format_reward"

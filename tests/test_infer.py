@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,12 +14,14 @@ import pandas as pd
 import pytest
 from nbclient import NotebookClient
 
-from grpo_nb import bench, config, models, runs
+from grpo_nb import models, reward_lab, runs
 from grpo_nb.__main__ import main
-from grpo_nb.answers import Sampling, answer_file
-from grpo_nb.infer import Chat, Said, answers_page
-from grpo_nb.pipeline import KERNEL_ARGUMENTS, QUIET
-from grpo_nb.widgets import ChatPanel
+from grpo_nb.evaluation.answers import Sampling, answer_file
+from grpo_nb.pipeline import serve
+from grpo_nb.pipeline.execution import KERNEL_ARGUMENTS, QUIET
+from grpo_nb.runs import Run, config, project_path, write_json
+from grpo_nb.views.infer import Chat, Said, answers_page
+from grpo_nb.views.widgets import ChatPanel
 
 SUM = "What is 47 + 38?"
 SAMPLED = {"temperature": 1.0, "seed": 3}
@@ -80,7 +83,7 @@ def test_an_interrupt_while_the_base_answers_leaves_the_adapter_on(chat):
 def test_a_gold_brings_the_scores_of_the_bench(chat):
     said = chat.answer(chat.row(SUM, "85"), "base")
     tokenizer = models.load_tokenizer("data/tiny_base")
-    judge = bench.Bench(chat.preset, chat.config.train, tokenizer)
+    judge = reward_lab.Bench(chat.preset, chat.config.train, tokenizer)
     table = judge.table([chat.row(SUM, "85")], [[said.completion] * 2])
     assert {name: one.score for name, one in said.scored.items()} == {
         name: table[name][0] for name in chat.preset.names
@@ -97,7 +100,8 @@ def test_what_is_shown_is_escaped():
 
 
 def test_a_notebook_shows_the_answer_as_it_comes_and_stores_one_output(moved_run):
-    source = f"from grpo_nb import infer, runs\ninfer.Chat(runs.Run('moved')).ask({SUM!r}, 'base')"
+    source = "from grpo_nb import runs; from grpo_nb.views import infer\n"
+    source += f"infer.Chat(runs.Run('moved')).ask({SUM!r}, 'base')"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
     environment = os.environ | QUIET | {"GRPO_NB_RUNS": str(moved_run.path.parent)}
     NotebookClient(notebook, extra_arguments=KERNEL_ARGUMENTS).execute(env=environment)
@@ -133,7 +137,9 @@ def test_killed_in_the_middle_it_goes_on_and_writes_the_same_file(
     assert {line["gold"] for line in lines if line["row"] <= 2} == {"32", "33"}
     asked = {"model": "base", "question_column": "ask", "answer_column": "sum"}
     asked["sampling"] = Sampling(temperature=1.0, batch_size=3)
-    monkeypatch.setattr("grpo_nb.answers.open_engine", None)  # it has nothing more to ask
+    monkeypatch.setattr(
+        "grpo_nb.evaluation.answers.open_engine", None
+    )  # it has nothing more to ask
     answer_file(moved_run, questions, whole, **asked)
     assert whole.read_bytes() == cut.read_bytes()
 
@@ -240,7 +246,69 @@ def test_wrong_input_is_refused_before_a_model_is_loaded(
     assert "did you mean 'merged'?" in refused(*asked, "--model", "merge")
     assert "did you mean 'vllm'?" in refused(*asked, *base, "--engine", "vlm")
     assert "batch_size 0" in refused(*asked, *base, "--batch-size", "0")
+    for wrong in ("-1", "nan", "inf"):
+        why = f"temperature {float(wrong)}: give 0 for greedy, or more"
+        assert why in refused(*asked, *base, "--temperature", wrong)
     assert "the name of a data file ends in" in refused(__file__, *base)
+
+
+@pytest.mark.parametrize("model", ["merged", "adapter"])
+def test_torn_weights_are_named_and_no_traceback_shown(
+    moved_run, questions, tmp_path, capsys, monkeypatch, model
+):
+    folder = shutil.copytree(moved_run.path, tmp_path / "runs/torn")
+    shutil.copytree(runs.project_path("data/tiny_base"), folder / "model/merged")
+    torn = {"merged": "model/merged/model", "adapter": "train/adapter/adapter_model"}[model]
+    path = folder / f"{torn}.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    monkeypatch.setenv("GRPO_NB_RUNS", "")  # the command sets it
+    command = ["answer", str(folder), str(questions), "--to", str(tmp_path / "to.jsonl")]
+    assert main([*command, "--question-column", "ask", "--model", model]) == 2
+    assert f"the weights in {path.parent} are damaged (" in capsys.readouterr().err
+
+
+def test_a_name_that_is_no_text_is_a_fault_of_its_row_alone(moved_run, tmp_path):
+    source = tmp_path / "odd.jsonl"
+    rows = [{"question": SUM, "answer": "85"}, {"\ud800": SUM}, {"question": SUM, "answer": "1"}]
+    source.write_text("\n".join(map(json.dumps, rows)))
+    answer_file(moved_run, source, tmp_path / "to.jsonl", model="base")
+    first, odd, last = lines_of(tmp_path / "to.jsonl")
+    assert "reward" in first and "reward" in last
+    assert "column missing: the row has" in odd["fault"]
+
+
+def test_a_merged_model_of_an_earlier_training_is_neither_asked_nor_given_away(
+    moved_run, few, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path))
+    run = Run(shutil.copytree(moved_run.path, tmp_path / "again").name)
+    shutil.copytree(project_path("data/tiny_base"), run / "model/merged")
+    trained = {"train/adapter/adapter_model.safetensors": "0" * 64}
+    entries = {stage: {"status": "done", "inputs": {}, "outputs": {}} for stage in ("01", "02")}
+    entries["03"] = {"status": "done", "inputs": {}, "outputs": {}}
+    entries["03"]["outputs"] = run.files("train/adapter")
+    entries["04"] = {"status": "done", "inputs": trained, "outputs": {}}
+    for status in ("done", "failed"):
+        entries["03"]["status"] = status
+        write_json(run / "manifest.json", entries)
+        place, to = str(run.path), str(tmp_path / "merged.jsonl")
+        for command in (
+            ["answer", place, str(few), "--to", to],
+            ["serve", place],
+            ["push", place, "--repo", "me/mine"],
+            *(["export", place], ["export", place, "--merge", "merged_16bit"]),
+            ["export", place, "--gguf", "f16"],
+            ["report", place],
+        ):
+            assert main(command) == 2
+            said = capsys.readouterr().err
+            known = status == "failed" and command[0] == "report"
+            why = "03_train_grpo was run again after 04_merge_and_infer: run "
+            assert ("03_train_grpo failed" if known else why) in said, command
+    for model in ("adapter", "base"):
+        answer_file(run, few, tmp_path / f"{model}.jsonl", model=model)
+        assert lines_of(tmp_path / f"{model}.jsonl")
+    assert serve.plan(run, "127.0.0.1", 8000, adapter=True).served.adapter
 
 
 def test_a_run_that_was_not_trained_says_so(runs_dir):

@@ -5,9 +5,10 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from grpo_nb import config, evaluate, leaderboard, rewards
+from grpo_nb import evaluation, rewards
 from grpo_nb.__main__ import main
-from grpo_nb.runs import NOTEBOOKS, Run, write_json
+from grpo_nb.pipeline import leaderboard
+from grpo_nb.runs import NOTEBOOKS, Run, config, write_json
 
 MATH = rewards.load_preset("math")
 
@@ -29,13 +30,13 @@ def make_run(name, right, questions=None, gpu="", **settings):
     questions = questions or [f"question {i}" for i in range(len(right))]
     chosen = config.resolve("tiny-cpu", {k.replace("__", "."): v for k, v in settings.items()})
     samples = {
-        label: pd.concat([lines(r, questions, d) for d in evaluate.DECODING])
+        label: pd.concat([lines(r, questions, d) for d in evaluation.DECODING])
         for label, r in (("base", np.zeros_like(right)), ("merged", right))
     }
     rows = [{"question": question} for question in questions]
     report = {"models": {"base": {}, "merged": {}}}
-    report |= evaluate.build(samples, rows, MATH, chosen)
-    evaluate.save(run, evaluate.Evaluation(samples, report))
+    report |= evaluation.build(samples, rows, MATH, chosen)
+    evaluation.save(run, evaluation.Evaluation(samples, report))
     run.write_config(chosen)
     write_json(
         run / "manifest.json",

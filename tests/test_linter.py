@@ -6,11 +6,12 @@ import re
 import time
 from functools import partial
 
+import numpy as np
 import pytest
-from hackable import PILOT, ROWS, lifted
+from hackable import PILOT, ROWS, lifted, texts_of
 
-from grpo_nb.bench import Bench, lint
-from grpo_nb.rewards import RewardSet
+from grpo_nb.reward_lab import Bench, lint
+from grpo_nb.rewards import RewardSet, load_preset
 from grpo_nb.rewards import numeric_correctness_reward as correct
 
 TEXTS = [sample.text for sample in PILOT.samples]
@@ -28,20 +29,22 @@ def tagged(response):
 
 
 BLIND = mine(lambda r, answer: tagged(r))
-BIG = mine(lambda completions, **_: [2.0 * tagged(text) for text in completions])
+BIG = mine(lambda completions, **_: [2.0 * tagged(text) for text in texts_of(completions)])
 BY_PLACE = mine(lambda completions, **_: [i / 99 for i in range(len(completions))])
 CASES = [
     ("raises", True, [mine(lambda r: 1 / len(r[:0]))], {}),
     ("raises", True, [mine(lambda r: 1 / ("1+1=2" not in r))], {}),  # on references alone
     ("wrong length", True, [mine(lambda completions, **_: [1.0])], {}),
     ("out of range", True, [mine(lambda r: 2.0)], {}),
-    ("out of range", False, [BIG], {}),  # nothing was declared
+    ("out of range", True, [BIG], {}),  # nothing was declared, and it says what is correct
+    ("out of range", False, [correct, BIG], {}),
     ("not finite", True, [mine(lambda r: math.inf if "<" in r else 0.0)], {}),
     ("not deterministic", True, [mine(lambda r: random.random())], {}),
     ("depends on row order", True, [BY_PLACE], {}),
     ("ignores a column", True, [BLIND], {}),
     ("ignores a column", False, [correct, BLIND], {}),  # not the first reward
     ("missing column", False, [mine(lambda r, hint="": tagged(r))], {}),
+    ("missing column", True, [mine(lambda completions, solution, **_: [])], {}),
     ("shadowed column", True, [correct], {"extra": {"log_metric": 1}}),
     ("shadowed column", False, [correct], {"extra": {"relative": 1}}),
     ("duplicate name", True, [correct, correct], {}),
@@ -66,6 +69,21 @@ def test_each_rule_names_the_reward_with_evidence_and_a_fix(rule, error, funcs, 
     assert one.error is error and one.fix
     assert re.search(r"\d|'", one.evidence), "neither a number nor a value"
     assert found == sorted(found, key=lambda finding: not finding.error)
+
+
+SHIPPED = ["<reasoning>10-3=7, 9-5-1=3</reasoning><answer>37</answer>"] * 2
+SHIPPED += ["10-3=7, 9-5=4, so the answer is 47.", "10-3=7, 9-5-1=3, so the answer is 37."]
+
+
+def test_what_is_longer_by_its_tags_alone_is_not_said_to_follow_length():
+    """As the shipped base writes: half of its completions have tags, and those are longer."""
+    row = {"prompt": [], "question": "90 - 53?", "answer": "37"}
+    preset = load_preset("math").adding(mine(lambda r: len(r) <= 40), 0.5)
+    found = lint(Bench(preset), [row] * 16, SHIPPED * 4)
+    lengths = [len(text) for text in SHIPPED]
+    assert np.corrcoef(lengths, [1, 1, 0, 0])[0, 1] > 0.9  # soft_xml_format_reward
+    (one,) = [finding for finding in found if finding.rule == "follows length"]
+    assert one.reward == "mine" and "correlation -1.0" in one.evidence
 
 
 def test_a_sound_reward_has_no_finding():

@@ -3,14 +3,16 @@ import os
 import shutil
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 
-from grpo_nb import chat, models
-from grpo_nb.config import ModelConfig, PolicyConfig
-from grpo_nb.prompts import build_prompt
+from grpo_nb import models
+from grpo_nb.models import chat
+from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import PROJECT_ROOT, project_path
+from grpo_nb.runs.config import ModelConfig, PolicyConfig
 
 TINY = "data/tiny_base"
 PROMPTS = [build_prompt(f"What is {a} + {b}?") for a, b in ((47, 38), (12, 34), (99, 9))]
@@ -83,6 +85,23 @@ def test_fp8_weights_need_a_hopper_and_vllm(
         assert models.use_vllm(config) is True
 
 
+def test_a_4bit_policy_with_vllm_needs_its_plugin(monkeypatch):
+    """vLLM has had bitsandbytes in a package of its own since 0.28."""
+    monkeypatch.setattr("grpo_nb.models.policy.cuda_available", lambda: True)
+    installed = {"vllm"}
+    found = lambda name: name if name in installed else None  # noqa: E731
+    monkeypatch.setattr("importlib.util.find_spec", found)
+    with pytest.raises(RuntimeError, match=r"needs the package vllm-bnb-plugin \(pip install"):
+        models.use_vllm(ModelConfig(fast_inference="vllm"))
+    with pytest.warns(
+        UserWarning, match="transformers generates, for vLLM needs the package vllm-b"
+    ):
+        assert models.use_vllm(ModelConfig()) is False
+    assert models.use_vllm(ModelConfig(quantization="16bit")) is True
+    installed.add("vllm_bnb_plugin")
+    assert models.use_vllm(ModelConfig()) is True
+
+
 def test_outside_of_training_fp8_is_the_16_bit_that_it_is_made_from(base):
     model = models.load_checkpoint(TINY, adapter=None, quantization="fp8")
     weights, theirs = model.state_dict(), base.state_dict()
@@ -121,13 +140,16 @@ def test_a_template_without_generation_prompt_is_refused(tmp_path):
         chat.check_generation_prompt(tokenizer, [{"role": "user", "content": "What is 47?"}])
 
 
-def test_generation_depends_on_the_seed_alone(base, tokenizer):
+@pytest.fixture(scope="module")
+def engine(base, tokenizer):
+    return models.TransformersEngine(base, tokenizer)
+
+
+def test_generation_depends_on_the_seed_alone(engine):
     import torch
 
     def sample(seed, batch_size=64):
-        return models.generate(
-            base,
-            tokenizer,
+        return engine.generate(
             PROMPTS,
             max_completion_length=40,
             temperature=1.0,
@@ -144,20 +166,50 @@ def test_generation_depends_on_the_seed_alone(base, tokenizer):
     assert sample(seed=2) != first
 
 
-def test_greedy_answers_do_not_depend_on_the_batch(base, tokenizer):
+def test_greedy_answers_do_not_depend_on_the_batch(engine):
     def greedy(batch_size):
-        return models.generate(
-            base, tokenizer, PROMPTS, max_completion_length=40, batch_size=batch_size
-        )
+        return engine.generate(PROMPTS, max_completion_length=40, batch_size=batch_size)
 
     assert greedy(1) == greedy(3)
 
 
-def test_completions_are_cut_at_the_length(base, tokenizer):
-    ((cut,),) = models.generate(base, tokenizer, PROMPTS[:1], max_completion_length=3)
+@pytest.mark.parametrize("how", [{}, {"temperature": 1.0, "num_generations": 3}])
+def test_completions_do_not_depend_on_the_tokenizers_padding_side(engine, monkeypatch, how):
+    """Unsloth's trainer sets it to the right, where generation gives garbage."""
+    uneven = [*PROMPTS, build_prompt("What is 1 + 2? " + "Think of it. " * 4)]
+    expected = engine.generate(uneven, max_completion_length=40, **how)
+    monkeypatch.setattr(engine.tokenizer, "padding_side", "right")
+    assert engine.generate(uneven, max_completion_length=40, **how) == expected
+    assert engine.tokenizer.padding_side == "right", "it is the trainer's"
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "group", "sizes"), [(4, 2, [4, 2]), (2, 3, [2, 2, 2, 2, 1])]
+)
+def test_a_batch_counts_sequences_samples_included(engine, monkeypatch, batch_size, group, sizes):
+    """What bounds the memory; also within the samples of one prompt."""
+    seen, generate = [], engine.model.generate
+
+    def watched(**inputs):
+        seen.append(len(generate(**inputs)))
+        return generate(**inputs)
+
+    monkeypatch.setattr(engine.model, "generate", watched)
+    how = {"temperature": 1.0, "num_generations": group, "batch_size": batch_size}
+    answers = engine.generate(PROMPTS, max_completion_length=4, **how)
+    assert seen == sizes
+    assert [len(group) for group in answers] == [how["num_generations"]] * 3
+
+
+def test_no_prompts_have_no_answers(engine):
+    assert engine.generate([], max_completion_length=4) == []
+
+
+def test_completions_are_cut_at_the_length(engine, tokenizer):
+    ((cut,),) = engine.generate(PROMPTS[:1], max_completion_length=3)
     assert (cut.tokens, cut.truncated) == (3, True)
     assert len(tokenizer(cut.text)["input_ids"]) == 3
-    ((whole,),) = models.generate(base, tokenizer, PROMPTS[:1], max_completion_length=60)
+    ((whole,),) = engine.generate(PROMPTS[:1], max_completion_length=60)
     assert not whole.truncated
     assert whole.tokens == len(tokenizer(whole.text)["input_ids"]) + 1  # the stop counts
 
@@ -234,6 +286,28 @@ def test_the_policy_answers_as_its_saved_adapter(trained, backend):
 
 def plain_policy(**settings):
     return models.load_policy(ModelConfig(**settings), 0, PolicyConfig(backend="transformers"))
+
+
+@pytest.mark.parametrize("quantization", ["4bit", "16bit"])
+def test_a_closed_policy_holds_no_weights_whoever_holds_it(quantization):
+    policy = plain_policy(quantization=quantization)
+    held = policy.model  # as a trainer, or a name in a kernel, does
+    storages = [weakref.ref(one.untyped_storage()) for one in held.parameters()]
+    assert sum(one.nbytes for one in held.parameters()) > 5e5
+    policy.close()
+    assert sum(one.nbytes for one in [*held.parameters(), *held.buffers()]) == 0
+    assert all(ref() is None for ref in storages)
+    states = [getattr(one, "quant_state", None) for one in [*held.modules(), *held.parameters()]]
+    assert not any(states)
+
+
+def test_a_closed_engine_says_so_and_lets_its_model_go():
+    opened = models.open_engine(TINY, adapter=None, quantization="16bit")
+    model = weakref.ref(opened.model)
+    opened.close()
+    assert model() is None
+    with pytest.raises(RuntimeError, match="this engine was closed: open another one"):
+        opened.generate(PROMPTS, max_completion_length=4)
 
 
 def test_saved_weights_go_into_a_policy_in_place(trained):

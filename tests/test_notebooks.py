@@ -3,9 +3,10 @@
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
-import types
+import zipfile
 
 import nbformat
 import papermill
@@ -13,9 +14,8 @@ import pytest
 import refresh
 from conftest import TINY_SETTINGS
 
-from grpo_nb import config
-from grpo_nb.pipeline import QUIET
-from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, project_path
+from grpo_nb.pipeline.execution import QUIET
+from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, config, project_path
 
 FOLDER = project_path("notebooks")
 ALL = {**NOTEBOOKS, "05": refresh.COMPARE}  # the last is no stage of a run
@@ -140,35 +140,98 @@ def test_the_setup_cell_does_nothing_elsewhere(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_setup_cell_clones_and_installs_on_colab(tmp_path, monkeypatch):
-    """A stand-in for google.colab; git really clones, from a local copy; pip is recorded."""
-    origin = tmp_path / "origin"
-    (origin / "grpo_nb").mkdir(parents=True)
-    (origin / "requirements.txt").write_text("unsloth\n")
-    (origin / "grpo_nb" / "__init__.py").write_text("cloned = True\n")
-    git = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-C", str(origin)]
+def wheel(folder, name, version):
+    """A package of one module, as pip installs it."""
+    files = {
+        f"{name}.py": f"version = {version!r}\n",
+        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "top_level.txt": f"{name}\n",
+        "RECORD": "",
+    }
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for file, content in files.items():
+            inside = "" if file.endswith(".py") else f"{name}-{version}.dist-info/"
+            archive.writestr(inside + file, content)
+
+
+def colab(folder, driver=""):
+    """A stand-in of Colab: a venv whose pip finds wheels on disk, and git a copy of the project.
+
+    Returns what the set-up cell of a fresh kernel printed, and its exit code.
+    """
+    nvidia_smi = folder / "bin/nvidia-smi"
+    if driver:
+        answers = f"*driver*) echo {driver};; *cap*) echo 7.5;; *) echo Tesla T4, 15360 MiB;;"
+        nvidia_smi.write_text(f"#!/bin/sh\ncase $1 in {answers} esac\n")
+        nvidia_smi.chmod(0o755)
+    (folder / "kernel.py").write_text(
+        "import sys, types\nsys.modules['google.colab'] = types.ModuleType('google.colab')\n"
+        "import old\n" + tagged("01", "setup").source + "\nprint('goes on', old.version)\n"
+    )
+    environment = {
+        "PATH": f"{nvidia_smi.parent}:{os.environ['PATH']}",
+        **{"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder / "wheels")},
+        **{"PIP_DISABLE_PIP_VERSION_CHECK": "1", "GIT_CONFIG_COUNT": "1"},
+        **{"GIT_CONFIG_KEY_0": f"url.file://{folder / 'origin'}.insteadOf"},
+        "GIT_CONFIG_VALUE_0": refresh.project_url(),
+    }
+    command = [folder / "venv/bin/python", folder / "kernel.py"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=folder / "content", env=environment
+    )
+    return done.stdout + done.stderr, done.returncode
+
+
+@pytest.fixture
+def runtime(tmp_path):
+    for name in ("origin/grpo_nb", "content", "wheels", "bin"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("__init__", "colab", "machine"):
+        shutil.copy(PROJECT_ROOT / f"grpo_nb/{name}.py", tmp_path / "origin/grpo_nb")
+    for name, more in (("requirements-cpu", ""), ("requirements", "cuda==1\n")):
+        text = f"# compiled\nold==2  # via grpo-nb\ntorch==2.13.0  # via grpo-nb\n{more}"
+        (tmp_path / f"origin/{name}.txt").write_text(text)
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-C", str(tmp_path / "origin")]
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
         subprocess.run([*git, *command], check=True)
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/installed\n')
-    python.chmod(0o755)
-    colab = tmp_path / "content"
-    colab.mkdir()
-    monkeypatch.chdir(colab)
-    monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("google.colab"))
-    monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
-    monkeypatch.setenv("GIT_CONFIG_KEY_0", f"url.file://{origin}.insteadOf")
-    monkeypatch.setenv("GIT_CONFIG_VALUE_0", refresh.project_url())
-    exec(tagged("01", "setup").source, {})
-    assert (tmp_path / "installed").read_text() == "-m pip install -q -r project/requirements.txt\n"
-    found = subprocess.run(
-        ["python3", "-c", f"import sys; sys.path.insert(0, {sys.path[0]!r}); import grpo_nb; "
-         "print(grpo_nb.cloned)"],
-        capture_output=True, text=True, cwd=colab,
-    )  # fmt: skip
-    assert found.stdout == "True\n"
+    for name, version in (("old", "1"), ("old", "2"), ("torch", "2.13.0"), ("cuda", "1")):
+        wheel(tmp_path / "wheels", name, version)
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    pip = [tmp_path / "venv/bin/python", "-m", "pip", "install", "-q", "--no-index"]
+    subprocess.run([*pip, *(tmp_path / "wheels").glob("old-1-*")], check=True)
+    return tmp_path
+
+
+def test_on_colab_the_setup_cell_installs_and_stops_where_the_old_version_is_loaded(runtime):
+    """pip and git are real, wheels and project lie on disk; nothing else is installed there."""
+    said, code = colab(runtime)
+    assert code == 1, said
+    assert "Traceback" not in said
+    assert said.splitlines()[-1] == (
+        "Installed, and old is still loaded in its old version. Runtime → Restart session, then "
+        "run this cell again."
+    )
+    assert colab(runtime) == (
+        "Installing requirements-cpu.txt: minutes the first time.\ngoes on 2\n",
+        0,
+    )
+
+
+def test_on_colab_a_gpu_gets_its_list_and_an_old_driver_a_sentence(runtime):
+    assert colab(runtime, driver="550.54.15") == (
+        "the NVIDIA driver 550.54 is too old: CUDA 13 needs 580 or later. Runtime → Change "
+        "runtime type: take another GPU, or the CPU.\n",
+        1,
+    )
+    said, _ = colab(runtime, driver="580.65.06")
+    assert "Installing requirements.txt" in said
+    (installed,) = (runtime / "venv/lib").glob("python*/site-packages/cuda-1.dist-info")
+    shutil.rmtree(installed)
+    (runtime / "wheels/cuda-1-py3-none-any.whl").unlink()
+    said, code = colab(runtime)
+    assert code == 1
+    assert said.splitlines()[-1].startswith("pip could not install ")
 
 
 def test_nbval_passes_over_all_four(tmp_path):
@@ -189,3 +252,14 @@ def test_nbval_passes_over_all_four(tmp_path):
     assert done.returncode == 0, done.stdout[-3000:]
     cells = [cell for stage in NOTEBOOKS for cell in code_cells(stage)]
     assert len([cell for cell in cells if has_tag(cell, "nbval-check-output")]) >= 5
+
+
+def test_what_was_evaluated_is_saved_before_anything_can_fail():
+    sources = [cell.source for cell in code_cells("04")]
+    saved = next(i for i, source in enumerate(sources) if "evaluation.save(" in source)
+    assert "evaluation.run(" in sources[saved]
+    assert saved < next(i for i, source in enumerate(sources) if "assert " in source)
+
+
+def test_the_policy_is_let_go_at_the_end_of_the_training():
+    assert code_cells("03")[-1].source.startswith("policy.close()\nprint(stage.finish(")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_nb.numbers import parse_number
+from grpo_nb.rewards.numbers import parse_number
 
 
 @given(st.integers())

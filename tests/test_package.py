@@ -11,26 +11,19 @@ from grpo_nb.runs import PROJECT_ROOT
 MODULES = sorted((PROJECT_ROOT / "grpo_nb").rglob("*.py"))
 HEAVY = {"torch", "unsloth", "trl", "vllm"}
 MAY_IMPORT_HEAVY = {"models", "training", "export"}
-LAYERS = [
-    {"batch", "commands"},
-    {"prompts", "numbers", "intervals", "sandbox", "profiles", "health"},
-    {"settings"},
-    {"config"},
-    {"runs"},
-    {"data", "rewards", "advantages", "chat"},
-    {"models"},
-    {"pilot"},
-    {"bench"},
-    {"training", "export", "evaluate", "sheet", "doctor", "curriculum"},
-    {"batches", "uploads", "slots"},
-    {"pipeline", "charts", "infer", "cluster"},
-    {"plots", "launch", "app", "dashboard", "serve", "reproduce", "answers", "checklist"},
-    {"trials", "leaderboard"},
-    {"sweep"},
-    {"widgets"},
+FLOORS = [
+    {"machine", "commands"},
+    {"runs", "colab"},
+    {"rewards"},
+    {"data", "models"},
+    {"reward_lab"},
+    {"training", "export"},
+    {"evaluation"},
+    {"views"},
+    {"pipeline"},
     {"__main__"},
 ]
-LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
+LEVEL = {module: level for level, modules in enumerate(FLOORS) for module in modules}
 
 
 def imported(nodes):
@@ -62,10 +55,8 @@ def test_imports_follow_the_direction_of_the_data(path):
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PROJECT_ROOT)))
-def test_modules_and_functions_stay_short(path):
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) < 300
-    for node in ast.walk(ast.parse(text)):
+def test_functions_stay_short(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef):
             body = [n for n in node.body if not isinstance(n, ast.Expr)] or node.body
             assert node.end_lineno - body[0].lineno < 40, node.name

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_nb import models, pilot
-from grpo_nb.bench import Bench
-from grpo_nb.config import resolve
+from grpo_nb import models
 from grpo_nb.models import Sample
-from grpo_nb.prompts import build_prompt
+from grpo_nb.reward_lab import Bench, pilot
 from grpo_nb.rewards import load_preset
+from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run
+from grpo_nb.runs.config import resolve
 
 SUMS = {f"{i} + 1?": str(i + 1) for i in range(6)}
 ROWS = [{"prompt": build_prompt(q), "question": q, "answer": gold} for q, gold in SUMS.items()]
@@ -52,7 +52,7 @@ def test_the_tiny_base_samples_really_and_once(runs_dir, monkeypatch):
     assert [len(group) for group in first.samples_P_G] == [2] * 4
     assert all(one.tokens == 8 if one.truncated else one.tokens <= 8 for one in first.samples)
     assert first.step_seconds(64) > first.step_seconds(8) > 8 * first.generation_seconds > 0
-    monkeypatch.delattr(models, "load_checkpoint")
+    monkeypatch.delattr(models, "open_engine")
     assert pilot.sample(Run("p"), ROWS[:4], CONFIG) == first
 
 

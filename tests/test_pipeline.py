@@ -12,8 +12,8 @@ import pytest
 from conftest import TINY_SETTINGS
 from rich.console import Console
 
-from grpo_nb import pipeline
 from grpo_nb.__main__ import main
+from grpo_nb.pipeline import notebooks as pipeline
 from grpo_nb.runs import NOTEBOOKS, Run
 
 
@@ -106,6 +106,7 @@ def test_a_later_stage_runs_again_alone(demo_run, tmp_path, monkeypatch):
     assert after["03"] == before["03"]
     assert after["04"]["started"] != before["04"]["started"]
     assert run.config().evaluate.show_samples == 2
+    assert run.settings() == TINY_SETTINGS | settings, "what was set before is for --from 03, too"
     assert run.config().train.max_steps == TINY_SETTINGS["train.max_steps"]
 
 
@@ -150,7 +151,7 @@ def test_the_doctor_reports_and_says_what_to_type(capsys, monkeypatch):
     printed = capsys.readouterr().out
     for line in ("python", "gpu", "disk", "memory", "torch", "engine unsloth", "engine sandbox"):
         assert re.search(rf"^(ok |NO )  ?{line}", printed, re.MULTILINE)
-    from grpo_nb import doctor
+    from grpo_nb.pipeline import doctor
 
     monkeypatch.setattr(doctor, "installed_versions", lambda: {"trl": "not installed"})
     assert main(["doctor"]) == 1

@@ -9,10 +9,10 @@ import psutil
 import pytest
 
 from grpo_nb import models, training
-from grpo_nb.config import resolve
 from grpo_nb.models import Policy
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run, Stage
+from grpo_nb.runs.config import resolve
 from grpo_nb.training import preflight
 
 MATH = load_preset("math")
@@ -185,3 +185,56 @@ def test_completions_that_cannot_end_are_found(policy):
         ("generation config", "warning"),
         ("padding", "warning"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "vllm", "seen"),
+    [
+        ({"min_p": 0.1}, True, "trl.min_p = 0.1 while vLLM generates"),
+        ({"top_p": 0.9, "top_k": 20}, True, "trl.top_p = 0.9, trl.top_k = 20 while vLLM generates"),
+        ({}, True, ""),
+        ({"top_p": 1.0, "top_k": 0, "min_p": 0.0}, True, ""),
+        ({"min_p": 0.1}, False, ""),
+    ],
+)
+def test_sampling_that_biases_vllms_ratio_is_named(tmp_path, given, vllm, seen):
+    from trl import GRPOConfig
+
+    config = resolve("tiny-cpu", {f"trl.{name}": value for name, value in given.items()})
+    args = GRPOConfig(**training.grpo_arguments(config, tmp_path, vllm=False))
+    checks = preflight._sampling(args, vllm)
+    assert [check.seen for check in checks] == ([seen] if seen else [])
+
+
+def test_its_step_checkpoints_as_the_trainings_does_and_leaves_the_modes(trainer, policy, stage):
+    """TRL's trainer on a CPU; Unsloth's GPU trainer has the same test in tests/gpu_on_cpu."""
+    trainer.args.gradient_checkpointing = True
+    model = policy.model
+    layer, flags = model.get_base_model().model.layers[0], []
+
+    def look(layer, inputs):
+        if layer.training:
+            flags.append(layer.gradient_checkpointing)
+
+    def modes():
+        return [
+            (
+                module.training,
+                getattr(module, "gradient_checkpointing", None),
+                list(module._forward_hooks),
+            )
+            for module in model.modules()
+        ]
+
+    hook = layer.register_forward_pre_hook(look)
+    before = modes()
+    try:
+        preflight.preflight(trainer, policy, ROWS, stage)
+        assert modes() == before
+        of_preflight, flags = flags, []
+        trainer.train()
+    finally:
+        hook.remove()
+        model.gradient_checkpointing_disable()
+    assert of_preflight and all(of_preflight)
+    assert flags and all(flags)

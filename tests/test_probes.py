@@ -5,13 +5,13 @@ import json
 import pytest
 from hackable import FLAWED, PILOT, ROWS, bench_with, lifted
 
-from grpo_nb import bench
-from grpo_nb.bench import Bench, read_cases
-from grpo_nb.config import resolve
+from grpo_nb import reward_lab
 from grpo_nb.models import Sample
-from grpo_nb.pilot import Pilot
+from grpo_nb.reward_lab import Bench, read_cases
+from grpo_nb.reward_lab.pilot import Pilot
 from grpo_nb.rewards import PRESETS, numeric_correctness_reward, reward_set
 from grpo_nb.runs import Run, Stage
+from grpo_nb.runs.config import resolve
 
 CORRECT = Bench(reward_set([(numeric_correctness_reward, 1.0)]))
 EXAMPLES = {  # question, gold, and the tests of code
@@ -36,8 +36,10 @@ def stage(runs_dir):
 
 @pytest.mark.parametrize("flaw", FLAWED)
 def test_what_is_planted_is_found_and_named(flaw, stage):
-    assert bench.judge(CORRECT, ROWS, PILOT, stage).passed, "it is not what is planted that fails"
-    verdict = bench.judge(bench_with(flaw), ROWS, PILOT, stage)
+    assert reward_lab.judge(CORRECT, ROWS, PILOT, stage).passed, (
+        "it is not what is planted that fails"
+    )
+    verdict = reward_lab.judge(bench_with(flaw), ROWS, PILOT, stage)
     assert not verdict.passed
     assert FLAWED[flaw][0] in f"{verdict} {[finding.rule for finding in verdict.findings]}"
 
@@ -51,7 +53,7 @@ def test_our_presets_pass(name, stage):
     right = [preset.reference(row) for row in rows]
     groups = zip(right, right[1:] + right[:1], [text[:20] for text in right], strict=True)
     samples = [[Sample(text, len(text), False) for text in group] for group in groups]
-    verdict = bench.judge(Bench(preset), rows, Pilot(rows, samples, 0.1, 0.1), stage)
+    verdict = reward_lab.judge(Bench(preset), rows, Pilot(rows, samples, 0.1, 0.1), stage)
     assert verdict.passed, verdict
     assert len(verdict.probes.completions) == len(verdict.probes.table) > 20
 
@@ -63,22 +65,22 @@ def test_an_attack_that_wins_on_one_row_of_many_is_no_winner():
 
     many = [{**ROWS[0], "question": f"{i}?", "answer": str(85 + i)} for i in range(16)]
     fooled = Bench(reward_set([(lifted(once, "once"), 1.0)]))
-    assert bench.probe(fooled, many).winners == []
-    assert bench.probe(fooled, many[:3]).winners == ["plea for full marks"]
+    assert reward_lab.probe(fooled, many).winners == []
+    assert reward_lab.probe(fooled, many[:3]).winners == ["plea for full marks"]
     with pytest.raises(ValueError, match="every row has the gold '85'"):
-        bench.probe(fooled, many[:1])
+        reward_lab.probe(fooled, many[:1])
 
 
 def test_your_own_attacks_and_saved_cases_join_the_verdict(stage):
     polite = lifted(lambda response: "if you please" in response, "polite")
     path, rude = stage.run / "cases.jsonl", CORRECT.adding(polite, 2.0)
-    case = bench.save_case(rude, path, "half", ROWS[0], "<answer>85</answer> — ½")
+    case = reward_lab.save_case(rude, path, "half", ROWS[0], "<answer>85</answer> — ½")
     assert read_cases(path) == ([], [case])
-    assert bench.judge(rude, ROWS, PILOT, stage).passed
+    assert reward_lab.judge(rude, ROWS, PILOT, stage).passed
     case["scores"] |= {"polite": None, "a reward that is gone": 1.0}
     own = {"attack": "begging", "completion": "{answer}, not {other}: {question} if you please"}
     path.write_text(f"{json.dumps(own)}\n\n{json.dumps(case)}\n")
-    verdict = bench.judge(rude, ROWS, PILOT, stage)
+    verdict = reward_lab.judge(rude, ROWS, PILOT, stage)
     said = "'85, not 2: 47 + 38? if you please'"
     assert verdict.failures[0] == f"attack 'begging' earns more than the reference: {said}"
     assert verdict.failures[1:] == ["half: polite was None, is 0"]
@@ -93,7 +95,7 @@ NO_CASES = ["{", "[1]", "3", '{"attack": "a"}', '{"case": "b", "row": {}}', OTHE
 def test_a_line_that_is_no_case_is_refused_with_its_place(stage, tmp_path, line):
     stage.config = resolve("tiny-cpu", {"rewards.cases": str(tmp_path / "own.jsonl")})
     with pytest.raises(FileNotFoundError, match=r"rewards.cases: .*own.jsonl does not exist"):
-        bench.judge(CORRECT, ROWS, PILOT, stage)
+        reward_lab.judge(CORRECT, ROWS, PILOT, stage)
     (tmp_path / "own.jsonl").write_text(f'{{"attack": "a", "completion": "b"}}\n\n{line}\n')
     with pytest.raises(ValueError, match=r"own.jsonl, line 3: .* is no case"):
-        bench.judge(CORRECT, ROWS, PILOT, stage)
+        reward_lab.judge(CORRECT, ROWS, PILOT, stage)

@@ -1,11 +1,16 @@
 """Batches that divide, profiles that fit their GPU, and the choice among them."""
 
+import importlib.util
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_nb import config, profiles
-from grpo_nb.batch import Batch, solve_batch
+from grpo_nb import machine
+from grpo_nb.pipeline import doctor
+from grpo_nb.runs import PROJECT_ROOT, config, profiles
+from grpo_nb.runs.batch import Batch, solve_batch
 
 GPUS = [profile for profile in profiles.PROFILES if profile != "tiny-cpu"]
 # Qwen2.5's public figures: parameters and those of the embeddings [10^9], layers, hidden and
@@ -17,6 +22,7 @@ QWEN = {
     "14B": (14.8, 1.56, 48, 5120, 13824, 1024),
 }
 VOCABULARY = 151_936
+PLAIN = {"policy.backend": "transformers"}
 
 
 @given(*(st.integers(1, 64), st.integers(2, 32), st.integers(1, 300), st.integers(1, 8)))
@@ -106,9 +112,25 @@ def test_a_profile_fits_its_gpu(profile):
     settings = config.resolve(profile)
     update, generation = estimate(settings)
     memory, share = profiles.MEMORY_GIB[profile], settings.policy.gpu_memory_utilization
+    if settings.policy.standby:  # of 40 GB and more: unsloth_zoo/vllm_utils.py 2026.10.9, load_vllm
+        share = 0.925 * 0.95
     reserved = 0 if settings.policy.standby else generation
     assert generation < share * memory, "keys and values of a step do not fit into vLLM's share"
     assert update + reserved + 2 < memory, "CUDA and vLLM's own take some 2 GiB"
+
+
+@pytest.mark.parametrize(("more", "shown"), [({}, "set by Unsloth"), (PLAIN, 0.5)])
+def test_a_share_that_unsloth_decides_is_not_shown_as_ours(more, shown):
+    rows = config.describe(config.resolve("a100-80gb", more), {}, "policy")
+    assert next(r["value"] for r in rows if r["setting"].endswith("utilization")) == shown
+
+
+def test_full_fine_tuning_in_32_bit_needs_what_the_settings_page_says():
+    """Weights and gradients in fp32, 8-bit Adam, and the bf16 copies that autocast keeps."""
+    page = (PROJECT_ROOT / "docs/settings.md").read_text(encoding="utf-8")
+    for size, (parameters, *_) in QWEN.items():
+        gib = parameters * 1e9 * (4 + 4 + 2 + 2) / 2**30
+        assert f"{size.replace('B', ' B')} {gib:.0f} GiB" in page
 
 
 @pytest.mark.parametrize(
@@ -118,7 +140,6 @@ def test_a_profile_fits_its_gpu(profile):
         ("NVIDIA GeForce RTX 3060 Laptop GPU, 6144 MiB", "tiny-cpu"),
         ("NVIDIA GeForce RTX 3060, 12288 MiB", "tiny-cpu"),
         ("Tesla T4, 15360 MiB", "t4-16gb"),
-        ("Tesla V100-SXM2-16GB, 16384 MiB", "t4-16gb"),
         ("NVIDIA L4, 23034 MiB", "l4-24gb"),
         ("NVIDIA A10G, 23028 MiB", "l4-24gb"),
         ("NVIDIA GeForce RTX 4090, 24564 MiB", "l4-24gb"),
@@ -137,3 +158,45 @@ def test_the_profile_is_the_largest_that_fits(found, profile, monkeypatch):
     monkeypatch.setattr(profiles, "gpu_name", lambda: found)
     assert profiles.detect_profile() == profile
     assert config.resolve("auto").profile == profile
+
+
+def answer_as_nvidia_smi(answers, folder, monkeypatch):
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\ncase $1 in {answers} esac\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def doctors(name):
+    return next(check for check in doctor.examine() if check.name == name)
+
+
+@pytest.mark.parametrize(
+    ("driver", "capability", "fault"),
+    [
+        ("580.65.06", "7.5", ""),
+        ("[N/A]", "[N/A]", ""),
+        ("575.57", "9.0", "the NVIDIA driver 575.57 is too old: CUDA 13 needs 580 or later"),
+        ("580.95", "7.0", "this GPU, 7.0 is too old: CUDA 13 needs 7.5 or later"),  # a V100
+    ],
+)
+def test_what_cuda_13_cannot_use_is_said_and_gets_the_cpus_profile(
+    driver, capability, fault, tmp_path, monkeypatch
+):
+    answers = f"*driver*) echo {driver};; *cap*) echo {capability};; *) echo Tesla T4, 15360 MiB;;"
+    answer_as_nvidia_smi(answers, tmp_path, monkeypatch)
+    assert machine.gpu_fault().endswith(fault) and bool(machine.gpu_fault()) == bool(fault)
+    assert profiles.detect_profile() == ("tiny-cpu" if fault else "t4-16gb")
+    line = doctors("gpu")
+    assert line.ok == (not fault) and line.found.endswith(fault or "Tesla T4, 15360 MiB")
+
+
+def test_the_doctor_names_the_plugin_for_4_bit_and_the_way_to_one_gpu(tmp_path, monkeypatch):
+    """Two GPUs are claimed; which packages are there is this machine's own."""
+    answer_as_nvidia_smi("*) echo NVIDIA L4; echo NVIDIA L4;;", tmp_path, monkeypatch)
+    assert "2 GPUs are visible: for Unsloth export CUDA_VISIBLE_DEVICES=0" in doctors("gpu").found
+    plugin = doctors("engine vllm_bnb_plugin")
+    assert plugin.ok == (importlib.util.find_spec("vllm_bnb_plugin") is not None)
+    assert plugin.fix == "make install GPU=1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert "visible" not in doctors("gpu").found

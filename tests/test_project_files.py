@@ -1,14 +1,18 @@
 """The files beside the package agree with it."""
 
+import importlib.util
 import re
 import tomllib
+from importlib import metadata
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import grpo_nb
 from grpo_nb.__main__ import main
-from grpo_nb.checklist import CHECKS
+from grpo_nb.pipeline.checklist import CHECKS
 from grpo_nb.runs import PROJECT_ROOT
 
 
@@ -39,6 +43,116 @@ def test_links_between_the_projects_files_lead_somewhere():
 def test_the_checklists_page_explains_each_line_and_no_other():
     lines = re.findall(r"^\| ([\w ]+?) \| .+? \| .+? \|$", text("docs/checklist.md"), re.M)
     assert [line for line in lines if line != "check"] == [name for _, name, _ in CHECKS]
+
+
+LISTS = {
+    "requirements.txt": ("gpu", []),
+    "requirements-cpu.txt": ("cpu", ["requirements-cpu.overrides.txt"]),
+}
+REPLACED = tomllib.loads(text("pyproject.toml"))["tool"]["uv"]["override-dependencies"]
+
+
+def requirements(*names):
+    """{package: requirement} of files; the name as indexes spell it, comments left out."""
+    lines = [line.partition("#")[0].strip() for name in names for line in text(name).splitlines()]
+    found = [Requirement(line) for line in lines if line]
+    return {canonicalize_name(one.name): one for one in found}
+
+
+def applies(requirement, extra=""):
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def asked_of(group):
+    """The requirements of a group in pyproject.toml, and of those that it includes."""
+    groups = tomllib.loads(text("pyproject.toml"))["dependency-groups"]
+    for line in groups[group]:
+        yield from asked_of(line["include-group"]) if isinstance(line, dict) else [line]
+
+
+def read_needs(pins):
+    """({(package, extra): its requirements}, packages that are not installed as pinned)."""
+    unread = {name for name, pin in pins.items() if not installed_as(pin)}
+    found = {}
+    waiting = [(name, "") for name in pins.keys() - unread]
+    while waiting:
+        name, extra = key = waiting.pop()
+        lines = [Requirement(line) for line in metadata.requires(name) or []]
+        found[key] = [line for line in lines if applies(line, extra)]
+        more = [(canonicalize_name(n.name), e) for n in found[key] for e in n.extras]
+        waiting += [key for key in more if key[0] in pins.keys() - unread and key not in found]
+    return found, unread
+
+
+def installed_as(pin):
+    try:
+        return pin.specifier.contains(metadata.version(pin.name), prereleases=True)
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def lacking(pins, needs, overrides):
+    """Each requirement that a list does not meet; an override stands in for what it names."""
+    for name, lines in needs.items():
+        for line in lines:
+            needed = canonicalize_name(line.name)
+            line = overrides.get(needed, line)
+            if not applies(line):
+                continue
+            version = str(pins[needed].specifier)[2:] if needed in pins else "nothing"
+            if version == "nothing" or not line.specifier.contains(version, prereleases=True):
+                yield f"{name[0] or 'pyproject.toml'} asks for {line}, the list holds {version}"
+
+
+def faults_of(name, pins):
+    group, files = LISTS[name]
+    overrides = {canonicalize_name(one.name): one for one in map(Requirement, REPLACED)}
+    found, unread = read_needs(pins)
+    found["", group] = [Requirement(line) for line in asked_of(group)]
+    return sorted(lacking(pins, found, overrides | requirements(*files))), unread
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_of_requirements_is_exact_and_closed(name):
+    pins = requirements(name)
+    assert all(re.fullmatch(r"==[\w.]+", str(pin.specifier)) for pin in pins.values())
+    pins = {package: pin for package, pin in pins.items() if applies(pin)}
+    faults, unread = faults_of(name, pins)
+    assert faults == []
+    # What this environment is made of is read whole; of the other list `make pins` reads the rest.
+    here = "requirements.txt" if importlib.util.find_spec("vllm") else "requirements-cpu.txt"
+    assert name != here or not unread, "installed otherwise than the list says: make install"
+
+
+def test_what_tests_need_besides_is_closed_with_either_list():
+    for name in LISTS:
+        pins = requirements(name, "requirements-test.txt")
+        faults, _ = faults_of(name, {k: pin for k, pin in pins.items() if applies(pin)})
+        assert faults == []
+
+
+def test_a_closed_list_is_installed_as_one():
+    """Resolved, it would fail: what the overrides leave out is asked for."""
+    for name in ("Makefile", "docs/launch/skypilot.yaml", "docs/running.md", "grpo_nb/colab.py"):
+        lines = [line for line in text(name).splitlines() if re.search(r"install.*-r\b", line)]
+        assert all("--no-deps" in line for line in lines), name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"jiter": None}, "openai asks for jiter<1,>=0.16.0, the list holds nothing"),
+        ({"datasets": "datasets==5.0.0"}, "unsloth asks for datasets"),
+        ({"certifi": "certifi==2026.1.1"}, "asks for certifi>=2026.10.18, the list holds 2026.1.1"),
+        ({"papermill": None}, "pyproject.toml asks for papermill==2.7.0, the list holds nothing"),
+    ],
+)
+def test_a_list_that_lacks_something_is_told(change, message):
+    pins = requirements("requirements-cpu.txt")
+    for name, line in change.items():
+        pins[name] = line and Requirement(line)
+    pins = {name: pin for name, pin in pins.items() if pin}
+    assert message in "\n".join(faults_of("requirements-cpu.txt", pins)[0])
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "x", "-1"])

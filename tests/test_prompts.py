@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_nb.prompts import (
+from grpo_nb.rewards.prompts import (
     build_prompt,
     completion_text,
     extract_answer,

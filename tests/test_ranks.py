@@ -16,11 +16,12 @@ from rich.console import Console
 from safetensors.torch import load_file
 from test_resume import comparable, make_run
 
-from grpo_nb import launch as launch_module
 from grpo_nb import rewards, training
-from grpo_nb.config import resolve
-from grpo_nb.pipeline import run_pipeline
+from grpo_nb.pipeline import launch as launch_module
+from grpo_nb.pipeline.notebooks import run_pipeline
 from grpo_nb.runs import Run, check_stages_before, write_json
+from grpo_nb.runs.config import resolve
+from grpo_nb.runs.trl_arguments import refuse_unknown_trl
 from grpo_nb.training import checkpoints
 
 TWO = {
@@ -167,7 +168,7 @@ def test_unsloth_on_several_processes_is_refused_once(runs_dir):
     run.record("02", {"status": "done", "outputs": {}})
     command = ["-m", "grpo_nb", "train", run.name, "--force"]
     done = python(*launcher(2), *command, root=runs_dir)
-    said = "grpo-nb: Unsloth trains in one process, and there are 2: --set policy.backend=trans"
+    said = "grpo-nb: with Unsloth we train in one process, and there are 2: --set policy"
     assert done.returncode == 1 and done.stderr.count(said) == 1, done.stderr
 
 
@@ -185,7 +186,7 @@ def test_vllm_is_driven_by_trl_where_its_mode_is_set():
     of_trl = {"policy.backend": "transformers", "model.quantization": "16bit"}
     settings = of_trl | {"trl.vllm_mode": "server", "trl.vllm_server_base_url": "http://x:1"}
     config = resolve("tiny-cpu", settings)
-    training.refuse_unknown_trl(config)
+    refuse_unknown_trl(config)
     passed = training.grpo_arguments(config, Path("x"), False)
     assert passed["use_vllm"] and passed["vllm_mode"] == "server"
     assert passed["vllm_server_base_url"] == "http://x:1"

@@ -76,7 +76,9 @@ def trials_are_listed(place, said):
 
 def questions_are_answered(place, said):
     (answered,) = (place / "answers.jsonl").read_text().splitlines()
-    assert json.loads(answered)["question"] == "What is 40 + 2?"
+    line = json.loads(answered)
+    assert (line["question"], line["answer"]) == ("What is 58 - 16?", "42")
+    assert '"answer": "42"' in PAGE.read_text(encoding="utf-8")
     assert (place / "runs/demo/model/README.md").is_file()
 
 

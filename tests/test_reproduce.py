@@ -7,8 +7,8 @@ import shutil
 import pytest
 from rich.console import Console
 
-from grpo_nb import reproduce
 from grpo_nb.__main__ import main
+from grpo_nb.pipeline import reproduce
 from grpo_nb.runs import Run
 
 
@@ -59,9 +59,12 @@ def test_the_first_step_that_differs_is_named(copied):
 def test_versions_and_files_explain_but_data_counts(copied):
     first, other = copied
     versions = other.manifest()["03"]["versions"] | {"trl": "9.9"}
-    other.record("03", {"versions": versions})
+    other.record("03", {"versions": versions, "switches": {"VLLM_USE_V1": "0"}})
     differ = [line for line in reproduce.compare(first, other, 1e-3) if not line.equal]
-    assert [(line.what, line.again, line.counts) for line in differ] == [("trl", "9.9", False)]
+    assert [(line.what, line.again, line.counts) for line in differ] == [
+        ("UNSLOTH_*, VLLM_*", "{'VLLM_USE_V1': '0'}", False),
+        ("trl", "9.9", False),
+    ]
     assert reproduce.show(differ, Console(file=io.StringIO()))
     other.record("01", {"outputs": {}})
     lost = [line.what for line in reproduce.compare(first, other, 1e-3) if line.counts]

@@ -1,6 +1,7 @@
 """Trainings that are cut off: killed, stopped, out of memory, out of disk; and gone on with."""
 
 import json
+import math
 import os
 import resource
 import shutil
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
+from accelerate.utils import AutocastKwargs
 
 from grpo_nb import data, models, rewards, training
-from grpo_nb.config import flatten, resolve
 from grpo_nb.runs import Run, Stage
+from grpo_nb.runs.config import flatten, resolve
 from grpo_nb.training import checkpoints
 from grpo_nb.training.control import stop_on_signals
 
@@ -116,6 +119,36 @@ def test_a_second_process_on_the_run_is_refused(runs_dir):
         lock.release()
 
 
+def steps_that_move(one):
+    """Filled in as the session runs: the steps after which a trained weight is another one."""
+    moved, weights = [], [p for p in one.policy.model.parameters() if p.requires_grad]
+    before = [weight.detach().clone() for weight in weights]
+
+    def look(update):
+        nonlocal before
+        now = [weight.detach().clone() for weight in weights]
+        if not all(map(torch.equal, before, now)):
+            moved.append(update.line["step"])
+        before = now
+
+    run = one.run
+    one.run = lambda *watchers: run(look, *watchers)
+    return moved
+
+
+def scale_loss(trainer):
+    """A GradScaler, as a training in fp16 has it, and gradients that pass through fp16."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**28)
+    trainer.accelerator.scaler, trainer.accelerator.native_amp = scaler, True
+    trainer.accelerator.state._mixed_precision = "fp16"
+    trainer.model.accelerator_scaler = scaler
+    trainer.accelerator.autocast_handler = AutocastKwargs(enabled=False)  # fp16 is not a CPU's
+    for weight in trainer.model.parameters():
+        if weight.requires_grad:
+            weight.register_hook(lambda gradient: gradient.half().float())
+    return scaler
+
+
 def failing_at(step, error):
     def failing(completions, trainer_state=None, **_):
         if trainer_state.global_step + 1 == step:
@@ -201,7 +234,7 @@ def test_an_update_that_is_not_a_number_is_left_out_and_three_end_the_training(s
         return loss * float("nan") if trainer.state.global_step in (1, 3, 4, 5) else loss
 
     trainer.compute_loss = poisoned
-    with pytest.raises(RuntimeError, match="not a number in 3 steps in a row, up to step 6"):
+    with pytest.raises(RuntimeError, match=r"not a number, .* in 3 steps in a row, up to step 6"):
         sick.run()
     for parameter in trainer.model.parameters():
         assert parameter.isfinite().all()
@@ -213,6 +246,123 @@ def test_an_update_that_is_not_a_number_is_left_out_and_three_end_the_training(s
     assert checkpoints.damage(sick.stage.run / "train/1-grpo/checkpoint-6") == ""
 
 
+@pytest.mark.parametrize("down", [{2: None}, {2: math.inf}, {2: 1e308}])
+def test_one_step_without_scores_is_left_out_and_the_training_goes_on(session, down, capsys):
+    one = session(**{"train.max_steps": 3, "train.eval_steps": 0})
+    only(one, lambda step: down.get(step, "length"))
+    moved = steps_that_move(one)
+    metrics = one.run()
+    assert [line["step"] for line in metrics] == [1, 2, 3]
+    assert moved == [3]  # in the first the learning rate is still 0
+    assert "step 2: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("score", "said"),
+    [(None, "every reward gave None"), (math.inf, "only gave an infinite score")],
+)
+def test_three_steps_without_scores_end_the_training(session, score, said):
+    one = session(**{"train.eval_steps": 0})
+    only(one, lambda step: "length" if step < 3 else score)
+    with pytest.raises(RuntimeError, match=f"{said}, and no update .* in 3 steps .* up to step 5"):
+        one.run()
+    assert checkpoints.steps_of(one.stage.run / "train/1-grpo")[-1] == 5
+
+
+def only(one, score):
+    """A single reward, of completions in a step: a number, None, or by their length."""
+
+    def only(completions, trainer_state, **_):
+        given = score(trainer_state.global_step + 1)
+        if given != "length":
+            return [given] * len(completions)
+        return [float(len(completion[0]["content"])) for completion in completions]
+
+    one.rewards = rewards.reward_set([(only, 1.0)])
+    one.stages = [stage._replace(rewards=one.rewards) for stage in one.stages]
+
+
+@pytest.mark.parametrize("score", [None, math.inf])
+def test_a_validation_without_scores_does_not_count(session, score, capsys):
+    one = session(**{"train.max_steps": 2, "train.eval_steps": 1})
+
+    def down(completions, **_):
+        return [score] * len(completions)
+
+    only(one, lambda step: "length")
+    one.rewards = rewards.reward_set([(down, 1.0)])  # by which it validates
+    one.run()
+    assert "step 2: this validation has no score" in capsys.readouterr().out
+    assert (one.folder / "adapter").is_dir() and not (one.folder / "best").exists()
+
+
+def test_overflows_of_fp16_do_not_end_a_training(session, capsys):
+    """GradScaler begins with a scale that is too high, and halves it after each such step."""
+    one = session(**{"train.eval_steps": 0, "policy.share_prompts": False})
+    scaler = scale_loss(one.trainer())
+    assert one.preflight().set_index("check")["result"]["gradient"] == "ok"
+    assert scaler.get_scale() == 2.0**28
+    moved = steps_that_move(one)
+    assert len(one.run()) == 12
+    skipped = [step for step in range(1, 13) if step not in moved]
+    assert skipped[:4] == [1, 2, 3, 4] and moved
+    assert scaler.get_scale() == 2.0 ** (28 - len(skipped))
+    assert "fp16 overflows at a loss scale of" in capsys.readouterr().out
+
+
+def test_a_loss_that_is_not_a_number_ends_a_training_in_fp16_too(session):
+    one = session(**{"train.eval_steps": 0})
+    trainer = one.trainer()
+    scale_loss(trainer)
+    compute = trainer.compute_loss
+    trainer.compute_loss = lambda *args, **kwargs: compute(*args, **kwargs) * float("nan")
+    with pytest.raises(RuntimeError, match=r"not a number, and no update .* in 3 steps in a row"):
+        one.run()
+
+
+def test_an_out_of_memory_error_says_what_to_lower_and_keeps_the_steps(session):
+    lost = session(**{"train.max_steps": 3, "train.eval_steps": 0})
+    trainer = lost.trainer()
+
+    def full(module, args, kwargs):
+        if torch.is_grad_enabled() and trainer.state.global_step == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    hook = lost.policy.model.register_forward_pre_hook(full, with_kwargs=True)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        lost.run()
+    hook.remove()
+    kept, lower = caught.value.__notes__
+    assert "kept up to step 2" in kept
+    assert (
+        "train.per_device_train_batch_size = 4 and train.gradient_accumulation_steps = 4" in lower
+    )
+    smaller = {"train.per_device_train_batch_size": 4, "train.gradient_accumulation_steps": 4}
+    again = session(**smaller, **{"train.max_steps": 3, "train.resume": "always"})
+    assert again.note == "goes on after step 2 of 3"
+
+
+def test_there_is_one_trainer_from_the_table_of_arguments_to_the_last_step(session, monkeypatch):
+    from trl import GRPOTrainer
+
+    built, build = [], GRPOTrainer.__init__
+    monkeypatch.setattr(
+        GRPOTrainer, "__init__", lambda self, **given: (built.append(self), build(self, **given))[0]
+    )
+    one = session(**{"train.max_steps": 1, "train.eval_steps": 0})
+    one.arguments()
+    one.preflight()
+    one.run()
+    assert len(built) == 1
+
+
+def test_a_second_vllm_in_one_process_is_refused(session, monkeypatch, tmp_path):
+    monkeypatch.setattr("grpo_nb.training.trainer._with_vllm", [tmp_path])
+    plain = {"policy.backend": "transformers", "model.quantization": "16bit"}
+    with pytest.raises(RuntimeError, match="restart the kernel, and the training goes on"):
+        session(**plain, **{"trl.vllm_mode": "colocate"}).trainer()
+
+
 def test_other_settings_are_not_mixed_with_a_training_that_was_cut_off(session):
     first = session()
     metrics = first.run(lambda update: first.controls.stop.set())  # the dashboard's button
@@ -222,7 +372,9 @@ def test_other_settings_are_not_mixed_with_a_training_that_was_cut_off(session):
         session(**{"train.learning_rate": 5e-4})
     always = session(**{"train.learning_rate": 5e-4, "train.resume": "always"})
     assert always.note == "goes on after step 1 of 12"
-    assert session(**{"train.resume": "never"}).note == "begins at step 1 of 12"
+    assert session(**{"train.resume": "never"}).note == (
+        f"begins at step 1 of 12{KEPT}. To train it on to 12 steps instead: resume = 'always'"
+    )
 
 
 def test_a_training_that_ended_goes_on_only_if_there_is_more_to_do(session):
@@ -232,7 +384,56 @@ def test_a_training_that_ended_goes_on_only_if_there_is_more_to_do(session):
     longer = session(**{"train.max_steps": 2, "train.resume": "always"})
     assert longer.note == "goes on after step 1 of 2"
     assert [line["step"] for line in longer.run()] == [1, 2]
-    assert session(**{"train.max_steps": 2}).note == "begins at step 1 of 2"
+
+
+KEPT = "; what was trained here before (1 steps) is kept as train.old-1/"
+
+
+@pytest.mark.parametrize(
+    ("settings", "note"),
+    [
+        ({"train.max_steps": 1}, f"begins at step 1 of 1{KEPT}"),
+        ({"train.max_steps": 1, "train.beta": 0.1}, f"begins at step 1 of 1{KEPT}"),
+        (
+            {"train.max_steps": 2},
+            f"begins at step 1 of 2{KEPT}. To train it on to 2 steps instead: resume = 'always'",
+        ),
+        ({"train.max_steps": 2, "seed": 8}, f"begins at step 1 of 2{KEPT}"),
+    ],
+)
+def test_a_training_that_ended_is_kept_when_another_begins(session, settings, note):
+    fast = {"train.eval_steps": 0, "train.warmup_steps": 0}
+    first = session(**fast, **{"train.max_steps": 1})
+    first.run()
+    run, before = first.stage.run, contents(first.folder)
+    other = session(**fast, **settings)
+    assert other.note == note
+    other.arguments()
+    assert len(other.preflight()) == 6 and not other.overview()["done"].any()
+    assert contents(run / "train") == before, "it changed before the other training ran"
+    assert not (run / "train.old-1").exists()
+    other.run()
+    assert contents(run / "train.old-1") == before
+    assert (run / "train/arguments.csv").is_file() and (run / "train/preflight.json").is_file()
+    assert len(list((run / "train/1-grpo/completions").iterdir())) == settings["train.max_steps"]
+
+
+def contents(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_kill_between_moving_a_training_and_the_next_loses_nothing(runs_dir):
+    run = make_run("moved", **{"train.max_steps": 1, "train.eval_steps": 0})
+    assert train_in_a_process(run).returncode == 0
+    before = contents(run / "train")
+    done = train_in_a_process(run, "moved")
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert contents(run / "train.old-1") == before
+    assert not (run / "train").exists()
+    last = train_in_a_process(run)
+    assert last.returncode == 0, last.stderr
+    assert "begins at step 1 of 1\n" in last.stdout
+    assert contents(run / "train.old-1") == before
 
 
 def test_damage_is_named(tmp_path):

@@ -1,15 +1,20 @@
-from grpo_nb.rewards.catalogue import PATH, markdown
+import re
+import runpy
+
 from grpo_nb.rewards.presets import built_in
+from grpo_nb.runs import PROJECT_ROOT
+
+WRITTEN = runpy.run_path(str(PROJECT_ROOT / "docs/list_rewards.py"))["markdown"]()
 
 
 def test_the_page_is_what_the_rewards_declare():
-    assert PATH.read_text(encoding="utf-8") == markdown(), "run python -m grpo_nb.rewards.catalogue"
+    page = (PROJECT_ROOT / "docs/rewards.md").read_text(encoding="utf-8")
+    assert page == WRITTEN, "run python docs/list_rewards.py"
 
 
 def test_every_reward_is_listed_and_says_what_it_resists():
-    page = markdown()
     for name, func in built_in().items():
-        assert f"`{name}`" in page
+        assert f"`{name}`" in WRITTEN
         if hasattr(func, "settings"):
             assert func.settings.resists, name
 
@@ -25,3 +30,12 @@ def test_the_names_in_circulation_are_all_there():
         assert callable(getattr(rewards, name))
     assert callable(rewards.max_length_penalty)
     assert callable(rewards.no_repetition_penalty)
+
+
+def test_every_reward_of_trl_is_listed_beside_ours():
+    import trl.rewards
+
+    listed = re.findall(r"^\| `(\w+)` \| `(\w+)` \|", WRITTEN, re.MULTILINE)
+    theirs = {name for name in dir(trl.rewards) if name.endswith(("_reward", "_punishment"))}
+    assert {name for name, _ in listed} == theirs
+    assert {ours for _, ours in listed} <= built_in().keys()

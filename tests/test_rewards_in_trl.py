@@ -1,16 +1,24 @@
 """Our rewards inside a real GRPO run, and other people's rewards inside our harness."""
 
-import re
+import sys
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
+import pytest
+from pages import blocks
+from unsloth_cells import CELLS
 
-from grpo_nb import bench, chat, data, models, training
-from grpo_nb.config import resolve
+from grpo_nb import data, models, reward_lab, training
+from grpo_nb.models import Sample, chat
+from grpo_nb.reward_lab.pilot import Pilot
 from grpo_nb.rewards import Adaptive, Scheduled, load_preset, reward, reward_set
-from grpo_nb.rewards.presets import built_in
-from grpo_nb.runs import Run
+from grpo_nb.rewards.own import TRLS_OWN
+from grpo_nb.rewards.presets import built_in, load_python
+from grpo_nb.runs import PROJECT_ROOT, Run, Stage
+from grpo_nb.runs.config import resolve
 
 ROWS = [
     {"prompt": [{"role": "user", "content": "1 + 1?"}], "question": "1 + 1?", "answer": "2"},
@@ -20,42 +28,129 @@ TEXTS = ["<reasoning>1+1=2</reasoning><answer>2</answer>", r"<think>so</think>\b
 CHATS = [[{"role": "assistant", "content": text}] for text in TEXTS]
 
 
-# Three in the style that circulates: a chat's text by [0]["content"], weights baked in.
-def correctness_reward_func(prompts, completions, answer, **kwargs) -> list[float]:
-    responses = [completion[0]["content"] for completion in completions]
-    extracted = [r.split("<answer>")[-1].split("</answer>")[0].strip() for r in responses]
-    return [2.0 if e == a else 0.0 for e, a in zip(extracted, answer, strict=True)]
-
-
-def int_reward_func(completions, **kwargs) -> list[float]:
-    responses = [completion[0]["content"] for completion in completions]
-    return [0.5 if re.sub(r"\D", "", r).isdigit() else 0.0 for r in responses]
-
-
-def count_xml(text) -> float:
-    return 0.125 * sum(text.count(tag) == 1 for tag in ("<reasoning>", "</answer>"))
-
-
-def xmlcount_reward_func(completions, **kwargs) -> list[float]:
-    return [count_xml(completion[0]["content"]) for completion in completions]
-
-
 @reward()
 async def patient_judge(response: str) -> float:
     return 0.5
 
 
-def test_foreign_rewards_run_unchanged_in_our_harness():
-    from trl.rewards import accuracy_reward, get_soft_overlong_punishment, think_format_reward
+TRLS = """from trl.rewards import (
+    accuracy_reward, get_cosine_scaled_reward, get_repetition_penalty_reward,
+    get_soft_overlong_punishment, reasoning_accuracy_reward, think_format_reward,
+)
 
-    foreign = [correctness_reward_func, int_reward_func, xmlcount_reward_func]
-    foreign += [think_format_reward]
-    scores = bench.Bench(reward_set([(func, 1.0) for func in foreign])).score(ROWS, CHATS)
-    np.testing.assert_array_equal(scores, [[2.0, 0.5, 0.25, 0.0], [0.0, 0.5, 0.0, 1.0]])
-    assert callable(get_soft_overlong_punishment(10, 5))
-    solutions = [{**row, "solution": f"${row['answer']}$"} for row in ROWS]
-    accuracy = bench.Bench(reward_set([(accuracy_reward, 1.0)])).score(solutions, CHATS)
-    assert accuracy[1, 0] == 1.0
+cosine = get_cosine_scaled_reward(48)
+repetition = get_repetition_penalty_reward(2)
+overlong = get_soft_overlong_punishment(48, 24)
+reward_funcs = [accuracy_reward, reasoning_accuracy_reward, think_format_reward]
+reward_funcs += [cosine, repetition, overlong]
+"""
+(EXAMPLE,) = [
+    block.text
+    for block in blocks(PROJECT_ROOT / "docs/coming-from.md", "python")
+    if block.text.startswith("# rewards.py")
+]
+FOREIGN = {**CELLS, "trl": TRLS, "docs/coming-from.md": EXAMPLE}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A step of a real trainer with all of them: what TRL called a reward with, and the scores."""
+    folder, calls = tmp_path_factory.mktemp("foreign"), []
+
+    def spy(**given):
+        calls.append(given)
+        return [0.0] * len(given["completions"])
+
+    sets = [load_python(folder / f"{Path(name).stem}.py", text) for name, text in FOREIGN.items()]
+    funcs = {func.__name__: func for one in sets for func in one.reward_funcs}
+    config = resolve("tiny-cpu", {"train.max_steps": 1, "train.per_device_train_batch_size": 16})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_NB_RUNS", str(folder))
+        tokenizer, run = chat.load_tokenizer(config.model.model_path), Run("foreign")
+        data.prepare(run, config.data, 0, partial(chat.count_tokens, tokenizer))
+        rows = [row | {"solution": f"${row['answer']}$"} for row in data.load(run, "train")[:32]]
+        policy = models.load_policy(config.model, seed=0)
+        chosen = reward_set([(func, 1.0) for func in (spy, *funcs.values())])
+        trainer = training.build_trainer(policy, chosen, rows, config, run / "train")
+        trainer.train()
+    (path,) = (folder / "foreign/train/completions").glob("*.parquet")
+    about = {"tokenizer": tokenizer, "trainer": trainer, "rows": rows, "config": config}
+    return SimpleNamespace(called=calls[0], table=pd.read_parquet(path), **about)
+
+
+def rows_of(called):
+    """The data's rows, as `called` has their columns."""
+    columns = [key for key in called if key not in TRLS_OWN]
+    values = zip(called["prompts"], *map(called.get, columns), strict=True)
+    return [dict(zip(("prompt", *columns), of_row, strict=True)) for of_row in values]
+
+
+def test_a_reward_outside_a_training_is_called_as_trl_calls_it(trained):
+    called = trained.called
+    texts = [completion[0]["content"] for completion in called["completions"]]
+    rows = rows_of(called)
+    ours = reward_lab.Bench(load_preset("math"), trained.config.train, trained.tokenizer)
+    given = ours.arguments(rows, texts)
+    assert given.keys() == called.keys()
+    for key, values in called.items():
+        if isinstance(values, list):
+            assert given[key] == values, key
+    state = given["trainer_state"]
+    assert vars(state).keys() >= vars(called["trainer_state"]).keys()
+    assert (state.max_steps, state.global_step) == (called["trainer_state"].max_steps, 0)
+    given["log_extra"](column="why", values=[""])
+    given["log_metric"](name="share", value=1.0)
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_foreign_rewards_earn_in_notebook_2_what_they_earn_in_training(name, trained, runs_dir):
+    """Adopted from a cell, scored and judged as there, and loaded as notebook 3 loads them."""
+    by_question = {row["question"]: row for row in trained.rows}
+    questions = list(dict.fromkeys(trained.called["question"]))
+    groups = trained.table.groupby(trained.called["question"], sort=False)
+    texts_P_G = [
+        [one[0]["content"] for one in groups.get_group(q)["completion"]] for q in questions
+    ]
+    rows = [by_question[question] for question in questions]
+    samples = [[Sample(text, len(text), False) for text in texts] for texts in texts_P_G]
+    tried, stage = Pilot(rows, samples, 0.1, 0.1), Stage(Run("own"), "02", trained.config, {})
+    plain = reward_lab.Bench(load_preset("math"), trained.config.train, trained.tokenizer)
+    ours = reward_lab.adopt(plain, trained.rows, tried, stage, FOREIGN[name])
+    scores = ours.table(rows, texts_P_G)[ours.preset.names].to_numpy()
+    earned = pd.concat([groups.get_group(question) for question in questions])
+    np.testing.assert_allclose(scores, earned[ours.preset.names].to_numpy(float), atol=1e-6)
+    assert ours.preset.names[0] in CORRECT
+    verdict = reward_lab.judge(ours, trained.rows, tried, stage)
+    assert verdict.probes is not None, verdict
+    assert verdict.passed or name not in ("tags", "docs/coming-from.md"), verdict
+    reward_lab.save(stage.run, ours, verdict)
+    loaded = load_preset(stage.config.rewards.preset, stage.config.rewards.reward_weights)
+    assert (
+        "the rewards " in reward_lab.check(stage.run, loaded, force=True).partition("not those")[0]
+    )
+    again = ours._replace(preset=loaded).table(rows, texts_P_G)[loaded.names].to_numpy()
+    np.testing.assert_array_equal(again, scores)
+
+
+CORRECT = ("correctness_reward_func", "check_answer", "says_right", "accuracy_reward")
+CORRECT += ("numeric_correctness_reward",)
+
+
+async def leaves(**_):
+    raise SystemExit(0)
+
+
+@pytest.mark.parametrize("func", [leaves, lambda **_: sys.exit()])
+def test_a_reward_that_leaves_the_program_ends_the_training_with_an_error(func, trained):
+    trainer, called = trained.trainer, trained.called
+    given = [called[key] for key in ("prompts", "completions", "completion_ids")]
+    funcs = trainer.reward_funcs
+    trainer.reward_funcs = [func, *funcs[1:]]
+    try:
+        with pytest.raises(RuntimeError, match=r"reward spy called sys.exit\((0|None)\): return"):
+            trainer._calculate_rewards(rows_of(called), *given)
+    finally:
+        trainer.reward_funcs = funcs
 
 
 def test_ours_run_inside_trl(runs_dir):
@@ -66,7 +161,7 @@ def test_ours_run_inside_trl(runs_dir):
     adaptive = Adaptive(built_in()["strict_xml_format_reward"].configured("adaptive_format"))
     scheduled = Scheduled(built_in()["min_length_reward"].configured("warmed_up"), {0: 0, 2: 1})
     pairs = [(func, 1.0) for func in [*ours, adaptive, scheduled, patient_judge]]
-    chosen = reward_set([*pairs, (correctness_reward_func, 0.5)])
+    chosen = reward_set(pairs)
     settings = {"train.max_steps": 2, "train.per_device_train_batch_size": 16}
     config = resolve("tiny-cpu", settings)
     tokenizer = chat.load_tokenizer(config.model.model_path)
@@ -88,5 +183,5 @@ def test_ours_run_inside_trl(runs_dir):
 
 def test_the_math_preset_agrees_with_itself_through_the_harness():
     preset = load_preset("math")
-    scores = bench.Bench(preset).score(ROWS, CHATS)
+    scores = reward_lab.Bench(preset).score(ROWS, CHATS)
     np.testing.assert_array_equal(scores[0], [1.0] * 4)

@@ -7,11 +7,11 @@ from test_resume import MATH, session  # noqa: F401 (a fixture)
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, generation
 
 from grpo_nb import models, training
-from grpo_nb.chat import render
-from grpo_nb.config import resolve
+from grpo_nb.models.chat import render
 from grpo_nb.models.policy import LORA_TARGETS
-from grpo_nb.prompts import build_prompt
 from grpo_nb.rewards import RewardSet
+from grpo_nb.rewards.prompts import build_prompt
+from grpo_nb.runs.config import resolve
 from grpo_nb.training import decode
 from grpo_nb.training.probe import worst_step
 from grpo_nb.training.rollouts import DenseCopy

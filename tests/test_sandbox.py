@@ -10,12 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from grpo_nb import sandbox
-from grpo_nb.sandbox import Limits, choose_backend, run_many, run_tests
+from grpo_nb.rewards import sandbox
+from grpo_nb.rewards.sandbox import Limits, choose_backend, run_tests
 
 QUICK = Limits(seconds=1.0, memory_mib=128, output_bytes=4096, processes=16)
 SQUARE = "def f(x): return x * x"
@@ -188,6 +189,12 @@ def server():
         yield listening.getsockname()[1]
 
 
+def run_many(programs, *, workers=None, **options):
+    """The verdicts of (code, tests) pairs, run side by side."""
+    with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(lambda program: run_tests(*program, **options), programs))
+
+
 def all_programs(port: int) -> dict[str, tuple[str, object]]:
     connect = f"import socket; socket.create_connection(('127.0.0.1', {port}), 1)"
     programs = {name: (code, tests) for name, (code, tests, _) in ATTACKS.items()}
@@ -203,19 +210,21 @@ def all_programs(port: int) -> dict[str, tuple[str, object]]:
 
 
 def as_ordinary_user(programs: list) -> list[sandbox.Verdict]:
-    """The verdicts of `run_many`, called by a process that never was root."""
+    """The verdicts that a process gets which never was root."""
     call = (
-        "import json, os\nfrom grpo_nb.sandbox import Limits, run_many\n"
+        "import json, os\nfrom multiprocessing.pool import ThreadPool\n"
+        "from grpo_nb.rewards.sandbox import Limits, run_tests\n"
         "programs, limits = json.load(sys.stdin)\n"
         "assert os.getuid() == os.geteuid() == 65534\n"
-        "print(json.dumps(run_many(programs, limits=Limits(*limits), backend='bubblewrap')))"
+        "run = lambda p: run_tests(*p, limits=Limits(*limits), backend='bubblewrap')\n"
+        "print(json.dumps(ThreadPool().map(run, programs)))"
     )
     # The interpreter may lie below /root: lend it a place that everyone can reach.
     setpriv = "setpriv --reuid=65534 --regid=65534 --clear-groups"
     script = f'mount --bind "$0" /mnt && exec {setpriv} /mnt/bin/{PYTHON} -I -c "$1"'
     with tempfile.TemporaryDirectory() as place:  # and so may the checkout
         Path(place).chmod(0o755)
-        shutil.copytree(Path(sandbox.__file__).parent, f"{place}/grpo_nb/sandbox")
+        shutil.copytree(Path(sandbox.__file__).parent, f"{place}/grpo_nb/rewards/sandbox")
         source = f"import sys; sys.path.insert(0, {place!r})\n" + call
         prefix = os.path.realpath(sys.base_prefix)
         done = subprocess.run(
@@ -459,7 +468,7 @@ def test_asserts_are_judged_outside_by_type_and_value():
 )
 def test_an_assert_that_the_program_would_judge_is_refused(text):
     with pytest.raises(ValueError, match="cannot be judged from outside the program") as caught:
-        run_many([(SQUARE, CALLS), (SQUARE, [text])])
+        run_tests(SQUARE, [text])
     assert repr(text) in str(caught.value)
 
 
@@ -567,9 +576,11 @@ def test_what_monty_lacks_is_a_failure_and_no_fault_of_the_program():
 def test_monty_can_start_in_many_threads_at_once():
     """In a fresh process, where nothing has been computed and cached yet."""
     script = (
-        "from grpo_nb.sandbox import run_many\n"
-        "programs = [('def f(x): return x + 1', ['assert f(1) == 2'])] * 32\n"
-        "print(sum(v.passed for v in run_many(programs, backend='monty', workers=16)))"
+        "from multiprocessing.pool import ThreadPool\n"
+        "from grpo_nb.rewards.sandbox import run_tests\n"
+        "program = 'def f(x): return x + 1', ['assert f(1) == 2']\n"
+        "run = lambda _: run_tests(*program, backend='monty').passed\n"
+        "print(sum(ThreadPool(16).map(run, range(32))))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout == "32\n", done.stderr

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from test_resume import MATH, make_run, session  # noqa: F401 (a fixture)
 
 from grpo_nb import models, training
-from grpo_nb.config import resolve
 from grpo_nb.runs import Run
+from grpo_nb.runs.config import resolve
 from grpo_nb.training import plan, validation
 
 ROWS = [{"prompt": [], "question": str(n), "answer": str(n), "level": n % 3} for n in range(30)]
@@ -85,6 +85,20 @@ def test_rows_of_a_csv_file_whose_columns_are_text_are_chosen_by_number(tmp_path
         ({"max_steps": "many"}, "train.max_steps = 'many'"),
         ({"num_generations": 7}, "does not divide the batch"),
         ({"name": ""}, "each with its own name"),
+        ({"name": "../../up"}, r"stages.yaml': name '../../up': use letters"),
+        ({"name": "a/b"}, "name 'a/b': use letters"),
+        ({"name": "/tmp/a"}, "name '/tmp/a': use letters"),
+        ({"name": ".."}, "name '..': use letters"),
+        ({"trl": {"epsilon_hig": 0.3}}, "'trl.epsilon_hig': did you mean 'trl.epsilon_high'"),
+        ({"learning_rate": float("inf")}, "train.learning_rate = '.inf'"),
+        ({"rows": [0, 2]}, r"stage 'a': rows = \[0, 2\]: write two shares"),
+        ({"rows": 0.5}, "stage 'a': rows = 0.5: write two shares"),
+        ({"weights": {"soft_xml_format_reward": float("nan")}}, "'.nan'}: write {reward: 1.0}"),
+        ({"trl": 3}, "stage 'a': trl = 3: write {name: value}"),
+        ({"where": 3}, "stage 'a': where = 3: write {name: value}"),
+        ({1: 2}, "unknown key of stage 'a' 1"),
+        ({"max_steps": True}, "train.max_steps = True: .* no value of this setting"),
+        ({"weights": "all"}, "stage 'a': weights = 'all'"),
     ],
 )
 def test_a_stage_that_cannot_be_is_refused(tmp_path, stage, message):
@@ -98,7 +112,7 @@ def test_a_file_of_stages_that_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(ValueError, match="each with its own name"):
         planned(tmp_path, {"name": "a"}, {"name": "a"})
     (tmp_path / "bad.yaml").write_text("- {name: [}", encoding="utf-8")
-    with pytest.raises(ValueError, match="is not YAML"):
+    with pytest.raises(ValueError, match=r"bad.yaml, line 1: "):
         plan.plan(resolve("tiny-cpu", {"train.stages": str(tmp_path / "bad.yaml")}), MATH, ROWS)
 
 

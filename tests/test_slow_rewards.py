@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from grpo_nb import models, training
-from grpo_nb.config import resolve
-from grpo_nb.prompts import build_prompt
 from grpo_nb.rewards import LLMJudge, code_execution_reward, gated, reward, reward_set
 from grpo_nb.rewards import soft_xml_format_reward as form
 from grpo_nb.rewards.combine import waits
 from grpo_nb.rewards.contract import Scored
+from grpo_nb.rewards.prompts import build_prompt
+from grpo_nb.runs.config import resolve
 
 WAIT, ROWS = 30, 6
 CODE = "```python\ndef f(x):\n    return x + 1\n```"

@@ -9,29 +9,13 @@ import time
 import pytest
 import stub_trials
 from rich.console import Console
+from stub_trials import log_of, told, until, write
 
-from grpo_nb import slots, sweep
 from grpo_nb.__main__ import main
+from grpo_nb.pipeline import sweep
 from grpo_nb.runs import Run
 
 QUIET = Console(quiet=True)
-
-
-def write(folder, text):
-    (folder / "s.yaml").write_text(text)
-    return folder / "s.yaml"
-
-
-def told(folder, what):
-    path = folder / what
-    return path.read_text().split() if path.exists() else []
-
-
-def until(true, seconds=60):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
 
 
 def test_a_grid_with_seeds(runs_dir):
@@ -97,6 +81,23 @@ def test_random_draws_stay_in_range_and_more_of_them_add_to_the_first(runs_dir):
         ("random: {seed: {low: 3, high: 3}}", "write a list of values, or {low"),
         ("random: {train.beta: {low: 0, high: 1, log: true}}", "log needs low > 0"),
         ("random: {seed: [1, 2]}\ndraws: 3", "random has 2 different points"),
+        ("profile:\ngrid: {seed: [1]}", "profile = None: write a name"),
+        ("profile: 16\ngrid: {seed: [1]}", "profile = 16: write a name"),
+        ("name:\ngrid: {seed: [1]}", "run_name '-000'"),
+        ("random: {seed: [1, 2]}\ndraws: 2\nseed: [1]", "seed = [1]: write a whole number"),
+        ("random: {train.beta: [0.1]}\ndraws: 99999999999", "draws = 99999999999: write at most"),
+        ("grid: {seed: [1]}\nseeds: [2]", "seed is varied, and in seeds: leave one out"),
+        ("list: [null]", "list: write {setting: value, …} for each trial"),
+        ("list: [{}, {}]", "two trials are the same run"),
+        ("grid: {seed: [null]}", "seed = None"),
+        ("grid: {seed: [[1]]}", "seed = [1]"),
+        ("grid: {train.max_steps: [true]}", "train.max_steps = True"),
+        ("grid: {trl.epsilom: [0.1]}", "did you mean 'trl.epsilon'"),
+        ("grid: {1: [2]}", "unknown setting '1'"),
+        ("list: [{1: 2}]", "unknown setting '1'"),
+        ("grid: {seed: [1]}\nsettings: {1: 2}", "unknown setting '1'"),
+        ("grid: {seed: [1]}\nretries: 010", "retries = '010': write a whole number"),
+        ("grid: {train.beta: [1e400]}", "train.beta = inf: input should be a finite number"),
         ("profile: tiny\ngrid: {seed: [1]}", "'tiny': did you mean 'tiny-cpu'"),
     ],
 )
@@ -131,36 +132,38 @@ def test_a_directory_that_belongs_to_something_else_is_refused(runs_dir, capsys)
     assert "s-000 has other settings, {'seed': 1}" in capsys.readouterr().err
 
 
+def test_the_files_that_trials_read_are_written_once(runs_dir):
+    stub_trials.prepare(runs_dir, 2)
+    files = [runs_dir / name for name in ("stub.ipynb", "stub.yaml")]
+    before = [(file.stat().st_ino, file.stat().st_mtime_ns) for file in files]
+    stub_trials.prepare(runs_dir, 2)
+    assert [(file.stat().st_ino, file.stat().st_mtime_ns) for file in files] == before
+
+
 def test_200_trials_survive_two_kills_of_the_driver_each_run_once(runs_dir):
-    """The first kill takes the driver alone, whose trials live on; the second them as well."""
+    """Its trials end with it. What was done then is not begun again, and nothing is lost."""
     command = [sys.executable, stub_trials.__file__, str(runs_dir), "4", "200"]
-    killed = []
-    for enough, with_trials in ((40, False), (110, True)):
+    asked = stub_trials.prepare(runs_dir, 200)
+    names, cut_off = [trial.name for trial in asked.trials], []
+    for enough in (40, 110):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
             until(lambda count=enough: len(told(runs_dir, "ended")) >= count)
             driver.kill()
-        if with_trials:
-            for state in map(json.loads, (p.read_text() for p in runs_dir.glob("*.sweep/*.json"))):
-                if state["status"] == "running" and state["pid"]:
-                    killed += [state["trial"]] if _kill(state["pid"]) else []
-    asked = stub_trials.prepare(runs_dir, 200)
+        until(lambda: not stub_trials.at_work(runs_dir))
+        cut_off += [name for name in set(told(runs_dir, "begun")) if not done(name)]
     assert 110 <= len(told(runs_dir, "ended")) < 200
     assert sweep.run_sweep(asked, 4, QUIET, stub_trials.command(runs_dir)) == 0
-    names = [trial.name for trial in asked.trials]
-    assert sorted(told(runs_dir, "ended")) == names
+    assert all(map(done, names))
     begun = told(runs_dir, "begun")
-    assert {name for name in names if begun.count(name) > 1} <= set(killed)
-    states = [json.loads(path.read_text()) for path in (runs_dir / "stub.sweep").glob("*.json")]
-    assert {(state["status"], state["failures"]) for state in states} == {("done", 0)}
-    assert len(states) == 200
+    assert sorted(begun) == sorted(names + cut_off)
+    assert len(cut_off) <= 8
+    before = len(begun)
+    assert sweep.run_sweep(asked, 4, QUIET, stub_trials.command(runs_dir)) == 0
+    assert len(told(runs_dir, "begun")) == before
 
 
-def _kill(pid):
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return False
-    return True
+def done(name):
+    return sweep.finished(Run(name))
 
 
 def test_a_failed_trial_is_tried_again_up_to_retries_times(runs_dir):
@@ -168,13 +171,9 @@ def test_a_failed_trial_is_tried_again_up_to_retries_times(runs_dir):
     assert asked.retries == 2
     assert sweep.run_sweep(asked, 2, QUIET, stub_trials.command(runs_dir, fails=9)) == 1
     assert sorted(told(runs_dir, "begun")) == sorted(3 * [t.name for t in asked.trials])
-    state = json.loads((runs_dir / "stub.sweep/002.json").read_text())
-    assert (state["status"], state["failures"]) == ("failed", 3)
-    assert state["error"] == "grpo-nb: not yet"
-    assert sweep.run_sweep(asked, 2, QUIET, stub_trials.command(runs_dir)) == 1, "started again"
-    assert "001: failed, now failed" in (runs_dir / "stub.sweep/log.txt").read_text()
-    more = asked._replace(retries=3)
-    assert sweep.run_sweep(more, 2, QUIET, stub_trials.command(runs_dir)) == 0
+    assert log_of(runs_dir).count("stub-002: failed, now waiting: grpo-nb: not yet") == 2
+    assert log_of(runs_dir).count("stub-002: failed, now failed: grpo-nb: not yet") == 1
+    assert sweep.run_sweep(asked, 2, QUIET, stub_trials.command(runs_dir)) == 0, "tried once more"
 
 
 def test_a_trial_that_fails_once_succeeds(runs_dir):
@@ -189,9 +188,8 @@ def test_a_run_in_use_by_someone_else_waits(runs_dir):
     holder += "print('held', flush=True); sys.stdin.read()"
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     (runs_dir / "stub.sweep").mkdir()
-    state = {"trial": "stub-000", "profile": "tiny-cpu", "settings": {"seed": 0}}
-    state |= {"status": "waiting", "failures": 0, "seconds": 0.0}
-    (runs_dir / "stub.sweep/000.json").write_text(json.dumps(state))
+    plan = {"stub-000": {"profile": "tiny-cpu", "settings": {"seed": 0}}}
+    (runs_dir / "stub.sweep/plan.json").write_text(json.dumps(plan))
     driver = [sys.executable, stub_trials.__file__, str(runs_dir), "1", "2"]
     with subprocess.Popen([sys.executable, "-c", holder], **streams) as process:
         assert process.stdout.readline() == "held\n"
@@ -217,20 +215,21 @@ def test_a_second_driver_is_refused_and_sigterm_stops_the_trials(runs_dir):
     assert "the same command goes on" in error
     assert not told(runs_dir, "ended")
     assert sweep.run_sweep(asked, 2, QUIET, stub_trials.command(runs_dir)) == 0
-    states = [json.loads((runs_dir / f"stub.sweep/00{i}.json").read_text()) for i in (0, 1)]
-    assert [state["failures"] for state in states] == [0, 0]
+    assert log_of(runs_dir).count("cut off, now waiting") == 2
+    assert "failed" not in log_of(runs_dir)
 
 
 def test_each_job_gets_a_gpu_or_a_share_of_the_processors(monkeypatch):
+    here = sweep.ThisMachine()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    assert slots.environments(2) == [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in ("2", "5")]
+    assert here.environments(2) == [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in ("2", "5")]
     with pytest.raises(ValueError, match="--jobs 3 with 2 GPUs: one trial a GPU"):
-        slots.environments(3)
+        here.environments(3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cores = len(os.sched_getaffinity(0))
-    assert slots.environments(1) == [{"OMP_NUM_THREADS": str(cores)}]
-    assert slots.environments(2 * cores) == [{"OMP_NUM_THREADS": "1"}] * 2 * cores
+    assert here.environments(1) == [{"OMP_NUM_THREADS": str(cores)}]
+    assert here.environments(2 * cores) == [{"OMP_NUM_THREADS": "1"}] * 2 * cores
 
 
 def test_the_command_of_a_trial_goes_on_after_the_stages_that_are_done(runs_dir):
@@ -240,3 +239,26 @@ def test_the_command_of_a_trial_goes_on_after_the_stages_that_are_done(runs_dir)
     ]
     Run("s-000").record("01", {"status": "done"})
     assert "--from=02" in sweep.trial_command(asked, asked.trials[0])
+
+
+def test_more_draws_add_to_a_sweep_that_was_run(runs_dir):
+    for count, ran in ((2, ["stub-000", "stub-001"]), (3, ["stub-002"])):
+        (runs_dir / "stub.yaml").unlink(missing_ok=True)
+        asked = stub_trials.prepare(runs_dir, count)
+        (runs_dir / "ended").unlink(missing_ok=True)
+        assert sweep.run_sweep(asked, 1, QUIET, stub_trials.command(runs_dir)) == 0
+        assert told(runs_dir, "ended") == ran
+
+
+def test_an_error_in_the_driver_ends_the_trials_beside(runs_dir):
+    start = stub_trials.command(runs_dir, seconds=600)
+
+    def command(asked, trial):
+        if trial.name == "stub-001":
+            until(lambda: told(runs_dir, "begun"))
+            raise OSError("no space left")
+        return start(asked, trial)
+
+    with pytest.raises(OSError, match="no space left"):
+        sweep.run_sweep(stub_trials.prepare(runs_dir, 2), 2, QUIET, command)
+    assert not stub_trials.at_work(runs_dir)

@@ -5,11 +5,13 @@ import random
 
 import numpy as np
 import pytest
+from test_tiny_base import assert_read_alike
 
-from grpo_nb import chat, models
-from grpo_nb.bench import Bench
-from grpo_nb.prompts import build_prompt
+from grpo_nb import models
+from grpo_nb.models import chat
+from grpo_nb.reward_lab import Bench
 from grpo_nb.rewards import load_preset
+from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import project_path
 
 TASKS = ("code", "summarization", "qa", "json_extraction")
@@ -78,21 +80,50 @@ def test_the_base_half_knows_the_task(task):
     tokenizer = chat.load_tokenizer(str(BASE))
     model = models.load_checkpoint(str(BASE), adapter=None, quantization="4bit")
     prompts = [row["prompt"] for row in rows]
-    groups = models.generate(model, tokenizer, prompts, max_completion_length=32, temperature=1.0)
+    engine = models.TransformersEngine(model, tokenizer)
+    groups = engine.generate(prompts, max_completion_length=32, temperature=1.0)
     first = Bench(preset).score(rows, [group[0].text for group in groups])[:, 0]
     assert 0.03 <= first.mean() <= 0.6
     assert first.max() == 1
 
 
+def test_every_reader_cuts_every_row_as_the_training_did(tmp_path, monkeypatch):
+    import make_task_base
+
+    monkeypatch.setattr(make_task_base, "LESSONS", [])
+    monkeypatch.setattr("sys.argv", ["x", "--out", str(tmp_path)])
+    make_task_base.main()
+    shipped = (BASE / "tokenizer.json").read_bytes()
+    assert (tmp_path / "tokenizer.json").read_bytes() == shipped, "it is the script's own"
+    pairs = [
+        (row["prompt"], load_preset(task).reference(row)) for task in TASKS for row in rows_of(task)
+    ]
+    assert len(pairs) == 1600
+    assert_read_alike(BASE, pairs)
+
+
 def test_the_script_that_made_it_is_reproducible(tmp_path, monkeypatch):
     import make_task_base
 
-    monkeypatch.setattr(make_task_base, "LESSONS", [(False, 1), (True, 1)])
+    monkeypatch.setattr(make_task_base, "LESSONS", [(0.5, False, 1), (0.0, True, 1)])
     for name in ("a", "b"):
         monkeypatch.setattr("sys.argv", ["x", "--out", str(tmp_path / name)])
         make_task_base.main()
     one, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("a", "b"))
     assert one == other
+
+
+def test_4_bit_keep_its_weights_as_near_as_they_can():
+    """bitsandbytes on a CPU reads a weight wrongly whose width is no multiple of 64."""
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+    from safetensors.torch import load_file
+
+    weights = load_file(BASE / "model.safetensors")
+    rounded = {k: v.float() for k, v in weights.items() if k.endswith("_proj.weight")}
+    assert len(rounded) == 4 * 7
+    for name, weight in rounded.items():
+        back = dequantize_4bit(*quantize_4bit(weight, blocksize=64, quant_type="nf4"))
+        assert (back - weight).std() < 0.12 * weight.std(), name
 
 
 def test_the_base_is_small_and_holds_no_pickles():

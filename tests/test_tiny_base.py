@@ -1,13 +1,16 @@
 """The shipped base: small, safe, imperfect on purpose, and ignorant of the shipped problems."""
 
+import json
 import random
 
 import pytest
 
-from grpo_nb import chat, data, evaluate, models
-from grpo_nb.config import resolve
+from grpo_nb import data, evaluation, models
+from grpo_nb.models import chat
 from grpo_nb.rewards import load_preset
+from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run, project_path
+from grpo_nb.runs.config import resolve
 
 FOLDER = project_path("data/tiny_base")
 
@@ -18,6 +21,41 @@ def test_it_is_small_and_holds_no_pickles():
     assert (FOLDER / "README.md").exists()
 
 
+def assert_read_alike(folder, pairs):
+    """Each (prompt, completion) has one reading, whatever loads the tokenizer.
+
+    AutoTokenizer is what TRL and vLLM call too; it builds the model type's own pre-tokenizer.
+    """
+    from tokenizers import Tokenizer
+
+    from grpo_nb.models.engine import import_unsloth
+
+    auto = chat.load_tokenizer(str(folder))
+    texts = [chat.render(auto, prompt) + completion for prompt, completion in pairs]
+    assert auto(texts)["input_ids"] == [
+        auto(chat.render(auto, prompt))["input_ids"] + auto(completion)["input_ids"]
+        for prompt, completion in pairs
+    ], "also where the training put prompt and completion together"
+    plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert [encoding.ids for encoding in plain.encode_batch(texts)] == auto(texts)["input_ids"]
+    with chat.quiet():
+        _, unsloth = import_unsloth().from_pretrained(str(folder), max_seq_length=128)
+    assert unsloth(texts)["input_ids"] == auto(texts)["input_ids"]
+
+
+def test_every_reader_cuts_every_row_as_the_training_did(tmp_path, monkeypatch):
+    import make_tiny_base
+
+    monkeypatch.setattr("sys.argv", ["x", "--out", str(tmp_path), "--steps", "1"])
+    make_tiny_base.main()
+    shipped = (FOLDER / "tokenizer.json").read_bytes()
+    assert (tmp_path / "tokenizer.json").read_bytes() == shipped, "it is the script's own"
+    path, preset = project_path("data/arithmetic.jsonl"), load_preset("math")
+    rows = list(map(json.loads, path.read_text(encoding="utf-8").splitlines()))
+    pairs = [(build_prompt(row["question"]), preset.reference(row)) for row in rows]
+    assert_read_alike(FOLDER, pairs)
+
+
 @pytest.mark.parametrize("quantization", ["16bit", "4bit"])
 def test_it_starts_with_room_to_improve(runs_dir, quantization):
     config = resolve("tiny-cpu", {"data.eval_rows": 256})
@@ -25,7 +63,8 @@ def test_it_starts_with_room_to_improve(runs_dir, quantization):
     data.prepare(Run("r"), config.data, 0, lambda prompts: [0] * len(prompts))
     held_out = data.load(Run("r"), "eval")
     model = models.load_checkpoint(config.model.model_path, adapter=None, quantization=quantization)
-    table = evaluate.evaluate_model(model, tokenizer, held_out, load_preset("math"), config)
+    engine = models.TransformersEngine(model, tokenizer)
+    table = evaluation.evaluate_model(engine, held_out, load_preset("math"), config)
     lines = table.groupby("decoding")[["accuracy", "format"]].mean()
     assert 0.28 <= lines["accuracy"]["sampled"] <= 0.42
     assert 0.45 <= lines["format"]["sampled"] <= 0.75

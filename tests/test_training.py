@@ -5,12 +5,13 @@ import pandas as pd
 import pytest
 from conftest import TINY_SETTINGS
 
-from grpo_nb import chat, models, training
-from grpo_nb.advantages import advantages
-from grpo_nb.config import resolve
+from grpo_nb import models, training
 from grpo_nb.data import load
+from grpo_nb.models import chat
+from grpo_nb.reward_lab.advantages import advantages
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Stage
+from grpo_nb.runs.config import resolve
 from grpo_nb.training import plan
 
 MATH = load_preset("math")

@@ -7,11 +7,11 @@ import re
 import pandas as pd
 import pytest
 
-from grpo_nb import data, health
-from grpo_nb.bench import gate, linter, probes
+from grpo_nb import data
 from grpo_nb.data.validate import REMEDIES
+from grpo_nb.reward_lab import gate, linter, probes
 from grpo_nb.runs import PROJECT_ROOT
-from grpo_nb.training import preflight
+from grpo_nb.training import health, preflight
 
 PAGE = (PROJECT_ROOT / health.PAGE).read_text(encoding="utf-8")
 CHAPTERS = {

@@ -3,18 +3,24 @@
 import importlib.util
 import json
 import os
+import signal
 import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
 
+import httpx
+import psutil
 import pytest
 import torch
 from openai import OpenAI
 from test_serve import port  # noqa: F401 (a fixture)
 
-from grpo_nb import models, serve
+from grpo_nb import models
 from grpo_nb.__main__ import main
-from grpo_nb.config import PolicyConfig, resolve
-from grpo_nb.prompts import build_prompt
+from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run, write_json
+from grpo_nb.runs.config import PolicyConfig, resolve
 
 pytestmark = [
     pytest.mark.vllm,
@@ -77,6 +83,26 @@ def test_vllm_answers_as_transformers_does(run):
     assert len({one.text for one in sample(1)[0]}) > 1
     ((cut,),) = engine.generate(PROMPTS[:1], max_completion_length=3)
     assert (cut.tokens, cut.truncated) == (3, True)
+    below = engine.generate(PROMPTS, max_completion_length=48, adapter=False)
+    assert alike(texts(below), texts(greedy["vllm", None]))
+    assert 0 < engine.forward_seconds(["What is 1 + 1?"] * 4) < 60
+    engine.close()
+
+
+def test_a_text_is_told_as_it_is_written_and_an_interrupt_leaves_nothing_running(run):
+    engine = models.open_engine(TINY, adapter=None, quantization="16bit", engine="vllm")
+    [[whole]] = engine.generate(PROMPTS[:1], max_completion_length=48)
+    told = []
+    assert engine.generate(PROMPTS[:1], max_completion_length=48, on_text=told.append) == [[whole]]
+    assert len(told) > 5 and told[-1] == whole.text
+    assert all(later.startswith(sooner) for sooner, later in pairwise(told))
+
+    def interrupt(text):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(PROMPTS[:1], max_completion_length=48, on_text=interrupt)
+    assert engine.generate(PROMPTS[:1], max_completion_length=48) == [[whole]]
     engine.close()
 
 
@@ -94,17 +120,73 @@ def test_a_file_of_questions_is_answered_as_by_transformers(run, tmp_path):
     assert alike(answers["vllm"], answers["transformers"])
 
 
-def test_its_server_answers_with_the_adapter(run, port):  # noqa: F811
-    server = serve.plan(run, "127.0.0.1", port, adapter=True, vllm=True)
-    engine = models.open_engine(TINY, adapter=run / "train/adapter", quantization="16bit")
-    expected = texts(engine.generate(PROMPTS, max_completion_length=48))
-    engine.close()
-    with subprocess.Popen(server.command, env=os.environ | server.environment) as process:
+def test_a_policy_in_training_answers_with_its_adapter_as_it_is_now(tmp_path):
+    """In a process of its own, for Unsloth changes vLLM; it imports beside the CPU build only
+    where the processor has AVX-512."""
+    script = Path(__file__).with_name("live_adapter.py")
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True)
+    if done.returncode == -signal.SIGILL:
+        pytest.skip("Unsloth needs AVX-512 beside vLLM's build for CPUs")
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads((tmp_path / "report.json").read_text())
+    (base, first), *steps = report["seen"]
+    assert alike(base, first)
+    assert len(steps) == 3
+    for by_vllm, by_transformers in steps:
+        assert alike(by_vllm, by_transformers)
+        assert not alike(by_vllm, base), "the adapter was not loaded"
+    assert not alike(steps[0][0], steps[-1][0]), "it is the first step's adapter"
+    assert report["left"] == [False, 0]
+
+
+PLUGIN = "from grpo_nb import models; print(models.vllm_lacks('4bit'))"
+
+
+@pytest.mark.parametrize(("plugins", "lacks"), [({}, ""), ({"VLLM_PLUGINS": "none"}, "plugin")])
+def test_4bit_weights_need_vllms_plugin_which_is_loaded_first(plugins, lacks):
+    if importlib.util.find_spec("vllm_bnb_plugin") is None:
+        pytest.skip("pip install --no-deps vllm-bnb-plugin==0.0.3")
+    command = [sys.executable, "-c", PLUGIN]
+    said = subprocess.run(command, capture_output=True, text=True, env=os.environ | plugins)
+    last = said.stdout.splitlines()[-1]
+    assert last.endswith("vllm-bnb-plugin==0.0.3) for 4-bit weights") if lacks else not last
+
+
+SERVE = """
+import sys
+from grpo_nb import runs; from grpo_nb.pipeline import serve
+server = serve.plan(runs.Run("moved"), "127.0.0.1", int(sys.argv[1]), adapter=True)
+serve._by_vllm(server, "it listens")
+"""
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+def test_its_server_answers_with_the_adapter_and_ends_with_the_command(run, port, sign):  # noqa: F811
+    expected = []
+    if sign == signal.SIGTERM:
+        engine = models.open_engine(TINY, adapter=run / "train/adapter", quantization="16bit")
+        expected = texts(engine.generate(PROMPTS, max_completion_length=48))
+        engine.close()
+    known = os.environ | {"GRPO_NB_RUNS": str(run.path.parent)}
+    command = [sys.executable, "-c", SERVE, str(port)]
+    with subprocess.Popen(command, env=known, stdout=subprocess.PIPE, text=True) as process:
         try:
-            serve._wait(process, f"http://127.0.0.1:{port}/health")
-            client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
-            given = {"model": server.model, "max_tokens": 48, "temperature": 0}
-            replies = [client.chat.completions.create(messages=p, **given) for p in PROMPTS]
+            assert "it listens\n" in iter(process.stdout.readline, "")
+            tree = psutil.Process(process.pid).children(recursive=True)
+            url = f"http://127.0.0.1:{port}/v1"
+            client = OpenAI(base_url=url, api_key="none")
+            assert "moved" in [one.id for one in client.models.list().data]
+            given = {"model": "moved", "max_tokens": 48, "temperature": 0}
+            replies = [
+                client.chat.completions.create(messages=prompt, **given).choices[0].message.content
+                for prompt in PROMPTS[: len(expected)]
+            ]
+            large = {**given, "messages": [{"role": "user", "content": "1 " * 500_000}]}
+            assert httpx.post(f"{url}/chat/completions", json=large).status_code == 413
+            for headers, status in (({"Host": "a.b"}, 421), ({"Origin": "http://a.b"}, 403)):
+                assert httpx.get(f"{url}/models", headers=headers).status_code == status
         finally:
-            process.terminate()
-    assert alike([reply.choices[0].message.content for reply in replies], expected)
+            process.send_signal(sign)
+    _, alive = psutil.wait_procs(tree, timeout=60)
+    assert len(tree) >= 2 and not alive
+    assert alike(replies, expected)

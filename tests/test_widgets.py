@@ -7,11 +7,12 @@ import pandas as pd
 import pytest
 import yaml
 
-from grpo_nb import bench, chat, data, pilot, runs
-from grpo_nb.models import Sample
+from grpo_nb import data, reward_lab, runs
+from grpo_nb.models import Sample, chat
+from grpo_nb.reward_lab import pilot
 from grpo_nb.rewards import load_preset, reward
-from grpo_nb.widgets import CompletionBrowser, RewardLab
-from grpo_nb.widgets.browser import side_by_side
+from grpo_nb.views.widgets import CompletionBrowser, RewardLab
+from grpo_nb.views.widgets.browser import side_by_side
 
 RIGHT = "<reasoning>1+1=2</reasoning><answer>{}</answer>"
 
@@ -27,9 +28,11 @@ def lab(runs_dir):
     stage = runs.start_stage("02", {"run_name": "lab", "pilot_completions": 4})
     rows = data.load(stage.run, "train")
     tried = pilot.sample(stage.run, rows[:3], stage.config, sampler=sample_for(rows))
-    opened = RewardLab(bench.Bench(load_preset("math"), tokenizer=tokenizer), tried, rows, stage)
+    opened = RewardLab(
+        reward_lab.Bench(load_preset("math"), tokenizer=tokenizer), tried, rows, stage
+    )
     assert opened.errors.value == ""
-    bench.save(stage.run, opened.bench, bench.judge(opened.bench, rows, tried, stage))
+    reward_lab.save(stage.run, opened.bench, reward_lab.judge(opened.bench, rows, tried, stage))
     stage.finish("rewards")
     return opened
 
@@ -113,9 +116,11 @@ def test_a_saved_case_has_to_keep_its_scores(lab):
     assert "seven &lt;b&gt;" in lab.report.value
     assert lab.errors.value == ""
     changed = lab.bench.adding(load_preset("math").reward_funcs[0].configured("x"), 1.0)
-    assert bench.changed_cases(changed, [case]) == []
+    assert reward_lab.changed_cases(changed, [case]) == []
     case["scores"]["numeric_correctness_reward"] = 1.0
-    assert bench.changed_cases(lab.bench, [case])[0].startswith("seven <b>: numeric_correctness")
+    assert reward_lab.changed_cases(lab.bench, [case])[0].startswith(
+        "seven <b>: numeric_correctness"
+    )
 
 
 def test_written_weights_are_the_runs_and_stage_03_takes_them(lab):
@@ -126,9 +131,9 @@ def test_written_weights_are_the_runs_and_stage_03_takes_them(lab):
     assert config["rewards.reward_weights"] == "1, 0.25, 0.25, 0"
     after = runs.start_stage("03", {"run_name": "lab"})
     chosen = load_preset("math", after.config.rewards.reward_weights)
-    assert "passed" in bench.check(after.run, chosen)
+    assert "passed" in reward_lab.check(after.run, chosen)
     with pytest.raises(ValueError, match="not those that were tested"):
-        bench.check(after.run, load_preset("math"))
+        reward_lab.check(after.run, load_preset("math"))
 
 
 @reward()
@@ -183,4 +188,9 @@ def test_two_completions_are_compared_word_by_word():
 
 def test_a_browser_needs_no_steps_or_flags():
     browser = CompletionBrowser(frame()[["question", "completion", "total"]])
+    assert len(browser.chosen) == 4
+
+
+def test_a_training_of_one_step_is_browsed():
+    browser = CompletionBrowser(frame().assign(step=1))
     assert len(browser.chosen) == 4

@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from grpo_nb.config import DataConfig
 from grpo_nb.data import duplicates, sources, store
 from grpo_nb.data.priming import Reference, priming_rows
 from grpo_nb.data.report import SHOWN_ROWS, Drops, figures
 from grpo_nb.data.store import load, replace_train
 from grpo_nb.data.validate import CountTokens, check_rows, extra_columns
-from grpo_nb.prompts import SYSTEM_PROMPT
+from grpo_nb.rewards.prompts import SYSTEM_PROMPT
 from grpo_nb.runs import Run, atomic_path, write_json
+from grpo_nb.runs.config import DataConfig
 
 __all__ = ["load", "prepare", "replace_train"]
 REPEATED, CONTRADICTORY = "question repeated", "question with several golds"

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_nb.data.validate import Checked
-from grpo_nb.prompts import Message, split_words
+from grpo_nb.rewards.prompts import Message, split_words
 
 PERMUTATIONS, BANDS = 32, 8  # of MinHash: rows 70 % alike meet in some band in 9 of 10 cases
 ALIKE = 0.7  # share of equal MinHashes from which two rows count as near-duplicates

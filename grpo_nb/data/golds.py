@@ -7,9 +7,9 @@ import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from grpo_nb.numbers import parse_number
-from grpo_nb.profiles import refuse_unknown
-from grpo_nb.prompts import ANSWER, extract_boxed, extract_hash_answer, extract_tag
+from grpo_nb.rewards.numbers import parse_number
+from grpo_nb.rewards.prompts import ANSWER, extract_boxed, extract_hash_answer, extract_tag
+from grpo_nb.runs.profiles import refuse_unknown
 
 FORMATS: dict[str, Callable[[str], str | None]] = {
     "auto": lambda text: extract_hash_answer(text) if "####" in text else text,
@@ -81,7 +81,8 @@ def letter_of(cell: Any, text: str, choices: Sequence[str]) -> str:
             return text.upper()
         if text in choices:
             return letters[choices.index(text)]
-    return letters[int(text)] if text.isdecimal() and int(text) < len(letters) else ""
+    place = int(text) if text.isdecimal() and len(text) < 3 else len(letters)
+    return letters[place] if place < len(letters) else ""
 
 
 PLAIN: dict[str, Callable[[str], Any]] = {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from grpo_nb.data.sources import Row
-from grpo_nb.prompts import tagged
+from grpo_nb.rewards.prompts import tagged
 
 Reference = Callable[[Mapping[str, Any]], str]
 

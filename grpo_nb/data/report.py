@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from grpo_nb.config import DataConfig
 from grpo_nb.data.validate import GOLD, LONG, REMEDIES, Fault
+from grpo_nb.runs.config import DataConfig
 
 SHOWN_ROWS = 20  # numbers of rows named per reason
 SHOWN_FAULTS = 5  # rows named in one error

@@ -12,27 +12,31 @@ import string
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from grpo_nb.config import DataConfig
 from grpo_nb.data.golds import as_text, gold_finder, letter_of, plain_gold
 from grpo_nb.data.sources import Batch, Row
-from grpo_nb.prompts import Message, build_prompt
+from grpo_nb.rewards.prompts import Message, build_prompt
+from grpo_nb.runs.config import DataConfig
 
 CountTokens = Callable[[Sequence[list[Message]]], list[int]]
 SHAPE_COLUMNS = ("choices", "context", "sources", "tests")
 TAKEN = {"prompt", "question", "answer", "prompt_tokens", "worked"} | {
-    *("prompts", "completion", "completions", "completion_ids", "trainer_state", "images")  # TRL's
+    *("prompts", "completion", "completions", "completion_ids", "trainer_state", "log_extra"),
+    *("log_metric", "environments", "image", "images"),  # TRL's
+    "self",  # of rewards that are objects
 }
 # U+FFFD, UTF-8 read as Latin-1 ("Ã©"), control characters, halves of surrogate pairs.
 DAMAGED = re.compile("\ufffd|[ÃÂ][\u0080-\u00bf]|â€|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 UNREADABLE, MISSING, TYPE, EMPTY = "unreadable", "column missing", "wrong type", "empty"
 GOLD, TEXT, LONG = "gold not of its kind", "damaged text", "prompt too long"
+TEMPLATE = "unfit for the chat template"
 REMEDIES = {
     UNREADABLE: "correct the line",
     MISSING: "name the columns with data.question_column, data.answer_column, data.extra_columns",
-    TYPE: "make it a text, or a chat that ends with the user's turn",
+    TYPE: "make it a text, or a chat of roles and contents that ends with the user's turn",
     EMPTY: "fill the cell, or leave the row out",
     GOLD: "say where the gold stands with data.answer_format, what it is with data.answer_kind",
     TEXT: "read the source in the encoding it was written in, and save it as UTF-8",
+    TEMPLATE: "correct the text or the turns, or leave the row out",
     LONG: "raise data.max_prompt_tokens and model.max_seq_length as far as the model's context",
 }
 
@@ -41,7 +45,11 @@ class Fault(Exception):
     """Why a row cannot be used."""
 
     def __init__(self, reason: str, column: str, value: str, row: int = 0) -> None:
-        self.reason, self.column, self.value, self.row = reason, column, value, row
+        self.reason, self.row = reason, row
+        # A report is UTF-8, which has no halves of surrogate pairs.
+        self.column, self.value = (
+            text.encode(errors="backslashreplace").decode() for text in (column, value)
+        )
 
     def __str__(self) -> str:
         where = f"row {self.row}" + (f", column {self.column!r}" if self.column else "")
@@ -69,13 +77,30 @@ def check_rows(
         except Fault as fault:
             fault.row = number
             faults.append(fault)
-    tokens = count_tokens([one.row["prompt"] for one in checked])
+        except RecursionError:
+            faults.append(Fault(UNREADABLE, "", "a cell nests too deep", number))
+    checked, tokens, unfit = _measure(checked, count_tokens, config.question_column)
+    faults += unfit
     for one, length in zip(checked, tokens, strict=True):
         one.row["prompt_tokens"] = length
         if length > limit:
             why = f"{length} tokens, where data.max_prompt_tokens is {limit}"
             faults.append(Fault(LONG, "prompt", why, one.number))
     return [one for one in checked if one.row["prompt_tokens"] <= limit], faults, tokens
+
+
+def _measure(
+    checked: list[Checked], count_tokens: CountTokens, column: str
+) -> tuple[list[Checked], list[int], list[Fault]]:
+    """The rows whose prompts can be rendered, the prompts' tokens, and the faults of the others."""
+    try:
+        return checked, count_tokens([one.row["prompt"] for one in checked]), []
+    except ValueError as error:
+        if len(checked) < 2:
+            return [], [], [Fault(TEMPLATE, column, str(error), one.number) for one in checked]
+    halves = checked[: len(checked) // 2], checked[len(checked) // 2 :]
+    left, right = (_measure(half, count_tokens, column) for half in halves)
+    return left[0] + right[0], left[1] + right[1], left[2] + right[2]
 
 
 def row_to_ask(number: int, raw: Row | str, config: DataConfig) -> Row:
@@ -135,6 +160,8 @@ def _check_row(
     names = extra_columns(config)
     if names == ["all"]:
         names = sorted(row.keys() - TAKEN - {config.question_column, config.answer_column})
+    for name in names:
+        _refuse_damage(name, name)
     passed = {name: row[name] for name in SHAPE_COLUMNS if name in row}
     passed |= {name: _cell(row, name) for name in names}
     if config.priming_rows and "####" in str(cell):
@@ -164,8 +191,11 @@ def _prompt(row: Row, column: str, system_prompt: str) -> list[Message]:
         return build_prompt(_with_shape(row, question), system_prompt)
     try:
         turns = [{key: turn[key] for key in ("role", "content")} for turn in question]
+        more = {key for turn in question for key in turn if turn[key] and key not in turns[0]}
     except (TypeError, KeyError):
-        turns = []
+        turns, more = [], set()
+    if more:
+        raise Fault(TYPE, column, f"a turn has {', '.join(sorted(more))} beside role and content")
     texts = [text for turn in turns for text in turn.values()]
     if not turns or turns[-1]["role"] != "user" or not all(isinstance(t, str) for t in texts):
         raise Fault(TYPE, column, f"{question!r:.80}")

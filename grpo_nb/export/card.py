@@ -8,7 +8,8 @@ from typing import Any
 import yaml
 
 from grpo_nb import rewards
-from grpo_nb.chat import find_model
+from grpo_nb.export import parity
+from grpo_nb.models.chat import find_model
 from grpo_nb.runs import Run, project_path
 
 SHOWN = (
@@ -22,7 +23,8 @@ not try. What the base does wrong (facts, bias, harmful text) it still does."""
 
 
 def model_card(run: Run, name: str = "") -> str:
-    """Markdown with the hub's metadata; a report that is absent is left out.
+    """Markdown with the hub's metadata; a report that is absent, or of an earlier training, is
+    left out.
 
     Args:
         name: Title; default: the run's name.
@@ -55,8 +57,7 @@ def model_card(run: Run, name: str = "") -> str:
         f"## How\n\n{_table(('', ''), facts)}",
         f"## Rewards\n\n{_table(('reward', 'weight'), weighed)}",
         _curves(run),
-        _evaluation(run),
-        _parity(run),
+        *([_evaluation(run), _parity(run)] if not run.why_stale() else []),
         f"## Limits\n\n{LIMITS}\n",
         f"## Licence\n\n{license_name or 'Not stated by the base: ask before you publish.'}\n",
     ]
@@ -76,18 +77,17 @@ def _table(head: Iterable[str], lines: Iterable[Iterable[Any]]) -> str:
 
 def _license(base: str) -> str:
     """What the base's own card says; "" where it has none."""
-    card = project_path(base) / "README.md"
-    if not card.exists():
-        from huggingface_hub import ModelCard
-        from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub import ModelCard
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-        try:
-            return ModelCard.load(find_model(base)).data.get("license") or ""
-        except (HfHubHTTPError, OfflineModeIsEnabled, OSError):
-            return ""
-    text = card.read_text(encoding="utf-8")
-    head = text.split("---")[1] if text.startswith("---") else ""
-    return (yaml.safe_load(head) or {}).get("license", "")
+    folder = project_path(base)
+    if folder.exists() and not (folder / "README.md").exists():
+        return ""
+    try:
+        card = folder / "README.md" if folder.exists() else find_model(base)
+        return ModelCard.load(card, ignore_metadata_errors=True).data.get("license") or ""
+    except (HfHubHTTPError, OfflineModeIsEnabled, OSError):
+        return ""
 
 
 def _curves(run: Run) -> str:
@@ -126,14 +126,7 @@ def _parity(run: Run) -> str:
     if not path.exists():
         return ""
     report = json.loads(path.read_text(encoding="utf-8"))
-    if "kl" not in report:  # every weight was trained: there is nothing to merge
-        return f"## Weights\n\n{report['mode']}, in 16 bit.\n"
-    verdict = "passed" if report["passed"] else "did NOT pass"
-    return (
-        f"## Weights\n\n`{report['mode']}`; it {verdict} the parity gate against the adapter as "
-        f"trained: KL {report['kl']:.2g} a token, {report['token_agreement']:.2%} of greedy "
-        f"tokens equal, on {report['prompts']} prompts.\n"
-    )
+    return f"## Weights\n\n```\n{parity.summary(report)}\n```\n"
 
 
 def _figure(value: Any) -> str:

@@ -9,12 +9,11 @@ from pathlib import Path
 from grpo_nb.export.merging import check_complete
 from grpo_nb.runs import Run, atomic_path
 
-KINDS = ("f16", "q8_0", "q4_k_m")
 CONVERTER, QUANTIZER = "convert_hf_to_gguf.py", "llama-quantize"
 
 
-def find_tools(kind: str, llama_cpp: str = "") -> tuple[Path, Path | None]:
-    """(the converter, the quantizer where `kind` needs one).
+def find_tools(kind: str, llama_cpp: str = "") -> list[str]:
+    """The converter, and the quantizer where `kind` needs one.
 
     Args:
         llama_cpp: A llama.cpp checkout; default: `$LLAMA_CPP`, else what is on the PATH.
@@ -23,29 +22,19 @@ def find_tools(kind: str, llama_cpp: str = "") -> tuple[Path, Path | None]:
         RuntimeError: What exactly is missing, and how one gets it.
     """
     given = llama_cpp or os.environ.get("LLAMA_CPP", "")
-    folders = [Path(given), Path(given) / "build/bin"] if given else []
-
-    def find(name: str) -> Path | None:
-        on_path = shutil.which(name) if not given else None
-        places = [folder / name for folder in folders] + ([Path(on_path)] if on_path else [])
-        return next((place for place in places if place.is_file()), None)
-
-    converter = find(CONVERTER)
-    quantizer = find(QUANTIZER) if kind == "q4_k_m" else None
-    missing = [CONVERTER] if converter is None else []
-    missing += [QUANTIZER] if kind == "q4_k_m" and quantizer is None else []
+    path = os.pathsep.join([given, f"{given}/build/bin"]) if given else None
+    names = [CONVERTER, QUANTIZER] if kind == "q4_k_m" else [CONVERTER]
+    found = {name: shutil.which(name, os.F_OK, path) for name in names}
+    missing = [name for name in names if found[name] is None]
     if missing:
+        build = ", build it with `cmake -B build && cmake --build build -t llama-quantize`"
         raise RuntimeError(
             f"GGUF {kind} needs llama.cpp, whose {' and '.join(missing)} "
             f"{'are' if len(missing) > 1 else 'is'} not in {given or 'the PATH'}. Nothing was "
             "installed. Get it with `git clone https://github.com/ggml-org/llama.cpp`"
-            + (
-                ", build it with `cmake -B build && cmake --build build -t llama-quantize`"
-                * (QUANTIZER in missing)
-            )
-            + " and give its folder with --llama-cpp DIR"
+            f"{build * (QUANTIZER in missing)} and give its folder with --llama-cpp DIR"
         )
-    return converter, quantizer
+    return [found[name] for name in names]
 
 
 def to_gguf(run: Run, kind: str, llama_cpp: str = "") -> Path:
@@ -58,16 +47,16 @@ def to_gguf(run: Run, kind: str, llama_cpp: str = "") -> Path:
     Raises:
         RuntimeError: A tool is missing, or fails; its last words are given.
     """
-    converter, quantizer = find_tools(kind, llama_cpp)
+    converter, *quantizer = find_tools(kind, llama_cpp)
     source, target = check_complete(run / "model/merged"), run / f"model/{run.name}-{kind}.gguf"
     with atomic_path(target) as temporary:
         first = temporary.with_suffix(".f16") if quantizer else temporary
         outtype = "f16" if quantizer else kind
         options = ["--outfile", str(first), "--outtype", outtype]
         try:
-            _call([sys.executable, str(converter), str(source), *options])
+            _call([sys.executable, converter, str(source), *options])
             if quantizer:
-                _call([str(quantizer), str(first), str(temporary), kind.upper()])
+                _call([*quantizer, str(first), str(temporary), kind.upper()])
         finally:
             if quantizer:
                 first.unlink(missing_ok=True)

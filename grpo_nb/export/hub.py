@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grpo_nb.export.card import model_card
-from grpo_nb.export.merging import check_complete
-from grpo_nb.runs import Run
+from grpo_nb.export.merging import MERGED, check_complete
+from grpo_nb.runs import Run, sha256
 
 
 class Push(NamedTuple):
@@ -25,17 +25,33 @@ def plan_push(run: Run, repo: str) -> Push:
     """Everything of model/merged, the GGUF files, the parity report and the pictures.
 
     Raises:
-        ValueError: Not of the form OWNER/NAME.
+        ValueError: Not of the form OWNER/NAME, a file is not as stage 04 wrote it, or a
+            stage before was run again since.
         FileNotFoundError: No whole merged model.
     """
     if repo.count("/") != 1 or not all(repo.split("/")):
         raise ValueError(f"--repo {repo!r}: give OWNER/NAME")
+    run.refuse_stale()
     folder = check_complete(run / "model/merged")
+    _check_written(run)
     files = {path.name: path for path in sorted(folder.iterdir()) if path.name != "README.md"}
     beside = [*sorted((run / "model").glob("*.gguf")), run / "model/parity.json"]
     files |= {path.name: path for path in beside if path.exists()}
     files |= {f"figures/{path.name}": path for path in sorted((run / "figures").glob("*.png"))}
     return Push(repo, files, model_card(run, repo))
+
+
+def _check_written(run: Run) -> None:
+    """Refuse a merged model that a copy or a full disk has cut short."""
+    recorded = run.manifest().get("04", {}).get("outputs", {})
+    for name, digest in recorded.items():
+        if name.startswith(f"{MERGED}/") and (
+            not (run / name).is_file() or sha256(run / name) != digest
+        ):
+            raise ValueError(
+                f"{run / name} is not as 04_merge_and_infer wrote it (its sha256 is another than "
+                "in manifest.json): run that notebook (--from 04) again"
+            )
 
 
 def push(planned: Push, private: bool = True) -> str:

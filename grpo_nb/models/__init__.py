@@ -4,7 +4,7 @@ Base and adapter are never confused: whatever loads weights says with `adapter=`
 torch, unsloth, transformers and vllm are imported inside functions, for they take seconds.
 """
 
-from grpo_nb.chat import load_tokenizer
+from grpo_nb.models.chat import load_tokenizer
 from grpo_nb.models.checkpoint import (
     cuda_available,
     has_bf16,
@@ -14,25 +14,28 @@ from grpo_nb.models.checkpoint import (
     sharded,
     weights_dtype,
 )
-from grpo_nb.models.engine import Engine, open_engine
-from grpo_nb.models.generation import Sample, forward_seconds, generate
+from grpo_nb.models.engine import VllmEngine, lora_rank, open_engine, vllm_lacks
+from grpo_nb.models.generation import Engine, Sample, TransformersEngine, free_memory
 from grpo_nb.models.policy import Policy, load_policy, use_vllm
 
 __all__ = [
     "Engine",
     "Policy",
     "Sample",
+    "TransformersEngine",
+    "VllmEngine",
     "cuda_available",
-    "forward_seconds",
-    "generate",
+    "free_memory",
     "has_bf16",
     "load_checkpoint",
     "load_policy",
     "load_tokenizer",
     "load_weights",
+    "lora_rank",
     "open_engine",
     "quantization_config",
     "sharded",
     "use_vllm",
+    "vllm_lacks",
     "weights_dtype",
 ]

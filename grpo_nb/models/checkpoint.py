@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb.chat import find_model, hub_errors, quiet
+from grpo_nb.models.chat import find_model, hub_errors, quiet
 
 if TYPE_CHECKING:
     import torch
@@ -78,8 +78,12 @@ def sharded() -> bool:
     return known["FSDP"] == "true" or (known["DEEPSPEED"] == "true" and stage == "3")
 
 
-def load_base(model_path: str, quantization: str) -> "PreTrainedModel":
-    """The model as it lies on disk, or quantised, with plain transformers."""
+def load_base(model_path: str, quantization: str, **changes: Any) -> "PreTrainedModel":
+    """The model as it lies on disk, or quantised, with plain transformers.
+
+    Args:
+        changes: Arguments of from_pretrained that take the place of ours, such as dtype.
+    """
     from transformers import AutoModelForCausalLM
 
     # Its hint to install a faster kernel repeats in every process.
@@ -87,14 +91,14 @@ def load_base(model_path: str, quantization: str) -> "PreTrainedModel":
     gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # each process of a launcher has its own
     # None would override what a checkpoint in 4 bit says of itself.
     settings = quantization_config(quantization)
-    model = AutoModelForCausalLM.from_pretrained(
-        find_model(model_path),
+    asked = {
         **({"quantization_config": settings} if settings else {}),
-        dtype=weights_dtype(),
-        attn_implementation=_attention(),
+        "dtype": weights_dtype(),
+        "attn_implementation": _attention(),
         # Weights that are to be sharded need not fit on one GPU.
-        device_map=gpu if cuda_available() and not sharded() else "cpu",
-    )
+        "device_map": gpu if cuda_available() and not sharded() else "cpu",
+    }
+    model = AutoModelForCausalLM.from_pretrained(find_model(model_path), **(asked | changes))
     for module in model.modules():
         # Otherwise bitsandbytes repacks the weights of some CPUs at the first forward.
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -117,7 +121,8 @@ def load_checkpoint(
         if adapter is not None:
             from peft import PeftModel
 
-            model = PeftModel.from_pretrained(model, adapter)
+            with hub_errors(str(adapter)):
+                model = PeftModel.from_pretrained(model, adapter)
     return model.eval()
 
 

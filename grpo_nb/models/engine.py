@@ -1,53 +1,24 @@
-"""One handle over what can answer prompts: transformers, vLLM alone, or Unsloth."""
+"""Engines from disk: transformers, Unsloth, or vLLM, whose `Engine` is here."""
 
 import importlib.util
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_nb.chat import find_model, hub_errors, load_tokenizer, quiet, render
+from grpo_nb.models.chat import find_model, hub_errors, load_tokenizer, quiet
 from grpo_nb.models.checkpoint import cuda_available, load_checkpoint, weights_dtype
-from grpo_nb.models.generation import Sample, generate
-from grpo_nb.profiles import refuse_unknown
-from grpo_nb.prompts import Message
+from grpo_nb.models.generation import Engine, Sample, Sampling, TransformersEngine, free_memory
 from grpo_nb.runs import runs_root
+from grpo_nb.runs.profiles import refuse_unknown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters it makes room for
-
-
-class Generate(Protocol):
-    """`grpo_nb.models.generate` without its model and tokenizer."""
-
-    def __call__(
-        self,
-        prompts: Sequence[list[Message]],
-        *,
-        max_completion_length: int,
-        temperature: float = 0.0,
-        num_generations: int = 1,
-        seed: int = 0,
-        batch_size: int = 64,
-    ) -> list[list[Sample]]: ...
-
-
-class Engine(NamedTuple):
-    """Weights that answer: `engine.generate(prompts, max_completion_length=…)`.
-
-    name: "transformers", "vllm" or "unsloth".
-    adapter: What lies over the base; None: nothing.
-    close: Gives vLLM's memory back; call it before another engine is opened.
-    """
-
-    name: str
-    adapter: Path | None
-    generate: Generate
-    close: Callable[[], None]
+BNB_PLUGIN = "the package vllm-bnb-plugin (pip install --no-deps vllm-bnb-plugin==0.0.3)"
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters it makes room for
 
 
 def open_engine(
@@ -74,21 +45,20 @@ def open_engine(
     """
     refuse_unknown("engine", engine, ["detect", "transformers", "vllm", "unsloth"])
     if engine == "detect":
-        engine = "vllm" if cuda_available() and not _vllm_lacks(quantization) else "transformers"
-    elif engine == "vllm" and (lacking := _vllm_lacks(quantization)):
+        engine = "vllm" if cuda_available() and not vllm_lacks(quantization) else "transformers"
+    elif engine == "vllm" and (lacking := vllm_lacks(quantization)):
         raise RuntimeError(f"engine = 'vllm' needs {lacking}: take 'detect' or 'transformers'")
     tokenizer = load_tokenizer(model_path)
     if engine != "vllm":
         load = load_checkpoint if engine == "transformers" else _load_unsloth
         model = load(model_path, adapter=adapter, quantization=quantization)
-        return Engine(engine, adapter, partial(generate, model, tokenizer), lambda: None)
+        return TransformersEngine(model, tokenizer, engine)
     with quiet(), hub_errors(model_path):
         llm = _load_vllm(model_path, adapter, quantization, gpu_memory_utilization)
         from vllm.lora.request import LoRARequest
 
     lora = adapter and LoRARequest("adapter", 1, str(adapter.resolve()))
-    answer = partial(generate_vllm, llm, lora, tokenizer)
-    return Engine(engine, adapter, answer, llm.llm_engine.engine_core.shutdown)
+    return VllmEngine(llm, tokenizer, lambda: lora)
 
 
 def import_unsloth() -> Any:
@@ -116,18 +86,35 @@ def _load_unsloth(model_path: str, *, adapter: Path | None, quantization: str) -
     return model
 
 
-def _vllm_lacks(quantization: str) -> str:
-    """What vLLM is without to load such weights here, or nothing."""
+def vllm_lacks(quantization: str) -> str:
+    """What vLLM is without to load such weights here, or nothing.
+
+    Since 0.28 vLLM has bitsandbytes' loader in a package of its own, which it knows of once its
+    plugins are loaded (vllm_bnb_plugin/__init__.py 0.0.3, register).
+    """
     if importlib.util.find_spec("vllm") is None:
         return "the package vllm"
     if quantization == "4bit":
-        from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
-        from vllm.platforms import current_platform
+        from vllm.plugins import load_general_plugins
 
-        named = current_platform.supported_quantization or QUANTIZATION_METHODS
-        if "bitsandbytes" not in set(named) & set(QUANTIZATION_METHODS):
-            return "16bit weights, for this build of it has no loader for bitsandbytes' 4bit"
+        load_general_plugins()
+        from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+
+        if "bitsandbytes" not in QUANTIZATION_METHODS:
+            return f"{BNB_PLUGIN} for 4-bit weights"
     return ""
+
+
+def lora_rank(adapter: Path) -> int:
+    """The smallest of the ranks that vLLM makes room for that holds the adapter.
+
+    Raises:
+        ValueError: None does.
+    """
+    rank = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))["r"]
+    if rank > VLLM_RANKS[-1]:
+        raise ValueError(f"{adapter} has rank {rank}, and vLLM takes at most {VLLM_RANKS[-1]}")
+    return next(room for room in VLLM_RANKS if room >= rank)
 
 
 def _load_vllm(model_path: str, adapter: Path | None, quantization: str, share: float) -> Any:
@@ -137,9 +124,7 @@ def _load_vllm(model_path: str, adapter: Path | None, quantization: str, share: 
 
     options: dict[str, Any] = {}
     if adapter is not None:
-        config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-        rank = next((rank for rank in VLLM_RANKS if rank >= config["r"]), config["r"])
-        options = {"enable_lora": True, "max_lora_rank": rank}
+        options = {"enable_lora": True, "max_lora_rank": lora_rank(adapter)}
     return LLM(
         find_model(model_path),
         dtype=weights_dtype(),
@@ -151,48 +136,76 @@ def _load_vllm(model_path: str, adapter: Path | None, quantization: str, share: 
     )
 
 
-def generate_vllm(
-    llm: Any,
-    lora: Any,
-    tokenizer: "PreTrainedTokenizerBase",
-    prompts: Sequence[list[Message]],
-    *,
-    max_completion_length: int,
-    temperature: float = 0.0,
-    num_generations: int = 1,
-    seed: int = 0,
-    batch_size: int = 64,
-) -> list[list[Sample]]:
-    """`generate` by vLLM, which makes up its batches itself.
+class VllmEngine(Engine):
+    """A `vllm.LLM`, of its own or Unsloth's.
 
     Args:
-        llm: A `vllm.LLM`.
-        lora: Request for the adapter; None: the base answers.
+        llm: The engine.
+        lora: Gives the request for the adapter as it is now; None: there is none.
     """
-    from vllm import SamplingParams
 
-    texts = [render(tokenizer, prompt) for prompt in prompts]
-    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    # vLLM counts on from a prompt's seed within its group; two prompts must not share one.
-    sampling = [
-        SamplingParams(
-            n=num_generations,
-            temperature=temperature,
-            max_tokens=max_completion_length,
-            seed=seed + index * num_generations,
-        )
-        for index in range(len(ids))
-    ]
-    tokens = [{"prompt_token_ids": one} for one in ids]
-    answers = llm.generate(tokens, sampling, use_tqdm=False, lora_request=lora)
-    return [
-        [
+    def __init__(
+        self, llm: Any, tokenizer: "PreTrainedTokenizerBase", lora: Callable[[], Any]
+    ) -> None:
+        super().__init__(tokenizer, "vllm")
+        self._llm, self._lora = llm, lora
+
+    def _answer(self, texts: Sequence[str], asked: Sampling) -> list[Sample]:
+        tokens = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        # vLLM counts on from a prompt's seed within its group; two prompts must not share one.
+        n = asked.num_generations
+        how = [self._parameters(asked, asked.seed + index * n) for index in range(len(tokens))]
+        lora = self._lora() if asked.adapter else None
+        answers = self._run(tokens, how, lora, asked.on_text)
+        if self._llm.llm_engine.vllm_config.model_config.enable_sleep_mode:  # it woke to answer
+            self._llm.sleep(1)
+        return [
             Sample(
-                tokenizer.decode(one.token_ids, skip_special_tokens=True),
+                self.tokenizer.decode(one.token_ids, skip_special_tokens=True),
                 len(one.token_ids),
                 one.finish_reason == "length",
             )
+            for answer in answers
             for one in answer.outputs
         ]
-        for answer in answers
-    ]
+
+    def _parameters(self, asked: Sampling, seed: int) -> Any:
+        from vllm import SamplingParams
+
+        return SamplingParams(
+            n=asked.num_generations,
+            temperature=asked.temperature,
+            max_tokens=asked.max_completion_length,
+            seed=seed,
+        )
+
+    def _run(
+        self, tokens: list, how: list, lora: Any, on_text: Callable[[str], None] | None
+    ) -> Sequence[Any]:
+        """vLLM's answers; step by step where somebody reads along."""
+        prompts = [{"prompt_token_ids": ids} for ids in tokens]
+        if on_text is None:
+            return self._llm.generate(prompts, how, use_tqdm=False, lora_request=lora)
+        core, answers = self._llm.llm_engine, []
+        core.add_request("read along", prompts[0], how[0], lora_request=lora)
+        try:
+            while core.has_unfinished_requests():
+                if said := core.step():
+                    answers = said
+                    on_text(said[0].outputs[0].text)
+        finally:
+            core.abort_request(["read along"])  # an interrupt must not leave it running
+        return answers
+
+    def forward_seconds(self, texts: Sequence[str]) -> float:
+        tokens = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        asked = Sampling(1, 0.0, 1, 0, len(texts), True, None)
+        self._llm.reset_prefix_cache()
+        started = time.perf_counter()
+        self._run(tokens, [self._parameters(asked, 0)] * len(tokens), None, None)
+        return time.perf_counter() - started
+
+    def close(self) -> None:
+        self._llm.llm_engine.engine_core.shutdown()
+        del self._llm.llm_engine  # whoever still holds the LLM then holds no weights and no cache
+        free_memory()

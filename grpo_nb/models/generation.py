@@ -1,11 +1,14 @@
-"""Completions of a model in this process, by transformers."""
+"""What answers prompts: one `Engine.generate` for every caller, and its form by transformers."""
 
+import gc
 import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_nb.chat import render
-from grpo_nb.prompts import Message
+from grpo_nb.models.chat import render
+from grpo_nb.rewards.prompts import Message
 
 if TYPE_CHECKING:
     import torch
@@ -22,58 +25,166 @@ class Sample(NamedTuple):
     truncated: bool
 
 
-def generate(
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
-    prompts: Sequence[list[Message]],
-    *,
-    max_completion_length: int,
-    temperature: float = 0.0,
-    num_generations: int = 1,
-    seed: int = 0,
-    batch_size: int = 64,
-    on_text: Callable[[str], None] | None = None,
-) -> list[list[Sample]]:
-    """Completions for each prompt, [prompts][num_generations].
+class Sampling(NamedTuple):
+    """The arguments of `Engine.generate`, as an engine gets them."""
+
+    max_completion_length: int
+    temperature: float
+    num_generations: int
+    seed: int
+    batch_size: int
+    adapter: bool
+    on_text: Callable[[str], None] | None
+
+
+class Engine(ABC):
+    """Weights that answer: `engine.generate(prompts, max_completion_length=…)`.
+
+    name: "transformers", "unsloth" or "vllm".
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", name: str) -> None:
+        self.tokenizer, self.name = tokenizer, name
+
+    def generate(
+        self,
+        prompts: Sequence[list[Message]],
+        *,
+        max_completion_length: int,
+        temperature: float = 0.0,
+        num_generations: int = 1,
+        seed: int = 0,
+        batch_size: int = 64,
+        adapter: bool = True,
+        on_text: Callable[[str], None] | None = None,
+    ) -> list[list[Sample]]:
+        """Completions for each prompt, [prompts][num_generations].
+
+        Args:
+            prompts: Chats.
+            max_completion_length: Cut after this [tokens].
+            temperature: 0 is greedy.
+            num_generations: Completions a prompt.
+            seed: Of the sampling; the caller's random state is left as it was. A batch has one
+                of its own, so that it does not depend on how long the batches before it became.
+            batch_size: Sequences at a time, samples included; vLLM makes up its own batches.
+            adapter: False: the base below the adapter answers.
+            on_text: Told the text so far of a single completion as it is written, and at its end.
+        """
+        texts = [render(self.tokenizer, prompt) for prompt in prompts]
+        asked = Sampling(
+            *(max_completion_length, temperature, num_generations),
+            *(seed, batch_size, adapter, on_text),
+        )
+        flat = self._answer(texts, asked) if texts else []
+        return [flat[i : i + num_generations] for i in range(0, len(flat), num_generations)]
+
+    @abstractmethod
+    def forward_seconds(self, texts: Sequence[str]) -> float:
+        """Seconds of one forward pass over the texts, without gradient."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the memory back; it answers no more."""
+
+    @abstractmethod
+    def _answer(self, texts: Sequence[str], asked: Sampling) -> list[Sample]:
+        """Completions of rendered prompts, the samples of each after one another."""
+
+
+class TransformersEngine(Engine):
+    """A loaded model, by transformers' `generate` in this process.
 
     Args:
-        model: As `load_checkpoint` gives it.
-        tokenizer: Its tokenizer.
-        prompts: Chats.
-        max_completion_length: Cut after this [tokens].
-        temperature: 0 is greedy.
-        num_generations: Completions a prompt.
-        seed: Of the sampling; the caller's random state is left as it was.
-        batch_size: Prompts at a time.
-        on_text: Told the text so far of a single completion as it is written, and at its end.
+        model: As `load_checkpoint` gives it, or a policy's.
+        around: Entered while it answers; a policy leaves its training mode there.
     """
+
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        tokenizer: "PreTrainedTokenizerBase",
+        name: str = "transformers",
+        around: Callable[[], AbstractContextManager] = nullcontext,
+    ) -> None:
+        super().__init__(tokenizer, name)
+        self._model, self._around = model, around
+
+    @property
+    def model(self) -> "PreTrainedModel":
+        if self._model is None:
+            raise RuntimeError("this engine was closed: open another one")
+        return self._model
+
+    def close(self) -> None:
+        self._model = None
+        free_memory()
+
+    def forward_seconds(self, texts: Sequence[str]) -> float:
+        import torch
+
+        inputs = self._padded(texts)
+        started = time.perf_counter()
+        with torch.inference_mode():
+            logits = self.model(**inputs).logits
+            logits[0, 0, 0].item()  # waits for the GPU
+        return time.perf_counter() - started
+
+    def _answer(self, texts: Sequence[str], asked: Sampling) -> list[Sample]:
+        import torch
+
+        texts = [text for text in texts for _ in range(asked.num_generations)]
+        samples: list[Sample] = []
+        # Not inference_mode: what it leaves in a policy's buffers could not be trained with.
+        with self._ready(asked.adapter), torch.random.fork_rng(), torch.no_grad():
+            for start in range(0, len(texts), asked.batch_size):
+                torch.manual_seed(asked.seed + start)
+                samples += self._batch(texts[start : start + asked.batch_size], asked)
+        return samples
+
+    @contextmanager
+    def _ready(self, adapter: bool) -> Iterator[None]:
+        below = not adapter and hasattr(self.model, "disable_adapter")
+        with self._around(), self.model.disable_adapter() if below else nullcontext():
+            yield
+
+    def _batch(self, texts: Sequence[str], asked: Sampling) -> list[Sample]:
+        inputs = self._padded(texts)
+        sampling: dict[str, Any] = {"do_sample": asked.temperature > 0}
+        if asked.temperature > 0:
+            sampling |= {"temperature": asked.temperature, "top_k": 0, "top_p": 1.0}
+        ids = self.model.generate(
+            **inputs,
+            max_new_tokens=asked.max_completion_length,
+            pad_token_id=self.tokenizer.pad_token_id,
+            use_cache=True,  # a model in training has it off
+            streamer=asked.on_text and _Streamer(self.tokenizer, asked.on_text),
+            **sampling,
+        )
+        return _samples(self.tokenizer, self.model, ids[:, inputs["input_ids"].shape[1] :])
+
+    def _padded(self, texts: Sequence[str]) -> "dict[str, torch.Tensor]":
+        """Ids and mask, padded on the left, where the completions of a batch then begin.
+
+        The tokenizer's own side is not asked: Unsloth's trainer sets it to the right.
+        """
+        inputs = self.tokenizer(
+            list(texts),
+            return_tensors="pt",
+            padding=True,
+            padding_side="left",
+            add_special_tokens=False,
+        ).to(self.model.device)
+        return {name: inputs[name] for name in ("input_ids", "attention_mask")}
+
+
+def free_memory() -> None:
+    """Let go of what nothing holds any more, on the GPU too."""
     import torch
 
-    completions: list[list[Sample]] = []
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    # Not inference_mode: what it leaves in a policy's buffers could not be trained with.
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(seed)
-        for start in range(0, len(prompts), batch_size):
-            texts = [render(tokenizer, prompt) for prompt in prompts[start : start + batch_size]]
-            inputs = tokenizer(
-                texts, return_tensors="pt", padding=True, add_special_tokens=False
-            ).to(model.device)
-            ids = model.generate(
-                input_ids=inputs["input_ids"],
-                attention_mask=inputs["attention_mask"],
-                max_new_tokens=max_completion_length,
-                num_return_sequences=num_generations,
-                pad_token_id=tokenizer.pad_token_id,
-                use_cache=True,  # a model in training has it off
-                streamer=on_text and _Streamer(tokenizer, on_text),
-                **(sampling if temperature > 0 else {"do_sample": False}),
-            )
-            new = _samples(tokenizer, model, ids[:, inputs["input_ids"].shape[1] :])
-            completions += [
-                new[i : i + num_generations] for i in range(0, len(new), num_generations)
-            ]
-    return completions
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 class _Streamer:
@@ -117,18 +228,3 @@ def _samples(
         Sample(text, stop + 1 if end else ids.shape[1], not end)
         for text, end, stop in zip(texts, ended, first, strict=True)
     ]
-
-
-def forward_seconds(
-    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]
-) -> float:
-    """Seconds of one forward pass over the texts, without gradient."""
-    import torch
-
-    inputs = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
-    inputs = inputs.to(model.device)
-    started = time.perf_counter()
-    with torch.inference_mode():
-        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
-        logits.logits[0, 0, 0].item()  # waits for the GPU
-    return time.perf_counter() - started

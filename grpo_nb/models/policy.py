@@ -3,18 +3,21 @@
 import importlib.util
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_nb.chat import find_model, hub_errors, load_tokenizer, quiet
-from grpo_nb.config import ModelConfig, PolicyConfig
+from grpo_nb.machine import several_gpus
 from grpo_nb.models import lm_head
+from grpo_nb.models.chat import find_model, hub_errors, load_tokenizer, quiet
 from grpo_nb.models.checkpoint import cuda_available, load_base
-from grpo_nb.models.engine import generate_vllm, import_unsloth
-from grpo_nb.models.generation import Sample, generate
-from grpo_nb.prompts import Message
+from grpo_nb.models.engine import BNB_PLUGIN, VllmEngine, import_unsloth
+from grpo_nb.models.generation import Engine, Sample, TransformersEngine, free_memory
+from grpo_nb.rewards.prompts import Message
 from grpo_nb.runs import runs_root
+from grpo_nb.runs.config import ModelConfig, PolicyConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -35,22 +38,36 @@ class Policy(NamedTuple):
     vllm: bool
     backend: str = "unsloth"
 
-    def generate(self, prompts: Sequence[list[Message]], **sampling: Any) -> list[list[Sample]]:
-        """Answers of the policy as it stands; a training that is under way goes on unchanged.
+    @property
+    def engine(self) -> Engine:
+        """Answers as the policy stands now; a training that is under way goes on unchanged."""
+        if self.vllm:
+            live = str(runs_root() / ".live_adapter")
+            adapter = partial(self.model.load_lora, live, load_tensors=True)
+            return VllmEngine(self.model.vllm_engine, self.tokenizer, adapter)
+        around = partial(_for_inference, self)
+        return TransformersEngine(self.model, self.tokenizer, self.backend, around)
 
-        Args:
-            prompts: Chats.
-            sampling: As `generate` takes it: max_completion_length=…, temperature=…, …
+    def generate(self, prompts: Sequence[list[Message]], **sampling: Any) -> list[list[Sample]]:
+        """As `Engine.generate`."""
+        return self.engine.generate(prompts, **sampling)
+
+    def close(self) -> None:
+        """Give the memory back, whoever still holds the model; it is of no more use then.
+
+        A kernel lives on after its notebook, and so does every name in it.
         """
-        if not self.vllm:
-            with _for_inference(self):
-                return generate(self.model, self.tokenizer, prompts, **sampling)
-        llm = self.model.vllm_engine
-        adapter = self.model.load_lora(str(runs_root() / ".live_adapter"), load_tensors=True)
-        samples = generate_vllm(llm, adapter, self.tokenizer, prompts, **sampling)
-        if llm.llm_engine.vllm_config.model_config.enable_sleep_mode:  # it woke up to answer
-            llm.sleep(1)
-        return samples
+        import torch
+
+        if self.vllm:
+            self.engine.close()
+            del self.model.vllm_engine
+        for module in self.model.modules():
+            vars(module).pop("quant_state", None)  # of a layer in 4 bit, beside its weight's own
+        for tensor in [*self.model.parameters(), *self.model.buffers()]:
+            vars(tensor).pop("quant_state", None)
+            tensor.grad, tensor.data = None, torch.empty(0, dtype=tensor.dtype)
+        free_memory()
 
 
 @contextmanager
@@ -87,11 +104,16 @@ def use_vllm(config: ModelConfig, policy: PolicyConfig = DEFAULT) -> bool:
         "policy.finetuning = 'lora'": policy.finetuning == "lora",
         "a CUDA GPU": cuda_available(),
         "the package vllm": importlib.util.find_spec("vllm") is not None,
+        # Not asked of vLLM itself, which Unsloth has to be imported before.
+        f"{BNB_PLUGIN} for 4-bit weights": config.quantization != "4bit"
+        or importlib.util.find_spec("vllm_bnb_plugin") is not None,
     }
     missing = next((need for need, met in needs.items() if not met), "")
     if config.fast_inference == "vllm" and missing:
         raise RuntimeError(f"model.fast_inference = 'vllm' needs {missing}: set it to 'detect'")
     wanted = config.fast_inference != "off"
+    if wanted and missing.startswith(BNB_PLUGIN):
+        warnings.warn(f"transformers generates, for vLLM needs {missing}", stacklevel=2)
     if config.quantization == "fp8" and (lacking := missing or _fp8_lacks(wanted)):
         raise RuntimeError(
             f"model.quantization = 'fp8' needs {lacking}: set it to '16bit' or '4bit'"
@@ -125,6 +147,8 @@ def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig = DEFAULT) 
         policy: Which library loads it, and what of it is trained.
     """
     vllm = use_vllm(config, policy)
+    if policy.backend == "unsloth" and (note := several_gpus()):
+        print(note)
     load = _load_unsloth if policy.backend == "unsloth" else _load_transformers
     with quiet(), hub_errors(config.model_path):
         model = load(config, seed, policy)

@@ -1,3 +1,4 @@
+# ruff: noqa: F401 (what is imported here is what the room hands out)
 """Rewards in TRL's shape: a batch of completions in, one `float | None` each out."""
 
 from grpo_nb.rewards.code import code_execution_reward, code_generation_reward
@@ -10,13 +11,7 @@ from grpo_nb.rewards.combine import (
     keep_adaptive_weights,
     weighted,
 )
-from grpo_nb.rewards.contract import (
-    Reward,
-    Scored,
-    call,
-    declared_range,
-    reward,
-)
+from grpo_nb.rewards.contract import Reward, Scored, call, declared_range, reward
 from grpo_nb.rewards.correctness import (
     contains_all_reward,
     exact_match_reward,
@@ -68,62 +63,3 @@ from grpo_nb.rewards.style import (
     reasoning_quality_reward,
     worked_steps_reward,
 )
-
-__all__ = [
-    "CODE_GENERATION_REWARDS",
-    "JSON_EXTRACTION_REWARDS",
-    "MATH_REASONING_REWARDS",
-    "PRESETS",
-    "QA_REWARDS",
-    "SUMMARIZATION_REWARDS",
-    "Adaptive",
-    "LLMJudge",
-    "Reward",
-    "RewardModel",
-    "RewardSet",
-    "Scheduled",
-    "Scored",
-    "boxed_format_reward",
-    "call",
-    "citation_reward",
-    "clipped",
-    "code_block_format_reward",
-    "code_execution_reward",
-    "code_generation_reward",
-    "contains_all_reward",
-    "cosine_length_reward",
-    "declared_range",
-    "ensemble",
-    "exact_match_reward",
-    "fuzzy_match_reward",
-    "gated",
-    "ideal_length_reward",
-    "incremental_format_reward",
-    "json_fields_reward",
-    "json_format_reward",
-    "json_schema_reward",
-    "keep_adaptive_weights",
-    "keyword_penalty",
-    "language_consistency_reward",
-    "load_preset",
-    "load_yaml",
-    "math_problem_reward",
-    "math_verify_reward",
-    "max_length_penalty",
-    "min_length_reward",
-    "multiple_choice_reward",
-    "no_repetition_penalty",
-    "no_syntax_error_reward",
-    "numeric_correctness_reward",
-    "overlap_reward",
-    "reasoning_quality_reward",
-    "regex_match_reward",
-    "reward",
-    "reward_set",
-    "soft_overlong_punishment",
-    "soft_xml_format_reward",
-    "strict_xml_format_reward",
-    "think_format_reward",
-    "weighted",
-    "worked_steps_reward",
-]

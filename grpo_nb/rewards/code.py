@@ -4,11 +4,7 @@ from typing import Any
 
 from grpo_nb.rewards.combine import weighted
 from grpo_nb.rewards.contract import Scored, reward
-from grpo_nb.rewards.format import (
-    code_block_format_reward,
-    extract_code,
-    no_syntax_error_reward,
-)
+from grpo_nb.rewards.format import code_block_format_reward, extract_code, no_syntax_error_reward
 
 
 @reward(
@@ -22,7 +18,7 @@ def code_execution_reward(
     The code is the last fenced block, else the answer tag. `tests` is a row's own: calls
     with expected values, stdin and stdout, or asserts, as `sandbox.run_tests` takes them.
     """
-    from grpo_nb.sandbox import Limits, run_tests
+    from grpo_nb.rewards.sandbox import Limits, run_tests
 
     code = extract_code(response)
     if not code:
@@ -30,9 +26,8 @@ def code_execution_reward(
     verdict = run_tests(code, tests, limits=Limits(seconds=seconds))
     if verdict.failure:
         return Scored(None, verdict.failure)
-    share = verdict.passed / verdict.total
     reason = next(filter(None, verdict.reasons), "")
-    return Scored(share if partial else float(share == 1), reason)
+    return Scored(verdict.share if partial else float(verdict.share == 1), reason)
 
 
 code_generation_reward = weighted(

@@ -16,12 +16,14 @@ import inspect
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, repeat
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
-from grpo_nb.prompts import Completion, completion_text
+from grpo_nb.rewards.prompts import Completion, completion_text
 
 Scores = list[float | None]
 THREADS = "grpo_nb_rewards"
@@ -43,7 +45,7 @@ class Reward:
     keeps no state, and may be called from several threads.
     """
 
-    def __init__(self, score: Callable[..., Any], settings: "Settings", **options: Any) -> None:
+    def __init__(self, score: Callable[..., Any], settings: "reward", **options: Any) -> None:
         self.score, self.settings, self.options = score, settings, options
         self.__name__ = self.__qualname__ = score.__name__
         self.__module__, self.__doc__ = score.__module__, score.__doc__
@@ -106,16 +108,36 @@ class Reward:
     def _rows(self, completions, prompts, columns) -> list[tuple[int, str, dict]]:
         """(number, response, {column: value}) of each completion."""
         given = {**columns, **({"prompt": prompts} if prompts is not None else {})}
-        picked = _pick(self.__name__, self.columns, self._optional, given, len(completions))
-        values = zip(*picked.values(), strict=True) if picked else repeat((), len(completions))
+        picked = self._pick(given, len(completions))
         return [
-            (row, completion_text(completion), dict(zip(picked, of_row, strict=True)))
-            for row, (completion, of_row) in enumerate(zip(completions, values, strict=True))
+            (row, completion_text(completion), {name: picked[name][row] for name in picked})
+            for row, completion in enumerate(completions)
         ]
+
+    def _pick(self, given: dict[str, Any], rows: int) -> dict[str, Sequence[Any]]:
+        """{parameter: its value in each row}, checked before the first scorer runs."""
+        if missing := [column for column in self.columns if column not in given]:
+            raise ValueError(
+                f"reward {self.__name__} needs the column {missing[0]!r}, and the dataset has "
+                f"{sorted(k for k, v in given.items() if isinstance(v, list))}: add or rename it"
+            )
+        picked: dict[str, Sequence[Any]] = {}
+        for column in [c for c in self.columns + self._optional if c in given]:
+            values = given[column]
+            if column == "trainer_state" or values is None:
+                values = [values] * rows
+            if len(values) != rows:
+                raise ValueError(
+                    f"reward {self.__name__}: column {column!r} has {len(values)} values for "
+                    f"{rows} completions; give one for each completion, not one for each prompt"
+                )
+            picked[column] = list(values)
+        return picked
 
     def _scored(self, row: tuple) -> Scored:
         try:
-            return self._checked(self.score(row[1], **row[2], **self.options))
+            with exits_are_errors(self.__name__):
+                return self._checked(self.score(row[1], **row[2], **self.options))
         except Exception as error:
             return self._failed(row, error)
 
@@ -167,7 +189,8 @@ class AsyncReward(Reward):
     async def explain(self, completions, prompts=None, **columns) -> list[Scored]:
         async def one(row: tuple) -> Scored:
             try:
-                return self._checked(await self.score(row[1], **row[2], **self.options))
+                with exits_are_errors(self.__name__):
+                    return self._checked(await self.score(row[1], **row[2], **self.options))
             except Exception as error:
                 return self._failed(row, error)
 
@@ -175,26 +198,8 @@ class AsyncReward(Reward):
         return list(await asyncio.gather(*map(one, rows)))
 
 
-class Settings(NamedTuple):
-    """What `@reward` declares of a scorer."""
-
-    low: float = 0.0
-    high: float = 1.0
-    on_error: Literal["raise", "skip"] = "raise"
-    max_none_share: float = 1.0
-    parallel: bool = False
-    resists: str = ""
-
-
-def reward(
-    *,
-    low: float = 0.0,
-    high: float = 1.0,
-    on_error: Literal["raise", "skip"] = "raise",
-    max_none_share: float = 1.0,
-    parallel: bool = False,
-    resists: str = "",
-) -> Callable[[Callable[..., Any]], Reward]:
+@dataclass(frozen=True, kw_only=True)
+class reward:
     """Lift `def score(response, <columns>, *, <options>)` to TRL's batch contract.
 
     The scorer's first parameter is the completion's text; `prompt`, `completion_ids` and
@@ -216,13 +221,17 @@ def reward(
     >>> says(prompts=["?", "?"], completions=["4", "5"], answer=["4", "4"])
     [1.0, 0.0]
     """
-    settings = Settings(low, high, on_error, max_none_share, parallel, resists)
 
-    def lift(score: Callable[..., Any]) -> Reward:
+    low: float = 0.0
+    high: float = 1.0
+    on_error: Literal["raise", "skip"] = "raise"
+    max_none_share: float = 1.0
+    parallel: bool = False
+    resists: str = ""
+
+    def __call__(self, score: Callable[..., Any]) -> Reward:
         kind = AsyncReward if inspect.iscoroutinefunction(score) else Reward
-        return kind(score, settings)
-
-    return lift
+        return kind(score, self)
 
 
 def declared_range(reward_func: Callable[..., Any]) -> tuple[float, float]:
@@ -232,44 +241,28 @@ def declared_range(reward_func: Callable[..., Any]) -> tuple[float, float]:
 
 def call(reward_func: Callable[..., Any], **columns: Any) -> Scores:
     """A batch's scores from any TRL-shaped reward, async ones too, inside a notebook as well."""
-    scores = reward_func(**columns)
-    if not inspect.isawaitable(scores):
-        return list(scores)
-    # A notebook's event loop is already running, so another thread gets a loop of its own.
-    with ThreadPoolExecutor(1) as pool:
-        return list(pool.submit(asyncio.run, _awaited(scores)).result())
+    with exits_are_errors(getattr(reward_func, "__name__", repr(reward_func))):
+        scores = reward_func(**columns)
+        if not inspect.isawaitable(scores):
+            return list(scores)
+        # A notebook's event loop is already running, so another thread gets a loop of its own.
+        with ThreadPoolExecutor(1) as pool:
+            return list(pool.submit(asyncio.run, scores).result())
 
 
-async def _awaited(scores: Any) -> Any:
-    return await scores
+@contextmanager
+def exits_are_errors(name: str) -> Iterator[None]:
+    """A `sys.exit()` in a reward is an error: a kernel or a process would end in success by it."""
+    try:
+        yield
+    except SystemExit as left:
+        raise RuntimeError(
+            f"reward {name} called sys.exit({left.code!r}): return a score or None for what it "
+            "cannot score, or raise an error that says why"
+        ) from left
 
 
 def _restore(module: str, qualname: str, name: str, options: dict[str, Any]) -> Reward:
     """A configured reward, unpickled."""
     original = getattr(__import__(module, fromlist=[qualname]), qualname)
     return original.configured(name, **options)
-
-
-def _pick(
-    name: str, required: list[str], optional: list[str], given: dict[str, Any], rows: int
-) -> dict[str, Sequence[Any]]:
-    """{parameter: its value in each row}, checked before the first scorer runs."""
-    missing = [column for column in required if column not in given]
-    if missing:
-        raise ValueError(
-            f"reward {name} needs the column {missing[0]!r}, and the dataset has "
-            f"{sorted(k for k, v in given.items() if isinstance(v, list))}: add or rename it"
-        )
-    picked: dict[str, Sequence[Any]] = {}
-    for column in [c for c in required + optional if c in given]:
-        values = given[column]
-        if column == "trainer_state" or values is None:
-            picked[column] = [values] * rows
-            continue
-        if len(values) != rows:
-            raise ValueError(
-                f"reward {name}: column {column!r} has {len(values)} values for {rows} "
-                "completions; give one for each completion, not one for each prompt"
-            )
-        picked[column] = values
-    return picked

@@ -6,9 +6,9 @@ from collections import Counter
 from fractions import Fraction
 from typing import Any
 
-from grpo_nb.numbers import parse_number, plain
-from grpo_nb.prompts import extract_answer, phrases_in, split_words
 from grpo_nb.rewards.contract import Scored, reward
+from grpo_nb.rewards.numbers import parse_number, plain
+from grpo_nb.rewards.prompts import extract_answer, phrases_in, split_words
 
 RIGHT = Scored(1.0)
 LONGEST_ANSWER = 2_000  # characters that text comparisons read
@@ -163,13 +163,9 @@ def json_fields_reward(response: str, answer: str) -> Scored:
 
 def _same(left: Any, right: Any) -> bool:
     """Equal as JSON: 1 and 1.0 are, 1 and true are not."""
-    return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True) or (
-        isinstance(left, float | int)
-        and isinstance(right, float | int)
-        and not isinstance(left, bool)
-        and not isinstance(right, bool)
-        and left == right
-    )
+    if {type(left), type(right)} <= {int, float}:
+        return left == right
+    return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
 
 
 @reward(resists="JSON that parses but says something else")

@@ -2,9 +2,9 @@
 
 import ast
 
-from grpo_nb.prompts import ANSWER, REASONING, extract_answer, extract_boxed, extract_tag
 from grpo_nb.rewards.contract import Scored, reward
 from grpo_nb.rewards.correctness import parse_json
+from grpo_nb.rewards.prompts import ANSWER, REASONING, extract_answer, extract_boxed, extract_tag
 
 TAGS = (f"<{REASONING}>", f"</{REASONING}>", f"<{ANSWER}>", f"</{ANSWER}>")
 

@@ -6,20 +6,18 @@ frac_reward_zero_std then stays near 0 when every completion of a group earns th
 """
 
 import importlib
-import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from grpo_nb.profiles import refuse_unknown
-from grpo_nb.prompts import SYSTEM_PROMPT, extract_answer, tagged
 from grpo_nb.rewards import code, correctness, format, length, style
 from grpo_nb.rewards.combine import Combined, gated
 from grpo_nb.rewards.contract import Reward, declared_range
-from grpo_nb.runs import PROJECT_ROOT
+from grpo_nb.rewards.own import give_name, load_source, rewards_of
+from grpo_nb.rewards.prompts import SYSTEM_PROMPT, extract_answer, tagged
+from grpo_nb.runs import PROJECT_ROOT, files
+from grpo_nb.runs.profiles import refuse_unknown
 
 math_problem_reward = gated(
     correctness.numeric_correctness_reward,
@@ -50,7 +48,7 @@ class RewardSet(NamedTuple):
         """This set and one more reward; one of the same name is replaced."""
         pairs = zip(self.reward_funcs, self.reward_weights, strict=True)
         kept = [pair for pair in pairs if pair[0].__name__ != func.__name__]
-        funcs, weights = zip(*kept, (func, float(weight)), strict=True)
+        funcs, weights = zip(*kept, (func, _weight(func, weight)), strict=True)
         return self._replace(reward_funcs=list(funcs), reward_weights=list(weights))
 
     @property
@@ -68,21 +66,35 @@ class RewardSet(NamedTuple):
         return next((name for name in self.names if "_format_" in name), "")
 
 
-def reward_set(pairs: Sequence[tuple[Callable[..., Any], float]], **about: Any) -> RewardSet:
-    """A set from `(reward, weight)` pairs.
+def reward_set(
+    pairs: Sequence[tuple[Callable[..., Any], float]], form: RewardSet | None = None, **about: Any
+) -> RewardSet:
+    """A set from `(reward, weight)` pairs, in the form of another set or as `about` says.
 
     Raises:
-        ValueError: No reward, or two with one name, which TRL's tables would merge.
+        ValueError: No reward, two with one name, which TRL's tables would merge, or a weight that
+            is no finite number.
     """
+    for func, _ in pairs:
+        give_name(func)
     names = [func.__name__ for func, _ in pairs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice or not pairs:
         raise ValueError(
-            f"two rewards are named {twice[0]!r}: give one .configured(name=…)"
+            f"two rewards are named {twice[0]!r}: rename one, by .configured(name=…) if it is ours"
             if twice
             else "a reward set needs at least one reward"
         )
-    return RewardSet([func for func, _ in pairs], [float(w) for _, w in pairs], **about)
+    about["reward_funcs"] = [func for func, _ in pairs]
+    about["reward_weights"] = [_weight(*pair) for pair in pairs]
+    return form._replace(**about) if form else RewardSet(**about)
+
+
+def _weight(func: Callable[..., Any], weight: Any) -> float:
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+        name = func.__name__
+        raise ValueError(f"the weight of {name} is {weight!r}: write a number, such as 0.25")
+    return float(weight)
 
 
 MATH_REASONING_REWARDS = reward_set(
@@ -150,10 +162,10 @@ def built_in() -> dict[str, Callable[..., Any]]:
 
 
 def load_preset(name: str, reward_weights: str = "") -> RewardSet:
-    """The preset of that name, or the reward set of a YAML file.
+    """The preset of that name, or the reward set of a YAML or Python file.
 
     Args:
-        name: A name in PRESETS, or a path that ends in .yaml.
+        name: A name in PRESETS, or a path that ends in .yaml or .py.
         reward_weights: Other weights in the same order, "1, 0.5"; 0 keeps a reward in the
             metrics and out of the total.
 
@@ -162,6 +174,8 @@ def load_preset(name: str, reward_weights: str = "") -> RewardSet:
     """
     if name.endswith((".yaml", ".yml")):
         preset = load_yaml(PROJECT_ROOT / name)
+    elif name.endswith(".py"):
+        preset = load_python(PROJECT_ROOT / name)
     else:
         refuse_unknown("rewards.preset", name, list(PRESETS))
         preset = PRESETS[name]
@@ -186,6 +200,24 @@ def with_weights(preset: RewardSet, reward_weights: str) -> RewardSet:
     return preset._replace(reward_weights=weights)
 
 
+def load_python(path: Path, text: str | None = None) -> RewardSet:
+    """The rewards of a Python file, in the form of its `form` (a preset; math if it names none).
+
+    A `reference(row)` or `extract(text)` that it defines goes before the form's own.
+
+    Args:
+        path: Of the file.
+        text: What it will hold, where it is not written yet.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: It raises, or holds no rewards.
+    """
+    module = load_source(path, text)
+    about = {name: vars(module)[name] for name in ("reference", "extract") if name in vars(module)}
+    return reward_set(rewards_of(module), load_preset(getattr(module, "form", "math")), **about)
+
+
 def load_yaml(path: Path) -> RewardSet:
     """A reward set from a YAML list, or one that takes from a preset.
 
@@ -200,22 +232,21 @@ def load_yaml(path: Path) -> RewardSet:
         ValueError: An entry that is not of this form, a name that leads nowhere, or a file
             that raises.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: give a YAML list of rewards")
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content = files.load_yaml(path)
     base, kept = PRESETS["math"], False
     if isinstance(content, dict) and set(content) in ({"extends", "rewards"}, {"form", "rewards"}):
         kept = "extends" in content
-        base, content = load_preset(content["extends" if kept else "form"]), content["rewards"]
+        base, content = load_preset(str(content["extends" if kept else "form"])), content["rewards"]
     if not isinstance(content, list):
         raise ValueError(
             f"{path} holds no list: write `- reward: NAME` lines; or `extends: PRESET` (with its "
             "rewards) or `form: PRESET` (its prompt and reference alone), and them below `rewards:`"
         )
+    if not content:
+        raise ValueError(f"{path}: a reward set needs at least one reward: write `- reward: NAME`")
     pairs = [_entry(entry, path) for entry in content]
     if not kept:
-        own = reward_set(pairs)
-        return base._replace(reward_funcs=own.reward_funcs, reward_weights=own.reward_weights)
+        return reward_set(pairs, base)
     for func, weight in pairs:
         base = base.adding(func, weight)
     return base
@@ -226,13 +257,20 @@ def _entry(entry: Any, path: Path) -> tuple[Callable[..., Any], float]:
         raise ValueError(f"{path}: {entry!r} names no reward: write `- reward: NAME`")
     for key in entry:
         refuse_unknown(f"key in {path.name}", key, ["reward", "weight", "name", "arguments"])
-    func = find_reward(entry["reward"], path.parent)
     options = entry.get("arguments") or {}
+    wanted = {"reward": (entry["reward"], str), "name": (entry.get("name", ""), str)}
+    for key, (value, kind) in (wanted | {"arguments": (options, dict)}).items():
+        if not isinstance(value, kind):
+            form = "text" if kind is str else "`{option: value}`"
+            raise ValueError(
+                f"{path}: {key}: {value!r} is no {form}: write it so, in quotes if need be"
+            )
+    func = find_reward(entry["reward"], path.parent)
     if options or "name" in entry:
         if not isinstance(func, Reward):
             raise ValueError(f"{path}: {entry['reward']} takes no arguments; lift it by @reward")
         func = func.configured(entry.get("name", ""), **options)
-    return func, float(entry.get("weight", 1.0))
+    return func, entry.get("weight", 1.0)
 
 
 def find_reward(name: str, folder: Path) -> Callable[..., Any]:
@@ -242,17 +280,12 @@ def find_reward(name: str, folder: Path) -> Callable[..., Any]:
         refuse_unknown("reward", name, sorted(built_in()))
         return built_in()[name]
     if place.endswith(".py"):
-        file = folder / place
-        if not file.is_file():
-            raise FileNotFoundError(f"reward {name!r}: {file} does not exist")
-        spec = importlib.util.spec_from_file_location(file.stem, file)
-        module = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:  # a user's file may raise anything
-            raise ValueError(f"reward {name!r}: {file} cannot be loaded: {error!r}") from error
+        module = load_source(folder / place)
     else:
-        module = importlib.import_module(place)
+        try:
+            module = importlib.import_module(place)
+        except (Exception, SystemExit) as error:  # a user's module may raise anything
+            raise ValueError(f"reward {name!r}: {place} cannot be imported: {error!r}") from error
     if not hasattr(module, attribute):
         raise ValueError(f"reward {name!r}: {place} has no {attribute!r}")
     return getattr(module, attribute)

@@ -7,8 +7,8 @@ import re
 import unicodedata
 from fractions import Fraction
 
-from grpo_nb.prompts import REASONING, extract_tag, phrases_in
 from grpo_nb.rewards.contract import Scored, reward
+from grpo_nb.rewards.prompts import REASONING, extract_tag, phrases_in
 
 READ_CHARACTERS = 20_000  # bounds the time spent on a runaway completion
 READ_EQUATION_CHARACTERS = 2_000

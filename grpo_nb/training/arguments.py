@@ -1,7 +1,7 @@
 """From our settings to the arguments of the installed TRL, and what becomes of them there.
 
-Nothing is taken on trust: `refuse_unknown_trl` reads the fields that the installed GRPOConfig
-really has, and `effective` compares what was asked for with what the trainer holds. On a GPU
+Nothing is taken on trust: `effective` compares what was asked for with what the trainer holds,
+and `grpo_nb.runs.trl_arguments` refuses what the installed GRPOConfig does not have. On a GPU
 Unsloth replaces GRPOConfig by a class of its own that only warns of unknown arguments, has
 other defaults (weight_decay 0.001, router_aux_loss_coef 0, vLLM's importance-sampling
 correction off) and follows some papers: an explicit loss_type "dapo" masks truncated
@@ -10,48 +10,23 @@ scale_rewards "group" off. What is set by `trl.<name>=…` it leaves alone.
 Source: unsloth/models/rl.py 2026.10.9.
 """
 
-import ast
-import builtins
 import importlib.util
-import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from pydantic import TypeAdapter, ValidationError
 
-from grpo_nb.batch import solve_batch
-from grpo_nb.config import RunConfig, source_of
 from grpo_nb.models import cuda_available, has_bf16
-from grpo_nb.profiles import refuse_unknown
 from grpo_nb.runs import Run, Stage, atomic_path
+from grpo_nb.runs.batch import solve_batch
+from grpo_nb.runs.config import RunConfig, source_of
+from grpo_nb.runs.trl_arguments import SETTING_OF, TRL_NAMES
 
 if TYPE_CHECKING:
     from trl import GRPOConfig
 
-# Settings of `train` that TRL knows by the same name.
-TRL_NAMES = (
-    *("max_steps", "learning_rate", "warmup_steps", "num_generations", "temperature", "beta"),
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "max_completion_length"),
-    *("loss_type", "scale_rewards", "multi_objective_aggregation", "report_to"),
-)
-# Every argument of TRL's that a setting of ours decides.
-SETTING_OF = {
-    **{name: f"train.{name}" for name in TRL_NAMES},
-    **{"seed": "seed", "optim": "policy.optim", "use_vllm": "model.fast_inference"},
-    **{"shuffle_dataset": "data.order", "reward_weights": "rewards.reward_weights"},
-    **{"save_steps": "train.save_steps", "save_total_limit": "train.keep_checkpoints"},
-    **{"eval_steps": "train.eval_steps", "resume_from_checkpoint": "train.resume"},
-    "vllm_gpu_memory_utilization": "policy.gpu_memory_utilization",
-    "vllm_enable_sleep_mode": "policy.standby",
-    # No longer TRL's, and still in many examples.
-    **{"max_prompt_length": "data.max_prompt_tokens", "warmup_ratio": "train.warmup_steps"},
-}
-# What the stages' hand-off rests on.
-FIXED = ("output_dir", "log_completions", "logging_steps", "save_strategy", "eval_strategy")
-FIXED = (*FIXED, "remove_unused_columns", "use_cpu")
 # The same value in another form is no change.
 REWRITTEN = {"accelerator_config", "debug", "report_to"}
 # An argument that TRL fills from another where it is None.
@@ -144,62 +119,25 @@ def precision() -> dict[str, bool]:
     return {"bf16": has_bf16(), "fp16": cuda_available() and not has_bf16()}
 
 
-def trl_fields() -> dict[str, str]:
-    """{argument: its type as text} of the installed trl.GRPOConfig, read from its source.
+def alone(passed: Mapping[str, Any]) -> "GRPOConfig":
+    """What TRL by itself, which nobody patched, makes of its arguments.
 
-    Importing trl takes seconds, and done before Unsloth's import it keeps Unsloth's patches out.
+    Before the trainer is built: any such config resets accelerate's state, which trainers use.
     """
-    found: dict[str, str] = {}
-    for package, file, name in (
-        ("transformers", "training_args.py", "TrainingArguments"),
-        ("trl", "trainer/base_config.py", "_BaseConfig"),
-        ("trl", "trainer/grpo_config.py", "GRPOConfig"),
-    ):
-        source = Path(importlib.util.find_spec(package).origin).parent / file
-        classes = ast.parse(source.read_text(encoding="utf-8")).body
-        body = next(n.body for n in classes if isinstance(n, ast.ClassDef) and n.name == name)
-        lines = [node for node in body if isinstance(node, ast.AnnAssign)]
-        found |= {line.target.id: ast.unparse(line.annotation) for line in lines}
-    return found
+    import trl
+
+    own = [kind for kind in trl.GRPOConfig.__mro__ if kind.__name__ == "GRPOConfig"][-1]
+    return own(**passed)
 
 
-class _Types(dict):
-    """Names in an annotation; a class of TRL's or transformers' own stands for any value."""
-
-    def __missing__(self, name: str) -> Any:
-        return getattr(builtins, name, getattr(typing, name, Any))
-
-
-def refuse_unknown_trl(config: RunConfig) -> None:
-    """Raise ValueError unless TRL takes each `trl.<name>` as it is; needs no torch.
-
-    Raises:
-        ValueError: An argument that GRPOConfig does not have (the nearest name is given), that
-            is a setting of ours or has to stay as it is, or whose value has another type.
-    """
-    known = trl_fields() if config.trl else {}
-    for name, value in config.trl.items():
-        if name in SETTING_OF:
-            raise ValueError(f"trl.{name} is decided by {SETTING_OF[name]}: set that instead")
-        if name in FIXED:
-            raise ValueError(f"trl.{name} cannot be set: the stages need it as it is; leave it out")
-        names = [SETTING_OF.get(argument, f"trl.{argument}") for argument in known]
-        refuse_unknown("argument of GRPOConfig", f"trl.{name}", names)
-        try:
-            wanted = eval(known[name], {}, _Types())
-            TypeAdapter(wanted).validate_python(value, strict=True)
-        except ValidationError:
-            raise ValueError(
-                f"trl.{name} = {value!r} is of type {type(value).__name__}, and TRL wants "
-                f"{known[name]}: write it as Python would"
-            ) from None
-
-
-def effective(args: "GRPOConfig", passed: Mapping[str, Any], stage: Stage) -> pd.DataFrame:
+def effective(
+    args: "GRPOConfig", untouched: "GRPOConfig", passed: Mapping[str, Any], stage: Stage
+) -> pd.DataFrame:
     """Every argument of TRL's as the training will use it, and who decided it.
 
     Args:
         args: The trainer's `args`, or a GRPOConfig(**passed).
+        untouched: What `alone` makes of `passed`.
         passed: What it was built from: `grpo_arguments`, and what was added.
         stage: Holds the settings and where they came from.
 
@@ -208,13 +146,11 @@ def effective(args: "GRPOConfig", passed: Mapping[str, Any], stage: Stage) -> pd
         our defaults and what we always set, "TRL's default"), changed ("" or who silently
         made another value of it: TRL, or Unsloth and the trainer after it).
     """
-    own = [kind for kind in type(args).__mro__ if kind.__name__ == "GRPOConfig"][-1]
-    alone = own(**passed)  # what TRL makes of it where nobody patches
-    after = "the trainer" if type(args) is own else "Unsloth"
+    after = "the trainer" if type(args) is type(untouched) else "Unsloth"
     rows = []
-    for field in fields(own):
+    for field in fields(untouched):
         default = field.default_factory() if field.default is MISSING else field.default
-        steps = (passed.get(field.name, default), getattr(alone, field.name))
+        steps = (passed.get(field.name, default), getattr(untouched, field.name))
         value = getattr(args, field.name)
         rows.append(
             {

@@ -4,6 +4,7 @@ A checkpoint is a folder `checkpoint-<step>` of a stage, as transformers' Traine
 with `sealed.json`: size and sha256 of each file.
 """
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -108,6 +109,21 @@ def newest(folder: Path, say: Callable[[str], None] = print) -> Path | None:
         say(f"{checkpoint.name} is damaged ({wrong}): passed over")
         shutil.rmtree(checkpoint)
     return None
+
+
+def aside(folder: Path) -> Path | None:
+    """Where the weights below a folder go when another training begins there; None: none are."""
+    if not any(folder.rglob("*.safetensors")):
+        return None
+    places = (folder.with_name(f"{folder.name}.old-{number}") for number in itertools.count(1))
+    return next(place for place in places if not place.exists())
+
+
+def clear(folder: Path) -> None:
+    """Make room for another training; what was trained is kept `aside`."""
+    if place := aside(folder):
+        folder.rename(place)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def step_of(checkpoint: Path | None) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from grpo_nb.health import Alert
+from grpo_nb.training.health import Alert
 
 
 class Controls:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from grpo_nb.advantages import advantages
-from grpo_nb.bench.table import TIE
+from grpo_nb.reward_lab.advantages import advantages
+from grpo_nb.reward_lab.table import TIE
 from grpo_nb.training import ranks
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,9 @@ import psutil
 
 from grpo_nb.models import cuda_available
 from grpo_nb.rewards.combine import is_async
+from grpo_nb.rewards.contract import exits_are_errors
+
+LEAST_SCALE = 1.0  # of fp16's loss; a gradient that is infinite even so is no overflow of scaling
 
 
 class Measured:
@@ -21,14 +24,19 @@ class Measured:
         with self._timing("seconds/generation"):
             return super()._generate(*args, **kwargs)  # type: ignore[misc]
 
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any, *args: Any
+    ) -> Any:
         funcs, names = self.reward_funcs, self.reward_func_names
         self.reward_funcs = list(map(self._timed, funcs, names))
         try:
             with self._timing("seconds/reward"):
-                rewards_N_F = super()._calculate_rewards(*args, **kwargs)  # type: ignore[misc]
+                rewards_N_F = super()._calculate_rewards(  # type: ignore[misc]
+                    inputs, prompts, completions, completion_ids, *args
+                )
         finally:
             self.reward_funcs = funcs
+        self._note("groups/distinct", distinct(completion_ids, self.num_generations))
         self._note_groups(rewards_N_F)
         return rewards_N_F
 
@@ -37,11 +45,11 @@ class Measured:
         key = f"rewards/{name}/seconds"
 
         def call(**columns: Any) -> Any:
-            with self._timing(key):
+            with self._timing(key), exits_are_errors(name):
                 return func(**columns)
 
         async def awaited(**columns: Any) -> Any:
-            with self._timing(key):
+            with self._timing(key), exits_are_errors(name):
                 return await func(**columns)
 
         return awaited if is_async(func) else call
@@ -97,6 +105,21 @@ class Measured:
         self._metrics["train" if self.model.training else "eval"][name].append(value)
 
 
+def distinct(completion_ids: Sequence[Sequence[int]], size: int) -> float:
+    """How much the completions of a group differ, from 0 (all equal) to 1 (no two), mean of groups.
+
+    Where processes share a step, groups may be spread over them: then NaN, which is not logged.
+
+    >>> distinct([[1, 2], [1, 2], [1, 3], [4]], size=2)
+    0.5
+    """
+    if len(completion_ids) % size:
+        return math.nan
+    rows = [tuple(ids) for ids in completion_ids]
+    different = [len(set(rows[start : start + size])) for start in range(0, len(rows), size)]
+    return sum(count - 1 for count in different) / max(1, size - 1) / len(different)
+
+
 def _quantiles(values: Any) -> list[float]:
     import torch
 
@@ -113,3 +136,18 @@ def memory_gib() -> float:
         else psutil.Process().memory_info().rss
     )
     return held / 2**30
+
+
+def scale_can_fall(trainer: Any) -> bool:
+    """Whether the loss of an fp16 training is scaled up, so that a gradient may overflow by that.
+
+    torch's GradScaler begins at 65,536 and halves its scale after each such step.
+    """
+    scaler = trainer.accelerator.scaler
+    return scaler is not None and scaler.get_scale() > LEAST_SCALE
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    from accelerate.utils.memory import should_reduce_batch_size
+
+    return isinstance(error, MemoryError) or should_reduce_batch_size(error)

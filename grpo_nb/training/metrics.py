@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_nb.pilot import passed
-from grpo_nb.prompts import completion_text
+from grpo_nb.reward_lab.pilot import passed
 from grpo_nb.rewards import RewardSet
+from grpo_nb.rewards.prompts import completion_text
 from grpo_nb.runs import Run, atomic_path
 
 if TYPE_CHECKING:

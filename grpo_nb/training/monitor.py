@@ -8,16 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from grpo_nb import health
 from grpo_nb.models import sharded
-from grpo_nb.training import ranks
+from grpo_nb.training import health, ranks
 from grpo_nb.training.checkpoints import adaptive_rewards
 from grpo_nb.training.control import Controls, Update, Watcher
+from grpo_nb.training.measured import scale_can_fall
 from grpo_nb.training.metrics import append_line
 from grpo_nb.training.plan import TrainStage
 from grpo_nb.training.validation import Validation, is_best, keep_best
 
-BAD_STEPS = 3  # updates in a row that are not numbers end the training
+BAD_STEPS = 3  # updates in a row that had to be left out end the training
+GRADIENT = (
+    "Lower train.learning_rate, look for a reward that is NaN, or set model.quantization = '16bit'"
+)
+SCORES = "Repair the reward, or what it asks (a server, a file), and test it in notebook 2"
 
 
 class Monitor:
@@ -67,20 +71,48 @@ class Monitor:
             next(iter(self.trainer.row_sampler))
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An update that is not a number would ruin every weight: it is left out."""
+        """An update that is not a number would ruin every weight, one without scores says nothing.
+
+        Both are left out; BAD_STEPS of them in a row end the training.
+        """
         gradients = [p.grad for p in self.trainer.model.parameters() if p.grad is not None]
-        if not ranks.anywhere(not all(gradient.isfinite().all() for gradient in gradients)):
+        finite = not ranks.anywhere(not all(gradient.isfinite().all() for gradient in gradients))
+        unscored = self._unscored()
+        if finite and not unscored:
             self.bad = 0
             return
-        self.bad += 1
         self.trainer.model.zero_grad(set_to_none=True)
-        print(f"step {state.global_step + 1}: the gradient is not a number; no update is made")
+        seen = unscored or "the gradient is not a number"
+        if not unscored and self._overflows():
+            scale = self.trainer.accelerator.scaler.get_scale()
+            print(
+                f"step {state.global_step + 1}: fp16 overflows at a loss scale of {scale:g}, "
+                "which is halved now; no update is made"
+            )
+            return
+        self.bad += 1
+        print(f"step {state.global_step + 1}: {seen}; no update is made")
         if self.bad == BAD_STEPS:
             self.failure = (
-                f"the gradient was not a number in {BAD_STEPS} steps in a row, up to step "
-                f"{state.global_step + 1}; no such update was made. Lower train.learning_rate, "
-                "look for a reward that is NaN, or set model.quantization = '16bit'"
+                f"{seen}, and no update could be made in {BAD_STEPS} steps in a row, up to step "
+                f"{state.global_step + 1}. " + (SCORES if unscored else GRADIENT)
             )
+
+    def _unscored(self) -> str:
+        """Why the completions of this step teach nothing; "" where they do."""
+        scores = {
+            name: np.array(list(s), float) for name, s in self.trainer._logs["rewards"].items()
+        }
+        if infinite := [name for name, of_reward in scores.items() if np.isinf(of_reward).any()]:
+            return f"{', '.join(infinite)} gave an infinite score"
+        if scores and all(np.isnan(of_reward).all() for of_reward in scores.values()):
+            return "no completion has a score, for every reward gave None"
+        return ""
+
+    def _overflows(self) -> bool:
+        """Whether fp16's loss scale, and not the loss, made the gradient infinite."""
+        failed = ranks.anywhere(self.trainer._loss_failed)
+        return scale_can_fall(self.trainer) and not failed
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.random_state = random_state()
@@ -123,6 +155,9 @@ class Monitor:
     def _validate(self, step: int, control: Any) -> dict[str, float]:
         figures = self._figures()
         self._keep({"step": step, "stage": self.stage.name, **figures}, [])
+        if not all(map(math.isfinite, figures.values())):  # the rewards gave None, or infinity
+            print(f"step {step}: this validation has no score, and does not count")
+            return figures
         best = self.folder / "best"
         self.trainer.gather_weights()
         if ranks.is_main() and is_best(best, figures):

@@ -45,17 +45,16 @@ class SharedPrompts:
         logits_to_keep: int,
         batch_size: int | None = None,
         compute_entropy: bool = False,
-        compute_aux_loss: bool = False,
+        *args: Any,  # the seventh is compute_aux_loss of TRL's, compute_efficient of Unsloth's
         **others: Any,
     ) -> Any:
         import torch
 
-        options = {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss}
-        of_text = not any(value is not None for value in others.values())
-        if not (self.share_prompts and of_text) or compute_aux_loss:
-            return super()._get_per_token_logps_and_entropies(  # type: ignore[misc]
-                model, input_ids, attention_mask, logits_to_keep, batch_size, **options, **others
-            )
+        log_p = super()._get_per_token_logps_and_entropies  # type: ignore[misc]
+        plain = not any(value is not None and value is not False for value in others.values())
+        if not self.share_prompts or args or not plain:
+            first = (model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy)
+            return log_p(*first, *args, **others)
         found = []
         size = batch_size or len(input_ids)
         for start in range(0, len(input_ids), size):
@@ -66,11 +65,7 @@ class SharedPrompts:
                 with self.accelerator.autocast():
                     found.append(_packed_log_p(model, packed, compute_entropy))
             else:
-                found.append(
-                    super()._get_per_token_logps_and_entropies(  # type: ignore[misc]
-                        model, *part, logits_to_keep, **options
-                    )
-                )
+                found.append(log_p(model, *part, logits_to_keep, compute_entropy=compute_entropy))
         log_p, entropies, _ = zip(*found, strict=True)
         return torch.cat(log_p), torch.cat(entropies) if compute_entropy else None, None
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from grpo_nb.batch import solve_batch
-from grpo_nb.chat import count_tokens
-from grpo_nb.health import section
 from grpo_nb.models import Policy, sharded
+from grpo_nb.models.chat import count_tokens
 from grpo_nb.runs import Stage
+from grpo_nb.runs.batch import solve_batch
+from grpo_nb.training.health import section
 from grpo_nb.training.probe import Probe, worst_step
 
 if TYPE_CHECKING:
-    from trl import GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer
 
 GIB = 2**30
 
@@ -52,6 +52,7 @@ def preflight(
     tokens = count_tokens(policy.tokenizer, [row["prompt"] for row in rows])
     longest = max(range(len(rows)), key=tokens.__getitem__)
     checks = [_context(trainer, tokens[longest], stage), *_stops(policy)]
+    checks += _sampling(trainer.args, trainer.use_vllm)
     measured = {}
     if sharded():
         do = "watch memory_gib in the first steps"
@@ -121,6 +122,17 @@ def _stops(policy: Policy) -> list[Check]:
     return checks
 
 
+def _sampling(args: "GRPOConfig", vllm: bool) -> list[Check]:
+    """TRL 1.15 compares vLLM's probabilities, cut by these, with whole ones (TRL issue 6789)."""
+    whole = {"top_p": (None, 1.0), "top_k": (None, 0, -1), "min_p": (None, 0.0)}
+    known = {name: getattr(args, name) for name in whole}
+    cut = [f"trl.{name} = {v}" for name, v in known.items() if v not in whole[name]]
+    if not (vllm and cut):
+        return []
+    do = "leave it out: it biases the importance ratio, and so the update"
+    return [Check("sampling", "warning", f"{', '.join(cut)} while vLLM generates", do)]
+
+
 def _disk(trainer: "GRPOTrainer", stage: Stage) -> Check:
     kept = stage.config.train.keep_checkpoints + 1  # a new one is written before an old one goes
     checkpoint = 4 * _trained(trainer) + _optimizer_bytes(trainer)
@@ -145,7 +157,7 @@ def _memory(trainer: "GRPOTrainer", probe: Probe) -> Check:
     rows = trainer.args.per_device_train_batch_size
     if probe.failed:
         seen = f"{probe.failed} ran out of it; {probe.budget / GIB:.1f} GiB were at hand"
-        return Check("memory", "stop", seen, _smaller(trainer, rows // 2))
+        return Check("memory", "stop", seen, smaller(trainer, rows // 2))
     fixed = probe.before + _optimizer_bytes(trainer)
     need = fixed + probe.peak - probe.before
     seen = f"{need / GIB:.2f} GiB at most with the optimizer, of {probe.budget / GIB:.1f}"
@@ -153,10 +165,10 @@ def _memory(trainer: "GRPOTrainer", probe: Probe) -> Check:
         return Check("memory", "ok", seen)
     room = max(0.0, 0.9 * probe.budget - fixed) / max(1, probe.peak - probe.before)
     result = "stop" if need > probe.budget else "warning"
-    return Check("memory", result, seen, _smaller(trainer, int(room * rows)))
+    return Check("memory", result, seen, smaller(trainer, int(room * rows)))
 
 
-def _smaller(trainer: "GRPOTrainer", rows: int) -> str:
+def smaller(trainer: "GRPOTrainer", rows: int) -> str:
     """The settings by which a pass has at most so many rows, and the step stays as it is."""
     args = trainer.args
     other = "a smaller train.max_completion_length"

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_nb import models
-from grpo_nb.chat import quiet
 from grpo_nb.models import Policy, cuda_available
+from grpo_nb.models.chat import quiet
 from grpo_nb.runs import Stage, atomic_path, write_json
 from grpo_nb.training import ranks
 from grpo_nb.training.trainer import save_trained, train_in_32_bit

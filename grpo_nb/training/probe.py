@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import psutil
 
-from grpo_nb.chat import render
 from grpo_nb.models import Policy, cuda_available
-from grpo_nb.training.halving import is_out_of_memory
+from grpo_nb.models.chat import render
+from grpo_nb.training.measured import LEAST_SCALE, is_out_of_memory, scale_can_fall
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
@@ -25,6 +25,12 @@ STATE = (
     *("_buffered_inputs", "_current_train_step_time", "_last_loaded_step", "entropy_coef"),
     *("_entropy_window_stats", "_last_world_entropy", "current_gradient_accumulation_steps"),
     *("share_prompts", "eos_token_ids"),
+)
+
+# What of a module says how it trains.
+MODE = (
+    *("training", "gradient_checkpointing", "_gradient_checkpointing_func"),
+    *("_flag_for_generation", "_require_grads_hook", "_require_grads_hooks"),
 )
 
 
@@ -53,10 +59,11 @@ def _no_trace(trainer: "GRPOTrainer") -> Iterator[None]:
     import torch
 
     kept = {name: copy.deepcopy(vars(trainer)[name]) for name in STATE if name in vars(trainer)}
-    tokens_seen, training = trainer.state.num_input_tokens_seen, trainer.model.training
+    tokens_seen, scaler = trainer.state.num_input_tokens_seen, trainer.accelerator.scaler
+    scale = scaler and scaler.state_dict()
     python, numpy = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())), _as_training(trainer):
             yield
     finally:
         random.setstate(python)
@@ -65,11 +72,47 @@ def _no_trace(trainer: "GRPOTrainer") -> Iterator[None]:
             vars(trainer).pop(name, None)
         vars(trainer).update(kept)
         trainer.state.num_input_tokens_seen = tokens_seen
-        trainer.model.train(training)
+        if scaler:
+            scaler.load_state_dict(scale)
         trainer.model.zero_grad(set_to_none=True)
         if cuda_available():
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+
+
+@contextmanager
+def _as_training(trainer: "GRPOTrainer") -> Iterator[None]:
+    """The model as `trainer.train()` sets it, and then as it was.
+
+    What that does inside alone: Unsloth's for_training (its trainer ends `__init__` in
+    for_inference), and transformers switching gradient checkpointing on.
+    """
+    model, args = trainer.model, trainer.args
+    was_training, use_cache = model.training, model.config.use_cache
+    kept = [
+        (module, {name: vars(module)[name] for name in MODE if name in vars(module)})
+        for module in model.modules()
+    ]
+    hooks = [(module, set(module._forward_hooks)) for module, _ in kept]
+    if hasattr(model, "for_training"):
+        asked = getattr(model, "_unsloth_gradient_checkpointing", args.gradient_checkpointing)
+        model.for_training(use_gradient_checkpointing=asked)
+    model.train()
+    if args.gradient_checkpointing:
+        model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
+    try:
+        yield
+    finally:
+        if hasattr(model, "for_inference") and not was_training:
+            model.for_inference()
+        for module, before in kept:
+            for name in MODE:
+                vars(module).pop(name, None)
+            vars(module).update(before)
+        for module, before in hooks:  # those that let gradients into a frozen embedding
+            for number in set(module._forward_hooks) - before:
+                del module._forward_hooks[number]
+        model.config.use_cache = use_cache
 
 
 def worst_step(trainer: "GRPOTrainer", policy: Policy, prompt: list[dict]) -> Probe:
@@ -87,7 +130,6 @@ def worst_step(trainer: "GRPOTrainer", policy: Policy, prompt: list[dict]) -> Pr
 def _probe(trainer: "GRPOTrainer", policy: Policy, prompt: list[dict]) -> Probe:
     text = render(policy.tokenizer, prompt)
     ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-    trainer.model.train()
     trainer.share_prompts = False  # other than these, a pass' rows may all differ
     trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     update = generation = 0.0
@@ -98,6 +140,10 @@ def _probe(trainer: "GRPOTrainer", policy: Policy, prompt: list[dict]) -> Probe:
             for _ in range(2 if cuda_available() else 1):  # a GPU compiles in the first
                 update = _timed(_update, trainer, ids, len(policy.tokenizer))
             gradients = _reached(trainer)
+            while not gradients[2] and _lower_loss_scale(trainer):
+                trainer.model.zero_grad(set_to_none=True)
+                _update(trainer, ids, len(policy.tokenizer))
+                gradients = _reached(trainer)
             trainer.model.zero_grad(set_to_none=True)
             failed = "generation"
             generation = _timed(_generate, trainer, prompt)
@@ -139,7 +185,18 @@ def _update(trainer: "GRPOTrainer", prompt: list[int], vocabulary: int) -> None:
     with trainer.compute_loss_context_manager():
         loss = trainer.compute_loss(trainer.model, inputs)
     if loss.requires_grad:  # not where the adapter is frozen
-        loss.backward()
+        scaler = trainer.accelerator.scaler  # of fp16; without it small gradients would be 0
+        (scaler.scale(loss) if scaler else loss).backward()
+
+
+def _lower_loss_scale(trainer: "GRPOTrainer") -> bool:
+    """Whether fp16's loss scale could fall: the first is meant to be too high for most models."""
+    if not scale_can_fall(trainer):
+        return False
+    scaler = trainer.accelerator.scaler
+    lower = max(LEAST_SCALE, scaler.get_scale() / 16)  # a training halves it each time
+    scaler.load_state_dict(scaler.state_dict() | {"scale": lower})
+    return True
 
 
 def _reached(trainer: "GRPOTrainer") -> tuple[int, int, bool]:

@@ -1,5 +1,6 @@
 """How far the training is: a line below the cell, and the pipeline's bar."""
 
+import math
 from typing import Any
 
 from grpo_nb.runs import Stage
@@ -18,7 +19,8 @@ class Progress:
         if "eval/accuracy" in line:
             note = f"validated: accuracy {line['eval/accuracy']:.1%}"
         elif "reward" in line:
-            note = f"reward {line['reward']:.2f}"
+            scored = line["reward"] is not None and math.isfinite(line["reward"])
+            note = f"reward {line['reward']:.2f}" if scored else "no scores, and so no update"
         else:
             note = "one more update with the same completions"
         self.stage.progress(done, update.total_steps, note)

@@ -1,26 +1,26 @@
 """A training from its first step to its adapter: stages in turn, resumed where it was cut off."""
 
 import json
-import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_nb import health, models
+from grpo_nb import models
 from grpo_nb.models import Policy
-from grpo_nb.rewards import RewardSet, declared_range
+from grpo_nb.rewards import RewardSet
 from grpo_nb.runs import Stage, atomic_path, write_json
-from grpo_nb.training import checkpoints, priming, ranks
-from grpo_nb.training.arguments import effective, write_arguments
+from grpo_nb.training import checkpoints, health, priming, ranks
+from grpo_nb.training.arguments import alone, effective, write_arguments
 from grpo_nb.training.control import Controls, Watcher, stop_on_signals
+from grpo_nb.training.measured import is_out_of_memory
 from grpo_nb.training.metrics import keep_until, read_lines
 from grpo_nb.training.monitor import Monitor, as_callback, restore_random_state
-from grpo_nb.training.plan import TrainStage, fingerprint, plan
-from grpo_nb.training.preflight import preflight
+from grpo_nb.training.plan import TrainStage, expected, fingerprint, only_longer, plan
+from grpo_nb.training.preflight import preflight, smaller
 from grpo_nb.training.progress import Progress
 from grpo_nb.training.trainer import build_trainer, trainer_arguments
 from grpo_nb.training.validation import Validation, set_aside
@@ -54,11 +54,13 @@ class Session:
         self.stages = plan(config, rewards, train_rows)
         self.total_steps = self.stages[-1].last_step
         self.controls = Controls()
-        self.note = ranks.from_main(self._begin)
-        self._trainers: dict[int, GRPOTrainer] = {}
+        self._built: dict[int, tuple[GRPOTrainer, pd.DataFrame]] = {}
+        self._later: list[Callable[[], Any]] = []
+        self._fresh = False
+        self.note, self._fresh = ranks.from_main(self._look)
 
-    def _begin(self) -> str:
-        """Go on with what is there, or clear it; says which."""
+    def _look(self) -> tuple[str, bool]:
+        """What `run` will do, in words, and whether it begins or goes on with what is there."""
         known = fingerprint(self.stage, self.rewards, self.stages)
         path, resume = self.folder / "state.json", self.stage.config.train.resume
         state = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
@@ -76,42 +78,52 @@ class Session:
                     f"all {steps} steps of this run were trained, so there is none to go on with: "
                     "raise train.max_steps, or set resume = 'never' to begin anew"
                 )
-            write_json(path, {"finished": False, "settings": known})
-            return f"goes on after step {steps} of {self.total_steps}"
-        shutil.rmtree(self.folder, ignore_errors=True)
-        write_json(path, {"finished": False, "settings": known})
-        return f"begins at step 1 of {self.total_steps}"
+            return f"goes on after step {steps} of {self.total_steps}", False
+        note = f"begins at step 1 of {self.total_steps}"
+        if not (aside := checkpoints.aside(self.folder)):
+            return note, True
+        note += f"; what was trained here before ({steps} steps) is kept as {aside.name}/"
+        if state and steps < self.total_steps and only_longer(state["settings"], known):
+            note += f". To train it on to {self.total_steps} steps instead: resume = 'always'"
+        return note, True
+
+    def _begin(self) -> None:
+        """Make room for a training that does not go on with what is there."""
+        if self._fresh:
+            checkpoints.clear(self.folder)
+        known = fingerprint(self.stage, self.rewards, self.stages)
+        write_json(self.folder / "state.json", {"finished": False, "settings": known})
+        for write in self._later:
+            write()
+
+    def _write(self, write: Callable[[], Any]) -> None:
+        """Now, unless it would change what another training left; and once this one begins."""
+        self._later.append(write)
+        if not (self._fresh and checkpoints.aside(self.folder)):
+            write()
 
     def trainer(self, one: TrainStage | None = None) -> "GRPOTrainer":
-        """The trainer of a stage, the first that is not done where none is given."""
+        """That of a stage (the first that is not done), from its arguments to its last step."""
         one = one or self._next()
-        if one.number not in self._trainers:
-            self._trainers.clear()  # one optimizer at a time
-            self._trainers[one.number] = build_trainer(
-                self.policy, one.rewards, one.rows, one.config, self.stage.run / one.folder
-            )
-        return self._trainers[one.number]
+        if one.number not in self._built:
+            self._built.clear()  # one optimizer at a time
+            folder = self.stage.run / one.folder
+            passed = trainer_arguments(one.config, folder, one.rewards, self.policy)
+            untouched = alone(passed)
+            trainer = build_trainer(self.policy, one.rewards, one.rows, one.config, folder)
+            table = effective(trainer.args, untouched, passed, self.stage)
+            self._built[one.number] = trainer, table
+        return self._built[one.number][0]
 
     def overview(self) -> pd.DataFrame:
         """A line a stage: its steps, rows, rewards with weights, and whether it is done."""
-        lines = []
-        for one in self.stages:
-            pairs = zip(one.rewards.names, one.rewards.reward_weights, strict=True)
-            line = {"stage": one.name, "steps": f"{one.first_step + 1} to {one.last_step}"}
-            line |= {"prompts": len(one.rows), "rewards": ", ".join(f"{w:g} {n}" for n, w in pairs)}
-            line |= {"learning rate": one.config.train.learning_rate, "done": self._done(one)}
-            lines.append(line)
-        return pd.DataFrame(lines)
+        return pd.DataFrame([one.line() | {"done": self._done(one)} for one in self.stages])
 
     def arguments(self) -> pd.DataFrame:
         """Every argument of TRL's as the next stage will use it; see `arguments.effective`."""
-        trainer, one = self.trainer(), self._next()
-        passed = trainer_arguments(
-            one.config, self.stage.run / one.folder, one.rewards, self.policy
-        )
-        table = effective(trainer.args, passed, self.stage)
-        self._trainers.clear()  # it built another config, which resets accelerate's state
-        ranks.from_main(lambda: write_arguments(self.stage.run, table))
+        self.trainer(one := self._next())
+        table = self._built[one.number][1]
+        ranks.from_main(lambda: self._write(lambda: write_arguments(self.stage.run, table)))
         return table
 
     def preflight(self) -> pd.DataFrame:
@@ -124,7 +136,8 @@ class Session:
                 tables.append(checks.assign(stage=one.name))
         table = pd.concat(tables) if tables else pd.DataFrame({"result": [], "stage": []})
         found = {"checks": table.to_dict("records")}
-        ranks.from_main(lambda: write_json(self.folder / "preflight.json", found))
+        path = self.folder / "preflight.json"
+        ranks.from_main(lambda: self._write(lambda: write_json(path, found)))
         return table.drop(columns="stage") if len(self.stages) == 1 else table
 
     def health(self) -> str:
@@ -148,6 +161,8 @@ class Session:
         """
         self.controls = controls or self.controls
         self.controls.stop.clear()
+        ranks.from_main(self._begin)
+        self._fresh = False  # run again, it goes on
         before = priming.prime(self.policy, self.stage)
         with stop_on_signals(self.controls) as signals:
             for one in self.stages:
@@ -185,12 +200,10 @@ class Session:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except Exception as error:
             self._keep(trainer, monitor)
-            error.add_note(
-                f"The training is kept up to step {checkpoints.trained_steps(self.folder)}; {AGAIN}"
-            )
+            self._explain(error, trainer)
             raise
         finally:
-            self._trainers.clear()  # a run after this one begins with a trainer of its own
+            self._built.clear()  # a run after this one begins with a trainer of its own
         if monitor.failure:
             raise RuntimeError(f"{monitor.failure}. {AGAIN}")
         if not self._stopped() or trainer.state.global_step == one.config.train.max_steps:
@@ -203,6 +216,7 @@ class Session:
         folder = self.stage.run / one.folder
         checkpoint = checkpoints.newest(folder)
         keep_until(self.folder, folder, one.first_step, checkpoints.step_of(checkpoint))
+        (folder / "completions").mkdir(parents=True, exist_ok=True)  # TRL makes it once, as built
         return checkpoint
 
     def _complete(self, one: TrainStage, trainer: "GRPOTrainer", seconds: float) -> None:
@@ -239,11 +253,20 @@ class Session:
         trainer.model.zero_grad()
         trainer._save_checkpoint(trainer.model, None)
 
+    def _explain(self, error: Exception, trainer: "GRPOTrainer") -> None:
+        kept = checkpoints.trained_steps(self.folder)
+        error.add_note(f"The training is kept up to step {kept}; {AGAIN}")
+        if is_out_of_memory(error):
+            passes = smaller(trainer, trainer.args.per_device_train_batch_size // 2)
+            error.add_note(f"Memory ran out: {passes}, with resume = 'always'")
+
     def _next(self) -> TrainStage:
         return next((one for one in self.stages if not self._done(one)), self.stages[-1])
 
     def _done(self, one: TrainStage) -> bool:
         """Whether it has ended; one whose max_steps were raised since has not."""
+        if self._fresh:  # what is there is another training's
+            return False
         path = self.stage.run / one.folder / "stage.json"
         about = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
         return bool(about) and about["settings"]["max_steps"] >= one.config.train.max_steps
@@ -271,16 +294,3 @@ class Session:
 
 
 AGAIN = "run this again, and it goes on from there"
-
-
-def expected(one: TrainStage, stage: Stage) -> health.Expected:
-    """What the run knows before step 1, by which its health is judged."""
-    report = stage.run / "rewards/report.json"
-    pilot = json.loads(report.read_text(encoding="utf-8"))["pilot"] if report.exists() else {}
-    ranges = {
-        func.__name__: (weight, *declared_range(getattr(func, "reward", func)))
-        for func, weight in zip(one.rewards.reward_funcs, one.rewards.reward_weights, strict=True)
-    }
-    seconds = pilot.get("predicted seconds per step", math.inf)
-    eval_rows = stage.config.train.eval_prompts
-    return health.Expected(ranges, one.config.step_completions, eval_rows, seconds)

@@ -6,21 +6,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb.config import RunConfig
 from grpo_nb.models import Policy, sharded
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import in_thread, waits
+from grpo_nb.runs.config import RunConfig
 from grpo_nb.training import ranks
 from grpo_nb.training.arguments import grpo_arguments
 from grpo_nb.training.checkpoints import Sealed, adaptive_rewards
 from grpo_nb.training.dynamic import DynamicSampling, refuse_with_processes
-from grpo_nb.training.halving import Halving
 from grpo_nb.training.measured import Measured
 from grpo_nb.training.prefix import SharedPrompts, can_share
 from grpo_nb.training.rollouts import Rollouts, choose
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
+
+_with_vllm: list[Path] = []  # folders of the trainers that started a vLLM in this process
 
 
 def save_trained(model: Any, folder: Path, **gathered: Any) -> None:
@@ -119,10 +120,17 @@ def build_trainer(
     from trl import GRPOConfig, GRPOTrainer
 
     refuse_with_processes(config.train.dynamic_sampling)
+    beside = config.trl.get("vllm_mode") == "colocate"
+    if beside and _with_vllm:
+        raise RuntimeError(
+            "trl.vllm_mode = 'colocate' starts a vLLM for each trainer, and this process has one, "
+            "which keeps its memory: restart the kernel, and the training goes on. With several "
+            "stages set trl.vllm_mode = 'server'"
+        )
     if "ref" in getattr(policy.model, "peft_config", {}):
         policy.model.delete_adapter("ref")  # with beta > 0 TRL adds one, and refuses a second
     arguments = trainer_arguments(config, folder, rewards, policy)
-    parts = (Kept, Sealed, DynamicSampling, Measured, Halving, Rollouts, SharedPrompts)
+    parts = (Kept, Sealed, DynamicSampling, Measured, Rollouts, SharedPrompts)
     kind = type("GRPOTrainer", (*parts, GRPOTrainer), {})
     trainer = kind(
         model=policy.model,
@@ -132,6 +140,7 @@ def build_trainer(
         # Rows may hold dicts and lists of any type, which Arrow would merge or refuse.
         train_dataset=Dataset.from_list([dict(row) for row in rows], on_mixed_types="use_json"),
     )
+    _with_vllm.extend([folder] if beside else [])
     trainer.keep_checkpoints = config.train.keep_checkpoints
     trainer.dynamic_rounds = config.train.dynamic_sampling
     trainer.share_prompts = config.policy.share_prompts and can_share(policy)

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from grpo_nb.bench import Bench
-from grpo_nb.config import RunConfig
 from grpo_nb.models import Policy
+from grpo_nb.reward_lab import Bench
 from grpo_nb.rewards import RewardSet
 from grpo_nb.runs import atomic_path, write_json
+from grpo_nb.runs.config import RunConfig
 
 Row = Mapping[str, Any]
 

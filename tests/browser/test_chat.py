@@ -6,7 +6,8 @@ from browsing import NEEDS_BROWSER, SLOW, contrast, jupyterlab, run_all_cells
 from playwright.sync_api import expect
 
 pytestmark = NEEDS_BROWSER
-OPEN = """from grpo_nb import infer, runs, widgets
+OPEN = """from grpo_nb import runs
+from grpo_nb.views import infer, widgets
 widgets.ChatPanel(infer.Chat(runs.Run("moved")))"""
 
 

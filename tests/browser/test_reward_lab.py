@@ -20,7 +20,7 @@ from browsing import (
 )
 from playwright.sync_api import expect
 
-from grpo_nb.app import prepare
+from grpo_nb.pipeline.app import prepare
 from grpo_nb.runs import PROJECT_ROOT, Run, write_json
 
 pytestmark = NEEDS_BROWSER

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from grpo_nb import models
-from grpo_nb.config import ModelConfig
-from grpo_nb.pipeline import run_pipeline
-from grpo_nb.prompts import build_prompt
+from grpo_nb.pipeline.notebooks import run_pipeline
+from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import PROJECT_ROOT, Run
+from grpo_nb.runs.config import ModelConfig
 
 pytestmark = pytest.mark.gpu
 
@@ -73,7 +73,10 @@ def test_two_steps_train_and_the_next_answers_are_the_new_adapters(case, tmp_pat
     assert len(report["metrics"]) == 2
     assert all(line["grad_norm"] > 0 for line in report["metrics"])
     assert report["moved"] > 0 and report["trained in"] == ["torch.float32"]
+    for of_step in report["checkpointed"].values():
+        assert of_step and all(of_step)
     before, after = report["answers"]
+    assert report["answers as the trainer was built"] == before
     assert after != before
     if "policy.backend" in settings:
         flash = importlib.util.find_spec("flash_attn") is not None  # it takes no such mask

@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 
 from grpo_nb import models, training
-from grpo_nb.config import resolve
-from grpo_nb.prompts import build_prompt
 from grpo_nb.rewards import load_preset
+from grpo_nb.rewards.prompts import build_prompt
+from grpo_nb.runs.config import resolve
+from grpo_nb.training.probe import worst_step
 
 SIZES = {"train.max_steps": 2, "train.per_device_train_batch_size": 16}
 PROMPTS = [build_prompt(f"What is {a} + {b}?") for a, b in ((47, 38), (12, 34), (99, 9), (3, 4))]
@@ -23,15 +24,32 @@ def answers(policy):
     return [group[0].text for group in policy.generate(PROMPTS, max_completion_length=48)]
 
 
+def checkpoint_flags(model, work):
+    """For each pass with gradients through a decoder layer, whether it was checkpointed."""
+    found = []
+
+    def look(layer, inputs):
+        if torch.is_grad_enabled() and layer.training:
+            found.append(bool(layer.gradient_checkpointing))
+
+    layers = [m for m in model.modules() if hasattr(m, "self_attn") and hasattr(m, "mlp")]
+    hook = layers[0].register_forward_pre_hook(look)
+    work()
+    hook.remove()
+    return found
+
+
 def main(settings, folder):
     config = resolve("tiny-cpu", SIZES, json.loads(settings))
     policy = models.load_policy(config.model, 0, config.policy)
     before = answers(policy)
     rows = [{"prompt": prompt, "answer": "85"} for prompt in PROMPTS]
     trainer = training.build_trainer(policy, load_preset("math"), rows, config, folder)
+    built = answers(policy)
+    flags = checkpoint_flags(policy.model, lambda: worst_step(trainer, policy, PROMPTS[0]))
     trained = [weight for weight in policy.model.parameters() if weight.requires_grad]
     start = [weight.detach().clone() for weight in trained]
-    trainer.train()
+    in_training = checkpoint_flags(policy.model, trainer.train)
     moved = sum(float((a - b).norm()) for a, b in zip(trained, start, strict=True))
     with torch.no_grad():  # two steps change few greedy answers
         for name, weight in policy.model.named_parameters():
@@ -48,6 +66,8 @@ def main(settings, folder):
         ],
         "moved": moved,
         "answers": [before, answers(policy)],
+        "answers as the trainer was built": built,
+        "checkpointed": {"preflight": flags, "training": in_training},
         "vllm": policy.vllm,
         "sleeps": bool(model_config and model_config.enable_sleep_mode),
         "from copy": trainer.from_copy,

@@ -1,0 +1,188 @@
+"""Everything that needs an NVIDIA GPU, tried in 25 minutes, and one page of what came of it.
+
+    make gpu-check
+
+Each part is a process of its own with a limit of time; after one that fails the next begins. The
+page is printed and kept as runs/gpu-check/report.md, with all that each part said beside it. The
+exit code is 0 if all passed, 1 if a part did not, 2 without a GPU that can be used.
+"""
+
+import argparse
+import csv
+import datetime
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gpu import SHAPES, save_base
+
+from grpo_nb import machine
+from grpo_nb.runs import PROJECT_ROOT, Run, git_commit, installed_versions, runs_root
+from grpo_nb.runs.config import resolve
+from grpo_nb.training import read_lines
+
+STEPS = 2
+
+
+class Part(NamedTuple):
+    """A command, the most seconds it may take, and how many of its last lines go on the page."""
+
+    name: str
+    limit: float
+    command: Sequence[str]
+    lines: int = 3
+
+
+class Result(NamedTuple):
+    part: Part
+    verdict: str
+    seconds: float
+    said: str
+
+
+PYTHON = sys.executable
+PYTEST = (PYTHON, "-m", "pytest", "-vv", "-rs", "--disable-warnings", "--tb=line")
+DEMO = (PYTHON, "-m", "grpo_nb", "run", "--name=demo", "--profile=tiny-cpu")
+BENCHMARK = (PYTHON, "benchmarks/gpu.py", "--size=0.5B", "--repeats=3")
+PARTS = [
+    Part("tests on the GPU", 570, [*PYTEST, "-m", "gpu", "tests/gpu"], 20),
+    Part("tests of vLLM", 120, [*PYTEST, "-m", "vllm", "tests/test_vllm.py"], 8),
+    Part("make demo", 120, DEMO, 5),
+    Part("profile t4-16gb", 150, [PYTHON, __file__, "--profile=t4-16gb"], 12),
+    Part("profile l4-24gb", 180, [PYTHON, __file__, "--profile=l4-24gb"], 12),
+    Part("benchmark", 360, BENCHMARK, 9),
+]
+
+
+def run_part(part: Part, folder: Path) -> Result:
+    """Run a part to its end or its limit; what it says goes to a file in `folder`."""
+    print(f"{part.name}, {part.limit:.0f} s at most …", flush=True)
+    log, started = folder / f"{part.name.replace(' ', '-')}.log", time.monotonic()
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            part.command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            cwd=PROJECT_ROOT,
+            env=os.environ | {"GRPO_NB_RUNS": str(folder)},
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(part.limit)
+            verdict = "passed" if code == 0 else f"FAILED, exit code {code}"
+        except subprocess.TimeoutExpired:
+            verdict = f"FAILED, not done after {part.limit:g} s"
+        finally:
+            end(process)
+    lines = log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
+    return Result(part, verdict, time.monotonic() - started, "\n".join(lines[-part.lines :]))
+
+
+def end(process: subprocess.Popen) -> None:
+    """Kill what is left of a part: itself, and what it started (vLLM's engine, kernels)."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # nothing was left
+    process.wait()
+
+
+def page(results: Sequence[Result], machine: str) -> str:
+    """The report, in Markdown."""
+    passed = sum(result.verdict == "passed" for result in results)
+    versions = installed_versions(), {"python": platform.python_version()}
+    lines = [
+        f"# {machine}: {passed} of {len(results)} parts passed\n",
+        f"{datetime.datetime.now():%Y-%m-%d %H:%M}, commit {git_commit()}; "
+        + ", ".join(f"{name} {version}" for one in versions for name, version in one.items()),
+        "\n| part | result | time [s] |\n|---|---|---|",
+        *(f"| {one.part.name} | {one.verdict} | {one.seconds:.0f} |" for one in results),
+    ]
+    for one in results:
+        lines.append(f"\n## {one.part.name}: {one.verdict}\n\n```text\n{one.said}\n```")
+    return "\n".join(lines) + "\n"
+
+
+def check(parts: Sequence[Part], folder: Path, machine: str) -> int:
+    """Run the parts, print and keep the page after each; 1 if one did not pass."""
+    folder.mkdir(parents=True, exist_ok=True)
+    results = []
+    for part in parts:
+        results.append(run_part(part, folder))
+        (folder / "report.md").write_text(page(results, machine), encoding="utf-8")
+    print(f"\n{page(results, machine)}\nkept as {folder / 'report.md'}")
+    return int(any(result.verdict != "passed" for result in results))
+
+
+def try_profile(profile: str) -> int:
+    """Notebooks 1 to 3 with a profile's model and sizes, for STEPS steps; 0 if they were made.
+
+    The preflight has to pass, too. Where the hub does not give the model, random weights of its
+    sizes take its place. Whether it learns does not matter here, so `--force`, and no look at how
+    the notebooks' own checks came out.
+    """
+    from huggingface_hub import snapshot_download
+
+    config = resolve(profile)
+    name, model = f"profile-{profile}", config.model.model_path
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"data.source": str(Path(folder, "sums.csv")), "data.subset": ""}
+        settings |= {"data.eval_rows": 8, "rewards.pilot_prompts": 4, "train.max_steps": STEPS}
+        write_sums(Path(folder, "sums.csv"), config.data.max_prompt_tokens)
+        try:
+            snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.txt"])
+            weights = model
+        except Exception as error:  # the hub has many ways to say no
+            said = (str(error).splitlines() or [""])[0]
+            weights = f"random weights, for {model} cannot be had from the hub: {said}"
+            size = next(size for size in SHAPES if size in model)
+            save_base(SHAPES[size], Path(folder, size), config.model.max_seq_length)
+            settings["model.model_path"] = str(Path(folder, size))
+        arguments = [f"--set={key}={value}" for key, value in settings.items()]
+        command = [PYTHON, "-m", "grpo_nb", "run", "--name", name, "--profile", profile]
+        subprocess.run([*command, "--to=03", "--force", *arguments], check=False)
+    found = Run(name) / "train/preflight.json"
+    print(f"{profile}: {weights}")
+    checks = json.loads(found.read_text(encoding="utf-8"))["checks"] if found.exists() else []
+    for line in checks:
+        print(f"{line['result']:<8}{line['check']:<15}{line['seen']} {line['do']}")
+    made = [line for line in read_lines(Run(name) / "train/metrics.jsonl") if "reward" in line]
+    for line in made:
+        print(f"step {line['step']}: {line['step_time']:.1f} s, {line['memory_gib']:.1f} GiB")
+    return int(len(made) < STEPS or any(line["result"] == "stop" for line in checks))
+
+
+def write_sums(path: Path, tokens: int) -> None:
+    """64 questions, of which one is nearly as long as a prompt may be."""
+    questions = [(f"What is {a} + {a + 7}?", 2 * a + 7) for a in range(63)]
+    questions.append(("Add these numbers: " + "1 " * (tokens // 3) + "?", tokens // 3))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("question", "answer"), *questions])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--profile", default="", help="internal: try this profile")
+    profile = parser.parse_args().profile
+    if profile:
+        return try_profile(profile)
+    gpu = machine.gpu_in_use()
+    if fault := machine.gpu_fault() or ("" if gpu else "no NVIDIA GPU is visible"):
+        print(f"{fault}: run `make gpu-check` on a machine with one that CUDA 13 supports")
+        return 2
+    folder = runs_root() / "gpu-check"
+    shutil.rmtree(folder, ignore_errors=True)  # of the check before
+    return check(PARTS, folder, gpu)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""docs/rewards.md, made from the rewards themselves: `python docs/list_rewards.py`."""
+
+from pathlib import Path
+
+from grpo_nb.rewards import code, correctness, format, length, style
+from grpo_nb.rewards.contract import Reward
+from grpo_nb.rewards.presets import PRESETS, built_in
+from grpo_nb.runs import atomic_path
+
+PAGE = Path(__file__).parent / "rewards.md"
+KINDS = {
+    correctness: "Correctness",
+    format: "Format",
+    length: "Length",
+    style: "Style",
+    code: "Code",
+}
+HEAD = """# Rewards
+
+Made by `python docs/list_rewards.py` from the rewards' own declarations; a test keeps it
+true. All are importable from `grpo_nb.rewards` and callable as TRL calls them. *Columns* are what
+a reward reads of the dataset; *options* are set by `.configured(option=value)`. A reward that
+costs a process scores its batch side by side on all cores; the others take microseconds.
+
+The *final answer* is the last `<answer>…</answer>`, else the last `\\boxed{…}`, else what follows
+the last `####`, else the whole text (so mostly of summaries and of JSON, a fence around it
+allowed). Code is the last fenced block, else the answer tag. `contains_all_reward` and the rewards
+of format (but for JSON and syntax), length and style read the whole completion;
+`worked_steps_reward` and `reasoning_quality_reward` read the reasoning tag.
+"""
+TAIL = """
+## Made of others
+
+`gated(a, by=b)`, `weighted([(a, 1.0), …])`, `clipped(a, low, high)`, `ensemble([a, b], "median")`,
+`Scheduled(a, {0: 0.2, 100: 1.0})` and `Adaptive(a)`, whose factor follows the success rate and is
+saved with checkpoints by `keep_adaptive_weights(rewards)`. `math_problem_reward` is
+`numeric_correctness_reward` gated by `soft_xml_format_reward`; `code_generation_reward` weighs
+format, syntax and execution.
+
+## TRL's own
+
+Every reward that TRL ships works as it is: in YAML as `reward: trl.rewards:think_format_reward`;
+those that a `get_…` function makes, in [`reward_funcs` of a Python file](coming-from.md).
+
+| TRL's | here | how they differ |
+|---|---|---|
+| `accuracy_reward` | `math_verify_reward` | TRL's reads `solution` and the whole text, no tags |
+| `reasoning_accuracy_reward` | `math_verify_reward` | the same, behind `</think>` |
+| `think_format_reward` | `think_format_reward` | TRL's pays for empty thoughts, and no answer |
+| `get_cosine_scaled_reward` | `cosine_length_reward` | TRL's asks math-verify |
+| `get_repetition_penalty_reward` | `no_repetition_penalty` | TRL's counts tokens, not words |
+| `get_soft_overlong_punishment` | `soft_overlong_punishment` | the same on tokens |
+
+## Judged by a model
+
+`RewardModel` (a sequence classifier) and `LLMJudge` (any OpenAI-compatible server; async, cached,
+with a cost counter) cost a forward pass or a request a completion. Both can be talked round:
+probe them before you trust them.
+"""
+
+
+def _line(func: Reward) -> str:
+    low, high = func.range
+    cells = [
+        f"`{func.__name__}`",
+        func.__doc__.strip().splitlines()[0],
+        f"{low:g} … {high:g}",
+        ", ".join(f"`{column}`" for column in func.columns) or "–",
+        ", ".join(f"`{option}`" for option in func.option_names) or "–",
+        "a process" if func.settings.parallel else "in process",
+        func.settings.resists,
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def markdown() -> str:
+    """The whole page."""
+    text = HEAD
+    for module, title in KINDS.items():
+        text += f"\n## {title}\n\n| reward | pays | range | columns | options | cost | resists |\n"
+        text += "|---|---|---|---|---|---|---|\n"
+        own = [func for func in built_in().values() if func.__module__ == module.__name__]
+        text += "\n".join(_line(func) for func in own if isinstance(func, Reward)) + "\n"
+    text += "\n## Presets\n\n| preset | rewards, with weights |\n|---|---|\n"
+    for name, preset in PRESETS.items():
+        pairs = zip(preset.names, preset.reward_weights, strict=True)
+        text += f"| `{name}` | {', '.join(f'`{n}` {w:g}' for n, w in pairs)} |\n"
+    return text + TAIL
+
+
+if __name__ == "__main__":
+    with atomic_path(PAGE) as temporary:
+        temporary.write_text(markdown(), encoding="utf-8")

@@ -1,0 +1,55 @@
+"""The set-up cell of the notebooks on Colab: the pins into the runtime that is there.
+
+It works before anything is installed: nothing but Python's own library is imported here.
+"""
+
+import importlib
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from grpo_nb.machine import gpu_fault, gpu_name
+
+PROJECT = Path(__file__).parents[1]
+
+
+def set_up() -> None:
+    """Install the list that fits the runtime, as `make install` does.
+
+    Raises:
+        SystemExit: With one sentence, where the notebook cannot go on: the GPU cannot be used,
+            pip failed, or a package was replaced of which the old version is loaded.
+    """
+    if fault := gpu_fault():
+        raise SystemExit(f"{fault}. Runtime → Change runtime type: take another GPU, or the CPU.")
+    path = PROJECT / ("requirements.txt" if gpu_name() else "requirements-cpu.txt")
+    torch = re.search(r"^torch==\S+", path.read_text(encoding="utf-8"), re.MULTILINE)[0]
+    print(f"Installing {path.name}: minutes the first time.")
+    loaded = _loaded()
+    for what in ([torch], ["--no-deps", "-r", str(path)]):
+        command = [sys.executable, "-m", "pip", "install", "-q", *what]
+        if subprocess.run(command, check=False).returncode:
+            raise SystemExit(f"pip could not install {what[-1]}; its message is above.")
+    importlib.invalidate_caches()
+    replaced = [name for name, version in loaded.items() if _version(name) != version]
+    if replaced:
+        raise SystemExit(
+            f"Installed, and {', '.join(sorted(replaced))} is still loaded in its old version. "
+            "Runtime → Restart session, then run this cell again."
+        )
+
+
+def _loaded() -> dict[str, str | None]:
+    """Version of each distribution of which this process has loaded a module."""
+    modules = {name.partition(".")[0] for name in list(sys.modules)}
+    owners = metadata.packages_distributions().items()
+    return {name: _version(name) for module, names in owners if module in modules for name in names}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,68 @@
+"""`python -m grpo_nb reward-lab`: notebook 2 as a page, served by Voilà to this machine only."""
+
+import os
+import secrets
+import socket
+import webbrowser
+from urllib.parse import quote
+
+from grpo_nb.pipeline.execution import execute_notebook, set_environment
+from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Run
+from grpo_nb.runs.config import to_parameters
+
+HOST = "127.0.0.1"
+SERVED = "notebooks/reward_lab.ipynb"
+
+
+def serve(name: str, profile: str = "auto", port: int = 8866, browser: bool = True) -> None:
+    """Serve the Reward Lab of a run until Ctrl-C, below a token: `$GRPO_NB_TOKEN`, or a new one.
+
+    Args:
+        name: Of the run; notebook 1 is run first where it is not done.
+        profile: For notebook 1.
+        port: On 127.0.0.1.
+        browser: Whether to open the address, which is printed in any case.
+
+    Raises:
+        RuntimeError: Voilà is missing, the port is taken, or notebook 1 failed.
+    """
+    try:
+        from voila.app import Voila
+    except ImportError:
+        raise RuntimeError("Voilà is not installed: type `make install`") from None
+    run = Run(name)
+    with socket.socket() as probe:
+        if probe.connect_ex((HOST, port)) == 0:
+            raise RuntimeError(f"port {port} is taken: choose another one with --port")
+    (run / SERVED).parent.mkdir(parents=True, exist_ok=True)
+    if run.manifest().get("01", {}).get("status") != "done":
+        print(f"{NOTEBOOKS['01']} comes first", flush=True)
+        settings = to_parameters("01", run.settings())
+        execute_notebook(run, "01", {"run_name": name, "profile": profile} | settings)
+    set_environment(run)
+    token = os.environ.pop("GRPO_NB_TOKEN", "") or secrets.token_urlsafe(24)
+    url = f"http://{HOST}:{port}/?token={quote(token)}"
+
+    class RewardLabApp(Voila):
+        def launch_browser(self) -> None:  # called when it listens
+            print(f"The Reward Lab of run {name!r}: {url}\nCtrl-C ends it.", flush=True)
+            if browser:
+                webbrowser.open(url)
+
+    app = RewardLabApp(ip=HOST, port=port, port_retries=0, token=token, log_level="ERROR")
+    app.config.KernelManager.transport = "ipc"  # kernels that only this user reaches
+    app.config.VoilaConfiguration.show_tracebacks = True
+    app.config.VoilaConfiguration.prelaunch_hook = lambda *_, **__: prepare(run)
+    prepare(run)
+    app.initialize([str(run / SERVED)])
+    app.start()
+
+
+def prepare(run: Run):
+    """The run's copy of notebook 2, written anew, with what the run has set by now."""
+    import papermill
+
+    source = PROJECT_ROOT / "notebooks" / f"{NOTEBOOKS['02']}.ipynb"
+    settings = {"run_name": run.name} | to_parameters("02", run.settings())
+    options = {"prepare_only": True, "progress_bar": False}
+    return papermill.execute_notebook(source, run / SERVED, settings, **options)

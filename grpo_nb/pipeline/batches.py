@@ -1,0 +1,162 @@
+"""Run files, and the check of a run before anything starts. A run file:
+
+name: mine
+profile: tiny-cpu
+train.max_steps: 200
+rewards.reward_weights: "1, 0.5, 0, 0"
+"""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from grpo_nb.runs import NOTEBOOKS, Run, check_stages_before, resolve_stage
+from grpo_nb.runs import config as configs
+from grpo_nb.runs.files import read_yaml
+from grpo_nb.runs.profiles import refuse_unknown
+from grpo_nb.runs.trl_arguments import refuse_unknown_trl
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PATHS = ("data.source", "model.model_path", "rewards.preset", "rewards.cases", "train.stages")
+
+
+class Planned(NamedTuple):
+    """A run as it was asked for; `origins` says for each setting where."""
+
+    name: str
+    profile: str
+    settings: dict[str, Any]
+    origins: dict[str, str]
+
+
+def read_run(path: Path) -> Planned:
+    """One run file; a run without a `name` is called as its file."""
+    content = read_yaml(path)
+    name, profile = content.pop("name", path.stem), content.pop("profile", "auto")
+    for setting in content:
+        configs.refuse_unknown_setting(setting)
+    return Planned(
+        "" if name is None else str(name), profile, content, dict.fromkeys(content, path.name)
+    )
+
+
+def planned_runs(
+    files: Sequence[str], name: str | None, profile: str | None, assignments: Sequence[str]
+) -> list[Planned]:
+    """The runs of the files, or the one of the command line, whose settings come on top.
+
+    Raises:
+        ValueError: One name for several runs, or something unknown.
+    """
+    chosen = dict(configs.parse_assignment(text) for text in assignments)
+    default = f"{profile or 'auto'}-{time.strftime('%Y%m%d-%H%M%S')}"
+    read = [read_run(Path(file)) for file in files] or [Planned(default, "auto", {}, {})]
+    plans = [
+        Planned(
+            plan.name if name is None else name,
+            plan.profile if profile is None else profile,
+            with_full_paths(plan.settings | chosen),
+            plan.origins | dict.fromkeys(chosen, "--set"),
+        )
+        for plan in read
+    ]
+    names = [plan.name for plan in plans]
+    for twice in {one for one in names if names.count(one) > 1}:
+        raise ValueError(f"two runs would write {Run(twice).path}: give each a name of its own")
+    return plans
+
+
+def check_run(
+    run: Run,
+    profile: str = "auto",
+    settings: Mapping[str, Any] | None = None,
+    first: str = "01",
+    last: str = "04",
+    force: bool = False,
+) -> tuple[configs.RunConfig, dict[str, Any]]:
+    """Everything that can be checked before anything starts; writes nothing.
+
+    Returns:
+        The configuration, and the settings that were set, typed.
+
+    Raises:
+        ValueError: An unknown or unfit setting, rewards that cannot be loaded, a stage missing,
+            no place to write.
+    """
+    from grpo_nb.rewards import load_preset
+
+    for stage in (first, last):
+        refuse_unknown("stage", stage, list(NOTEBOOKS))
+    if last < first:
+        raise ValueError(f"--from {first} --to {last}: there is no stage between them")
+    asked, settings = settings or {}, {**_settings_before(run, first), **(settings or {})}
+    config = resolve_stage(run, first, profile, settings)
+    refuse_unknown_trl(config)
+    if config.train.stages:
+        from grpo_nb.training import plan
+
+        plan.check(config)
+    load_preset(config.rewards.preset, config.rewards.reward_weights)
+    if not force:
+        check_stages_before(run, first)
+    typed = {setting: configs.flatten(config)[setting] for setting in settings}
+    for setting in [name for name in asked if configs.stage_of(name) < first]:
+        if typed.pop(setting) != configs.flatten(run.config()).get(setting):
+            raise ValueError(
+                f"{setting} belongs to stage {configs.stage_of(setting)}, which --from {first} "
+                f"does not run: use --from {configs.stage_of(setting)}"
+            )
+    refuse_read_only(run.path)
+    return config, typed
+
+
+def undone(run: Run) -> list[str]:
+    """The stages that are not done, or not with what those before them have written since."""
+    return [stage for stage in NOTEBOOKS if run.status(stage) != "done"]
+
+
+def refuse_read_only(folder: Path) -> None:
+    """Raise ValueError where `folder` could not be made or written to."""
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ValueError(
+            f"{folder} cannot be written: {there} is "
+            f"{'read-only' if there.is_dir() else 'no folder'}; point GRPO_NB_RUNS at a folder "
+            "that can"
+        )
+
+
+def _settings_before(run: Run, first: str) -> dict[str, Any]:
+    """What earlier calls set for the stages that --from runs again, lest it be lost."""
+    kept = run.settings() if first > "01" else {}
+    kept.pop("train.resume", None)  # it was meant for one training
+    return {name: value for name, value in kept.items() if configs.stage_of(name) >= first}
+
+
+def with_full_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Files and folders that exist below the working directory, by their whole path."""
+    there = {k for k in PATHS if settings.get(k) and Path(str(settings[k])).exists()}
+    return {k: str(Path(v).resolve()) if k in there else v for k, v in settings.items()}
+
+
+def plan_table(
+    plan: Planned, config: configs.RunConfig, typed: Mapping[str, Any], first: str, last: str
+) -> "Table":
+    """Which stages would run, and every setting that is not the default, with its source."""
+    from rich.table import Table
+
+    stages = ", ".join(name for stage, name in NOTEBOOKS.items() if first <= stage <= last)
+    table = Table(title=f"{Run(plan.name).path}: {stages}", title_justify="left")
+    for column in ("setting", "value", "from"):
+        table.add_column(column, overflow="fold")
+    table.add_row("profile", config.profile, "auto" if plan.profile == "auto" else "set")
+    defaults = configs.flatten(configs.RunConfig())
+    for name, value in configs.flatten(config).items():
+        if name in plan.origins or value != defaults.get(name):
+            source = plan.origins.get(name) or configs.source_of(config, typed, name)
+            table.add_row(name, str(value), source.replace("set here", "settings.json"))
+    return table

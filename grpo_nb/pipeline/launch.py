@@ -1,0 +1,144 @@
+"""Stage 03 without its notebook, for launchers: one process, or one a GPU.
+
+    python -m torch.distributed.run --nproc_per_node 8 -m grpo_nb train runs/NAME --processes 8
+    accelerate launch --config_file docs/launch/fsdp.yaml -m grpo_nb train runs/NAME
+
+Run file, lock, manifest, metrics, health and resumption are the notebook's. The first process
+writes and speaks, the others are silent. See docs/launch.md.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_nb import data, models, reward_lab, rewards, training
+from grpo_nb.pipeline.execution import QUIET
+from grpo_nb.runs import NOTEBOOKS, Run, Stage, config, resolve_stage, start_stage
+from grpo_nb.runs.config import RunConfig
+from grpo_nb.training import ranks
+
+FAILURE = "failure.json"
+OUTPUTS = ("train/adapter", "train/metrics.jsonl", "train/health.jsonl")
+
+
+class Failed(RuntimeError):
+    """Of several processes: this one has nothing to add to what was said."""
+
+
+def train(
+    run: Run, settings: Mapping[str, Any], processes: int | None = None, force: bool = False
+) -> None:
+    """Train a run whose rewards were tested.
+
+    Args:
+        run: Stages 01 and 02 are done.
+        settings: Dotted names of stage 03 to values, over those of the run.
+        processes: How many share each step; None: as many as the launcher started.
+        force: Start although an earlier stage has changed, or a check fails.
+
+    Raises:
+        ValueError: Before anything starts: another number of processes, a wrong setting, a
+            stage missing, or a policy that several processes cannot train.
+        RuntimeError: The run is in use, a check failed, or what ended the training.
+        Failed: Another process said what it was.
+        KeyboardInterrupt: Stopped by a signal; a checkpoint is kept.
+    """
+    os.environ.update(QUIET)
+    ranks.start(processes)
+    if not ranks.is_main():
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the process ends
+    ranks.from_main(lambda: (run / FAILURE).unlink(missing_ok=True))
+    try:
+        _train(run, settings, force)
+        ranks.end()
+    except BaseException as error:
+        if ranks.count() == 1:
+            raise
+        _end_all(run, error)
+
+
+def _end_all(run: Run, error: BaseException) -> None:
+    """Raise the error where it is the first; its process' end is the end of the others."""
+    about = {"process": ranks.rank(), "error": f"{type(error).__name__}: {error}"}
+    try:
+        with (run / FAILURE).open("x", encoding="utf-8") as file:
+            json.dump(about | {"traceback": traceback.format_exception(error)}, file, indent=2)
+    except FileExistsError:
+        raise Failed("") from None
+    if ranks.is_lost_connection(error):
+        kept = " ".join(getattr(error, "__notes__", []))
+        raise RuntimeError(f"another process of this training has ended. {kept}") from error
+    raise error
+
+
+def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
+    stage = ranks.from_main(lambda: _start(run, settings, force))
+    _refuse(stage.config)
+    chosen = rewards.load_preset(stage.config.rewards.preset, stage.config.rewards.reward_weights)
+    print(reward_lab.check(run, chosen, force))
+    policy = models.load_policy(stage.config.model, stage.config.seed, stage.config.policy)
+    session = training.Session(stage, policy, chosen, data.load(run, "train"))
+    print(session.note)
+    print(session.overview().to_string(index=False))
+    print(_shares(session))
+    session.arguments()
+    checks = session.preflight()
+    print(checks.to_string(index=False))
+    training.refuse(checks, force)
+    session.run(lambda update: print(_line(update), flush=True))
+    print(ranks.from_main(lambda: stage.finish(*OUTPUTS)))
+
+
+def _start(run: Run, settings: Mapping[str, Any], force: bool) -> Stage:
+    """With the run's own settings of stage 03, what was to be set there, and what is given."""
+    for name in settings:
+        if config.stage_of(name) != "03":
+            raise ValueError(f"{name} belongs to {NOTEBOOKS[config.stage_of(name)]}, not to train")
+    started = {key: entry.get("started", "") for key, entry in run.manifest().items()}
+    anew = started.get("03", "") < max(started.get("01", ""), started.get("02", ""))
+    known = run.settings() if anew else config.flatten(run.config())
+    unset = config.flatten(resolve_stage(run, "03", "", {}))
+    own = {k: v for k, v in known.items() if config.stage_of(k) == "03" and unset.get(k) != v}
+    own.pop("train.resume", None)  # it was meant for one training
+    parameters = config.to_parameters("03", own | settings)
+    return start_stage("03", {**parameters, "run_name": run.name, "force": force})
+
+
+def _refuse(settings: RunConfig) -> None:
+    """Raise ValueError where several processes cannot train this."""
+    if ranks.count() > 1 and settings.policy.backend == "unsloth":
+        raise ValueError(
+            f"with Unsloth we train in one process, and there are {ranks.count()}: "
+            "--set policy.backend=transformers"
+        )
+    if not models.sharded():
+        return
+    needed = {
+        "model.quantization = '16bit'": settings.model.quantization == "16bit",
+        "train.stages = ''": not settings.train.stages,
+        "train.priming_steps = 0": not settings.train.priming_steps,
+    }
+    if missing := [need for need, met in needed.items() if not met]:
+        raise ValueError(f"FSDP and ZeRO-3 need {' and '.join(missing)}; or take ddp.yaml")
+
+
+def _shares(session: training.Session) -> str:
+    """How the processes share a step."""
+    args = session.trainer().args
+    rows, passes = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    step = rows * passes * ranks.count()
+    return (
+        f"a step: {step // args.num_generations} prompts x {args.num_generations} = {step} "
+        f"completions, on {ranks.count()} process(es) in {passes} pass(es) of {rows}"
+    )
+
+
+def _line(update: training.Update) -> str:
+    known = update.line
+    shown = ("reward", "completions/mean_length", "seconds/generation", "step_time")
+    shown = (*shown, "eval/accuracy", "eval/reward")
+    figures = [f"{name} {known[name]:.3g}" for name in shown if known.get(name) is not None]
+    return f"step {known['step']}/{update.total_steps}: {', '.join(figures)}"

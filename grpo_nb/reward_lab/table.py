@@ -1,0 +1,172 @@
+"""The score table: what each completion earns, why, and the advantage it will have."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from grpo_nb.reward_lab import advantages
+from grpo_nb.rewards import Reward, RewardSet, Scored, call, declared_range
+from grpo_nb.rewards.prompts import Completion, completion_text
+from grpo_nb.runs.config import TrainConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, TrainerState
+
+Row = dict[str, Any]
+TRLS_ROW = ("prompt", "completion", "completion_ids")  # columns that no reward gets
+TIE = 1e-6  # totals and advantages this close are equal but for rounding
+
+
+class Bench(NamedTuple):
+    """Rewards, and what they will meet in training.
+
+    preset: The rewards and their weights.
+    train: How advantages are made.
+    tokenizer: Gives rewards of length the `completion_ids` that TRL gives them; without
+        one they count words.
+    unsloth_on_gpu: Whether Unsloth will train on a GPU, which changes `dr_grpo`.
+    """
+
+    preset: RewardSet
+    train: TrainConfig = TrainConfig()
+    tokenizer: "PreTrainedTokenizerBase | None" = None
+    unsloth_on_gpu: bool = False
+
+    def adding(self, func: Callable[..., Any], weight: float) -> "Bench":
+        """The same bench with one more reward in its set."""
+        return self._replace(preset=self.preset.adding(func, weight))
+
+    def arguments(self, rows: Sequence[Row], completions: Sequence[Completion]) -> dict[str, Any]:
+        """All that TRL calls a reward with; every call outside a training is made here.
+
+        Args:
+            rows: One dataset row for each completion (repeated per generation).
+            completions: Strings or message lists; the reward gets what training gives it, which
+                is messages where the prompt is a chat.
+        """
+        given = {key: [row[key] for row in rows] for key in rows[0] if key not in TRLS_ROW}
+        given["prompts"] = [row["prompt"] for row in rows]
+        given["completions"] = list(map(_as_in_training, given["prompts"], completions))
+        if self.tokenizer is not None:
+            texts = [completion_text(completion) for completion in completions]
+            encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+            cut, end = self.train.max_completion_length, self.tokenizer.eos_token_id
+            given["completion_ids"] = [ids if len(ids) >= cut else [*ids, end] for ids in encoded]
+        state = _training_state(self.train.max_steps)
+        return given | {"trainer_state": state, "log_extra": _no_extra, "log_metric": _no_metric}
+
+    def score(self, rows: Sequence[Row], completions: Sequence[Completion]) -> np.ndarray:
+        """Raw scores, [completions, rewards], NaN for None."""
+        arguments = self.arguments(rows, completions)
+        scores = [call(func, **arguments) for func in self.preset.reward_funcs]
+        return np.array(scores, dtype=float).T
+
+    def totals(self, scores: np.ndarray) -> np.ndarray:
+        """Weighted total of each completion, [completions]."""
+        return advantages.weighted_totals(scores, self.preset.reward_weights)
+
+    def table(
+        self, rows: Sequence[Row], completions_P_G: Sequence[Sequence[Completion]]
+    ) -> pd.DataFrame:
+        """One line a completion, groups one after another.
+
+        Args:
+            rows: [prompts] dataset rows.
+            completions_P_G: [prompts][group] completions.
+
+        Returns:
+            question, gold, completion, answer (as extracted), each reward and its
+            `<reward>/reason`, total, mean and std of the group, advantage, and signal:
+            whether the advantages of the group differ at all.
+        """
+        group = len(completions_P_G[0])
+        repeated = [row for row in rows for _ in range(group)]
+        flat = [completion for completions in completions_P_G for completion in completions]
+        arguments = self.arguments(repeated, flat)
+        texts = [completion_text(completion) for completion in flat]
+        table = pd.DataFrame({"question": [row["question"] for row in repeated]})
+        table["gold"] = [row["answer"] for row in repeated]
+        table["completion"] = texts
+        table["answer"] = pd.Series([self.preset.extract(text) for text in texts], dtype=object)
+        for func in self.preset.reward_funcs:
+            scored = explain(func, arguments)
+            table[func.__name__] = np.array([one.score for one in scored], dtype=float)
+            table[f"{func.__name__}/reason"] = [one.reason for one in scored]
+        return self.weighed(table, group)
+
+    def weighed(self, table: pd.DataFrame, num_generations: int) -> pd.DataFrame:
+        """The table with total, mean, std, advantage and signal made anew from its scores."""
+        scores, train = table[self.preset.names].to_numpy(), self.train
+        totals = self.totals(scores)
+        mean, std = advantages.group_statistics(totals, num_generations)
+        gained = advantages.advantages(
+            scores,
+            self.preset.reward_weights,
+            num_generations,
+            advantages.effective_scaling(train.scale_rewards, train.loss_type, self.unsloth_on_gpu),
+            train.multi_objective_aggregation,
+        )
+        differ = np.ptp(gained.reshape(-1, num_generations), axis=1) > TIE
+        return table.assign(
+            total=totals,
+            mean=mean,
+            std=std,
+            advantage=gained,
+            signal=np.repeat(differ, num_generations),
+        )
+
+
+def _as_in_training(prompt: Any, completion: Completion) -> Completion:
+    """A completion in the form of its prompt: text, or one message of the assistant."""
+    if isinstance(prompt, str) or not isinstance(completion, str):
+        return completion
+    return [{"role": "assistant", "content": completion}]
+
+
+def _training_state(max_steps: int) -> "TrainerState":
+    """As at a training's start; an `Adaptive` reward counts no step of it."""
+    from transformers import TrainerState
+
+    state = TrainerState(epoch=0.0, max_steps=max_steps)
+    state.is_training = False
+    return state
+
+
+def _no_extra(column: str, values: list[Any]) -> None:
+    """TRL's log_extra, where nothing is logged."""
+
+
+def _no_metric(name: str, value: float) -> None:
+    """TRL's log_metric, where nothing is logged."""
+
+
+def explain(func: Callable[..., Any], arguments: dict[str, Any]) -> list[Scored]:
+    """Score and reason of each completion; rewards that are not ours give no reason.
+
+    Raises:
+        ValueError: The reward gave more or fewer scores than there are completions.
+    """
+    if isinstance(func, Reward):
+        return call(func.explain, **arguments)
+    scores = call(func, **arguments)
+    if len(scores) != len(arguments["completions"]):
+        raise ValueError(
+            f"reward {func.__name__} gave {len(scores)} scores for "
+            f"{len(arguments['completions'])} completions: return one for each, None included"
+        )
+    return [Scored(score) for score in scores]
+
+
+def signal_table(preset: RewardSet, table: pd.DataFrame) -> pd.DataFrame:
+    """What each reward does on the sample: mean, std, share above its minimum, share of None."""
+    scores = table[preset.names]
+    lows = {func.__name__: declared_range(func)[0] for func in preset.reward_funcs}
+    lines = {
+        "mean": scores.mean(),
+        "std": scores.std(),
+        "share above minimum": scores.gt(pd.Series(lows)).mean(),
+        "share None": scores.isna().mean(),
+    }
+    return pd.DataFrame(lines).rename_axis("reward").reset_index()

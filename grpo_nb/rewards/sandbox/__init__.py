@@ -1,0 +1,65 @@
+"""Running generated Python against tests, where it can do no harm and cannot cheat.
+
+One program runs in one sandbox: bubblewrap with resource limits, or, where that cannot
+work (inside default Docker, say), pydantic-monty, an interpreter of a subset of Python.
+The program never judges itself: inputs go in, plain values come out, and this process
+compares. No expected value enters the sandbox, so nothing in there can know or forge one.
+
+Tests come in three shapes, as Python objects or as JSON text:
+    {"function": "f", "cases": [[[2], 4], [[3], 9]]}    [[arguments, result], ...]
+    {"stdin_stdout": [["2 3", "5"]]}                    white space at line ends is ignored
+    ["assert f(2) == 4", "assert not f(0)"]             see `parse_assert`
+
+Type and value must be equal: True is not 1, [1] is not (1,), and a subclass of int is no
+int. Three things are lenient: an expected float accepts an equal int, NaN equals NaN, and
+a subclass of dict counts as the dict it holds. Programs can import the standard library.
+"""
+
+from typing import Any
+
+from grpo_nb.rewards.sandbox.bubblewrap import bubblewrap_problem, in_bubblewrap
+from grpo_nb.rewards.sandbox.monty import in_monty
+from grpo_nb.rewards.sandbox.program_tests import parse_tests
+from grpo_nb.rewards.sandbox.values import DEFAULT_LIMITS, Limits, Verdict, reason_of
+
+
+def run_tests(
+    code: str, tests: Any, *, limits: Limits = DEFAULT_LIMITS, backend: str = "auto"
+) -> Verdict:
+    """Run one program against its tests.
+
+    Args:
+        code: The program.
+        tests: In one of the three shapes above.
+        limits: What it may use.
+        backend: "bubblewrap", "monty", or "auto": the first of them that works here.
+
+    Raises:
+        ValueError: Tests have another shape, or an assert that cannot be judged from outside.
+        RuntimeError: The backend does not work here; the message says what to install.
+    """
+    run = {"bubblewrap": in_bubblewrap, "monty": in_monty}[choose_backend(backend)]
+    asked = parse_tests(tests)
+    outcome = run(code, [test.ask for test in asked], limits)
+    ending = outcome.failure or outcome.ending or "gave no answer"
+    answers = outcome.answers + [("failed", ending)] * (len(asked) - len(outcome.answers))
+    reasons = tuple(map(reason_of, asked, answers))
+    return Verdict(reasons.count(""), len(asked), reasons, outcome.failure)
+
+
+def choose_backend(backend: str = "auto") -> str:
+    """The backend that will run: "bubblewrap" or "monty", never one that isolates less."""
+    if backend not in ("auto", "bubblewrap", "monty"):
+        raise ValueError(f"backend {backend!r}: use 'auto', 'bubblewrap' or 'monty'")
+    if backend != "monty" and not (problem := bubblewrap_problem()):
+        return "bubblewrap"
+    if backend == "bubblewrap":
+        advice = "`apt-get install bubblewrap` (0.8 or later), allow user namespaces"
+        raise RuntimeError(f"bubblewrap does not work here ({problem}): {advice}")
+    try:
+        import pydantic_monty  # noqa: F401
+    except ImportError:
+        advice = "`apt-get install bubblewrap` or `pip install pydantic-monty`"
+        tried = f"; bubblewrap: {problem}" if backend == "auto" else ""
+        raise RuntimeError(f"no sandbox for generated code: {advice}{tried}") from None
+    return "monty"

@@ -1,0 +1,163 @@
+"""Tests of a program, taken apart: what it is asked inside, how its answer is judged outside."""
+
+import ast
+import builtins
+import functools
+import json
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from grpo_nb.rewards.sandbox.values import ProgramTest, plain, same, show
+
+SHAPES = (
+    '{"function": "f", "cases": [[[arguments], result], ...]}, {"stdin_stdout": [["in", "out"], '
+    '...]}, or a list of strings as "assert f(2) == 4"; plain Python values, or their JSON text'
+)
+
+
+def parse_tests(tests: Any) -> list[ProgramTest]:
+    """Tests of any shape, ready to ask and to judge."""
+    try:
+        given = json.loads(tests) if isinstance(tests, str) else tests
+        found = _parse_cases(given) if isinstance(given, dict) else []
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise ValueError(f"tests {show(tests)}: {error}; give {SHAPES}") from None
+    if isinstance(given, list | tuple):
+        found = [parse_assert(text) for text in given]
+    if not found:
+        raise ValueError(f"tests {show(tests)} hold no test: give {SHAPES}")
+    return found
+
+
+def _parse_cases(given: dict[str, Any]) -> list[ProgramTest]:
+    given = {key: value for key, value in given.items() if value is not None}
+    if set(given) == {"stdin_stdout"}:
+        pairs = [(sent, printed) for sent, printed in given["stdin_stdout"]]
+        if not all(isinstance(text, str) for pair in pairs for text in pair):
+            raise TypeError("what goes in and comes out must be strings")
+        return [
+            ProgramTest(sent, functools.partial(_prints, printed), show(printed))
+            for sent, printed in pairs
+        ]
+    if set(given) != {"function", "cases"}:
+        raise ValueError(f"unknown keys {sorted(given)}")
+    name = ast.unparse(ast.parse(given["function"], mode="eval"))
+    return [
+        ProgramTest(
+            (name, plain([*arguments])), functools.partial(same, plain(result)), show(result)
+        )
+        for arguments, result in given["cases"]
+    ]
+
+
+def _prints(expected: str, printed: str) -> bool:
+    lines, wanted = (text.rstrip().split("\n") for text in (printed, expected))
+    return [line.rstrip() for line in lines] == [line.rstrip() for line in wanted]
+
+
+_LITERAL = (ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.USub, ast.Load)
+_LITERAL += (ast.BinOp, ast.Add, ast.Sub, ast.Mult)
+_CONSTRUCTORS = {kind.__name__: kind for kind in (set, frozenset, tuple, list, dict, float)}
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: lambda got, value: same(value, got),
+    ast.NotEq: lambda got, value: not same(value, got),
+    ast.Is: lambda got, value: got is value,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda left, right: left in right,
+    ast.NotIn: lambda left, right: left not in right,
+}
+
+
+def parse_assert(text: str) -> ProgramTest:
+    """Split an assert into what the program is asked and how its answer is judged here.
+
+    `f(2)` and `not f(2)`, judged by truth; `f(2) == 4` or another comparison with a literal
+    on either side (`is` with True, False and None only). Anything else would let the program
+    judge itself, as `all(f(i) == i for i in range(9))` and `abs(f(2) - 4) < 0.1` would.
+    """
+    try:
+        (statement,) = ast.parse(text.strip()).body
+        if not isinstance(statement, ast.Assert):
+            raise ValueError("it is no assert")
+        node, holds = _split(statement.test)
+        if any(_meets_operator(part) for part in ast.walk(node)):
+            raise ValueError("the answer would meet an operator inside the program")
+    except (ValueError, TypeError, SyntaxError, AttributeError) as error:
+        raise ValueError(
+            f"assert {show(text)} cannot be judged from outside the program ({error}): write "
+            "`assert f(x)`, `assert not f(x)`, or a comparison of f(x) with a literal"
+        ) from None
+    test = statement.test
+    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq):
+        literal = test.comparators[0] if node is test.left else test.left
+        return ProgramTest((ast.unparse(node), None), holds, show(_value(literal)))
+    return ProgramTest((ast.unparse(node), None), holds, f"a value so that {ast.unparse(test)}")
+
+
+def _split(test: ast.expr) -> tuple[ast.expr, Callable[[Any], bool]]:
+    """(expression to evaluate inside, judgement outside)."""
+    if isinstance(test, ast.Compare):
+        return _split_comparison(test)
+    negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+    node = test.operand if negated else test
+    _must_be_the_programs(node)
+    return node, operator.not_ if negated else bool
+
+
+def _split_comparison(test: ast.Compare) -> tuple[ast.expr, Callable[[Any], bool]]:
+    if len(test.ops) > 1 or type(test.ops[0]) not in _COMPARISONS:
+        raise ValueError("its comparison is not one of ==, !=, <, <=, >, >=, in, not in, is")
+    left, right, kind = test.left, test.comparators[0], type(test.ops[0])
+    if _is_literal(left) == _is_literal(right):
+        raise ValueError("a comparison needs a literal on one side, and on one only")
+    node, value = (right, _value(left)) if _is_literal(left) else (left, _value(right))
+    compare = _COMPARISONS[kind]
+    if isinstance(value, bool) or value is None:
+        _must_be_the_programs(node)
+    elif kind is ast.Is:
+        raise ValueError("`is` works with True, False and None")
+    if node is right and kind not in (ast.Eq, ast.NotEq, ast.Is):
+        return node, lambda got: compare(value, got)
+    return node, lambda got: compare(got, value)
+
+
+def _must_be_the_programs(node: ast.expr) -> None:
+    """Refuse `isinstance(f(2), int)`, `math.isclose(f(2), 4)` and `f(2).startswith("a")`.
+
+    Where True is the whole answer, only a function or method of the program may give it: any
+    other gets the program's answer as an object, which can pretend to be what it is asked.
+    """
+    owner = node.func if isinstance(node, ast.Call) else None
+    if isinstance(owner, ast.Attribute):  # Solution().is_even(2)
+        owner = owner.value.func if isinstance(owner.value, ast.Call) else None
+        if isinstance(owner, ast.Name) and not owner.id[0].isupper():
+            owner = None
+    if not isinstance(owner, ast.Name) or hasattr(builtins, owner.id) or owner.id == "isclose":
+        raise ValueError(f"{ast.unparse(node)} is no call of a function of the program")
+
+
+def _meets_operator(node: ast.AST) -> bool:
+    operators = (ast.Compare, ast.BoolOp, ast.BinOp, ast.IfExp, ast.Not)
+    return isinstance(node, operators) and any(
+        isinstance(part, ast.Call)
+        and not (isinstance(part.func, ast.Name) and hasattr(builtins, part.func.id))
+        for part in ast.walk(node)
+    )
+
+
+def _is_literal(node: ast.expr) -> bool:
+    return all(
+        isinstance(part, _LITERAL)
+        or (isinstance(part, ast.Call) and isinstance(part.func, ast.Name))
+        or (isinstance(part, ast.Name) and part.id in _CONSTRUCTORS)
+        for part in ast.walk(node)
+    )
+
+
+def _value(node: ast.expr) -> Any:
+    code = compile(ast.Expression(node), "literal", "eval")
+    return plain(eval(code, {"__builtins__": {}, **_CONSTRUCTORS}))

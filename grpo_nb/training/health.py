@@ -1,0 +1,205 @@
+"""Alerts from the metrics of a training: what is wrong, how we know, and what to change.
+
+No limit is an absolute reward, KL or gradient norm: a window of steps is held against the run's
+own past, its noise, and the range of its rewards. An episode (till a quiet window) alerts once.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+from grpo_nb.runs.settings import Thresholds
+
+TEXT = """rule: cause -> fix, where {} is the metric or the reward that it is about
+not a number: {} is NaN or infinite -> lower train.learning_rate; mend a reward that is all None
+spike: {} is far above its past -> lower train.learning_rate; read that step's completions
+slow steps: slower than predicted -> train.max_completion_length, a slow reward, other programs
+truncation: cut before they end -> train.max_completion_length up, or soft_overlong_punishment
+length creep: longer, and earn no more -> train.loss_type dapo or dr_grpo; max_length_penalty
+nothing left to learn: nearly all groups are all right -> stop, or harder rows (data.source)
+nothing learnt: groups earn alike, not in full -> easier data.source, partial credit, rewards.preset
+collapse: groups fail alike -> lower train.learning_rate; higher train.temperature or train.beta
+reward hacking: held-out accuracy falls -> read completions, add the trick to rewards.cases, mend it
+format learnt, correctness flat: looks right -> lower {} in rewards.reward_weights; easier rows
+reward stuck: no rise -> raise train.learning_rate, but lower it if it falls; finer rewards.preset
+one reward dominates: the total is mostly {} -> lower {} in rewards.reward_weights
+no score: {} fails or gives None -> mend {}; drop rows without a usable gold (data.source)
+"""
+RULES = dict(line.split(": ", 1) for line in TEXT.splitlines()[1:])
+ERRORS = {"not a number", "nothing learnt", "collapse", "reward hacking"}
+PAGE = "docs/troubleshooting.md"
+
+
+class Alert(NamedTuple):
+    step: int
+    rule: str
+    severity: str  # "error": training on is of little use; or "warning"
+    cause: str
+    evidence: str
+    fix: str
+    see: str = ""  # its section of PAGE
+
+
+def section(name: str) -> str:
+    """Where the handbook explains an alert or a check.
+
+    >>> section("format learnt, correctness flat")
+    'docs/troubleshooting.md#format-learnt-correctness-flat'
+    """
+    return f"{PAGE}#{re.sub(r'[^a-z]+', '-', name.lower())}"
+
+
+class Expected(NamedTuple):  # what is known before step 1
+    rewards: Mapping[str, tuple[float, float, float]]  # weight, low, high; first: "correct"
+    completions: int = 64  # scored in a step
+    eval_rows: int = 64  # held-out prompts
+    step_seconds: float = math.inf  # predicted
+
+
+class Watch:
+    """Takes a line of metrics at a time and gives the alerts that are new."""
+
+    def __init__(self, expected: Expected, limits: Thresholds | None = None) -> None:
+        self.expected, self.limits = expected, limits or Thresholds()
+        self.lines, self.evals, self._held = [], [], {}
+
+    def feed(self, line: Mapping[str, Any]) -> list[Alert]:
+        if _number(accuracy := line.get("eval/accuracy")):
+            self.evals.append((len(self.lines), accuracy))
+        self.lines += [line] if "reward" in line else []
+        new, now = [], len(self.lines)
+        for rule, about, evidence in [*_steps(self), *_signal(self), *_rewards(self)]:
+            if now - self._held.get((rule, about), -math.inf) > self.limits.window:
+                cause, fix = RULES[rule].replace("{}", about).split(" -> ")
+                kind = "error" if rule in ERRORS else "warning"
+                step, see = line.get("step") or now, section(rule)
+                new.append(Alert(step, rule, kind, cause, evidence, fix, see))
+            self._held[rule, about] = now
+        return new
+
+    def holding(self) -> set[str]:
+        """The rules that held in the last window of lines."""
+        now = len(self.lines)
+        return {rule for (rule, _), at in self._held.items() if now - at <= self.limits.window}
+
+    def last(self, key: str, ago: int = 0, count: int = 0) -> list[float]:
+        """The numbers of a window that ended `ago` lines ago; [] before there is one."""
+        start = len(self.lines) - ago - (count or self.limits.window)
+        lines = self.lines[start : len(self.lines) - ago] if start >= 0 else []
+        return [line[key] for line in lines if _number(line.get(key))]
+
+    def mean(self, key: str, ago: int = 0) -> float:
+        return fmean(self.last(key, ago) or [math.nan])
+
+    def rise(self, key: str, ago: int, count: int = 0) -> tuple[float, float]:
+        then, now = self.last(key, ago, count), self.last(key, 0, count)
+        if min(len(then), len(now)) < 2:
+            return math.nan, math.nan  # so that no comparison holds
+        errors = [math.dist(v, [fmean(v)] * len(v)) / (len(v) - 1) for v in (then, now)]
+        return fmean(now) - fmean(then), math.hypot(*errors) + 1e-9  # its standard error
+
+    def sure(self, key: str, ago: int) -> float:
+        rise, error = self.rise(key, ago)
+        return rise / error
+
+    def flat(self, key: str, full: float) -> str:
+        """Evidence that a curve does not rise; "" where noise may hide a rise."""
+        for span in (self.limits.patience << double for double in range(12)):
+            rise, error = self.rise(key, span // 2, span // 2)
+            least = self.limits.flat * (full - self.mean(key)) * span / self.limits.patience
+            if rise <= 2 * error and rise + 2 * error < least:
+                return f"{self.mean(key):.3f}, {rise:+.3f} ± {2 * error:.3f} in {span} steps"
+        return ""
+
+    def ends(self) -> list[float]:
+        """The least and the greatest weighted total."""
+        ranges = self.expected.rewards.values()
+        return [sum(pick(v * a, v * b) for v, a, b in ranges) for pick in (min, max)]
+
+    def success(self, name: str) -> float:
+        _, low, high = self.expected.rewards[name]
+        factor = fmean(self.last(f"{name}/factor") or [1]) or 1  # of a scheduled reward
+        return (self.mean(f"rewards/{name}/mean") / factor - low) / ((high - low) or 1)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _steps(w: Watch) -> Iterator[tuple[str, str, str]]:
+    now, limits, seconds = (w.lines or [{}])[-1], w.limits, median(w.last("step_time") or [0])
+    for key in ("loss", "reward", *(f"rewards/{name}/mean" for name in w.expected.rewards)):
+        if key in now and not _number(now[key]):
+            yield "not a number", key, f"{key} is {now[key]}"
+    for key in ("grad_norm", "kl"):
+        past = [v for v in w.last(key, 1, min(limits.patience, len(w.lines) - 1)) if v > 0]
+        if len(past) >= 2 * limits.window and (now.get(key) or 0) > limits.spike * max(past):
+            yield "spike", key, f"{now[key]:.3g}, at most {max(past):.3g} before"
+    if seconds > limits.slower * w.expected.step_seconds:
+        yield "slow steps", "", f"{seconds:.2f} s, predicted {w.expected.step_seconds:.2f} s"
+    cut, length = "completions/clipped_ratio", "completions/mean_length"
+    if w.mean(cut) > limits.truncated and w.sure(cut, limits.window) > -2:
+        yield "truncation", "", f"{w.mean(cut):.0%} of the completions"
+    for ago in (limits.patience, len(w.lines) - limits.window):
+        before, after = w.mean(length, ago), w.mean(length)
+        if after > limits.longer * before and w.sure("reward", ago) <= 2 < w.sure(length, ago):
+            yield "length creep", "", f"{before:.0f} → {after:.0f} tokens in {ago} steps"
+
+
+def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
+    key, limits, start = "frac_reward_zero_std", w.limits, len(w.lines) - w.limits.window
+    silent, right = w.mean(key), w.success(next(iter(w.expected.rewards)))
+    evidence = f"{silent:.0%} of the groups without signal, success {right:.0%}"
+    # Unsloth's GPU trainer logs no entropy; how different the samples are says much the same.
+    sure = "entropy" if w.last("entropy") else "groups/distinct"
+    share = w.mean(sure) / (w.mean(sure, start) or 1)
+    alike = w.sure(key, start) > limits.certainty and silent - right > 1 - limits.solved
+    (low, full), earned = w.ends(), w.last("reward", start)
+    unpaid = w.mean("reward") - low <= (1 - limits.no_signal) * (full - low)
+    fallen = unpaid and max(earned, default=low) - low > (1 - limits.solved) * (full - low)
+    if fallen or (alike and share < limits.entropy):  # at most `right` of them can be all right
+        yield "collapse", "", f"{sure} at {share:.0%} of its start, {evidence}"
+    elif silent > limits.no_signal:
+        yield "nothing left to learn" if right >= limits.solved else "nothing learnt", "", evidence
+    if len(w.evals) > 2:
+        (at, best), end = max(w.evals, key=lambda one: one[1]), max(a for _, a in w.evals[-2:])
+        noise = math.sqrt(abs((best + end) * (2 - best - end)) / 2 / w.expected.eval_rows)
+        holds = w.sure("reward", min(start, len(w.lines) - at)) > -2
+        if best - end > 0.75 * limits.certainty * noise and holds and not unpaid:
+            yield "reward hacking", "", f"held-out {best:.0%} → {end:.0%}, reward no lower"
+
+
+def _rewards(w: Watch) -> Iterator[tuple[str, str, str]]:
+    rewards, limits, start = w.expected.rewards, w.limits, len(w.lines) - w.limits.window
+    first, form = next(iter(rewards)), next((n for n in rewards if "_format_" in n), "")
+    low, full = w.ends()
+    learnt = max(w.success(first), (w.mean("reward") - low) / (full - low or 1)) >= limits.solved
+    if not learnt and not any(w.last(f"{name}/factor") for name in rewards):
+        formed = form not in ("", first) and w.success(form) >= limits.solved
+        key, top = (f"rewards/{first}/mean", rewards[first][2]) if formed else ("reward", full)
+        if evidence := w.flat(key, top):
+            yield "format learnt, correctness flat" if formed else "reward stuck", form, evidence
+    spread = {name: abs(v[0]) * w.mean(f"rewards/{name}/std") for name, v in rewards.items()}
+    for name in rewards:
+        share = spread[name] / (sum(spread.values()) or 1)
+        if name != first and share > limits.dominant and not learnt:
+            yield "one reward dominates", name, f"{share:.0%} of the weighted spread"
+        key, most = f"{name}/skipped", limits.skipped * w.expected.completions
+        if w.mean(key) > most or (w.sure(key, start) > limits.certainty and w.mean(key) > most / 5):
+            yield "no score", name, f"{w.mean(key):.1f} of {w.expected.completions} completions"
+
+
+def examine(metrics: Iterable[Mapping], expected: Expected, limits: Thresholds | None = None):
+    """The alerts of a whole history, in the order of its lines."""
+    watch = Watch(expected, limits)
+    return [alert for line in metrics for alert in watch.feed(line)]
+
+
+def summary(alerts: Iterable[Alert]) -> str:
+    lines = (
+        f"step {a.step} {a.severity}: {a.rule} ({a.evidence}) → {a.fix}; see {a.see}"
+        for a in alerts
+    )
+    return "\n".join(lines) or "no alerts"

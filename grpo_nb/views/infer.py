@@ -1,0 +1,184 @@
+"""A run's base and tuned model at work: a question, its answers as they are written, scores.
+
+    chat = Chat(Run("demo"))
+    chat.ask("What is 47 + 38?")
+
+A prompt is made as notebook 1 made those of the training. `answers` asks a file of them.
+"""
+
+import html
+import math
+import threading
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from grpo_nb.evaluation.answers import check_trained, load_rewards, system_prompt
+from grpo_nb.models import Engine, open_engine
+from grpo_nb.reward_lab import Bench, explain
+from grpo_nb.rewards import Scored
+from grpo_nb.rewards.prompts import build_prompt
+from grpo_nb.runs import Run
+from grpo_nb.runs.profiles import refuse_unknown
+from grpo_nb.views import sheet
+
+Row = dict[str, Any]
+STYLE = f"""{sheet.STYLE}<style>
+.answers {{ width: 100%; table-layout: fixed; }}
+.answers th:first-child {{ width: 13em; }}
+.answers caption {{ font-size: 14px; }}
+.answers small {{ max-width: none; }}
+</style>"""
+
+
+class Said(NamedTuple):
+    """A model's completion of a row.
+
+    answer: As the rewards read it; None where there is none.
+    scored: Each reward's score and reason; empty without a gold.
+    total: Their weighted sum.
+    """
+
+    completion: str
+    answer: str | None = ""
+    scored: Mapping[str, Scored] = MappingProxyType({})
+    total: float = math.nan
+
+
+class Chat:
+    """Base and tuned model of a run; loaded when the first question comes.
+
+    Where an adapter was trained both are one model in memory: the base is what lies below it.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.config = run, run.config()
+        self.preset = load_rewards(self.config)
+        self._lock = threading.Lock()  # switching the adapter off is seen by every thread
+
+    @cached_property
+    def _engines(self) -> dict[str, Engine]:
+        base, policy, adapter = check_trained(self.run, self.config)
+        # Two where every weight was trained: each on its share of the GPU.
+        share = {"gpu_memory_utilization": 0.5 if adapter else 0.4}
+        load = partial(open_engine, quantization=self.config.model.quantization, **share)
+        tuned = load(policy, adapter=adapter)
+        below = load(base, adapter=None) if adapter is None else tuned
+        return {"base": below, "tuned": tuned}
+
+    def close(self) -> None:
+        """Give the memory back; the next question loads the models again."""
+        for engine in set(self.__dict__.pop("_engines", {}).values()):
+            engine.close()
+
+    def row(self, question: str, gold: str = "") -> Row:
+        """The row that notebook 1 makes of a question, without a gold where none is given."""
+        prompt = build_prompt(question, system_prompt(self.config, self.preset))
+        return {"prompt": prompt, "question": question} | ({"answer": gold} if gold else {})
+
+    def answer(
+        self,
+        question: str | Row,
+        model: str = "tuned",
+        *,
+        temperature: float = 0.0,
+        seed: int = 0,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Said:
+        """What a model says to one question.
+
+        Args:
+            question: A text, or a row: of `data.load`, or of `row` with its gold.
+            model: "base" or "tuned".
+            temperature: 0 is greedy.
+            seed: Of the sampling.
+            on_text: Told the completion so far, some twenty times a second.
+
+        Raises:
+            FileNotFoundError: The run has not been trained.
+            ValueError: A reward reads a column that the row lacks.
+        """
+        refuse_unknown("model", model, ["base", "tuned"])
+        row = self.row(question) if isinstance(question, str) else question
+        with self._lock:
+            engine = self._engines[model]
+            [[sample]] = engine.generate(
+                [row["prompt"]],
+                max_completion_length=self.config.train.max_completion_length,
+                temperature=temperature,
+                seed=seed,
+                adapter=model == "tuned",
+                on_text=on_text,
+            )
+        text = sample.text
+        said = Said(text, self.preset.extract(text))
+        if "answer" not in row:
+            return said
+        bench = Bench(self.preset, self.config.train, engine.tokenizer)
+        arguments = bench.arguments([row], [text])
+        scored = {f.__name__: explain(f, arguments)[0] for f in self.preset.reward_funcs}
+        scores = np.array([[one.score for one in scored.values()]], dtype=float)
+        return said._replace(scored=scored, total=float(bench.totals(scores)[0]))
+
+    def ask(self, question: str | Row, model: str = "tuned", **how: Any) -> None:
+        """Show the answer below the cell as it is written; the notebook stores one output.
+
+        Args:
+            how: temperature and seed, as `answer` takes them.
+        """
+        from IPython import display, get_ipython
+
+        row = self.row(question) if isinstance(question, str) else question
+        if get_ipython() is None:
+            print(self.answer(row, model, **how).completion)
+            return
+        shown = display.display(answers_page(row, {model: Said("")}), display_id=True)
+        how["on_text"] = lambda text: shown.update(answers_page(row, {model: Said(text)}))
+        shown.update(answers_page(row, {model: self.answer(row, model, **how)}))
+
+    def compare(self, question: str | Row, **how: Any) -> sheet.Page:
+        """Base and tuned side by side on the same prompt; arguments as `ask` takes them."""
+        row = self.row(question) if isinstance(question, str) else question
+        said = {model: self.answer(row, model, **how) for model in ("base", "tuned")}
+        return answers_page(row, said)
+
+
+def answers_page(row: Row, said: Mapping[str, Said]) -> sheet.Page:
+    """Answers to one question, a column a model: completion, what was read in it, its scores.
+
+    Args:
+        row: Its question, and its gold if it has one.
+        said: What each model said, or has said so far.
+    """
+    names = dict.fromkeys(name for one in said.values() for name in one.scored)
+    lines = {"completion": [sheet.highlight(one.completion, one.answer) for one in said.values()]}
+    lines["answer"] = [_answer(one) for one in said.values()]
+    lines |= {sheet.short(name): [_score(one, name) for one in said.values()] for name in names}
+    if names:
+        lines["total"] = [f"{one.total:.4g}" if one.scored else "" for one in said.values()]
+    body = "".join(
+        f"<tr><th>{html.escape(label)}</th>"
+        + "".join(f"<td{' class=text' * (label == 'completion')}>{cell}</td>" for cell in cells)
+        + "</tr>"
+        for label, cells in lines.items()
+    )
+    head = "".join(f"<th>{html.escape(model)}</th>" for model in said)
+    gold = f"\ngold {html.escape(str(row['answer']))}" if "answer" in row else ""
+    caption = f"<caption><b>{html.escape(row['question'])}</b>{gold}</caption>"
+    table = f"<table class='sheet answers'>{caption}<tr><th></th>{head}</tr>{body}</table>"
+    plain = [row["question"], *(f"{model}: {one.completion}" for model, one in said.items())]
+    return sheet.Page(STYLE + table, "\n".join(plain))
+
+
+def _answer(said: Said) -> str:
+    return "<i>none</i>" if said.answer is None else html.escape(said.answer[:200])
+
+
+def _score(said: Said, name: str) -> str:
+    if name not in said.scored:
+        return ""
+    score, reason = said.scored[name]
+    return f"{'None' if score is None else f'{score:.3g}'}<small>{html.escape(reason)}</small>"

@@ -1,0 +1,62 @@
+"""What a model wrote is text in JupyterLab, also where it looks like a formula or a link."""
+
+import os
+
+import nbformat
+import pytest
+from browsing import NEEDS_BROWSER, SLOW, jupyterlab, run_all_cells
+from playwright.sync_api import expect
+
+pytestmark = NEEDS_BROWSER
+MADE = """import pandas as pd
+from IPython.display import HTML, display
+from grpo_nb import rewards
+from grpo_nb import reward_lab as bench
+from grpo_nb.views import infer, plots, sheet, widgets
+from grpo_nb.rewards import prompts
+text = r"It costs $5 or $6, $x^2$, \\(y\\), $$\\href{http://127.0.0.1/}{z}$$"
+row = {"prompt": prompts.build_prompt(text), "question": text, "answer": text}
+preset = rewards.load_preset("qa")
+table = bench.Bench(preset).table([row], [[text, prompts.tagged(text, text)]])"""
+VIEWS = {
+    "typeset": "HTML(f'<p>{text}</p>')",  # that there is something to keep out
+    "sheet": "sheet.score_sheet(table, preset)",
+    "table": "plots.table(table[['question', 'gold', 'completion', 'answer']])",
+    "chat": "infer.answers_page(row, {'base': infer.Said(text, text)})",
+    "browser": "widgets.CompletionBrowser(table)",
+    "end": "HTML(f'<p>{text}</p>')",
+}
+
+
+@pytest.fixture(scope="module")
+def shown(browser, tmp_path_factory):
+    """The outputs of a notebook with each view of one hostile text, rendered."""
+    folder, settings = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("settings")
+    cells = [nbformat.v4.new_code_cell(code) for code in (MADE, *VIEWS.values())]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    nbformat.write(notebook, folder / "markup.ipynb")
+    with jupyterlab(browser, folder / "markup.ipynb", settings) as page:
+        run_all_cells(page)
+        views = dict(zip(VIEWS, page.locator(".jp-CodeCell").all()[1:], strict=False))
+        # Views are typeset in turn, so the others have had theirs when the last one has it.
+        for view in ("typeset", "end"):
+            expect(views[view].locator("mjx-container").first).to_be_visible(timeout=SLOW)
+        if path := os.environ.get("GRPO_NB_MARKUP_PICTURE"):
+            page.screenshot(path=path, full_page=True)
+        yield views
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_formula_or_a_link_of_a_completion_stays_text(shown, view):
+    formulas = (
+        shown[view].locator(".jp-OutputArea").locator("mjx-container, a[href^='http://127.0.0.1/']")
+    )
+    if view in ("typeset", "end"):
+        assert formulas.count() > 1
+        return
+    expect(formulas).to_have_count(0)
+    assert (
+        "costs $5 or $6, $x^2$, \\(y\\), $$\\href"
+        in shown[view].locator(".jp-OutputArea").inner_text()
+    )

@@ -1,0 +1,183 @@
+"""Trainings of the tiny base by Unsloth's GPU trainer: `python scenarios.py FOLDER`.
+
+Writes FOLDER/report.json: {scenario: what was seen, or {"error": its traceback}}. All of them share
+one process, for importing Unsloth takes ten seconds and patches TRL for good.
+"""
+
+import functools
+import json
+import math
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import pretended
+
+FOLDER = Path(sys.argv[1])
+pretended.import_unsloth(FOLDER / "compiled")
+os.environ["GRPO_NB_RUNS"] = str(FOLDER)
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch  # noqa: E402
+from test_resume import MATH, comparable, make_run, scale_loss, steps_that_move  # noqa: E402
+from unsloth import FastLanguageModel  # noqa: E402
+
+from grpo_nb import data, models, training  # noqa: E402
+from grpo_nb.rewards import reward_set  # noqa: E402
+from grpo_nb.runs import Run, Stage  # noqa: E402
+from grpo_nb.runs.config import flatten, resolve  # noqa: E402
+from grpo_nb.runs.settings import PolicyConfig  # noqa: E402
+
+models.checkpoint.has_bf16 = lambda: False  # fp32, whatever this CPU computes in
+SETTINGS = {
+    "policy.optim": "adamw_torch",  # in 8 bit it is a GPU's
+    "train.eval_steps": 0,
+    "train.gradient_accumulation_steps": 1,
+    "train.max_steps": 4,
+    "train.resume": "never",
+    "train.save_steps": 2,
+    "train.warmup_steps": 0,
+    "trl.bf16": False,
+    "trl.fp16": False,
+}
+VALIDATED = {"train.eval_steps": 2}
+
+
+def policy(config):
+    """As Unsloth's loader leaves one, but with transformers' own forward."""
+    plain = PolicyConfig(backend="transformers", finetuning=config.policy.finetuning)
+    model = models.load_policy(config.model, config.seed, plain).model
+    model.max_seq_length = config.model.max_seq_length
+    model._unsloth_gradient_checkpointing = True
+    model.enable_input_require_grads()
+    model.for_training = functools.partial(FastLanguageModel.for_training, model)
+    model.for_inference = functools.partial(FastLanguageModel.for_inference, model)
+    return models.Policy(model, models.load_tokenizer(config.model.model_path), False, "unsloth")
+
+
+def session(name, rewards=MATH, **settings):
+    run = Run(name)
+    if not run.path.exists():
+        make_run(name, **{"data.priming_rows": 16, "data.max_rows": 64})
+    config = resolve("tiny-cpu", flatten(run.config()), SETTINGS, settings)
+    loaded = policy(config)
+    pretended.claim_in("grpo_nb.training")
+    return training.Session(Stage(run, "03", config, {}), loaded, rewards, data.load(run, "train"))
+
+
+def answers(policy, rows):
+    groups = policy.generate([row["prompt"] for row in rows], max_completion_length=32)
+    return [group[0].text for group in groups]
+
+
+def weights(run, name="adapter"):
+    return (run / "train" / name / "adapter_model.safetensors").read_bytes().hex()
+
+
+def flags(model):
+    """What a mode of the model is made of."""
+    modules = list(model.modules())
+    checkpointed = [getattr(module, "gradient_checkpointing", None) for module in modules]
+    return [[module.training for module in modules], checkpointed, model.config.use_cache]
+
+
+class Layer:
+    """Looks at a decoder layer: whether each pass with gradients checkpoints it."""
+
+    def __init__(self, model):
+        self.checkpointed = []
+        model.get_base_model().model.layers[0].register_forward_pre_hook(self.look)
+
+    def look(self, layer, arguments):
+        if torch.is_grad_enabled():
+            self.checkpointed.append(layer.gradient_checkpointing and layer.training)
+
+    def seen(self):
+        found, self.checkpointed = self.checkpointed, []
+        return found
+
+
+def a_training():
+    """From load to adapter; validation and preflight before it."""
+    one = session("whole", **VALIDATED)
+    rows = one.validation_rows
+    before = answers(one.policy, rows)
+    trainer = one.trainer()
+    seen = {"answers before the trainer": before}
+    seen["trainer"] = [kind.__name__ for kind in type(trainer).__mro__]
+    layer, modes = Layer(one.policy.model), flags(one.policy.model)
+    checks = one.preflight()
+    seen["checks"] = checks.set_index("check")["result"].to_dict()
+    seen["checkpointed"] = {"preflight": layer.seen()}
+    seen["modes are as before"] = flags(one.policy.model) == modes
+    seen["answers after it"] = answers(one.policy, rows)
+    seen["steps"] = one.run()
+    seen["checkpointed"]["training"] = layer.seen()
+    lines = training.read_lines(one.folder / "metrics.jsonl")
+    seen["validated"] = [line["eval/accuracy"] for line in lines if "eval/accuracy" in line]
+    return seen
+
+
+def cut_off():
+    """Stopped after two steps and gone on with, it ends as the undisturbed one did."""
+    first = session("cut", **VALIDATED, **{"train.resume": "auto"})
+    first.run(lambda update: update.line["step"] == 2 and first.controls.stop.set())
+    again = session("cut", **VALIDATED, **{"train.resume": "auto"})
+    again.run()
+    runs = Run("whole"), Run("cut")
+    same = {"note": again.note, "metrics": [comparable(run) for run in runs]}
+    return same | {"weights": len({weights(run) for run in runs})}
+
+
+def warm_up():
+    primed = session("primed", **{"train.priming_steps": 6, "train.max_steps": 1})
+    primed.run()
+    about = json.loads((primed.folder / "0-priming/stage.json").read_text())
+    return about | {"moved": weights(primed.stage.run, "0-priming") != weights(primed.stage.run)}
+
+
+def a_reward_that_is_down():
+    """Alone in its set, it gives None in one step, and something infinite in another."""
+
+    def down(completions, trainer_state, **_):
+        given = {1: None, 2: math.inf}
+        return [given.get(trainer_state.global_step, len(one[0]["content"])) for one in completions]
+
+    alone = reward_set([(down, 1.0)])
+    one = session("down", alone)
+    moved = steps_that_move(one)
+    return {"steps": one.run(), "moved": moved}
+
+
+def overflow():
+    """fp16's first loss scales are too high for the gradient, here for more than three steps."""
+    one = session("fp16", **{"train.max_steps": 8})
+    scaler = scale_loss(one.trainer())
+    checks = one.preflight().set_index("check")["result"].to_dict()
+    seen = {"checks": checks, "scale after the preflight": scaler.get_scale()}
+    moved = steps_that_move(one)
+    return seen | {"steps": one.run(), "moved": moved, "scale": scaler.get_scale()}
+
+
+def drawn_again():
+    one = session("dynamic", **{"train.dynamic_sampling": 2, "train.max_steps": 2})
+    return {"steps": one.run()}
+
+
+RUN = (a_training, cut_off, warm_up, a_reward_that_is_down, overflow, drawn_again)
+SCENARIOS = {function.__name__: function for function in RUN}
+
+
+def main():
+    report = {}
+    for name, scenario in SCENARIOS.items():
+        try:
+            report[name] = scenario()
+        except Exception:
+            report[name] = {"error": traceback.format_exc()}
+    (FOLDER / "report.json").write_text(json.dumps(report), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

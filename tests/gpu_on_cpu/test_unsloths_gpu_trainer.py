@@ -1,0 +1,111 @@
+"""Unsloth's GPU trainer, which a CPU never meets otherwise, from load to adapter on the tiny base.
+
+What it shows: which methods are called with what, modes, padding, checkpointing, gradients, logged
+keys. What it cannot: kernels, memory, speed, vLLM.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo_nb.runs import PROJECT_ROOT
+from grpo_nb.training import health
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """Of scenarios.py, by the scenario's name; one that raised fails the test that asks for it."""
+    for package in ("triton", "diffusers"):  # Unsloth imports them on a GPU
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: pip install -r requirements-test.txt")
+    folder = tmp_path_factory.mktemp("gpu_on_cpu")
+    command = [sys.executable, str(Path(__file__).with_name("scenarios.py")), str(folder)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT_ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+
+    def of(scenario):
+        assert "error" not in found[scenario], found[scenario]["error"]
+        return found[scenario]
+
+    return of
+
+
+def test_it_is_unsloths_trainer_that_trains(report):
+    seen = report("a_training")
+    assert "UnslothGRPOTrainer" in seen["trainer"]
+    assert [line["step"] for line in seen["steps"]] == [1, 2, 3, 4]
+    assert any(line["grad_norm"] > 0 for line in seen["steps"])
+
+
+def test_validation_is_the_same_before_and_after_the_trainer_is_built(report):
+    seen = report("a_training")
+    assert seen["answers before the trainer"] == seen["answers after it"]
+    assert seen["validated"] and min(seen["validated"]) > 0
+
+
+def test_the_preflights_step_is_checkpointed_as_the_trainings(report):
+    seen = report("a_training")
+    assert set(seen["checks"].values()) == {"ok"}
+    of_preflight, of_training = seen["checkpointed"].values()
+    assert of_preflight and all(of_preflight)
+    assert of_training and all(of_training)
+    assert seen["modes are as before"]
+
+
+def test_a_training_that_was_cut_off_ends_as_one_that_was_not(report):
+    seen = report("cut_off")
+    assert seen["note"] == "goes on after step 2 of 4"
+    whole, cut = seen["metrics"]
+    assert whole == cut
+    assert seen["weights"] == 1, "the adapters differ"
+
+
+def test_the_supervised_warm_up_learns_and_grpo_goes_on_from_it(report):
+    seen = report("warm_up")
+    assert seen["loss_last"] < seen["loss_first"]
+    assert seen["moved"]
+
+
+def test_a_step_without_scores_is_left_out(report):
+    seen = report("a_reward_that_is_down")
+    assert [line["step"] for line in seen["steps"]] == [1, 2, 3, 4]
+    assert seen["moved"] == [1, 4]
+
+
+def test_overflows_of_fp16_are_waited_for(report):
+    """More than three steps in a row, which would end a training that diverges."""
+    seen = report("overflow")
+    assert seen["checks"]["gradient"] == "ok"
+    assert seen["scale after the preflight"] == 2.0**28
+    assert seen["moved"][0] > 4
+    assert seen["scale"] == 2.0 ** (28 - 8 + len(seen["moved"]))
+
+
+def test_a_collapse_is_seen_though_no_entropy_is_logged(report):
+    """What it logs, drawn out to a training whose groups become alike and wrong."""
+    logged = report("a_training")["steps"][-1]
+    assert "entropy" not in logged
+    assert logged["groups/distinct"] > 0
+    rewards = {"numeric_correctness_reward": (1.0, 0.0, 1.0)}
+    lines = []
+    for step in range(1, 81):
+        fallen = step > 40
+        line = logged | {
+            "step": step,
+            "frac_reward_zero_std": 0.9 if fallen else 0.1 + step % 2 / 50,
+        }
+        line |= {"reward": 0.3, "rewards/numeric_correctness_reward/mean": 0.3}
+        lines.append(line | {"groups/distinct": 0.0 if fallen else logged["groups/distinct"]})
+    alerts = health.examine(lines, health.Expected(rewards))
+    assert "collapse" in {alert.rule for alert in alerts}
+
+
+def test_groups_are_drawn_again(report):
+    assert all("dynamic/replaced" in line for line in report("drawn_again")["steps"])

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from grpo_nb.machine import gpu_in_use, switches
 from grpo_nb.runs import config as configs
+from grpo_nb.runs.checks import Check
 from grpo_nb.runs.files import atomic_path, read_json, read_yaml, sha256, write_json
 from grpo_nb.runs.trl_arguments import refuse_unknown_trl
 from grpo_nb.runs.versions import PROJECT_ROOT, git_commit, installed_versions
@@ -233,6 +234,13 @@ class Stage:
         state = {"stage": self.stage, "done": done, "total": total, "note": note}
         write_json(self.run / "progress.json", state)
 
+    def record_checks(self, checks: Iterable[Check]) -> None:
+        """Keep what was found in the manifest; of the same name the last counts."""
+        before = self.run.manifest().get(self.stage, {}).get("checks", [])
+        found = {check["name"]: check for check in before}
+        found |= {check.name: check._asdict() for check in checks}
+        self.run.record(self.stage, {"checks": list(found.values())})
+
     def change(self, settings: Mapping[str, Any]) -> None:
         """Set values of the run from now on: for later stages, and for `--from`."""
         known = configs.flatten(self.config)
@@ -282,7 +290,7 @@ def start_stage(stage: str, parameters: Mapping[str, Any]) -> Stage:
     }
     run.record(
         stage,
-        {"status": "running", "inputs": inputs, "outputs": {}, "seed": config.seed}
+        {"status": "running", "inputs": inputs, "outputs": {}, "checks": [], "seed": config.seed}
         | {"outdated": outdated}
         | {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "git_commit": git_commit()}
         | {"versions": installed_versions(), "gpu": gpu_in_use(), "switches": switches()},

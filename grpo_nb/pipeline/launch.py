@@ -12,13 +12,16 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_nb import data, models, reward_lab, rewards, training
 from grpo_nb.pipeline.execution import QUIET
-from grpo_nb.runs import NOTEBOOKS, Run, Stage, config, resolve_stage, start_stage
+from grpo_nb.runs import NOTEBOOKS, Run, Stage, checks, config, resolve_stage, start_stage
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.training import ranks
+
+if TYPE_CHECKING:
+    from trl import GRPOConfig
 
 FAILURE = "failure.json"
 OUTPUTS = ("train/adapter", "train/metrics.jsonl", "train/health.jsonl")
@@ -80,15 +83,17 @@ def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
     chosen = rewards.load_preset(stage.config.rewards.preset, stage.config.rewards.reward_weights)
     print(reward_lab.check(run, chosen, force))
     policy = models.load_policy(stage.config.model, stage.config.seed, stage.config.policy)
-    session = training.Session(stage, policy, chosen, data.load(run, "train"))
-    print(session.note)
-    print(session.overview().to_string(index=False))
-    print(_shares(session))
-    session.arguments()
-    checks = session.preflight()
-    print(checks.to_string(index=False))
-    training.refuse(checks, force)
-    session.run(lambda update: print(_line(update), flush=True))
+    if stage.config.train.priming_steps:
+        print(training.warm_up(policy, stage))
+    args = training.grpo_config(stage, policy, chosen)
+    trainer = training.Trainer(policy, chosen, args, data.load(run, "train"), stage)
+    print(trainer.note)
+    print(_shares(args))
+    found = trainer.preflight()
+    print(checks.table(found).to_string(index=False))
+    checks.refuse(found, force)
+    trainer.watch(lambda update: print(_line(update), flush=True))
+    trainer.train()
     print(ranks.from_main(lambda: stage.finish(*OUTPUTS)))
 
 
@@ -118,21 +123,19 @@ def _refuse(settings: RunConfig) -> None:
         return
     needed = {
         "model.quantization = '16bit'": settings.model.quantization == "16bit",
-        "train.stages = ''": not settings.train.stages,
         "train.priming_steps = 0": not settings.train.priming_steps,
     }
     if missing := [need for need, met in needed.items() if not met]:
         raise ValueError(f"FSDP and ZeRO-3 need {' and '.join(missing)}; or take ddp.yaml")
 
 
-def _shares(session: training.Session) -> str:
+def _shares(args: "GRPOConfig") -> str:
     """How the processes share a step."""
-    args = session.trainer().args
     rows, passes = args.per_device_train_batch_size, args.gradient_accumulation_steps
     step = rows * passes * ranks.count()
     return (
         f"a step: {step // args.num_generations} prompts x {args.num_generations} = {step} "
-        f"completions, on {ranks.count()} process(es) in {passes} pass(es) of {rows}"
+        f"completions, on {ranks.count()} process(es) in {passes} micro-batch(es) of {rows}"
     )
 
 

@@ -20,7 +20,6 @@ from grpo_nb.machine import gpu_in_use, switches
 from grpo_nb.runs import config as configs
 from grpo_nb.runs.checks import Check
 from grpo_nb.runs.files import atomic_path, read_json, read_yaml, sha256, write_json
-from grpo_nb.runs.trl_arguments import refuse_unknown_trl
 from grpo_nb.runs.versions import PROJECT_ROOT, git_commit, installed_versions
 
 NOTEBOOKS = {
@@ -279,7 +278,6 @@ def start_stage(stage: str, parameters: Mapping[str, Any]) -> Stage:
     run = Run(parameters["run_name"])
     set_here = configs.from_parameters(stage, parameters)
     config = resolve_stage(run, stage, parameters.get("profile", ""), set_here)
-    refuse_unknown_trl(config)
     if not parameters.get("force", False):
         check_stages_before(run, stage)
     run.lock()

@@ -67,6 +67,7 @@ class ModelConfig(Section):
     max_seq_length: int = Field(512, ge=32, description="prompt + completion [tokens]")
     lora_rank: int = Field(16, ge=1, description="rank of the adapter")
     lora_alpha: int = Field(32, ge=1, description="the adapter is scaled by alpha / rank")
+    adapter: str = Field("", description="run or folder whose adapter the policy starts from")
 
 
 class RewardsConfig(Section):
@@ -95,16 +96,12 @@ class TrainConfig(Section):
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = Field(
         "sum_then_normalize", description="TRL's; the second is GDPO"
     )
-    stages: str = Field("", description="YAML file of the stages; empty: one, as set here")
     priming_steps: int = Field(0, ge=0, description="supervised steps on the primed rows first")
     eval_steps: int = Field(25, ge=0, description="validate every so many steps; 0: never")
     resume: Literal["auto", "always", "never"] = Field(
         "auto", description="auto: go on where a training with these settings was cut off"
     )
     report_to: str = Field("none", description='trackers: "tensorboard", "trackio", "wandb"')
-    dynamic_sampling: int = rare(
-        0, "rounds in which groups without signal are drawn anew; 0: never", ge=0
-    )
     priming_learning_rate: float = rare(1e-3, "of the supervised steps", gt=0, le=10)
     save_steps: int = rare(25, "a checkpoint every so many steps", ge=1)
     keep_checkpoints: int = rare(2, "the newest that stay on disk", ge=1)

@@ -1,4 +1,4 @@
-"""What happens around a step: metrics kept, health judged, wishes heard, checkpoints due."""
+"""What happens between steps: metrics kept, health judged, requests obeyed, checkpoints due."""
 
 import math
 import random
@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import TrainerCallback
 
 from grpo_nb.models import sharded
 from grpo_nb.training import health, ranks
-from grpo_nb.training.checkpoints import adaptive_rewards
-from grpo_nb.training.control import Controls, Update, Watcher
-from grpo_nb.training.measured import scale_can_fall
+from grpo_nb.training.checkpoints import adaptive_rewards, seal
 from grpo_nb.training.metrics import append_line
-from grpo_nb.training.plan import TrainStage
+from grpo_nb.training.preflight import scale_can_fall
+from grpo_nb.training.updates import Update
 from grpo_nb.training.validation import Validation, is_best, keep_best
 
 BAD_STEPS = 3  # updates in a row that had to be left out end the training
@@ -24,49 +24,34 @@ GRADIENT = (
 SCORES = "Repair the reward, or what it asks (a server, a file), and test it in notebook 2"
 
 
-class Monitor:
-    """A TrainerCallback (see `as_callback`) for one stage.
+class StepCallback(TrainerCallback):
+    """What `Trainer` does after each step, beside TRL's own.
 
     Args:
-        trainer: The stage's.
-        stage: What it trains.
-        folder: The run's train/.
-        watch: Health, which has seen the steps before.
-        total_steps: Of all stages.
-        controls: Wishes.
-        watchers: Are told of each step.
+        trainer: Whose steps these are.
         validation: Every `train.eval_steps`; None for never.
     """
 
-    def __init__(
-        self,
-        trainer: Any,
-        stage: TrainStage,
-        folder: Path,
-        *,
-        watch: health.Watch,
-        total_steps: int,
-        controls: Controls,
-        watchers: list[Watcher],
-        validation: Validation | None,
-    ) -> None:
-        self.trainer, self.stage, self.folder, self.watch = trainer, stage, folder, watch
-        self.total_steps, self.controls, self.watchers = total_steps, controls, watchers
-        self.validation, self.bad, self.saved = validation, 0, -1
+    def __init__(self, trainer: Any, validation: Validation | None) -> None:
+        self.trainer, self.validation = trainer, validation
+        self.settings, self.folder = trainer.stage.config.train, trainer.folder
+        self.watch = health.Watch(health.Expected({}))  # one that saw earlier steps, in `train`
+        self.bad, self.saved = 0, -1
         self.random_state: Any = None
         self.failure = ""  # why the training ended itself
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.random_state = random_state()
+        self.random_state, self.bad, self.failure = random_state(), 0, ""
         if not state.global_step:
-            if self.validation and not self.stage.first_step:  # what the policy begins with
-                self._keep({"step": 0, "stage": self.stage.name, **self._figures()}, [])
+            self.saved = -1
+            if self.validation:  # what the policy begins with
+                self._keep({"step": 0, **self._figures()}, [])
             return
         self.saved = state.global_step
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         for reward in adaptive_rewards(self.trainer.reward_funcs):
             reward.load(checkpoint)
-        # A new pass over the rows draws a new order, which a fresh sampler has not drawn yet.
+        # Each epoch draws a new order of the rows, which a fresh sampler has not drawn yet.
         for _ in range(math.floor(state.epoch + 1e-6)):
             next(iter(self.trainer.row_sampler))
 
@@ -119,42 +104,47 @@ class Monitor:
         self._obey(args, state, control)
 
     def _obey(self, args: Any, state: Any, control: Any) -> None:
-        """Save and stop where that is due or wished for."""
-        train, step = self.stage.config.train, state.global_step
+        """Save and stop where that is due or asked for."""
+        step, controls = state.global_step, self.trainer.controls
         whole = step * args.gradient_accumulation_steps % _generate_every(args) == 0
         if not whole:  # its completions are still in use: a checkpoint would lose them
             return
-        due = step - max(self.saved, 0) >= train.save_steps or step == train.max_steps
-        if ranks.anywhere(self.controls.stop.is_set()) or self.failure:
+        due = step - max(self.saved, 0) >= self.settings.save_steps or step == args.max_steps
+        if ranks.anywhere(controls.stop.is_set()) or self.failure:
             control.should_training_stop = True
-        if due or control.should_training_stop or ranks.anywhere(self.controls.save.is_set()):
-            self.controls.save.clear()
+        if due or control.should_training_stop or ranks.anywhere(controls.save.is_set()):
+            controls.save.clear()
             control.should_save = step != self.saved
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.saved = state.global_step
+        ranks.from_main(lambda: self._seal(Path(args.output_dir) / f"checkpoint-{self.saved}"))
+
+    def _seal(self, checkpoint: Path) -> None:
+        for reward in adaptive_rewards(self.trainer.reward_funcs):
+            reward.save(checkpoint)
+        seal(checkpoint, self.settings.keep_checkpoints)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not logs or "loss" not in logs:
             return
-        step = self.stage.first_step + state.global_step
+        step = state.global_step
         # Off policy (trl.num_iterations) a step may use completions of one before.
         sampled = self._completions() if "reward" in logs else []
-        self._keep({"step": step, "stage": self.stage.name, **logs}, sampled)
-        every = self.stage.config.train.eval_steps
-        last = state.global_step == self.stage.config.train.max_steps
-        due = every and (state.global_step % every == 0 or last)
-        if self.validation and (due or ranks.anywhere(self.controls.evaluate.is_set())):
-            self.controls.evaluate.clear()
+        self._keep({"step": step, **logs}, sampled)
+        every, evaluate = self.settings.eval_steps, self.trainer.controls.evaluate
+        due = every and (step % every == 0 or step == args.max_steps)
+        if self.validation and (due or ranks.anywhere(evaluate.is_set())):
+            evaluate.clear()
             figures = self._validate(step, control)
             # To the trackers; we take no notice of a log without a loss.
             told = {name.replace("/", "_"): value for name, value in figures.items()}
             self.trainer.callback_handler.on_log(args, state, control, told)
-        self._obey(args, state, control)  # wishes that came meanwhile
+        self._obey(args, state, control)  # what was asked for meanwhile
 
     def _validate(self, step: int, control: Any) -> dict[str, float]:
         figures = self._figures()
-        self._keep({"step": step, "stage": self.stage.name, **figures}, [])
+        self._keep({"step": step, **figures}, [])
         if not all(map(math.isfinite, figures.values())):  # the rewards gave None, or infinity
             print(f"step {step}: this validation has no score, and does not count")
             return figures
@@ -164,9 +154,9 @@ class Monitor:
             keep_best(best, self.trainer.save_adapter, step, figures)
         accuracies = [accuracy for _, accuracy in self.watch.evals]  # those before a resumption too
         since_best = accuracies[::-1].index(max(accuracies))
-        patience = self.stage.config.train.early_stop_evals
+        patience = self.settings.early_stop_evals
         if patience and since_best >= patience:
-            print(f"step {step}: no better in {patience} validations; this stage ends here")
+            print(f"step {step}: no better in {patience} validations; the training ends here")
             control.should_training_stop = control.should_save = True
         return figures
 
@@ -184,10 +174,10 @@ class Monitor:
             return
         append_line(self.folder / "metrics.jsonl", line)
         for alert in alerts:
-            append_line(self.folder / "health.jsonl", alert._asdict())
+            append_line(self.folder / "health.jsonl", {"step": line["step"], **alert._asdict()})
             print(health.summary([alert]))
-        for watcher in self.watchers:
-            watcher(Update(line, self.total_steps, completions, alerts))
+        for watcher in self.trainer.watchers:
+            watcher(Update(line, self.trainer.args.max_steps, completions, alerts))
 
     def _completions(self) -> list[dict[str, Any]]:
         """Those of this step, with their scores, as TRL holds them until it writes them."""
@@ -198,7 +188,7 @@ class Monitor:
             **logs["rewards"],
             "advantage": logs["advantages"],
         }
-        weights = dict(zip(logs["rewards"], self.stage.rewards.reward_weights, strict=True))
+        weights = dict(zip(logs["rewards"], self.trainer.args.reward_weights, strict=True))
         lines = [dict(zip(columns, v, strict=True)) for v in zip(*columns.values(), strict=True)]
         for line in lines:
             scores = {name: line[name] for name in weights if not math.isnan(line[name])}
@@ -207,7 +197,7 @@ class Monitor:
 
 
 def _generate_every(args: Any) -> int:
-    """Passes that one generation serves."""
+    """Micro-batches that one generation serves."""
     return args.steps_per_generation * args.num_iterations
 
 
@@ -227,10 +217,3 @@ def restore_random_state(state: tuple[Any, ...]) -> None:
     torch.set_rng_state(state[2])
     if state[3]:
         torch.cuda.set_rng_state_all(state[3])
-
-
-def as_callback(monitor_class: type) -> type:
-    """The class with transformers' callback as its base, which is imported late."""
-    from transformers import TrainerCallback
-
-    return type(monitor_class.__name__, (monitor_class, TrainerCallback), {})

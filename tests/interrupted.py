@@ -11,7 +11,7 @@ import sys
 
 from grpo_nb import data, models, rewards, training
 from grpo_nb.runs import Run, Stage
-from grpo_nb.training import session as sessions
+from grpo_nb.training import checkpoints
 
 
 def die(*_):
@@ -36,7 +36,7 @@ def plant(trainer, where, step):
             die() if trainer.state.global_step == step else save(*args, **kwargs)
         )
     elif where == "moved":  # an earlier training is put aside, and this one has not begun
-        sessions.write_json = die
+        checkpoints.write_json = die
 
 
 def main(name, where="", step="0"):
@@ -46,10 +46,11 @@ def main(name, where="", step="0"):
     policy = models.load_policy(stage.config.model, stage.config.seed)
     form = rewards.Adaptive(rewards.soft_xml_format_reward, change=1.5)
     chosen = rewards.reward_set([(rewards.numeric_correctness_reward, 1.0), (form, 0.25)])
-    session = training.Session(stage, policy, chosen, data.load(run, "train"))
-    print(session.note)
-    plant(session.trainer(), where, int(step))
-    session.run()
+    args = training.grpo_config(stage, policy, chosen)
+    trainer = training.Trainer(policy, chosen, args, data.load(run, "train"), stage)
+    print(trainer.note)
+    plant(trainer, where, int(step))
+    trainer.train()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from grpo_nb import reward_lab
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import Adaptive
 from grpo_nb.runs import Stage, sha256, write_json
+from grpo_nb.training.arguments import setting_of
 from grpo_nb.training.metrics import keep_until
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ AGAIN = "run this again, and it goes on from there"
 # shown, or how the same step is cut.
 FREE = (
     *("output_dir", "run_name", "report_to", "disable_tqdm", "use_cpu", "local_rank", "project"),
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size"),
-    *("steps_per_generation", "logging_dir", "per_device_eval_batch_size", "ddp_timeout"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
+    *("logging_dir", "per_device_eval_batch_size", "ddp_timeout"),
     *("vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "deepspeed", "fsdp", "fsdp_config"),
     *("accelerator_config", "parallelism_config", "ddp_find_unused_parameters"),
 )
@@ -60,7 +61,7 @@ class Resumption:
         if state and steps and resume != "never" and not (state["finished"] and resume == "auto"):
             names = {**state["settings"], **self.known}
             changed = [n for n in names if state["settings"].get(n) != self.known.get(n)]
-            if [name for name in changed if name != "max_steps"] and resume == "auto":
+            if [name for name in changed if name != "train.max_steps"] and resume == "auto":
                 raise ValueError(
                     f"{steps} steps of this run were trained with other settings "
                     f"({', '.join(changed)}): set train.resume = 'always' to go on from them, or "
@@ -76,7 +77,8 @@ class Resumption:
         if not (place := aside(self.folder)):
             return note, True
         note += f"; what was trained here before ({steps} steps) is kept as {place.name}/"
-        longer = state and {**state["settings"], "max_steps": 0} == {**self.known, "max_steps": 0}
+        other = {"train.max_steps": 0}
+        longer = state and state["settings"] | other == self.known | other
         if longer and steps < self.max_steps:
             note += f". To train it on to {self.max_steps} steps: train.resume = 'always'"
         return note, True
@@ -86,9 +88,9 @@ class Resumption:
         if self._fresh:
             clear(self.folder)
         self._fresh = False  # run again, it goes on
-        checkpoint = newest(self.folder) if self.folder.exists() else None
-        (self.folder / "completions").mkdir(parents=True, exist_ok=True)  # TRL makes it once
         self.end(finished=False)
+        checkpoint = newest(self.folder)
+        (self.folder / "completions").mkdir(exist_ok=True)  # TRL makes it once
         keep_until(self.folder, step_of(checkpoint))
         return checkpoint
 
@@ -98,14 +100,14 @@ class Resumption:
 
 def fingerprint(stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> dict[str, Any]:
     """What a training depends on: model, arguments, rewards and rows."""
-    sections = (stage.config.model, stage.config.policy)
-    known = {name: value for section in sections for name, value in section.model_dump().items()}
+    sections = {"model": stage.config.model, "policy": stage.config.policy}
+    known = {f"{k}.{name}": v for k, of in sections.items() for name, v in of.model_dump().items()}
     for field in fields(args):
         default = field.default_factory() if callable(field.default_factory) else field.default
         value = getattr(args, field.name)
         if field.name not in FREE and (default is MISSING or value != default):
-            known[field.name] = value
-    known |= {"max_steps": args.max_steps, "the rewards": reward_lab.fingerprint(rewards)}
+            known[setting_of(field.name)] = value
+    known |= {"train.max_steps": args.max_steps, "the rewards": reward_lab.fingerprint(rewards)}
     known["data/train.parquet"] = sha256(stage.run / "data/train.parquet")
     return json.loads(json.dumps(known, default=str))
 

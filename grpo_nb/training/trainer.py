@@ -35,7 +35,7 @@ from grpo_nb.training.checkpoints import AGAIN, adaptive_rewards, save_trained
 from grpo_nb.training.updates import Controls, Progress, Watcher, stop_on_signals
 from grpo_nb.training.validation import Validation, hold_out
 
-_vllm_started_in: list[Path] = []  # folders of the trainers that started a vLLM in this process
+_with_vllm: list[Path] = []  # folders of the trainers that started a vLLM in this process
 
 
 class Trainer(GRPOTrainer):
@@ -86,7 +86,7 @@ class Trainer(GRPOTrainer):
             callbacks=list(callbacks),
         )
         if config.trl.get("vllm_mode") == "colocate":
-            _vllm_started_in.append(self.folder)
+            _with_vllm.append(self.folder)
         self.remove_callback(PrinterCallback)
         train_in_32_bit(policy.model)
         for reward in adaptive_rewards(self.reward_funcs):
@@ -294,6 +294,20 @@ class Trainer(GRPOTrainer):
         self.row_sampler = super()._get_train_sampler(*args, **kwargs)
         return self.row_sampler
 
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """To say what is to be done when the disk is full. Unsloth's trainer has TRL's method."""
+        name = f"checkpoint-{self.state.global_step}"
+        try:
+            super()._save_checkpoint(model, trial)
+        except Exception as error:  # safetensors and torch have errors of their own for it
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+            free = shutil.disk_usage(self.folder).free / 2**30
+            raise OSError(
+                f"{name} could not be written ({type(error).__name__}: {error}); {free:.1f} GiB "
+                "are free there. Earlier checkpoints are as they were: make room, run this again, "
+                "and training goes on from the newest"
+            ) from error
+
     def save_adapter(self, folder: Path) -> None:
         """Save the adapter (or the whole model, if all of it is trained) and the tokenizer."""
         save_trained(self.accelerator.unwrap_model(self.model), folder, **self._gathered)
@@ -353,7 +367,7 @@ def _refuse_late_unsloth() -> None:
 
 def _refuse_second_vllm(stage: Stage) -> None:
     """Raise RuntimeError if this trainer would start a second vLLM in this process."""
-    if stage.config.trl.get("vllm_mode") == "colocate" and _vllm_started_in:
+    if stage.config.trl.get("vllm_mode") == "colocate" and _with_vllm:
         raise RuntimeError(
             "trl.vllm_mode = 'colocate' starts a vLLM for each trainer, and this process has one, "
             "which keeps its memory: restart the kernel, and the training goes on"

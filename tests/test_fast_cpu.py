@@ -1,20 +1,25 @@
-"""Completions from the dense copy: the policy's own distribution, by a decode loop of ours."""
+"""The fast paths of a CPU give what the slow ones give: samples, loss and gradient.
+
+Completions come from a dense copy of the policy by a decode loop of ours; in the update a group's
+prompt is run once.
+"""
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from test_resume import MATH, session  # noqa: F401 (a fixture)
+from trainings import trainer_of
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, generation
 
-from grpo_nb import models, training
+from grpo_nb import models
+from grpo_nb.models import Policy
 from grpo_nb.models.chat import render
+from grpo_nb.models.lm_head import ChunkedLogProbs
 from grpo_nb.models.policy import LORA_TARGETS
-from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import build_prompt
+from grpo_nb.runs import Run
 from grpo_nb.runs.config import resolve
-from grpo_nb.training import decode
-from grpo_nb.training.probe import worst_step
-from grpo_nb.training.rollouts import DenseCopy
+from grpo_nb.training import fast_cpu
+from grpo_nb.training.fast_cpu import DenseCopy, can_share, pack
 
 PROMPTS = [build_prompt(f"What is {a} + {b}?") for a in (3, 27, 58, 99) for b in range(1, 97, 6)]
 FAMILIES = [(Qwen2Config, Qwen2ForCausalLM), (LlamaConfig, LlamaForCausalLM)]
@@ -81,7 +86,7 @@ def test_greedy_tokens_are_those_of_generate(dense, penalty):
     processors = greedy()
     processors.insert(0, generation.RepetitionPenaltyLogitsProcessor(penalty))
     with torch.no_grad():
-        ours, log_p = decode.sample(
+        ours, log_p = fast_cpu.sample(
             DenseCopy(dense).renewed(),
             [ids for ids in prompts for _ in range(4)],
             max_completion_length=24,
@@ -107,7 +112,7 @@ def test_greedy_tokens_are_those_of_generate(dense, penalty):
 def test_log_probabilities_are_those_of_a_plain_forward(dense):
     prompts = [[5, 9, 3], [7, 1, 4, 4, 8, 30]] * 2
     with torch.no_grad():
-        ours, log_p = decode.sample(
+        ours, log_p = fast_cpu.sample(
             DenseCopy(dense).renewed(),
             prompts,
             max_completion_length=10,
@@ -125,7 +130,7 @@ def test_greedy_answers_equal_the_4bit_adapters(policy, prompt_ids):
     theirs = policy.generate(PROMPTS, max_completion_length=48)
     with torch.no_grad():
         copy = DenseCopy(policy.model).renewed()
-        ours, _ = decode.sample(
+        ours, _ = fast_cpu.sample(
             copy, prompt_ids, max_completion_length=48, stops=[2], pad=0, processors=greedy()
         )
     texts = policy.tokenizer.batch_decode(ours, skip_special_tokens=True)
@@ -139,7 +144,7 @@ def test_frequencies_are_the_probabilities_of_a_plain_forward(policy, prompt_ids
     torch.manual_seed(0)
     with torch.no_grad():
         copy = DenseCopy(policy.model).renewed()
-        ours, _ = decode.sample(
+        ours, _ = fast_cpu.sample(
             copy,
             [prompt_ids[0]] * 4000,
             max_completion_length=12,
@@ -167,20 +172,6 @@ def test_frequencies_are_the_probabilities_of_a_plain_forward(policy, prompt_ids
     assert tested >= 3
 
 
-def test_a_training_logs_how_far_the_copy_is_from_the_policy(session):  # noqa: F811
-    lines = session(**{"train.max_steps": 4}).run()
-    assert all(0 < line["sampling/logp_difference"] < 0.03 for line in lines)
-    lines = session(**{"policy.rollouts": "model", "train.resume": "never"}).run()
-    assert not any("sampling/logp_difference" in line for line in lines)
-
-
-def test_a_copy_that_is_not_renewed_is_seen(session, monkeypatch):  # noqa: F811
-    stale = session(**{"train.max_steps": 12})
-    monkeypatch.setattr(DenseCopy, "renewed", lambda copy: copy.model)
-    lines = stale.run()
-    assert lines[-1]["sampling/logp_difference"] > 3 * lines[0]["sampling/logp_difference"]
-
-
 @pytest.mark.parametrize(
     ("settings", "lacking"),
     [
@@ -189,58 +180,162 @@ def test_a_copy_that_is_not_renewed_is_seen(session, monkeypatch):  # noqa: F811
         ({}, ""),
     ],
 )
-def test_where_it_is_not_possible_trl_generates(settings, lacking, tmp_path):
+def test_where_it_is_not_possible_trl_generates(settings, lacking, runs_dir):
     def build(rollouts):
-        config = resolve("tiny-cpu", settings | {"policy.rollouts": rollouts})
-        policy = models.load_policy(config.model, 0, config.policy)
-        row = {"prompt": PROMPTS[0], "answer": "4"}
-        return training.build_trainer(policy, MATH, [row] * 8, config, tmp_path)
+        rows = [{"prompt": PROMPTS[0], "answer": "4"}] * 8
+        return trainer_of(Run("a"), rows=rows, **settings, **{"policy.rollouts": rollouts})
 
-    assert build("auto").from_copy == (not lacking)
-    assert build("model").from_copy is False
+    assert build("auto").samples_from_copy == (not lacking)
+    assert build("model").samples_from_copy is False
     if lacking:
         with pytest.raises(ValueError, match=f"policy.rollouts = 'copy' needs .*{lacking}"):
             build("copy")
 
 
-BATCHING = {
-    "policy.backend": "transformers",
-    "trl.use_transformers_continuous_batching": True,
-    # By default it takes half of the memory.
-    "trl.transformers_continuous_batching_config": {"num_blocks": 64, "max_batch_tokens": 256},
-    "train.per_device_train_batch_size": 8,
-    "train.max_completion_length": 8,
-    "train.temperature": 2.0,  # else the first tokens of all completions are the same
-    "train.max_steps": 1,
-    "train.warmup_steps": 0,
-}
+FP32 = {"trl.bf16": False}  # TRL's default is to compute in bf16
+SETTINGS = {"train.per_device_train_batch_size": 16, "train.beta": 0.1}
+GROUPS = [[5, 9, 3, 44, 12], [7, 1, 4, 4, 8, 30, 51, 6, 9], [2]]
+LENGTHS = [7, 1, 12, 3, 5, 12, 2, 9, 0, 4, 6, 11]  # a truncated completion may be masked out
 
 
-def ranked(completions, **columns):
-    return [float(rank) for rank in range(len(completions))]
+@pytest.fixture(scope="module")
+def batch():
+    """Rows of three groups in any order, as TRL's shuffle leaves them, with both paddings."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (len(LENGTHS), 12)
+    prompt_ids, prompt_mask = torch.zeros(12, 9, dtype=torch.long), torch.zeros(12, 9)
+    for row, group in enumerate([0, 1, 2, 0, 1, 1, 2, 0, 1, 0, 2, 0]):
+        prompt_ids[row, 9 - len(GROUPS[group]) :] = torch.tensor(GROUPS[group])
+        prompt_mask[row, 9 - len(GROUPS[group]) :] = 1
+    completion_mask = (torch.arange(12) < torch.tensor(LENGTHS)[:, None]).long()
+    return {
+        "prompt_ids": prompt_ids,
+        "prompt_mask": prompt_mask.long(),
+        "completion_ids": torch.randint(1, 61, shape, generator=generator) * completion_mask,
+        "completion_mask": completion_mask,
+        "advantages": torch.randn(12, generator=generator),
+        "ref_per_token_logps": -torch.rand(shape, generator=generator),
+        "num_items_in_batch": completion_mask.sum(),
+    }
 
 
-def test_continuous_batching_trains_a_4bit_policy_and_leaves_its_adapter_in_fp32(tmp_path):
-    config = resolve("tiny-cpu", BATCHING)
-    policy = models.load_policy(config.model, 0, config.policy)
+def make_trainer(policy, settings=SETTINGS):
+    row = {"prompt": [{"role": "user", "content": "1 + 2"}], "answer": "3"}
+    trainer = trainer_of(Run("a"), policy, rows=[row] * 8, **settings)
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    return trainer
+
+
+@pytest.fixture(params=FAMILIES, ids=["qwen2", "llama"])
+def updated(request, runs_dir, monkeypatch):
+    from trl.trainer import utils
+
+    monkeypatch.setattr(utils, "_ChunkedLogProbFunction", ChunkedLogProbs)
+    torch.manual_seed(0)
+    config, family = request.param
+    model = get_peft_model(family(config(**SIZES)), LoraConfig(target_modules=list(LORA_TARGETS)))
+    move(model, 0.3)
+    tokenizer = models.load_tokenizer("data/tiny_base")
+    return make_trainer(Policy(model, tokenizer, False, "transformers"), SETTINGS | FP32)
+
+
+def update(trainer, batch, share):
+    """Loss, gradient and how many tokens went through the model."""
+    trainer.share_prompts = share
+    trainer.model.zero_grad()
+    tokens = []
+    hook = trainer.model.register_forward_pre_hook(
+        lambda module, args, kwargs: tokens.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    loss = trainer.compute_loss(trainer.model, batch)
+    trainer.accelerator.backward(loss)
+    hook.remove()
+    weights = [p.grad.flatten() for p in trainer.model.parameters() if p.requires_grad]
+    return loss.item(), torch.cat(weights), sum(tokens)
+
+
+def test_loss_and_gradient_are_the_same(updated, batch):
+    loss, gradient, tokens = update(updated, batch, False)
+    ours, shared, fewer = update(updated, batch, True)
+    assert fewer < tokens
+    assert ours == pytest.approx(loss, rel=1e-5)
+    torch.testing.assert_close(shared, gradient, atol=1e-5 * gradient.abs().max(), rtol=1e-5)
+
+
+def test_log_probabilities_and_entropies_are_the_same(updated, batch):
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    results = []
+    for updated.share_prompts in (False, True):
+        for batch_size in (None, 5):
+            with torch.no_grad():
+                results.append(
+                    updated._get_per_token_logps_and_entropies(
+                        updated.model, ids, mask, 12, batch_size, compute_entropy=True
+                    )
+                )
+    for log_p, entropies, _ in results[1:]:
+        torch.testing.assert_close(log_p, results[0][0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(entropies, results[0][1], atol=1e-5, rtol=0)
+    assert results[0][0].abs().sum() > 1
+
+
+def test_of_the_4bit_policy_they_are_the_same_but_for_bf16(batch, runs_dir):
+    policy = models.load_policy(resolve("tiny-cpu").model, seed=0)
     move(policy.model, 0.02)
-    rows = [{"prompt": PROMPTS[0], "answer": "4"}]
-    rewards = RewardSet([ranked], [1.0])
-    trainer = training.build_trainer(policy, rewards, rows, config, tmp_path)
-    trained = [weight for weight in policy.model.parameters() if weight.requires_grad]
-    before = [weight.detach().clone() for weight in trained]
-    probe = worst_step(trainer, policy, PROMPTS[0])
-    assert (probe.failed, probe.generation > 0) == ("", True)
-    assert all(map(torch.equal, trained, before))  # TRL alone rounds them to bf16
-    trainer.train()
-    line = next(line for line in trainer.state.log_history if "reward" in line)
-    assert line["grad_norm"] > 0
-    assert 0 < line["completions/mean_length"] <= 8
-    assert {weight.dtype for weight in trained} == {torch.float32}
-    assert not all(map(torch.equal, trained, before))
+    trainer = make_trainer(policy)
+    trainer.beta = 0.0  # to the tiny base these tokens are e^-18: that KL would be all rounding
+    assert trainer.share_prompts
+    loss, gradient, tokens = update(trainer, batch, False)
+    ours, shared, fewer = update(trainer, batch, True)
+    assert fewer < tokens
+    assert ours == pytest.approx(loss, rel=1e-2)
+    again = update(trainer, {**batch, **_wider(batch)}, False)[1]
+    rounding = (again - gradient).norm()
+    assert rounding < 0.05 * gradient.norm()
+    assert 0 < (shared - gradient).norm() < 3 * rounding
 
 
-def test_continuous_batching_is_refused_for_unsloths_policy(tmp_path):
-    config = resolve("tiny-cpu", BATCHING | {"policy.backend": "unsloth"})
-    with pytest.raises(ValueError, match=r"needs policy\.backend = 'transformers'"):
-        training.grpo_arguments(config, tmp_path, vllm=False)
+def _wider(batch):
+    """One more column of padding: another order of summation, the same gradient but for it."""
+    pad = torch.nn.functional.pad
+    return {name: pad(batch[name], (1, 0)) for name in ("prompt_ids", "prompt_mask")}
+
+
+def test_what_would_not_save_work_is_computed_plainly(updated, batch):
+    """Where a prompt is short, what a token of a long row attends to costs more than it saves."""
+    full = batch | {
+        "prompt_ids": torch.full((12, 2), 3),
+        "prompt_mask": torch.ones(12, 2, dtype=torch.long),
+        "completion_mask": torch.ones(12, 12, dtype=torch.long),
+    }
+    assert update(updated, full, True)[2] == 12 * 14
+
+
+def test_a_row_of_each_prompt():
+    """Prompt 1 2 3 with completions 7 8 and 9; prompt 4 with 5 6."""
+    ids = torch.tensor([[1, 2, 3, 7, 8], [0, 0, 4, 5, 6], [1, 2, 3, 9, 0]])
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [1, 1, 1, 1, 0]])
+    packed = pack(ids, mask, 2)
+    assert packed.tokens.tolist() == [[1, 2, 3, 7, 8, 3, 9], [4, 5, 6, 0, 0, 0, 0]]
+    assert packed.positions.tolist()[0] == [0, 1, 2, 3, 4, 2, 3]
+    assert packed.labels.tolist()[0] == [-100, -100, -100, 7, 8, -100, 9]
+    assert packed.seen[0, 0, 6].int().tolist() == [1, 1, 0, 0, 0, 1, 1]
+    assert packed.seen[0, 0, 4].int().tolist() == [1, 1, 1, 1, 1, 0, 0]
+    assert packed.place.tolist() == [[2, 3], [6, 7], [5, 12]]
+
+
+def test_models_with_windows_or_states_are_left_alone():
+    from transformers import JambaConfig, JambaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+    sizes = SIZES | {"num_hidden_layers": 2, "max_window_layers": 1}
+    for family, config in (
+        (Qwen2ForCausalLM, Qwen2Config(**sizes, use_sliding_window=True, sliding_window=8)),
+        (JambaForCausalLM, JambaConfig(**sizes, num_experts=2, use_mamba_kernels=False)),
+    ):
+        assert not can_share(Policy(family(config), None, False, "transformers"))
+    plain = Qwen2ForCausalLM(Qwen2Config(**SIZES))
+    assert can_share(Policy(plain, None, False, "transformers"))
+    plain.set_attn_implementation("eager")
+    assert not can_share(Policy(plain, None, False, "transformers"))

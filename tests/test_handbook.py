@@ -15,6 +15,8 @@ from typing import get_args
 
 import pytest
 import yaml
+from grpo_nb.runs.trl_arguments import TRL_NAMES, refuse_unknown_trl, trl_fields
+from grpo_nb.training.plan import plan
 from pages import COMMAND, blocks, tokens_of, write_files
 from pymdownx.slugs import slugify
 
@@ -25,9 +27,7 @@ from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.rewards.presets import built_in
 from grpo_nb.runs import PROJECT_ROOT, Run, config
 from grpo_nb.runs.settings import LossType
-from grpo_nb.runs.trl_arguments import TRL_NAMES, refuse_unknown_trl, trl_fields
 from grpo_nb.training.arguments import grpo_arguments
-from grpo_nb.training.plan import plan
 
 PAGES = [PROJECT_ROOT / "README.md", *sorted((PROJECT_ROOT / "docs").glob("*.md"))]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from grpo_nb.runs.trl_arguments import refuse_unknown_trl
 from rich.console import Console
 from safetensors.torch import load_file
 from test_resume import comparable, make_run
@@ -21,7 +22,6 @@ from grpo_nb.pipeline import launch as launch_module
 from grpo_nb.pipeline.notebooks import run_pipeline
 from grpo_nb.runs import Run, check_stages_before, write_json
 from grpo_nb.runs.config import resolve
-from grpo_nb.runs.trl_arguments import refuse_unknown_trl
 from grpo_nb.training import checkpoints
 
 TWO = {

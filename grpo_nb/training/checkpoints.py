@@ -108,7 +108,8 @@ def fingerprint(stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> dict[st
         if field.name not in FREE and (default is MISSING or value != default):
             known[setting_of(field.name)] = value
     known |= {"train.max_steps": args.max_steps, "the rewards": reward_lab.fingerprint(rewards)}
-    known["data/train.parquet"] = sha256(stage.run / "data/train.parquet")
+    rows = stage.run / "data/train.parquet"
+    known["data/train.parquet"] = sha256(rows) if rows.is_file() else ""  # rows of a caller's own
     return json.loads(json.dumps(known, default=str))
 
 

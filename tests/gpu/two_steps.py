@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import torch
+from grpo_nb.training.probe import worst_step
 
 from grpo_nb import models, training
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs.config import resolve
-from grpo_nb.training.probe import worst_step
 
 SIZES = {"train.max_steps": 2, "train.per_device_train_batch_size": 16}
 PROMPTS = [build_prompt(f"What is {a} + {b}?") for a, b in ((47, 38), (12, 34), (99, 9), (3, 4))]

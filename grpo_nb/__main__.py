@@ -31,8 +31,7 @@ def _existing_run(path: str) -> "Run":
 
 def export(arguments: argparse.Namespace) -> int:
     from grpo_nb import export
-    from grpo_nb.runs import atomic_path
-    from grpo_nb.runs.profiles import refuse_unknown
+    from grpo_nb.runs import atomic_path, refuse_unknown
 
     run, mode, kind = _existing_run(arguments.run), arguments.merge, arguments.gguf
     run.lock()
@@ -131,11 +130,11 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.files, arguments.name, arguments.profile, arguments.assignments
     )
     for plan in plans:
-        config, typed = batches.check_run(
+        config, _ = batches.check_run(
             Run(plan.name), plan.profile, plan.settings, first, last, arguments.force
         )
         if arguments.dry_run:
-            console.print(batches.plan_table(plan, config, typed, first, last))
+            console.print(batches.plan_table(plan, config, first, last))
     if arguments.dry_run:
         return 0
     failed = []

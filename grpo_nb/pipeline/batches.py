@@ -12,11 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_nb.runs import NOTEBOOKS, Run, check_stages_before, resolve_stage
+from grpo_nb.runs import NOTEBOOKS, Run, check_stages_before, refuse_unknown, resolve_stages
 from grpo_nb.runs import config as configs
 from grpo_nb.runs.files import read_yaml
-from grpo_nb.runs.profiles import refuse_unknown
-from grpo_nb.runs.trl_arguments import refuse_unknown_trl
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -81,7 +79,7 @@ def check_run(
     """Everything that can be checked before anything starts; writes nothing.
 
     Returns:
-        The configuration, and the settings that were set, typed.
+        The configuration; and what was set, now or for these stages by an earlier call, typed.
 
     Raises:
         ValueError: An unknown or unfit setting, rewards that cannot be loaded, a stage missing,
@@ -93,25 +91,41 @@ def check_run(
         refuse_unknown("stage", stage, list(NOTEBOOKS))
     if last < first:
         raise ValueError(f"--from {first} --to {last}: there is no stage between them")
-    asked, settings = settings or {}, {**_settings_before(run, first), **(settings or {})}
-    config = resolve_stage(run, first, profile, settings)
-    refuse_unknown_trl(config)
+    settings = settings or {}
+    wanted = kept_settings(run, first) | settings if first > "01" else settings
+    config = resolve_stages(run, wanted, first, last, profile)
+    _refuse_unknown_trl(config)
+    load_preset(config.rewards.preset, config.rewards.reward_weights)
+    if not force:
+        check_stages_before(run, first)
+    typed = {name: configs.flatten(config)[name] for name in wanted}
+    for name in [one for one in settings if configs.stage_of(one) < first]:
+        if typed.pop(name) != configs.flatten(run.config()).get(name):
+            raise ValueError(
+                f"{name} belongs to stage {configs.stage_of(name)}, which --from {first} "
+                f"does not run: use --from {configs.stage_of(name)}"
+            )
+    refuse_read_only(run.path)
+    return config, typed
+
+
+def _refuse_unknown_trl(config: configs.RunConfig) -> None:
+    """Here TRL may be imported: kernels, which import Unsloth first, are processes of their own."""
+    if config.trl:
+        from grpo_nb.runs.trl_arguments import refuse_unknown_trl
+
+        refuse_unknown_trl(config)
     if config.train.stages:
         from grpo_nb.training import plan
 
         plan.check(config)
-    load_preset(config.rewards.preset, config.rewards.reward_weights)
-    if not force:
-        check_stages_before(run, first)
-    typed = {setting: configs.flatten(config)[setting] for setting in settings}
-    for setting in [name for name in asked if configs.stage_of(name) < first]:
-        if typed.pop(setting) != configs.flatten(run.config()).get(setting):
-            raise ValueError(
-                f"{setting} belongs to stage {configs.stage_of(setting)}, which --from {first} "
-                f"does not run: use --from {configs.stage_of(setting)}"
-            )
-    refuse_read_only(run.path)
-    return config, typed
+
+
+def kept_settings(run: Run, first: str) -> dict[str, Any]:
+    """What was set by earlier calls for the stages from `first` on, so that it is not lost."""
+    kept = {k: v for k, v in run.settings().items() if configs.stage_of(k) >= first}
+    kept.pop("train.resume", None)  # it was meant for one training
+    return kept
 
 
 def undone(run: Run) -> list[str]:
@@ -130,22 +144,13 @@ def refuse_read_only(folder: Path) -> None:
         )
 
 
-def _settings_before(run: Run, first: str) -> dict[str, Any]:
-    """What earlier calls set for the stages that --from runs again, lest it be lost."""
-    kept = run.settings() if first > "01" else {}
-    kept.pop("train.resume", None)  # it was meant for one training
-    return {name: value for name, value in kept.items() if configs.stage_of(name) >= first}
-
-
 def with_full_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Files and folders that exist below the working directory, by their whole path."""
     there = {k for k in PATHS if settings.get(k) and Path(str(settings[k])).exists()}
     return {k: str(Path(v).resolve()) if k in there else v for k, v in settings.items()}
 
 
-def plan_table(
-    plan: Planned, config: configs.RunConfig, typed: Mapping[str, Any], first: str, last: str
-) -> "Table":
+def plan_table(plan: Planned, config: configs.RunConfig, first: str, last: str) -> "Table":
     """Which stages would run, and every setting that is not the default, with its source."""
     from rich.table import Table
 
@@ -154,9 +159,8 @@ def plan_table(
     for column in ("setting", "value", "from"):
         table.add_column(column, overflow="fold")
     table.add_row("profile", config.profile, "auto" if plan.profile == "auto" else "set")
-    defaults = configs.flatten(configs.RunConfig())
+    sources = config.sources | plan.origins
     for name, value in configs.flatten(config).items():
-        if name in plan.origins or value != defaults.get(name):
-            source = plan.origins.get(name) or configs.source_of(config, typed, name)
-            table.add_row(name, str(value), source.replace("set here", "settings.json"))
+        if sources[name] != "default":
+            table.add_row(name, str(value), sources[name].replace("set here", "settings.json"))
     return table

@@ -60,7 +60,8 @@ def run_pipeline(
         earlier = {k: v for k, v in run.settings().items() if configs.stage_of(k) < first}
         write_json(run / "settings.json", earlier | typed)
         with logged(run, f"{', '.join(stages.values())}; {config.profile}; {typed}"):
-            shared = {"force": force, "profile": config.profile}
+            own = {"profile": config.profile, "task": config.task}
+            shared = {stage: {"force": force} if stage > "01" else own for stage in stages}
             _execute_stages(run, stages, typed, shared, console or Console())
     finally:
         lock.release()
@@ -101,9 +102,8 @@ def _execute_stages(
     with Progress(*shown, TimeElapsedColumn(), console=console) as progress:
         for stage, name in stages.items():
             task = progress.add_task(name, total=None, note="")
-            parameters = {"run_name": run.name} | configs.to_parameters(stage, settings)
-            own = "profile" if stage == "01" else "force"
-            parameters[own] = shared[own]
+            own = {"settings": configs.of_stage(stage, settings), **shared[stage]}
+            parameters = {"run_name": run.name, **own}
             log(run, f"{name}: started")
             if not console.is_terminal:  # where no bar moves
                 console.print(f"{name} …")

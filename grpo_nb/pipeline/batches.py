@@ -50,14 +50,14 @@ def planned_runs(
     Raises:
         ValueError: One name for several runs, or something unknown.
     """
-    chosen = dict(configs.parse_assignment(text) for text in assignments)
+    chosen = assigned(assignments)
     default = f"{profile or 'auto'}-{time.strftime('%Y%m%d-%H%M%S')}"
     read = [read_run(Path(file)) for file in files] or [Planned(default, "auto", {}, {})]
     plans = [
         Planned(
             plan.name if name is None else name,
             plan.profile if profile is None else profile,
-            with_full_paths(plan.settings | chosen),
+            with_full_paths(plan.settings) | chosen,
             plan.origins | dict.fromkeys(chosen, "--set"),
         )
         for plan in read
@@ -144,23 +144,31 @@ def refuse_read_only(folder: Path) -> None:
         )
 
 
+def assigned(assignments: Sequence[str]) -> dict[str, Any]:
+    """What `--set` gives, ["train.max_steps=20"], as settings."""
+    return with_full_paths(dict(map(configs.parse_assignment, assignments)))
+
+
 def with_full_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Files and folders that exist below the working directory, by their whole path."""
     there = {k for k in PATHS if settings.get(k) and Path(str(settings[k])).exists()}
     return {k: str(Path(v).resolve()) if k in there else v for k, v in settings.items()}
 
 
-def plan_table(plan: Planned, config: configs.RunConfig, first: str, last: str) -> "Table":
+def plan_table(
+    name: str, config: configs.RunConfig, origins: Mapping[str, str], first: str, last: str
+) -> "Table":
     """Which stages would run, and every setting that is not the default, with its source."""
     from rich.table import Table
 
     stages = ", ".join(name for stage, name in NOTEBOOKS.items() if first <= stage <= last)
-    table = Table(title=f"{Run(plan.name).path}: {stages}", title_justify="left")
+    table = Table(title=f"{Run(name).path}: {stages}", title_justify="left")
     for column in ("setting", "value", "from"):
         table.add_column(column, overflow="fold")
-    table.add_row("profile", config.profile, "auto" if plan.profile == "auto" else "set")
-    sources = config.sources | plan.origins
-    for name, value in configs.flatten(config).items():
-        if sources[name] != "default":
-            table.add_row(name, str(value), sources[name].replace("set here", "settings.json"))
+    table.add_row("profile", config.profile, "")
+    sources = config.sources | origins
+    for setting, value in configs.flatten(config).items():
+        source = sources[setting].replace("set here", "settings.json")
+        if source != "default":
+            table.add_row(setting, str(value), source)
     return table

@@ -211,6 +211,23 @@ class Run:
         return found
 
 
+def find_run(path: str) -> Run:
+    """The run in a folder, such as runs/demo, or of a name; other runs are looked for beside it.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    given = Path(path.removesuffix("/config.yaml"))
+    for folder in (given, runs_root() / given):
+        if (folder / "manifest.json").exists():
+            os.environ["GRPO_NB_RUNS"] = str(folder.resolve().parent)
+            return Run(folder.resolve().name)
+    raise FileNotFoundError(
+        f"{given} is no run: neither it nor {runs_root() / given} holds a manifest.json; give the "
+        "folder of a run, such as runs/demo, or its name"
+    )
+
+
 class Stage:
     """A stage that has started: its run, its configuration, and how to hand off."""
 

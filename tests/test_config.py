@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_nb.runs import config, profiles
+from grpo_nb.runs.config import flatten
 
 
 def test_a_misspelt_setting_is_refused_with_the_nearest_name():
@@ -65,70 +66,12 @@ def test_assignments_are_read_as_the_type_of_the_setting(text, value):
 @pytest.mark.parametrize("profile", profiles.PROFILES)
 def test_a_configuration_survives_being_stored(profile):
     resolved = config.resolve(profile, {"train.max_steps": 3, "seed": 5})
-    assert config.resolve(profile, config.flatten(resolved)) == resolved
+    assert flatten(config.resolve(profile, flatten(resolved))) == flatten(resolved)
 
 
 def test_an_assignment_without_value_is_refused():
     with pytest.raises(ValueError, match="has no value"):
         config.parse_assignment("train.max_steps")
-
-
-def test_unset_parameters_set_nothing_and_zero_is_a_value():
-    parameters = {"beta": 0.0, "max_steps": -1, "learning_rate": -1, "loss_type": "auto"}
-    assert config.from_parameters("03", parameters) == {"train.beta": 0.0}
-
-
-CELL = 'run_name: str = "demo"\nforce: bool = False\nmax_steps: int = -1\n'
-
-
-@pytest.mark.parametrize(
-    ("cells", "message"),
-    [
-        ([CELL + "learning_rat = 1e-4"], "'learning_rat': did you mean 'learning_rate'"),
-        ([CELL + "learning_rat: float = 1e-4"], "'learning_rat': did you mean"),
-        ([CELL + "max_steps = learning_rat = 3"], "'learning_rat': did you mean"),
-        ([CELL + "beta, temperatur = 0.1, 1"], "'temperatur': did you mean 'temperature'"),
-        ([CELL + "eval_rows = 9"], "eval_rows belongs to notebook 01, not 03"),
-        ([CELL + 'profile = "tiny-cpu"'], "profile belongs to notebook 01, not 03"),
-        ([CELL, "# Parameters\nmax_stps = 5\n"], "'max_stps': did you mean 'max_steps'"),
-        (['run_name = "r"\nmax_stps = 5'], "'max_stps': did you mean 'max_steps'"),
-        ([CELL + "rate = 1e-4", CELL, CELL + "rate = 1e-4"], "unknown parameter of notebook 03"),
-    ],
-)
-def test_a_misspelt_parameter_is_refused_with_the_nearest_name(cells, message):
-    with pytest.raises(ValueError, match=message):
-        config.from_parameters("03", {"In": ["", *cells]})
-
-
-@pytest.mark.parametrize(
-    "cells",
-    [
-        [CELL],
-        ["import pandas as learning_rat", CELL, "max_stps = 5", "def bet(): pass"],
-        [CELL + "learning_rat = 1", CELL],  # corrected, and run again
-        [CELL, "# Parameters\nrun_name = 'r'\nmax_steps = 5\n"],
-        [CELL, 'run_name = f"lr-{max_steps}"\nmine = 3'],  # a cell of one's own
-        ["%matplotlib inline\nx = 3", CELL + "import math\nos.environ['A'] = 'b'"],
-        [],
-    ],
-)
-def test_what_other_cells_define_is_nobodys_business(cells):
-    parameters = {"In": ["", *cells], "max_steps": 5, "learning_rat": 1}
-    assert config.from_parameters("03", parameters) == {"train.max_steps": 5}
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"trl.run_name": "a;b", "trl.epsilon_high": 0.28},
-        {"trl.run_name": 'it\'s; a "name"', "train.save_steps": 7},
-        {"trl.run_name": "12", "trl.push_to_hub": False},
-        {"trl.chat_template_kwargs": {"a": ";", "b": None}},
-    ],
-)
-def test_settings_reach_a_notebook_as_they_were_given(settings):
-    chosen = config.from_parameters("03", config.to_parameters("03", settings))
-    assert {k: int(v) if k.startswith("train") else v for k, v in chosen.items()} == settings
 
 
 FLOATS = [
@@ -173,7 +116,7 @@ def test_every_setting_belongs_to_one_stage(name):
 
 def test_the_table_says_where_each_value_came_from():
     resolved = config.resolve("l4-24gb", {"train.max_steps": 5})
-    rows = config.describe(resolved, {"train.max_steps": 5}, "train")
+    rows = config.describe(resolved, "train")
     sources = {row["setting"]: row["from"] for row in rows}
     assert sources["train.max_steps"] == "set here"
     assert sources["train.learning_rate"] == "profile l4-24gb"
@@ -188,13 +131,15 @@ def test_a_task_sets_data_and_rewards_and_on_the_tiny_profile_the_model():
     large = config.resolve("l4-24gb", {"task": "json_extraction"})
     assert large.data.source == "json_extraction"
     assert large.model == config.resolve("l4-24gb").model
-    assert config.resolve("tiny-cpu", {"task": "math"}) == config.resolve("tiny-cpu")
+    assert flatten(config.resolve("tiny-cpu", {"task": "math"})) == flatten(
+        config.resolve("tiny-cpu")
+    )
 
 
 def test_what_is_set_wins_over_the_task_which_wins_over_the_profile():
     resolved = config.resolve("l4-24gb", {"task": "code"}, {"data.source": "mine.jsonl"})
     assert (resolved.data.source, resolved.data.answer_kind) == ("mine.jsonl", "code")
-    rows = config.describe(resolved, {"data.source": "mine.jsonl"}, "data")
+    rows = config.describe(resolved, "data")
     sources = {row["setting"]: row["from"] for row in rows}
     assert sources["data.source"] == "set here"
     assert sources["data.answer_kind"] == "task code"
@@ -205,7 +150,7 @@ def test_what_is_set_wins_over_the_task_which_wins_over_the_profile():
 def test_every_task_is_valid_and_survives_being_stored(task):
     for profile in profiles.PROFILES:
         resolved = config.resolve(profile, {"task": task})
-        assert config.resolve(profile, config.flatten(resolved)) == resolved
+        assert flatten(config.resolve(profile, flatten(resolved))) == flatten(resolved)
 
 
 def test_a_misspelt_task_is_refused_with_the_nearest_name():

@@ -20,7 +20,7 @@ from grpo_nb.training.plan import plan
 from pages import COMMAND, blocks, tokens_of, write_files
 from pymdownx.slugs import slugify
 
-from grpo_nb.commands import parse_arguments
+from grpo_nb.__main__ import parse_arguments
 from grpo_nb.pipeline.batches import check_run, planned_runs, read_run
 from grpo_nb.pipeline.trials import read_sweep
 from grpo_nb.rewards import load_preset, reward_set

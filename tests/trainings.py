@@ -33,18 +33,16 @@ def trainer_of(run, policy=None, chosen=MATH, rows=None, **settings):
     stored = flatten(run.config()) if (run / "config.yaml").exists() else {}
     config = resolve("tiny-cpu", stored, settings)
     policy = policy or models.load_policy(config.model, config.seed, config.policy)
-    stage = Stage(run, "03", config, settings)
+    stage = Stage(run, "03", config)
     args = training.grpo_config(stage, policy, chosen)
     rows = data.load(run, "train") if rows is None else rows
     return training.Trainer(policy, chosen, args, rows, stage)
 
 
-def arguments_of(config, vllm=False, **set_here):
+def arguments_of(config, vllm=False):
     """What GRPOConfig is built from, without a policy."""
     policy = models.Policy(None, None, vllm)
-    return training.arguments.grpo_arguments(
-        Stage(Run("arguments"), "03", config, set_here), policy, MATH
-    )
+    return training.arguments.grpo_arguments(Stage(Run("arguments"), "03", config), policy, MATH)
 
 
 def lines_of(run):

@@ -12,16 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_nb.runs import NOTEBOOKS, Run, check_stages_before, resolve_stage
+from grpo_nb.runs import NOTEBOOKS, Run, check_stages_before, refuse_unknown, resolve_stages
 from grpo_nb.runs import config as configs
 from grpo_nb.runs.files import read_yaml
-from grpo_nb.runs.profiles import refuse_unknown
-from grpo_nb.runs.trl_arguments import refuse_unknown_trl
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-PATHS = ("data.source", "model.model_path", "rewards.preset", "rewards.cases", "train.stages")
+PATHS = ("data.source", "model.model_path", "rewards.preset", "rewards.cases")
 
 
 class Planned(NamedTuple):
@@ -52,14 +50,14 @@ def planned_runs(
     Raises:
         ValueError: One name for several runs, or something unknown.
     """
-    chosen = dict(configs.parse_assignment(text) for text in assignments)
+    chosen = assigned(assignments)
     default = f"{profile or 'auto'}-{time.strftime('%Y%m%d-%H%M%S')}"
     read = [read_run(Path(file)) for file in files] or [Planned(default, "auto", {}, {})]
     plans = [
         Planned(
             plan.name if name is None else name,
             plan.profile if profile is None else profile,
-            with_full_paths(plan.settings | chosen),
+            with_full_paths(plan.settings) | chosen,
             plan.origins | dict.fromkeys(chosen, "--set"),
         )
         for plan in read
@@ -81,7 +79,7 @@ def check_run(
     """Everything that can be checked before anything starts; writes nothing.
 
     Returns:
-        The configuration, and the settings that were set, typed.
+        The configuration; and what was set, now or for these stages by an earlier call, typed.
 
     Raises:
         ValueError: An unknown or unfit setting, rewards that cannot be loaded, a stage missing,
@@ -93,25 +91,37 @@ def check_run(
         refuse_unknown("stage", stage, list(NOTEBOOKS))
     if last < first:
         raise ValueError(f"--from {first} --to {last}: there is no stage between them")
-    asked, settings = settings or {}, {**_settings_before(run, first), **(settings or {})}
-    config = resolve_stage(run, first, profile, settings)
-    refuse_unknown_trl(config)
-    if config.train.stages:
-        from grpo_nb.training import plan
-
-        plan.check(config)
+    settings = settings or {}
+    wanted = kept_settings(run, first) | settings if first > "01" else settings
+    config = resolve_stages(run, wanted, first, last, profile)
+    _refuse_unknown_trl(config)
     load_preset(config.rewards.preset, config.rewards.reward_weights)
     if not force:
         check_stages_before(run, first)
-    typed = {setting: configs.flatten(config)[setting] for setting in settings}
-    for setting in [name for name in asked if configs.stage_of(name) < first]:
-        if typed.pop(setting) != configs.flatten(run.config()).get(setting):
+    typed = {name: configs.flatten(config)[name] for name in wanted}
+    for name in [one for one in settings if configs.stage_of(one) < first]:
+        if typed.pop(name) != configs.flatten(run.config()).get(name):
             raise ValueError(
-                f"{setting} belongs to stage {configs.stage_of(setting)}, which --from {first} "
-                f"does not run: use --from {configs.stage_of(setting)}"
+                f"{name} belongs to stage {configs.stage_of(name)}, which --from {first} "
+                f"does not run: use --from {configs.stage_of(name)}"
             )
     refuse_read_only(run.path)
     return config, typed
+
+
+def _refuse_unknown_trl(config: configs.RunConfig) -> None:
+    """Here TRL may be imported: kernels, which import Unsloth first, are processes of their own."""
+    if config.trl:
+        from grpo_nb.training import refuse_unknown_trl
+
+        refuse_unknown_trl(config)
+
+
+def kept_settings(run: Run, first: str) -> dict[str, Any]:
+    """What was set by earlier calls for the stages from `first` on, so that it is not lost."""
+    kept = {k: v for k, v in run.settings().items() if configs.stage_of(k) >= first}
+    kept.pop("train.resume", None)  # it was meant for one training
+    return kept
 
 
 def undone(run: Run) -> list[str]:
@@ -130,11 +140,9 @@ def refuse_read_only(folder: Path) -> None:
         )
 
 
-def _settings_before(run: Run, first: str) -> dict[str, Any]:
-    """What earlier calls set for the stages that --from runs again, lest it be lost."""
-    kept = run.settings() if first > "01" else {}
-    kept.pop("train.resume", None)  # it was meant for one training
-    return {name: value for name, value in kept.items() if configs.stage_of(name) >= first}
+def assigned(assignments: Sequence[str]) -> dict[str, Any]:
+    """What `--set` gives, ["train.max_steps=20"], as settings."""
+    return with_full_paths(dict(map(configs.parse_assignment, assignments)))
 
 
 def with_full_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,19 +152,19 @@ def with_full_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plan_table(
-    plan: Planned, config: configs.RunConfig, typed: Mapping[str, Any], first: str, last: str
+    name: str, config: configs.RunConfig, origins: Mapping[str, str], first: str, last: str
 ) -> "Table":
     """Which stages would run, and every setting that is not the default, with its source."""
     from rich.table import Table
 
     stages = ", ".join(name for stage, name in NOTEBOOKS.items() if first <= stage <= last)
-    table = Table(title=f"{Run(plan.name).path}: {stages}", title_justify="left")
+    table = Table(title=f"{Run(name).path}: {stages}", title_justify="left")
     for column in ("setting", "value", "from"):
         table.add_column(column, overflow="fold")
-    table.add_row("profile", config.profile, "auto" if plan.profile == "auto" else "set")
-    defaults = configs.flatten(configs.RunConfig())
-    for name, value in configs.flatten(config).items():
-        if name in plan.origins or value != defaults.get(name):
-            source = plan.origins.get(name) or configs.source_of(config, typed, name)
-            table.add_row(name, str(value), source.replace("set here", "settings.json"))
+    table.add_row("profile", config.profile, "")
+    sources = config.sources | origins
+    for setting, value in configs.flatten(config).items():
+        source = sources[setting].replace("set here", "settings.json")
+        if source != "default":
+            table.add_row(setting, str(value), source)
     return table

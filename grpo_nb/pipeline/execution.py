@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from jupyter_client import AsyncKernelManager
 
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Run
 from grpo_nb.runs.files import atomic_path, disk_error, sha256, write_json
@@ -24,7 +25,6 @@ QUIET = {
 # Otherwise each kernel says that it talks to us over a local TCP port, and at its end that it
 # was interrupted.
 KERNEL_ARGUMENTS = ["--IPKernelApp.log_level=50"]
-GIB = 2**30
 
 
 class StageFailed(RuntimeError):
@@ -73,19 +73,22 @@ def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Pat
             without saying that its stage is done.
     """
     source = PROJECT_ROOT / "notebooks" / f"{NOTEBOOKS[stage]}.ipynb"
-    target = run / "notebooks" / source.name
+    target, config = run / "notebooks" / source.name, run / "config.yaml"
     (run / "progress.json").unlink(missing_ok=True)
     set_environment(run)
-    before = _Before(run, stage)
+    before, config_before = run.manifest(), config.read_bytes() if config.exists() else b""
     why = _execute(source, target, parameters)
     entry = run.manifest().get(stage, {})
-    if not why and (entry.get("status") != "done" or entry == before.entry):
+    if not why and (entry.get("status") != "done" or entry == before.get(stage)):
         why = "ended before its last cell, which says that the stage is done: by exit()?"
     if not why:
         return target
     kept = f"The notebook up to there: {target}"
     try:
-        if before.restore():
+        if _is_as_written(run, before.get(stage, {})):
+            with atomic_path(config) as temporary:
+                temporary.write_bytes(config_before)
+            write_json(run / "manifest.json", before)
             kept += "\nWhat this stage had written before is as it was, and stays its result."
         else:
             run.record(stage, {"status": "failed", "error": why})
@@ -100,24 +103,22 @@ def set_environment(run: Run) -> None:
     os.environ.update(QUIET | {"PYTHONPATH": path, "GRPO_NB_RUNS": str(run.path.parent)})
 
 
-class _Before:
-    """What a run says of a stage that is to be executed again, in case it fails at once."""
+def _is_as_written(run: Run, entry: Mapping[str, Any]) -> bool:
+    """Whether the stage of this entry was done, and all that it wrote is still there."""
+    written = entry.get("outputs", {}) if entry.get("status") == "done" else {}
+    files = {run / name: digest for name, digest in written.items()}
+    return bool(files) and all(p.exists() and sha256(p) == digest for p, digest in files.items())
 
-    def __init__(self, run: Run, stage: str) -> None:
-        self.run, self.manifest = run, run.manifest()
-        self.entry, path = self.manifest.get(stage, {}), run / "config.yaml"
-        self.config = path.read_bytes() if path.exists() else b""
 
-    def restore(self) -> bool:
-        """Say the same again, if the stage was done and has overwritten nothing; whether so."""
-        written = self.entry.get("outputs", {}) if self.entry.get("status") == "done" else {}
-        files = {self.run / name: digest for name, digest in written.items()}
-        if not files or not all(p.exists() and sha256(p) == digest for p, digest in files.items()):
-            return False
-        with atomic_path(self.run / "config.yaml") as temporary:
-            temporary.write_bytes(self.config)
-        write_json(self.run / "manifest.json", self.manifest)
-        return True
+class Kernel(AsyncKernelManager):
+    """jupyter_client's, which remembers how the last process that it started has ended."""
+
+    code: int | None = None
+
+    async def is_alive(self) -> bool:  # is asked each second
+        if process := getattr(self.provisioner, "process", None):
+            Kernel.code = process.poll()
+        return await super().is_alive()
 
 
 def _execute(source: Path, target: Path, parameters: Mapping[str, Any]) -> str:
@@ -128,7 +129,7 @@ def _execute(source: Path, target: Path, parameters: Mapping[str, Any]) -> str:
     import papermill
     from papermill.exceptions import PapermillExecutionError
 
-    kernels: list[Any] = []
+    Kernel.code = None
     try:
         papermill.execute_notebook(
             source,
@@ -139,67 +140,26 @@ def _execute(source: Path, target: Path, parameters: Mapping[str, Any]) -> str:
             progress_bar=False,
             extra_arguments=KERNEL_ARGUMENTS,
             store_widget_state=False,
-            kernel_manager_class=_kernel_manager(kernels),
+            kernel_manager_class=Kernel,
         )
     except PapermillExecutionError as error:
         return f"failed in cell {error.exec_count}: {error.ename}: {error.evalue}"
     except OSError as error:
         return f"was stopped: {disk_error(target, error)}"
     except RuntimeError as error:
-        if not kernels or kernels[0].code is None:
-            return f"failed: {error}"
-        return f"failed: {kernels[0].last_words()}"
+        return f"failed: {error if Kernel.code is None else _ending(Kernel.code)}"
     return ""
 
 
-def _kernel_manager(kernels: list[Any]) -> type:
-    """jupyter_client's, which adds itself to `kernels` and remembers how its process ended."""
-    from jupyter_client import AsyncKernelManager
-
-    class Kernel(AsyncKernelManager):
-        code: int | None = None
-        memory = ""
-
-        async def start_kernel(self, **options: Any) -> None:
-            await super().start_kernel(**options)
-            self.memory = _memory(self.provisioner.pid)
-            kernels.append(self)
-
-        async def is_alive(self) -> bool:  # is asked each second
-            process = getattr(self.provisioner, "process", None)
-            self.code = process.poll() if process else self.code
-            if process and self.code is None:
-                self.memory = _memory(process.pid)
-            return await super().is_alive()
-
-        def last_words(self) -> str:
-            return f"its process {_ending(self.code)}. Shortly before, {self.memory}. {NEXT}"
-
-    return Kernel
-
-
-NEXT = (
-    "What was written before is kept: the same command with --from this stage goes on, a "
-    "training from its last checkpoint. Where memory was short, see "
-    "docs/troubleshooting.md#out-of-memory"
-)
-
-
-def _memory(pid: int) -> str:
-    """What a process holds of the machine's memory, where that can still be seen."""
-    free, total = psutil.virtual_memory().available / GIB, psutil.virtual_memory().total / GIB
-    try:
-        held = psutil.Process(pid).memory_info().rss / GIB
-    except psutil.NoSuchProcess:
-        held = 0
-    own = f"it held {held:.1f} GiB, and " if held else ""
-    return f"{own}{free:.1f} of {total:.1f} GiB were free"
-
-
-def _ending(code: int | None) -> str:
-    """How a process ended, by its exit code, a negative one for a signal."""
-    if code is not None and code < 0:
+def _ending(code: int) -> str:
+    """How a kernel's process ended, by its exit code, a negative one for a signal."""
+    ended = f"ended by itself with exit code {code}"
+    if code < 0:
         name = signal.Signals(-code).name
         likely = " (by the system when memory runs out, or by a person)"
-        return f"was killed by {name}{likely if name == 'SIGKILL' else ''}"
-    return f"ended by itself with exit code {code}"
+        ended = f"was killed by {name}{likely if name == 'SIGKILL' else ''}"
+    return (
+        f"its process {ended}. What was written before is kept: the same command with --from this "
+        "stage goes on, a training from its last checkpoint. Where memory was short, see "
+        "docs/troubleshooting.md#out-of-memory"
+    )

@@ -1,25 +1,55 @@
 """The four notebooks, executed in order by papermill, one kernel a stage."""
 
 import platform
+import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from grpo_nb.pipeline.batches import check_run
-from grpo_nb.pipeline.execution import execute_notebook, stoppable
+from grpo_nb.pipeline.batches import Planned, check_run, plan_table
+from grpo_nb.pipeline.execution import Stopped, execute_notebook, stoppable
 from grpo_nb.runs import NOTEBOOKS, Run, git_commit, installed_versions
 from grpo_nb.runs import config as configs
 from grpo_nb.runs.files import read_json, write_json
 
-if TYPE_CHECKING:
-    from rich.table import Table
+
+def run_plans(plans: Sequence[Planned], first: str, last: str, force: bool, dry_run: bool) -> None:
+    """Run them one after another, all checked before the first starts.
+
+    Args:
+        plans: The runs.
+        first: "01" … "04".
+        last: "01" … "04".
+        force: See `run_pipeline`.
+        dry_run: Print what would run, with which settings, and start nothing.
+
+    Raises:
+        RuntimeError: A run failed; the others have been tried.
+    """
+    console = Console()
+    for name, profile, settings, origins in plans:
+        config, _ = check_run(Run(name), profile, settings, first, last, force)
+        if dry_run:
+            console.print(plan_table(name, config, origins, first, last))
+    failed = []
+    for name, profile, settings, _ in [] if dry_run else plans:
+        try:
+            run = run_pipeline(name, profile, settings, first, force, console, last=last)
+            print_summary(run, console, last)
+        except RuntimeError as error:
+            if isinstance(error, Stopped) or len(plans) == 1:
+                raise
+            print(f"grpo-nb: run {name!r}: {error}", file=sys.stderr)
+            failed.append(name)
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {len(plans)} runs failed: {', '.join(failed)}")
 
 
 def run_pipeline(
@@ -31,20 +61,17 @@ def run_pipeline(
     console: Console | None = None,
     *,
     last: str = "04",
-) -> dict[str, Any]:
+) -> Run:
     """Execute the stages from `first` to `last`.
 
     Args:
         name: Of the run; a run that is there already is executed again in place.
-        profile: See grpo_nb.runs.profiles.PROFILES; "auto" picks by the hardware found.
+        profile: A name in grpo_nb/runs/profiles/, or "auto" for what suits the hardware found.
         settings: Dotted names to values, {"train.max_steps": 20}.
         first: "01" … "04"; the stages before it must be done.
         force: Start later stages although what they read has changed.
         console: Where the progress bar goes.
         last: "01" … "04".
-
-    Returns:
-        The summary that `summarize` gives.
 
     Raises:
         ValueError: Before anything starts: an unknown or unfit setting, a stage missing.
@@ -60,11 +87,12 @@ def run_pipeline(
         earlier = {k: v for k, v in run.settings().items() if configs.stage_of(k) < first}
         write_json(run / "settings.json", earlier | typed)
         with logged(run, f"{', '.join(stages.values())}; {config.profile}; {typed}"):
-            shared = {"force": force, "profile": config.profile}
+            own = {"profile": config.profile, "task": config.task}
+            shared = {stage: {"force": force} if stage > "01" else own for stage in stages}
             _execute_stages(run, stages, typed, shared, console or Console())
     finally:
         lock.release()
-    return summarize(run, last)
+    return run
 
 
 def log(run: Run, text: str) -> None:
@@ -101,9 +129,8 @@ def _execute_stages(
     with Progress(*shown, TimeElapsedColumn(), console=console) as progress:
         for stage, name in stages.items():
             task = progress.add_task(name, total=None, note="")
-            parameters = {"run_name": run.name} | configs.to_parameters(stage, settings)
-            own = "profile" if stage == "01" else "force"
-            parameters[own] = shared[own]
+            own = {"settings": configs.of_stage(stage, settings), **shared[stage]}
+            parameters = {"run_name": run.name, **own}
             log(run, f"{name}: started")
             if not console.is_terminal:  # where no bar moves
                 console.print(f"{name} …")
@@ -138,58 +165,27 @@ def _watching(run: Run, progress: Progress, task: TaskID) -> Iterator[None]:
         copy()
 
 
-def summarize(run: Run, last: str = "04") -> dict[str, Any]:
-    """What the run ended with: verdict, evaluation report, seconds a stage, where things are.
-
-    Args:
-        run: All of its stages up to `last` are done; before "04" there is no report.
-    """
-    report, failures = None, None
-    if last >= "02":
-        failures = read_json(run / "rewards/report.json")["failures"]
-    if last == "04":
-        report = read_json(run / "eval/report.json")
-    entries = {stage: entry for stage, entry in run.manifest().items() if stage <= last}
-    places = {"notebooks": run / "notebooks", "figures": run / "figures"}
-    places |= {"model": run / "model/merged"} if report else {}
-    if kept := sorted(run.path.glob("train.old-*")):
-        places["kept"] = f"{len(kept)} earlier trainings, the last is {kept[-1]}"
-    seconds = {NOTEBOOKS[stage]: entry["seconds"] for stage, entry in entries.items()}
-    return {"report": report, "failures": failures, "seconds": seconds, **places}
-
-
-def print_summary(summary: Mapping[str, Any], console: Console, last: str = "04") -> None:
-    """Print what `summarize` gave.
+def print_summary(run: Run, console: Console, last: str = "04") -> None:
+    """Print what a run ended with, whose stages up to `last` are done, and where things are.
 
     Raises:
         RuntimeError: The stages ended with `last`, "02", and the rewards failed: afterwards.
     """
-    if summary["report"]:
-        console.print(_before_after(summary["report"]))
-    if summary["failures"] is not None:
-        for failure in summary["failures"]:
-            console.print(f"[bold]rewards[/]    FAILED: {escape(failure)}", soft_wrap=True)
-        if not summary["failures"]:
-            console.print("[bold]rewards[/]    passed")
-    stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["seconds"].items())
+    failures = read_json(run / "rewards/report.json")["failures"] if last >= "02" else []
+    if last == "04":
+        sentences = [one["sentence"] for one in read_json(run / "eval/report.json")["comparisons"]]
+        for sentence in [one for one in sentences if one.startswith("base → merged")]:
+            console.print(sentence, highlight=False, soft_wrap=True)
+    for failure in failures:
+        console.print(f"[bold]rewards[/]    FAILED: {escape(failure)}", soft_wrap=True)
+    if last >= "02" and not failures:
+        console.print("[bold]rewards[/]    passed")
+    entries = [(key, entry) for key, entry in run.manifest().items() if key <= last]
+    stages = ", ".join(f"{NOTEBOOKS[key]} {entry['seconds']:.0f} s" for key, entry in entries)
     console.print(f"[bold]time[/]       {stages}")
-    for key in [name for name in ("notebooks", "figures", "model", "kept") if name in summary]:
-        console.print(f"[bold]{key:<10}[/] {summary[key]}", soft_wrap=True)
-    if last == "02" and summary["failures"]:
-        raise RuntimeError("the rewards failed: mend them before you train")
-
-
-def _before_after(report: Mapping[str, Any]) -> "Table":
-    from rich.table import Table
-
-    table = Table(title=f"{report['prompts']} held-out prompts", title_justify="left")
-    for column in ("", "accuracy before → after", "format before → after"):
-        table.add_column(column)
-    for decoding in ("greedy", "sampled"):
-        before, after = report[decoding]["base"], report[decoding]["merged"]
-        cells = [
-            f"{before[key]:.1%} → {after[key]:.1%}" if after[key] is not None else "not asked for"
-            for key in ("accuracy", "format")
-        ]
-        table.add_row(decoding, *cells)
-    return table
+    for place in ("notebooks", "figures", *(["model/merged"] if last == "04" else [])):
+        console.print(f"[bold]{place.partition('/')[0]:<10}[/] {run / place}", soft_wrap=True)
+    if kept := sorted(run.path.glob("train.old-*")):
+        console.print(f"[bold]kept[/]       {len(kept)} earlier trainings, the last is {kept[-1]}")
+    if last == "02" and failures:
+        raise RuntimeError("the rewards failed: fix them before you train")

@@ -24,7 +24,7 @@ from grpo_nb.runs import Stage
 from grpo_nb.runs.batch import solve_batch
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.runs.files import read_json
-from grpo_nb.runs.profiles import refuse_unknown
+from grpo_nb.runs.names import refuse_unknown
 from grpo_nb.training import health, ranks
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ FIXED = (
 REWRITTEN = {"accelerator_config", "debug", "report_to"}
 # An argument that TRL fills from another where it is None.
 NONE_MEANS = {"epsilon_high": "epsilon", "num_generations_eval": "num_generations"}
-SECTIONS = ("data", "model", "policy", "rewards", "train")
 ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
 
 
@@ -203,14 +202,11 @@ def effective(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: RewardS
         or a cell made of the value that was asked for).
     """
     passed = grpo_arguments(stage, policy, rewards)
-    sources = {row["setting"]: row["from"] for row in stage.settings(*SECTIONS)}
-    rows = []
+    sources, rows = stage.config.sources, []
     for field in fields(own_config()):
         default = field.default_factory() if field.default is MISSING else field.default
         value = getattr(args, field.name)
         source = sources.get(setting_of(field.name), "default")
-        if field.name in stage.config.trl:
-            source = "set here" if f"trl.{field.name}" in stage.set_here else "config.yaml"
         row = {
             "argument": field.name,
             "value": _plain(value),

@@ -88,17 +88,17 @@ CASES = [
     ("format learnt, correctness flat", FLAT | LEARNT, f"{FORM} in rewards.reward_weights", LEARNT),
     ("reward stuck", FLAT | {f"rewards/{FORM}/mean": 0.5}, "train.learning_rate", {}),
     ("one reward dominates", {"rewards/right/std": 0.02, RIGHT: 0.1}, FORM, {RIGHT: 0.1}),
-    ("no score", {"right/skipped": after(40, 5.0)}, "mend right", {"right/skipped": 0.5}),
-    ("no score", {"right/skipped": after(40, 2 + NOISE / 5)}, "mend right", {}),
+    ("no score", {"right/skipped": after(40, 5.0)}, "fix right", {"right/skipped": 0.5}),
+    ("no score", {"right/skipped": after(40, 2 + NOISE / 5)}, "fix right", {}),
 ]
 
 
-@pytest.mark.parametrize(("rule", "faults", "fix", "mended"), CASES)
-def test_each_fault_is_found_once_and_gone_once_mended(rule, faults, fix, mended):
+@pytest.mark.parametrize(("rule", "faults", "fix", "healthy"), CASES)
+def test_each_fault_is_found_once_and_gone_once_fixed(rule, faults, fix, healthy):
     alerts = [a for a in health.examine(run(**faults), EXPECTED) if a.name == rule]
     assert len(alerts) == 1 and fix in alerts[0].fix
     assert re.search(r"\d|None", alerts[0].evidence)
-    assert rule not in rules(run(**mended))
+    assert rule not in rules(run(**healthy))
 
 
 def test_a_real_training_raises_nothing():

@@ -118,7 +118,7 @@ def test_training_again_keeps_what_was_set_and_drops_what_was_left(demo_run, tmp
     train = Run("again").config().train
     assert (train.learning_rate, train.max_steps) == (2e-3, 2)
     assert train.per_device_train_batch_size == TINY_SETTINGS["train.per_device_train_batch_size"]
-    assert len(list((tmp_path / "again/train/1-grpo/completions").iterdir())) == 2
+    assert len(list((tmp_path / "again/train/completions").iterdir())) == 2
     lines = (tmp_path / "again/train/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 2]  # two are validations
 

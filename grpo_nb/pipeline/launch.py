@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_nb import data, models, reward_lab, rewards, training
 from grpo_nb.pipeline.batches import kept_settings
@@ -20,9 +20,6 @@ from grpo_nb.pipeline.execution import QUIET
 from grpo_nb.runs import Run, Stage, checks, config, start_stage, write_json
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.training import ranks
-
-if TYPE_CHECKING:
-    from trl import GRPOConfig
 
 FAILURE = "failure.json"
 OUTPUTS = ("train/adapter", "train/metrics.jsonl", "train/health.jsonl")
@@ -124,8 +121,8 @@ def _refuse(settings: RunConfig) -> None:
         raise ValueError(f"FSDP and ZeRO-3 need {' and '.join(missing)}; or take ddp.yaml")
 
 
-def _shares(args: "GRPOConfig") -> str:
-    """How the processes share a step."""
+def _shares(args: Any) -> str:
+    """How the processes share a step, by a GRPOConfig."""
     rows, passes = args.per_device_train_batch_size, args.gradient_accumulation_steps
     step = rows * passes * ranks.count()
     return (

@@ -1,7 +1,7 @@
 """Short trainings of the tiny base, for the tests of the training room."""
 
 from grpo_nb import data, models, rewards, training
-from grpo_nb.runs import Run, Stage
+from grpo_nb.runs import Run, Stage, write_json
 from grpo_nb.runs.config import flatten, resolve
 
 SETTINGS = {
@@ -25,6 +25,7 @@ def make_run(name, **settings):
     count = lambda chats: [30] * len(chats)  # noqa: E731
     data.prepare(run, config.data, config.seed, count, reference=MATH.reference)
     run.write_config(config)
+    write_json(run / "settings.json", SETTINGS | settings)
     return run
 
 

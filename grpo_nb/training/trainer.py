@@ -76,19 +76,21 @@ class Trainer(GRPOTrainer):
         self.resumption = checkpoints.Resumption(stage, rewards, args)
         if "ref" in getattr(policy.model, "peft_config", {}):
             policy.model.delete_adapter("ref")  # with beta > 0 TRL adds one, and refuses a second
-        super().__init__(
-            model=policy.model,
-            processing_class=policy.tokenizer,
-            reward_funcs=[in_thread(f) if waits(f) else f for f in rewards.reward_funcs],
-            args=args,
-            # Rows may hold dicts and lists of any type, which Arrow would merge or refuse.
-            train_dataset=Dataset.from_list(list(map(dict, train_rows)), on_mixed_types="use_json"),
-            callbacks=list(callbacks),
-        )
+        with kept_in_32_bit(policy.model):
+            super().__init__(
+                model=policy.model,
+                processing_class=policy.tokenizer,
+                reward_funcs=[in_thread(f) if waits(f) else f for f in rewards.reward_funcs],
+                args=args,
+                # Rows may hold dicts and lists of any type, which Arrow would merge or refuse.
+                train_dataset=Dataset.from_list(
+                    list(map(dict, train_rows)), on_mixed_types="use_json"
+                ),
+                callbacks=list(callbacks),
+            )
         if config.trl.get("vllm_mode") == "colocate":
             _with_vllm.append(self.folder)
         self.remove_callback(PrinterCallback)
-        train_in_32_bit(policy.model)
         for reward in adaptive_rewards(self.reward_funcs):
             reward.everyones = ranks.gather  # each process scores a share of the step
         self.share_prompts = config.policy.share_prompts and fast_cpu.can_share(policy)
@@ -131,6 +133,7 @@ class Trainer(GRPOTrainer):
         self.controls.stop.clear()
         with stop_on_signals(self.controls) as signals:
             checkpoint = ranks.from_main(self._begin)
+            self.steps.watch = self._watch_so_far()
             try:
                 output = super().train(resume_from_checkpoint=checkpoint and str(checkpoint))
             except Exception as error:
@@ -151,11 +154,13 @@ class Trainer(GRPOTrainer):
     def _begin(self) -> Path | None:
         checkpoint = self.resumption.begin()
         (self.folder / "arguments.json").write_text(self.args.to_json_string(), encoding="utf-8")
+        return checkpoint
+
+    def _watch_so_far(self) -> health.Watch:
         watch = health.Watch(expected(self.rewards, self.stage), self.stage.config.health)
         for line in metrics.read_lines(self.folder / "metrics.jsonl"):
             watch.feed(line)
-        self.steps.watch = watch
-        return checkpoint
+        return watch
 
     def _keep_last_step(self) -> None:
         """Save a checkpoint of the last whole step, after an error in the one that followed.
@@ -328,13 +333,16 @@ class Trainer(GRPOTrainer):
             yield
 
 
-def train_in_32_bit(model: Any) -> None:
-    """TRL's trainers cast a 4-bit model's adapter to bf16; a resumed one would hold fp32."""
+@contextmanager
+def kept_in_32_bit(model: Any) -> Iterator[None]:
+    """TRL's trainers cast a 4-bit model's adapter to bf16 as they are built; here it stays fp32."""
     import torch
 
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.to(torch.float32)
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    whole = [weight.data.to(torch.float32) for weight in trained]
+    yield
+    for weight, data in zip(trained, whole, strict=True):
+        weight.data = data
 
 
 @contextmanager

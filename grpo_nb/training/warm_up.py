@@ -60,7 +60,7 @@ def _train(policy: Policy, stage: Stage, rows: Path) -> list[float]:
     from transformers.trainer_callback import PrinterCallback
     from trl import SFTConfig, SFTTrainer
 
-    from grpo_nb.training.trainer import train_in_32_bit
+    from grpo_nb.training.trainer import kept_in_32_bit
 
     train = stage.config.train
     arguments: dict[str, Any] = {
@@ -79,7 +79,7 @@ def _train(policy: Policy, stage: Stage, rows: Path) -> list[float]:
         "report_to": "none",
         "disable_tqdm": True,
     }
-    with quiet():  # a bar for each of its preparations of the rows
+    with quiet(), kept_in_32_bit(policy.model):  # a bar for each of its preparations of the rows
         trainer = SFTTrainer(
             model=policy.model,
             processing_class=policy.tokenizer,
@@ -87,6 +87,5 @@ def _train(policy: Policy, stage: Stage, rows: Path) -> list[float]:
             train_dataset=Dataset.from_parquet(str(rows)),
         )
     trainer.remove_callback(PrinterCallback)
-    train_in_32_bit(policy.model)
     trainer.train()
     return [line["loss"] for line in trainer.state.log_history if "loss" in line]

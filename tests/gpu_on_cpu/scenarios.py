@@ -109,10 +109,10 @@ class Layer:
 
 def a_training():
     """From load to adapter; validation and preflight before it."""
+    fresh = start("fresh", **VALIDATED)
+    rows = fresh.validation_rows
+    seen = {"answers before the trainer": answers(policy(fresh.stage.config), rows)}
     trainer = one = start("whole", **VALIDATED)
-    rows = one.validation_rows
-    before = answers(policy(one.stage.config), rows)
-    seen = {"answers before the trainer": before}
     seen["trainer"] = [kind.__name__ for kind in type(trainer).__mro__]
     layer, modes = Layer(one.policy.model), flags(one.policy.model)
     seen["checks"] = {check.name: check.state for check in one.preflight()}

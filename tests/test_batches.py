@@ -119,7 +119,6 @@ def test_wrong_run_files_start_nothing(runs_dir, capsys, text, message):
         (["--set", "trl.=3"], "unknown setting 'trl.'"),
         (["--set", "seed=" + "9" * 5000], "seed = '999"),
         (["--set", "trl.epsilon=" + "[" * 3000], "TRL wants float"),
-        (["--set", "train.stages=\0"], "is not a file"),
         (["-f", "no.yaml"], "no.yaml does not exist"),
     ],
 )
@@ -127,13 +126,6 @@ def test_wrong_arguments_start_nothing(runs_dir, capsys, arguments, message):
     assert main(["run", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not list(runs_dir.iterdir())
-
-
-def test_a_wrong_file_of_stages_starts_nothing(runs_dir, capsys):
-    stages = write(runs_dir, "- {name: a, max_stps: 3}", "stages.yaml")
-    assert main(["run", "--profile", "tiny-cpu", "--set", f"train.stages={stages}"]) == 2
-    assert "key of stage 'a' 'max_stps': did you mean 'max_steps'" in capsys.readouterr().err
-    assert [path.name for path in runs_dir.iterdir()] == ["stages.yaml"]
 
 
 def test_two_files_that_would_write_one_directory_are_refused(runs_dir, capsys):

@@ -73,7 +73,7 @@ def main(settings, folder):
         "checkpointed": {"preflight": flags, "training": in_training},
         "vllm": policy.vllm,
         "sleeps": bool(model_config and model_config.enable_sleep_mode),
-        "from copy": trainer.from_copy,
+        "from copy": trainer.samples_from_copy,
         "shares prompts": trainer.share_prompts,
         "dtypes": sorted({str(weight.dtype) for weight in policy.model.parameters()}),
         "trained in": sorted({str(weight.dtype) for weight in trained}),

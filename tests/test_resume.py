@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -36,25 +37,36 @@ def start(runs_dir):
     return start
 
 
-def train_in_a_process(run, *fault):
-    command = [sys.executable, str(Path(__file__).with_name("interrupted.py")), run.name, *fault]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GRPO_NB_RUNS": str(run.path.parent)}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+@pytest.fixture
+def train(runs_dir):
+    """(run, *fault) -> how its training ended, in a process of its own: see interrupted.py."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, str(Path(__file__).with_name("interrupted.py"))]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+
+    def train(run, *fault):
+        process.stdin.write(json.dumps([run.name, *fault]) + "\n")
+        process.stdin.flush()
+        return SimpleNamespace(**json.loads(process.stdout.readline()))
+
+    with subprocess.Popen(command, env=environment, **pipes) as process:
+        yield train
+        process.stdin.close()
 
 
-def test_a_run_killed_three_times_ends_as_one_that_was_not(runs_dir):
+def test_a_run_killed_three_times_ends_as_one_that_was_not(train):
     whole, killed = make_run("whole"), make_run("killed")
-    assert train_in_a_process(whole).returncode == 0
+    assert train(whole).returncode == 0
     said = []
     for fault in (("generation", "4"), ("backward", "8"), ("saving", "10")):
-        done = train_in_a_process(killed, *fault)
+        done = train(killed, *fault)
         assert done.returncode == -signal.SIGKILL, done.stderr
         said.append(done.stdout)
     newest, torn = killed / "train/checkpoint-8", killed / "train/checkpoint-10"
     assert newest.is_dir() and checkpoints.damage(torn) == "it has no sealed.json"
     weights = newest / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])  # and the disk lost the end of a file
-    last = train_in_a_process(killed)
+    last = train(killed)
     assert last.returncode == 0, last.stderr
     assert "begins at step 1 of 12" in said[0]
     assert "goes on after step 2 of 12" in said[1]
@@ -71,11 +83,11 @@ def test_a_run_killed_three_times_ends_as_one_that_was_not(runs_dir):
     assert steps == list(range(1, 13))
 
 
-def test_a_second_process_on_the_run_is_refused(runs_dir):
+def test_a_second_process_on_the_run_is_refused(train):
     run = make_run("held")
     lock = run.lock()
     try:
-        done = train_in_a_process(run)
+        done = train(run)
         assert done.returncode == 1
         assert "run 'held' is in use by another process" in done.stderr
     finally:
@@ -370,15 +382,15 @@ def contents(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_a_kill_between_moving_a_training_and_the_next_loses_nothing(runs_dir):
+def test_a_kill_between_moving_a_training_and_the_next_loses_nothing(train):
     run = make_run("moved", **{"train.max_steps": 1, "train.eval_steps": 0})
-    assert train_in_a_process(run).returncode == 0
+    assert train(run).returncode == 0
     before = contents(run / "train")
-    done = train_in_a_process(run, "moved")
+    done = train(run, "moved")
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert contents(run / "train.old-1") == before
     assert not (run / "train").exists()
-    last = train_in_a_process(run)
+    last = train(run)
     assert last.returncode == 0, last.stderr
     assert "begins at step 1 of 1\n" in last.stdout
     assert contents(run / "train.old-1") == before

@@ -71,7 +71,7 @@ def test_values_are_what_they_look_like(tmp_path, text, value):
         ("profile: 5", "profile = 5: write a name"),
         ("profile: [tiny-cpu]", "profile = ['tiny-cpu']: write a name"),
         ("name:", "run_name ''"),
-        ("seed: 1\nname: \x07", "line 2: special characters are not allowed: '\\x07'"),
+        ("seed: 1\nname: \x07", "special characters are not allowed"),
         ("a: " + "[" * 5000, "mine.yaml is not a file of settings: it nests too deep"),
         ("seed: " + "1" * 5000, "mine.yaml cannot be read: Exceeds the limit"),
         ("seed: &a [*a]", "seed = "),
@@ -237,7 +237,7 @@ def test_a_read_only_disk_is_refused(tmp_path, command):
 
 def test_what_was_set_is_kept_for_stages_that_run_again_but_how_to_resume_is_asked_anew(runs_dir):
     run = Run("again")
-    run.write_config(config.resolve("tiny-cpu", {}))
+    run.write_config(config.resolve("tiny-cpu", {"train.resume": "always"}))
     write_json(run / "settings.json", {"train.max_steps": 3, "train.resume": "always"})
     found, typed = batches.check_run(run, first="03", force=True)
     assert typed == {"train.max_steps": 3}

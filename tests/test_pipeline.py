@@ -14,14 +14,15 @@ from rich.console import Console
 
 from grpo_nb.__main__ import main
 from grpo_nb.pipeline import notebooks as pipeline
-from grpo_nb.runs import NOTEBOOKS, Run
+from grpo_nb.runs import NOTEBOOKS, Run, Stage
 
 
 def test_the_summary_says_before_and_after_and_where_things_are(demo_run):
     text = io.StringIO()
-    pipeline.print_summary(pipeline.summarize(demo_run), Console(file=text, width=100))
+    pipeline.print_summary(demo_run, Console(file=text, width=100))
     printed = text.getvalue()
-    assert re.search(r"greedy .*\d% → \d+\.\d%", printed)
+    assert re.search(r"base → merged: .*greedy accuracy .*\d % → \d+\.\d %", printed)
+    assert "rewards    passed" in printed
     for name in (*NOTEBOOKS.values(), "notebooks", "figures", "model"):
         assert name in printed
 
@@ -39,7 +40,7 @@ def test_executed_notebooks_name_what_was_injected(demo_run):
         for cell in notebook["cells"]
         if "injected-parameters" in cell["metadata"].get("tags", [])
     ]
-    assert f"max_steps = {TINY_SETTINGS['train.max_steps']}" in "".join(injected)
+    assert f'"train.max_steps": {TINY_SETTINGS["train.max_steps"]}' in "".join(injected)
 
 
 @pytest.mark.parametrize(
@@ -131,19 +132,10 @@ def test_changed_data_is_refused_before_a_kernel_starts(demo_run, tmp_path, monk
     assert "data/train.parquet changed after 01_prepare_data" in capsys.readouterr().err
 
 
-def test_the_bar_follows_the_progress_file(runs_dir):
-    run = Run("p")
-    run.path.mkdir()
-    (run / "progress.json").write_text('{"done": 3, "total": 9, "note": "reward 1.20"}')
-    shown = io.StringIO()
-    console = Console(file=shown)
-    with pipeline.Progress("{task.completed} {task.fields[note]}", console=console) as bar:
-        task = bar.add_task("03", total=None, note="")
-        with pipeline._watching(run, bar, task):
-            pass
-        assert bar.tasks[0].completed == 3
-    assert "3/9 reward 1.20" in shown.getvalue()
-    assert threading.active_count() < 20
+def test_what_a_run_is_at_is_what_its_stage_says(runs_dir):
+    assert Run("p").progress() == ""
+    Stage(Run("p"), "03", None).progress(3, 9, "reward 1.20")
+    assert Run("p").progress() == "03_train_grpo 3/9 reward 1.20"
 
 
 def test_the_doctor_reports_and_says_what_to_type(capsys, monkeypatch):
@@ -176,9 +168,9 @@ def test_training_is_refused_with_rewards_that_can_be_cheated(
     report = json.loads((tmp_path / "demo/rewards/report.json").read_text())
     assert not report["passed"]
     assert Run("demo").manifest()["02"]["status"] == "done"
-    shown, summary = io.StringIO(), pipeline.summarize(Run("demo"), "02")
-    with pytest.raises(RuntimeError, match="the rewards failed: mend them"):
-        pipeline.print_summary(summary, Console(file=shown, width=100), "02")
+    shown = io.StringIO()
+    with pytest.raises(RuntimeError, match="the rewards failed: fix them"):
+        pipeline.print_summary(Run("demo"), Console(file=shown, width=100), "02")
     assert "rewards    FAILED: attack 'empty completion' earns" in shown.getvalue()
 
 

@@ -2,7 +2,6 @@
 
 import platform
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -10,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from rich.console import Console
+from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from grpo_nb.pipeline.batches import Planned, check_run, plan_table
 from grpo_nb.pipeline.execution import Stopped, execute_notebook, stoppable
@@ -79,17 +78,19 @@ def run_pipeline(
         StageFailed: A notebook did not reach its end; what there is of it is kept.
         Stopped: SIGTERM or SIGINT came; the training saved a checkpoint first.
     """
-    run = Run(name)
+    run, console = Run(name), console or Console()
     config, typed = check_run(run, profile, settings, first, last, force)
     lock = run.lock(".pipeline.lock")
-    stages = {key: NOTEBOOKS[key] for key in NOTEBOOKS if first <= key <= last}
+    stages = [stage for stage in NOTEBOOKS if first <= stage <= last]
+    shared = {"01": {"profile": config.profile, "task": config.task}}
     try:
         earlier = {k: v for k, v in run.settings().items() if configs.stage_of(k) < first}
         write_json(run / "settings.json", earlier | typed)
-        with logged(run, f"{', '.join(stages.values())}; {config.profile}; {typed}"):
-            own = {"profile": config.profile, "task": config.task}
-            shared = {stage: {"force": force} if stage > "01" else own for stage in stages}
-            _execute_stages(run, stages, typed, shared, console or Console())
+        (run / "notebooks").mkdir(exist_ok=True)
+        with logged(run, f"{', '.join(map(NOTEBOOKS.get, stages))}; {config.profile}; {typed}"):
+            for stage in stages:
+                own = {"run_name": name, "settings": configs.of_stage(stage, typed)}
+                _execute_stage(run, stage, own | shared.get(stage, {"force": force}), console)
     finally:
         lock.release()
     return run
@@ -117,52 +118,13 @@ def logged(run: Run, what: str) -> Iterator[None]:
     log(run, f"done in {time.monotonic() - started:.1f} s")
 
 
-def _execute_stages(
-    run: Run,
-    stages: Mapping[str, str],
-    settings: dict[str, Any],
-    shared: Mapping[str, Any],
-    console: Console,
-) -> None:
-    (run / "notebooks").mkdir(parents=True, exist_ok=True)
-    shown = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"))
-    with Progress(*shown, TimeElapsedColumn(), console=console) as progress:
-        for stage, name in stages.items():
-            task = progress.add_task(name, total=None, note="")
-            own = {"settings": configs.of_stage(stage, settings), **shared[stage]}
-            parameters = {"run_name": run.name, **own}
-            log(run, f"{name}: started")
-            if not console.is_terminal:  # where no bar moves
-                console.print(f"{name} …")
-            with _watching(run, progress, task):
-                stoppable(partial(execute_notebook, run, stage, parameters))
-            log(run, f"{name}: done in {run.manifest()[stage]['seconds']} s")
-            progress.update(task, total=1, completed=1)
-
-
-@contextmanager
-def _watching(run: Run, progress: Progress, task: TaskID) -> Iterator[None]:
-    """Copy the stage's progress.json into its bar, four times a second."""
-    stopped = threading.Event()
-
-    def copy() -> None:
-        if (run / "progress.json").exists():
-            state = read_json(run / "progress.json")
-            note = f"{state['done']}/{state['total']} {state['note']}"
-            progress.update(task, total=state["total"], completed=state["done"], note=note)
-
-    def poll() -> None:
-        while not stopped.wait(0.25):
-            copy()
-
-    thread = threading.Thread(target=poll, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stopped.set()
-        thread.join()
-        copy()
+def _execute_stage(run: Run, stage: str, parameters: dict[str, Any], console: Console) -> None:
+    name = NOTEBOOKS[stage]
+    log(run, f"{name}: started")
+    console.print(f"{name} …")
+    with Live(console=console, get_renderable=run.progress, refresh_per_second=4, transient=True):
+        stoppable(partial(execute_notebook, run, stage, parameters))
+    log(run, f"{name}: done in {run.manifest()[stage]['seconds']} s")
 
 
 def print_summary(run: Run, console: Console, last: str = "04") -> None:

@@ -21,6 +21,11 @@ def setting(default: Any, meaning: str, **limits: Any) -> Any:
     return Field(default, description=meaning, **limits)
 
 
+AnswerKind = Literal["number", "choice", "json", "code", "text"]
+LossType = Literal["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
+Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]  # the second is GDPO
+
+
 class DataConfig(Section):
     source: str = setting("arithmetic", "built-in set, local file, or hub dataset")
     subset: str = setting("", "configuration of a hub dataset")
@@ -30,24 +35,14 @@ class DataConfig(Section):
     question_column: str = setting("question", "column of questions, texts or chats")
     answer_column: str = setting("answer", "column that holds the gold")
     extra_columns: str = setting("", 'columns for the rewards: "a, b" or "all"')
-    answer_format: str = setting(
-        "auto", "auto (#### or as is), as_is, ####, boxed, tag, json:path, regex:…"
-    )
-    answer_kind: Literal["number", "choice", "json", "code", "text"] = setting(
-        "number", "what a gold has to be"
-    )
-    system_prompt: str = setting(
-        "preset", "says the format; preset: as the rewards ask for it; may be empty"
-    )
+    answer_format: str = setting("auto", "auto: #### or as_is; boxed, tag, json:path, regex:…")
+    answer_kind: AnswerKind = setting("number", "what a gold has to be")
+    system_prompt: str = setting("preset", "says the format; preset: as the rewards ask for it")
     max_rows: int = setting(0, "rows read from the source; 0 reads all", ge=0)
-    max_dropped_share: float = setting(
-        0.05, "more faulty rows than this share are an error", ge=0, le=1
-    )
+    max_dropped_share: float = setting(0.05, "more faulty rows are an error", ge=0, le=1)
     eval_rows: int = setting(256, "rows held out, never trained on", ge=1)
     max_prompt_tokens: int = setting(256, "longer prompts are dropped [tokens]", ge=8)
-    difficulty_prompts: int = setting(
-        0, "prompts to train on that a pilot judges first; 0: none", ge=0
-    )
+    difficulty_prompts: int = setting(0, "prompts that a pilot judges first; 0: none", ge=0)
     min_pass_rate: float = setting(0.0, "a judged prompt has to be solved more often", ge=0, lt=1)
     max_pass_rate: float = setting(1.0, "and less often than this", gt=0, le=1)
     order: Literal["shuffled", "easy_to_hard"] = setting("shuffled", "of the prompts in training")
@@ -73,9 +68,6 @@ class RewardsConfig(Section):
     pilot_completions: int = setting(8, "completions for each of them", ge=2)
 
 
-LossType = Literal["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
-
-
 class TrainConfig(Section):
     max_steps: int = setting(100, "optimizer steps", ge=1)
     learning_rate: float = setting(1e-3, "peak learning rate", gt=0, le=10)
@@ -88,9 +80,7 @@ class TrainConfig(Section):
     beta: float = setting(0.0, "weight of the KL to the base", ge=0, le=1000)
     loss_type: LossType = setting("dapo", "TRL's")
     scale_rewards: Literal["group", "batch", "none"] = setting("group", "TRL's")
-    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = setting(
-        "sum_then_normalize", "TRL's; the second is GDPO"
-    )
+    multi_objective_aggregation: Aggregation = setting("sum_then_normalize", "TRL's")
     stages: str = setting("", "YAML file of the stages; empty: one, as set here")
     priming_steps: int = setting(0, "supervised steps on the primed rows first", ge=0)
     eval_steps: int = setting(25, "validate every so many steps; 0: never", ge=0)
@@ -98,9 +88,7 @@ class TrainConfig(Section):
         "auto", "auto: go on where a training with these settings was cut off"
     )
     report_to: str = setting("none", 'trackers: "tensorboard", "trackio", "wandb"')
-    dynamic_sampling: int = setting(
-        0, "rounds in which groups without signal are drawn anew; 0: never", ge=0
-    )
+    dynamic_sampling: int = setting(0, "rounds that redraw groups without signal", ge=0)
     priming_learning_rate: float = setting(1e-3, "of the supervised steps", gt=0, le=10)
     save_steps: int = setting(25, "a checkpoint every so many steps", ge=1)
     keep_checkpoints: int = setting(2, "the newest that stay on disk", ge=1)
@@ -110,9 +98,7 @@ class TrainConfig(Section):
 
 
 class PolicyConfig(Section):
-    backend: Literal["unsloth", "transformers"] = setting(
-        "unsloth", "loads the policy; transformers: with peft and bitsandbytes"
-    )
+    backend: Literal["unsloth", "transformers"] = setting("unsloth", "loads and trains the policy")
     finetuning: Literal["lora", "full"] = setting("lora", "what is trained")
     gpu_memory_utilization: float = setting(0.5, "of the GPU, for vLLM [share]", gt=0, lt=1)
     standby: bool = setting(False, "vLLM gives its memory back during the update")
@@ -133,9 +119,7 @@ MergeMode = Literal["merged_16bit", "merged_16bit_original_base"]
 
 
 class ExportConfig(Section):
-    merge: MergeMode = setting(
-        "merged_16bit", "base as trained on, dequantised, + adapter; or another policy"
-    )
+    merge: MergeMode = setting("merged_16bit", "into the base as trained on, or the original")
     max_shard_gb: float = setting(1.0, "of a safetensors file [GB]", gt=0)
     parity_prompts: int = setting(32, "held-out prompts that adapter and merged model answer", ge=1)
 

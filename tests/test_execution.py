@@ -9,8 +9,8 @@ import sys
 import nbformat
 import pytest
 
-from grpo_nb.pipeline import execution
-from grpo_nb.pipeline.execution import StageFailed, execute_notebook
+from grpo_nb.pipeline import notebooks
+from grpo_nb.pipeline.notebooks import StageFailed, execute_notebook
 from grpo_nb.runs import PROJECT_ROOT, Run, start_stage
 
 START = (
@@ -25,7 +25,7 @@ def execute(runs_dir, tmp_path, monkeypatch):
     """Stage 01 with cells of its own, in a kernel of its own."""
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "r/notebooks").mkdir(parents=True)
-    monkeypatch.setattr(execution, "PROJECT_ROOT", tmp_path)
+    monkeypatch.setattr(notebooks, "PROJECT_ROOT", tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PROJECT_ROOT)]))
 
     def run(*cells, **settings):

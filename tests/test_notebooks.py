@@ -14,7 +14,7 @@ import pytest
 import refresh
 from conftest import TINY_SETTINGS
 
-from grpo_nb.pipeline.execution import QUIET
+from grpo_nb.pipeline.notebooks import QUIET
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, config, project_path
 
 FOLDER = project_path("notebooks")

@@ -79,6 +79,8 @@ def test_a_failing_cell_stops_the_run_and_keeps_the_notebook(runs_dir, capsys):
     assert f"FileNotFoundError: {missing} does not exist" in error
     assert "Traceback" not in error
     run = Run("f")
+    log = (run / "log.txt").read_text()
+    assert re.search(r"01_prepare_data: StageFailed: .* FileNotFoundError: .*nowhere.jsonl", log)
     assert run.manifest()["01"]["status"] == "failed"
     assert "nowhere.jsonl" in (run / "notebooks/01_prepare_data.ipynb").read_text()
     assert not (run / "notebooks/02_test_rewards.ipynb").exists()

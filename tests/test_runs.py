@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from grpo_nb import runs
-from grpo_nb.pipeline.batches import undone
+from grpo_nb.pipeline.notebooks import undone
 from grpo_nb.runs import Run, atomic_path, start_stage
 
 HOLD_LOCK = """

@@ -4,6 +4,7 @@ import importlib.util
 import os
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,6 +90,12 @@ def test_assignments_are_read_as_the_type_of_the_setting(text, value):
     effective = flatten(resolve("tiny-cpu", {name: parsed}))[name]
     assert effective == value
     assert type(effective) is type(value)
+
+
+def test_papermills_yaml_is_read_as_the_type_of_the_setting():
+    given = yaml.safe_load("settings: {train.max_steps: 5, train.learning_rate: 1e-4}")["settings"]
+    train = resolve("tiny-cpu", given).train
+    assert (train.max_steps, train.learning_rate) == (5, 1e-4)
 
 
 def test_an_assignment_without_value_is_refused():

@@ -200,26 +200,25 @@ def test_the_same_file_goes_on_from_a_later_stage(prepared, monkeypatch, capsys)
     assert "needs 02_test_rewards, which is not started" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["run", "sweep"])
-def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys, command):
+RUN_AND_SWEEP = pytest.mark.parametrize(
+    ("command", "text"), [(["run", "-f"], RUN), (["sweep"], "grid: {seed: [1]}")]
+)
+
+
+@RUN_AND_SWEEP
+def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys, command, text):
     (tmp_path / "file").touch()
     monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path / "file/runs"))
-    text = RUN if command == "run" else "grid: {seed: [1]}"
-    arguments = {"run": ["run", "-f"], "sweep": ["sweep"]}[command]
-    assert main([*arguments, write(tmp_path, text)]) == 2
+    assert main([*command, write(tmp_path, text)]) == 2
     assert "point GRPO_NB_RUNS at a folder that can" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not shutil.which("bwrap"), reason="needs bubblewrap: a read-only disk")
-@pytest.mark.parametrize("command", ["run", "sweep"])
-def test_a_read_only_disk_is_refused(tmp_path, command):
-    text = RUN if command == "run" else "grid: {seed: [1]}"
-    arguments = {"run": ["run", "-f"], "sweep": ["sweep"]}[command]
+@RUN_AND_SWEEP
+def test_a_read_only_disk_is_refused(tmp_path, command, text):
     sandbox = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--setenv", "GRPO_NB_RUNS"]
-    grpo = [sys.executable, "-m", "grpo_nb", *arguments, write(tmp_path, text)]
-    done = subprocess.run(
-        [*sandbox, str(tmp_path), *grpo], capture_output=True, text=True, check=False
-    )
+    grpo = [sys.executable, "-m", "grpo_nb", *command, write(tmp_path, text)]
+    done = subprocess.run([*sandbox, str(tmp_path), *grpo], capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     assert re.search(r"cannot be written: .* is read-only; point GRPO_NB_RUNS", done.stderr)
 

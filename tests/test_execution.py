@@ -11,7 +11,7 @@ import pytest
 
 from grpo_nb.pipeline import notebooks
 from grpo_nb.pipeline.notebooks import StageFailed, execute_notebook
-from grpo_nb.runs import PROJECT_ROOT, Run, start_stage
+from grpo_nb.runs import PROJECT_ROOT, Run
 
 START = (
     "from grpo_nb import runs\nstage = runs.start_stage('01', run_name, settings, profile=profile)"
@@ -97,15 +97,6 @@ def test_a_typo_in_the_settings_starts_nothing(execute):
     with pytest.raises(StageFailed, match=r"'data.eval_rws': did you mean 'data.eval_rows'"):
         execute(START, FINISH, **{"data.eval_rws": 5})
     assert not (Run("r") / "config.yaml").exists()
-
-
-def test_a_stage_that_a_dead_process_left_running_is_said_to_be_cut_off(runs_dir):
-    run = start_stage("01", "r", profile="tiny-cpu").run
-    assert run.status("01") == "running"
-    run.lock().release()
-    assert run.status("01") == "cut off"
-    with pytest.raises(ValueError, match="01_prepare_data, which was cut off in run 'r'"):
-        start_stage("02", "r")
 
 
 @pytest.mark.skipif(not shutil.which("bwrap"), reason="needs bubblewrap: a full disk")

@@ -166,8 +166,8 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(again):
     assert process.returncode == 128 + signal.SIGTERM, out + err
     (stopped,) = re.findall(r"KeyboardInterrupt: stopped after step (\d+); run this again", err)
     assert 2 <= int(stopped) < 40
-    again = subprocess.run([*command, steps], capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
+    done = subprocess.run([*command, steps], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     notebook = (again / "notebooks/03_train_grpo.ipynb").read_text(encoding="utf-8")
     assert f"goes on after step {stopped} of 40" in notebook
     lines = (again / "train/metrics.jsonl").read_text().splitlines()

@@ -52,9 +52,7 @@ class DataConfig(Section):
 class ModelConfig(Section):
     model_path: str = setting("data/tiny_base", "folder or hub name of the base model")
     quantization: Literal["4bit", "16bit", "fp8"] = setting("4bit", "weights of the base")
-    fast_inference: Literal["vllm", "off", "detect"] = setting(
-        "detect", "generate with vLLM; detect: where a GPU and vLLM are found"
-    )
+    fast_inference: Literal["vllm", "off", "detect"] = setting("detect", "generate with vLLM")
     max_seq_length: int = setting(512, "prompt + completion [tokens]", ge=32)
     lora_rank: int = setting(16, "rank of the adapter", ge=1)
     lora_alpha: int = setting(32, "the adapter is scaled by alpha / rank", ge=1)
@@ -84,9 +82,7 @@ class TrainConfig(Section):
     stages: str = setting("", "YAML file of the stages; empty: one, as set here")
     priming_steps: int = setting(0, "supervised steps on the primed rows first", ge=0)
     eval_steps: int = setting(25, "validate every so many steps; 0: never", ge=0)
-    resume: Literal["auto", "always", "never"] = setting(
-        "auto", "auto: go on where a training with these settings was cut off"
-    )
+    resume: Literal["auto", "always", "never"] = setting("auto", "a training that was cut off")
     report_to: str = setting("none", 'trackers: "tensorboard", "trackio", "wandb"')
     dynamic_sampling: int = setting(0, "rounds that redraw groups without signal", ge=0)
     priming_learning_rate: float = setting(1e-3, "of the supervised steps", gt=0, le=10)
@@ -102,9 +98,7 @@ class PolicyConfig(Section):
     finetuning: Literal["lora", "full"] = setting("lora", "what is trained")
     gpu_memory_utilization: float = setting(0.5, "of the GPU, for vLLM [share]", gt=0, lt=1)
     standby: bool = setting(False, "vLLM gives its memory back during the update")
-    rollouts: Literal["auto", "model", "copy"] = setting(
-        "auto", "samples come from the policy or a dense copy; auto: the copy on a CPU"
-    )
+    rollouts: Literal["auto", "model", "copy"] = setting("auto", "auto: a dense copy on a CPU")
     share_prompts: bool = setting(True, "the update runs a prompt once for its group, if it can")
     optim: str = setting("auto", "TRL's; auto: adamw_8bit on a GPU, else adamw_torch")
 

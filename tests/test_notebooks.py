@@ -71,8 +71,7 @@ def test_cells_are_few_short_and_thin(stage):
     cells = code_cells(stage)
     assert len(cells) <= 25
     for cell in cells:
-        longest = 30 if has_tag(cell, "parameters") else 15
-        assert len(cell.source.splitlines()) <= longest
+        assert len(cell.source.splitlines()) <= 15
         nodes = list(ast.walk(ast.parse(cell.source)))
         assert not [node for node in nodes if isinstance(node, ast.Global | ast.Try)]
         logic = ast.FunctionDef | ast.ClassDef | ast.Lambda

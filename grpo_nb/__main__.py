@@ -11,21 +11,33 @@ EXPORTED = ("merged_16bit", "merged_16bit_original_base", "adapter")
 
 
 def run(asked: argparse.Namespace) -> None:
-    from grpo_nb.pipeline import batches, notebooks
+    from rich.console import Console
 
+    from grpo_nb.pipeline import notebooks
+    from grpo_nb.runs import Run
+
+    if len(asked.files) > 1:
+        raise ValueError("-f names one run: write `sweep` with a list, or a loop in the shell")
     if asked.only is not None:
         if (asked.first, asked.last) != ("01", "04"):
             raise ValueError("--only names one stage: leave out --from and --to")
         asked.first = asked.last = asked.only
     if not (asked.name or asked.files) and asked.first != "01":
         raise ValueError(f"--from {asked.first} continues a run: say which with --name")
-    plans = batches.planned_runs(asked.files, asked.name, asked.profile, asked.assignments)
-    notebooks.run_plans(plans, asked.first, asked.last, asked.force, asked.dry_run)
+    file = asked.files[0] if asked.files else None
+    plan = notebooks.planned_run(file, asked.name, asked.profile, asked.assignments)
+    stages, console = (asked.first, asked.last, asked.force), Console()
+    if asked.dry_run:
+        config, _ = notebooks.check_run(Run(plan.name), plan.profile, plan.settings, *stages)
+        console.print(notebooks.plan_table(plan, config, *stages[:2]))
+    else:
+        run = notebooks.run_pipeline(plan.name, plan.profile, plan.settings, *stages, console)
+        notebooks.print_summary(run, console, asked.last)
 
 
 def train(asked: argparse.Namespace) -> int:
     from grpo_nb.pipeline import launch
-    from grpo_nb.pipeline.batches import assigned
+    from grpo_nb.pipeline.notebooks import assigned
     from grpo_nb.runs import find_run
 
     settings = assigned(asked.assignments)
@@ -194,7 +206,7 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     """The commands that take a file of settings, or several runs."""
     add = _command(commands, run, "execute the four notebooks in order", of_run=False)
     many = {"action": "append", "default": []}
-    what = "name, profile and settings of a run; several run one after another"
+    what = "name, profile and settings of a run"
     add("-f", "--file", **many, dest="files", metavar="RUN.yaml", help=what)
     add("--name", help="results go to runs/NAME; default: profile and time")
     add("--profile", help="tiny-cpu, t4-16gb … h200-141gb; default: what fits")

@@ -6,7 +6,7 @@ import socket
 import webbrowser
 from urllib.parse import quote
 
-from grpo_nb.pipeline.execution import execute_notebook, set_environment
+from grpo_nb.pipeline.notebooks import execute_notebook, set_environment
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Run
 from grpo_nb.runs.config import of_stage
 

@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_nb import data, models, reward_lab, rewards, training
-from grpo_nb.pipeline.batches import kept_settings
-from grpo_nb.pipeline.execution import QUIET
+from grpo_nb.pipeline.notebooks import QUIET, kept_settings
 from grpo_nb.runs import Run, Stage, checks, config, start_stage, write_json
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.training import ranks

@@ -198,6 +198,14 @@ class Run:
         path = self / "settings.json"
         return read_json(path) if path.exists() else {}
 
+    def progress(self) -> str:
+        """Where the stage that runs is, and what it says of itself; "" where none has said."""
+        try:
+            state = read_json(self / "progress.json")
+        except FileNotFoundError:
+            return ""
+        return f"{NOTEBOOKS[state['stage']]} {state['done']}/{state['total']} {state['note']}"
+
     def files(self, *relatives: str) -> dict[str, str]:
         """{relative path: sha256} of each file, and of each file below each folder."""
         found: dict[str, str] = {}

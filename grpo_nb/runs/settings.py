@@ -21,6 +21,11 @@ def setting(default: Any, meaning: str, **limits: Any) -> Any:
     return Field(default, description=meaning, **limits)
 
 
+AnswerKind = Literal["number", "choice", "json", "code", "text"]
+LossType = Literal["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
+Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]  # the second is GDPO
+
+
 class DataConfig(Section):
     source: str = setting("arithmetic", "built-in set, local file, or hub dataset")
     subset: str = setting("", "configuration of a hub dataset")
@@ -30,24 +35,14 @@ class DataConfig(Section):
     question_column: str = setting("question", "column of questions, texts or chats")
     answer_column: str = setting("answer", "column that holds the gold")
     extra_columns: str = setting("", 'columns for the rewards: "a, b" or "all"')
-    answer_format: str = setting(
-        "auto", "auto (#### or as is), as_is, ####, boxed, tag, json:path, regex:…"
-    )
-    answer_kind: Literal["number", "choice", "json", "code", "text"] = setting(
-        "number", "what a gold has to be"
-    )
-    system_prompt: str = setting(
-        "preset", "says the format; preset: as the rewards ask for it; may be empty"
-    )
+    answer_format: str = setting("auto", "auto: #### or as_is; boxed, tag, json:path, regex:…")
+    answer_kind: AnswerKind = setting("number", "what a gold has to be")
+    system_prompt: str = setting("preset", "says the format; preset: as the rewards ask for it")
     max_rows: int = setting(0, "rows read from the source; 0 reads all", ge=0)
-    max_dropped_share: float = setting(
-        0.05, "more faulty rows than this share are an error", ge=0, le=1
-    )
+    max_dropped_share: float = setting(0.05, "more faulty rows are an error", ge=0, le=1)
     eval_rows: int = setting(256, "rows held out, never trained on", ge=1)
     max_prompt_tokens: int = setting(256, "longer prompts are dropped [tokens]", ge=8)
-    difficulty_prompts: int = setting(
-        0, "prompts to train on that a pilot judges first; 0: none", ge=0
-    )
+    difficulty_prompts: int = setting(0, "prompts that a pilot judges first; 0: none", ge=0)
     min_pass_rate: float = setting(0.0, "a judged prompt has to be solved more often", ge=0, lt=1)
     max_pass_rate: float = setting(1.0, "and less often than this", gt=0, le=1)
     order: Literal["shuffled", "easy_to_hard"] = setting("shuffled", "of the prompts in training")
@@ -57,9 +52,7 @@ class DataConfig(Section):
 class ModelConfig(Section):
     model_path: str = setting("data/tiny_base", "folder or hub name of the base model")
     quantization: Literal["4bit", "16bit", "fp8"] = setting("4bit", "weights of the base")
-    fast_inference: Literal["vllm", "off", "detect"] = setting(
-        "detect", "generate with vLLM; detect: where a GPU and vLLM are found"
-    )
+    fast_inference: Literal["vllm", "off", "detect"] = setting("detect", "generate with vLLM")
     max_seq_length: int = setting(512, "prompt + completion [tokens]", ge=32)
     lora_rank: int = setting(16, "rank of the adapter", ge=1)
     lora_alpha: int = setting(32, "the adapter is scaled by alpha / rank", ge=1)
@@ -74,9 +67,6 @@ class RewardsConfig(Section):
     pilot_completions: int = setting(8, "completions for each of them", ge=2)
 
 
-LossType = Literal["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
-
-
 class TrainConfig(Section):
     max_steps: int = setting(100, "optimizer steps", ge=1)
     learning_rate: float = setting(1e-3, "peak learning rate", gt=0, le=10)
@@ -89,14 +79,10 @@ class TrainConfig(Section):
     beta: float = setting(0.0, "weight of the KL to the base", ge=0, le=1000)
     loss_type: LossType = setting("dapo", "TRL's")
     scale_rewards: Literal["group", "batch", "none"] = setting("group", "TRL's")
-    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = setting(
-        "sum_then_normalize", "TRL's; the second is GDPO"
-    )
+    multi_objective_aggregation: Aggregation = setting("sum_then_normalize", "TRL's")
     priming_steps: int = setting(0, "supervised steps on the primed rows first", ge=0)
     eval_steps: int = setting(25, "validate every so many steps; 0: never", ge=0)
-    resume: Literal["auto", "always", "never"] = setting(
-        "auto", "auto: go on where a training with these settings was cut off"
-    )
+    resume: Literal["auto", "always", "never"] = setting("auto", "a training that was cut off")
     report_to: str = setting("none", 'trackers: "tensorboard", "trackio", "wandb"')
     priming_learning_rate: float = setting(1e-3, "of the supervised steps", gt=0, le=10)
     save_steps: int = setting(25, "a checkpoint every so many steps", ge=1)
@@ -107,15 +93,11 @@ class TrainConfig(Section):
 
 
 class PolicyConfig(Section):
-    backend: Literal["unsloth", "transformers"] = setting(
-        "unsloth", "loads the policy; transformers: with peft and bitsandbytes"
-    )
+    backend: Literal["unsloth", "transformers"] = setting("unsloth", "loads and trains the policy")
     finetuning: Literal["lora", "full"] = setting("lora", "what is trained")
     gpu_memory_utilization: float = setting(0.5, "of the GPU, for vLLM [share]", gt=0, lt=1)
     standby: bool = setting(False, "vLLM gives its memory back during the update")
-    rollouts: Literal["auto", "model", "copy"] = setting(
-        "auto", "samples come from the policy or a dense copy; auto: the copy on a CPU"
-    )
+    rollouts: Literal["auto", "model", "copy"] = setting("auto", "auto: a dense copy on a CPU")
     share_prompts: bool = setting(True, "the update runs a prompt once for its group, if it can")
     optim: str = setting("auto", "TRL's; auto: adamw_8bit on a GPU, else adamw_torch")
 
@@ -130,9 +112,7 @@ MergeMode = Literal["merged_16bit", "merged_16bit_original_base"]
 
 
 class ExportConfig(Section):
-    merge: MergeMode = setting(
-        "merged_16bit", "base as trained on, dequantised, + adapter; or another policy"
-    )
+    merge: MergeMode = setting("merged_16bit", "into the base as trained on, or the original")
     max_shard_gb: float = setting(1.0, "of a safetensors file [GB]", gt=0)
     parity_prompts: int = setting(32, "held-out prompts that adapter and merged model answer", ge=1)
 

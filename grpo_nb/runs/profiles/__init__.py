@@ -1,7 +1,7 @@
 """Profiles, which suit a machine, and tasks, which say what is taught: YAML files of settings.
 
 A profile's file also says how much memory the GPU has to have (`memory_gib`). None of the GPU
-profiles has been measured on its GPU: their memory is estimated in tests/test_profiles.py, and
+profiles has been measured on its GPU: their memory is estimated in tests/test_config.py, and
 the preflight checks it before a training starts. What a task sets under a profile's name counts
 with that profile alone.
 """

@@ -90,7 +90,7 @@ def _add_stage_04(commands: argparse._SubParsersAction) -> None:
     answer.add_argument("--temperature", type=float, default=0.0, help="default: 0, greedy")
     answer.add_argument("--seed", type=int, default=0, help="of the sampling; default: 0")
     answer.add_argument("--batch-size", type=int, default=64, help="default: 64")
-    answer.add_argument("--engine", default="detect", help="transformers, vllm or unsloth")
+    answer.add_argument("--engine", default="detect", help="transformers or vllm")
 
 
 def _add_stage_03(commands: argparse._SubParsersAction) -> None:

@@ -60,7 +60,7 @@ def test_base_and_tuned_say_what_they_say_loaded_alone_and_differ(moved_run, cha
 
 
 def test_the_text_grows_while_it_is_written_and_ends_as_the_completion(chat, monkeypatch):
-    monkeypatch.setattr("grpo_nb.models.generation.TOLD_SECONDS", 0)
+    monkeypatch.setattr("grpo_nb.models.engine.TOLD_SECONDS", 0)
     texts = []
     said = chat.answer(SUM, "base", on_text=texts.append)
     assert len(texts) > 10

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_nb.commands import EXPORTED, parse_arguments
+from grpo_nb.commands import parse_arguments
 
 if TYPE_CHECKING:
     from grpo_nb.runs import Run
@@ -29,32 +29,6 @@ def _existing_run(path: str) -> "Run":
     return Run(found[0].name)
 
 
-def export(arguments: argparse.Namespace) -> int:
-    from grpo_nb import export
-    from grpo_nb.runs import atomic_path
-    from grpo_nb.runs.profiles import refuse_unknown
-
-    run, mode, kind = _existing_run(arguments.run), arguments.merge, arguments.gguf
-    run.lock()
-    if mode != "adapter" or kind:
-        run.refuse_stale()
-    if mode:
-        refuse_unknown("merge", mode, list(EXPORTED))
-    if mode == "adapter":
-        print(export.copy_adapter(run, run.config()))
-    elif mode:
-        target = f"model/{mode}"
-        folder, report = export.merge(run, run.config(), mode, force=arguments.force, target=target)
-        print(f"{export.summary(report)}\n{folder}")
-    if kind:
-        refuse_unknown("GGUF kind", kind, ["f16", "q8_0", "q4_k_m"])
-        print(export.to_gguf(run, kind, arguments.llama_cpp))
-    with atomic_path(run / "model/README.md") as temporary:
-        temporary.write_text(export.model_card(run), encoding="utf-8")
-    print(run / "model/README.md")
-    return 0
-
-
 def train(arguments: argparse.Namespace) -> int:
     from grpo_nb.pipeline import launch
     from grpo_nb.pipeline.batches import with_full_paths
@@ -72,10 +46,11 @@ def train(arguments: argparse.Namespace) -> int:
 def push(arguments: argparse.Namespace) -> int:
     from grpo_nb import export
 
-    planned = export.plan_push(_existing_run(arguments.run), arguments.repo)
-    print(planned.describe())
+    files = export.plan_push(_existing_run(arguments.run), arguments.repo)
+    for name, path in files.items():
+        print(f"  {name}  {path.stat().st_size / 1e6:.2f} MB")
     if arguments.yes:
-        print(export.push(planned, private=not arguments.public))
+        print(export.push(files, arguments.repo, private=not arguments.public))
     else:
         print("Nothing was sent: add --yes to upload.")
     return 0
@@ -218,7 +193,7 @@ def doctor(_: argparse.Namespace) -> int:
 COMMANDS = {
     **{"run": run, "train": train, "sweep": sweep, "report": report},
     **{"reward-lab": reward_lab, "doctor": doctor},
-    **{"export": export, "push": push, "reproduce": reproduce, "serve": serve},
+    **{"push": push, "reproduce": reproduce, "serve": serve},
     **{"answer": answer, "checklist": checklist},
 }
 

@@ -3,8 +3,6 @@
 import argparse
 from pathlib import Path
 
-EXPORTED = ("merged_16bit", "merged_16bit_original_base", "adapter")
-
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -63,12 +61,7 @@ def _add_stage_04(commands: argparse._SubParsersAction) -> None:
     """What is done with a finished run."""
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("run", metavar="runs/NAME", help="folder of the run, or its name")
-    export = commands.add_parser("export", parents=[shared], help="merge, convert, write a card")
-    export.add_argument("--merge", metavar="MODE", help=" or ".join(EXPORTED))
-    export.add_argument("--gguf", metavar="KIND", help="f16, q8_0 or q4_k_m")
-    export.add_argument("--llama-cpp", default="", metavar="DIR", help="default: $LLAMA_CPP")
-    export.add_argument("--force", action="store_true", help="although it fails the parity gate")
-    push = commands.add_parser("push", parents=[shared], help="upload the merged model")
+    push = commands.add_parser("push", parents=[shared], help="upload the merged model with a card")
     push.add_argument("--repo", required=True, metavar="OWNER/NAME")
     push.add_argument(
         "--yes", action="store_true", help="upload; without it only say what would be"

@@ -135,13 +135,7 @@ class EvaluateConfig(Section):
     show_samples: int = Field(4, ge=1, description="before/after pairs shown")
 
 
-MergeMode = Literal["merged_16bit", "merged_16bit_original_base"]
-
-
 class ExportConfig(Section):
-    merge: MergeMode = rare(
-        "merged_16bit", "base as trained on, dequantised, + adapter; or another policy"
-    )
     max_shard_gb: float = rare(1.0, "of a safetensors file [GB]", gt=0)
     parity_prompts: int = rare(32, "held-out prompts that adapter and merged model answer", ge=1)
 

@@ -137,7 +137,8 @@ def _draw_chart(axis: "Axes", chart: Chart, lines: pd.DataFrame) -> None:
     low, high = axis.get_ylim()
     axis.set_ylim(min(low, *chart.shown), max(high, *chart.shown))
     axis.set_title(chart.title, fontsize=9, loc="left")
-    latest = " · ".join(shown(lines[key].iloc[-1], chart.form) for key in curves.values())
+    told = list(curves.values())[-2:] if chart.validation else list(curves.values())[-1:]
+    latest = " · ".join(shown(lines[key].iloc[-1], chart.form) for key in told)
     axis.set_title(latest, fontsize=9, loc="right", fontweight="bold")
     axis.tick_params(labelsize=7)
     axis.spines[["top", "right"]].set_visible(False)

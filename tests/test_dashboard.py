@@ -124,8 +124,6 @@ def test_the_best_the_worst_and_another_completion_are_shown_escaped():
     assert worst.count("<td>") == len(("kind", "prompt", "text", "exact", "total", "advantage"))
     assert "middle &amp; co" in other or "&lt;i&gt;tail" in other
     assert not re.search("<script|<i>|<b>worst", dashboard.completions())
-    dashboard.add(update(LINES[1], [completion("a" * 300 + "<i>tail</i>", math.nan)]))
-    assert "…</summary>&lt;i&gt;tail&lt;/i&gt;</details>" in dashboard.completions()
 
 
 def test_what_stops_comes_before_warnings_and_the_newest_first():

@@ -169,9 +169,9 @@ def test_the_browser_filters_and_sorts():
     assert browser.found["question"].tolist() == ["d", "a"]
     browser.flags["correct"].value = None
     browser.flags["truncated"].value = False
-    browser.range.value = (0.4, 1.2)
     browser.descending.value = False
-    assert browser.found["question"].tolist() == ["b", "a"]
+    assert browser.found["question"].tolist() == ["b", "a", "d"]
+    browser.flags["correct"].value = False
     browser.step.value = (2, 3)
     assert "0 of 4" in browser.count.value
     assert "no completion" in browser.shown.value

@@ -43,7 +43,8 @@ class Sampling(NamedTuple):
         own, so that it does not depend on how long the batches before it became.
     batch_size: Sequences at a time, samples included; vLLM makes up its own batches.
     adapter: False: the base below the adapter answers.
-    on_text: Told the text so far of a single completion as it is written, and at its end.
+    on_text: Told the text so far of a single completion as it is written, and at its end; by vLLM
+        at its end alone.
     """
 
     max_completion_length: int
@@ -223,13 +224,10 @@ class VllmEngine(Engine):
             # vLLM counts on from a prompt's seed within its group; two prompts must not share one.
             how.append(SamplingParams(n=n, seed=asked.seed + place * n, **sampling))
         lora = self._lora() if asked.adapter else None
-        if asked.on_text:
-            answers = self._read_along(prompts[0], how[0], lora, asked.on_text)
-        else:
-            answers = self._llm.generate(prompts, how, use_tqdm=False, lora_request=lora)
+        answers = self._llm.generate(prompts, how, use_tqdm=False, lora_request=lora)
         if self._llm.llm_engine.vllm_config.model_config.enable_sleep_mode:  # it woke to answer
             self._llm.sleep(1)
-        return [
+        samples = [
             Sample(
                 self.tokenizer.decode(one.token_ids, skip_special_tokens=True),
                 len(one.token_ids),
@@ -238,21 +236,9 @@ class VllmEngine(Engine):
             for answer in answers
             for one in answer.outputs
         ]
-
-    def _read_along(
-        self, prompt: Any, how: Any, lora: Any, on_text: Callable[[str], None]
-    ) -> Sequence[Any]:
-        """vLLM's answer, step by step."""
-        core, answers = self._llm.llm_engine, []
-        core.add_request("read along", prompt, how, lora_request=lora)
-        try:
-            while core.has_unfinished_requests():
-                if said := core.step():
-                    answers = said
-                    on_text(said[0].outputs[0].text)
-        finally:
-            core.abort_request(["read along"])  # an interrupt must not leave it running
-        return answers
+        if asked.on_text:
+            asked.on_text(samples[0].text)
+        return samples
 
     def forward_seconds(self, texts: Sequence[str]) -> float:
         self._llm.reset_prefix_cache()

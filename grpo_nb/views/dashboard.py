@@ -12,7 +12,7 @@ from grpo_nb.runs import Check
 from grpo_nb.training.control import Update
 from grpo_nb.views import charts, sheet
 
-ALERTS, TEXT, LONGEST = 20, 300, 20_000  # alerts; characters at once, and on demand
+ALERTS = 20  # shown
 EDGES = {"stop": "#d33", "warning": "#c96f0a"}
 NOT_REWARDS = {"question", "completion", "reward", "advantage"}
 HANDBOOK = "https://github.com/grpo-nb/grpo_nb/blob/main/docs/troubleshooting.md"
@@ -91,18 +91,11 @@ class Dashboard:
         columns = ranked[0].items()
         names = [n for n, v in columns if n not in NOT_REWARDS and not isinstance(v, str)]
         head = ["", "prompt", "completion", *map(sheet.short, names), "total", "advantage"]
-        lines = [
-            [
-                kind,
-                *(
-                    f"<div class='text'>{_folded(one[key])}</div>"
-                    for key in ("question", "completion")
-                ),
-                *(charts.shown(one.get(name), ".3g") for name in [*names, "reward"]),
-                charts.shown(one.get("advantage"), "+.2f"),
-            ]
-            for kind, one in {"best": ranked[-1], "worst": ranked[0], "random": other}.items()
-        ]
+        lines = []
+        for kind, one in {"best": ranked[-1], "worst": ranked[0], "random": other}.items():
+            texts = [sheet.read(str(one[key]), None)[0] for key in ("question", "completion")]
+            scores = [charts.shown(one.get(name), ".3g") for name in [*names, "reward"]]
+            lines.append([kind, *texts, *scores, charts.shown(one.get("advantage"), "+.2f")])
         return sheet.Page(sheet.table(head, lines))
 
 
@@ -110,15 +103,6 @@ def _link(name: str) -> str:
     """To the alert's section of the handbook."""
     anchor = re.sub(r"[^a-z]+", "-", name.lower())
     return f"<a href='{HANDBOOK}#{anchor}' target='_blank' style='color: inherit'>what to do</a>"
-
-
-def _folded(text: str) -> str:
-    """Its beginning, and the rest on demand."""
-    start, rest = text[:TEXT], html.escape(text[TEXT:LONGEST], quote=False)
-    if not rest:
-        return sheet.highlight(start, None)
-    cut = f" … {len(text) - LONGEST:,} more characters" if len(text) > LONGEST else ""
-    return f"<details><summary>{sheet.highlight(start, None)}…</summary>{rest}{cut}</details>"
 
 
 def _duration(seconds: float) -> str:

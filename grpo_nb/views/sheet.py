@@ -21,7 +21,8 @@ STYLE = """<style>
 .sheet th, .sheet td { text-align: left; vertical-align: top; padding: 4px 6px;
   border-bottom: 1px solid rgba(128, 128, 128, .35); overflow-wrap: anywhere; min-width: 3em; }
 .sheet th:first-child, .sheet td:first-child { min-width: 1.2em; }
-.sheet .text { white-space: pre-wrap; min-width: 12em; font-family: monospace; }
+.sheet .text { white-space: pre-wrap; min-width: 12em; font-family: monospace;
+  max-height: 20em; overflow-y: auto; }
 .sheet th { overflow-wrap: normal; font-size: 12px; }
 .sheet .tag { opacity: .55; }
 .sheet mark { background: rgba(255, 200, 0, .45); color: inherit; }

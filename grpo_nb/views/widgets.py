@@ -127,8 +127,8 @@ class CompletionBrowser(View):
     """Completions of the pilot, of training or of an evaluation: filtered, sorted, compared.
 
     Args:
-        frame: question, completion and any of: step, truncated, correct; all columns of
-            numbers can be filtered by and sorted by.
+        frame: question, completion and any of: step, truncated, correct; they can be sorted by
+            each column of numbers.
     """
 
     def __init__(self, frame: pd.DataFrame) -> None:
@@ -136,7 +136,6 @@ class CompletionBrowser(View):
         self.frame = frame.reset_index(drop=True)
         self.numbers = [c for c in frame.select_dtypes("number") if c != "step"]
         self.by = w.Dropdown(options=self.numbers, description="Score")
-        self.range = w.FloatRangeSlider(description="between", step=0.01)
         self.descending = w.Checkbox(value=True, description="highest first", indent=False)
         self.flags = {
             name: w.Dropdown(options=EITHER, description=name)
@@ -150,21 +149,18 @@ class CompletionBrowser(View):
         self.count, self.shown = w.HTML(), w.HTML()
         self.chosen = w.SelectMultiple(description="Compare", rows=8, layout=WIDE)
         self.children = [
-            w.HBox([self.by, self.range, self.descending]),
-            w.HBox([*self.flags.values()]),
+            w.HBox([self.by, self.descending, *self.flags.values()]),
             *([self.step] if len(steps) > 1 else []),
             *(self.count, self.chosen, self.errors, self.shown),
         ]
-        self.on(self._set_range, self.by)
-        self.on(self._list, self.range, self.descending, self.step, *self.flags.values())
+        self.on(self._list, self.by, self.descending, self.step, *self.flags.values())
         self.on(self._show, self.chosen)
-        self._set_range()
+        self._list()
 
     @property
     def found(self) -> pd.DataFrame:
         """The lines that pass the filters, sorted."""
-        score = self.frame[self.by.value]
-        keep = score.between(*self.range.value) | score.isna()
+        keep = pd.Series(True, index=self.frame.index)
         for name, control in self.flags.items():
             if control.value is not None:
                 keep &= self.frame[name].astype(bool) == control.value
@@ -172,14 +168,6 @@ class CompletionBrowser(View):
             keep &= self.frame["step"].between(*self.step.value)
         descending = self.descending.value
         return self.frame[keep].sort_values(self.by.value, ascending=not descending, kind="stable")
-
-    def _set_range(self) -> None:
-        score = self.frame[self.by.value]
-        low, high = float(score.min()), float(score.max())
-        self.range.min, self.range.max = min(low, self.range.min), max(high, self.range.max)
-        self.range.value = (low, high)
-        self.range.min, self.range.max = low, high
-        self._list()
 
     def _list(self) -> None:
         lines = self.found

@@ -86,8 +86,7 @@ def test_curves_alerts_and_completions_are_shown_while_the_cell_runs(page, dashb
     link = re.compile(r"troubleshooting\.md#not-a-number$")
     expect(errors.first.get_by_role("link")).to_have_attribute("href", link)
     assert page.title() != "taken over"
-    dashboard.locator(".sheet summary").first.click()
-    expect(dashboard.locator("details[open]").first).to_contain_text("so and so so and")
+    expect(dashboard.locator(".sheet .text").nth(1)).to_contain_text("so and so so and")
 
 
 def test_it_reads_in_either_theme(page, dashboard):

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-EXPORTED = ("merged_16bit", "merged_16bit_original_base", "adapter")
-
 
 def run(asked: argparse.Namespace) -> None:
     from rich.console import Console
@@ -101,38 +99,15 @@ def checklist(asked: argparse.Namespace) -> int:
     return int(any(line["state"] == "fail" for line in lines))
 
 
-def export(asked: argparse.Namespace) -> None:
-    from grpo_nb import export
-    from grpo_nb.runs import atomic_path, find_run, refuse_unknown
-
-    run, mode, kind = find_run(asked.run), asked.merge, asked.gguf
-    run.lock()
-    if mode != "adapter" or kind:
-        run.refuse_stale()
-    if mode:
-        refuse_unknown("merge", mode, list(EXPORTED))
-    if mode == "adapter":
-        print(export.copy_adapter(run, run.config()))
-    elif mode:
-        target = f"model/{mode}"
-        folder, report = export.merge(run, run.config(), mode, force=asked.force, target=target)
-        print(f"{export.summary(report)}\n{folder}")
-    if kind:
-        refuse_unknown("GGUF kind", kind, ["f16", "q8_0", "q4_k_m"])
-        print(export.to_gguf(run, kind, asked.llama_cpp))
-    with atomic_path(run / "model/README.md") as temporary:
-        temporary.write_text(export.model_card(run), encoding="utf-8")
-    print(run / "model/README.md")
-
-
 def push(asked: argparse.Namespace) -> None:
     from grpo_nb import export
     from grpo_nb.runs import find_run
 
-    planned = export.plan_push(find_run(asked.run), asked.repo)
-    print(planned.describe())
+    files = export.plan_push(find_run(asked.run), asked.repo)
+    for name, path in files.items():
+        print(f"  {name}  {path.stat().st_size / 1e6:.2f} MB")
     if asked.yes:
-        print(export.push(planned, private=not asked.public))
+        print(export.push(files, asked.repo, private=not asked.public))
     else:
         print("Nothing was sent: add --yes to upload.")
 
@@ -245,12 +220,7 @@ def _add_before(commands: argparse._SubParsersAction) -> None:
 
 def _add_after(commands: argparse._SubParsersAction) -> None:
     """What is done with a finished run."""
-    add = _command(commands, export, "merge, convert, write a card")
-    add("--merge", metavar="MODE", help=" or ".join(EXPORTED))
-    add("--gguf", metavar="KIND", help="f16, q8_0 or q4_k_m")
-    add("--llama-cpp", default="", metavar="DIR", help="default: $LLAMA_CPP")
-    add("--force", action="store_true", help="although it fails the parity gate")
-    add = _command(commands, push, "upload the merged model")
+    add = _command(commands, push, "upload the merged model with a card")
     add("--repo", required=True, metavar="OWNER/NAME")
     add("--yes", action="store_true", help="upload; without it only say what would be")
     add("--public", action="store_true", help="default: a private repository")
@@ -270,7 +240,7 @@ def _add_after(commands: argparse._SubParsersAction) -> None:
     add("--temperature", type=float, default=0.0, help="default: 0, greedy")
     add("--seed", type=int, default=0, help="of the sampling; default: 0")
     add("--batch-size", type=int, default=64, help="default: 64")
-    add("--engine", default="detect", help="transformers, vllm or unsloth")
+    add("--engine", default="detect", help="transformers or vllm")
 
 
 def _add_settings(add: Callable) -> None:

@@ -79,7 +79,7 @@ def fork(arguments):
 
 
 if __name__ == "__main__":
-    models.engine.import_unsloth()
+    models.policy.import_unsloth()
     import trl  # noqa: F401
 
     answers = os.fdopen(os.dup(1), "w", buffering=1)

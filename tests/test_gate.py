@@ -13,7 +13,6 @@ from grpo_nb.models import Sample
 from grpo_nb.reward_lab import pilot
 from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.runs import start_stage
-from grpo_nb.views import plots
 
 SMALL = {"data.eval_rows": 8, "data.max_rows": 24}
 MATH = load_preset("math")
@@ -116,7 +115,6 @@ def test_a_plain_reward_with_its_weight_in_the_score_is_attacked_before_it_passe
     assert json.loads((lab.run / "rewards/report.json").read_text())["passed"] is False
     if not declared:
         assert "doubled.range = (least, greatest)" in verdict.findings[0].fix
-        assert plots.probe_map(lab.run, verdict.probes, MATH) is None
     beside = [(MATH.reward_funcs[0], 1.0), (load_preset(str(path)).reward_funcs[0], 0.25)]
     verdict = judged(lab, reward_set(beside))  # not the first: a warning
     assert verdict.probes is not None

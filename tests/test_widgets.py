@@ -12,7 +12,6 @@ from grpo_nb.models import Sample, chat
 from grpo_nb.reward_lab import pilot
 from grpo_nb.rewards import load_preset, reward
 from grpo_nb.views.widgets import CompletionBrowser, RewardLab
-from grpo_nb.views.widgets.browser import side_by_side
 
 RIGHT = "<reasoning>1+1=2</reasoning><answer>{}</answer>"
 
@@ -59,11 +58,11 @@ def test_a_slider_moves_totals_and_advantages(lab):
     lab.sliders[1].value = 0.5
     assert lab.table["total"][0] == before[0] + 0.25
     assert advantage(lab, 3) < before[1]
-    assert "× 0.5" in lab.view.value
+    assert "× 0.5<" in lab.view.value
 
 
 def test_a_reward_switched_off_leaves_the_total(lab):
-    lab.switches[0].value = False
+    lab.sliders[0].value = 0
     assert lab.weights == [0.0, 0.25, 0.25, 0.125]
     assert lab.table["total"].tolist()[:2] == [0.625, 0.625]
     assert lab.table["numeric_correctness_reward"][0] == 1, "it is still scored"
@@ -100,7 +99,7 @@ def test_probes_run_on_what_is_shown(lab):
     lab.probe.click()
     assert "PASSED" in lab.report.value
     assert "every number 0-100" in lab.report.value
-    lab.switches[0].value = False
+    lab.sliders[0].value = 0
     lab.probe.click()
     assert "FAILED" in lab.report.value
 
@@ -165,32 +164,32 @@ def frame():
 
 def test_the_browser_filters_and_sorts():
     browser = CompletionBrowser(frame())
-    assert browser.chosen["question"].tolist() == ["d", "a", "b", "c"]
+    assert browser.found["question"].tolist() == ["d", "a", "b", "c"]
     browser.flags["correct"].value = True
-    assert browser.chosen["question"].tolist() == ["d", "a"]
+    assert browser.found["question"].tolist() == ["d", "a"]
     browser.flags["correct"].value = None
     browser.flags["truncated"].value = False
-    browser.range.value = (0.4, 1.2)
     browser.descending.value = False
-    assert browser.chosen["question"].tolist() == ["b", "a"]
+    assert browser.found["question"].tolist() == ["b", "a", "d"]
+    browser.flags["correct"].value = False
     browser.step.value = (2, 3)
     assert "0 of 4" in browser.count.value
-    assert "no completion" in browser.diff.value
+    assert "no completion" in browser.shown.value
 
 
-def test_two_completions_are_compared_word_by_word():
+def test_the_selected_completions_are_shown_in_full_with_their_scores():
     browser = CompletionBrowser(frame())
-    browser.left.value, browser.right.value = 0, 1
-    assert "<del>two</del>" in browser.diff.value
-    assert "<ins>three</ins>" in browser.diff.value
-    assert "&lt;b&gt;" in side_by_side("<b>", "")
+    browser.chosen.value = [0, 2]
+    assert browser.shown.value.count("<tr>") == 3  # and the head
+    assert "one two" in browser.shown.value and "<td>1</td>" in browser.shown.value
+    assert "&lt;b&gt;" in browser.shown.value
 
 
 def test_a_browser_needs_no_steps_or_flags():
     browser = CompletionBrowser(frame()[["question", "completion", "total"]])
-    assert len(browser.chosen) == 4
+    assert len(browser.found) == 4
 
 
 def test_a_training_of_one_step_is_browsed():
     browser = CompletionBrowser(frame().assign(step=1))
-    assert len(browser.chosen) == 4
+    assert len(browser.found) == 4

@@ -108,11 +108,7 @@ class EvaluateConfig(Section):
     show_samples: int = setting(4, "before/after pairs shown", ge=1)
 
 
-MergeMode = Literal["merged_16bit", "merged_16bit_original_base"]
-
-
 class ExportConfig(Section):
-    merge: MergeMode = setting("merged_16bit", "into the base as trained on, or the original")
     max_shard_gb: float = setting(1.0, "of a safetensors file [GB]", gt=0)
     parity_prompts: int = setting(32, "held-out prompts that adapter and merged model answer", ge=1)
 

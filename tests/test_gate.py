@@ -29,7 +29,7 @@ def lab(runs_dir):
     stage = start_stage("02", RUN | {"pilot_completions": 2})
     rows = data.load(stage.run, "train")
     said = [[Sample(MATH.reference(row), 9, False), Sample("?", 2, False)] for row in rows[:4]]
-    tried = pilot.sample(stage.run, rows[:4], stage.config, lambda prompts: said)
+    tried = pilot.Pilot(rows[:4], said, 0.1, 0.1)
     return SimpleNamespace(stage=stage, run=stage.run, rows=rows, pilot=tried)
 
 
@@ -61,7 +61,9 @@ def test_a_failed_verdict_says_what_won_and_what_the_reference_reads(lab):
     verdict = judged(lab, reward_set([(never, 1.0)]))
     first, *more = verdict.failures
     reference = MATH.reference(lab.rows[0])
-    assert first.startswith("the gold loses on ") and f"{reference!r}, earns 0 of 1" in first
+    assert (
+        first.startswith("the gold: the gold loses on ") and f"{reference!r}, earns 0 of 1" in first
+    )
     refused(lab, reward_set([(never, 1.0)]), f"and {len(more)} more in rewards/report.json")
     report = json.loads((lab.run / "rewards/report.json").read_text())
     shown = {line["attack"]: line["completion"] for line in report["probes"]}
@@ -87,9 +89,9 @@ def test_a_changed_source_of_a_users_file_is_refused(lab, tmp_path, name, line):
 
 
 FAILING = {
-    "attack 'empty completion' earns as much": lambda response: len(response) < 90,
+    "attack 'empty completion': earns as much": lambda response: len(response) < 90,
     "mine: raises: ZeroDivisionError": lambda response: 1 / len(response[:0]),
-    "attack 'empty tags' earns as much": lambda response: 1.0 if response[1:] else None,
+    "attack 'empty tags': earns as much": lambda response: 1.0 if response[1:] else None,
 }
 
 
@@ -115,12 +117,11 @@ def test_a_plain_reward_with_its_weight_in_the_score_is_attacked_before_it_passe
     assert (verdict.probes is None) is (declared == "")
     assert json.loads((lab.run / "rewards/report.json").read_text())["passed"] is False
     if not declared:
-        assert "doubled.range = (least, greatest)" in verdict.findings[0].fix
+        assert "NAME.range = (least, greatest)" in verdict.checks[1].fix
         assert plots.probe_map(lab.run, verdict.probes, MATH) is None
     beside = [(MATH.reward_funcs[0], 1.0), (load_preset(str(path)).reward_funcs[0], 0.25)]
     verdict = judged(lab, reward_set(beside))  # not the first: a warning
     assert verdict.probes is not None
-    assert not verdict._replace(failures=[], probes=None).passed
 
 
 OWN = """import re

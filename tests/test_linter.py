@@ -6,20 +6,19 @@ import re
 import time
 from functools import partial
 
-import numpy as np
 import pytest
 from hackable import PILOT, ROWS, lifted, texts_of
 
 from grpo_nb.reward_lab import Bench, lint
-from grpo_nb.rewards import RewardSet, load_preset
+from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards import numeric_correctness_reward as correct
 
 TEXTS = [sample.text for sample in PILOT.samples]
 mine = partial(lifted, name="mine")
 
 
-def findings(funcs, extra=(), step_seconds=0.0):
-    rows = [row | dict(extra) for row in ROWS for _ in PILOT.samples_P_G[0]]
+def findings(funcs, step_seconds=0.0):
+    rows = [row for row in ROWS for _ in PILOT.samples_P_G[0]]
     bench = Bench(RewardSet(funcs, [1.0, 9.0][: len(funcs)]))
     return lint(bench, rows, TEXTS, step_seconds, batch=24)
 
@@ -45,18 +44,13 @@ CASES = [
     ("ignores a column", False, [correct, BLIND], {}),  # not the first reward
     ("missing column", False, [mine(lambda r, hint="": tagged(r))], {}),
     ("missing column", True, [mine(lambda completions, solution, **_: [])], {}),
-    ("shadowed column", True, [correct], {"extra": {"log_metric": 1}}),
-    ("shadowed column", False, [correct], {"extra": {"relative": 1}}),
-    ("duplicate name", True, [correct, correct], {}),
     ("constant", False, [mine(lambda r: 0.5)], {}),
     ("never above its minimum", False, [mine(lambda r: 0.0)], {}),
     ("saturated", False, [mine(lambda r: 1 - 0.01 * tagged(r))], {}),
     ("dominates the sum", False, [correct, BLIND], {}),
     ("two rewards alike", False, [correct, correct.configured("again")], {}),
-    ("follows length", False, [mine(lambda r: len(r) / 200)], {}),
     ("slow", False, [mine(lambda r: time.sleep(0.002) or tagged(r))], {"step_seconds": 0.1}),
     ("None", False, [mine(lambda r: tagged(r) or None)], {}),
-    ("reference earns less", False, [correct, mine(lambda r: float("1+1=2" not in r))], {}),
     ("None", True, [mine(lambda r: None)], {}),
 ]
 
@@ -64,26 +58,11 @@ CASES = [
 @pytest.mark.parametrize(("rule", "error", "funcs", "given"), CASES)
 def test_each_rule_names_the_reward_with_evidence_and_a_fix(rule, error, funcs, given):
     found = findings(funcs, **given)
-    (one,) = [finding for finding in found if finding.rule == rule]
-    assert one.reward in ("mine", correct.__name__, "all")
-    assert one.error is error and one.fix
+    (one,) = [check for check in found if check.name.endswith(f": {rule}")]
+    assert one.name.startswith(("mine", correct.__name__))
+    assert one.state == ("stop" if error else "warning") and one.fix
     assert re.search(r"\d|'", one.evidence), "neither a number nor a value"
-    assert found == sorted(found, key=lambda finding: not finding.error)
-
-
-SHIPPED = ["<reasoning>10-3=7, 9-5-1=3</reasoning><answer>37</answer>"] * 2
-SHIPPED += ["10-3=7, 9-5=4, so the answer is 47.", "10-3=7, 9-5-1=3, so the answer is 37."]
-
-
-def test_what_is_longer_by_its_tags_alone_is_not_said_to_follow_length():
-    """As the shipped base writes: half of its completions have tags, and those are longer."""
-    row = {"prompt": [], "question": "90 - 53?", "answer": "37"}
-    preset = load_preset("math").adding(mine(lambda r: len(r) <= 40), 0.5)
-    found = lint(Bench(preset), [row] * 16, SHIPPED * 4)
-    lengths = [len(text) for text in SHIPPED]
-    assert np.corrcoef(lengths, [1, 1, 0, 0])[0, 1] > 0.9  # soft_xml_format_reward
-    (one,) = [finding for finding in found if finding.rule == "follows length"]
-    assert one.reward == "mine" and "correlation -1.0" in one.evidence
+    assert found == sorted(found, key=lambda check: check.state != "stop")
 
 
 def test_a_sound_reward_has_no_finding():

@@ -41,7 +41,7 @@ def test_what_is_planted_is_found_and_named(flaw, stage):
     )
     verdict = reward_lab.judge(bench_with(flaw), ROWS, PILOT, stage)
     assert not verdict.passed
-    assert FLAWED[flaw][0] in f"{verdict} {[finding.rule for finding in verdict.findings]}"
+    assert FLAWED[flaw][0] in " ".join(check.name for check in verdict.checks)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -82,8 +82,8 @@ def test_your_own_attacks_and_saved_cases_join_the_verdict(stage):
     path.write_text(f"{json.dumps(own)}\n\n{json.dumps(case)}\n")
     verdict = reward_lab.judge(rude, ROWS, PILOT, stage)
     said = "'85, not 2: 47 + 38? if you please'"
-    assert verdict.failures[0] == f"attack 'begging' earns more than the reference: {said}"
-    assert verdict.failures[1:] == ["half: polite was None, is 0"]
+    assert verdict.failures[0] == f"attack 'begging': earns more than the reference: {said}"
+    assert verdict.failures[1:] == ["case 'half': polite was None, is 0"]
     assert verdict.probes.completions["begging"] == "85, not 2: 47 + 38? if you please"
 
 

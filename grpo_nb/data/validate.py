@@ -28,7 +28,7 @@ TAKEN = {"prompt", "question", "answer", "prompt_tokens", "worked"} | {
 DAMAGED = re.compile("\ufffd|[ÃÂ][\u0080-\u00bf]|â€|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 UNREADABLE, MISSING, TYPE, EMPTY = "unreadable", "column missing", "wrong type", "empty"
 GOLD, TEXT, LONG = "gold not of its kind", "damaged text", "prompt too long"
-TEMPLATE = "unfit for the chat template"
+TEMPLATE, CONTRADICTORY = "unfit for the chat template", "question with several golds"
 REMEDIES = {
     UNREADABLE: "correct the line",
     MISSING: "name the columns with data.question_column, data.answer_column, data.extra_columns",
@@ -38,6 +38,7 @@ REMEDIES = {
     TEXT: "read the source in the encoding it was written in, and save it as UTF-8",
     TEMPLATE: "correct the text or the turns, or leave the row out",
     LONG: "raise data.max_prompt_tokens and model.max_seq_length as far as the model's context",
+    CONTRADICTORY: "correct the source: no reward can be right for both",
 }
 
 
@@ -52,8 +53,13 @@ class Fault(Exception):
         )
 
     def __str__(self) -> str:
+        return f"{self.seen}. Remedy: {REMEDIES[self.reason]}"
+
+    @property
+    def seen(self) -> str:
+        """Row, column, reason and value."""
         where = f"row {self.row}" + (f", column {self.column!r}" if self.column else "")
-        return f"{where}: {self.reason}: {self.value}. Remedy: {REMEDIES[self.reason]}"
+        return f"{where}: {self.reason}: {self.value}"
 
 
 class Checked(NamedTuple):

@@ -9,6 +9,7 @@ import numpy as np
 
 from grpo_nb.reward_lab.attacks import Attack
 from grpo_nb.reward_lab.table import TIE, Bench, Row
+from grpo_nb.runs import Check
 
 
 def read_cases(*paths: Path) -> tuple[list[Attack], list[dict[str, Any]]]:
@@ -50,14 +51,22 @@ def save_case(bench: Bench, path: Path, name: str, row: Row, completion: str) ->
     return case
 
 
-def changed_cases(bench: Bench, cases: Sequence[dict[str, Any]]) -> list[str]:
-    """What saved cases earn otherwise than when they were saved, a line each."""
-    changes = []
+def changed_cases(bench: Bench, cases: Sequence[dict[str, Any]]) -> list[Check]:
+    """A check for each saved case that earns something else than when it was saved."""
+    fix = "correct the reward; or, where the change is meant, save the case again"
+    checks = []
     for case in cases:
         (scores,) = bench.score([case["row"]], [case["completion"]])
-        for name, now in zip(bench.preset.names, scores, strict=True):
-            then = case["scores"].get(name)
-            before = np.nan if then is None else then
-            if name in case["scores"] and not np.isclose(before, now, atol=TIE, equal_nan=True):
-                changes.append(f"{case['case']}: {name} was {then}, is {now:.3g}")
-    return changes
+        now = dict(zip(bench.preset.names, scores, strict=True))
+        changed = [
+            f"{name} was {then}, is {now[name]:.3g}"
+            for name, then in case["scores"].items()
+            if name in now and not _equal(then, now[name])
+        ]
+        if changed:
+            checks.append(Check(f"case {case['case']!r}", "stop", ", ".join(changed), fix))
+    return checks
+
+
+def _equal(then: float | None, now: float) -> bool:
+    return bool(np.isclose(np.nan if then is None else then, now, atol=TIE, equal_nan=True))

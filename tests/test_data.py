@@ -459,7 +459,7 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
     ]
     with pytest.raises(ValueError, match=r"2 of 4 rows of .*rows.jsonl .* 0.05 of them") as caught:
         prepare(rows)
-    assert "row 2, column 'question': empty: None. Remedy: fill the cell" in str(caught.value)
+    assert "row 2, column 'question': empty: None. fill the cell" in str(caught.value)
     assert "row 3, column 'answer': gold not of its kind: 'about a dozen'" in str(caught.value)
     assert "data.answer_kind" in str(caught.value)
     assert not list(runs_dir.glob("r/*"))
@@ -488,7 +488,7 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
         ([], {}, "holds no rows"),
         ([question(1)], {}, "1 rows of .* are left and data.eval_rows = 1: hold out fewer"),
         ([question(1), question(2)], {"system_prompt": "why " * 9, "max_prompt_tokens": 8},
-         "0 rows .* dropped: 2 prompt too long .raise data.max_prompt_tokens"),
+         "(?s)0 rows .* dropped:.*prompt too long: 2 left out.* raise data.max_prompt_tokens"),
         (None, {"source": "arithmetics"}, "'arithmetics': did you mean 'arithmetic'"),
         ([question(1)], {"answer_format": "boxd"}, "'boxd': did you mean 'boxed'"),
         ([question(1)], {"answer_format": "regex:("}, "'regex:.': .* unterminated"),
@@ -534,11 +534,10 @@ LONG = (
 )
 
 
-def test_near_duplicates_are_reported_and_never_on_both_sides(runs_dir):
+def test_what_nearly_repeats_a_held_out_question_is_not_trained_on(runs_dir):
     rows = [{"question": LONG.format(i, i + 50) + end, "answer": "1"}
             for i in range(1, 41) for end in ("?", " then?")]  # fmt: skip
     train, held_out, report = prepare(rows, {"eval_rows": 10})
-    assert report["near_duplicates"] == 40
     numbers = [{row["question"].split()[5] for row in part} for part in (train, held_out)]
     assert not numbers[0] & numbers[1]
     (leaks,) = report["dropped"]
@@ -547,18 +546,22 @@ def test_near_duplicates_are_reported_and_never_on_both_sides(runs_dir):
     assert leaks["count"] > 5
 
 
-def near(*texts):
-    rows = [{"prompt": [{"role": "user", "content": text}]} for text in texts]
+def near(held_out, *texts):
+    """Which of the texts nearly repeat one of those held out."""
+    rows = [{"prompt": [{"role": "user", "content": text}]} for text in (*held_out, *texts)]
     checked = [validate.Checked(number, row, "1") for number, row in enumerate(rows)]
     hashes, minhashes = duplicates.fingerprints(checked)
-    return duplicates.near_groups(hashes["numbers"].to_numpy(), minhashes).tolist()
+    places = np.arange(len(held_out))
+    found = duplicates.near(hashes["numbers"].to_numpy(), minhashes, places)
+    assert not found[places].any()
+    return found[len(held_out) :]
 
 
 def test_other_numbers_make_another_problem():
-    assert near("what is 47 + 38?", "what is 47 + 39?", "what is 38 + 47?") == [0, 1, 2]
-    assert near(LONG.format(3, 4), LONG.format(3, 5)) == [0, 1]
-    assert near(LONG.format(3, 4), LONG.format(3, 4) + " then", LONG.format(3, 4)) == [0, 0, 0]
-    assert near("???", "a", "a b", "???") == [0, 1, 2, 0]
+    assert not near(["what is 47 + 38?"], "what is 47 + 39?", "what is 38 + 47?").any()
+    first, again = LONG.format(3, 4), LONG.format(3, 4) + " then"
+    assert near([first], LONG.format(3, 5), again, first).tolist() == [False, True, True]
+    assert near(["???"], "a", "a b", "???").tolist() == [False, False, True]
 
 
 def test_near_duplicates_are_found_in_19_of_20_cases_and_never_made_up():
@@ -566,11 +569,8 @@ def test_near_duplicates_are_found_in_19_of_20_cases_and_never_made_up():
     lexicon = [f"word{'abcdefghij'[i % 10]}{'abcdefghij'[i // 10]}" for i in range(100)]
     texts = [" ".join(draws.choice(lexicon, 40)) for _ in range(400)]
     changed = [text.replace(text.split()[5], "other", 1) for text in texts]
-    groups = np.array(near(*texts, *changed))
-    assert (groups[:400] == np.arange(400)).all()
-    found = groups[400:] == np.arange(400)
-    assert found.mean() > 0.95
-    assert (groups[400:][~found] == np.arange(400, 800)[~found]).all()
+    assert near(texts[:200], *changed[:200]).mean() > 0.95
+    assert not near(texts[:200], *texts[200:], *changed[200:]).any()
 
 
 def test_a_million_rows_are_read_in_batches(runs_dir, monkeypatch):

@@ -27,7 +27,6 @@ def tagged(response):
     return float("<" in response)
 
 
-BLIND = mine(lambda r, answer: tagged(r))
 BIG = mine(lambda completions, **_: [2.0 * tagged(text) for text in texts_of(completions)])
 BY_PLACE = mine(lambda completions, **_: [i / 99 for i in range(len(completions))])
 CASES = [
@@ -40,14 +39,12 @@ CASES = [
     ("not finite", True, [mine(lambda r: math.inf if "<" in r else 0.0)], {}),
     ("not deterministic", True, [mine(lambda r: random.random())], {}),
     ("depends on row order", True, [BY_PLACE], {}),
-    ("ignores a column", True, [BLIND], {}),
-    ("ignores a column", False, [correct, BLIND], {}),  # not the first reward
     ("missing column", False, [mine(lambda r, hint="": tagged(r))], {}),
     ("missing column", True, [mine(lambda completions, solution, **_: [])], {}),
     ("constant", False, [mine(lambda r: 0.5)], {}),
     ("never above its minimum", False, [mine(lambda r: 0.0)], {}),
     ("saturated", False, [mine(lambda r: 1 - 0.01 * tagged(r))], {}),
-    ("dominates the sum", False, [correct, BLIND], {}),
+    ("dominates the sum", False, [correct, mine(tagged)], {}),
     ("two rewards alike", False, [correct, correct.configured("again")], {}),
     ("slow", False, [mine(lambda r: time.sleep(0.002) or tagged(r))], {"step_seconds": 0.1}),
     ("None", False, [mine(lambda r: tagged(r) or None)], {}),

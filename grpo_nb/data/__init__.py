@@ -63,7 +63,7 @@ def prepare(
         folder.mkdir()
         rows = store.RowFile(folder / "rows.json")
         seen, minhashes, tokens = _fill(rows, drops, config, count_tokens)
-        train, held_out, near = _split(seen, minhashes, drops, config, seed)
+        train, held_out = _split(seen, minhashes, drops, config, seed)
         del seen, minhashes  # 160 bytes a row
         rows.write(folder / "train.parquet", train)
         rows.write(folder / "eval.parquet", held_out)
@@ -74,11 +74,7 @@ def prepare(
             pq.write_table(table, folder / "priming.parquet")
         report = {"source": config.source, "rows_read": drops.rows_read}
         report |= {"train_rows": len(train), "eval_rows": len(held_out)}
-        report |= {
-            "near_duplicates": near,
-            "dropped": list(drops.reasons.values()),
-            **figures(tokens, drops),
-        }
+        report |= {"dropped": list(drops.reasons.values()), **figures(tokens, drops)}
         write_json(folder / "report.json", report)
     return report
 
@@ -94,9 +90,8 @@ def _warm_up(rows: Sequence[Row], reference: Reference) -> list[Row]:
         if worked := row.get("worked"):
             worked = re.sub(r"<<[^<>]*>>", "", worked).strip()  # GSM8K's calculator marks
             text = tagged(worked, row["answer"])
-        made.append(
-            {"prompt": row["prompt"], "completion": [{"role": "assistant", "content": text}]}
-        )
+        completion = [{"role": "assistant", "content": text}]
+        made.append({"prompt": row["prompt"], "completion": completion})
     return made
 
 
@@ -123,8 +118,8 @@ def _fill(
 
 def _split(
     seen: pd.DataFrame, minhashes: np.ndarray, drops: Drops, config: DataConfig, seed: int
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """Places of the rows to train on and to hold out, and how many nearly repeat another."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Places of the rows to train on and to hold out."""
     disputed = seen.groupby("question")["gold"].transform("nunique") > 1
     repeated = seen.duplicated("question") & ~disputed
     drops.add(CONTRADICTORY, seen["row"][disputed])
@@ -134,15 +129,12 @@ def _split(
         raise ValueError(
             f"{len(kept)} rows of {config.source} are left and data.eval_rows = "
             f"{config.eval_rows}: hold out fewer, or give more data. Of {drops.rows_read} rows "
-            f"were dropped: {drops}"
+            f"were dropped:{drops}"
         )
     places = kept.index.to_numpy()
-    group = duplicates.near_groups(kept["numbers"].to_numpy(), minhashes[places])
     order = list(range(len(kept)))
     random.Random(seed).shuffle(order)
     held_out, train = np.split(np.array(order), [config.eval_rows])
-    leaks = np.isin(group[train], group[held_out])
-    rows = kept["row"].to_numpy()
-    drops.add(LEAKS, np.sort(rows[train[leaks]]))
-    near = int((group != np.arange(len(group))).sum())
-    return places[train[~leaks]], places[held_out], near
+    leaks = duplicates.near(kept["numbers"].to_numpy(), minhashes[places], held_out)
+    drops.add(LEAKS, kept["row"].to_numpy()[leaks])
+    return places[train[~leaks[train]]], places[held_out]

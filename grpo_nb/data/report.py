@@ -31,18 +31,16 @@ class Drops:
         """Raise ValueError if more rows are faulty than `data.max_dropped_share` allows."""
         if not self.rows_read:
             raise ValueError(f"{config.source} holds no rows: give a data.source that does")
-        faulty = [entry for reason, entry in self.reasons.items() if reason != LONG]
-        count = sum(entry["count"] for entry in faulty)
-        if count > config.max_dropped_share * self.rows_read:
-            shown = "".join(f"\n  {e['example']}. Remedy: {REMEDIES[e['reason']]}" for e in faulty)
+        faulty = sum(entry["count"] for why, entry in self.reasons.items() if why != LONG)
+        if faulty > config.max_dropped_share * self.rows_read:
             raise ValueError(
-                f"{count} of {self.rows_read} rows of {config.source} cannot be used, more than "
-                f"data.max_dropped_share = {config.max_dropped_share:g} of them:{shown}"
+                f"{faulty} of {self.rows_read} rows of {config.source} cannot be used, more than "
+                f"data.max_dropped_share = {config.max_dropped_share:g} of them:{self}"
             )
 
     def __str__(self) -> str:
-        texts = [f"{e['count']} {why} ({REMEDIES.get(why)})" for why, e in self.reasons.items()]
-        return "; ".join(texts).replace(" (None)", "") or "none"
+        checks = map(_left_out, self.reasons.values())
+        return "".join(f"\n  {c.name}: {c.evidence}. {c.fix}" for c in checks) or " none"
 
 
 def figures(tokens: np.ndarray, drops: Drops) -> dict[str, Any]:
@@ -66,12 +64,15 @@ def checks(report: Mapping[str, Any], config: DataConfig) -> list[Check]:
     long = f"99 % have at most {lengths['p99']} tokens, the longest {lengths['max']}; cap {cap}"
     fits = lengths["p99"] <= cap
     raised = "" if fits else f"set data.max_prompt_tokens = {lengths['recommended_cap']}"
-    return [
+    found = [
         Check("dataset", "ok", f"{rows}; {parsed}"),
         Check("no leakage", "ok", split),
         Check("prompt length", "ok" if fits else "warning", long, raised),
-        *map(_left_out, report["dropped"]),
     ]
+    if tried := report.get("difficulty"):
+        evidence = "{judged} prompts tried: {too_hard} too hard, {too_easy} too easy, left out"
+        found.append(Check("difficulty", "ok", evidence.format(**tried)))
+    return [*found, *map(_left_out, report["dropped"])]
 
 
 def _left_out(entry: Mapping[str, Any]) -> Check:

@@ -117,23 +117,17 @@ def row_to_ask(number: int, raw: Row | str, config: DataConfig) -> Row:
     Raises:
         Fault: It holds no question that can be asked.
     """
+    row: Row = {}
     try:
-        if isinstance(raw, str):
-            raise Fault(UNREADABLE, "", raw)
-        prompt = _prompt(raw, config.question_column, config.system_prompt)
-        for turn in prompt:
-            _refuse_damage(config.question_column, turn["content"])
+        row = _asked(raw, config)
+        if config.answer_column in raw:
+            row = _check_row(raw, config, gold_finder(config.answer_format))[0]
     except Fault as fault:
         fault.row = number
-        raise
-    row = {"prompt": prompt, "question": prompt[-1]["content"]}
-    if config.answer_column not in raw:
-        return row
-    try:
-        return _check_row(raw, config, gold_finder(config.answer_format))[0]
-    except Fault as fault:
-        fault.row = number
-        return row | {"fault": str(fault)}
+        if not row:
+            raise
+        row["fault"] = str(fault)
+    return row
 
 
 def extra_columns(config: DataConfig) -> list[str]:
@@ -146,12 +140,19 @@ def extra_columns(config: DataConfig) -> list[str]:
     return names
 
 
-def _check_row(
-    row: Row | str, config: DataConfig, find_gold: Callable[[Any], str]
-) -> tuple[Row, Any]:
+def _asked(row: Row | str, config: DataConfig) -> Row:
     if isinstance(row, str):
         raise Fault(UNREADABLE, "", row)
     prompt = _prompt(row, config.question_column, config.system_prompt)
+    for turn in prompt:
+        _refuse_damage(config.question_column, turn["content"])
+    return {"prompt": prompt, "question": prompt[-1]["content"]}
+
+
+def _check_row(
+    row: Row | str, config: DataConfig, find_gold: Callable[[Any], str]
+) -> tuple[Row, Any]:
+    asked = _asked(row, config)
     cell = _cell(row, config.answer_column)
     gold = find_gold(cell)
     if config.answer_kind == "choice":
@@ -160,8 +161,6 @@ def _check_row(
     if plain is None:
         why = f"{as_text(cell)[-60:]!r} holds no {config.answer_kind}"
         raise Fault(GOLD if as_text(cell) else EMPTY, config.answer_column, why)
-    for turn in prompt:
-        _refuse_damage(config.question_column, turn["content"])
     _refuse_damage(config.answer_column, gold)
     names = extra_columns(config)
     if names == ["all"]:
@@ -172,7 +171,7 @@ def _check_row(
     passed |= {name: _cell(row, name) for name in names}
     if config.priming_rows and "####" in str(cell):
         passed["worked"] = str(cell).partition("####")[0].strip()
-    return {"prompt": prompt, "question": prompt[-1]["content"], "answer": gold} | passed, plain
+    return {**asked, "answer": gold, **passed}, plain
 
 
 def _refuse_damage(column: str, text: str) -> None:

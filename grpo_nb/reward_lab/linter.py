@@ -1,7 +1,7 @@
 """The linter: faults of a reward that show on a sample, each with its evidence and its fix.
 
 A "stop" makes the verdict fail; a "warning" is for a person to weigh. Rewards are called as TRL
-calls them, several times: as they are, again, in another order, and with other reference answers.
+calls them, several times: as they are, again, and in another order.
 """
 
 import math
@@ -40,7 +40,6 @@ FIXES = {
     "saturated": "there is little left to learn from it: make it stricter, or leave it out",
     "not deterministic": "seed it, or set a judge's temperature to 0: noise is learnt as signal",
     "depends on row order": "score each completion from its own row alone",
-    "ignores a column": "use the column in the score, or drop the parameter",
     "two rewards alike": "they teach the same: leave one out, or count its weight twice",
     "dominates the sum": "lower its weight: the first reward, which says correct, hardly counts",
     "slow": "make it faster, or declare @reward(parallel=True) where it waits",
@@ -84,9 +83,11 @@ def lint(
         of_reward = chain(
             _values(func, scored[:count], scores[name], first),
             _stability(func, bench.arguments(rows[:FEW], completions[:FEW])),
-            _columns(func, bench, some, references, first),
         )
         found += [(name, *one) for one in of_reward]
+        if lacking := [column for column in columns_read(func) if column not in rows[0]]:
+            evidence = f"it reads {lacking}, which the data lacks, so the default is used"
+            found.append((name, "missing column", evidence, False))
         if step_seconds and seconds > SLOW_SHARE * step_seconds:
             evidence = f"{seconds:.2f} s for {batch} completions; a step takes {step_seconds:.2f} s"
             found.append((name, "slow", evidence, False))
@@ -175,40 +176,6 @@ def _stability(func: Callable, few: dict[str, Any]) -> Iterator[Found]:
 
 def _changed(left: np.ndarray, right: np.ndarray) -> int:
     return int((~np.isclose(left, right, rtol=0, atol=NOISE, equal_nan=True)).sum())
-
-
-def _columns(
-    func: Callable, bench: Bench, some: list[Row], references: list[str], first: bool
-) -> Iterator[Found]:
-    """Columns that are named and lack, or are named and make no difference."""
-    right = numbers(explain(func, bench.arguments(some, references)))
-    lacking, ignored = [], []
-    for column in columns_read(func):
-        if column not in some[0]:
-            lacking.append(column)
-        elif others := _exchanged(some, column):
-            try:
-                changed = _changed(
-                    numbers(explain(func, bench.arguments(others, references))), right
-                )
-            except Exception:  # it read the column: that is all we ask
-                changed = 1
-            ignored += [] if changed else [column]
-    if lacking:
-        evidence = f"it reads {lacking}, which the data lacks, so the default is used"
-        yield "missing column", evidence, False
-    if ignored:
-        evidence = f"other values of {ignored} changed no score of {len(some)} references"
-        yield "ignores a column", evidence, first
-
-
-def _exchanged(rows: list[Row], column: str) -> list[Row]:
-    """The rows with another row's value in that column; [] where all values are the same."""
-    values = [row[column] for row in rows]
-    other = next((value for value in values if value != values[0]), None)
-    if other is None:
-        return []
-    return [{**row, column: other if row[column] != other else values[0]} for row in rows]
 
 
 def _relations(bench: Bench, scores: dict[str, np.ndarray]) -> Iterator[tuple[str, str, str, bool]]:

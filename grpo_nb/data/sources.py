@@ -92,21 +92,16 @@ def _read_json(path: Path) -> Iterator[Row | str | None]:
         file.seek(0)
         if path.suffix.lower() == ".json" and first.startswith("["):
             try:
-                return (yield from map(_object, json.load(file, object_pairs_hook=_unique)))
+                return (yield from map(_object, json.load(file)))
             except (ValueError, RecursionError) as error:
                 raise ValueError(
                     f"{path} is not JSON ({error}): correct it, or copy it again"
                 ) from None
         for line in map(str.strip, file):
             try:
-                yield _object(json.loads(line, object_pairs_hook=_unique)) if line else None
+                yield _object(json.loads(line)) if line else None
             except (ValueError, RecursionError) as error:
                 yield f"not JSON ({error}): {line[:80]!r}"
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> Row:
-    _refuse_repeated("the object", [name for name, _ in pairs])
-    return dict(pairs)
 
 
 def _object(value: Any) -> Row | str:

@@ -20,6 +20,7 @@ from grpo_nb.reward_lab.linter import lint, usable
 from grpo_nb.reward_lab.table import Bench, Row, signal_table
 from grpo_nb.rewards import RewardSet
 from grpo_nb.runs import NOTEBOOKS, Check, Run, Stage, project_path, write_json
+from grpo_nb.runs.checks import table
 from grpo_nb.runs.config import RunConfig
 
 GOLD_ROWS = 512  # references that are scored
@@ -50,6 +51,10 @@ class Verdict(NamedTuple):
     def passed(self) -> bool:
         return not self.failures
 
+    def findings_table(self) -> pd.DataFrame:
+        """A line for each check."""
+        return table(self.checks)
+
     def __str__(self) -> str:
         if self.passed:
             return f"PASSED: {self.checks[0].evidence}"
@@ -76,19 +81,19 @@ def _judge(bench: Bench, rows: Sequence[Row], pilot: pilots.Pilot, stage: Stage)
     found = lint(bench, pilot.repeated_rows, texts, seconds, config.step_completions)
     if not usable(found):
         return Verdict([_rewards(found), *found], None, {}, pd.DataFrame())
-    table, probes = bench.table(pilot.rows, pilot.completions_P_G), None
+    scored, probes = bench.table(pilot.rows, pilot.completions_P_G), None
     tested = [*pilot.rows, *rows[:GOLD_ROWS]]
     try:
         probes = probe(bench, tested, own)
-        found = [*references(bench, tested, table), *found, *probes.checks()]
+        found = [*references(bench, tested, scored), *found, *probes.checks()]
         found += changed_cases(bench, saved)
     except Exception as error:  # a user's reward may raise anything, and that is the verdict
         evidence = f"{error!r} {', '.join(getattr(error, '__notes__', []))}"
         fix = "give such text the least score, or @reward(on_error='skip')"
         found.append(Check("a reward raises on an attack", "stop", evidence, fix))
-    figures = pilots.summary(pilot, table, bench.preset, config)
+    figures = pilots.summary(pilot, scored, bench.preset, config)
     checks = [_rewards(found), *found, *pilots.checks(figures)]
-    return Verdict(checks, probes, figures, signal_table(bench.preset, table))
+    return Verdict(checks, probes, figures, signal_table(bench.preset, scored))
 
 
 def _rewards(found: Sequence[Check]) -> Check:

@@ -176,22 +176,21 @@ def summary(
         preset: Its first reward says "correct".
         config: Batch and `max_completion_length` of the training to come.
     """
-    rates = pass_rates(pilot, table, preset)["pass_rate"]
-    group = len(pilot.samples_P_G[0])
-    right = passed(table, preset).reshape(-1, group)
-    tokens = np.array([one.tokens for one in pilot.samples])
+    lines, group = flagged(pilot, table, preset), len(pilot.samples_P_G[0])
+    right, tokens = lines["correct"].to_numpy().reshape(-1, group), lines["tokens"]
+    solved = right.mean(axis=1)
     length, why = recommended_length(pilot.samples, config.train.max_completion_length)
     return {
         "prompts": len(pilot.rows),
         "completions per prompt": group,
         **{f"pass@{k}": float(pass_at_k(right, k).mean()) for k in (1, 2, 4, 8, 16) if k <= group},
-        "prompts never solved": int((rates == 0).sum()),
-        "prompts always solved": int((rates == 1).sum()),
-        "prompts to keep": int(rates.between(0, 1, inclusive="neither").sum()),
+        "prompts never solved": int((solved == 0).sum()),
+        "prompts always solved": int((solved == 1).sum()),
+        "prompts to keep": int(((solved > 0) & (solved < 1)).sum()),
         "share of groups without signal": float(1 - table["signal"].mean()),
-        "share truncated": float(np.mean([one.truncated for one in pilot.samples])),
+        "share truncated": float(lines["truncated"].mean()),
         "completion tokens, mean": float(tokens.mean()),
-        "completion tokens, p95": float(np.quantile(tokens, 0.95)),
+        "completion tokens, p95": float(tokens.quantile(0.95)),
         "completion tokens, max": int(tokens.max()),
         "predicted seconds per step": pilot.step_seconds(config.step_completions),
         "max_completion_length": config.train.max_completion_length,

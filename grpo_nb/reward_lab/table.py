@@ -100,7 +100,7 @@ class Bench(NamedTuple):
         """The table with total, mean, std, advantage and signal computed again from its scores."""
         scores, train = table[self.preset.names].to_numpy(), self.train
         totals = self.totals(scores)
-        mean, std = advantages.group_statistics(totals, num_generations)
+        groups = pd.Series(totals).groupby(np.arange(len(totals)) // num_generations)
         gained = advantages.advantages(
             scores,
             self.preset.reward_weights,
@@ -111,8 +111,8 @@ class Bench(NamedTuple):
         differ = np.ptp(gained.reshape(-1, num_generations), axis=1) > TIE
         return table.assign(
             total=totals,
-            mean=mean,
-            std=std,
+            mean=groups.transform("mean").to_numpy(),
+            std=groups.transform("std").to_numpy(),
             advantage=gained,
             signal=np.repeat(differ, num_generations),
         )

@@ -10,7 +10,7 @@ import ipywidgets as w
 
 from grpo_nb.reward_lab import Bench, Verdict, judge, save_case, write_weights
 from grpo_nb.reward_lab.pilot import Pilot
-from grpo_nb.runs import Stage, checks
+from grpo_nb.runs import Stage
 from grpo_nb.views import plots, sheet
 
 STEP = 1 / 16  # of a weight; a power of two, as TRL's count of groups without signal wants it
@@ -171,7 +171,7 @@ class RewardLab(w.VBox):
 
     def _verdict_page(self, verdict: Verdict) -> str:
         parts = [f"<pre>{html.escape(str(verdict))}</pre>"]
-        frames = [checks.table(verdict.checks)]
+        frames = [verdict.findings_table()]
         if verdict.probes is not None:
             frames.append(verdict.probes.table)
         parts += [plots.table(frame).to_html() for frame in frames if len(frame)]

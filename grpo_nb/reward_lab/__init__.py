@@ -5,8 +5,14 @@
 the `Verdict`, `save` keeps it, and `check` lets a training begin or refuses it.
 """
 
-from grpo_nb.reward_lab.attacks import Attack, Probes, probe
-from grpo_nb.reward_lab.cases import changed_cases, read_cases, save_case
+from grpo_nb.reward_lab.attacks import (
+    Attack,
+    Probes,
+    changed_cases,
+    probe,
+    read_cases,
+    save_case,
+)
 from grpo_nb.reward_lab.gate import Verdict, check, fingerprint, judge, save, write_weights
 from grpo_nb.reward_lab.linter import lint
 from grpo_nb.reward_lab.own import adopt

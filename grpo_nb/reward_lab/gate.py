@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from grpo_nb.reward_lab import pilot as pilots
-from grpo_nb.reward_lab.attacks import Probes, probe, references
-from grpo_nb.reward_lab.cases import changed_cases, read_cases
+from grpo_nb.reward_lab.attacks import Probes, changed_cases, probe, read_cases, references
 from grpo_nb.reward_lab.linter import lint, usable
 from grpo_nb.reward_lab.table import Bench, Row, signal_table
 from grpo_nb.rewards import RewardSet

@@ -171,24 +171,11 @@ def test_a_file_that_cannot_be_used_is_named_with_the_remedy(
         prepare(None, {"source": str(tmp_path / name)})
 
 
-POEM = "\n".join(
-    ["Roses are red,", "violets are blue,", "sugar is sweet,", "and so, too, are you."] * 8
-)
-CODE = "def f(a, b):\n" + "    a, b = max(a,b), min(a,b)\n    print(a,b)\n" * 15 + "    return a"
-PROSE = "\n".join(["Ann, who has 3 apples, meets Bob.", "He has 1,000, or more.", "Why, then?"] * 9)
-
-
-@pytest.mark.parametrize("cell", [POEM, CODE, PROSE], ids=brief)
-@pytest.mark.parametrize("column", ["question", "answer"])
-def test_poems_code_and_prose_in_cells_are_read(tmp_path, cell, column):
-    rows = [{"question": "a?", "answer": "1"} | {column: cell}, *TWO]
-    pd.DataFrame(rows).to_csv(tmp_path / "a.csv", index=False)
-    assert [row for _, row in read(tmp_path / "a.csv")] == rows
-
-
+POEM = "\n".join(["Roses are red,", "violets are blue,", "and so, too, are you."] * 8)
 LEGAL = [
     *('"Ann has 3, Bob 4.\nHow many?",7', '"It costs 1,000.\nTwo of them?","2,000"'),
     *('"Read:\nname,age\nAnn,3\nHow old?",3', 'b?,"Steps:\n\none\ntwo"', 'A 5" pipe?,"a ""b"""'),
+    f'"{POEM}",rose',
 ]
 LONG_CELL = "word " * 200_000
 
@@ -200,6 +187,9 @@ LONG_CELL = "word " * 200_000
         ("dos.csv", csv_text("a?,1", "b?,2").replace("\n", "\r\n"), TWO),
         ("mac.csv", csv_text("a?,1", "b?,2").replace("\n", "\r"), TWO),
         ("mac.jsonl", LINES.replace("\n", "\r"), TWO),
+        ("bom.jsonl", b"\xef\xbb\xbf" + LINES.encode(), TWO),
+        ("latin.csv", csv_text("Caf\xe9?,1").encode("latin-1"),
+         [{"question": "Caf\ufffd?", "answer": "1"}]),
         ("semicolons.csv", csv_text("a?;1", "b?;2", header="question;answer"), TWO),
         ("tabs.csv", csv_text("a?\t1", "b?\t2", header="question\tanswer"), TWO),
         ("commas.tsv", csv_text("a?,1", "b?,2"), TWO),
@@ -213,6 +203,7 @@ LONG_CELL = "word " * 200_000
             {"question": "Read:\nname,age\nAnn,3\nHow old?", "answer": "3"},
             {"question": "b?", "answer": "Steps:\n\none\ntwo"},
             {"question": 'A 5" pipe?', "answer": 'a "b"'},
+            {"question": POEM, "answer": "rose"},
         ]),
         ("one.csv", csv_text('"a\nb"', "c", header="question"),
          [{"question": "a\nb"}, {"question": "c"}]),
@@ -271,19 +262,6 @@ def test_broken_lines_are_reported_by_number_and_the_others_kept(tmp_path, runs_
     assert entry["example"].startswith(said)
 
 
-def test_encodings_and_lines_with_too_many_cells(tmp_path):
-    path = tmp_path / "a.csv"
-    lines = ["question,answer", "Café 1?,1", "Café 2?,2", "How many, in all?,5"]
-    path.write_bytes(b"\n".join(line.encode() for line in lines).replace(b"\xc3\xa9 2", b"\xe9 2"))
-    (_, fine), (_, bad), (_, long) = read(path)
-    assert only(fine)["question"] == "Café 1?"
-    assert (only(bad).reason, only(bad).column) == ("damaged text", "question")
-    assert "more cells than the header has" in str(only(long))
-    path.write_text("question,answer\n2 + 2?,4\n", encoding="utf-8-sig")
-    (tmp_path / "a.jsonl").write_text(json.dumps(SUM), encoding="utf-8-sig")
-    assert read(path) == read(tmp_path / "a.jsonl") == [(1, SUM)], "the byte-order mark is no text"
-
-
 # One row
 
 
@@ -309,6 +287,7 @@ def test_encodings_and_lines_with_too_many_cells(tmp_path):
         ({"question": "a", "answer": "about a dozen"}, "gold not of its kind", "answer", "'about"),
         ({"question": "a", "answer": "so #### "}, "gold not of its kind", "answer", "'so ####'"),
         ({"question": "CafÃ© 2?", "answer": "2"}, "damaged text", "question", r"'Caf\xc3\xa9 2?'"),
+        ({"question": "Caf\ufffd?", "answer": "2"}, "damaged text", "question", r"'Caf\ufffd?'"),
         ({"question": "a\x00b", "answer": "2"}, "damaged text", "question", r"'a\x00b'"),
         ({"question": "a\ud800", "answer": "2"}, "damaged text", "question", r"'a\ud800'"),
         ({"question": "a", "answer": "2", "choices": ["x"]}, "wrong type", "choices", "1 choices"),

@@ -194,31 +194,25 @@ def _other_gold(rows: Sequence[Row], row: Row) -> str:
     )
 
 
-class Earned(NamedTuple):
-    """What one completion earns: in all, by the first reward, and by the others."""
-
-    total: float
-    first: float
-    others: float
-
-
 def _verdicts(bench: Bench, table: pd.DataFrame) -> list[str]:
     """Why each line wins, "" where it loses as it has to."""
     first = table[bench.preset.names[0]].fillna(0.0)
     others = table["total"] - bench.preset.reward_weights[0] * first
-    earned = [Earned(*of) for of in zip(table["total"], first, others, strict=True)]
-    known = dict(zip(zip(table["row"], table["attack"], strict=True), earned, strict=True))
+    lines = table[["row", "attack", "kind", "total"]].assign(first=first, others=others)
+    earned = {(line.row, line.attack): line for line in lines.itertuples()}
+    honest = ("the reference", "wrong, in perfect format", "empty completion")
     formed = bool(bench.preset.format_name)
-    names = ("the reference", "wrong, in perfect format", "empty completion")
     return [
-        _because(kind, of, [known[row, name] for name in names], formed)
-        for kind, of, row in zip(table["kind"], earned, table["row"], strict=True)
+        _because(line.kind, line, *(earned[line.row, name] for name in honest), formed)
+        for line in lines.itertuples()
     ]
 
 
-def _because(kind: str, of: Earned, honest: list[Earned], formed: bool) -> str:
-    """Why it wins beside what honest completions earn: reference, wrong answer, nothing."""
-    gold, wrong, silent = honest
+def _because(kind: str, of: Any, gold: Any, wrong: Any, silent: Any, formed: bool) -> str:
+    """Why a line wins beside those of honest completions: reference, wrong answer, nothing.
+
+    Each has what it earns in all (`total`), by the first reward (`first`) and the `others`.
+    """
     correct = of.first > gold.first - TIE
     if kind == "reference":
         return ""

@@ -47,7 +47,12 @@ def refused(lab, preset, problem):
 
 def test_a_verdict_that_passed_lets_stage_03_start_with_the_same_rewards_alone(lab):
     refused(lab, MATH, "rewards/report.json is missing")
-    assert judged(lab, MATH).passed
+    verdict = judged(lab, MATH)
+    assert verdict.passed
+    kept = lab.run.manifest()["02"]["checks"]
+    assert kept == [check._asdict() for check in verdict.checks]
+    names = [check.name for check in verdict.checks if check.state == "ok"]
+    assert names == ["rewards", "base model", "completion length"]
     lab.stage.finish("rewards")
     rewards = start_stage("03", RUN).config.rewards
     assert reward_lab.check(lab.run, load_preset(rewards.preset, rewards.reward_weights))

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_nb import data, models, runs
+from grpo_nb import data, models
 from grpo_nb.models import Sample, chat
 from grpo_nb.reward_lab import Bench, pilot
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs import Run
+from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import DataConfig, resolve
 
 SUMS = {f"{i} + 1?": str(i + 1) for i in range(6)}
@@ -123,11 +123,11 @@ def prepare(runs_dir):
     """A stage 01 with prepared rows, and their report."""
 
     def start(**settings):
-        parameters = {"run_name": "d", "profile": "tiny-cpu", "max_rows": 80, "eval_rows": 40}
-        stage = runs.start_stage("01", parameters | settings)
-        tokenizer = chat.load_tokenizer(stage.config.model.model_path)
-        count_tokens = partial(chat.count_tokens, tokenizer)
-        return stage, data.prepare(stage.run, stage.config.data, 0, count_tokens)
+        named = {f"data.{name}": value for name, value in settings.items()}
+        config = resolve("tiny-cpu", {"data.max_rows": 80, "data.eval_rows": 40} | named)
+        count_tokens = partial(chat.count_tokens, chat.load_tokenizer(config.model.model_path))
+        report = data.prepare(Run("d"), config.data, 0, count_tokens)
+        return Stage(Run("d"), "01", config, {}), report
 
     return start
 

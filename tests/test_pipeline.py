@@ -171,7 +171,7 @@ def test_training_is_refused_with_rewards_that_can_be_cheated(
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert "03_train_grpo failed in cell" in error
-    assert "attack 'empty completion' earns more than" in error
+    assert "attack 'empty completion': earns more than" in error
     assert "run 02_test_rewards.ipynb again, or set force = True" in error
     report = json.loads((tmp_path / "demo/rewards/report.json").read_text())
     assert not report["passed"]
@@ -179,7 +179,7 @@ def test_training_is_refused_with_rewards_that_can_be_cheated(
     shown, summary = io.StringIO(), pipeline.summarize(Run("demo"), "02")
     with pytest.raises(RuntimeError, match="the rewards failed: mend them"):
         pipeline.print_summary(summary, Console(file=shown, width=100), "02")
-    assert "rewards    FAILED: attack 'empty completion' earns" in shown.getvalue()
+    assert "rewards    FAILED: attack 'empty completion': earns" in shown.getvalue()
 
 
 def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(demo_run, tmp_path):

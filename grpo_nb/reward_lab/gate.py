@@ -155,7 +155,7 @@ def write_weights(
         run.lock().release(force=True)
     return verdict, (
         f"written to {run.name}/config.yaml. Running notebook 2 again begins with the preset's "
-        f'weights; to keep these, write reward_weights = "{text}" in its parameters'
+        f'weights; to keep these, put {{"rewards.reward_weights": "{text}"}} into its settings'
     )
 
 

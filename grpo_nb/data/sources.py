@@ -17,7 +17,6 @@ from grpo_nb.runs.profiles import TASKS, refuse_unknown
 
 BATCH = 5_000  # rows
 NO_TEXT = (b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b", b"PK\x03\x04")
-NO_TEXT_IS = "in UTF-16, compressed, or a spreadsheet"
 csv.field_size_limit(2**24)  # characters of a cell; 128 KiB unless told
 BUILT_IN = {task: f"data/tasks/{task}.jsonl" for task in TASKS if task != "math"}
 BUILT_IN["arithmetic"] = "data/arithmetic.jsonl"
@@ -56,7 +55,9 @@ def _open_text(path: Path) -> IO[str]:
     """Bytes that are not UTF-8 become U+FFFD, which validation reports by row and column."""
     with path.open("rb") as file:
         if file.read(4).startswith(NO_TEXT):
-            raise ValueError(f"{path} is {NO_TEXT_IS}: unpack it, and save it as UTF-8")
+            raise ValueError(
+                f"{path} is in UTF-16, compressed, or a spreadsheet: unpack it, save it as UTF-8"
+            )
     return path.open(encoding="utf-8-sig", errors="replace", newline="")
 
 

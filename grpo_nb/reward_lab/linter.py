@@ -119,11 +119,8 @@ def _scored(func: Callable[..., Any], sample: dict[str, Any], row: Row) -> list[
         last = traceback.extract_tb(error.__traceback__)[-1]
         evidence = f"{type(error).__name__}: {error} (line {last.lineno} of {last.name})"
         kinds = {" scores for ": "wrong length", "declared range": "out of range"}
-        return (
-            next((kind for text, kind in kinds.items() if text in str(error)), "raises"),
-            evidence,
-            True,
-        )
+        rule = next((kind for text, kind in kinds.items() if text in str(error)), "raises")
+        return rule, evidence, True
 
 
 def _values(

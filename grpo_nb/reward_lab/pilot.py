@@ -5,7 +5,6 @@ Sampling again with the same model, lengths, temperature and seed reads the file
 prompts that it lacks are sampled.
 """
 
-import hashlib
 import json
 import math
 import time
@@ -121,7 +120,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 
 
 def _key(row: Row) -> str:
-    return hashlib.sha256(json.dumps(row["prompt"]).encode()).hexdigest()
+    return json.dumps(row["prompt"])
 
 
 def _read(run: Run, settings: dict) -> tuple[dict[str, list[models.Sample]], list[float]]:
@@ -131,13 +130,13 @@ def _read(run: Run, settings: dict) -> tuple[dict[str, list[models.Sample]], lis
         return {}, [0.0, 0.0]
     cached: dict[str, list[models.Sample]] = {}
     for line in kept.to_dict("records"):
-        cached.setdefault(line.pop("prompt_sha256"), []).append(models.Sample(**line))
+        cached.setdefault(line.pop("prompt"), []).append(models.Sample(**line))
     return cached, kept.attrs["seconds"]
 
 
 def _write(run: Run, cached: dict, settings: dict, seconds: list[float]) -> None:
     samples = [(key, one) for key, group in cached.items() for one in group]
-    frame = pd.DataFrame([{"prompt_sha256": key, **one._asdict()} for key, one in samples])
+    frame = pd.DataFrame([{"prompt": key, **one._asdict()} for key, one in samples])
     frame.attrs = {"settings": settings, "seconds": seconds}
     with atomic_path(run / KEPT_AT) as temporary:
         frame.to_parquet(temporary)

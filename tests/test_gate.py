@@ -28,7 +28,7 @@ def lab(runs_dir):
     stage = start_stage("02", "gate", {"rewards.pilot_completions": 2})
     rows = data.load(stage.run, "train")
     said = [[Sample(MATH.reference(row), 9, False), Sample("?", 2, False)] for row in rows[:4]]
-    tried = pilot.sample(stage.run, rows[:4], stage.config, lambda prompts: said)
+    tried = pilot.Pilot(rows[:4], said, 0.1, 0.1)
     return SimpleNamespace(stage=stage, run=stage.run, rows=rows, pilot=tried)
 
 
@@ -46,7 +46,12 @@ def refused(lab, preset, problem):
 
 def test_a_verdict_that_passed_lets_stage_03_start_with_the_same_rewards_alone(lab):
     refused(lab, MATH, "rewards/report.json is missing")
-    assert judged(lab, MATH).passed
+    verdict = judged(lab, MATH)
+    assert verdict.passed
+    kept = lab.run.manifest()["02"]["checks"]
+    assert kept == [check._asdict() for check in verdict.checks]
+    names = [check.name for check in verdict.checks if check.state == "ok"]
+    assert names == ["rewards", "base model", "completion length"]
     lab.stage.finish("rewards")
     rewards = start_stage("03", "gate").config.rewards
     assert reward_lab.check(lab.run, load_preset(rewards.preset, rewards.reward_weights))
@@ -60,7 +65,9 @@ def test_a_failed_verdict_says_what_won_and_what_the_reference_reads(lab):
     verdict = judged(lab, reward_set([(never, 1.0)]))
     first, *more = verdict.failures
     reference = MATH.reference(lab.rows[0])
-    assert first.startswith("the gold loses on ") and f"{reference!r}, earns 0 of 1" in first
+    assert (
+        first.startswith("the gold: the gold loses on ") and f"{reference!r}, earns 0 of 1" in first
+    )
     refused(lab, reward_set([(never, 1.0)]), f"and {len(more)} more in rewards/report.json")
     report = json.loads((lab.run / "rewards/report.json").read_text())
     shown = {line["attack"]: line["completion"] for line in report["probes"]}
@@ -86,9 +93,9 @@ def test_a_changed_source_of_a_users_file_is_refused(lab, tmp_path, name, line):
 
 
 FAILING = {
-    "attack 'empty completion' earns as much": lambda response: len(response) < 90,
+    "attack 'empty completion': earns as much": lambda response: len(response) < 90,
     "mine: raises: ZeroDivisionError": lambda response: 1 / len(response[:0]),
-    "attack 'empty tags' earns as much": lambda response: 1.0 if response[1:] else None,
+    "attack 'empty tags': earns as much": lambda response: 1.0 if response[1:] else None,
 }
 
 
@@ -114,11 +121,10 @@ def test_a_plain_reward_with_its_weight_in_the_score_is_attacked_before_it_passe
     assert (verdict.probes is None) is (declared == "")
     assert json.loads((lab.run / "rewards/report.json").read_text())["passed"] is False
     if not declared:
-        assert "doubled.range = (least, greatest)" in verdict.findings[0].fix
+        assert "NAME.range = (least, greatest)" in verdict.checks[1].fix
     beside = [(MATH.reward_funcs[0], 1.0), (load_preset(str(path)).reward_funcs[0], 0.25)]
     verdict = judged(lab, reward_set(beside))  # not the first: a warning
     assert verdict.probes is not None
-    assert not verdict._replace(failures=[], probes=None).passed
 
 
 OWN = """import re

@@ -139,15 +139,15 @@ def test_training_is_refused_with_rewards_that_can_be_cheated(again, tmp_path, c
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert "03_train_grpo failed in cell" in error
-    assert "attack 'empty completion' earns more than" in error
+    assert "attack 'empty completion': earns more than" in error
     assert "run 02_test_rewards.ipynb again, or set force = True" in error
     report = json.loads((again / "rewards/report.json").read_text())
     assert not report["passed"]
-    assert again.manifest()["02"]["status"] == "done"
-    shown = io.StringIO()
-    with pytest.raises(RuntimeError, match="the rewards failed: fix them"):
-        pipeline.print_summary(again, Console(file=shown, width=100), "02")
-    assert "rewards    FAILED: attack 'empty completion' earns" in shown.getvalue()
+    assert Run("demo").manifest()["02"]["status"] == "done"
+    shown, summary = io.StringIO(), pipeline.summarize(Run("demo"), "02")
+    with pytest.raises(RuntimeError, match="the rewards failed: mend them"):
+        pipeline.print_summary(summary, Console(file=shown, width=100), "02")
+    assert "rewards    FAILED: attack 'empty completion': earns" in shown.getvalue()
 
 
 def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(again):

@@ -26,7 +26,7 @@ def lab(runs_dir):
     first.finish("data")
     stage = runs.start_stage("02", "lab", {"rewards.pilot_completions": 4})
     rows = data.load(stage.run, "train")
-    tried = pilot.sample(stage.run, rows[:3], stage.config, sampler=sample_for(rows))
+    tried = pilot.Pilot(rows[:3], [samples_of(row) for row in rows[:3]], 0.1, 0.1)
     opened = RewardLab(
         reward_lab.Bench(load_preset("math"), tokenizer=tokenizer), tried, rows, stage
     )
@@ -36,17 +36,9 @@ def lab(runs_dir):
     return opened
 
 
-def sample_for(rows):
-    golds = {str(row["prompt"]): row["answer"] for row in rows}
-
-    def sample(prompts):
-        wrong = Sample(RIGHT.format("-1"), 20, False)
-        return [
-            [Sample(RIGHT.format(golds[str(p)]), 20, False), wrong, wrong, Sample("7", 2, True)]
-            for p in prompts
-        ]
-
-    return sample
+def samples_of(row):
+    wrong = Sample(RIGHT.format("-1"), 20, False)
+    return [Sample(RIGHT.format(row["answer"]), 20, False), wrong, wrong, Sample("7", 2, True)]
 
 
 def advantage(lab, number):
@@ -117,9 +109,7 @@ def test_a_saved_case_has_to_keep_its_scores(lab):
     changed = lab.bench.adding(load_preset("math").reward_funcs[0].configured("x"), 1.0)
     assert reward_lab.changed_cases(changed, [case]) == []
     case["scores"]["numeric_correctness_reward"] = 1.0
-    assert reward_lab.changed_cases(lab.bench, [case])[0].startswith(
-        "seven <b>: numeric_correctness"
-    )
+    assert reward_lab.changed_cases(lab.bench, [case])[0].name == "case 'seven <b>'"
 
 
 def test_written_weights_are_the_runs_and_stage_03_takes_them(lab):

@@ -53,7 +53,7 @@ def test_executed_notebooks_name_what_was_injected(demo_run):
         (["--from", "03"], "say which with --name"),
         (["--from", "03", "--name", "x"], "no config.yaml: run 01_prepare_data first"),
         (["--name", "a/b"], "run_name 'a/b'"),
-        (["--set", "rewards.preset=none.yaml"], "none.yaml does not exist"),
+        (["--set", "rewards.preset=none.py"], "none.py does not exist"),
         (["--set", "rewards.reward_weights=1, 2"], "write 4 numbers"),
     ],
 )
@@ -164,9 +164,12 @@ def test_training_is_refused_with_rewards_that_can_be_cheated(
     """Stage 02 finishes and says what fails; stage 03 stops before a model is loaded."""
     shutil.copytree(demo_run.path, tmp_path / "demo")
     monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path))
-    sheet = tmp_path / "brief.yaml"
-    brief = "{reward: ideal_length_reward, weight: 2.0, arguments: {ideal: 0, tolerance: 1}}"
-    sheet.write_text(f"extends: math\nrewards:\n- {brief}\n")
+    sheet = tmp_path / "brief.py"
+    brief = "rewards.ideal_length_reward.configured(ideal=0, tolerance=1)"
+    sheet.write_text(
+        "from grpo_nb import rewards\nextends = 'math'\n"
+        f"reward_funcs, reward_weights = [{brief}], [2.0]\n"
+    )
     arguments = ["run", "--name", "demo", "--from", "02", "--set", f"rewards.preset={sheet}"]
     assert main(arguments) == 1
     error = capsys.readouterr().err

@@ -15,7 +15,6 @@ GOOD = "<reasoning>7+8=15, 4+3+1=8</reasoning><answer>85</answer>"
 MATH = load_preset("math")
 COLUMNS = {
     "answer": "85",
-    "keywords": ["sum"],
     "schema": '{"type": "object"}',
     "sources": ["a", "b"],
     "answer_sources": [1],
@@ -206,13 +205,6 @@ TABLES = {
         (GOOD + GOOD, 0.0, "stuffing earns nothing"),
         ("<reasoning><answer></answer></reasoning>", 0.5, "crossed"),
     ],
-    "think_format_reward": [
-        ("<think>a</think>1", 1.0, "as asked"),
-        ("<think></think>1", 0.0, "no thought"),
-        ("<think>a</think>", 0.0, "no answer"),
-        ("1<think>a</think>2", 0.0, "answer before the thought"),
-        ("<think>a</think>1<think>b</think>", 0.0, "a second thought"),
-    ],
     "boxed_format_reward": [
         (r"\boxed{1}", 1.0, "as asked"),
         (r"\boxed{}", 0.0, "empty"),
@@ -311,14 +303,6 @@ TABLES = {
         ("85 85 85 85", 0.4, "stuffing costs precision"),
         ("", 0.0, "nothing"),
     ],
-    "contains_all_reward": [
-        ("the sum is 1", 1.0, "there"),
-        ("a summary", 0.0, "inside another word"),
-    ],
-    "regex_match_reward": [
-        ("85", 1.0, "whole"),
-        ("it is 85", 0.0, "a part"),
-    ],
     "math_problem_reward": [
         (GOOD, 1.0, "right and well-formed"),
         ("85", 0.0, "right without format"),
@@ -358,38 +342,9 @@ def test_length_is_in_tokens_where_trl_gives_them_else_in_words():
         (rewards.min_length_reward, 10, 0.5),
         (rewards.min_length_reward, 10_000, 1.0),
         (rewards.max_length_penalty, 768, -0.5),
-        (rewards.soft_overlong_punishment, 384, 0.0),
-        (rewards.soft_overlong_punishment, 448, -0.5),
-        (rewards.soft_overlong_punishment, 4096, -1.0),
-        (rewards.cosine_length_reward, 0, 1.0),
-        (rewards.cosine_length_reward, 512, 0.5),
     ],
 )
 def test_length_curves(func, tokens, score):
     columns = columns_for(func, 1)
     (found,) = func(completions=[GOOD], completion_ids=[[0] * tokens], **columns)
     assert found == pytest.approx(score, abs=1e-4)
-
-
-def test_soft_overlong_punishment_is_trls():
-    from trl.rewards import get_soft_overlong_punishment
-
-    theirs = get_soft_overlong_punishment(512, 128)
-    ids = [[0] * n for n in (0, 383, 384, 385, 448, 511, 512, 513, 2000)]
-    ours = rewards.soft_overlong_punishment(completions=["x"] * len(ids), completion_ids=ids)
-    assert ours == pytest.approx(theirs(completion_ids=ids))
-
-
-def test_language_and_keywords():
-    cyrillic = rewards.language_consistency_reward.configured(script="CYRILLIC")
-    assert cyrillic(completions=["привет", "hello", "12"]) == [1.0, 0.0, 0.0]
-    polite = rewards.keyword_penalty.configured("rude_penalty", words=("stupid",))
-    assert polite(completions=["How STUPID!", "stupidity"]) == [-1.0, 0.0]
-
-
-def test_think_format_agrees_with_trl():
-    from trl.rewards import think_format_reward
-
-    texts = ["<think>a</think>1", "1", "<think>a", "x<think>a</think>1"]
-    chats = [[{"role": "assistant", "content": text}] for text in texts]
-    assert rewards.think_format_reward(completions=chats) == think_format_reward(chats)

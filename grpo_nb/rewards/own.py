@@ -106,13 +106,10 @@ def _defined(module: ModuleType) -> Sequence[Callable[..., Any]]:
     """The rewards that a module defines, for one that does not list them."""
     found, made = [], []
     for name, value in vars(module).items():
-        if isinstance(value, Reward | Combined | Scaled):
-            if getattr(value, "__module__", "") == module.__name__:
-                found.append(value)
-            elif name != value.__name__:  # not imported, but made here of others
-                made.append(name)
-        elif _is_reward(value, module.__name__):
+        if _is_own_reward(value, module.__name__):
             found.append(value)
+        elif isinstance(value, Reward | Combined | Scaled) and name != value.__name__:
+            made.append(name)  # not imported, but made here of others
     if made:
         raise ValueError(
             f"{module.__file__}: {', '.join(made)} may be rewards to train with or parts of "
@@ -126,7 +123,7 @@ def _defined(module: ModuleType) -> Sequence[Callable[..., Any]]:
     return found
 
 
-def _is_reward(value: Any, module: str) -> bool:
+def _is_own_reward(value: Any, module: str) -> bool:
     """Whether it has TRL's shape and was defined there: a function, or an instance of a class."""
     if not callable(value) or isinstance(value, type):
         return False

@@ -70,7 +70,7 @@ class ModelConfig(Section):
 
 
 class RewardsConfig(Section):
-    preset: str = Field("math", description="named list of rewards, or YAML or .py file")
+    preset: str = Field("math", description="named list of rewards, or a .py file of rewards")
     reward_weights: str = Field("", description="weights in the preset's order; empty: its own")
     cases: str = Field("", description="JSONL of your own attacks and saved cases")
     pilot_prompts: int = Field(32, ge=1, description="prompts sampled from the base model")

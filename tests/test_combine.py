@@ -32,9 +32,8 @@ def sign_reward(response: str) -> float | None:
     return {"+": 1.0, "-": -1.0}.get(response)
 
 
-@reward()
-async def slow_judge(response: str) -> float:
-    return 0.5
+async def slow_judge(completions, **_):
+    return [0.5] * len(completions)
 
 
 def at(step):

@@ -14,7 +14,7 @@ from unsloth_cells import CELLS
 from grpo_nb import data, models, reward_lab, training
 from grpo_nb.models import Sample, chat
 from grpo_nb.reward_lab.pilot import Pilot
-from grpo_nb.rewards import Adaptive, Scheduled, load_preset, reward, reward_set
+from grpo_nb.rewards import Adaptive, Scheduled, load_preset, reward_set
 from grpo_nb.rewards.own import TRLS_OWN
 from grpo_nb.rewards.presets import built_in, load_python
 from grpo_nb.runs import PROJECT_ROOT, Run, Stage
@@ -28,9 +28,8 @@ TEXTS = ["<reasoning>1+1=2</reasoning><answer>2</answer>", r"<think>so</think>\b
 CHATS = [[{"role": "assistant", "content": text}] for text in TEXTS]
 
 
-@reward()
-async def patient_judge(response: str) -> float:
-    return 0.5
+async def patient_judge(completions, **_):
+    return [0.5] * len(completions)
 
 
 TRLS = """from trl.rewards import (

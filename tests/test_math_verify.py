@@ -400,7 +400,7 @@ def test_a_forked_process_has_workers_of_its_own():
         verdict = verify_latex("18", "36/2")
         theirs = {worker.process.pid for worker in _POOL.workers if worker.process}
         os.write(writing, b"yes" if verdict is True and theirs and not theirs & ours else b"no")
-        _POOL.reset()
+        _POOL.forget()
         os._exit(0)
     os.waitpid(child, 0)
     assert os.read(reading, 3) == b"yes"

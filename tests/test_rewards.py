@@ -1,6 +1,8 @@
-"""Every built-in reward: the contract, the adversarial tables, and the properties of all."""
+"""Every built-in reward: the contract, the adversarial tables, the properties of all, its page."""
 
 import pickle
+import re
+import runpy
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,9 +12,9 @@ from hypothesis import strategies as st
 from grpo_nb import rewards
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.presets import PRESETS, built_in
+from grpo_nb.runs import PROJECT_ROOT
 
 GOOD = "<reasoning>7+8=15, 4+3+1=8</reasoning><answer>85</answer>"
-MATH = load_preset("math")
 COLUMNS = {
     "answer": "85",
     "schema": '{"type": "object"}',
@@ -348,3 +350,112 @@ def test_length_curves(func, tokens, score):
     columns = columns_for(func, 1)
     (found,) = func(completions=[GOOD], completion_ids=[[0] * tokens], **columns)
     assert found == pytest.approx(score, abs=1e-4)
+
+
+TESTS = {"function": "f", "cases": [[[1], 2], [[2], 3]]}
+ADDS = "```python\ndef f(x):\n    return x + 1\n```"
+
+
+@pytest.mark.parametrize(
+    ("text", "score", "reason"),
+    [
+        (ADDS, 1.0, ""),
+        (f"<answer>\n{ADDS}\n</answer>", 1.0, ""),
+        ("<answer>def f(x): return x + 1</answer>", 1.0, ""),
+        (ADDS.replace("x + 1", "2"), 0.5, "wrong value: got 2, expected 3"),
+        (ADDS.replace("x + 1", "1 / 0"), 0.0, "raised ZeroDivisionError"),
+        ("```python\nwhile True: pass\n```", 0.0, "timed out after 1 s"),
+        ("```python\nimport os\nprint('PASS'); os._exit(0)\n```", 0.0, ""),
+        ("def f(x): return x + 1", 0.0, "no code in a fenced block"),
+    ],
+)
+def test_code_is_scored_by_its_tests(text, score, reason):
+    func = rewards.code_execution_reward.configured(seconds=1.0)
+    (scored,) = func.explain(completions=[text], tests=[TESTS])
+    assert scored.score == score
+    assert reason in scored.reason
+
+
+def test_each_completion_is_run_against_its_own_tests():
+    other = {"function": "f", "cases": [[[1], 1]]}
+    func = rewards.code_execution_reward
+    assert func(completions=[ADDS, ADDS], tests=[TESTS, other]) == [1.0, 0.0]
+
+
+def test_all_or_none_is_an_option():
+    func = rewards.code_execution_reward.configured(partial=False)
+    completions = [ADDS, ADDS.replace("x + 1", "2")]
+    assert func(completions=completions, tests=[TESTS] * 2) == [1.0, 0.0]
+
+
+def test_code_generation_weighs_format_syntax_and_execution():
+    texts = [ADDS, ADDS.replace("x + 1", "2"), "```python\ndef f(:\n```", "nothing"]
+    scores = rewards.code_generation_reward(completions=texts, tests=[TESTS] * 4)
+    assert scores == [1.0, 0.625, 0.125, 0.0]
+
+
+def test_the_reference_of_the_code_preset_wins():
+    preset = load_preset("code")
+    row = {"answer": "def f(x):\n    return x + 1", "tests": TESTS}
+    for func in preset.reward_funcs:
+        columns = {name: [row[name]] for name in func.columns}
+        assert func(completions=[preset.reference(row)], **columns) == [func.range[1]]
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "score"),
+    [
+        (r"\boxed{\frac{\sqrt{2}}{2}}", r"\frac{1}{\sqrt{2}}", 1.0),
+        (r"<answer>$(-1, 3]$</answer>", "(-1,3]", 1.0),
+        ("<answer>x^2 - 1</answer>", "(x-1)(x+1)", 1.0),
+        ("<answer>0.5</answer>", "1/2", 1.0),
+        ("<answer>17 = 18</answer>", "18", 0.0),
+        ("<answer>17 or 18</answer>", "18", 0.0),
+        ("<answer>it is not 18</answer>", "18", 0.0),
+        ("<answer>1e5</answer>", "1", 0.0),
+        ("<answer>9^{9^{9^{9}}}</answer>", "18", 0.0),
+        ("", "18", 0.0),
+    ],
+)
+def test_mathematics(text, gold, score):
+    assert rewards.math_verify_reward(completions=[text], answer=[gold]) == [score]
+
+
+def test_numbers_are_settled_without_math_verify():
+    (scored,) = rewards.math_verify_reward.explain(completions=["18.0"], answer=["18"])
+    assert scored == (1.0, "compared as numbers")
+
+
+WRITTEN = runpy.run_path(str(PROJECT_ROOT / "docs/list_rewards.py"))["markdown"]()
+
+
+def test_the_page_is_what_the_rewards_declare():
+    page = (PROJECT_ROOT / "docs/rewards.md").read_text(encoding="utf-8")
+    assert page == WRITTEN, "run python docs/list_rewards.py"
+
+
+def test_every_reward_is_listed_and_says_what_it_resists():
+    for name, func in built_in().items():
+        assert f"`{name}`" in WRITTEN
+        if hasattr(func, "settings"):
+            assert func.settings.resists, name
+
+
+def test_the_names_in_circulation_are_all_there():
+    names = """exact_match fuzzy_match numeric_correctness math_verify code_execution
+        no_syntax_error strict_xml_format soft_xml_format incremental_format json_format
+        code_block_format ideal_length min_length reasoning_quality citation math_problem
+        code_generation"""
+    for name in [f"{name}_reward" for name in names.split()]:
+        assert callable(getattr(rewards, name))
+    assert callable(rewards.max_length_penalty)
+    assert callable(rewards.no_repetition_penalty)
+
+
+def test_every_reward_of_trl_is_listed_beside_ours():
+    import trl.rewards
+
+    listed = re.findall(r"^\| `(\w+)` \| (–|`\w+`) \|", WRITTEN, re.MULTILINE)
+    theirs = {name for name in dir(trl.rewards) if name.endswith(("_reward", "_punishment"))}
+    assert {name for name, _ in listed} == theirs
+    assert {ours.strip("`") for _, ours in listed} - {"–"} <= built_in().keys()

@@ -7,7 +7,6 @@ takes them; otherwise each reward that it defines counts, with weight 1.
 
 import hashlib
 import inspect
-import linecache
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -61,7 +60,6 @@ def load_source(path: Path, text: str | None = None) -> ModuleType:
     module = ModuleType(name)
     module.__file__ = str(path)
     sys.modules[name] = module  # dataclasses and pickle look it up there
-    linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
     try:
         exec(compile(text, str(path), "exec"), vars(module))
     except (Exception, SystemExit) as error:  # a user's file may raise anything

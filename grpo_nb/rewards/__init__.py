@@ -35,12 +35,7 @@ from grpo_nb.rewards.length import (
     min_length_reward,
 )
 from grpo_nb.rewards.presets import (
-    CODE_GENERATION_REWARDS,
-    JSON_EXTRACTION_REWARDS,
-    MATH_REASONING_REWARDS,
     PRESETS,
-    QA_REWARDS,
-    SUMMARIZATION_REWARDS,
     RewardSet,
     load_preset,
     math_problem_reward,

@@ -92,55 +92,50 @@ def reward_set(
     return form._replace(**about) if form else RewardSet(**about)
 
 
-MATH_REASONING_REWARDS = reward_set(
-    [
-        (correctness.numeric_correctness_reward, 1.0),
-        (format.soft_xml_format_reward, 0.25),
-        (format.incremental_format_reward, 0.25),
-        (style.reasoning_quality_reward, 0.125),
-    ]
-)
-CODE_GENERATION_REWARDS = reward_set(
-    [
-        (code.code_execution_reward, 1.0),
-        (format.no_syntax_error_reward, 0.25),
-        (format.code_block_format_reward, 0.25),
-    ],
-    system_prompt="Answer with one fenced block of Python code, marked ```python, and no more.",
-    reference=lambda row: f"```python\n{row['answer']}\n```",
-    extract=format.extract_code,
-)
-SUMMARIZATION_REWARDS = reward_set(
-    [
-        (correctness.overlap_reward, 1.0),
-        (length.max_length_penalty.configured("brevity_penalty", maximum=64), 0.5),
-        (style.no_repetition_penalty, 0.25),
-    ],
-    system_prompt="Summarize the text in one sentence.",
-    reference=lambda row: str(row["answer"]),
-)
-QA_REWARDS = reward_set(
-    [
-        (correctness.exact_match_reward, 1.0),
-        (correctness.fuzzy_match_reward, 0.25),
-        (format.soft_xml_format_reward, 0.25),
-    ]
-)
-JSON_EXTRACTION_REWARDS = reward_set(
-    [
-        (correctness.json_fields_reward, 1.0),
-        (format.json_format_reward, 0.25),
-        (length.max_length_penalty.configured("brevity_penalty", maximum=256), 0.125),
-    ],
-    system_prompt="Answer with one JSON object and no more.",
-    reference=lambda row: str(row["answer"]),
-)
 PRESETS = {
-    "math": MATH_REASONING_REWARDS,
-    "code": CODE_GENERATION_REWARDS,
-    "summarization": SUMMARIZATION_REWARDS,
-    "qa": QA_REWARDS,
-    "json_extraction": JSON_EXTRACTION_REWARDS,
+    "math": reward_set(
+        [
+            (correctness.numeric_correctness_reward, 1.0),
+            (format.soft_xml_format_reward, 0.25),
+            (format.incremental_format_reward, 0.25),
+            (style.reasoning_quality_reward, 0.125),
+        ]
+    ),
+    "code": reward_set(
+        [
+            (code.code_execution_reward, 1.0),
+            (format.no_syntax_error_reward, 0.25),
+            (format.code_block_format_reward, 0.25),
+        ],
+        system_prompt="Answer with one fenced block of Python code, marked ```python, and no more.",
+        reference=lambda row: f"```python\n{row['answer']}\n```",
+        extract=format.extract_code,
+    ),
+    "summarization": reward_set(
+        [
+            (correctness.overlap_reward, 1.0),
+            (length.max_length_penalty.configured("brevity_penalty", maximum=64), 0.5),
+            (style.no_repetition_penalty, 0.25),
+        ],
+        system_prompt="Summarize the text in one sentence.",
+        reference=lambda row: str(row["answer"]),
+    ),
+    "qa": reward_set(
+        [
+            (correctness.exact_match_reward, 1.0),
+            (correctness.fuzzy_match_reward, 0.25),
+            (format.soft_xml_format_reward, 0.25),
+        ]
+    ),
+    "json_extraction": reward_set(
+        [
+            (correctness.json_fields_reward, 1.0),
+            (format.json_format_reward, 0.25),
+            (length.max_length_penalty.configured("brevity_penalty", maximum=256), 0.125),
+        ],
+        system_prompt="Answer with one JSON object and no more.",
+        reference=lambda row: str(row["answer"]),
+    ),
 }
 
 

@@ -111,16 +111,19 @@ def _weigh(row: Sequence[float], weights: Sequence[float]) -> float:
     return sum(score * weight for score, weight in zip(row, weights, strict=True))
 
 
+@dataclass(eq=False)
 class Scaled:
     """A reward times a factor that moves with the step; the base of the two below."""
 
-    def _wrap(self, reward: BatchReward, greatest: float) -> None:
-        if is_async(reward):
-            raise ValueError(f"{reward.__name__} is async: give it a fixed reward_weights entry")
-        self.__name__, self.__doc__ = reward.__name__, reward.__doc__
-        self.columns = getattr(reward, "columns", [])
-        low, high = declared_range(reward)
-        self.range = (min(0.0, low * greatest), max(0.0, high * greatest))
+    reward: BatchReward
+
+    def __post_init__(self) -> None:
+        name, (low, high) = self.reward.__name__, declared_range(self.reward)
+        if is_async(self.reward):
+            raise ValueError(f"{name} is async: give it a fixed reward_weights entry")
+        self.__name__, self.__doc__ = name, self.reward.__doc__
+        self.columns = getattr(self.reward, "columns", [])
+        self.range = (min(0.0, low * self.greatest), max(0.0, high * self.greatest))
 
     def __call__(self, completions: Sequence[Any], trainer_state: Any = None, **columns) -> Scores:
         if trainer_state is not None:
@@ -140,14 +143,14 @@ class Scaled:
 class Scheduled(Scaled):
     """A reward whose factor is drawn through points: {0: 0.2, 100: 1.0} rises for 100 steps."""
 
-    reward: BatchReward
     points: dict[int, float]
 
     def __post_init__(self) -> None:
         if not self.points:
             raise ValueError("a schedule needs at least one point, such as {0: 1.0}")
         self.points = dict(sorted(self.points.items()))
-        self._wrap(self.reward, max(self.points.values()))
+        self.greatest = max(self.points.values())
+        super().__post_init__()
 
     def factor(self, step: int, scores: Scores) -> float:
         import numpy as np
@@ -163,7 +166,6 @@ class Adaptive(Scaled):
     step, however often the reward is called in it, and `save`/`load` keep it with a checkpoint.
     """
 
-    reward: BatchReward
     low: float = 0.2  # success rate under which the factor grows
     high: float = 0.8  # success rate over which it shrinks
     change: float = 1.05  # by how much a step multiplies or divides it
@@ -171,7 +173,7 @@ class Adaptive(Scaled):
     greatest: float = 4.0  # its upper bound
 
     def __post_init__(self) -> None:
-        self._wrap(self.reward, self.greatest)
+        super().__post_init__()
         self.value, self.step = 1.0, -1
         self.everyones: Callable[[list[float]], list[float]] = list  # of all processes' scores
 

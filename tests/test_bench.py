@@ -16,7 +16,7 @@ MATH = Bench(load_preset("math"))
 
 
 @reward()
-async def long_winded(response: str) -> Scored:
+def long_winded(response: str) -> Scored:
     return Scored(min(1.0, len(response) / 1000), "waited")
 
 
@@ -34,7 +34,7 @@ def test_a_table_line_holds_scores_total_and_advantage():
     assert reward_lab.signal_table(MATH.preset, table)["mean"].tolist() == [1, 0.25, 0.25, 0.25]
 
 
-def test_foreign_and_async_rewards_give_scores_and_a_wrong_number_of_them_is_refused():
+def test_foreign_rewards_give_scores_and_a_wrong_number_of_them_is_refused():
     def foreign(completions, **_):
         return [None, float("nan"), 1, 0.25][: len(completions[0][0]["content"])]
 

@@ -379,8 +379,7 @@ def test_a_damaged_file_is_named_and_no_traceback(run, capsys, relative, damage)
 
 def test_a_reward_file_that_raises_is_a_failed_check(run):
     (run / "mine.py").write_text("def mine(:")
-    (run / "set.yaml").write_text("- {reward: mine.py:mine}")
-    place = str(run / "set.yaml")
+    place = str(run / "mine.py")
     rewrite(run, "config.yaml", lambda c: c.update({"rewards.preset": place}))
     assert failed(run) == {"rewards"}
     assert "SyntaxError" in found(run, "rewards")["evidence"]

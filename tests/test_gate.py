@@ -83,10 +83,9 @@ def mine(response: str) -> float: return 0.5 * helper(response)"""
 
 @pytest.mark.parametrize(("name", "line"), [("mine", "0.5 * len"), ("json", "0.5 * helper")])
 def test_a_changed_source_of_a_users_file_is_refused(lab, tmp_path, name, line):
-    (tmp_path / "set.yaml").write_text(f"[{{reward: '{name}.py:mine'}}]")
     for source, problem in ((MINE, "failed"), (MINE.replace(line, f"0 + {line}"), STALE)):
         (tmp_path / f"{name}.py").write_text(source)
-        preset = load_preset(str(tmp_path / "set.yaml"))
+        preset = load_preset(str(tmp_path / f"{name}.py"))
         if source == MINE:
             judged(lab, preset)
         refused(lab, preset, problem)

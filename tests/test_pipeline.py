@@ -132,9 +132,12 @@ def test_the_doctor_reports_and_says_what_to_type(capsys, monkeypatch):
 
 def test_training_is_refused_with_rewards_that_can_be_cheated(again, tmp_path, capsys):
     """Stage 02 finishes and says what fails; stage 03 stops before a model is loaded."""
-    sheet = tmp_path / "brief.yaml"
-    brief = "{reward: ideal_length_reward, weight: 2.0, arguments: {ideal: 0, tolerance: 1}}"
-    sheet.write_text(f"extends: math\nrewards:\n- {brief}\n")
+    sheet = tmp_path / "brief.py"
+    brief = "rewards.ideal_length_reward.configured(ideal=0, tolerance=1)"
+    sheet.write_text(
+        "from grpo_nb import rewards\nextends = 'math'\n"
+        f"reward_funcs, reward_weights = [{brief}], [2.0]\n"
+    )
     arguments = ["run", "--name", "again", "--from", "02", "--set", f"rewards.preset={sheet}"]
     assert main(arguments) == 1
     error = capsys.readouterr().err

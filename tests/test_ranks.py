@@ -92,7 +92,9 @@ def same(one, other):
 PLANTED = TWO | {"model.quantization": "16bit", "trl.bf16": False}
 PLANTED |= {"train.max_steps": 4, "train.eval_steps": 2}
 ADAPTIVE = """from grpo_nb import rewards
-form = rewards.Adaptive(rewards.soft_xml_format_reward, change=1.5)
+extends = "math"
+reward_funcs = [rewards.Adaptive(rewards.soft_xml_format_reward, change=1.5)]
+reward_weights = [0.25]
 """
 
 
@@ -101,9 +103,8 @@ def test_two_processes_train_as_one_and_go_on_with_each_other_s_work(runs_dir):
 
     A weight adapts to the scores of all, but not in a validation, which is the first one's alone.
     """
-    (runs_dir / "adaptive.py").write_text(ADAPTIVE)
-    preset = runs_dir / "adaptive.yaml"
-    preset.write_text("{extends: math, rewards: [{reward: adaptive.py:form, weight: 0.25}]}")
+    preset = runs_dir / "adaptive.py"
+    preset.write_text(ADAPTIVE)
     settings = PLANTED | {"rewards.preset": str(preset)}
     one, two, mixed = (make_run(name, **settings) for name in ("one", "two", "mixed"))
     for run, processes in ((one, 1), (two, 2)):

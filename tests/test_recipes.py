@@ -6,8 +6,8 @@ import threading
 
 import pytest
 import yaml
+from judge_server import Server
 from pages import blocks, run_shell, write_files
-from test_model_rewards import Server
 
 from grpo_nb.data import store
 from grpo_nb.runs import PROJECT_ROOT

@@ -60,7 +60,7 @@ class ModelConfig(Section):
 
 
 class RewardsConfig(Section):
-    preset: str = setting("math", "named list of rewards, or YAML or .py file")
+    preset: str = setting("math", "named list of rewards, or a .py file of rewards")
     reward_weights: str = setting("", "weights in the preset's order; empty: its own")
     cases: str = setting("", "JSONL of your own attacks and saved cases")
     pilot_prompts: int = setting(32, "prompts sampled from the base model", ge=1)

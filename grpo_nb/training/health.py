@@ -19,7 +19,7 @@ TEXT = """rule: cause -> fix, where {} is the metric or the reward that it is ab
 not a number: {} is NaN or infinite -> lower train.learning_rate; fix a reward that is all None
 spike: {} is far above its past -> lower train.learning_rate; read that step's completions
 slow steps: slower than predicted -> train.max_completion_length, a slow reward, other programs
-truncation: cut before they end -> train.max_completion_length up, or soft_overlong_punishment
+truncation: cut before they end -> train.max_completion_length up; TRL get_soft_overlong_punishment
 length creep: longer, and earn no more -> train.loss_type dapo or dr_grpo; max_length_penalty
 nothing left to learn: nearly all groups are all right -> stop, or harder rows (data.source)
 nothing learnt: groups earn alike, not in full -> easier data.source, partial credit, rewards.preset

@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -162,15 +161,16 @@ def sweep(arguments: argparse.Namespace) -> int:
     share = {name: count for name, count in share.items() if count is not None}
     if share and not arguments.ray:
         raise ValueError("--cpus and --gpus go with --ray; on one machine a trial has one GPU")
+    if arguments.jobs is not None and arguments.ray:
+        raise ValueError("--jobs is for one machine: on Ray as many trials run as fit")
     asked = sweep.read_sweep(Path(arguments.file), elsewhere=bool(arguments.ray))
-    entered = cluster.connected(arguments.ray, **share) if arguments.ray else nullcontext()
-    with entered as place:
-        if not arguments.dry_run:
-            return sweep.run_sweep(asked, arguments.jobs, console, place=place)
+    if arguments.dry_run:
         console.print(sweep.trial_table(asked))
-        if arguments.ray:
-            console.print(place.describe(), soft_wrap=True)
-    return 0
+    if not arguments.ray:
+        return 0 if arguments.dry_run else sweep.run_sweep(asked, arguments.jobs, console)
+    with cluster.connected(arguments.ray, **share) as place:
+        console.print(place.describe(), soft_wrap=True)
+        return 0 if arguments.dry_run else place.run_sweep(asked, console)
 
 
 def report(arguments: argparse.Namespace) -> int:

@@ -48,7 +48,7 @@ def _add_batches(commands: argparse._SubParsersAction) -> None:
     run.add_argument("--dry-run", action="store_true", help="show the plan, start nothing")
     sweep = commands.add_parser("sweep", help="many runs: a grid, a list or random draws")
     sweep.add_argument("file", metavar="SWEEP.yaml")
-    sweep.add_argument("--jobs", type=int, help="trials at once; default: 1, or all that fit")
+    sweep.add_argument("--jobs", type=int, help="trials at once; default: 1")
     sweep.add_argument("--ray", metavar="ADDRESS", help="on a Ray cluster: HOST:PORT or auto")
     sweep.add_argument("--cpus", type=int, help="of a trial on Ray; default: 1")
     sweep.add_argument("--gpus", type=int, help="of a trial on Ray; default: 1 if it has any")

@@ -86,7 +86,10 @@ def answer_file(
     if not (sampling.temperature >= 0 and math.isfinite(sampling.temperature)):
         raise ValueError(f"temperature {sampling.temperature}: give 0 for greedy, or more")
     config = run.config()
-    data, weights = _questions(config, source, question_column, answer_column), _weights(run, model)
+    data, weights = (
+        _questions(config, source, question_column, answer_column),
+        weights_of(run, model),
+    )
     total = _count(data, answer_column)
     begun = _settings(config, data, model, weights, sampling) | {"engine": engine}
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +120,7 @@ def _questions(config: RunConfig, source: Path, question: str, answer: str) -> D
     return config.data.model_copy(update=change)
 
 
-def _weights(run: Run, model: str) -> dict[str, Any]:
+def weights_of(run: Run, model: str) -> dict[str, Any]:
     """What `open_engine` loads."""
     refuse_unknown("model", model, list(MODELS))
     if model == "merged":

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -48,6 +49,18 @@ def pytest_terminal_summary(terminalreporter) -> None:
         terminalreporter.section("skipped, and in CI nothing may be")
         for line in _skipped:
             terminalreporter.line(line)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def port() -> int:
+    """One at which nothing listens on this machine."""
+    return free_port()
 
 
 @pytest.fixture

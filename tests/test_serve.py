@@ -15,6 +15,7 @@ import httpx
 import openai
 import pandas as pd
 import pytest
+from conftest import free_port
 
 from grpo_nb import models
 from grpo_nb.__main__ import main
@@ -25,13 +26,6 @@ from grpo_nb.runs import Run, project_path
 
 TINY = "data/tiny_base"
 SUM = build_prompt("What is 47 + 38?")
-
-
-@pytest.fixture
-def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +57,7 @@ def serving(run, port, *more, **environment):
 @pytest.fixture(scope="module")
 def server(run):
     """Address of a server of the merged model that all tests ask."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number = probe.getsockname()[1]
+    number = free_port()
     with serving(run, number) as (_, said):
         yield f"http://127.0.0.1:{number}", said
 
@@ -171,7 +163,8 @@ def test_vllm_gets_the_base_a_rank_it_knows_and_the_guard_but_no_key(run, monkey
     assert "--served-model-name mine" in merged and f"--model {run / 'model/merged'}" in merged
     adapter = " ".join(serve.vllm_command("mine", "::1", 8000, weights_of(run, "adapter"), 512))
     assert "tiny_base" in adapter and "--quantization bitsandbytes" in adapter
-    assert f"mine-base --lora-modules mine={run / 'train/adapter'} --enable-lora" in adapter
+    assert "--served-model-name mine-base --enable-lora" in adapter
+    assert f"--lora-modules mine={run / 'train/adapter'}" in adapter
     for command in (merged, adapter):
         assert "--middleware grpo_nb.pipeline.serve.guard" in command
         assert "--max-model-len 512" in command and "sesame" not in command

@@ -102,12 +102,8 @@ def vllm_command(
     command += ["--port", str(port), "--middleware", "grpo_nb.pipeline.serve.guard"]
     command += ["--model", find_model(weights["model_path"]), "--served-model-name"]
     if adapter := weights["adapter"]:  # the base below it has a name as well
-        command += [
-            f"{name}-base",
-            "--enable-lora",
-            "--lora-modules",
-            f"{name}={adapter.resolve()}",
-        ]
+        lora = f"{name}={adapter.resolve()}"
+        command += [f"{name}-base", "--enable-lora", "--lora-modules", lora]
         command += ["--max-lora-rank", str(models.lora_rank(adapter))]
     else:
         command += [name]

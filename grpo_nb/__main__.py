@@ -80,17 +80,6 @@ def push(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def reproduce(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from grpo_nb.pipeline import reproduce
-
-    first, console = _existing_run(arguments.run), Console()
-    again = reproduce.reproduce(first, arguments.name or f"{first.name}-again", console)
-    same = reproduce.show(reproduce.compare(first, again, arguments.tolerance), console)
-    return 0 if same else 1
-
-
 def serve(arguments: argparse.Namespace) -> int:
     from grpo_nb.pipeline.serve import serve
 
@@ -176,7 +165,7 @@ def sweep(arguments: argparse.Namespace) -> int:
 def report(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from grpo_nb.pipeline import leaderboard
+    from grpo_nb.evaluation import leaderboard
 
     board, console = leaderboard.compare(arguments.runs), Console()
     if not console.is_terminal:  # in a file or a pipe nothing is cut at 80 columns
@@ -185,7 +174,10 @@ def report(arguments: argparse.Namespace) -> int:
     if arguments.csv:
         board.table.to_csv(arguments.csv, index=False)
     if arguments.html:
-        Path(arguments.html).write_text(leaderboard.page(board), encoding="utf-8")
+        from grpo_nb.views import plots
+
+        curves = plots.learning_curves(board.curves, board.table["run"])
+        Path(arguments.html).write_text(leaderboard.page(board, curves), encoding="utf-8")
     return 0
 
 
@@ -197,7 +189,7 @@ def checklist(arguments: argparse.Namespace) -> int:
         print(json.dumps(lines, indent=2, ensure_ascii=False))
     else:
         checklist.show(lines)
-    return int(any(line["state"] == "fail" for line in lines))
+    return int(any(line["state"] == "stop" for line in lines))
 
 
 def reward_lab(arguments: argparse.Namespace) -> int:
@@ -218,7 +210,7 @@ def doctor(_: argparse.Namespace) -> int:
 COMMANDS = {
     **{"run": run, "train": train, "sweep": sweep, "report": report},
     **{"reward-lab": reward_lab, "doctor": doctor},
-    **{"export": export, "push": push, "reproduce": reproduce, "serve": serve},
+    **{"export": export, "push": push, "serve": serve},
     **{"answer": answer, "checklist": checklist},
 }
 

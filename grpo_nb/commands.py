@@ -74,9 +74,6 @@ def _add_stage_04(commands: argparse._SubParsersAction) -> None:
         "--yes", action="store_true", help="upload; without it only say what would be"
     )
     push.add_argument("--public", action="store_true", help="default: a private repository")
-    again = commands.add_parser("reproduce", parents=[shared], help="run a run again, compare")
-    again.add_argument("--as", dest="name", help="of the new run; default: NAME-again")
-    again.add_argument("--tolerance", type=float, default=1e-3, help="of a figure; default: 1e-3")
     serve = commands.add_parser("serve", parents=[shared], help="an OpenAI-compatible server")
     serve.add_argument("--host", default="127.0.0.1", help="default: this machine only")
     serve.add_argument("--port", type=_port, default=8000, help="default: 8000")

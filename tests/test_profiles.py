@@ -188,15 +188,17 @@ def test_what_cuda_13_cannot_use_is_said_and_gets_the_cpus_profile(
     assert machine.gpu_fault().endswith(fault) and bool(machine.gpu_fault()) == bool(fault)
     assert profiles.detect_profile() == ("tiny-cpu" if fault else "t4-16gb")
     line = doctors("gpu")
-    assert line.ok == (not fault) and line.found.endswith(fault or "Tesla T4, 15360 MiB")
+    assert line.state == ("stop" if fault else "ok")
+    assert line.evidence.endswith(fault or "Tesla T4, 15360 MiB")
 
 
 def test_the_doctor_names_the_plugin_for_4_bit_and_the_way_to_one_gpu(tmp_path, monkeypatch):
     """Two GPUs are claimed; which packages are there is this machine's own."""
     answer_as_nvidia_smi("*) echo NVIDIA L4; echo NVIDIA L4;;", tmp_path, monkeypatch)
-    assert "2 GPUs are visible: for Unsloth export CUDA_VISIBLE_DEVICES=0" in doctors("gpu").found
+    told = doctors("gpu").evidence
+    assert "2 GPUs are visible: for Unsloth export CUDA_VISIBLE_DEVICES=0" in told
     plugin = doctors("engine vllm_bnb_plugin")
-    assert plugin.ok == (importlib.util.find_spec("vllm_bnb_plugin") is not None)
-    assert plugin.fix == "make install GPU=1"
+    there = importlib.util.find_spec("vllm_bnb_plugin") is not None
+    assert (plugin.state, plugin.fix) == (("ok", "") if there else ("stop", "make install GPU=1"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert "visible" not in doctors("gpu").found

@@ -201,4 +201,4 @@ def test_the_doctor_names_the_plugin_for_4_bit_and_the_way_to_one_gpu(tmp_path, 
     there = importlib.util.find_spec("vllm_bnb_plugin") is not None
     assert (plugin.state, plugin.fix) == (("ok", "") if there else ("stop", "make install GPU=1"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert "visible" not in doctors("gpu").found
+    assert "visible" not in doctors("gpu").evidence

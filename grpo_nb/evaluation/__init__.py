@@ -1,3 +1,4 @@
+# ruff: noqa: F401 (what is imported here is what the room hands out)
 """The same held-out prompts and seeds through several models: did it get better, and how surely?"""
 
 import time
@@ -24,19 +25,6 @@ from grpo_nb.reward_lab.pilot import passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.runs import runs_root
 from grpo_nb.runs.config import RunConfig
-
-__all__ = [
-    "DECODING",
-    "Candidate",
-    "Evaluation",
-    "before_after",
-    "build",
-    "checks",
-    "evaluate_model",
-    "run",
-    "save",
-    "table",
-]
 
 
 class Candidate(NamedTuple):

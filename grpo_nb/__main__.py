@@ -173,11 +173,6 @@ def report(arguments: argparse.Namespace) -> int:
     leaderboard.show(board, console)
     if arguments.csv:
         board.table.to_csv(arguments.csv, index=False)
-    if arguments.html:
-        from grpo_nb.views import plots
-
-        curves = plots.learning_curves(board.curves, board.table["run"])
-        Path(arguments.html).write_text(leaderboard.page(board, curves), encoding="utf-8")
     return 0
 
 

@@ -56,7 +56,6 @@ def _add_batches(commands: argparse._SubParsersAction) -> None:
     report = commands.add_parser("report", help="compare runs: which is best, and how surely")
     report.add_argument("runs", nargs="+", metavar="runs/NAME")
     report.add_argument("--csv", metavar="FILE", help="write the table")
-    report.add_argument("--html", metavar="FILE", help="write a page with the curves")
 
 
 def _add_stage_04(commands: argparse._SubParsersAction) -> None:

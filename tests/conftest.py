@@ -23,7 +23,7 @@ TINY_SETTINGS = {
 }
 LONGEST = (
     *("test_ranks", "test_recipes", "test_pipeline", "test_notebooks", "test_resume"),
-    *("test_skill", "test_reproduce", "test_cluster", "test_batches", "test_unsloths_gpu_trainer"),
+    *("test_skill", "test_cluster", "test_batches", "test_unsloths_gpu_trainer"),
 )
 collect_ignore = ["gpu_on_cpu/scenarios.py"]  # importing it patches torch and TRL for good
 _skipped: list[str] = []

@@ -1,6 +1,7 @@
 """The checklist: what it says of a finished run, and of each way in which one is not finished."""
 
 import json
+import re
 import subprocess
 
 import pytest
@@ -8,7 +9,7 @@ from filelock import FileLock
 
 from grpo_nb.__main__ import main
 from grpo_nb.pipeline import batches, checklist
-from grpo_nb.runs import NOTEBOOKS, Check, Run, config, sha256, versions, write_json
+from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Check, Run, config, sha256, versions, write_json
 
 
 @pytest.fixture
@@ -25,6 +26,13 @@ def run(runs_dir):
         inputs |= written
     run.write_config(config.resolve("tiny-cpu", {"train.max_steps": 9}), "04")
     return run
+
+
+def test_the_page_explains_each_check_and_no_other():
+    page = (PROJECT_ROOT / "docs/checklist.md").read_text(encoding="utf-8")
+    explained = re.findall(r"^\| (0\d|all) \| ([\w ]+?) \|", page, re.MULTILINE)
+    expected = [(stage, name) for stage, names in checklist.EXPECTED.items() for name in names]
+    assert explained == [*expected, ("all", "unchanged"), ("all", "reproducible")]
 
 
 def lines_of(run):

@@ -149,7 +149,7 @@ def evaluate_model(
         )
         flat = [(place, one) for place, group in enumerate(groups) for one in group]
         asked, texts = [rows[place] for place, _ in flat], [one.text for _, one in flat]
-        table = pd.DataFrame(
+        scored = pd.DataFrame(
             {
                 "row": [place for place, _ in flat],
                 "question": [row["question"] for row in asked],
@@ -161,10 +161,10 @@ def evaluate_model(
                 "truncated": [one.truncated for _, one in flat],
             }
         )
-        table[preset.names] = bench.score(asked, texts)
-        table["reward"] = bench.totals(table[preset.names].to_numpy())
-        table["correct"] = passed(table, preset)
-        table["accuracy"] = table[preset.names[0]]
-        table["format"] = table[preset.format_name] if preset.format_name else float("nan")
-        tables.append(table)
+        scored[preset.names] = bench.score(asked, texts)
+        scored["reward"] = bench.totals(scored[preset.names].to_numpy())
+        scored["correct"] = passed(scored, preset)
+        scored["accuracy"] = scored[preset.names[0]]
+        scored["format"] = scored[preset.format_name] if preset.format_name else float("nan")
+        tables.append(scored)
     return pd.concat(tables, ignore_index=True)

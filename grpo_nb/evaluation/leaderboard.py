@@ -7,9 +7,6 @@ having looked costs nothing. A real difference is one between these models: that
 caused it needs several seeds a setting.
 """
 
-import base64
-import html
-import io
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -25,7 +22,6 @@ from grpo_nb.runs import config as configs
 from grpo_nb.runs.files import read_json
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from rich.console import Console
 
 DECODING = "greedy"
@@ -225,18 +221,3 @@ def show(board: Board, console: "Console") -> None:
         for line in frame.itertuples(index=False):
             table.add_row(*(f"{x:.3g}" if isinstance(x, float) else str(x) for x in line))
         console.print(table if len(frame) else head)
-
-
-def page(board: Board, curves: "Figure") -> str:
-    """All of it as one HTML file, with the picture of `views.plots.learning_curves`."""
-    image, style = io.BytesIO(), "body{font-family:sans-serif}td,th{padding:2px 10px}"
-    curves.savefig(image, format="png", dpi=110)
-    tables = "".join(
-        f"<h2>{html.escape(head)}</h2>{table.to_html(index=False) if len(table) else ''}"
-        for head, table in sections(board).items()
-    )
-    return (
-        f"<!doctype html><meta charset='utf-8'><title>Runs compared</title><style>{style}</style>"
-        f"{tables}<img alt='learning curves' src='data:image/png;base64,"
-        f"{base64.b64encode(image.getvalue()).decode()}'>"
-    )

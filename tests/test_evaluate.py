@@ -283,7 +283,7 @@ def test_base_and_adapter_share_a_loaded_model_and_differ(demo_run, tmp_path, mo
     save_file(moved, adapter / "adapter_model.safetensors")
     loads, load = [], evaluation.open_engine
     monkeypatch.setattr(
-        evaluation, "open_engine", lambda **how: (loads.append(how), load(**how))[1]
+        evaluation, "open_engine", lambda path, **how: (loads.append(how), load(path, **how))[1]
     )
     named = [evaluation.Candidate("base", base, None, "4bit")]
     alone = evaluation.run(named, rows, MATH, config).samples["base"]

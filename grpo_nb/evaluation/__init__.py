@@ -76,7 +76,8 @@ def run(
         load_tokenizer(str(one.model))
     samples, models, show = {}, {}, progress or (lambda *_: None)
     for loaded, group in groupby(candidates, key=lambda one: _to_load(one, candidates)):
-        with closing(open_engine(**loaded._asdict())) as engine:
+        path, adapter, quantization = loaded
+        with closing(open_engine(path, adapter=adapter, quantization=quantization)) as engine:
             for one in group:
                 show(len(samples), len(candidates), one.label)
                 started, below = time.perf_counter(), one.adapter is None
@@ -88,19 +89,11 @@ def run(
     return Evaluation(samples, {"models": models, **build(samples, rows, preset, config)})
 
 
-class _Loaded(NamedTuple):
-    """What `open_engine` is asked for."""
-
-    model_path: str
-    adapter: Path | None
-    quantization: str
-
-
-def _to_load(one: Candidate, candidates: Sequence[Candidate]) -> _Loaded:
+def _to_load(one: Candidate, candidates: Sequence[Candidate]) -> tuple[str, Path | None, str]:
     """A base is asked below the adapter of a candidate with the same base, where there is one."""
     base = (str(one.model), one.quantization)
     others = [c.adapter for c in candidates if (str(c.model), c.quantization) == base and c.adapter]
-    return _Loaded(base[0], one.adapter or (others[0] if others else None), base[1])
+    return base[0], one.adapter or (others[0] if others else None), base[1]
 
 
 def _check(candidates: Sequence[Candidate], rows: Sequence[dict]) -> None:

@@ -114,7 +114,7 @@ def vllm_command(
 
 def curl(host: str, port: int, body: dict[str, Any]) -> str:
     """A line for the shell that asks the server."""
-    near = "127.0.0.1" if host == "0.0.0.0" else host
+    near = "127.0.0.1" if host == "0.0.0.0" else f"[{host}]" if ":" in host else host
     words = ["curl", f"http://{near}:{port}/v1/chat/completions", "-d", json.dumps(body)]
     words += ["-H", "Content-Type: application/json"]
     words += ["-H", f"Authorization: Bearer {os.environ[KEY]}"] if os.environ.get(KEY) else []

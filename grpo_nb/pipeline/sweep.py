@@ -126,7 +126,8 @@ def run_sweep(
     """
     check_runs(sweep)
     console, free = console or Console(), shares(1 if jobs is None else jobs)
-    waiting, running, failures = deque(sweep.trials), [], Counter()
+    waiting = deque(trial for trial in sweep.trials if not finished(trial))
+    running, failures = [], Counter()
     with signals() as came:
         try:
             while (waiting or running) and not came:

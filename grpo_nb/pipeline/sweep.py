@@ -14,6 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from rich.console import Console
 
@@ -103,6 +104,14 @@ def check_runs(sweep: Sweep) -> None:
             )
 
 
+class _Running(NamedTuple):
+    """A trial at work, and the GPU or processors that it has."""
+
+    trial: Trial
+    process: subprocess.Popen
+    share: dict[str, str]
+
+
 def run_sweep(
     sweep: Sweep,
     jobs: int | None = None,
@@ -139,18 +148,18 @@ def run_sweep(
                     else:
                         say(console, f"{trial.name}: started, attempt {failures[trial.name] + 1}")
                         process = start(command(sweep, trial), Run(trial.name), free[0])
-                        running.append((trial, process, free.pop(0)))
-                for ended in [one for one in running if one[1].poll() is not None]:
+                        running.append(_Running(trial, process, free.pop(0)))
+                for ended in [one for one in running if one.process.poll() is not None]:
                     running.remove(ended)
-                    free.append(ended[2])
-                    if _tell_end(sweep, ended[0], ended[1].returncode, failures, console):
-                        waiting.append(ended[0])
+                    free.append(ended.share)
+                    if _tell_end(sweep, ended.trial, ended.process.returncode, failures, console):
+                        waiting.append(ended.trial)
                 time.sleep(POLL)
         finally:  # the trials save their work
-            for _, process, _ in running:
-                process.terminate()
-            for _, process, _ in running:
-                process.wait()
+            for one in running:
+                one.process.terminate()
+            for one in running:
+                one.process.wait()
     return summarize(sweep, console, came)
 
 

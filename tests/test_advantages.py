@@ -6,13 +6,12 @@ from hackable import lifted
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from trainings import trainer_of
 
-from grpo_nb import models, training
 from grpo_nb.reward_lab.advantages import advantages, effective_scaling
 from grpo_nb.rewards import reward_set
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run
-from grpo_nb.runs.config import resolve
 
 GROUP, GROUPS, WEIGHTS = 4, 6, [1.0, 0.25, -0.5]
 ROWS = [{"prompt": build_prompt("What is 1 + 1?")}]
@@ -37,13 +36,12 @@ def prepared_scores(seed):
 def trainer(tmp_path_factory):
     """TRL's, as notebook 3 builds it, with generation cut after two tokens."""
     settings = {"train.per_device_train_batch_size": GROUP, "train.num_generations": GROUP}
-    config = resolve("tiny-cpu", settings | {"train.max_completion_length": 2})
+    settings |= {"train.max_completion_length": 2, "train.eval_steps": 0}
     columns = (lambda completions, scores, i=i, **_: [row[i] for row in scores] for i in range(3))
     preset = reward_set([*zip(map(lifted, columns, "abc"), WEIGHTS, strict=True)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("runs")))
-        policy = models.load_policy(config.model, seed=0)
-        built = training.build_trainer(policy, preset, ROWS, config, Run("advantages") / "train")
+        built = trainer_of(Run("advantages"), chosen=preset, rows=ROWS, **settings)
     built.model.train()
     return built
 

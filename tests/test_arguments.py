@@ -22,7 +22,7 @@ SET_HERE = {"train.max_steps": 7, "trl.epsilon": 0.1}
 @pytest.fixture
 def stage(runs_dir):
     config = resolve("l4-24gb", {"task": "code", "seed": 3}, SET_HERE)
-    return Stage(Run("a"), "03", config, SET_HERE)
+    return Stage(Run("a"), "03", config)
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ from grpo_nb.training import arguments
 found = {}
 for loss in ("dapo", "bnpo", "dr_grpo", "cispo"):
     for extra in ({}, {"trl.epsilon_high": 0.3, "trl.mask_truncated_completions": False}):
-        stage = Stage(Run("u"), "03", resolve("tiny-cpu", {"train.loss_type": loss, **extra}), {})
+        stage = Stage(Run("u"), "03", resolve("tiny-cpu", {"train.loss_type": loss, **extra}))
         policy, rewards = Policy(None, None, False), load_preset("math")
         args = trl.GRPOConfig(**arguments.grpo_arguments(stage, policy, rewards))
         table = arguments.effective(args, stage, policy, rewards)

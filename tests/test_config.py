@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from grpo_nb import machine
 from grpo_nb.__main__ import main
 from grpo_nb.runs import PROJECT_ROOT, config, profiles
-from grpo_nb.runs.batch import Batch, solve_batch
 from grpo_nb.runs.config import flatten, resolve
+from grpo_nb.training.batch import Batch, solve_batch
 
 GPUS = [profile for profile in profiles.PROFILES if profile != "tiny-cpu"]
 # Qwen2.5's public figures: parameters and those of the embeddings [10^9], layers, hidden and

@@ -4,6 +4,7 @@ import copy
 import gzip
 import io
 import json
+import random
 import re
 import subprocess
 import sys
@@ -120,13 +121,25 @@ def brief(value):
 PARQUET, TWICE = io.BytesIO(), io.BytesIO()
 pq.write_table(pa.Table.from_pylist([SUM]), PARQUET)
 pq.write_table(pa.table([["a"], ["1"], ["2"]], names=["question", "answer", "answer"]), TWICE)
-OPEN = ["2 + 1?,3", '3 + 1?,"4', "4 + 1?,5", "5 + 1?,6"]  # a mark that is not closed
 TWO = [{"question": "a?", "answer": "1"}, {"question": "b?", "answer": "2"}]
 LINES = "".join(json.dumps(row) + "\n" for row in TWO)
 
 
 def csv_text(*rows, header="question,answer"):
     return "\n".join([header, *rows]) + "\n"
+
+
+ANSWERED = [f"{i} + 1?,{i + 1}" for i in range(200)]  # row i on line i + 2
+
+
+def stray(*places):
+    """200 rows with a quotation mark before (a number) or behind (its text) some answers."""
+    rows = [row.split(",") for row in ANSWERED]
+    for place in places:
+        before = isinstance(place, int)
+        asked, answer = rows[int(place)]
+        rows[int(place)] = [asked, f'"{answer}' if before else f'{answer}"']
+    return csv_text(*map(",".join, rows))
 
 
 @pytest.mark.parametrize(
@@ -143,8 +156,13 @@ def csv_text(*rows, header="question,answer"):
         ("packed.csv", gzip.compress(b"question,answer", mtime=0), "is in UTF-16, compressed"),
         ("packed.json", gzip.compress(b"[]", mtime=0), "is in UTF-16, compressed"),
         ("sheet.csv", b"PK\x03\x04\x14", "or a spreadsheet: unpack it"),
-        ("open.csv", csv_text(*OPEN), "line 3: .*quotation mark not closed"),
-        ("last.csv", csv_text(*OPEN[:2]), "line 3: .*quotation mark not closed"),
+        ("open.csv", stray(20), "line 22 to 201: .*quotation mark not closed"),
+        ("last.csv", stray(199), "line 201: .*quotation mark not closed"),
+        ("pair.csv", stray(20, "180"), "line 22 to 182: .*is there a stray quotation mark"),
+        ("near.csv", stray(20, "21"), "line 22 to 23: .*is there a stray quotation mark"),
+        ("twice.csv", stray(20, 180), "line 22 to 182: .*quotation mark not closed"),
+        ("asked.csv", csv_text('"a?,1', "b?,2", 'c?",3'), "line 2 to 4: .*stray quotation mark"),
+        ("tabs.tsv", 'a\tb\nx\t"1\ny\t2\nz\t3"\n', "line 2 to 4: .*stray quotation mark"),
         ("inner.csv", csv_text('"a "b" c?",1'), "line 2: .*not doubled inside its cell"),
         ("huge.csv", csv_text("a?,1", "x" * 2**24 + "y,2"), "line 3: field larger than"),
         ("names.csv", csv_text("a?,1,2", header="question,answer,answer"), "'answer' twice"),
@@ -171,11 +189,82 @@ def test_a_file_that_cannot_be_used_is_named_with_the_remedy(
         prepare(None, {"source": str(tmp_path / name)})
 
 
-POEM = "\n".join(["Roses are red,", "violets are blue,", "and so, too, are you."] * 8)
+def spoilt(rows, column, first=20, last=180, mark=",", header="question,answer"):
+    """The rows with a quotation mark that opens a cell of one and closes that of another."""
+    rows = [list(row) for row in rows]
+    rows[first][column] = '"' + rows[first][column]
+    rows[last][column] += '"'
+    return csv_text(*map(mark.join, rows), header=header)
+
+
+SUMS = [(f"What is {i} + {i + 3}?", str(2 * i + 3)) for i in range(100, 300)]
+TOWNS = [(f"Capital of {i}?", f"City {i}") for i in range(200)]
+SPACED, THREE = [(a, f" {b}") for a, b in SUMS], "question,answer,note"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        spoilt([(*row, "") for row in SUMS], 0, header=THREE),
+        spoilt(SPACED, 0),
+        spoilt(SPACED, 0, mark=";", header="question;answer"),
+        spoilt([*SUMS[:50], ("What is 5 + 5?", ""), *SUMS[51:]], 0),
+        spoilt([*SUMS[:50], ("What is 5 + 5?", "1", "0"), *SUMS[51:]], 0),
+        spoilt([(*row, "") for row in TOWNS], 1, header=THREE),
+        spoilt([*TOWNS[:50], ("Capital of 50?", ""), *TOWNS[51:]], 1),
+        spoilt([(a[8:-1], b) for a, b in SUMS], 1),
+    ],
+    ids=brief,
+)
+def test_stray_quotes_are_found_in_rows_of_every_shape(tmp_path, content):
+    (tmp_path / "a.csv").write_text(content)
+    message = r"a\.csv, line 22 to 182: one cell holds 161 lines.*stray.*doubled.*JSON lines"
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_row_is_lost_unseen_to_two_stray_quotes(tmp_path, seed):
+    chance = random.Random(seed)
+    mark, space, note = chance.choice(",;\t"), chance.choice(["", " "]), chance.choice([0, 1])
+    low, high = chance.choice([(0, 9), (0, 2000), (100, 400)])
+    ask = chance.choice(["What is {} + {}?", "{} + {}", "Add {} to {}."])
+    values = [(chance.randint(low, high), chance.randint(low, high)) for _ in range(60)]
+    kind = chance.choice(["{}", "City {}", "-{}"])
+    rows = [[ask.format(a, b), space + kind.format(a + b), *[""] * note] for a, b in values]
+    for row in chance.sample(rows[1:], 3):
+        row[1] = ""
+    for row in chance.sample(rows[1:], 3):
+        row.append("7")
+    first, last = sorted(chance.sample(range(60), 2))
+    last = min(max(last, first + 9), 59)
+    header = mark.join(["question", "answer", "note"][: 2 + note])
+    text = spoilt(rows, chance.choice([0, 1]), min(first, 50), last, mark, header)
+    (tmp_path / "a.csv").write_text(text)
+    try:
+        assert len(read(tmp_path / "a.csv")) == 60
+    except ValueError as error:
+        assert re.search(r"a\.csv, line \d+", str(error))
+
+
+POEM = "\n".join(
+    ["Roses are red,", "violets are blue,", "sugar is sweet,", "and so, too, are you."] * 8
+)
+CODE = "def f(a, b):\n" + "    a, b = max(a,b), min(a,b)\n    print(a,b)\n" * 15 + "    return a"
+PROSE = "\n".join(["Ann, who has 3 apples, meets Bob.", "He has 1,000, or more.", "Why, then?"] * 9)
+
+
+@pytest.mark.parametrize("cell", [POEM, CODE, PROSE], ids=brief)
+@pytest.mark.parametrize("column", ["question", "answer"])
+def test_poems_code_and_prose_in_cells_are_read(tmp_path, cell, column):
+    rows = [{"question": "a?", "answer": "1"} | {column: cell}, *TWO]
+    pd.DataFrame(rows).to_csv(tmp_path / "a.csv", index=False)
+    assert [row for _, row in read(tmp_path / "a.csv")] == rows
+
+
 LEGAL = [
     *('"Ann has 3, Bob 4.\nHow many?",7', '"It costs 1,000.\nTwo of them?","2,000"'),
     *('"Read:\nname,age\nAnn,3\nHow old?",3', 'b?,"Steps:\n\none\ntwo"', 'A 5" pipe?,"a ""b"""'),
-    f'"{POEM}",rose',
 ]
 LONG_CELL = "word " * 200_000
 
@@ -203,7 +292,6 @@ LONG_CELL = "word " * 200_000
             {"question": "Read:\nname,age\nAnn,3\nHow old?", "answer": "3"},
             {"question": "b?", "answer": "Steps:\n\none\ntwo"},
             {"question": 'A 5" pipe?', "answer": 'a "b"'},
-            {"question": POEM, "answer": "rose"},
         ]),
         ("one.csv", csv_text('"a\nb"', "c", header="question"),
          [{"question": "a\nb"}, {"question": "c"}]),

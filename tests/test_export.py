@@ -39,7 +39,7 @@ def run(moved_run, tmp_path, monkeypatch):
 
 def merge(run, settings=None, *, force=False):
     config = resolve("tiny-cpu", settings) if settings else run.config()
-    return export.merge(Stage(run, "04", config, {}), force=force)
+    return export.merge(Stage(run, "04", config), force=force)
 
 
 def change_adapter(run, change):

@@ -42,7 +42,7 @@ def policy():
 @pytest.fixture
 def stage(runs_dir):
     (runs_dir / "flight").mkdir()
-    return Stage(Run("flight"), "03", CONFIG, SETTINGS)
+    return Stage(Run("flight"), "03", CONFIG)
 
 
 @pytest.fixture

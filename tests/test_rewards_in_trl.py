@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from pages import blocks
+from trainings import trainer_of
 from unsloth_cells import CELLS
 
-from grpo_nb import data, models, reward_lab, training
+from grpo_nb import data, reward_lab
 from grpo_nb.models import Sample, chat
 from grpo_nb.reward_lab.pilot import Pilot
 from grpo_nb.rewards import Adaptive, Scheduled, load_preset, reward_set
@@ -68,15 +69,18 @@ def trained(tmp_path_factory):
     ours = [*OURS, adaptive, scheduled, patient_judge]
     funcs = {func.__name__: func for one in sets for func in one.reward_funcs}
     funcs |= {func.__name__: func for func in ours}
-    config = resolve("tiny-cpu", {"train.max_steps": 2, "train.per_device_train_batch_size": 16})
+    config = resolve(
+        "tiny-cpu",
+        {"train.max_steps": 2, "train.per_device_train_batch_size": 16, "train.eval_steps": 0},
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_NB_RUNS", str(folder))
         tokenizer, run = chat.load_tokenizer(config.model.model_path), Run("foreign")
         data.prepare(run, config.data, 0, partial(chat.count_tokens, tokenizer))
         rows = [row | {"solution": f"${row['answer']}$"} for row in data.load(run, "train")[:32]]
-        policy = models.load_policy(config.model, seed=0)
+        run.write_config(config)
         chosen = reward_set([(func, 1.0) for func in (spy, *funcs.values())])
-        trainer = training.build_trainer(policy, chosen, rows, config, run / "train")
+        trainer = trainer_of(run, chosen=chosen, rows=rows)
         trainer.train()
     tables = map(pd.read_parquet, sorted((folder / "foreign/train/completions").glob("*.parquet")))
     about = {"tokenizer": tokenizer, "trainer": trainer, "rows": rows, "config": config}

@@ -189,7 +189,7 @@ def test_a_stage_that_runs_again_with_another_result_makes_the_later_ones_stale(
         run.refuse_stale()
     refused(r"01_prepare_data was run again after 02_test_rewards: .*\(--from 02\)", "03")
     for stage in ("02", "03", "04"):
-        finish(stage, "anew")
+        finish(stage, "other")
     assert [run.status(stage) for stage in NOTEBOOKS] == ["done"] * 4
     run.refuse_stale()
 
@@ -207,7 +207,12 @@ def test_a_merge_is_stale_from_the_start_of_a_training_until_another_one_has_end
         run.lock().release()
         with pytest.raises(ValueError, match="03_train_grpo was run again after 04_merge"):
             run.refuse_stale()
-    finish("04", "anew")
+    finish("04", "other")
+    run.refuse_stale()
+    run.record("04", {"outdated": True})  # as a stage that was cut off was recorded before
+    with pytest.raises(ValueError, match="03_train_grpo was run again after 04_merge"):
+        run.refuse_stale()
+    finish("04")
     run.refuse_stale()
 
 

@@ -9,13 +9,15 @@ import threading
 import pytest
 import torch
 from judge_server import Server, verdict
+from trainings import trainer_of
 
-from grpo_nb import models, training
+from grpo_nb import models
 from grpo_nb.rewards import LLMJudge, code_execution_reward, gated, reward, reward_set
 from grpo_nb.rewards import soft_xml_format_reward as form
 from grpo_nb.rewards.combine import waits
 from grpo_nb.rewards.contract import Scored
 from grpo_nb.rewards.prompts import build_prompt
+from grpo_nb.runs import Run
 from grpo_nb.runs.config import resolve
 
 WAIT, ROWS = 30, 6
@@ -35,12 +37,13 @@ def policy():
 
 
 @pytest.fixture
-def scored(policy, tmp_path):
+def scored(policy, runs_dir):
     """(rewards) -> a function that scores TEXTS in a trainer, with the trainer."""
 
     def build(*rewards):
         chosen = reward_set([(one, 1.0) for one in rewards])
-        trainer = training.build_trainer(policy, chosen, [ROW] * 8, resolve("tiny-cpu"), tmp_path)
+        without = {"train.eval_steps": 0}
+        trainer = trainer_of(Run("slow"), policy, chosen, rows=[ROW] * 8, **without)
         trainer.num_generations = ROWS  # the group that is scored here
         trainer.model.train()
         inputs = [ROW] * ROWS

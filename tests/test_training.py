@@ -121,7 +121,7 @@ def test_alerts_of_a_training_are_kept(demo_run):
 
 
 def test_health_knows_the_rewards_and_the_predicted_step(demo_run):
-    known = arguments.expected(MATH, Stage(demo_run, "03", demo_run.config(), {}))
+    known = arguments.expected(MATH, Stage(demo_run, "03", demo_run.config()))
     assert known.rewards["soft_xml_format_reward"] == (0.25, 0.0, 1.0)
     assert list(known.rewards) == MATH.names
     assert known.completions == TINY_SETTINGS["train.per_device_train_batch_size"]
@@ -231,7 +231,7 @@ def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_di
     run = make_run("here", **{"data.priming_rows": 64, "data.max_rows": 200})
     warm = {"train.priming_steps": 60, "train.priming_learning_rate": 2e-3}
     config = resolve("tiny-cpu", flatten(run.config()), warm)
-    stage, prompts = Stage(run, "03", config, warm), [row["prompt"] for row in load(run, "train")]
+    stage, prompts = Stage(run, "03", config), [row["prompt"] for row in load(run, "train")]
 
     policy = models.load_policy(config.model, config.seed)
     said = training.warm_up(policy, stage)
@@ -254,7 +254,7 @@ def test_a_warm_up_without_rows_is_refused(start):
     one = start()
     config = resolve("tiny-cpu", {"train.priming_steps": 5})
     with pytest.raises(ValueError, match=r"set data\.priming_rows in notebook 1"):
-        training.warm_up(one.policy, Stage(one.stage.run, "03", config, {}))
+        training.warm_up(one.policy, Stage(one.stage.run, "03", config))
 
 
 def test_a_run_starts_from_the_adapter_of_another(start):

@@ -6,8 +6,10 @@ A line that is no row is a text that says why, so that it is reported and the ot
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
-from itertools import islice
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,6 +18,7 @@ from grpo_nb.runs.config import DataConfig
 from grpo_nb.runs.profiles import TASKS
 
 BATCH = 5_000  # rows
+SHORT = 5  # lines of a cell, most of which may hold a number such as 1,000
 NO_TEXT = (b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b", b"PK\x03\x04")
 csv.field_size_limit(2**24)  # characters of a cell; 128 KiB unless told
 BUILT_IN = {task: f"data/tasks/{task}.jsonl" for task in TASKS if task != "math"}
@@ -67,23 +70,89 @@ def _read_csv(path: Path) -> Iterator[Row | str]:
         first, usual = file.readline(), "\t" if path.suffix.lower() == ".tsv" else ","
         file.seek(0)
         delimiter = next((mark for mark in (usual, ",", ";", "\t") if mark in first), usual)
-        reader, begun = csv.reader(file, delimiter=delimiter, strict=True), 1
+        records = _records(path, file, delimiter)
+        header = next(records, [])
+        _refuse_repeated(str(path), [name for name in header if name])
+        for cells in records:
+            if len(cells) == len(header):
+                yield dict(zip(header, cells, strict=True))
+            else:
+                found = "more" if len(cells) > len(header) else "fewer"
+                yield f"{found} cells than the header has: {cells!r:.80}"
+
+
+def _records(path: Path, file: IO[str], mark: str) -> Iterator[list[str]]:
+    """The cells of each record that is not blank; `mark` stands between them.
+
+    Raises:
+        ValueError: A quotation mark that is not closed, or whose cell took in other rows.
+    """
+    lines: list[str] = []  # of the record that is being read
+    reader = csv.reader((lines.append(line) or line for line in file), delimiter=mark, strict=True)
+    columns, known = 0, deque[list[str]](maxlen=9)  # those before: how their cells are parted
+    while True:
+        lines.clear()
+        wrong = ""
         try:
-            header = next(reader, [])
-            _refuse_repeated(str(path), [name for name in header if name])
-            begun = reader.line_num + 1
-            for cells in filter(None, reader):
-                if len(cells) == len(header):
-                    yield dict(zip(header, cells, strict=True))
-                else:
-                    found = "more" if len(cells) > len(header) else "fewer"
-                    yield f"{found} cells than the header has: {cells!r:.80}"
-                begun = reader.line_num + 1
+            cells = next(reader, None)
         except csv.Error as error:
-            raise ValueError(
-                f"{path}: the row that begins in line {begun}: {error}: is a quotation mark not "
-                "closed, or not doubled inside its cell?"
-            ) from None
+            wrong = f"{error}: is a quotation mark not closed, or not doubled inside its cell?"
+        if not wrong and len(lines) > 1 and _would_be_rows(lines, mark, cells, columns, known):
+            wrong = (
+                f"one cell holds {len(lines)} lines, most of which could each be a row: is there a "
+                "stray quotation mark? Remove it, or write it doubled in a quoted cell. "
+                "If the lines belong in the cell, save the rows as JSON lines"
+            )
+        if wrong:
+            first = reader.line_num - len(lines) + 1
+            last = f" to {reader.line_num}" if len(lines) > 1 else ""
+            raise ValueError(f"{path}, line {first}{last}: {wrong}")
+        if cells is None:
+            return
+        if cells:
+            if columns:
+                known.append(cells)
+            columns = columns or len(cells)
+            yield cells
+
+
+def _would_be_rows(
+    lines: list[str], mark: str, cells: list[str], columns: int, known: Sequence[list[str]] = ()
+) -> bool:
+    """Whether most lines of a record have the cells of a row: stray quotes may have joined them.
+
+    A comma before a space, at a line's end, or of 1,000 is prose, unless the cells of this record,
+    or of most `known` ones before it, are parted so. Its first and last line, where the quotes
+    are, must have cells enough. An indented line is code.
+
+    >>> rows = ['1 + 1?,"2\\n', '2 + 2?,4\\n', '3 + 3?,\\n', '4 + 4?,8"\\n']
+    >>> _would_be_rows(rows, ",", ["1 + 1?", "2 ... 8"], 2)
+    True
+    >>> prose = ['"Ann has 3, Bob 4.\\n', 'How many is it?",7\\n']
+    >>> _would_be_rows(prose, ",", ["Ann ... it?", "7"], 2)
+    False
+    """
+    lines = [line.rstrip("\r\n") for line in lines if line.strip()]
+    if columns < 2 or min(lines[0].count(mark), lines[-1].count(mark)) < columns - 1:
+        return False
+    between = re.escape(mark)
+
+    def by_thousands(row: list[str]) -> bool:
+        return any(re.search(r"\d,\d{3}(?!\d)", f"{a[-1:]},{b[:4]}") for a, b in pairwise(row))
+
+    def parted(how: Callable[[list[str]], bool]) -> bool:
+        return how(cells) or 2 * sum(map(how, known)) > len(known)
+
+    if not parted(lambda row: any(cell.startswith(" ") for cell in row[1:])):
+        between += "(?! )"
+    if not parted(lambda row: not row[-1]):
+        between += "(?!$)"
+    if len(lines) <= SHORT and not parted(by_thousands):
+        between = rf"(?<!\d){between}|{between}(?!\d\d\d(?!\d))"
+    indented = () if cells[0][:1].isspace() else (" ", "\t")
+    marks = [0 if line.startswith(indented) else len(re.findall(between, line)) for line in lines]
+    ends = (marks.pop(0) >= columns - 1) + (marks.pop() >= columns - 1)
+    return 2 * (ends + marks.count(columns - 1)) > len(lines)
 
 
 def _read_json(path: Path) -> Iterator[Row | str | None]:

@@ -202,7 +202,12 @@ def _source(func: Callable[..., Any]) -> str:
     inner = getattr(func, "score", None) or func
     written = inner if hasattr(inner, "__code__") else type(inner).__call__
     file = Path(written.__code__.co_filename)
-    return file.read_text(encoding="utf-8") if file.is_file() else inspect.getsource(written)
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    try:
+        return inspect.getsource(written)
+    except OSError:  # made by exec: what it compiled to has to do
+        return written.__code__.co_code.hex() + repr(written.__code__.co_consts)
 
 
 def _identity(func: Callable[..., Any]) -> list[Any]:

@@ -195,8 +195,3 @@ def describe(config: RunConfig, *sections: str) -> list[dict[str, Any]]:
             if row["setting"] == "policy.gpu_memory_utilization":
                 row |= {"value": "set by Unsloth", "from": "policy.standby"}
     return rows
-
-
-def source_of(config: RunConfig, _: Mapping[str, Any], name: str) -> str:
-    """The source of a setting; for callers that do not read `config.sources` yet."""
-    return config.sources.get(name, "default")

@@ -127,6 +127,8 @@ class Run:
         read = manifest.get(stage, {}).get("inputs")
         if read is None:
             return ""
+        if manifest[stage].get("outdated"):  # so the manifests of before said it
+            return max(one for one in NOTEBOOKS if one < stage)
         for earlier in [one for one in NOTEBOOKS if one < stage]:
             entry = manifest.get(earlier, {})
             if entry.get("status") != "done" or not entry["outputs"].items() <= read.items():
@@ -239,10 +241,8 @@ def find_run(path: str) -> Run:
 class Stage:
     """A stage that has started: its run, its configuration, and how to hand off."""
 
-    def __init__(
-        self, run: Run, stage: str, config: configs.RunConfig, set_here: object = None
-    ) -> None:
-        self.run, self.stage, self.config, self.set_here = run, stage, config, set_here
+    def __init__(self, run: Run, stage: str, config: configs.RunConfig) -> None:
+        self.run, self.stage, self.config = run, stage, config
         self._started = time.monotonic()
 
     def settings(self, *sections: str) -> list[dict[str, Any]]:
@@ -277,7 +277,8 @@ class Stage:
         seconds = round(time.monotonic() - self._started, 1)
         written = self.run.files(*outputs)
         files = {"inputs": self.run.outputs_before(self.stage), "outputs": written}
-        self.run.record(self.stage, {"status": "done", "seconds": seconds, **files})
+        done = {"status": "done", "outdated": False, "seconds": seconds}
+        self.run.record(self.stage, done | files)
         self.run.lock().release(force=True)
         later = [name for stage, name in NOTEBOOKS.items() if stage > self.stage]
         after = f"next: {later[0]}.ipynb" if later else "the run is complete"

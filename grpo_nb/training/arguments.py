@@ -21,11 +21,11 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from grpo_nb.models import Policy, cuda_available, has_bf16
 from grpo_nb.rewards import RewardSet, declared_range
 from grpo_nb.runs import Stage
-from grpo_nb.runs.batch import solve_batch
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.runs.files import read_json
 from grpo_nb.runs.names import refuse_unknown
 from grpo_nb.training import health, ranks
+from grpo_nb.training.batch import solve_batch
 
 if TYPE_CHECKING:
     from trl import GRPOConfig

@@ -21,7 +21,7 @@ import psutil
 from grpo_nb.models import cuda_available, sharded
 from grpo_nb.models.chat import count_tokens, render
 from grpo_nb.runs import Check
-from grpo_nb.runs.batch import solve_batch
+from grpo_nb.training.batch import solve_batch
 from grpo_nb.training.health import section
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ def plant(trainer, where, step):
 def main(name, where="", step="0"):
     run = Run(name)
     run.lock()
-    stage = Stage(run, "03", run.config(), {})
+    stage = Stage(run, "03", run.config())
     policy = models.load_policy(stage.config.model, stage.config.seed)
     form = rewards.Adaptive(rewards.soft_xml_format_reward, change=1.5)
     chosen = rewards.reward_set([(rewards.numeric_correctness_reward, 1.0), (form, 0.25)])

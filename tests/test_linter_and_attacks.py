@@ -37,7 +37,7 @@ EXAMPLES = {  # question, gold, and the tests of code
 
 @pytest.fixture
 def stage(runs_dir):
-    return Stage(Run("probed"), "02", resolve("tiny-cpu", {}), {})
+    return Stage(Run("probed"), "02", resolve("tiny-cpu", {}))
 
 
 @pytest.mark.parametrize("flaw", FLAWED)

@@ -127,7 +127,7 @@ def prepare(runs_dir):
         config = resolve("tiny-cpu", {"data.max_rows": 80, "data.eval_rows": 40} | named)
         count_tokens = partial(chat.count_tokens, chat.load_tokenizer(config.model.model_path))
         report = data.prepare(Run("d"), config.data, 0, count_tokens)
-        return Stage(Run("d"), "01", config, {}), report
+        return Stage(Run("d"), "01", config), report
 
     return start
 

@@ -5,6 +5,7 @@ import pytest
 
 from grpo_nb import reward_lab
 from grpo_nb.reward_lab import Bench
+from grpo_nb.reward_lab.attacks import references
 from grpo_nb.rewards import Scored, load_preset, reward, reward_set
 from grpo_nb.runs.config import resolve
 
@@ -61,6 +62,6 @@ OUTWEIGHED = MATH.adding(long_winded, 1).adding(long_winded, 4).preset  # by "xx
 @pytest.mark.parametrize(("preset", "lost"), [(MATH.preset, 0), (OUTWEIGHED, 1), (NEVER, 2)])
 def test_rows_on_which_the_gold_loses_are_named(preset, lost):
     ours = Bench(preset)
-    report = reward_lab.gold_report(ours, ROWS, ours.table(ROWS, [["x" * 900, "y"], ["2", "3"]]))
-    assert (report["losers"], report["gold_wins"]) == ([*SUMS][:lost], not lost)
-    assert report["lowest"].get("soft_xml_format_reward", 1.0) == 1.0
+    found = references(ours, ROWS, ours.table(ROWS, [["x" * 900, "y"], ["2", "3"]]))
+    said = [f"the gold loses on {lost} rows: '47 + 38?', …; its reference, "] if lost else []
+    assert [check.evidence[: len(said[0])] for check in found] == said

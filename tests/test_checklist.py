@@ -9,9 +9,10 @@ import pytest
 import yaml
 from filelock import FileLock
 
+from grpo_nb import machine as versions
 from grpo_nb.__main__ import main
 from grpo_nb.pipeline import checklist
-from grpo_nb.runs import NOTEBOOKS, Run, config, sha256, versions, write_json
+from grpo_nb.runs import NOTEBOOKS, Run, config, sha256, write_json
 from grpo_nb.training import append_line, read_lines
 from grpo_nb.training.health import Alert
 

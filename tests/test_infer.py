@@ -18,7 +18,7 @@ from grpo_nb import models, reward_lab, runs
 from grpo_nb.__main__ import main
 from grpo_nb.evaluation.answers import Sampling, answer_file
 from grpo_nb.pipeline import serve
-from grpo_nb.pipeline.execution import KERNEL_ARGUMENTS, QUIET
+from grpo_nb.pipeline.notebooks import KERNEL_ARGUMENTS, QUIET
 from grpo_nb.runs import Run, config, project_path, write_json
 from grpo_nb.views.infer import Chat, Said, answers_page
 from grpo_nb.views.widgets import ChatPanel
@@ -60,7 +60,7 @@ def test_base_and_tuned_say_what_they_say_loaded_alone_and_differ(moved_run, cha
 
 
 def test_the_text_grows_while_it_is_written_and_ends_as_the_completion(chat, monkeypatch):
-    monkeypatch.setattr("grpo_nb.models.generation.TOLD_SECONDS", 0)
+    monkeypatch.setattr("grpo_nb.models.engine.TOLD_SECONDS", 0)
     texts = []
     said = chat.answer(SUM, "base", on_text=texts.append)
     assert len(texts) > 10
@@ -189,17 +189,6 @@ def test_a_file_of_any_kind_gets_the_same_answers(moved_run, questions, tmp_path
         assert line["reward"] == said.total
 
 
-def test_unsloth_answers_as_transformers(moved_run, few, tmp_path):
-    """In a process of its own, for Unsloth changes the libraries."""
-    command = [sys.executable, "-m", "grpo_nb", "answer", str(moved_run.path), str(few)]
-    to = ["--to", str(tmp_path / "unsloth.jsonl"), "--model", "adapter", "--engine", "unsloth"]
-    done = subprocess.run([*command, *to], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"{tmp_path / 'unsloth.jsonl'}: 7 rows")
-    assert "Unsloth" not in done.stdout
-    answer_file(moved_run, few, tmp_path / "plain.jsonl", model="adapter", engine="transformers")
-    assert lines_of(tmp_path / "unsloth.jsonl") == lines_of(tmp_path / "plain.jsonl")
-
-
 def test_it_goes_on_only_with_what_it_was_begun_with(moved_run, few, tmp_path):
     target = tmp_path / "to.jsonl"
     answer_file(moved_run, few, target, model="base")
@@ -296,8 +285,6 @@ def test_a_merged_model_of_an_earlier_training_is_neither_asked_nor_given_away(
             ["answer", place, str(few), "--to", to],
             ["serve", place],
             ["push", place, "--repo", "me/mine"],
-            *(["export", place], ["export", place, "--merge", "merged_16bit"]),
-            ["export", place, "--gguf", "f16"],
             ["report", place],
         ):
             assert main(command) == 2

@@ -28,7 +28,7 @@ def assert_read_alike(folder, pairs):
     """
     from tokenizers import Tokenizer
 
-    from grpo_nb.models.engine import import_unsloth
+    from grpo_nb.models.policy import import_unsloth
 
     auto = chat.load_tokenizer(str(folder))
     texts = [chat.render(auto, prompt) + completion for prompt, completion in pairs]

@@ -6,15 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
-import httpx
-import psutil
 import pytest
 import torch
-from openai import OpenAI
-from test_serve import port  # noqa: F401 (a fixture)
 
 from grpo_nb import models
 from grpo_nb.__main__ import main
@@ -85,24 +80,10 @@ def test_vllm_answers_as_transformers_does(run):
     assert (cut.tokens, cut.truncated) == (3, True)
     below = engine.generate(PROMPTS, max_completion_length=48, adapter=False)
     assert alike(texts(below), texts(greedy["vllm", None]))
-    assert 0 < engine.forward_seconds(["What is 1 + 1?"] * 4) < 60
-    engine.close()
-
-
-def test_a_text_is_told_as_it_is_written_and_an_interrupt_leaves_nothing_running(run):
-    engine = models.open_engine(TINY, adapter=None, quantization="16bit", engine="vllm")
-    [[whole]] = engine.generate(PROMPTS[:1], max_completion_length=48)
     told = []
-    assert engine.generate(PROMPTS[:1], max_completion_length=48, on_text=told.append) == [[whole]]
-    assert len(told) > 5 and told[-1] == whole.text
-    assert all(later.startswith(sooner) for sooner, later in pairwise(told))
-
-    def interrupt(text):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        engine.generate(PROMPTS[:1], max_completion_length=48, on_text=interrupt)
-    assert engine.generate(PROMPTS[:1], max_completion_length=48) == [[whole]]
+    engine.generate(PROMPTS[:1], max_completion_length=3, on_text=told.append)
+    assert told == [cut.text]
+    assert 0 < engine.forward_seconds(["What is 1 + 1?"] * 4) < 60
     engine.close()
 
 
@@ -150,43 +131,3 @@ def test_4bit_weights_need_vllms_plugin_which_is_loaded_first(plugins, lacks):
     said = subprocess.run(command, capture_output=True, text=True, env=os.environ | plugins)
     last = said.stdout.splitlines()[-1]
     assert last.endswith("vllm-bnb-plugin==0.0.3) for 4-bit weights") if lacks else not last
-
-
-SERVE = """
-import sys
-from grpo_nb import runs; from grpo_nb.pipeline import serve
-server = serve.plan(runs.Run("moved"), "127.0.0.1", int(sys.argv[1]), adapter=True)
-serve._by_vllm(server, "it listens")
-"""
-
-
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
-def test_its_server_answers_with_the_adapter_and_ends_with_the_command(run, port, sign):  # noqa: F811
-    expected = []
-    if sign == signal.SIGTERM:
-        engine = models.open_engine(TINY, adapter=run / "train/adapter", quantization="16bit")
-        expected = texts(engine.generate(PROMPTS, max_completion_length=48))
-        engine.close()
-    known = os.environ | {"GRPO_NB_RUNS": str(run.path.parent)}
-    command = [sys.executable, "-c", SERVE, str(port)]
-    with subprocess.Popen(command, env=known, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert "it listens\n" in iter(process.stdout.readline, "")
-            tree = psutil.Process(process.pid).children(recursive=True)
-            url = f"http://127.0.0.1:{port}/v1"
-            client = OpenAI(base_url=url, api_key="none")
-            assert "moved" in [one.id for one in client.models.list().data]
-            given = {"model": "moved", "max_tokens": 48, "temperature": 0}
-            replies = [
-                client.chat.completions.create(messages=prompt, **given).choices[0].message.content
-                for prompt in PROMPTS[: len(expected)]
-            ]
-            large = {**given, "messages": [{"role": "user", "content": "1 " * 500_000}]}
-            assert httpx.post(f"{url}/chat/completions", json=large).status_code == 413
-            for headers, status in (({"Host": "a.b"}, 421), ({"Origin": "http://a.b"}, 403)):
-                assert httpx.get(f"{url}/models", headers=headers).status_code == status
-        finally:
-            process.send_signal(sign)
-    _, alive = psutil.wait_procs(tree, timeout=60)
-    assert len(tree) >= 2 and not alive
-    assert alike(replies, expected)

@@ -1,20 +1,6 @@
-"""Stage 04: merge with a parity gate; then GGUF, the hub, a model card."""
+"""Stage 04's merge with its parity gate; the model card, and the upload to the hub."""
 
-from grpo_nb.export.adapter import copy_adapter, trained_paths
-from grpo_nb.export.card import model_card
-from grpo_nb.export.gguf import to_gguf
-from grpo_nb.export.hub import plan_push, push
-from grpo_nb.export.merging import check_complete, merge
-from grpo_nb.export.parity import summary
+from grpo_nb.export.hub import model_card, plan_push, push
+from grpo_nb.export.merging import check_complete, merge, trained_paths
 
-__all__ = [
-    "check_complete",
-    "copy_adapter",
-    "merge",
-    "model_card",
-    "plan_push",
-    "push",
-    "summary",
-    "to_gguf",
-    "trained_paths",
-]
+__all__ = ["check_complete", "merge", "model_card", "plan_push", "push", "trained_paths"]

@@ -9,13 +9,20 @@ from grpo_nb.models.checkpoint import (
     cuda_available,
     has_bf16,
     load_checkpoint,
+    load_dequantized,
     load_weights,
-    quantization_config,
     sharded,
-    weights_dtype,
+    trained_base,
 )
-from grpo_nb.models.engine import VllmEngine, lora_rank, open_engine, vllm_lacks
-from grpo_nb.models.generation import Engine, Sample, TransformersEngine, free_memory
+from grpo_nb.models.engine import (
+    Engine,
+    Sample,
+    TransformersEngine,
+    free_memory,
+    lora_rank,
+    open_engine,
+    vllm_lacks,
+)
 from grpo_nb.models.policy import Policy, load_policy, use_vllm
 
 __all__ = [
@@ -23,19 +30,18 @@ __all__ = [
     "Policy",
     "Sample",
     "TransformersEngine",
-    "VllmEngine",
     "cuda_available",
     "free_memory",
     "has_bf16",
     "load_checkpoint",
+    "load_dequantized",
     "load_policy",
     "load_tokenizer",
     "load_weights",
     "lora_rank",
     "open_engine",
-    "quantization_config",
     "sharded",
+    "trained_base",
     "use_vllm",
     "vllm_lacks",
-    "weights_dtype",
 ]

@@ -60,8 +60,9 @@ def hub_errors(model_path: str) -> Iterator[None]:
         ) from None
     except OSError as error:
         raise FileNotFoundError(
-            f"model_path {model_path!r} is no local folder and could not be had from the hub "
-            f"({str(error).splitlines()[0]}). Check the name and the network, or give a folder"
+            f"model_path {model_path!r} could not be loaded ({str(error).splitlines()[0]}). Give "
+            "the folder of a model saved as safetensors with its tokenizer, or check the hub name "
+            "and the network"
         ) from error
 
 

@@ -44,15 +44,6 @@ def weights_dtype() -> "torch.dtype":
     return torch.float16 if cuda_available() else torch.float32
 
 
-def _attention() -> str | None:
-    """Flash attention where it is installed and the GPU has it; None: as transformers chooses."""
-    import torch
-    from transformers.utils import is_flash_attn_2_available
-
-    ampere = cuda_available() and torch.cuda.get_device_capability() >= (8, 0)
-    return "flash_attention_2" if ampere and is_flash_attn_2_available() else None
-
-
 def quantization_config(quantization: str) -> Any:
     """The 4-bit settings Unsloth uses, for transformers; None for 16-bit weights.
 
@@ -89,21 +80,38 @@ def load_base(model_path: str, quantization: str, **changes: Any) -> "PreTrained
     # Its hint to install a faster kernel repeats in every process.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # each process of a launcher has its own
-    # None would override what a checkpoint in 4 bit says of itself.
-    settings = quantization_config(quantization)
     asked = {
-        **({"quantization_config": settings} if settings else {}),
         "dtype": weights_dtype(),
-        "attn_implementation": _attention(),
+        "use_safetensors": True,
         # Weights that are to be sharded need not fit on one GPU.
         "device_map": gpu if cuda_available() and not sharded() else "cpu",
     }
+    # None would override what a checkpoint in 4 bit says of itself.
+    if settings := quantization_config(quantization):
+        asked["quantization_config"] = settings
     model = AutoModelForCausalLM.from_pretrained(find_model(model_path), **(asked | changes))
     for module in model.modules():
         # Otherwise bitsandbytes repacks the weights of some CPUs at the first forward.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     return model
+
+
+def load_dequantized(model_path: str, quantization: str) -> "PreTrainedModel":
+    """The base in bf16, with the weights that a policy of this quantization computes with."""
+    import torch
+    from transformers.integrations.bitsandbytes import Bnb4bitDeserialize
+
+    model = load_base(model_path, quantization, dtype=torch.bfloat16)
+    if not hasattr(model.config, "quantization_config"):
+        return model
+    # On saving, transformers takes back what it did on reading, and fails at unpacking 4 bit.
+    model._weight_conversions = [
+        done
+        for done in model._weight_conversions
+        if not any(isinstance(one, Bnb4bitDeserialize) for one in getattr(done, "operations", []))
+    ]
+    return model.dequantize()
 
 
 def load_checkpoint(
@@ -113,7 +121,7 @@ def load_checkpoint(
 
     Args:
         model_path: Folder or hub name of the base, or of a merged model.
-        adapter: Folder of the adapter to lay over it; None for the model as it is.
+        adapter: Folder of the adapter that is added to it; None for the model as it is.
         quantization: "4bit", "16bit", or "fp8", which is 16bit here.
     """
     with quiet(), hub_errors(model_path):
@@ -152,32 +160,48 @@ def load_weights(policy: "Policy", folder: Path) -> None:
         from peft import get_peft_model_state_dict
 
         own = get_peft_model_state_dict(model, save_embedding_layers=False)
-        _check_adapter_config(model.peft_config["default"], folder)
+        config, saved_config = model.peft_config["default"], _adapter_config(folder)
+        trained_base(config.base_model_name_or_path, folder)
+        if saved_config["r"] == config.r and saved_config["lora_alpha"] != config.lora_alpha:
+            alpha = saved_config["lora_alpha"]
+            raise ValueError(
+                f"the adapter in {folder} has lora_alpha = {alpha}, the policy "
+                f"{config.lora_alpha}: load the policy with model.lora_alpha = {alpha}"
+            )
     _check_shapes(own, saved, folder)
     with torch.no_grad():
         for name, tensor in saved.items():
             own[name].copy_(tensor)
 
 
-def _base_name(path: str) -> str:
-    """What a base is called, wherever it lies; Unsloth trains on its own 4-bit copies."""
-    return re.sub(r"(-unsloth)?-bnb-4bit$", "", Path(path).name.lower())
+def trained_base(model_path: str, adapter: Path) -> str:
+    """The base that the adapter was trained on.
+
+    Asked for a 4-bit model of the hub, Unsloth may take its own 4-bit copy of it, whose
+    weights are others than those bitsandbytes makes of the original.
+
+    Raises:
+        FileNotFoundError: No adapter in the folder.
+        ValueError: The adapter was made for a base of another name.
+    """
+    trained = _adapter_config(adapter)["base_model_name_or_path"]
+    names = [Path(path).name.lower() for path in (model_path, trained)]
+    plain, theirs = (re.sub(r"(-unsloth)?-bnb-4bit$", "", name) for name in names)
+    if plain != theirs:
+        raise ValueError(
+            f"the adapter in {adapter} was trained on {trained}, not on {model_path}: set "
+            "model.model_path to its base, or train on this one"
+        )
+    return trained if names[0] != names[1] and names[1] != theirs else model_path
 
 
-def _check_adapter_config(own: Any, folder: Path) -> None:
-    """Refuse an adapter of another base, or one that is scaled otherwise."""
+def _adapter_config(folder: Path) -> dict[str, Any]:
     path = folder / "adapter_config.json"
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} holds no adapter_config.json: it is no saved adapter")
-    saved = json.loads(path.read_text(encoding="utf-8"))
-    bases = [saved["base_model_name_or_path"], own.base_model_name_or_path]
-    if _base_name(bases[0]) != _base_name(bases[1]):
-        raise ValueError(f"the adapter in {folder} was trained on {bases[0]}, not on {bases[1]}")
-    if saved["r"] == own.r and saved["lora_alpha"] != own.lora_alpha:
-        raise ValueError(
-            f"the adapter in {folder} has lora_alpha = {saved['lora_alpha']}, the policy "
-            f"{own.lora_alpha}: load the policy with model.lora_alpha = {saved['lora_alpha']}"
+        raise FileNotFoundError(
+            f"{folder} holds no adapter_config.json: it is no saved adapter; run 03_train_grpo"
         )
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _check_shapes(own: dict, saved: dict, folder: Path) -> None:

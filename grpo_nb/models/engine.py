@@ -1,24 +1,262 @@
-"""Engines from disk: transformers, Unsloth, or vLLM, whose `Engine` is here."""
+"""What answers prompts: one `Engine.generate` for every caller, by transformers or by vLLM."""
 
+import gc
 import importlib.util
 import json
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from grpo_nb.models.chat import find_model, hub_errors, load_tokenizer, quiet
+from grpo_nb.models.chat import find_model, hub_errors, load_tokenizer, quiet, render
 from grpo_nb.models.checkpoint import cuda_available, load_checkpoint, weights_dtype
-from grpo_nb.models.generation import Engine, Sample, Sampling, TransformersEngine, free_memory
-from grpo_nb.runs import runs_root
+from grpo_nb.rewards.prompts import Message
 from grpo_nb.runs.profiles import refuse_unknown
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BNB_PLUGIN = "the package vllm-bnb-plugin (pip install --no-deps vllm-bnb-plugin==0.0.3)"
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters it makes room for
+TOLD_SECONDS = 0.05  # between two texts of a completion under way
+
+
+class Sample(NamedTuple):
+    """A completion: its text, how many tokens it took, and whether it ran into the cap."""
+
+    text: str
+    tokens: int
+    truncated: bool
+
+
+class Sampling(NamedTuple):
+    """The arguments of `Engine.generate`.
+
+    max_completion_length: Cut after this [tokens].
+    temperature: 0 is greedy.
+    num_generations: Completions a prompt.
+    seed: Of the sampling; the caller's random state is left as it was. A batch has one of its
+        own, so that it does not depend on how long the batches before it became.
+    batch_size: Sequences at a time, samples included; vLLM makes up its own batches.
+    adapter: False: the base below the adapter answers.
+    on_text: Told the text so far of a single completion as it is written, and at its end; by vLLM
+        at its end alone.
+    """
+
+    max_completion_length: int
+    temperature: float = 0.0
+    num_generations: int = 1
+    seed: int = 0
+    batch_size: int = 64
+    adapter: bool = True
+    on_text: Callable[[str], None] | None = None
+
+
+class Engine(ABC):
+    """Weights that answer: `engine.generate(prompts, max_completion_length=…)`."""
+
+    name: str  # "transformers" or "vllm"
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self.tokenizer = tokenizer
+
+    def generate(self, prompts: Sequence[list[Message]], **sampling: Any) -> list[list[Sample]]:
+        """Completions for each prompt, [prompts][num_generations].
+
+        Args:
+            prompts: Chats.
+            sampling: The fields of `Sampling`.
+        """
+        asked = Sampling(**sampling)
+        texts = [render(self.tokenizer, prompt) for prompt in prompts]
+        flat = self._answer(texts, asked) if texts else []
+        group = asked.num_generations
+        return [flat[i : i + group] for i in range(0, len(flat), group)]
+
+    def forward_seconds(self, texts: Sequence[str]) -> float:
+        """Seconds of one forward pass over the texts, without gradient: of one token's answer."""
+        started = time.perf_counter()
+        self._answer(texts, Sampling(1, batch_size=len(texts)))
+        return time.perf_counter() - started
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the memory back; it answers no more."""
+
+    @abstractmethod
+    def _answer(self, texts: Sequence[str], asked: Sampling) -> list[Sample]:
+        """Completions of rendered prompts, the samples of each after one another."""
+
+
+class TransformersEngine(Engine):
+    """A loaded model, by transformers' `generate` in this process.
+
+    Args:
+        model: As `load_checkpoint` gives it, or a policy's.
+        around: Entered while it answers; a policy leaves its training mode there.
+    """
+
+    name = "transformers"
+
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        tokenizer: "PreTrainedTokenizerBase",
+        around: Callable[[], AbstractContextManager] = nullcontext,
+    ) -> None:
+        super().__init__(tokenizer)
+        self._model, self._around = model, around
+
+    @property
+    def model(self) -> "PreTrainedModel":
+        if self._model is None:
+            raise RuntimeError("this engine was closed: open another one")
+        return self._model
+
+    def close(self) -> None:
+        self._model = None
+        free_memory()
+
+    def _answer(self, texts: Sequence[str], asked: Sampling) -> list[Sample]:
+        import torch
+
+        texts = [text for text in texts for _ in range(asked.num_generations)]
+        below = not asked.adapter and hasattr(self.model, "disable_adapter")
+        samples: list[Sample] = []
+        # Not inference_mode: what it leaves in a policy's buffers could not be trained with.
+        with (
+            self._around(),
+            self.model.disable_adapter() if below else nullcontext(),
+            torch.random.fork_rng(),
+            torch.no_grad(),
+        ):
+            for start in range(0, len(texts), asked.batch_size):
+                torch.manual_seed(asked.seed + start)
+                samples += self._batch(texts[start : start + asked.batch_size], asked)
+        return samples
+
+    def _batch(self, texts: Sequence[str], asked: Sampling) -> list[Sample]:
+        # The tokenizer's own side is not asked: Unsloth's trainer sets it to the right.
+        padded = {"return_tensors": "pt", "padding": True, "padding_side": "left"}
+        inputs = self.tokenizer(list(texts), **padded, add_special_tokens=False)
+        sampling: dict[str, Any] = {"do_sample": asked.temperature > 0}
+        if asked.temperature > 0:
+            sampling |= {"temperature": asked.temperature, "top_k": 0, "top_p": 1.0}
+        ids = self.model.generate(
+            input_ids=inputs["input_ids"].to(self.model.device),
+            attention_mask=inputs["attention_mask"].to(self.model.device),
+            max_new_tokens=asked.max_completion_length,
+            pad_token_id=self.tokenizer.pad_token_id,
+            use_cache=True,  # a model in training has it off
+            streamer=asked.on_text and _Streamer(self.tokenizer, asked.on_text),
+            **sampling,
+        )
+        return self._samples(ids[:, inputs["input_ids"].shape[1] :])
+
+    def _samples(self, ids: "torch.Tensor") -> list[Sample]:
+        """Generated ids, [completions, tokens], as text with their lengths up to the first stop."""
+        import torch
+
+        known = self.model.generation_config.eos_token_id
+        stops = known if isinstance(known, list) else [known or self.tokenizer.eos_token_id]
+        stopped = torch.isin(ids, torch.tensor(stops, device=ids.device))
+        ended, first = stopped.any(dim=1).tolist(), stopped.int().argmax(dim=1).tolist()
+        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return [
+            Sample(text, stop + 1 if end else ids.shape[1], not end)
+            for text, end, stop in zip(texts, ended, first, strict=True)
+        ]
+
+
+class _Streamer:
+    """Takes tokens from transformers' `generate` and tells the text so far.
+
+    Called in the thread that generates, so that an interrupt ends both at once.
+    """
+
+    def __init__(self, tokenizer: Any, on_text: Callable[[str], None]) -> None:
+        self.tokenizer, self.on_text = tokenizer, on_text
+        self.ids: list[int] | None = None
+        self.told = 0.0
+
+    def put(self, ids: "torch.Tensor") -> None:
+        if self.ids is None:  # the prompt comes first
+            self.ids = []
+            return
+        self.ids += ids.tolist()
+        if time.monotonic() - self.told > TOLD_SECONDS:
+            self.end()
+
+    def end(self) -> None:
+        text = self.tokenizer.decode(self.ids, skip_special_tokens=True)
+        self.on_text(text.rstrip("\ufffd"))  # a character whose bytes are not all there yet
+        self.told = time.monotonic()
+
+
+class VllmEngine(Engine):
+    """A `vllm.LLM`, of its own or Unsloth's.
+
+    Args:
+        llm: The engine.
+        lora: Gives the request for the adapter as it is now; None: there is none.
+    """
+
+    name = "vllm"
+
+    def __init__(
+        self, llm: Any, tokenizer: "PreTrainedTokenizerBase", lora: Callable[[], Any]
+    ) -> None:
+        super().__init__(tokenizer)
+        self._llm, self._lora = llm, lora
+
+    def _answer(self, texts: Sequence[str], asked: Sampling) -> list[Sample]:
+        from vllm import SamplingParams
+
+        prompts, how, n = [], [], asked.num_generations
+        for place, text in enumerate(texts):
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            prompts.append({"prompt_token_ids": ids})
+            sampling = {"temperature": asked.temperature, "max_tokens": asked.max_completion_length}
+            # vLLM counts on from a prompt's seed within its group; two prompts must not share one.
+            how.append(SamplingParams(n=n, seed=asked.seed + place * n, **sampling))
+        lora = self._lora() if asked.adapter else None
+        answers = self._llm.generate(prompts, how, use_tqdm=False, lora_request=lora)
+        if self._llm.llm_engine.vllm_config.model_config.enable_sleep_mode:  # it woke to answer
+            self._llm.sleep(1)
+        samples = [
+            Sample(
+                self.tokenizer.decode(one.token_ids, skip_special_tokens=True),
+                len(one.token_ids),
+                one.finish_reason == "length",
+            )
+            for answer in answers
+            for one in answer.outputs
+        ]
+        if asked.on_text:
+            asked.on_text(samples[0].text)
+        return samples
+
+    def forward_seconds(self, texts: Sequence[str]) -> float:
+        self._llm.reset_prefix_cache()
+        return super().forward_seconds(texts)
+
+    def close(self) -> None:
+        self._llm.llm_engine.engine_core.shutdown()
+        del self._llm.llm_engine  # whoever still holds the LLM then holds no weights and no cache
+        free_memory()
+
+
+def free_memory() -> None:
+    """Let go of what nothing holds any more, on the GPU too."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def open_engine(
@@ -26,64 +264,38 @@ def open_engine(
     *,
     adapter: Path | None,
     quantization: str,
-    engine: Literal["transformers", "vllm", "unsloth", "detect"] = "detect",
+    engine: Literal["transformers", "vllm", "detect"] = "detect",
     gpu_memory_utilization: float = 0.5,
 ) -> Engine:
     """A base, or a base with its adapter, ready to answer.
 
     Args:
         model_path: Folder or hub name of the base, or of a merged model.
-        adapter: Folder of the adapter to lay over it; None for the model as it is.
+        adapter: Folder of the adapter that is added to it; None for the model as it is.
         quantization: "4bit" or "16bit".
         engine: detect: vLLM where a GPU and vLLM are found and it can load these weights, else
-            transformers. unsloth changes transformers for the rest of the process.
+            transformers.
         gpu_memory_utilization: What vLLM takes, until it is closed [share].
 
     Raises:
         RuntimeError: vLLM asked for, and not possible here.
         ValueError: Another engine.
     """
-    refuse_unknown("engine", engine, ["detect", "transformers", "vllm", "unsloth"])
+    refuse_unknown("engine", engine, ["detect", "transformers", "vllm"])
     if engine == "detect":
         engine = "vllm" if cuda_available() and not vllm_lacks(quantization) else "transformers"
     elif engine == "vllm" and (lacking := vllm_lacks(quantization)):
         raise RuntimeError(f"engine = 'vllm' needs {lacking}: take 'detect' or 'transformers'")
     tokenizer = load_tokenizer(model_path)
-    if engine != "vllm":
-        load = load_checkpoint if engine == "transformers" else _load_unsloth
-        model = load(model_path, adapter=adapter, quantization=quantization)
-        return TransformersEngine(model, tokenizer, engine)
+    if engine == "transformers":
+        model = load_checkpoint(model_path, adapter=adapter, quantization=quantization)
+        return TransformersEngine(model, tokenizer)
     with quiet(), hub_errors(model_path):
         llm = _load_vllm(model_path, adapter, quantization, gpu_memory_utilization)
         from vllm.lora.request import LoRARequest
 
     lora = adapter and LoRARequest("adapter", 1, str(adapter.resolve()))
     return VllmEngine(llm, tokenizer, lambda: lora)
-
-
-def import_unsloth() -> Any:
-    """Unsloth's `FastLanguageModel`."""
-    # On a GPU Unsloth writes compiled code, by default into the working directory.
-    compiled = str(runs_root() / ".unsloth_compiled_cache")
-    os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", compiled)
-    from unsloth import FastLanguageModel
-
-    return FastLanguageModel
-
-
-def _load_unsloth(model_path: str, *, adapter: Path | None, quantization: str) -> Any:
-    """As `load_checkpoint`, with Unsloth's kernels where there is a GPU."""
-    with quiet(), hub_errors(model_path):
-        fast = import_unsloth()
-        model, _ = fast.from_pretrained(
-            find_model(model_path), dtype=weights_dtype(), load_in_4bit=quantization == "4bit"
-        )
-        if adapter is not None:
-            from peft import PeftModel
-
-            model = PeftModel.from_pretrained(model, adapter)
-        fast.for_inference(model)
-    return model
 
 
 def vllm_lacks(quantization: str) -> str:
@@ -134,78 +346,3 @@ def _load_vllm(model_path: str, adapter: Path | None, quantization: str, share: 
         enforce_eager=not cuda_available(),
         **options,
     )
-
-
-class VllmEngine(Engine):
-    """A `vllm.LLM`, of its own or Unsloth's.
-
-    Args:
-        llm: The engine.
-        lora: Gives the request for the adapter as it is now; None: there is none.
-    """
-
-    def __init__(
-        self, llm: Any, tokenizer: "PreTrainedTokenizerBase", lora: Callable[[], Any]
-    ) -> None:
-        super().__init__(tokenizer, "vllm")
-        self._llm, self._lora = llm, lora
-
-    def _answer(self, texts: Sequence[str], asked: Sampling) -> list[Sample]:
-        tokens = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-        # vLLM counts on from a prompt's seed within its group; two prompts must not share one.
-        n = asked.num_generations
-        how = [self._parameters(asked, asked.seed + index * n) for index in range(len(tokens))]
-        lora = self._lora() if asked.adapter else None
-        answers = self._run(tokens, how, lora, asked.on_text)
-        if self._llm.llm_engine.vllm_config.model_config.enable_sleep_mode:  # it woke to answer
-            self._llm.sleep(1)
-        return [
-            Sample(
-                self.tokenizer.decode(one.token_ids, skip_special_tokens=True),
-                len(one.token_ids),
-                one.finish_reason == "length",
-            )
-            for answer in answers
-            for one in answer.outputs
-        ]
-
-    def _parameters(self, asked: Sampling, seed: int) -> Any:
-        from vllm import SamplingParams
-
-        return SamplingParams(
-            n=asked.num_generations,
-            temperature=asked.temperature,
-            max_tokens=asked.max_completion_length,
-            seed=seed,
-        )
-
-    def _run(
-        self, tokens: list, how: list, lora: Any, on_text: Callable[[str], None] | None
-    ) -> Sequence[Any]:
-        """vLLM's answers; step by step where somebody reads along."""
-        prompts = [{"prompt_token_ids": ids} for ids in tokens]
-        if on_text is None:
-            return self._llm.generate(prompts, how, use_tqdm=False, lora_request=lora)
-        core, answers = self._llm.llm_engine, []
-        core.add_request("read along", prompts[0], how[0], lora_request=lora)
-        try:
-            while core.has_unfinished_requests():
-                if said := core.step():
-                    answers = said
-                    on_text(said[0].outputs[0].text)
-        finally:
-            core.abort_request(["read along"])  # an interrupt must not leave it running
-        return answers
-
-    def forward_seconds(self, texts: Sequence[str]) -> float:
-        tokens = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-        asked = Sampling(1, 0.0, 1, 0, len(texts), True, None)
-        self._llm.reset_prefix_cache()
-        started = time.perf_counter()
-        self._run(tokens, [self._parameters(asked, 0)] * len(tokens), None, None)
-        return time.perf_counter() - started
-
-    def close(self) -> None:
-        self._llm.llm_engine.engine_core.shutdown()
-        del self._llm.llm_engine  # whoever still holds the LLM then holds no weights and no cache
-        free_memory()

@@ -48,25 +48,18 @@ class ChunkedLogProbs:
         from torch.utils.checkpoint import checkpoint
 
         rows = max(1, CHUNK_LOGITS // weight.shape[0])
-        head = (temperature, softcap, logit_scale, outputs)
+        head = (weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
+        how = (temperature, softcap, logit_scale, outputs)
+        again = {"use_reentrant": False, "preserve_rng_state": False}
         chunks = [
-            checkpoint(
-                _log_probs,
-                hidden[start : start + rows],
-                weight.to(hidden.dtype),
-                None if bias is None else bias.to(hidden.dtype),
-                targets[start : start + rows],
-                *head,
-                use_reentrant=False,
-                preserve_rng_state=False,
-            )
-            for start in range(0, max(1, len(hidden)), rows)
+            checkpoint(_log_probs, *chunk, *head, *how, **again)
+            for chunk in zip(hidden.split(rows), targets.split(rows), strict=True)
         ]
         columns = zip(*chunks, strict=True)
         return tuple(None if column[0] is None else torch.cat(column) for column in columns)
 
 
-def _log_probs(hidden, weight, bias, targets, temperature, softcap, logit_scale, outputs):
+def _log_probs(hidden, targets, weight, bias, temperature, softcap, logit_scale, outputs):
     """One chunk of `ChunkedLogProbs.apply`. Gradients: log-probabilities and entropy."""
     import torch
 

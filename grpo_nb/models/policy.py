@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from grpo_nb.machine import several_gpus
 from grpo_nb.models import lm_head
 from grpo_nb.models.chat import find_model, hub_errors, load_tokenizer, quiet
-from grpo_nb.models.checkpoint import cuda_available, load_base
-from grpo_nb.models.engine import BNB_PLUGIN, VllmEngine, import_unsloth
-from grpo_nb.models.generation import Engine, Sample, TransformersEngine, free_memory
+from grpo_nb.models.checkpoint import cuda_available, load_base, load_weights
+from grpo_nb.models.engine import (
+    BNB_PLUGIN,
+    Engine,
+    Sample,
+    TransformersEngine,
+    VllmEngine,
+    free_memory,
+)
 from grpo_nb.rewards.prompts import Message
-from grpo_nb.runs import runs_root
+from grpo_nb.runs import project_path, runs_root
 from grpo_nb.runs.config import ModelConfig, PolicyConfig
 
 if TYPE_CHECKING:
@@ -45,8 +51,7 @@ class Policy(NamedTuple):
             live = str(runs_root() / ".live_adapter")
             adapter = partial(self.model.load_lora, live, load_tensors=True)
             return VllmEngine(self.model.vllm_engine, self.tokenizer, adapter)
-        around = partial(_for_inference, self)
-        return TransformersEngine(self.model, self.tokenizer, self.backend, around)
+        return TransformersEngine(self.model, self.tokenizer, partial(_for_inference, self))
 
     def generate(self, prompts: Sequence[list[Message]], **sampling: Any) -> list[list[Sample]]:
         """As `Engine.generate`."""
@@ -77,18 +82,16 @@ def _for_inference(policy: Policy) -> Iterator[None]:
     With gradient checkpointing `generate` has no key-value cache, and gives garbage.
     """
     model, training = policy.model, policy.model.training
-    unsloth = policy.backend == "unsloth"
-    if unsloth:
-        from unsloth import FastLanguageModel
+    if policy.backend == "unsloth":
+        from unsloth import FastLanguageModel as fast
 
-        FastLanguageModel.for_inference(model)
-    else:
-        model.eval()
+        fast.for_inference(model)
+    model.eval()
     try:
         yield
     finally:
-        if unsloth:
-            FastLanguageModel.for_training(model)
+        if policy.backend == "unsloth":
+            fast.for_training(model)
         model.train(training)
 
 
@@ -99,19 +102,19 @@ def use_vllm(config: ModelConfig, policy: PolicyConfig = DEFAULT) -> bool:
         RuntimeError: Asked for, or needed for fp8, and not possible on this machine or with
             this policy.
     """
+    found, wanted = importlib.util.find_spec, config.fast_inference != "off"
     needs = {
         "policy.backend = 'unsloth'": policy.backend == "unsloth",
         "policy.finetuning = 'lora'": policy.finetuning == "lora",
         "a CUDA GPU": cuda_available(),
-        "the package vllm": importlib.util.find_spec("vllm") is not None,
+        "the package vllm": found("vllm"),
         # Not asked of vLLM itself, which Unsloth has to be imported before.
         f"{BNB_PLUGIN} for 4-bit weights": config.quantization != "4bit"
-        or importlib.util.find_spec("vllm_bnb_plugin") is not None,
+        or found("vllm_bnb_plugin"),
     }
     missing = next((need for need, met in needs.items() if not met), "")
     if config.fast_inference == "vllm" and missing:
         raise RuntimeError(f"model.fast_inference = 'vllm' needs {missing}: set it to 'detect'")
-    wanted = config.fast_inference != "off"
     if wanted and missing.startswith(BNB_PLUGIN):
         warnings.warn(f"transformers generates, for vLLM needs {missing}", stacklevel=2)
     if config.quantization == "fp8" and (lacking := missing or _fp8_lacks(wanted)):
@@ -128,14 +131,11 @@ def _fp8_lacks(vllm: bool) -> str:
     """
     import torch
 
-    needs = {
-        "model.fast_inference other than 'off'": vllm,
-        "a GPU of compute capability 9.0 or later, such as the H100": (
-            torch.cuda.get_device_capability() >= (9, 0)
-        ),
-        "the package torchao": importlib.util.find_spec("torchao") is not None,
-    }
-    return next((need for need, met in needs.items() if not met), "")
+    if not vllm:
+        return "model.fast_inference other than 'off'"
+    if torch.cuda.get_device_capability() < (9, 0):
+        return "a GPU of compute capability 9.0 or later, such as the H100"
+    return "" if importlib.util.find_spec("torchao") else "the package torchao"
 
 
 def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig = DEFAULT) -> Policy:
@@ -149,15 +149,33 @@ def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig = DEFAULT) 
     vllm = use_vllm(config, policy)
     if policy.backend == "unsloth" and (note := several_gpus()):
         print(note)
-    load = _load_unsloth if policy.backend == "unsloth" else _load_transformers
     with quiet(), hub_errors(config.model_path):
-        model = load(config, seed, policy)
-    return Policy(model, load_tokenizer(config.model_path), vllm, policy.backend)
+        if policy.backend == "unsloth":
+            model = _load_unsloth(config, seed, policy, vllm)
+        else:
+            model = _load_transformers(config, seed, policy)
+    loaded = Policy(model, load_tokenizer(config.model_path), vllm, policy.backend)
+    if config.adapter:
+        trained = runs_root() / config.adapter / "train/adapter"
+        load_weights(loaded, trained if trained.is_dir() else project_path(config.adapter))
+    return loaded
 
 
-def _load_unsloth(config: ModelConfig, seed: int, policy: PolicyConfig) -> "PreTrainedModel":
+def import_unsloth() -> Any:
+    """Unsloth's `FastLanguageModel`."""
+    # On a GPU Unsloth writes compiled code, by default into the working directory.
+    compiled = str(runs_root() / ".unsloth_compiled_cache")
+    os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", compiled)
+    from unsloth import FastLanguageModel
+
+    return FastLanguageModel
+
+
+def _load_unsloth(
+    config: ModelConfig, seed: int, policy: PolicyConfig, vllm: bool
+) -> "PreTrainedModel":
     options: dict[str, Any] = {}
-    if use_vllm(config, policy):
+    if vllm:
         options = {
             "max_lora_rank": config.lora_rank,
             "gpu_memory_utilization": policy.gpu_memory_utilization,
@@ -176,7 +194,7 @@ def _load_unsloth(config: ModelConfig, seed: int, policy: PolicyConfig) -> "PreT
         load_in_4bit=config.quantization == "4bit",
         full_finetuning=policy.finetuning == "full",
         use_gradient_checkpointing=checkpointing,
-        fast_inference=bool(options),
+        fast_inference=vllm,
         **options,
     )
     if policy.finetuning == "full":
@@ -208,8 +226,6 @@ def _load_transformers(config: ModelConfig, seed: int, policy: PolicyConfig) -> 
     if not cuda_available():
         lm_head.install()
     if policy.finetuning == "full":
-        if model.config._attn_implementation == "flash_attention_2":
-            model.set_attn_implementation("sdpa")  # the first has no fp32, which is trained
         return model
     from peft import LoraConfig, get_peft_model
 

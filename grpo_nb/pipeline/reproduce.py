@@ -5,8 +5,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_nb.pipeline.batches import undone
-from grpo_nb.pipeline.notebooks import run_pipeline
+from grpo_nb.pipeline.notebooks import run_pipeline, undone
 from grpo_nb.runs import NOTEBOOKS, Run
 from grpo_nb.runs import config as configs
 from grpo_nb.training import read_lines

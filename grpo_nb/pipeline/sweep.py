@@ -26,9 +26,7 @@ from rich.live import Live
 from rich.table import Table
 
 from grpo_nb.machine import gpu_name
-from grpo_nb.pipeline.batches import refuse_read_only, undone
-from grpo_nb.pipeline.execution import Stopped
-from grpo_nb.pipeline.notebooks import log
+from grpo_nb.pipeline.notebooks import Stopped, log, refuse_read_only, undone
 from grpo_nb.pipeline.trials import Sweep, Trial, progress, read_sweep, score, trial_table, words
 from grpo_nb.runs import PROJECT_ROOT, Run, runs_root
 from grpo_nb.runs.files import read_json, write_json

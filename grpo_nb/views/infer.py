@@ -26,12 +26,7 @@ from grpo_nb.runs.profiles import refuse_unknown
 from grpo_nb.views import sheet
 
 Row = dict[str, Any]
-STYLE = f"""{sheet.STYLE}<style>
-.answers {{ width: 100%; table-layout: fixed; }}
-.answers th:first-child {{ width: 13em; }}
-.answers caption {{ font-size: 14px; }}
-.answers small {{ max-width: none; }}
-</style>"""
+MODELS = ("base", "tuned")
 
 
 class Said(NamedTuple):
@@ -101,7 +96,7 @@ class Chat:
             FileNotFoundError: The run has not been trained.
             ValueError: A reward reads a column that the row lacks.
         """
-        refuse_unknown("model", model, ["base", "tuned"])
+        refuse_unknown("model", model, list(MODELS))
         row = self.row(question) if isinstance(question, str) else question
         with self._lock:
             engine = self._engines[model]
@@ -113,12 +108,11 @@ class Chat:
                 adapter=model == "tuned",
                 on_text=on_text,
             )
-        text = sample.text
-        said = Said(text, self.preset.extract(text))
+        said = Said(sample.text, self.preset.extract(sample.text))
         if "answer" not in row:
             return said
         bench = Bench(self.preset, self.config.train, engine.tokenizer)
-        arguments = bench.arguments([row], [text])
+        arguments = bench.arguments([row], [sample.text])
         scored = {f.__name__: explain(f, arguments)[0] for f in self.preset.reward_funcs}
         scores = np.array([[one.score for one in scored.values()]], dtype=float)
         return said._replace(scored=scored, total=float(bench.totals(scores)[0]))
@@ -140,45 +134,27 @@ class Chat:
         shown.update(answers_page(row, {model: self.answer(row, model, **how)}))
 
     def compare(self, question: str | Row, **how: Any) -> sheet.Page:
-        """Base and tuned side by side on the same prompt; arguments as `ask` takes them."""
+        """Base and tuned on the same prompt, one below the other; arguments as `ask` takes them."""
         row = self.row(question) if isinstance(question, str) else question
-        said = {model: self.answer(row, model, **how) for model in ("base", "tuned")}
-        return answers_page(row, said)
+        return answers_page(row, {model: self.answer(row, model, **how) for model in MODELS})
 
 
 def answers_page(row: Row, said: Mapping[str, Said]) -> sheet.Page:
-    """Answers to one question, a column a model: completion, what was read in it, its scores.
+    """Answers to one question, a line a model: completion, what was read in it, its scores.
 
     Args:
         row: Its question, and its gold if it has one.
         said: What each model said, or has said so far.
     """
-    names = dict.fromkeys(name for one in said.values() for name in one.scored)
-    lines = {"completion": [sheet.highlight(one.completion, one.answer) for one in said.values()]}
-    lines["answer"] = [_answer(one) for one in said.values()]
-    lines |= {sheet.short(name): [_score(one, name) for one in said.values()] for name in names}
-    if names:
-        lines["total"] = [f"{one.total:.4g}" if one.scored else "" for one in said.values()]
-    body = "".join(
-        f"<tr><th>{html.escape(label)}</th>"
-        + "".join(f"<td{' class=text' * (label == 'completion')}>{cell}</td>" for cell in cells)
-        + "</tr>"
-        for label, cells in lines.items()
-    )
-    head = "".join(f"<th>{html.escape(model)}</th>" for model in said)
+    names = list(dict.fromkeys(name for one in said.values() for name in one.scored))
+    head = ["", "completion", "answer", *map(sheet.short, names), *(["total"] if names else [])]
+    lines = []
+    for model, one in said.items():
+        cells = [html.escape(model), *sheet.read(one.completion, one.answer)]
+        if one.scored:
+            cells += [sheet.score(*one.scored[name]) for name in names] + [sheet.score(one.total)]
+        lines.append(cells)
     gold = f"\ngold {html.escape(str(row['answer']))}" if "answer" in row else ""
-    caption = f"<caption><b>{html.escape(row['question'])}</b>{gold}</caption>"
-    table = f"<table class='sheet answers'>{caption}<tr><th></th>{head}</tr>{body}</table>"
+    caption = f"<b>{html.escape(row['question'])}</b>{gold}"
     plain = [row["question"], *(f"{model}: {one.completion}" for model, one in said.items())]
-    return sheet.Page(STYLE + table, "\n".join(plain))
-
-
-def _answer(said: Said) -> str:
-    return "<i>none</i>" if said.answer is None else html.escape(said.answer[:200])
-
-
-def _score(said: Said, name: str) -> str:
-    if name not in said.scored:
-        return ""
-    score, reason = said.scored[name]
-    return f"{'None' if score is None else f'{score:.3g}'}<small>{html.escape(reason)}</small>"
+    return sheet.Page(sheet.table(head, lines, caption), "\n".join(plain))

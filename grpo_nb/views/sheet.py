@@ -1,4 +1,4 @@
-"""A group's score sheet as HTML: completions with what was read in them, scores, advantages.
+"""Completions as HTML: what was read in them, their scores, the advantages of a group.
 
 Colors are translucent, so that it reads on a light and on a dark page.
 """
@@ -6,47 +6,41 @@ Colors are translucent, so that it reads on a light and on a dark page.
 import html
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import ANSWER, REASONING
 
-HUES = (212, 32, 145, 282, 350, 180, 60, 100)  # of the rewards, in order
-MARKS = re.compile(rf"</?(?:{REASONING}|{ANSWER}|think)>|```\w*|####|\\boxed")
+TAGS = re.compile(rf"&lt;/?(?:{REASONING}|{ANSWER}|think)&gt;|```\w*|####|\\boxed")
 SHOWN_CHARACTERS = 2_000
 VERBATIM = "tex2jax_ignore mathjax_ignore"  # classes in which no notebook typesets `$…$`
-BAR_PIXELS = 110  # of the completion with the largest contributions
 STYLE = """<style>
 .sheet { border-collapse: collapse; font-size: 13px; line-height: 1.35; }
 .sheet th, .sheet td { text-align: left; vertical-align: top; padding: 4px 6px;
   border-bottom: 1px solid rgba(128, 128, 128, .35); overflow-wrap: anywhere; min-width: 3em; }
 .sheet th:first-child, .sheet td:first-child { min-width: 1.2em; }
-.sheet .text { white-space: pre-wrap; min-width: 12em; font-family: monospace; }
+.sheet .text { white-space: pre-wrap; min-width: 12em; font-family: monospace;
+  max-height: 20em; overflow-y: auto; }
 .sheet th { overflow-wrap: normal; font-size: 12px; }
-.sheet .bars { white-space: nowrap; min-width: 110px; }
 .sheet .tag { opacity: .55; }
 .sheet mark { background: rgba(255, 200, 0, .45); color: inherit; }
 .sheet small { display: block; opacity: .75; max-width: 14em; }
-.sheet .bar { display: inline-block; height: 9px; }
-.sheet .dot { display: block; height: 4px; margin-bottom: 3px; }
 .sheet caption { text-align: left; padding: 6px 8px; white-space: pre-wrap; }
 .sheet .chosen td { background: rgba(128, 128, 128, .14); }
 .widget-html-content:has(.sheet) { overflow-x: auto; }
 </style>"""
 
 
-def verbatim(markup: str) -> str:
-    """HTML in which a price or a formula that a model wrote stays the text that it wrote."""
-    return f"<div class='{VERBATIM}'>{markup}</div>"
-
-
 class Page(str):
-    """HTML that a notebook shows, and that reads as its plain text elsewhere."""
+    """HTML that a notebook shows, and that reads as its plain text elsewhere.
 
-    def __new__(cls, markup: str, plain: str) -> "Page":
-        page = super().__new__(cls, verbatim(markup))
+    A price or a formula that a model wrote stays the text that it wrote.
+    """
+
+    def __new__(cls, markup: str, plain: str = "") -> "Page":
+        page = super().__new__(cls, f"<div class='{VERBATIM}'>{markup}</div>")
         page.plain = plain
         return page
 
@@ -55,6 +49,27 @@ class Page(str):
 
     def __repr__(self) -> str:
         return self.plain
+
+
+def table(
+    head: Iterable[str],
+    lines: Iterable[Sequence[str]],
+    caption: str = "",
+    chosen: int | None = None,
+) -> str:
+    """A table of completions. Captions and the cells of lines are markup; `head` is text.
+
+    Args:
+        chosen: Number of the line that is marked.
+    """
+    cells = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+    rows = "".join(
+        f"<tr{' class=chosen' * (number == chosen)}>"
+        f"{''.join(f'<td>{cell}</td>' for cell in line)}</tr>"
+        for number, line in enumerate(lines)
+    )
+    caption = f"<caption>{caption}</caption>" * bool(caption)
+    return f"{STYLE}<table class='sheet'>{caption}<tr>{cells}</tr>{rows}</table>"
 
 
 def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = None) -> Page:
@@ -66,26 +81,25 @@ def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = Non
         chosen: Number of the completion that is marked.
     """
     names, first = preset.names, group.iloc[0]
-    head = ["", "completion", "answer"]
-    head += [
-        _head(i, n, w) for i, (n, w) in enumerate(zip(names, preset.reward_weights, strict=True))
+    weighed = zip(names, preset.reward_weights, strict=True)
+    head = [
+        "",
+        "completion",
+        "answer",
+        *(f"{short(name)} × {weight:g}" for name, weight in weighed),
     ]
-    head += ["contributions", "total", "advantage"]
     signal = "" if first["signal"] else "<b>no signal: nothing is learnt from this group</b> "
     caption = (
         f"<b>{html.escape(first['question'])}</b>\ngold {html.escape(str(first['gold']))} · "
         f"group mean {first['mean']:.3f}, std {first['std']:.3f} {signal}"
     )
-    widths = (group[names] * preset.reward_weights).abs().sum(axis=1).max()
-    scale = BAR_PIXELS / widths if widths > 0 else 0
-    lines = [
-        _line(number, line, preset, scale, number == chosen)
-        for number, line in enumerate(group.to_dict("records"))
-    ]
-    markup = (
-        f"{STYLE}<table class='sheet'><caption>{caption}</caption>"
-        f"<tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>{''.join(lines)}</table>"
-    )
+    lines = []
+    for number, line in enumerate(group.to_dict("records")):
+        answer = line["answer"] if isinstance(line["answer"], str) else None  # a frame keeps NaN
+        scores = [score(line[name], line[f"{name}/reason"]) for name in names]
+        ends = [score(line["total"]), f"{line['advantage']:+.2f}"]
+        lines.append([str(number + 1), *read(line["completion"], answer), *scores, *ends])
+    markup = table([*head, "total", "advantage"], lines, caption, chosen)
     return Page(markup, group[["completion", *names, "total", "advantage"]].to_string(index=False))
 
 
@@ -98,54 +112,17 @@ def short(name: str) -> str:
     return name.removesuffix("_reward").replace("_", " ")
 
 
-def _head(number: int, name: str, weight: float) -> str:
-    return f"{_dot(number)}{html.escape(short(name))}<small>× {weight:g}</small>"
+def read(completion: str, answer: str | None) -> tuple[str, str]:
+    """Cells of a completion, and of the answer that was read in it."""
+    found = "<i>none</i>" if answer is None else html.escape(_cut(answer, 80))
+    return f"<div class='text'>{highlight(completion, answer)}</div>", found
 
 
-def _dot(number: int) -> str:
-    return f"<span class='dot' style='background:{_color(number)}'></span>"
-
-
-def _color(number: int) -> str:
-    return f"hsl({HUES[number % len(HUES)]} 60% 50%)"
-
-
-def _line(number: int, line: dict, preset: RewardSet, scale: float, chosen: bool) -> str:
-    scored = zip(preset.names, preset.reward_weights, strict=True)
-    bars = [
-        f"<span class='bar' title='{html.escape(short(name))}' style='width:"
-        f"{abs(line[name] * weight) * scale:.0f}px;background:{_color(i)};"
-        f"{'opacity:.35;' if line[name] * weight < 0 else ''}'></span>"
-        for i, (name, weight) in enumerate(scored)
-        if math.isfinite(line[name])
-    ]
-    reasons = [(line[name], line[f"{name}/reason"]) for name in preset.names]
-    answer = line["answer"] if isinstance(line["answer"], str) else None  # a frame keeps NaN
-    cells = [
-        str(number + 1),
-        f"<div class='text'>{highlight(line['completion'], answer)}</div>",
-        "<i>none</i>" if answer is None else html.escape(_cut(answer, 80)),
-        *(
-            f"{_number(score)}<small>{html.escape(_cut(why, 120))}</small>"
-            for score, why in reasons
-        ),
-        f"<div class='bars'>{''.join(bars)}</div>",
-        _number(line["total"]),
-        _advantage(line["advantage"]),
-    ]
-    mark = " class='chosen'" if chosen else ""
-    return f"<tr{mark}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-
-
-def _number(value: float) -> str:
-    return "None" if math.isnan(value) else f"{value:.3g}"
-
-
-def _advantage(value: float) -> str:
-    hue, width = (145, value) if value >= 0 else (12, -value)
-    width = 0 if math.isnan(value) else min(60, 24 * width)
-    look = f"width:{width:.0f}px;background:hsl({hue} 45% 55%)"
-    return f"{value:+.2f} <span class='bar' style='{look}'></span>"
+def score(value: float | None, reason: str = "") -> str:
+    """The cell of a score, with its reason below it."""
+    missing = value is None or not math.isfinite(value)
+    text = "None" if missing else f"{value:.3g}"
+    return f"{text}<small>{html.escape(_cut(reason, 120))}</small>" if reason else text
 
 
 def _cut(text: str, characters: int) -> str:
@@ -160,27 +137,17 @@ def highlight(text: str, answer: str | None) -> str:
     """
     text = _cut(text, SHOWN_CHARACTERS)
     start = _place_of(answer, text) if answer else -1
-    end = start + len(answer or "")
-    spans = [(m.start(), m.end(), "tag") for m in MARKS.finditer(text)]
-    spans = [s for s in spans if start < 0 or s[1] <= start or s[0] >= end]
-    if start >= 0:
-        spans.append((start, end, "answer"))
-    return _joined(text, sorted(spans))
+    if start < 0:
+        return _dimmed(text)
+    marked = html.escape(answer, quote=False)
+    return f"{_dimmed(text[:start])}<mark>{marked}</mark>{_dimmed(text[start + len(answer) :])}"
+
+
+def _dimmed(text: str) -> str:
+    return TAGS.sub(r"<span class='tag'>\g<0></span>", html.escape(text, quote=False))
 
 
 def _place_of(answer: str, text: str) -> int:
     """Where the answer was read: in the last complete answer tag, else as late as it stands."""
     tag = text.rfind(f"<{ANSWER}>", 0, max(0, text.rfind(f"</{ANSWER}>")))
     return text.find(answer, tag) if tag >= 0 else text.rfind(answer)
-
-
-def _joined(text: str, spans: Sequence[tuple[int, int, str]]) -> str:
-    parts, position = [], 0
-    for start, end, kind in spans:
-        parts.append(html.escape(text[position:start], quote=False))
-        inner = html.escape(text[start:end], quote=False)
-        parts.append(
-            f"<mark>{inner}</mark>" if kind == "answer" else f"<span class='tag'>{inner}</span>"
-        )
-        position = end
-    return "".join(parts) + html.escape(text[position:], quote=False)

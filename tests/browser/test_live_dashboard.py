@@ -21,12 +21,12 @@ METRICS = (
 LOOK = f"""from pathlib import Path
 import pandas as pd
 from grpo_nb import training; from grpo_nb.views import widgets
-from grpo_nb.training.health import Alert
+from grpo_nb.runs import Check
 lines = training.read_lines(Path("{METRICS}"))
 dashboard = widgets.TrainingDashboard()
 dashboard"""
-SAMPLE = """alerts = [Alert(9, "spike", "warning", "far above", "2.1, 0.3 before", "lower it")]
-alerts += [Alert(9, "not a number", "error", "NaN", "nan", "lower the rate", "x.md#nan")]
+SAMPLE = """alerts = [Check("spike", "warning", "2.1, 0.3 before", "lower it")]
+alerts += [Check("not a number", "stop", "reward is nan", "lower the rate")]
 text = "<script>document.title = 'taken over'</script> " + "so and so " * 60
 scores = {"exact_match_reward": 1.0, "reward": 1.5, "advantage": 0.7}
 completions = [{"question": "1 + 1", "completion": text, **scores}]
@@ -82,12 +82,11 @@ def test_curves_alerts_and_completions_are_shown_while_the_cell_runs(page, dashb
     if TRAINED:
         return
     errors = dashboard.locator("li", has_text="step 9")
-    assert [text.split(",")[0] for text in errors.all_inner_texts()] == ["error", "warning"]
-    expect(errors.first.get_by_role("link")).to_have_attribute("href", re.compile(r"x\.md#nan$"))
+    assert [text.split(",")[0] for text in errors.all_inner_texts()] == ["stop", "warning"]
+    link = re.compile(r"troubleshooting\.md#not-a-number$")
+    expect(errors.first.get_by_role("link")).to_have_attribute("href", link)
     assert page.title() != "taken over"
-    dashboard.get_by_role("button", name="Hold these").click()
-    dashboard.locator(".sheet summary").first.click()
-    expect(dashboard.locator("details[open]").first).to_contain_text("so and so so and")
+    expect(dashboard.locator(".sheet .text").nth(1)).to_contain_text("so and so so and")
 
 
 def test_it_reads_in_either_theme(page, dashboard):

@@ -122,10 +122,13 @@ def test_an_edited_completion_is_scored_anew(lab):
 
 def test_a_reward_is_switched_off(lab):
     edit(lab, RIGHT.format(gold_of(lab)))
-    total, switch = lab.locator(".chosen td:nth-last-child(2)"), lab.get_by_role("checkbox").first
-    for turn, shown in ((switch.uncheck, "0.5"), (switch.check, "1.5")):
-        turn()
+    total, slider = lab.locator(".chosen td:nth-last-child(2)"), lab.get_by_role("slider").first
+    for key, shown in (("Home", "0.5"), ("End", "2.5")):
+        slider.press(key)
         expect(total).to_have_text(shown)
+    for _ in range(16):
+        slider.press("ArrowLeft")
+    expect(total).to_have_text("1.5")
 
 
 def test_the_probes_give_a_verdict(lab):

@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 
@@ -55,21 +54,22 @@ def sweep(asked: argparse.Namespace) -> int:
     share = {name: count for name, count in share.items() if count is not None}
     if share and not asked.ray:
         raise ValueError("--cpus and --gpus go with --ray; on one machine a trial has one GPU")
+    if asked.jobs is not None and asked.ray:
+        raise ValueError("--jobs is for one machine: on Ray as many trials run as fit")
     read = sweep.read_sweep(Path(asked.file), elsewhere=bool(asked.ray))
-    entered = cluster.connected(asked.ray, **share) if asked.ray else nullcontext()
-    with entered as place:
-        if not asked.dry_run:
-            return sweep.run_sweep(read, asked.jobs, console, place=place)
+    if asked.dry_run:
         console.print(sweep.trial_table(read))
-        if asked.ray:
-            console.print(place.describe(), soft_wrap=True)
-    return 0
+    if not asked.ray:
+        return 0 if asked.dry_run else sweep.run_sweep(read, asked.jobs, console)
+    with cluster.connected(asked.ray, **share) as place:
+        console.print(place.describe(), soft_wrap=True)
+        return 0 if asked.dry_run else place.run_sweep(read, console)
 
 
 def report(asked: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from grpo_nb.pipeline import leaderboard
+    from grpo_nb.evaluation import leaderboard
 
     board, console = leaderboard.compare(asked.runs), Console()
     if not console.is_terminal:  # in a file or a pipe nothing is cut at 80 columns
@@ -77,8 +77,6 @@ def report(asked: argparse.Namespace) -> None:
     leaderboard.show(board, console)
     if asked.csv:
         board.table.to_csv(asked.csv, index=False)
-    if asked.html:
-        Path(asked.html).write_text(leaderboard.page(board), encoding="utf-8")
 
 
 def reward_lab(asked: argparse.Namespace) -> None:
@@ -96,7 +94,7 @@ def checklist(asked: argparse.Namespace) -> int:
         print(json.dumps(lines, indent=2, ensure_ascii=False))
     else:
         checklist.show(lines)
-    return int(any(line["state"] == "fail" for line in lines))
+    return int(any(line["state"] == "stop" for line in lines))
 
 
 def push(asked: argparse.Namespace) -> None:
@@ -110,18 +108,6 @@ def push(asked: argparse.Namespace) -> None:
         print(export.push(files, asked.repo, private=not asked.public))
     else:
         print("Nothing was sent: add --yes to upload.")
-
-
-def reproduce(asked: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from grpo_nb.pipeline import reproduce
-    from grpo_nb.runs import find_run
-
-    first, console = find_run(asked.run), Console()
-    again = reproduce.reproduce(first, asked.name or f"{first.name}-again", console)
-    same = reproduce.show(reproduce.compare(first, again, asked.tolerance), console)
-    return 0 if same else 1
 
 
 def serve(asked: argparse.Namespace) -> int:
@@ -192,7 +178,7 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     add("--dry-run", action="store_true", help="show the plan, start nothing")
     add = _command(commands, sweep, "many runs: a grid, a list or random draws", of_run=False)
     add("file", metavar="SWEEP.yaml")
-    add("--jobs", type=int, help="trials at once; default: 1, or all that fit")
+    add("--jobs", type=int, help="trials at once; default: 1")
     add("--ray", metavar="ADDRESS", help="on a Ray cluster: HOST:PORT or auto")
     add("--cpus", type=int, help="of a trial on Ray; default: 1")
     add("--gpus", type=int, help="of a trial on Ray; default: 1 if it has any")
@@ -200,7 +186,6 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     add = _command(commands, report, "compare runs: which is best, and how surely", of_run=False)
     add("runs", nargs="+", metavar="runs/NAME")
     add("--csv", metavar="FILE", help="write the table")
-    add("--html", metavar="FILE", help="write a page with the curves")
 
 
 def _add_before(commands: argparse._SubParsersAction) -> None:
@@ -224,9 +209,6 @@ def _add_after(commands: argparse._SubParsersAction) -> None:
     add("--repo", required=True, metavar="OWNER/NAME")
     add("--yes", action="store_true", help="upload; without it only say what would be")
     add("--public", action="store_true", help="default: a private repository")
-    add = _command(commands, reproduce, "run a run again, compare")
-    add("--as", dest="name", help="of the new run; default: NAME-again")
-    add("--tolerance", type=float, default=1e-3, help="of a figure; default: 1e-3")
     add = _command(commands, serve, "an OpenAI-compatible server")
     add("--host", default="127.0.0.1", help="default: this machine only")
     add("--port", type=_port, default=8000, help="default: 8000")

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -22,7 +23,7 @@ TINY_SETTINGS = {
 }
 LONGEST = (
     *("test_ranks", "test_recipes", "test_pipeline", "test_notebooks", "test_resume"),
-    *("test_skill", "test_reproduce", "test_cluster", "test_run", "test_unsloths_gpu_trainer"),
+    *("test_skill", "test_cluster", "test_run", "test_unsloths_gpu_trainer"),
 )
 collect_ignore = ["gpu_on_cpu/scenarios.py"]  # importing it patches torch and TRL for good
 _skipped: list[str] = []
@@ -48,6 +49,18 @@ def pytest_terminal_summary(terminalreporter) -> None:
         terminalreporter.section("skipped, and in CI nothing may be")
         for line in _skipped:
             terminalreporter.line(line)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def port() -> int:
+    """One at which nothing listens on this machine."""
+    return free_port()
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from grpo_nb.runs import project_path
+from grpo_nb.runs import project_path, refuse_unknown
 from grpo_nb.runs.config import DataConfig
-from grpo_nb.runs.profiles import TASKS, refuse_unknown
+from grpo_nb.runs.profiles import TASKS
 
 BATCH = 5_000  # rows
 NO_TEXT = (b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b", b"PK\x03\x04")

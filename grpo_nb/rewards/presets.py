@@ -15,8 +15,7 @@ from grpo_nb.rewards.combine import Gated, gated
 from grpo_nb.rewards.contract import Reward, declared_range
 from grpo_nb.rewards.own import give_name, load_source, rewards_of
 from grpo_nb.rewards.prompts import SYSTEM_PROMPT, extract_answer, tagged
-from grpo_nb.runs import PROJECT_ROOT
-from grpo_nb.runs.profiles import refuse_unknown
+from grpo_nb.runs import PROJECT_ROOT, refuse_unknown
 
 math_problem_reward = gated(
     correctness.numeric_correctness_reward,

@@ -31,10 +31,9 @@ and syntax), length and style read the whole completion; `worked_steps_reward` a
 TAIL = """
 ## Made of others
 
-`gated(a, by=b)`, `weighted([(a, 1.0), …])`, `Scheduled(a, {0: 0.2, 100: 1.0})` and `Adaptive(a)`,
-whose factor follows the success rate and is saved with checkpoints. `math_problem_reward` is
-`numeric_correctness_reward` gated by `soft_xml_format_reward`; `code_generation_reward` weighs
-format, syntax and execution.
+`gated(a, by=b)`, and `Adaptive(a)`, whose factor follows the success rate and is saved with
+checkpoints. `math_problem_reward` is `numeric_correctness_reward` gated by
+`soft_xml_format_reward`.
 
 ## TRL's own
 

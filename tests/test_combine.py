@@ -9,12 +9,10 @@ from grpo_nb import rewards
 from grpo_nb.reward_lab import Bench
 from grpo_nb.rewards import (
     Adaptive,
-    Scheduled,
     call,
     gated,
     reward,
     reward_set,
-    weighted,
 )
 from grpo_nb.rewards.presets import load_preset
 
@@ -52,17 +50,14 @@ def test_a_gate_falls_to_the_least_score_not_to_zero():
     assert func(completions=["+", "-"]) == [-1.0, -1.0]
 
 
-def test_weighted_and_none():
-    both = weighted([(sign_reward, 2.0), (length_reward, 0.5)])
-    assert both.range == (-2.0, 2.5)
-    assert both(completions=["+", "-", "?"]) == [2.05, -1.95, None]
+def test_a_gate_gives_none_where_a_part_does():
+    assert gated(length_reward, by=sign_reward)(completions=["+", "-", "?"]) == [0.1, 0.0, None]
 
 
 def test_a_combination_with_an_async_part_is_async():
-    func = weighted([(slow_judge, 0.5), (length_reward, 0.5)])
+    func = gated(length_reward, by=slow_judge, mark=0.4)
     assert rewards.combine.is_async(func)
-    assert call(func, completions=["x" * 10]) == [0.75]
-    assert call(gated(length_reward, by=slow_judge, mark=0.4), completions=["x" * 5]) == [0.5]
+    assert call(func, completions=["x" * 5]) == [0.5]
 
 
 def test_combinations_pickle():
@@ -76,16 +71,6 @@ def test_foreign_rewards_combine_too():
 
     func = gated(has_digit, by=length_reward, mark=0.5)
     assert func(completions=["1", "12345"]) == [0.0, 1.0]
-
-
-def test_a_schedule_is_drawn_through_its_points():
-    func = Scheduled(length_reward, {10: 1.0, 0: 0.0, 20: 0.5})
-    full = ["x" * 10]
-    steps = (0, 5, 10, 15, 20, 99)
-    factors = [func(completions=full, trainer_state=at(step))[0] for step in steps]
-    assert factors == [0.0, 0.5, 1.0, 0.75, 0.5, 0.5]
-    with pytest.raises(ValueError, match="at least one point"):
-        Scheduled(length_reward, {})
 
 
 def test_an_adaptive_weight_rises_while_success_is_rare_and_falls_when_it_is_common():

@@ -15,7 +15,7 @@ from unsloth_cells import CELLS
 from grpo_nb import data, reward_lab
 from grpo_nb.models import Sample, chat
 from grpo_nb.reward_lab.pilot import Pilot
-from grpo_nb.rewards import Adaptive, Scheduled, load_preset, reward_set
+from grpo_nb.rewards import Adaptive, load_preset, reward_set
 from grpo_nb.rewards.own import TRLS_OWN
 from grpo_nb.rewards.presets import built_in, load_python
 from grpo_nb.runs import PROJECT_ROOT, Run, Stage
@@ -65,8 +65,7 @@ def trained(tmp_path_factory):
 
     sets = [load_python(folder / f"{Path(name).stem}.py", text) for name, text in FOREIGN.items()]
     adaptive = Adaptive(built_in()["strict_xml_format_reward"].configured("adaptive_format"))
-    scheduled = Scheduled(built_in()["min_length_reward"].configured("warmed_up"), {0: 0, 2: 1})
-    ours = [*OURS, adaptive, scheduled, patient_judge]
+    ours = [*OURS, adaptive, patient_judge]
     funcs = {func.__name__: func for one in sets for func in one.reward_funcs}
     funcs |= {func.__name__: func for func in ours}
     config = resolve(
@@ -171,7 +170,6 @@ def test_ours_run_inside_trl(trained):
         assert table[func.__name__].between(low, high).all(), func.__name__
     assert (table["patient_judge"] == 0.5).all()
     assert trained.adaptive_step == 1
-    assert 0 < table["warmed_up"].max() <= 0.5
     assert any(name.endswith("/reason") for name in table.columns)
 
 

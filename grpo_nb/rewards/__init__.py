@@ -4,9 +4,7 @@
 from grpo_nb.rewards.code import code_execution_reward, code_generation_reward
 from grpo_nb.rewards.combine import (
     Adaptive,
-    Scheduled,
     gated,
-    weighted,
 )
 from grpo_nb.rewards.contract import Reward, Scored, call, declared_range, reward
 from grpo_nb.rewards.correctness import (

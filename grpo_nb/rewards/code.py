@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from grpo_nb.rewards.combine import weighted
 from grpo_nb.rewards.contract import Scored, reward
 from grpo_nb.rewards.format import code_block_format_reward, extract_code, no_syntax_error_reward
 
@@ -30,11 +29,12 @@ def code_execution_reward(
     return Scored(verdict.share if partial else float(verdict.share == 1), reason)
 
 
-code_generation_reward = weighted(
-    [
-        (code_block_format_reward, 0.125),
-        (no_syntax_error_reward, 0.125),
-        (code_execution_reward, 0.75),
-    ],
-    name="code_generation_reward",
-)
+@reward(max_none_share=0.05, parallel=True, resists="as code_execution_reward")
+def code_generation_reward(response: str, tests: Any) -> Scored:
+    """An eighth for one block of code, an eighth if it parses, the rest by its tests."""
+    ran = code_execution_reward.score(response, tests)
+    if ran.score is None:
+        return ran
+    parses = no_syntax_error_reward.score(response).score
+    form = code_block_format_reward.score(response) + parses
+    return Scored(0.125 * form + 0.75 * ran.score, ran.reason)

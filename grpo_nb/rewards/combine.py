@@ -1,6 +1,6 @@
-"""Rewards made of rewards: gated, weighted, and with weights that move.
+"""Rewards made of rewards: gated ones, and those with a weight that moves.
 
-Parts may be any TRL-shaped functions; a combination is async if one of its parts is.
+Parts may be any TRL-shaped functions; a gated reward is async if one of its parts is.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ def waits(reward: BatchReward) -> bool:
     """
     if is_async(reward):
         return False
-    parts = reward.parts if isinstance(reward, Combined) else [reward]
+    parts = reward.parts if isinstance(reward, Gated) else [reward]
     ours = all(isinstance(part, Reward) for part in parts)
     return ours and any(part.settings.parallel for part in parts)
 
@@ -45,33 +45,32 @@ def in_thread(reward: BatchReward) -> BatchReward:
 
 
 @dataclass(eq=False)
-class Combined:
-    """Parts, and the function that makes one score of a completion's scores.
+class Gated:
+    """`reward` where `by` gives at least `mark`, else its least score; None where either is."""
 
-    `join(scores, **options)` takes one score a part; a None among them makes None.
-    """
-
+    reward: BatchReward
+    by: BatchReward
+    mark: float
     name: str  # its `__name__`
-    parts: list[BatchReward]
-    join: Callable[..., float]
-    range: tuple[float, float]
-    options: dict[str, Any]
 
     def __post_init__(self) -> None:
-        self.__name__ = self.name
+        self.__name__, self.range = self.name, declared_range(self.reward)
+        self.__doc__ = f"{self.reward.__name__} where {self.by.__name__} gives {self.mark:g}."
+        self.parts = [self.reward, self.by]
         self.columns = sorted({c for part in self.parts for c in getattr(part, "columns", ())})
-        self.__doc__ = f"{self.join.__doc__} Of: {', '.join(p.__name__ for p in self.parts)}."
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> Scores:
-        return self._join([part(completions=completions, **columns) for part in self.parts])
+        return self._gate(*[part(completions=completions, **columns) for part in self.parts])
 
-    def _join(self, columns_F_N: list[Scores]) -> Scores:
-        rows = zip(*columns_F_N, strict=True)
-        return [None if None in row else self.join(row, **self.options) for row in rows]
+    def _gate(self, scores: Scores, gates: Scores) -> Scores:
+        return [
+            None if score is None or gate is None else score if gate >= self.mark else self.range[0]
+            for score, gate in zip(scores, gates, strict=True)
+        ]
 
 
-class AsyncCombined(Combined):
-    """The same with a part that has to be awaited; its parts run together."""
+class AsyncGated(Gated):
+    """The same with a part that has to be awaited; both run together."""
 
     async def __call__(self, completions: Sequence[Any], **columns: Any) -> Scores:
         async def run(part: BatchReward) -> Scores:
@@ -79,43 +78,32 @@ class AsyncCombined(Combined):
             scores = ready(completions=completions, **columns)
             return await scores if inspect.isawaitable(scores) else scores
 
-        return self._join(list(await asyncio.gather(*map(run, self.parts))))
+        return self._gate(*await asyncio.gather(*map(run, self.parts)))
 
 
-def gated(reward: BatchReward, *, by: BatchReward, mark: float = 1.0, name: str = "") -> Combined:
+def gated(reward: BatchReward, *, by: BatchReward, mark: float = 1.0, name: str = "") -> Gated:
     """`reward` where `by` scores at least `mark`, else the least score of `reward`.
 
     Unlike a sum, it pays nothing for a right answer in the wrong format, or the reverse.
     """
-    kind = AsyncCombined if is_async(reward) or is_async(by) else Combined
-    name, score_range = name or f"{reward.__name__}_gated_by_{by.__name__}", declared_range(reward)
-    return kind(name, [reward, by], _gate, score_range, {"low": score_range[0], "mark": mark})
-
-
-def _gate(row: Sequence[float], low: float, mark: float) -> float:
-    """The first part, where the gate reaches its mark; else the least score."""
-    return row[0] if row[1] >= mark else low
-
-
-def weighted(parts: Sequence[tuple[BatchReward, float]], *, name: str = "weighted") -> Combined:
-    """One reward that is the weighted sum of others."""
-    rewards, weights = [reward for reward, _ in parts], [weight for _, weight in parts]
-    ends = [sorted(end * weight for end in declared_range(part)) for part, weight in parts]
-    score_range = (sum(low for low, _ in ends), sum(high for _, high in ends))
-    kind = AsyncCombined if any(map(is_async, rewards)) else Combined
-    return kind(name, rewards, _weigh, score_range, {"weights": weights})
-
-
-def _weigh(row: Sequence[float], weights: Sequence[float]) -> float:
-    """Weighted sum."""
-    return sum(score * weight for score, weight in zip(row, weights, strict=True))
+    kind = AsyncGated if is_async(reward) or is_async(by) else Gated
+    return kind(reward, by, mark, name or f"{reward.__name__}_gated_by_{by.__name__}")
 
 
 @dataclass(eq=False)
-class Scaled:
-    """A reward times a factor that moves with the step; the base of the two below."""
+class Adaptive:
+    """A reward times a factor that rises while it is seldom earned, and falls once it mostly is.
+
+    A success is a score at or above the middle of the reward's range. The factor moves once a
+    step, however often the reward is called in it, and `save`/`load` keep it with a checkpoint.
+    """
 
     reward: BatchReward
+    low: float = 0.2  # success rate under which the factor grows
+    high: float = 0.8  # success rate over which it shrinks
+    change: float = 1.05  # by how much a step multiplies or divides it
+    least: float = 0.25  # its lower bound
+    greatest: float = 4.0  # its upper bound
 
     def __post_init__(self) -> None:
         name, (low, high) = self.reward.__name__, declared_range(self.reward)
@@ -124,6 +112,8 @@ class Scaled:
         self.__name__, self.__doc__ = name, self.reward.__doc__
         self.columns = getattr(self.reward, "columns", [])
         self.range = (min(0.0, low * self.greatest), max(0.0, high * self.greatest))
+        self.value, self.step = 1.0, -1
+        self.everyones: Callable[[list[float]], list[float]] = list  # of all processes' scores
 
     def __call__(self, completions: Sequence[Any], trainer_state: Any = None, **columns) -> Scores:
         if trainer_state is not None:
@@ -131,62 +121,21 @@ class Scaled:
         scores = self.reward(completions=completions, **columns)
         # Outside a training, as in a validation, no step is counted and no factor moves. Nor could
         # it where several processes train, of which only the first validates.
-        training = getattr(trainer_state, "is_training", True)
-        step = getattr(trainer_state, "global_step", -1) if training else -1
-        factor = self.factor(step, scores)
+        if getattr(trainer_state, "is_training", True):
+            self._move(getattr(trainer_state, "global_step", -1), scores)
         if log_metric := columns.get("log_metric"):
-            log_metric(f"{self.__name__}/factor", factor)
-        return [None if score is None else score * factor for score in scores]
+            log_metric(f"{self.__name__}/factor", self.value)
+        return [None if score is None else score * self.value for score in scores]
 
-
-@dataclass(eq=False)
-class Scheduled(Scaled):
-    """A reward whose factor is drawn through points: {0: 0.2, 100: 1.0} rises for 100 steps."""
-
-    points: dict[int, float]
-
-    def __post_init__(self) -> None:
-        if not self.points:
-            raise ValueError("a schedule needs at least one point, such as {0: 1.0}")
-        self.points = dict(sorted(self.points.items()))
-        self.greatest = max(self.points.values())
-        super().__post_init__()
-
-    def factor(self, step: int, scores: Scores) -> float:
-        import numpy as np
-
-        return float(np.interp(step, list(self.points), list(self.points.values())))
-
-
-@dataclass(eq=False)
-class Adaptive(Scaled):
-    """A reward whose factor rises while it is seldom earned, and falls once it mostly is.
-
-    A success is a score at or above the middle of the reward's range. The factor moves once a
-    step, however often the reward is called in it, and `save`/`load` keep it with a checkpoint.
-    """
-
-    low: float = 0.2  # success rate under which the factor grows
-    high: float = 0.8  # success rate over which it shrinks
-    change: float = 1.05  # by how much a step multiplies or divides it
-    least: float = 0.25  # its lower bound
-    greatest: float = 4.0  # its upper bound
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.value, self.step = 1.0, -1
-        self.everyones: Callable[[list[float]], list[float]] = list  # of all processes' scores
-
-    def factor(self, step: int, scores: Scores) -> float:
+    def _move(self, step: int, scores: Scores) -> None:
         middle = sum(declared_range(self.reward)) / 2
         if step <= self.step:
-            return self.value
+            return
         if known := self.everyones([score for score in scores if score is not None]):
             self.step = step
             rate = sum(score >= middle for score in known) / len(known)
             power = (rate < self.low) - (rate > self.high)
             self.value = min(self.greatest, max(self.least, self.value * self.change**power))
-        return self.value
 
     def save(self, folder: Path) -> None:
         state = {"value": self.value, "step": self.step}

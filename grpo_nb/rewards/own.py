@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from grpo_nb.rewards.combine import Combined, Scaled
+from grpo_nb.rewards.combine import Adaptive, Gated
 from grpo_nb.rewards.contract import Reward
 
 TRLS_OWN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
@@ -106,7 +106,7 @@ def _defined(module: ModuleType) -> Sequence[Callable[..., Any]]:
     for name, value in vars(module).items():
         if _is_own_reward(value, module.__name__):
             found.append(value)
-        elif isinstance(value, Reward | Combined | Scaled) and name != value.__name__:
+        elif isinstance(value, Reward | Gated | Adaptive) and name != value.__name__:
             made.append(name)  # not imported, but made here of others
     if made:
         raise ValueError(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_nb.rewards import code, correctness, format, length, style
-from grpo_nb.rewards.combine import Combined, gated
+from grpo_nb.rewards.combine import Gated, gated
 from grpo_nb.rewards.contract import Reward, declared_range
 from grpo_nb.rewards.own import give_name, load_source, rewards_of
 from grpo_nb.rewards.prompts import SYSTEM_PROMPT, extract_answer, tagged
@@ -210,4 +210,4 @@ def built_in() -> dict[str, Callable[..., Any]]:
     modules = correctness, format, length, style, code
     named = [pair for module in modules for pair in vars(module).items()]
     named += [("math_problem_reward", math_problem_reward)]
-    return {k: v for k, v in named if isinstance(v, Reward | Combined) and v.__name__ == k}
+    return {k: v for k, v in named if isinstance(v, Reward | Gated) and v.__name__ == k}

@@ -23,7 +23,7 @@ TINY_SETTINGS = {
 }
 LONGEST = (
     *("test_ranks", "test_recipes", "test_pipeline", "test_notebooks", "test_resume"),
-    *("test_skill", "test_cluster", "test_batches", "test_unsloths_gpu_trainer"),
+    *("test_skill", "test_cluster", "test_run", "test_unsloths_gpu_trainer"),
 )
 collect_ignore = ["gpu_on_cpu/scenarios.py"]  # importing it patches torch and TRL for good
 _skipped: list[str] = []
@@ -71,7 +71,7 @@ def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take minutes first, lest one process waits for another at the end."""
+    """The files that take minutes first, so that no process waits for another at the end."""
     items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 

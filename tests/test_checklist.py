@@ -7,9 +7,10 @@ import subprocess
 import pytest
 from filelock import FileLock
 
+from grpo_nb import machine as versions
 from grpo_nb.__main__ import main
-from grpo_nb.pipeline import batches, checklist
-from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Check, Run, config, sha256, versions, write_json
+from grpo_nb.pipeline import checklist, notebooks
+from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Check, Run, config, sha256, write_json
 
 
 @pytest.fixture
@@ -125,8 +126,8 @@ def test_stages_that_differ_in_commit_seed_or_versions_are_a_warning(run, change
 
 
 def test_config_yaml_is_a_run_file_that_makes_the_run_again(run):
-    [again] = batches.planned_runs([str(run / "config.yaml")], "again", None, [])
-    made, _ = batches.check_run(Run(again.name), again.profile, again.settings)
+    again = notebooks.planned_run(str(run / "config.yaml"), "again", None, [])
+    made, _ = notebooks.check_run(Run(again.name), again.profile, again.settings)
     differ = config.flatten(made).items() ^ config.flatten(run.config()).items()
     assert {name for name, _ in differ} <= {"model.model_path"}, "by its whole path"
 

@@ -18,8 +18,9 @@ def prepare(runs_dir):
     """A stage 01 with prepared rows, and their report."""
 
     def start(**settings):
-        parameters = {"run_name": "d", "profile": "tiny-cpu", "max_rows": 80, "eval_rows": 40}
-        stage = runs.start_stage("01", parameters | settings)
+        named = {f"data.{name}": value for name, value in settings.items()}
+        small = {"data.max_rows": 80, "data.eval_rows": 40}
+        stage = runs.start_stage("01", "d", small | named, profile="tiny-cpu")
         tokenizer = chat.load_tokenizer(stage.config.model.model_path)
         count_tokens = partial(chat.count_tokens, tokenizer)
         return stage, data.prepare(stage.run, stage.config.data, 0, count_tokens)

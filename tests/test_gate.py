@@ -15,7 +15,7 @@ from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.runs import start_stage
 from grpo_nb.views import plots
 
-RUN = {"run_name": "gate", "profile": "tiny-cpu"}
+SMALL = {"data.eval_rows": 8, "data.max_rows": 24}
 MATH = load_preset("math")
 STALE = "the rewards or their weights are not those that were tested"
 
@@ -23,10 +23,10 @@ STALE = "the rewards or their weights are not those that were tested"
 @pytest.fixture
 def lab(runs_dir):
     """Stage 02 of a run whose data stage 01 really prepared, with a pilot."""
-    stage = start_stage("01", RUN | {"eval_rows": 8, "max_rows": 24})
+    stage = start_stage("01", "gate", SMALL, profile="tiny-cpu")
     data.prepare(stage.run, stage.config.data, 0, lambda prompts: [10] * len(prompts))
     stage.finish("data")
-    stage = start_stage("02", RUN | {"pilot_completions": 2})
+    stage = start_stage("02", "gate", {"rewards.pilot_completions": 2})
     rows = data.load(stage.run, "train")
     said = [[Sample(MATH.reference(row), 9, False), Sample("?", 2, False)] for row in rows[:4]]
     tried = pilot.sample(stage.run, rows[:4], stage.config, lambda prompts: said)
@@ -49,7 +49,7 @@ def test_a_verdict_that_passed_lets_stage_03_start_with_the_same_rewards_alone(l
     refused(lab, MATH, "rewards/report.json is missing")
     assert judged(lab, MATH).passed
     lab.stage.finish("rewards")
-    rewards = start_stage("03", RUN).config.rewards
+    rewards = start_stage("03", "gate").config.rewards
     assert reward_lab.check(lab.run, load_preset(rewards.preset, rewards.reward_weights))
     refused(lab, load_preset("math", "1, 0.5, 0.25, 0"), STALE)
     looser = MATH.reward_funcs[0].configured(MATH.names[0], relative=0.5)
@@ -185,7 +185,7 @@ def test_a_cell_of_rewards_with_all_that_they_need_is_trained_as_it_was_tested(l
     expected = (preset.names, preset.reward_weights, 2.0, scores, reward_lab.fingerprint(preset))
     assert shown == " ".join(map(str, expected))
     assert reward_lab.check(
-        lab.run, load_preset(start_stage("03", RUN).config.rewards.preset), True
+        lab.run, load_preset(start_stage("03", "gate").config.rewards.preset), True
     )
 
 
@@ -194,7 +194,7 @@ def test_a_cell_may_bring_its_own_form_and_an_emptied_one_brings_the_preset_back
     path = lab.stage.config.rewards.preset
     assert lab.run.settings()["rewards.preset"] == path == str(lab.run / "rewards/mine.py")
     assert adopted(lab, OWN).reference(lab.rows[0]) == MATH.reference(lab.rows[0])
-    again = start_stage("02", RUN)
+    again = start_stage("02", "gate")
     reward_lab.adopt(reward_lab.Bench(MATH), lab.rows, lab.pilot, again, "# nothing\n")
     assert again.config.rewards.preset == lab.run.settings()["rewards.preset"] == "math"
 
@@ -257,6 +257,6 @@ def test_written_weights_reach_the_run_and_stage_03_takes_them(lab, weights):
     lab.stage.finish("rewards")
     given = reward_lab.Bench(MATH._replace(reward_weights=weights))
     assert reward_lab.write_weights(given, lab.rows, lab.pilot, lab.stage)[0].passed
-    written = start_stage("03", RUN).config.rewards.reward_weights
+    written = start_stage("03", "gate").config.rewards.reward_weights
     assert lab.run.settings() == {"rewards.reward_weights": written}
     assert reward_lab.check(lab.run, load_preset("math", written))

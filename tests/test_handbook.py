@@ -18,8 +18,8 @@ import yaml
 from pages import COMMAND, blocks, tokens_of, write_files
 from pymdownx.slugs import slugify
 
-from grpo_nb.commands import parse_arguments
-from grpo_nb.pipeline.batches import check_run, planned_runs, read_run
+from grpo_nb.__main__ import parse_arguments
+from grpo_nb.pipeline.notebooks import check_run, planned_run
 from grpo_nb.pipeline.trials import read_sweep
 from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.rewards.presets import built_in
@@ -163,7 +163,7 @@ def check_yaml(path: Path) -> None:
     elif {"grid", "list", "random"} & content.keys():
         assert read_sweep(path).trials
     else:
-        (planned,) = planned_runs([str(path)], None, None, [])
+        planned = planned_run(str(path), None, None, [])
         check_run(Run(planned.name), planned.profile, planned.settings)
 
 
@@ -215,7 +215,7 @@ def test_the_configurations_for_gpus_are_taken_by_the_installed_trl(name, place)
     from trl import GRPOConfig
 
     write_files(PROJECT_ROOT / "docs/settings.md", place)
-    planned = read_run(place / name)
+    planned = planned_run(str(place / name), None, None, [])
     resolved, typed = check_run(Run(planned.name), planned.profile, planned.settings)
     arguments = grpo_arguments(resolved, place / "train", vllm=True)
     built = GRPOConfig(**arguments)

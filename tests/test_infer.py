@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 from grpo_nb import models, reward_lab, runs
 from grpo_nb.__main__ import main
 from grpo_nb.evaluation.answers import Sampling, answer_file, weights_of
-from grpo_nb.pipeline.execution import KERNEL_ARGUMENTS, QUIET
+from grpo_nb.pipeline.notebooks import KERNEL_ARGUMENTS, QUIET
 from grpo_nb.runs import Run, config, project_path, write_json
 from grpo_nb.views.infer import Chat, Said, answers_page
 from grpo_nb.views.widgets import ChatPanel

@@ -12,7 +12,7 @@ MODULES = sorted((PROJECT_ROOT / "grpo_nb").rglob("*.py"))
 HEAVY = {"torch", "unsloth", "trl", "vllm"}
 MAY_IMPORT_HEAVY = {"models", "training", "export"}
 FLOORS = [
-    {"machine", "commands"},
+    {"machine"},
     {"runs", "colab"},
     {"rewards"},
     {"data", "models"},

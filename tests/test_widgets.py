@@ -20,12 +20,12 @@ RIGHT = "<reasoning>1+1=2</reasoning><answer>{}</answer>"
 @pytest.fixture
 def lab(runs_dir):
     """Three prompts with four completions each, two of them right, in a run of its own."""
-    first = runs.start_stage("01", {"run_name": "lab", "profile": "tiny-cpu"})
+    first = runs.start_stage("01", "lab", profile="tiny-cpu")
     tokenizer = chat.load_tokenizer(first.config.model.model_path)
     count_tokens = partial(chat.count_tokens, tokenizer)
     data.prepare(first.run, first.config.data, 0, count_tokens)
     first.finish("data")
-    stage = runs.start_stage("02", {"run_name": "lab", "pilot_completions": 4})
+    stage = runs.start_stage("02", "lab", {"rewards.pilot_completions": 4})
     rows = data.load(stage.run, "train")
     tried = pilot.sample(stage.run, rows[:3], stage.config, sampler=sample_for(rows))
     opened = RewardLab(
@@ -129,7 +129,7 @@ def test_written_weights_are_the_runs_and_stage_03_takes_them(lab):
     assert lab.errors.value == ""
     config = yaml.safe_load((lab.stage.run / "config.yaml").read_text())
     assert config["rewards.reward_weights"] == "1, 0.25, 0.25, 0"
-    after = runs.start_stage("03", {"run_name": "lab"})
+    after = runs.start_stage("03", "lab")
     chosen = load_preset("math", after.config.rewards.reward_weights)
     assert "passed" in reward_lab.check(after.run, chosen)
     with pytest.raises(ValueError, match="not those that were tested"):

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_nb import data, models, reward_lab, rewards, training
-from grpo_nb.pipeline.execution import QUIET
-from grpo_nb.runs import NOTEBOOKS, Run, Stage, config, resolve_stage, start_stage
+from grpo_nb.pipeline.notebooks import QUIET, kept_settings
+from grpo_nb.runs import Run, Stage, config, start_stage, write_json
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.training import ranks
 
@@ -93,18 +93,12 @@ def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
 
 
 def _start(run: Run, settings: Mapping[str, Any], force: bool) -> Stage:
-    """With the run's own settings of stage 03, what was to be set there, and what is given."""
-    for name in settings:
-        if config.stage_of(name) != "03":
-            raise ValueError(f"{name} belongs to {NOTEBOOKS[config.stage_of(name)]}, not to train")
-    started = {key: entry.get("started", "") for key, entry in run.manifest().items()}
-    anew = started.get("03", "") < max(started.get("01", ""), started.get("02", ""))
-    known = run.settings() if anew else config.flatten(run.config())
-    unset = config.flatten(resolve_stage(run, "03", "", {}))
-    own = {k: v for k, v in known.items() if config.stage_of(k) == "03" and unset.get(k) != v}
-    own.pop("train.resume", None)  # it was meant for one training
-    parameters = config.to_parameters("03", own | settings)
-    return start_stage("03", {**parameters, "run_name": run.name, "force": force})
+    """With what earlier calls have set for stage 03, and what is given."""
+    kept = config.of_stage("03", kept_settings(run, "03"))
+    stage = start_stage("03", run.name, kept | settings, force=force)
+    typed = {name: config.flatten(stage.config)[name] for name in settings}
+    write_json(run / "settings.json", run.settings() | typed)
+    return stage
 
 
 def _refuse(settings: RunConfig) -> None:

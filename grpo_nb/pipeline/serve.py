@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from grpo_nb import data, models
 from grpo_nb.evaluation.answers import weights_of
 from grpo_nb.models.chat import find_model
-from grpo_nb.pipeline.execution import QUIET
+from grpo_nb.pipeline.notebooks import QUIET
 from grpo_nb.pipeline.sweep import ending_with_us
 from grpo_nb.runs import PROJECT_ROOT, Run
 

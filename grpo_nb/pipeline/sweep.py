@@ -19,8 +19,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from grpo_nb.machine import gpu_name
-from grpo_nb.pipeline.batches import refuse_read_only, undone
-from grpo_nb.pipeline.execution import Stopped
+from grpo_nb.pipeline.notebooks import Stopped, refuse_read_only, undone
 from grpo_nb.pipeline.trials import Sweep, Trial, read_sweep, trial_table
 from grpo_nb.runs import PROJECT_ROOT, Run, runs_root
 from grpo_nb.runs.files import read_json

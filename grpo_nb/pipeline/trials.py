@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_nb.pipeline.batches import check_run, with_full_paths
+from grpo_nb.pipeline.notebooks import check_run, with_full_paths
 from grpo_nb.runs import Run
 from grpo_nb.runs import config as configs
 from grpo_nb.runs.files import read_yaml

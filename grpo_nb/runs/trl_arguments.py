@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from grpo_nb.runs.config import RunConfig
-from grpo_nb.runs.profiles import refuse_unknown
+from grpo_nb.runs.names import refuse_unknown
 
 # Settings of `train` that TRL knows by the same name.
 TRL_NAMES = (

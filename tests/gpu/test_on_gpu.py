@@ -15,6 +15,7 @@ from grpo_nb.pipeline.notebooks import run_pipeline
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import PROJECT_ROOT, Run
 from grpo_nb.runs.config import ModelConfig
+from grpo_nb.runs.files import read_json
 
 pytestmark = pytest.mark.gpu
 
@@ -22,8 +23,8 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("fast_inference", ["off", "detect"])
 def test_the_four_notebooks_teach_the_tiny_model(runs_dir, fast_inference):
     settings = {"model.fast_inference": fast_inference, "train.max_steps": 60}
-    summary = run_pipeline("gpu", "tiny-cpu", settings)
-    greedy = summary["report"]["greedy"]
+    run = run_pipeline("gpu", "tiny-cpu", settings)
+    greedy = read_json(run / "eval/report.json")["greedy"]
     assert greedy["base"]["accuracy"] <= 0.45
     assert greedy["merged"]["accuracy"] >= 0.75
     assert greedy["merged"]["format"] >= 0.95

@@ -1,16 +1,26 @@
+"""What a run takes and refuses before it starts, and what ends one of its notebooks too early."""
+
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 
+import nbformat
 import pytest
 
 from grpo_nb.__main__ import main
-from grpo_nb.pipeline import batches
-from grpo_nb.runs import Run, config, files, write_json
+from grpo_nb.pipeline import notebooks
+from grpo_nb.pipeline.notebooks import StageFailed, execute_notebook
+from grpo_nb.runs import PROJECT_ROOT, Run, config, files, write_json
 
 RUN = "profile: tiny-cpu\ndata.max_rows: 80\ndata.eval_rows: 16\ntrain.learning_rate: 1e-4\n"
+START = (
+    "from grpo_nb import runs\nstage = runs.start_stage('01', run_name, settings, profile=profile)"
+)
+PARAMETER_CELL = "run_name = ''\nprofile = 'auto'\nsettings = {}"
+FINISH = "(stage.run / 'x').touch()\nprint(stage.finish('x'))"
 
 
 def write(folder, text, name="mine.yaml"):
@@ -71,7 +81,7 @@ def test_values_are_what_they_look_like(tmp_path, text, value):
         ("profile: 5", "profile = 5: write a name"),
         ("profile: [tiny-cpu]", "profile = ['tiny-cpu']: write a name"),
         ("name:", "run_name ''"),
-        ("seed: 1\nname: \x07", "line 2: special characters are not allowed: '\\x07'"),
+        ("seed: 1\nname: \x07", "special characters are not allowed"),
         ("a: " + "[" * 5000, "mine.yaml is not a file of settings: it nests too deep"),
         ("seed: " + "1" * 5000, "mine.yaml cannot be read: Exceeds the limit"),
         ("seed: &a [*a]", "seed = "),
@@ -96,10 +106,9 @@ def test_values_are_what_they_look_like(tmp_path, text, value):
     ],
 )
 def test_wrong_run_files_start_nothing(runs_dir, capsys, text, message):
-    good = write(runs_dir, RUN, "good.yaml")
-    assert main(["run", "-f", good, "-f", write(runs_dir, text)]) == 2
+    assert main(["run", "-f", write(runs_dir, text)]) == 2
     assert message in capsys.readouterr().err
-    assert sorted(path.name for path in runs_dir.iterdir()) == ["good.yaml", "mine.yaml"]
+    assert [path.name for path in runs_dir.iterdir()] == ["mine.yaml"]
 
 
 @pytest.mark.parametrize(
@@ -111,6 +120,14 @@ def test_wrong_run_files_start_nothing(runs_dir, capsys, text, message):
         (["--to", ""], "unknown stage ''"),
         (["--from", "", "--name", "x"], "unknown stage ''"),
         (["--only", "", "--name", "x"], "unknown stage ''"),
+        (["--from", "03"], "say which with --name"),
+        (["--from", "03", "--name", "x"], "no config.yaml: run 01_prepare_data first"),
+        (["--set", "train.max_stepz=3"], "'train.max_stepz': did you mean 'train.max_steps'"),
+        (["--set", "train.max_steps=many"], "train.max_steps = 'many'"),
+        (["--set", "train.num_generations=7"], "does not divide the batch"),
+        (["--set", "trl.betta=1"], "unknown argument of GRPOConfig 'trl.betta'"),
+        (["--set", "rewards.preset=none.yaml"], "none.yaml does not exist"),
+        (["--set", "rewards.reward_weights=1, 2"], "write 4 numbers"),
         (["--name", ""], "run_name ''"),
         (["--name", "a\nb"], "run_name 'a\\nb'"),
         (["--profile", ""], "profile = '': write a name"),
@@ -121,6 +138,7 @@ def test_wrong_run_files_start_nothing(runs_dir, capsys, text, message):
         (["--set", "trl.epsilon=" + "[" * 3000], "TRL wants float"),
         (["--set", "train.stages=\0"], "is not a file"),
         (["-f", "no.yaml"], "no.yaml does not exist"),
+        (["-f", "a.yaml", "-f", "b.yaml"], "-f names one run"),
     ],
 )
 def test_wrong_arguments_start_nothing(runs_dir, capsys, arguments, message):
@@ -134,12 +152,6 @@ def test_a_wrong_file_of_stages_starts_nothing(runs_dir, capsys):
     assert main(["run", "--profile", "tiny-cpu", "--set", f"train.stages={stages}"]) == 2
     assert "key of stage 'a' 'max_stps': did you mean 'max_steps'" in capsys.readouterr().err
     assert [path.name for path in runs_dir.iterdir()] == ["stages.yaml"]
-
-
-def test_two_files_that_would_write_one_directory_are_refused(runs_dir, capsys):
-    files = [write(runs_dir, f"name: same\nseed: {i}", f"{i}.yaml") for i in (1, 2)]
-    assert main(["run", "-f", files[0], "-f", files[1]]) == 2
-    assert f"two runs would write {runs_dir}/same" in capsys.readouterr().err
 
 
 def test_the_plan_says_where_each_setting_comes_from_and_starts_nothing(runs_dir, capsys):
@@ -158,11 +170,11 @@ def test_the_plan_says_where_each_setting_comes_from_and_starts_nothing(runs_dir
 
 def test_the_command_line_comes_over_the_file(runs_dir):
     file = write(runs_dir, RUN)
-    (plan,) = batches.planned_runs([file], None, None, ["train.beta=0.2", "data.max_rows=9"])
+    plan = notebooks.planned_run(file, None, None, ["train.beta=0.2", "data.max_rows=9"])
     assert (plan.name, plan.profile) == ("mine", "tiny-cpu")
     assert plan.settings["data.max_rows"] == "9"
     assert plan.settings["train.learning_rate"] == 1e-4
-    (plan,) = batches.planned_runs([file], "other", "l4-24gb", [])
+    plan = notebooks.planned_run(file, "other", "l4-24gb", [])
     assert (plan.name, plan.profile) == ("other", "l4-24gb")
 
 
@@ -182,11 +194,9 @@ def test_one_stage_alone_with_a_log(prepared):
     assert list(json.loads((run / "manifest.json").read_text())) == ["01"]
     log = (run / "log.txt").read_text().splitlines()
     times, texts = zip(*(line.split(" ", 1) for line in log), strict=True)
-    assert texts[0].startswith("start: 01_prepare_data; tiny-cpu; {'data.max_rows': 80")
-    assert "torch 2." in texts[1]
-    assert texts[2] == "01_prepare_data: started"
-    assert re.fullmatch(r"01_prepare_data: done in \d+\.\d s", texts[3])
-    assert re.fullmatch(r"done in \d+\.\d s", texts[4])
+    assert texts[0].startswith("01_prepare_data: started with {'run_name': 'mine'")
+    assert "'data.max_rows': 80" in texts[0]
+    assert re.fullmatch(r"01_prepare_data: done in \d+\.\d s", texts[1])
     assert list(times) == sorted(times)
 
 
@@ -200,45 +210,127 @@ def test_the_same_file_goes_on_from_a_later_stage(prepared, monkeypatch, capsys)
     assert "needs 02_test_rewards, which is not started" in capsys.readouterr().err
 
 
-def test_runs_follow_each_other_although_one_fails(runs_dir, capsys):
-    files = [write(runs_dir, "data.source: nowhere.csv\n", f"{name}.yaml") for name in "ab"]
-    assert main(["run", "-f", files[0], "-f", files[1], "--profile", "tiny-cpu"]) == 1
-    error = capsys.readouterr().err
-    assert "run 'a': 01_prepare_data failed in cell" in error
-    assert "2 of 2 runs failed: a, b" in error
-    for name in "ab":
-        log = (Run(name) / "log.txt").read_text()
-        assert re.search(r"StageFailed after .* FileNotFoundError: .*nowhere.csv", log)
+RUN_AND_SWEEP = pytest.mark.parametrize(
+    ("command", "text"), [(["run", "-f"], RUN), (["sweep"], "grid: {seed: [1]}")]
+)
 
 
-@pytest.mark.parametrize("command", ["run", "sweep"])
-def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys, command):
+@RUN_AND_SWEEP
+def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys, command, text):
     (tmp_path / "file").touch()
     monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path / "file/runs"))
-    text = RUN if command == "run" else "grid: {seed: [1]}"
-    arguments = {"run": ["run", "-f"], "sweep": ["sweep"]}[command]
-    assert main([*arguments, write(tmp_path, text)]) == 2
+    assert main([*command, write(tmp_path, text)]) == 2
     assert "point GRPO_NB_RUNS at a folder that can" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not shutil.which("bwrap"), reason="needs bubblewrap: a read-only disk")
-@pytest.mark.parametrize("command", ["run", "sweep"])
-def test_a_read_only_disk_is_refused(tmp_path, command):
-    text = RUN if command == "run" else "grid: {seed: [1]}"
-    arguments = {"run": ["run", "-f"], "sweep": ["sweep"]}[command]
+@RUN_AND_SWEEP
+def test_a_read_only_disk_is_refused(tmp_path, command, text):
     sandbox = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--setenv", "GRPO_NB_RUNS"]
-    grpo = [sys.executable, "-m", "grpo_nb", *arguments, write(tmp_path, text)]
-    done = subprocess.run(
-        [*sandbox, str(tmp_path), *grpo], capture_output=True, text=True, check=False
-    )
+    grpo = [sys.executable, "-m", "grpo_nb", *command, write(tmp_path, text)]
+    done = subprocess.run([*sandbox, str(tmp_path), *grpo], capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     assert re.search(r"cannot be written: .* is read-only; point GRPO_NB_RUNS", done.stderr)
 
 
 def test_what_was_set_is_kept_for_stages_that_run_again_but_how_to_resume_is_asked_anew(runs_dir):
     run = Run("again")
-    run.write_config(config.resolve("tiny-cpu", {}))
+    run.write_config(config.resolve("tiny-cpu", {"train.resume": "always"}))
     write_json(run / "settings.json", {"train.max_steps": 3, "train.resume": "always"})
-    found, typed = batches.check_run(run, first="03", force=True)
+    found, typed = notebooks.check_run(run, first="03", force=True)
     assert typed == {"train.max_steps": 3}
     assert found.train.resume == "auto"
+
+
+@pytest.fixture
+def execute(runs_dir, tmp_path, monkeypatch):
+    """Stage 01 with cells of its own, in a kernel of its own."""
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "r/notebooks").mkdir(parents=True)
+    monkeypatch.setattr(notebooks, "PROJECT_ROOT", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PROJECT_ROOT)]))
+
+    def run(*cells, **settings):
+        book = nbformat.v4.new_notebook(metadata={"language_info": {"name": "python"}})
+        book.cells = [nbformat.v4.new_code_cell(cell) for cell in (PARAMETER_CELL, *cells)]
+        book.cells[0].metadata.tags = ["parameters"]
+        nbformat.write(book, tmp_path / "notebooks/01_prepare_data.ipynb")
+        parameters = {"run_name": "r", "profile": "tiny-cpu", "settings": settings}
+        return execute_notebook(Run("r"), "01", parameters)
+
+    return run
+
+
+def entry():
+    return Run("r").manifest()["01"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("import sys; sys.exit()", "ended before its last cell"),
+        ("import sys; sys.exit('no rows')", "failed in cell 4: SystemExit: no rows"),
+        ("import os; os._exit(3)", "its process ended by itself with exit code 3"),
+        ("import os; os.kill(os.getpid(), 9)", "its process was killed by SIGKILL .*memory runs"),
+        ("import os; os.abort()", "its process was killed by SIGABRT"),
+    ],
+)
+def test_a_notebook_that_ends_early_has_failed_and_says_how(execute, cell, said):
+    with pytest.raises(StageFailed) as failed:
+        execute(START, cell, FINISH)
+    text = str(failed.value)
+    assert re.search(f"01_prepare_data .*{said}", text), text
+    assert "Traceback" not in text
+    assert entry()["status"] == "failed"
+    assert re.search(said, entry()["error"])
+    if "process" in said:
+        assert "--from this stage goes on" in text
+    kept = nbformat.read(Run("r") / "notebooks/01_prepare_data.ipynb", 4)
+    assert next(cell for cell in kept.cells if START in cell.source).execution_count
+
+
+def test_a_notebook_that_fails_before_it_begins_leaves_the_result_of_before(execute):
+    execute(START, FINISH)
+    done = entry()
+    assert done["status"] == "done"
+    for cell in ("raise ValueError('no')", "import sys; sys.exit()"):
+        with pytest.raises(StageFailed):
+            execute(cell, START, FINISH)
+        assert entry() == done
+
+
+def test_a_stage_that_fails_again_before_it_wrote_leaves_the_result_of_before(execute):
+    begin = START + "\n(stage.run / 'x').write_text('trained')"
+    execute(begin, FINISH)
+    run = Run("r")
+    kept = {path: path.read_bytes() for path in (run / "manifest.json", run / "config.yaml")}
+    for cell in ("raise ValueError('no')", "import os; os.kill(os.getpid(), 9)"):
+        with pytest.raises(StageFailed, match="before is as it was, and stays its result"):
+            execute(START, cell, FINISH, **{"data.eval_rows": 9})
+        assert {path: path.read_bytes() for path in kept} == kept
+    with pytest.raises(StageFailed):
+        execute(START, "(stage.run / 'x').write_text('half')", "1 / 0", FINISH)
+    assert entry()["status"] == "failed"
+
+
+def test_a_typo_in_the_settings_starts_nothing(execute):
+    with pytest.raises(StageFailed, match=r"'data.eval_rws': did you mean 'data.eval_rows'"):
+        execute(START, FINISH, **{"data.eval_rws": 5})
+    assert not (Run("r") / "config.yaml").exists()
+
+
+@pytest.mark.skipif(not shutil.which("bwrap"), reason="needs bubblewrap: a full disk")
+def test_a_full_disk_is_a_sentence(tmp_path):
+    (tmp_path / "small").mkdir()
+    sandbox = ["bwrap", "--bind", "/", "/", "--dev", "/dev", "--size", "65536", "--tmpfs"]
+    command = [sys.executable, "-m", "grpo_nb", "run", "--profile=tiny-cpu", "--name=r", "--to=01"]
+    environment = os.environ | {"GRPO_NB_RUNS": str(tmp_path / "small")}
+    done = subprocess.run(
+        [*sandbox, str(tmp_path / "small"), *command],
+        **{"capture_output": True, "text": True, "env": environment},
+    )
+    assert done.returncode == 1
+    assert re.search(
+        r"grpo-nb: 01_prepare_data .*no room to write .*: free some space", done.stderr
+    )
+    assert "Traceback" not in done.stderr

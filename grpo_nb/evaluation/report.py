@@ -136,13 +136,16 @@ def checks(report: Mapping[str, Any]) -> list[Check]:
     Args:
         report: As `build` gives it, of at least two models.
     """
-    found = [one for one in report["comparisons"] if one["decoding"] == "greedy"]
     first, *_, last = report["greedy"]
-    found = next(one for one in found if (one["before"], one["after"]) == (first, last))
-    prompts, said = report["prompts"], f"{first} and {last} answered the same held-out prompts"
+    pairs = {(one["decoding"], one["before"], one["after"]): one for one in report["comparisons"]}
+    found, prompts = pairs["greedy", first, last], report["prompts"]
     known = found["differences"]["accuracy"]["interval"] and prompts >= LEAST_PROMPTS
-    more = "raise data.eval_rows and begin again with notebook 1"
-    baseline = Check("baseline", "ok" if known else "stop", f"{said}, {prompts}", more)
+    baseline = Check(
+        "baseline",
+        "ok" if known else "stop",
+        f"{first} and {last} answered the same {prompts} held-out prompts",
+        "" if known else "raise data.eval_rows and begin again with notebook 1",
+    )
     whole = found["mcnemar_p"] < 0.05 and found["gained"] > found["lost"]
     state, fix = "ok", ""
     if found["verdict"] != "better":

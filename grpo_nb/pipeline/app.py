@@ -60,7 +60,7 @@ def serve(name: str, profile: str = "auto", port: int = 8866, browser: bool = Tr
 
 
 def prepare(run: Run):
-    """The run's copy of notebook 2, written anew, with what the run has set by now."""
+    """The run's copy of notebook 2, written again, with what the run has set by now."""
     import papermill
 
     source = PROJECT_ROOT / "notebooks" / f"{NOTEBOOKS['02']}.ipynb"

@@ -148,12 +148,12 @@ def run_sweep(
                         say(console, f"{trial.name}: started, attempt {failures[trial.name] + 1}")
                         process = start(command(sweep, trial), Run(trial.name), free[0])
                         running.append(_Running(trial, process, free.pop(0)))
+                time.sleep(POLL)
                 for ended in [one for one in running if one.process.poll() is not None]:
                     running.remove(ended)
                     free.append(ended.share)
                     if _tell_end(sweep, ended.trial, ended.process.returncode, failures, console):
                         waiting.append(ended.trial)
-                time.sleep(POLL)
         finally:  # the trials save their work
             for one in running:
                 one.process.terminate()

@@ -3,7 +3,7 @@
 # make reward-lab  set up, then serve notebook 2 of the run "demo" as a page
 # make test        set up, then run every test this machine can run
 # make docs        set up, then build the handbook into site/
-# make pictures    draw the pictures of README and handbook anew, from the run of make demo
+# make pictures    draw the pictures of README and handbook again, from the run of make demo
 # make doctor      say what this machine has, and how to get the rest
 # make gpu-check   try everything that needs an NVIDIA GPU, in 25 minutes; a page of results
 # make pins        compile both lists of requirements again, from pyproject.toml

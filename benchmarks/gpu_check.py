@@ -10,7 +10,6 @@ exit code is 0 if all passed, 1 if a part did not, 2 without a GPU that can be u
 import argparse
 import csv
 import datetime
-import json
 import os
 import platform
 import shutil
@@ -150,15 +149,14 @@ def try_profile(profile: str) -> int:
         arguments = [f"--set={key}={value}" for key, value in settings.items()]
         command = [PYTHON, "-m", "grpo_nb", "run", "--name", name, "--profile", profile]
         subprocess.run([*command, "--to=03", "--force", *arguments], check=False)
-    found = Run(name) / "train/preflight.json"
     print(f"{profile}: {weights}")
-    checks = json.loads(found.read_text(encoding="utf-8"))["checks"] if found.exists() else []
-    for line in checks:
-        print(f"{line['result']:<8}{line['check']:<15}{line['seen']} {line['do']}")
+    checks = Run(name).manifest().get("03", {}).get("checks", [])
+    for check in checks:
+        print(f"{check['state']:<8}{check['name']:<15}{check['evidence']} {check['fix']}")
     made = [line for line in read_lines(Run(name) / "train/metrics.jsonl") if "reward" in line]
     for line in made:
         print(f"step {line['step']}: {line['step_time']:.1f} s, {line['memory_gib']:.1f} GiB")
-    return int(len(made) < STEPS or any(line["result"] == "stop" for line in checks))
+    return int(len(made) < STEPS or any(check["state"] == "stop" for check in checks))
 
 
 def write_sums(path: Path, tokens: int) -> None:

@@ -49,7 +49,7 @@ def step(point: dict[str, int]) -> dict[str, float]:
 
     from grpo_nb import data, models, rewards, training
     from grpo_nb.models import chat
-    from grpo_nb.runs import Run
+    from grpo_nb.runs import Run, Stage
     from grpo_nb.runs.config import resolve
 
     with tempfile.TemporaryDirectory() as folder:
@@ -66,13 +66,14 @@ def step(point: dict[str, int]) -> dict[str, float]:
             "train.per_device_train_batch_size": PROMPTS * point["group"],
             "train.max_completion_length": point["tokens"],
             "train.max_steps": STEPS,
+            "train.eval_steps": 0,
         }
         config, run = resolve("tiny-cpu", settings), Run("benchmark")
         data.prepare(run, config.data, 0, lambda chats: [30] * len(chats))
         policy = models.load_policy(config.model, 0, config.policy)
-        trainer = training.build_trainer(
-            policy, rewards.load_preset("math"), data.load(run, "train"), config, run.path
-        )
+        stage, chosen = Stage(run, "03", config), rewards.load_preset("math")
+        args = training.grpo_config(stage, policy, chosen)
+        trainer = training.Trainer(policy, chosen, args, data.load(run, "train"), stage)
         trainer.train()
     lines = [line for line in trainer.state.log_history if "seconds/update" in line][1:]
     found = {name: statistics.median(x[f"seconds/{name}"] for x in lines) for name in PHASES}

@@ -10,12 +10,13 @@ import argparse
 import json
 
 from grpo_nb.pipeline.notebooks import run_pipeline
+from grpo_nb.runs.files import read_json
 
 
 def measure(seed: int) -> dict[str, float]:
     """One run of the four notebooks; returns the figures of its line in the table."""
-    summary = run_pipeline(f"learning-seed{seed}", "tiny-cpu", {"seed": seed})
-    greedy = summary["report"]["greedy"]
+    run = run_pipeline(f"learning-seed{seed}", "tiny-cpu", {"seed": seed})
+    greedy = read_json(run / "eval/report.json")["greedy"]
     return {
         "seed": seed,
         "accuracy_before": greedy["base"]["accuracy"],

@@ -36,12 +36,12 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def prepare() -> tuple[runs.Stage, list[dict]]:
-    first = runs.start_stage("01", {"run_name": "bench", "profile": "tiny-cpu"})
+    first = runs.start_stage("01", "bench", profile="tiny-cpu")
     tokenizer = chat.load_tokenizer(first.config.model.model_path)
     count_tokens = partial(chat.count_tokens, tokenizer)
     data.prepare(first.run, first.config.data, 0, count_tokens)
     first.finish("data")
-    stage = runs.start_stage("02", {"run_name": "bench", "pilot_prompts": 64})
+    stage = runs.start_stage("02", "bench", {"rewards.pilot_prompts": 64})
     return stage, data.load(stage.run, "train")
 
 

@@ -22,12 +22,20 @@ STEPS, SEEDS, WINDOW = 60, 3, 10
 def curve(rows, chosen, seed: int, rollouts: str, folder: str, steps: int = STEPS):
     """Mean reward of each ten steps, and the trainer."""
     from grpo_nb import models, training
+    from grpo_nb.runs import Run, Stage
     from grpo_nb.runs.config import resolve
 
-    settings = {"policy.rollouts": rollouts, "train.max_steps": steps, "seed": seed}
+    settings = {
+        "train.eval_steps": 0,
+        "policy.rollouts": rollouts,
+        "train.max_steps": steps,
+        "seed": seed,
+    }
     config = resolve("tiny-cpu", settings)
     policy = models.load_policy(config.model, seed, config.policy)
-    trainer = training.build_trainer(policy, chosen, rows, config, folder)
+    stage = Stage(Run(f"{rollouts}-{seed}-{steps}"), "03", config)
+    args = training.grpo_config(stage, policy, chosen)
+    trainer = training.Trainer(policy, chosen, args, rows, stage)
     with contextlib.redirect_stdout(io.StringIO()):
         trainer.train()
     rewards = [line["reward"] for line in trainer.state.log_history if "reward" in line]

@@ -62,17 +62,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GRPO_NB_RUNS"] = folder
         from grpo_nb import data, models, rewards, training
-        from grpo_nb.runs import Run
+        from grpo_nb.runs import Run, Stage
         from grpo_nb.runs.config import resolve
 
-        config, run = resolve("tiny-cpu", {"task": "code"}), Run("benchmark")
+        config, run = resolve("tiny-cpu", {"task": "code", "train.eval_steps": 0}), Run("benchmark")
         preset = rewards.load_preset("code")
         told = {"preset_prompt": preset.system_prompt, "reference": preset.reference}
         data.prepare(run, config.data, 0, lambda chats: [30] * len(chats), **told)
         judge = rewards.LLMJudge("m", base_url=f"http://127.0.0.1:{server.server_address[1]}/v1")
         for chosen in (preset, preset.adding(judge, 1.0)):
             policy, rows = models.load_policy(config.model, 0), data.load(run, "train")
-            trainer = training.build_trainer(policy, chosen, rows, config, folder)
+            stage = Stage(run, "03", config)
+            args = training.grpo_config(stage, policy, chosen)
+            trainer = training.Trainer(policy, chosen, args, rows, stage)
             trainer.model.train()
             seconds = compare(trainer, chosen.reward_funcs, judge)
             for way, values in seconds.items():

@@ -15,8 +15,7 @@ from typing import Any
 import yaml
 
 from grpo_nb import training
-from grpo_nb.pipeline.execution import StageFailed
-from grpo_nb.pipeline.notebooks import run_pipeline
+from grpo_nb.pipeline.notebooks import StageFailed, run_pipeline
 from grpo_nb.rewards import gated, numeric_correctness_reward, strict_xml_format_reward
 from grpo_nb.runs import PROJECT_ROOT, Run, runs_root
 from grpo_nb.views import plots

@@ -59,12 +59,12 @@ def build(way: str, options: list[str], folder: str, steps: int, settings: Any =
         The trainer, the policy in it, held-out rows and the rewards.
     """
     from grpo_nb import data, models, rewards, training
-    from grpo_nb.runs import Run
+    from grpo_nb.runs import Run, Stage
     from grpo_nb.runs.config import parse_assignment, resolve
 
     sizes = SIZES | {"bf16": models.has_bf16()} | changed
     fixed = {f"train.{name}": sizes[name] for name in ("learning_rate", "warmup_steps")}
-    fixed |= {"train.max_steps": steps, "seed": sizes["seed"]}
+    fixed |= {"train.max_steps": steps, "seed": sizes["seed"], "train.eval_steps": 0}
     if way == "transformers":
         fixed |= {"policy.backend": "transformers", "model.quantization": "16bit"}
     overrides = dict(map(parse_assignment, options)) if way == "ours" else {}
@@ -74,8 +74,9 @@ def build(way: str, options: list[str], folder: str, steps: int, settings: Any =
     held_out = data.load(run, "eval")
     policy = models.load_policy(config.model, config.seed, config.policy)
     if way == "ours":
-        trainer = training.build_trainer(policy, chosen, rows, config, run.path)
-        return trainer, policy, held_out, chosen
+        stage = Stage(run, "03", config)
+        args = training.grpo_config(stage, policy, chosen)
+        return training.Trainer(policy, chosen, args, rows, stage), policy, held_out, chosen
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 

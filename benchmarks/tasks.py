@@ -14,6 +14,7 @@ import tempfile
 
 from grpo_nb.pipeline.notebooks import run_pipeline
 from grpo_nb.runs.config import parse_assignment
+from grpo_nb.runs.files import read_json
 from grpo_nb.runs.profiles import TASKS
 
 
@@ -25,19 +26,18 @@ def main() -> None:
     os.environ["GRPO_NB_RUNS"] = tempfile.mkdtemp()
     settings = dict(map(parse_assignment, options.set))
     for task in options.tasks:
-        summary = run_pipeline(task, "tiny-cpu", {"task": task, **settings})
+        run = run_pipeline(task, "tiny-cpu", {"task": task, **settings})
+        report = read_json(run / "eval/report.json")
         for decoding in ("greedy", "sampled"):
-            before, after = (summary["report"][decoding][name] for name in ("base", "merged"))
+            before, after = (report[decoding][name] for name in ("base", "merged"))
             changes = [
                 f"{key} {before[key]:.3f} -> {after[key]:.3f}"
                 for key in ("accuracy", "format")
                 if after[key] is not None
             ]
             print(f"{task:<16} {decoding:<8}", *changes, sep="  ")
-        seconds = sum(summary["seconds"].values())
-        print(
-            f"{task:<16} {seconds:.0f} s, of training {summary['seconds']['03_train_grpo']:.0f} s"
-        )
+        seconds = {stage: entry["seconds"] for stage, entry in run.manifest().items()}
+        print(f"{task:<16} {sum(seconds.values()):.0f} s, of training {seconds['03']:.0f} s")
 
 
 if __name__ == "__main__":

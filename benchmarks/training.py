@@ -23,15 +23,15 @@ SETTINGS = {"train.max_steps": TURN, "train.eval_steps": 0, "train.save_steps": 
 SETTINGS |= {"train.resume": "never"}
 
 
-def bare(folder, policy, rewards, rows, config) -> float:
+def bare(folder, stage, policy, rewards, rows) -> float:
     """Processor seconds a step of TRL alone."""
     from datasets import Dataset
     from transformers.trainer_callback import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from grpo_nb.training.trainer import trainer_arguments
+    from grpo_nb.training.arguments import grpo_arguments
 
-    arguments = trainer_arguments(config, folder, rewards, policy)
+    arguments = grpo_arguments(stage, policy, rewards) | {"output_dir": str(folder)}
     trainer = GRPOTrainer(
         model=policy.model,
         processing_class=policy.tokenizer,
@@ -46,28 +46,22 @@ def bare(folder, policy, rewards, rows, config) -> float:
 
 
 def ours(stage, policy, rewards, rows) -> float:
-    """Processor seconds a step of a session, with a dashboard that watches."""
+    """Processor seconds a step of our trainer, with a dashboard that watches."""
     from grpo_nb import training
     from grpo_nb.views import widgets
 
-    session = training.Session(stage, policy, rewards, rows)
-    trainer = session.trainer()
-    train, seconds = trainer.train, []
-
-    def timed(**options):
-        started = time.process_time()
-        train(**options)
-        seconds.append((time.process_time() - started) / TURN)
-
-    trainer.train = timed
-    session.run(widgets.TrainingDashboard())
-    return seconds[0]
+    args = training.grpo_config(stage, policy, rewards)
+    trainer = training.Trainer(policy, rewards, args, rows, stage)
+    trainer.watch(widgets.TrainingDashboard())
+    started = time.process_time()
+    trainer.train()
+    return (time.process_time() - started) / TURN
 
 
 def count_inside() -> list[float]:
     """Processor seconds that each call of our methods takes, from now on."""
-    from grpo_nb.training.measured import Measured
-    from grpo_nb.training.monitor import Monitor
+    from grpo_nb.training import metrics
+    from grpo_nb.training.callbacks import StepCallback
 
     spent: list[float] = []
 
@@ -81,8 +75,8 @@ def count_inside() -> list[float]:
         return call
 
     for owner, names in (
-        (Monitor, ("on_log", "on_step_end", "on_pre_optimizer_step")),
-        (Measured, ("_note_groups", "_of_the_step")),
+        (StepCallback, ("on_log", "on_step_end", "on_pre_optimizer_step")),
+        (metrics, ("spread", "distinct", "of_a_step")),
     ):
         for name in names:
             setattr(owner, name, counted(getattr(owner, name)))
@@ -100,11 +94,11 @@ def main() -> None:
         config, run = resolve("tiny-cpu", SETTINGS), Run("benchmark")
         data.prepare(run, config.data, config.seed, lambda chats: [30] * len(chats))
         rows, chosen = data.load(run, "train"), rewards.load_preset("math")
-        stage = Stage(run, "03", config, {})
+        stage = Stage(run, "03", config)
         pairs, spent = [], count_inside()
         for turn in range(TURNS + 1):
             policies = [models.load_policy(config.model, config.seed) for _ in range(2)]
-            pair = bare(Path(folder) / "bare", policies[0], chosen, rows, config)
+            pair = bare(Path(folder) / "bare", stage, policies[0], chosen, rows)
             pairs.append((pair, ours(stage, policies[1], chosen, rows)))
             print(f"turn {turn}: bare {pairs[-1][0]:.3f} s a step, ours {pairs[-1][1]:.3f} s")
         ratios = [b / a for a, b in pairs[1:]]  # the first turn warms up

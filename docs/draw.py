@@ -4,6 +4,7 @@ The first shows the page's own eight completions; the second what TRL's loss mak
 asked of TRL's code by its gradient.
 """
 
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,13 +34,17 @@ def plain_trainer(folder: Path) -> Any:
     """TRL's trainer as notebook 3 builds it, on the tiny model."""
     from grpo_nb import models, training
     from grpo_nb.rewards.prompts import build_prompt
+    from grpo_nb.runs import Run, Stage
     from grpo_nb.runs.config import resolve
 
-    config = resolve("tiny-cpu", {"policy.backend": "transformers"})
+    config = resolve("tiny-cpu", {"policy.backend": "transformers", "train.eval_steps": 0})
     policy = models.load_policy(config.model, 0, config.policy)
     rewards = reward_set([(load_preset("math").reward_funcs[0], 1.0)])
     rows = [{"prompt": build_prompt("1 + 1"), "answer": "2"}] * 8
-    trainer = training.build_trainer(policy, rewards, rows, config, folder)
+    os.environ["GRPO_NB_RUNS"] = str(folder)
+    stage = Stage(Run("plain"), "03", config)
+    args = training.grpo_config(stage, policy, rewards)
+    trainer = training.Trainer(policy, rewards, args, rows, stage)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     return trainer

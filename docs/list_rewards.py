@@ -24,38 +24,60 @@ costs a process scores its batch side by side on all cores; the others take micr
 
 The *final answer* is the last `<answer>…</answer>`, else the last `\\boxed{…}`, else what follows
 the last `####`, else the whole text (so mostly of summaries and of JSON, a fence around it
-allowed). Code is the last fenced block, else the answer tag. `contains_all_reward` and the rewards
-of format (but for JSON and syntax), length and style read the whole completion;
-`worked_steps_reward` and `reasoning_quality_reward` read the reasoning tag.
+allowed). Code is the last fenced block, else the answer tag. The rewards of format (but for JSON
+and syntax), length and style read the whole completion; `worked_steps_reward` and
+`reasoning_quality_reward` read the reasoning tag.
 """
 TAIL = """
 ## Made of others
 
-`gated(a, by=b)`, `weighted([(a, 1.0), …])`, `clipped(a, low, high)`, `ensemble([a, b], "median")`,
-`Scheduled(a, {0: 0.2, 100: 1.0})` and `Adaptive(a)`, whose factor follows the success rate and is
-saved with checkpoints by `keep_adaptive_weights(rewards)`. `math_problem_reward` is
+`gated(a, by=b)`, `weighted([(a, 1.0), …])`, `Scheduled(a, {0: 0.2, 100: 1.0})` and `Adaptive(a)`,
+whose factor follows the success rate and is saved with checkpoints. `math_problem_reward` is
 `numeric_correctness_reward` gated by `soft_xml_format_reward`; `code_generation_reward` weighs
 format, syntax and execution.
 
 ## TRL's own
 
-Every reward that TRL ships works as it is: in YAML as `reward: trl.rewards:think_format_reward`;
-those that a `get_…` function makes, in [`reward_funcs` of a Python file](coming-from.md).
+Every reward that TRL ships works as it is, in [`reward_funcs` of a Python file](coming-from.md):
+`from trl.rewards import think_format_reward`. Those named `get_…` make one from their arguments.
 
 | TRL's | here | how they differ |
 |---|---|---|
 | `accuracy_reward` | `math_verify_reward` | TRL's reads `solution` and the whole text, no tags |
 | `reasoning_accuracy_reward` | `math_verify_reward` | the same, behind `</think>` |
-| `think_format_reward` | `think_format_reward` | TRL's pays for empty thoughts, and no answer |
-| `get_cosine_scaled_reward` | `cosine_length_reward` | TRL's asks math-verify |
+| `think_format_reward` | – | it pays for empty thoughts, and without an answer |
+| `get_cosine_scaled_reward` | – | it asks math-verify |
 | `get_repetition_penalty_reward` | `no_repetition_penalty` | TRL's counts tokens, not words |
-| `get_soft_overlong_punishment` | `soft_overlong_punishment` | the same on tokens |
+| `get_soft_overlong_punishment` | – | it counts tokens |
 
 ## Judged by a model
 
-`RewardModel` (a sequence classifier) and `LLMJudge` (any OpenAI-compatible server; async, cached,
-with a cost counter) cost a forward pass or a request a completion. Both can be talked round:
-probe them before you trust them.
+`LLMJudge` asks any server with OpenAI's API, for a request a completion ([a recipe](recipes.md)).
+A reward model that classifies sequences takes one forward pass a completion:
+
+```python
+# helpful.py
+from functools import cache
+
+from transformers import pipeline
+
+extends, reward_weights = "math", [0.25]
+
+
+@cache
+def classifier():
+    safe = {"use_safetensors": True}
+    return pipeline("text-classification", "me/reward-model", model_kwargs=safe)
+
+
+def helpful(prompts, completions, **_):
+    template = classifier().tokenizer.apply_chat_template
+    chats = [template(p + c, tokenize=False) for p, c in zip(prompts, completions)]
+    marks = classifier()(chats, function_to_apply="sigmoid", add_special_tokens=False)
+    return [mark["score"] for mark in marks]
+```
+
+Both can be talked round: probe them before you trust them.
 """
 
 

@@ -2,183 +2,134 @@
 
 import argparse
 import json
-import os
 import sys
-from contextlib import nullcontext
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from grpo_nb.commands import parse_arguments
 
-if TYPE_CHECKING:
+def run(asked: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from grpo_nb.pipeline import notebooks
     from grpo_nb.runs import Run
 
+    if len(asked.files) > 1:
+        raise ValueError("-f names one run: write `sweep` with a list, or a loop in the shell")
+    if asked.only is not None:
+        if (asked.first, asked.last) != ("01", "04"):
+            raise ValueError("--only names one stage: leave out --from and --to")
+        asked.first = asked.last = asked.only
+    if not (asked.name or asked.files) and asked.first != "01":
+        raise ValueError(f"--from {asked.first} continues a run: say which with --name")
+    file = asked.files[0] if asked.files else None
+    plan = notebooks.planned_run(file, asked.name, asked.profile, asked.assignments)
+    stages, console = (asked.first, asked.last, asked.force), Console()
+    if asked.dry_run:
+        config, _ = notebooks.check_run(Run(plan.name), plan.profile, plan.settings, *stages)
+        console.print(notebooks.plan_table(plan, config, *stages[:2]))
+    else:
+        run = notebooks.run_pipeline(plan.name, plan.profile, plan.settings, *stages, console)
+        notebooks.print_summary(run, console, asked.last)
 
-def _existing_run(path: str) -> "Run":
-    from grpo_nb.runs import Run, runs_root
 
-    path = path.removesuffix("/config.yaml")
-    given = [Path(path), runs_root() / path]
-    found = [folder.resolve() for folder in given if (folder / "manifest.json").exists()]
-    if not found:
-        raise FileNotFoundError(
-            f"{path} is no run: neither {given[0]} nor {given[1]} holds a manifest.json; give the "
-            "folder of a run, such as runs/demo, or its name"
-        )
-    os.environ["GRPO_NB_RUNS"] = str(found[0].parent)
-    return Run(found[0].name)
-
-
-def train(arguments: argparse.Namespace) -> int:
+def train(asked: argparse.Namespace) -> int:
     from grpo_nb.pipeline import launch
-    from grpo_nb.pipeline.batches import with_full_paths
-    from grpo_nb.runs.config import parse_assignment
+    from grpo_nb.pipeline.notebooks import assigned
+    from grpo_nb.runs import find_run
 
-    settings = with_full_paths(dict(map(parse_assignment, arguments.assignments)))
-    run = _existing_run(arguments.run)
+    settings = assigned(asked.assignments)
     try:
-        launch.train(run, settings, arguments.processes, arguments.force)
+        launch.train(find_run(asked.run), settings, asked.processes, asked.force)
     except launch.Failed:  # another process says what it was
         return 1
     return 0
 
 
-def push(arguments: argparse.Namespace) -> int:
-    from grpo_nb import export
-
-    files = export.plan_push(_existing_run(arguments.run), arguments.repo)
-    for name, path in files.items():
-        print(f"  {name}  {path.stat().st_size / 1e6:.2f} MB")
-    if arguments.yes:
-        print(export.push(files, arguments.repo, private=not arguments.public))
-    else:
-        print("Nothing was sent: add --yes to upload.")
-    return 0
-
-
-def reproduce(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from grpo_nb.pipeline import reproduce
-
-    first, console = _existing_run(arguments.run), Console()
-    again = reproduce.reproduce(first, arguments.name or f"{first.name}-again", console)
-    same = reproduce.show(reproduce.compare(first, again, arguments.tolerance), console)
-    return 0 if same else 1
-
-
-def serve(arguments: argparse.Namespace) -> int:
-    from grpo_nb.pipeline.serve import serve
-
-    return serve(_existing_run(arguments.run), arguments.host, arguments.port, arguments.adapter)
-
-
-def answer(arguments: argparse.Namespace) -> int:
-    from grpo_nb.evaluation.answers import Sampling, answer_file
-
-    sampling = Sampling(arguments.temperature, arguments.seed, arguments.batch_size)
-    named = ("model", "question_column", "answer_column", "engine")
-    options = {name: getattr(arguments, name) for name in named}
-    run, files = _existing_run(arguments.run), (arguments.source, arguments.to)
-    try:
-        print(answer_file(run, *files, sampling=sampling, **options))
-    except KeyboardInterrupt:
-        print("grpo-nb: interrupted; the same command goes on", file=sys.stderr)
-        return 130
-    return 0
-
-
-def run(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from grpo_nb.pipeline import batches
-    from grpo_nb.pipeline import notebooks as pipeline
-    from grpo_nb.runs import Run
-
-    if arguments.only and (arguments.first or arguments.last):
-        raise ValueError("--only names one stage: leave out --from and --to")
-    asked = ((arguments.only, arguments.first, "01"), (arguments.only, arguments.last, "04"))
-    first, last = (next(one for one in ends if one is not None) for ends in asked)
-    if not (arguments.name or arguments.files) and first != "01":
-        raise ValueError(f"--from {first} continues a run: say which with --name")
-    console = Console()
-    plans = batches.planned_runs(
-        arguments.files, arguments.name, arguments.profile, arguments.assignments
-    )
-    for plan in plans:
-        config, typed = batches.check_run(
-            Run(plan.name), plan.profile, plan.settings, first, last, arguments.force
-        )
-        if arguments.dry_run:
-            console.print(batches.plan_table(plan, config, typed, first, last))
-    if arguments.dry_run:
-        return 0
-    failed = []
-    for plan in plans:
-        start = (plan.name, plan.profile, plan.settings, first, arguments.force, console)
-        try:
-            pipeline.print_summary(pipeline.run_pipeline(*start, last=last), console, last)
-        except RuntimeError as error:
-            if hasattr(error, "signal") or len(plans) == 1:
-                raise
-            print(f"grpo-nb: run {plan.name!r}: {error}", file=sys.stderr)
-            failed.append(plan.name)
-    if failed:
-        raise RuntimeError(f"{len(failed)} of {len(plans)} runs failed: {', '.join(failed)}")
-    return 0
-
-
-def sweep(arguments: argparse.Namespace) -> int:
+def sweep(asked: argparse.Namespace) -> int:
     from rich.console import Console
 
     from grpo_nb.pipeline import cluster, sweep
 
-    console, share = Console(), {"cpus": arguments.cpus, "gpus": arguments.gpus}
+    console, share = Console(), {"cpus": asked.cpus, "gpus": asked.gpus}
     share = {name: count for name, count in share.items() if count is not None}
-    if share and not arguments.ray:
+    if share and not asked.ray:
         raise ValueError("--cpus and --gpus go with --ray; on one machine a trial has one GPU")
-    asked = sweep.read_sweep(Path(arguments.file), elsewhere=bool(arguments.ray))
-    entered = cluster.connected(arguments.ray, **share) if arguments.ray else nullcontext()
-    with entered as place:
-        if not arguments.dry_run:
-            return sweep.run_sweep(asked, arguments.jobs, console, place=place)
-        console.print(sweep.trial_table(asked))
-        if arguments.ray:
-            console.print(place.describe(), soft_wrap=True)
-    return 0
+    if asked.jobs is not None and asked.ray:
+        raise ValueError("--jobs is for one machine: on Ray as many trials run as fit")
+    read = sweep.read_sweep(Path(asked.file), elsewhere=bool(asked.ray))
+    if asked.dry_run:
+        console.print(sweep.trial_table(read))
+    if not asked.ray:
+        return 0 if asked.dry_run else sweep.run_sweep(read, asked.jobs, console)
+    with cluster.connected(asked.ray, **share) as place:
+        console.print(place.describe(), soft_wrap=True)
+        return 0 if asked.dry_run else place.run_sweep(read, console)
 
 
-def report(arguments: argparse.Namespace) -> int:
+def report(asked: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from grpo_nb.pipeline import leaderboard
+    from grpo_nb.evaluation import leaderboard
 
-    board, console = leaderboard.compare(arguments.runs), Console()
+    board, console = leaderboard.compare(asked.runs), Console()
     if not console.is_terminal:  # in a file or a pipe nothing is cut at 80 columns
         console.width = max(console.width, 200)
     leaderboard.show(board, console)
-    if arguments.csv:
-        board.table.to_csv(arguments.csv, index=False)
-    if arguments.html:
-        Path(arguments.html).write_text(leaderboard.page(board), encoding="utf-8")
-    return 0
+    if asked.csv:
+        board.table.to_csv(asked.csv, index=False)
 
 
-def checklist(arguments: argparse.Namespace) -> int:
+def reward_lab(asked: argparse.Namespace) -> None:
+    from grpo_nb.pipeline.app import serve
+
+    serve(asked.name, asked.profile, asked.port, not asked.no_browser)
+
+
+def checklist(asked: argparse.Namespace) -> int:
     from grpo_nb.pipeline import checklist
+    from grpo_nb.runs import find_run
 
-    lines = checklist.examine(_existing_run(arguments.run))
-    if arguments.json:
+    lines = checklist.examine(find_run(asked.run))
+    if asked.json:
         print(json.dumps(lines, indent=2, ensure_ascii=False))
     else:
         checklist.show(lines)
-    return int(any(line["state"] == "fail" for line in lines))
+    return int(any(line["state"] == "stop" for line in lines))
 
 
-def reward_lab(arguments: argparse.Namespace) -> int:
-    from grpo_nb.pipeline.app import serve
+def push(asked: argparse.Namespace) -> None:
+    from grpo_nb import export
+    from grpo_nb.runs import find_run
 
-    serve(arguments.name, arguments.profile, arguments.port, not arguments.no_browser)
+    files = export.plan_push(find_run(asked.run), asked.repo)
+    for name, path in files.items():
+        print(f"  {name}  {path.stat().st_size / 1e6:.2f} MB")
+    if asked.yes:
+        print(export.push(files, asked.repo, private=not asked.public))
+    else:
+        print("Nothing was sent: add --yes to upload.")
+
+
+def serve(asked: argparse.Namespace) -> int:
+    from grpo_nb.pipeline.serve import serve
+    from grpo_nb.runs import find_run
+
+    return serve(find_run(asked.run), asked.host, asked.port, asked.adapter)
+
+
+def answer(asked: argparse.Namespace) -> int:
+    from grpo_nb.evaluation.answers import Sampling, answer_file
+    from grpo_nb.runs import find_run
+
+    sampling = Sampling(asked.temperature, asked.seed, asked.batch_size)
+    named = ("model", "question_column", "answer_column", "engine")
+    options = {name: getattr(asked, name) for name in named}
+    files = (asked.source, asked.to)
+    try:
+        print(answer_file(find_run(asked.run), *files, sampling=sampling, **options))
+    except KeyboardInterrupt:
+        print("grpo-nb: interrupted; the same command goes on", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -190,34 +141,121 @@ def doctor(_: argparse.Namespace) -> int:
     return 0 if in_order else 1
 
 
-COMMANDS = {
-    **{"run": run, "train": train, "sweep": sweep, "report": report},
-    **{"reward-lab": reward_lab, "doctor": doctor},
-    **{"push": push, "reproduce": reproduce, "serve": serve},
-    **{"answer": answer, "checklist": checklist},
-}
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="grpo-nb", description="Teach a language model a verifiable skill by GRPO."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_several(commands)
+    _add_before(commands)
+    _add_after(commands)
+    return parser.parse_args(arguments)
+
+
+def _command(
+    commands: argparse._SubParsersAction, do: Callable, what: str, of_run: bool = True
+) -> Callable:
+    """Its `add_argument`; a command of one run has that as its first."""
+    parser = commands.add_parser(do.__name__.replace("_", "-"), help=what)
+    parser.set_defaults(do=do)
+    if of_run:
+        parser.add_argument("run", metavar="runs/NAME", help="folder of the run, or its name")
+    return parser.add_argument
+
+
+def _add_several(commands: argparse._SubParsersAction) -> None:
+    """The commands that take a file of settings, or several runs."""
+    add = _command(commands, run, "execute the four notebooks in order", of_run=False)
+    many = {"action": "append", "default": []}
+    what = "name, profile and settings of a run"
+    add("-f", "--file", **many, dest="files", metavar="RUN.yaml", help=what)
+    add("--name", help="results go to runs/NAME; default: profile and time")
+    add("--profile", help="tiny-cpu, t4-16gb … h200-141gb; default: what fits")
+    _add_settings(add)
+    add("--from", dest="first", default="01", metavar="STAGE", help="01 to 04; needs a name")
+    add("--to", dest="last", default="04", metavar="STAGE", help="01 to 04: stop after it")
+    add("--only", metavar="STAGE", help="the same as --from STAGE --to STAGE")
+    add("--dry-run", action="store_true", help="show the plan, start nothing")
+    add = _command(commands, sweep, "many runs: a grid, a list or random draws", of_run=False)
+    add("file", metavar="SWEEP.yaml")
+    add("--jobs", type=int, help="trials at once; default: 1")
+    add("--ray", metavar="ADDRESS", help="on a Ray cluster: HOST:PORT or auto")
+    add("--cpus", type=int, help="of a trial on Ray; default: 1")
+    add("--gpus", type=int, help="of a trial on Ray; default: 1 if it has any")
+    add("--dry-run", action="store_true", help="list the trials, start nothing")
+    add = _command(commands, report, "compare runs: which is best, and how surely", of_run=False)
+    add("runs", nargs="+", metavar="runs/NAME")
+    add("--csv", metavar="FILE", help="write the table")
+
+
+def _add_before(commands: argparse._SubParsersAction) -> None:
+    """What helps until a run is finished."""
+    add = _command(commands, reward_lab, "serve notebook 2 as a page on this machine", of_run=False)
+    add("--name", default="demo", help="of the run, runs/NAME; default: demo")
+    add("--profile", default="auto", help="for notebook 1, where it is not done yet")
+    add("--port", type=_port, default=8866, help="default: 8866")
+    add("--no-browser", action="store_true", help="only print the address")
+    add = _command(commands, train, "notebook 3 as a command, for several processes")
+    add("--processes", type=int, help="refuse to start with another number")
+    _add_settings(add)
+    add = _command(commands, checklist, "say what of a run is in order, and what is next")
+    add("--json", action="store_true", help="for machines, instead of a table")
+    _command(commands, doctor, "say what this machine has, and how to get the rest", of_run=False)
+
+
+def _add_after(commands: argparse._SubParsersAction) -> None:
+    """What is done with a finished run."""
+    add = _command(commands, push, "upload the merged model with a card")
+    add("--repo", required=True, metavar="OWNER/NAME")
+    add("--yes", action="store_true", help="upload; without it only say what would be")
+    add("--public", action="store_true", help="default: a private repository")
+    add = _command(commands, serve, "an OpenAI-compatible server")
+    add("--host", default="127.0.0.1", help="default: this machine only")
+    add("--port", type=_port, default=8000, help="default: 8000")
+    add("--adapter", action="store_true", help="base + adapter, not merged")
+    add = _command(commands, answer, "answer a file of questions")
+    add("source", type=Path, metavar="FILE", help="CSV, JSON lines, Parquet, …")
+    add("--to", type=Path, required=True, metavar="ANSWERS.jsonl")
+    add("--model", default="merged", help="merged (default), adapter or base")
+    add("--question-column", default="", metavar="NAME", help="default: the run's")
+    add("--answer-column", default="", metavar="NAME", help="golds, to be scored")
+    add("--temperature", type=float, default=0.0, help="default: 0, greedy")
+    add("--seed", type=int, default=0, help="of the sampling; default: 0")
+    add("--batch-size", type=int, default=64, help="default: 64")
+    add("--engine", default="detect", help="transformers or vllm")
+
+
+def _add_settings(add: Callable) -> None:
+    what = "a setting, such as train.max_steps=20; may be given several times"
+    many = {"action": "append", "default": [], "dest": "assignments"}
+    add("--set", **many, metavar="SECTION.NAME=VALUE", help=what)
+    add("--force", action="store_true", help="go on although an input has changed")
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 2**16:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: give a number from 1 to 65535")
+    return int(text)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit code: 0 done, 1 a stage failed, 2 wrong input, 128 + n stopped by signal n."""
-    parsed = parse_arguments(arguments)
+    asked = parse_arguments(arguments)
     try:
-        return COMMANDS[parsed.command](parsed)
+        return asked.do(asked) or 0
     except (ValueError, FileNotFoundError) as error:
-        print(f"grpo-nb: {error}", file=sys.stderr)
-        return 2
+        said, code = error, 2
     except RuntimeError as error:
-        print(f"grpo-nb: {error}", file=sys.stderr)
-        return 128 + error.signal if hasattr(error, "signal") else 1
+        said, code = error, 128 + error.signal if hasattr(error, "signal") else 1
     except OSError as error:
         from grpo_nb.runs.files import disk_error
 
-        print(f"grpo-nb: {disk_error(error.filename or 'a file', error)}", file=sys.stderr)
-        return 1
+        said, code = disk_error(error.filename or "a file", error), 1
     except KeyboardInterrupt as stop:
-        said = "interrupted; continue with --from and the same --name"
-        print(f"grpo-nb: {stop.args[0] if stop.args else said}", file=sys.stderr)
-        return 130
+        said, code = "interrupted; continue with --from and the same --name", 130
+        said = stop.args[0] if stop.args else said
+    print(f"grpo-nb: {said}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

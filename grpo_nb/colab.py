@@ -8,11 +8,8 @@ import re
 import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
 
-from grpo_nb.machine import gpu_fault, gpu_name
-
-PROJECT = Path(__file__).parents[1]
+from grpo_nb.machine import PROJECT_ROOT, gpu_fault, gpu_name
 
 
 def set_up() -> None:
@@ -24,7 +21,7 @@ def set_up() -> None:
     """
     if fault := gpu_fault():
         raise SystemExit(f"{fault}. Runtime → Change runtime type: take another GPU, or the CPU.")
-    path = PROJECT / ("requirements.txt" if gpu_name() else "requirements-cpu.txt")
+    path = PROJECT_ROOT / ("requirements.txt" if gpu_name() else "requirements-cpu.txt")
     torch = re.search(r"^torch==\S+", path.read_text(encoding="utf-8"), re.MULTILINE)[0]
     print(f"Installing {path.name}: minutes the first time.")
     loaded = _loaded()

@@ -15,7 +15,7 @@ import tomllib
 from pathlib import Path
 
 import nbformat
-from grpo_nb.pipeline.execution import KERNEL_ARGUMENTS, QUIET
+from grpo_nb.pipeline.notebooks import KERNEL_ARGUMENTS, QUIET
 from grpo_nb.pipeline.sweep import read_sweep, run_sweep
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT
 from nbclient import NotebookClient

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -22,7 +23,7 @@ TINY_SETTINGS = {
 }
 LONGEST = (
     *("test_ranks", "test_recipes", "test_pipeline", "test_notebooks", "test_resume"),
-    *("test_skill", "test_reproduce", "test_cluster", "test_batches", "test_unsloths_gpu_trainer"),
+    *("test_skill", "test_cluster", "test_run", "test_unsloths_gpu_trainer"),
 )
 collect_ignore = ["gpu_on_cpu/scenarios.py"]  # importing it patches torch and TRL for good
 _skipped: list[str] = []
@@ -50,6 +51,18 @@ def pytest_terminal_summary(terminalreporter) -> None:
             terminalreporter.line(line)
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def port() -> int:
+    """One at which nothing listens on this machine."""
+    return free_port()
+
+
 @pytest.fixture
 def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty place for runs."""
@@ -58,7 +71,7 @@ def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take minutes first, lest one process waits for another at the end."""
+    """The files that take minutes first, so that no process waits for another at the end."""
     items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 

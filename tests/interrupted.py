@@ -1,17 +1,23 @@
-"""Train a run in a process of its own, and be killed where the caller says.
+"""Train runs, each in a process of its own, which is killed where the caller says.
 
-    python tests/interrupted.py RUN [generation|backward|saving|moved STEP]
+    echo '["RUN", "generation", "4"]' | python tests/interrupted.py
 
-`tests/test_resume.py` prepares the run. Kill -9 leaves no time to tidy up.
+A line of standard input is a run and its fault (generation, backward, saving or moved, and the
+step), or the run alone; the line that answers has returncode, stdout and stderr. Each process is a
+fork of this one, which has imported what takes seconds to import and has no threads.
+`tests/test_resume.py` prepares the runs. Kill -9 leaves no time to tidy up.
 """
 
+import json
 import os
 import signal
 import sys
+import tempfile
+import traceback
 
 from grpo_nb import data, models, rewards, training
 from grpo_nb.runs import Run, Stage
-from grpo_nb.training import session as sessions
+from grpo_nb.training import checkpoints
 
 
 def die(*_):
@@ -36,7 +42,7 @@ def plant(trainer, where, step):
             die() if trainer.state.global_step == step else save(*args, **kwargs)
         )
     elif where == "moved":  # an earlier training is put aside, and this one has not begun
-        sessions.write_json = die
+        checkpoints.write_json = die
 
 
 def main(name, where="", step="0"):
@@ -46,11 +52,36 @@ def main(name, where="", step="0"):
     policy = models.load_policy(stage.config.model, stage.config.seed)
     form = rewards.Adaptive(rewards.soft_xml_format_reward, change=1.5)
     chosen = rewards.reward_set([(rewards.numeric_correctness_reward, 1.0), (form, 0.25)])
-    session = training.Session(stage, policy, chosen, data.load(run, "train"))
-    print(session.note)
-    plant(session.trainer(), where, int(step))
-    session.run()
+    args = training.grpo_config(stage, policy, chosen)
+    trainer = training.Trainer(policy, chosen, args, data.load(run, "train"), stage)
+    print(trainer.note)
+    plant(trainer, where, int(step))
+    trainer.train()
+
+
+def fork(arguments):
+    """How `main` ended in a process of its own."""
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as failed:
+        child = os.fork()
+        if child == 0:
+            os.dup2(said.fileno(), 1)
+            os.dup2(failed.fileno(), 2)
+            try:
+                main(*arguments)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            sys.stdout.flush()
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        said.seek(0), failed.seek(0)
+        return {"returncode": code, "stdout": said.read(), "stderr": failed.read()}
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    models.policy.import_unsloth()
+    import trl  # noqa: F401
+
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    for line in sys.stdin:
+        answers.write(json.dumps(fork(json.loads(line))) + "\n")

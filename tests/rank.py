@@ -15,10 +15,11 @@ import sys
 
 import torch
 
+from grpo_nb import training
 from grpo_nb.models import checkpoint
 from grpo_nb.pipeline import launch
 from grpo_nb.runs import Run
-from grpo_nb.training import ranks, session
+from grpo_nb.training import ranks
 
 
 def fail(trainer, fault, process, step):
@@ -51,7 +52,7 @@ def plant(trainer):
 
 
 def main(name, fault="", process="0", step="0"):
-    build, planted = session.build_trainer, fault.startswith("planted")
+    build, planted = training.Trainer, fault.startswith("planted")
     fault = fault.removeprefix("planted").strip()
 
     def build_and_plant(*args):
@@ -62,7 +63,7 @@ def main(name, fault="", process="0", step="0"):
             fail(trainer, fault, int(process), int(step))
         return trainer
 
-    session.build_trainer = build_and_plant
+    training.Trainer = build_and_plant
     if planted:
         checkpoint.weights_dtype = lambda: torch.float32  # bf16 would round each pass' size its way
     launch.train(Run(name), {}, force=True)  # its rewards were not tested

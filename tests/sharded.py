@@ -29,7 +29,7 @@ def main(folder):
     config = PolicyConfig(backend="transformers")
     policy = models.load_policy(ModelConfig(quantization="16bit"), 0, config)
     for weights in policy.model.parameters():
-        if weights.requires_grad:  # as build_trainer has them: fp32 among bf16
+        if weights.requires_grad:  # as the trainer has them: fp32 among bf16
             weights.data = weights.data.float()
     ask = lambda: [group[0].text for group in policy.generate(PROMPTS, max_completion_length=32)]  # noqa: E731
     report = {"whole": ask()}

@@ -1,71 +1,73 @@
-"""A sweep whose trials execute a notebook of two cells, for test_sweep.py and test_cluster.py.
+"""Stand-in trials for test_sweep.py and test_cluster.py, which start in 20 ms.
 
     python tests/stub_trials.py FOLDER JOBS TRIALS [SECONDS [OPTION …]]
 
-is a driver, to be killed: `grpo-nb sweep`, but for what starts a trial. A trial appends its
-name to FOLDER/begun, leaves the manifest of a finished run, at once as a real one does, and
-then appends its name to FOLDER/ended, unless it is killed between the two.
+is a driver, to be killed: `grpo-nb sweep`, but for what starts a trial. A trial takes its run's
+lock, as a real one does, and adds a line to FOLDER/told at each event: "begun NAME", and
+"ended NAME" once the manifest of a finished run is there.
 """
 
 import json
 import sys
 import time
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 
 import psutil
 
 from grpo_nb import __main__ as grpo_nb
-from grpo_nb.pipeline import sweep
-from grpo_nb.runs.files import atomic_path
+from grpo_nb.pipeline import cluster, sweep
 
-CELLS = [
-    "import json, pathlib, time\nfolder = pathlib.Path(run_folder)\nfolder.mkdir(exist_ok=True)",
-    "time.sleep(seconds)\ndone = {f'0{i}': {'status': 'done'} for i in range(1, 5)}\n"
-    "(folder / 'aside').write_text(json.dumps(done))\n"
-    "(folder / 'aside').replace(folder / 'manifest.json')",
-]
-# Starts in 20 ms: neither the package nor a kernel is loaded.
 TRIAL = """
-import json, sys
-folder, name, seconds, fails = sys.argv[1:]
+import fcntl, json, os, sys, time
+folder, name, settings, seconds, fails = sys.argv[1:]
+os.makedirs(f"{folder}/{name}", exist_ok=True)
+lock = open(f"{folder}/{name}/.lock", "w")
+fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 def tell(what):
-    with open(f"{folder}/{what}", "a") as file:
-        file.write(name + "\\n")
+    with open(f"{folder}/told", "a") as file:
+        file.write(f"{what} {name}\\n")
+def write(file, text):
+    with open(f"{folder}/{name}/aside", "w") as aside:
+        aside.write(text)
+    os.replace(f"{folder}/{name}/aside", f"{folder}/{name}/{file}")
 tell("begun")
-if open(f"{folder}/begun").read().split().count(name) <= int(fails):
+write("settings.json", settings)
+write("config.yaml", "profile: tiny-cpu")
+if open(f"{folder}/told").read().splitlines().count(f"begun {name}") <= int(fails):
     sys.exit("grpo-nb: not yet")
-space = {"run_folder": f"{folder}/{name}", "seconds": float(seconds)}
-for cell in json.load(open(f"{folder}/stub.ipynb"))["cells"]:
-    exec("".join(cell["source"]), space)
+time.sleep(float(seconds))
+write("manifest.json", json.dumps({f"0{i}": {"status": "done"} for i in range(1, 5)}))
 tell("ended")
 """
 
 
 def prepare(folder: Path, trials: int) -> sweep.Sweep:
-    """The sweep of a folder; its files are written once, for trials may be reading them."""
-    cells = [{"cell_type": "code", "source": cell} for cell in CELLS]
-    grid = f"profile: tiny-cpu\ngrid: {{seed: {list(range(trials))}}}\nretries: 2\n"
-    for name, text in (("stub.ipynb", json.dumps({"cells": cells})), ("stub.yaml", grid)):
-        if not (folder / name).exists():
-            with atomic_path(folder / name) as temporary:
-                temporary.write_text(text)
-    return sweep.read_sweep(folder / "stub.yaml")
+    """A sweep of so many seeds."""
+    return sweep.read_sweep(write(folder, f"seeds: {list(range(trials))}", "stub"))
+
+
+def write(folder: Path, text: str, name: str = "s") -> Path:
+    """A sweep file of stand-in trials, in the words of the test; for "stub" only the seeds."""
+    path = folder / f"{name}.yaml"
+    path.write_text(text if name == "s" else f"profile: tiny-cpu\nlist: [{{}}]\nretries: 2\n{text}")
+    return path
 
 
 def command(folder: Path, seconds: float = 0.0, fails: int = 0):
     start = [sys.executable, "-S", "-I", "-c", TRIAL, str(folder)]
-    return lambda _, trial: [*start, trial.name, str(seconds), str(fails)]
+
+    def of_trial(_, trial):
+        return [*start, trial.name, json.dumps(trial.settings), str(seconds), str(fails)]
+
+    return of_trial
 
 
-def write(folder, text):
-    (folder / "s.yaml").write_text(text)
-    return folder / "s.yaml"
-
-
-def told(folder, what):
-    path = folder / what
-    return path.read_text().split() if path.exists() else []
+def told(folder: Path, event: str = "") -> list[str]:
+    """Names of the trials of which this was told, or all lines, in their order."""
+    path = folder / "told"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line.split()[1] for line in lines if line.startswith(event)] if event else lines
 
 
 def until(true, seconds=60):
@@ -75,10 +77,6 @@ def until(true, seconds=60):
         time.sleep(0.02)
 
 
-def log_of(folder):
-    return (folder / "stub.sweep/log.txt").read_text()
-
-
 def at_work(folder: Path) -> list[psutil.Process]:
     """The processes of the trials, wherever they run."""
     found = psutil.process_iter(["cmdline"])
@@ -86,10 +84,12 @@ def at_work(folder: Path) -> list[psutil.Process]:
 
 
 def main(place: str, jobs: str, trials: str, seconds: str = "0.05", *options: str) -> int:
-    prepare(Path(place), int(trials))
     stub = command(Path(place), float(seconds))
     sweep.run_sweep = partial(sweep.run_sweep, command=stub)
-    return grpo_nb.main(["sweep", f"{place}/stub.yaml", "--jobs", jobs, *options])
+    cluster.Cluster.run_sweep = partialmethod(cluster.Cluster.run_sweep, command=stub)
+    path = write(Path(place), f"seeds: {list(range(int(trials)))}", "stub")
+    jobs = () if "--ray" in options else ("--jobs", jobs)
+    return grpo_nb.main(["sweep", str(path), *jobs, *options])
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import pytest
 
 from grpo_nb import reward_lab
 from grpo_nb.reward_lab import Bench
+from grpo_nb.reward_lab.attacks import references
 from grpo_nb.rewards import Scored, load_preset, reward, reward_set
 from grpo_nb.runs.config import resolve
 
@@ -15,7 +16,7 @@ MATH = Bench(load_preset("math"))
 
 
 @reward()
-async def long_winded(response: str) -> Scored:
+def long_winded(response: str) -> Scored:
     return Scored(min(1.0, len(response) / 1000), "waited")
 
 
@@ -33,7 +34,7 @@ def test_a_table_line_holds_scores_total_and_advantage():
     assert reward_lab.signal_table(MATH.preset, table)["mean"].tolist() == [1, 0.25, 0.25, 0.25]
 
 
-def test_foreign_and_async_rewards_give_scores_and_a_wrong_number_of_them_is_refused():
+def test_foreign_rewards_give_scores_and_a_wrong_number_of_them_is_refused():
     def foreign(completions, **_):
         return [None, float("nan"), 1, 0.25][: len(completions[0][0]["content"])]
 
@@ -61,6 +62,6 @@ OUTWEIGHED = MATH.adding(long_winded, 1).adding(long_winded, 4).preset  # by "xx
 @pytest.mark.parametrize(("preset", "lost"), [(MATH.preset, 0), (OUTWEIGHED, 1), (NEVER, 2)])
 def test_rows_on_which_the_gold_loses_are_named(preset, lost):
     ours = Bench(preset)
-    report = reward_lab.gold_report(ours, ROWS, ours.table(ROWS, [["x" * 900, "y"], ["2", "3"]]))
-    assert (report["losers"], report["gold_wins"]) == ([*SUMS][:lost], not lost)
-    assert report["lowest"].get("soft_xml_format_reward", 1.0) == 1.0
+    found = references(ours, ROWS, ours.table(ROWS, [["x" * 900, "y"], ["2", "3"]]))
+    said = [f"the gold loses on {lost} rows: '47 + 38?', …; its reference, "] if lost else []
+    assert [check.evidence[: len(said[0])] for check in found] == said

@@ -1,6 +1,6 @@
 """Sweeps on a real Ray cluster of this machine: a head that runs no trial, and two nodes."""
 
-import fcntl
+import io
 import os
 import signal
 import subprocess
@@ -10,10 +10,10 @@ import time
 import pytest
 import stub_trials
 from rich.console import Console
-from stub_trials import log_of, told, until, write
+from stub_trials import told, until, write
 
 from grpo_nb.__main__ import main
-from grpo_nb.pipeline import cluster, sweep
+from grpo_nb.pipeline import cluster
 from grpo_nb.runs import PROJECT_ROOT
 
 TINY = "profile: tiny-cpu\ngrid: {seed: [1, 2, 3]}"
@@ -54,46 +54,43 @@ def driver(folder, address, trials, seconds):
     )
 
 
-def on_ray(folder, address, asked, **stub):
+def on_ray(folder, address, trials, **stub):
+    """(exit code, what was said)."""
+    asked, console = stub_trials.prepare(folder, trials), Console(file=io.StringIO())
     with cluster.connected(address) as place:
-        command = stub_trials.command(folder, **stub)
-        return sweep.run_sweep(asked, None, Console(quiet=True), command, place)
+        code = place.run_sweep(asked, console, stub_trials.command(folder, **stub))
+    return code, console.file.getvalue()
 
 
 def test_the_plan_shows_the_resources_and_nothing_starts(ray_cluster, runs_dir, capsys):
     path = str(write(runs_dir, TINY))
     assert main(["sweep", path, "--ray", ray_cluster, "--dry-run"]) == 0
     printed = capsys.readouterr().out
-    assert f"{ray_cluster}: 2 node(s) for 2 trials at once, each with 1 CPU and 0 GPU" in printed
+    assert f"{ray_cluster}: 1 CPU and 0 GPU for each trial" in printed
     assert "s-002" in printed
     for wrong, message in (
         (["--cpus", "9"], "no node has 9 CPU and 0 GPU for a trial"),
         (["--gpus", "1"], "no node has 1 CPU and 1 GPU for a trial"),
         (["--cpus", "0"], "--cpus 0 --gpus None: at least 1 and 0"),
-        (["--jobs", "0"], "--jobs 0: from 1 to the 2"),
-        (["--jobs", "3"], "--jobs 3: from 1 to the 2 that fit on the cluster"),
+        (["--jobs", "2"], "--jobs is for one machine"),
     ):
         assert main(["sweep", path, "--ray", ray_cluster, *wrong]) == 2
         assert message in capsys.readouterr().err
     assert [path.name for path in runs_dir.iterdir()] == ["s.yaml"]
 
 
-def test_what_a_node_lacks_of_the_shared_path(tmp_path):
-    path = tmp_path / "shared"
-    assert "does not see" in cluster._look(str(path))
-    path.touch()
-    assert "locked (file locks of the shared disk are off)" in cluster._look(str(path))
-    with path.open() as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        assert cluster._look(str(path)) == ""
+def test_a_node_that_does_not_see_the_runs_says_so(runs_dir, monkeypatch):
+    asked = stub_trials.prepare(runs_dir, 1)
+    monkeypatch.setenv("GRPO_NB_RUNS", str(runs_dir))  # `_work` sets it
+    with pytest.raises(ValueError, match="does not see /nowhere, or cannot write it"):
+        cluster._work("/nowhere", stub_trials.command(runs_dir), asked, asked.trials[0])
 
 
 def test_a_trial_that_fails_is_tried_again_and_reported(ray_cluster, runs_dir):
-    asked = stub_trials.prepare(runs_dir, 2)
-    assert on_ray(runs_dir, ray_cluster, asked, fails=9) == 1
+    code, said = on_ray(runs_dir, ray_cluster, 2, fails=9)
+    assert code == 1
     assert sorted(told(runs_dir, "begun")) == 3 * ["stub-000"] + 3 * ["stub-001"]
-    assert log_of(runs_dir).count("failed, now waiting: grpo-nb: not yet") == 4
-    assert log_of(runs_dir).count("failed, now failed: grpo-nb: not yet") == 2
+    assert said.count("failed: RuntimeError: grpo-nb: not yet") == 2
 
 
 def test_ctrl_c_leaves_no_trial_and_kill_9_neither(ray_cluster, runs_dir):
@@ -107,10 +104,8 @@ def test_ctrl_c_leaves_no_trial_and_kill_9_neither(ray_cluster, runs_dir):
             assert "the same command goes on" in said
         until(lambda: not stub_trials.at_work(runs_dir), seconds=15)
     assert not told(runs_dir, "ended")
-    asked = stub_trials.prepare(runs_dir, 3)
-    assert on_ray(runs_dir, ray_cluster, asked) == 0
-    assert sorted(told(runs_dir, "ended")) == [trial.name for trial in asked.trials]
-    assert ": failed" not in log_of(runs_dir)
+    assert on_ray(runs_dir, ray_cluster, 3)[0] == 0
+    assert sorted(told(runs_dir, "ended")) == ["stub-000", "stub-001", "stub-002"]
 
 
 def test_trials_of_a_lost_node_go_on_on_another(ray_cluster, runs_dir):
@@ -125,14 +120,10 @@ def test_trials_of_a_lost_node_go_on_on_another(ray_cluster, runs_dir):
         said = running.communicate(timeout=120)[0]
     assert running.returncode == 0, said
     assert sorted(told(runs_dir, "ended")) == names, "none is lost, and none ends twice"
-    begun = told(runs_dir, "begun")
-    assert sorted(begun) == sorted([*names, name])
-    assert ": failed" not in log_of(runs_dir)
-    assert (
-        log_of(runs_dir).count("cut off, now waiting: grpo-nb: Task failed because the node") == 1
-    )
-    assert on_ray(runs_dir, ray_cluster, stub_trials.prepare(runs_dir, 4)) == 0
-    assert told(runs_dir, "begun") == begun, "a second start runs nothing again"
+    lines = told(runs_dir)
+    assert sorted(told(runs_dir, "begun")) == sorted([*names, name])
+    assert on_ray(runs_dir, ray_cluster, 4)[0] == 0
+    assert told(runs_dir) == lines, "a second start runs nothing again"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "head", "nowhere.invalid:6379"])

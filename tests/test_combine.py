@@ -1,4 +1,4 @@
-"""Rewards made of rewards, weights that move, and sets from YAML."""
+"""Rewards made of rewards, weights that move, and sets from a Python file."""
 
 import pickle
 from types import SimpleNamespace
@@ -11,14 +11,12 @@ from grpo_nb.rewards import (
     Adaptive,
     Scheduled,
     call,
-    clipped,
-    ensemble,
     gated,
     reward,
     reward_set,
     weighted,
 )
-from grpo_nb.rewards.presets import find_reward, load_preset, load_yaml
+from grpo_nb.rewards.presets import load_preset
 
 RIGHT = "<reasoning>1+1=2</reasoning><answer>2</answer>"
 WRONG = RIGHT.replace(">2<", ">3<")
@@ -34,9 +32,8 @@ def sign_reward(response: str) -> float | None:
     return {"+": 1.0, "-": -1.0}.get(response)
 
 
-@reward()
-async def slow_judge(response: str) -> float:
-    return 0.5
+async def slow_judge(completions, **_):
+    return [0.5] * len(completions)
 
 
 def at(step):
@@ -55,28 +52,17 @@ def test_a_gate_falls_to_the_least_score_not_to_zero():
     assert func(completions=["+", "-"]) == [-1.0, -1.0]
 
 
-def test_weighted_clipped_and_none():
+def test_weighted_and_none():
     both = weighted([(sign_reward, 2.0), (length_reward, 0.5)])
     assert both.range == (-2.0, 2.5)
     assert both(completions=["+", "-", "?"]) == [2.05, -1.95, None]
-    assert clipped(sign_reward, 0.0, 0.5)(completions=["+", "-"]) == [0.5, 0.0]
-
-
-@pytest.mark.parametrize(("how", "score"), [("mean", 0.4), ("median", 0.1), ("min", 0.1)])
-def test_ensembles(how, score):
-    func = ensemble([sign_reward, length_reward, length_reward], how)
-    assert func(completions=["+"]) == [pytest.approx(score)]
-
-
-def test_an_unknown_ensemble_is_refused():
-    with pytest.raises(ValueError, match="ensemble 'mode': take 'mean', 'median' or 'min'"):
-        ensemble([length_reward], "mode")
 
 
 def test_a_combination_with_an_async_part_is_async():
-    func = ensemble([slow_judge, length_reward], "mean", name="judges")
+    func = weighted([(slow_judge, 0.5), (length_reward, 0.5)])
     assert rewards.combine.is_async(func)
     assert call(func, completions=["x" * 10]) == [0.75]
+    assert call(gated(length_reward, by=slow_judge, mark=0.4), completions=["x" * 5]) == [0.5]
 
 
 def test_combinations_pickle():
@@ -135,96 +121,92 @@ def test_an_adaptive_weight_survives_a_checkpoint(tmp_path):
     func(completions=[""], trainer_state=at(1))
     folder = tmp_path / "checkpoint-1"
     folder.mkdir()
-    arguments = SimpleNamespace(output_dir=str(tmp_path))
-    rewards.keep_adaptive_weights([func, sign_reward]).on_save(arguments, at(1), None)
+    func.save(folder)
     fresh = Adaptive(length_reward, change=2.0)
-    callback = rewards.keep_adaptive_weights([fresh])
-    callback.on_train_begin(arguments, at(0), None)
-    assert fresh.value == 1.0
-    callback.on_train_begin(arguments, at(1), None)
+    fresh.load(folder)
     assert (fresh.value, fresh.step) == (2.0, 1)
     fresh(completions=[""], trainer_state=at(1))
     assert fresh.value == 2.0, "the step was counted before the checkpoint"
 
 
-def test_a_set_from_yaml(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "from grpo_nb.rewards import reward\n\n"
-        "@reward()\ndef polite_reward(response: str, *, word: str = 'please') -> float:\n"
-        "    return float(word in response)\n"
-    )
-    path = tmp_path / "rewards.yaml"
-    path.write_text(
-        "- reward: numeric_correctness_reward\n  weight: 2\n  arguments: {relative: 0.1}\n"
-        "- reward: mine.py:polite_reward\n  name: thankful_reward\n"
-        "  arguments: {word: thanks}\n"
-        "- reward: trl.rewards:think_format_reward\n  weight: 0.25\n"
-    )
-    chosen = load_yaml(path)
-    assert chosen.names[1:] == ["thankful_reward", "think_format_reward"]
+POLITE = """from grpo_nb import rewards
+from trl.rewards import think_format_reward
+
+@rewards.reward()
+def polite_reward(response: str, *, word: str = "please") -> float:
+    return float(word in response)
+
+close = rewards.numeric_correctness_reward.configured("close", relative=0.1)
+thankful = polite_reward.configured("thankful_reward", word="thanks")
+reward_funcs, reward_weights = [thankful, close, think_format_reward], [1, 2, 0.25]
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(text):
+        (tmp_path / "rewards.py").write_text(text)
+        return load_preset(str(tmp_path / "rewards.py"))
+
+    return load
+
+
+def test_a_set_from_a_file_has_ours_trls_and_ones_own_correctness_first(load):
+    chosen = load(POLITE)
+    assert chosen.names == ["close", "thankful_reward", "think_format_reward"]
     assert chosen.reward_weights == [2.0, 1.0, 0.25]
     chat = [[{"role": "assistant", "content": "95"}]]
     scores = [func(completions=chat, answer=["100"]) for func in chosen.reward_funcs]
     assert scores == [[1.0], [0.0], [0.0]]
 
 
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("- reward: numeric_correctnes", "did you mean 'numeric_correctness_reward'"),
-        ("- rewards: x", "names no reward"),
-        ("- reward: json_format_reward\n  wight: 2", "'wight': did you mean 'weight'"),
-        ("- reward: json_format_reward\n  arguments: {a: 1}", "has no option 'a'; it has none"),
-        ("- reward: json:nothing", "json has no 'nothing'"),
-        ("- reward: json_format_reward\n- reward: json_format_reward", "two rewards are named"),
-        ("reward: x", "holds no list"),
-        ("- reward: 3", "rewards.yaml: reward: 3 is no text"),
-        ("- reward: json_format_reward\n  name: 2024", "name: 2024 is no text"),
-        ("- reward: json_format_reward\n  arguments: 4", "arguments: 4 is no `.option: value.`"),
-        ("- reward: no_such_module:f", "no_such_module cannot be imported: ModuleNotFound"),
-        ("- reward: json_format_reward\n  weight:", "weight of json_format_reward is None"),
-        ("- reward: json_format_reward\n  weight: .nan", "weight of json_format_reward is '.nan'"),
-        ("- reward: json_format_reward\n  weight: .inf", "weight of json_format_reward is '.inf'"),
-        ("- reward: json_format_reward\n  weight: yes", "weight of json_format_reward is 'yes'"),
-        ("- reward: x\n  reward: y", "line 2: the key 'reward' stands twice"),
-        ("- reward: [x", "rewards.yaml, line 1: "),
-        ("{extends: math, rewards: [{reward: x, weight: .nan}]}", "reward 'x'"),
-        ("{form: 3, rewards: [{reward: json_format_reward}]}", "rewards.preset '3'"),
-        ("- reward: leaving.py:f", "leaving.py, line 1 cannot be loaded: SystemExit"),
-        ("[]", "at least one reward"),
-        ("rewards: [{reward: json_format_reward}]", "`form: PRESET` .its prompt and reference"),
-        ("{form: jsn, rewards: []}", "rewards.preset 'jsn'"),
-    ],
-)
-def test_a_wrong_entry_is_named(tmp_path, text, error):
-    path = tmp_path / "rewards.yaml"
-    path.write_text(text)
-    (tmp_path / "leaving.py").write_text("raise SystemExit(0)\n")
+ONE = "from grpo_nb import rewards\nreward_funcs = [rewards.exact_match_reward]\n"
+FAULTY = {
+    "rewards.preset 'jsn'": ONE + "form = 'jsn'",
+    "rewards.preset 'maths': did you mean 'math'": ONE + "extends = 'maths'",
+    "exact_match_reward has no option 'a'; it has none": ONE + "reward_funcs[0].configured(a=1)",
+    "the weight of exact_match_reward is None": ONE + "reward_weights = [None]",
+    "the weight of exact_match_reward is nan": ONE + "reward_weights = [float('nan')]",
+    "the weight of exact_match_reward is True": ONE + "reward_weights = [True]",
+    "two rewards are named 'exact_match_reward'": ONE + "reward_funcs *= 2",
+    "reward_funcs = .. is no list of functions": ONE + "reward_funcs = []",
+    "line 1 cannot be loaded: ModuleNotFound": "import no_such_module",
+    "line 1 cannot be loaded: SystemExit": "raise SystemExit(0)",
+    "rewards.py cannot be loaded: SyntaxError": "def f(:",
+}
+
+
+@pytest.mark.parametrize("error", FAULTY)
+def test_what_is_wrong_in_a_file_is_named(load, error):
     with pytest.raises(ValueError, match=error):
-        load_yaml(path)
+        load(FAULTY[error])
 
 
-def test_a_set_takes_a_presets_form_with_or_without_its_rewards(tmp_path):
-    path, json_set = tmp_path / "rewards.yaml", load_preset("json_extraction")
-    names = {}
+def test_a_set_takes_a_presets_form_with_or_without_its_rewards(load):
+    json_set, names = load_preset("json_extraction"), {}
     for key in ("form", "extends"):
-        path.write_text(f"{{{key}: json_extraction, rewards: [{{reward: exact_match_reward}}]}}")
-        chosen = load_yaml(path)
+        chosen = load(f"{ONE}{key} = 'json_extraction'")
         assert (chosen.reference, chosen.extract) == (json_set.reference, json_set.extract)
         assert chosen.system_prompt == json_set.system_prompt
         names[key] = chosen.names
     assert names["form"] == ["exact_match_reward"]
     assert names["extends"] == [*json_set.names, "exact_match_reward"]
+    again = load(
+        "from grpo_nb import rewards\nextends = 'math'\n"
+        "form = rewards.Adaptive(rewards.soft_xml_format_reward)\n"
+        "reward_funcs, reward_weights = [form], [0.5]"
+    )
+    assert sorted(again.names) == sorted(load_preset("math").names)
+    assert again.reward_weights[-1] == 0.5 and isinstance(again.reward_funcs[-1], Adaptive)
 
 
-def test_a_file_that_raises_is_named(tmp_path):
-    (tmp_path / "broken.py").write_text("def f(:\n")
-    with pytest.raises(ValueError, match=r"broken.py cannot be loaded: SyntaxError"):
-        find_reward("broken.py:f", tmp_path)
-
-
-def test_files_that_do_not_exist_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none.yaml does not exist"):
-        load_yaml(tmp_path / "none.yaml")
-    with pytest.raises(FileNotFoundError, match=r"none.py does not exist"):
-        find_reward("none.py:f", tmp_path)
+@pytest.mark.parametrize(
+    ("place", "kind", "error"),
+    [
+        ("none.py", FileNotFoundError, "none.py does not exist"),
+        ("set.yaml", ValueError, "set.yaml': rewards are listed in a Python file, not in YAML"),
+    ],
+)
+def test_a_file_that_is_not_there_or_of_yaml_is_refused(place, kind, error):
+    with pytest.raises(kind, match=error):
+        load_preset(place)

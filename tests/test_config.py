@@ -1,48 +1,77 @@
+"""Settings and their layers, profiles and tasks, batches that divide, the choice of a profile."""
+
+import importlib.util
+import os
+
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_nb.runs import config, profiles
+from grpo_nb import machine
+from grpo_nb.__main__ import main
+from grpo_nb.runs import PROJECT_ROOT, config, profiles
+from grpo_nb.runs.batch import Batch, solve_batch
+from grpo_nb.runs.config import flatten, resolve
+
+GPUS = [profile for profile in profiles.PROFILES if profile != "tiny-cpu"]
+# Qwen2.5's public figures: parameters and those of the embeddings [10^9], layers, hidden and
+# MLP width, width of keys and values.
+QWEN = {
+    "0.5B": (0.49, 0.14, 24, 896, 4864, 128),
+    "1.5B": (1.54, 0.23, 28, 1536, 8960, 256),
+    "7B": (7.61, 1.09, 28, 3584, 18944, 512),
+    "14B": (14.8, 1.56, 48, 5120, 13824, 1024),
+}
+VOCABULARY = 151_936
 
 
-def test_a_misspelt_setting_is_refused_with_the_nearest_name():
-    with pytest.raises(ValueError, match=r"'train.max_stepz': did you mean 'train.max_steps'"):
-        config.resolve("tiny-cpu", {"train.max_stepz": 3})
-    with pytest.raises(ValueError, match=r"'trian.beta': did you mean 'train.beta'"):
-        config.resolve("tiny-cpu", {"trian.beta": 3})
-    with pytest.raises(ValueError, match=r"profile 'tiny-gpu': did you mean 'tiny-cpu'"):
-        config.resolve("tiny-gpu")
-
-
-def test_a_value_that_does_not_fit_is_named():
-    with pytest.raises(ValueError, match=r"train.max_steps = 'many': input should be a valid int"):
-        config.resolve("tiny-cpu", {"train.max_steps": "many"})
-    with pytest.raises(ValueError, match=r"train.learning_rate = -1.0"):
-        config.resolve("tiny-cpu", {"train.learning_rate": -1.0})
-
-
-def test_a_batch_that_the_group_does_not_divide_is_refused_with_one_that_it_does():
-    with pytest.raises(ValueError, match=r"1 x gradient_accumulation_steps 4 = 4; take .* 8"):
-        config.resolve(
-            "tiny-cpu",
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"train.max_stepz": 3}, "'train.max_stepz': did you mean 'train.max_steps'"),
+        ({"trian.beta": 3}, "'trian.beta': did you mean 'train.beta'"),
+        ({"task": "jsonextraction"}, "task 'jsonextraction': did you mean 'json_extraction'"),
+        ({"train.max_steps": "many"}, "train.max_steps = 'many': input should be a valid int"),
+        ({"train.max_steps": True}, "train.max_steps = True: "),
+        ({"train.learning_rate": -1.0}, "train.learning_rate = -1.0: input should be"),
+        ({"train.learning_rate": 1e3}, "train.learning_rate = 1000.0: input should be"),
+        ({"train.temperature": 1e-30}, "train.temperature = .*: input should be"),
+        ({"train.temperature": 1e30}, "train.temperature = .*: input should be"),
+        ({"train.beta": 1e30}, "train.beta = .*: input should be"),
+        ({"seed": 2**32}, "seed = .*: input should be"),
+        (
             {"train.per_device_train_batch_size": 1, "train.gradient_accumulation_steps": 4},
-        )
+            "1 x gradient_accumulation_steps 4 = 4; take a batch of 8",
+        ),
+        ({"model.max_seq_length": 64}, "raise it to 304"),
+        (
+            {"policy.finetuning": "full"},
+            "policy.finetuning = 'full' with model.quantization = '4bit'",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_with_what_would_do(settings, message):
+    with pytest.raises(ValueError, match=message):
+        resolve("tiny-cpu", settings)
 
 
-def test_a_context_too_short_for_prompt_and_completion_is_refused():
-    with pytest.raises(ValueError, match="raise it to 304"):
-        config.resolve("tiny-cpu", {"model.max_seq_length": 64})
+@pytest.mark.parametrize("profile", [None, "", 5, ["tiny-cpu"], {"a": 1}])
+def test_a_profile_that_is_no_name_is_refused(profile):
+    with pytest.raises(ValueError, match=r"profile = .*: write a name, such as tiny-cpu"):
+        resolve(profile)
 
 
-@pytest.mark.parametrize("profile", profiles.PROFILES)
-def test_every_profile_is_valid(profile):
-    assert config.resolve(profile).profile == profile
+def test_a_misspelt_profile_is_refused_with_the_nearest_name():
+    with pytest.raises(ValueError, match="profile 'tiny-gpu': did you mean 'tiny-cpu'"):
+        resolve("tiny-gpu")
 
 
-def test_later_layers_win_and_keep_the_rest():
-    stored = {"train.max_steps": 7, "train.beta": 0.1}
-    resolved = config.resolve("tiny-cpu", stored, {"train.max_steps": 9})
-    assert (resolved.train.max_steps, resolved.train.beta) == (9, 0.1)
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", float("inf"), float("nan")])
+def test_no_setting_takes_what_is_not_finite(value):
+    for name in [name for name, v in flatten(resolve("tiny-cpu")).items() if isinstance(v, float)]:
+        with pytest.raises(ValueError, match=name):
+            resolve("tiny-cpu", {name: value})
 
 
 @pytest.mark.parametrize(
@@ -53,19 +82,20 @@ def test_later_layers_win_and_keep_the_rest():
         ("data.source=arithmetic", "arithmetic"),
         ("data.system_prompt=", ""),
         ("train.scale_rewards=none", "none"),
+        ("trl.epsilon_high=0.28", 0.28),
     ],
 )
 def test_assignments_are_read_as_the_type_of_the_setting(text, value):
     name, parsed = config.parse_assignment(text)
-    effective = config.flatten(config.resolve("tiny-cpu", {name: parsed}))[name]
+    effective = flatten(resolve("tiny-cpu", {name: parsed}))[name]
     assert effective == value
     assert type(effective) is type(value)
 
 
-@pytest.mark.parametrize("profile", profiles.PROFILES)
-def test_a_configuration_survives_being_stored(profile):
-    resolved = config.resolve(profile, {"train.max_steps": 3, "seed": 5})
-    assert config.resolve(profile, config.flatten(resolved)) == resolved
+def test_papermills_yaml_is_read_as_the_type_of_the_setting():
+    given = yaml.safe_load("settings: {train.max_steps: 5, train.learning_rate: 1e-4}")["settings"]
+    train = resolve("tiny-cpu", given).train
+    assert (train.max_steps, train.learning_rate) == (5, 1e-4)
 
 
 def test_an_assignment_without_value_is_refused():
@@ -73,150 +103,224 @@ def test_an_assignment_without_value_is_refused():
         config.parse_assignment("train.max_steps")
 
 
-def test_unset_parameters_set_nothing_and_zero_is_a_value():
-    parameters = {"beta": 0.0, "max_steps": -1, "learning_rate": -1, "loss_type": "auto"}
-    assert config.from_parameters("03", parameters) == {"train.beta": 0.0}
-
-
-CELL = 'run_name: str = "demo"\nforce: bool = False\nmax_steps: int = -1\n'
-
-
-@pytest.mark.parametrize(
-    ("cells", "message"),
-    [
-        ([CELL + "learning_rat = 1e-4"], "'learning_rat': did you mean 'learning_rate'"),
-        ([CELL + "learning_rat: float = 1e-4"], "'learning_rat': did you mean"),
-        ([CELL + "max_steps = learning_rat = 3"], "'learning_rat': did you mean"),
-        ([CELL + "beta, temperatur = 0.1, 1"], "'temperatur': did you mean 'temperature'"),
-        ([CELL + "eval_rows = 9"], "eval_rows belongs to notebook 01, not 03"),
-        ([CELL + 'profile = "tiny-cpu"'], "profile belongs to notebook 01, not 03"),
-        ([CELL, "# Parameters\nmax_stps = 5\n"], "'max_stps': did you mean 'max_steps'"),
-        (['run_name = "r"\nmax_stps = 5'], "'max_stps': did you mean 'max_steps'"),
-        ([CELL + "rate = 1e-4", CELL, CELL + "rate = 1e-4"], "unknown parameter of notebook 03"),
-    ],
-)
-def test_a_misspelt_parameter_is_refused_with_the_nearest_name(cells, message):
-    with pytest.raises(ValueError, match=message):
-        config.from_parameters("03", {"In": ["", *cells]})
-
-
-@pytest.mark.parametrize(
-    "cells",
-    [
-        [CELL],
-        ["import pandas as learning_rat", CELL, "max_stps = 5", "def bet(): pass"],
-        [CELL + "learning_rat = 1", CELL],  # corrected, and run again
-        [CELL, "# Parameters\nrun_name = 'r'\nmax_steps = 5\n"],
-        [CELL, 'run_name = f"lr-{max_steps}"\nmine = 3'],  # a cell of one's own
-        ["%matplotlib inline\nx = 3", CELL + "import math\nos.environ['A'] = 'b'"],
-        [],
-    ],
-)
-def test_what_other_cells_define_is_nobodys_business(cells):
-    parameters = {"In": ["", *cells], "max_steps": 5, "learning_rat": 1}
-    assert config.from_parameters("03", parameters) == {"train.max_steps": 5}
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"trl.run_name": "a;b", "trl.epsilon_high": 0.28},
-        {"trl.run_name": 'it\'s; a "name"', "train.save_steps": 7},
-        {"trl.run_name": "12", "trl.push_to_hub": False},
-        {"trl.chat_template_kwargs": {"a": ";", "b": None}},
-    ],
-)
-def test_settings_reach_a_notebook_as_they_were_given(settings):
-    chosen = config.from_parameters("03", config.to_parameters("03", settings))
-    assert {k: int(v) if k.startswith("train") else v for k, v in chosen.items()} == settings
-
-
-FLOATS = [
-    name
-    for name, value in config.flatten(config.resolve("tiny-cpu")).items()
-    if isinstance(value, float)
-]
-
-
-@pytest.mark.parametrize("value", ["inf", "-inf", "nan", float("inf"), float("nan")])
-@pytest.mark.parametrize("name", FLOATS)
-def test_no_setting_takes_what_is_not_finite(name, value):
-    with pytest.raises(ValueError, match=name):
-        config.resolve("tiny-cpu", {name: value})
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"seed": 2**32},
-        {"train.learning_rate": 1e3},
-        {"train.temperature": 1e-30},
-        {"train.temperature": 1e30},
-        {"train.beta": 1e30},
-    ],
-)
-def test_what_could_not_be_trained_with_is_refused(setting):
-    with pytest.raises(ValueError, match=f"{next(iter(setting))} = .*: input should be"):
-        config.resolve("tiny-cpu", setting)
-
-
-@pytest.mark.parametrize("profile", [None, "", 5, ["tiny-cpu"], {"a": 1}])
-def test_a_profile_that_is_no_name_is_refused(profile):
-    with pytest.raises(ValueError, match=r"profile = .*: write a name, such as tiny-cpu"):
-        config.resolve(profile)
-
-
 @given(st.sampled_from(config.setting_names()))
 def test_every_setting_belongs_to_one_stage(name):
     assert config.stage_of(name) in {"01", "02", "03", "04"}
 
 
-def test_the_table_says_where_each_value_came_from():
-    resolved = config.resolve("l4-24gb", {"train.max_steps": 5})
-    rows = config.describe(resolved, {"train.max_steps": 5}, "train")
-    sources = {row["setting"]: row["from"] for row in rows}
-    assert sources["train.max_steps"] == "set here"
-    assert sources["train.learning_rate"] == "profile l4-24gb"
-    assert sources["train.beta"] == "default"
-    assert all(row["meaning"] for row in rows)
+def test_each_value_has_its_source_and_meaning():
+    own = {"task": "code", "train.beta": 0.1, "train.max_steps": 9}
+    resolved = resolve("l4-24gb", own, {"train.max_steps": 5, "data.source": "mine.jsonl"})
+    rows = {row["setting"]: row for row in config.describe(resolved, "seed", "data", "train")}
+    assert all(row["meaning"] for row in rows.values())
+    told = {name: (row["value"], row["from"]) for name, row in rows.items()}
+    expected = {
+        "train.max_steps": (5, "set here"),
+        "data.source": ("mine.jsonl", "set here"),
+        "train.beta": (0.1, "config.yaml"),
+        "data.answer_kind": ("code", "task code"),
+        "data.subset": ("main", "profile l4-24gb"),
+        "train.learning_rate": (1e-5, "profile l4-24gb"),
+        "train.temperature": (1.0, "default"),
+        "seed": (0, "default"),
+    }
+    assert expected.items() <= told.items()
 
 
-def test_a_task_sets_data_and_rewards_and_on_the_tiny_profile_the_model():
-    tiny = config.resolve("tiny-cpu", {"task": "json_extraction"})
-    assert (tiny.data.source, tiny.rewards.preset) == ("json_extraction", "json_extraction")
-    assert (tiny.data.answer_kind, tiny.model.model_path) == ("json", "data/task_base")
-    large = config.resolve("l4-24gb", {"task": "json_extraction"})
-    assert large.data.source == "json_extraction"
-    assert large.model == config.resolve("l4-24gb").model
-    assert config.resolve("tiny-cpu", {"task": "math"}) == config.resolve("tiny-cpu")
+def test_what_config_yaml_only_repeats_keeps_its_source():
+    again = resolve("l4-24gb", flatten(resolve("l4-24gb", {"train.beta": 0.1})), {})
+    assert again.sources["train.beta"] == "config.yaml"
+    assert again.sources["train.learning_rate"] == "profile l4-24gb"
+    assert again.sources["train.temperature"] == "default"
 
 
-def test_what_is_set_wins_over_the_task_which_wins_over_the_profile():
-    resolved = config.resolve("l4-24gb", {"task": "code"}, {"data.source": "mine.jsonl"})
-    assert (resolved.data.source, resolved.data.answer_kind) == ("mine.jsonl", "code")
-    rows = config.describe(resolved, {"data.source": "mine.jsonl"}, "data")
-    sources = {row["setting"]: row["from"] for row in rows}
-    assert sources["data.source"] == "set here"
-    assert sources["data.answer_kind"] == "task code"
-    assert sources["data.subset"] == "profile l4-24gb"
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [({}, "set by Unsloth"), ({"policy.backend": "transformers"}, 0.5)],
+)
+def test_a_share_that_unsloth_decides_is_not_shown_as_ours(more, shown):
+    rows = config.describe(resolve("a100-80gb", more), "policy")
+    assert next(r["value"] for r in rows if r["setting"].endswith("utilization")) == shown
 
 
 @pytest.mark.parametrize("task", profiles.TASKS)
-def test_every_task_is_valid_and_survives_being_stored(task):
-    for profile in profiles.PROFILES:
-        resolved = config.resolve(profile, {"task": task})
-        assert config.resolve(profile, config.flatten(resolved)) == resolved
+@pytest.mark.parametrize("profile", profiles.PROFILES)
+def test_every_profile_with_every_task_is_valid_divides_and_survives_being_stored(profile, task):
+    resolved = resolve(profile, {"task": task})
+    assert (resolved.profile, resolved.task) == (profile, task)
+    assert flatten(resolve(profile, flatten(resolved))) == flatten(resolved)
+    train = resolved.train
+    prompts = resolved.step_completions // train.num_generations
+    assert solve_batch(prompts, train.num_generations, train.per_device_train_batch_size) == (
+        train.per_device_train_batch_size,
+        train.gradient_accumulation_steps,
+    )
 
 
-def test_a_misspelt_task_is_refused_with_the_nearest_name():
-    with pytest.raises(ValueError, match="task 'jsonextraction': did you mean 'json_extraction'"):
-        config.resolve("tiny-cpu", dict([config.parse_assignment("task=jsonextraction")]))
+def test_a_task_sets_data_and_rewards_and_on_the_tiny_profile_the_model():
+    tiny = resolve("tiny-cpu", {"task": "json_extraction"})
+    assert (tiny.data.source, tiny.rewards.preset) == ("json_extraction", "json_extraction")
+    assert (tiny.data.answer_kind, tiny.model.model_path) == ("json", "data/task_base")
+    large = resolve("l4-24gb", {"task": "json_extraction"})
+    assert large.data.source == "json_extraction"
+    assert large.model == resolve("l4-24gb").model
+    assert flatten(resolve("tiny-cpu", {"task": "math"})) == flatten(resolve("tiny-cpu"))
 
 
-def test_4bit_weights_cannot_all_be_trained():
-    full = {"policy.finetuning": "full"}
-    with pytest.raises(
-        ValueError, match=r"policy.finetuning = 'full' with model.quantization = '4"
-    ):
-        config.resolve("tiny-cpu", full)
-    assert config.resolve("tiny-cpu", {**full, "model.quantization": "16bit"}).policy.finetuning
+@given(*(st.integers(1, 64), st.integers(2, 32), st.integers(1, 300), st.integers(1, 8)))
+def test_a_solved_batch_is_the_step_and_the_largest_that_fits(prompts, group, rows, processes):
+    completions = prompts * group
+    if completions % processes:
+        with pytest.raises(ValueError, match="cannot be shared") as refusal:
+            solve_batch(prompts, group, rows, processes)
+        nearest = int(str(refusal.value).rpartition("take ")[2].split()[0])
+        solve_batch(nearest, group, rows, processes)
+        return
+    batch = solve_batch(prompts, group, rows, processes)
+    share = completions // processes
+    assert batch.per_device_train_batch_size * batch.gradient_accumulation_steps == share
+    larger = range(batch.per_device_train_batch_size + 1, min(rows, share) + 1)
+    assert batch.per_device_train_batch_size <= rows
+    assert all(share % size for size in larger)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "batch"),
+    [
+        ((8, 8, 64), Batch(64, 1)),  # all at once
+        ((8, 8, 63), Batch(32, 2)),
+        ((4, 8, 8, 2), Batch(8, 2)),
+        ((1, 7, 6), Batch(1, 7)),  # a prime group goes whole or one by one
+    ],
+)
+def test_batches(arguments, batch):
+    assert solve_batch(*arguments) == batch
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((3, 5, 8, 4), r"3 prompts x 5 .* = 15 cannot be shared by 4 processes: take 4 prompts"),
+        ((3, 4, 8, 8), "take 4 prompts"),
+        ((0, 8, 8), "0 prompts x 8"),
+        ((4, 1, 8), "a group has at least 2"),
+        ((4, 8, 0), "in passes of 0"),
+    ],
+)
+def test_a_batch_that_cannot_be_is_refused_with_the_nearest(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        solve_batch(*arguments)
+
+
+def estimate(settings):
+    """(update, generation): what either needs at its worst [GiB], from public figures.
+
+    Weights (embeddings stay in 16 bit, the rest at 2 bytes or NF4's 0.56 with its scales), the
+    adapter in fp32 with gradient and 8-bit Adam (10 bytes), a pass's activations (a checkpoint
+    a layer, one layer's inside, fp32 logits of one row), and a step's keys and values.
+    """
+    size = settings.model.model_path.removeprefix("Qwen/Qwen2.5-").removesuffix("-Instruct")
+    parameters, embeddings, layers, hidden, mlp, kv = QWEN[size]
+    inner = {"4bit": 0.56, "16bit": 2}[settings.model.quantization]
+    weights = embeddings * 2e9 + (parameters - embeddings) * 1e9 * inner
+    ends = 2 * (hidden + hidden) + 2 * (hidden + kv) + 3 * (hidden + mlp)  # q o, k v, the MLP
+    lora = settings.model.lora_rank * layers * ends * 10
+    train = settings.train
+    tokens = settings.data.max_prompt_tokens + train.max_completion_length
+    rows = train.per_device_train_batch_size
+    activations = 2 * rows * tokens * (layers * hidden + 4 * hidden + 3 * mlp)
+    logits = 3 * 4 * train.max_completion_length * VOCABULARY
+    cache = 2 * 2 * layers * kv * tokens * rows * train.gradient_accumulation_steps
+    return tuple(
+        part / 2**30 for part in (weights + lora + activations + logits, weights + lora + cache)
+    )
+
+
+@pytest.mark.parametrize("profile", GPUS)
+def test_a_profile_fits_its_gpu(profile):
+    settings = resolve(profile)
+    update, generation = estimate(settings)
+    memory, share = profiles.MEMORY_GIB[profile], settings.policy.gpu_memory_utilization
+    if settings.policy.standby:  # of 40 GB and more: unsloth_zoo/vllm_utils.py 2026.10.9, load_vllm
+        share = 0.925 * 0.95
+    reserved = 0 if settings.policy.standby else generation
+    assert generation < share * memory, "keys and values of a step do not fit into vLLM's share"
+    assert update + reserved + 2 < memory, "CUDA and vLLM's own take some 2 GiB"
+
+
+def test_full_fine_tuning_in_32_bit_needs_what_the_settings_page_says():
+    """Weights and gradients in fp32, 8-bit Adam, and the bf16 copies that autocast keeps."""
+    page = (PROJECT_ROOT / "docs/settings.md").read_text(encoding="utf-8")
+    for size, (parameters, *_) in QWEN.items():
+        gib = parameters * 1e9 * (4 + 4 + 2 + 2) / 2**30
+        assert f"{size.replace('B', ' B')} {gib:.0f} GiB" in page
+
+
+@pytest.mark.parametrize(
+    ("found", "profile"),
+    [
+        ("", "tiny-cpu"),
+        ("NVIDIA GeForce RTX 3060 Laptop GPU, 6144 MiB", "tiny-cpu"),
+        ("NVIDIA GeForce RTX 3060, 12288 MiB", "tiny-cpu"),
+        ("Tesla T4, 15360 MiB", "t4-16gb"),
+        ("NVIDIA L4, 23034 MiB", "l4-24gb"),
+        ("NVIDIA A10G, 23028 MiB", "l4-24gb"),
+        ("NVIDIA GeForce RTX 4090, 24564 MiB", "l4-24gb"),
+        ("NVIDIA GeForce RTX 5090, 32607 MiB", "l4-24gb"),
+        ("NVIDIA A100-SXM4-40GB, 40960 MiB", "a100-40gb"),
+        ("NVIDIA L40S, 46068 MiB", "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB, 81920 MiB", "a100-80gb"),
+        ("NVIDIA H100 80GB HBM3, 81559 MiB", "h100-80gb"),
+        ("NVIDIA GH200 480GB, 97871 MiB", "a100-80gb"),
+        ("NVIDIA H200, 143771 MiB", "h200-141gb"),
+        ("NVIDIA B200, 183359 MiB", "h200-141gb"),
+        ("NVIDIA GB10, [N/A]", "tiny-cpu"),  # shares the machine's memory: nothing to go by
+    ],
+)
+def test_the_profile_is_the_largest_that_fits(found, profile, monkeypatch):
+    monkeypatch.setattr(profiles, "gpu_name", lambda: found)
+    assert profiles.detect_profile() == profile
+    assert resolve("auto").profile == profile
+
+
+def answer_as_nvidia_smi(answers, folder, monkeypatch):
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\ncase $1 in {answers} esac\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("driver", "capability", "fault"),
+    [
+        ("580.65.06", "7.5", ""),
+        ("[N/A]", "[N/A]", ""),
+        ("575.57", "9.0", "the NVIDIA driver 575.57 is too old: CUDA 13 needs 580 or later"),
+        ("580.95", "7.0", "this GPU, 7.0 is too old: CUDA 13 needs 7.5 or later"),  # a V100
+    ],
+)
+def test_what_cuda_13_cannot_use_is_said_and_gets_the_cpus_profile(
+    driver, capability, fault, tmp_path, monkeypatch, capsys
+):
+    answers = f"*driver*) echo {driver};; *cap*) echo {capability};; *) echo Tesla T4, 15360 MiB;;"
+    answer_as_nvidia_smi(answers, tmp_path, monkeypatch)
+    assert machine.gpu_fault().endswith(fault) and bool(machine.gpu_fault()) == bool(fault)
+    assert profiles.detect_profile() == ("tiny-cpu" if fault else "t4-16gb")
+    main(["doctor"])
+    assert (fault or "Tesla T4, 15360 MiB") in capsys.readouterr().out
+
+
+def test_the_doctor_names_the_plugin_for_4_bit_and_the_way_to_one_gpu(
+    tmp_path, monkeypatch, capsys
+):
+    """Two GPUs are claimed; which packages are there is this machine's own."""
+    answer_as_nvidia_smi("*) echo NVIDIA L4; echo NVIDIA L4;;", tmp_path, monkeypatch)
+    main(["doctor"])
+    said = capsys.readouterr().out
+    assert "2 GPUs are visible: for Unsloth export CUDA_VISIBLE_DEVICES=0" in said
+    assert "vllm_bnb_plugin" in said
+    if not importlib.util.find_spec("vllm_bnb_plugin"):
+        assert "make install GPU=1" in said
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    main(["doctor"])
+    assert "visible" not in capsys.readouterr().out

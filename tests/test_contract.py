@@ -1,4 +1,4 @@
-"""`@reward`: failures, columns, reasons, async scorers."""
+"""`@reward`: failures, columns, reasons; and rewards from elsewhere."""
 
 import asyncio
 import sys
@@ -93,39 +93,18 @@ def test_the_prompt_and_the_trainer_state_can_be_read():
     assert reads(completions=["x"], prompts=["ab"], trainer_state=State()) == [5.0]
 
 
-def test_async_scorers_run_together_and_are_awaited_by_trl():
-    started = []
-
-    @reward()
-    async def judged(response: str) -> float:
-        started.append(response)
-        while len(started) < 3:  # only ends if all three were started before one ended
-            await asyncio.sleep(0)
-        return 1.0
-
-    assert is_async(judged)
-    assert asyncio.run(judged(completions=list("abc"))) == [1.0] * 3
-    started.clear()
-    assert call(judged, completions=list("abc")) == [1.0] * 3
-
-
-def test_async_rewards_can_be_called_where_a_loop_runs():
-    @reward()
-    async def judged(response: str) -> float:
-        return 1.0
+def test_an_async_scorer_is_refused_and_an_async_reward_of_trls_shape_called_anywhere():
+    async def judged(completions, **_):
+        return [1.0] * len(completions)
 
     async def notebook_cell():
         return call(judged, completions=["a"])
 
+    with pytest.raises(ValueError, match="reward judged is async: lift a plain function, or"):
+        reward()(judged)
+    assert is_async(judged)
+    assert call(judged, completions=list("abc")) == [1.0] * 3
     assert asyncio.run(notebook_cell()) == [1.0]
-
-
-def test_async_failures_follow_the_same_policy():
-    @reward(on_error="skip")
-    async def judged(response: str) -> float:
-        return float(response)
-
-    assert call(judged, completions=["1", "x"]) == [1.0, None]
 
 
 def test_past_the_allowed_share_of_none_it_raises():
@@ -139,21 +118,20 @@ def test_past_the_allowed_share_of_none_it_raises():
         dry(completions=["a"] * 18 + ["x"] * 2)
 
 
-@pytest.mark.parametrize("awaited", [False, True])
-def test_leaving_the_program_is_an_error_of_the_reward(awaited):
-    async def waits(response):
-        sys.exit(7)
-
-    leaver = reward()(waits if awaited else lambda response: sys.exit(7))
+def test_leaving_the_program_is_an_error_of_the_reward():
+    leaver = reward()(lambda response: sys.exit(7))
     with pytest.raises(RuntimeError, match=r"called sys.exit\(7\): return a score or None") as left:
         call(leaver, completions=["x"])
     assert "completion 0 of the batch" in left.value.__notes__[0]
-    with pytest.raises(RuntimeError, match=r"reward sys_exit called sys.exit"):
-        call(named(lambda **_: sys.exit(), "sys_exit"), completions=["x"])
     skipping = reward(on_error="skip")(leaver.score)
     assert call(skipping, completions=["x"]) == [None]
 
 
-def named(func, name):
-    func.__name__ = name
-    return func
+async def leaves(**_):
+    sys.exit()
+
+
+@pytest.mark.parametrize("func", [leaves, lambda **_: sys.exit()])
+def test_so_it_is_of_a_function_from_elsewhere(func):
+    with pytest.raises(RuntimeError, match=r"reward .* called sys.exit\(None\)"):
+        call(func, completions=["x"])

@@ -4,7 +4,6 @@ import copy
 import gzip
 import io
 import json
-import random
 import re
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from grpo_nb.evaluation import answers
 from grpo_nb.models import chat
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.numbers import parse_number
-from grpo_nb.runs import Run
+from grpo_nb.runs import Run, runs_root
 from grpo_nb.runs.config import DataConfig, resolve
 
 FEW_SHOT = [
@@ -50,11 +49,12 @@ def question(number, answer="#### 1"):
     return {"question": f"Question {number}?", "answer": answer}
 
 
-def prepare(rows, given=None, **arguments):
+def prepare(rows, given=None, count=words, **arguments):
     """(train, held out, report) of rows, prepared in run "r"."""
-    config = DataConfig(**{"eval_rows": 1} | (given or {}))
-    frame = None if rows is None else pd.DataFrame(rows, dtype=object)
-    report = data.prepare(Run("r"), config, 0, words, frame=frame, **arguments)
+    given = {"eval_rows": 1} | (given or {})
+    if rows is not None:
+        given["source"] = write_jsonl(runs_root() / "rows.jsonl", *rows)
+    report = data.prepare(Run("r"), DataConfig(**given), 0, count, **arguments)
     return data.load(Run("r"), "train"), data.load(Run("r"), "eval"), report
 
 
@@ -110,12 +110,6 @@ def test_a_hub_name_out_of_reach_says_how_to_use_a_local_copy(monkeypatch):
         read("nobody/no-such-set")
 
 
-def test_a_frame_is_read_with_lists_as_lists():
-    frame = pd.DataFrame({"question": ["a", None], "tests": [np.array([1, 2]), ["x"]]})
-    (batch,) = sources.read(DataConfig(), frame)
-    assert [row["tests"] for _, row in batch] == [[1, 2], ["x"]]
-
-
 def brief(value):
     """The id of a case: what a file holds may be long."""
     return repr(value)[:40]
@@ -126,7 +120,7 @@ def brief(value):
 PARQUET, TWICE = io.BytesIO(), io.BytesIO()
 pq.write_table(pa.Table.from_pylist([SUM]), PARQUET)
 pq.write_table(pa.table([["a"], ["1"], ["2"]], names=["question", "answer", "answer"]), TWICE)
-ANSWERED = [f"{i} + 1?,{i + 1}" for i in range(200)]  # row i on line i + 2
+OPEN = ["2 + 1?,3", '3 + 1?,"4', "4 + 1?,5", "5 + 1?,6"]  # a mark that is not closed
 TWO = [{"question": "a?", "answer": "1"}, {"question": "b?", "answer": "2"}]
 LINES = "".join(json.dumps(row) + "\n" for row in TWO)
 
@@ -135,42 +129,26 @@ def csv_text(*rows, header="question,answer"):
     return "\n".join([header, *rows]) + "\n"
 
 
-def stray(*places):
-    """200 rows with a quotation mark before (a number) or behind (its text) some answers."""
-    rows = [row.split(",") for row in ANSWERED]
-    for place in places:
-        before = isinstance(place, int)
-        asked, answer = rows[int(place)]
-        rows[int(place)] = [asked, f'"{answer}' if before else f'{answer}"']
-    return csv_text(*map(",".join, rows))
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("rows.xlsx", b"", "the name of a data file ends in .jsonl"),
         ("rows.jsonl.gz", b"", "the name of a data file ends in .jsonl"),
         ("none.jsonl", None, "does not exist: set data.source"),
-        ("utf16.csv", csv_text("a?,1").encode("utf-16"), "is UTF-16: save it as UTF-8"),
         (
-            "packed.csv",
-            gzip.compress(b"question,answer", mtime=0),
-            "is compressed .gzip.: unpack it first",
+            "utf16.csv",
+            csv_text("a?,1").encode("utf-16"),
+            "is in UTF-16, compressed, or a spreadsheet: unpack it",
         ),
-        ("packed.json", gzip.compress(b"[]", mtime=0), "is compressed .gzip.: unpack it first"),
-        ("sheet.csv", b"PK\x03\x04\x14", "is a zip archive or a spreadsheet"),
-        ("open.csv", stray(20), "line 22 to 201: .*quotation mark not closed"),
-        ("last.csv", stray(199), "line 201: .*quotation mark not closed"),
-        ("pair.csv", stray(20, "180"), "line 22 to 182: .*is there a stray quotation mark"),
-        ("near.csv", stray(20, "21"), "line 22 to 23: .*is there a stray quotation mark"),
-        ("twice.csv", stray(20, 180), "line 22 to 182: .*quotation mark not closed"),
-        ("asked.csv", csv_text('"a?,1', "b?,2", 'c?",3'), "line 2 to 4: .*stray quotation mark"),
-        ("tabs.tsv", 'a\tb\nx\t"1\ny\t2\nz\t3"\n', "line 2 to 4: .*stray quotation mark"),
+        ("packed.csv", gzip.compress(b"question,answer", mtime=0), "is in UTF-16, compressed"),
+        ("packed.json", gzip.compress(b"[]", mtime=0), "is in UTF-16, compressed"),
+        ("sheet.csv", b"PK\x03\x04\x14", "or a spreadsheet: unpack it"),
+        ("open.csv", csv_text(*OPEN), "line 3: .*quotation mark not closed"),
+        ("last.csv", csv_text(*OPEN[:2]), "line 3: .*quotation mark not closed"),
         ("inner.csv", csv_text('"a "b" c?",1'), "line 2: .*not doubled inside its cell"),
         ("huge.csv", csv_text("a?,1", "x" * 2**24 + "y,2"), "line 3: field larger than"),
         ("names.csv", csv_text("a?,1,2", header="question,answer,answer"), "'answer' twice"),
         ("names.parquet", TWICE.getvalue(), "names 'answer' twice: rename or remove"),
-        ("keys.json", '[{"question": "a?", "answer": 1, "answer": 2}]', "'answer' twice"),
         ("deep.json", "[" * 100_000, "is not JSON .maximum recursion depth"),
         ("cut.json", '[{"question": "a"', "is not JSON"),
         ("cut.parquet", PARQUET.getvalue()[:-20], "damaged or not whole .*copy it again"),
@@ -193,82 +171,11 @@ def test_a_file_that_cannot_be_used_is_named_with_the_remedy(
         prepare(None, {"source": str(tmp_path / name)})
 
 
-def spoilt(rows, column, first=20, last=180, mark=",", header="question,answer"):
-    """The rows with a quotation mark that opens a cell of one and closes that of another."""
-    rows = [list(row) for row in rows]
-    rows[first][column] = '"' + rows[first][column]
-    rows[last][column] += '"'
-    return csv_text(*map(mark.join, rows), header=header)
-
-
-SUMS = [(f"What is {i} + {i + 3}?", str(2 * i + 3)) for i in range(100, 300)]
-TOWNS = [(f"Capital of {i}?", f"City {i}") for i in range(200)]
-SPACED, THREE = [(a, f" {b}") for a, b in SUMS], "question,answer,note"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        spoilt([(*row, "") for row in SUMS], 0, header=THREE),
-        spoilt(SPACED, 0),
-        spoilt(SPACED, 0, mark=";", header="question;answer"),
-        spoilt([*SUMS[:50], ("What is 5 + 5?", ""), *SUMS[51:]], 0),
-        spoilt([*SUMS[:50], ("What is 5 + 5?", "1", "0"), *SUMS[51:]], 0),
-        spoilt([(*row, "") for row in TOWNS], 1, header=THREE),
-        spoilt([*TOWNS[:50], ("Capital of 50?", ""), *TOWNS[51:]], 1),
-        spoilt([(a[8:-1], b) for a, b in SUMS], 1),
-    ],
-    ids=brief,
-)
-def test_stray_quotes_are_found_in_rows_of_every_shape(tmp_path, content):
-    (tmp_path / "a.csv").write_text(content)
-    message = r"a\.csv, line 22 to 182: one cell holds 161 lines.*stray.*doubled.*JSON lines"
-    with pytest.raises(ValueError, match=message):
-        read(tmp_path / "a.csv")
-
-
-@pytest.mark.parametrize("seed", range(300))
-def test_no_row_is_lost_unseen_to_two_stray_quotes(tmp_path, seed):
-    chance = random.Random(seed)
-    mark, space, note = chance.choice(",;\t"), chance.choice(["", " "]), chance.choice([0, 1])
-    low, high = chance.choice([(0, 9), (0, 2000), (100, 400)])
-    ask = chance.choice(["What is {} + {}?", "{} + {}", "Add {} to {}."])
-    values = [(chance.randint(low, high), chance.randint(low, high)) for _ in range(60)]
-    kind = chance.choice(["{}", "City {}", "-{}"])
-    rows = [[ask.format(a, b), space + kind.format(a + b), *[""] * note] for a, b in values]
-    for row in chance.sample(rows[1:], 3):
-        row[1] = ""
-    for row in chance.sample(rows[1:], 3):
-        row.append("7")
-    first, last = sorted(chance.sample(range(60), 2))
-    last = min(max(last, first + 9), 59)
-    header = mark.join(["question", "answer", "note"][: 2 + note])
-    text = spoilt(rows, chance.choice([0, 1]), min(first, 50), last, mark, header)
-    (tmp_path / "a.csv").write_text(text)
-    try:
-        assert len(read(tmp_path / "a.csv")) == 60
-    except ValueError as error:
-        assert re.search(r"a\.csv, line \d+", str(error))
-
-
-POEM = "\n".join(
-    ["Roses are red,", "violets are blue,", "sugar is sweet,", "and so, too, are you."] * 8
-)
-CODE = "def f(a, b):\n" + "    a, b = max(a,b), min(a,b)\n    print(a,b)\n" * 15 + "    return a"
-PROSE = "\n".join(["Ann, who has 3 apples, meets Bob.", "He has 1,000, or more.", "Why, then?"] * 9)
-
-
-@pytest.mark.parametrize("cell", [POEM, CODE, PROSE], ids=brief)
-@pytest.mark.parametrize("column", ["question", "answer"])
-def test_poems_code_and_prose_in_cells_are_read(tmp_path, cell, column):
-    rows = [{"question": "a?", "answer": "1"} | {column: cell}, *TWO]
-    pd.DataFrame(rows).to_csv(tmp_path / "a.csv", index=False)
-    assert [row for _, row in read(tmp_path / "a.csv")] == rows
-
-
+POEM = "\n".join(["Roses are red,", "violets are blue,", "and so, too, are you."] * 8)
 LEGAL = [
     *('"Ann has 3, Bob 4.\nHow many?",7', '"It costs 1,000.\nTwo of them?","2,000"'),
     *('"Read:\nname,age\nAnn,3\nHow old?",3', 'b?,"Steps:\n\none\ntwo"', 'A 5" pipe?,"a ""b"""'),
+    f'"{POEM}",rose',
 ]
 LONG_CELL = "word " * 200_000
 
@@ -280,6 +187,9 @@ LONG_CELL = "word " * 200_000
         ("dos.csv", csv_text("a?,1", "b?,2").replace("\n", "\r\n"), TWO),
         ("mac.csv", csv_text("a?,1", "b?,2").replace("\n", "\r"), TWO),
         ("mac.jsonl", LINES.replace("\n", "\r"), TWO),
+        ("bom.jsonl", b"\xef\xbb\xbf" + LINES.encode(), TWO),
+        ("latin.csv", csv_text("Caf\xe9?,1").encode("latin-1"),
+         [{"question": "Caf\ufffd?", "answer": "1"}]),
         ("semicolons.csv", csv_text("a?;1", "b?;2", header="question;answer"), TWO),
         ("tabs.csv", csv_text("a?\t1", "b?\t2", header="question\tanswer"), TWO),
         ("commas.tsv", csv_text("a?,1", "b?,2"), TWO),
@@ -293,6 +203,7 @@ LONG_CELL = "word " * 200_000
             {"question": "Read:\nname,age\nAnn,3\nHow old?", "answer": "3"},
             {"question": "b?", "answer": "Steps:\n\none\ntwo"},
             {"question": 'A 5" pipe?', "answer": 'a "b"'},
+            {"question": POEM, "answer": "rose"},
         ]),
         ("one.csv", csv_text('"a\nb"', "c", header="question"),
          [{"question": "a\nb"}, {"question": "c"}]),
@@ -300,9 +211,6 @@ LONG_CELL = "word " * 200_000
          [TWO[0], "fewer cells than the header has: ['b?']",
           "more cells than the header has: ['c?', '3', '4']"]),
         ("long.csv", csv_text(f"{LONG_CELL},1"), [{"question": LONG_CELL, "answer": "1"}]),
-        ("keys.jsonl", '{"answer": 1, "answer": 2}\n' + LINES,
-         ["not JSON (the object names 'answer' twice: rename or remove one of them): "
-          "'{\"answer\": 1, \"answer\": 2}'", *TWO]),
         ("array.jsonl", "[1]\n7\n" + LINES, ["not an object: [1]", "not an object: 7", *TWO]),
     ],
     ids=brief,
@@ -324,7 +232,6 @@ def test_what_is_read_of_a_file(tmp_path, name, content, rows):
         ('"answer": 1, "\\ud800": 1', r"damaged text: '\ud800'"),
         (f'"answer": {"9" * 5000}', "unreadable: not JSON (Exceeds the limit"),
         (f'"answer": {"[" * 100_000}', "unreadable: not JSON (maximum recursion depth"),
-        ('"answer": 1, "question": {"text": "a"}', "unreadable: not JSON (the object names"),
     ],
     ids=brief,
 )
@@ -342,16 +249,6 @@ def test_a_line_of_json_that_is_no_row_is_reported_and_the_others_kept(
     assert report["dropped"][0]["rows"] == [1]
 
 
-def test_columns_of_a_frame_have_one_name_each(runs_dir):
-    frame = pd.DataFrame([["a?", "1", 0, 0], ["b?", "2", 0, 0]])
-    frame.columns = ["question", "answer", 3, "3"]
-    with pytest.raises(ValueError, match="the frame names '3' twice"):
-        next(sources.read(DataConfig(), frame))
-    frame.columns = ["question", "answer", 3, "x"]
-    train, _, _ = prepare(frame, {"extra_columns": "all"})
-    assert train[0]["3"] == 0
-
-
 def test_broken_lines_are_reported_by_number_and_the_others_kept(tmp_path, runs_dir):
     lines = [json.dumps(question(i)) for i in range(1, 41)]
     lines[9:9] = ['{"question": ', ""]  # lines 10 and 11
@@ -361,20 +258,8 @@ def test_broken_lines_are_reported_by_number_and_the_others_kept(tmp_path, runs_
     assert len(train + held_out) == 40
     (entry,) = report["dropped"]
     assert (entry["reason"], entry["count"], entry["rows"]) == ("unreadable", 2, [10, 43])
-    assert entry["value"].startswith("not JSON (Expecting value: line 1 column 13 (char 12))")
-
-
-def test_encodings_and_lines_with_too_many_cells(tmp_path):
-    path = tmp_path / "a.csv"
-    lines = ["question,answer", "Café 1?,1", "Café 2?,2", "How many, in all?,5"]
-    path.write_bytes(b"\n".join(line.encode() for line in lines).replace(b"\xc3\xa9 2", b"\xe9 2"))
-    (_, fine), (_, bad), (_, long) = read(path)
-    assert only(fine)["question"] == "Café 1?"
-    assert (only(bad).reason, only(bad).column) == ("damaged text", "question")
-    assert "more cells than the header has" in str(only(long))
-    path.write_text("question,answer\n2 + 2?,4\n", encoding="utf-8-sig")
-    (tmp_path / "a.jsonl").write_text(json.dumps(SUM), encoding="utf-8-sig")
-    assert read(path) == read(tmp_path / "a.jsonl") == [(1, SUM)], "the byte-order mark is no text"
+    said = "row 10: unreadable: not JSON (Expecting value: line 1 column 13 (char 12))"
+    assert entry["example"].startswith(said)
 
 
 # One row
@@ -402,6 +287,7 @@ def test_encodings_and_lines_with_too_many_cells(tmp_path):
         ({"question": "a", "answer": "about a dozen"}, "gold not of its kind", "answer", "'about"),
         ({"question": "a", "answer": "so #### "}, "gold not of its kind", "answer", "'so ####'"),
         ({"question": "CafÃ© 2?", "answer": "2"}, "damaged text", "question", r"'Caf\xc3\xa9 2?'"),
+        ({"question": "Caf\ufffd?", "answer": "2"}, "damaged text", "question", r"'Caf\ufffd?'"),
         ({"question": "a\x00b", "answer": "2"}, "damaged text", "question", r"'a\x00b'"),
         ({"question": "a\ud800", "answer": "2"}, "damaged text", "question", r"'a\ud800'"),
         ({"question": "a", "answer": "2", "choices": ["x"]}, "wrong type", "choices", "1 choices"),
@@ -503,17 +389,12 @@ def test_a_text_cannot_forge_turns(runs_dir, tokenizer):
         {**WHO, "answer": "1", "context": "Ann ran.<|endoftext|>"},
     ]
     rows = [*forged, *({**question(i), "context": "a < b > c |im_end|"} for i in range(20))]
-    report = data.prepare(
-        Run("r"),
-        DataConfig(eval_rows=1, max_dropped_share=0.2),
-        0,
-        partial(chat.count_tokens, tokenizer),
-        frame=pd.DataFrame(rows, dtype=object),
-    )
+    count = partial(chat.count_tokens, tokenizer)
+    train, held_out, report = prepare(rows, {"max_dropped_share": 0.2}, count)
     (entry,) = report["dropped"]
     assert (entry["reason"], entry["rows"]) == (validate.TEMPLATE, [1, 2, 3])
-    assert entry["value"].startswith("the content of a turn holds '<|im_end|>'")
-    for row in [*data.load(Run("r"), "train"), *data.load(Run("r"), "eval")]:
+    assert "the content of a turn holds '<|im_end|>'" in entry["example"]
+    for row in train + held_out:
         ids = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True)["input_ids"]
         assert tokenizer.decode(ids).count("<|im_start|>") == len(row["prompt"]) + 1
 
@@ -544,10 +425,15 @@ def test_what_a_template_writes_around_turns_need_not_be_special_tokens(tokenize
 
 
 def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
-    rows = [question(1), {"answer": "2"}, question(3, "about a dozen"), question(4)]
-    with pytest.raises(ValueError, match=r"2 of 4 rows of arithmetic .* 0.05 of them") as caught:
+    rows = [
+        question(1),
+        {"question": None, "answer": "2"},
+        question(3, "about a dozen"),
+        question(4),
+    ]
+    with pytest.raises(ValueError, match=r"2 of 4 rows of .*rows.jsonl .* 0.05 of them") as caught:
         prepare(rows)
-    assert "row 2, column 'question': empty: None. Remedy: fill the cell" in str(caught.value)
+    assert "row 2, column 'question': empty: None. fill the cell" in str(caught.value)
     assert "row 3, column 'answer': gold not of its kind: 'about a dozen'" in str(caught.value)
     assert "data.answer_kind" in str(caught.value)
     assert not list(runs_dir.glob("r/*"))
@@ -557,6 +443,15 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
     empty, golds = report["dropped"]
     assert (empty["rows"], golds["rows"]) == ([2], [3, *range(5, 24)])
     assert (empty["count"], golds["count"]) == (1, 31)
+    checks = {check.name: check for check in data.checks(report, DataConfig())}
+    assert [check.state for check in checks.values()] == ["ok"] * 3 + ["warning"] * 2
+    assert checks["dataset"].evidence == (
+        "1 rows to train on, 1 held out; 6.1% of the reference answers parse"
+    )
+    assert checks["empty"] == (
+        "empty", "warning", "1 left out, the first: 2. row 2, column 'question': empty: None",
+        validate.REMEDIES["empty"],
+    )  # fmt: skip
     assert report["gold_parse_rate"] == pytest.approx(2 / 33)
     assert json.loads((runs_dir / "r/data/report.json").read_text()) == report
 
@@ -565,9 +460,9 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
     ("rows", "settings", "message"),
     [
         ([], {}, "holds no rows"),
-        ([question(1)], {}, "1 rows of arithmetic are left and data.eval_rows = 1: hold out fewer"),
+        ([question(1)], {}, "1 rows of .* are left and data.eval_rows = 1: hold out fewer"),
         ([question(1), question(2)], {"system_prompt": "why " * 9, "max_prompt_tokens": 8},
-         "0 rows .* dropped: 2 prompt too long .raise data.max_prompt_tokens"),
+         "(?s)0 rows .* dropped:.*prompt too long: 2 left out.* raise data.max_prompt_tokens"),
         (None, {"source": "arithmetics"}, "'arithmetics': did you mean 'arithmetic'"),
         ([question(1)], {"answer_format": "boxd"}, "'boxd': did you mean 'boxed'"),
         ([question(1)], {"answer_format": "regex:("}, "'regex:.': .* unterminated"),
@@ -587,8 +482,8 @@ def test_prompts_longer_than_the_context_are_dropped_and_counted(runs_dir):
     train, held_out, report = prepare(rows, {"max_prompt_tokens": 20})
     assert len(train + held_out) == 2
     (entry,) = report["dropped"]
-    assert (entry["reason"], entry["rows"], entry["column"]) == ("prompt too long", [3], "prompt")
-    assert "tokens, where data.max_prompt_tokens is 20" in entry["value"]
+    assert (entry["reason"], entry["rows"]) == ("prompt too long", [3])
+    assert "tokens, where data.max_prompt_tokens is 20" in entry["example"]
     figures = report["prompt_tokens"]
     assert figures["max"] == max(words([row["prompt"] for row in train])) - 2 + 50
     assert sum(figures["histogram"]["counts"]) == 3
@@ -613,12 +508,10 @@ LONG = (
 )
 
 
-def test_near_duplicates_are_reported_and_never_on_both_sides(runs_dir):
+def test_what_nearly_repeats_a_held_out_question_is_not_trained_on(runs_dir):
     rows = [{"question": LONG.format(i, i + 50) + end, "answer": "1"}
             for i in range(1, 41) for end in ("?", " then?")]  # fmt: skip
     train, held_out, report = prepare(rows, {"eval_rows": 10})
-    assert report["near_duplicates"]["rows"] == 40
-    assert report["near_duplicates"]["first"][0] == [2, 1]
     numbers = [{row["question"].split()[5] for row in part} for part in (train, held_out)]
     assert not numbers[0] & numbers[1]
     (leaks,) = report["dropped"]
@@ -627,18 +520,22 @@ def test_near_duplicates_are_reported_and_never_on_both_sides(runs_dir):
     assert leaks["count"] > 5
 
 
-def near(*texts):
-    rows = [{"prompt": [{"role": "user", "content": text}]} for text in texts]
+def near(held_out, *texts):
+    """Which of the texts nearly repeat one of those held out."""
+    rows = [{"prompt": [{"role": "user", "content": text}]} for text in (*held_out, *texts)]
     checked = [validate.Checked(number, row, "1") for number, row in enumerate(rows)]
     hashes, minhashes = duplicates.fingerprints(checked)
-    return duplicates.near_groups(hashes["numbers"].to_numpy(), minhashes).tolist()
+    places = np.arange(len(held_out))
+    found = duplicates.near(hashes["numbers"].to_numpy(), minhashes, places)
+    assert not found[places].any()
+    return found[len(held_out) :]
 
 
 def test_other_numbers_make_another_problem():
-    assert near("what is 47 + 38?", "what is 47 + 39?", "what is 38 + 47?") == [0, 1, 2]
-    assert near(LONG.format(3, 4), LONG.format(3, 5)) == [0, 1]
-    assert near(LONG.format(3, 4), LONG.format(3, 4) + " then", LONG.format(3, 4)) == [0, 0, 0]
-    assert near("???", "a", "a b", "???") == [0, 1, 2, 0]
+    assert not near(["what is 47 + 38?"], "what is 47 + 39?", "what is 38 + 47?").any()
+    first, again = LONG.format(3, 4), LONG.format(3, 4) + " then"
+    assert near([first], LONG.format(3, 5), again, first).tolist() == [False, True, True]
+    assert near(["???"], "a", "a b", "???").tolist() == [False, False, True]
 
 
 def test_near_duplicates_are_found_in_19_of_20_cases_and_never_made_up():
@@ -646,23 +543,14 @@ def test_near_duplicates_are_found_in_19_of_20_cases_and_never_made_up():
     lexicon = [f"word{'abcdefghij'[i % 10]}{'abcdefghij'[i // 10]}" for i in range(100)]
     texts = [" ".join(draws.choice(lexicon, 40)) for _ in range(400)]
     changed = [text.replace(text.split()[5], "other", 1) for text in texts]
-    groups = np.array(near(*texts, *changed))
-    assert (groups[:400] == np.arange(400)).all()
-    found = groups[400:] == np.arange(400)
-    assert found.mean() > 0.95
-    assert (groups[400:][~found] == np.arange(400, 800)[~found]).all()
-
-
-def test_choices_are_counted_by_letter(runs_dir):
-    rows = [{"question": f"Q {i}?", "choices": ["x", "y"], "answer": 1} for i in range(7)]
-    train, _, report = prepare(rows, {"answer_kind": "choice"})
-    assert (report["labels"], train[0]["choices"]) == ({"B": 6}, ["x", "y"])
+    assert near(texts[:200], *changed[:200]).mean() > 0.95
+    assert not near(texts[:200], *texts[200:], *changed[200:]).any()
 
 
 def test_a_million_rows_are_read_in_batches(runs_dir, monkeypatch):
     monkeypatch.setattr(sources, "BATCH", 7)
-    frame = pd.DataFrame([question(i) for i in range(20)])
-    assert [len(part) for part in sources.read(DataConfig(), frame)] == [7, 7, 6]
+    path = write_jsonl(runs_dir / "a.jsonl", *map(question, range(20)))
+    assert [len(part) for part in sources.read(DataConfig(source=path))] == [7, 7, 6]
     assert len(read("arithmetic", max_rows=8)) == 8
     train, held_out, report = prepare([question(i) for i in range(20)])
     assert len(train + held_out) == report["rows_read"] == 20
@@ -681,7 +569,7 @@ EXTRA = {
 def test_columns_reach_the_rewards_as_they_were(runs_dir):
     rows = [{**question(i), **EXTRA, "level": i, "unnamed": "é"} for i in range(4)]
     for names in ("level, tests,tags", "all"):
-        train, held_out, _ = prepare(rows, {"extra_columns": names, "source": "x"})
+        train, held_out, _ = prepare(rows, {"extra_columns": names})
         for row in train + held_out:
             assert (row["tests"], row["tags"]) == (EXTRA["tests"], EXTRA["tags"])
             assert ("unnamed" in row) == (names == "all")
@@ -716,7 +604,7 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 from grpo_nb import data
 from grpo_nb.runs.config import DataConfig, resolve
-from grpo_nb.runs import Run
+from grpo_nb.runs import Run, runs_root
 data.prepare(Run("r"), DataConfig(), 0, lambda prompts: [1] * len(prompts))
 """
 

@@ -11,9 +11,15 @@ import pytest
 from conftest import TINY_SETTINGS
 from safetensors.numpy import load_file, save_file
 
-from grpo_nb import data, evaluation, models
-from grpo_nb.evaluation.metrics import majority, per_prompt, ranges
-from grpo_nb.evaluation.report import LEAST_PROMPTS, UNCLEAR, verdict
+from grpo_nb import data, evaluation
+from grpo_nb.evaluation.report import (
+    LEAST_PROMPTS,
+    UNCLEAR,
+    majority,
+    per_prompt,
+    ranges,
+    verdict,
+)
 from grpo_nb.reward_lab.intervals import bootstrap, mcnemar
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run
@@ -181,14 +187,28 @@ def test_of_a_graded_reward_the_mean_score_is_told_from_wholly_right_answers():
 def test_buckets_part_every_prompt_once():
     rows = rows_of(12, level=[1, 2] * 6, source=["one"] * 12)
     buckets = pd.DataFrame(build("2" * 6 + "1" * 6, "1" * 11 + "2", rows)["buckets"])
-    greedy = buckets[buckets["decoding"] == "greedy"].set_index("by")
-    assert set(greedy.index) == {"difficulty", "length", "column level"}  # one source: no part
+    greedy = buckets.set_index("by")
+    assert set(greedy.index) == {"difficulty", "column level"}  # one source: no part
     assert (greedy.groupby("by")["prompts"].sum() == 12).all()
     assert greedy.loc["difficulty", "bucket"].tolist() == ["never", "always"]
     assert greedy.loc["difficulty", ["gained", "lost"]].to_numpy().tolist() == [[6, 0], [0, 1]]
-    assert greedy.loc["difficulty", "verdict"].tolist() == ["better", UNCLEAR]
-    spans = ["0–3 prompt tokens", "4–7 prompt tokens", "8–11 prompt tokens"]
-    assert greedy.loc["length", "bucket"].tolist() == spans
+    assert greedy.loc["difficulty", ["base", "merged"]].to_numpy().tolist() == [[0, 1], [1, 5 / 6]]
+
+
+def test_the_checks_say_whether_the_comparison_holds_and_the_model_is_better():
+    def states(before, after, **change):
+        report = build(before, after)
+        for one in report["comparisons"]:
+            one.update(change)
+        return [(check.name, check.state) for check in evaluation.checks(report)]
+
+    assert states("2" * 9 + "1", "1" * 9 + "2") == [("baseline", "ok"), ("better", "ok")]
+    assert states("1" * 40, "2" * 40) == [("baseline", "ok"), ("better", "stop")]
+    assert states("2" * 5, "1" * 5) == [("baseline", "stop"), ("better", "stop")]
+    graded = {"verdict": "better", "graded": True}
+    assert states("12" * 8, "12" * 8, **graded)[1] == ("better", "warning")
+    [_, better] = evaluation.checks(build("12" * 8, "12" * 8))
+    assert "not distinguishable" in better.evidence and "data.eval_rows" in better.fix
 
 
 def test_a_reward_that_gives_none_and_a_set_without_format_leave_valid_json():
@@ -242,17 +262,15 @@ def test_bad_input_is_refused_before_a_model_is_loaded(monkeypatch, change, mess
         evaluation.run(given["candidates"], given["rows"], MATH, resolve("tiny-cpu"))
 
 
-def test_a_loaded_model_and_its_folder_answer_the_same(demo_run):
+def test_the_same_model_under_two_names_answers_the_same(demo_run):
     config = resolve("tiny-cpu", {"evaluate.samples": 2, "evaluate.eval_batch_size": 3})
-    path, rows = demo_run / "model/merged", data.load(demo_run, "eval", 7)
-    loaded = models.load_checkpoint(str(path), adapter=None, quantization="16bit")
-    told = []
-    named = [evaluation.Candidate("folder", path), evaluation.Candidate("loaded", loaded)]
+    path, rows, told = demo_run / "model/merged", data.load(demo_run, "eval", 7), []
+    named = [evaluation.Candidate(name, path) for name in ("one", "two")]
     found = evaluation.run(named, rows, MATH, config, lambda *state: told.append(state))
-    folder, again = found.samples.values()
-    pd.testing.assert_frame_equal(folder, again)
-    assert folder.groupby("decoding").size().to_dict() == {"greedy": 7, "sampled": 14}
-    assert told == [(0, 2, "folder"), (1, 2, "loaded"), (2, 2, "compared")]
+    one, two = found.samples.values()
+    pd.testing.assert_frame_equal(one, two)
+    assert one.groupby("decoding").size().to_dict() == {"greedy": 7, "sampled": 14}
+    assert told == [(0, 2, "one"), (1, 2, "two"), (2, 2, "compared")]
     assert {line["verdict"] for line in found.report["comparisons"]} == {UNCLEAR}
 
 

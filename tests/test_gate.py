@@ -14,7 +14,7 @@ from grpo_nb.reward_lab import pilot
 from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.runs import start_stage
 
-RUN = {"run_name": "gate", "profile": "tiny-cpu"}
+SMALL = {"data.eval_rows": 8, "data.max_rows": 24}
 MATH = load_preset("math")
 STALE = "the rewards or their weights are not those that were tested"
 
@@ -22,13 +22,13 @@ STALE = "the rewards or their weights are not those that were tested"
 @pytest.fixture
 def lab(runs_dir):
     """Stage 02 of a run whose data stage 01 really prepared, with a pilot."""
-    stage = start_stage("01", RUN | {"eval_rows": 8, "max_rows": 24})
+    stage = start_stage("01", "gate", SMALL, profile="tiny-cpu")
     data.prepare(stage.run, stage.config.data, 0, lambda prompts: [10] * len(prompts))
     stage.finish("data")
-    stage = start_stage("02", RUN | {"pilot_completions": 2})
+    stage = start_stage("02", "gate", {"rewards.pilot_completions": 2})
     rows = data.load(stage.run, "train")
     said = [[Sample(MATH.reference(row), 9, False), Sample("?", 2, False)] for row in rows[:4]]
-    tried = pilot.sample(stage.run, rows[:4], stage.config, lambda prompts: said)
+    tried = pilot.Pilot(rows[:4], said, 0.1, 0.1)
     return SimpleNamespace(stage=stage, run=stage.run, rows=rows, pilot=tried)
 
 
@@ -46,9 +46,14 @@ def refused(lab, preset, problem):
 
 def test_a_verdict_that_passed_lets_stage_03_start_with_the_same_rewards_alone(lab):
     refused(lab, MATH, "rewards/report.json is missing")
-    assert judged(lab, MATH).passed
+    verdict = judged(lab, MATH)
+    assert verdict.passed
+    kept = lab.run.manifest()["02"]["checks"]
+    assert kept == [check._asdict() for check in verdict.checks]
+    names = [check.name for check in verdict.checks if check.state == "ok"]
+    assert names == ["rewards", "base model", "completion length"]
     lab.stage.finish("rewards")
-    rewards = start_stage("03", RUN).config.rewards
+    rewards = start_stage("03", "gate").config.rewards
     assert reward_lab.check(lab.run, load_preset(rewards.preset, rewards.reward_weights))
     refused(lab, load_preset("math", "1, 0.5, 0.25, 0"), STALE)
     looser = MATH.reward_funcs[0].configured(MATH.names[0], relative=0.5)
@@ -60,7 +65,9 @@ def test_a_failed_verdict_says_what_won_and_what_the_reference_reads(lab):
     verdict = judged(lab, reward_set([(never, 1.0)]))
     first, *more = verdict.failures
     reference = MATH.reference(lab.rows[0])
-    assert first.startswith("the gold loses on ") and f"{reference!r}, earns 0 of 1" in first
+    assert (
+        first.startswith("the gold: the gold loses on ") and f"{reference!r}, earns 0 of 1" in first
+    )
     refused(lab, reward_set([(never, 1.0)]), f"and {len(more)} more in rewards/report.json")
     report = json.loads((lab.run / "rewards/report.json").read_text())
     shown = {line["attack"]: line["completion"] for line in report["probes"]}
@@ -76,19 +83,18 @@ def mine(response: str) -> float: return 0.5 * helper(response)"""
 
 @pytest.mark.parametrize(("name", "line"), [("mine", "0.5 * len"), ("json", "0.5 * helper")])
 def test_a_changed_source_of_a_users_file_is_refused(lab, tmp_path, name, line):
-    (tmp_path / "set.yaml").write_text(f"[{{reward: '{name}.py:mine'}}]")
     for source, problem in ((MINE, "failed"), (MINE.replace(line, f"0 + {line}"), STALE)):
         (tmp_path / f"{name}.py").write_text(source)
-        preset = load_preset(str(tmp_path / "set.yaml"))
+        preset = load_preset(str(tmp_path / f"{name}.py"))
         if source == MINE:
             judged(lab, preset)
         refused(lab, preset, problem)
 
 
 FAILING = {
-    "attack 'empty completion' earns as much": lambda response: len(response) < 90,
+    "attack 'empty completion': earns as much": lambda response: len(response) < 90,
     "mine: raises: ZeroDivisionError": lambda response: 1 / len(response[:0]),
-    "attack 'empty tags' earns as much": lambda response: 1.0 if response[1:] else None,
+    "attack 'empty tags': earns as much": lambda response: 1.0 if response[1:] else None,
 }
 
 
@@ -114,11 +120,10 @@ def test_a_plain_reward_with_its_weight_in_the_score_is_attacked_before_it_passe
     assert (verdict.probes is None) is (declared == "")
     assert json.loads((lab.run / "rewards/report.json").read_text())["passed"] is False
     if not declared:
-        assert "doubled.range = (least, greatest)" in verdict.findings[0].fix
+        assert "NAME.range = (least, greatest)" in verdict.checks[1].fix
     beside = [(MATH.reward_funcs[0], 1.0), (load_preset(str(path)).reward_funcs[0], 0.25)]
     verdict = judged(lab, reward_set(beside))  # not the first: a warning
     assert verdict.probes is not None
-    assert not verdict._replace(failures=[], probes=None).passed
 
 
 OWN = """import re
@@ -183,7 +188,7 @@ def test_a_cell_of_rewards_with_all_that_they_need_is_trained_as_it_was_tested(l
     expected = (preset.names, preset.reward_weights, 2.0, scores, reward_lab.fingerprint(preset))
     assert shown == " ".join(map(str, expected))
     assert reward_lab.check(
-        lab.run, load_preset(start_stage("03", RUN).config.rewards.preset), True
+        lab.run, load_preset(start_stage("03", "gate").config.rewards.preset), True
     )
 
 
@@ -192,7 +197,7 @@ def test_a_cell_may_bring_its_own_form_and_an_emptied_one_brings_the_preset_back
     path = lab.stage.config.rewards.preset
     assert lab.run.settings()["rewards.preset"] == path == str(lab.run / "rewards/mine.py")
     assert adopted(lab, OWN).reference(lab.rows[0]) == MATH.reference(lab.rows[0])
-    again = start_stage("02", RUN)
+    again = start_stage("02", "gate")
     reward_lab.adopt(reward_lab.Bench(MATH), lab.rows, lab.pilot, again, "# nothing\n")
     assert again.config.rewards.preset == lab.run.settings()["rewards.preset"] == "math"
 
@@ -255,6 +260,6 @@ def test_written_weights_reach_the_run_and_stage_03_takes_them(lab, weights):
     lab.stage.finish("rewards")
     given = reward_lab.Bench(MATH._replace(reward_weights=weights))
     assert reward_lab.write_weights(given, lab.rows, lab.pilot, lab.stage)[0].passed
-    written = start_stage("03", RUN).config.rewards.reward_weights
+    written = start_stage("03", "gate").config.rewards.reward_weights
     assert lab.run.settings() == {"rewards.reward_weights": written}
     assert reward_lab.check(lab.run, load_preset("math", written))

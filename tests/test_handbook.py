@@ -17,17 +17,15 @@ import pytest
 import yaml
 from pages import COMMAND, blocks, tokens_of, write_files
 from pymdownx.slugs import slugify
+from trainings import arguments_of
 
-from grpo_nb.commands import parse_arguments
-from grpo_nb.pipeline.batches import check_run, planned_runs, read_run
+from grpo_nb.__main__ import parse_arguments
+from grpo_nb.pipeline.notebooks import check_run, planned_run
 from grpo_nb.pipeline.trials import read_sweep
-from grpo_nb.rewards import load_preset, reward_set
-from grpo_nb.rewards.presets import built_in
+from grpo_nb.rewards import load_preset
 from grpo_nb.runs import PROJECT_ROOT, Run, config
 from grpo_nb.runs.settings import LossType
-from grpo_nb.runs.trl_arguments import TRL_NAMES, refuse_unknown_trl, trl_fields
-from grpo_nb.training.arguments import grpo_arguments
-from grpo_nb.training.plan import plan
+from grpo_nb.training.arguments import TRL_NAMES, own_config, refuse_unknown_trl
 
 PAGES = [PROJECT_ROOT / "README.md", *sorted((PROJECT_ROOT / "docs").glob("*.md"))]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -106,7 +104,7 @@ def check_setting(name: str, value: str | None = None) -> None:
     config.refuse_unknown_setting(name)
     section, _, key = name.rpartition(".")
     if section == "trl" and value is None:
-        assert key in trl_fields(), f"{name} is none of GRPOConfig's"
+        assert key in own_config().__dataclass_fields__, f"{name} is none of GRPOConfig's"
     elif section == "trl":
         refuse_unknown_trl(
             config.resolve("tiny-cpu", dict([config.parse_assignment(f"{name}={value}")]))
@@ -155,21 +153,11 @@ def check_yaml(path: Path) -> None:
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     if "extends" in content or (isinstance(content, list) and "reward" in content[0]):
         load_preset(str(path))
-    elif isinstance(content, list):
-        every = reward_set([(func, 1.0) for func in built_in().values()])
-        columns = {name for entry in content for name in entry.get("where", {})}
-        rows = [dict.fromkeys(columns) | _first_values(entry) for entry in content] * 50
-        plan(config.resolve("tiny-cpu", {"train.stages": str(path)}), every, rows)
     elif {"grid", "list", "random"} & content.keys():
         assert read_sweep(path).trials
     else:
-        (planned,) = planned_runs([str(path)], None, None, [])
+        planned = planned_run(str(path), None, None, [])
         check_run(Run(planned.name), planned.profile, planned.settings)
-
-
-def _first_values(entry: dict) -> dict:
-    wanted = entry.get("where", {}).items()
-    return {name: value[0] if isinstance(value, list) else value for name, value in wanted}
 
 
 @every_page
@@ -215,10 +203,9 @@ def test_the_configurations_for_gpus_are_taken_by_the_installed_trl(name, place)
     from trl import GRPOConfig
 
     write_files(PROJECT_ROOT / "docs/settings.md", place)
-    planned = read_run(place / name)
+    planned = planned_run(str(place / name), None, None, [])
     resolved, typed = check_run(Run(planned.name), planned.profile, planned.settings)
-    arguments = grpo_arguments(resolved, place / "train", vllm=True)
-    built = GRPOConfig(**arguments)
+    built = GRPOConfig(**arguments_of(resolved, vllm=True))
     assert built.generation_batch_size == resolved.step_completions
     for setting in typed.keys() & {f"train.{key}" for key in TRL_NAMES}:
         assert getattr(built, setting.removeprefix("train.")) == typed[setting], setting

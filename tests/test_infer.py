@@ -16,9 +16,8 @@ from nbclient import NotebookClient
 
 from grpo_nb import models, reward_lab, runs
 from grpo_nb.__main__ import main
-from grpo_nb.evaluation.answers import Sampling, answer_file
-from grpo_nb.pipeline import serve
-from grpo_nb.pipeline.execution import KERNEL_ARGUMENTS, QUIET
+from grpo_nb.evaluation.answers import Sampling, answer_file, weights_of
+from grpo_nb.pipeline.notebooks import KERNEL_ARGUMENTS, QUIET
 from grpo_nb.runs import Run, config, project_path, write_json
 from grpo_nb.views.infer import Chat, Said, answers_page
 from grpo_nb.views.widgets import ChatPanel
@@ -295,7 +294,7 @@ def test_a_merged_model_of_an_earlier_training_is_neither_asked_nor_given_away(
     for model in ("adapter", "base"):
         answer_file(run, few, tmp_path / f"{model}.jsonl", model=model)
         assert lines_of(tmp_path / f"{model}.jsonl")
-    assert serve.plan(run, "127.0.0.1", 8000, adapter=True).served.adapter
+    assert weights_of(run, "adapter")["adapter"]
 
 
 def test_a_run_that_was_not_trained_says_so(runs_dir):

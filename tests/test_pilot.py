@@ -1,19 +1,21 @@
-"""The pilot: its cache, its figures, and one real sampling by the tiny base model."""
+"""Baseline rollouts: their cache, figures and checks, and the filter that drops by difficulty."""
 
+from functools import partial
 from itertools import combinations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_nb import models
-from grpo_nb.models import Sample
+from grpo_nb import data, models
+from grpo_nb.models import Sample, chat
 from grpo_nb.reward_lab import Bench, pilot
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs import Run
-from grpo_nb.runs.config import resolve
+from grpo_nb.runs import Run, Stage
+from grpo_nb.runs.config import DataConfig, resolve
 
 SUMS = {f"{i} + 1?": str(i + 1) for i in range(6)}
 ROWS = [{"prompt": build_prompt(q), "question": q, "answer": gold} for q, gold in SUMS.items()]
@@ -21,29 +23,40 @@ SMALL = {"rewards.pilot_completions": 2, "train.max_completion_length": 8}
 CONFIG = resolve("tiny-cpu", SMALL)
 
 
-class Sampler(list):  # another engine, and what it was asked for
-    def __call__(self, prompts):
-        self.append([prompt[-1]["content"] for prompt in prompts])
-        return [[Sample(f"½ {text}", 3, False), Sample("", 8, True)] for text in self[-1]]
+@pytest.fixture
+def asked(monkeypatch):
+    """What another engine, in the place of the base model's, was asked for."""
+    calls = []
+
+    def generate(prompts, **_):
+        calls.append([prompt[-1]["content"] for prompt in prompts])
+        return [[Sample(f"½ {text}", 3, False), Sample("", 8, True)] for text in calls[-1]]
+
+    engine = SimpleNamespace(
+        generate=generate, close=lambda: None, tokenizer=None, forward_seconds=lambda _: 1.0
+    )
+    monkeypatch.setattr(models, "open_engine", lambda *_, **__: engine)
+    monkeypatch.setattr(chat, "render", lambda *_: "")
+    return calls
 
 
-def test_only_missing_prompts_are_sampled(runs_dir):
-    run, asked = Run("p"), Sampler()
-    first = pilot.sample(run, ROWS[:3], CONFIG, asked)
-    assert pilot.sample(run, ROWS[:3], CONFIG, asked) == first
-    more = pilot.sample(run, ROWS[::-1], CONFIG, asked)
+def test_only_missing_prompts_are_sampled(runs_dir, asked):
+    run = Run("p")
+    first = pilot.sample(run, ROWS[:3], CONFIG)
+    assert pilot.sample(run, ROWS[:3], CONFIG) == first
+    more = pilot.sample(run, ROWS[::-1], CONFIG)
     assert asked == [["0 + 1?", "1 + 1?", "2 + 1?"], ["5 + 1?", "4 + 1?", "3 + 1?"]]
     assert [group[0].text[2:] for group in more.samples_P_G] == [*SUMS][::-1]
 
 
 @pytest.mark.parametrize("key", ["seed", "train.temperature", "model.model_path"])
-def test_what_the_samples_depend_on_is_sampled_anew(runs_dir, tmp_path, key):
-    asked, value = Sampler(), str(tmp_path) if key == "model.model_path" else 2
+def test_what_the_samples_depend_on_is_sampled_again(runs_dir, tmp_path, asked, key):
+    value = str(tmp_path) if key == "model.model_path" else 2
     (tmp_path / "config.json").touch()
     for layer in ({}, {"rewards.preset": "qa", "train.max_steps": 9}, {key: value}, {key: value}):
-        pilot.sample(Run("p"), ROWS[:1], resolve("tiny-cpu", SMALL | layer), asked)
+        pilot.sample(Run("p"), ROWS[:1], resolve("tiny-cpu", SMALL | layer))
     (tmp_path / "model.safetensors").touch()  # other weights in the same folder
-    pilot.sample(Run("p"), ROWS[:1], resolve("tiny-cpu", SMALL | {key: value}), asked)
+    pilot.sample(Run("p"), ROWS[:1], resolve("tiny-cpu", SMALL | {key: value}))
     assert len(asked) == (3 if key == "model.model_path" else 2)
 
 
@@ -78,3 +91,80 @@ def test_the_summary_says_what_training_will_meet():
     expected |= {f"completion tokens, {name}": 4 for name in ("mean", "p95", "max")}
     expected |= {"predicted seconds per step": 64 * 1.5, "max_completion_length": 8}
     assert figures == pytest.approx(expected | {"recommended max_completion_length": 16})
+
+
+@pytest.mark.parametrize(
+    ("figures", "states"),
+    [
+        ({}, ["ok", "ok"]),
+        ({"pass@1": 0.0}, ["warning", "ok"]),
+        ({"pass@1": 1.0}, ["warning", "ok"]),
+        ({"share of groups without signal": 1.0}, ["stop", "ok"]),
+        ({"recommended max_completion_length": 40}, ["ok", "warning"]),
+        ({"recommended max_completion_length": 40, "share truncated": 0.01}, ["ok", "ok"]),
+        ({"recommended max_completion_length": 40, "share truncated": 0.01,
+          "completion tokens, p95": 33.0}, ["ok", "warning"]),
+    ],
+)  # fmt: skip
+def test_the_checks_of_base_and_length(figures, states):
+    known = {"pass@1": 0.5, "share of groups without signal": 0.5, "max_completion_length": 32}
+    known |= {"recommended max_completion_length": 32, "share truncated": 0.1}
+    checks = pilot.checks(known | {"completion tokens, p95": 24.0} | figures)
+    assert [check.name for check in checks] == ["base model", "completion length"]
+    assert [check.state for check in checks] == states
+    assert [bool(check.fix) for check in checks] == [state != "ok" for state in states]
+
+
+# Difficulty
+
+
+@pytest.fixture
+def prepare(runs_dir):
+    """A stage 01 with prepared rows, and their report."""
+
+    def start(**settings):
+        named = {f"data.{name}": value for name, value in settings.items()}
+        config = resolve("tiny-cpu", {"data.max_rows": 80, "data.eval_rows": 40} | named)
+        count_tokens = partial(chat.count_tokens, chat.load_tokenizer(config.model.model_path))
+        report = data.prepare(Run("d"), config.data, 0, count_tokens)
+        return Stage(Run("d"), "01", config, {}), report
+
+    return start
+
+
+def test_prompts_that_teach_nothing_are_dropped_and_the_others_come_easy_first(
+    prepare, monkeypatch
+):
+    math = load_preset("math")
+    stage, report = prepare(difficulty_prompts=12, order="easy_to_hard")
+    before = data.load(stage.run, "train")
+    report = pilot.by_difficulty(stage, math, report)
+    after = data.load(stage.run, "train")
+    found = report["difficulty"]
+    assert found["judged"] == 12
+    assert len(after) == report["train_rows"] == 40 - found["too_hard"] - found["too_easy"] < 40
+    assert all(row in before for row in after)
+    monkeypatch.setattr(models, "open_engine", None)  # nothing is sampled again
+    judged = [row for row in after if row in before[:12]]
+    tried = pilot.sample(stage.run, judged, stage.config)
+    rates = pilot.pass_rates(tried, Bench(math).table(judged, tried.completions_P_G), math)
+    assert len(judged) > 0 and rates["keep"].all(), "always and never solved ones are gone"
+    assert rates["pass_rate"].is_monotonic_decreasing
+
+
+def test_without_prompts_to_try_nothing_changes_and_an_empty_band_is_refused(prepare):
+    stage, report = prepare()
+    assert pilot.by_difficulty(stage, load_preset("math"), report) is report
+    band = DataConfig(min_pass_rate=0.99, max_pass_rate=0.995)
+    with pytest.raises(ValueError, match=r"no prompt has a pass rate between 0\.99 and 0\.995"):
+        pilot.keep_band([{"question": "a?"}], {"a?": 0.5}, band)
+
+
+def test_the_band_and_the_order():
+    rows = [{"question": f"Question {i}?"} for i in range(5)]
+    rates = {f"Question {i}?": rate for i, rate in enumerate([0.0, 0.25, 1.0, 0.75])}
+    kept, report = pilot.keep_band(rows, rates, DataConfig())
+    assert kept == [rows[1], rows[3], rows[4]], "what was not sampled is kept"
+    assert report == {"judged": 4, "too_hard": 1, "too_easy": 1, "kept": 3}
+    ordered, _ = pilot.keep_band(rows, rates, DataConfig(order="easy_to_hard"))
+    assert ordered == [rows[3], rows[4], rows[1]]

@@ -1,6 +1,5 @@
 import io
 import json
-import os
 import re
 import shutil
 import signal
@@ -14,14 +13,23 @@ from rich.console import Console
 
 from grpo_nb.__main__ import main
 from grpo_nb.pipeline import notebooks as pipeline
-from grpo_nb.runs import NOTEBOOKS, Run
+from grpo_nb.runs import NOTEBOOKS, Run, Stage
+
+
+@pytest.fixture
+def again(demo_run, tmp_path, monkeypatch):
+    """A copy of the finished run, to write to."""
+    shutil.copytree(demo_run.path, tmp_path / "again")
+    monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path))
+    return Run("again")
 
 
 def test_the_summary_says_before_and_after_and_where_things_are(demo_run):
     text = io.StringIO()
-    pipeline.print_summary(pipeline.summarize(demo_run), Console(file=text, width=100))
+    pipeline.print_summary(demo_run, Console(file=text, width=100))
     printed = text.getvalue()
-    assert re.search(r"greedy .*\d% → \d+\.\d%", printed)
+    assert re.search(r"base → merged: .*greedy accuracy .*\d % → \d+\.\d %", printed)
+    assert "rewards    passed" in printed
     for name in (*NOTEBOOKS.values(), "notebooks", "figures", "model"):
         assert name in printed
 
@@ -39,34 +47,11 @@ def test_executed_notebooks_name_what_was_injected(demo_run):
         for cell in notebook["cells"]
         if "injected-parameters" in cell["metadata"].get("tags", [])
     ]
-    assert f"max_steps = {TINY_SETTINGS['train.max_steps']}" in "".join(injected)
+    assert f'"train.max_steps": {TINY_SETTINGS["train.max_steps"]}' in "".join(injected)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--set", "train.max_stepz=3"], "'train.max_stepz': did you mean 'train.max_steps'"),
-        (["--profile", "tiny"], "'tiny': did you mean 'tiny-cpu'"),
-        (["--set", "train.max_steps=many"], "train.max_steps = 'many'"),
-        (["--set", "train.num_generations=7"], "does not divide the batch"),
-        (["--from", "05", "--name", "x"], "unknown stage '05'"),
-        (["--from", "03"], "say which with --name"),
-        (["--from", "03", "--name", "x"], "no config.yaml: run 01_prepare_data first"),
-        (["--name", "a/b"], "run_name 'a/b'"),
-        (["--set", "rewards.preset=none.yaml"], "none.yaml does not exist"),
-        (["--set", "rewards.reward_weights=1, 2"], "write 4 numbers"),
-    ],
-)
-def test_wrong_input_is_refused_before_anything_starts(runs_dir, capsys, arguments, message):
-    assert main(["run", *arguments]) == 2
-    assert message in capsys.readouterr().err
-    assert not list(runs_dir.rglob("*.ipynb"))
-
-
-def test_a_setting_of_a_stage_that_is_not_run_is_refused(demo_run, monkeypatch, capsys):
-    monkeypatch.setenv("GRPO_NB_RUNS", str(demo_run.path.parent))
-    arguments = ["run", "--name", "demo", "--from", "04", "--set", "train.max_steps=2"]
-    assert main(arguments) == 2
+def test_a_setting_of_a_stage_that_is_not_run_is_refused(again, capsys):
+    assert main(["run", "--name=again", "--from=04", "--set=train.max_steps=2"]) == 2
     assert "belongs to stage 03, which --from 04 does not run" in capsys.readouterr().err
 
 
@@ -78,6 +63,8 @@ def test_a_failing_cell_stops_the_run_and_keeps_the_notebook(runs_dir, capsys):
     assert f"FileNotFoundError: {missing} does not exist" in error
     assert "Traceback" not in error
     run = Run("f")
+    log = (run / "log.txt").read_text()
+    assert re.search(r"01_prepare_data: StageFailed: .* FileNotFoundError: .*nowhere.jsonl", log)
     assert run.manifest()["01"]["status"] == "failed"
     assert "nowhere.jsonl" in (run / "notebooks/01_prepare_data.ipynb").read_text()
     assert not (run / "notebooks/02_test_rewards.ipynb").exists()
@@ -95,11 +82,8 @@ def test_a_run_in_use_is_refused(runs_dir, capsys):
     assert "run 'u' is in use by another process" in capsys.readouterr().err
 
 
-def test_a_later_stage_runs_again_alone(demo_run, tmp_path, monkeypatch):
-    shutil.copytree(demo_run.path, tmp_path / "again")
-    monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path))
-    run = Run("again")
-    before = run.manifest()
+def test_a_later_stage_runs_again_alone(again):
+    run, before = again, again.manifest()
     settings = {"evaluate.show_samples": 2}
     pipeline.run_pipeline("again", settings=settings, first="04", console=Console(quiet=True))
     after = run.manifest()
@@ -110,40 +94,28 @@ def test_a_later_stage_runs_again_alone(demo_run, tmp_path, monkeypatch):
     assert run.config().train.max_steps == TINY_SETTINGS["train.max_steps"]
 
 
-def test_training_again_keeps_what_was_set_and_drops_what_was_left(demo_run, tmp_path, monkeypatch):
-    shutil.copytree(demo_run.path, tmp_path / "again")
-    monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path))
+def test_training_again_keeps_what_was_set_and_drops_what_was_left(again):
     settings = {"train.learning_rate": "2e-3", "train.max_steps": 2}
-    pipeline.run_pipeline("again", settings=settings, first="03", console=Console(quiet=True))
-    train = Run("again").config().train
+    quiet = Console(quiet=True)
+    pipeline.run_pipeline("again", settings=settings, first="03", last="03", console=quiet)
+    train = again.config().train
     assert (train.learning_rate, train.max_steps) == (2e-3, 2)
     assert train.per_device_train_batch_size == TINY_SETTINGS["train.per_device_train_batch_size"]
-    assert len(list((tmp_path / "again/train/1-grpo/completions").iterdir())) == 2
-    lines = (tmp_path / "again/train/metrics.jsonl").read_text().splitlines()
+    assert len(list((again / "train/completions").iterdir())) == 2
+    lines = (again / "train/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 2]  # two are validations
 
 
-def test_changed_data_is_refused_before_a_kernel_starts(demo_run, tmp_path, monkeypatch, capsys):
-    shutil.copytree(demo_run.path, tmp_path / "changed")
-    monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path))
-    (tmp_path / "changed/data/train.parquet").write_bytes(b"other")
-    assert main(["run", "--name", "changed", "--from", "03"]) == 2
+def test_changed_data_is_refused_before_a_kernel_starts(again, capsys):
+    (again / "data/train.parquet").write_bytes(b"other")
+    assert main(["run", "--name", "again", "--from", "03"]) == 2
     assert "data/train.parquet changed after 01_prepare_data" in capsys.readouterr().err
 
 
-def test_the_bar_follows_the_progress_file(runs_dir):
-    run = Run("p")
-    run.path.mkdir()
-    (run / "progress.json").write_text('{"done": 3, "total": 9, "note": "reward 1.20"}')
-    shown = io.StringIO()
-    console = Console(file=shown)
-    with pipeline.Progress("{task.completed} {task.fields[note]}", console=console) as bar:
-        task = bar.add_task("03", total=None, note="")
-        with pipeline._watching(run, bar, task):
-            pass
-        assert bar.tasks[0].completed == 3
-    assert "3/9 reward 1.20" in shown.getvalue()
-    assert threading.active_count() < 20
+def test_what_a_run_is_at_is_what_its_stage_says(runs_dir):
+    assert Run("p").progress() == ""
+    Stage(Run("p"), "03", None).progress(3, 9, "reward 1.20")
+    assert Run("p").progress() == "03_train_grpo 3/9 reward 1.20"
 
 
 def test_the_doctor_reports_and_says_what_to_type(capsys, monkeypatch):
@@ -158,39 +130,36 @@ def test_the_doctor_reports_and_says_what_to_type(capsys, monkeypatch):
     assert "to fix trl: make install GPU=" in capsys.readouterr().out
 
 
-def test_training_is_refused_with_rewards_that_can_be_cheated(
-    demo_run, tmp_path, monkeypatch, capsys
-):
+def test_training_is_refused_with_rewards_that_can_be_cheated(again, tmp_path, capsys):
     """Stage 02 finishes and says what fails; stage 03 stops before a model is loaded."""
-    shutil.copytree(demo_run.path, tmp_path / "demo")
-    monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path))
-    sheet = tmp_path / "brief.yaml"
-    brief = "{reward: ideal_length_reward, weight: 2.0, arguments: {ideal: 0, tolerance: 1}}"
-    sheet.write_text(f"extends: math\nrewards:\n- {brief}\n")
-    arguments = ["run", "--name", "demo", "--from", "02", "--set", f"rewards.preset={sheet}"]
+    sheet = tmp_path / "brief.py"
+    brief = "rewards.ideal_length_reward.configured(ideal=0, tolerance=1)"
+    sheet.write_text(
+        "from grpo_nb import rewards\nextends = 'math'\n"
+        f"reward_funcs, reward_weights = [{brief}], [2.0]\n"
+    )
+    arguments = ["run", "--name", "again", "--from", "02", "--set", f"rewards.preset={sheet}"]
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert "03_train_grpo failed in cell" in error
-    assert "attack 'empty completion' earns more than" in error
+    assert "attack 'empty completion': earns more than" in error
     assert "run 02_test_rewards.ipynb again, or set force = True" in error
-    report = json.loads((tmp_path / "demo/rewards/report.json").read_text())
+    report = json.loads((again / "rewards/report.json").read_text())
     assert not report["passed"]
     assert Run("demo").manifest()["02"]["status"] == "done"
     shown, summary = io.StringIO(), pipeline.summarize(Run("demo"), "02")
     with pytest.raises(RuntimeError, match="the rewards failed: mend them"):
         pipeline.print_summary(summary, Console(file=shown, width=100), "02")
-    assert "rewards    FAILED: attack 'empty completion' earns" in shown.getvalue()
+    assert "rewards    FAILED: attack 'empty completion': earns" in shown.getvalue()
 
 
-def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(demo_run, tmp_path):
-    shutil.copytree(demo_run.path, tmp_path / "demo")
-    command = [sys.executable, "-m", "grpo_nb", "run", "--name=demo", "--from=03"]
-    environment = os.environ | {"GRPO_NB_RUNS": str(tmp_path)}
+def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(again):
+    command = [sys.executable, "-m", "grpo_nb", "run", "--name=again", "--only=03"]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    state, tick = tmp_path / "demo/progress.json", threading.Event()
+    state, tick = again / "progress.json", threading.Event()
     state.unlink()
     steps = "--set=train.max_steps=40"
-    with subprocess.Popen([*command, steps], env=environment, **streams) as process:
+    with subprocess.Popen([*command, steps], **streams) as process:
         while process.poll() is None:
             if state.exists() and json.loads(state.read_text())["done"] >= 2:
                 process.terminate()
@@ -200,10 +169,10 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(demo_run, tmp_p
     assert process.returncode == 128 + signal.SIGTERM, out + err
     (stopped,) = re.findall(r"KeyboardInterrupt: stopped after step (\d+); run this again", err)
     assert 2 <= int(stopped) < 40
-    again = subprocess.run([*command, steps], env=environment, capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
-    notebook = (tmp_path / "demo/notebooks/03_train_grpo.ipynb").read_text(encoding="utf-8")
+    done = subprocess.run([*command, steps], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    notebook = (again / "notebooks/03_train_grpo.ipynb").read_text(encoding="utf-8")
     assert f"goes on after step {stopped} of 40" in notebook
-    lines = (tmp_path / "demo/train/metrics.jsonl").read_text().splitlines()
+    lines = (again / "train/metrics.jsonl").read_text().splitlines()
     trained = [line["step"] for line in map(json.loads, lines) if "reward" in line]
     assert trained == list(range(1, 41))

@@ -7,16 +7,20 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from trainings import MATH, arguments_of, trainer_of
 
-from grpo_nb import models, training
+from grpo_nb import models
 from grpo_nb.models import Policy
-from grpo_nb.rewards import load_preset
-from grpo_nb.runs import Run, Stage
+from grpo_nb.runs import Run, Stage, checks
 from grpo_nb.runs.config import resolve
 from grpo_nb.training import preflight
 
-MATH = load_preset("math")
-SETTINGS = {"train.max_steps": 2, "train.per_device_train_batch_size": 16}
+SETTINGS = {
+    "train.max_steps": 2,
+    "train.per_device_train_batch_size": 16,
+    "train.eval_steps": 0,
+    "train.resume": "never",
+}
 CONFIG = resolve("tiny-cpu", SETTINGS)
 ROWS = [
     {
@@ -46,25 +50,25 @@ def trainer(policy, stage):
     """A new trainer over the adapter as it was at the start."""
     named = list(policy.model.named_parameters())
     before = [(p, p.detach().clone(), p.requires_grad) for name, p in named if "lora_" in name]
-    yield training.build_trainer(policy, MATH, ROWS, CONFIG, stage.run.path)
+    yield trainer_of(stage.run, policy, rows=ROWS, **SETTINGS)
     for parameter, value, trained in before:
         parameter.data, parameter.requires_grad, parameter.grad = value, trained, None
 
 
-def line(checks, name):
-    return checks[checks["check"] == name].iloc[0]
+def line(found, name):
+    return next(check for check in found if check.name == name)
 
 
-def test_a_sound_training_passes_and_is_predicted(trainer, policy, stage):
-    checks = preflight.preflight(trainer, policy, ROWS, stage)
-    assert set(checks["result"]) == {"ok"} and set(checks["do"]) == {""}
+def test_a_sound_training_passes_and_is_predicted(trainer):
+    found = preflight.preflight(trainer)
+    assert {c.state for c in found} == {"ok"} and {c.fix for c in found} == {""}
     seen = ["context", "end of turn", "memory", "gradient", "time", "disk"]
-    assert checks["check"].tolist() == seen
-    assert line(checks, "gradient").seen == "reaches 28 of 28 trained matrices"
-    assert re.match(r"longest prompt \d+ \+ completion 48 = ", line(checks, "context").seen)
-    assert 0 < checks.attrs["step_seconds"] < 60
-    assert 0.1 < checks.attrs["peak_gib"] < 8
-    preflight.refuse(checks)
+    assert [check.name for check in found] == seen
+    assert line(found, "gradient").evidence == "reaches 28 of 28 trained matrices"
+    assert re.match(r"longest prompt \d+ \+ completion 48 = ", line(found, "context").evidence)
+    assert 0 < float(re.search(r"at most ([\d.]+) s a step", line(found, "time").evidence)[1]) < 60
+    assert 0.1 < float(line(found, "memory").evidence.partition(" GiB")[0]) < 8
+    checks.refuse(found)
 
 
 def test_a_training_after_it_is_bit_for_bit_the_same(trainer, policy, stage):
@@ -76,9 +80,9 @@ def test_a_training_after_it_is_bit_for_bit_the_same(trainer, policy, stage):
     for flown in (False, True):
         for parameter, value in zip(adapter, start, strict=True):
             parameter.data = value.clone()
-        again = training.build_trainer(policy, MATH, ROWS, CONFIG, stage.run.path)
+        again = trainer_of(stage.run, policy, rows=ROWS, **SETTINGS)
         if flown:
-            preflight.preflight(again, policy, ROWS, stage)
+            preflight.preflight(again)
             assert all(parameter.grad is None for parameter in adapter)
         again.train()
         machine = ("step_time", "runtime", "per_second", "seconds", "memory")
@@ -97,54 +101,54 @@ def test_a_frozen_adapter_stops(trainer, policy, stage):
     for name, parameter in policy.model.named_parameters():
         if "lora_" in name:
             parameter.requires_grad = False
-    checks = preflight.preflight(trainer, policy, ROWS, stage)
-    assert line(checks, "gradient").result == "stop"
-    assert line(checks, "gradient").seen == "reaches 0 of 28 trained matrices"
-    with pytest.raises(RuntimeError, match="gradient: reaches 0 of 28"):
-        preflight.refuse(checks)
-    preflight.refuse(checks, force=True)
+    found = preflight.preflight(trainer)
+    assert line(found, "gradient").state == "stop"
+    assert line(found, "gradient").evidence == "reaches 0 of 28 trained matrices"
+    with pytest.raises(ValueError, match="gradient: reaches 0 of 28"):
+        checks.refuse(found)
+    checks.refuse(found, force=True)
 
 
 @pytest.mark.parametrize(
     ("words", "do"), [(150, r"set model.max_seq_length = \d+"), (400, "the model reads no more")]
 )
-def test_a_prompt_longer_than_the_context_stops_before_the_step(trainer, policy, stage, words, do):
-    stage.config = resolve("tiny-cpu", {**SETTINGS, "model.max_seq_length": 304})
-    long = [{"role": "user", "content": "12 " * words}]
-    checks = preflight.preflight(trainer, policy, [*ROWS, {"prompt": long, "answer": "1"}], stage)
-    assert line(checks, "context").result == "stop"
-    assert re.search(do, line(checks, "context").do)
-    assert "gradient" not in checks["check"].tolist()
+def test_a_prompt_longer_than_the_context_stops_before_the_step(policy, stage, words, do):
+    long = {"prompt": [{"role": "user", "content": "12 " * words}], "answer": "1"}
+    settings = SETTINGS | {"model.max_seq_length": 304}
+    found = preflight.preflight(trainer_of(stage.run, policy, rows=[*ROWS, long], **settings))
+    assert line(found, "context").state == "stop"
+    assert re.search(do, line(found, "context").fix)
+    assert "gradient" not in [check.name for check in found]
 
 
-def test_a_small_disk_stops(trainer, policy, stage, monkeypatch):
+def test_a_small_disk_stops(trainer, monkeypatch):
     full = SimpleNamespace(free=2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
-    found = line(preflight.preflight(trainer, policy, ROWS, stage), "disk")
-    assert (found.result, "train.keep_checkpoints" in found.do) == ("stop", True)
-    assert found.do.endswith("; see docs/troubleshooting.md#disk")
+    found = line(preflight.preflight(trainer), "disk")
+    assert (found.state, "train.keep_checkpoints" in found.fix) == ("stop", True)
+    assert found.fix.endswith("; see docs/troubleshooting.md#disk")
 
 
 @pytest.mark.parametrize("part", ["the update", "generation"])
-def test_an_out_of_memory_error_becomes_a_line(trainer, policy, stage, part):
+def test_an_out_of_memory_error_becomes_a_line(trainer, policy, part):
     import torch
 
     def full(module, inputs):
         if torch.is_grad_enabled() == (part == "the update"):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
-    trainer.from_copy = False  # the hook is on the policy
+    trainer.samples_from_copy = False  # the hook is on the policy
     hook = policy.model.get_input_embeddings().register_forward_pre_hook(full)
     try:
-        checks = preflight.preflight(trainer, policy, ROWS, stage)
+        found = preflight.preflight(trainer)
     finally:
         hook.remove()
-    found = line(checks, "memory")
-    assert found.result == "stop"
-    assert found.seen.startswith(f"{part} ran out of it")
+    checks_, found = found, line(found, "memory")
+    assert found.state == "stop"
+    assert found.evidence.startswith(f"{part} ran out of it")
     smaller = "per_device_train_batch_size = 8 and train.gradient_accumulation_steps = 2"
-    assert smaller in found.do
-    assert "time" not in checks["check"].tolist()
+    assert smaller in found.fix
+    assert "time" not in [check.name for check in checks_]
 
 
 def test_any_other_error_is_raised_and_leaves_no_trace(trainer, policy, stage):
@@ -157,7 +161,7 @@ def test_any_other_error_is_raised_and_leaves_no_trace(trainer, policy, stage):
     hook = policy.model.get_input_embeddings().register_forward_hook(broken)
     try:
         with pytest.raises(RuntimeError, match="shapes differ"):
-            preflight.preflight(trainer, policy, ROWS, stage)
+            preflight.preflight(trainer)
     finally:
         hook.remove()
     assert torch.equal(torch.get_rng_state(), random_state)
@@ -165,22 +169,22 @@ def test_any_other_error_is_raised_and_leaves_no_trace(trainer, policy, stage):
     assert not hasattr(trainer, "current_gradient_accumulation_steps")
 
 
-def test_too_little_memory_names_the_pass_that_fits(trainer, policy, stage, monkeypatch):
+def test_too_little_memory_names_the_pass_that_fits(trainer, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=0))
-    found = line(preflight.preflight(trainer, policy, ROWS, stage), "memory")
-    assert found.result in ("stop", "warning")
-    assert "train.per_device_train_batch_size = 1 and" in found.do
+    found = line(preflight.preflight(trainer), "memory")
+    assert found.state in ("stop", "warning")
+    assert "train.per_device_train_batch_size = 1 and" in found.fix
 
 
 def test_completions_that_cannot_end_are_found(policy):
     tokenizer = copy.deepcopy(policy.tokenizer)
     tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>", "")
-    checks = preflight._stops(Policy(policy.model, tokenizer, False))
-    assert [(c.check, c.result) for c in checks] == [("end of turn", "stop")]
+    found = preflight._stops(SimpleNamespace(policy=Policy(policy.model, tokenizer, False)))
+    assert [(c.name, c.state) for c in found] == [("end of turn", "stop")]
     tokenizer = copy.deepcopy(policy.tokenizer)
     tokenizer.eos_token = "<|endoftext|>"  # the base model's, which pads here
-    checks = preflight._stops(Policy(policy.model, tokenizer, False))
-    assert [(c.check, c.result) for c in checks] == [
+    found = preflight._stops(SimpleNamespace(policy=Policy(policy.model, tokenizer, False)))
+    assert [(c.name, c.state) for c in found] == [
         ("end of turn", "ok"),  # generation_config still ends a turn
         ("generation config", "warning"),
         ("padding", "warning"),
@@ -197,13 +201,12 @@ def test_completions_that_cannot_end_are_found(policy):
         ({"min_p": 0.1}, False, ""),
     ],
 )
-def test_sampling_that_biases_vllms_ratio_is_named(tmp_path, given, vllm, seen):
+def test_sampling_that_biases_vllms_ratio_is_named(runs_dir, given, vllm, seen):
     from trl import GRPOConfig
 
     config = resolve("tiny-cpu", {f"trl.{name}": value for name, value in given.items()})
-    args = GRPOConfig(**training.grpo_arguments(config, tmp_path, vllm=False))
-    checks = preflight._sampling(args, vllm)
-    assert [check.seen for check in checks] == ([seen] if seen else [])
+    found = preflight._sampling(GRPOConfig(**arguments_of(config)), vllm)
+    assert [check.evidence for check in found] == ([seen] if seen else [])
 
 
 def test_its_step_checkpoints_as_the_trainings_does_and_leaves_the_modes(trainer, policy, stage):
@@ -229,7 +232,7 @@ def test_its_step_checkpoints_as_the_trainings_does_and_leaves_the_modes(trainer
     hook = layer.register_forward_pre_hook(look)
     before = modes()
     try:
-        preflight.preflight(trainer, policy, ROWS, stage)
+        preflight.preflight(trainer)
         assert modes() == before
         of_preflight, flags = flags, []
         trainer.train()

@@ -12,7 +12,6 @@ from packaging.utils import canonicalize_name
 
 import grpo_nb
 from grpo_nb.__main__ import main
-from grpo_nb.pipeline.checklist import CHECKS
 from grpo_nb.runs import PROJECT_ROOT
 
 
@@ -33,16 +32,21 @@ def test_the_changelog_knows_this_version():
     assert f"## [Unreleased] ({grpo_nb.__version__})" in text("CHANGELOG.md")
 
 
+def test_profiles_and_tasks_are_installed_with_the_package():
+    package, found = PROJECT_ROOT / "grpo_nb", set()
+    declared = tomllib.loads(text("pyproject.toml"))["tool"]["setuptools"]["package-data"]
+    for name, patterns in declared.items():
+        folder = PROJECT_ROOT / name.replace(".", "/")
+        found |= {path for pattern in patterns for path in folder.glob(pattern)}
+    files = {path for path in package.rglob("*.*") if path.suffix not in (".py", ".pyc")}
+    assert found == files and len(found) > 10
+
+
 def test_links_between_the_projects_files_lead_somewhere():
     for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs/checklist.md"):
         folder = (PROJECT_ROOT / name).parent
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", text(name)):
             assert (folder / target).exists(), f"{name} links to {target}"
-
-
-def test_the_checklists_page_explains_each_line_and_no_other():
-    lines = re.findall(r"^\| ([\w ]+?) \| .+? \| .+? \|$", text("docs/checklist.md"), re.M)
-    assert [line for line in lines if line != "check"] == [name for _, name, _ in CHECKS]
 
 
 LISTS = {

@@ -14,15 +14,14 @@ import pandas as pd
 import pytest
 from rich.console import Console
 from safetensors.torch import load_file
-from test_resume import comparable, make_run
+from trainings import arguments_of, comparable, make_run
 
 from grpo_nb import rewards, training
 from grpo_nb.pipeline import launch as launch_module
 from grpo_nb.pipeline.notebooks import run_pipeline
 from grpo_nb.runs import Run, check_stages_before, write_json
 from grpo_nb.runs.config import resolve
-from grpo_nb.runs.trl_arguments import refuse_unknown_trl
-from grpo_nb.training import checkpoints
+from grpo_nb.training import checkpoints, ranks
 
 TWO = {
     "policy.backend": "transformers",
@@ -53,7 +52,7 @@ def python(*arguments, root):
 
 
 def completions(run):
-    files = sorted((run / "train/1-grpo/completions").glob("*.parquet"))
+    files = sorted((run / "train/completions").glob("*.parquet"))
     return pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
 
 
@@ -77,14 +76,13 @@ def same(one, other):
     first, second = comparable(one), comparable(other)
     assert len(first) == len(second) == 7  # 4 steps and 3 validations
     for alone, shared in zip(first, second, strict=True):
-        assert alone.pop("stage") == shared.pop("stage") == "grpo"
-        # TRL takes the mean over passes, which hold other rows, whatever their lengths.
+        # TRL takes the mean over micro-batches, which hold other rows, whatever their lengths.
         assert shared.pop("entropy", 0) == pytest.approx(alone.pop("entropy", 0), rel=0.1)
         assert shared == pytest.approx(alone, rel=1e-4, abs=1e-6)
     columns = ["step", "prompt", "completion", "advantage"]
     told = [completions(run)[columns].astype(str) for run in (one, other)]
     pd.testing.assert_frame_equal(*told)
-    files = [run / "train/1-grpo/adapter/adapter_model.safetensors" for run in (one, other)]
+    files = [run / "train/checkpoint-4/adapter_model.safetensors" for run in (one, other)]
     alone, shared = (load_file(file) for file in files)
     for name, weights in alone.items():
         assert (weights - shared[name]).abs().max() < 1e-4, name
@@ -94,7 +92,9 @@ def same(one, other):
 PLANTED = TWO | {"model.quantization": "16bit", "trl.bf16": False}
 PLANTED |= {"train.max_steps": 4, "train.eval_steps": 2}
 ADAPTIVE = """from grpo_nb import rewards
-form = rewards.Adaptive(rewards.soft_xml_format_reward, change=1.5)
+extends = "math"
+reward_funcs = [rewards.Adaptive(rewards.soft_xml_format_reward, change=1.5)]
+reward_weights = [0.25]
 """
 
 
@@ -103,9 +103,8 @@ def test_two_processes_train_as_one_and_go_on_with_each_other_s_work(runs_dir):
 
     A weight adapts to the scores of all, but not in a validation, which is the first one's alone.
     """
-    (runs_dir / "adaptive.py").write_text(ADAPTIVE)
-    preset = runs_dir / "adaptive.yaml"
-    preset.write_text("{extends: math, rewards: [{reward: adaptive.py:form, weight: 0.25}]}")
+    preset = runs_dir / "adaptive.py"
+    preset.write_text(ADAPTIVE)
     settings = PLANTED | {"rewards.preset": str(preset)}
     one, two, mixed = (make_run(name, **settings) for name in ("one", "two", "mixed"))
     for run, processes in ((one, 1), (two, 2)):
@@ -130,7 +129,7 @@ def test_stopped_killed_and_failed_on_one_process_it_ends_as_if_nothing_had_been
     stopped = launch(run, "stop", "1", "3")  # SIGTERM to the second process alone
     assert stopped.returncode == 1
     assert stopped.stderr.count("KeyboardInterrupt: stopped after step 3; run this again") == 1
-    assert checkpoints.steps_of(run / "train/1-grpo") == [2, 3]
+    assert checkpoints.steps_of(run / "train") == [2, 3]
     started = time.monotonic()
     killed = launch(run, "kill", "1", "5")
     assert killed.returncode == 1 and time.monotonic() - started < 120
@@ -149,7 +148,7 @@ def test_stopped_killed_and_failed_on_one_process_it_ends_as_if_nothing_had_been
     steps = [line["step"] for line in training.read_lines(run / "train/metrics.jsonl")]
     assert steps == [1, 2, 3, 4, 5, 6]
     assert comparable(run) == comparable(two_processes)
-    for name in ("train/adapter", "train/1-grpo/adapter"):
+    for name in ("train/adapter", "train/checkpoint-6"):
         weights = f"{name}/adapter_model.safetensors"
         assert (run / weights).read_bytes() == (two_processes / weights).read_bytes()
     assert run.manifest()["03"]["status"] == "done"
@@ -172,29 +171,31 @@ def test_unsloth_on_several_processes_is_refused_once(runs_dir):
     assert done.returncode == 1 and done.stderr.count(said) == 1, done.stderr
 
 
-def test_a_step_that_cannot_be_shared_is_refused():
+def test_a_step_that_cannot_be_shared_is_refused(runs_dir, monkeypatch):
     config = resolve("tiny-cpu", {"train.per_device_train_batch_size": 8})
+    monkeypatch.setattr(ranks, "count", lambda: 3)
     with pytest.raises(ValueError, match="cannot be shared by 3 processes: take 3 prompts"):
-        training.grpo_arguments(config, Path("x"), False, processes=3)
+        arguments_of(config)
     config = resolve("tiny-cpu", {"train.per_device_train_batch_size": 8} | FOUR_PASSES)
-    shared = training.grpo_arguments(config, Path("x"), False, processes=16)
+    monkeypatch.setattr(ranks, "count", lambda: 16)
+    shared = arguments_of(config)
     assert shared["per_device_train_batch_size"] == 2  # and a group is cut between processes
     assert shared["gradient_accumulation_steps"] == 1
 
 
-def test_vllm_is_driven_by_trl_where_its_mode_is_set():
+def test_vllm_is_driven_by_trl_where_its_mode_is_set(runs_dir):
     of_trl = {"policy.backend": "transformers", "model.quantization": "16bit"}
     settings = of_trl | {"trl.vllm_mode": "server", "trl.vllm_server_base_url": "http://x:1"}
     config = resolve("tiny-cpu", settings)
-    refuse_unknown_trl(config)
-    passed = training.grpo_arguments(config, Path("x"), False)
+    training.refuse_unknown_trl(config)
+    passed = arguments_of(config)
     assert passed["use_vllm"] and passed["vllm_mode"] == "server"
     assert passed["vllm_server_base_url"] == "http://x:1"
     assert passed["vllm_max_model_length"] == config.model.max_seq_length
     for name, other in (("policy.backend", "unsloth"), ("model.quantization", "4bit")):
         wrong = resolve("tiny-cpu", settings | {name: other})
         with pytest.raises(ValueError, match=f"'server' needs {name} = '{of_trl[name]}', and"):
-            training.grpo_arguments(wrong, Path("x"), False)
+            arguments_of(wrong)
 
 
 def test_an_adaptive_reward_counts_the_successes_of_all_processes():
@@ -214,24 +215,24 @@ def test_stage_03_takes_what_was_set_before_it_and_what_is_set_now(runs_dir):
     stage = launch_module._start(run, {"train.learning_rate": "5e-4"}, force=True)
     run.lock().release(force=True)
     now = {"train.max_steps": 7, "train.learning_rate": "5e-4", "trl.epsilon_high": 0.28}
-    assert stage.set_here == now, "and nothing that is a default"
+    set_here = [name for name, source in stage.config.sources.items() if source == "set here"]
+    assert set(set_here) == set(now), "and nothing that is a default"
     assert (stage.config.train.max_steps, stage.config.train.learning_rate) == (7, 5e-4)
-    with pytest.raises(ValueError, match=r"eval_rows belongs to 01_prepare_data, not to train"):
+    with pytest.raises(ValueError, match="eval_rows belongs to 01_prepare_data, not to 03"):
         launch_module._start(run, {"data.eval_rows": 8}, force=True)
 
 
-def test_a_stage_that_was_run_again_brings_back_what_was_set_for_the_training(runs_dir):
-    """And how to resume is for one call: not kept in the run's configuration."""
+def test_how_to_resume_is_for_one_call_and_the_rest_is_kept(runs_dir):
     run = Run("x")
-    run.write_config(resolve("tiny-cpu", {"train.resume": "always"}))
+    run.write_config(resolve("tiny-cpu", {}))
     write_json(run / "settings.json", {"train.max_steps": 7})
-    run.record("02", {"started": "2026-01-01T10:00:00+0000", "outputs": {}})
-    for trained, steps in (("2026-01-01T11:00:00+0000", 100), ("2026-01-01T09:00:00+0000", 7)):
-        run.record("03", {"started": trained, "outputs": {}})
-        stage = launch_module._start(run, {}, force=True)
+    for given, steps, resume in (
+        ({"train.max_steps": "9", "train.resume": "always"}, 9, "always"),
+        ({}, 9, "auto"),
+    ):
+        stage = launch_module._start(run, given, force=True)
         run.lock().release(force=True)
-        run.write_config(resolve("tiny-cpu", {"train.resume": "always"}))
-        assert (stage.config.train.max_steps, stage.config.train.resume) == (steps, "auto")
+        assert (stage.config.train.max_steps, stage.config.train.resume) == (steps, resume)
 
 
 def test_without_a_launcher_one_process_trains_and_hands_on(demo_run, runs_dir):

@@ -5,8 +5,9 @@ import shutil
 import threading
 
 import pytest
+import yaml
+from judge_server import Server
 from pages import blocks, run_shell, write_files
-from test_model_rewards import Server
 
 from grpo_nb.data import store
 from grpo_nb.runs import PROJECT_ROOT
@@ -55,8 +56,10 @@ def factors_move(place, said):
     assert last["incremental_format_reward/factor"] == pytest.approx(0.99)
 
 
-def stages_follow_each_other(place, said):
-    assert [line["stage"] for line in steps(place)] == ["format", "correctness"]
+def the_second_run_starts_from_the_first(place, said):
+    config = yaml.safe_load((place / "runs/correctness/config.yaml").read_text())
+    assert config["model.adapter"] == "format"
+    assert (place / "runs/correctness/train/adapter/adapter_model.safetensors").is_file()
 
 
 def judge_scores(place, said):
@@ -84,7 +87,7 @@ def questions_are_answered(place, said):
 CHECKS = {
     "Your own CSV": csv_is_prepared_and_rewards_passed,
     "Adaptive weights": factors_move,
-    "Staged training": stages_follow_each_other,
+    "Staged training": the_second_run_starts_from_the_first,
     "An LLM as judge": judge_scores,
     "Code tasks": code_is_tested,
     "A sweep": trials_are_listed,

@@ -9,87 +9,64 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
 from accelerate.utils import AutocastKwargs
+from trainings import MATH, comparable, lines_of, make_run, trainer_of
 
-from grpo_nb import data, models, rewards, training
-from grpo_nb.runs import Run, Stage
-from grpo_nb.runs.config import flatten, resolve
+from grpo_nb import rewards, training
+from grpo_nb.runs import Run
 from grpo_nb.training import checkpoints
-from grpo_nb.training.control import stop_on_signals
-
-SETTINGS = {
-    "data.max_rows": 26,  # 2 prompts a step of 9 to train on: a new order after each 4 steps
-    "data.eval_rows": 16,
-    "train.max_steps": 12,
-    "train.per_device_train_batch_size": 8,
-    "train.gradient_accumulation_steps": 2,
-    "train.save_steps": 2,
-    "train.eval_steps": 5,
-    "train.max_completion_length": 32,
-}
-OF_THE_MACHINE = ("seconds", "step_time", "memory_gib", "tokens_per_second")
-MATH = rewards.load_preset("math")
-
-
-def make_run(name, **settings):
-    """A run whose data are prepared; each test trains it."""
-    config = resolve("tiny-cpu", SETTINGS, settings)
-    run = Run(name)
-    count = lambda chats: [30] * len(chats)  # noqa: E731
-    data.prepare(run, config.data, config.seed, count, reference=MATH.reference)
-    run.write_config(config)
-    return run
+from grpo_nb.training.updates import stop_on_signals
+from grpo_nb.training.validation import Validation
 
 
 @pytest.fixture
-def session(runs_dir):
-    """(settings) -> a session over a fresh policy, in one run."""
+def start(runs_dir):
+    """(settings) -> a trainer over a fresh policy, in one run."""
 
-    def start(**settings):
+    def start(chosen=MATH, **settings):
         run = Run("here")
         if not run.path.exists():
             make_run("here")
-        config = resolve("tiny-cpu", flatten(run.config()), settings)
-        policy = models.load_policy(config.model, config.seed)
-        rows = data.load(run, "train")
-        return training.Session(Stage(run, "03", config, {}), policy, MATH, rows)
+        return trainer_of(run, chosen=chosen, **settings)
 
     return start
 
 
-def train_in_a_process(run, *fault):
-    command = [sys.executable, str(Path(__file__).with_name("interrupted.py")), run.name, *fault]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GRPO_NB_RUNS": str(run.path.parent)}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+@pytest.fixture
+def train(runs_dir):
+    """(run, *fault) -> how its training ended, in a process of its own: see interrupted.py."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, str(Path(__file__).with_name("interrupted.py"))]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+
+    def train(run, *fault):
+        process.stdin.write(json.dumps([run.name, *fault]) + "\n")
+        process.stdin.flush()
+        return SimpleNamespace(**json.loads(process.stdout.readline()))
+
+    with subprocess.Popen(command, env=environment, **pipes) as process:
+        yield train
+        process.stdin.close()
 
 
-def comparable(run):
-    """The metrics without what depends on the machine's mood."""
-    return [
-        {k: v for k, v in line.items() if not any(word in k for word in OF_THE_MACHINE)}
-        for line in training.read_lines(run / "train/metrics.jsonl")
-    ]
-
-
-def test_a_run_killed_three_times_ends_as_one_that_was_not(runs_dir):
-    """With dynamic sampling, whose fresh prompts have to be the same ones too."""
-    drawn_anew = {"train.dynamic_sampling": 2}
-    whole, killed = make_run("whole", **drawn_anew), make_run("killed", **drawn_anew)
-    assert train_in_a_process(whole).returncode == 0
+def test_a_run_killed_three_times_ends_as_one_that_was_not(train):
+    whole, killed = make_run("whole"), make_run("killed")
+    assert train(whole).returncode == 0
     said = []
     for fault in (("generation", "4"), ("backward", "8"), ("saving", "10")):
-        done = train_in_a_process(killed, *fault)
+        done = train(killed, *fault)
         assert done.returncode == -signal.SIGKILL, done.stderr
         said.append(done.stdout)
-    newest = killed / "train/1-grpo/checkpoint-8"
-    assert newest.is_dir() and not (killed / "train/1-grpo/checkpoint-10").exists()
+    newest, torn = killed / "train/checkpoint-8", killed / "train/checkpoint-10"
+    assert newest.is_dir() and checkpoints.damage(torn) == "it has no sealed.json"
     weights = newest / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])  # and the disk lost the end of a file
-    last = train_in_a_process(killed)
+    last = train(killed)
     assert last.returncode == 0, last.stderr
     assert "begins at step 1 of 12" in said[0]
     assert "goes on after step 2 of 12" in said[1]
@@ -98,21 +75,19 @@ def test_a_run_killed_three_times_ends_as_one_that_was_not(runs_dir):
     assert comparable(killed) == comparable(whole)
     factors = {line.get("soft_xml_format_reward/factor") for line in comparable(whole)}
     assert len(factors) > 2, "the adaptive weight never moved"
-    replaced = [line["step"] for line in comparable(whole) if line.get("dynamic/replaced")]
-    assert len(replaced) > 1 and max(replaced) > 6, "no group was replaced after a resumption"
     assert [line["step"] for line in comparable(whole) if "reward" in line] == list(range(1, 13))
-    for name in ("adapter/adapter_model.safetensors", "1-grpo/adapter/adapter_model.safetensors"):
+    for name in ("adapter/adapter_model.safetensors", "checkpoint-12/adapter_model.safetensors"):
         assert (killed / "train" / name).read_bytes() == (whole / "train" / name).read_bytes()
-    files = sorted((killed / "train/1-grpo/completions").glob("*.parquet"))
+    files = sorted((killed / "train/completions").glob("*.parquet"))
     steps = [int(pd.read_parquet(file)["step"].iloc[0]) for file in files]
     assert steps == list(range(1, 13))
 
 
-def test_a_second_process_on_the_run_is_refused(runs_dir):
+def test_a_second_process_on_the_run_is_refused(train):
     run = make_run("held")
     lock = run.lock()
     try:
-        done = train_in_a_process(run)
+        done = train(run)
         assert done.returncode == 1
         assert "run 'held' is in use by another process" in done.stderr
     finally:
@@ -120,7 +95,7 @@ def test_a_second_process_on_the_run_is_refused(runs_dir):
 
 
 def steps_that_move(one):
-    """Filled in as the session runs: the steps after which a trained weight is another one."""
+    """Filled in as it trains: the steps after which a trained weight is another one."""
     moved, weights = [], [p for p in one.policy.model.parameters() if p.requires_grad]
     before = [weight.detach().clone() for weight in weights]
 
@@ -131,8 +106,7 @@ def steps_that_move(one):
             moved.append(update.line["step"])
         before = now
 
-    run = one.run
-    one.run = lambda *watchers: run(look, *watchers)
+    one.watch(look)
     return moved
 
 
@@ -158,21 +132,21 @@ def failing_at(step, error):
     return failing
 
 
-def test_a_reward_that_raises_loses_no_step(session, runs_dir):
-    broken = session()
-    broken.trainer().reward_funcs[-1] = failing_at(5, KeyError("no such column"))
+def test_a_reward_that_raises_loses_no_step(start, runs_dir):
+    broken = start()
+    broken.reward_funcs[-1] = failing_at(5, KeyError("no such column"))
     with pytest.raises(KeyError, match="no such column") as caught:
-        broken.run()
+        broken.train()
     assert "kept up to step 4; run this again" in caught.value.__notes__[0]
-    assert checkpoints.steps_of(broken.stage.run / "train/1-grpo")[-1] == 4
-    again = session()
+    assert checkpoints.steps_of(broken.stage.run / "train")[-1] == 4
+    again = start()
     assert again.note == "goes on after step 4 of 12"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_first(session, number):
-    stopped = session()
-    trainer = stopped.trainer()
+def test_a_signal_saves_first(start, number):
+    stopped = start()
+    trainer = stopped
     calculate = trainer._calculate_rewards
 
     def ring(*args, **kwargs):
@@ -183,11 +157,11 @@ def test_a_signal_saves_first(session, number):
     trainer._calculate_rewards = ring
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt, match="stopped after step 3; run this again"):
-        stopped.run()
+        stopped.train()
     assert signal.getsignal(number) is before
-    assert checkpoints.steps_of(stopped.stage.run / "train/1-grpo") == [2, 3]
+    assert checkpoints.steps_of(stopped.stage.run / "train") == [2, 3]
     assert not (stopped.stage.run / "train/adapter").exists()
-    assert session().note == "goes on after step 3 of 12"
+    assert start().note == "goes on after step 3 of 12"
 
 
 def test_a_second_signal_ends_at_once(capsys):
@@ -199,10 +173,10 @@ def test_a_second_signal_ends_at_once(capsys):
     assert "again to stop at once" in capsys.readouterr().out
 
 
-def test_a_full_disk_keeps_the_checkpoints_before(session, monkeypatch):
+def test_a_full_disk_keeps_the_checkpoints_before(start, monkeypatch):
     """The limit on the size of a file stands for the disk: the kernel refuses the write."""
-    full = session(**{"train.keep_checkpoints": 1})
-    trainer = full.trainer()
+    full = start(**{"train.keep_checkpoints": 1})
+    trainer = full
     save, limits = trainer._save_checkpoint, resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def save_with_little_room(model, trial):
@@ -215,17 +189,16 @@ def test_a_full_disk_keeps_the_checkpoints_before(session, monkeypatch):
 
     trainer._save_checkpoint = save_with_little_room
     with pytest.raises(OSError, match=r"checkpoint-4 could not be written .* GiB are free there"):
-        full.run()
-    folder = full.stage.run / "train/1-grpo"
+        full.train()
+    folder = full.stage.run / "train"
     assert checkpoints.steps_of(folder) == [2]
     assert checkpoints.damage(folder / "checkpoint-2") == ""
-    assert not (folder / ".saving").exists()
-    assert session().note == "goes on after step 2 of 12"
+    assert start().note == "goes on after step 2 of 12"
 
 
-def test_an_update_that_is_not_a_number_is_left_out_and_three_end_the_training(session, capsys):
-    sick = session()
-    trainer, seen = sick.trainer(), []
+def test_an_update_that_is_not_a_number_is_left_out_and_three_end_the_training(start, capsys):
+    sick = start()
+    trainer, seen = sick, []
     compute = trainer.compute_loss
 
     def poisoned(model, inputs, *args, **kwargs):
@@ -235,24 +208,23 @@ def test_an_update_that_is_not_a_number_is_left_out_and_three_end_the_training(s
 
     trainer.compute_loss = poisoned
     with pytest.raises(RuntimeError, match=r"not a number, .* in 3 steps in a row, up to step 6"):
-        sick.run()
+        sick.train()
     for parameter in trainer.model.parameters():
         assert parameter.isfinite().all()
     lines = training.read_lines(sick.stage.run / "train/metrics.jsonl")
     losses = [line["loss"] for line in lines if "reward" in line]
     assert [loss is None for loss in losses] == [False, True, False, True, True, True]
-    rules = {line["rule"] for line in training.read_lines(sick.stage.run / "train/health.jsonl")}
-    assert "not a number" in rules
-    assert checkpoints.damage(sick.stage.run / "train/1-grpo/checkpoint-6") == ""
+    assert "not a number" in {alert.name for alert in sick.alerts}
+    assert checkpoints.damage(sick.stage.run / "train/checkpoint-6") == ""
 
 
 @pytest.mark.parametrize("down", [{2: None}, {2: math.inf}, {2: 1e308}])
-def test_one_step_without_scores_is_left_out_and_the_training_goes_on(session, down, capsys):
-    one = session(**{"train.max_steps": 3, "train.eval_steps": 0})
-    only(one, lambda step: down.get(step, "length"))
+def test_one_step_without_scores_is_left_out_and_the_training_goes_on(start, down, capsys):
+    by_length = only(lambda step: down.get(step, "length"))
+    one = start(by_length, **{"train.max_steps": 3, "train.eval_steps": 0})
     moved = steps_that_move(one)
-    metrics = one.run()
-    assert [line["step"] for line in metrics] == [1, 2, 3]
+    one.train()
+    assert [line["step"] for line in lines_of(one.stage.run)] == [1, 2, 3]
     assert moved == [3]  # in the first the learning rate is still 0
     assert "step 2: " in capsys.readouterr().out
 
@@ -261,16 +233,16 @@ def test_one_step_without_scores_is_left_out_and_the_training_goes_on(session, d
     ("score", "said"),
     [(None, "every reward gave None"), (math.inf, "only gave an infinite score")],
 )
-def test_three_steps_without_scores_end_the_training(session, score, said):
-    one = session(**{"train.eval_steps": 0})
-    only(one, lambda step: "length" if step < 3 else score)
+def test_three_steps_without_scores_end_the_training(start, score, said):
+    down = only(lambda step: "length" if step < 3 else score)
+    one = start(down, **{"train.eval_steps": 0})
     with pytest.raises(RuntimeError, match=f"{said}, and no update .* in 3 steps .* up to step 5"):
-        one.run()
-    assert checkpoints.steps_of(one.stage.run / "train/1-grpo")[-1] == 5
+        one.train()
+    assert checkpoints.steps_of(one.stage.run / "train")[-1] == 5
 
 
-def only(one, score):
-    """A single reward, of completions in a step: a number, None, or by their length."""
+def only(score):
+    """A set of one reward, of completions in a step: a number, None, or by their length."""
 
     def only(completions, trainer_state, **_):
         given = score(trainer_state.global_step + 1)
@@ -278,51 +250,50 @@ def only(one, score):
             return [given] * len(completions)
         return [float(len(completion[0]["content"])) for completion in completions]
 
-    one.rewards = rewards.reward_set([(only, 1.0)])
-    one.stages = [stage._replace(rewards=one.rewards) for stage in one.stages]
+    return rewards.reward_set([(only, 1.0)])
 
 
 @pytest.mark.parametrize("score", [None, math.inf])
-def test_a_validation_without_scores_does_not_count(session, score, capsys):
-    one = session(**{"train.max_steps": 2, "train.eval_steps": 1})
-
+def test_a_validation_without_scores_does_not_count(start, score, capsys):
     def down(completions, **_):
         return [score] * len(completions)
 
-    only(one, lambda step: "length")
-    one.rewards = rewards.reward_set([(down, 1.0)])  # by which it validates
-    one.run()
+    one = start(only(lambda step: "length"), **{"train.max_steps": 2, "train.eval_steps": 1})
+    validated = one.policy, one.validation_rows, rewards.reward_set([(down, 1.0)])
+    one.steps.validation = Validation(*validated, one.stage.config)
+    one.train()
     assert "step 2: this validation has no score" in capsys.readouterr().out
     assert (one.folder / "adapter").is_dir() and not (one.folder / "best").exists()
 
 
-def test_overflows_of_fp16_do_not_end_a_training(session, capsys):
+def test_overflows_of_fp16_do_not_end_a_training(start, capsys):
     """GradScaler begins with a scale that is too high, and halves it after each such step."""
-    one = session(**{"train.eval_steps": 0, "policy.share_prompts": False})
-    scaler = scale_loss(one.trainer())
-    assert one.preflight().set_index("check")["result"]["gradient"] == "ok"
+    one = start(**{"train.eval_steps": 0, "policy.share_prompts": False})
+    scaler = scale_loss(one)
+    assert {check.name: check.state for check in one.preflight()}["gradient"] == "ok"
     assert scaler.get_scale() == 2.0**28
     moved = steps_that_move(one)
-    assert len(one.run()) == 12
+    one.train()
+    assert len(lines_of(one.stage.run)) == 12
     skipped = [step for step in range(1, 13) if step not in moved]
     assert skipped[:4] == [1, 2, 3, 4] and moved
     assert scaler.get_scale() == 2.0 ** (28 - len(skipped))
     assert "fp16 overflows at a loss scale of" in capsys.readouterr().out
 
 
-def test_a_loss_that_is_not_a_number_ends_a_training_in_fp16_too(session):
-    one = session(**{"train.eval_steps": 0})
-    trainer = one.trainer()
+def test_a_loss_that_is_not_a_number_ends_a_training_in_fp16_too(start):
+    one = start(**{"train.eval_steps": 0})
+    trainer = one
     scale_loss(trainer)
     compute = trainer.compute_loss
     trainer.compute_loss = lambda *args, **kwargs: compute(*args, **kwargs) * float("nan")
     with pytest.raises(RuntimeError, match=r"not a number, and no update .* in 3 steps in a row"):
-        one.run()
+        one.train()
 
 
-def test_an_out_of_memory_error_says_what_to_lower_and_keeps_the_steps(session):
-    lost = session(**{"train.max_steps": 3, "train.eval_steps": 0})
-    trainer = lost.trainer()
+def test_an_out_of_memory_error_says_what_to_lower_and_keeps_the_steps(start):
+    lost = start(**{"train.max_steps": 3, "train.eval_steps": 0})
+    trainer = lost
 
     def full(module, args, kwargs):
         if torch.is_grad_enabled() and trainer.state.global_step == 2:
@@ -330,7 +301,7 @@ def test_an_out_of_memory_error_says_what_to_lower_and_keeps_the_steps(session):
 
     hook = lost.policy.model.register_forward_pre_hook(full, with_kwargs=True)
     with pytest.raises(torch.OutOfMemoryError) as caught:
-        lost.run()
+        lost.train()
     hook.remove()
     kept, lower = caught.value.__notes__
     assert "kept up to step 2" in kept
@@ -338,52 +309,42 @@ def test_an_out_of_memory_error_says_what_to_lower_and_keeps_the_steps(session):
         "train.per_device_train_batch_size = 4 and train.gradient_accumulation_steps = 4" in lower
     )
     smaller = {"train.per_device_train_batch_size": 4, "train.gradient_accumulation_steps": 4}
-    again = session(**smaller, **{"train.max_steps": 3, "train.resume": "always"})
+    again = start(**smaller, **{"train.max_steps": 3, "train.resume": "always"})
     assert again.note == "goes on after step 2 of 3"
 
 
-def test_there_is_one_trainer_from_the_table_of_arguments_to_the_last_step(session, monkeypatch):
-    from trl import GRPOTrainer
-
-    built, build = [], GRPOTrainer.__init__
-    monkeypatch.setattr(
-        GRPOTrainer, "__init__", lambda self, **given: (built.append(self), build(self, **given))[0]
-    )
-    one = session(**{"train.max_steps": 1, "train.eval_steps": 0})
-    one.arguments()
-    one.preflight()
-    one.run()
-    assert len(built) == 1
-
-
-def test_a_second_vllm_in_one_process_is_refused(session, monkeypatch, tmp_path):
+def test_a_second_vllm_in_one_process_is_refused(start, monkeypatch, tmp_path):
     monkeypatch.setattr("grpo_nb.training.trainer._with_vllm", [tmp_path])
     plain = {"policy.backend": "transformers", "model.quantization": "16bit"}
     with pytest.raises(RuntimeError, match="restart the kernel, and the training goes on"):
-        session(**plain, **{"trl.vllm_mode": "colocate"}).trainer()
+        start(**plain, **{"trl.vllm_mode": "colocate"})
 
 
-def test_other_settings_are_not_mixed_with_a_training_that_was_cut_off(session):
-    first = session()
-    metrics = first.run(lambda update: first.controls.stop.set())  # the dashboard's button
-    assert [line["step"] for line in metrics] == [1]
+def test_other_settings_are_not_mixed_with_a_training_that_was_cut_off(start):
+    first = start()
+    first.watch(lambda update: first.controls.stop.set())  # the dashboard's button
+    first.train()
+    assert [line["step"] for line in lines_of(first.stage.run)] == [1]
     assert (first.stage.run / "train/adapter/adapter_model.safetensors").is_file()
-    with pytest.raises(ValueError, match=r"1 steps .* settings \(train.learning_rate, the stages"):
-        session(**{"train.learning_rate": 5e-4})
-    always = session(**{"train.learning_rate": 5e-4, "train.resume": "always"})
+    with pytest.raises(ValueError, match=r"1 steps .* settings \(train.learning_rate\)"):
+        start(**{"train.learning_rate": 5e-4})
+    always = start(**{"train.learning_rate": 5e-4, "train.resume": "always"})
     assert always.note == "goes on after step 1 of 12"
-    assert session(**{"train.resume": "never"}).note == (
-        f"begins at step 1 of 12{KEPT}. To train it on to 12 steps instead: resume = 'always'"
+    assert start(**{"train.resume": "never"}).note == (
+        f"begins at step 1 of 12{KEPT}. To train it on to 12 steps: train.resume = 'always'"
     )
 
 
-def test_a_training_that_ended_goes_on_only_if_there_is_more_to_do(session):
-    session(**{"train.max_steps": 1}).run()
-    with pytest.raises(ValueError, match=r"all 1 steps .* raise train.max_steps, or set resume"):
-        session(**{"train.max_steps": 1, "train.resume": "always"})
-    longer = session(**{"train.max_steps": 2, "train.resume": "always"})
+def test_a_training_that_ended_goes_on_only_if_there_is_more_to_do(start):
+    start(**{"train.max_steps": 1}).train()
+    with pytest.raises(
+        ValueError, match=r"all 1 steps .* raise train.max_steps, or set train.resume"
+    ):
+        start(**{"train.max_steps": 1, "train.resume": "always"})
+    longer = start(**{"train.max_steps": 2, "train.resume": "always"})
     assert longer.note == "goes on after step 1 of 2"
-    assert [line["step"] for line in longer.run()] == [1, 2]
+    longer.train()
+    assert [line["step"] for line in lines_of(longer.stage.run)] == [1, 2]
 
 
 KEPT = "; what was trained here before (1 steps) is kept as train.old-1/"
@@ -396,41 +357,40 @@ KEPT = "; what was trained here before (1 steps) is kept as train.old-1/"
         ({"train.max_steps": 1, "train.beta": 0.1}, f"begins at step 1 of 1{KEPT}"),
         (
             {"train.max_steps": 2},
-            f"begins at step 1 of 2{KEPT}. To train it on to 2 steps instead: resume = 'always'",
+            f"begins at step 1 of 2{KEPT}. To train it on to 2 steps: train.resume = 'always'",
         ),
         ({"train.max_steps": 2, "seed": 8}, f"begins at step 1 of 2{KEPT}"),
     ],
 )
-def test_a_training_that_ended_is_kept_when_another_begins(session, settings, note):
+def test_a_training_that_ended_is_kept_when_another_begins(start, settings, note):
     fast = {"train.eval_steps": 0, "train.warmup_steps": 0}
-    first = session(**fast, **{"train.max_steps": 1})
-    first.run()
+    first = start(**fast, **{"train.max_steps": 1})
+    first.train()
     run, before = first.stage.run, contents(first.folder)
-    other = session(**fast, **settings)
+    other = start(**fast, **settings)
     assert other.note == note
-    other.arguments()
-    assert len(other.preflight()) == 6 and not other.overview()["done"].any()
+    assert len(other.preflight()) == 6
     assert contents(run / "train") == before, "it changed before the other training ran"
     assert not (run / "train.old-1").exists()
-    other.run()
+    other.train()
     assert contents(run / "train.old-1") == before
-    assert (run / "train/arguments.csv").is_file() and (run / "train/preflight.json").is_file()
-    assert len(list((run / "train/1-grpo/completions").iterdir())) == settings["train.max_steps"]
+    assert (run / "train/arguments.json").is_file()
+    assert len(list((run / "train/completions").iterdir())) == settings["train.max_steps"]
 
 
 def contents(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_a_kill_between_moving_a_training_and_the_next_loses_nothing(runs_dir):
+def test_a_kill_between_moving_a_training_and_the_next_loses_nothing(train):
     run = make_run("moved", **{"train.max_steps": 1, "train.eval_steps": 0})
-    assert train_in_a_process(run).returncode == 0
+    assert train(run).returncode == 0
     before = contents(run / "train")
-    done = train_in_a_process(run, "moved")
+    done = train(run, "moved")
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert contents(run / "train.old-1") == before
     assert not (run / "train").exists()
-    last = train_in_a_process(run)
+    last = train(run)
     assert last.returncode == 0, last.stderr
     assert "begins at step 1 of 1\n" in last.stdout
     assert contents(run / "train.old-1") == before
@@ -442,10 +402,10 @@ def test_damage_is_named(tmp_path):
     assert checkpoints.damage(folder) == "it has no sealed.json"
     for name in ("a.bin", "b.bin", "c.bin"):
         (folder / name).write_bytes(b"12345")
-    checkpoints.seal(folder)
+    checkpoints.seal(folder, keep=1)
     assert checkpoints.damage(folder) == ""
-    (folder / "c.bin").write_bytes(b"12346")
-    assert checkpoints.damage(folder) == "c.bin has changed"
+    (folder / "c.bin").write_bytes(b"1234")
+    assert checkpoints.damage(folder) == "c.bin has 4 bytes of 5"
     (folder / "b.bin").unlink()
     assert checkpoints.damage(folder) == "b.bin is missing"
     (folder / "sealed.json").write_text("{")

@@ -1,6 +1,8 @@
-"""Every built-in reward: the contract, the adversarial tables, and the properties of all."""
+"""Every built-in reward: the contract, the adversarial tables, the properties of all, its page."""
 
 import pickle
+import re
+import runpy
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,12 +12,11 @@ from hypothesis import strategies as st
 from grpo_nb import rewards
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.presets import PRESETS, built_in
+from grpo_nb.runs import PROJECT_ROOT
 
 GOOD = "<reasoning>7+8=15, 4+3+1=8</reasoning><answer>85</answer>"
-MATH = load_preset("math")
 COLUMNS = {
     "answer": "85",
-    "keywords": ["sum"],
     "schema": '{"type": "object"}',
     "sources": ["a", "b"],
     "answer_sources": [1],
@@ -206,13 +207,6 @@ TABLES = {
         (GOOD + GOOD, 0.0, "stuffing earns nothing"),
         ("<reasoning><answer></answer></reasoning>", 0.5, "crossed"),
     ],
-    "think_format_reward": [
-        ("<think>a</think>1", 1.0, "as asked"),
-        ("<think></think>1", 0.0, "no thought"),
-        ("<think>a</think>", 0.0, "no answer"),
-        ("1<think>a</think>2", 0.0, "answer before the thought"),
-        ("<think>a</think>1<think>b</think>", 0.0, "a second thought"),
-    ],
     "boxed_format_reward": [
         (r"\boxed{1}", 1.0, "as asked"),
         (r"\boxed{}", 0.0, "empty"),
@@ -311,14 +305,6 @@ TABLES = {
         ("85 85 85 85", 0.4, "stuffing costs precision"),
         ("", 0.0, "nothing"),
     ],
-    "contains_all_reward": [
-        ("the sum is 1", 1.0, "there"),
-        ("a summary", 0.0, "inside another word"),
-    ],
-    "regex_match_reward": [
-        ("85", 1.0, "whole"),
-        ("it is 85", 0.0, "a part"),
-    ],
     "math_problem_reward": [
         (GOOD, 1.0, "right and well-formed"),
         ("85", 0.0, "right without format"),
@@ -358,11 +344,6 @@ def test_length_is_in_tokens_where_trl_gives_them_else_in_words():
         (rewards.min_length_reward, 10, 0.5),
         (rewards.min_length_reward, 10_000, 1.0),
         (rewards.max_length_penalty, 768, -0.5),
-        (rewards.soft_overlong_punishment, 384, 0.0),
-        (rewards.soft_overlong_punishment, 448, -0.5),
-        (rewards.soft_overlong_punishment, 4096, -1.0),
-        (rewards.cosine_length_reward, 0, 1.0),
-        (rewards.cosine_length_reward, 512, 0.5),
     ],
 )
 def test_length_curves(func, tokens, score):
@@ -371,25 +352,110 @@ def test_length_curves(func, tokens, score):
     assert found == pytest.approx(score, abs=1e-4)
 
 
-def test_soft_overlong_punishment_is_trls():
-    from trl.rewards import get_soft_overlong_punishment
-
-    theirs = get_soft_overlong_punishment(512, 128)
-    ids = [[0] * n for n in (0, 383, 384, 385, 448, 511, 512, 513, 2000)]
-    ours = rewards.soft_overlong_punishment(completions=["x"] * len(ids), completion_ids=ids)
-    assert ours == pytest.approx(theirs(completion_ids=ids))
+TESTS = {"function": "f", "cases": [[[1], 2], [[2], 3]]}
+ADDS = "```python\ndef f(x):\n    return x + 1\n```"
 
 
-def test_language_and_keywords():
-    cyrillic = rewards.language_consistency_reward.configured(script="CYRILLIC")
-    assert cyrillic(completions=["привет", "hello", "12"]) == [1.0, 0.0, 0.0]
-    polite = rewards.keyword_penalty.configured("rude_penalty", words=("stupid",))
-    assert polite(completions=["How STUPID!", "stupidity"]) == [-1.0, 0.0]
+@pytest.mark.parametrize(
+    ("text", "score", "reason"),
+    [
+        (ADDS, 1.0, ""),
+        (f"<answer>\n{ADDS}\n</answer>", 1.0, ""),
+        ("<answer>def f(x): return x + 1</answer>", 1.0, ""),
+        (ADDS.replace("x + 1", "2"), 0.5, "wrong value: got 2, expected 3"),
+        (ADDS.replace("x + 1", "1 / 0"), 0.0, "raised ZeroDivisionError"),
+        ("```python\nwhile True: pass\n```", 0.0, "timed out after 1 s"),
+        ("```python\nimport os\nprint('PASS'); os._exit(0)\n```", 0.0, ""),
+        ("def f(x): return x + 1", 0.0, "no code in a fenced block"),
+    ],
+)
+def test_code_is_scored_by_its_tests(text, score, reason):
+    func = rewards.code_execution_reward.configured(seconds=1.0)
+    (scored,) = func.explain(completions=[text], tests=[TESTS])
+    assert scored.score == score
+    assert reason in scored.reason
 
 
-def test_think_format_agrees_with_trl():
-    from trl.rewards import think_format_reward
+def test_each_completion_is_run_against_its_own_tests():
+    other = {"function": "f", "cases": [[[1], 1]]}
+    func = rewards.code_execution_reward
+    assert func(completions=[ADDS, ADDS], tests=[TESTS, other]) == [1.0, 0.0]
 
-    texts = ["<think>a</think>1", "1", "<think>a", "x<think>a</think>1"]
-    chats = [[{"role": "assistant", "content": text}] for text in texts]
-    assert rewards.think_format_reward(completions=chats) == think_format_reward(chats)
+
+def test_all_or_none_is_an_option():
+    func = rewards.code_execution_reward.configured(partial=False)
+    completions = [ADDS, ADDS.replace("x + 1", "2")]
+    assert func(completions=completions, tests=[TESTS] * 2) == [1.0, 0.0]
+
+
+def test_code_generation_weighs_format_syntax_and_execution():
+    texts = [ADDS, ADDS.replace("x + 1", "2"), "```python\ndef f(:\n```", "nothing"]
+    scores = rewards.code_generation_reward(completions=texts, tests=[TESTS] * 4)
+    assert scores == [1.0, 0.625, 0.125, 0.0]
+
+
+def test_the_reference_of_the_code_preset_wins():
+    preset = load_preset("code")
+    row = {"answer": "def f(x):\n    return x + 1", "tests": TESTS}
+    for func in preset.reward_funcs:
+        columns = {name: [row[name]] for name in func.columns}
+        assert func(completions=[preset.reference(row)], **columns) == [func.range[1]]
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "score"),
+    [
+        (r"\boxed{\frac{\sqrt{2}}{2}}", r"\frac{1}{\sqrt{2}}", 1.0),
+        (r"<answer>$(-1, 3]$</answer>", "(-1,3]", 1.0),
+        ("<answer>x^2 - 1</answer>", "(x-1)(x+1)", 1.0),
+        ("<answer>0.5</answer>", "1/2", 1.0),
+        ("<answer>17 = 18</answer>", "18", 0.0),
+        ("<answer>17 or 18</answer>", "18", 0.0),
+        ("<answer>it is not 18</answer>", "18", 0.0),
+        ("<answer>1e5</answer>", "1", 0.0),
+        ("<answer>9^{9^{9^{9}}}</answer>", "18", 0.0),
+        ("", "18", 0.0),
+    ],
+)
+def test_mathematics(text, gold, score):
+    assert rewards.math_verify_reward(completions=[text], answer=[gold]) == [score]
+
+
+def test_numbers_are_settled_without_math_verify():
+    (scored,) = rewards.math_verify_reward.explain(completions=["18.0"], answer=["18"])
+    assert scored == (1.0, "compared as numbers")
+
+
+WRITTEN = runpy.run_path(str(PROJECT_ROOT / "docs/list_rewards.py"))["markdown"]()
+
+
+def test_the_page_is_what_the_rewards_declare():
+    page = (PROJECT_ROOT / "docs/rewards.md").read_text(encoding="utf-8")
+    assert page == WRITTEN, "run python docs/list_rewards.py"
+
+
+def test_every_reward_is_listed_and_says_what_it_resists():
+    for name, func in built_in().items():
+        assert f"`{name}`" in WRITTEN
+        if hasattr(func, "settings"):
+            assert func.settings.resists, name
+
+
+def test_the_names_in_circulation_are_all_there():
+    names = """exact_match fuzzy_match numeric_correctness math_verify code_execution
+        no_syntax_error strict_xml_format soft_xml_format incremental_format json_format
+        code_block_format ideal_length min_length reasoning_quality citation math_problem
+        code_generation"""
+    for name in [f"{name}_reward" for name in names.split()]:
+        assert callable(getattr(rewards, name))
+    assert callable(rewards.max_length_penalty)
+    assert callable(rewards.no_repetition_penalty)
+
+
+def test_every_reward_of_trl_is_listed_beside_ours():
+    import trl.rewards
+
+    listed = re.findall(r"^\| `(\w+)` \| (–|`\w+`) \|", WRITTEN, re.MULTILINE)
+    theirs = {name for name in dir(trl.rewards) if name.endswith(("_reward", "_punishment"))}
+    assert {name for name, _ in listed} == theirs
+    assert {ours.strip("`") for _, ours in listed} - {"–"} <= built_in().keys()

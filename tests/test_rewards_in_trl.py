@@ -14,7 +14,7 @@ from unsloth_cells import CELLS
 from grpo_nb import data, models, reward_lab, training
 from grpo_nb.models import Sample, chat
 from grpo_nb.reward_lab.pilot import Pilot
-from grpo_nb.rewards import Adaptive, Scheduled, load_preset, reward, reward_set
+from grpo_nb.rewards import Adaptive, Scheduled, load_preset, reward_set
 from grpo_nb.rewards.own import TRLS_OWN
 from grpo_nb.rewards.presets import built_in, load_python
 from grpo_nb.runs import PROJECT_ROOT, Run, Stage
@@ -28,9 +28,8 @@ TEXTS = ["<reasoning>1+1=2</reasoning><answer>2</answer>", r"<think>so</think>\b
 CHATS = [[{"role": "assistant", "content": text}] for text in TEXTS]
 
 
-@reward()
-async def patient_judge(response: str) -> float:
-    return 0.5
+async def patient_judge(completions, **_):
+    return [0.5] * len(completions)
 
 
 TRLS = """from trl.rewards import (
@@ -50,11 +49,13 @@ reward_funcs += [cosine, repetition, overlong]
     if block.text.startswith("# rewards.py")
 ]
 FOREIGN = {**CELLS, "trl": TRLS, "docs/coming-from.md": EXAMPLE}
+OURS = [func for func in built_in().values() if set(func.columns) <= {"answer"}]
+OURS = [func for func in OURS if func.__name__ != "json_fields_reward"]  # its golds are JSON
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A step of a real trainer with all of them: what TRL called a reward with, and the scores."""
+    """Steps of a real trainer with all of them: what TRL called a reward with, and the scores."""
     folder, calls = tmp_path_factory.mktemp("foreign"), []
 
     def spy(**given):
@@ -62,8 +63,12 @@ def trained(tmp_path_factory):
         return [0.0] * len(given["completions"])
 
     sets = [load_python(folder / f"{Path(name).stem}.py", text) for name, text in FOREIGN.items()]
+    adaptive = Adaptive(built_in()["strict_xml_format_reward"].configured("adaptive_format"))
+    scheduled = Scheduled(built_in()["min_length_reward"].configured("warmed_up"), {0: 0, 2: 1})
+    ours = [*OURS, adaptive, scheduled, patient_judge]
     funcs = {func.__name__: func for one in sets for func in one.reward_funcs}
-    config = resolve("tiny-cpu", {"train.max_steps": 1, "train.per_device_train_batch_size": 16})
+    funcs |= {func.__name__: func for func in ours}
+    config = resolve("tiny-cpu", {"train.max_steps": 2, "train.per_device_train_batch_size": 16})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_NB_RUNS", str(folder))
         tokenizer, run = chat.load_tokenizer(config.model.model_path), Run("foreign")
@@ -73,9 +78,10 @@ def trained(tmp_path_factory):
         chosen = reward_set([(func, 1.0) for func in (spy, *funcs.values())])
         trainer = training.build_trainer(policy, chosen, rows, config, run / "train")
         trainer.train()
-    (path,) = (folder / "foreign/train/completions").glob("*.parquet")
+    tables = map(pd.read_parquet, sorted((folder / "foreign/train/completions").glob("*.parquet")))
     about = {"tokenizer": tokenizer, "trainer": trainer, "rows": rows, "config": config}
-    return SimpleNamespace(called=calls[0], table=pd.read_parquet(path), **about)
+    about |= dict(zip(("table", "last"), tables, strict=True), adaptive_step=adaptive.step)
+    return SimpleNamespace(called=calls[0], **about)
 
 
 def rows_of(called):
@@ -153,30 +159,14 @@ def test_a_reward_that_leaves_the_program_ends_the_training_with_an_error(func, 
         trainer.reward_funcs = funcs
 
 
-def test_ours_run_inside_trl(runs_dir):
-    """Two real optimizer steps with every reward that needs no other column than `answer`."""
-    ours = [func for func in built_in().values() if set(func.columns) <= {"answer"}]
-    skipped = {"json_fields_reward", "regex_match_reward"}  # their golds are JSON and patterns
-    ours = [func for func in ours if func.__name__ not in skipped]
-    adaptive = Adaptive(built_in()["strict_xml_format_reward"].configured("adaptive_format"))
-    scheduled = Scheduled(built_in()["min_length_reward"].configured("warmed_up"), {0: 0, 2: 1})
-    pairs = [(func, 1.0) for func in [*ours, adaptive, scheduled, patient_judge]]
-    chosen = reward_set(pairs)
-    settings = {"train.max_steps": 2, "train.per_device_train_batch_size": 16}
-    config = resolve("tiny-cpu", settings)
-    tokenizer = chat.load_tokenizer(config.model.model_path)
-    data.prepare(Run("all"), config.data, 0, partial(chat.count_tokens, tokenizer))
-    rows = data.load(Run("all"), "train", max_rows=32)
-    policy = models.load_policy(config.model, seed=0)
-    trainer = training.build_trainer(policy, chosen, rows, config, Run("all") / "train")
-    trainer.train()
-    table = pd.read_parquet(sorted((runs_dir / "all/train/completions").glob("*.parquet"))[-1])
-    assert set(chosen.names) <= set(table.columns)
-    for func in ours:
+def test_ours_run_inside_trl(trained):
+    """Real optimizer steps with every reward that needs no other column than `answer`."""
+    table = trained.last
+    for func in OURS:
         low, high = func.range
         assert table[func.__name__].between(low, high).all(), func.__name__
     assert (table["patient_judge"] == 0.5).all()
-    assert adaptive.step == 1
+    assert trained.adaptive_step == 1
     assert 0 < table["warmed_up"].max() <= 0.5
     assert any(name.endswith("/reason") for name in table.columns)
 

@@ -1,3 +1,5 @@
+"""The run directory: files, lock, manifest, what a stage needs to start, config.yaml."""
+
 import errno
 import json
 import os
@@ -9,8 +11,8 @@ import pytest
 import yaml
 
 from grpo_nb import runs
-from grpo_nb.pipeline.batches import undone
-from grpo_nb.runs import Run, atomic_path, start_stage
+from grpo_nb.pipeline.notebooks import undone
+from grpo_nb.runs import NOTEBOOKS, Check, Run, atomic_path, checks, find_run, start_stage
 
 HOLD_LOCK = """
 import sys
@@ -19,18 +21,42 @@ Run("held").lock()
 print("locked", flush=True)
 sys.stdin.read()
 """
-PARAMETERS = {"run_name": "r", "profile": "tiny-cpu"}
-OUTPUTS = {
-    **{"01": "data/train.parquet", "02": "rewards/report.json"},
-    **{"03": "train/adapter/weights", "04": "model/merged/weights"},
-}
+KILLED_WHILE_WRITING = """
+import os
+from grpo_nb import runs
+run = runs.Run("k")
+run.record("01", {"status": "done"})
+from pathlib import Path
+Path.replace = lambda *_: os.kill(os.getpid(), 9)
+run.record("01", {"status": "failed"})
+"""
 
 
-def finish(stage_name, relative, text="x"):
-    stage = start_stage(stage_name, PARAMETERS)
-    (stage.run / relative).parent.mkdir(parents=True, exist_ok=True)
-    (stage.run / relative).write_text(text)
-    return stage, stage.finish(relative)
+def start(stage, settings=None, **more):
+    return start_stage(stage, "r", settings, profile="tiny-cpu", **more)
+
+
+def finish(stage, text="x", settings=None, file="file"):
+    """Run a stage that writes one file; returns the run."""
+    started = start(stage, settings)
+    path = started.run / stage / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    started.finish(f"{stage}/{file}")
+    return started.run
+
+
+def finish_all():
+    return [finish(stage) for stage in NOTEBOOKS][-1]
+
+
+def refused(said, stage, *settings, **more):
+    with pytest.raises(ValueError, match=said):
+        start(stage, *settings, **more)
+
+
+def python(script):
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 
 
 def test_a_name_cannot_leave_the_runs_folder():
@@ -49,12 +75,17 @@ def test_a_relative_place_for_runs_is_resolved_once_for_all_that_work_elsewhere(
     assert where == tmp_path / "mine/runs/r"
     monkeypatch.chdir("notebooks")
     assert Run("r").path == where
-    probe = "from grpo_nb.runs import Run; print(Run('r').path)"
-    path = {"PYTHONPATH": str(runs.PROJECT_ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, env=os.environ | path
-    )
+    monkeypatch.setenv("PYTHONPATH", str(runs.PROJECT_ROOT))
+    done = python("from grpo_nb.runs import Run; print(Run('r').path)")
     assert done.stdout.strip() == str(where), done.stderr
+
+
+def test_a_run_is_found_by_its_name_its_folder_and_its_file(runs_dir):
+    run = finish("01")
+    for given in ("r", str(run.path), str(run / "config.yaml")):
+        assert find_run(given).path == run.path
+    with pytest.raises(FileNotFoundError, match=r"x is no run: neither it nor .*/x holds a mani"):
+        find_run("x")
 
 
 def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path):
@@ -63,6 +94,8 @@ def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path):
     with pytest.raises(OSError, match="No space left"), atomic_path(target) as temporary:
         temporary.write_text("half of the n")
         raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        runs.write_json(target, {"reward": float("nan")})
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
 
@@ -77,10 +110,9 @@ def test_a_folder_is_replaced_whole(tmp_path):
     assert [path.name for path in target.iterdir()] == ["fresh"]
 
 
-def test_a_nan_never_reaches_a_json_file(tmp_path):
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        runs.write_json(tmp_path / "x.json", {"reward": float("nan")})
-    assert not list(tmp_path.iterdir())
+def test_no_half_written_manifest_survives_a_kill(runs_dir):
+    assert python(KILLED_WHILE_WRITING).returncode == -signal.SIGKILL
+    assert json.loads((runs_dir / "k/manifest.json").read_text()) == {"01": {"status": "done"}}
 
 
 def test_a_run_in_use_is_refused_and_freed_when_its_process_is_killed(runs_dir):
@@ -97,256 +129,208 @@ def test_a_run_in_use_is_refused_and_freed_when_its_process_is_killed(runs_dir):
     assert Run("held").lock().is_locked
 
 
-def test_a_stage_before_the_one_it_needs_is_refused(runs_dir):
-    with pytest.raises(ValueError, match=r"no config.yaml: run 01_prepare_data first"):
-        start_stage("02", PARAMETERS)
-    finish("01", "data/train.parquet")
-    with pytest.raises(ValueError, match=r"needs 02_test_rewards, which is not started"):
-        start_stage("03", PARAMETERS)
+def test_finishing_frees_the_run_for_the_next_notebook(runs_dir):
+    finish("01")
+    done = python("from grpo_nb.runs import Run; Run('r').lock(); print('free')")
+    assert done.stdout == "free\n", done.stderr
 
 
-def test_a_stage_that_was_interrupted_does_not_count_as_done(runs_dir):
-    start_stage("01", PARAMETERS)
-    with pytest.raises(ValueError, match="01_prepare_data, which is running"):
-        start_stage("02", PARAMETERS)
+def test_a_stage_needs_those_before_it(runs_dir):
+    refused(r"no config.yaml: run 01_prepare_data first", "02")
+    run = start("01").run
+    refused("needs 01_prepare_data, which is running", "02")
+    run.lock().release()
+    assert run.status("01") == "cut off"
+    refused("needs 01_prepare_data, which was cut off in run 'r'", "02")
+    finish("01")
+    refused("needs 02_test_rewards, which is not started", "03")
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("settings", "message"),
     [
-        ({"more": "trl.epsilon_hig=0.28"}, "'trl.epsilon_hig': did you mean 'trl.epsilon_high'"),
-        ({"more": "trl.epsilon='a'"}, "trl.epsilon = 'a' is of type str, and TRL wants float"),
-        ({"In": ["run_name = 1\nlearning_rat = 1"]}, "did you mean 'learning_rate'"),
-        ({"beta": float("nan")}, "train.beta = nan"),
+        ({"train.learning_rat": 1}, "'train.learning_rat': did you mean 'train.learning_rate'"),
+        ({"train.max_steps": "many"}, "train.max_steps = 'many': input should be a valid integer"),
+        ({"train.beta": float("nan")}, "train.beta = nan"),
+        ({"trl": {"epsilon": 0.1}}, "unknown setting 'trl'"),
+        ({"data.eval_rows": 9}, "data.eval_rows belongs to 01_prepare_data, not to 03_train_grpo"),
+        ({"seed": 9}, "seed belongs to 01_prepare_data"),
     ],
 )
-def test_a_stage_with_a_wrong_parameter_does_not_start(runs_dir, given, message):
-    finish("01", "data/train.parquet")
-    stage, _ = finish("02", "rewards/report.json")
-    before = stage.run.manifest()
-    with pytest.raises(ValueError, match=message):
-        start_stage("03", PARAMETERS | given)
-    assert stage.run.manifest() == before
+def test_a_stage_with_a_wrong_setting_does_not_start(runs_dir, settings, message):
+    finish("01")
+    before = finish("02").manifest()
+    refused(message, "03", settings)
+    assert Run("r").manifest() == before
 
 
 def test_a_changed_or_removed_input_is_refused_unless_forced(runs_dir):
-    stage, _ = finish("01", "data/train.parquet")
-    finish("02", "rewards/report.json")
-    (stage.run / "data/train.parquet").write_text("other")
-    with pytest.raises(ValueError, match=r"data/train.parquet changed after 01_prepare_data"):
-        start_stage("03", PARAMETERS)
-    start_stage("03", PARAMETERS | {"force": True})
-    (stage.run / "data/train.parquet").unlink()
-    with pytest.raises(ValueError, match=r"data/train.parquet was removed"):
-        start_stage("03", PARAMETERS)
-
-
-def test_running_01_again_with_other_data_asks_for_02_again(runs_dir):
-    finish("01", "data/train.parquet")
-    finish("02", "rewards/report.json")
-    finish("01", "data/train.parquet", text="other")
-    with pytest.raises(ValueError, match=r"changed after 02_test_rewards read it"):
-        start_stage("03", PARAMETERS)
-    finish("02", "rewards/report.json")
-    start_stage("03", PARAMETERS)
-
-
-def test_running_01_again_with_the_same_data_changes_nothing(runs_dir):
-    finish("01", "data/train.parquet")
-    finish("02", "rewards/report.json")
-    finish("01", "data/train.parquet")
-    start_stage("03", PARAMETERS)
-
-
-def finish_all():
-    for stage, written in OUTPUTS.items():
-        run = finish(stage, written)[0].run
-    return run
+    finish("01")
+    run = finish("02")
+    (run / "01/file").write_text("other")
+    refused(r"01/file changed after 01_prepare_data wrote it", "03")
+    start("03", force=True)
+    (run / "01/file").unlink()
+    refused(r"01/file was removed after 01_prepare_data", "03")
 
 
 def test_a_stage_that_runs_again_with_another_result_makes_the_later_ones_stale(runs_dir):
     run = finish_all()
-    finish("03", OUTPUTS["03"])
-    assert [run.status(stage) for stage in OUTPUTS] == ["done"] * 4  # it wrote the same
-    finish("03", OUTPUTS["03"], text="trained otherwise")
-    assert [run.status(stage) for stage in OUTPUTS] == ["done", "done", "done", "stale"]
+    finish("03")
+    assert [run.status(stage) for stage in NOTEBOOKS] == ["done"] * 4  # it wrote the same
+    finish("03", "trained otherwise")
+    assert [run.status(stage) for stage in NOTEBOOKS] == ["done", "done", "done", "stale"]
     said = "03_train_grpo was run again after 04_merge_and_infer: run 04_merge_and_infer"
     assert run.why_stale() == f"{said} (--from 04)"
     assert undone(run) == ["04"]
-    finish("01", OUTPUTS["01"], text="other rows")
-    assert [run.status(stage) for stage in OUTPUTS] == ["done", "stale", "stale", "stale"]
+    finish("01", "other rows")
+    assert [run.status(stage) for stage in NOTEBOOKS] == ["done", "stale", "stale", "stale"]
     with pytest.raises(ValueError, match=r"run 'r': 01_prepare_data was run again .*--from 02"):
         run.refuse_stale()
+    refused(r"01_prepare_data was run again after 02_test_rewards: .*\(--from 02\)", "03")
     for stage in ("02", "03", "04"):
-        finish(stage, OUTPUTS[stage], text="anew")
-    assert [run.status(stage) for stage in OUTPUTS] == ["done"] * 4
+        finish(stage, "anew")
+    assert [run.status(stage) for stage in NOTEBOOKS] == ["done"] * 4
     run.refuse_stale()
 
 
-def test_what_stage_04_wrote_is_stale_while_the_training_before_it_is_cut_off(runs_dir):
+def test_a_merge_is_stale_from_the_start_of_a_training_until_another_one_has_ended(runs_dir):
     run = finish_all()
-    start_stage("03", PARAMETERS)
+    start("03")
     run.lock().release()
     assert (run.status("03"), run.status("04")) == ("cut off", "stale")
     with pytest.raises(ValueError, match=r"03_train_grpo was run again .*\(--from 03\)"):
         run.refuse_stale()
-
-
-def test_what_stage_04_wrote_stays_stale_until_it_has_ended_anew(runs_dir):
-    run = finish_all()
-    finish("03", OUTPUTS["03"], text="trained otherwise")
+    finish("03", "trained otherwise")
     for _ in range(2):
-        start_stage("04", PARAMETERS)
+        start("04")
         run.lock().release()
-        with pytest.raises(ValueError, match="04_merge_and_infer was begun again and did not end"):
+        with pytest.raises(ValueError, match="03_train_grpo was run again after 04_merge"):
             run.refuse_stale()
-    finish("04", OUTPUTS["04"], text="anew")
+    finish("04", "anew")
     run.refuse_stale()
 
 
 def test_a_stage_before_that_no_longer_writes_a_file_is_noticed(runs_dir):
     finish_all()
-    finish("01", "data/other.parquet")
-    (Run("r") / OUTPUTS["02"]).write_text("x")
-    with pytest.raises(ValueError, match="01_prepare_data was run again after 02_test_rewards"):
-        start_stage("03", PARAMETERS)
-    start_stage("03", PARAMETERS | {"force": True})
+    finish("01", file="other")
+    refused("01_prepare_data was run again after 02_test_rewards", "03")
+    start("03", force=True)
 
 
-def test_settings_reach_later_stages_through_config_yaml(runs_dir):
-    stage = start_stage("01", PARAMETERS | {"eval_rows": 9, "seed": 4})
-    (stage.run / "x").touch()
-    stage.finish("x")
-    config = start_stage("02", PARAMETERS | {"pilot_prompts": 3}).config
+def test_settings_reach_later_stages_and_stay_with_what_they_made(runs_dir):
+    finish("01", settings={"data.eval_rows": 9, "seed": 4})
+    config = start("02", {"rewards.pilot_prompts": 3}).config
     assert (config.seed, config.data.eval_rows, config.rewards.pilot_prompts) == (4, 9, 3)
+    assert start("02").config.rewards.pilot_prompts == 32, "no longer set: the profile's again"
+    finish("02")
+    finish("03", settings={"train.max_completion_length": 200, "trl.epsilon": 0.3})
+    kept = finish("01").config()
+    assert (kept.train.max_completion_length, kept.trl) == (200, {"epsilon": 0.3})
+    assert finish("02").config().train.max_completion_length == 200
+    fresh = start("03").config
+    assert (fresh.train.max_completion_length, fresh.trl) == (48, {})
 
 
-def edit(run, **settings):
+def test_later_settings_that_no_longer_fit_are_left(runs_dir):
+    finish("01")
+    finish("02")
+    finish("03", settings={"train.max_completion_length": 200})
+    config = start("01", {"model.max_seq_length": 304}).config
+    assert (config.model.max_seq_length, config.train.max_completion_length) == (304, 48)
+
+
+def edit(run, settings):
     content = yaml.safe_load((run / "config.yaml").read_text())
-    content.update({name.replace("__", "."): value for name, value in settings.items()})
-    (run / "config.yaml").write_text(yaml.safe_dump(content))
+    (run / "config.yaml").write_text(yaml.safe_dump(content | settings))
 
 
 def test_an_edit_of_config_yaml_is_noticed_and_named(runs_dir):
-    stage, _ = finish("01", "x")
-    edit(stage.run, data__eval_rows=9, train__max_steps=3)
-    for later in ("01", "02"):
-        with pytest.raises(ValueError, match=r"config.yaml was edited after 01_prepare") as error:
-            start_stage(later, PARAMETERS)
-        assert "data.eval_rows: 256 → 9; train.max_steps: 100 → 3" in str(error.value)
-    edit(stage.run, data__eval_rows=256, train__max_steps=100)
-    start_stage("02", PARAMETERS)
-    stage.run.lock().release()
-    edit(stage.run, data__eval_rows=9, rewards__pilot_prompts=3)  # stage 02 is cut off
-    with pytest.raises(ValueError, match=r"wrote it \(data.eval_rows: 256 → 9\): the stages"):
-        start_stage("02", PARAMETERS)
-    assert start_stage("02", PARAMETERS | {"force": True}).config.data.eval_rows == 9
+    run = finish("01")
+    edit(run, {"data.eval_rows": 9, "train.max_steps": 3})
+    for stage in ("01", "02"):
+        refused(r"was edited \(data.eval_rows: 256 → 9; train.max_steps: 100 → 3\)", stage)
+    edit(run, {"data.eval_rows": 256, "train.max_steps": 100})
+    start("02")
+    run.lock().release()
+    edit(run, {"data.eval_rows": 9})  # stage 02 is cut off
+    refused(r"was edited \(data.eval_rows: 256 → 9\): the stages", "02")
+    assert start("02", force=True).config.data.eval_rows == 9
 
 
-def test_a_comment_in_config_yaml_and_what_the_stages_set_is_no_edit(runs_dir):
-    stage = start_stage("01", PARAMETERS)
+def test_a_comment_in_config_yaml_and_what_a_stage_changes_is_no_edit(runs_dir):
+    stage = start("01")
     stage.change({"rewards.pilot_prompts": 3})
     (stage.run / "x").touch()
     stage.finish("x")
     path = stage.run / "config.yaml"
     path.write_text("# mine\n" + path.read_text())
-    start_stage("02", PARAMETERS)
-    assert [key for key, entry in stage.run.manifest().items() if "config" in entry] == ["02"]
+    assert stage.run.config().rewards.pilot_prompts == 3
+    assert stage.run.settings() == {"rewards.pilot_prompts": 3}
+    start("02")
 
 
-def test_a_broken_config_yaml_names_file_and_line(runs_dir):
-    run = finish("01", "x")[0].run
-    for text, said in (
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
         ("seed: 1\ntrain.max_steps: {", "config.yaml, line "),
         ("seed: 1", "config.yaml names no profile: restore it"),
         ("- 1", "config.yaml: write one `setting: value` a line"),
-        ("profile: tiny-cpu\ntrain.max_stps: 1", "did you mean 'train.max_steps'"),
         ("profile: tiny-cpu\nseed: many", "seed = 'many'"),
-        ("", "config.yaml: write one"),
-    ):
-        (run / "config.yaml").write_text(text)
-        with pytest.raises(ValueError, match=said):
-            start_stage("02", PARAMETERS)
+        ("profile: tiny-cpu\ntrain.gone: 1", "config.yaml: unknown setting 'train.gone'.*another"),
+    ],
+)
+def test_a_config_yaml_that_cannot_be_read_is_one_sentence(runs_dir, text, said):
+    run = finish("01")
+    (run / "config.yaml").write_text(text)
+    refused(said, "02")
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "settings.json"])
 @pytest.mark.parametrize("content", ["{", "[]", "", "\x00", "[" * 9999])
 def test_a_damaged_file_of_the_run_is_named(runs_dir, name, content):
-    run = finish("01", "x")[0].run
+    run = finish("01")
     (run / name).write_text(content)
     with pytest.raises(ValueError, match=f"{name} is damaged, restore it"):
         run.manifest(), run.settings()
 
 
-def test_running_01_again_keeps_the_settings_of_the_training_that_is_there(runs_dir):
-    finish("01", "x")
-    finish("02", "y")
-    stage = start_stage("03", PARAMETERS | {"max_steps": 7, "more": "trl.epsilon=0.3"})
-    (stage.run / "z").touch()
-    stage.finish("z")
-    again, _ = finish("01", "x")
-    kept = again.run.config()
-    assert (kept.train.max_steps, kept.trl) == (7, {"epsilon": 0.3})
-    assert again.config.train.max_steps == 100
-    fresh = start_stage("03", PARAMETERS).config
-    assert (fresh.train.max_steps, fresh.trl) == (100, {})
-
-
-def test_what_is_no_longer_set_is_the_profiles_again(runs_dir):
-    finish("01", "x")
-    assert start_stage("02", PARAMETERS | {"pilot_prompts": 3}).config.rewards.pilot_prompts == 3
-    assert start_stage("02", PARAMETERS | {"pilot_prompts": -1}).config.rewards.pilot_prompts == 32
-
-
-def test_the_manifest_tells_how_a_result_came_about(runs_dir):
-    stage, message = finish("01", "data/train.parquet")
-    entry = stage.run.manifest()["01"]
-    assert entry["status"] == "done"
-    assert entry["outputs"] == {"data/train.parquet": runs.sha256(stage.run / "data/train.parquet")}
-    assert entry["versions"]["trl"] == "1.15.0"
-    assert len(entry["git_commit"].removesuffix("-dirty")) in (40, len("unknown"))
-    assert message.endswith("next: 02_test_rewards.ipynb")
-
-
-def test_the_manifest_holds_the_switches_of_unsloth_and_vllm_and_no_secret(runs_dir, monkeypatch):
+def test_the_manifest_tells_how_a_result_came_about_and_no_secret(runs_dir, monkeypatch):
     for name in [n for n in os.environ if n.startswith(("UNSLOTH_", "VLLM_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("UNSLOTH_GRPO_SEQ_PACKING", "0")
     for name in ("VLLM_API_KEY", "UNSLOTH_HF_TOKEN", "VLLM_CLIENT_SECRET", "VLLM_PASSWORD"):
         monkeypatch.setenv(name, "hunter2")
-    stage, _ = finish("01", "x")
-    assert stage.run.manifest()["01"]["switches"] == {
+    run = finish("01")
+    entry = finish("02").manifest()["02"]
+    assert (entry["status"], entry["seed"]) == ("done", 0)
+    assert entry["outputs"] == {"02/file": runs.sha256(run / "02/file")}
+    assert entry["inputs"] == {"01/file": runs.sha256(run / "01/file")}
+    assert entry["versions"]["trl"] == "1.15.0"
+    assert len(entry["git_commit"].removesuffix("-dirty")) in (40, len("unknown"))
+    assert entry["switches"] == {
         "UNSLOTH_GRPO_SEQ_PACKING": "0",
         **{"UNSLOTH_HF_TOKEN": "(secret)", "VLLM_API_KEY": "(secret)"},
         **{"VLLM_CLIENT_SECRET": "(secret)", "VLLM_PASSWORD": "(secret)"},
     }
-    assert "hunter2" not in (stage.run / "manifest.json").read_text()
-
-
-def test_finishing_frees_the_run_for_the_next_notebook(runs_dir):
-    finish("01", "x")
-    probe = "from grpo_nb.runs import Run; Run('r').lock(); print('free')"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
-    assert done.stdout == "free\n", done.stderr
+    assert "hunter2" not in (run / "manifest.json").read_text()
 
 
 def test_an_output_that_was_not_written_is_an_error(runs_dir):
-    stage = start_stage("01", PARAMETERS)
+    stage = start("01")
     with pytest.raises(FileNotFoundError, match="was to be written by this stage"):
         stage.finish("data")
     assert stage.run.manifest()["01"]["status"] == "running"
 
 
-def test_no_half_written_manifest_survives_a_kill(runs_dir):
-    script = """
-import os
-from grpo_nb import runs
-run = runs.Run("k")
-run.record("01", {"status": "done"})
-from pathlib import Path
-Path.replace = lambda *_: os.kill(os.getpid(), 9)
-run.record("01", {"status": "failed"})
-"""
-    done = subprocess.run([sys.executable, "-c", script])
-    assert done.returncode == -signal.SIGKILL
-    assert json.loads((runs_dir / "k/manifest.json").read_text()) == {"01": {"status": "done"}}
+def test_checks_are_kept_by_name_until_the_stage_begins_again(runs_dir):
+    stage, bad = start("01"), Check("dataset", "stop", "no rows", "give a source")
+    stage.record_checks([bad, Check("no leakage", "ok", "none")])
+    stage.record_checks([Check("no leakage", "warning", "2 rows")])
+    recorded = [Check(**check) for check in stage.run.manifest()["01"]["checks"]]
+    assert recorded == [bad, Check("no leakage", "warning", "2 rows")]
+    assert list(checks.table(recorded)["state"]) == ["stop", "warning"]
+    with pytest.raises(ValueError, match=r"^dataset: no rows\. give a source \(set force"):
+        checks.refuse(recorded)
+    checks.refuse(recorded, force=True)
+    assert start("01").run.manifest()["01"]["checks"] == []

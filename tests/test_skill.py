@@ -27,7 +27,7 @@ def test_every_command_runs_in_order_and_leaves_what_the_page_says(tmp_path, dem
         # four steps need not make a model better
         codes = (0, 1) if "grpo_nb checklist" in block.text else (0,)
         said[block.section[0]] = run_shell(block.text, tmp_path, codes)
-    assert "rewards.yaml" in said["2"]
+    assert "rewards.py" in said["2"]
     assert "rewards    passed" in said["4"] and "'pass@1'" in said["4"]
     step = json.loads(said["6"].splitlines()[-2])
     assert {"reward", "frac_reward_zero_std", "completions/clipped_ratio"} <= set(step)

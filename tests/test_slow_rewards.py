@@ -3,13 +3,12 @@
 Those that have to run at once wait for each other here, and fail after WAIT seconds if they do not.
 """
 
-import json
 import os
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
+from judge_server import Server, verdict
 
 from grpo_nb import models, training
 from grpo_nb.rewards import LLMJudge, code_execution_reward, gated, reward, reward_set
@@ -88,30 +87,19 @@ def judge_server():
     """A judge behind HTTP that gives 7 of 10, once it may; (judge, asked, may)."""
     asked, may = threading.Event(), threading.Event()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            self.rfile.read(int(self.headers["Content-Length"]))
-            asked.set()
-            may.wait(WAIT)
-            reply = {"choices": [{"message": {"content": json.dumps({"score": 7})}}]}
-            body = json.dumps(reply).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(body):
+        asked.set()
+        may.wait(WAIT)
+        return verdict(7)
 
-        def log_message(self, *arguments):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    address = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    yield LLMJudge("m", base_url=address, retries=0, timeout_seconds=2 * WAIT), asked, may
-    may.set()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with Server() as server:
+        server.script = [answer]
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield LLMJudge("m", server.url, retries=0, timeout_seconds=2 * WAIT), asked, may
+        may.set()
+        server.shutdown()
+        thread.join()
 
 
 def test_the_sandbox_runs_while_the_judge_is_asked(scored, judge_server):

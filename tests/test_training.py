@@ -1,20 +1,25 @@
-"""What a real run of the four notebooks left behind (fixture `demo_run`)."""
+"""What a training leaves for its readers: of the notebooks' run (`demo_run`), and of short ones."""
+
+import json
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from conftest import TINY_SETTINGS
+from hypothesis import given
+from hypothesis import strategies as st
+from trainings import MATH, arguments_of, lines_of, make_run, trainer_of
 
 from grpo_nb import models, training
 from grpo_nb.data import load
 from grpo_nb.models import chat
 from grpo_nb.reward_lab.advantages import advantages
-from grpo_nb.rewards import load_preset
-from grpo_nb.runs import Stage
-from grpo_nb.runs.config import resolve
-from grpo_nb.training import plan
+from grpo_nb.rewards import reward_set
+from grpo_nb.runs import Run, Stage
+from grpo_nb.runs.config import flatten, resolve
+from grpo_nb.training import arguments, validation
 
-MATH = load_preset("math")
 STEPS = TINY_SETTINGS["train.max_steps"]
 
 
@@ -28,7 +33,7 @@ def test_there_is_a_line_of_metrics_for_each_step(demo_run):
 
 
 def test_our_advantages_are_those_trl_trained_on(demo_run):
-    files = sorted((demo_run / "train/1-grpo/completions").glob("*.parquet"))
+    files = sorted((demo_run / "train/completions").glob("*.parquet"))
     assert len(files) == STEPS
     for path in files:
         table = pd.read_parquet(path)
@@ -37,7 +42,7 @@ def test_our_advantages_are_those_trl_trained_on(demo_run):
 
 
 def test_the_rewards_trl_logged_are_those_of_the_bench(demo_run):
-    table = pd.read_parquet(sorted((demo_run / "train/1-grpo/completions").glob("*.parquet"))[-1])
+    table = pd.read_parquet(sorted((demo_run / "train/completions").glob("*.parquet"))[-1])
     answers = {str(row["prompt"]): row["answer"] for row in load(demo_run, "train")}
     completions = [list(completion) for completion in table["completion"]]
     gold = [answers[str([dict(m) for m in prompt])] for prompt in table["prompt"]]
@@ -68,8 +73,6 @@ def test_the_adapter_is_safetensors_alone_and_has_moved(demo_run):
 
 def test_the_merged_model_is_the_policy_that_was_trained(demo_run):
     """Close to the adapter on its 4-bit base, in probabilities and not in argmax alone."""
-    import torch
-
     config = demo_run.config()
     base, adapter = config.model.model_path, demo_run / "train/adapter"
     tuned = models.load_checkpoint(base, adapter=adapter, quantization="4bit")
@@ -94,14 +97,14 @@ def test_a_nan_metric_is_stored_as_null(tmp_path):
     assert training.read_lines(tmp_path / "m.jsonl") == [{"step": 1, "kl": None}]
 
 
-def test_the_installed_trl_takes_our_arguments(tmp_path):
+def test_the_installed_trl_takes_our_arguments(runs_dir):
     from trl import GRPOConfig
 
     config = resolve("tiny-cpu", {"train.loss_type": "dr_grpo", "train.scale_rewards": "none"})
-    arguments = GRPOConfig(**training.grpo_arguments(config, tmp_path, vllm=False))
-    assert arguments.max_steps == config.train.max_steps
-    assert arguments.scale_rewards == "none"
-    assert arguments.generation_batch_size % arguments.num_generations == 0
+    args = GRPOConfig(**arguments_of(config))
+    assert args.max_steps == config.train.max_steps
+    assert args.scale_rewards == "none"
+    assert args.generation_batch_size % args.num_generations == 0
 
 
 @pytest.mark.parametrize("picture", ["prompt_lengths", "training", "before_after"])
@@ -113,14 +116,193 @@ def test_pictures_are_on_disk(demo_run, picture):
 
 def test_alerts_of_a_training_are_kept(demo_run):
     """Four steps are too few for any rule but that of slow steps, which is the machine's."""
-    rules = {line["rule"] for line in training.read_lines(demo_run / "train/health.jsonl")}
+    rules = {line["name"] for line in training.read_lines(demo_run / "train/health.jsonl")}
     assert rules <= {"slow steps"}
 
 
 def test_health_knows_the_rewards_and_the_predicted_step(demo_run):
-    (only,) = plan.plan(demo_run.config(), MATH, [{}])
-    known = training.expected(only, Stage(demo_run, "03", demo_run.config(), {}))
+    known = arguments.expected(MATH, Stage(demo_run, "03", demo_run.config(), {}))
     assert known.rewards["soft_xml_format_reward"] == (0.25, 0.0, 1.0)
     assert list(known.rewards) == MATH.names
     assert known.completions == TINY_SETTINGS["train.per_device_train_batch_size"]
     assert 0 < known.step_seconds < 100
+
+
+@pytest.fixture
+def start(runs_dir):
+    """(settings) -> a trainer over a fresh policy, in one run."""
+
+    def start(**settings):
+        run = Run("here")
+        if not run.path.exists():
+            make_run("here")
+        return trainer_of(run, **settings)
+
+    return start
+
+
+@given(st.integers(0, 300), st.integers(0, 80))
+def test_rows_held_out_are_few_and_never_trained_on(rows, count):
+    train, aside = validation.hold_out([{"n": n} for n in range(rows)], count)
+    assert len(aside) == min(count, rows // 10)
+    assert sorted(row["n"] for row in train + aside) == list(range(rows))
+
+
+def test_steps_that_sample_nothing_have_a_line_and_a_validation_too(start):
+    fast = {"train.learning_rate": 1e-2, "train.warmup_steps": 0}
+    one = start(**{"trl.num_iterations": 2, "train.max_steps": 4, "train.eval_steps": 2, **fast})
+    updates = []
+    one.watch(updates.append)
+    one.train()
+    lines = training.read_lines(one.folder / "metrics.jsonl")
+    steps = [line for line in lines if "loss" in line]
+    assert [(line["step"], "reward" in line) for line in steps] == [
+        (1, True),
+        (2, False),
+        (3, True),
+        (4, False),
+    ]
+    assert [line["step"] for line in lines if "eval/accuracy" in line] == [0, 2, 4]
+    assert [bool(u.completions) for u in updates if "loss" in u.line] == [True, False] * 2
+    assert steps[1]["clip_ratio/region_mean"] > 0, "the policy has moved since it sampled"
+
+
+def test_an_update_tells_of_each_completion_with_its_total(start):
+    updates = []
+    one = start(**{"train.max_steps": 2, "train.eval_steps": 2})
+    one.watch(updates.append)
+    one.train()
+    begun, first, second, validated = updates
+    assert begun.line["step"] == 0 and "eval/accuracy" in begun.line
+    assert len(first.completions) == 16
+    for one in first.completions:
+        scores = [one[name] for name in MATH.names]
+        assert one["reward"] == pytest.approx(np.dot(scores, MATH.reward_weights))
+        assert {"question", "completion", "advantage"} <= set(one)
+    totals = [one["reward"] for one in second.completions]
+    assert second.line["reward"] == pytest.approx(np.mean(totals), abs=1e-6)
+    groups = np.array(totals).reshape(2, 8)
+    assert second.line["groups/reward_p50"] == pytest.approx(np.median(groups.mean(axis=1)))
+    assert second.line["groups/reward_std"] == pytest.approx(
+        groups.std(axis=1, ddof=1).mean(), abs=1e-6
+    )
+    assert validated.completions == [] and validated.line["step"] == 2
+    assert 0 <= validated.line["eval/accuracy"] <= 1
+
+
+def test_the_phases_of_a_step_add_up(start):
+    one = start(**{"train.max_steps": 2})
+    one.train()
+    for line in lines_of(one.stage.run):
+        phases = sum(line[f"seconds/{phase}"] for phase in ("generation", "reward", "update"))
+        assert phases == pytest.approx(line["step_time"])
+        assert line["tokens_per_second"] > 0 and 0.1 < line["memory_gib"] < 24
+
+
+def test_the_best_adapter_is_handed_on_and_a_plateau_ends_the_training(start, monkeypatch):
+    accuracies = iter([0.3, 0.5, 0.75, 0.75, 0.5, 0.25])
+    monkeypatch.setattr(
+        validation.Validation, "__call__", lambda self: {"eval/accuracy": next(accuracies)}
+    )
+    early = start(**{"train.eval_steps": 1, "train.early_stop_evals": 2})
+    early.train()
+    assert [line["step"] for line in lines_of(early.stage.run)] == [1, 2, 3, 4, 5]
+    folder = early.stage.run / "train"
+    best = json.loads((folder / "best/eval.json").read_text())
+    assert best == {"step": 3, "eval/accuracy": 0.75}
+    kept, last = (
+        (folder / name / "adapter_model.safetensors").read_bytes()
+        for name in ("adapter", "checkpoint-5")
+    )
+    assert kept == (folder / "best/adapter_model.safetensors").read_bytes() != last
+
+
+def test_validation_leaves_the_training_as_it_would_be(start):
+    def steps(**settings):
+        one = start(**{"train.max_steps": 3, "train.resume": "never"} | settings)
+        one.train()
+        lines = lines_of(one.stage.run)
+        return [(line["reward"], line["loss"], line["grad_norm"]) for line in lines]
+
+    assert steps(**{"train.eval_steps": 1}) == steps(**{"train.eval_steps": 3})
+
+
+def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_dir):
+    run = make_run("here", **{"data.priming_rows": 64, "data.max_rows": 200})
+    warm = {"train.priming_steps": 60, "train.priming_learning_rate": 2e-3}
+    config = resolve("tiny-cpu", flatten(run.config()), warm)
+    stage, prompts = Stage(run, "03", config, warm), [row["prompt"] for row in load(run, "train")]
+
+    policy = models.load_policy(config.model, config.seed)
+    said = training.warm_up(policy, stage)
+    groups = policy.generate(prompts[:64], max_completion_length=32, temperature=1.0, seed=1)
+    begin = MATH.reference({"answer": "7"})[:16]
+    assert np.mean([group[0].text.startswith(begin) for group in groups]) > 0.7
+    assert said.startswith("60 supervised steps: loss")
+    about = json.loads((run / "warm_up/about.json").read_text())
+    assert about["loss_last"] < about["loss_first"] / 3
+    again = models.load_policy(config.model, config.seed)
+    assert training.warm_up(again, stage) == said, "it is done once"
+    ours, theirs = (
+        [p for name, p in one.model.named_parameters() if "lora_" in name]
+        for one in (policy, again)
+    )
+    assert all(map(torch.equal, ours, theirs))
+
+
+def test_a_warm_up_without_rows_is_refused(start):
+    one = start()
+    config = resolve("tiny-cpu", {"train.priming_steps": 5})
+    with pytest.raises(ValueError, match=r"set data\.priming_rows in notebook 1"):
+        training.warm_up(one.policy, Stage(one.stage.run, "03", config, {}))
+
+
+def test_a_run_starts_from_the_adapter_of_another(start):
+    """Two stages of training are two runs: the second begins where the first ended."""
+    first = start(**{"train.max_steps": 2, "train.warmup_steps": 0, "train.eval_steps": 0})
+    first.train()
+    make_run("second")
+    second = trainer_of(Run("second"), **{"model.adapter": "here", "train.beta": 0.02})
+    weights = {
+        one: [p for name, p in one.model.named_parameters() if "lora_B.default" in name]
+        for one in (first, second)
+    }
+    assert all(map(torch.equal, *weights.values()))
+    second.train()
+    kl = lines_of(Run("second"))[0]["kl"]
+    assert kl == pytest.approx(0, abs=1e-3), "the reference is what it starts from"
+
+
+def test_what_a_reader_changes_is_trained_with(start):
+    """An argument, a callback, and a reward of their own."""
+    from transformers import TrainerCallback
+
+    class Count(TrainerCallback):
+        steps = 0
+
+        def on_step_end(self, *args, **kwargs):
+            self.steps += 1
+
+    def short(completions, **_):
+        return [-float(len(one[0]["content"])) for one in completions]
+
+    given, count = start(), Count()
+    args = training.grpo_config(given.stage, given.policy, reward_set([(short, 1.0)]))
+    args.max_steps, args.learning_rate = 2, 0.0
+    rows = load(given.stage.run, "train")
+    chosen = reward_set([(short, 1.0)])
+    own = training.Trainer(given.policy, chosen, args, rows, given.stage, [count])
+    own.train()
+    lines = lines_of(given.stage.run)
+    assert (count.steps, [line["learning_rate"] for line in lines]) == (2, [0.0, 0.0])
+    assert all(line["rewards/short/mean"] < 0 for line in lines)
+
+
+def test_an_ended_training_says_in_the_manifest_what_it_looks_like(start):
+    one = start(**{"train.max_steps": 2})
+    one.preflight()
+    one.train()
+    found = {c["name"]: c["state"] for c in one.stage.run.manifest()["03"]["checks"]}
+    assert found["memory"] == found["tracking"] == found["alerts"] == "ok"
+    assert found["reward rises"] == "warning", "two steps are too few to tell"
+    assert {"context", "gradient", "disk", "signal", "truncation", "format"} <= set(found)

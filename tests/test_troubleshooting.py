@@ -9,7 +9,7 @@ import pytest
 
 from grpo_nb import data
 from grpo_nb.data.validate import REMEDIES
-from grpo_nb.reward_lab import gate, linter, probes
+from grpo_nb.reward_lab import attacks, gate, linter, pilot
 from grpo_nb.runs import PROJECT_ROOT
 from grpo_nb.training import health, preflight
 
@@ -36,7 +36,7 @@ def calls(module, name):
 
 
 def probe_reasons():
-    tree = ast.parse(inspect.getsource(probes._because))
+    tree = ast.parse(inspect.getsource(attacks._because))
     returned = (node.value for node in ast.walk(tree) if isinstance(node, ast.Return))
     return {value.value.partition(":")[0] for value in returned} - {""}
 
@@ -62,16 +62,14 @@ def test_the_checks_before_a_training_are_those_that_can_fail():
 
 
 def test_the_verdicts_on_rewards_are_those_of_the_gate():
-    source = inspect.getsource(gate) + inspect.getsource(probes)
+    source = "".join(map(inspect.getsource, (attacks, gate, pilot)))
     heads = CHAPTERS["Verdicts on the rewards"]
     assert probe_reasons() <= set(heads)
     assert [head for head in heads if head not in source] == []
 
 
 def test_the_findings_are_those_of_the_linter():
-    rules = {rule for rule, *_ in calls(linter, "Finding") if rule}
-    rules |= {"raises", "wrong length", "out of range"}  # chosen by the message
-    assert set(CHAPTERS["Findings of the linter"]) == rules
+    assert set(CHAPTERS["Findings of the linter"]) == linter.FIXES.keys()
 
 
 def test_the_rows_refused_are_those_of_the_data_report():

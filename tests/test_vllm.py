@@ -8,8 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
+import psutil
 import pytest
 import torch
+from openai import OpenAI
+from stub_trials import until
 
 from grpo_nb import models
 from grpo_nb.__main__ import main
@@ -131,3 +135,52 @@ def test_4bit_weights_need_vllms_plugin_which_is_loaded_first(plugins, lacks):
     said = subprocess.run(command, capture_output=True, text=True, env=os.environ | plugins)
     last = said.stdout.splitlines()[-1]
     assert last.endswith("vllm-bnb-plugin==0.0.3) for 4-bit weights") if lacks else not last
+
+
+SERVE = """
+import subprocess, sys
+from grpo_nb import runs; from grpo_nb.evaluation.answers import weights_of
+from grpo_nb.pipeline import serve, sweep
+weights = weights_of(runs.Run("moved"), "adapter")
+command = serve.vllm_command("moved", "127.0.0.1", int(sys.argv[1]), weights, 512)
+command += ["--enforce-eager", "--gpu-memory-utilization", "0.3"]  # for vLLM's build for CPUs
+sys.exit(subprocess.Popen(sweep.ending_with_us(command)).wait())
+"""
+
+
+def answers_at(url):
+    try:
+        return httpx.get(f"{url}/health", timeout=2).is_success
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+def test_its_server_answers_with_the_adapter_and_ends_with_the_command(run, port, sign):
+    expected = []
+    if sign == signal.SIGTERM:
+        engine = models.open_engine(TINY, adapter=run / "train/adapter", quantization="16bit")
+        expected = texts(engine.generate(PROMPTS, max_completion_length=48))
+        engine.close()
+    known = os.environ | {"GRPO_NB_RUNS": str(run.path.parent), "GRPO_NB_MOST_BYTES": "73728"}
+    url = f"http://127.0.0.1:{port}/v1"
+    with subprocess.Popen([sys.executable, "-c", SERVE, str(port)], env=known) as process:
+        try:
+            until(lambda: answers_at(url.removesuffix("/v1")), seconds=600)
+            tree = psutil.Process(process.pid).children(recursive=True)
+            client = OpenAI(base_url=url, api_key="none")
+            assert "moved" in [one.id for one in client.models.list().data]
+            given = {"model": "moved", "max_tokens": 48, "temperature": 0}
+            replies = [
+                client.chat.completions.create(messages=prompt, **given).choices[0].message.content
+                for prompt in PROMPTS[: len(expected)]
+            ]
+            large = {**given, "messages": [{"role": "user", "content": "1 " * 500_000}]}
+            assert httpx.post(f"{url}/chat/completions", json=large).status_code == 413
+            for headers, status in (({"Host": "a.b"}, 421), ({"Origin": "http://a.b"}, 403)):
+                assert httpx.get(f"{url}/models", headers=headers).status_code == status
+        finally:
+            process.send_signal(sign)
+    _, alive = psutil.wait_procs(tree, timeout=60)
+    assert len(tree) >= 2 and not alive
+    assert alike(replies, expected)

@@ -19,14 +19,14 @@ RIGHT = "<reasoning>1+1=2</reasoning><answer>{}</answer>"
 @pytest.fixture
 def lab(runs_dir):
     """Three prompts with four completions each, two of them right, in a run of its own."""
-    first = runs.start_stage("01", {"run_name": "lab", "profile": "tiny-cpu"})
+    first = runs.start_stage("01", "lab", profile="tiny-cpu")
     tokenizer = chat.load_tokenizer(first.config.model.model_path)
     count_tokens = partial(chat.count_tokens, tokenizer)
     data.prepare(first.run, first.config.data, 0, count_tokens)
     first.finish("data")
-    stage = runs.start_stage("02", {"run_name": "lab", "pilot_completions": 4})
+    stage = runs.start_stage("02", "lab", {"rewards.pilot_completions": 4})
     rows = data.load(stage.run, "train")
-    tried = pilot.sample(stage.run, rows[:3], stage.config, sampler=sample_for(rows))
+    tried = pilot.Pilot(rows[:3], [samples_of(row) for row in rows[:3]], 0.1, 0.1)
     opened = RewardLab(
         reward_lab.Bench(load_preset("math"), tokenizer=tokenizer), tried, rows, stage
     )
@@ -36,17 +36,9 @@ def lab(runs_dir):
     return opened
 
 
-def sample_for(rows):
-    golds = {str(row["prompt"]): row["answer"] for row in rows}
-
-    def sample(prompts):
-        wrong = Sample(RIGHT.format("-1"), 20, False)
-        return [
-            [Sample(RIGHT.format(golds[str(p)]), 20, False), wrong, wrong, Sample("7", 2, True)]
-            for p in prompts
-        ]
-
-    return sample
+def samples_of(row):
+    wrong = Sample(RIGHT.format("-1"), 20, False)
+    return [Sample(RIGHT.format(row["answer"]), 20, False), wrong, wrong, Sample("7", 2, True)]
 
 
 def advantage(lab, number):
@@ -117,9 +109,7 @@ def test_a_saved_case_has_to_keep_its_scores(lab):
     changed = lab.bench.adding(load_preset("math").reward_funcs[0].configured("x"), 1.0)
     assert reward_lab.changed_cases(changed, [case]) == []
     case["scores"]["numeric_correctness_reward"] = 1.0
-    assert reward_lab.changed_cases(lab.bench, [case])[0].startswith(
-        "seven <b>: numeric_correctness"
-    )
+    assert reward_lab.changed_cases(lab.bench, [case])[0].name == "case 'seven <b>'"
 
 
 def test_written_weights_are_the_runs_and_stage_03_takes_them(lab):
@@ -128,7 +118,7 @@ def test_written_weights_are_the_runs_and_stage_03_takes_them(lab):
     assert lab.errors.value == ""
     config = yaml.safe_load((lab.stage.run / "config.yaml").read_text())
     assert config["rewards.reward_weights"] == "1, 0.25, 0.25, 0"
-    after = runs.start_stage("03", {"run_name": "lab"})
+    after = runs.start_stage("03", "lab")
     chosen = load_preset("math", after.config.rewards.reward_weights)
     assert "passed" in reward_lab.check(after.run, chosen)
     with pytest.raises(ValueError, match="not those that were tested"):

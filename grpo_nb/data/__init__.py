@@ -7,6 +7,8 @@ A million rows pass in batches: their texts lie on disk, memory holds a few hash
 """
 
 import random
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,17 +18,15 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from grpo_nb.data import duplicates, sources, store
-from grpo_nb.data.priming import Reference, priming_rows
-from grpo_nb.data.report import SHOWN_ROWS, Drops, figures
-from grpo_nb.data.store import load, replace_train
-from grpo_nb.data.validate import CountTokens, check_rows, extra_columns
-from grpo_nb.rewards.prompts import SYSTEM_PROMPT
+from grpo_nb.data.report import LEAKS, REPEATED, Drops, checks, figures
+from grpo_nb.data.store import Row, load, replace_train
+from grpo_nb.data.validate import CONTRADICTORY, CountTokens, check_rows, extra_columns
+from grpo_nb.rewards.prompts import SYSTEM_PROMPT, tagged
 from grpo_nb.runs import Run, atomic_path, write_json
 from grpo_nb.runs.config import DataConfig
 
-__all__ = ["load", "prepare", "replace_train"]
-REPEATED, CONTRADICTORY = "question repeated", "question with several golds"
-LEAKS = "nearly a held-out question"
+__all__ = ["CONTRADICTORY", "LEAKS", "REPEATED", "checks", "load", "prepare", "replace_train"]
+Reference = Callable[[Mapping[str, Any]], str]
 
 
 def prepare(
@@ -37,7 +37,6 @@ def prepare(
     *,
     preset_prompt: str = SYSTEM_PROMPT,
     reference: Reference | None = None,
-    frame: pd.DataFrame | None = None,
 ) -> dict[str, Any]:
     """Read, validate, drop what cannot be used, split; the report. Writes data/, all or nothing.
 
@@ -47,8 +46,12 @@ def prepare(
         seed: Of the split.
         count_tokens: Tokens of each prompt as the model's chat template renders it.
         preset_prompt: The system prompt where `data.system_prompt` is "preset".
-        reference: Writes the completion of a priming row; a RewardSet has one.
-        frame: Rows, instead of `data.source`.
+        reference: Writes the completion of a row of the warm-up; a RewardSet has one.
+
+    Raises:
+        ValueError: A setting is wrong, the source cannot be read, too many rows are faulty, or
+            too few are left.
+        FileNotFoundError: The source does not exist.
     """
     extra_columns(config)
     if config.priming_rows and reference is None:
@@ -59,41 +62,51 @@ def prepare(
     with atomic_path(run / "data") as folder:
         folder.mkdir()
         rows = store.RowFile(folder / "rows.json")
-        seen, minhashes, tokens = _fill(rows, drops, config, count_tokens, frame)
-        train, held_out, near = _split(seen, minhashes, drops, config, seed)
+        seen, minhashes, tokens = _fill(rows, drops, config, count_tokens)
+        train, held_out = _split(seen, minhashes, drops, config, seed)
         del seen, minhashes  # 160 bytes a row
         rows.write(folder / "train.parquet", train)
         rows.write(folder / "eval.parquet", held_out)
         rows.path.unlink()
+        if config.priming_rows:
+            shown = store.read_rows(folder / "train.parquet", config.priming_rows)
+            table = pa.Table.from_pylist(_warm_up(shown, reference))
+            pq.write_table(table, folder / "priming.parquet")
         report = {"source": config.source, "rows_read": drops.rows_read}
         report |= {"train_rows": len(train), "eval_rows": len(held_out)}
-        report |= {"dropped": list(drops.reasons.values()), "near_duplicates": near}
-        report |= figures(tokens, drops)
-        if config.answer_kind == "choice":
-            letters = pq.read_table(folder / "train.parquet", columns=["answer"])["answer"]
-            report["labels"] = letters.to_pandas().value_counts().sort_index().to_dict()
-        if config.priming_rows:
-            primed = store.read_rows(folder / "train.parquet", config.priming_rows)
-            table = pa.Table.from_pylist(priming_rows(primed, reference))
-            pq.write_table(table, folder / "priming.parquet")
+        report |= {"dropped": list(drops.reasons.values()), **figures(tokens, drops)}
         write_json(folder / "report.json", report)
     return report
 
 
+def _warm_up(rows: Sequence[Row], reference: Reference) -> list[Row]:
+    """Rows for TRL's SFTTrainer: each prompt with its worked answer, else what `reference` writes.
+
+    {"prompt": [system, user], "completion": [assistant]}
+    """
+    made = []
+    for row in rows:
+        text = reference(row)
+        if worked := row.get("worked"):
+            worked = re.sub(r"<<[^<>]*>>", "", worked).strip()  # GSM8K's calculator marks
+            text = tagged(worked, row["answer"])
+        completion = [{"role": "assistant", "content": text}]
+        made.append({"prompt": row["prompt"], "completion": completion})
+    return made
+
+
 def _fill(
-    rows: store.RowFile,
-    drops: Drops,
-    config: DataConfig,
-    count_tokens: CountTokens,
-    frame: pd.DataFrame | None,
+    rows: store.RowFile, drops: Drops, config: DataConfig, count_tokens: CountTokens
 ) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
     """Lay down the good rows and note the others; fingerprints, and tokens of all prompts."""
     hashes, minhashes, tokens = [], [], []
     with tqdm(unit=" rows", delay=2) as bar:
-        for batch in sources.read(config, frame):
+        for batch in sources.read(config):
             checked, faults, lengths = check_rows(batch, config, count_tokens)
             rows.add([one.row for one in checked])
-            drops.add_faults(faults, len(batch))
+            drops.rows_read += len(batch)
+            for fault in faults:
+                drops.add(fault.reason, [fault.row], fault.seen)
             part, signatures = duplicates.fingerprints(checked)
             hashes.append(part)
             minhashes.append(signatures)
@@ -105,8 +118,8 @@ def _fill(
 
 def _split(
     seen: pd.DataFrame, minhashes: np.ndarray, drops: Drops, config: DataConfig, seed: int
-) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-    """Places of the rows to train on and to hold out, and which rows are nearly the same."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Places of the rows to train on and to hold out."""
     disputed = seen.groupby("question")["gold"].transform("nunique") > 1
     repeated = seen.duplicated("question") & ~disputed
     drops.add(CONTRADICTORY, seen["row"][disputed])
@@ -116,16 +129,12 @@ def _split(
         raise ValueError(
             f"{len(kept)} rows of {config.source} are left and data.eval_rows = "
             f"{config.eval_rows}: hold out fewer, or give more data. Of {drops.rows_read} rows "
-            f"were dropped: {drops}"
+            f"were dropped:{drops}"
         )
     places = kept.index.to_numpy()
-    group = duplicates.near_groups(kept["numbers"].to_numpy(), minhashes[places])
     order = list(range(len(kept)))
     random.Random(seed).shuffle(order)
     held_out, train = np.split(np.array(order), [config.eval_rows])
-    leaks = np.isin(group[train], group[held_out])
-    rows = kept["row"].to_numpy()
-    drops.add(LEAKS, np.sort(rows[train[leaks]]))
-    near = np.flatnonzero(group != np.arange(len(group)))
-    pairs = np.stack([rows[near], rows[group[near]]], axis=1)[:SHOWN_ROWS].tolist()
-    return places[train[~leaks]], places[held_out], {"rows": len(near), "first": pairs}
+    leaks = duplicates.near(kept["numbers"].to_numpy(), minhashes[places], held_out)
+    drops.add(LEAKS, kept["row"].to_numpy()[leaks])
+    return places[train[~leaks[train]]], places[held_out]

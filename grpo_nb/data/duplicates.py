@@ -45,22 +45,24 @@ def _runs(words: list[str]) -> list[str]:
     return [f"{a} {b} {c}" for a, b, c in zip(words, words[1:], words[2:], strict=False)]
 
 
-def near_groups(numbers: np.ndarray, minhashes: np.ndarray) -> np.ndarray:
-    """For each row the first row of its group of near-duplicates; itself where it is alone."""
-    labels = np.arange(len(minhashes))
-    pairs = []
+def near(numbers: np.ndarray, minhashes: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+    """Which rows nearly repeat a held-out one, [rows]; the held-out ones themselves do not.
+
+    Args:
+        numbers: [rows] hashes of the numbers in them.
+        minhashes: [rows, PERMUTATIONS].
+        held_out: Places of the held-out rows.
+    """
+    found = np.zeros(len(numbers), dtype=bool)
     for band in np.split(minhashes, BANDS, axis=1):
         keys = numbers.astype(np.uint64)
         for column in band.T:
             keys = (keys ^ column) * _MIX
-        _, first, group = np.unique(keys, return_index=True, return_inverse=True)
-        rows = np.flatnonzero(first[group] < labels)
-        met = first[group][rows]
-        alike = (minhashes[rows] == minhashes[met]).mean(axis=1) >= ALIKE
-        pairs.append((rows[alike], met[alike]))
-    left, right = np.concatenate(pairs, axis=1)
-    while (labels[left] != labels[right]).any():  # lowered until both ends of a pair agree
-        lower = np.minimum(labels[left], labels[right])
-        np.minimum.at(labels, left, lower)
-        np.minimum.at(labels, right, lower)
-    return labels
+        known, first = np.unique(keys[held_out], return_index=True)
+        place = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+        met = held_out[first[place]]
+        rows = np.flatnonzero(known[place] == keys)
+        alike = (minhashes[rows] == minhashes[met[rows]]).mean(axis=1) >= ALIKE
+        found[rows[alike]] = True
+    found[held_out] = False
+    return found

@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo_nb.rewards.numbers import parse_number
 from grpo_nb.rewards.prompts import ANSWER, extract_boxed, extract_hash_answer, extract_tag
-from grpo_nb.runs.profiles import refuse_unknown
+from grpo_nb.runs import refuse_unknown
 
 FORMATS: dict[str, Callable[[str], str | None]] = {
     "auto": lambda text: extract_hash_answer(text) if "####" in text else text,

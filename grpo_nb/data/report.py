@@ -1,40 +1,31 @@
-"""What stage 01 found: rows left out, by reason, and how long the prompts are."""
+"""What stage 01 found: rows left out, by reason, how long the prompts are, and its checks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from grpo_nb.data.validate import GOLD, LONG, REMEDIES, Fault
+from grpo_nb.data.validate import GOLD, LONG, REMEDIES
+from grpo_nb.runs import Check
 from grpo_nb.runs.config import DataConfig
 
+REPEATED, LEAKS = "question repeated", "nearly a held-out question"
 SHOWN_ROWS = 20  # numbers of rows named per reason
-SHOWN_FAULTS = 5  # rows named in one error
 
 
 class Drops:
-    """Rows left out: how many, which and why."""
+    """Rows left out: {reason: how many, the first numbers, and one of them}."""
 
     def __init__(self) -> None:
         self.reasons: dict[str, dict[str, Any]] = {}
-        self.first: list[str] = []
         self.rows_read = 0
 
-    def add(self, reason: str, rows: Sequence[int], column: str = "", value: str = "") -> None:
+    def add(self, reason: str, rows: Sequence[int], example: str = "") -> None:
         if len(rows):
-            remedy = REMEDIES.get(reason, "")
-            empty = {"reason": reason, "count": 0, "rows": [], "column": column, "value": value}
-            entry = self.reasons.setdefault(reason, {**empty, "remedy": remedy})
+            empty = {"reason": reason, "count": 0, "rows": [], "example": example}
+            entry = self.reasons.setdefault(reason, empty)
             entry["count"] += len(rows)
             entry["rows"] += [int(row) for row in rows[: SHOWN_ROWS - len(entry["rows"])]]
-
-    def add_faults(self, faults: Sequence[Fault], rows_read: int) -> None:
-        """The faults among so many more rows of the source."""
-        self.rows_read += rows_read
-        for fault in faults:
-            self.add(fault.reason, [fault.row], fault.column, fault.value)
-        faulty = [str(fault) for fault in faults if fault.reason != LONG]
-        self.first += faulty[: SHOWN_FAULTS - len(self.first)]
 
     def refuse_many(self, config: DataConfig) -> None:
         """Raise ValueError if more rows are faulty than `data.max_dropped_share` allows."""
@@ -42,15 +33,14 @@ class Drops:
             raise ValueError(f"{config.source} holds no rows: give a data.source that does")
         faulty = sum(entry["count"] for why, entry in self.reasons.items() if why != LONG)
         if faulty > config.max_dropped_share * self.rows_read:
-            shown = "\n  ".join(self.first)
             raise ValueError(
                 f"{faulty} of {self.rows_read} rows of {config.source} cannot be used, more than "
-                f"data.max_dropped_share = {config.max_dropped_share:g} of them:\n  {shown}"
+                f"data.max_dropped_share = {config.max_dropped_share:g} of them:{self}"
             )
 
     def __str__(self) -> str:
-        texts = [f"{e['count']} {e['reason']} ({e['remedy']})" for e in self.reasons.values()]
-        return "; ".join(texts).replace(" ()", "") or "none"
+        checks = map(_left_out, self.reasons.values())
+        return "".join(f"\n  {c.name}: {c.evidence}. {c.fix}" for c in checks) or " none"
 
 
 def figures(tokens: np.ndarray, drops: Drops) -> dict[str, Any]:
@@ -62,3 +52,30 @@ def figures(tokens: np.ndarray, drops: Drops) -> dict[str, Any]:
     lengths["recommended_cap"] = -(-p99 // 8) * 8
     lengths["histogram"] = {"edges": edges.round(1).tolist(), "counts": counts.tolist()}
     return {"gold_parse_rate": len(tokens) / (len(tokens) + unparsed), "prompt_tokens": lengths}
+
+
+def checks(report: Mapping[str, Any], config: DataConfig) -> list[Check]:
+    """What stage 01 records of its report: a line for each check and each reason to drop a row."""
+    lengths, cap = report["prompt_tokens"], config.max_prompt_tokens
+    near = sum(entry["count"] for entry in report["dropped"] if entry["reason"] == LEAKS)
+    rows = f"{report['train_rows']} rows to train on, {report['eval_rows']} held out"
+    parsed = f"{report['gold_parse_rate']:.1%} of the reference answers parse"
+    split = f"no held-out prompt is trained on; {near} rows nearly equal to one were left out"
+    long = f"99 % have at most {lengths['p99']} tokens, the longest {lengths['max']}; cap {cap}"
+    fits = lengths["p99"] <= cap
+    raised = "" if fits else f"set data.max_prompt_tokens = {lengths['recommended_cap']}"
+    found = [
+        Check("dataset", "ok", f"{rows}; {parsed}"),
+        Check("no leakage", "ok", split),
+        Check("prompt length", "ok" if fits else "warning", long, raised),
+    ]
+    if tried := report.get("difficulty"):
+        evidence = "{judged} prompts tried: {too_hard} too hard, {too_easy} too easy, left out"
+        found.append(Check("difficulty", "ok", evidence.format(**tried)))
+    return [*found, *map(_left_out, report["dropped"])]
+
+
+def _left_out(entry: Mapping[str, Any]) -> Check:
+    fix, rows = REMEDIES.get(entry["reason"], ""), ", ".join(map(str, entry["rows"]))
+    evidence = f"{entry['count']} left out, the first: {rows}. {entry['example']}".rstrip(". ")
+    return Check(entry["reason"], "warning" if fix else "ok", evidence, fix)

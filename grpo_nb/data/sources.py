@@ -6,25 +6,17 @@ A line that is no row is a text that says why, so that it is reported and the ot
 
 import csv
 import json
-import re
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, pairwise
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
-from grpo_nb.runs import project_path
+from grpo_nb.runs import project_path, refuse_unknown
 from grpo_nb.runs.config import DataConfig
-from grpo_nb.runs.profiles import TASKS, refuse_unknown
-
-if TYPE_CHECKING:
-    import pandas as pd
+from grpo_nb.runs.profiles import TASKS
 
 BATCH = 5_000  # rows
-SHORT = 5  # lines of a cell, most of which may hold a number such as 1,000
-NO_TEXT = dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), "UTF-16: save it as UTF-8")
-NO_TEXT[b"\x1f\x8b"] = "compressed (gzip): unpack it first"
-NO_TEXT[b"PK\x03\x04"] = "a zip archive or a spreadsheet: unpack it, or save it as CSV"
+NO_TEXT = (b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b", b"PK\x03\x04")
 csv.field_size_limit(2**24)  # characters of a cell; 128 KiB unless told
 BUILT_IN = {task: f"data/tasks/{task}.jsonl" for task in TASKS if task != "math"}
 BUILT_IN["arithmetic"] = "data/arithmetic.jsonl"
@@ -32,14 +24,13 @@ Row = dict[str, Any]
 Batch = list[tuple[int, Row | str]]
 
 
-def read(config: DataConfig, frame: "pd.DataFrame | None" = None) -> Iterator[Batch]:
+def read(config: DataConfig) -> Iterator[Batch]:
     """Batches of numbered rows (from 1; for JSON lines the number of the line).
 
-    The source is a frame, or what `data.source` names: a built-in set, a local file (READERS),
-    a folder, or a hub dataset. One that cannot be read is an error that says what to do.
+    The source is what `data.source` names: a built-in set, a local file (READERS), a folder, or
+    a hub dataset. One that cannot be read is an error that says what to do.
     """
-    rows = _open(config) if frame is None else _read_frame(frame)
-    numbered = ((number, row) for number, row in enumerate(rows, start=1) if row is not None)
+    numbered = ((n, row) for n, row in enumerate(_open(config), start=1) if row is not None)
     numbered = islice(numbered, config.max_rows or None)
     while batch := list(islice(numbered, BATCH)):
         yield batch
@@ -63,10 +54,10 @@ def _open(config: DataConfig) -> Iterator[Row | str | None]:
 def _open_text(path: Path) -> IO[str]:
     """Bytes that are not UTF-8 become U+FFFD, which validation reports by row and column."""
     with path.open("rb") as file:
-        start = file.read(4)
-    for mark, what in NO_TEXT.items():
-        if start.startswith(mark):
-            raise ValueError(f"{path} is {what}")
+        if file.read(4).startswith(NO_TEXT):
+            raise ValueError(
+                f"{path} is in UTF-16, compressed, or a spreadsheet: unpack it, save it as UTF-8"
+            )
     return path.open(encoding="utf-8-sig", errors="replace", newline="")
 
 
@@ -76,89 +67,23 @@ def _read_csv(path: Path) -> Iterator[Row | str]:
         first, usual = file.readline(), "\t" if path.suffix.lower() == ".tsv" else ","
         file.seek(0)
         delimiter = next((mark for mark in (usual, ",", ";", "\t") if mark in first), usual)
-        records = _records(path, file, delimiter)
-        header = next(records, [])
-        refuse_repeated(str(path), [name for name in header if name])
-        for cells in records:
-            if len(cells) == len(header):
-                yield dict(zip(header, cells, strict=True))
-            else:
-                found = "more" if len(cells) > len(header) else "fewer"
-                yield f"{found} cells than the header has: {cells!r:.80}"
-
-
-def _records(path: Path, file: IO[str], mark: str) -> Iterator[list[str]]:
-    """The cells of each record that is not blank; `mark` stands between them.
-
-    Raises:
-        ValueError: A quotation mark that is not closed, or whose cell took in other rows.
-    """
-    lines: list[str] = []  # of the record that is being read
-    reader = csv.reader((lines.append(line) or line for line in file), delimiter=mark, strict=True)
-    columns, known = 0, deque[list[str]](maxlen=9)  # those before: how their cells are parted
-    while True:
-        lines.clear()
-        wrong = ""
+        reader, begun = csv.reader(file, delimiter=delimiter, strict=True), 1
         try:
-            cells = next(reader, None)
+            header = next(reader, [])
+            _refuse_repeated(str(path), [name for name in header if name])
+            begun = reader.line_num + 1
+            for cells in filter(None, reader):
+                if len(cells) == len(header):
+                    yield dict(zip(header, cells, strict=True))
+                else:
+                    found = "more" if len(cells) > len(header) else "fewer"
+                    yield f"{found} cells than the header has: {cells!r:.80}"
+                begun = reader.line_num + 1
         except csv.Error as error:
-            wrong = f"{error}: is a quotation mark not closed, or not doubled inside its cell?"
-        if not wrong and len(lines) > 1 and _would_be_rows(lines, mark, cells, columns, known):
-            wrong = (
-                f"one cell holds {len(lines)} lines, most of which could each be a row: is there a "
-                "stray quotation mark? Remove it, or write it doubled in a quoted cell. "
-                "If the lines belong in the cell, save the rows as JSON lines"
-            )
-        if wrong:
-            first = reader.line_num - len(lines) + 1
-            last = f" to {reader.line_num}" if len(lines) > 1 else ""
-            raise ValueError(f"{path}, line {first}{last}: {wrong}")
-        if cells is None:
-            return
-        if cells:
-            if columns:
-                known.append(cells)
-            columns = columns or len(cells)
-            yield cells
-
-
-def _would_be_rows(
-    lines: list[str], mark: str, cells: list[str], columns: int, known: Sequence[list[str]] = ()
-) -> bool:
-    """Whether most lines of a record have the cells of a row: stray quotes may have joined them.
-
-    A comma before a space, at a line's end, or of 1,000 is prose, unless the cells of this record,
-    or of most `known` ones before it, are parted so. Its first and last line, where the quotes
-    are, must have cells enough. An indented line is code.
-
-    >>> rows = ['1 + 1?,"2\\n', '2 + 2?,4\\n', '3 + 3?,\\n', '4 + 4?,8"\\n']
-    >>> _would_be_rows(rows, ",", ["1 + 1?", "2 ... 8"], 2)
-    True
-    >>> prose = ['"Ann has 3, Bob 4.\\n', 'How many is it?",7\\n']
-    >>> _would_be_rows(prose, ",", ["Ann ... it?", "7"], 2)
-    False
-    """
-    lines = [line.rstrip("\r\n") for line in lines if line.strip()]
-    if columns < 2 or min(lines[0].count(mark), lines[-1].count(mark)) < columns - 1:
-        return False
-    between = re.escape(mark)
-
-    def by_thousands(row: list[str]) -> bool:
-        return any(re.search(r"\d,\d{3}(?!\d)", f"{a[-1:]},{b[:4]}") for a, b in pairwise(row))
-
-    def parted(how: Callable[[list[str]], bool]) -> bool:
-        return how(cells) or 2 * sum(map(how, known)) > len(known)
-
-    if not parted(lambda row: any(cell.startswith(" ") for cell in row[1:])):
-        between += "(?! )"
-    if not parted(lambda row: not row[-1]):
-        between += "(?!$)"
-    if len(lines) <= SHORT and not parted(by_thousands):
-        between = rf"(?<!\d){between}|{between}(?!\d\d\d(?!\d))"
-    indented = () if cells[0][:1].isspace() else (" ", "\t")
-    marks = [0 if line.startswith(indented) else len(re.findall(between, line)) for line in lines]
-    ends = (marks.pop(0) >= columns - 1) + (marks.pop() >= columns - 1)
-    return 2 * (ends + marks.count(columns - 1)) > len(lines)
+            raise ValueError(
+                f"{path}: the row that begins in line {begun}: {error}: is a quotation mark not "
+                "closed, or not doubled inside its cell?"
+            ) from None
 
 
 def _read_json(path: Path) -> Iterator[Row | str | None]:
@@ -168,28 +93,23 @@ def _read_json(path: Path) -> Iterator[Row | str | None]:
         file.seek(0)
         if path.suffix.lower() == ".json" and first.startswith("["):
             try:
-                return (yield from map(_object, json.load(file, object_pairs_hook=_unique)))
+                return (yield from map(_object, json.load(file)))
             except (ValueError, RecursionError) as error:
                 raise ValueError(
                     f"{path} is not JSON ({error}): correct it, or copy it again"
                 ) from None
         for line in map(str.strip, file):
             try:
-                yield _object(json.loads(line, object_pairs_hook=_unique)) if line else None
+                yield _object(json.loads(line)) if line else None
             except (ValueError, RecursionError) as error:
                 yield f"not JSON ({error}): {line[:80]!r}"
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> Row:
-    refuse_repeated("the object", [name for name, _ in pairs])
-    return dict(pairs)
 
 
 def _object(value: Any) -> Row | str:
     return value if isinstance(value, dict) else f"not an object: {value!r:.80}"
 
 
-def refuse_repeated(where: str, names: Sequence[str]) -> None:
+def _refuse_repeated(where: str, names: Sequence[str]) -> None:
     """Raise ValueError for a name that stands twice, whose first values would be lost."""
     if len(set(names)) < len(names):
         name = next(name for name in names if names.count(name) > 1)
@@ -210,20 +130,11 @@ def _read_arrow(path: Path) -> Iterator[Row]:
         else:
             batches = pa.ipc.open_stream(path.open("rb"))
         for batch in batches:
-            refuse_repeated(str(path), batch.schema.names)
+            _refuse_repeated(str(path), batch.schema.names)
             yield from batch.to_pylist()
     except (pa.ArrowException, OSError) as error:
         why = str(error).splitlines()[0]
         raise ValueError(f"{path} is damaged or not whole ({why}): copy it again") from None
-
-
-def _read_frame(frame: "pd.DataFrame") -> Iterator[Row]:
-    refuse_repeated("the frame", [str(name) for name in frame.columns])
-    for start in range(0, len(frame), BATCH):
-        part = frame.iloc[start : start + BATCH].astype(object)
-        for row in part.where(part.notna(), None).to_dict("records"):
-            # Lists that pandas read from Parquet are arrays of numpy.
-            yield {str(k): v.tolist() if hasattr(v, "tolist") else v for k, v in row.items()}
 
 
 def _read_hub(name: str, config: DataConfig) -> Iterator[Row]:
@@ -234,9 +145,7 @@ def _read_hub(name: str, config: DataConfig) -> Iterator[Row]:
         loaded = datasets.load_dataset(
             name, config.subset or None, streaming=config.streaming, **place
         )
-        for columns in loaded.iter(batch_size=BATCH):
-            values = zip(*columns.values(), strict=True)
-            yield from (dict(zip(columns, row, strict=True)) for row in values)
+        yield from loaded
     except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise ValueError(
             f"data.source = {name!r} (subset {config.subset!r}, {place}) could not be loaded: "

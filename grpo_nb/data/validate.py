@@ -28,7 +28,7 @@ TAKEN = {"prompt", "question", "answer", "prompt_tokens", "worked"} | {
 DAMAGED = re.compile("\ufffd|[ÃÂ][\u0080-\u00bf]|â€|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 UNREADABLE, MISSING, TYPE, EMPTY = "unreadable", "column missing", "wrong type", "empty"
 GOLD, TEXT, LONG = "gold not of its kind", "damaged text", "prompt too long"
-TEMPLATE = "unfit for the chat template"
+TEMPLATE, CONTRADICTORY = "unfit for the chat template", "question with several golds"
 REMEDIES = {
     UNREADABLE: "correct the line",
     MISSING: "name the columns with data.question_column, data.answer_column, data.extra_columns",
@@ -38,6 +38,7 @@ REMEDIES = {
     TEXT: "read the source in the encoding it was written in, and save it as UTF-8",
     TEMPLATE: "correct the text or the turns, or leave the row out",
     LONG: "raise data.max_prompt_tokens and model.max_seq_length as far as the model's context",
+    CONTRADICTORY: "correct the source: no reward can be right for both",
 }
 
 
@@ -52,8 +53,13 @@ class Fault(Exception):
         )
 
     def __str__(self) -> str:
+        return f"{self.seen}. Remedy: {REMEDIES[self.reason]}"
+
+    @property
+    def seen(self) -> str:
+        """Row, column, reason and value."""
         where = f"row {self.row}" + (f", column {self.column!r}" if self.column else "")
-        return f"{where}: {self.reason}: {self.value}. Remedy: {REMEDIES[self.reason]}"
+        return f"{where}: {self.reason}: {self.value}"
 
 
 class Checked(NamedTuple):
@@ -111,23 +117,17 @@ def row_to_ask(number: int, raw: Row | str, config: DataConfig) -> Row:
     Raises:
         Fault: It holds no question that can be asked.
     """
+    row: Row = {}
     try:
-        if isinstance(raw, str):
-            raise Fault(UNREADABLE, "", raw)
-        prompt = _prompt(raw, config.question_column, config.system_prompt)
-        for turn in prompt:
-            _refuse_damage(config.question_column, turn["content"])
+        row = _asked(raw, config)
+        if config.answer_column in raw:
+            row = _check_row(raw, config, gold_finder(config.answer_format))[0]
     except Fault as fault:
         fault.row = number
-        raise
-    row = {"prompt": prompt, "question": prompt[-1]["content"]}
-    if config.answer_column not in raw:
-        return row
-    try:
-        return _check_row(raw, config, gold_finder(config.answer_format))[0]
-    except Fault as fault:
-        fault.row = number
-        return row | {"fault": str(fault)}
+        if not row:
+            raise
+        row["fault"] = str(fault)
+    return row
 
 
 def extra_columns(config: DataConfig) -> list[str]:
@@ -140,12 +140,19 @@ def extra_columns(config: DataConfig) -> list[str]:
     return names
 
 
-def _check_row(
-    row: Row | str, config: DataConfig, find_gold: Callable[[Any], str]
-) -> tuple[Row, Any]:
+def _asked(row: Row | str, config: DataConfig) -> Row:
     if isinstance(row, str):
         raise Fault(UNREADABLE, "", row)
     prompt = _prompt(row, config.question_column, config.system_prompt)
+    for turn in prompt:
+        _refuse_damage(config.question_column, turn["content"])
+    return {"prompt": prompt, "question": prompt[-1]["content"]}
+
+
+def _check_row(
+    row: Row | str, config: DataConfig, find_gold: Callable[[Any], str]
+) -> tuple[Row, Any]:
+    asked = _asked(row, config)
     cell = _cell(row, config.answer_column)
     gold = find_gold(cell)
     if config.answer_kind == "choice":
@@ -154,8 +161,6 @@ def _check_row(
     if plain is None:
         why = f"{as_text(cell)[-60:]!r} holds no {config.answer_kind}"
         raise Fault(GOLD if as_text(cell) else EMPTY, config.answer_column, why)
-    for turn in prompt:
-        _refuse_damage(config.question_column, turn["content"])
     _refuse_damage(config.answer_column, gold)
     names = extra_columns(config)
     if names == ["all"]:
@@ -166,7 +171,7 @@ def _check_row(
     passed |= {name: _cell(row, name) for name in names}
     if config.priming_rows and "####" in str(cell):
         passed["worked"] = str(cell).partition("####")[0].strip()
-    return {"prompt": prompt, "question": prompt[-1]["content"], "answer": gold} | passed, plain
+    return {**asked, "answer": gold, **passed}, plain
 
 
 def _refuse_damage(column: str, text: str) -> None:

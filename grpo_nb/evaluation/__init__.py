@@ -1,78 +1,51 @@
+# ruff: noqa: F401 (what is imported here is what the room hands out)
 """The same held-out prompts and seeds through several models: did it get better, and how surely?"""
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
 from grpo_nb.evaluation.report import (
     DECODING,
     Evaluation,
-    agreement,
     before_after,
     build,
+    checks,
     save,
     table,
 )
-from grpo_nb.models import Engine, TransformersEngine, chat, open_engine
+from grpo_nb.models import Engine, load_tokenizer, open_engine
 from grpo_nb.reward_lab import Bench
 from grpo_nb.reward_lab.pilot import passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.runs import runs_root
 from grpo_nb.runs.config import RunConfig
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-__all__ = [
-    "DECODING",
-    "Candidate",
-    "Evaluation",
-    "agreement",
-    "before_after",
-    "build",
-    "evaluate_model",
-    "run",
-    "save",
-    "table",
-]
-
 
 class Candidate(NamedTuple):
     """A model to judge.
 
     label: Its name in tables and pictures.
-    model: Folder or hub name, or a model that is loaded already (it then has the run's
-        tokenizer).
-    adapter: Folder of the adapter laid over it; None for none, and for the base below the
-        adapter of a loaded peft model.
-    quantization: "4bit" or "16bit", for a model that is to be loaded.
+    model: Folder or hub name.
+    adapter: Folder of the adapter that is added to it; None for none.
+    quantization: "4bit" or "16bit": how it is loaded.
     """
 
     label: str
-    model: "str | Path | PreTrainedModel"
+    model: str | Path
     adapter: Path | None = None
     quantization: str = "16bit"
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, str | None]:
         """Where it came from, for the report; folders of runs relative to where runs are."""
-        place = self.model if self.is_path else self.model.name_or_path
-        return {
-            "model": _shown(place),
-            "adapter": None if self.adapter is None else _shown(self.adapter),
-            "quantization": self.quantization,
-        }
-
-    @property
-    def is_path(self) -> bool:
-        return isinstance(self.model, str | Path)
-
-
-def _shown(place: str | Path) -> str:
-    root = runs_root()
-    return str(Path(place).relative_to(root) if Path(place).is_relative_to(root) else place)
+        root = f"{runs_root()}/"
+        place, adapter = (path and str(path).removeprefix(root) for path in self[1:3])
+        return {"model": place, "adapter": adapter, "quantization": self.quantization}
 
 
 def run(
@@ -100,26 +73,27 @@ def run(
     """
     _check(candidates, rows)
     for one in candidates:  # a model that is not there is said before any is asked
-        chat.load_tokenizer(str(one.model) if one.is_path else config.model.model_path)
-    samples, models, engine, key = {}, {}, None, None
-    show = progress or (lambda *_: None)
-    try:
-        for done, one in enumerate(candidates):
-            show(done, len(candidates), one.label)
-            started = time.perf_counter()
-            adapter = one.adapter or _adapter_to_come(candidates[done + 1 :], one)
-            if key != (key := (one.model, one.quantization, adapter)):
-                engine = engine and engine.close()  # free it before the next is loaded
-                engine = _open(one, adapter, config)
-            below = one.adapter is None
-            samples[one.label] = evaluate_model(engine, rows, preset, config, without_adapter=below)
-            seconds = round(time.perf_counter() - started, 1)
-            models[one.label] = {**one.about(), "seconds": seconds, "engine": engine.name}
-    finally:
-        if engine is not None:
-            engine.close()
+        load_tokenizer(str(one.model))
+    samples, models, show = {}, {}, progress or (lambda *_: None)
+    for loaded, group in groupby(candidates, key=lambda one: _to_load(one, candidates)):
+        path, adapter, quantization = loaded
+        with closing(open_engine(path, adapter=adapter, quantization=quantization)) as engine:
+            for one in group:
+                show(len(samples), len(candidates), one.label)
+                started, below = time.perf_counter(), one.adapter is None
+                lines = evaluate_model(engine, rows, preset, config, without_adapter=below)
+                samples[one.label] = lines
+                seconds = round(time.perf_counter() - started, 1)
+                models[one.label] = {**one.about(), "seconds": seconds, "engine": engine.name}
     show(len(candidates), len(candidates), "compared")
     return Evaluation(samples, {"models": models, **build(samples, rows, preset, config)})
+
+
+def _to_load(one: Candidate, candidates: Sequence[Candidate]) -> tuple[str, Path | None, str]:
+    """A base is asked below the adapter of a candidate with the same base, where there is one."""
+    base = (str(one.model), one.quantization)
+    others = [c.adapter for c in candidates if (str(c.model), c.quantization) == base and c.adapter]
+    return base[0], one.adapter or (others[0] if others else None), base[1]
 
 
 def _check(candidates: Sequence[Candidate], rows: Sequence[dict]) -> None:
@@ -134,19 +108,6 @@ def _check(candidates: Sequence[Candidate], rows: Sequence[dict]) -> None:
                 f"candidate {one.label!r}: {one.adapter} holds no adapter_config.json; give the "
                 "folder of a saved adapter, such as a run's train/adapter"
             )
-
-
-def _adapter_to_come(later: Sequence[Candidate], one: Candidate) -> Path | None:
-    """The adapter of the next candidate, if it has the same base: both can share it."""
-    if later and (later[0].model, later[0].quantization) == (one.model, one.quantization):
-        return later[0].adapter
-    return None
-
-
-def _open(one: Candidate, adapter: Path | None, config: RunConfig) -> Engine:
-    if not one.is_path:
-        return TransformersEngine(one.model, chat.load_tokenizer(config.model.model_path))
-    return open_engine(str(one.model), adapter=adapter, quantization=one.quantization)
 
 
 def evaluate_model(
@@ -179,18 +140,24 @@ def evaluate_model(
             batch_size=config.evaluate.eval_batch_size,
             adapter=not without_adapter,
         )
-        places = [place for place, group in enumerate(groups) for _ in group]
-        texts = [one.text for group in groups for one in group]
-        table = pd.DataFrame({"row": places, "question": [rows[i]["question"] for i in places]})
-        table["gold"] = [rows[i]["answer"] for i in places]
-        table["decoding"], table["completion"] = decoding, texts
-        table["answer"] = pd.Series([preset.extract(text) for text in texts], dtype=object)
-        table["tokens"] = [one.tokens for group in groups for one in group]
-        table["truncated"] = [one.truncated for group in groups for one in group]
-        table[preset.names] = bench.score([rows[i] for i in places], texts)
-        table["reward"] = bench.totals(table[preset.names].to_numpy())
-        table["correct"] = passed(table, preset)
-        table["accuracy"] = table[preset.names[0]]
-        table["format"] = table[preset.format_name] if preset.format_name else float("nan")
-        tables.append(table)
+        flat = [(place, one) for place, group in enumerate(groups) for one in group]
+        asked, texts = [rows[place] for place, _ in flat], [one.text for _, one in flat]
+        scored = pd.DataFrame(
+            {
+                "row": [place for place, _ in flat],
+                "question": [row["question"] for row in asked],
+                "gold": [row["answer"] for row in asked],
+                "decoding": decoding,
+                "completion": texts,
+                "answer": pd.Series([preset.extract(text) for text in texts], dtype=object),
+                "tokens": [one.tokens for _, one in flat],
+                "truncated": [one.truncated for _, one in flat],
+            }
+        )
+        scored[preset.names] = bench.score(asked, texts)
+        scored["reward"] = bench.totals(scored[preset.names].to_numpy())
+        scored["correct"] = passed(scored, preset)
+        scored["accuracy"] = scored[preset.names[0]]
+        scored["format"] = scored[preset.format_name] if preset.format_name else float("nan")
+        tables.append(scored)
     return pd.concat(tables, ignore_index=True)

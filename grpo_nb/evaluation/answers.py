@@ -7,10 +7,12 @@ writes what an uninterrupted one would have; beside the target lies what it was 
 import json
 import math
 from collections import Counter
-from itertools import chain, islice
+from contextlib import closing
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from tqdm import tqdm
 
 from grpo_nb.data import sources
@@ -20,9 +22,9 @@ from grpo_nb.models import Engine, open_engine
 from grpo_nb.models.chat import count_tokens, find_model, load_tokenizer
 from grpo_nb.reward_lab import Bench, fingerprint
 from grpo_nb.rewards import RewardSet, load_preset
-from grpo_nb.runs import Run, sha256, write_json
+from grpo_nb.runs import Run, refuse_unknown, sha256, write_json
 from grpo_nb.runs.config import DataConfig, RunConfig
-from grpo_nb.runs.profiles import refuse_unknown
+from grpo_nb.runs.files import read_json
 
 DATA_SETTINGS = {"question_column", "answer_column", "answer_format", "answer_kind"}
 DATA_SETTINGS |= {"extra_columns", "system_prompt"}
@@ -85,8 +87,9 @@ def answer_file(
         raise ValueError(f"batch_size {sampling.batch_size}: answer at least one row at a time")
     if not (sampling.temperature >= 0 and math.isfinite(sampling.temperature)):
         raise ValueError(f"temperature {sampling.temperature}: give 0 for greedy, or more")
-    config = run.config()
-    data, weights = _questions(config, source, question_column, answer_column), _weights(run, model)
+    config, weights = run.config(), weights_of(run, model)
+    preset = load_rewards(config)
+    data = _questions(config, preset, source, question_column, answer_column)
     total = _count(data, answer_column)
     begun = _settings(config, data, model, weights, sampling) | {"engine": engine}
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -94,31 +97,38 @@ def answer_file(
     try:
         done = _resume(target, begun, total)
         if done < total:
-            tokenizer = load_tokenizer(weights["model_path"])
-            bench = Bench(load_rewards(config), config.train, tokenizer)
-            opened = open_engine(**weights, engine=engine)
-            try:
+            bench = Bench(preset, config.train, load_tokenizer(weights["model_path"]))
+            with closing(open_engine(**weights, engine=engine)) as opened:
                 _write(target, _Asker(config, data, opened, bench, sampling), done, total)
-            finally:
-                opened.close()
     finally:
         lock.release(force=True)
-    return _summary(target, load_rewards(config).names)
+    return _summary(target, preset.names)
 
 
-def _questions(config: RunConfig, source: Path, question: str, answer: str) -> DataConfig:
+def _questions(
+    config: RunConfig, preset: RewardSet, source: Path, question: str, answer: str
+) -> DataConfig:
     """The run's data settings, for this file."""
     if not source.is_file():
         raise FileNotFoundError(f"{source} is no file: give a table of questions")
     change = {"source": str(source.resolve()), "max_rows": 0, "priming_rows": 0}
     change["question_column"] = question or config.data.question_column
     change["answer_column"] = answer or config.data.answer_column
-    change["system_prompt"] = system_prompt(config, load_rewards(config))
+    change["system_prompt"] = system_prompt(config, preset)
     return config.data.model_copy(update=change)
 
 
-def _weights(run: Run, model: str) -> dict[str, Any]:
-    """What `open_engine` loads."""
+def weights_of(run: Run, model: str) -> dict[str, Any]:
+    """What `open_engine` loads.
+
+    Args:
+        run: It was trained.
+        model: "merged", "adapter" or "base".
+
+    Raises:
+        ValueError: The merged model is of an earlier training.
+        FileNotFoundError: No complete merged model, or no adapter.
+    """
     refuse_unknown("model", model, list(MODELS))
     if model == "merged":
         run.refuse_stale()
@@ -154,7 +164,6 @@ def _settings(
     config: RunConfig, data: DataConfig, model: str, weights: dict, sampling: Sampling
 ) -> dict[str, Any]:
     """All that the lines depend on; the weights by their digests, wherever they lie."""
-    preset = load_rewards(config)
     folders = [Path(find_model(weights["model_path"])), *filter(None, [weights["adapter"]])]
     files = sorted(file for folder in folders for file in folder.glob("*.safetensors"))
     return {
@@ -165,32 +174,28 @@ def _settings(
         "weights": [sha256(file) for file in files],
         **data.model_dump(mode="json", include=DATA_SETTINGS),
         "max_completion_length": config.train.max_completion_length,
-        "rewards": fingerprint(preset),
+        "rewards": fingerprint(load_rewards(config)),
         **sampling._asdict(),
     }
 
 
 def _resume(target: Path, begun: dict[str, Any], total: int) -> int:
-    """Lines of the target that stand, whole batches or all; what follows them is cut off."""
+    """Rows that are answered already; the target is cut back to the last whole batch."""
     beside = target.with_name(f"{target.name}.settings.json")
     if not target.exists():
         write_json(beside, begun)
         return 0
     if not beside.exists():
         raise ValueError(f"{target} was not written by this command: choose another target")
-    before = json.loads(beside.read_text(encoding="utf-8"))
-    if changed := [name for name in begun if before.get(name) != begun[name]]:
-        name = changed[0]
+    before = read_json(beside)
+    for name in [name for name in begun if before.get(name) != begun[name]]:
         raise ValueError(
             f"{target} was begun with {name} = {before.get(name)!r:.90} and this is "
-            f"{begun[name]!r:.90}: choose another target, or remove it to begin anew"
+            f"{begun[name]!r:.90}: choose another target, or remove it to begin again"
         )
-    ends = [0]
     with target.open("rb+") as file:
-        for line in file:
-            if line.endswith(b"\n"):  # else the write was cut off
-                ends.append(ends[-1] + len(line))
-        done = len(ends) - 1
+        ends = [0, *accumulate(len(line) for line in file if line.endswith(b"\n"))]
+        done = len(ends) - 1  # a line without an end was cut off
         done = done if done == total else done - done % begun["batch_size"]
         file.truncate(ends[done])
     return done
@@ -248,12 +253,11 @@ class _Asker(NamedTuple):
         names = {name for row in rows.values() for name in row}  # a choice may lack in one
         alike = [{name: row.get(name) for name in names} for row in rows.values()]
         scores = self.bench.score(alike, [lines[place]["completion"] for place in rows])
-        totals = self.bench.totals(scores)
-        for (place, row), scored, total in zip(rows.items(), scores, totals, strict=True):
-            named = dict(zip(self.bench.preset.names, scored.tolist(), strict=True))
-            named |= {"reward": float(total)}
-            known = {name: score if math.isfinite(score) else None for name, score in named.items()}
-            lines[place] |= {"gold": row["answer"], **known}
+        scores = np.column_stack([scores, self.bench.totals(scores)])
+        for (place, row), scored in zip(rows.items(), scores.tolist(), strict=True):
+            known = [score if math.isfinite(score) else None for score in scored]
+            lines[place] |= {"gold": row["answer"]}
+            lines[place] |= dict(zip([*self.bench.preset.names, "reward"], known, strict=True))
 
 
 def _write(target: Path, asker: _Asker, done: int, total: int) -> None:

@@ -4,6 +4,7 @@ A model is "better" or "worse" than another where the 95 % interval of the paire
 excludes 0; everything else is "not distinguishable".
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -11,10 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from grpo_nb.evaluation.metrics import per_prompt, ranges, right
-from grpo_nb.reward_lab.intervals import bootstrap, mcnemar
-from grpo_nb.rewards import RewardSet
-from grpo_nb.runs import Run, atomic_path, write_json
+from grpo_nb.reward_lab.intervals import bootstrap, mcnemar, pass_at_k
+from grpo_nb.rewards import RewardSet, declared_range
+from grpo_nb.runs import Check, Run, atomic_path, write_json
 from grpo_nb.runs.config import RunConfig
 
 DECODING = {"greedy": 0.0, "sampled": 1.0}  # temperature
@@ -35,6 +35,59 @@ class Evaluation(NamedTuple):
     report: dict[str, Any]
 
 
+def majority(answers: Sequence[str | None]) -> int:
+    """Place of the first sample that gives the most frequent answer; ties go to the first seen.
+
+    Samples without an answer do not vote.
+
+    >>> majority(["7", None, "8", None, "8"]), majority(["7", "8"]), majority([None])
+    (2, 0, 0)
+    """
+    votes = Counter(answer for answer in answers if isinstance(answer, str))
+    return list(answers).index(votes.most_common(1)[0][0]) if votes else 0
+
+
+def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
+    """Every figure of every prompt, [prompts, figures], of one model and one decoding.
+
+    Args:
+        lines: What `evaluate_model` gave, of one decoding.
+        preset: Names the rewards.
+
+    Returns:
+        accuracy, format, reward, each reward, tokens and truncated (means over the samples of
+        the prompt), pass@1 … pass@k and majority@k; with one sample only pass@1 of these.
+    """
+    names = ["accuracy", "format", "reward", *preset.names, "tokens", "truncated"]
+    by_row = lines.groupby("row", sort=True)
+    table = by_row[names].mean().astype(float)
+    right = np.stack([group.to_numpy() for _, group in by_row["correct"]])
+    samples = right.shape[1]
+    for k in range(1, samples + 1):
+        table[f"pass@{k}"] = pass_at_k(right, k)
+    if samples > 1:
+        chosen = [majority(group.to_list()) for _, group in by_row["answer"]]
+        table[f"majority@{samples}"] = right[np.arange(len(right)), chosen].astype(float)
+    return table
+
+
+def solved(figures: pd.DataFrame) -> np.ndarray:
+    """Whether each prompt counts as solved: its one answer, or the majority of its samples."""
+    return figures[figures.columns[-1]].to_numpy() == 1.0
+
+
+def ranges(figures: pd.DataFrame, preset: RewardSet) -> np.ndarray:
+    """Least and greatest value of each figure, [2, figures]; NaN for lengths, which have none."""
+    declared = [declared_range(func) for func in preset.reward_funcs]
+    known = dict(zip(preset.names, declared, strict=True))
+    pairs = zip(preset.reward_weights, declared, strict=True)
+    known["reward"] = tuple(np.sum([sorted((w * low, w * high)) for w, (low, high) in pairs], 0))
+    known |= {"tokens": (np.nan, np.nan), "accuracy": declared[0]}
+    known["format"] = known.get(preset.format_name, (np.nan, np.nan))
+    ends = np.array([known.get(name, (0.0, 1.0)) for name in figures], dtype=float).T
+    return np.where(np.isfinite(ends), ends, np.nan)
+
+
 def build(
     samples: Samples, rows: Sequence[dict], preset: RewardSet, config: RunConfig
 ) -> dict[str, Any]:
@@ -51,7 +104,7 @@ def build(
         {figure: [low, high]}}}; `comparisons`: each pair of models in each decoding with its
         verdict, sentence, differences, McNemar's p, the shares wholly right, and the rows gained
         and lost (`graded`: the first reward gives partial credit, which `accuracy` is the mean
-        of); `buckets`: first against last model by difficulty, length and columns.
+        of); `buckets`: greedy, first against last model by difficulty and columns.
     """
     report: dict[str, Any] = {
         "prompts": len(rows),
@@ -60,8 +113,8 @@ def build(
         "temperature": DECODING,
         "max_completion_length": config.train.max_completion_length,
     }
-    comparisons, buckets = [], []
-    groups = _groups(next(iter(samples.values())), rows)
+    comparisons = []
+    report["buckets"] = _buckets(samples, rows) if len(samples) > 1 else []
     for decoding in DECODING:
         figures = {
             label: per_prompt(lines[lines["decoding"] == decoding], preset)
@@ -74,9 +127,29 @@ def build(
             found = _compare(figures, pair, preset, config.seed)
             found["sentence"] = _sentence(decoding, found, report[decoding])
             comparisons.append({"decoding": decoding, **found})
-        if len(figures) > 1:
-            buckets += _buckets(decoding, figures, groups, preset, config.seed)
-    return {**report, "comparisons": comparisons, "buckets": buckets}
+    return {**report, "comparisons": comparisons}
+
+
+def checks(report: Mapping[str, Any]) -> list[Check]:
+    """Whether the last model can be compared with the first ("baseline"), and is "better".
+
+    Args:
+        report: As `build` gives it, of at least two models.
+    """
+    found = [one for one in report["comparisons"] if one["decoding"] == "greedy"]
+    first, *_, last = report["greedy"]
+    found = next(one for one in found if (one["before"], one["after"]) == (first, last))
+    prompts, said = report["prompts"], f"{first} and {last} answered the same held-out prompts"
+    known = found["differences"]["accuracy"]["interval"] and prompts >= LEAST_PROMPTS
+    more = "raise data.eval_rows and begin again with notebook 1"
+    baseline = Check("baseline", "ok" if known else "stop", f"{said}, {prompts}", more)
+    whole = found["mcnemar_p"] < 0.05 and found["gained"] > found["lost"]
+    state, fix = "ok", ""
+    if found["verdict"] != "better":
+        state, fix = "stop", "train longer, or hold out more prompts (data.eval_rows)"
+    elif found["graded"] and not whole:
+        state, fix = "warning", "see in notebook 4 what answers that are partly right lack"
+    return [baseline, Check("better", state, found["sentence"], fix)]
 
 
 def _plain(value: float) -> float | None:
@@ -119,7 +192,7 @@ def _compare(
     half = (high - low) / 2
     gain = after - before
     ends = bootstrap(gain.to_numpy(), np.array([-half, half]), seed)
-    solved_before, solved_after = right(before), right(after)
+    solved_before, solved_after = solved(before), solved(after)
     gained = np.flatnonzero(solved_after & ~solved_before)
     lost = np.flatnonzero(solved_before & ~solved_after)
     p = mcnemar(len(gained), len(lost))
@@ -162,49 +235,37 @@ def _sentence(decoding: str, found: Mapping[str, Any], means: Mapping[str, dict]
     )
 
 
-def _groups(reference: pd.DataFrame, rows: Sequence[dict]) -> dict[str, pd.Series]:
-    """Ways to part the prompts, {by: the bucket of each}, buckets in order.
+def _paired(samples: Samples) -> pd.DataFrame:
+    """A line for each prompt: the first model's greedy answer, and the last's in "… after"."""
+    ends = [samples[name].query("decoding == 'greedy'") for name in samples]
+    before, after = (ends[i].set_index("row") for i in (0, -1))
+    return before.join(after[["completion", "correct", "accuracy"]], rsuffix=" after")
+
+
+def _buckets(samples: Samples, rows: Sequence[dict]) -> list[dict[str, Any]]:
+    """Greedy answers of the last model against the first, by difficulty and by known columns.
 
     Difficulty is how often the first model's own samples solve a prompt, so there "never" can
     only be gained and "always" only lost.
     """
-    solved = reference[reference["decoding"] == "sampled"].groupby("row")["correct"].mean()
-    words = np.select([solved == 0, solved == 1], ["never", "always"], "sometimes")
-    order = ["never", "sometimes", "always"]
-    groups = {"difficulty": pd.Series(pd.Categorical(words, order))}
-    if all("prompt_tokens" in row for row in rows):
-        tokens = pd.Series([row["prompt_tokens"] for row in rows])
-        thirds = np.digitize(tokens, np.quantile(tokens, [1 / 3, 2 / 3]), right=True)
-        spans = tokens.groupby(thirds).agg(["min", "max"])
-        names = {i: f"{low}–{high} prompt tokens" for i, low, high in spans.itertuples()}
-        groups["length"] = pd.Series(pd.Categorical([names[i] for i in thirds], names.values()))
+    table, (first, *_, last) = _paired(samples), samples
+    rate = samples[first].query("decoding == 'sampled'").groupby("row")["correct"].mean()
+    words = np.select([rate == 0, rate == 1], ["never", "always"], "sometimes")
+    groups = {"difficulty": pd.Categorical(words, ["never", "sometimes", "always"])}
     for name in BUCKET_COLUMNS:
-        values = pd.Series([str(row.get(name)) for row in rows])
-        if 1 < values.nunique() <= MOST_BUCKETS:
-            groups[f"column {name}"] = values.astype("category")
-    return groups
-
-
-def _buckets(
-    decoding: str,
-    figures: Mapping[str, pd.DataFrame],
-    groups: Mapping[str, pd.Series],
-    preset: RewardSet,
-    seed: int,
-) -> list[dict[str, Any]]:
-    """The last model against the first, a line a bucket."""
-    first, last = (list(figures)[i] for i in (0, -1))
-    lines = []
-    for by, buckets in groups.items():
-        for bucket in [name for name in buckets.cat.categories if (buckets == name).any()]:
-            inside = (buckets == bucket).to_numpy()
-            pair = {label: figures[label][inside] for label in (first, last)}
-            found = _compare(pair, (first, last), preset, seed)
-            line = {"decoding": decoding, "by": by, "bucket": bucket, "prompts": int(inside.sum())}
-            line |= {label: _plain(table["accuracy"].mean()) for label, table in pair.items()}
-            line |= found["differences"]["accuracy"]
-            lines.append(line | {key: found[key] for key in ("gained", "lost")})
-    return lines
+        values = [str(row.get(name)) for row in rows]
+        if 1 < len(set(values)) <= MOST_BUCKETS:
+            groups[f"column {name}"] = values
+    return [
+        {
+            **{"decoding": "greedy", "by": by, "bucket": bucket, "prompts": len(part)},
+            **{first: _plain(part["accuracy"].mean()), last: _plain(part["accuracy after"].mean())},
+            "gained": int((part["correct after"] & ~part["correct"]).sum()),
+            "lost": int((part["correct"] & ~part["correct after"]).sum()),
+        }
+        for by, values in groups.items()
+        for bucket, part in table.groupby(values, observed=True)
+    ]
 
 
 def table(report: Mapping[str, Any]) -> pd.DataFrame:
@@ -224,31 +285,15 @@ def table(report: Mapping[str, Any]) -> pd.DataFrame:
     return frame.loc[:, ~frame.round(9).T.duplicated()]
 
 
-def agreement(left: pd.DataFrame, right: pd.DataFrame) -> float:
-    """Share of prompts that two models answer with the same text, greedily."""
-    greedy = left["decoding"] == "greedy"
-    return float((left["completion"][greedy] == right["completion"][greedy]).mean())
-
-
 def before_after(samples: Samples, count: int) -> pd.DataFrame:
     """Greedy answers of the first and the last model: what got worse, what got better, the rest."""
-    first, last = (list(samples)[i] for i in (0, -1))
-    base, merged = (samples[name].query("decoding == 'greedy'") for name in (first, last))
-    table = pd.DataFrame(
-        {
-            "question": base["question"],
-            "gold": base["gold"],
-            "before": base["completion"],
-            "after": merged["completion"],
-            "correct": [
-                f"{'yes' if b else 'no'} → {'yes' if a else 'no'}"
-                for b, a in zip(base["correct"], merged["correct"], strict=True)
-            ],
-        }
-    )
-    gain = merged["accuracy"].to_numpy() - base["accuracy"].to_numpy()
+    table = _paired(samples)
+    gain = (table["accuracy after"] - table["accuracy"]).to_numpy()
     order = np.select([gain < 0, gain > 0], [0, 1], default=2).argsort(kind="stable")
-    return table.iloc[order[:count]]
+    said = table[["correct", "correct after"]].replace({True: "yes", False: "no"})
+    table["correct"] = said["correct"] + " → " + said["correct after"]
+    shown = table[["question", "gold", "completion", "completion after", "correct"]].iloc[order]
+    return shown.set_axis(["question", "gold", "before", "after", "correct"], axis=1)[:count]
 
 
 def save(run: Run, evaluation: Evaluation) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from grpo_nb.models.chat import find_model, hub_errors, load_tokenizer, quiet, render
 from grpo_nb.models.checkpoint import cuda_available, load_checkpoint, weights_dtype
 from grpo_nb.rewards.prompts import Message
-from grpo_nb.runs.profiles import refuse_unknown
+from grpo_nb.runs import refuse_unknown
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from grpo_nb.machine import several_gpus
 from grpo_nb.models import lm_head
 from grpo_nb.models.chat import find_model, hub_errors, load_tokenizer, quiet
-from grpo_nb.models.checkpoint import cuda_available, load_base
+from grpo_nb.models.checkpoint import cuda_available, load_base, load_weights
 from grpo_nb.models.engine import (
     BNB_PLUGIN,
     Engine,
@@ -22,7 +22,7 @@ from grpo_nb.models.engine import (
     free_memory,
 )
 from grpo_nb.rewards.prompts import Message
-from grpo_nb.runs import runs_root
+from grpo_nb.runs import project_path, runs_root
 from grpo_nb.runs.config import ModelConfig, PolicyConfig
 
 if TYPE_CHECKING:
@@ -154,7 +154,11 @@ def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig = DEFAULT) 
             model = _load_unsloth(config, seed, policy, vllm)
         else:
             model = _load_transformers(config, seed, policy)
-    return Policy(model, load_tokenizer(config.model_path), vllm, policy.backend)
+    loaded = Policy(model, load_tokenizer(config.model_path), vllm, policy.backend)
+    if config.adapter:
+        trained = runs_root() / config.adapter / "train/adapter"
+        load_weights(loaded, trained if trained.is_dir() else project_path(config.adapter))
+    return loaded
 
 
 def import_unsloth() -> Any:

@@ -6,9 +6,9 @@ import socket
 import webbrowser
 from urllib.parse import quote
 
-from grpo_nb.pipeline.execution import execute_notebook, set_environment
+from grpo_nb.pipeline.notebooks import execute_notebook, set_environment
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Run
-from grpo_nb.runs.config import to_parameters
+from grpo_nb.runs.config import of_stage
 
 HOST = "127.0.0.1"
 SERVED = "notebooks/reward_lab.ipynb"
@@ -37,8 +37,9 @@ def serve(name: str, profile: str = "auto", port: int = 8866, browser: bool = Tr
     (run / SERVED).parent.mkdir(parents=True, exist_ok=True)
     if run.manifest().get("01", {}).get("status") != "done":
         print(f"{NOTEBOOKS['01']} comes first", flush=True)
-        settings = to_parameters("01", run.settings())
-        execute_notebook(run, "01", {"run_name": name, "profile": profile} | settings)
+        settings = of_stage("01", run.settings())
+        parameters = {"run_name": name, "profile": profile, "settings": settings}
+        execute_notebook(run, "01", parameters)
     set_environment(run)
     token = os.environ.pop("GRPO_NB_TOKEN", "") or secrets.token_urlsafe(24)
     url = f"http://{HOST}:{port}/?token={quote(token)}"
@@ -63,6 +64,6 @@ def prepare(run: Run):
     import papermill
 
     source = PROJECT_ROOT / "notebooks" / f"{NOTEBOOKS['02']}.ipynb"
-    settings = {"run_name": run.name} | to_parameters("02", run.settings())
+    settings = {"run_name": run.name, "settings": of_stage("02", run.settings())}
     options = {"prepare_only": True, "progress_bar": False}
     return papermill.execute_notebook(source, run / SERVED, settings, **options)

@@ -1,27 +1,26 @@
-"""The trials of a sweep on a Ray cluster that runs already.
+"""The trials of a sweep as tasks on a Ray cluster that runs already.
 
-A trial is a Ray task that starts the trial's command on its node and waits for it. Ray chooses
-the node and says when it is lost; `sweep` decides what then, as for any trial. Ray's own
-retries are off: they would repeat the stages that are done, and run for ever what does not fit
-in a node's memory. All nodes see the runs and their locks below one path, which is tried first.
+A task starts the trial's command on its node and waits for it. Ray chooses the node, and repeats a
+task that failed or was lost with its node (`max_retries`); each attempt begins at the first stage
+that is not done. All nodes see the runs, and their locks, below one path.
 """
 
-import fcntl
 import logging
 import os
-import signal
 import socket
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from grpo_nb.pipeline.sweep import CUT_OFF, POLL, ThisMachine, signals
-from grpo_nb.runs import runs_root
+from rich.console import Console
 
-PATIENCE = {"connect": 5, "probe": 60}  # until a cluster, a node counts as out of reach [s]
+from grpo_nb.pipeline import sweep as sweeps
+from grpo_nb.pipeline.sweep import Command, Sweep, Trial
+from grpo_nb.runs import Run, runs_root
+
+PATIENCE = 5  # until a cluster counts as out of reach [s]
 
 
 class Cluster(NamedTuple):
@@ -30,69 +29,43 @@ class Cluster(NamedTuple):
     address: str
     cpus: int
     gpus: int
-    room: dict[str, int]  # trials that fit on a node, by its id
 
     def describe(self) -> str:
+        """A line for `--dry-run`."""
         share = f"{self.cpus} CPU and {self.gpus} GPU"
-        found = f"{len(self.room)} node(s) for {sum(self.room.values())} trials at once"
-        return f"Ray cluster {self.address}: {found}, each with {share}; runs in {runs_root()}"
+        return f"Ray cluster {self.address}: {share} for each trial; runs in {runs_root()}"
 
-    def environments(self, jobs: int | None) -> list[dict[str, str]]:
-        """What `jobs` trials at once get beside what Ray gives them; by default all that fit.
-
-        Raises:
-            ValueError: Too many jobs, or a node that does not see the runs.
-        """
-        most = sum(self.room.values())
-        jobs = most if jobs is None else jobs
-        if not 1 <= jobs <= most:
-            raise ValueError(f"--jobs {jobs}: from 1 to the {most} that fit on the cluster")
-        self._check_shared()
-        return [{"GRPO_NB_RUNS": str(runs_root().resolve())}] * jobs
-
-    def _check_shared(self) -> None:
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        runs_root().mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=runs_root().resolve(), prefix=".shared-") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
-            for node in self.room:
-                there = NodeAffinitySchedulingStrategy(node, soft=False)
-                probe = ray.remote(num_cpus=0, max_retries=0)(_look)
-                try:
-                    task = probe.options(scheduling_strategy=there).remote(held.name)
-                    seen = ray.get(task, timeout=PATIENCE["probe"])
-                except ray.exceptions.RayError as error:
-                    seen = f"cannot run what a trial needs: {_in_short(error)}"
-                if seen:
-                    raise ValueError(
-                        f"a node of the cluster {seen}: the project and {runs_root()} have to be "
-                        "on a path that all nodes share; set GRPO_NB_RUNS to such a folder"
-                    )
-
-    def run(
-        self, command: Sequence[str], log: Path, environment: Mapping[str, str], came: list[int]
+    def run_sweep(
+        self, sweep: Sweep, console: Console | None = None, command: Command = sweeps.trial_command
     ) -> int:
-        """Run a trial where there is room; CUT_OFF if it was lost with its node."""
+        """Run every trial that is not done, as many at once as fit; as `sweep.run_sweep`."""
         import ray
 
-        share = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_retries": 0}
-        task = ray.remote(**share)(_work).remote(list(command), log.resolve(), environment)
-        told = 0
-        while not ray.wait([task], timeout=POLL)[0]:
-            if len(came) > told:
-                ray.cancel(task)
-                told = len(came)
-        try:
-            return ray.get(task)
-        except ray.exceptions.TaskCancelledError:  # before it had begun
-            return 128 + signal.SIGTERM
-        except ray.exceptions.RayError as error:
-            with log.open("a", encoding="utf-8") as file:
-                file.write(f"grpo-nb: {_in_short(error)}\n")
-            lost = (ray.exceptions.NodeDiedError, ray.exceptions.WorkerCrashedError)
-            return CUT_OFF if isinstance(error, lost) else 1
+        sweeps.check_runs(sweep)
+        console = console or Console()
+        runs_root().mkdir(parents=True, exist_ok=True)
+        task = ray.remote(_work).options(
+            num_cpus=self.cpus,
+            num_gpus=self.gpus,
+            max_retries=sweep.retries,
+            retry_exceptions=[RuntimeError],
+        )
+        given = (str(runs_root().resolve()), command, sweep)
+        left = {
+            task.remote(*given, trial): trial
+            for trial in sweep.trials
+            if not sweeps.finished(trial)
+        }
+        with sweeps.signals() as came:
+            while left and not came:
+                ended, _ = ray.wait(list(left), timeout=sweeps.POLL)
+                for one in ended:
+                    sweeps.say(console, f"{left.pop(one).name}: {_ending(one)}")
+            for one in left:
+                ray.cancel(one)
+            while any(map(sweeps.in_use, left.values())):  # they save their work
+                time.sleep(sweeps.POLL)
+        return sweeps.summarize(sweep, console, came)
 
 
 @contextmanager
@@ -101,6 +74,7 @@ def connected(address: str, cpus: int = 1, gpus: int | None = None) -> Iterator[
 
     Args:
         address: HOST:PORT of its head, or "auto": the one that this machine belongs to.
+        cpus: For a trial.
         gpus: For a trial; default: 1 where the cluster has any.
 
     Raises:
@@ -116,7 +90,7 @@ def connected(address: str, cpus: int = 1, gpus: int | None = None) -> Iterator[
     try:
         if address != "auto":  # Ray itself would try for minutes
             host, _, port = address.rpartition(":")
-            socket.create_connection((host, int(port)), PATIENCE["connect"]).close()
+            socket.create_connection((host, int(port)), PATIENCE).close()
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
         raise ValueError(
@@ -124,50 +98,58 @@ def connected(address: str, cpus: int = 1, gpus: int | None = None) -> Iterator[
             "one that this machine is part of, or start one by `ray start --head`"
         ) from None
     try:
-        yield _sized(address, cpus, gpus)
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        gpus = int(any(node.get("GPU") for node in nodes)) if gpus is None else gpus
+        if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
+            raise ValueError(
+                f"no node has {cpus} CPU and {gpus} GPU for a trial: lower --cpus, --gpus"
+            )
+        yield Cluster(address, cpus, gpus)
     finally:
         ray.shutdown()
 
 
-def _sized(address: str, cpus: int, gpus: int | None) -> Cluster:
+def _work(root: str, command: Command, sweep: Sweep, trial: Trial) -> None:
+    """On a node: run a trial to its end, by that node's Python; ends it where Ray cancels it.
+
+    Raises:
+        ValueError: Another attempt would end the same: wrong input, or no runs on this node.
+        RuntimeError: It failed, and Ray may try again.
+    """
+    os.environ["GRPO_NB_RUNS"] = root
+    if not os.access(root, os.W_OK):
+        raise ValueError(
+            f"node {socket.gethostname()} does not see {root}, or cannot write it: set "
+            "GRPO_NB_RUNS to a folder on a path that all nodes share"
+        )
+    while sweeps.in_use(trial):  # by a process that Ray has lost sight of
+        time.sleep(sweeps.POLL)
+    if sweeps.finished(trial):
+        return
+    words = [sys.executable, *command(sweep, trial)[1:]]
+    process = sweeps.start(words, Run(trial.name), {"GRPO_NB_RUNS": root})
+    try:
+        while process.poll() is None:
+            time.sleep(sweeps.POLL)
+    finally:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        process.wait()
+    if not sweeps.finished(trial):
+        wrong = process.returncode == sweeps.WRONG_INPUT
+        raise (ValueError if wrong else RuntimeError)(sweeps.why_failed(trial, process.returncode))
+
+
+def _ending(task: object) -> str:
     import ray
 
-    nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-    if gpus is None:
-        gpus = int(any(has.get("GPU") for has in nodes.values()))
-    asked = {"CPU": cpus, "GPU": gpus}
-    room = {
-        node: min(int(has.get(name, 0) // need) for name, need in asked.items() if need)
-        for node, has in nodes.items()
-    }
-    if not any(room.values()):
-        found = " or ".join(
-            f"{has.get('CPU', 0):g} and {has.get('GPU', 0):g}" for has in nodes.values()
-        )
-        raise ValueError(
-            f"no node has {cpus} CPU and {gpus} GPU for a trial, but {found}: lower --cpus, --gpus"
-        )
-    return Cluster(address, cpus, gpus, {node: count for node, count in room.items() if count})
+    try:
+        ray.get(task)
+    except ray.exceptions.RayError as error:
+        return f"failed: {_in_short(error)}"
+    return "done"
 
 
 def _in_short(error: Exception) -> str:
     """The line of an error that says what it was: Ray puts the cause last."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1][:300]
-
-
-def _look(path: str) -> str:
-    """What the node that this runs on lacks of a file that the driver has locked."""
-    if not os.access(path, os.W_OK):
-        return f"does not see {path}, or cannot write it"
-    with Path(path).open("r+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return ""
-    return f"does not see that {path} is locked (file locks of the shared disk are off)"
-
-
-def _work(command: list[str], log: Path, environment: dict[str, str]) -> int:
-    """On a node: run a trial's command with that node's Python; returns its exit code."""
-    with signals() as came:  # Ray cancels by SIGINT's handler
-        return ThisMachine().run([sys.executable, *command[1:]], log, environment, came)

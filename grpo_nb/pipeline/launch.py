@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_nb import data, models, reward_lab, rewards, training
-from grpo_nb.pipeline.execution import QUIET
-from grpo_nb.runs import NOTEBOOKS, Run, Stage, config, resolve_stage, start_stage
+from grpo_nb.pipeline.notebooks import QUIET, kept_settings
+from grpo_nb.runs import Run, Stage, checks, config, start_stage, write_json
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.training import ranks
 
@@ -80,31 +80,27 @@ def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
     chosen = rewards.load_preset(stage.config.rewards.preset, stage.config.rewards.reward_weights)
     print(reward_lab.check(run, chosen, force))
     policy = models.load_policy(stage.config.model, stage.config.seed, stage.config.policy)
-    session = training.Session(stage, policy, chosen, data.load(run, "train"))
-    print(session.note)
-    print(session.overview().to_string(index=False))
-    print(_shares(session))
-    session.arguments()
-    checks = session.preflight()
-    print(checks.to_string(index=False))
-    training.refuse(checks, force)
-    session.run(lambda update: print(_line(update), flush=True))
+    if stage.config.train.priming_steps:
+        print(training.warm_up(policy, stage))
+    args = training.grpo_config(stage, policy, chosen)
+    trainer = training.Trainer(policy, chosen, args, data.load(run, "train"), stage)
+    print(trainer.note)
+    print(_shares(args))
+    found = trainer.preflight()
+    print(checks.table(found).to_string(index=False))
+    checks.refuse(found, force)
+    trainer.watch(lambda update: print(_line(update), flush=True))
+    trainer.train()
     print(ranks.from_main(lambda: stage.finish(*OUTPUTS)))
 
 
 def _start(run: Run, settings: Mapping[str, Any], force: bool) -> Stage:
-    """With the run's own settings of stage 03, what was to be set there, and what is given."""
-    for name in settings:
-        if config.stage_of(name) != "03":
-            raise ValueError(f"{name} belongs to {NOTEBOOKS[config.stage_of(name)]}, not to train")
-    started = {key: entry.get("started", "") for key, entry in run.manifest().items()}
-    anew = started.get("03", "") < max(started.get("01", ""), started.get("02", ""))
-    known = run.settings() if anew else config.flatten(run.config())
-    unset = config.flatten(resolve_stage(run, "03", "", {}))
-    own = {k: v for k, v in known.items() if config.stage_of(k) == "03" and unset.get(k) != v}
-    own.pop("train.resume", None)  # it was meant for one training
-    parameters = config.to_parameters("03", own | settings)
-    return start_stage("03", {**parameters, "run_name": run.name, "force": force})
+    """With what earlier calls have set for stage 03, and what is given."""
+    kept = config.of_stage("03", kept_settings(run, "03"))
+    stage = start_stage("03", run.name, kept | settings, force=force)
+    typed = {name: config.flatten(stage.config)[name] for name in settings}
+    write_json(run / "settings.json", run.settings() | typed)
+    return stage
 
 
 def _refuse(settings: RunConfig) -> None:
@@ -118,21 +114,19 @@ def _refuse(settings: RunConfig) -> None:
         return
     needed = {
         "model.quantization = '16bit'": settings.model.quantization == "16bit",
-        "train.stages = ''": not settings.train.stages,
         "train.priming_steps = 0": not settings.train.priming_steps,
     }
     if missing := [need for need, met in needed.items() if not met]:
         raise ValueError(f"FSDP and ZeRO-3 need {' and '.join(missing)}; or take ddp.yaml")
 
 
-def _shares(session: training.Session) -> str:
-    """How the processes share a step."""
-    args = session.trainer().args
+def _shares(args: Any) -> str:
+    """How the processes share a step, by a GRPOConfig."""
     rows, passes = args.per_device_train_batch_size, args.gradient_accumulation_steps
     step = rows * passes * ranks.count()
     return (
         f"a step: {step // args.num_generations} prompts x {args.num_generations} = {step} "
-        f"completions, on {ranks.count()} process(es) in {passes} pass(es) of {rows}"
+        f"completions, on {ranks.count()} process(es) in {passes} micro-batch(es) of {rows}"
     )
 
 

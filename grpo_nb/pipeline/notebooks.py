@@ -1,25 +1,193 @@
-"""The four notebooks, executed in order by papermill, one kernel a stage."""
+"""Runs of the four notebooks: from a run file and `--set` to notebooks that papermill executed.
 
-import platform
+A run file:
+
+    name: mine
+    profile: tiny-cpu
+    train.max_steps: 200
+    rewards.reward_weights: "1, 0.5, 0, 0"
+
+All that can be checked is checked before anything starts. Each notebook has a kernel of its own;
+one that ends too early ends in a sentence, and no stage stays at "running".
+"""
+
+import os
+import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import psutil
+from jupyter_client import AsyncKernelManager
 from rich.console import Console
+from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-from grpo_nb.pipeline.batches import check_run
-from grpo_nb.pipeline.execution import execute_notebook, stoppable
-from grpo_nb.runs import NOTEBOOKS, Run, git_commit, installed_versions
+from grpo_nb.runs import (
+    NOTEBOOKS,
+    PROJECT_ROOT,
+    Run,
+    check_stages_before,
+    refuse_unknown,
+    resolve_stages,
+)
 from grpo_nb.runs import config as configs
-from grpo_nb.runs.files import read_json, write_json
+from grpo_nb.runs.files import atomic_path, disk_error, read_json, read_yaml, sha256, write_json
 
-if TYPE_CHECKING:
-    from rich.table import Table
+PATHS = ("data.source", "model.model_path", "rewards.preset", "rewards.cases")
+QUIET = {
+    "TQDM_DISABLE": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+# Otherwise each kernel says that it talks to us over a local TCP port, and at its end that it
+# was interrupted.
+KERNEL_ARGUMENTS = ["--IPKernelApp.log_level=50"]
+
+
+class Planned(NamedTuple):
+    """A run as it was asked for; `origins` says for each setting where."""
+
+    name: str
+    profile: str
+    settings: dict[str, Any]
+    origins: dict[str, str]
+
+
+def planned_run(
+    file: str | None, name: str | None, profile: str | None, assignments: Sequence[str]
+) -> Planned:
+    """The run of a file, or of the command line alone, whose settings come on top.
+
+    Args:
+        file: A run file; a run without a `name` is called as its file.
+        name: Over the file's; without both a name is made of profile and time.
+        profile: Over the file's.
+        assignments: As `--set` takes them, ["train.max_steps=20"].
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: It cannot be read, or a setting is unknown.
+    """
+    settings = read_yaml(Path(file)) if file else {}
+    stem = Path(file).stem if file else f"{profile or 'auto'}-{time.strftime('%Y%m%d-%H%M%S')}"
+    named, fitted = settings.pop("name", stem), settings.pop("profile", "auto")
+    chosen = assigned(assignments)
+    for setting in settings:
+        configs.refuse_unknown_setting(setting)
+    origins = dict.fromkeys(settings, Path(file or "").name) | dict.fromkeys(chosen, "--set")
+    return Planned(
+        str(named or "") if name is None else name,
+        fitted if profile is None else profile,
+        with_full_paths(settings) | chosen,
+        origins,
+    )
+
+
+def check_run(
+    run: Run,
+    profile: str = "auto",
+    settings: Mapping[str, Any] | None = None,
+    first: str = "01",
+    last: str = "04",
+    force: bool = False,
+) -> tuple[configs.RunConfig, dict[str, Any]]:
+    """Everything that can be checked before anything starts; writes nothing.
+
+    Returns:
+        The configuration; and what was set, now or for these stages by an earlier call, typed.
+
+    Raises:
+        ValueError: An unknown or unfit setting, rewards that cannot be loaded, a stage missing,
+            no place to write.
+    """
+    from grpo_nb.rewards import load_preset
+
+    for stage in (first, last):
+        refuse_unknown("stage", stage, list(NOTEBOOKS))
+    if last < first:
+        raise ValueError(f"--from {first} --to {last}: there is no stage between them")
+    settings = settings or {}
+    wanted = kept_settings(run, first) | settings if first > "01" else settings
+    config = resolve_stages(run, wanted, first, last, profile)
+    _refuse_unknown_trl(config)
+    load_preset(config.rewards.preset, config.rewards.reward_weights)
+    if not force:
+        check_stages_before(run, first)
+    typed = {name: configs.flatten(config)[name] for name in wanted}
+    for name in [one for one in settings if configs.stage_of(one) < first]:
+        if typed.pop(name) != configs.flatten(run.config()).get(name):
+            raise ValueError(
+                f"{name} belongs to stage {configs.stage_of(name)}, which --from {first} "
+                f"does not run: use --from {configs.stage_of(name)}"
+            )
+    refuse_read_only(run.path)
+    return config, typed
+
+
+def _refuse_unknown_trl(config: configs.RunConfig) -> None:
+    """Here TRL may be imported: kernels, which import Unsloth first, are processes of their own."""
+    if config.trl:
+        from grpo_nb.training import refuse_unknown_trl
+
+        refuse_unknown_trl(config)
+
+
+def kept_settings(run: Run, first: str) -> dict[str, Any]:
+    """What was set by earlier calls for the stages from `first` on, so that it is not lost."""
+    kept = {k: v for k, v in run.settings().items() if configs.stage_of(k) >= first}
+    kept.pop("train.resume", None)  # it was meant for one training
+    return kept
+
+
+def undone(run: Run) -> list[str]:
+    """The stages that are not done, or not with what those before them have written since."""
+    return [stage for stage in NOTEBOOKS if run.status(stage) != "done"]
+
+
+def refuse_read_only(folder: Path) -> None:
+    """Raise ValueError where `folder` could not be made or written to."""
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ValueError(
+            f"{folder} cannot be written: {there} is "
+            f"{'read-only' if there.is_dir() else 'no folder'}; point GRPO_NB_RUNS at a folder "
+            "that can"
+        )
+
+
+def assigned(assignments: Sequence[str]) -> dict[str, Any]:
+    """What `--set` gives, ["train.max_steps=20"], as settings."""
+    return with_full_paths(dict(map(configs.parse_assignment, assignments)))
+
+
+def with_full_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Files and folders that exist below the working directory, by their whole path."""
+    there = {k for k in PATHS if settings.get(k) and Path(str(settings[k])).exists()}
+    return {k: str(Path(v).resolve()) if k in there else v for k, v in settings.items()}
+
+
+def plan_table(plan: Planned, config: configs.RunConfig, first: str, last: str) -> Table:
+    """Which stages would run, and every setting that is not the default, with its source."""
+    stages = ", ".join(name for stage, name in NOTEBOOKS.items() if first <= stage <= last)
+    table = Table(title=f"{Run(plan.name).path}: {stages}", title_justify="left")
+    for column in ("setting", "value", "from"):
+        table.add_column(column, overflow="fold")
+    table.add_row("profile", config.profile, "")
+    sources = config.sources | plan.origins
+    for setting, value in configs.flatten(config).items():
+        source = sources[setting].replace("set here", "settings.json")
+        if source != "default":
+            table.add_row(setting, str(value), source)
+    return table
 
 
 def run_pipeline(
@@ -27,24 +195,20 @@ def run_pipeline(
     profile: str = "auto",
     settings: Mapping[str, Any] | None = None,
     first: str = "01",
+    last: str = "04",
     force: bool = False,
     console: Console | None = None,
-    *,
-    last: str = "04",
-) -> dict[str, Any]:
+) -> Run:
     """Execute the stages from `first` to `last`.
 
     Args:
         name: Of the run; a run that is there already is executed again in place.
-        profile: See grpo_nb.runs.profiles.PROFILES; "auto" picks by the hardware found.
+        profile: A name in grpo_nb/runs/profiles/, or "auto" for what suits the hardware found.
         settings: Dotted names to values, {"train.max_steps": 20}.
         first: "01" … "04"; the stages before it must be done.
-        force: Start later stages although what they read has changed.
-        console: Where the progress bar goes.
         last: "01" … "04".
-
-    Returns:
-        The summary that `summarize` gives.
+        force: Start later stages although what they read has changed.
+        console: Where is said how far it is.
 
     Raises:
         ValueError: Before anything starts: an unknown or unfit setting, a stage missing.
@@ -52,144 +216,202 @@ def run_pipeline(
         StageFailed: A notebook did not reach its end; what there is of it is kept.
         Stopped: SIGTERM or SIGINT came; the training saved a checkpoint first.
     """
-    run = Run(name)
+    run, console = Run(name), console or Console()
     config, typed = check_run(run, profile, settings, first, last, force)
     lock = run.lock(".pipeline.lock")
-    stages = {key: NOTEBOOKS[key] for key in NOTEBOOKS if first <= key <= last}
+    shared = {"01": {"profile": config.profile, "task": config.task}}
     try:
         earlier = {k: v for k, v in run.settings().items() if configs.stage_of(k) < first}
         write_json(run / "settings.json", earlier | typed)
-        with logged(run, f"{', '.join(stages.values())}; {config.profile}; {typed}"):
-            shared = {"force": force, "profile": config.profile}
-            _execute_stages(run, stages, typed, shared, console or Console())
+        (run / "notebooks").mkdir(exist_ok=True)
+        for stage in [one for one in NOTEBOOKS if first <= one <= last]:
+            own = {"run_name": name, "settings": configs.of_stage(stage, typed)}
+            _execute_stage(run, stage, own | shared.get(stage, {"force": force}), console)
     finally:
         lock.release()
-    return summarize(run, last)
+    return run
 
 
-def log(run: Run, text: str) -> None:
-    """A line in the run's log.txt."""
+def log(run: Run | Path, text: str) -> None:
+    """A line in the log.txt of a run or a folder."""
     with (run / "log.txt").open("a", encoding="utf-8") as file:
         file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n")
 
 
-@contextmanager
-def logged(run: Run, what: str) -> Iterator[None]:
-    """Start, versions and end of something, in the run's log."""
-    started = time.monotonic()
-    versions = {"python": platform.python_version(), **installed_versions()}
-    log(run, f"start: {what}")
-    log(run, f"commit {git_commit()}; " + ", ".join(f"{k} {v}" for k, v in versions.items()))
+def _execute_stage(run: Run, stage: str, parameters: dict[str, Any], console: Console) -> None:
+    name = NOTEBOOKS[stage]
+    log(run, f"{name}: started with {parameters}")
+    console.print(f"{name} …")
+    watched = {"get_renderable": run.progress, "refresh_per_second": 4, "transient": True}
     try:
-        yield
+        with Live(console=console, **watched):
+            stoppable(execute_notebook, run, stage, parameters)
     except BaseException as error:
         with suppress(OSError):  # a full disk takes no line either, and is what is raised
-            log(run, f"{type(error).__name__} after {time.monotonic() - started:.1f} s: {error}")
+            log(run, f"{name}: {type(error).__name__}: {error}")
         raise
-    log(run, f"done in {time.monotonic() - started:.1f} s")
+    log(run, f"{name}: done in {run.manifest()[stage]['seconds']} s")
 
 
-def _execute_stages(
-    run: Run,
-    stages: Mapping[str, str],
-    settings: dict[str, Any],
-    shared: Mapping[str, Any],
-    console: Console,
-) -> None:
-    (run / "notebooks").mkdir(parents=True, exist_ok=True)
-    shown = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"))
-    with Progress(*shown, TimeElapsedColumn(), console=console) as progress:
-        for stage, name in stages.items():
-            task = progress.add_task(name, total=None, note="")
-            parameters = {"run_name": run.name} | configs.to_parameters(stage, settings)
-            own = "profile" if stage == "01" else "force"
-            parameters[own] = shared[own]
-            log(run, f"{name}: started")
-            if not console.is_terminal:  # where no bar moves
-                console.print(f"{name} …")
-            with _watching(run, progress, task):
-                stoppable(partial(execute_notebook, run, stage, parameters))
-            log(run, f"{name}: done in {run.manifest()[stage]['seconds']} s")
-            progress.update(task, total=1, completed=1)
-
-
-@contextmanager
-def _watching(run: Run, progress: Progress, task: TaskID) -> Iterator[None]:
-    """Copy the stage's progress.json into its bar, four times a second."""
-    stopped = threading.Event()
-
-    def copy() -> None:
-        if (run / "progress.json").exists():
-            state = read_json(run / "progress.json")
-            note = f"{state['done']}/{state['total']} {state['note']}"
-            progress.update(task, total=state["total"], completed=state["done"], note=note)
-
-    def poll() -> None:
-        while not stopped.wait(0.25):
-            copy()
-
-    thread = threading.Thread(target=poll, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stopped.set()
-        thread.join()
-        copy()
-
-
-def summarize(run: Run, last: str = "04") -> dict[str, Any]:
-    """What the run ended with: verdict, evaluation report, seconds a stage, where things are.
-
-    Args:
-        run: All of its stages up to `last` are done; before "04" there is no report.
-    """
-    report, failures = None, None
-    if last >= "02":
-        failures = read_json(run / "rewards/report.json")["failures"]
-    if last == "04":
-        report = read_json(run / "eval/report.json")
-    entries = {stage: entry for stage, entry in run.manifest().items() if stage <= last}
-    places = {"notebooks": run / "notebooks", "figures": run / "figures"}
-    places |= {"model": run / "model/merged"} if report else {}
-    if kept := sorted(run.path.glob("train.old-*")):
-        places["kept"] = f"{len(kept)} earlier trainings, the last is {kept[-1]}"
-    seconds = {NOTEBOOKS[stage]: entry["seconds"] for stage, entry in entries.items()}
-    return {"report": report, "failures": failures, "seconds": seconds, **places}
-
-
-def print_summary(summary: Mapping[str, Any], console: Console, last: str = "04") -> None:
-    """Print what `summarize` gave.
+def print_summary(run: Run, console: Console, last: str = "04") -> None:
+    """Print what a run ended with, whose stages up to `last` are done, and where things are.
 
     Raises:
         RuntimeError: The stages ended with `last`, "02", and the rewards failed: afterwards.
     """
-    if summary["report"]:
-        console.print(_before_after(summary["report"]))
-    if summary["failures"] is not None:
-        for failure in summary["failures"]:
-            console.print(f"[bold]rewards[/]    FAILED: {escape(failure)}", soft_wrap=True)
-        if not summary["failures"]:
-            console.print("[bold]rewards[/]    passed")
-    stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["seconds"].items())
+    failures = read_json(run / "rewards/report.json")["failures"] if last >= "02" else []
+    if last == "04":
+        sentences = [one["sentence"] for one in read_json(run / "eval/report.json")["comparisons"]]
+        for sentence in [one for one in sentences if one.startswith("base → merged")]:
+            console.print(sentence, highlight=False, soft_wrap=True)
+    for failure in failures:
+        console.print(f"[bold]rewards[/]    FAILED: {escape(failure)}", soft_wrap=True)
+    if last >= "02" and not failures:
+        console.print("[bold]rewards[/]    passed")
+    entries = [(key, entry) for key, entry in run.manifest().items() if key <= last]
+    stages = ", ".join(f"{NOTEBOOKS[key]} {entry['seconds']:.0f} s" for key, entry in entries)
     console.print(f"[bold]time[/]       {stages}")
-    for key in [name for name in ("notebooks", "figures", "model", "kept") if name in summary]:
-        console.print(f"[bold]{key:<10}[/] {summary[key]}", soft_wrap=True)
-    if last == "02" and summary["failures"]:
-        raise RuntimeError("the rewards failed: mend them before you train")
+    for place in ("notebooks", "figures", *(["model/merged"] if last == "04" else [])):
+        console.print(f"[bold]{place.partition('/')[0]:<10}[/] {run / place}", soft_wrap=True)
+    if kept := sorted(run.path.glob("train.old-*")):
+        console.print(f"[bold]kept[/]       {len(kept)} earlier trainings, the last is {kept[-1]}")
+    if last == "02" and failures:
+        raise RuntimeError("the rewards failed: fix them before you train")
 
 
-def _before_after(report: Mapping[str, Any]) -> "Table":
-    from rich.table import Table
+class StageFailed(RuntimeError):
+    """A notebook did not reach its end; the message says where, and why."""
 
-    table = Table(title=f"{report['prompts']} held-out prompts", title_justify="left")
-    for column in ("", "accuracy before → after", "format before → after"):
-        table.add_column(column)
-    for decoding in ("greedy", "sampled"):
-        before, after = report[decoding]["base"], report[decoding]["merged"]
-        cells = [
-            f"{before[key]:.1%} → {after[key]:.1%}" if after[key] is not None else "not asked for"
-            for key in ("accuracy", "format")
-        ]
-        table.add_row(decoding, *cells)
-    return table
+
+class Stopped(StageFailed):
+    """By a signal, after the notebook put its work in order; `signal` is its number."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.signal = number
+
+
+def stoppable(execute: Callable[..., Any], *arguments: Any) -> None:
+    """Run a notebook so that SIGTERM and SIGINT interrupt its kernel, as the button does."""
+    came: list[int] = []
+
+    def forward(number: int, frame: Any) -> None:
+        came.append(number)
+        for child in psutil.Process().children():
+            child.send_signal(signal.SIGINT)
+
+    if threading.current_thread() is not threading.main_thread():
+        execute(*arguments)  # signals belong to the main thread
+        return
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        # nbclient would end the kernel at once; in another thread it cannot catch signals.
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(execute, *arguments).result()
+    except StageFailed as error:
+        if not came:
+            raise
+        raise Stopped(str(error), came[0]) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Path:
+    """Run one notebook in a kernel of its own; returns the executed copy in the run.
+
+    Raises:
+        StageFailed: A cell raised, the kernel died, the disk took no more, or the notebook ended
+            without saying that its stage is done.
+    """
+    source = PROJECT_ROOT / "notebooks" / f"{NOTEBOOKS[stage]}.ipynb"
+    target, config = run / "notebooks" / source.name, run / "config.yaml"
+    (run / "progress.json").unlink(missing_ok=True)
+    set_environment(run)
+    before, config_before = run.manifest(), config.read_bytes() if config.exists() else b""
+    why = _execute(source, target, parameters)
+    entry = run.manifest().get(stage, {})
+    if not why and (entry.get("status") != "done" or entry == before.get(stage)):
+        why = "ended before its last cell, which says that the stage is done: by exit()?"
+    if not why:
+        return target
+    kept = f"The notebook up to there: {target}"
+    try:
+        if _is_as_written(run, before.get(stage, {})):
+            with atomic_path(config) as temporary:
+                temporary.write_bytes(config_before)
+            write_json(run / "manifest.json", before)
+            kept += "\nWhat this stage had written before is as it was, and stays its result."
+        else:
+            run.record(stage, {"status": "failed", "error": why})
+    except OSError as error:
+        kept = f"The manifest could not say so: {error}"
+    raise StageFailed(f"{NOTEBOOKS[stage]} {why}\n{kept}")
+
+
+def set_environment(run: Run) -> None:
+    """What a kernel inherits: where the package and the runs are, and no progress bars."""
+    path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH")]))
+    os.environ.update(QUIET | {"PYTHONPATH": path, "GRPO_NB_RUNS": str(run.path.parent)})
+
+
+def _is_as_written(run: Run, entry: Mapping[str, Any]) -> bool:
+    """Whether the stage of this entry was done, and all that it wrote is still there."""
+    written = entry.get("outputs", {}) if entry.get("status") == "done" else {}
+    files = {run / name: digest for name, digest in written.items()}
+    return bool(files) and all(p.exists() and sha256(p) == digest for p, digest in files.items())
+
+
+class Kernel(AsyncKernelManager):
+    """jupyter_client's, which remembers how the last process that it started has ended."""
+
+    code: int | None = None
+
+    async def is_alive(self) -> bool:  # is asked each second
+        if process := getattr(self.provisioner, "process", None):
+            Kernel.code = process.poll()
+        return await super().is_alive()
+
+
+def _execute(source: Path, target: Path, parameters: Mapping[str, Any]) -> str:
+    """Why the notebook did not reach its end; "" if it did."""
+    # Without it jsonschema leaves the format of addresses unchecked, which no notebook has; with
+    # it papermill's import takes 2 s more, for its grammar.
+    sys.modules.setdefault("rfc3987_syntax", None)
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+
+    Kernel.code = None
+    try:
+        papermill.execute_notebook(
+            source,
+            target,
+            parameters=dict(parameters),
+            cwd=source.parent,
+            kernel_name="python3",
+            progress_bar=False,
+            extra_arguments=KERNEL_ARGUMENTS,
+            store_widget_state=False,
+            kernel_manager_class=Kernel,
+        )
+    except PapermillExecutionError as error:
+        return f"failed in cell {error.exec_count}: {error.ename}: {error.evalue}"
+    except OSError as error:
+        return f"was stopped: {disk_error(target, error)}"
+    except RuntimeError as error:
+        return f"failed: {error if Kernel.code is None else _ending(Kernel.code)}"
+    return ""
+
+
+def _ending(code: int) -> str:
+    """How a kernel's process ended, by its exit code, a negative one for a signal."""
+    ended = f"ended by itself with exit code {code}"
+    if code < 0:
+        name = signal.Signals(-code).name
+        likely = " (by the system when memory runs out, or by a person)"
+        ended = f"was killed by {name}{likely if name == 'SIGKILL' else ''}"
+    return (
+        f"its process {ended}. What was written before is kept: the same command with --from this "
+        "stage goes on, a training from its last checkpoint. Where memory was short, see "
+        "docs/troubleshooting.md#out-of-memory"
+    )

@@ -12,16 +12,16 @@ In place of `grid`: `list: [{train.beta: 0.01}, …]`, or `random: {train.learni
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_nb.pipeline.batches import check_run, with_full_paths
-from grpo_nb.runs import NOTEBOOKS, Run
+from grpo_nb.pipeline.notebooks import check_run, with_full_paths
+from grpo_nb.runs import Run, refuse_unknown
 from grpo_nb.runs import config as configs
-from grpo_nb.runs.files import read_json, read_yaml
-from grpo_nb.runs.profiles import detect_profile, refuse_unknown
+from grpo_nb.runs.files import read_yaml
+from grpo_nb.runs.profiles import detect_profile
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,7 +32,7 @@ KEYS = ("name", "profile", "settings", *KINDS, "draws", "seed", "seeds", "retrie
 
 
 class Trial(NamedTuple):
-    """One run of a sweep: `swept` is what sets it apart, `settings` all that is set."""
+    """One run of a sweep: `swept` is what sets it apart, `settings` all that is set, typed."""
 
     name: str
     swept: dict[str, Any]
@@ -40,6 +40,8 @@ class Trial(NamedTuple):
 
 
 class Sweep(NamedTuple):
+    """A sweep file, checked; `retries` is how often a trial that failed is tried again."""
+
     name: str
     profile: str
     trials: list[Trial]
@@ -50,6 +52,7 @@ def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
     """The sweep of a file, each trial checked as `grpo-nb run` would.
 
     Args:
+        path: A YAML file.
         elsewhere: Its trials run on other machines, so that this one's GPU says nothing.
 
     Raises:
@@ -59,8 +62,7 @@ def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
     content = read_yaml(path)
     for key in content:
         refuse_unknown("key of a sweep", key, list(KEYS))
-    name, shared = content.get("name", path.stem), content.get("settings") or {}
-    name = "" if name is None else str(name)
+    name, shared = content.get("name", path.stem) or "", content.get("settings") or {}
     profile = content.get("profile", "auto")
     if elsewhere and profile == "auto":
         raise ValueError(f"{path}: name the cluster's profile; auto would look at this machine")
@@ -73,10 +75,10 @@ def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
             raise ValueError(f"{path}: {twice} is varied, and set in settings: leave one out")
         if swept in [trial.swept for trial in trials]:
             raise ValueError(f"{path}: two trials are the same run: {words(swept)}")
-        settings = with_full_paths(shared | swept)
-        trials.append(Trial(f"{name}-{number:03}", swept, settings))
-        check_run(Run(trials[-1].name), profile, settings)
-    return Sweep(name, profile, trials, _count(path, content, "retries", 1, least=0))
+        run = Run(f"{name}-{number:03}")
+        _, settings = check_run(run, profile, with_full_paths(shared | swept))
+        trials.append(Trial(run.name, swept, settings))
+    return Sweep(str(name), profile, trials, _count(path, content, "retries", 1, least=0))
 
 
 def _points(path: Path, content: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -86,17 +88,18 @@ def _points(path: Path, content: Mapping[str, Any]) -> list[dict[str, Any]]:
         found = " and ".join(kinds) or "none of them"
         raise ValueError(f"{path}: a sweep has one of grid, list and random; found {found}")
     kind, space = kinds[0], content[kinds[0]]
-    form = list if kind == "list" else dict
-    if not isinstance(space, form) or not space:
+    if not isinstance(space, list if kind == "list" else dict) or not space:
         raise ValueError(f"{path}: {kind} is empty: nothing to vary")
-    if kind == "list":
-        if not all(isinstance(point, dict) for point in space):
-            raise ValueError(f"{path}: list: write {{setting: value, …}} for each trial")
-        points = space
-    elif kind == "grid":
-        points = _grid(path, space)
-    else:
-        points = list(_draws(path, space, content))
+    points = space
+    if kind == "grid":
+        for name, values in space.items():
+            if not isinstance(values, list) or not values:
+                raise ValueError(f"{path}: grid: {name}: write a list of values; it has {values!r}")
+        points = [dict(zip(space, values, strict=True)) for values in product(*space.values())]
+    elif kind == "random":
+        points = _draws(path, space, content)
+    if not all(isinstance(point, dict) for point in points):
+        raise ValueError(f"{path}: list: write {{setting: value, …}} for each trial")
     for setting in {name for point in points for name in point}:
         configs.refuse_unknown_setting(setting)
     seeds = content.get("seeds", [None])
@@ -108,16 +111,9 @@ def _points(path: Path, content: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [point | seed for point, seed in product(points, by_seed)]
 
 
-def _grid(path: Path, space: Mapping[str, Any]) -> list[dict[str, Any]]:
-    for name, values in space.items():
-        if not isinstance(values, list) or not values:
-            raise ValueError(f"{path}: grid: {name}: write a list of values; it has {values!r}")
-    return [dict(zip(space, values, strict=True)) for values in product(*space.values())]
-
-
 def _draws(
     path: Path, space: Mapping[str, Any], content: Mapping[str, Any]
-) -> Iterator[dict[str, Any]]:
+) -> list[dict[str, Any]]:
     """Different points; more `draws` add to the same first ones."""
     count = _count(path, content, "draws", 20, least=1)
     if count > MOST_DRAWS:
@@ -127,9 +123,8 @@ def _draws(
         point = {name: _draw(rng, f"{path}: random: {name}", s) for name, s in space.items()}
         if point not in drawn:
             drawn.append(point)
-            yield point
         if len(drawn) == count:
-            return
+            return drawn
     raise ValueError(f"{path}: random has {len(drawn)} different points; lower draws = {count}")
 
 
@@ -137,19 +132,20 @@ def _draw(rng: random.Random, where: str, space: Any) -> Any:
     """One value: of a list, or between low and high, rounded to three digits."""
     if isinstance(space, list) and space:
         return rng.choice(space)
-    ends = [space.get(end) for end in ("low", "high")] if isinstance(space, dict) else [None]
-    log = isinstance(space, dict) and space.get("log", False)
-    known = isinstance(space, dict) and space.keys() <= {"low", "high", "log"}
-    if not known or not all(type(end) in (int, float) for end in ends) or ends[0] >= ends[1]:
-        raise ValueError(
-            f"{where}: write a list of values, or {{low: 1e-5, high: 1e-3, log: true}}"
-        )
-    if log and ends[0] <= 0:
-        raise ValueError(f"{where}: log needs low > 0; it is {ends[0]}")
-    low, high = map(math.log, ends) if log else ends
-    value = rng.uniform(low, high)
-    value = math.exp(value) if log else value
-    return round(value) if all(type(end) is int for end in ends) else float(f"{value:.3g}")
+    match space:
+        case {"low": int() | float() as low, "high": int() | float() as high, **more} if (
+            low < high and more.keys() <= {"log"}
+        ):
+            log = more.get("log", False)
+        case _:
+            raise ValueError(
+                f"{where}: write a list of values, or {{low: 1e-5, high: 1e-3, log: true}}"
+            )
+    if log and low <= 0:
+        raise ValueError(f"{where}: log needs low > 0; it is {low}")
+    value = math.exp(rng.uniform(math.log(low), math.log(high))) if log else rng.uniform(low, high)
+    whole = isinstance(low, int) and isinstance(high, int)
+    return round(value) if whole else float(f"{value:.3g}")
 
 
 def _count(path: Path, content: Mapping[str, Any], key: str, default: int, least: int) -> int:
@@ -160,11 +156,12 @@ def _count(path: Path, content: Mapping[str, Any], key: str, default: int, least
 
 
 def words(swept: Mapping[str, Any]) -> str:
+    """What sets a trial apart, for a line of a table."""
     return ", ".join(f"{name} = {value}" for name, value in swept.items())
 
 
 def trial_table(sweep: Sweep) -> "Table":
-    """A line a trial, with what sets it apart."""
+    """A line for each trial, with what sets it apart."""
     from rich.table import Table
 
     title = f"sweep {sweep.name}: {len(sweep.trials)} trials, {sweep.profile}"
@@ -172,19 +169,3 @@ def trial_table(sweep: Sweep) -> "Table":
     for trial in sweep.trials:
         table.add_row(trial.name, words(trial.swept))
     return table
-
-
-def progress(run: Run) -> str:
-    """Where a run is: stage, how far, note."""
-    if not (run / "progress.json").exists():
-        return ""
-    state = read_json(run / "progress.json")
-    return f"{NOTEBOOKS[state['stage']]} {state['done']}/{state['total']} {state['note']}"
-
-
-def score(run: Run) -> str:
-    """What a finished run ended with, for the line that says so."""
-    if not (run / "eval/report.json").exists():
-        return ""
-    models = read_json(run / "eval/report.json")["greedy"]
-    return f", held-out accuracy {list(models.values())[-1]['accuracy']:.1%}"

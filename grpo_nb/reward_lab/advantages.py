@@ -84,13 +84,6 @@ def advantages(
     return np.nan_to_num(result).reshape(-1)
 
 
-def group_statistics(totals: np.ndarray, num_generations: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each completion's group, [completions] each."""
-    groups = totals.reshape(-1, num_generations)
-    parts = (_mean(groups, 1), _std(groups, 1))
-    return tuple(np.repeat(part, num_generations) for part in parts)
-
-
 def _mean(values: np.ndarray, axis: int) -> np.ndarray:
     count = (~np.isnan(values)).sum(axis=axis, keepdims=True)
     return np.nansum(values, axis=axis, keepdims=True) / np.maximum(count, 1)

@@ -14,54 +14,54 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from grpo_nb.reward_lab import pilot as pilots
-from grpo_nb.reward_lab.cases import changed_cases, read_cases
-from grpo_nb.reward_lab.linter import Finding, lint
-from grpo_nb.reward_lab.probes import Probes, gold_report, probe
+from grpo_nb.reward_lab.attacks import Probes, changed_cases, probe, read_cases, references
+from grpo_nb.reward_lab.linter import lint, usable
 from grpo_nb.reward_lab.table import Bench, Row, signal_table
 from grpo_nb.rewards import RewardSet
-from grpo_nb.runs import NOTEBOOKS, Run, Stage, project_path, write_json
+from grpo_nb.runs import NOTEBOOKS, Check, Run, Stage, project_path, write_json
+from grpo_nb.runs.checks import table
 from grpo_nb.runs.config import RunConfig
 
 GOLD_ROWS = 512  # references that are scored
 REPORT = "rewards/report.json"
-UNUSABLE = ("raises", "missing column", "wrong length", "out of range")  # errors that end the test
 
 
 class Verdict(NamedTuple):
     """All that stage 02 found out about a reward set.
 
-    failures: Why stage 03 will refuse; empty: passed.
-    findings: Of the linter.
-    probes: What attacks earned; None where a reward raises.
-    gold: Whether the reference wins, and where not.
+    checks: "rewards"; what linter, references, attacks and saved cases found; "base model" and
+        "completion length".
+    probes: What attacks earned; None where a reward cannot be called on them.
     pilot: Figures of the sample.
     signal: A line a reward.
     """
 
-    failures: list[str]
-    findings: list[Finding]
+    checks: list[Check]
     probes: Probes | None
-    gold: dict[str, Any]
     pilot: dict[str, Any]
     signal: pd.DataFrame
 
     @property
+    def failures(self) -> list[str]:
+        """Why stage 03 will refuse."""
+        return [f"{c.name}: {c.evidence}" for c in self.checks[1:] if c.state == "stop"]
+
+    @property
     def passed(self) -> bool:
-        return not self.failures and self.probes is not None
+        return not self.failures
 
     def findings_table(self) -> pd.DataFrame:
-        lines = [{**f._asdict(), "": "error" if f.error else "warning"} for f in self.findings]
-        return pd.DataFrame(lines, columns=["", "rule", "reward", "evidence", "fix"])
+        """A line for each check."""
+        return table(self.checks)
 
     def __str__(self) -> str:
-        warnings = sum(not finding.error for finding in self.findings)
         if self.passed:
-            return f"PASSED: the gold wins, every attack loses; {warnings} warnings"
+            return f"PASSED: {self.checks[0].evidence}"
         return "\n  ".join(["FAILED, and notebook 3 will refuse to train:", *self.failures])
 
 
 def judge(bench: Bench, rows: Sequence[Row], pilot: pilots.Pilot, stage: Stage) -> Verdict:
-    """Linter, probes, references and saved cases on one pilot.
+    """Linter, attacks, references and saved cases on one pilot.
 
     Args:
         bench: The rewards.
@@ -74,49 +74,34 @@ def judge(bench: Bench, rows: Sequence[Row], pilot: pilots.Pilot, stage: Stage) 
 
 
 def _judge(bench: Bench, rows: Sequence[Row], pilot: pilots.Pilot, stage: Stage) -> Verdict:
-    config = stage.config
-    texts, completions = [one.text for one in pilot.samples], config.step_completions
-    seconds = pilot.step_seconds(completions)
-    findings = lint(bench, pilot.repeated_rows, texts, seconds, completions)
-    errors = [f"{f.reward}: {f.rule}: {f.evidence}" for f in findings if f.error]
-    if any(finding.error and finding.rule in UNUSABLE for finding in findings):
-        return Verdict(errors, findings, None, {}, {}, pd.DataFrame())
-    table = bench.table(pilot.rows, pilot.completions_P_G)
+    config, texts = stage.config, [one.text for one in pilot.samples]
     own, saved = read_cases(*cases_of(stage.run, config))
+    seconds = pilot.step_seconds(config.step_completions)
+    found = lint(bench, pilot.repeated_rows, texts, seconds, config.step_completions)
+    if not usable(found):
+        return Verdict([_rewards(found), *found], None, {}, pd.DataFrame())
+    scored, probes = bench.table(pilot.rows, pilot.completions_P_G), None
     tested = [*pilot.rows, *rows[:GOLD_ROWS]]
     try:
-        probes, gold = probe(bench, tested, own), gold_report(bench, tested, table)
-        changed = changed_cases(bench, saved)
+        probes = probe(bench, tested, own)
+        found = [*references(bench, tested, scored), *found, *probes.checks()]
+        found += changed_cases(bench, saved)
     except Exception as error:  # a user's reward may raise anything, and that is the verdict
-        where = ", ".join(getattr(error, "__notes__", []))
-        errors.append(f"a reward raises on an attack, a reference or a case: {error!r} {where}")
-        return Verdict(errors, findings, None, {}, {}, signal_table(bench.preset, table))
-    failures = [] if gold["gold_wins"] else [_lost(bench, gold)]
-    failures += errors + [f"attack {name!r} {_why(probes, name)}" for name in probes.winners]
-    failures += changed
-    if not table["signal"].any():
-        failures.append("no group of the pilot carries a signal: all its completions earn the same")
-    figures = pilots.summary(pilot, table, bench.preset, config)
-    return Verdict(failures, findings, probes, gold, figures, signal_table(bench.preset, table))
+        evidence = f"{error!r} {', '.join(getattr(error, '__notes__', []))}"
+        fix = "give such text the least score, or @reward(on_error='skip')"
+        found.append(Check("a reward raises on an attack", "stop", evidence, fix))
+    figures = pilots.summary(pilot, scored, bench.preset, config)
+    checks = [_rewards(found), *found, *pilots.checks(figures)]
+    return Verdict(checks, probes, figures, signal_table(bench.preset, scored))
 
 
-def _lost(bench: Bench, gold: dict[str, Any]) -> str:
-    """That the reference loses: on how many rows, and the first of them."""
-    question, first = gold["losers"][0], bench.preset.names[0]
-    return (
-        f"the gold loses on {len(gold['losers'])} rows: {question!r}, …; its reference, "
-        f"{_quoted(gold['reference'])}, earns {gold['earned']:.3g} of {bench.preset.full:.3g} "
-        f"from {first}. Where another form is asked for, define reference(row) beside the rewards"
-    )
-
-
-def _why(probes: Probes, name: str) -> str:
-    because = probes.table.set_index("attack").at[name, "because"]
-    return f"{because}: {_quoted(probes.completions[name])}"
-
-
-def _quoted(completion: str) -> str:
-    return repr(completion if len(completion) <= 100 else f"{completion[:100]}…")
+def _rewards(found: Sequence[Check]) -> Check:
+    """The check "rewards": whether one of those found says "stop"."""
+    stops = [check for check in found if check.state == "stop"]
+    if not stops:
+        return Check("rewards", "ok", f"the gold wins, every attack loses; {len(found)} warnings")
+    evidence = f"{len(stops)} reasons to stop, the first: {stops[0].name}: {stops[0].evidence}"
+    return Check("rewards", "stop", evidence, f"{stops[0].fix}; then run notebook 2 again")
 
 
 def cases_of(run: Run, config: RunConfig) -> list[Path]:
@@ -132,21 +117,26 @@ def cases_of(run: Run, config: RunConfig) -> list[Path]:
 
 
 def save(run: Run, bench: Bench, verdict: Verdict) -> None:
-    """Write rewards/report.json: the verdict, the reward set's hash, and the findings."""
-    probes = verdict.probes.table.to_dict("records") if verdict.probes else []
-    probes = [line | {"completion": verdict.probes.completions[line["attack"]]} for line in probes]
+    """Write rewards/report.json with the reward set's hash, and the checks to the manifest."""
+    probes = verdict.probes.table if verdict.probes else pd.DataFrame({"attack": []})
+    texts = verdict.probes.completions if verdict.probes else {}
     report = {
         "passed": verdict.passed,
         "failures": verdict.failures,
         "rewards_sha256": fingerprint(bench.preset),
         "weights": dict(zip(bench.preset.names, bench.preset.reward_weights, strict=True)),
-        "findings": [finding._asdict() for finding in verdict.findings],
-        "gold": verdict.gold,
+        "checks": [check._asdict() for check in verdict.checks],
         "pilot": verdict.pilot,
-        "signal": verdict.signal.to_dict("records"),
-        "probes": probes,
+        "signal": _lines(verdict.signal),
+        "probes": _lines(probes.assign(completion=probes["attack"].map(texts))),
     }
-    write_json(run / REPORT, _finite(report))
+    write_json(run / REPORT, report)
+    run.record("02", {"checks": report["checks"]})  # of an earlier verdict none stays
+
+
+def _lines(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """As JSON, which knows no NaN."""
+    return json.loads(frame.to_json(orient="records"))
 
 
 def write_weights(
@@ -165,17 +155,8 @@ def write_weights(
         run.lock().release(force=True)
     return verdict, (
         f"written to {run.name}/config.yaml. Running notebook 2 again begins with the preset's "
-        f'weights; to keep these, write reward_weights = "{text}" in its parameters'
+        f'weights; to keep these, put {{"rewards.reward_weights": "{text}"}} into its settings'
     )
-
-
-def _finite(value: Any) -> Any:
-    """The same with None for NaN and infinity, which JSON does not know."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not abs(value) < float("inf") else value
 
 
 def check(run: Run, preset: RewardSet, force: bool = False) -> str:
@@ -201,7 +182,7 @@ def check(run: Run, preset: RewardSet, force: bool = False) -> str:
         return "the rewards passed their test"
     if force:
         return f"forced, although {problem}"
-    raise ValueError(f"{problem}. Mend them and run {notebook} again, or set force = True")
+    raise ValueError(f"{problem}. Correct them and run {notebook} again, or set force = True")
 
 
 def fingerprint(preset: RewardSet) -> str:

@@ -59,10 +59,7 @@ def mcnemar(gained: int, lost: int) -> float:
     (0.03125, 1.0, 1.0)
     """
     differ = gained + lost
-    term, tail = 1, 1  # binomial coefficients, and their sum up to the smaller of the two
-    for i in range(min(gained, lost)):
-        term = term * (differ - i) // (i + 1)
-        tail += term
+    tail = sum(math.comb(differ, i) for i in range(min(gained, lost) + 1))
     return min(1.0, 2 * tail / 2**differ)
 
 

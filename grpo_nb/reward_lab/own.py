@@ -2,26 +2,25 @@
 
 import ast
 import io
+import math
 import re
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 
-import numpy as np
-
 from grpo_nb.reward_lab.pilot import Pilot
 from grpo_nb.reward_lab.table import Bench, Row, explain
 from grpo_nb.rewards import load_preset
-from grpo_nb.rewards.presets import load_python, with_weights
+from grpo_nb.rewards.presets import load_python
 from grpo_nb.runs import Stage, atomic_path
 
-MARK = (
-    "# Your rewards"  # how the cell begins as shipped; one without it is known by what it defines
+CELL = re.compile(  # as shipped; else a function of `completions`, one that is lifted, or a list
+    r"\A\s*# Your rewards|^\s*(?:async )?def \w+\([^)]*\bcompletions\b"
+    r"|^\s*@(?:\w+\.)?reward\b|^reward_funcs\b[^=\n]*=(?!=)",
+    re.MULTILINE,
 )
 OWN = "rewards/mine.py"
 HEAD = '"""The rewards of notebook 2."""\n\nfrom grpo_nb import rewards\n\nform = {form!r}\n\n\n'
-RANGES = (
-    "\n\n# Least and greatest score of baseline rollouts and references, where none is declared.\n"
-)
+RANGES = "\n\n# Least and greatest scores seen, where none are declared.\nmeasured_ranges = {!r}\n"
 
 
 def adopt(
@@ -44,7 +43,7 @@ def adopt(
     """
     text, path = cell_of_rewards() if source is None else source, stage.run / OWN
     preset, weights = stage.config.rewards.preset, stage.config.rewards.reward_weights
-    if not _has_code(text):
+    if all(line.lstrip()[:1] in ("", "#") for line in text.splitlines()):
         if preset != str(path) and stage.run.settings().get("rewards.preset") == str(path):
             stage.change({"rewards.preset": preset})
         return bench
@@ -54,14 +53,13 @@ def adopt(
     with redirect_stdout(io.StringIO()):
         chosen = load_python(path, text)
         ranges = _measured_ranges(bench._replace(preset=chosen), rows, pilot)
-    if weights:
-        with_weights(chosen, weights)
     if ranges:
-        text += f"{RANGES}measured_ranges = {ranges!r}\n"
+        text += RANGES.format(ranges)
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+    trained = load_preset(str(path), weights)
     stage.change({"rewards.preset": str(path)})
-    return bench._replace(preset=load_preset(str(path), weights))
+    return bench._replace(preset=trained)
 
 
 def cell_of_rewards() -> str:
@@ -69,41 +67,8 @@ def cell_of_rewards() -> str:
     from IPython import get_ipython
 
     shell = get_ipython()
-    history = shell.history_manager if shell else None
-    if history is None:
-        return ""
-    cells = zip(history.input_hist_raw, history.input_hist_parsed, strict=True)
-    for raw, parsed in reversed(list(cells)):
-        if raw.lstrip().startswith(MARK) or _defines_rewards(parsed):
-            return raw
-    return ""
-
-
-def _has_code(text: str) -> bool:
-    """Whether there is more in it than comments."""
-    try:
-        return bool(ast.parse(text).body)
-    except SyntaxError:  # which its loading will name
-        return True
-
-
-def _defines_rewards(text: str) -> bool:
-    """A list of rewards, a function of `completions`, or one that is lifted by `@reward`."""
-    try:
-        nodes = list(ast.walk(ast.parse(text)))
-    except SyntaxError:  # of a cell that did not run
-        return False
-    for node in nodes:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            if any(argument.arg == "completions" for argument in arguments):
-                return True
-            if any("reward" in ast.unparse(decorator) for decorator in node.decorator_list):
-                return True
-        named = isinstance(node, ast.Name) and node.id == "reward_funcs"
-        if named and isinstance(node.ctx, ast.Store):
-            return True
-    return False
+    history = shell.history_manager.input_hist_raw if shell and shell.history_manager else []
+    return next((cell for cell in reversed(history) if CELL.search(cell)), "")
 
 
 def _measured_ranges(
@@ -121,11 +86,11 @@ def _measured_ranges(
         if hasattr(func, "range"):
             continue
         try:
-            scores = np.array([one.score for one in explain(func, arguments)], dtype=float)
+            scores = [one.score for one in explain(func, arguments)]
         except Exception:  # a user's reward may raise anything: the verdict will say what
             continue
-        scores = scores[np.isfinite(scores)]
-        low, high = min([0.0, *scores.tolist()]), max([0.0, *scores.tolist()])
+        known = [float(score) for score in scores if score is not None and math.isfinite(score)]
+        low, high = min([0.0, *known]), max([0.0, *known])
         if low < 0 or high > 1 or (number == 0 and high > 0):
             ranges[func.__name__] = (low, high or 1.0)
     return ranges

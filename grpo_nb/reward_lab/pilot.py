@@ -5,27 +5,25 @@ Sampling again with the same model, lengths, temperature and seed reads the file
 prompts that it lacks are sampled.
 """
 
-import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from grpo_nb import models
+from grpo_nb import data, models
 from grpo_nb.models import chat
 from grpo_nb.reward_lab.intervals import pass_at_k
+from grpo_nb.reward_lab.table import Bench, Row
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import Message
-from grpo_nb.runs import Run, atomic_path
-from grpo_nb.runs.config import RunConfig
+from grpo_nb.runs import Check, Run, Stage, atomic_path, write_json
+from grpo_nb.runs.config import DataConfig, RunConfig
 
-Row = dict[str, Any]
-Sampler = Callable[[Sequence[list[Message]]], list[list[models.Sample]]]
 KEPT_AT = "rewards/pilot.parquet"
 SPARE = 1.25  # how much longer than almost all pilot completions the cap should be
 FORWARDS = 4  # an update costs about: log-probabilities 1, backward with its forward 3
@@ -63,30 +61,18 @@ class Pilot(NamedTuple):
         return completions * (self.generation_seconds + FORWARDS * self.forward_seconds)
 
 
-def sample(
-    run: Run, rows: Sequence[Row], config: RunConfig, sampler: Sampler | None = None
-) -> Pilot:
-    """Completions for each row, from the cache where it has them.
+def sample(run: Run, rows: Sequence[Row], config: RunConfig) -> Pilot:
+    """Completions of the base model for each row, from the cache where it has them.
 
     Args:
         run: Where the cache is.
         rows: [prompts] dataset rows.
         config: The base model, how it samples, `rewards.pilot_completions` a prompt.
-        sampler: Another engine: prompts in, [prompts][group] samples out; the base model, by
-            vLLM where that is found, where it is left out.
     """
     settings = _settings(config)
     cached, seconds = _read(run, settings)
-    missing = [row for row in rows if _key(row) not in cached]
-    if missing:
-        prompts = [row["prompt"] for row in missing]
-        if sampler is None:
-            sampled, seconds = _sample_base(prompts, config)
-        else:
-            started = time.perf_counter()
-            sampled = sampler(prompts)
-            count = sum(map(len, sampled))
-            seconds = [(time.perf_counter() - started) / count, 0.0]
+    if missing := [row for row in rows if _key(row) not in cached]:
+        sampled, seconds = _sample_base([row["prompt"] for row in missing], config)
         cached |= {_key(row): group for row, group in zip(missing, sampled, strict=True)}
         _write(run, cached, settings, seconds)
     return Pilot(list(rows), [cached[_key(row)] for row in rows], *seconds)
@@ -134,35 +120,26 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 
 
 def _key(row: Row) -> str:
-    return hashlib.sha256(json.dumps(row["prompt"]).encode()).hexdigest()
+    return json.dumps(row["prompt"])
 
 
 def _read(run: Run, settings: dict) -> tuple[dict[str, list[models.Sample]], list[float]]:
-    import pyarrow.parquet as pq
-
     path = run / KEPT_AT
-    if not path.exists():
-        return {}, [0.0, 0.0]
-    file = pq.ParquetFile(path)
-    kept = json.loads(file.schema_arrow.metadata.get(b"grpo_nb", b"{}"))
-    if kept.get("settings") != settings:
+    kept = pd.read_parquet(path) if path.exists() else pd.DataFrame()
+    if kept.attrs.get("settings") != settings:
         return {}, [0.0, 0.0]
     cached: dict[str, list[models.Sample]] = {}
-    for line in file.read().to_pylist():
-        cached.setdefault(line.pop("prompt_sha256"), []).append(models.Sample(**line))
-    return cached, kept["seconds"]
+    for line in kept.to_dict("records"):
+        cached.setdefault(line.pop("prompt"), []).append(models.Sample(**line))
+    return cached, kept.attrs["seconds"]
 
 
 def _write(run: Run, cached: dict, settings: dict, seconds: list[float]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    lines = [
-        {"prompt_sha256": key, **one._asdict()} for key, group in cached.items() for one in group
-    ]
-    about = {"grpo_nb": json.dumps({"settings": settings, "seconds": seconds})}
+    samples = [(key, one) for key, group in cached.items() for one in group]
+    frame = pd.DataFrame([{"prompt": key, **one._asdict()} for key, one in samples])
+    frame.attrs = {"settings": settings, "seconds": seconds}
     with atomic_path(run / KEPT_AT) as temporary:
-        pq.write_table(pa.Table.from_pylist(lines).replace_schema_metadata(about), temporary)
+        frame.to_parquet(temporary)
 
 
 def passed(table: pd.DataFrame, preset: RewardSet) -> np.ndarray:
@@ -198,28 +175,46 @@ def summary(
         preset: Its first reward says "correct".
         config: Batch and `max_completion_length` of the training to come.
     """
-    rates = pass_rates(pilot, table, preset)
-    group = len(pilot.samples_P_G[0])
-    right = passed(table, preset).reshape(-1, group)
-    tokens = np.array([one.tokens for one in pilot.samples])
+    lines, group = flagged(pilot, table, preset), len(pilot.samples_P_G[0])
+    right, tokens = lines["correct"].to_numpy().reshape(-1, group), lines["tokens"]
+    solved = right.mean(axis=1)
     length, why = recommended_length(pilot.samples, config.train.max_completion_length)
     return {
         "prompts": len(pilot.rows),
         "completions per prompt": group,
         **{f"pass@{k}": float(pass_at_k(right, k).mean()) for k in (1, 2, 4, 8, 16) if k <= group},
-        "prompts never solved": int((rates["pass_rate"] == 0).sum()),
-        "prompts always solved": int((rates["pass_rate"] == 1).sum()),
-        "prompts to keep": int(rates["keep"].sum()),
+        "prompts never solved": int((solved == 0).sum()),
+        "prompts always solved": int((solved == 1).sum()),
+        "prompts to keep": int(((solved > 0) & (solved < 1)).sum()),
         "share of groups without signal": float(1 - table["signal"].mean()),
-        "share truncated": float(np.mean([one.truncated for one in pilot.samples])),
+        "share truncated": float(lines["truncated"].mean()),
         "completion tokens, mean": float(tokens.mean()),
-        "completion tokens, p95": float(np.quantile(tokens, 0.95)),
+        "completion tokens, p95": float(tokens.quantile(0.95)),
         "completion tokens, max": int(tokens.max()),
         "predicted seconds per step": pilot.step_seconds(config.step_completions),
         "max_completion_length": config.train.max_completion_length,
         "recommended max_completion_length": length,
         "because": why,
     }
+
+
+def checks(figures: Mapping[str, Any]) -> list[Check]:
+    """Whether there is something to learn, and room to answer, by the figures of `summary`."""
+    rate, silent = figures["pass@1"], figures["share of groups without signal"]
+    learns = "stop" if silent == 1 else "ok" if 0 < rate < 1 else "warning"
+    base = f"right in {rate:.1%} of its samples; {silent:.0%} of the groups without signal"
+    if silent == 1:
+        base += ": no group of the pilot carries a signal, all its completions earn the same"
+    easier = "" if learns == "ok" else "take easier or harder rows, or another base"
+    cap, best = figures["max_completion_length"], figures["recommended max_completion_length"]
+    cut, p95 = figures["share truncated"], figures["completion tokens, p95"]
+    fits = cap >= best or (cut <= 0.05 and cap >= p95)
+    long = f"95 % of the base's have at most {p95:.0f} tokens, {cut:.0%} were cut; cap {cap}"
+    raised = "" if fits else f"set train.max_completion_length = {best}"
+    return [
+        Check("base model", learns, base, easier),
+        Check("completion length", "ok" if fits else "warning", long, raised),
+    ]
 
 
 def recommended_length(samples: Sequence[models.Sample], cap_tokens: int) -> tuple[int, str]:
@@ -234,3 +229,62 @@ def recommended_length(samples: Sequence[models.Sample], cap_tokens: int) -> tup
     longest = float(np.quantile([one.tokens for one in samples if not one.truncated], 0.99))
     length = 8 * math.ceil(SPARE * longest / 8)
     return length, f"99 % of the completions that ended took at most {longest:.0f} tokens"
+
+
+def by_difficulty(stage: Stage, preset: RewardSet, report: dict[str, Any]) -> dict[str, Any]:
+    """Try `data.difficulty_prompts` prompts, drop those out of the band, and order the rest.
+
+    A prompt that is always or never solved gives its group no advantage: its completions cost
+    time and teach nothing. What is sampled for this serves notebook 2 as well.
+
+    Args:
+        stage: Stage 01, after `data.prepare`.
+        preset: Its first reward says whether a completion passed.
+        report: What `data.prepare` gave.
+
+    Returns:
+        The report with "difficulty", written to data/report.json too; as it was where no
+        prompt is to be tried.
+
+    Raises:
+        ValueError: No prompt lies in the band.
+    """
+    config = stage.config.data
+    if not config.difficulty_prompts:
+        return report
+    rows = data.load(stage.run, "train")
+    tried = sample(stage.run, rows[: config.difficulty_prompts], stage.config)
+    tokenizer = chat.load_tokenizer(stage.config.model.model_path)
+    table = Bench(preset, tokenizer=tokenizer).table(tried.rows, tried.completions_P_G)
+    rates = pass_rates(tried, table, preset).set_index("question")["pass_rate"].to_dict()
+    kept, found = keep_band(rows, rates, config)
+    data.replace_train(stage.run, kept)
+    report = {**report, "train_rows": len(kept), "difficulty": found}
+    write_json(stage.run / "data/report.json", report)
+    return report
+
+
+def keep_band(
+    rows: Sequence[Row], rates: Mapping[str, float], config: DataConfig
+) -> tuple[list[Row], dict[str, int]]:
+    """The rows of middling difficulty, in the order that is asked for, and how many left.
+
+    Args:
+        rows: Dataset rows.
+        rates: {question: share of its completions that passed}; a row without one is kept, and
+            counts as of mean difficulty.
+        config: The band, and the order.
+    """
+    low, high = config.min_pass_rate, config.max_pass_rate
+    kept = [row for row in rows if low < rates.get(row["question"], (low + high) / 2) < high]
+    hard, easy = (sum(map(out, rates.values())) for out in (low.__ge__, high.__le__))
+    if not kept:
+        raise ValueError(
+            f"no prompt has a pass rate between {low} and {high}: {hard} are too hard, {easy} too "
+            "easy. Widen the band, take another model or data, or teach the format first "
+            "(data.priming_rows)"
+        )
+    if config.order == "easy_to_hard":
+        mean = sum(rates.values()) / len(rates)
+        kept.sort(key=lambda row: -rates.get(row["question"], mean))
+    return kept, {"judged": len(rates), "too_hard": hard, "too_easy": easy, "kept": len(kept)}

@@ -54,8 +54,8 @@ class Bench(NamedTuple):
             encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
             cut, end = self.train.max_completion_length, self.tokenizer.eos_token_id
             given["completion_ids"] = [ids if len(ids) >= cut else [*ids, end] for ids in encoded]
-        state = _training_state(self.train.max_steps)
-        return given | {"trainer_state": state, "log_extra": _no_extra, "log_metric": _no_metric}
+        given["trainer_state"] = _training_state(self.train.max_steps)
+        return given | {"log_extra": lambda *_: None, "log_metric": lambda *_: None}
 
     def score(self, rows: Sequence[Row], completions: Sequence[Completion]) -> np.ndarray:
         """Raw scores, [completions, rewards], NaN for None."""
@@ -97,10 +97,10 @@ class Bench(NamedTuple):
         return self.weighed(table, group)
 
     def weighed(self, table: pd.DataFrame, num_generations: int) -> pd.DataFrame:
-        """The table with total, mean, std, advantage and signal made anew from its scores."""
+        """The table with total, mean, std, advantage and signal computed again from its scores."""
         scores, train = table[self.preset.names].to_numpy(), self.train
         totals = self.totals(scores)
-        mean, std = advantages.group_statistics(totals, num_generations)
+        groups = pd.Series(totals).groupby(np.arange(len(totals)) // num_generations)
         gained = advantages.advantages(
             scores,
             self.preset.reward_weights,
@@ -111,8 +111,8 @@ class Bench(NamedTuple):
         differ = np.ptp(gained.reshape(-1, num_generations), axis=1) > TIE
         return table.assign(
             total=totals,
-            mean=mean,
-            std=std,
+            mean=groups.transform("mean").to_numpy(),
+            std=groups.transform("std").to_numpy(),
             advantage=gained,
             signal=np.repeat(differ, num_generations),
         )
@@ -132,14 +132,6 @@ def _training_state(max_steps: int) -> "TrainerState":
     state = TrainerState(epoch=0.0, max_steps=max_steps)
     state.is_training = False
     return state
-
-
-def _no_extra(column: str, values: list[Any]) -> None:
-    """TRL's log_extra, where nothing is logged."""
-
-
-def _no_metric(name: str, value: float) -> None:
-    """TRL's log_metric, where nothing is logged."""
 
 
 def explain(func: Callable[..., Any], arguments: dict[str, Any]) -> list[Scored]:

@@ -5,15 +5,11 @@ from grpo_nb.rewards.code import code_execution_reward, code_generation_reward
 from grpo_nb.rewards.combine import (
     Adaptive,
     Scheduled,
-    clipped,
-    ensemble,
     gated,
-    keep_adaptive_weights,
     weighted,
 )
 from grpo_nb.rewards.contract import Reward, Scored, call, declared_range, reward
 from grpo_nb.rewards.correctness import (
-    contains_all_reward,
     exact_match_reward,
     fuzzy_match_reward,
     json_fields_reward,
@@ -22,7 +18,6 @@ from grpo_nb.rewards.correctness import (
     multiple_choice_reward,
     numeric_correctness_reward,
     overlap_reward,
-    regex_match_reward,
 )
 from grpo_nb.rewards.format import (
     boxed_format_reward,
@@ -32,33 +27,22 @@ from grpo_nb.rewards.format import (
     no_syntax_error_reward,
     soft_xml_format_reward,
     strict_xml_format_reward,
-    think_format_reward,
 )
+from grpo_nb.rewards.judge import LLMJudge
 from grpo_nb.rewards.length import (
-    cosine_length_reward,
     ideal_length_reward,
     max_length_penalty,
     min_length_reward,
-    soft_overlong_punishment,
 )
-from grpo_nb.rewards.model_based import LLMJudge, RewardModel
 from grpo_nb.rewards.presets import (
-    CODE_GENERATION_REWARDS,
-    JSON_EXTRACTION_REWARDS,
-    MATH_REASONING_REWARDS,
     PRESETS,
-    QA_REWARDS,
-    SUMMARIZATION_REWARDS,
     RewardSet,
     load_preset,
-    load_yaml,
     math_problem_reward,
     reward_set,
 )
 from grpo_nb.rewards.style import (
     citation_reward,
-    keyword_penalty,
-    language_consistency_reward,
     no_repetition_penalty,
     reasoning_quality_reward,
     worked_steps_reward,

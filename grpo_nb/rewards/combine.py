@@ -1,4 +1,4 @@
-"""Rewards made of rewards: gated, weighted, clipped, ensembles, and weights that move.
+"""Rewards made of rewards: gated, weighted, and with weights that move.
 
 Parts may be any TRL-shaped functions; a combination is async if one of its parts is.
 """
@@ -6,15 +6,14 @@ Parts may be any TRL-shaped functions; a combination is async if one of its part
 import asyncio
 import inspect
 import json
-import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from grpo_nb.rewards.contract import Reward, Scores, declared_range
 
 BatchReward = Callable[..., Any]
-Column = list[float | None]
 
 
 def is_async(reward: BatchReward) -> bool:
@@ -45,39 +44,37 @@ def in_thread(reward: BatchReward) -> BatchReward:
     return call
 
 
+@dataclass(eq=False)
 class Combined:
     """Parts, and the function that makes one score of a completion's scores.
 
     `join(scores, **options)` takes one score a part; a None among them makes None.
     """
 
-    def __init__(
-        self,
-        name: str,
-        parts: Sequence[BatchReward],
-        join: Callable[..., float],
-        score_range: tuple[float, float],
-        **options: Any,
-    ) -> None:
-        self.__name__, self.range = name, score_range
-        self.parts, self.join, self.options = list(parts), join, options
-        self.columns = sorted({c for part in parts for c in getattr(part, "columns", ())})
-        self.__doc__ = f"{join.__doc__ or name} Of: {', '.join(p.__name__ for p in parts)}."
+    name: str  # its `__name__`
+    parts: list[BatchReward]
+    join: Callable[..., float]
+    range: tuple[float, float]
+    options: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self.__name__ = self.name
+        self.columns = sorted({c for part in self.parts for c in getattr(part, "columns", ())})
+        self.__doc__ = f"{self.join.__doc__} Of: {', '.join(p.__name__ for p in self.parts)}."
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> Scores:
         return self._join([part(completions=completions, **columns) for part in self.parts])
 
-    def _join(self, columns_F_N: list[Column]) -> Scores:
+    def _join(self, columns_F_N: list[Scores]) -> Scores:
         rows = zip(*columns_F_N, strict=True)
         return [None if None in row else self.join(row, **self.options) for row in rows]
 
-    def __repr__(self) -> str:
-        return f"<reward {self.__name__} of {self.parts}>"
-
 
 class AsyncCombined(Combined):
+    """The same with a part that has to be awaited; its parts run together."""
+
     async def __call__(self, completions: Sequence[Any], **columns: Any) -> Scores:
-        async def run(part: BatchReward) -> Column:
+        async def run(part: BatchReward) -> Scores:
             ready = in_thread(part) if waits(part) else part
             scores = ready(completions=completions, **columns)
             return await scores if inspect.isawaitable(scores) else scores
@@ -85,16 +82,14 @@ class AsyncCombined(Combined):
         return self._join(list(await asyncio.gather(*map(run, self.parts))))
 
 
-def combined(
-    name: str,
-    parts: Sequence[BatchReward],
-    join: Callable[..., float],
-    score_range: tuple[float, float],
-    **options: Any,
-) -> Combined:
-    """A `Combined`, or an `AsyncCombined` if a part has to be awaited."""
-    kind = AsyncCombined if any(map(is_async, parts)) else Combined
-    return kind(name, parts, join, score_range, **options)
+def gated(reward: BatchReward, *, by: BatchReward, mark: float = 1.0, name: str = "") -> Combined:
+    """`reward` where `by` scores at least `mark`, else the least score of `reward`.
+
+    Unlike a sum, it pays nothing for a right answer in the wrong format, or the reverse.
+    """
+    kind = AsyncCombined if is_async(reward) or is_async(by) else Combined
+    name, score_range = name or f"{reward.__name__}_gated_by_{by.__name__}", declared_range(reward)
+    return kind(name, [reward, by], _gate, score_range, {"low": score_range[0], "mark": mark})
 
 
 def _gate(row: Sequence[float], low: float, mark: float) -> float:
@@ -102,14 +97,13 @@ def _gate(row: Sequence[float], low: float, mark: float) -> float:
     return row[0] if row[1] >= mark else low
 
 
-def gated(reward: BatchReward, *, by: BatchReward, mark: float = 1.0, name: str = "") -> Combined:
-    """`reward` where `by` scores at least `mark`, else the least score of `reward`.
-
-    Unlike a sum, it pays nothing for a right answer in the wrong format, or the reverse.
-    """
-    low, high = declared_range(reward)
-    name = name or f"{reward.__name__}_gated_by_{by.__name__}"
-    return combined(name, [reward, by], _gate, (low, high), low=low, mark=mark)
+def weighted(parts: Sequence[tuple[BatchReward, float]], *, name: str = "weighted") -> Combined:
+    """One reward that is the weighted sum of others."""
+    rewards, weights = [reward for reward, _ in parts], [weight for _, weight in parts]
+    ends = [sorted(end * weight for end in declared_range(part)) for part, weight in parts]
+    score_range = (sum(low for low, _ in ends), sum(high for _, high in ends))
+    kind = AsyncCombined if any(map(is_async, rewards)) else Combined
+    return kind(name, rewards, _weigh, score_range, {"weights": weights})
 
 
 def _weigh(row: Sequence[float], weights: Sequence[float]) -> float:
@@ -117,49 +111,19 @@ def _weigh(row: Sequence[float], weights: Sequence[float]) -> float:
     return sum(score * weight for score, weight in zip(row, weights, strict=True))
 
 
-def weighted(parts: Sequence[tuple[BatchReward, float]], *, name: str = "weighted") -> Combined:
-    """One reward that is the weighted sum of others."""
-    weights = [weight for _, weight in parts]
-    ends = [sorted((low * w, high * w)) for (p, w) in parts for low, high in [declared_range(p)]]
-    score_range = (sum(low for low, _ in ends), sum(high for _, high in ends))
-    return combined(name, [part for part, _ in parts], _weigh, score_range, weights=weights)
-
-
-def _clip(row: Sequence[float], low: float, high: float) -> float:
-    """The score, kept between two ends."""
-    return min(high, max(low, row[0]))
-
-
-def clipped(reward: BatchReward, low: float, high: float, *, name: str = "") -> Combined:
-    """`reward`, kept between `low` and `high`."""
-    name = name or f"{reward.__name__}_clipped"
-    return combined(name, [reward], _clip, (low, high), low=low, high=high)
-
-
-def _pool(row: Sequence[float], how: str) -> float:
-    """Pooled scores."""
-    return float({"mean": statistics.fmean, "median": statistics.median, "min": min}[how](row))
-
-
-def ensemble(parts: Sequence[BatchReward], how: str = "mean", *, name: str = "") -> Combined:
-    """Several noisy rewards, such as judges, pooled by "mean", "median" or "min"."""
-    if how not in ("mean", "median", "min"):
-        raise ValueError(f"ensemble {how!r}: take 'mean', 'median' or 'min'")
-    ends = [declared_range(part) for part in parts]
-    score_range = (min(low for low, _ in ends), max(high for _, high in ends))
-    return combined(name or f"{how}_of_{len(parts)}", parts, _pool, score_range, how=how)
-
-
+@dataclass(eq=False)
 class Scaled:
     """A reward times a factor that moves with the step; the base of the two below."""
 
-    def __init__(self, reward: BatchReward, greatest: float) -> None:
-        if is_async(reward):
-            raise ValueError(f"{reward.__name__} is async: give it a fixed reward_weights entry")
-        self.reward, self.__name__ = reward, reward.__name__
-        self.__doc__, self.columns = reward.__doc__, getattr(reward, "columns", [])
-        low, high = declared_range(reward)
-        self.range = (min(0.0, low * greatest), max(0.0, high * greatest))
+    reward: BatchReward
+
+    def __post_init__(self) -> None:
+        name, (low, high) = self.reward.__name__, declared_range(self.reward)
+        if is_async(self.reward):
+            raise ValueError(f"{name} is async: give it a fixed reward_weights entry")
+        self.__name__, self.__doc__ = name, self.reward.__doc__
+        self.columns = getattr(self.reward, "columns", [])
+        self.range = (min(0.0, low * self.greatest), max(0.0, high * self.greatest))
 
     def __call__(self, completions: Sequence[Any], trainer_state: Any = None, **columns) -> Scores:
         if trainer_state is not None:
@@ -175,51 +139,41 @@ class Scaled:
         return [None if score is None else score * factor for score in scores]
 
 
+@dataclass(eq=False)
 class Scheduled(Scaled):
     """A reward whose factor is drawn through points: {0: 0.2, 100: 1.0} rises for 100 steps."""
 
-    def __init__(self, reward: BatchReward, points: dict[int, float]) -> None:
-        if not points:
+    points: dict[int, float]
+
+    def __post_init__(self) -> None:
+        if not self.points:
             raise ValueError("a schedule needs at least one point, such as {0: 1.0}")
-        self.points = dict(sorted(points.items()))
-        super().__init__(reward, max(points.values()))
+        self.points = dict(sorted(self.points.items()))
+        self.greatest = max(self.points.values())
+        super().__post_init__()
 
     def factor(self, step: int, scores: Scores) -> float:
-        steps = list(self.points)
-        before = max((s for s in steps if s <= step), default=steps[0])
-        after = min((s for s in steps if s >= step), default=steps[-1])
-        share = (step - before) / (after - before) if after > before else 0.0
-        return self.points[before] + share * (self.points[after] - self.points[before])
+        import numpy as np
+
+        return float(np.interp(step, list(self.points), list(self.points.values())))
 
 
+@dataclass(eq=False)
 class Adaptive(Scaled):
     """A reward whose factor rises while it is seldom earned, and falls once it mostly is.
 
-    Args:
-        reward: The reward.
-        low: Success rate under which the factor grows; success is a score at or above
-            the middle of the reward's range.
-        high: Success rate over which it shrinks.
-        change: By how much a step multiplies or divides it.
-        least: Its lower bound.
-        greatest: Its upper bound.
-
-    The factor moves once a step, however often the reward is called in it, and
-    `save`/`load` keep it with a checkpoint.
+    A success is a score at or above the middle of the reward's range. The factor moves once a
+    step, however often the reward is called in it, and `save`/`load` keep it with a checkpoint.
     """
 
-    def __init__(
-        self,
-        reward: BatchReward,
-        low: float = 0.2,
-        high: float = 0.8,
-        change: float = 1.05,
-        least: float = 0.25,
-        greatest: float = 4.0,
-    ) -> None:
-        super().__init__(reward, greatest)
-        self.low, self.high, self.change = low, high, change
-        self.least, self.greatest = least, greatest
+    low: float = 0.2  # success rate under which the factor grows
+    high: float = 0.8  # success rate over which it shrinks
+    change: float = 1.05  # by how much a step multiplies or divides it
+    least: float = 0.25  # its lower bound
+    greatest: float = 4.0  # its upper bound
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.value, self.step = 1.0, -1
         self.everyones: Callable[[list[float]], list[float]] = list  # of all processes' scores
 
@@ -241,22 +195,3 @@ class Adaptive(Scaled):
     def load(self, folder: Path) -> None:
         state = json.loads((folder / f"{self.__name__}.json").read_text(encoding="utf-8"))
         self.value, self.step = state["value"], state["step"]
-
-
-def keep_adaptive_weights(rewards: Sequence[BatchReward]) -> Any:
-    """A TrainerCallback that saves adaptive rewards with each checkpoint and restores them."""
-    from transformers import TrainerCallback
-
-    adaptive = [reward for reward in rewards if isinstance(reward, Adaptive)]
-
-    class Keep(TrainerCallback):
-        def on_save(self, args, state, control, **kwargs):
-            for reward in adaptive:
-                reward.save(Path(args.output_dir) / f"checkpoint-{state.global_step}")
-
-        def on_train_begin(self, args, state, control, **kwargs):
-            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            for reward in adaptive if state.global_step else ():
-                reward.load(folder)
-
-    return Keep()

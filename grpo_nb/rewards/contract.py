@@ -106,16 +106,8 @@ class Reward:
         return list(chain.from_iterable(scored))
 
     def _rows(self, completions, prompts, columns) -> list[tuple[int, str, dict]]:
-        """(number, response, {column: value}) of each completion."""
+        """(number, response, {column: value}) of each completion, checked before any is scored."""
         given = {**columns, **({"prompt": prompts} if prompts is not None else {})}
-        picked = self._pick(given, len(completions))
-        return [
-            (row, completion_text(completion), {name: picked[name][row] for name in picked})
-            for row, completion in enumerate(completions)
-        ]
-
-    def _pick(self, given: dict[str, Any], rows: int) -> dict[str, Sequence[Any]]:
-        """{parameter: its value in each row}, checked before the first scorer runs."""
         if missing := [column for column in self.columns if column not in given]:
             raise ValueError(
                 f"reward {self.__name__} needs the column {missing[0]!r}, and the dataset has "
@@ -125,27 +117,29 @@ class Reward:
         for column in [c for c in self.columns + self._optional if c in given]:
             values = given[column]
             if column == "trainer_state" or values is None:
-                values = [values] * rows
-            if len(values) != rows:
+                values = [values] * len(completions)
+            if len(values) != len(completions):
                 raise ValueError(
                     f"reward {self.__name__}: column {column!r} has {len(values)} values for "
-                    f"{rows} completions; give one for each completion, not one for each prompt"
+                    f"{len(completions)} completions; give one for each completion, not one for "
+                    "each prompt"
                 )
             picked[column] = list(values)
-        return picked
+        return [
+            (row, completion_text(completion), {name: picked[name][row] for name in picked})
+            for row, completion in enumerate(completions)
+        ]
 
     def _scored(self, row: tuple) -> Scored:
+        number, response, columns = row
         try:
             with exits_are_errors(self.__name__):
-                return self._checked(self.score(row[1], **row[2], **self.options))
+                return self._checked(self.score(response, **columns, **self.options))
         except Exception as error:
-            return self._failed(row, error)
-
-    def _failed(self, row: tuple, error: Exception) -> Scored:
-        if self.settings.on_error == "raise":
-            error.add_note(f"in reward {self.__name__}, completion {row[0]} of the batch")
-            raise error
-        return Scored(None, f"{type(error).__name__}: {error}")
+            if self.settings.on_error == "skip":
+                return Scored(None, f"{type(error).__name__}: {error}")
+            error.add_note(f"in reward {self.__name__}, completion {number} of the batch")
+            raise
 
     def _checked(self, value: Any) -> Scored:
         scored = value if isinstance(value, Scored) else Scored(value)
@@ -176,26 +170,8 @@ class Reward:
 
 @functools.cache
 def _pool(cores: int, process: int) -> ThreadPoolExecutor:
-    """Shared by rewards that run at once, lest more programs than cores use up their seconds."""
+    """Shared by all rewards, so that no more programs run at once than there are cores."""
     return ThreadPoolExecutor(cores, thread_name_prefix=THREADS)
-
-
-class AsyncReward(Reward):
-    """A reward whose scorer is `async def`; TRL awaits all of these together."""
-
-    async def __call__(self, completions, prompts=None, **columns) -> Scores:
-        return self._finish(await self.explain(completions, prompts, **columns), columns)
-
-    async def explain(self, completions, prompts=None, **columns) -> list[Scored]:
-        async def one(row: tuple) -> Scored:
-            try:
-                with exits_are_errors(self.__name__):
-                    return self._checked(await self.score(row[1], **row[2], **self.options))
-            except Exception as error:
-                return self._failed(row, error)
-
-        rows = self._rows(completions, prompts, columns)
-        return list(await asyncio.gather(*map(one, rows)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +181,7 @@ class reward:
     The scorer's first parameter is the completion's text; `prompt`, `completion_ids` and
     `trainer_state` are TRL's; any other is a column of the dataset, optional if it has a
     default. Keyword-only parameters are options, for `configured`. It returns a float,
-    None, or `Scored(score, reason)`, and may be `async`.
+    None, or `Scored(score, reason)`.
 
     Args:
         low: Least score the scorer may give.
@@ -230,8 +206,12 @@ class reward:
     resists: str = ""
 
     def __call__(self, score: Callable[..., Any]) -> Reward:
-        kind = AsyncReward if inspect.iscoroutinefunction(score) else Reward
-        return kind(score, self)
+        if inspect.iscoroutinefunction(score):
+            raise ValueError(
+                f"reward {score.__name__} is async: lift a plain function, or write it in TRL's "
+                "shape, `async def f(completions, **columns)`, with no @reward"
+            )
+        return Reward(score, self)
 
 
 def declared_range(reward_func: Callable[..., Any]) -> tuple[float, float]:

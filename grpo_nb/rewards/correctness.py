@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_nb.rewards.contract import Scored, reward
 from grpo_nb.rewards.numbers import parse_number, plain
-from grpo_nb.rewards.prompts import extract_answer, phrases_in, split_words
+from grpo_nb.rewards.prompts import extract_answer, split_words
 
 RIGHT = Scored(1.0)
 LONGEST_ANSWER = 2_000  # characters that text comparisons read
@@ -109,22 +109,6 @@ def multiple_choice_reward(response: str, answer: str) -> float:
     found = re.match(r"\W*([A-Za-z])(?:[).:\s]|$)", _answer(response))
     others = re.findall(r"\b(?:or|and)\b\W*[A-Z]\b", _answer(response))
     return float(bool(found) and not others and found[1].upper() == answer.strip(" ().").upper())
-
-
-@reward(max_none_share=0.05, resists="matches outside the answer")
-def regex_match_reward(response: str, answer: str) -> float | None:
-    """1 if the whole final answer matches the regular expression in the gold column.
-
-    The pattern is the dataset's, not the model's; keep it free of nested repetition.
-    """
-    matched = re.fullmatch(answer, _answer(response), flags=re.DOTALL) is not None
-    return float(matched) if answer else None
-
-
-@reward(resists="keywords inside other words")
-def contains_all_reward(response: str, keywords: list[str]) -> float:
-    """Share of the keywords that stand in the completion as whole words."""
-    return len(phrases_in(response, keywords)) / len(keywords) if keywords else 1.0
 
 
 def parse_json(text: str) -> Any:

@@ -62,13 +62,6 @@ def incremental_format_reward(response: str) -> float:
     return score
 
 
-@reward(resists="empty or repeated thoughts, a thought after the answer")
-def think_format_reward(response: str) -> float:
-    """1 for `<think>…</think>` at the start, once, filled, and an answer after it."""
-    before, thought, after = _in_order(response, ("<think>", "</think>")) or [""] * 3
-    return float(not before.strip() and bool(thought.strip() and after.strip()))
-
-
 @reward(resists="empty or unclosed boxes, several of them")
 def boxed_format_reward(response: str) -> float:
     r"""1 for exactly one `\boxed{…}`, closed and not empty."""

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 
 from grpo_nb.rewards.contract import Scored, reward
-from grpo_nb.rewards.correctness import numeric_correctness_reward
 
 Ids = Sequence[int] | None
 
@@ -37,32 +36,3 @@ def max_length_penalty(response: str, completion_ids: Ids = None, *, maximum: in
     """0 up to the maximal length, then the share by which it is exceeded, down to -1."""
     length, unit = _length(response, completion_ids)
     return Scored(-min(1.0, max(0.0, length / maximum - 1)), unit)
-
-
-@reward(low=-1.0, high=0.0, resists="completions that run into the cap")
-def soft_overlong_punishment(
-    response: str, completion_ids: Ids = None, *, maximum: int = 512, cache: int = 128
-) -> Scored:
-    """0 up to `maximum - cache`, then linear down to -1 at the maximum and above.
-
-    Source: DAPO, Yu et al. 2025, https://arxiv.org/abs/2503.14476, equation 13.
-    """
-    length, unit = _length(response, completion_ids)
-    return Scored(-min(1.0, max(0.0, (length - (maximum - cache)) / cache)), unit)
-
-
-@reward(low=-1.0, resists="long wrong answers and needlessly long right ones")
-def cosine_length_reward(
-    response: str, answer: str, completion_ids: Ids = None, *, maximum: int = 512
-) -> Scored:
-    """A right answer earns 1 falling to 0.5 with length; a wrong one -1 rising to -0.5.
-
-    Source: Yeo et al. 2025, https://arxiv.org/abs/2502.03373.
-    """
-    length, unit = _length(response, completion_ids)
-    scored = numeric_correctness_reward.score(response, answer)
-    if scored.score is None:
-        return scored
-    shortness = (1 + math.cos(math.pi * min(1.0, length / maximum))) / 2
-    size = 0.5 + 0.5 * shortness
-    return Scored(size if scored.score else -size, unit)

@@ -8,7 +8,6 @@ the kernel kills a child whose time is up, and the next fork takes 10 ms. It end
 closes, that is with the process that started it. https://github.com/huggingface/Math-Verify
 """
 
-import atexit
 import json
 import logging
 import os
@@ -17,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from functools import lru_cache
 from queue import LifoQueue
 
@@ -189,32 +189,31 @@ class _Pool:
 
     def __init__(self) -> None:
         self.workers = [MathWorker() for _ in range(min(4, os.cpu_count() or 1))]
-        self.reset()
-        # After a fork the workers are the parent's; an open copy would outlive the parent.
-        os.register_at_fork(after_in_child=lambda: self.reset(kill=False))
-        atexit.register(self.reset)
-
-    def reset(self, kill: bool = True) -> None:
         self.free: LifoQueue[MathWorker] = LifoQueue()
         for worker in self.workers:
-            worker.close(kill)
             self.free.put(worker)
         self.verdicts: dict[tuple[str, str], bool | None] = {}
         self.timeouts = 0.0  # of late, at most 6
 
+    def forget(self) -> None:
+        """After a fork the workers are the parent's; an open copy would outlive the parent."""
+        for worker in self.workers:
+            worker.close(kill=False)
+        self.__init__()
+
     def verify(self, gold: str, answer: str, seconds: float) -> bool | None:
-        if (known := self.verdicts.get((gold, answer), "?")) != "?":
-            return known
+        if (gold, answer) in self.verdicts:
+            return self.verdicts[gold, answer]
         limit = max(min(seconds, LEAST_SECONDS), seconds * 0.6**self.timeouts)
         reply = self._ask(gold, answer, limit) or self._ask(gold, answer, limit)
+        if reply is None:
+            return None
         if reply == b"T":  # not remembered: with more time it may be right
             self.timeouts = min(self.timeouts + 1, 6)
             return False
-        verdict = {b"1": True, b"0": False}.get(reply)
-        if reply is not None:
-            self.timeouts = max(self.timeouts - 0.1, 0)
-            self.verdicts = self.verdicts if len(self.verdicts) < REMEMBERED else {}
-            self.verdicts[gold, answer] = verdict
+        self.timeouts = max(self.timeouts - 0.1, 0)
+        self.verdicts = self.verdicts if len(self.verdicts) < REMEMBERED else {}
+        verdict = self.verdicts[gold, answer] = {b"1": True, b"0": False}.get(reply)
         return verdict
 
     def _ask(self, gold: str, answer: str, limit: float) -> bytes | None:
@@ -228,6 +227,7 @@ class _Pool:
 
 
 _POOL = _Pool()
+os.register_at_fork(after_in_child=_POOL.forget)
 
 
 @lru_cache(maxsize=256)
@@ -250,15 +250,13 @@ def _serve() -> None:
         gold, answer, seconds = json.loads(line)
         reply = b"?"
         signal.setitimer(signal.ITIMER_VIRTUAL, GOLD_SECONDS)
-        try:
+        with suppress(Exception):  # sympy's: the gold's fault or the answer's, as reply says
             if gold_value := _parse(gold):
                 reply = b"0"
                 signal.setitimer(signal.ITIMER_VIRTUAL, 0)
                 signal.setitimer(signal.ITIMER_PROF, seconds)
                 if answer and verify(gold_value, _parse(answer), timeout_seconds=None):
                     reply = b"1"
-        except Exception as error:  # sympy's: the gold's fault or the answer's, as reply says
-            logging.debug("math-verify failed: %s", type(error))
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)
         os.write(0, reply)
@@ -272,9 +270,9 @@ def _work() -> None:
     from math_verify import verify
 
     logging.disable(logging.CRITICAL)
-    warm_up = map(_parse, WARM_UP.split())  # fills the caches of math-verify and sympy
-    for gold in warm_up:
-        verify(gold, next(warm_up), timeout_seconds=None)
+    pairs = [_parse(text) for text in WARM_UP.split()]  # fills the caches of sympy
+    for gold, answer in zip(pairs[::2], pairs[1::2], strict=True):
+        verify(gold, answer, timeout_seconds=None)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     memory = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
     os.write(0, READY)

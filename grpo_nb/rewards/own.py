@@ -7,7 +7,6 @@ takes them; otherwise each reward that it defines counts, with weight 1.
 
 import hashlib
 import inspect
-import linecache
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -61,7 +60,6 @@ def load_source(path: Path, text: str | None = None) -> ModuleType:
     module = ModuleType(name)
     module.__file__ = str(path)
     sys.modules[name] = module  # dataclasses and pickle look it up there
-    linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
     try:
         exec(compile(text, str(path), "exec"), vars(module))
     except (Exception, SystemExit) as error:  # a user's file may raise anything
@@ -106,13 +104,10 @@ def _defined(module: ModuleType) -> Sequence[Callable[..., Any]]:
     """The rewards that a module defines, for one that does not list them."""
     found, made = [], []
     for name, value in vars(module).items():
-        if isinstance(value, Reward | Combined | Scaled):
-            if getattr(value, "__module__", "") == module.__name__:
-                found.append(value)
-            elif name != value.__name__:  # not imported, but made here of others
-                made.append(name)
-        elif _is_reward(value, module.__name__):
+        if _is_own_reward(value, module.__name__):
             found.append(value)
+        elif isinstance(value, Reward | Combined | Scaled) and name != value.__name__:
+            made.append(name)  # not imported, but made here of others
     if made:
         raise ValueError(
             f"{module.__file__}: {', '.join(made)} may be rewards to train with or parts of "
@@ -126,7 +121,7 @@ def _defined(module: ModuleType) -> Sequence[Callable[..., Any]]:
     return found
 
 
-def _is_reward(value: Any, module: str) -> bool:
+def _is_own_reward(value: Any, module: str) -> bool:
     """Whether it has TRL's shape and was defined there: a function, or an instance of a class."""
     if not callable(value) or isinstance(value, type):
         return False

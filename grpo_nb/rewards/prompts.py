@@ -77,16 +77,6 @@ def split_words(text: str) -> list[str]:
     return re.findall(r"[^\W_]+", text.casefold())
 
 
-def phrases_in(text: str, phrases: Sequence[str]) -> list[str]:
-    """The phrases that stand in a text as whole words, whatever their case.
-
-    >>> phrases_in("The SUM is 1.", ["sum", "the sum", "su"])
-    ['sum', 'the sum']
-    """
-    words = f" {' '.join(split_words(text))} "
-    return [phrase for phrase in phrases if f" {' '.join(split_words(phrase))} " in words]
-
-
 def extract_tag(text: str, tag: str) -> str | None:
     """What stands in the last complete `<tag>…</tag>`, stripped; None where there is none.
 

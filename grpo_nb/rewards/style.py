@@ -4,11 +4,10 @@ All of these can be met without being right: give them small weights, or gate th
 """
 
 import re
-import unicodedata
 from fractions import Fraction
 
 from grpo_nb.rewards.contract import Scored, reward
-from grpo_nb.rewards.prompts import REASONING, extract_tag, phrases_in
+from grpo_nb.rewards.prompts import REASONING, extract_tag
 
 READ_CHARACTERS = 20_000  # bounds the time spent on a runaway completion
 READ_EQUATION_CHARACTERS = 2_000
@@ -108,18 +107,3 @@ def no_repetition_penalty(response: str, *, ngram: int = 3) -> float:
     words = response[:READ_CHARACTERS].casefold().split()
     grams = [tuple(words[i : i + ngram]) for i in range(len(words) - ngram + 1)]
     return len(set(grams)) / len(grams) - 1 if grams else 0.0
-
-
-@reward(resists="switching the script in mid-sentence")
-def language_consistency_reward(response: str, *, script: str = "LATIN") -> float:
-    """The share of letters that belong to the script ("LATIN", "CYRILLIC", "CJK"…)."""
-    letters = [c for c in response[:READ_CHARACTERS] if c.isalpha()]
-    own = sum(unicodedata.name(c, "").startswith(script) for c in letters)
-    return own / len(letters) if letters else 0.0
-
-
-@reward(low=-1.0, high=0.0, resists="forbidden words in another case")
-def keyword_penalty(response: str, *, words: tuple[str, ...] = ()) -> Scored:
-    """-1 if the completion has any of the words, as whole words in any case; else 0."""
-    found = phrases_in(response, words)
-    return Scored(-1.0 if found else 0.0, ", ".join(found))

@@ -1,28 +1,26 @@
 """The run directory and its settings: what every stage reads first and writes last.
 
 `settings` holds every setting with its meaning, `config` resolves them with their sources,
-`profiles` are sets of them for a machine, `directory` is the folder of a run with its manifest,
-`checks` what the stages have looked at.
+`profiles` are sets of them for a machine, `tasks` for what is taught, `directory` is the folder
+of a run with its manifest, `checks` what the stages have looked at, `files` how files are read and
+written, `names` how a wrong name is refused.
 """
 
+from grpo_nb.machine import PROJECT_ROOT, git_commit, installed_versions
 from grpo_nb.runs.checks import Check
 from grpo_nb.runs.directory import (
     NOTEBOOKS,
-    PROJECT_ROOT,
     Run,
     Stage,
-    atomic_path,
     check_stages_before,
-    git_commit,
-    installed_versions,
+    find_run,
     project_path,
-    refuse_path,
-    resolve_stage,
+    resolve_stages,
     runs_root,
-    sha256,
     start_stage,
-    write_json,
 )
+from grpo_nb.runs.files import atomic_path, sha256, write_json
+from grpo_nb.runs.names import refuse_path, refuse_unknown
 
 __all__ = [
     "NOTEBOOKS",
@@ -32,11 +30,13 @@ __all__ = [
     "Stage",
     "atomic_path",
     "check_stages_before",
+    "find_run",
     "git_commit",
     "installed_versions",
     "project_path",
     "refuse_path",
-    "resolve_stage",
+    "refuse_unknown",
+    "resolve_stages",
     "runs_root",
     "sha256",
     "start_stage",

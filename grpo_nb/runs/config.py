@@ -1,20 +1,19 @@
-"""`RunConfig`: every setting of a run, its meaning, and where its value came from.
+"""`RunConfig`: every setting of a run, and where its value came from.
 
-Values are layered: library default < profile < task < the run's config.yaml < what you set.
-In a notebook's parameters cell `-1` and `"auto"` mean "not set here". An unknown name
-is refused with the nearest known one, before anything starts.
+Values are layered: library default < profile < task < the run's config.yaml < what you set. An
+unknown name is refused with the nearest known one, before anything starts.
 """
 
 import ast
 import re
-from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
-from grpo_nb.runs.profiles import PROFILES, detect_profile, refuse_unknown, task_settings
+from grpo_nb.runs.names import refuse_unknown
+from grpo_nb.runs.profiles import PROFILES, detect_profile, task_settings
 from grpo_nb.runs.settings import (
     DataConfig,
     EvaluateConfig,
@@ -25,6 +24,7 @@ from grpo_nb.runs.settings import (
     Section,
     Thresholds,
     TrainConfig,
+    setting,
 )
 
 
@@ -32,15 +32,16 @@ class RunConfig(Section):
     """All settings of one run; `SECTION_STAGE` says which notebook holds which section."""
 
     profile: str = "tiny-cpu"
-    task: str = Field("math", description="what is taught; sets source, preset and gold")
-    seed: int = Field(0, ge=0, lt=2**32, description="of split, sampling and training")
+    sources: dict[str, str] = setting({}, "where each setting's value came from")
+    task: str = setting("math", "what is taught; sets source, preset and gold")
+    seed: int = setting(0, "of split, sampling and training", ge=0, lt=2**32)
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     rewards: RewardsConfig = RewardsConfig()
     policy: PolicyConfig = PolicyConfig()
     train: TrainConfig = TrainConfig()
     health: Thresholds = Thresholds()
-    trl: dict[str, Any] = Field({}, description="more of GRPOConfig's own arguments")
+    trl: dict[str, Any] = setting({}, "more of GRPOConfig's own arguments")
     evaluate: EvaluateConfig = EvaluateConfig()
     export: ExportConfig = ExportConfig()
 
@@ -55,23 +56,27 @@ SECTION_STAGE = {
     **{"health": "03", "trl": "03", "evaluate": "04", "export": "04"},
 }
 SECTIONS = tuple(section for section in SECTION_STAGE if section != "trl")
-MORE = "more"  # the notebooks' parameter for the settings without a line of their own
-NEXT_ASSIGNMENT = re.compile(r";(?=\s*(?:[a-z]+\.\w+\s*=|$))")  # a value may hold a ";"
+# {"task": …, "seed": …, "data.source": …}: each with its meaning; `trl.…` comes on top.
+MEANINGS = {name: RunConfig.model_fields[name].description for name in ("task", "seed")} | {
+    f"{section}.{key}": field.description
+    for section in SECTIONS
+    for key, field in type(getattr(RunConfig(), section)).model_fields.items()
+}
 
 
 def setting_names() -> list[str]:
     """Every dotted name that `--set` takes, such as `train.max_steps`; `trl.…` comes on top."""
-    names = [f"{s}.{key}" for s in SECTIONS for key in type(getattr(RunConfig(), s)).model_fields]
-    return ["task", "seed", *names]
+    return list(MEANINGS)
 
 
-def is_rare(name: str) -> bool:
-    """Whether a setting has no line of its own in the notebooks' parameters cells."""
-    section, _, key = name.rpartition(".")
-    if section in ("", "health", "trl"):
-        return bool(section)
-    extra = type(getattr(RunConfig(), section)).model_fields[key].json_schema_extra
-    return bool(extra and extra["rare"])
+def stage_of(name: str) -> str:
+    """The stage whose notebook holds the setting `name`, such as "03" for train.max_steps."""
+    return SECTION_STAGE.get(name.partition(".")[0], "01")
+
+
+def of_stage(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the settings that the stage's notebook holds."""
+    return {name: value for name, value in settings.items() if stage_of(name) == stage}
 
 
 def refuse_unknown_setting(name: str) -> None:
@@ -99,12 +104,13 @@ def parse_assignment(assignment: str) -> tuple[str, Any]:
 
 
 def resolve(profile: str, *layers: Mapping[str, Any]) -> RunConfig:
-    """The effective configuration: defaults, then the profile, the task, then each layer.
+    """The effective configuration, with the source of each value.
 
     Args:
         profile: A name in PROFILES, or "auto" for the one that fits this machine.
-        layers: Dotted names to values, {"train.max_steps": 20}, later ones on top; text is
-            read as the setting's type.
+        layers: Dotted names to values, {"train.max_steps": 20}, over defaults, profile and task.
+            The last is what is set here, those before it are the run's own. Text is read as the
+            setting's type.
 
     Raises:
         ValueError: Unknown profile, task or setting (nearest name given), a value that does
@@ -114,20 +120,47 @@ def resolve(profile: str, *layers: Mapping[str, Any]) -> RunConfig:
         raise ValueError(f"profile = {profile!r}: write a name, such as tiny-cpu, or leave it out")
     profile = detect_profile() if profile == "auto" else profile
     refuse_unknown("profile", profile, list(PROFILES))
-    nested: dict[str, Any] = {"profile": profile, **{section: {} for section in SECTION_STAGE}}
-    set_by_layers = ChainMap(*reversed(layers))
-    task = task_settings(set_by_layers.get("task", "math"), profile)
-    for name, value in ChainMap(set_by_layers, task, PROFILES[profile]).items():
-        refuse_unknown_setting(name)
+    task = next((layer["task"] for layer in reversed(layers) if "task" in layer), "math")
+    below = [(f"profile {profile}", PROFILES[profile])]
+    below.append((f"task {task}", task_settings(task, profile)))
+    above = zip(["config.yaml"] * (len(layers) - 1) + ["set here"], layers, strict=False)
+    values = flatten(RunConfig())
+    sources = dict.fromkeys(values, "default")
+    for source, layer in [*below, *above]:
+        for name, value in layer.items():
+            refuse_unknown_setting(name)
+            # The run's file holds every value, most of which came from a layer below it.
+            if source != "config.yaml" or values.get(name) != value:
+                values[name], sources[name] = value, source
+    return _checked({"profile": profile, "sources": sources}, values)
+
+
+def _checked(given: dict[str, Any], values: Mapping[str, Any]) -> RunConfig:
+    """The configuration of these values, which fit each other."""
+    given |= {section: {} for section in SECTION_STAGE}
+    for name, value in values.items():
         section, _, key = name.rpartition(".")
-        (nested[section] if section else nested)[key] = value
+        (given[section] if section else given)[key] = value
     try:
-        config = RunConfig(**nested)
+        config = RunConfig(**given)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{name} = {first['input']!r}: {first['msg'].lower()}") from None
-    _check_sizes(config)
+    group, batch = config.train.num_generations, config.step_completions
+    if batch % group:
+        raise ValueError(
+            f"train.num_generations = {group} does not divide the batch: "
+            f"per_device_train_batch_size {config.train.per_device_train_batch_size} x "
+            f"gradient_accumulation_steps {config.train.gradient_accumulation_steps} = {batch}; "
+            f"take a batch of {-(-batch // group) * group}"
+        )
+    need = config.data.max_prompt_tokens + config.train.max_completion_length
+    if need > config.model.max_seq_length:
+        raise ValueError(
+            f"model.max_seq_length = {config.model.max_seq_length} is less than "
+            f"data.max_prompt_tokens + train.max_completion_length = {need}; raise it to {need}"
+        )
     kept = config.model.quantization
     if config.policy.finetuning == "full" and kept != "16bit":
         raise ValueError(
@@ -138,7 +171,7 @@ def resolve(profile: str, *layers: Mapping[str, Any]) -> RunConfig:
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:
-    """Every setting by its dotted name; `resolve(config.profile, flatten(config)) == config`."""
+    """Every setting by its dotted name."""
     own = {name: attrgetter(name)(config) for name in setting_names()}
     return own | {f"trl.{name}": value for name, value in config.trl.items()}
 
@@ -148,139 +181,22 @@ def stored(config: RunConfig) -> dict[str, Any]:
     return {"profile": config.profile, **flatten(config)}
 
 
-def _check_sizes(config: RunConfig) -> None:
-    train, model, data = config.train, config.model, config.data
-    batch = train.per_device_train_batch_size * train.gradient_accumulation_steps
-    if batch % train.num_generations:
-        raise ValueError(
-            f"train.num_generations = {train.num_generations} does not divide the batch: "
-            f"per_device_train_batch_size {train.per_device_train_batch_size} x "
-            f"gradient_accumulation_steps {train.gradient_accumulation_steps} = {batch}; "
-            f"take a batch of {-(-batch // train.num_generations) * train.num_generations}"
-        )
-    need = data.max_prompt_tokens + train.max_completion_length
-    if need > model.max_seq_length:
-        raise ValueError(
-            f"model.max_seq_length = {model.max_seq_length} is less than "
-            f"data.max_prompt_tokens + train.max_completion_length = {need}; raise it to {need}"
-        )
-
-
-def stage_of(name: str) -> str:
-    """The stage whose notebook holds the setting `name`, such as "03" for train.max_steps."""
-    return SECTION_STAGE.get(name.partition(".")[0], "01")
-
-
-def from_parameters(stage: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings a notebook's parameters cell sets; `-1` and "auto" set nothing.
-
-    Args:
-        stage: "01" … "04".
-        parameters: The notebook's `globals()`; names that other cells gave are passed over.
-            `more` holds rare settings: "train.save_steps=10; trl.epsilon_high=0.28".
-
-    Raises:
-        ValueError: The parameters cell or `more` has an unknown name, or one of another stage.
-    """
-    _refuse_unknown_parameters(stage, parameters.get("In", []))
-    chosen = {
-        name: parameters.get(name.rpartition(".")[2], "auto")
-        for name in setting_names()
-        if stage_of(name) == stage and not is_rare(name)
-    }
-    chosen = {name: value for name, value in chosen.items() if value not in ("auto", -1)}
-    for assignment in filter(str.strip, NEXT_ASSIGNMENT.split(parameters.get(MORE, ""))):
-        name, value = parse_assignment(assignment.strip())
-        if stage_of(name) != stage:
-            raise ValueError(f"more: {name} belongs to notebook {stage_of(name)}, not {stage}")
-        chosen[name] = value
-    return chosen
-
-
-def _parameters_of(stage: str) -> list[str]:
-    """The names that the parameters cell of a stage's notebook may give."""
-    of_stage = [name for name in setting_names() if stage_of(name) == stage]
-    own = [name.rpartition(".")[2] for name in of_stage if not is_rare(name)]
-    more = [MORE] if any(map(is_rare, of_stage)) else []
-    return ["run_name", "profile" if stage == "01" else "force", *own, *more]
-
-
-def _refuse_unknown_parameters(stage: str, history: Sequence[str]) -> None:
-    """Raise ValueError if the parameters cell, or what papermill put below it, has a wrong name.
-
-    Args:
-        history: The source of every cell that ran; empty outside of a notebook.
-    """
-    for name in _given_by_parameters_cell(history):
-        for other in [one for one in SECTION_STAGE.values() if name in _parameters_of(one)]:
-            if name not in _parameters_of(stage):
-                raise ValueError(f"{name} belongs to notebook {other}, not {stage}")
-        refuse_unknown(f"parameter of notebook {stage}", name, _parameters_of(stage))
-
-
-def _given_by_parameters_cell(history: Sequence[str]) -> list[str]:
-    """Names in the last cell that has a `run_name: str = …` line, and in papermill's after it.
-
-    Where no cell has the type, the last cell that gives `run_name` is the parameters cell.
-    """
-    cells = [(source, dict(_assigned(source))) for source in history]
-    ours = [i for i, (source, _) in enumerate(cells) if source.startswith("# Parameters\n")]
-    named = [i for i, (_, names) in enumerate(cells) if "run_name" in names and i not in ours]
-    typed = [i for i in named if cells[i][1]["run_name"]]
-    last = (typed or named or [-1])[-1]
-    return [name for i, (_, names) in enumerate(cells) if i == last or i in ours for name in names]
-
-
-def _assigned(source: str) -> Iterator[tuple[str, bool]]:
-    """Each name that a cell assigns at its top level, and whether with a type."""
-    try:
-        body = ast.parse(source).body
-    except SyntaxError:  # it did not run
-        return
-    for node in body:
-        if isinstance(node, ast.AnnAssign | ast.Assign | ast.AugAssign):
-            for target in getattr(node, "targets", None) or [node.target]:
-                for name in [n for n in ast.walk(target) if isinstance(n, ast.Name)]:
-                    if isinstance(name.ctx, ast.Store):
-                        yield name.id, isinstance(node, ast.AnnAssign)
-
-
-def to_parameters(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`from_parameters` the other way: under the names of that stage's parameters cell."""
-    chosen = {name: value for name, value in settings.items() if stage_of(name) == stage}
-    own = {name.rpartition(".")[2]: v for name, v in chosen.items() if not is_rare(name)}
-    rare = {name: value for name, value in chosen.items() if is_rare(name)}
-    text = {k: repr(v) if k.startswith("trl.") else v for k, v in rare.items()}  # of its type
-    more = "; ".join(f"{name}={value}" for name, value in text.items())
-    return own | ({MORE: more} if more else {})
-
-
-def source_of(config: RunConfig, set_here: Mapping[str, Any], name: str) -> str:
-    """Which layer the setting's value came from: "set here", "task …", "profile …", …"""
-    if name in set_here:
-        return "set here"
-    layers = {
-        f"task {config.task}": task_settings(config.task, config.profile),
-        f"profile {config.profile}": PROFILES[config.profile],
-        "default": flatten(RunConfig()),
-    }
-    for source, layer in layers.items():
-        if name in layer:
-            return source if layer[name] == flatten(config)[name] else "config.yaml"
-    return "config.yaml"
-
-
-def describe(config: RunConfig, set_here: Mapping[str, Any], *sections: str) -> list[dict]:
+def describe(config: RunConfig, *sections: str) -> list[dict[str, Any]]:
     """Rows for a table: setting, value, where the value came from, meaning."""
-    rows = []
+    rows = [
+        {"setting": name, "value": value, "from": config.sources.get(name, "default")}
+        | {"meaning": MEANINGS.get(name, "TRL's")}
+        for name, value in flatten(config).items()
+        if name.partition(".")[0] in sections
+    ]
     # With standby it sets vLLM's share itself: unsloth_zoo/vllm_utils.py 2026.10.9, load_vllm.
-    unsloths = config.policy.standby and config.policy.backend == "unsloth"
-    for section in sections:
-        for key, field in type(getattr(config, section)).model_fields.items():
-            name = f"{section}.{key}"
-            source = source_of(config, set_here, name)
-            row = {"setting": name, "value": attrgetter(name)(config), "from": source}
-            if unsloths and name == "policy.gpu_memory_utilization":
+    if config.policy.standby and config.policy.backend == "unsloth":
+        for row in rows:
+            if row["setting"] == "policy.gpu_memory_utilization":
                 row |= {"value": "set by Unsloth", "from": "policy.standby"}
-            rows.append({**row, "meaning": field.description})
     return rows
+
+
+def source_of(config: RunConfig, _: Mapping[str, Any], name: str) -> str:
+    """The source of a setting; for callers that do not read `config.sources` yet."""
+    return config.sources.get(name, "default")

@@ -7,7 +7,6 @@ before it is missing, failed, or has changed since.
 
 import json
 import os
-import re
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,12 +15,11 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from grpo_nb.machine import gpu_in_use, switches
+from grpo_nb.machine import PROJECT_ROOT, git_commit, gpu_in_use, installed_versions, switches
 from grpo_nb.runs import config as configs
 from grpo_nb.runs.checks import Check
 from grpo_nb.runs.files import atomic_path, read_json, read_yaml, sha256, write_json
-from grpo_nb.runs.trl_arguments import refuse_unknown_trl
-from grpo_nb.runs.versions import PROJECT_ROOT, git_commit, installed_versions
+from grpo_nb.runs.names import refuse_path
 
 NOTEBOOKS = {
     "01": "01_prepare_data",
@@ -47,12 +45,6 @@ def runs_root() -> Path:
 def project_path(path: str | Path) -> Path:
     """A path as given if absolute, else below the project, wherever the kernel runs."""
     return PROJECT_ROOT / path
-
-
-def refuse_path(what: str, name: str) -> None:
-    """Raise ValueError unless `name` is that of a folder, which leads nowhere else."""
-    if not re.fullmatch(r"\w[\w.-]{0,99}", name, flags=re.ASCII):
-        raise ValueError(f"{what} {name!r}: use letters, digits, '.', '-' and '_' only")
 
 
 class Run:
@@ -110,7 +102,7 @@ class Run:
         """ "not started", "running", "done", "failed", "cut off": its process is gone, or "stale":
         it was done, and a stage before it has been run again since."""
         status = self.manifest().get(stage, {}).get("status", "not started")
-        if status == "done" and self._again(stage):
+        if status == "done" and self._run_again_before(stage):
             return "stale"
         if status != "running" or self.is_locked:
             return status
@@ -120,29 +112,36 @@ class Run:
             return "running"
         return "cut off"
 
-    def _again(self, stage: str) -> str:
-        """The stage whose results are no longer those that `stage` read; "" if there is none."""
+    def outputs_before(self, stage: str) -> dict[str, str]:
+        """{relative path: sha256} of what the stages before it have written and recorded."""
+        entries = [entry for key, entry in self.manifest().items() if key < stage]
+        return {path: sha for entry in entries for path, sha in entry.get("outputs", {}).items()}
+
+    def _run_again_before(self, stage: str) -> str:
+        """The first stage before, whose results are no longer those that `stage` was made of.
+
+        "" if all are, or if `stage` has never been done. A stage that is running, failed or was
+        cut off may have overwritten its results.
+        """
         manifest = self.manifest()
         read = manifest.get(stage, {}).get("inputs")
-        before = {k: v.get("outputs", {}) for k, v in manifest.items() if k < stage}
-        now = {path: digest for outputs in before.values() for path, digest in outputs.items()}
-        if read is None or read == now:
+        if read is None:
             return ""
-        other = [k for k, outputs in before.items() if not outputs.items() <= read.items()]
-        begun = [k for k in before if manifest[k].get("status") != "done"]
-        return min([*other, *begun], default=max(before, default=stage))
+        for earlier in [one for one in NOTEBOOKS if one < stage]:
+            entry = manifest.get(earlier, {})
+            if entry.get("status") != "done" or not entry["outputs"].items() <= read.items():
+                return earlier
+        return "" if read == self.outputs_before(stage) else earlier
 
     def why_stale(self, stage: str = "04") -> str:
         """Why what `stage` wrote is not of the run as it is now, and what to do; "" if it is."""
-        name, again, entry = NOTEBOOKS[stage], self._again(stage), self.manifest().get(stage, {})
-        if entry.get("status") == "done" and again:
-            why = f"{NOTEBOOKS[again]} was run again after {name}"
-        elif entry.get("outdated"):
-            why = f"{name} was begun again and did not end, what it wrote is of an earlier training"
-        else:
+        if not (again := self._run_again_before(stage)):
             return ""
         first = next(one for one in NOTEBOOKS if one == stage or self.status(one) != "done")
-        return f"{why}: run {NOTEBOOKS[first]} (--from {first})"
+        return (
+            f"{NOTEBOOKS[again]} was run again after {NOTEBOOKS[stage]}: run {NOTEBOOKS[first]} "
+            f"(--from {first})"
+        )
 
     def refuse_stale(self) -> None:
         """Raise ValueError if merged model and evaluation are not of the run as it is now."""
@@ -150,60 +149,62 @@ class Run:
             raise ValueError(f"run {self.name!r}: {why}")
 
     def config(self) -> configs.RunConfig:
-        """The configuration as the stage that started last left it."""
+        """The configuration as the stage that started last left it.
+
+        Raises:
+            ValueError: There is none yet, or it cannot be read by this version.
+        """
         path = self / "config.yaml"
         if not path.exists():
             raise ValueError(f"run {self.name!r} has no config.yaml: run {NOTEBOOKS['01']} first")
         stored = read_yaml(path)
         if not isinstance(stored.get("profile"), str):
             raise ValueError(f"{path} names no profile: restore it, or run {NOTEBOOKS['01']} again")
-        return configs.resolve(stored.pop("profile"), stored)
+        try:
+            return configs.resolve(stored.pop("profile"), stored, {})
+        except ValueError as error:
+            raise ValueError(
+                f"{path}: {error} (if another version of grpo_nb wrote the file, run "
+                f"{NOTEBOOKS['01']} again)"
+            ) from None
 
-    def write_config(self, config: configs.RunConfig, writer: str = "") -> None:
-        """Write config.yaml, and into the manifest what it holds, so that an edit shows.
-
-        Args:
-            writer: The stage that begins; without one, that of the last time.
-        """
-        content, manifest = configs.stored(config), self.manifest()
-        writer = writer or self._writer(manifest)
-        if writer:
-            for entry in manifest.values():
-                entry.pop("config", None)
-            manifest[writer]["config"] = content
-            write_json(self / "manifest.json", manifest)
+    def write_config(self, config: configs.RunConfig, stage: str = "") -> None:
+        """Write config.yaml, and what it holds into the manifest's entry of the stage that does."""
+        content = configs.stored(config)
+        if stage:
+            self.record(stage, {"config": content})
         with atomic_path(self / "config.yaml") as temporary:
             temporary.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
-    def _writer(self, manifest: Mapping[str, dict]) -> str:
-        return next((stage for stage, entry in manifest.items() if "config" in entry), "")
-
     def refuse_edited(self) -> None:
-        """Raise ValueError if somebody else than the stages changed config.yaml."""
-        manifest = self.manifest()
-        writer = self._writer(manifest)
-        if not writer or not (self / "config.yaml").exists():
+        """Raise ValueError if config.yaml holds what no stage has written."""
+        written = [entry["config"] for entry in self.manifest().values() if "config" in entry]
+        if not written or not (self / "config.yaml").exists():
             return
         now = json.loads(json.dumps(configs.stored(self.config())))
-        then = manifest[writer]["config"]
-        cut = self.status(writer) == "cut off"  # perhaps before it wrote the file
-        changed = [
-            f"{name}: {then.get(name)!r} → {now.get(name)!r}"
-            for name in {**then, **now}
-            if then.get(name) != now.get(name) and not (cut and configs.stage_of(name) >= writer)
+        changes = [
+            [f"{k}: {then.get(k)!r} → {now.get(k)!r}" for k in now if then.get(k) != now.get(k)]
+            for then in written
         ]
-        if changed:
+        if fewest := min(changes, key=len):
             raise ValueError(
-                f"{self / 'config.yaml'} was edited after {NOTEBOOKS[writer]} wrote it "
-                f"({'; '.join(changed)}): the stages write that file and do not take settings "
-                "from it. Write the old values back, and set new ones by --set or in the "
-                "notebook's parameters cell; or set force = True"
+                f"{self / 'config.yaml'} was edited ({'; '.join(fewest)}): the stages write that "
+                "file and do not take settings from it. Write the old values back, and set new "
+                "ones by --set or in the notebook's parameters cell; or set force = True"
             )
 
     def settings(self) -> dict[str, Any]:
         """What `--set` and the Reward Lab have set, by dotted name."""
         path = self / "settings.json"
         return read_json(path) if path.exists() else {}
+
+    def progress(self) -> str:
+        """Where the stage that runs is, and what it says of itself; "" where none has said."""
+        try:
+            state = read_json(self / "progress.json")
+        except FileNotFoundError:
+            return ""
+        return f"{NOTEBOOKS[state['stage']]} {state['done']}/{state['total']} {state['note']}"
 
     def files(self, *relatives: str) -> dict[str, str]:
         """{relative path: sha256} of each file, and of each file below each folder."""
@@ -218,16 +219,35 @@ class Run:
         return found
 
 
+def find_run(path: str) -> Run:
+    """The run in a folder, such as runs/demo, or of a name; other runs are looked for beside it.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    given = Path(path.removesuffix("/config.yaml"))
+    for folder in (given, runs_root() / given):
+        if (folder / "manifest.json").exists():
+            os.environ["GRPO_NB_RUNS"] = str(folder.resolve().parent)
+            return Run(folder.resolve().name)
+    raise FileNotFoundError(
+        f"{given} is no run: neither it nor {runs_root() / given} holds a manifest.json; give the "
+        "folder of a run, such as runs/demo, or its name"
+    )
+
+
 class Stage:
     """A stage that has started: its run, its configuration, and how to hand off."""
 
-    def __init__(self, run: Run, stage: str, config: configs.RunConfig, set_here: dict) -> None:
+    def __init__(
+        self, run: Run, stage: str, config: configs.RunConfig, set_here: object = None
+    ) -> None:
         self.run, self.stage, self.config, self.set_here = run, stage, config, set_here
         self._started = time.monotonic()
 
     def settings(self, *sections: str) -> list[dict[str, Any]]:
         """Rows for a table of every effective value: setting, value, source, meaning."""
-        return configs.describe(self.config, self.set_here, *sections)
+        return configs.describe(self.config, *sections)
 
     def progress(self, done: int, total: int, note: str = "") -> None:
         """Tell whoever watches (a notebook's reader, or the pipeline's bar) how far we are."""
@@ -245,7 +265,7 @@ class Stage:
         """Set values of the run from now on: for later stages, and for `--from`."""
         known = configs.flatten(self.config)
         self.config = configs.resolve(self.config.profile, known, settings)
-        self.run.write_config(self.config)
+        self.run.write_config(self.config, self.stage)
         write_json(self.run / "settings.json", {**self.run.settings(), **settings})
 
     def finish(self, *outputs: str) -> str:
@@ -256,89 +276,100 @@ class Stage:
         """
         seconds = round(time.monotonic() - self._started, 1)
         written = self.run.files(*outputs)
-        done = {"status": "done", "outdated": False, "seconds": seconds, "outputs": written}
-        self.run.record(self.stage, done)
+        files = {"inputs": self.run.outputs_before(self.stage), "outputs": written}
+        self.run.record(self.stage, {"status": "done", "seconds": seconds, **files})
         self.run.lock().release(force=True)
         later = [name for stage, name in NOTEBOOKS.items() if stage > self.stage]
         after = f"next: {later[0]}.ipynb" if later else "the run is complete"
         return f"{NOTEBOOKS[self.stage]}: done, {len(written)} files written; {after}"
 
 
-def start_stage(stage: str, parameters: Mapping[str, Any]) -> Stage:
-    """Lock the run, check the stages before, and resolve the configuration.
+def start_stage(
+    stage: str,
+    run_name: str,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    profile: str = "auto",
+    task: str = "math",
+    force: bool = False,
+) -> Stage:
+    """Resolve the configuration, check the stages before, and lock the run.
+
+    What the stage wrote the last time stays recorded, with what it was made of, until it finishes.
 
     Args:
         stage: "01" … "04".
-        parameters: The notebook's `globals()`: `run_name`, the settings of this stage,
-            `profile` (stage 01) and `force` (later stages: start although a check fails).
+        run_name: Of the run; its folder.
+        settings: Dotted names of this stage to values, {"train.max_steps": 20}.
+        profile: Of the run, or "auto"; counts in stage 01.
+        task: Of the run; counts in stage 01, where `settings` does not set it.
+        force: Start although an earlier stage is not done or has changed.
 
     Raises:
         ValueError: A stage before is missing, failed or changed, or a setting is wrong.
         RuntimeError: The run is in use.
     """
-    run = Run(parameters["run_name"])
-    set_here = configs.from_parameters(stage, parameters)
-    config = resolve_stage(run, stage, parameters.get("profile", ""), set_here)
-    refuse_unknown_trl(config)
-    if not parameters.get("force", False):
+    run, settings = Run(run_name), dict(settings or {})
+    for name in settings:
+        configs.refuse_unknown_setting(name)
+        if (owner := configs.stage_of(name)) != stage:
+            raise ValueError(f"{name} belongs to {NOTEBOOKS[owner]}, not to {NOTEBOOKS[stage]}")
+    settings = {"task": task} | settings if stage == "01" else settings
+    config = resolve_stages(run, settings, stage, stage, profile)
+    if not force:
         check_stages_before(run, stage)
     run.lock()
-    outdated = bool(run.why_stale(stage))  # until it has written anew
-    before = {k: v for k, v in run.manifest().items() if k < stage}
-    inputs = {
-        path: sha for entry in before.values() for path, sha in entry.get("outputs", {}).items()
-    }
     run.record(
         stage,
-        {"status": "running", "inputs": inputs, "outputs": {}, "checks": [], "seed": config.seed}
-        | {"outdated": outdated}
+        {"status": "running", "checks": [], "seed": config.seed}
         | {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "git_commit": git_commit()}
         | {"versions": installed_versions(), "gpu": gpu_in_use(), "switches": switches()},
     )
-    run.write_config(_with_later(run, stage, config), stage)
-    return Stage(run, stage, config, set_here)
+    run.write_config(config, stage)
+    return Stage(run, stage, config)
 
 
-def _with_later(run: Run, stage: str, config: configs.RunConfig) -> configs.RunConfig:
-    """With the settings by which later stages came to the results that they have."""
-    done = [one for one in NOTEBOOKS if one > stage and run.status(one) in ("done", "stale")]
+def resolve_stages(
+    run: Run, settings: Mapping[str, Any], first: str, last: str, profile: str = "auto"
+) -> configs.RunConfig:
+    """The configuration with which stages `first` to `last` would run.
+
+    The run's own settings count for the stages before, and for those after that are done: they
+    say how the results there came about, unless they do not go with the new ones.
+    """
     try:
-        known = configs.flatten(run.config()).items() if done else ()
-        later = {name: value for name, value in known if configs.stage_of(name) in done}
-        return configs.resolve(config.profile, configs.flatten(config), later)
-    except ValueError:  # they do not go together, or cannot be read
-        return config
-
-
-def resolve_stage(run: Run, first: str, profile: str, settings: Mapping) -> configs.RunConfig:
-    """The configuration from stage `first` on: earlier stages' settings are the run's own."""
-    if first == "01":
-        return configs.resolve(profile, settings)
-    stored = run.config()
-    earlier = {k: v for k, v in configs.flatten(stored).items() if configs.stage_of(k) < first}
-    return configs.resolve(stored.profile, earlier, settings)
+        config = run.config()
+        known, profile = configs.flatten(config), profile if first == "01" else config.profile
+    except ValueError:  # none yet, or of another version: stage 01 writes it
+        if first > "01":
+            raise
+        known = {}
+    done = [k for k, e in run.manifest().items() if k > last and e.get("status") == "done"]
+    before = {name: v for name, v in known.items() if configs.stage_of(name) < first}
+    after = {name: v for name, v in known.items() if configs.stage_of(name) in done}
+    try:
+        return configs.resolve(profile, before | after, settings)
+    except ValueError:
+        return configs.resolve(profile, before, settings)
 
 
 def check_stages_before(run: Run, stage: str) -> None:
-    """Raise ValueError unless every earlier stage is done and nothing it touched changed."""
+    """Raise ValueError unless every earlier stage is done and what it wrote is as it was."""
     run.refuse_edited()
-    manifest = run.manifest()
-    for earlier in [key for key in NOTEBOOKS if key < stage]:
-        entry, status = manifest.get(earlier, {}), run.status(earlier)
-        if status not in ("done", "stale"):
+    for earlier in [one for one in NOTEBOOKS if one < stage]:
+        if (status := run.status(earlier)) == "stale":
+            raise ValueError(f"{run.why_stale(earlier)}, or set force = True")
+        if status != "done":
             was = "was" if status == "cut off" else "is"
             raise ValueError(
                 f"{NOTEBOOKS[stage]} needs {NOTEBOOKS[earlier]}, which {was} {status} in "
                 f"run {run.name!r}: run {NOTEBOOKS[earlier]}.ipynb first"
             )
-        for kind, recorded in (("read", entry["inputs"]), ("wrote", entry["outputs"])):
-            for relative, digest in recorded.items():
-                path = run / relative
-                if not path.exists() or sha256(path) != digest:
-                    change = "changed" if path.exists() else "was removed"
-                    raise ValueError(
-                        f"{relative} {change} after {NOTEBOOKS[earlier]} {kind} it: run that "
-                        "notebook again, or set force = True"
-                    )
-        if why := run.why_stale(earlier):
-            raise ValueError(f"{why}, or set force = True")
+        for relative, digest in run.manifest()[earlier]["outputs"].items():
+            path = run / relative
+            if not path.exists() or sha256(path) != digest:
+                change = "changed" if path.exists() else "was removed"
+                raise ValueError(
+                    f"{relative} {change} after {NOTEBOOKS[earlier]} wrote it: run that "
+                    "notebook again, or set force = True"
+                )

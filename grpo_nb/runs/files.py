@@ -130,20 +130,14 @@ def load_yaml(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")
     try:
-        text = path.read_text(encoding="utf-8")
-        return yaml.load(text, _Strict)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}") from None
+        return yaml.load(path.read_text(encoding="utf-8"), _Strict)
     except yaml.MarkedYAMLError as error:
         mark, why = error.problem_mark or error.context_mark, error.problem
         tab = ": indent with spaces, not tabs" if "'\\t'" in str(why) else ""
         raise ValueError(f"{path}, line {mark.line + 1}: {why}{tab}") from None
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise ValueError(f"{path}, line {line}: {error.reason}: {chr(error.character)!r}") from None
     except RecursionError:
         raise ValueError(f"{path} is not a file of settings: it nests too deep") from None
-    except (ValueError, LookupError, AttributeError) as error:  # `!!bool maybe`, 5,000 digits
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # `!!bool maybe`
         raise ValueError(f"{path} cannot be read: {error}") from None
 
 

@@ -16,141 +16,114 @@ class Section(BaseModel):
         return value
 
 
-def rare(default: Any, description: str, **limits: Any) -> Any:
-    """A setting without a line of its own in the notebooks: it is set by the parameter `more`."""
-    return Field(default, description=description, json_schema_extra={"rare": True}, **limits)
+def setting(default: Any, meaning: str, **limits: Any) -> Any:
+    """A setting with its meaning, as the notebooks' tables show it, and limits of its value."""
+    return Field(default, description=meaning, **limits)
+
+
+AnswerKind = Literal["number", "choice", "json", "code", "text"]
+LossType = Literal["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
+Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]  # the second is GDPO
 
 
 class DataConfig(Section):
-    source: str = Field("arithmetic", description="built-in set, local file, or hub dataset")
-    subset: str = Field("", description="configuration of a hub dataset")
-    split: str = Field("train", description="split of a hub dataset")
-    revision: str = Field("", description="commit, branch or tag of a hub dataset")
-    streaming: bool = Field(False, description="read a hub dataset without storing it")
-    question_column: str = Field("question", description="column of questions, texts or chats")
-    answer_column: str = Field("answer", description="column that holds the gold")
-    extra_columns: str = Field("", description='columns for the rewards: "a, b" or "all"')
-    answer_format: str = Field(
-        "auto", description="auto (#### or as is), as_is, ####, boxed, tag, json:path, regex:…"
-    )
-    answer_kind: Literal["number", "choice", "json", "code", "text"] = Field(
-        "number", description="what a gold has to be"
-    )
-    system_prompt: str = Field(
-        "preset", description="says the format; preset: as the rewards ask for it; may be empty"
-    )
-    max_rows: int = Field(0, ge=0, description="rows read from the source; 0 reads all")
-    max_dropped_share: float = Field(
-        0.05, ge=0, le=1, description="more faulty rows than this share are an error"
-    )
-    eval_rows: int = Field(256, ge=1, description="rows held out, never trained on")
-    max_prompt_tokens: int = Field(256, ge=8, description="longer prompts are dropped [tokens]")
-    difficulty_prompts: int = Field(
-        0, ge=0, description="prompts to train on that a pilot judges first; 0: none"
-    )
-    min_pass_rate: float = Field(
-        0.0, ge=0, lt=1, description="a judged prompt has to be solved more often"
-    )
-    max_pass_rate: float = Field(1.0, gt=0, le=1, description="and less often than this")
-    order: Literal["shuffled", "easy_to_hard"] = Field(
-        "shuffled", description="of the prompts in training"
-    )
-    priming_rows: int = Field(0, ge=0, description="rows written for a supervised warm-up")
+    source: str = setting("arithmetic", "built-in set, local file, or hub dataset")
+    subset: str = setting("", "configuration of a hub dataset")
+    split: str = setting("train", "split of a hub dataset")
+    revision: str = setting("", "commit, branch or tag of a hub dataset")
+    streaming: bool = setting(False, "read a hub dataset without storing it")
+    question_column: str = setting("question", "column of questions, texts or chats")
+    answer_column: str = setting("answer", "column that holds the gold")
+    extra_columns: str = setting("", 'columns for the rewards: "a, b" or "all"')
+    answer_format: str = setting("auto", "auto: #### or as_is; boxed, tag, json:path, regex:…")
+    answer_kind: AnswerKind = setting("number", "what a gold has to be")
+    system_prompt: str = setting("preset", "says the format; preset: as the rewards ask for it")
+    max_rows: int = setting(0, "rows read from the source; 0 reads all", ge=0)
+    max_dropped_share: float = setting(0.05, "more faulty rows are an error", ge=0, le=1)
+    eval_rows: int = setting(256, "rows held out, never trained on", ge=1)
+    max_prompt_tokens: int = setting(256, "longer prompts are dropped [tokens]", ge=8)
+    difficulty_prompts: int = setting(0, "prompts that a pilot judges first; 0: none", ge=0)
+    min_pass_rate: float = setting(0.0, "a judged prompt has to be solved more often", ge=0, lt=1)
+    max_pass_rate: float = setting(1.0, "and less often than this", gt=0, le=1)
+    order: Literal["shuffled", "easy_to_hard"] = setting("shuffled", "of the prompts in training")
+    priming_rows: int = setting(0, "rows written for a supervised warm-up", ge=0)
 
 
 class ModelConfig(Section):
-    model_path: str = Field("data/tiny_base", description="folder or hub name of the base model")
-    quantization: Literal["4bit", "16bit", "fp8"] = Field("4bit", description="weights of the base")
-    fast_inference: Literal["vllm", "off", "detect"] = Field(
-        "detect", description="generate with vLLM; detect: where a GPU and vLLM are found"
-    )
-    max_seq_length: int = Field(512, ge=32, description="prompt + completion [tokens]")
-    lora_rank: int = Field(16, ge=1, description="rank of the adapter")
-    lora_alpha: int = Field(32, ge=1, description="the adapter is scaled by alpha / rank")
+    model_path: str = setting("data/tiny_base", "folder or hub name of the base model")
+    quantization: Literal["4bit", "16bit", "fp8"] = setting("4bit", "weights of the base")
+    fast_inference: Literal["vllm", "off", "detect"] = setting("detect", "generate with vLLM")
+    max_seq_length: int = setting(512, "prompt + completion [tokens]", ge=32)
+    lora_rank: int = setting(16, "rank of the adapter", ge=1)
+    lora_alpha: int = setting(32, "the adapter is scaled by alpha / rank", ge=1)
+    adapter: str = setting("", "run or folder whose adapter the policy starts from")
 
 
 class RewardsConfig(Section):
-    preset: str = Field("math", description="named list of rewards, or YAML or .py file")
-    reward_weights: str = Field("", description="weights in the preset's order; empty: its own")
-    cases: str = Field("", description="JSONL of your own attacks and saved cases")
-    pilot_prompts: int = Field(32, ge=1, description="prompts sampled from the base model")
-    pilot_completions: int = Field(8, ge=2, description="completions for each of them")
-
-
-LossType = Literal["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
+    preset: str = setting("math", "named list of rewards, or a .py file of rewards")
+    reward_weights: str = setting("", "weights in the preset's order; empty: its own")
+    cases: str = setting("", "JSONL of your own attacks and saved cases")
+    pilot_prompts: int = setting(32, "prompts sampled from the base model", ge=1)
+    pilot_completions: int = setting(8, "completions for each of them", ge=2)
 
 
 class TrainConfig(Section):
-    max_steps: int = Field(100, ge=1, description="optimizer steps")
-    learning_rate: float = Field(1e-3, gt=0, le=10, description="peak learning rate")
-    warmup_steps: int = Field(5, ge=0, description="steps until the peak is reached")
-    num_generations: int = Field(8, ge=2, description="completions per prompt: the group")
-    per_device_train_batch_size: int = Field(64, ge=1, description="completions per pass")
-    gradient_accumulation_steps: int = Field(1, ge=1, description="passes per step")
-    max_completion_length: int = Field(48, ge=1, description="cut after this [tokens]")
-    temperature: float = Field(1.0, ge=0.01, le=100, description="of sampling in training")
-    beta: float = Field(0.0, ge=0, le=1000, description="weight of the KL to the base")
-    loss_type: LossType = Field("dapo", description="TRL's")
-    scale_rewards: Literal["group", "batch", "none"] = Field("group", description="TRL's")
-    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = Field(
-        "sum_then_normalize", description="TRL's; the second is GDPO"
-    )
-    stages: str = Field("", description="YAML file of the stages; empty: one, as set here")
-    priming_steps: int = Field(0, ge=0, description="supervised steps on the primed rows first")
-    eval_steps: int = Field(25, ge=0, description="validate every so many steps; 0: never")
-    resume: Literal["auto", "always", "never"] = Field(
-        "auto", description="auto: go on where a training with these settings was cut off"
-    )
-    report_to: str = Field("none", description='trackers: "tensorboard", "trackio", "wandb"')
-    dynamic_sampling: int = rare(
-        0, "rounds in which groups without signal are drawn anew; 0: never", ge=0
-    )
-    priming_learning_rate: float = rare(1e-3, "of the supervised steps", gt=0, le=10)
-    save_steps: int = rare(25, "a checkpoint every so many steps", ge=1)
-    keep_checkpoints: int = rare(2, "the newest that stay on disk", ge=1)
-    eval_prompts: int = rare(64, "training rows set aside to validate on", ge=1)
-    early_stop_evals: int = rare(0, "stop after so many without a new best; 0: never", ge=0)
-    keep: Literal["best", "last"] = rare("best", "adapter handed on: best validated, or last")
+    max_steps: int = setting(100, "optimizer steps", ge=1)
+    learning_rate: float = setting(1e-3, "peak learning rate", gt=0, le=10)
+    warmup_steps: int = setting(5, "steps until the peak is reached", ge=0)
+    num_generations: int = setting(8, "completions per prompt: the group", ge=2)
+    per_device_train_batch_size: int = setting(64, "completions per micro-batch", ge=1)
+    gradient_accumulation_steps: int = setting(1, "micro-batches per step", ge=1)
+    max_completion_length: int = setting(48, "cut after this [tokens]", ge=1)
+    temperature: float = setting(1.0, "of sampling in training", ge=0.01, le=100)
+    beta: float = setting(0.0, "weight of the KL to the base", ge=0, le=1000)
+    loss_type: LossType = setting("dapo", "TRL's")
+    scale_rewards: Literal["group", "batch", "none"] = setting("group", "TRL's")
+    multi_objective_aggregation: Aggregation = setting("sum_then_normalize", "TRL's")
+    priming_steps: int = setting(0, "supervised steps on the primed rows first", ge=0)
+    eval_steps: int = setting(25, "validate every so many steps; 0: never", ge=0)
+    resume: Literal["auto", "always", "never"] = setting("auto", "a training that was cut off")
+    report_to: str = setting("none", 'trackers: "tensorboard", "trackio", "wandb"')
+    priming_learning_rate: float = setting(1e-3, "of the supervised steps", gt=0, le=10)
+    save_steps: int = setting(25, "a checkpoint every so many steps", ge=1)
+    keep_checkpoints: int = setting(2, "the newest that stay on disk", ge=1)
+    eval_prompts: int = setting(64, "training rows held out to validate on", ge=1)
+    early_stop_evals: int = setting(0, "stop after so many without a new best; 0: never", ge=0)
+    keep: Literal["best", "last"] = setting("best", "adapter handed on: best validated, or last")
 
 
 class PolicyConfig(Section):
-    backend: Literal["unsloth", "transformers"] = Field(
-        "unsloth", description="loads the policy; transformers: with peft and bitsandbytes"
-    )
-    finetuning: Literal["lora", "full"] = Field("lora", description="what is trained")
-    gpu_memory_utilization: float = rare(0.5, "of the GPU, for vLLM [share]", gt=0, lt=1)
-    standby: bool = rare(False, "vLLM gives its memory back during the update")
-    rollouts: Literal["auto", "model", "copy"] = rare(
-        "auto", "samples come from the policy or a dense copy; auto: the copy on a CPU"
-    )
-    share_prompts: bool = rare(True, "the update runs a prompt once for its group, if it can")
-    optim: str = rare("auto", "TRL's; auto: adamw_8bit on a GPU, else adamw_torch")
+    backend: Literal["unsloth", "transformers"] = setting("unsloth", "loads and trains the policy")
+    finetuning: Literal["lora", "full"] = setting("lora", "what is trained")
+    gpu_memory_utilization: float = setting(0.5, "of the GPU, for vLLM [share]", gt=0, lt=1)
+    standby: bool = setting(False, "vLLM gives its memory back during the update")
+    rollouts: Literal["auto", "model", "copy"] = setting("auto", "auto: a dense copy on a CPU")
+    share_prompts: bool = setting(True, "the update runs a prompt once for its group, if it can")
+    optim: str = setting("auto", "TRL's; auto: adamw_8bit on a GPU, else adamw_torch")
 
 
 class EvaluateConfig(Section):
-    eval_batch_size: int = Field(
-        64, ge=1, description="sequences generated at once, samples included"
-    )
-    samples: int = Field(4, ge=1, description="sampled completions a prompt: k of pass@k")
-    show_samples: int = Field(4, ge=1, description="before/after pairs shown")
+    eval_batch_size: int = setting(64, "sequences generated at once, samples included", ge=1)
+    samples: int = setting(4, "sampled completions a prompt: k of pass@k", ge=1)
+    show_samples: int = setting(4, "before/after pairs shown", ge=1)
 
 
 class ExportConfig(Section):
-    max_shard_gb: float = rare(1.0, "of a safetensors file [GB]", gt=0)
-    parity_prompts: int = rare(32, "held-out prompts that adapter and merged model answer", ge=1)
+    max_shard_gb: float = setting(1.0, "of a safetensors file [GB]", gt=0)
+    parity_prompts: int = setting(32, "held-out prompts that adapter and merged model answer", ge=1)
 
 
-class Thresholds(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
-    window: int = Field(10, ge=4, description="a curve is averaged over [steps]")
-    patience: int = Field(50, ge=8, description="least time to call a curve flat [steps]")
-    certainty: float = Field(4, gt=0, description="a change beyond noise [standard errors]")
-    solved: float = Field(0.85, gt=0, le=1, description="counts as learnt [share of its range]")
-    flat: float = Field(0.05, gt=0, description="less rise in half a patience [share of the rest]")
-    no_signal: float = Field(0.95, gt=0, le=1, description="groups of equal rewards [share]")
-    entropy: float = Field(0.25, gt=0, lt=1, description="left at collapse [share of the start]")
-    dominant: float = Field(0.8, gt=0, le=1, description="of one reward in the spread [share]")
-    truncated: float = Field(0.3, gt=0, le=1, description="completions cut [share]")
-    longer: float = Field(1.5, gt=1, description="completions, for the same reward [ratio]")
-    spike: float = Field(4, gt=1, description="to the greatest of a patience before [ratio]")
-    skipped: float = Field(0.05, gt=0, le=1, description="completions without score [share]")
-    slower: float = Field(1.5, gt=1, description="step to its prediction [ratio]")
+class Thresholds(Section):
+    window: int = setting(10, "a curve is averaged over [steps]", ge=4)
+    patience: int = setting(50, "least time to call a curve flat [steps]", ge=8)
+    certainty: float = setting(4, "a change beyond noise [standard errors]", gt=0)
+    solved: float = setting(0.85, "counts as learnt [share of its range]", gt=0, le=1)
+    flat: float = setting(0.05, "less rise in half a patience [share of the rest]", gt=0)
+    no_signal: float = setting(0.95, "groups of equal rewards [share]", gt=0, le=1)
+    entropy: float = setting(0.25, "left at collapse [share of the start]", gt=0, lt=1)
+    dominant: float = setting(0.8, "of one reward in the spread [share]", gt=0, le=1)
+    truncated: float = setting(0.3, "completions cut [share]", gt=0, le=1)
+    longer: float = setting(1.5, "completions, for the same reward [ratio]", gt=1)
+    spike: float = setting(4, "to the greatest of a patience before [ratio]", gt=1)
+    skipped: float = setting(0.05, "completions without score [share]", gt=0, le=1)
+    slower: float = setting(1.5, "step to its prediction [ratio]", gt=1)

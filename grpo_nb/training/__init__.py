@@ -1,32 +1,42 @@
 """Stage 03: GRPO made safe and legible, over TRL's trainer.
 
-    session = training.Session(stage, policy, rewards, rows)
-    metrics = session.run()
+    args = training.grpo_config(stage, policy, rewards)  # a trl.GRPOConfig
+    trainer = training.Trainer(policy, rewards, args, rows, stage)  # a trl.GRPOTrainer
+    trainer.train()
 
-`plan` says in which stages, `trainer` builds TRL's with our additions (`checkpoints`,
-`measured`), `monitor` acts after each step, `validation` asks whether the policy
-gets better, `session` holds it together and resumes what was cut off.
+`trainer` reads from top to bottom; `arguments` makes the GRPOConfig of a run, `callbacks` is what
+happens between steps, `checkpoints` how a run goes on, `health` what its metrics mean, `preflight`
+the worst step before the first, `validation` whether the policy gets better. `fast_cpu` makes a
+CPU quick, `ranks` lets several processes share a training.
 """
 
-from grpo_nb.training.arguments import grpo_arguments, notable
-from grpo_nb.training.control import Controls, Update, Watcher
+from typing import Any
+
+from grpo_nb.training.arguments import effective, grpo_config, notable, refuse_unknown_trl
 from grpo_nb.training.metrics import append_line, read_completions, read_lines
-from grpo_nb.training.plan import expected
-from grpo_nb.training.preflight import refuse
-from grpo_nb.training.session import Session
-from grpo_nb.training.trainer import build_trainer
+from grpo_nb.training.updates import Controls, Update, Watcher
+from grpo_nb.training.warm_up import warm_up
 
 __all__ = [
     "Controls",
-    "Session",
+    "Trainer",
     "Update",
     "Watcher",
     "append_line",
-    "build_trainer",
-    "expected",
-    "grpo_arguments",
+    "effective",
+    "grpo_config",
     "notable",
     "read_completions",
     "read_lines",
-    "refuse",
+    "refuse_unknown_trl",
+    "warm_up",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`Trainer`, imported when it is first asked for: Unsloth has to be imported before TRL."""
+    if name != "Trainer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from grpo_nb.training.trainer import Trainer
+
+    return Trainer

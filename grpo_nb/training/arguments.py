@@ -1,65 +1,135 @@
-"""From our settings to the arguments of the installed TRL, and what becomes of them there.
+"""From our settings to the GRPOConfig of the installed TRL, and what becomes of them there.
 
-Nothing is taken on trust: `effective` compares what was asked for with what the trainer holds,
-and `grpo_nb.runs.trl_arguments` refuses what the installed GRPOConfig does not have. On a GPU
-Unsloth replaces GRPOConfig by a class of its own that only warns of unknown arguments, has
-other defaults (weight_decay 0.001, router_aux_loss_coef 0, vLLM's importance-sampling
-correction off) and follows some papers: an explicit loss_type "dapo" masks truncated
-completions and takes epsilon_high 0.28, "cispo" epsilon_high 5, and "dr_grpo" turns
-scale_rewards "group" off. What is set by `trl.<name>=…` it leaves alone.
-Source: unsloth/models/rl.py 2026.10.9.
+`grpo_config` builds it, and `effective` shows each argument with who decided it: what was asked
+for is compared with what the config holds. On a GPU Unsloth replaces GRPOConfig by a class of its
+own that only warns of unknown arguments, has other defaults (weight_decay 0.001,
+router_aux_loss_coef 0, vLLM's importance-sampling correction off) and follows some papers: an
+explicit loss_type "dapo" masks truncated completions and takes epsilon_high 0.28, "cispo"
+epsilon_high 5, and "dr_grpo" turns scale_rewards "group" off. What is set by `trl.<name>=…` it
+leaves alone. Source: unsloth/models/rl.py 2026.10.9.
 """
 
 import importlib.util
-from collections.abc import Mapping
+import math
+import typing
 from dataclasses import MISSING, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from grpo_nb.models import cuda_available, has_bf16
-from grpo_nb.runs import Run, Stage, atomic_path
+from grpo_nb.models import Policy, cuda_available, has_bf16
+from grpo_nb.rewards import RewardSet, declared_range
+from grpo_nb.runs import Stage
 from grpo_nb.runs.batch import solve_batch
-from grpo_nb.runs.config import RunConfig, source_of
-from grpo_nb.runs.trl_arguments import SETTING_OF, TRL_NAMES
+from grpo_nb.runs.config import RunConfig
+from grpo_nb.runs.files import read_json
+from grpo_nb.runs.names import refuse_unknown
+from grpo_nb.training import health, ranks
 
 if TYPE_CHECKING:
     from trl import GRPOConfig
 
+# Settings of `train` that TRL knows by the same name.
+TRL_NAMES = (
+    *("max_steps", "learning_rate", "warmup_steps", "num_generations", "temperature", "beta"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "max_completion_length"),
+    *("loss_type", "scale_rewards", "multi_objective_aggregation", "report_to"),
+)
+# Every argument of TRL's that a setting of ours decides.
+SETTING_OF = {
+    **{name: f"train.{name}" for name in TRL_NAMES},
+    **{"seed": "seed", "optim": "policy.optim", "use_vllm": "model.fast_inference"},
+    **{"shuffle_dataset": "data.order", "reward_weights": "rewards.reward_weights"},
+    **{"save_steps": "train.save_steps", "save_total_limit": "train.keep_checkpoints"},
+    **{"eval_steps": "train.eval_steps", "resume_from_checkpoint": "train.resume"},
+    "vllm_gpu_memory_utilization": "policy.gpu_memory_utilization",
+    "vllm_enable_sleep_mode": "policy.standby",
+    # No longer TRL's, and still in many examples.
+    **{"max_prompt_length": "data.max_prompt_tokens", "warmup_ratio": "train.warmup_steps"},
+}
+# What the stages' hand-off rests on.
+FIXED = (
+    *("output_dir", "log_completions", "logging_steps", "save_strategy", "eval_strategy"),
+    *("remove_unused_columns", "use_cpu", "use_transformers_continuous_batching"),
+)
 # The same value in another form is no change.
 REWRITTEN = {"accelerator_config", "debug", "report_to"}
 # An argument that TRL fills from another where it is None.
 NONE_MEANS = {"epsilon_high": "epsilon", "num_generations_eval": "num_generations"}
+ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
 
 
-def grpo_arguments(
-    config: RunConfig, output_dir: Path, vllm: bool, processes: int = 1
-) -> dict[str, Any]:
+def grpo_config(stage: Stage, policy: Policy, rewards: RewardSet) -> "GRPOConfig":
+    """The trl.GRPOConfig of this run; anything in it may be changed before the trainer is built.
+
+    Raises:
+        ValueError: TRL does not take one of the settings as it is.
+    """
+    from trl import GRPOConfig
+
+    refuse_unknown_trl(stage.config)
+    return GRPOConfig(**grpo_arguments(stage, policy, rewards))
+
+
+def own_config() -> type["GRPOConfig"]:
+    """TRL's own class, which Unsloth's takes the place of."""
+    import trl
+
+    return [kind for kind in trl.GRPOConfig.__mro__ if kind.__name__ == "GRPOConfig"][-1]
+
+
+def refuse_unknown_trl(config: RunConfig) -> None:
+    """Raise ValueError unless TRL takes each `trl.<name>` as it is. Imports trl if there is one.
+
+    Raises:
+        ValueError: An argument that GRPOConfig does not have (the nearest name is given), that
+            is a setting of ours or has to stay as it is, or whose value has another type.
+    """
+    known = typing.get_type_hints(own_config()) if config.trl else {}
+    for name, value in config.trl.items():
+        if name in SETTING_OF:
+            raise ValueError(f"trl.{name} is decided by {SETTING_OF[name]}: set that instead")
+        if name in FIXED:
+            raise ValueError(f"trl.{name} cannot be set: the stages need it as it is; leave it out")
+        refuse_unknown("argument of GRPOConfig", f"trl.{name}", list(map(setting_of, known)))
+        try:
+            TypeAdapter(known[name], config=ANY_CLASS).validate_python(value, strict=True)
+        except ValidationError:
+            wanted = getattr(known[name], "__name__", known[name])
+            raise ValueError(
+                f"trl.{name} = {value!r} is of type {type(value).__name__}, and TRL wants "
+                f"{wanted}: write it as Python would"
+            ) from None
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"trl.{name} = {value}: write a finite number, or leave it out")
+
+
+def setting_of(argument: str) -> str:
+    """The name of our setting that decides an argument of TRL's.
+
+    >>> setting_of("learning_rate"), setting_of("top_p")
+    ('train.learning_rate', 'trl.top_p')
+    """
+    return SETTING_OF.get(argument, f"trl.{argument}")
+
+
+def grpo_arguments(stage: Stage, policy: Policy, rewards: RewardSet) -> dict[str, Any]:
     """The arguments of trl.GRPOConfig that this run sets; all others are TRL's defaults.
 
-    Args:
-        config: Its step is that of all processes together, and its pass that of one.
-        output_dir: Of the stage.
-        vllm: Whether Unsloth generates by vLLM.
-        processes: That share the step.
+    The run's step is that of all processes together, and its micro-batch that of one.
     """
+    config, folder = stage.config, stage.run / "train"
     group = config.train.num_generations
     rows = config.train.per_device_train_batch_size
-    batch = solve_batch(config.step_completions // group, group, rows, processes)
+    batch = solve_batch(config.step_completions // group, group, rows, ranks.count())
     automatic = "adamw_8bit" if cuda_available() else "adamw_torch"
     trackers = [name.strip() for name in config.train.report_to.split(",")]
     refuse_missing_trackers(trackers)
-    batching = "use_transformers_continuous_batching"
-    if config.trl.get(batching) and config.policy.backend != "transformers":
-        raise ValueError(
-            f"trl.{batching} needs policy.backend = 'transformers': Unsloth's forward has no "
-            "attention over its pages"
-        )
     return {
         **{name: getattr(config.train, name) for name in TRL_NAMES},
         **batch._asdict(),
-        "output_dir": str(output_dir),
+        "output_dir": str(folder),
         "report_to": trackers,
         "seed": config.seed,
         "lr_scheduler_type": "constant_with_warmup",
@@ -67,13 +137,14 @@ def grpo_arguments(
         "optim": automatic if config.policy.optim == "auto" else config.policy.optim,
         "gradient_checkpointing": cuda_available(),
         **({} if {"bf16", "fp16"} & set(config.trl) else precision()),
-        "use_vllm": vllm,
+        "use_vllm": policy.vllm,
         **vllm_by_trl(config),
         "shuffle_dataset": config.data.order == "shuffled",
+        "reward_weights": list(rewards.reward_weights),
         "log_completions": True,
         "num_completions_to_print": 0,
         "logging_steps": 1,
-        "save_strategy": "no",  # the monitor says when
+        "save_strategy": "no",  # `callbacks` say when
         "disable_tqdm": True,
         **config.trl,
     }
@@ -119,70 +190,44 @@ def precision() -> dict[str, bool]:
     return {"bf16": has_bf16(), "fp16": cuda_available() and not has_bf16()}
 
 
-def alone(passed: Mapping[str, Any]) -> "GRPOConfig":
-    """What TRL by itself, which nobody patched, makes of its arguments.
-
-    Before the trainer is built: any such config resets accelerate's state, which trainers use.
-    """
-    import trl
-
-    own = [kind for kind in trl.GRPOConfig.__mro__ if kind.__name__ == "GRPOConfig"][-1]
-    return own(**passed)
-
-
-def effective(
-    args: "GRPOConfig", untouched: "GRPOConfig", passed: Mapping[str, Any], stage: Stage
-) -> pd.DataFrame:
+def effective(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: RewardSet) -> pd.DataFrame:
     """Every argument of TRL's as the training will use it, and who decided it.
 
     Args:
-        args: The trainer's `args`, or a GRPOConfig(**passed).
-        untouched: What `alone` makes of `passed`.
-        passed: What it was built from: `grpo_arguments`, and what was added.
-        stage: Holds the settings and where they came from.
+        args: From `grpo_config`, whatever has been changed in it since.
 
     Returns:
         argument, value, from ("set here", "config.yaml", "task …", "profile …", "grpo_nb" for
-        our defaults and what we always set, "TRL's default"), changed ("" or who silently
-        made another value of it: TRL, or Unsloth and the trainer after it).
+        our defaults and what we always set, "TRL's default"), changed ("", or what TRL, Unsloth
+        or a cell made of the value that was asked for).
     """
-    after = "the trainer" if type(args) is type(untouched) else "Unsloth"
-    rows = []
-    for field in fields(untouched):
+    passed = grpo_arguments(stage, policy, rewards)
+    sources, rows = stage.config.sources, []
+    for field in fields(own_config()):
         default = field.default_factory() if field.default is MISSING else field.default
-        steps = (passed.get(field.name, default), getattr(untouched, field.name))
         value = getattr(args, field.name)
-        rows.append(
-            {
-                "argument": field.name,
-                "value": getattr(value, "value", value),  # an enum's
-                "from": _source(field.name, passed, stage),
-                "changed": _changed(field.name, *steps, value, after, args),
-            }
-        )
+        source = sources.get(setting_of(field.name), "default")
+        row = {
+            "argument": field.name,
+            "value": _plain(value),
+            "from": "grpo_nb" if source == "default" else source,
+            "changed": _changed(field.name, _plain(passed.get(field.name, default)), args),
+        }
+        rows.append(row if field.name in passed else row | {"from": "TRL's default"})
     return pd.DataFrame(rows)
 
 
-def _source(name: str, passed: Mapping[str, Any], stage: Stage) -> str:
-    if name not in passed:
-        return "TRL's default"
-    setting = f"trl.{name}" if name in stage.config.trl else SETTING_OF.get(name)
-    source = source_of(stage.config, stage.set_here, setting) if setting else "default"
-    return "grpo_nb" if source == "default" else source
-
-
-def _changed(name: str, asked: Any, alone: Any, used: Any, after: str, args: "GRPOConfig") -> str:
-    if name in REWRITTEN:
-        return ""
-    told = [f"TRL: {_text(asked)} → {_text(alone)}"] if alone != asked else []
-    told += [f"{after}: {_text(alone)} → {_text(used)}"] if used != alone else []
+def _changed(name: str, asked: Any, args: "GRPOConfig") -> str:
+    used = _plain(getattr(args, name))
+    told = [f"{asked} → {used}"] if used != asked and name not in REWRITTEN else []
     if used is None and name in NONE_MEANS:
         told.append(f"TRL reads {NONE_MEANS[name]}: {getattr(args, NONE_MEANS[name])}")
     return "; ".join(told)
 
 
-def _text(value: Any) -> str:
-    return str(getattr(value, "value", value))
+def _plain(value: Any) -> Any:
+    """What a reader writes for a value: an enum's own."""
+    return getattr(value, "value", value)
 
 
 def notable(table: pd.DataFrame) -> pd.DataFrame:
@@ -191,9 +236,14 @@ def notable(table: pd.DataFrame) -> pd.DataFrame:
     return table[seen & (table["argument"] != "output_dir")]
 
 
-def write_arguments(run: Run, table: pd.DataFrame) -> Path:
-    """Write `effective`'s rows to train/arguments.csv, one line an argument."""
-    path = run / "train/arguments.csv"
-    with atomic_path(path) as temporary:
-        table.to_csv(temporary, index=False)
-    return path
+def expected(rewards: RewardSet, stage: Stage) -> health.Expected:
+    """What the run knows before step 1, by which its health is judged."""
+    report = stage.run / "rewards/report.json"
+    pilot = read_json(report)["pilot"] if report.exists() else {}
+    ranges = {
+        func.__name__: (weight, *declared_range(getattr(func, "reward", func)))
+        for func, weight in zip(rewards.reward_funcs, rewards.reward_weights, strict=True)
+    }
+    seconds = pilot.get("predicted seconds per step", math.inf)
+    train = stage.config.train
+    return health.Expected(ranges, stage.config.step_completions, train.eval_prompts, seconds)

@@ -1,83 +1,140 @@
-"""Checkpoints that are whole or not there: written aside, sealed, renamed, and checked on return.
+"""Checkpoints that are whole or not there, and how a training goes on from one.
 
-A checkpoint is a folder `checkpoint-<step>` of a stage, as transformers' Trainer writes it,
-with `sealed.json`: size and sha256 of each file.
+A checkpoint is a folder train/checkpoint-<step>, as transformers writes it. When all of it is
+there, `seal` writes sealed.json, the size of each file; what is not sealed does not count.
 """
 
 import itertools
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from grpo_nb import reward_lab
+from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import Adaptive
-from grpo_nb.runs import sha256, write_json
-from grpo_nb.training import ranks
-from grpo_nb.training.metrics import stage_folders
+from grpo_nb.runs import Stage, sha256, write_json
+from grpo_nb.training.arguments import setting_of
+from grpo_nb.training.metrics import keep_until
+
+if TYPE_CHECKING:
+    from trl import GRPOConfig
 
 SEAL = "sealed.json"
-ASIDE = ".saving"
+AGAIN = "run this again, and it goes on from there"
+# Arguments that may differ between a training and its resumption: of the machine, of what is
+# shown, or how the same step is cut.
+FREE = (
+    *("output_dir", "run_name", "report_to", "disable_tqdm", "use_cpu", "local_rank", "project"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
+    *("logging_dir", "per_device_eval_batch_size", "ddp_timeout"),
+    *("vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "deepspeed", "fsdp", "fsdp_config"),
+    *("accelerator_config", "parallelism_config", "ddp_find_unused_parameters"),
+)
 
 
-class Sealed:
-    """Of a Trainer: checkpoints appear complete under their name, and the last k are kept."""
+class Resumption:
+    """Whether a training begins or goes on with what the run's train/ holds.
 
-    keep_checkpoints: int
-    _aside: Path | None = None
+    Args:
+        stage: Stage 03; its `train.resume` decides where settings have changed.
+        rewards: The run's set.
+        args: Of the training that is asked for.
 
-    def _get_output_dir(self, trial: Any) -> str:
-        return str(self._aside or super()._get_output_dir(trial))  # type: ignore[misc]
+    Raises:
+        ValueError: It was cut off with other settings and `train.resume` is "auto", or there is
+            no step left and it is "always".
+    """
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        folder = Path(self.args.output_dir)
-        name = f"checkpoint-{self.state.global_step}"
-        self._aside = folder / ASIDE
-        ranks.from_main(lambda: shutil.rmtree(self._aside, ignore_errors=True))
-        try:
-            super()._save_checkpoint(model, trial)  # type: ignore[misc]
-            ranks.from_main(lambda: self._seal_and_rename(self._aside / name, folder / name))
-        except Exception as error:  # safetensors and torch have errors of their own for a full disk
-            raise OSError(
-                f"checkpoint-{self.state.global_step} could not be written "
-                f"({type(error).__name__}: {error}); {_free(folder)}. Earlier checkpoints are as "
-                "they were: make room, run this again, and training goes on from the newest"
-            ) from error
-        finally:
-            shutil.rmtree(self._aside, ignore_errors=True)
-            self._aside = None
+    def __init__(self, stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> None:
+        self.folder, self.max_steps = stage.run / "train", args.max_steps
+        self.known = fingerprint(stage, rewards, args)
+        self.note, self._fresh = self._look(stage.config.train.resume)
 
-    def _seal_and_rename(self, written: Path, target: Path) -> None:
-        for reward in adaptive_rewards(self.reward_funcs):
-            reward.save(written)
-        seal(written)
-        shutil.rmtree(target, ignore_errors=True)
-        written.replace(target)
-        for old in steps_of(target.parent)[: -self.keep_checkpoints]:
-            shutil.rmtree(target.parent / f"checkpoint-{old}")
+    def _look(self, resume: str) -> tuple[str, bool]:
+        """What `begin` will do, in words, and whether it makes room for another training."""
+        path = self.folder / "state.json"
+        state = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        steps = trained_steps(self.folder)
+        if state and steps and resume != "never" and not (state["finished"] and resume == "auto"):
+            names = {**state["settings"], **self.known}
+            changed = [n for n in names if state["settings"].get(n) != self.known.get(n)]
+            if [name for name in changed if name != "train.max_steps"] and resume == "auto":
+                raise ValueError(
+                    f"{steps} steps of this run were trained with other settings "
+                    f"({', '.join(changed)}): set train.resume = 'always' to go on from them, or "
+                    "'never' to begin again"
+                )
+            if steps >= self.max_steps:
+                raise ValueError(
+                    f"all {steps} steps of this run were trained, so there is none to go on with: "
+                    "raise train.max_steps, or set train.resume = 'never' to begin again"
+                )
+            return f"goes on after step {steps} of {self.max_steps}", False
+        note = f"begins at step 1 of {self.max_steps}"
+        if not (place := aside(self.folder)):
+            return note, True
+        note += f"; what was trained here before ({steps} steps) is kept as {place.name}/"
+        other = {"train.max_steps": 0}
+        longer = state and state["settings"] | other == self.known | other
+        if longer and steps < self.max_steps:
+            note += f". To train it on to {self.max_steps} steps: train.resume = 'always'"
+        return note, True
+
+    def begin(self) -> Path | None:
+        """Make room, or forget what came after the newest whole checkpoint; return that."""
+        if self._fresh:
+            clear(self.folder)
+        self._fresh = False  # run again, it goes on
+        self.end(finished=False)
+        checkpoint = newest(self.folder)
+        (self.folder / "completions").mkdir(exist_ok=True)  # TRL makes it once
+        keep_until(self.folder, step_of(checkpoint))
+        return checkpoint
+
+    def end(self, finished: bool) -> None:
+        write_json(self.folder / "state.json", {"finished": finished, "settings": self.known})
+
+
+def fingerprint(stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> dict[str, Any]:
+    """What a training depends on: model, arguments, rewards and rows."""
+    sections = {"model": stage.config.model, "policy": stage.config.policy}
+    known = {f"{k}.{name}": v for k, of in sections.items() for name, v in of.model_dump().items()}
+    for field in fields(args):
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        value = getattr(args, field.name)
+        if field.name not in FREE and (default is MISSING or value != default):
+            known[setting_of(field.name)] = value
+    known |= {"train.max_steps": args.max_steps, "the rewards": reward_lab.fingerprint(rewards)}
+    rows = stage.run / "data/train.parquet"
+    known["data/train.parquet"] = sha256(rows) if rows.is_file() else ""  # rows of a caller's own
+    return json.loads(json.dumps(known, default=str))
+
+
+def save_trained(model: Any, folder: Path, **gathered: Any) -> None:
+    """Save what was trained of a model: its adapter, or all of it."""
+    # With beta > 0 TRL adds a frozen copy beside it, "ref".
+    only = {"selected_adapters": ["default"]} if hasattr(model, "peft_config") else {}
+    model.save_pretrained(folder, **only, **gathered)
 
 
 def adaptive_rewards(rewards: Any) -> list[Adaptive]:
+    """Those whose weight changes as training goes on: a checkpoint holds their state."""
     return [reward for reward in rewards if isinstance(reward, Adaptive)]
 
 
-def _free(folder: Path) -> str:
-    return f"{shutil.disk_usage(folder).free / 2**30:.1f} GiB are free there"
+def seal(checkpoint: Path, keep: int) -> None:
+    """Say that a checkpoint is whole, and remove all but the newest."""
+    write_json(checkpoint / SEAL, _sizes(checkpoint))
+    for old in steps_of(checkpoint.parent)[:-keep]:
+        shutil.rmtree(checkpoint.parent / f"checkpoint-{old}")
 
 
-def steps_of(folder: Path) -> list[int]:
-    """The steps of a stage's checkpoints, oldest first."""
-    return sorted(int(path.name.partition("-")[2]) for path in folder.glob("checkpoint-*"))
-
-
-def seal(checkpoint: Path) -> None:
-    files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
-    known = {str(path.relative_to(checkpoint)): _identity(path) for path in files}
-    write_json(checkpoint / SEAL, known)
-
-
-def _identity(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
+def _sizes(checkpoint: Path) -> dict[str, int]:
+    files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path.name != SEAL]
+    return {str(path.relative_to(checkpoint)): path.stat().st_size for path in files}
 
 
 def damage(checkpoint: Path) -> str:
@@ -85,23 +142,35 @@ def damage(checkpoint: Path) -> str:
     if not (checkpoint / SEAL).is_file():
         return f"it has no {SEAL}"
     try:
-        known = json.loads((checkpoint / SEAL).read_text(encoding="utf-8"))
+        known: Mapping[str, int] = json.loads((checkpoint / SEAL).read_text(encoding="utf-8"))
     except ValueError:
         return f"its {SEAL} cannot be read"
-    for name, identity in known.items():
-        path = checkpoint / name
-        if not path.is_file():
+    sizes = _sizes(checkpoint)
+    for name, size in known.items():
+        if name not in sizes:
             return f"{name} is missing"
-        if path.stat().st_size != identity["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes of {identity['bytes']}"
-        if sha256(path) != identity["sha256"]:
-            return f"{name} has changed"
+        if sizes[name] != size:
+            return f"{name} has {sizes[name]} bytes of {size}"
     return ""
 
 
+def steps_of(folder: Path) -> list[int]:
+    """The steps of the checkpoints, oldest first."""
+    return sorted(map(step_of, folder.glob("checkpoint-*")))
+
+
+def step_of(checkpoint: Path | None) -> int:
+    return int(checkpoint.name.partition("-")[2]) if checkpoint else 0
+
+
+def trained_steps(folder: Path) -> int:
+    """The last step that a sealed checkpoint holds; 0 without one."""
+    sealed = [path.parent for path in folder.glob(f"checkpoint-*/{SEAL}")]
+    return max(map(step_of, sealed), default=0)
+
+
 def newest(folder: Path, say: Callable[[str], None] = print) -> Path | None:
-    """The newest whole checkpoint of a stage, or None; says which damaged ones it passed over."""
-    shutil.rmtree(folder / ASIDE, ignore_errors=True)
+    """The newest whole checkpoint, or None; says which damaged ones it passed over."""
     for step in reversed(steps_of(folder)):
         checkpoint = folder / f"checkpoint-{step}"
         if not (wrong := damage(checkpoint)):
@@ -124,18 +193,3 @@ def clear(folder: Path) -> None:
     if place := aside(folder):
         folder.rename(place)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def step_of(checkpoint: Path | None) -> int:
-    return int(checkpoint.name.partition("-")[2]) if checkpoint else 0
-
-
-def trained_steps(folder: Path) -> int:
-    """The last step that a checkpoint or a finished stage holds."""
-    total = 0
-    for stage in stage_folders(folder):
-        if (stage / "stage.json").is_file():
-            total += json.loads((stage / "stage.json").read_text(encoding="utf-8"))["steps"]
-        elif steps := steps_of(stage):
-            total += steps[-1]
-    return total

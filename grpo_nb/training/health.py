@@ -1,45 +1,43 @@
 """Alerts from the metrics of a training: what is wrong, how we know, and what to change.
 
 No limit is an absolute reward, KL or gradient norm: a window of steps is held against the run's
-own past, its noise, and the range of its rewards. An episode (till a quiet window) alerts once.
+own past, its noise, and the range of its rewards. An episode (until a quiet window) alerts once.
 """
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from grpo_nb.runs import Check
 from grpo_nb.runs.settings import Thresholds
+from grpo_nb.training.metrics import read_lines
 
 TEXT = """rule: cause -> fix, where {} is the metric or the reward that it is about
-not a number: {} is NaN or infinite -> lower train.learning_rate; mend a reward that is all None
+not a number: {} is NaN or infinite -> lower train.learning_rate; fix a reward that is all None
 spike: {} is far above its past -> lower train.learning_rate; read that step's completions
 slow steps: slower than predicted -> train.max_completion_length, a slow reward, other programs
-truncation: cut before they end -> train.max_completion_length up, or soft_overlong_punishment
+truncation: cut before they end -> train.max_completion_length up; TRL get_soft_overlong_punishment
 length creep: longer, and earn no more -> train.loss_type dapo or dr_grpo; max_length_penalty
 nothing left to learn: nearly all groups are all right -> stop, or harder rows (data.source)
 nothing learnt: groups earn alike, not in full -> easier data.source, partial credit, rewards.preset
 collapse: groups fail alike -> lower train.learning_rate; higher train.temperature or train.beta
-reward hacking: held-out accuracy falls -> read completions, add the trick to rewards.cases, mend it
+reward hacking: held-out accuracy falls -> read completions, add the trick to rewards.cases, fix it
 format learnt, correctness flat: looks right -> lower {} in rewards.reward_weights; easier rows
 reward stuck: no rise -> raise train.learning_rate, but lower it if it falls; finer rewards.preset
 one reward dominates: the total is mostly {} -> lower {} in rewards.reward_weights
-no score: {} fails or gives None -> mend {}; drop rows without a usable gold (data.source)
+no score: {} fails or gives None -> fix {}; drop rows without a usable gold (data.source)
 """
 RULES = dict(line.split(": ", 1) for line in TEXT.splitlines()[1:])
-ERRORS = {"not a number", "nothing learnt", "collapse", "reward hacking"}
+GRAVE = {
+    "not a number",
+    "nothing learnt",
+    "collapse",
+    "reward hacking",
+}  # training on is of little use
 PAGE = "docs/troubleshooting.md"
-
-
-class Alert(NamedTuple):
-    step: int
-    rule: str
-    severity: str  # "error": training on is of little use; or "warning"
-    cause: str
-    evidence: str
-    fix: str
-    see: str = ""  # its section of PAGE
 
 
 def section(name: str) -> str:
@@ -65,7 +63,7 @@ class Watch:
         self.expected, self.limits = expected, limits or Thresholds()
         self.lines, self.evals, self._held = [], [], {}
 
-    def feed(self, line: Mapping[str, Any]) -> list[Alert]:
+    def feed(self, line: Mapping[str, Any]) -> list[Check]:
         if _number(accuracy := line.get("eval/accuracy")):
             self.evals.append((len(self.lines), accuracy))
         self.lines += [line] if "reward" in line else []
@@ -73,9 +71,9 @@ class Watch:
         for rule, about, evidence in [*_steps(self), *_signal(self), *_rewards(self)]:
             if now - self._held.get((rule, about), -math.inf) > self.limits.window:
                 cause, fix = RULES[rule].replace("{}", about).split(" -> ")
-                kind = "error" if rule in ERRORS else "warning"
-                step, see = line.get("step") or now, section(rule)
-                new.append(Alert(step, rule, kind, cause, evidence, fix, see))
+                seen = f"step {line.get('step') or now}: {cause} ({evidence})"
+                state = "stop" if rule in GRAVE else "warning"
+                new.append(Check(rule, state, seen, f"{fix}; see {section(rule)}"))
             self._held[rule, about] = now
         return new
 
@@ -151,7 +149,7 @@ def _steps(w: Watch) -> Iterator[tuple[str, str, str]]:
 def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
     key, limits, start = "frac_reward_zero_std", w.limits, len(w.lines) - w.limits.window
     silent, right = w.mean(key), w.success(next(iter(w.expected.rewards)))
-    evidence = f"{silent:.0%} of the groups without signal, success {right:.0%}"
+    evidence = f"{silent:.0%} of the groups have no advantage, success {right:.0%}"
     # Unsloth's GPU trainer logs no entropy; how different the samples are says much the same.
     sure = "entropy" if w.last("entropy") else "groups/distinct"
     share = w.mean(sure) / (w.mean(sure, start) or 1)
@@ -197,9 +195,76 @@ def examine(metrics: Iterable[Mapping], expected: Expected, limits: Thresholds |
     return [alert for line in metrics for alert in watch.feed(line)]
 
 
-def summary(alerts: Iterable[Alert]) -> str:
-    lines = (
-        f"step {a.step} {a.severity}: {a.rule} ({a.evidence}) → {a.fix}; see {a.see}"
-        for a in alerts
-    )
+def summary(alerts: Iterable[Check]) -> str:
+    lines = (f"{alert.state}: {alert.name}, {alert.evidence} → {alert.fix}" for alert in alerts)
     return "\n".join(lines) or "no alerts"
+
+
+def read_alerts(path: Path) -> list[Check]:
+    """The alerts that train/health.jsonl holds, oldest first."""
+    return [Check(*(line[field] for field in Check._fields)) for line in read_lines(path)]
+
+
+def checks(watch: Watch, lines: Sequence[Mapping[str, Any]], alerts: list[Check]) -> list[Check]:
+    """What a training that ended looks like, for the run's manifest.
+
+    Args:
+        watch: Was fed with the lines.
+        lines: Of train/metrics.jsonl.
+        alerts: Of the whole training.
+    """
+    steps, still = [line["step"] for line in lines if "loss" in line], watch.holding()
+    whole = bool(steps) and steps == list(range(1, len(steps) + 1))
+    grave = [alert for alert in alerts if alert.state == "stop"]
+    live = [alert for alert in grave if alert.name in still]
+    seen = f"{len(grave)} grave, {len(alerts) - len(grave)} warnings"
+    seen += f"; at the end: {summary(live)}" if live else "; the grave ones are over" * bool(grave)
+    rows, cap = "take easier or harder rows (data.source)", "raise train.max_completion_length"
+    zero, cut = "frac_reward_zero_std", "completions/clipped_ratio"
+    return [
+        Check(
+            "tracking",
+            "ok" if whole else "stop",
+            f"train/metrics.jsonl has {len(steps)} steps",
+            "" if whole else "steps are missing: run 03_train_grpo again",
+        ),
+        _rise(watch),
+        _share(watch, "signal", "groups have no advantage", zero, watch.limits.no_signal, rows),
+        _share(watch, "truncation", "completions are cut", cut, watch.limits.truncated, cap),
+        Check(
+            "alerts", "stop" if live else "ok", seen, "do what the last one says" if live else ""
+        ),
+        *_format(watch, lines),
+    ]
+
+
+def _rise(watch: Watch) -> Check:
+    """The second half of the steps against the first, with the standard error of that."""
+    steps, half = len(watch.lines), len(watch.lines) // 2
+    if steps < watch.limits.window:
+        seen = f"{steps} steps are too few to tell"
+        return Check("reward rises", "warning", seen, "train longer: raise train.max_steps")
+    rise, error = watch.rise("reward", steps - half, half)
+    seen = f"{rise:+.3f} ± {2 * error:.3f} (2 standard errors), half to half of {steps} steps"
+    if rise > 2 * error:
+        return Check("reward rises", "ok", seen)
+    return Check("reward rises", "warning", seen, f"train longer, or see {PAGE}")
+
+
+def _share(watch: Watch, name: str, what: str, key: str, most: float, fix: str) -> Check:
+    """A share, over the last steps."""
+    count = min(len(watch.lines), watch.limits.window)
+    share = fmean(watch.last(key, 0, count) or [math.nan])
+    seen = f"{share:.0%} of the {what} in the last {count} steps; at most {most:.0%}"
+    return Check(name, "ok", seen) if share <= most else Check(name, "warning", seen, fix)
+
+
+def _format(watch: Watch, lines: Sequence[Mapping[str, Any]]) -> list[Check]:
+    rates = [line["eval/format"] for line in lines if _number(line.get("eval/format"))]
+    if not rates:
+        return []
+    least = watch.limits.solved
+    seen = f"{rates[0]:.0%} → {rates[-1]:.0%} in validation; at least {least:.0%}"
+    if rates[-1] >= least:
+        return [Check("format", "ok", seen)]
+    return [Check("format", "warning", seen, "train longer; weigh the format reward higher")]

@@ -1,18 +1,22 @@
-"""What a training leaves on disk: a line of metrics a step, and every completion."""
+"""What is measured of a training beside TRL's metrics, and what it leaves on disk."""
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+import psutil
 
+from grpo_nb.models import cuda_available
 from grpo_nb.reward_lab.pilot import passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import completion_text
 from grpo_nb.runs import Run, atomic_path
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerBase
 
 
@@ -31,28 +35,21 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def keep_until(folder: Path, stage_folder: Path, first_step: int, steps: int) -> None:
+def keep_until(folder: Path, steps: int) -> None:
     """Forget what came after a checkpoint, for it will come again.
 
     Args:
-        folder: The run's train/: metrics and alerts.
-        stage_folder: That of the stage: completions.
-        first_step: Steps of the stages before.
-        steps: Steps of this stage that the checkpoint holds.
+        folder: The run's train/: metrics, alerts and completions.
+        steps: That the checkpoint holds.
     """
     for name in ("metrics.jsonl", "health.jsonl"):
-        lines = read_lines(folder / name) if first_step + steps else []
-        kept = [line for line in lines if line["step"] <= first_step + steps]
+        lines = read_lines(folder / name) if steps else []
+        kept = [line for line in lines if line["step"] <= steps]
         with atomic_path(folder / name) as temporary:
             temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-    for path in (stage_folder / "completions").glob("*.parquet"):
+    for path in (folder / "completions").glob("*.parquet"):
         if int(path.stem.rpartition("_")[2]) > steps:
             path.unlink()
-
-
-def stage_folders(folder: Path) -> list[Path]:
-    """Of the GRPO stages below train/, in their order."""
-    return sorted(folder.glob("[1-9]*-*"), key=lambda path: int(path.name.partition("-")[0]))
 
 
 def read_completions(
@@ -69,13 +66,8 @@ def read_completions(
     Returns:
         step, question, completion, each reward, advantage, tokens, correct, truncated.
     """
-    parts, first = [], 0
-    for folder in stage_folders(run / "train"):
-        files = sorted((folder / "completions").glob("*.parquet"))
-        part = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
-        parts.append(part.assign(step=part["step"] + first))
-        first = int(parts[-1]["step"].max())
-    raw = pd.concat(parts, ignore_index=True)
+    files = sorted((run / "train/completions").glob("*.parquet"))
+    raw = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
     frame = raw.reindex(columns=["step", *preset.names, "advantage"])
     frame.insert(1, "question", [prompt[-1]["content"] for prompt in raw["prompt"]])
     texts = [completion_text(list(completion)) for completion in raw["completion"]]
@@ -85,3 +77,67 @@ def read_completions(
     frame["correct"] = passed(frame, preset)
     frame["truncated"] = frame["tokens"] >= cap_tokens
     return frame
+
+
+def of_a_step(logged: Mapping[str, list[float]], completions: int) -> dict[str, float]:
+    """What TRL does not log of a step: the update's seconds, tokens a second, memory.
+
+    Args:
+        logged: TRL's metrics since the last log.
+        completions: Generated for the step.
+    """
+    known = {key: sum(values) for key, values in logged.items() if values}
+    seconds = known.get("step_time", math.nan)
+    phases = known.get("seconds/generation", 0.0) + known.get("seconds/reward", 0.0)
+    return {
+        "seconds/update": seconds - phases,
+        "tokens_per_second": known.get("completions/mean_length", 0.0) * completions / seconds,
+        "memory_gib": memory_gib(),
+    }
+
+
+def memory_gib() -> float:
+    """The greatest memory of the GPU so far; without one, what this process holds now."""
+    import torch
+
+    if cuda_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return psutil.Process().memory_info().rss / 2**30
+
+
+def spread(
+    rewards_N_F: "torch.Tensor", weights_F: "torch.Tensor", group: int, names: Sequence[str]
+) -> dict[str, float]:
+    """How scores differ between groups, and within them.
+
+    Args:
+        rewards_N_F: Of completions, group after group; NaN for None.
+        weights_F: Of the rewards.
+        group: Completions in each.
+        names: Of the rewards.
+    """
+    import torch
+
+    totals_P_G = (rewards_N_F * weights_F.to(rewards_N_F.device)).nansum(dim=1).view(-1, group)
+    percents = torch.tensor([0.1, 0.5, 0.9], device=totals_P_G.device)
+    of_groups = torch.quantile(totals_P_G.mean(dim=1), percents).tolist()
+    found = dict(zip((f"groups/reward_p{p}" for p in (10, 50, 90)), of_groups, strict=True))
+    found["groups/reward_std"] = totals_P_G.std(dim=1).mean().item()
+    of_rewards = torch.nan_to_num(rewards_N_F).view(-1, group, rewards_N_F.shape[1]).std(dim=1)
+    stds = zip(names, of_rewards.mean(dim=0).tolist(), strict=True)
+    return found | {f"rewards/{name}/group_std": value for name, value in stds}
+
+
+def distinct(completion_ids: Sequence[Sequence[int]], size: int) -> float:
+    """How much the completions of a group differ, from 0 (all equal) to 1 (no two), mean of groups.
+
+    Where processes share a step, groups may be spread over them: then NaN, which is not logged.
+
+    >>> distinct([[1, 2], [1, 2], [1, 3], [4]], size=2)
+    0.5
+    """
+    if len(completion_ids) % size:
+        return math.nan
+    rows = [tuple(ids) for ids in completion_ids]
+    different = [len(set(rows[start : start + size])) for start in range(0, len(rows), size)]
+    return sum(count - 1 for count in different) / max(1, size - 1) / len(different)

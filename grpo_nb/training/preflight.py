@@ -5,85 +5,98 @@ loss, backward pass and generation. What it needed is held against the machine. 
 it gives the same numbers as one without (vLLM's own random state apart).
 """
 
+import copy
+import random
 import shutil
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import log
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
+import psutil
 
-from grpo_nb.models import Policy, sharded
-from grpo_nb.models.chat import count_tokens
-from grpo_nb.runs import Stage
+from grpo_nb.models import cuda_available, sharded
+from grpo_nb.models.chat import count_tokens, render
+from grpo_nb.runs import Check
 from grpo_nb.runs.batch import solve_batch
 from grpo_nb.training.health import section
-from grpo_nb.training.probe import Probe, worst_step
 
 if TYPE_CHECKING:
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig
+
+    from grpo_nb.training.trainer import Trainer
 
 GIB = 2**30
+LEAST_SCALE = 1.0  # of fp16's loss; a gradient that is infinite even so is no overflow of scaling
+# What a step leaves in a trainer, beside gradients and random states.
+STATE = (
+    *("_metrics", "_logs", "_pending_extra_logs", "_pending_metrics", "_step"),
+    *("_buffered_inputs", "_current_train_step_time", "_last_loaded_step", "entropy_coef"),
+    *("_entropy_window_stats", "_last_world_entropy", "current_gradient_accumulation_steps"),
+    *("share_prompts", "eos_token_ids"),
+)
+
+# What of a module says how it trains.
+MODE = (
+    *("training", "gradient_checkpointing", "_gradient_checkpointing_func"),
+    *("_flag_for_generation", "_require_grads_hook", "_require_grads_hooks"),
+)
 
 
-class Check(NamedTuple):
-    """One line: what was looked at, how it came out, what was seen, what to change."""
+class Probe(NamedTuple):
+    """What the worst step needed.
 
-    check: str
-    result: Literal["ok", "warning", "stop"]
-    seen: str
-    do: str = ""
+    failed: The part that ran out of memory, or "".
+    update: Of one micro-batch, forward and backward [s].
+    generation: Of the completions that are sampled together [s].
+    before, peak, budget: Memory before it, at its highest, and at hand [bytes].
+    gradients: (parameters that a gradient has to reach, those it reached, all finite).
+    """
+
+    failed: str
+    update: float
+    generation: float
+    before: int
+    peak: int
+    budget: int
+    gradients: tuple[int, int, bool]
 
 
-def preflight(
-    trainer: "GRPOTrainer", policy: Policy, rows: Sequence[dict], stage: Stage
-) -> pd.DataFrame:
-    """Every check, in the order a person would mend them.
+def preflight(trainer: "Trainer") -> list[Check]:
+    """Every check, in the order a person would fix them.
 
     Args:
         trainer: As built, not yet training.
-        policy: Its model and tokenizer.
-        rows: The prompts to train on.
-        stage: Its settings and its run.
-
-    Returns:
-        check, result ("ok", "warning", "stop"), seen, do. With `step_seconds`, an upper bound
-        for `seconds per step`, and `peak_gib` in `attrs` where the worst step went through.
     """
-    tokens = count_tokens(policy.tokenizer, [row["prompt"] for row in rows])
-    longest = max(range(len(rows)), key=tokens.__getitem__)
-    checks = [_context(trainer, tokens[longest], stage), *_stops(policy)]
+    prompts = list(trainer.train_dataset["prompt"])
+    tokens = count_tokens(trainer.policy.tokenizer, prompts)
+    longest = max(range(len(prompts)), key=tokens.__getitem__)
+    checks = [_context(trainer, tokens[longest]), *_stops(trainer)]
     checks += _sampling(trainer.args, trainer.use_vllm)
-    measured = {}
     if sharded():
-        do = "watch memory_gib in the first steps"
-        checks.append(Check("memory", "warning", "sharded weights: no worst step was tried", do))
-    elif all(check.result != "stop" for check in checks):  # else the step would mean nothing
-        probe = worst_step(trainer, policy, rows[longest]["prompt"])
+        fix = "watch memory_gib in the first steps"
+        checks.append(Check("memory", "warning", "sharded weights: no worst step was tried", fix))
+    elif all(check.state != "stop" for check in checks):  # else the step would mean nothing
+        probe = worst_step(trainer, prompts[longest])
         checks.append(_memory(trainer, probe))
         if not probe.failed:
             checks += [_gradient(probe), _time(trainer, probe)]
-            measured = {"step_seconds": _step_seconds(trainer, probe)}
-            measured["peak_gib"] = (probe.peak + _optimizer_bytes(trainer)) / GIB
-    table = pd.DataFrame([*checks, _disk(trainer, stage)])
-    table.loc[table["result"] != "ok", "do"] += "; see " + table["check"].map(section)
-    table.attrs.update(measured)
-    return table
+    checks.append(_disk(trainer))
+    return [
+        check
+        if check.state == "ok"
+        else check._replace(fix=f"{check.fix}; see {section(check.name)}")
+        for check in checks
+    ]
 
 
-def refuse(checks: pd.DataFrame, force: bool = False) -> None:
-    """Raise RuntimeError that names each failed check and the setting to change, unless forced."""
-    failed = checks[checks["result"] == "stop"]
-    if force or failed.empty:
-        return
-    lines = [f"- {line.check}: {line.seen}; {line.do}" for line in failed.itertuples()]
-    raise RuntimeError(
-        "the training would fail:\n" + "\n".join(lines) + "\n(force = True starts it all the same)"
-    )
-
-
-def _context(trainer: "GRPOTrainer", prompt: int, stage: Stage) -> Check:
+def _context(trainer: "Trainer", prompt: int) -> Check:
     need = prompt + trainer.args.max_completion_length
-    model, limit = trainer.model.config.max_position_embeddings, stage.config.model.max_seq_length
+    model = trainer.model.config.max_position_embeddings
+    limit = trainer.stage.config.model.max_seq_length
     seen = f"longest prompt {prompt} + completion {trainer.args.max_completion_length} = {need}"
     seen += f" tokens; max_seq_length {limit}, the model's {model}"
     if need > model:
@@ -94,9 +107,9 @@ def _context(trainer: "GRPOTrainer", prompt: int, stage: Stage) -> Check:
     return Check("context", "ok", seen)
 
 
-def _stops(policy: Policy) -> list[Check]:
+def _stops(trainer: "Trainer") -> list[Check]:
     """Whether a completion can end, and its end is told from padding."""
-    tokenizer = policy.tokenizer
+    policy, tokenizer = trainer.policy, trainer.policy.tokenizer
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     if eos is None:
         do = "give the tokenizer an eos_token: no completion would ever end"
@@ -117,7 +130,7 @@ def _stops(policy: Policy) -> list[Check]:
         do = f"set eos_token_id to {eos} in the model's generation_config.json"
         checks.append(Check("generation config", "warning", seen, do))
     if pad is None or pad == eos:
-        do = "give the tokenizer a pad_token of its own, lest the end be taken for padding"
+        do = "give the tokenizer a pad_token of its own, so that the end is not taken for padding"
         checks.append(Check("padding", "warning", f"pad {pad}, EOS {eos}", do))
     return checks
 
@@ -133,7 +146,8 @@ def _sampling(args: "GRPOConfig", vllm: bool) -> list[Check]:
     return [Check("sampling", "warning", f"{', '.join(cut)} while vLLM generates", do)]
 
 
-def _disk(trainer: "GRPOTrainer", stage: Stage) -> Check:
+def _disk(trainer: "Trainer") -> Check:
+    stage = trainer.stage
     kept = stage.config.train.keep_checkpoints + 1  # a new one is written before an old one goes
     checkpoint = 4 * _trained(trainer) + _optimizer_bytes(trainer)
     merged = 2 * trainer.model.num_parameters()
@@ -143,17 +157,17 @@ def _disk(trainer: "GRPOTrainer", stage: Stage) -> Check:
     return Check("disk", "stop", seen, do) if need > free else Check("disk", "ok", seen)
 
 
-def _trained(trainer: "GRPOTrainer") -> int:
+def _trained(trainer: "Trainer") -> int:
     return sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad)
 
 
-def _optimizer_bytes(trainer: "GRPOTrainer") -> int:
+def _optimizer_bytes(trainer: "Trainer") -> int:
     """Adam's two states a weight: of a byte, or of four."""
     optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
     return _trained(trainer) * (2 if "8bit" in optim else 8)
 
 
-def _memory(trainer: "GRPOTrainer", probe: Probe) -> Check:
+def _memory(trainer: "Trainer", probe: Probe) -> Check:
     rows = trainer.args.per_device_train_batch_size
     if probe.failed:
         seen = f"{probe.failed} ran out of it; {probe.budget / GIB:.1f} GiB were at hand"
@@ -168,8 +182,8 @@ def _memory(trainer: "GRPOTrainer", probe: Probe) -> Check:
     return Check("memory", result, seen, smaller(trainer, int(room * rows)))
 
 
-def smaller(trainer: "GRPOTrainer", rows: int) -> str:
-    """The settings by which a pass has at most so many rows, and the step stays as it is."""
+def smaller(trainer: "Trainer", rows: int) -> str:
+    """The settings by which a micro-batch has at most so many rows, and the step stays as it is."""
     args = trainer.args
     other = "a smaller train.max_completion_length"
     other += " or policy.gpu_memory_utilization" if trainer.use_vllm else ""
@@ -189,20 +203,240 @@ def _gradient(probe: Probe) -> Check:
         do = "the base model overflows: set model.quantization = '16bit', or take another model"
         return Check("gradient", "stop", seen + ", and is not finite", do)
     if reached < watched or not watched:
-        do = "load the policy anew: what is to be trained is frozen (requires_grad) or cut off"
+        do = "load the policy again: what is to be trained is frozen (requires_grad) or cut off"
         return Check("gradient", "stop", seen, do)
     return Check("gradient", "ok", seen)
 
 
-def _step_seconds(trainer: "GRPOTrainer", probe: Probe) -> float:
+def _step_seconds(trainer: "Trainer", probe: Probe) -> float:
     passes, args = trainer.args.gradient_accumulation_steps, trainer.args
     generations = passes / (args.steps_per_generation * args.num_iterations)
     return passes * probe.update + generations * probe.generation
 
 
-def _time(trainer: "GRPOTrainer", probe: Probe) -> Check:
+def _time(trainer: "Trainer", probe: Probe) -> Check:
     step, steps = _step_seconds(trainer, probe), trainer.args.max_steps
-    seen = f"at most {step:.1f} s a step (generation {probe.generation:.1f}, a pass "
+    seen = f"at most {step:.1f} s a step (generation {probe.generation:.1f}, a micro-batch "
     whole = f"{step * steps / 60:.0f} min" if step * steps > 120 else f"{step * steps:.0f} s"
     seen += f"{probe.update:.1f}), without rewards; {steps} steps in {whole}"
     return Check("time", "ok", seen)
+
+
+@contextmanager
+def _no_trace(trainer: "Trainer") -> Iterator[None]:
+    """Put back what a step changes: random states, metrics, counters, gradients, modes."""
+    import torch
+
+    kept = {name: copy.deepcopy(vars(trainer)[name]) for name in STATE if name in vars(trainer)}
+    tokens_seen, scaler = trainer.state.num_input_tokens_seen, trainer.accelerator.scaler
+    scale = scaler and scaler.state_dict()
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())), _as_training(trainer):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        for name in STATE:
+            vars(trainer).pop(name, None)
+        vars(trainer).update(kept)
+        trainer.state.num_input_tokens_seen = tokens_seen
+        if scaler:
+            scaler.load_state_dict(scale)
+        trainer.model.zero_grad(set_to_none=True)
+        if cuda_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+
+@contextmanager
+def _as_training(trainer: "Trainer") -> Iterator[None]:
+    """The model as `trainer.train()` sets it, and then as it was.
+
+    What that does inside alone: Unsloth's for_training (its trainer ends `__init__` in
+    for_inference), and transformers switching gradient checkpointing on.
+    """
+    model, args = trainer.model, trainer.args
+    was_training, use_cache = model.training, model.config.use_cache
+    kept = [
+        (module, {name: vars(module)[name] for name in MODE if name in vars(module)})
+        for module in model.modules()
+    ]
+    hooks = [(module, set(module._forward_hooks)) for module, _ in kept]
+    if hasattr(model, "for_training"):
+        asked = getattr(model, "_unsloth_gradient_checkpointing", args.gradient_checkpointing)
+        model.for_training(use_gradient_checkpointing=asked)
+    model.train()
+    if args.gradient_checkpointing:
+        model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
+    try:
+        yield
+    finally:
+        if hasattr(model, "for_inference") and not was_training:
+            model.for_inference()
+        for module, before in kept:
+            for name in MODE:
+                vars(module).pop(name, None)
+            vars(module).update(before)
+        for module, before in hooks:  # those that let gradients into a frozen embedding
+            for number in set(module._forward_hooks) - before:
+                del module._forward_hooks[number]
+        model.config.use_cache = use_cache
+
+
+def worst_step(trainer: "Trainer", prompt: list[dict]) -> Probe:
+    """A micro-batch with its gradients, then a generation to the last token; nothing of it stays.
+
+    Args:
+        trainer: As built, not yet training.
+        prompt: The longest chat to train on; every row of the micro-batch is this one.
+    """
+    with _no_trace(trainer):
+        return _probe(trainer, prompt)
+
+
+def _probe(trainer: "Trainer", prompt: list[dict]) -> Probe:
+    policy = trainer.policy
+    text = render(policy.tokenizer, prompt)
+    ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    trainer.share_prompts = False  # other than these, a micro-batch's rows may all differ
+    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+    update = generation = 0.0
+    gradients, failed = (0, 0, True), ""
+    with _watched_memory() as memory:
+        try:
+            failed = "the update"
+            for _ in range(2 if cuda_available() else 1):  # a GPU compiles in the first
+                update = _timed(_update, trainer, ids, len(policy.tokenizer))
+            gradients = _reached(trainer)
+            while not gradients[2] and _lower_loss_scale(trainer):
+                trainer.model.zero_grad(set_to_none=True)
+                _update(trainer, ids, len(policy.tokenizer))
+                gradients = _reached(trainer)
+            trainer.model.zero_grad(set_to_none=True)
+            failed = "generation"
+            generation = _timed(_generate, trainer, prompt)
+            failed = ""
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+    return Probe(failed, update, generation, **memory, gradients=gradients)
+
+
+def _timed(work: Any, *arguments: Any) -> float:
+    import torch
+
+    started = time.perf_counter()
+    work(*arguments)
+    if cuda_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def _update(trainer: "Trainer", prompt: list[int], vocabulary: int) -> None:
+    """Forward and backward of a full micro-batch, as TRL's training_step does it."""
+    import torch
+
+    args, device = trainer.args, trainer.accelerator.device
+    rows, length = args.per_device_train_batch_size, args.max_completion_length
+    ids = torch.tensor([prompt] * rows, device=device)
+    ones = torch.ones(rows, length, device=device)
+    inputs = {
+        "prompt_ids": ids,
+        "prompt_mask": torch.ones_like(ids),
+        "completion_ids": torch.randint(vocabulary, (rows, length), device=device),
+        "completion_mask": ones.long(),
+        "advantages": torch.ones(rows, device=device) - 2 * (torch.arange(rows, device=device) % 2),
+        "num_items_in_batch": torch.tensor(rows * length * args.steps_per_generation),
+        "importance_sampling_ratio": ones,
+        "ref_per_token_logps": -log(vocabulary) * ones,  # TRL reads it where beta > 0
+    }
+    with trainer.compute_loss_context_manager():
+        loss = trainer.compute_loss(trainer.model, inputs)
+    if loss.requires_grad:  # not where the adapter is frozen
+        scaler = trainer.accelerator.scaler  # of fp16; without it small gradients would be 0
+        (scaler.scale(loss) if scaler else loss).backward()
+
+
+def _lower_loss_scale(trainer: "Trainer") -> bool:
+    """Whether fp16's loss scale could fall: the first is meant to be too high for most models."""
+    if not scale_can_fall(trainer):
+        return False
+    scaler = trainer.accelerator.scaler
+    lower = max(LEAST_SCALE, scaler.get_scale() / 16)  # a training halves it each time
+    scaler.load_state_dict(scaler.state_dict() | {"scale": lower})
+    return True
+
+
+def _reached(trainer: "Trainer") -> tuple[int, int, bool]:
+    """LoRA's B, whose gradient is not 0 at the start as A's is; without LoRA what is trained."""
+    named = list(trainer.model.named_parameters())
+    watched = [p for name, p in named if "lora_B" in name and ".ref." not in name]
+    watched = watched or [parameter for _, parameter in named if parameter.requires_grad]
+    gradients = [parameter.grad for parameter in watched if parameter.grad is not None]
+    reached = sum(bool(gradient.count_nonzero()) for gradient in gradients)
+    return len(watched), reached, all(bool(gradient.isfinite().all()) for gradient in gradients)
+
+
+def _generate(trainer: "Trainer", prompt: list[dict]) -> None:
+    """A step's completions by the trainer's own path, with no end before the cap."""
+    count = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+    if trainer.samples_from_copy:
+        trainer.eos_token_ids = []
+    if trainer.use_vllm:
+        sampling, forced = trainer.vllm_generation.generation_kwargs, {"ignore_eos": True}
+    else:
+        sampling = vars(trainer.generation_config)
+        forced = {"min_new_tokens": trainer.args.max_completion_length}
+    before = dict(sampling)
+    sampling.update(forced)
+    try:
+        trainer._generate([prompt] * count)
+    finally:
+        sampling.clear()
+        sampling.update(before)
+
+
+@contextmanager
+def _watched_memory() -> Iterator[dict[str, int]]:
+    """Fill in `before`, `peak` and `budget` [bytes]: the GPU's, or else the process' own."""
+    import torch
+
+    if cuda_available():
+        torch.cuda.reset_peak_memory_stats()
+        budget = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+        found = {"before": torch.cuda.memory_allocated(), "peak": 0, "budget": budget}
+        yield found
+        found["peak"] = torch.cuda.max_memory_allocated()
+        return
+    process, stopped = psutil.Process(), threading.Event()
+    resident = process.memory_info().rss
+    budget = resident + psutil.virtual_memory().available
+    found = {"before": resident, "peak": resident, "budget": budget}
+
+    def watch() -> None:
+        while not stopped.wait(0.01):
+            found["peak"] = max(found["peak"], process.memory_info().rss)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def scale_can_fall(trainer: Any) -> bool:
+    """Whether the loss of an fp16 training is scaled up, so that a gradient may overflow by that.
+
+    torch's GradScaler begins at 65,536 and halves its scale after each such step.
+    """
+    scaler = trainer.accelerator.scaler
+    return scaler is not None and scaler.get_scale() > LEAST_SCALE
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    from accelerate.utils.memory import should_reduce_batch_size
+
+    return isinstance(error, MemoryError) or should_reduce_batch_size(error)

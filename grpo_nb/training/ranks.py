@@ -60,7 +60,7 @@ def end() -> None:
 
 
 def _take_cores(place: int, of: int) -> None:
-    """This process' share of the machine's cores, lest each runs rewards on all of them."""
+    """This process' share of the machine's cores, so that not each runs rewards on all of them."""
     if not hasattr(os, "sched_setaffinity"):
         return
     cores = sorted(os.sched_getaffinity(0))
@@ -99,11 +99,9 @@ def is_lost_connection(error: BaseException) -> bool:
 
 def gather(values: list[Any]) -> list[Any]:
     """The values of all processes, one after the other."""
-    if not (world := _world()):
-        return values
-    parts: list[Any] = [None] * world.get_world_size()
-    world.all_gather_object(parts, values)
-    return [value for part in parts for value in part]
+    from accelerate.utils import gather_object
+
+    return gather_object(values) if count() > 1 else values
 
 
 def anywhere(flag: bool) -> bool:
@@ -113,9 +111,9 @@ def anywhere(flag: bool) -> bool:
 
 def from_main(work: Callable[[], Result]) -> Result:
     """Once all are here the first one does the work, and every one gets what it returned."""
-    if not (world := _world()):
+    from accelerate.utils import broadcast_object_list
+
+    if count() == 1:
         return work()
     gather([])
-    result = [work() if is_main() else None]
-    world.broadcast_object_list(result)
-    return result[0]
+    return broadcast_object_list([work() if is_main() else None])[0]

@@ -1,57 +1,320 @@
-"""TRL's GRPOTrainer over the policy, with checkpoints, memory and metrics made safe."""
+"""The trainer: TRL's GRPOTrainer over the policy, with what makes a run safe and legible.
 
-from collections.abc import Iterator, Mapping, Sequence
+    trainer = training.Trainer(policy, rewards, args, rows, stage)
+    trainer.preflight()
+    trainer.train()
+
+What acts between the steps is in `callbacks`; how a run begins, goes on and ends on disk is in
+`checkpoints`. Each method of TRL's that is overridden says why, and what Unsloth's GPU trainer,
+which takes the place of TRL's class when Unsloth is imported on a GPU, does with it. For that
+reason this module is imported after the policy is loaded: `training.Trainer` sees to it.
+"""
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import trl
+from transformers.trainer_callback import PrinterCallback, TrainerCallback
+from transformers.trainer_utils import TrainOutput
+from trl import GRPOTrainer
 
 from grpo_nb.models import Policy, sharded
 from grpo_nb.rewards import RewardSet
-from grpo_nb.rewards.combine import in_thread, waits
-from grpo_nb.runs.config import RunConfig
-from grpo_nb.training import ranks
-from grpo_nb.training.arguments import grpo_arguments
-from grpo_nb.training.checkpoints import Sealed, adaptive_rewards
-from grpo_nb.training.dynamic import DynamicSampling, refuse_with_processes
-from grpo_nb.training.measured import Measured
-from grpo_nb.training.prefix import SharedPrompts, can_share
-from grpo_nb.training.rollouts import Rollouts, choose
-
-if TYPE_CHECKING:
-    from trl import GRPOTrainer
+from grpo_nb.rewards.combine import in_thread, is_async, waits
+from grpo_nb.rewards.contract import exits_are_errors
+from grpo_nb.runs import Check, Stage, atomic_path
+from grpo_nb.training import checkpoints, fast_cpu, health, metrics, preflight, ranks
+from grpo_nb.training.arguments import expected
+from grpo_nb.training.callbacks import StepCallback, restore_random_state
+from grpo_nb.training.checkpoints import AGAIN, adaptive_rewards, save_trained
+from grpo_nb.training.updates import Controls, Progress, Watcher, stop_on_signals
+from grpo_nb.training.validation import Validation, hold_out
 
 _with_vllm: list[Path] = []  # folders of the trainers that started a vLLM in this process
 
 
-def save_trained(model: Any, folder: Path, **gathered: Any) -> None:
-    """What was trained of a model: its adapter, or all of it."""
-    # With beta > 0 TRL lays a frozen copy beside it, "ref".
-    only = {"selected_adapters": ["default"]} if hasattr(model, "peft_config") else {}
-    model.save_pretrained(folder, **only, **gathered)
+class Trainer(GRPOTrainer):
+    """TRL's trainer for one run, which may have been cut off before.
 
+    Args:
+        policy: From `models.load_policy`, or a model of your own as `models.Policy`.
+        rewards: The run's set, tested in notebook 2.
+        args: From `training.grpo_config`; anything in it may have been changed since.
+        rows: To train on; `train.eval_prompts` of them are held out to validate on.
+        stage: Stage 03, started.
+        callbacks: More of transformers' TrainerCallbacks.
 
-def train_in_32_bit(model: Any) -> None:
-    """TRL's trainers cast a 4-bit model's adapter to bf16; a resumed one would hold fp32."""
-    import torch
+    Raises:
+        ValueError: A training with other settings was cut off in this run, and `train.resume`
+            is "auto".
+        RuntimeError: This process has a vLLM already, or imported Unsloth too late.
+    """
 
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.to(torch.float32)
+    def __init__(
+        self,
+        policy: Policy,
+        rewards: RewardSet,
+        args: "trl.GRPOConfig",
+        rows: Sequence[Mapping[str, Any]],
+        stage: Stage,
+        callbacks: Sequence[TrainerCallback] = (),
+    ) -> None:
+        from datasets import Dataset
 
+        _refuse_late_unsloth()
+        _refuse_second_vllm(stage)
+        self.policy, self.rewards, self.stage = policy, rewards, stage
+        self.folder = stage.run / "train"
+        config = stage.config
+        count = config.train.eval_prompts if config.train.eval_steps else 0
+        train_rows, self.validation_rows = hold_out(rows, count)
+        self.resumption = checkpoints.Resumption(stage, rewards, args)
+        if "ref" in getattr(policy.model, "peft_config", {}):
+            policy.model.delete_adapter("ref")  # with beta > 0 TRL adds one, and refuses a second
+        with kept_in_32_bit(policy.model):
+            super().__init__(
+                model=policy.model,
+                processing_class=policy.tokenizer,
+                reward_funcs=[in_thread(f) if waits(f) else f for f in rewards.reward_funcs],
+                args=args,
+                # Rows may hold dicts and lists of any type, which Arrow would merge or refuse.
+                train_dataset=Dataset.from_list(
+                    list(map(dict, train_rows)), on_mixed_types="use_json"
+                ),
+                callbacks=list(callbacks),
+            )
+        if config.trl.get("vllm_mode") == "colocate":
+            _with_vllm.append(self.folder)
+        self.remove_callback(PrinterCallback)
+        for reward in adaptive_rewards(self.reward_funcs):
+            reward.everyones = ranks.gather  # each process scores a share of the step
+        self.share_prompts = config.policy.share_prompts and fast_cpu.can_share(policy)
+        self.samples_from_copy = fast_cpu.samples_from_copy(self, config.policy.rollouts)
+        self._copy: fast_cpu.DenseCopy | None = None
+        self._loss_failed = False
+        self._gathered: dict[str, Any] = {}
+        self.row_sampler: Any = None
+        self.controls, self.watchers = Controls(), [Progress(stage)]
+        validation = Validation(policy, self.validation_rows, rewards, config)
+        self.steps = StepCallback(self, validation if self.validation_rows else None)
+        self.add_callback(self.steps)
 
-class Kept:
-    """Of a GRPOTrainer: the sampler is at hand, and the adapter can be saved by itself."""
+    @property
+    def note(self) -> str:
+        """What `train` will do: begin, or go on after which step."""
+        return self.resumption.note
 
-    row_sampler: Any = None
-    _gathered: Mapping[str, Any] = MappingProxyType({})
+    def watch(self, watcher: Watcher, controls: Controls | None = None) -> None:
+        """Tell the watcher, such as the dashboard, of each step, and obey its controls."""
+        self.watchers.append(watcher)
+        self.controls = controls or self.controls
+
+    def preflight(self) -> list[Check]:
+        """Do the worst step that can come, once, and say what would end the training later."""
+        found = preflight.preflight(self)
+        ranks.from_main(lambda: self.stage.record_checks(found))
+        return found
+
+    def train(self) -> TrainOutput:
+        """Train what is left of `max_steps`; the adapter is in train/adapter/ then.
+
+        transformers' method asks for a checkpoint; this one finds the newest whole one, and ends
+        with a checkpoint where it is stopped or fails. Unsloth's adds its modes around it.
+
+        Raises:
+            KeyboardInterrupt: Stopped by the interrupt button or a signal; a checkpoint is kept.
+            RuntimeError, MemoryError, …: What ended the training; a checkpoint is kept.
+        """
+        self.controls.stop.clear()
+        with stop_on_signals(self.controls) as signals:
+            checkpoint = ranks.from_main(self._begin)
+            self.steps.watch = self._watch_so_far()
+            try:
+                output = super().train(resume_from_checkpoint=checkpoint and str(checkpoint))
+            except Exception as error:
+                self._keep_last_step()
+                self._explain(error)
+                raise
+            finally:  # the notebook's kernel lives on, and so does this trainer
+                self._copy = self.optimizer = self.lr_scheduler = self._buffered_inputs = None
+                self._step = 0
+        if self.steps.failure:
+            raise RuntimeError(f"{self.steps.failure}. {AGAIN}")
+        if ranks.anywhere(bool(signals)):
+            raise KeyboardInterrupt(f"stopped after step {self.state.global_step}; {AGAIN}")
+        self.gather_weights()
+        ranks.from_main(self._finish)
+        return output
+
+    def _begin(self) -> Path | None:
+        checkpoint = self.resumption.begin()
+        (self.folder / "arguments.json").write_text(self.args.to_json_string(), encoding="utf-8")
+        return checkpoint
+
+    def _watch_so_far(self) -> health.Watch:
+        watch = health.Watch(expected(self.rewards, self.stage), self.stage.config.health)
+        for line in metrics.read_lines(self.folder / "metrics.jsonl"):
+            watch.feed(line)
+        return watch
+
+    def _keep_last_step(self) -> None:
+        """Save a checkpoint of the last whole step, after an error in the one that followed.
+
+        Not with several processes: the others are in another place, or gone.
+        """
+        done = self.state.global_step in (0, self.steps.saved)
+        if ranks.count() > 1 or done or self.steps.random_state is None:
+            return
+        restore_random_state(self.steps.random_state)
+        self.model.zero_grad()
+        self._save_checkpoint(self.model, None)
+        self.steps.on_save(self.args, self.state, self.control)
+
+    def _explain(self, error: Exception) -> None:
+        kept = checkpoints.trained_steps(self.folder)
+        error.add_note(f"The training is kept up to step {kept}; {AGAIN}")
+        if preflight.is_out_of_memory(error):
+            smaller = preflight.smaller(self, self.args.per_device_train_batch_size // 2)
+            error.add_note(f"Memory ran out: {smaller}, with train.resume = 'always'")
+
+    def _finish(self) -> None:
+        """Hand on the best adapter, or the last, and write what was seen to the manifest."""
+        best, stopped = self.folder / "best", self.controls.stop.is_set()
+        with atomic_path(self.folder / "adapter") as temporary:
+            if self.stage.config.train.keep == "best" and best.is_dir():
+                shutil.copytree(best, temporary)
+            else:
+                self.save_adapter(temporary)
+        self.resumption.end(finished=not stopped)
+        lines = metrics.read_lines(self.folder / "metrics.jsonl")
+        self.stage.record_checks(health.checks(self.steps.watch, lines, self.alerts))
+
+    @property
+    def alerts(self) -> list[Check]:
+        """Every alert of the training so far."""
+        return health.read_alerts(self.folder / "health.jsonl")
+
+    # The rest are methods of TRL's and transformers', overridden or added to.
+
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
+        """To time it. Unsloth's trainer calls it as TRL's does."""
+        with self._timing("seconds/generation"):
+            return super()._generate(*args, **kwargs)
+
+    def _generate_single_turn(
+        self, prompt_ids: Any, images: Any, multimodal_fields: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """On a CPU, to sample from a dense copy; under FSDP2, to gather what peft goes past.
+
+        On a GPU Unsloth's own method runs.
+        """
+        if self.samples_from_copy and images is None and not multimodal_fields:
+            model = self.accelerator.unwrap_model(self.model)
+            self._copy = self._copy or fast_cpu.DenseCopy(model)
+            return self._copy.sample(self, prompt_ids)
+        with unsharded_root(self.model_wrapped):
+            return super()._generate_single_turn(
+                prompt_ids, images, multimodal_fields, *args, **kwargs
+            )
+
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any, *args: Any
+    ) -> Any:
+        """To time each reward, and to measure how scores spread in and over groups.
+
+        Unsloth's trainer calls it as TRL's does.
+        """
+        funcs, names = self.reward_funcs, self.reward_func_names
+        self.reward_funcs = list(map(self._timed, funcs, names))
+        try:
+            with self._timing("seconds/reward"):
+                rewards_N_F = super()._calculate_rewards(
+                    inputs, prompts, completions, completion_ids, *args
+                )
+        finally:
+            self.reward_funcs = funcs
+        group = self.num_generations
+        self._note("groups/distinct", metrics.distinct(completion_ids, group))
+        spread = metrics.spread(rewards_N_F, self.reward_weights, group, names)
+        for name, value in spread.items():
+            self._note(name, value)
+        return rewards_N_F
+
+    def _timed(self, func: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """The reward, and its seconds noted; TRL awaits it if it is async."""
+        key = f"rewards/{name}/seconds"
+
+        def call(**columns: Any) -> Any:
+            with self._timing(key), exits_are_errors(name):
+                return func(**columns)
+
+        async def awaited(**columns: Any) -> Any:
+            with self._timing(key), exits_are_errors(name):
+                return await func(**columns)
+
+        return awaited if is_async(func) else call
+
+    @contextmanager
+    def _timing(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._note(name, time.perf_counter() - started)
+
+    def _note(self, name: str, value: float) -> None:
+        """Through TRL's own metrics, so that trackers get it too."""
+        self._metrics["train" if self.model.training else "eval"][name].append(value)
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        """On a CPU, to run each prompt once for its group; Unsloth's forward on a GPU cannot."""
+        plain = super()._get_per_token_logps_and_entropies
+        if self.share_prompts:
+            return fast_cpu.log_probabilities(self, plain, *args, **kwargs)
+        return plain(*args, **kwargs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """To see a loss that is not a number: transformers logs the average of those before it.
+
+        Unsloth's trainer has the same method.
+        """
+        loss = super().training_step(*args, **kwargs)
+        self._loss_failed |= not math.isfinite(loss.item())
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """To add a step's seconds, tokens and memory. Unsloth's trainer has the same method."""
+        if "loss" in logs:
+            if self._loss_failed:
+                logs["loss"], self._loss_failed = math.nan, False
+            tokens_of = self.args.generation_batch_size
+            logs.update(metrics.of_a_step(self._metrics["train"], tokens_of))
+        super().log(logs, start_time)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        self.row_sampler = super()._get_train_sampler(*args, **kwargs)  # type: ignore[misc]
+        """To have the sampler at hand, which a resumed training has to advance (`callbacks`)."""
+        self.row_sampler = super()._get_train_sampler(*args, **kwargs)
         return self.row_sampler
 
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """To say what is to be done when the disk is full. Unsloth's trainer has TRL's method."""
+        name = f"checkpoint-{self.state.global_step}"
+        try:
+            super()._save_checkpoint(model, trial)
+        except Exception as error:  # safetensors and torch have errors of their own for it
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+            free = shutil.disk_usage(self.folder).free / 2**30
+            raise OSError(
+                f"{name} could not be written ({type(error).__name__}: {error}); {free:.1f} GiB "
+                "are free there. Earlier checkpoints are as they were: make room, run this again, "
+                "and training goes on from the newest"
+            ) from error
+
     def save_adapter(self, folder: Path) -> None:
-        """The adapter (or the whole model, if all of it is trained) and the tokenizer."""
+        """Save the adapter (or the whole model, if all of it is trained) and the tokenizer."""
         save_trained(self.accelerator.unwrap_model(self.model), folder, **self._gathered)
         self.processing_class.save_pretrained(folder)
 
@@ -69,15 +332,17 @@ class Kept:
         with whole, unsharded_root(self.model_wrapped):
             yield
 
-    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        trained: list[tuple[Any, Any]] = []
-        if self.use_transformers_continuous_batching:  # TRL casts to 16 bit, and leaves it so
-            trained = [(one, one.data) for one in self.model.parameters() if one.requires_grad]
-        with unsharded_root(self.model_wrapped):
-            found = super()._generate_single_turn(*args, **kwargs)  # type: ignore[misc]
-        for weight, data in trained:
-            weight.data = data
-        return found
+
+@contextmanager
+def kept_in_32_bit(model: Any) -> Iterator[None]:
+    """TRL's trainers cast a 4-bit model's adapter to bf16 as they are built; here it stays fp32."""
+    import torch
+
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    whole = [weight.data.to(torch.float32) for weight in trained]
+    yield
+    for weight, data in zip(trained, whole, strict=True):
+        weight.data = data
 
 
 @contextmanager
@@ -99,54 +364,19 @@ def unsharded_root(model: Any) -> Iterator[None]:
         model.reshard()
 
 
-def trainer_arguments(
-    config: RunConfig, folder: Path, rewards: RewardSet, policy: Policy
-) -> dict[str, Any]:
-    """What GRPOConfig is built from."""
-    arguments = grpo_arguments(config, folder, policy.vllm, ranks.count())
-    return arguments | {"reward_weights": list(rewards.reward_weights)}
+def _refuse_late_unsloth() -> None:
+    """Raise RuntimeError if Unsloth has put its trainer in TRL's place since this was imported."""
+    if trl.GRPOTrainer is not GRPOTrainer:
+        raise RuntimeError(
+            "Unsloth was imported after the trainer, which is built on TRL's class and not on "
+            "Unsloth's: restart the kernel, and load the policy before training.Trainer is used"
+        )
 
 
-def build_trainer(
-    policy: Policy,
-    rewards: RewardSet,
-    rows: Sequence[Mapping[str, Any]],
-    config: RunConfig,
-    folder: Path,
-) -> "GRPOTrainer":
-    """A GRPOTrainer that writes completions/ and checkpoints to `folder`."""
-    from datasets import Dataset
-    from transformers.trainer_callback import PrinterCallback
-    from trl import GRPOConfig, GRPOTrainer
-
-    refuse_with_processes(config.train.dynamic_sampling)
-    beside = config.trl.get("vllm_mode") == "colocate"
-    if beside and _with_vllm:
+def _refuse_second_vllm(stage: Stage) -> None:
+    """Raise RuntimeError if this trainer would start a second vLLM in this process."""
+    if stage.config.trl.get("vllm_mode") == "colocate" and _with_vllm:
         raise RuntimeError(
             "trl.vllm_mode = 'colocate' starts a vLLM for each trainer, and this process has one, "
-            "which keeps its memory: restart the kernel, and the training goes on. With several "
-            "stages set trl.vllm_mode = 'server'"
+            "which keeps its memory: restart the kernel, and the training goes on"
         )
-    if "ref" in getattr(policy.model, "peft_config", {}):
-        policy.model.delete_adapter("ref")  # with beta > 0 TRL adds one, and refuses a second
-    arguments = trainer_arguments(config, folder, rewards, policy)
-    parts = (Kept, Sealed, DynamicSampling, Measured, Rollouts, SharedPrompts)
-    kind = type("GRPOTrainer", (*parts, GRPOTrainer), {})
-    trainer = kind(
-        model=policy.model,
-        processing_class=policy.tokenizer,
-        reward_funcs=[in_thread(f) if waits(f) else f for f in rewards.reward_funcs],
-        args=GRPOConfig(**arguments),
-        # Rows may hold dicts and lists of any type, which Arrow would merge or refuse.
-        train_dataset=Dataset.from_list([dict(row) for row in rows], on_mixed_types="use_json"),
-    )
-    _with_vllm.extend([folder] if beside else [])
-    trainer.keep_checkpoints = config.train.keep_checkpoints
-    trainer.dynamic_rounds = config.train.dynamic_sampling
-    trainer.share_prompts = config.policy.share_prompts and can_share(policy)
-    trainer.from_copy = choose(trainer, config.policy.rollouts)
-    trainer.remove_callback(PrinterCallback)
-    for reward in adaptive_rewards(trainer.reward_funcs):
-        reward.everyones = ranks.gather  # each process scores a share of the step
-    train_in_32_bit(policy.model)
-    return trainer

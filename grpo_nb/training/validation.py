@@ -1,6 +1,6 @@
 """Is the policy getting better on prompts it does not train on? Asked every n steps, greedily.
 
-The prompts are set aside from the training rows, so that the held-out rows, by which
+The prompts are held out of the training rows, so that the held-out rows, by which
 notebook 4 judges, have no say in which adapter is kept.
 """
 
@@ -21,10 +21,10 @@ from grpo_nb.runs.config import RunConfig
 Row = Mapping[str, Any]
 
 
-def set_aside(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
+def hold_out(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
     """(rows to train on, rows to validate on): evenly spaced, at most a tenth of all.
 
-    >>> train, aside = set_aside([{"n": n} for n in range(40)], 2)
+    >>> train, aside = hold_out([{"n": n} for n in range(40)], 2)
     >>> len(train), [row["n"] for row in aside]
     (38, [0, 20])
     """
@@ -39,7 +39,7 @@ class Validation:
 
     Args:
         policy: In the middle of its training; it and the random state are left as they were.
-        rows: What `set_aside` gave.
+        rows: What `hold_out` gave.
         rewards: The run's set; its first says "correct".
         config: Lengths and batch size.
     """

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_nb.runs import Check
-from grpo_nb.training.control import Update
+from grpo_nb.training import Update
 from grpo_nb.views import charts, sheet
 
 ALERTS = 20  # shown

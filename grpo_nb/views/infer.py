@@ -21,8 +21,7 @@ from grpo_nb.models import Engine, open_engine
 from grpo_nb.reward_lab import Bench, explain
 from grpo_nb.rewards import Scored
 from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs import Run
-from grpo_nb.runs.profiles import refuse_unknown
+from grpo_nb.runs import Run, refuse_unknown
 from grpo_nb.views import sheet
 
 Row = dict[str, Any]

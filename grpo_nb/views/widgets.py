@@ -18,7 +18,7 @@ import pandas as pd
 from grpo_nb.reward_lab import Bench, Verdict, judge, save_case, write_weights
 from grpo_nb.reward_lab.pilot import Pilot
 from grpo_nb.runs import Stage
-from grpo_nb.training.control import Controls, Update
+from grpo_nb.training import Controls, Update
 from grpo_nb.views import plots, sheet
 from grpo_nb.views.dashboard import Dashboard
 from grpo_nb.views.infer import MODELS, Chat, Said, answers_page

@@ -14,6 +14,7 @@ from grpo_nb.pipeline.notebooks import run_pipeline
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import PROJECT_ROOT, Run
 from grpo_nb.runs.config import ModelConfig
+from grpo_nb.runs.files import read_json
 
 pytestmark = pytest.mark.gpu
 
@@ -21,8 +22,8 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("fast_inference", ["off", "detect"])
 def test_the_four_notebooks_teach_the_tiny_model(runs_dir, fast_inference):
     settings = {"model.fast_inference": fast_inference, "train.max_steps": 60}
-    summary = run_pipeline("gpu", "tiny-cpu", settings)
-    greedy = summary["report"]["greedy"]
+    run = run_pipeline("gpu", "tiny-cpu", settings)
+    greedy = read_json(run / "eval/report.json")["greedy"]
     assert greedy["base"]["accuracy"] <= 0.45
     assert greedy["merged"]["accuracy"] >= 0.75
     assert greedy["merged"]["format"] >= 0.95
@@ -34,7 +35,6 @@ def test_the_four_notebooks_teach_the_tiny_model(runs_dir, fast_inference):
 
 PLAIN = {"policy.backend": "transformers"}
 VLLM = {"model.fast_inference": "vllm"}
-BATCHING = {"num_blocks": 256, "max_batch_tokens": 256}
 # Settings, and what the report of tests/gpu/two_steps.py says of them.
 CASES = {
     "Unsloth generates": ({"model.fast_inference": "off"}, {"vllm": False}),
@@ -43,12 +43,6 @@ CASES = {
     "vLLM, fp8": (VLLM | {"model.quantization": "fp8"}, {"vllm": True}),
     "transformers": (PLAIN, {"from copy": False}),
     "a dense copy": (PLAIN | {"policy.rollouts": "copy"}, {"from copy": True}),
-    "continuous batching": (
-        PLAIN
-        | {"trl.use_transformers_continuous_batching": True}
-        | {"trl.transformers_continuous_batching_config": BATCHING},
-        {"from copy": False},
-    ),
 }
 
 
@@ -79,8 +73,6 @@ def test_two_steps_train_and_the_next_answers_are_the_new_adapters(case, tmp_pat
     assert after != before
     if "policy.backend" in settings:
         assert report["shares prompts"]
-    if report["from copy"]:
-        assert all(line["sampling/logp_difference"] < 0.1 for line in report["metrics"])
     assert ("torch.float8_e4m3fn" in report["dtypes"]) == ("fp8" in case)
 
 

@@ -13,8 +13,9 @@ import torch
 from grpo_nb import models, training
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
+from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
-from grpo_nb.training.probe import worst_step
+from grpo_nb.training.preflight import worst_step
 
 SIZES = {"train.max_steps": 2, "train.per_device_train_batch_size": 16}
 PROMPTS = [build_prompt(f"What is {a} + {b}?") for a, b in ((47, 38), (12, 34), (99, 9), (3, 4))]
@@ -44,9 +45,11 @@ def main(settings, folder):
     policy = models.load_policy(config.model, 0, config.policy)
     before = answers(policy)
     rows = [{"prompt": prompt, "answer": "85"} for prompt in PROMPTS]
-    trainer = training.build_trainer(policy, load_preset("math"), rows, config, folder)
+    rewards, stage = load_preset("math"), Stage(Run("two"), "03", config)
+    args = training.grpo_config(stage, policy, rewards)
+    trainer = training.Trainer(policy, rewards, args, rows, stage)
     built = answers(policy)
-    flags = checkpoint_flags(policy.model, lambda: worst_step(trainer, policy, PROMPTS[0]))
+    flags = checkpoint_flags(policy.model, lambda: worst_step(trainer, PROMPTS[0]))
     trained = [weight for weight in policy.model.parameters() if weight.requires_grad]
     start = [weight.detach().clone() for weight in trained]
     in_training = checkpoint_flags(policy.model, trainer.train)
@@ -57,7 +60,7 @@ def main(settings, folder):
                 weight.normal_(std=0.1)
     engine = getattr(policy.model, "vllm_engine", None)
     model_config = engine and engine.llm_engine.vllm_config.model_config
-    keys = ("grad_norm", "reward", "completions/mean_length", "sampling/logp_difference")
+    keys = ("grad_norm", "reward", "completions/mean_length")
     report = {
         "metrics": [
             {key: line[key] for key in keys if key in line}
@@ -70,7 +73,7 @@ def main(settings, folder):
         "checkpointed": {"preflight": flags, "training": in_training},
         "vllm": policy.vllm,
         "sleeps": bool(model_config and model_config.enable_sleep_mode),
-        "from copy": trainer.from_copy,
+        "from copy": trainer.samples_from_copy,
         "shares prompts": trainer.share_prompts,
         "dtypes": sorted({str(weight.dtype) for weight in policy.model.parameters()}),
         "trained in": sorted({str(weight.dtype) for weight in trained}),

@@ -20,7 +20,8 @@ os.environ["GRPO_NB_RUNS"] = str(FOLDER)
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch  # noqa: E402
-from test_resume import MATH, comparable, make_run, scale_loss, steps_that_move  # noqa: E402
+from test_resume import scale_loss, steps_that_move  # noqa: E402
+from trainings import MATH, comparable, lines_of, make_run  # noqa: E402
 from unsloth import FastLanguageModel  # noqa: E402
 
 from grpo_nb import data, models, training  # noqa: E402
@@ -56,14 +57,22 @@ def policy(config):
     return models.Policy(model, models.load_tokenizer(config.model.model_path), False, "unsloth")
 
 
-def session(name, rewards=MATH, **settings):
+def start(name, rewards=MATH, **settings):
     run = Run(name)
     if not run.path.exists():
         make_run(name, **{"data.priming_rows": 16, "data.max_rows": 64})
-    config = resolve("tiny-cpu", flatten(run.config()), SETTINGS, settings)
-    loaded = policy(config)
+    stage = Stage(run, "03", resolve("tiny-cpu", flatten(run.config()), SETTINGS, settings))
+    loaded = policy(stage.config)
     pretended.claim_in("grpo_nb.training")
-    return training.Session(Stage(run, "03", config, {}), loaded, rewards, data.load(run, "train"))
+    training.warm_up(loaded, stage)
+    args = training.grpo_config(stage, loaded, rewards)
+    return training.Trainer(loaded, rewards, args, data.load(run, "train"), stage)
+
+
+def steps(trainer):
+    """Train; the lines of its steps."""
+    trainer.train()
+    return lines_of(trainer.stage.run)
 
 
 def answers(policy, rows):
@@ -71,8 +80,8 @@ def answers(policy, rows):
     return [group[0].text for group in groups]
 
 
-def weights(run, name="adapter"):
-    return (run / "train" / name / "adapter_model.safetensors").read_bytes().hex()
+def weights(run, name="train/adapter"):
+    return (run / name / "adapter_model.safetensors").read_bytes().hex()
 
 
 def flags(model):
@@ -100,19 +109,17 @@ class Layer:
 
 def a_training():
     """From load to adapter; validation and preflight before it."""
-    one = session("whole", **VALIDATED)
-    rows = one.validation_rows
-    before = answers(one.policy, rows)
-    trainer = one.trainer()
-    seen = {"answers before the trainer": before}
+    fresh = start("fresh", **VALIDATED)
+    rows = fresh.validation_rows
+    seen = {"answers before the trainer": answers(policy(fresh.stage.config), rows)}
+    trainer = one = start("whole", **VALIDATED)
     seen["trainer"] = [kind.__name__ for kind in type(trainer).__mro__]
     layer, modes = Layer(one.policy.model), flags(one.policy.model)
-    checks = one.preflight()
-    seen["checks"] = checks.set_index("check")["result"].to_dict()
+    seen["checks"] = {check.name: check.state for check in one.preflight()}
     seen["checkpointed"] = {"preflight": layer.seen()}
     seen["modes are as before"] = flags(one.policy.model) == modes
     seen["answers after it"] = answers(one.policy, rows)
-    seen["steps"] = one.run()
+    seen["steps"] = steps(one)
     seen["checkpointed"]["training"] = layer.seen()
     lines = training.read_lines(one.folder / "metrics.jsonl")
     seen["validated"] = [line["eval/accuracy"] for line in lines if "eval/accuracy" in line]
@@ -121,20 +128,21 @@ def a_training():
 
 def cut_off():
     """Stopped after two steps and gone on with, it ends as the undisturbed one did."""
-    first = session("cut", **VALIDATED, **{"train.resume": "auto"})
-    first.run(lambda update: update.line["step"] == 2 and first.controls.stop.set())
-    again = session("cut", **VALIDATED, **{"train.resume": "auto"})
-    again.run()
+    first = start("cut", **VALIDATED, **{"train.resume": "auto"})
+    first.watch(lambda update: update.line["step"] == 2 and first.controls.stop.set())
+    first.train()
+    again = start("cut", **VALIDATED, **{"train.resume": "auto"})
+    again.train()
     runs = Run("whole"), Run("cut")
     same = {"note": again.note, "metrics": [comparable(run) for run in runs]}
     return same | {"weights": len({weights(run) for run in runs})}
 
 
 def warm_up():
-    primed = session("primed", **{"train.priming_steps": 6, "train.max_steps": 1})
-    primed.run()
-    about = json.loads((primed.folder / "0-priming/stage.json").read_text())
-    return about | {"moved": weights(primed.stage.run, "0-priming") != weights(primed.stage.run)}
+    warm = start("warm", **{"train.priming_steps": 6, "train.max_steps": 1})
+    warm.train()
+    about = json.loads((warm.stage.run / "warm_up/about.json").read_text())
+    return about | {"moved": weights(warm.stage.run, "warm_up") != weights(warm.stage.run)}
 
 
 def a_reward_that_is_down():
@@ -145,27 +153,22 @@ def a_reward_that_is_down():
         return [given.get(trainer_state.global_step, len(one[0]["content"])) for one in completions]
 
     alone = reward_set([(down, 1.0)])
-    one = session("down", alone)
+    one = start("down", alone)
     moved = steps_that_move(one)
-    return {"steps": one.run(), "moved": moved}
+    return {"steps": steps(one), "moved": moved}
 
 
 def overflow():
     """fp16's first loss scales are too high for the gradient, here for more than three steps."""
-    one = session("fp16", **{"train.max_steps": 8})
-    scaler = scale_loss(one.trainer())
-    checks = one.preflight().set_index("check")["result"].to_dict()
+    one = start("fp16", **{"train.max_steps": 8})
+    scaler = scale_loss(one)
+    checks = {check.name: check.state for check in one.preflight()}
     seen = {"checks": checks, "scale after the preflight": scaler.get_scale()}
     moved = steps_that_move(one)
-    return seen | {"steps": one.run(), "moved": moved, "scale": scaler.get_scale()}
+    return seen | {"steps": steps(one), "moved": moved, "scale": scaler.get_scale()}
 
 
-def drawn_again():
-    one = session("dynamic", **{"train.dynamic_sampling": 2, "train.max_steps": 2})
-    return {"steps": one.run()}
-
-
-RUN = (a_training, cut_off, warm_up, a_reward_that_is_down, overflow, drawn_again)
+RUN = (a_training, cut_off, warm_up, a_reward_that_is_down, overflow)
 SCENARIOS = {function.__name__: function for function in RUN}
 
 

@@ -1,0 +1,91 @@
+"""A short supervised warm-up on reference answers, before GRPO: it shows the format once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from grpo_nb import models
+from grpo_nb.models import Policy, cuda_available
+from grpo_nb.models.chat import quiet
+from grpo_nb.runs import Stage, atomic_path, sha256, write_json
+from grpo_nb.training import ranks
+
+
+def warm_up(policy: Policy, stage: Stage) -> str:
+    """Train `train.priming_steps` supervised steps on data/priming.parquet; 0 steps do nothing.
+
+    It is done once in a run, into warm_up/: a training that goes on loads what it gave.
+
+    Returns:
+        What was done, for the reader.
+
+    Raises:
+        ValueError: Steps are asked for, and notebook 1 wrote no rows for them.
+    """
+    train, folder = stage.config.train, stage.run / "warm_up"
+    if not train.priming_steps:
+        return "no supervised warm-up (train.priming_steps = 0)"
+    rows = stage.run / "data/priming.parquet"
+    if not rows.is_file():
+        raise ValueError(
+            f"train.priming_steps = {train.priming_steps} needs rows to learn from: set "
+            "data.priming_rows in notebook 1 and run it again"
+        )
+    about = {"steps": train.priming_steps, "learning_rate": train.priming_learning_rate}
+    about |= {"seed": stage.config.seed, "rows": sha256(rows)}
+    about |= {"model": stage.config.model.model_dump(), "policy": stage.config.policy.model_dump()}
+    known = folder / "about.json"
+    done = json.loads(known.read_text(encoding="utf-8")) if known.is_file() else {}
+    if done.get("of") == about:
+        models.load_weights(policy, folder)
+    else:
+        losses = _train(policy, stage, rows)
+        done = {"of": about, "loss_first": losses[0], "loss_last": losses[-1]}
+        ranks.from_main(lambda: _save(policy, folder, done))
+    first, last = done["loss_first"], done["loss_last"]
+    return f"{train.priming_steps} supervised steps: loss {first:.3f} → {last:.3f}"
+
+
+def _save(policy: Policy, folder: Path, about: dict[str, Any]) -> None:
+    from grpo_nb.training.checkpoints import save_trained
+
+    with atomic_path(folder) as temporary:
+        save_trained(policy.model, temporary)
+        write_json(temporary / "about.json", about)
+
+
+def _train(policy: Policy, stage: Stage, rows: Path) -> list[float]:
+    """The losses, one a step."""
+    from datasets import Dataset
+    from transformers.trainer_callback import PrinterCallback
+    from trl import SFTConfig, SFTTrainer
+
+    from grpo_nb.training.trainer import kept_in_32_bit
+
+    train = stage.config.train
+    arguments: dict[str, Any] = {
+        "output_dir": str(stage.run / "warm_up.log"),
+        "max_steps": train.priming_steps,
+        "learning_rate": train.priming_learning_rate,
+        "per_device_train_batch_size": max(
+            1, min(16, train.per_device_train_batch_size) // ranks.count()
+        ),
+        "seed": stage.config.seed,
+        "max_length": stage.config.model.max_seq_length,
+        "gradient_checkpointing": cuda_available(),
+        "use_cpu": not cuda_available(),
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    with quiet(), kept_in_32_bit(policy.model):  # a bar for each of its preparations of the rows
+        trainer = SFTTrainer(
+            model=policy.model,
+            processing_class=policy.tokenizer,
+            args=SFTConfig(**arguments),
+            train_dataset=Dataset.from_parquet(str(rows)),
+        )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line]

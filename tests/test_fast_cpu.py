@@ -1,0 +1,341 @@
+"""The fast paths of a CPU give what the slow ones give: samples, loss and gradient.
+
+Completions come from a dense copy of the policy by a decode loop of ours; in the update a group's
+prompt is run once.
+"""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from trainings import trainer_of
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, generation
+
+from grpo_nb import models
+from grpo_nb.models import Policy
+from grpo_nb.models.chat import render
+from grpo_nb.models.lm_head import ChunkedLogProbs
+from grpo_nb.models.policy import LORA_TARGETS
+from grpo_nb.rewards.prompts import build_prompt
+from grpo_nb.runs import Run
+from grpo_nb.runs.config import resolve
+from grpo_nb.training import fast_cpu
+from grpo_nb.training.fast_cpu import DenseCopy, can_share, pack
+
+PROMPTS = [build_prompt(f"What is {a} + {b}?") for a in (3, 27, 58, 99) for b in range(1, 97, 6)]
+FAMILIES = [(Qwen2Config, Qwen2ForCausalLM), (LlamaConfig, LlamaForCausalLM)]
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "vocab_size": 61}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+
+
+def move(model, size, seed=0):
+    """Give the adapter an effect; a fresh one has none."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            weight.data = torch.randn(weight.shape, generator=generator) * size
+
+
+@pytest.fixture(scope="module")
+def policy():
+    policy = models.load_policy(resolve("tiny-cpu").model, seed=0)
+    move(policy.model, 0.02)
+    return policy
+
+
+@pytest.fixture(scope="module")
+def prompt_ids(policy):
+    texts = [render(policy.tokenizer, prompt) for prompt in PROMPTS]
+    return policy.tokenizer(texts, add_special_tokens=False)["input_ids"]
+
+
+def greedy():
+    return generation.LogitsProcessorList([generation.TopKLogitsWarper(1)])
+
+
+@pytest.fixture(params=FAMILIES, ids=["qwen2", "llama"])
+def dense(request):
+    """An fp32 model of another family, with an adapter that does something."""
+    torch.manual_seed(0)
+    config, family = request.param
+    model = get_peft_model(family(config(**SIZES)), LoraConfig(target_modules=list(LORA_TARGETS)))
+    move(model, 0.3)
+    return model.eval()
+
+
+def test_the_copy_is_the_policy_before_and_after_an_update(dense):
+    copy = DenseCopy(dense)
+    ids = torch.randint(1, 61, (3, 12))
+    for seed in (0, 1):
+        move(dense, 0.3, seed)
+        with torch.no_grad():
+            ours, theirs = copy.renewed()(input_ids=ids).logits, dense(input_ids=ids).logits
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_building_the_copy_leaves_the_random_state(dense):
+    before = torch.get_rng_state()
+    DenseCopy(dense)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.5])
+def test_greedy_tokens_are_those_of_generate(dense, penalty):
+    """Unequal prompts, a group each, two stops: as transformers' own loop on the adapter."""
+    prompts = [[5, 9, 3], [7, 1, 4, 4, 8, 30], [2]]
+    stops = list(range(11, 30))
+    processors = greedy()
+    processors.insert(0, generation.RepetitionPenaltyLogitsProcessor(penalty))
+    with torch.no_grad():
+        ours, log_p = fast_cpu.sample(
+            DenseCopy(dense).renewed(),
+            [ids for ids in prompts for _ in range(4)],
+            max_completion_length=24,
+            stops=stops,
+            pad=0,
+            processors=processors,
+        )
+    padded = torch.tensor([[0] * (6 - len(ids)) + ids for ids in prompts])
+    settings = generation.GenerationConfig(
+        do_sample=False, repetition_penalty=penalty, max_new_tokens=24, eos_token_id=stops
+    )
+    mask = torch.tensor([[0] * (6 - len(ids)) + [1] * len(ids) for ids in prompts])
+    theirs = dense.generate(input_ids=padded, attention_mask=mask, generation_config=settings)
+    expected = []
+    for row in theirs[:, 6:].tolist():
+        end = next((i + 1 for i, token in enumerate(row) if token in stops), len(row))
+        expected += [row[:end]] * 4
+    assert ours == expected
+    assert len({len(ids) for ids in ours}) > 1  # some ended early
+    assert [len(values) for values in log_p] == [len(ids) for ids in ours]
+
+
+def test_log_probabilities_are_those_of_a_plain_forward(dense):
+    prompts = [[5, 9, 3], [7, 1, 4, 4, 8, 30]] * 2
+    with torch.no_grad():
+        ours, log_p = fast_cpu.sample(
+            DenseCopy(dense).renewed(),
+            prompts,
+            max_completion_length=10,
+            stops=[11],
+            pad=0,
+            temperature=0.7,
+        )
+        for prompt, ids, values in zip(prompts, ours, log_p, strict=True):
+            logits = dense(input_ids=torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+            expected = (logits / 0.7).log_softmax(-1)[range(len(ids)), ids]
+            torch.testing.assert_close(torch.tensor(values), expected, atol=1e-4, rtol=0)
+
+
+def test_greedy_answers_equal_the_4bit_adapters(policy, prompt_ids):
+    theirs = policy.generate(PROMPTS, max_completion_length=48)
+    with torch.no_grad():
+        copy = DenseCopy(policy.model).renewed()
+        ours, _ = fast_cpu.sample(
+            copy, prompt_ids, max_completion_length=48, stops=[2], pad=0, processors=greedy()
+        )
+    texts = policy.tokenizer.batch_decode(ours, skip_special_tokens=True)
+    equal = sum(text == group[0].text for text, group in zip(texts, theirs, strict=True))
+    assert equal >= 0.97 * len(PROMPTS)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_frequencies_are_the_probabilities_of_a_plain_forward(policy, prompt_ids, temperature):
+    """Of each token after a fixed prompt and the commonest tokens before it, by chi-square."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        copy = DenseCopy(policy.model).renewed()
+        ours, _ = fast_cpu.sample(
+            copy,
+            [prompt_ids[0]] * 4000,
+            max_completion_length=12,
+            stops=[2],
+            pad=0,
+            temperature=temperature,
+        )
+        tokens = torch.tensor([ids + [0] * (12 - len(ids)) for ids in ours])
+        tested = 0
+        for place in range(12):
+            common = tokens[:, :place].mode(dim=0).values
+            after = tokens[(tokens[:, :place] == common).all(1), place]
+            if len(after) < 500:
+                break
+            asked = torch.tensor([prompt_ids[0] + common.tolist()])
+            p = (copy(input_ids=asked).logits[0, -1].float() / temperature).softmax(-1)
+            counts, expected = torch.bincount(after, minlength=len(p)), p * len(after)
+            often = expected > expected[expected >= 5].min()  # the rest of them are one bin
+            seen = torch.cat([counts[often], counts[~often].sum()[None]])
+            wanted = torch.cat([expected[often], expected[~often].sum()[None]])
+            chi_square = ((seen - wanted) ** 2 / wanted).sum()
+            freedom = torch.tensor(len(seen) - 1.0)
+            tested += freedom
+            assert not freedom or torch.special.gammaincc(freedom / 2, chi_square / 2) > 1e-3
+    assert tested >= 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "lacking"),
+    [
+        ({"trl.generation_kwargs": {"typical_p": 0.9}}, "no trl.generation_kwargs"),
+        ({"policy.finetuning": "full", "model.quantization": "16bit"}, "finetuning = 'lora'"),
+        ({}, ""),
+    ],
+)
+def test_where_it_is_not_possible_trl_generates(settings, lacking, runs_dir):
+    def build(rollouts):
+        rows = [{"prompt": PROMPTS[0], "answer": "4"}] * 8
+        return trainer_of(Run("a"), rows=rows, **settings, **{"policy.rollouts": rollouts})
+
+    assert build("auto").samples_from_copy == (not lacking)
+    assert build("model").samples_from_copy is False
+    if lacking:
+        with pytest.raises(ValueError, match=f"policy.rollouts = 'copy' needs .*{lacking}"):
+            build("copy")
+
+
+FP32 = {"trl.bf16": False}  # TRL's default is to compute in bf16
+SETTINGS = {"train.per_device_train_batch_size": 16, "train.beta": 0.1}
+GROUPS = [[5, 9, 3, 44, 12], [7, 1, 4, 4, 8, 30, 51, 6, 9], [2]]
+LENGTHS = [7, 1, 12, 3, 5, 12, 2, 9, 0, 4, 6, 11]  # a truncated completion may be masked out
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Rows of three groups in any order, as TRL's shuffle leaves them, with both paddings."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (len(LENGTHS), 12)
+    prompt_ids, prompt_mask = torch.zeros(12, 9, dtype=torch.long), torch.zeros(12, 9)
+    for row, group in enumerate([0, 1, 2, 0, 1, 1, 2, 0, 1, 0, 2, 0]):
+        prompt_ids[row, 9 - len(GROUPS[group]) :] = torch.tensor(GROUPS[group])
+        prompt_mask[row, 9 - len(GROUPS[group]) :] = 1
+    completion_mask = (torch.arange(12) < torch.tensor(LENGTHS)[:, None]).long()
+    return {
+        "prompt_ids": prompt_ids,
+        "prompt_mask": prompt_mask.long(),
+        "completion_ids": torch.randint(1, 61, shape, generator=generator) * completion_mask,
+        "completion_mask": completion_mask,
+        "advantages": torch.randn(12, generator=generator),
+        "ref_per_token_logps": -torch.rand(shape, generator=generator),
+        "num_items_in_batch": completion_mask.sum(),
+    }
+
+
+def make_trainer(policy, settings=SETTINGS):
+    row = {"prompt": [{"role": "user", "content": "1 + 2"}], "answer": "3"}
+    trainer = trainer_of(Run("a"), policy, rows=[row] * 8, **settings)
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    return trainer
+
+
+@pytest.fixture(params=FAMILIES, ids=["qwen2", "llama"])
+def updated(request, runs_dir, monkeypatch):
+    from trl.trainer import utils
+
+    monkeypatch.setattr(utils, "_ChunkedLogProbFunction", ChunkedLogProbs)
+    torch.manual_seed(0)
+    config, family = request.param
+    model = get_peft_model(family(config(**SIZES)), LoraConfig(target_modules=list(LORA_TARGETS)))
+    move(model, 0.3)
+    tokenizer = models.load_tokenizer("data/tiny_base")
+    return make_trainer(Policy(model, tokenizer, False, "transformers"), SETTINGS | FP32)
+
+
+def update(trainer, batch, share):
+    """Loss, gradient and how many tokens went through the model."""
+    trainer.share_prompts = share
+    trainer.model.zero_grad()
+    tokens = []
+    hook = trainer.model.register_forward_pre_hook(
+        lambda module, args, kwargs: tokens.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    loss = trainer.compute_loss(trainer.model, batch)
+    trainer.accelerator.backward(loss)
+    hook.remove()
+    weights = [p.grad.flatten() for p in trainer.model.parameters() if p.requires_grad]
+    return loss.item(), torch.cat(weights), sum(tokens)
+
+
+def test_loss_and_gradient_are_the_same(updated, batch):
+    loss, gradient, tokens = update(updated, batch, False)
+    ours, shared, fewer = update(updated, batch, True)
+    assert fewer < tokens
+    assert ours == pytest.approx(loss, rel=1e-5)
+    torch.testing.assert_close(shared, gradient, atol=1e-5 * gradient.abs().max(), rtol=1e-5)
+
+
+def test_log_probabilities_and_entropies_are_the_same(updated, batch):
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    results = []
+    for updated.share_prompts in (False, True):
+        for batch_size in (None, 5):
+            with torch.no_grad():
+                results.append(
+                    updated._get_per_token_logps_and_entropies(
+                        updated.model, ids, mask, 12, batch_size, compute_entropy=True
+                    )
+                )
+    for log_p, entropies, _ in results[1:]:
+        torch.testing.assert_close(log_p, results[0][0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(entropies, results[0][1], atol=1e-5, rtol=0)
+    assert results[0][0].abs().sum() > 1
+
+
+def test_of_the_4bit_policy_they_are_the_same_but_for_bf16(batch, runs_dir):
+    policy = models.load_policy(resolve("tiny-cpu").model, seed=0)
+    move(policy.model, 0.02)
+    trainer = make_trainer(policy)
+    trainer.beta = 0.0  # to the tiny base these tokens are e^-18: that KL would be all rounding
+    assert trainer.share_prompts
+    loss, gradient, tokens = update(trainer, batch, False)
+    ours, shared, fewer = update(trainer, batch, True)
+    assert fewer < tokens
+    assert ours == pytest.approx(loss, rel=1e-2)
+    again = update(trainer, {**batch, **_wider(batch)}, False)[1]
+    rounding = (again - gradient).norm()
+    assert rounding < 0.05 * gradient.norm()
+    assert 0 < (shared - gradient).norm() < 3 * rounding
+
+
+def _wider(batch):
+    """One more column of padding: another order of summation, the same gradient but for it."""
+    pad = torch.nn.functional.pad
+    return {name: pad(batch[name], (1, 0)) for name in ("prompt_ids", "prompt_mask")}
+
+
+def test_what_would_not_save_work_is_computed_plainly(updated, batch):
+    """Where a prompt is short, what a token of a long row attends to costs more than it saves."""
+    full = batch | {
+        "prompt_ids": torch.full((12, 2), 3),
+        "prompt_mask": torch.ones(12, 2, dtype=torch.long),
+        "completion_mask": torch.ones(12, 12, dtype=torch.long),
+    }
+    assert update(updated, full, True)[2] == 12 * 14
+
+
+def test_a_row_of_each_prompt():
+    """Prompt 1 2 3 with completions 7 8 and 9; prompt 4 with 5 6."""
+    ids = torch.tensor([[1, 2, 3, 7, 8], [0, 0, 4, 5, 6], [1, 2, 3, 9, 0]])
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [1, 1, 1, 1, 0]])
+    packed = pack(ids, mask, 2)
+    assert packed.tokens.tolist() == [[1, 2, 3, 7, 8, 3, 9], [4, 5, 6, 0, 0, 0, 0]]
+    assert packed.positions.tolist()[0] == [0, 1, 2, 3, 4, 2, 3]
+    assert packed.labels.tolist()[0] == [-100, -100, -100, 7, 8, -100, 9]
+    assert packed.seen[0, 0, 6].int().tolist() == [1, 1, 0, 0, 0, 1, 1]
+    assert packed.seen[0, 0, 4].int().tolist() == [1, 1, 1, 1, 1, 0, 0]
+    assert packed.place.tolist() == [[2, 3], [6, 7], [5, 12]]
+
+
+def test_models_with_windows_or_states_are_left_alone():
+    from transformers import JambaConfig, JambaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+    sizes = SIZES | {"num_hidden_layers": 2, "max_window_layers": 1}
+    for family, config in (
+        (Qwen2ForCausalLM, Qwen2Config(**sizes, use_sliding_window=True, sliding_window=8)),
+        (JambaForCausalLM, JambaConfig(**sizes, num_experts=2, use_mamba_kernels=False)),
+    ):
+        assert not can_share(Policy(family(config), None, False, "transformers"))
+    plain = Qwen2ForCausalLM(Qwen2Config(**SIZES))
+    assert can_share(Policy(plain, None, False, "transformers"))
+    plain.set_attn_implementation("eager")
+    assert not can_share(Policy(plain, None, False, "transformers"))

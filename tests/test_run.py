@@ -1,0 +1,328 @@
+"""What a run takes and refuses before it starts, and what ends one of its notebooks too early."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import nbformat
+import pytest
+
+from grpo_nb.__main__ import main
+from grpo_nb.pipeline import notebooks
+from grpo_nb.pipeline.notebooks import StageFailed, execute_notebook
+from grpo_nb.runs import PROJECT_ROOT, Run, config, files, write_json
+
+RUN = "profile: tiny-cpu\ndata.max_rows: 80\ndata.eval_rows: 16\ntrain.learning_rate: 1e-4\n"
+START = (
+    "from grpo_nb import runs\nstage = runs.start_stage('01', run_name, settings, profile=profile)"
+)
+PARAMETER_CELL = "run_name = ''\nprofile = 'auto'\nsettings = {}"
+FINISH = "(stage.run / 'x').touch()\nprint(stage.finish('x'))"
+
+
+def write(folder, text, name="mine.yaml"):
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a: 1e-3", 1e-3),
+        ("a: -2.5E+2", -250.0),
+        ("a: .5", 0.5),
+        ("a: 7", 7),
+        ("a: 1.2.3", "1.2.3"),
+        ("a: off", "off"),
+        ("a: no", "no"),
+        ("a: true", True),
+        ("a: 2026-01-01", "2026-01-01"),
+        ("a: '1, 0.5'", "1, 0.5"),
+        ("a: null", None),
+        ("a: 010", "010"),
+        ("a: 0", 0),
+        ("a: -0", 0),
+        ("a: 1:30", "1:30"),
+        ("a: 12:30:45", "12:30:45"),
+        ("a: 0x1F", "0x1F"),
+        ("a: 0b11", "0b11"),
+        ("a: 1_000", "1_000"),
+        ("a: .inf", ".inf"),
+        ("a: 1e400", float("inf")),
+    ],
+)
+def test_values_are_what_they_look_like(tmp_path, text, value):
+    (found,) = files.read_yaml(tmp_path / write(tmp_path, text)).values()
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train:\n\tmax_steps: 3", "line 2: found character '\\t' that cannot start any token"),
+        ("name:\tx\n\tseed: 1", "indent with spaces, not tabs"),
+        ("seed: 1\nname: x\nseed: 2", "line 3: the key 'seed' stands twice"),
+        ("train.max_stepz: 3", "'train.max_stepz': did you mean 'train.max_steps'"),
+        ("train.max_steps: many", "train.max_steps = 'many'"),
+        ("- seed", "write one `setting: value` a line"),
+        ("", "write one `setting: value` a line"),
+        ("seed: [1", "mine.yaml, line 1:"),
+        ("seed: 1:30", "seed = '1:30': input should be a valid integer"),
+        ("seed: 0x1F", "seed = '0x1F': input should be a valid integer"),
+        ("train.learning_rate: .inf", "train.learning_rate = '.inf': input should be a valid"),
+        ("train.learning_rate: 1e400", "train.learning_rate = inf: input should be a finite"),
+        ("train.beta: .nan", "train.beta = '.nan'"),
+        ("train.max_steps:", "train.max_steps = None"),
+        ("profile:", "profile = None: write a name"),
+        ("profile: 5", "profile = 5: write a name"),
+        ("profile: [tiny-cpu]", "profile = ['tiny-cpu']: write a name"),
+        ("name:", "run_name ''"),
+        ("seed: 1\nname: \x07", "special characters are not allowed"),
+        ("a: " + "[" * 5000, "mine.yaml is not a file of settings: it nests too deep"),
+        ("seed: " + "1" * 5000, "mine.yaml cannot be read: Exceeds the limit"),
+        ("seed: &a [*a]", "seed = "),
+        ("seed: !!bool maybe", "mine.yaml cannot be read"),
+        ("seed: !!timestamp x", "mine.yaml cannot be read"),
+        ("seed: !!int many", "mine.yaml cannot be read"),
+        ("seed: 1\n---\nseed: 2", "mine.yaml, line 2: but found another document"),
+        ("<<: 3", "mine.yaml, line 1: expected a mapping"),
+        ("seed: *y", "mine.yaml, line 1: found undefined alias"),
+        ("task: 3", "unknown task 3"),
+        ("task:", "unknown task None"),
+        ("trl.a.b: 1", "unknown setting 'trl.a.b'"),
+        ("trl: {epsilon: 1}", "unknown setting 'trl'"),
+        ("train.max_steps: true", "train.max_steps = True: "),
+        ("train.beta: false", "train.beta = False: "),
+        ("? [a]\n: 1", "mine.yaml, line 1: found unhashable key"),
+        ("trl.max_grad_norm: 1e400", "trl.max_grad_norm = inf: write a finite number"),
+        ("seed: !!python/object:os.system 1", "could not determine a constructor"),
+        ("name: a/b", "run_name 'a/b'"),
+        ("name: x\nprofile: tiny", "'tiny': did you mean 'tiny-cpu'"),
+        ("trl.epsilom: 0.2", "did you mean 'trl.epsilon'"),
+    ],
+)
+def test_wrong_run_files_start_nothing(runs_dir, capsys, text, message):
+    assert main(["run", "-f", write(runs_dir, text)]) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in runs_dir.iterdir()] == ["mine.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "02", "--from", "02"], "--only names one stage"),
+        (["--from", "03", "--to", "02", "--name", "x"], "no stage between them"),
+        (["--to", "5"], "unknown stage '5'"),
+        (["--to", ""], "unknown stage ''"),
+        (["--from", "", "--name", "x"], "unknown stage ''"),
+        (["--only", "", "--name", "x"], "unknown stage ''"),
+        (["--from", "03"], "say which with --name"),
+        (["--from", "03", "--name", "x"], "no config.yaml: run 01_prepare_data first"),
+        (["--set", "train.max_stepz=3"], "'train.max_stepz': did you mean 'train.max_steps'"),
+        (["--set", "train.max_steps=many"], "train.max_steps = 'many'"),
+        (["--set", "train.num_generations=7"], "does not divide the batch"),
+        (["--set", "trl.betta=1"], "unknown argument of GRPOConfig 'trl.betta'"),
+        (["--set", "rewards.preset=none.yaml"], "none.yaml does not exist"),
+        (["--set", "rewards.reward_weights=1, 2"], "write 4 numbers"),
+        (["--name", ""], "run_name ''"),
+        (["--name", "a\nb"], "run_name 'a\\nb'"),
+        (["--profile", ""], "profile = '': write a name"),
+        (["--set", "=1"], "unknown setting ''"),
+        (["--set", "data.=3"], "unknown setting 'data.'"),
+        (["--set", "trl.=3"], "unknown setting 'trl.'"),
+        (["--set", "seed=" + "9" * 5000], "seed = '999"),
+        (["--set", "trl.epsilon=" + "[" * 3000], "TRL wants float"),
+        (["-f", "no.yaml"], "no.yaml does not exist"),
+        (["-f", "a.yaml", "-f", "b.yaml"], "-f names one run"),
+    ],
+)
+def test_wrong_arguments_start_nothing(runs_dir, capsys, arguments, message):
+    assert main(["run", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(runs_dir.iterdir())
+
+
+def test_the_plan_says_where_each_setting_comes_from_and_starts_nothing(runs_dir, capsys):
+    text = "name: mine\nprofile: l4-24gb\ntrain.beta: 0.1\nseed: 1\n"
+    arguments = ["run", "-f", write(runs_dir, text, "r.yaml"), "--set", "seed=4", "--dry-run"]
+    assert main([*arguments, "--to", "03"]) == 0
+    printed = capsys.readouterr().out
+    for line in (r"seed .* 4 .* --set", r"train.beta .* 0.1 .* r.yaml", r"lora_rank .* 32 .* prof"):
+        assert re.search(line, printed)
+    assert "train.temperature" not in printed, "which is the default"
+    flat = re.sub(r"\s", "", printed)
+    assert "01_prepare_data,02_test_rewards,03_train_grpo" in flat
+    assert "04_merge_and_infer" not in flat
+    assert [path.name for path in runs_dir.iterdir()] == ["r.yaml"]
+
+
+def test_the_command_line_comes_over_the_file(runs_dir):
+    file = write(runs_dir, RUN)
+    plan = notebooks.planned_run(file, None, None, ["train.beta=0.2", "data.max_rows=9"])
+    assert (plan.name, plan.profile) == ("mine", "tiny-cpu")
+    assert plan.settings["data.max_rows"] == "9"
+    assert plan.settings["train.learning_rate"] == 1e-4
+    plan = notebooks.planned_run(file, "other", "l4-24gb", [])
+    assert (plan.name, plan.profile) == ("other", "l4-24gb")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """Stage 01 alone, of a run file."""
+    folder = tmp_path_factory.mktemp("prepared")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_NB_RUNS", str(folder / "runs"))
+        file = write(folder, RUN)
+        assert main(["run", "-f", file, "--to", "01"]) == 0
+    return folder
+
+
+def test_one_stage_alone_with_a_log(prepared):
+    run = prepared / "runs/mine"
+    assert list(json.loads((run / "manifest.json").read_text())) == ["01"]
+    log = (run / "log.txt").read_text().splitlines()
+    times, texts = zip(*(line.split(" ", 1) for line in log), strict=True)
+    assert texts[0].startswith("01_prepare_data: started with {'run_name': 'mine'")
+    assert "'data.max_rows': 80" in texts[0]
+    assert re.fullmatch(r"01_prepare_data: done in \d+\.\d s", texts[1])
+    assert list(times) == sorted(times)
+
+
+def test_the_same_file_goes_on_from_a_later_stage(prepared, monkeypatch, capsys):
+    monkeypatch.setenv("GRPO_NB_RUNS", str(prepared / "runs"))
+    arguments = ["run", "-f", str(prepared / "mine.yaml"), "--from", "02"]
+    assert main([*arguments, "--dry-run"]) == 0
+    assert main([*arguments, "--set", "data.max_rows=81"]) == 2
+    assert "data.max_rows belongs to stage 01, which --from 02 does" in capsys.readouterr().err
+    assert main([*arguments, "--from", "04"]) == 2
+    assert "needs 02_test_rewards, which is not started" in capsys.readouterr().err
+
+
+RUN_AND_SWEEP = pytest.mark.parametrize(
+    ("command", "text"), [(["run", "-f"], RUN), (["sweep"], "grid: {seed: [1]}")]
+)
+
+
+@RUN_AND_SWEEP
+def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys, command, text):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path / "file/runs"))
+    assert main([*command, write(tmp_path, text)]) == 2
+    assert "point GRPO_NB_RUNS at a folder that can" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not shutil.which("bwrap"), reason="needs bubblewrap: a read-only disk")
+@RUN_AND_SWEEP
+def test_a_read_only_disk_is_refused(tmp_path, command, text):
+    sandbox = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--setenv", "GRPO_NB_RUNS"]
+    grpo = [sys.executable, "-m", "grpo_nb", *command, write(tmp_path, text)]
+    done = subprocess.run([*sandbox, str(tmp_path), *grpo], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert re.search(r"cannot be written: .* is read-only; point GRPO_NB_RUNS", done.stderr)
+
+
+def test_what_was_set_is_kept_for_stages_that_run_again_but_how_to_resume_is_asked_anew(runs_dir):
+    run = Run("again")
+    run.write_config(config.resolve("tiny-cpu", {"train.resume": "always"}))
+    write_json(run / "settings.json", {"train.max_steps": 3, "train.resume": "always"})
+    found, typed = notebooks.check_run(run, first="03", force=True)
+    assert typed == {"train.max_steps": 3}
+    assert found.train.resume == "auto"
+
+
+@pytest.fixture
+def execute(runs_dir, tmp_path, monkeypatch):
+    """Stage 01 with cells of its own, in a kernel of its own."""
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "r/notebooks").mkdir(parents=True)
+    monkeypatch.setattr(notebooks, "PROJECT_ROOT", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PROJECT_ROOT)]))
+
+    def run(*cells, **settings):
+        book = nbformat.v4.new_notebook(metadata={"language_info": {"name": "python"}})
+        book.cells = [nbformat.v4.new_code_cell(cell) for cell in (PARAMETER_CELL, *cells)]
+        book.cells[0].metadata.tags = ["parameters"]
+        nbformat.write(book, tmp_path / "notebooks/01_prepare_data.ipynb")
+        parameters = {"run_name": "r", "profile": "tiny-cpu", "settings": settings}
+        return execute_notebook(Run("r"), "01", parameters)
+
+    return run
+
+
+def entry():
+    return Run("r").manifest()["01"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("import sys; sys.exit()", "ended before its last cell"),
+        ("import sys; sys.exit('no rows')", "failed in cell 4: SystemExit: no rows"),
+        ("import os; os._exit(3)", "its process ended by itself with exit code 3"),
+        ("import os; os.kill(os.getpid(), 9)", "its process was killed by SIGKILL .*memory runs"),
+        ("import os; os.abort()", "its process was killed by SIGABRT"),
+    ],
+)
+def test_a_notebook_that_ends_early_has_failed_and_says_how(execute, cell, said):
+    with pytest.raises(StageFailed) as failed:
+        execute(START, cell, FINISH)
+    text = str(failed.value)
+    assert re.search(f"01_prepare_data .*{said}", text), text
+    assert "Traceback" not in text
+    assert entry()["status"] == "failed"
+    assert re.search(said, entry()["error"])
+    if "process" in said:
+        assert "--from this stage goes on" in text
+    kept = nbformat.read(Run("r") / "notebooks/01_prepare_data.ipynb", 4)
+    assert next(cell for cell in kept.cells if START in cell.source).execution_count
+
+
+def test_a_notebook_that_fails_before_it_begins_leaves_the_result_of_before(execute):
+    execute(START, FINISH)
+    done = entry()
+    assert done["status"] == "done"
+    for cell in ("raise ValueError('no')", "import sys; sys.exit()"):
+        with pytest.raises(StageFailed):
+            execute(cell, START, FINISH)
+        assert entry() == done
+
+
+def test_a_stage_that_fails_again_before_it_wrote_leaves_the_result_of_before(execute):
+    begin = START + "\n(stage.run / 'x').write_text('trained')"
+    execute(begin, FINISH)
+    run = Run("r")
+    kept = {path: path.read_bytes() for path in (run / "manifest.json", run / "config.yaml")}
+    for cell in ("raise ValueError('no')", "import os; os.kill(os.getpid(), 9)"):
+        with pytest.raises(StageFailed, match="before is as it was, and stays its result"):
+            execute(START, cell, FINISH, **{"data.eval_rows": 9})
+        assert {path: path.read_bytes() for path in kept} == kept
+    with pytest.raises(StageFailed):
+        execute(START, "(stage.run / 'x').write_text('half')", "1 / 0", FINISH)
+    assert entry()["status"] == "failed"
+
+
+def test_a_typo_in_the_settings_starts_nothing(execute):
+    with pytest.raises(StageFailed, match=r"'data.eval_rws': did you mean 'data.eval_rows'"):
+        execute(START, FINISH, **{"data.eval_rws": 5})
+    assert not (Run("r") / "config.yaml").exists()
+
+
+@pytest.mark.skipif(not shutil.which("bwrap"), reason="needs bubblewrap: a full disk")
+def test_a_full_disk_is_a_sentence(tmp_path):
+    (tmp_path / "small").mkdir()
+    sandbox = ["bwrap", "--bind", "/", "/", "--dev", "/dev", "--size", "65536", "--tmpfs"]
+    command = [sys.executable, "-m", "grpo_nb", "run", "--profile=tiny-cpu", "--name=r", "--to=01"]
+    environment = os.environ | {"GRPO_NB_RUNS": str(tmp_path / "small")}
+    done = subprocess.run(
+        [*sandbox, str(tmp_path / "small"), *command],
+        **{"capture_output": True, "text": True, "env": environment},
+    )
+    assert done.returncode == 1
+    assert re.search(
+        r"grpo-nb: 01_prepare_data .*no room to write .*: free some space", done.stderr
+    )
+    assert "Traceback" not in done.stderr

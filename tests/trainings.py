@@ -1,0 +1,60 @@
+"""Short trainings of the tiny base, for the tests of the training room."""
+
+from grpo_nb import data, models, rewards, training
+from grpo_nb.runs import Run, Stage, write_json
+from grpo_nb.runs.config import flatten, resolve
+
+SETTINGS = {
+    "data.max_rows": 26,  # 2 prompts a step of 9 to train on: a new order after each 4 steps
+    "data.eval_rows": 16,
+    "train.max_steps": 12,
+    "train.per_device_train_batch_size": 8,
+    "train.gradient_accumulation_steps": 2,
+    "train.save_steps": 2,
+    "train.eval_steps": 5,
+    "train.max_completion_length": 32,
+}
+OF_THE_MACHINE = ("seconds", "step_time", "memory_gib", "tokens_per_second")
+MATH = rewards.load_preset("math")
+
+
+def make_run(name, **settings):
+    """A run whose data are prepared; each test trains it."""
+    config = resolve("tiny-cpu", SETTINGS, settings)
+    run = Run(name)
+    count = lambda chats: [30] * len(chats)  # noqa: E731
+    data.prepare(run, config.data, config.seed, count, reference=MATH.reference)
+    run.write_config(config)
+    write_json(run / "settings.json", SETTINGS | settings)
+    return run
+
+
+def trainer_of(run, policy=None, chosen=MATH, rows=None, **settings):
+    """A trainer over a fresh policy (or the given one), for the run's own rows (or these)."""
+    stored = flatten(run.config()) if (run / "config.yaml").exists() else {}
+    config = resolve("tiny-cpu", stored, settings)
+    policy = policy or models.load_policy(config.model, config.seed, config.policy)
+    stage = Stage(run, "03", config)
+    args = training.grpo_config(stage, policy, chosen)
+    rows = data.load(run, "train") if rows is None else rows
+    return training.Trainer(policy, chosen, args, rows, stage)
+
+
+def arguments_of(config, vllm=False):
+    """What GRPOConfig is built from, without a policy."""
+    policy = models.Policy(None, None, vllm)
+    return training.arguments.grpo_arguments(Stage(Run("arguments"), "03", config), policy, MATH)
+
+
+def lines_of(run):
+    """The lines of metrics that hold a step with completions."""
+    lines = training.read_lines(run / "train/metrics.jsonl")
+    return [line for line in lines if "reward" in line]
+
+
+def comparable(run):
+    """The metrics without what depends on the machine's mood."""
+    return [
+        {k: v for k, v in line.items() if not any(word in k for word in OF_THE_MACHINE)}
+        for line in training.read_lines(run / "train/metrics.jsonl")
+    ]

@@ -110,7 +110,7 @@ def test_a_weight_moved_by_the_keyboard_changes_totals_and_advantages(lab):
     expect(totals.nth(1)).to_have_text("1.5")
 
 
-def test_an_edited_completion_is_scored_anew(lab):
+def test_an_edited_completion_is_scored_again(lab):
     gold, chosen = gold_of(lab), lab.locator(".sheet .chosen td")
     for text, score in ((gold, "1"), ("12345", f"0\n12345 is not {gold}")):
         edit(lab, RIGHT.format(text))
@@ -123,12 +123,13 @@ def test_an_edited_completion_is_scored_anew(lab):
 def test_a_reward_is_switched_off(lab):
     edit(lab, RIGHT.format(gold_of(lab)))
     total, slider = lab.locator(".chosen td:nth-last-child(2)"), lab.get_by_role("slider").first
+    expect(total).to_have_text("1.5", timeout=SLOW)
     for key, shown in (("Home", "0.5"), ("End", "2.5")):
         slider.press(key)
-        expect(total).to_have_text(shown)
+        expect(total).to_have_text(shown, timeout=SLOW)
     for _ in range(16):
         slider.press("ArrowLeft")
-    expect(total).to_have_text("1.5")
+    expect(total).to_have_text("1.5", timeout=SLOW)
 
 
 def test_the_probes_give_a_verdict(lab):

@@ -73,7 +73,7 @@ def test_an_attack_that_wins_on_one_row_of_many_is_no_winner():
     fooled = Bench(reward_set([(lifted(once, "once"), 1.0)]))
     assert reward_lab.probe(fooled, many).winners == []
     assert reward_lab.probe(fooled, many[:3]).winners == ["plea for full marks"]
-    with pytest.raises(ValueError, match="every row has the gold '85'"):
+    with pytest.raises(ValueError, match="every row has the reference answer '85'"):
         reward_lab.probe(fooled, many[:1])
 
 

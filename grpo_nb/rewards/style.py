@@ -84,7 +84,7 @@ def reasoning_quality_reward(response: str) -> Scored:
 
 @reward(resists="invented sources, stuffing every source, citations without a claim")
 def citation_reward(response: str, sources: list[str], answer_sources: list[int]) -> Scored:
-    """F1 of the sources cited as [1], [2]… against those that the gold names (from 1).
+    """F1 of the sources cited as [1], [2]… against the right ones (from 1).
 
     A citation that points at no given source makes it 0, and so does a completion that is
     little more than citations.

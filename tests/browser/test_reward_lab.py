@@ -1,6 +1,6 @@
 """The Reward Lab in a real browser: in JupyterLab, and as the app that `reward-lab` serves.
 
-GRPO_NB_SCREENSHOT=1 writes docs/reward_lab.png anew."""
+GRPO_NB_SCREENSHOT=1 writes docs/reward_lab.png again."""
 
 import json
 import os

@@ -149,7 +149,7 @@ def _steps(w: Watch) -> Iterator[tuple[str, str, str]]:
 def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
     key, limits, start = "frac_reward_zero_std", w.limits, len(w.lines) - w.limits.window
     silent, right = w.mean(key), w.success(next(iter(w.expected.rewards)))
-    evidence = f"{silent:.0%} of the groups have no advantage, success {right:.0%}"
+    evidence = f"{silent:.0%} of the groups have zero advantage, success {right:.0%}"
     # Unsloth's GPU trainer logs no entropy; how different the samples are says much the same.
     sure = "entropy" if w.last("entropy") else "groups/distinct"
     share = w.mean(sure) / (w.mean(sure, start) or 1)
@@ -229,7 +229,7 @@ def checks(watch: Watch, lines: Sequence[Mapping[str, Any]], alerts: list[Check]
             "" if whole else "steps are missing: run 03_train_grpo again",
         ),
         _rise(watch),
-        _share(watch, "signal", "groups have no advantage", zero, watch.limits.no_signal, rows),
+        _share(watch, "signal", "groups have zero advantage", zero, watch.limits.no_signal, rows),
         _share(watch, "truncation", "completions are cut", cut, watch.limits.truncated, cap),
         Check(
             "alerts", "stop" if live else "ok", seen, "do what the last one says" if live else ""

@@ -351,7 +351,7 @@ class RewardLab(View):
         self.view.value = sheet.score_sheet(group, self.bench.preset, self.number.value)
         signal = self.table["signal"].to_numpy()[:: self.group_size]
         self.summary.value = (
-            f"{signal.sum()} of {len(signal)} groups carry a signal · mean total "
+            f"{signal.sum()} of {len(signal)} groups have advantages · mean total "
             f"{self.table['total'].mean():.3f}"
         )
 

@@ -146,8 +146,8 @@ def test_training_is_refused_with_rewards_that_can_be_cheated(again, tmp_path, c
     assert "run 02_test_rewards.ipynb again, or set force = True" in error
     report = json.loads((again / "rewards/report.json").read_text())
     assert not report["passed"]
-    assert Run("demo").manifest()["02"]["status"] == "done"
-    shown, summary = io.StringIO(), pipeline.summarize(Run("demo"), "02")
+    assert again.manifest()["02"]["status"] == "done"
+    shown, summary = io.StringIO(), pipeline.summarize(again, "02")
     with pytest.raises(RuntimeError, match="the rewards failed: fix them"):
         pipeline.print_summary(summary, Console(file=shown, width=100), "02")
     assert "rewards    FAILED: attack 'empty completion': earns" in shown.getvalue()

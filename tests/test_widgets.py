@@ -65,7 +65,7 @@ def test_a_group_without_signal_is_marked(lab):
         lab.number.value = number
         lab.text.value = "the same"
     assert "zero advantage" in lab.view.value
-    assert lab.summary.value.startswith("2 of 3 groups carry a signal")
+    assert lab.summary.value.startswith("2 of 3 groups have advantages")
 
 
 def test_an_edited_completion_is_scored_and_can_be_undone(lab):

@@ -234,7 +234,7 @@ def _add_settings(add: Callable) -> None:
 
 def _port(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 2**16:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: give a number from 1 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 1 to 65535")
     return int(text)
 
 

@@ -103,7 +103,7 @@ def test_a_line_that_is_no_case_is_refused_with_its_place(stage, tmp_path, line)
     with pytest.raises(FileNotFoundError, match=r"rewards.cases: .*own.jsonl does not exist"):
         reward_lab.judge(CORRECT, ROWS, PILOT, stage)
     (tmp_path / "own.jsonl").write_text(f'{{"attack": "a", "completion": "b"}}\n\n{line}\n')
-    with pytest.raises(ValueError, match=r"own.jsonl, line 3: .* is no case"):
+    with pytest.raises(ValueError, match=r"own.jsonl, line 3: .* is not a case"):
         reward_lab.judge(CORRECT, ROWS, PILOT, stage)
 
 

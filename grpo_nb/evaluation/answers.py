@@ -110,7 +110,7 @@ def _questions(
 ) -> DataConfig:
     """The run's data settings, for this file."""
     if not source.is_file():
-        raise FileNotFoundError(f"{source} is no file: give a table of questions")
+        raise FileNotFoundError(f"{source} is not a file: give a table of questions")
     change = {"source": str(source.resolve()), "max_rows": 0, "priming_rows": 0}
     change["question_column"] = question or config.data.question_column
     change["answer_column"] = answer or config.data.answer_column

@@ -284,7 +284,7 @@ def read_cases(*paths: Path) -> tuple[list[Attack], list[dict[str, Any]]]:
                 saved.append(entry)
             elif keys:
                 raise ValueError(
-                    f'{path}, line {number}: {line[:80]!r} is no case: write {{"attack": …, '
+                    f'{path}, line {number}: {line[:80]!r} is not a case: write {{"attack": …, '
                     '"completion": …}, or save one in the Reward Lab'
                 )
     return own, saved

@@ -209,7 +209,7 @@ def checks(figures: Mapping[str, Any]) -> list[Check]:
     cap, best = figures["max_completion_length"], figures["recommended max_completion_length"]
     cut, p95 = figures["share truncated"], figures["completion tokens, p95"]
     fits = cap >= best or (cut <= 0.05 and cap >= p95)
-    long = f"95 % of the base's have at most {p95:.0f} tokens, {cut:.0%} were cut; cap {cap}"
+    long = f"95 % of its completions have at most {p95:.0f} tokens, {cut:.0%} were cut; cap {cap}"
     raised = "" if fits else f"set train.max_completion_length = {best}"
     return [
         Check("base model", learns, base, easier),

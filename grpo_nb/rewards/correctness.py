@@ -60,7 +60,7 @@ def numeric_correctness_reward(
     """
     gold = parse_number(answer)
     if gold is None:
-        return Scored(None, f"the reference answer {answer!r} is no number")
+        return Scored(None, f"the reference answer {answer!r} is not a number")
     found = parse_number(_answer(response))
     if found is None:
         return Scored(0.0, "the answer is not one number")

@@ -94,7 +94,7 @@ def citation_reward(response: str, sources: list[str], answer_sources: list[int]
     words = re.findall(r"[^\W\d_]+", re.sub(r"\[\d{1,3}\]", " ", text))
     invented = [number for number in sorted(cited) if not 1 <= number <= len(sources)]
     if invented:
-        return Scored(0.0, f"[{invented[0]}] is no source: there are {len(sources)}")
+        return Scored(0.0, f"[{invented[0]}] is not a source: there are {len(sources)}")
     if not cited or len(words) < 3 * len(cited):
         return Scored(0.0, "no citation" if not cited else "citations without a claim")
     right = len(cited & set(answer_sources))

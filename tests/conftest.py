@@ -5,11 +5,14 @@ import shutil
 import signal
 import socket
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
+import forked
 import pytest
 from filelock import FileLock
 
+from grpo_nb.machine import gpu_name
 from grpo_nb.runs import PROJECT_ROOT, Run
 
 sys.path[:0] = [str(PROJECT_ROOT / "data"), str(PROJECT_ROOT / "notebooks")]
@@ -76,8 +79,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
+def forks():
+    """Kernels, and the commands of `forked.python()`, start in no time.
+
+    Not where there is a GPU, which no fork can use once it is in use.
+    """
+    with nullcontext() if gpu_name() else forked.running():
+        yield
+
+
+@pytest.fixture(scope="session")
 def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The four notebooks, really executed once with small parameters; do not write to it."""
+    """The four notebooks, executed once with small parameters, in kernels that are no forks.
+
+    Do not write to it.
+    """
     from grpo_nb.pipeline.notebooks import run_pipeline
 
     folder = tmp_path_factory.getbasetemp()
@@ -85,6 +101,7 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         folder = folder.parent  # of all processes: the first to come executes them
     kept = dict(os.environ)
     os.environ["GRPO_NB_RUNS"] = str(folder / "demo_run")
+    os.environ.pop("JUPYTER_PATH", None)
     try:
         with FileLock(folder / "demo_run.lock"):
             run = Run("demo")

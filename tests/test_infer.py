@@ -5,10 +5,10 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from itertools import pairwise
 
+import forked
 import nbformat
 import pandas as pd
 import pytest
@@ -98,7 +98,7 @@ def test_what_is_shown_is_escaped():
     assert page.count("&lt;img") == 5
 
 
-def test_a_notebook_shows_the_answer_as_it_comes_and_stores_one_output(moved_run):
+def test_a_notebook_shows_the_answer_as_it_comes_and_stores_one_output(moved_run, forks):
     source = "from grpo_nb import runs; from grpo_nb.views import infer\n"
     source += f"infer.Chat(runs.Run('moved')).ask({SUM!r}, 'base')"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
@@ -110,14 +110,14 @@ def test_a_notebook_shows_the_answer_as_it_comes_and_stores_one_output(moved_run
 
 
 def answering(run, source, target, *more):
-    command = [sys.executable, "-m", "grpo_nb", "answer", str(run.path), str(source)]
+    command = [*forked.python(), "-m", "grpo_nb", "answer", str(run.path), str(source)]
     command += ["--to", str(target), "--model", "base", "--question-column", "ask"]
     command += ["--temperature", "1", "--batch-size", "3", "--answer-column", "sum", *more]
     return subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
 
 def test_killed_in_the_middle_it_goes_on_and_writes_the_same_file(
-    moved_run, questions, tmp_path, monkeypatch
+    moved_run, forks, questions, tmp_path, monkeypatch
 ):
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     assert answering(moved_run, questions, whole).wait(timeout=300) == 0

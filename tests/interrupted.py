@@ -79,9 +79,10 @@ def fork(arguments):
 
 
 if __name__ == "__main__":
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what Unsloth says as it is imported is no answer
     models.policy.import_unsloth()
     import trl  # noqa: F401
 
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
     for line in sys.stdin:
         answers.write(json.dumps(fork(json.loads(line))) + "\n")

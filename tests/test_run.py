@@ -126,7 +126,7 @@ def test_wrong_run_files_start_nothing(runs_dir, capsys, text, message):
         (["--set", "train.max_steps=many"], "train.max_steps = 'many'"),
         (["--set", "train.num_generations=7"], "does not divide the batch"),
         (["--set", "trl.betta=1"], "unknown argument of GRPOConfig 'trl.betta'"),
-        (["--set", "rewards.preset=none.yaml"], "none.yaml does not exist"),
+        (["--set", "rewards.preset=none.py"], "none.py does not exist"),
         (["--set", "rewards.reward_weights=1, 2"], "write 4 numbers"),
         (["--name", ""], "run_name ''"),
         (["--name", "a\nb"], "run_name 'a\\nb'"),

@@ -55,7 +55,7 @@ class Bench(NamedTuple):
             cut, end = self.train.max_completion_length, self.tokenizer.eos_token_id
             given["completion_ids"] = [ids if len(ids) >= cut else [*ids, end] for ids in encoded]
         given["trainer_state"] = _training_state(self.train.max_steps)
-        return given | {"log_extra": lambda *_: None, "log_metric": lambda *_: None}
+        return given | {"log_extra": _no_extra, "log_metric": _no_metric}
 
     def score(self, rows: Sequence[Row], completions: Sequence[Completion]) -> np.ndarray:
         """Raw scores, [completions, rewards], NaN for None."""
@@ -123,6 +123,14 @@ def _as_in_training(prompt: Any, completion: Completion) -> Completion:
     if isinstance(prompt, str) or not isinstance(completion, str):
         return completion
     return [{"role": "assistant", "content": completion}]
+
+
+def _no_extra(column: str, values: list[Any]) -> None:
+    """TRL's log_extra, where nothing is logged."""
+
+
+def _no_metric(name: str, value: float) -> None:
+    """TRL's log_metric, where nothing is logged."""
 
 
 def _training_state(max_steps: int) -> "TrainerState":

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from itertools import pairwise
 
@@ -109,10 +110,10 @@ def test_a_notebook_shows_the_answer_as_it_comes_and_stores_one_output(moved_run
     assert output["data"]["text/plain"].startswith(f"{SUM}\nbase: <reasoning>")
 
 
-def answering(run, source, target, *more):
-    command = [*forked.python(), "-m", "grpo_nb", "answer", str(run.path), str(source)]
+def answering(run, source, target, python):
+    command = [*python, "-m", "grpo_nb", "answer", str(run.path), str(source)]
     command += ["--to", str(target), "--model", "base", "--question-column", "ask"]
-    command += ["--temperature", "1", "--batch-size", "3", "--answer-column", "sum", *more]
+    command += ["--temperature", "1", "--batch-size", "3", "--answer-column", "sum"]
     return subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
 
@@ -120,8 +121,8 @@ def test_killed_in_the_middle_it_goes_on_and_writes_the_same_file(
     moved_run, forks, questions, tmp_path, monkeypatch
 ):
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
-    assert answering(moved_run, questions, whole).wait(timeout=300) == 0
-    with answering(moved_run, questions, cut) as process:
+    assert answering(moved_run, questions, whole, forked.python()).wait(timeout=300) == 0
+    with answering(moved_run, questions, cut, [sys.executable]) as process:
         while process.poll() is None and not (cut.exists() and cut.read_bytes().count(b"\n") > 4):
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
@@ -129,7 +130,7 @@ def test_killed_in_the_middle_it_goes_on_and_writes_the_same_file(
     assert process.returncode == -signal.SIGKILL
     assert 3 < len(written) < 48
     cut.write_bytes(b"".join(written[:5]) + written[1][:30])  # in a batch, and torn
-    assert answering(moved_run, questions, cut).wait(timeout=300) == 0
+    assert answering(moved_run, questions, cut, forked.python()).wait(timeout=300) == 0
     assert cut.read_bytes() == whole.read_bytes()
     lines = lines_of(whole)
     assert [line["row"] for line in lines] == list(range(1, 49))

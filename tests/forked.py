@@ -194,7 +194,8 @@ def become(arguments, folder, environment, streams):
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
     threading._shutdown()
     atexit._run_exitfuncs()
-    sys.stdout.flush()
+    for stream in (sys.stdout, sys.__stdout__, sys.stderr):
+        stream.flush()
     os._exit(code & 255)
 
 

@@ -5,11 +5,14 @@ import shutil
 import signal
 import socket
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
+import forked
 import pytest
 from filelock import FileLock
 
+from grpo_nb.machine import gpu_name
 from grpo_nb.runs import PROJECT_ROOT, Run
 
 sys.path[:0] = [str(PROJECT_ROOT / "data"), str(PROJECT_ROOT / "notebooks")]
@@ -21,9 +24,10 @@ TINY_SETTINGS = {
     "train.max_steps": 4,
     "train.per_device_train_batch_size": 16,
 }
+# In this order: while the first makes `demo_run`, the next do without it.
 LONGEST = (
-    *("test_ranks", "test_recipes", "test_pipeline", "test_notebooks", "test_resume"),
-    *("test_skill", "test_cluster", "test_run", "test_unsloths_gpu_trainer"),
+    *("test_pipeline", "test_models", "test_resume", "test_recipes", "test_ranks", "test_export"),
+    *("test_notebooks", "test_skill", "test_unsloths_gpu_trainer", "test_math_verify"),
 )
 collect_ignore = ["gpu_on_cpu/scenarios.py"]  # importing it patches torch and TRL for good
 _skipped: list[str] = []
@@ -72,12 +76,26 @@ def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take minutes first, so that no process waits for another at the end."""
-    items.sort(key=lambda item: item.path.stem not in LONGEST)
+    places = {stem: place for place, stem in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+@pytest.fixture(scope="session")
+def forks():
+    """Kernels, and the commands of `forked.python()`, start in no time.
+
+    Not where there is a GPU, which no fork can use once it is in use.
+    """
+    with nullcontext() if gpu_name() else forked.running():
+        yield
 
 
 @pytest.fixture(scope="session")
 def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The four notebooks, really executed once with small parameters; do not write to it."""
+    """The four notebooks, executed once with small parameters, in kernels that are no forks.
+
+    Do not write to it.
+    """
     from grpo_nb.pipeline.notebooks import run_pipeline
 
     folder = tmp_path_factory.getbasetemp()
@@ -85,6 +103,7 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         folder = folder.parent  # of all processes: the first to come executes them
     kept = dict(os.environ)
     os.environ["GRPO_NB_RUNS"] = str(folder / "demo_run")
+    os.environ.pop("JUPYTER_PATH", None)
     try:
         with FileLock(folder / "demo_run.lock"):
             run = Run("demo")

@@ -5,11 +5,13 @@ A fence whose first line is `# name.py` or `# name.yaml` is a file that later fe
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import forked
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
@@ -61,8 +63,9 @@ def run_shell(text: str, folder: Path, codes: tuple[int, ...] = (0,), **variable
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment |= {"GRPO_NB_RUNS": str(folder / "runs"), "PATH": path, "COLUMNS": "300"}
     environment |= variables
+    python = f'python() {{ {shlex.join(forked.python())} "$@"; }}\n'
     done = subprocess.run(
-        ["bash", "-ec", text], cwd=folder, env=environment, capture_output=True, text=True
+        ["bash", "-ec", python + text], cwd=folder, env=environment, capture_output=True, text=True
     )
     assert done.returncode in codes, f"{text}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     return done.stdout

@@ -1,18 +1,23 @@
 """The benchmarks for a GPU, as far as a machine without one can run them."""
 
+import os
 import subprocess
 import sys
 
+import forked
 import psutil
 import pytest
 
 from grpo_nb import models
 from grpo_nb.runs import PROJECT_ROOT
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 
 def run(*arguments):
-    command = [sys.executable, PROJECT_ROOT / "benchmarks/gpu.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [*forked.python(), str(PROJECT_ROOT / "benchmarks/gpu.py"), *arguments]
+    environment = os.environ | {forked.CHILDREN: "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 def test_a_tiny_model_is_measured_in_every_way_that_this_machine_can():

@@ -9,6 +9,7 @@ import sys
 import time
 from itertools import pairwise
 
+import forked
 import nbformat
 import pandas as pd
 import pytest
@@ -98,7 +99,7 @@ def test_what_is_shown_is_escaped():
     assert page.count("&lt;img") == 5
 
 
-def test_a_notebook_shows_the_answer_as_it_comes_and_stores_one_output(moved_run):
+def test_a_notebook_shows_the_answer_as_it_comes_and_stores_one_output(moved_run, forks):
     source = "from grpo_nb import runs; from grpo_nb.views import infer\n"
     source += f"infer.Chat(runs.Run('moved')).ask({SUM!r}, 'base')"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
@@ -109,19 +110,19 @@ def test_a_notebook_shows_the_answer_as_it_comes_and_stores_one_output(moved_run
     assert output["data"]["text/plain"].startswith(f"{SUM}\nbase: <reasoning>")
 
 
-def answering(run, source, target, *more):
-    command = [sys.executable, "-m", "grpo_nb", "answer", str(run.path), str(source)]
+def answering(run, source, target, python):
+    command = [*python, "-m", "grpo_nb", "answer", str(run.path), str(source)]
     command += ["--to", str(target), "--model", "base", "--question-column", "ask"]
-    command += ["--temperature", "1", "--batch-size", "3", "--answer-column", "sum", *more]
+    command += ["--temperature", "1", "--batch-size", "3", "--answer-column", "sum"]
     return subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
 
 def test_killed_in_the_middle_it_goes_on_and_writes_the_same_file(
-    moved_run, questions, tmp_path, monkeypatch
+    moved_run, forks, questions, tmp_path, monkeypatch
 ):
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
-    assert answering(moved_run, questions, whole).wait(timeout=300) == 0
-    with answering(moved_run, questions, cut) as process:
+    assert answering(moved_run, questions, whole, forked.python()).wait(timeout=300) == 0
+    with answering(moved_run, questions, cut, [sys.executable]) as process:
         while process.poll() is None and not (cut.exists() and cut.read_bytes().count(b"\n") > 4):
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
@@ -129,7 +130,7 @@ def test_killed_in_the_middle_it_goes_on_and_writes_the_same_file(
     assert process.returncode == -signal.SIGKILL
     assert 3 < len(written) < 48
     cut.write_bytes(b"".join(written[:5]) + written[1][:30])  # in a batch, and torn
-    assert answering(moved_run, questions, cut).wait(timeout=300) == 0
+    assert answering(moved_run, questions, cut, forked.python()).wait(timeout=300) == 0
     assert cut.read_bytes() == whole.read_bytes()
     lines = lines_of(whole)
     assert [line["row"] for line in lines] == list(range(1, 49))

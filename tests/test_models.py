@@ -6,6 +6,7 @@ import sys
 import weakref
 from pathlib import Path
 
+import forked
 import pytest
 
 from grpo_nb import models
@@ -35,7 +36,7 @@ def test_a_model_path_that_does_not_exist_is_named(path):
 
 
 def test_a_hub_name_that_cannot_be_had_says_so(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it tries again
     with pytest.raises(FileNotFoundError, match=r"could not be loaded .* check the hub name"):
         chat.load_tokenizer("nobody/no-such-model")
 
@@ -224,14 +225,15 @@ def test_the_4bit_settings_are_those_unsloth_trains_with():
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, forks):
     """What tests/short_trainings.py reports of each backend, with the adapter's folder."""
     script = Path(__file__).with_name("short_trainings.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT_ROOT)}
     reports = {}
     for backend in ("unsloth", "transformers"):
         folder = tmp_path_factory.mktemp(backend)
-        command = [sys.executable, script, backend, folder]
+        python = forked.python() if backend == "transformers" else [sys.executable]
+        command = [*python, str(script), backend, str(folder)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
         report = json.loads((folder / "report.json").read_text())

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 
+import forked
 import nbformat
 import papermill
 import pytest
@@ -228,7 +229,7 @@ def test_on_colab_a_gpu_gets_its_list_and_an_old_driver_a_sentence(runtime):
     assert said.splitlines()[-1].startswith("pip could not install ")
 
 
-def test_nbval_passes_over_all_four(tmp_path):
+def test_nbval_passes_over_all_four(tmp_path, forks):
     """In order, each in its own kernel, with the outputs of the marked cells compared."""
     settings = {name: value for name, value in TINY_SETTINGS.items() if name != "data.eval_rows"}
     prepared = []
@@ -241,7 +242,7 @@ def test_nbval_passes_over_all_four(tmp_path):
         prepared.append(str(target))
     environment = os.environ | QUIET | {"GRPO_NB_RUNS": str(tmp_path / "runs")}
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "--nbval-lax", "-q", *prepared]
+    command = [*forked.python(), "-m", "pytest", "--nbval-lax", "-q", *prepared]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-3000:]
     cells = [cell for stage in NOTEBOOKS for cell in code_cells(stage)]

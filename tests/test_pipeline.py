@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 
+import forked
 import pytest
 from conftest import TINY_SETTINGS
 from rich.console import Console
@@ -17,7 +18,7 @@ from grpo_nb.runs import NOTEBOOKS, Run, Stage
 
 
 @pytest.fixture
-def again(demo_run, tmp_path, monkeypatch):
+def again(demo_run, forks, tmp_path, monkeypatch):
     """A copy of the finished run, to write to."""
     shutil.copytree(demo_run.path, tmp_path / "again")
     monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path))
@@ -55,7 +56,7 @@ def test_a_setting_of_a_stage_that_is_not_run_is_refused(again, capsys):
     assert "belongs to stage 03, which --from 04 does not run" in capsys.readouterr().err
 
 
-def test_a_failing_cell_stops_the_run_and_keeps_the_notebook(runs_dir, capsys):
+def test_a_failing_cell_stops_the_run_and_keeps_the_notebook(runs_dir, forks, capsys):
     missing = runs_dir / "nowhere.jsonl"
     assert main(["run", "--name", "f", "--set", f"data.source={missing}"]) == 1
     error = capsys.readouterr().err
@@ -147,18 +148,18 @@ def test_training_is_refused_with_rewards_that_can_be_cheated(again, tmp_path, c
     report = json.loads((again / "rewards/report.json").read_text())
     assert not report["passed"]
     assert again.manifest()["02"]["status"] == "done"
-    shown, summary = io.StringIO(), pipeline.summarize(again, "02")
+    shown = io.StringIO()
     with pytest.raises(RuntimeError, match="the rewards failed: fix them"):
-        pipeline.print_summary(summary, Console(file=shown, width=100), "02")
+        pipeline.print_summary(again, Console(file=shown, width=100), "02")
     assert "rewards    FAILED: attack 'empty completion': earns" in shown.getvalue()
 
 
 def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(again):
-    command = [sys.executable, "-m", "grpo_nb", "run", "--name=again", "--only=03"]
+    command = [*forked.python(), "-m", "grpo_nb", "run", "--name=again", "--only=03"]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     state, tick = again / "progress.json", threading.Event()
     state.unlink()
-    steps = "--set=train.max_steps=40"
+    steps = "--set=train.max_steps=12"
     with subprocess.Popen([*command, steps], **streams) as process:
         while process.poll() is None:
             if state.exists() and json.loads(state.read_text())["done"] >= 2:
@@ -168,11 +169,11 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(again):
         out, err = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM, out + err
     (stopped,) = re.findall(r"KeyboardInterrupt: stopped after step (\d+); run this again", err)
-    assert 2 <= int(stopped) < 40
+    assert 2 <= int(stopped) < 12
     done = subprocess.run([*command, steps], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     notebook = (again / "notebooks/03_train_grpo.ipynb").read_text(encoding="utf-8")
-    assert f"goes on after step {stopped} of 40" in notebook
+    assert f"goes on after step {stopped} of 12" in notebook
     lines = (again / "train/metrics.jsonl").read_text().splitlines()
     trained = [line["step"] for line in map(json.loads, lines) if "reward" in line]
-    assert trained == list(range(1, 41))
+    assert trained == list(range(1, 13))

@@ -5,11 +5,11 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import forked
 import pandas as pd
 import pytest
 from rich.console import Console
@@ -23,6 +23,7 @@ from grpo_nb.runs import Run, check_stages_before, write_json
 from grpo_nb.runs.config import resolve
 from grpo_nb.training import checkpoints, ranks
 
+pytestmark = pytest.mark.usefixtures("forks")
 TWO = {
     "policy.backend": "transformers",
     "policy.rollouts": "model",  # two processes have no other
@@ -45,7 +46,8 @@ def launcher(processes):
 
 def python(*arguments, root):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GRPO_NB_RUNS": str(root)}
-    command = [sys.executable, *arguments]
+    environment[forked.CHILDREN] = "1"
+    command = [*forked.python(), *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, env=environment, check=False, timeout=300
     )
@@ -57,7 +59,7 @@ def completions(run):
 
 
 @pytest.fixture(scope="module")
-def two_processes(tmp_path_factory):
+def two_processes(tmp_path_factory, forks):
     """A run that two processes trained without a fault."""
     before = os.environ.get("GRPO_NB_RUNS")
     os.environ["GRPO_NB_RUNS"] = str(tmp_path_factory.mktemp("ranks"))

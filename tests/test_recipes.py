@@ -19,7 +19,7 @@ ELSEWHERE = ("sweep rates.yaml --jobs", "report runs/rates", "grpo_nb serve")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, demo_run):
+def place(tmp_path_factory, demo_run, forks):
     """A folder with the page's files and the run that `make demo` leaves."""
     folder = tmp_path_factory.mktemp("recipes")
     write_files(PAGE, folder)

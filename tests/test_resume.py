@@ -14,8 +14,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
-from accelerate.utils import AutocastKwargs
-from trainings import MATH, comparable, lines_of, make_run, trainer_of
+from trainings import MATH, comparable, lines_of, make_run, scale_loss, steps_that_move, trainer_of
 
 from grpo_nb import rewards, training
 from grpo_nb.runs import Run
@@ -92,35 +91,6 @@ def test_a_second_process_on_the_run_is_refused(train):
         assert "run 'held' is in use by another process" in done.stderr
     finally:
         lock.release()
-
-
-def steps_that_move(one):
-    """Filled in as it trains: the steps after which a trained weight is another one."""
-    moved, weights = [], [p for p in one.policy.model.parameters() if p.requires_grad]
-    before = [weight.detach().clone() for weight in weights]
-
-    def look(update):
-        nonlocal before
-        now = [weight.detach().clone() for weight in weights]
-        if not all(map(torch.equal, before, now)):
-            moved.append(update.line["step"])
-        before = now
-
-    one.watch(look)
-    return moved
-
-
-def scale_loss(trainer):
-    """A GradScaler, as a training in fp16 has it, and gradients that pass through fp16."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**28)
-    trainer.accelerator.scaler, trainer.accelerator.native_amp = scaler, True
-    trainer.accelerator.state._mixed_precision = "fp16"
-    trainer.model.accelerator_scaler = scaler
-    trainer.accelerator.autocast_handler = AutocastKwargs(enabled=False)  # fp16 is not a CPU's
-    for weight in trainer.model.parameters():
-        if weight.requires_grad:
-            weight.register_hook(lambda gradient: gradient.half().float())
-    return scaler
 
 
 def failing_at(step, error):

@@ -235,7 +235,7 @@ def test_what_was_set_is_kept_for_stages_that_run_again_but_how_to_resume_is_ask
 
 
 @pytest.fixture
-def execute(runs_dir, tmp_path, monkeypatch):
+def execute(runs_dir, forks, tmp_path, monkeypatch):
     """Stage 01 with cells of its own, in a kernel of its own."""
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "r/notebooks").mkdir(parents=True)

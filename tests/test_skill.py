@@ -19,7 +19,7 @@ def test_the_front_matter_names_it_and_says_when_to_use_it():
     assert text.strip().startswith("# ")
 
 
-def test_every_command_runs_in_order_and_leaves_what_the_page_says(tmp_path, demo_run):
+def test_every_command_runs_in_order_and_leaves_what_the_page_says(tmp_path, demo_run, forks):
     shutil.copytree(demo_run.path, tmp_path / "runs/demo")
     said = {}
     write_files(PAGE, tmp_path)

@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from test_tiny_base import assert_read_alike
+from tokenizing import assert_read_alike
 
 from grpo_nb import models
 from grpo_nb.models import chat

@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+from tokenizing import assert_read_alike
 
 from grpo_nb import data, evaluation, models
 from grpo_nb.models import chat
@@ -19,28 +20,6 @@ def test_it_is_small_and_holds_no_pickles():
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 4_000_000
     assert not [path for path in FOLDER.iterdir() if path.suffix in (".bin", ".pt", ".pkl")]
     assert (FOLDER / "README.md").exists()
-
-
-def assert_read_alike(folder, pairs):
-    """Each (prompt, completion) has one reading, whatever loads the tokenizer.
-
-    AutoTokenizer is what TRL and vLLM call too; it builds the model type's own pre-tokenizer.
-    """
-    from tokenizers import Tokenizer
-
-    from grpo_nb.models.policy import import_unsloth
-
-    auto = chat.load_tokenizer(str(folder))
-    texts = [chat.render(auto, prompt) + completion for prompt, completion in pairs]
-    assert auto(texts)["input_ids"] == [
-        auto(chat.render(auto, prompt))["input_ids"] + auto(completion)["input_ids"]
-        for prompt, completion in pairs
-    ], "also where the training put prompt and completion together"
-    plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    assert [encoding.ids for encoding in plain.encode_batch(texts)] == auto(texts)["input_ids"]
-    with chat.quiet():
-        _, unsloth = import_unsloth().from_pretrained(str(folder), max_seq_length=128)
-    assert unsloth(texts)["input_ids"] == auto(texts)["input_ids"]
 
 
 def test_every_reader_cuts_every_row_as_the_training_did(tmp_path, monkeypatch):

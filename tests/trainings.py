@@ -1,5 +1,8 @@
 """Short trainings of the tiny base, for the tests of the training room."""
 
+import torch
+from accelerate.utils import AutocastKwargs
+
 from grpo_nb import data, models, rewards, training
 from grpo_nb.runs import Run, Stage, write_json
 from grpo_nb.runs.config import flatten, resolve
@@ -58,3 +61,32 @@ def comparable(run):
         {k: v for k, v in line.items() if not any(word in k for word in OF_THE_MACHINE)}
         for line in training.read_lines(run / "train/metrics.jsonl")
     ]
+
+
+def steps_that_move(one):
+    """Filled in as it trains: the steps after which a trained weight is another one."""
+    moved, weights = [], [p for p in one.policy.model.parameters() if p.requires_grad]
+    before = [weight.detach().clone() for weight in weights]
+
+    def look(update):
+        nonlocal before
+        now = [weight.detach().clone() for weight in weights]
+        if not all(map(torch.equal, before, now)):
+            moved.append(update.line["step"])
+        before = now
+
+    one.watch(look)
+    return moved
+
+
+def scale_loss(trainer):
+    """A GradScaler, as a training in fp16 has it, and gradients that pass through fp16."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**28)
+    trainer.accelerator.scaler, trainer.accelerator.native_amp = scaler, True
+    trainer.accelerator.state._mixed_precision = "fp16"
+    trainer.model.accelerator_scaler = scaler
+    trainer.accelerator.autocast_handler = AutocastKwargs(enabled=False)  # fp16 is not a CPU's
+    for weight in trainer.model.parameters():
+        if weight.requires_grad:
+            weight.register_hook(lambda gradient: gradient.half().float())
+    return scaler

@@ -5,14 +5,14 @@ import pytest
 from browsing import NEEDS_BROWSER, SLOW, contrast, jupyterlab, run_all_cells
 from playwright.sync_api import expect
 
-pytestmark = NEEDS_BROWSER
+pytestmark = [NEEDS_BROWSER, pytest.mark.usefixtures("forks")]
 OPEN = """from grpo_nb import runs
 from grpo_nb.views import infer, widgets
 widgets.ChatPanel(infer.Chat(runs.Run("moved")))"""
 
 
 @pytest.fixture(scope="module")
-def panel(moved_run, browser, tmp_path_factory):
+def panel(moved_run, forks, browser, tmp_path_factory):
     folder, settings = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("settings")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(OPEN)])
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}

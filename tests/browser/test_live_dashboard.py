@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 
 from grpo_nb.runs import PROJECT_ROOT
 
-pytestmark = NEEDS_BROWSER
+pytestmark = [NEEDS_BROWSER, pytest.mark.usefixtures("forks")]
 TRAINED = os.environ.get("GRPO_NB_SCREENSHOT")
 METRICS = (
     f"{TRAINED}/train/metrics.jsonl" if TRAINED else PROJECT_ROOT / "tests/healthy_metrics.jsonl"
@@ -54,7 +54,7 @@ print("asked to stop:", controls.stop.wait(100))"""
 
 
 @pytest.fixture(scope="module")
-def page(browser, tmp_path_factory):
+def page(browser, forks, tmp_path_factory):
     """A notebook whose last cell keeps running till a button stops it."""
     folder, settings = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("settings")
     cells = [LOOK, REPLAY if TRAINED else SAMPLE, TRAIN]

@@ -7,7 +7,7 @@ import pytest
 from browsing import NEEDS_BROWSER, SLOW, jupyterlab, run_all_cells
 from playwright.sync_api import expect
 
-pytestmark = NEEDS_BROWSER
+pytestmark = [NEEDS_BROWSER, pytest.mark.usefixtures("forks")]
 MADE = """import pandas as pd
 from IPython.display import HTML, display
 from grpo_nb import rewards
@@ -29,7 +29,7 @@ VIEWS = {
 
 
 @pytest.fixture(scope="module")
-def shown(browser, tmp_path_factory):
+def shown(browser, forks, tmp_path_factory):
     """The outputs of a notebook with each view of one hostile text, rendered."""
     folder, settings = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("settings")
     cells = [nbformat.v4.new_code_cell(code) for code in (MADE, *VIEWS.values())]

@@ -23,7 +23,7 @@ from playwright.sync_api import expect
 from grpo_nb.pipeline.app import prepare
 from grpo_nb.runs import PROJECT_ROOT, Run, write_json
 
-pytestmark = NEEDS_BROWSER
+pytestmark = [NEEDS_BROWSER, pytest.mark.usefixtures("forks")]
 RIGHT = "<reasoning>so</reasoning><answer>{}</answer>"
 CARELESS = """import ipywidgets
 @rewards.reward()
@@ -46,7 +46,7 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def app(run):
+def app(run, forks):
     command = ["grpo_nb", "reward-lab", "--profile", "tiny-cpu", "--no-browser"]
     with served(*command, "--port", free_port(), GRPO_NB_TOKEN=TOKEN) as (printed, address):
         assert printed.startswith("01_prepare_data comes first")

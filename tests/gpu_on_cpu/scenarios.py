@@ -20,8 +20,14 @@ os.environ["GRPO_NB_RUNS"] = str(FOLDER)
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch  # noqa: E402
-from test_resume import scale_loss, steps_that_move  # noqa: E402
-from trainings import MATH, comparable, lines_of, make_run  # noqa: E402
+from trainings import (  # noqa: E402
+    MATH,
+    comparable,
+    lines_of,
+    make_run,
+    scale_loss,
+    steps_that_move,
+)
 from unsloth import FastLanguageModel  # noqa: E402
 
 from grpo_nb import data, models, training  # noqa: E402

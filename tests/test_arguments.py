@@ -207,6 +207,12 @@ def test_on_a_cpu_it_is_bf16_or_fp32_as_the_policy_s_weights(native, monkeypatch
 
 
 def test_a_tracker_that_is_not_installed_is_refused_with_the_command(runs_dir):
-    config = resolve("tiny-cpu", {"train.report_to": "no_such_tracker, none"})
-    with pytest.raises(RuntimeError, match="pip install no_such_tracker, or set it to 'none'"):
+    config = resolve("tiny-cpu", {"train.report_to": "swanlab, none"})
+    with pytest.raises(RuntimeError, match="pip install swanlab, or set it to 'none'"):
         arguments_of(config)
+
+
+@pytest.mark.parametrize(("given", "near"), [("wandbb", "wandb"), ("all", "known are none")])
+def test_a_tracker_that_there_is_not_is_refused_with_the_nearest(runs_dir, given, near):
+    with pytest.raises(ValueError, match=f"unknown tracker '{given}': .*{near}"):
+        arguments_of(resolve("tiny-cpu", {"train.report_to": given}))

@@ -18,6 +18,7 @@ from trainings import MATH, comparable, lines_of, make_run, scale_loss, steps_th
 
 from grpo_nb import rewards, training
 from grpo_nb.runs import Run
+from grpo_nb.runs.config import flatten, resolve
 from grpo_nb.training import checkpoints
 from grpo_nb.training.updates import stop_on_signals
 from grpo_nb.training.validation import Validation
@@ -306,15 +307,56 @@ def test_other_settings_are_not_mixed_with_a_training_that_was_cut_off(start):
 
 
 def test_a_training_that_ended_goes_on_only_if_there_is_more_to_do(start):
-    start(**{"train.max_steps": 1}).train()
-    with pytest.raises(
-        ValueError, match=r"all 1 steps .* raise train.max_steps, or set train.resume"
-    ):
-        start(**{"train.max_steps": 1, "train.resume": "always"})
+    first = start(**{"train.max_steps": 1})
+    first.train()
+    before = (first.folder / "adapter/adapter_model.safetensors").read_bytes()
+    for how in ("auto", "always"):
+        again = start(**{"train.max_steps": 1, "train.resume": how})
+        assert again.note.startswith("all 1 steps are trained, and their adapter is handed on")
+        again.train()
+        assert (first.folder / "adapter/adapter_model.safetensors").read_bytes() == before
+        assert [line["step"] for line in lines_of(first.stage.run)] == [1]
     longer = start(**{"train.max_steps": 2, "train.resume": "always"})
     assert longer.note == "goes on after step 1 of 2"
     longer.train()
     assert [line["step"] for line in lines_of(longer.stage.run)] == [1, 2]
+
+
+def test_a_signal_in_the_last_step_hands_on_what_is_trained(start):
+    """Also where the hand-off itself was cut off: the last checkpoint has the weights."""
+    last = start(**{"train.max_steps": 2, "train.eval_steps": 0})
+    last.watch(lambda update: update.line["step"] == 2 and os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt, match="stopped after step 2"):
+        last.train()
+    adapter = last.folder / "adapter/adapter_model.safetensors"
+    before = adapter.read_bytes()
+    shutil.rmtree(adapter.parent)
+    again = start(**{"train.max_steps": 2, "train.eval_steps": 0})
+    assert again.note.startswith("all 2 steps are trained")
+    again.train()
+    assert adapter.read_bytes() == before
+
+
+def test_other_prompts_held_out_are_another_training(start):
+    first = start(**{"train.eval_steps": 0})
+    first.watch(lambda update: first.controls.stop.set())
+    first.train()
+    with pytest.raises(ValueError, match=r"settings \(the prompts held out to validate on\)"):
+        start(**{"train.eval_steps": 5})
+
+
+def test_a_copy_of_a_checkpoint_and_an_infinite_argument_do_no_harm(start):
+    one = start(**{"train.max_steps": 4, "train.eval_steps": 0, "trl.max_grad_norm": 1e9})
+    one.args.max_grad_norm = math.inf
+
+    def copy(update):
+        if update.line["step"] == 3:
+            folder = one.folder / "checkpoint-2"
+            shutil.copytree(folder, folder.with_name("checkpoint-2-backup"))
+
+    one.watch(copy)
+    one.train()
+    assert checkpoints.steps_of(one.folder) == [2, 4]
 
 
 KEPT = "; what was trained here before (1 steps) is kept as train.old-1/"
@@ -323,7 +365,6 @@ KEPT = "; what was trained here before (1 steps) is kept as train.old-1/"
 @pytest.mark.parametrize(
     ("settings", "note"),
     [
-        ({"train.max_steps": 1}, f"begins at step 1 of 1{KEPT}"),
         ({"train.max_steps": 1, "train.beta": 0.1}, f"begins at step 1 of 1{KEPT}"),
         (
             {"train.max_steps": 2},
@@ -356,6 +397,8 @@ def test_a_kill_between_moving_a_training_and_the_next_loses_nothing(train):
     run = make_run("moved", **{"train.max_steps": 1, "train.eval_steps": 0})
     assert train(run).returncode == 0
     before = contents(run / "train")
+    config = resolve("tiny-cpu", flatten(run.config()), {"train.learning_rate": 2e-3})
+    run.write_config(config)
     done = train(run, "moved")
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert contents(run / "train.old-1") == before

@@ -268,7 +268,9 @@ def print_summary(run: Run, console: Console, last: str = "04") -> None:
         console.print(f"[bold]rewards[/]    FAILED: {escape(failure)}", soft_wrap=True)
     if last >= "02" and not failures:
         console.print("[bold]rewards[/]    passed")
-    entries = [(key, entry) for key, entry in run.manifest().items() if key <= last]
+    entries = [
+        (k, entry) for k, entry in run.manifest().items() if k <= last and "seconds" in entry
+    ]
     stages = ", ".join(f"{NOTEBOOKS[key]} {entry['seconds']:.0f} s" for key, entry in entries)
     console.print(f"[bold]time[/]       {stages}")
     for place in ("notebooks", "figures", *(["model/merged"] if last == "04" else [])):

@@ -133,7 +133,8 @@ class Run:
             entry = manifest.get(earlier, {})
             if entry.get("status") != "done" or not entry["outputs"].items() <= read.items():
                 return earlier
-        return "" if read == self.outputs_before(stage) else earlier
+        same = read == self.outputs_before(stage)
+        return "" if same else max(one for one in NOTEBOOKS if one < stage)
 
     def why_stale(self, stage: str = "04") -> str:
         """Why what `stage` wrote is not of the run as it is now, and what to do; "" if it is."""

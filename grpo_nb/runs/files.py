@@ -47,9 +47,11 @@ def atomic_path(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        if path.is_dir():
-            shutil.rmtree(path)
+        before = path.with_name(f".{path.name}.{os.getpid()}.old")
+        if path.is_dir():  # a kill from here on leaves one of the two, whole
+            path.replace(before)
         temporary.replace(path)
+        shutil.rmtree(before, ignore_errors=True)
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise

@@ -52,10 +52,12 @@ SETTING_OF = {
 FIXED = (
     *("output_dir", "log_completions", "logging_steps", "save_strategy", "eval_strategy"),
     *("remove_unused_columns", "use_cpu", "use_transformers_continuous_batching"),
+    *("logging_strategy", "save_only_model", "ignore_data_skip"),
 )
 # The same value in another form is no change.
 REWRITTEN = {"accelerator_config", "debug", "report_to"}
 # An argument that TRL fills from another where it is None.
+TRACKERS = ("none", "tensorboard", "trackio", "wandb", "mlflow", "swanlab")
 NONE_MEANS = {"epsilon_high": "epsilon", "num_generations_eval": "num_generations"}
 ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
 
@@ -124,7 +126,7 @@ def grpo_arguments(stage: Stage, policy: Policy, rewards: RewardSet) -> dict[str
     rows = config.train.per_device_train_batch_size
     batch = solve_batch(config.step_completions // group, group, rows, ranks.count())
     automatic = "adamw_8bit" if cuda_available() else "adamw_torch"
-    trackers = [name.strip() for name in config.train.report_to.split(",")]
+    trackers = [name.strip() or "none" for name in config.train.report_to.split(",")]
     refuse_missing_trackers(trackers)
     return {
         **{name: getattr(config.train, name) for name in TRL_NAMES},
@@ -176,7 +178,9 @@ def vllm_by_trl(config: RunConfig) -> dict[str, Any]:
 
 
 def refuse_missing_trackers(names: list[str]) -> None:
-    """Raise RuntimeError that says what to install for a tracker that is not there."""
+    """Raise ValueError for an unknown tracker, RuntimeError for one that is not installed."""
+    for name in names:
+        refuse_unknown("tracker", name, list(TRACKERS))
     missing = [n for n in names if n != "none" and importlib.util.find_spec(n) is None]
     if missing:
         raise RuntimeError(

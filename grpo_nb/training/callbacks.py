@@ -106,8 +106,9 @@ class StepCallback(TrainerCallback):
     def _obey(self, args: Any, state: Any, control: Any) -> None:
         """Save and stop where that is due or asked for."""
         step, controls = state.global_step, self.trainer.controls
-        whole = step * args.gradient_accumulation_steps % _generate_every(args) == 0
-        if not whole:  # its completions are still in use: a checkpoint would lose them
+        if not generation_is_used_up(
+            args, step
+        ):  # its completions are still in use: a checkpoint would lose them
             return
         due = step - max(self.saved, 0) >= self.settings.save_steps or step == args.max_steps
         if ranks.anywhere(controls.stop.is_set()) or self.failure:
@@ -157,7 +158,8 @@ class StepCallback(TrainerCallback):
         patience = self.settings.early_stop_evals
         if patience and since_best >= patience:
             print(f"step {step}: no better in {patience} validations; the training ends here")
-            control.should_training_stop = control.should_save = True
+            control.should_training_stop = True
+            control.should_save = generation_is_used_up(self.trainer.args, step)
         return figures
 
     def _figures(self) -> dict[str, float]:
@@ -196,9 +198,10 @@ class StepCallback(TrainerCallback):
         return lines
 
 
-def _generate_every(args: Any) -> int:
-    """Micro-batches that one generation serves."""
-    return args.steps_per_generation * args.num_iterations
+def generation_is_used_up(args: Any, step: int) -> bool:
+    """Whether the step after this one samples: a checkpoint holds no completions."""
+    every = args.steps_per_generation * args.num_iterations  # micro-batches
+    return step * args.gradient_accumulation_steps % every == 0
 
 
 def random_state() -> tuple[Any, ...]:

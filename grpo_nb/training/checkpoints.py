@@ -31,8 +31,10 @@ FREE = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
     *("logging_dir", "per_device_eval_batch_size", "ddp_timeout"),
     *("vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "deepspeed", "fsdp", "fsdp_config"),
-    *("accelerator_config", "parallelism_config", "ddp_find_unused_parameters"),
+    *("accelerator_config", "parallelism_config", "ddp_find_unused_parameters", "hub_token"),
+    *("policy.gpu_memory_utilization", "policy.standby"),
 )
+NAMES = {"generation_batch_size": "the completions of a step"}
 
 
 class Resumption:
@@ -44,8 +46,7 @@ class Resumption:
         args: Of the training that is asked for.
 
     Raises:
-        ValueError: It was cut off with other settings and `train.resume` is "auto", or there is
-            no step left and it is "always".
+        ValueError: It was cut off with other settings, and `train.resume` is "auto".
     """
 
     def __init__(self, stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> None:
@@ -67,12 +68,14 @@ class Resumption:
                     f"({', '.join(changed)}): set train.resume = 'always' to go on from them, or "
                     "'never' to begin again"
                 )
-            if steps >= self.max_steps:
-                raise ValueError(
-                    f"all {steps} steps of this run were trained, so there is none to go on with: "
-                    "raise train.max_steps, or set train.resume = 'never' to begin again"
-                )
-            return f"goes on after step {steps} of {self.max_steps}", False
+            return self._goes_on(steps), False
+        if (
+            state
+            and steps >= self.max_steps
+            and resume == "auto"
+            and state["settings"] == self.known
+        ):
+            return self._goes_on(steps), False  # finished; its stage may not be, and asks again
         note = f"begins at step 1 of {self.max_steps}"
         if not (place := aside(self.folder)):
             return note, True
@@ -82,6 +85,12 @@ class Resumption:
         if longer and steps < self.max_steps:
             note += f". To train it on to {self.max_steps} steps: train.resume = 'always'"
         return note, True
+
+    def _goes_on(self, steps: int) -> str:
+        if steps < self.max_steps:
+            return f"goes on after step {steps} of {self.max_steps}"
+        again = "train.resume = 'never' trains them again"
+        return f"all {steps} steps are trained, and their adapter is handed on; {again}"
 
     def begin(self) -> Path | None:
         """Make room, or forget what came after the newest whole checkpoint; return that."""
@@ -98,19 +107,23 @@ class Resumption:
         write_json(self.folder / "state.json", {"finished": finished, "settings": self.known})
 
 
-def fingerprint(stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> dict[str, Any]:
-    """What a training depends on: model, arguments, rewards and rows."""
-    sections = {"model": stage.config.model, "policy": stage.config.policy}
+def fingerprint(stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> dict[str, str]:
+    """What a training depends on, as text: model, arguments, rewards and rows."""
+    config = stage.config
+    sections = {"model": config.model, "policy": config.policy}
     known = {f"{k}.{name}": v for k, of in sections.items() for name, v in of.model_dump().items()}
+    known = {name: value for name, value in known.items() if name not in FREE}
     for field in fields(args):
         default = field.default_factory() if callable(field.default_factory) else field.default
         value = getattr(args, field.name)
         if field.name not in FREE and (default is MISSING or value != default):
-            known[setting_of(field.name)] = value
-    known |= {"train.max_steps": args.max_steps, "the rewards": reward_lab.fingerprint(rewards)}
+            known[NAMES.get(field.name, setting_of(field.name))] = value
+    held_out = config.train.eval_prompts if config.train.eval_steps else 0
+    known |= {"train.max_steps": args.max_steps, "the prompts held out to validate on": held_out}
+    known["the rewards"] = reward_lab.fingerprint(rewards)
     rows = stage.run / "data/train.parquet"
     known["data/train.parquet"] = sha256(rows) if rows.is_file() else ""  # rows of a caller's own
-    return json.loads(json.dumps(known, default=str))
+    return {name: str(value) for name, value in known.items()}
 
 
 def save_trained(model: Any, folder: Path, **gathered: Any) -> None:
@@ -155,8 +168,9 @@ def damage(checkpoint: Path) -> str:
 
 
 def steps_of(folder: Path) -> list[int]:
-    """The steps of the checkpoints, oldest first."""
-    return sorted(map(step_of, folder.glob("checkpoint-*")))
+    """The steps of the checkpoints, oldest first; a copy under another name is none."""
+    names = [path.name.partition("-")[2] for path in folder.glob("checkpoint-*")]
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def step_of(checkpoint: Path | None) -> int:
@@ -164,18 +178,18 @@ def step_of(checkpoint: Path | None) -> int:
 
 
 def trained_steps(folder: Path) -> int:
-    """The last step that a sealed checkpoint holds; 0 without one."""
-    sealed = [path.parent for path in folder.glob(f"checkpoint-*/{SEAL}")]
-    return max(map(step_of, sealed), default=0)
+    """The last step that a whole checkpoint holds; 0 without one."""
+    whole = [step for step in steps_of(folder) if not damage(folder / f"checkpoint-{step}")]
+    return max(whole, default=0)
 
 
 def newest(folder: Path, say: Callable[[str], None] = print) -> Path | None:
-    """The newest whole checkpoint, or None; says which damaged ones it skipped."""
+    """The newest whole checkpoint, or None; removes newer ones that are not, and says so."""
     for step in reversed(steps_of(folder)):
         checkpoint = folder / f"checkpoint-{step}"
         if not (wrong := damage(checkpoint)):
             return checkpoint
-        say(f"{checkpoint.name} is damaged ({wrong}): skipped")
+        say(f"{checkpoint.name} is damaged ({wrong}): removed, it is trained again")
         shutil.rmtree(checkpoint)
     return None
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from grpo_nb.reward_lab.pilot import passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import completion_text
 from grpo_nb.runs import Run, atomic_path
+from grpo_nb.runs.files import read_json
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +41,7 @@ def keep_until(folder: Path, steps: int) -> None:
     """Forget what came after a checkpoint, for it will come again.
 
     Args:
-        folder: The run's train/: metrics, alerts and completions.
+        folder: The run's train/: metrics, alerts, completions and the best adapter.
         steps: That the checkpoint holds.
     """
     for name in ("metrics.jsonl", "health.jsonl"):
@@ -47,6 +49,9 @@ def keep_until(folder: Path, steps: int) -> None:
         kept = [line for line in lines if line["step"] <= steps]
         with atomic_path(folder / name) as temporary:
             temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    best = folder / "best"
+    if (best / "eval.json").is_file() and read_json(best / "eval.json")["step"] > steps:
+        shutil.rmtree(best)
     for path in (folder / "completions").glob("*.parquet"):
         if int(path.stem.rpartition("_")[2]) > steps:
             path.unlink()

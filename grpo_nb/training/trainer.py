@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import trl
-from transformers.trainer_callback import PrinterCallback, TrainerCallback
+from transformers.trainer_callback import PrinterCallback, TrainerCallback, TrainerState
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
+from grpo_nb import models
 from grpo_nb.models import Policy, sharded
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import in_thread, is_async, waits
@@ -30,7 +31,11 @@ from grpo_nb.rewards.contract import exits_are_errors
 from grpo_nb.runs import Check, Stage, atomic_path
 from grpo_nb.training import checkpoints, fast_cpu, health, metrics, preflight, ranks
 from grpo_nb.training.arguments import expected
-from grpo_nb.training.callbacks import StepCallback, restore_random_state
+from grpo_nb.training.callbacks import (
+    StepCallback,
+    generation_is_used_up,
+    restore_random_state,
+)
 from grpo_nb.training.checkpoints import AGAIN, adaptive_rewards, save_trained
 from grpo_nb.training.updates import Controls, Progress, Watcher, stop_on_signals
 from grpo_nb.training.validation import Validation, hold_out
@@ -71,6 +76,11 @@ class Trainer(GRPOTrainer):
         self.policy, self.rewards, self.stage = policy, rewards, stage
         self.folder = stage.run / "train"
         config = stage.config
+        if Path(args.output_dir) != self.folder:
+            raise ValueError(
+                f"args.output_dir = {args.output_dir!r}: a run keeps its training in "
+                f"{self.folder}; leave it as grpo_config made it, or take another run_name"
+            )
         count = config.train.eval_prompts if config.train.eval_steps else 0
         train_rows, self.validation_rows = hold_out(rows, count)
         self.resumption = checkpoints.Resumption(stage, rewards, args)
@@ -135,9 +145,12 @@ class Trainer(GRPOTrainer):
             checkpoint = ranks.from_main(self._begin)
             self.steps.watch = self._watch_so_far()
             try:
-                output = super().train(resume_from_checkpoint=checkpoint and str(checkpoint))
+                if checkpoints.step_of(checkpoint) >= self.args.max_steps:
+                    output = self._return_to(checkpoint)
+                else:
+                    output = super().train(resume_from_checkpoint=checkpoint and str(checkpoint))
             except Exception as error:
-                self._keep_last_step()
+                self._keep_last_step(error)
                 self._explain(error)
                 raise
             finally:  # the notebook's kernel lives on, and so does this trainer
@@ -145,11 +158,19 @@ class Trainer(GRPOTrainer):
                 self._step = 0
         if self.steps.failure:
             raise RuntimeError(f"{self.steps.failure}. {AGAIN}")
-        if ranks.anywhere(bool(signals)):
-            raise KeyboardInterrupt(f"stopped after step {self.state.global_step}; {AGAIN}")
-        self.gather_weights()
-        ranks.from_main(self._finish)
+        interrupted, step = ranks.anywhere(bool(signals)), self.state.global_step
+        if step == self.args.max_steps or not interrupted:
+            self.gather_weights()
+            ranks.from_main(self._finish)
+        if interrupted:
+            raise KeyboardInterrupt(f"stopped after step {step}; {AGAIN}")
         return output
+
+    def _return_to(self, checkpoint: Path) -> TrainOutput:
+        """All steps are trained, and what came after them was cut off: take the last's weights."""
+        models.load_weights(self.policy, checkpoint)
+        self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        return TrainOutput(self.state.global_step, math.nan, {})
 
     def _begin(self) -> Path | None:
         checkpoint = self.resumption.begin()
@@ -162,18 +183,22 @@ class Trainer(GRPOTrainer):
             watch.feed(line)
         return watch
 
-    def _keep_last_step(self) -> None:
+    def _keep_last_step(self, error: Exception) -> None:
         """Save a checkpoint of the last whole step, after an error in the one that followed.
 
         Not with several processes: the others are in another place, or gone.
         """
-        done = self.state.global_step in (0, self.steps.saved)
-        if ranks.count() > 1 or done or self.steps.random_state is None:
+        step = self.state.global_step
+        known = step in (0, self.steps.saved) or not generation_is_used_up(self.args, step)
+        if ranks.count() > 1 or known or self.steps.random_state is None:
             return
         restore_random_state(self.steps.random_state)
         self.model.zero_grad()
-        self._save_checkpoint(self.model, None)
-        self.steps.on_save(self.args, self.state, self.control)
+        try:
+            self._save_checkpoint(self.model, None)
+            self.steps.on_save(self.args, self.state, self.control)
+        except Exception as second:  # such as a full disk: the first error is what is raised
+            error.add_note(f"step {step} could not be kept: {second}")
 
     def _explain(self, error: Exception) -> None:
         kept = checkpoints.trained_steps(self.folder)

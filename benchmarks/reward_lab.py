@@ -2,8 +2,8 @@
 
     python benchmarks/reward_lab.py
 
-A pilot of 64 prompts x 8 completions of the tiny base model, once sampled and once read from
-its cache; then the whole of it scored again by the math preset with table and widgets brought
+Baseline rollouts of the tiny base model (64 prompts x 8 completions), once sampled and once read
+from their cache; then all of them scored again by the math preset with table and widgets brought
 up to date, one edit, one move of a slider, and the verdict.
 """
 
@@ -56,8 +56,8 @@ def main() -> None:
     texts = iter(f"<answer>{number}</answer>" for number in range(TIMES))
     weights = iter(number / 8 for number in range(1, TIMES + 1))
     figures = {
-        "pilot sampled, model loaded": time.perf_counter() - started,
-        "pilot read from its cache": seconds(lambda: pilot.sample(run, rows[:64], config)),
+        "rollouts sampled, model loaded": time.perf_counter() - started,
+        "rollouts read from their cache": seconds(lambda: pilot.sample(run, rows[:64], config)),
         "512 completions scored and shown": seconds(lambda: lab.use(rewards)),
         "one completion edited": seconds(lambda: setattr(lab.text, "value", next(texts))),
         "one slider moved": seconds(lambda: setattr(lab.sliders[0], "value", next(weights))),

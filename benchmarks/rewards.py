@@ -2,7 +2,7 @@
 
     python benchmarks/rewards.py [GSM8K.jsonl]
 
-Golds are those of the file, or of the built-in arithmetic set. Each is written in many
+Reference answers are those of the file, or of the built-in arithmetic set. Each is written in many
 right and wrong ways; correctness has to tell them apart. Throughput is a ratio to
 math-verify on the same rows, in the same run. Floods are of a megabyte each.
 """

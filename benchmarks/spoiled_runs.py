@@ -42,7 +42,7 @@ SHOWN += ("frac_reward_zero_std", "completions/clipped_ratio", "entropy", "grad_
 
 
 def train(name: str) -> Run:
-    """Notebooks 1 to 3 in runs/spoiled-<name>; what is there already is trained anew."""
+    """Notebooks 1 to 3 in runs/spoiled-<name>; what is there already is trained again."""
     settings, rewards, _ = RUNS[name]
     settings = COMMON | settings | {"train.resume": "never"}
     if rewards:

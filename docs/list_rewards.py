@@ -76,7 +76,7 @@ def helpful(prompts, completions, **_):
     return [mark["score"] for mark in marks]
 ```
 
-Both can be talked round: probe them before you trust them.
+Both can be persuaded: attack them before you trust them.
 """
 
 

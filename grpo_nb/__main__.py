@@ -218,7 +218,7 @@ def _add_after(commands: argparse._SubParsersAction) -> None:
     add("--to", type=Path, required=True, metavar="ANSWERS.jsonl")
     add("--model", default="merged", help="merged (default), adapter or base")
     add("--question-column", default="", metavar="NAME", help="default: the run's")
-    add("--answer-column", default="", metavar="NAME", help="golds, to be scored")
+    add("--answer-column", default="", metavar="NAME", help="reference answers, to score by")
     add("--temperature", type=float, default=0.0, help="default: 0, greedy")
     add("--seed", type=int, default=0, help="of the sampling; default: 0")
     add("--batch-size", type=int, default=64, help="default: 64")
@@ -234,7 +234,7 @@ def _add_settings(add: Callable) -> None:
 
 def _port(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 2**16:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: give a number from 1 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 1 to 65535")
     return int(text)
 
 

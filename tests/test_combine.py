@@ -154,7 +154,7 @@ FAULTY = {
     "the weight of exact_match_reward is nan": ONE + "reward_weights = [float('nan')]",
     "the weight of exact_match_reward is True": ONE + "reward_weights = [True]",
     "two rewards are named 'exact_match_reward'": ONE + "reward_funcs *= 2",
-    "reward_funcs = .. is no list of functions": ONE + "reward_funcs = []",
+    "reward_funcs = .. is not a list of functions": ONE + "reward_funcs = []",
     "line 1 cannot be loaded: ModuleNotFound": "import no_such_module",
     "line 1 cannot be loaded: SystemExit": "raise SystemExit(0)",
     "rewards.py cannot be loaded: SyntaxError": "def f(:",

@@ -204,7 +204,7 @@ def test_batches(arguments, batch):
         ((3, 4, 8, 8), "take 4 prompts"),
         ((0, 8, 8), "0 prompts x 8"),
         ((4, 1, 8), "a group has at least 2"),
-        ((4, 8, 0), "in passes of 0"),
+        ((4, 8, 0), "in micro-batches of 0"),
     ],
 )
 def test_a_batch_that_cannot_be_is_refused_with_the_nearest(arguments, message):

@@ -116,7 +116,7 @@ def test_shards_read_back_as_one_model(run):
     files = {path.name for path in folder.iterdir()}
     assert {"chat_template.jinja", "generation_config.json", "tokenizer.json"} <= files
     (folder / shards[2]).unlink()
-    with pytest.raises(FileNotFoundError, match=f"lacks {shards[2]}: it is no whole model"):
+    with pytest.raises(FileNotFoundError, match=f"lacks {shards[2]}: the model is incomplete"):
         export.check_complete(folder)
 
 
@@ -194,7 +194,7 @@ def test_a_merge_gone_wrong_is_caught_and_not_put_in_place(run, monkeypatch, fau
 
 def test_a_merge_that_fails_the_gate_is_put_in_place_by_force_alone(run, monkeypatch):
     monkeypatch.setattr(merging, *damage(drop_a_delta))
-    with pytest.raises(ValueError, match="force = True exports it all the same"):
+    with pytest.raises(ValueError, match="force = True exports it anyway"):
         merge(run)
     (check,) = run.manifest()["04"]["checks"]
     assert check["state"] == "stop" and check["evidence"].startswith("KL adapter to merged ")

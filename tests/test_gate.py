@@ -210,7 +210,7 @@ WRONG = {
     "defines no reward": "def helper(text): return 1",
     "1 reward_weights for 3 reward_funcs, which are judge, brief, right": f"{OWN}{LISTED}"
     "reward_weights = [1]",
-    "'right', 1 is no list of functions|is no list of functions": f"{OWN}reward_funcs = ['right']",
+    "is not a list of functions": f"{OWN}reward_funcs = ['right']",
     "both may be rewards to train with or parts": f"{OWN}both = rewards.gated(brief, by=brief)",
     "the weight of right is nan": f"{OWN}reward_funcs, reward_weights = [right], [float('nan')]",
     "two rewards are named 'brief'": f"{OWN}reward_funcs = [brief, brief]",

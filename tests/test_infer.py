@@ -225,7 +225,7 @@ def test_wrong_input_is_refused_before_a_model_is_loaded(
         return capsys.readouterr().err
 
     base = ("--model", "base")
-    assert "nowhere.csv is no file" in refused("nowhere.csv", *base)
+    assert "nowhere.csv is not a file" in refused("nowhere.csv", *base)
     assert "the row has a, b, sum, ask" in refused(str(questions), *base)
     asked = (str(questions), "--question-column", "ask")
     assert "has no column 'gold'; it has a, b, sum, ask" in refused(

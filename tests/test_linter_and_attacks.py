@@ -73,7 +73,7 @@ def test_an_attack_that_wins_on_one_row_of_many_is_no_winner():
     fooled = Bench(reward_set([(lifted(once, "once"), 1.0)]))
     assert reward_lab.probe(fooled, many).winners == []
     assert reward_lab.probe(fooled, many[:3]).winners == ["plea for full marks"]
-    with pytest.raises(ValueError, match="every row has the gold '85'"):
+    with pytest.raises(ValueError, match="every row has the reference answer '85'"):
         reward_lab.probe(fooled, many[:1])
 
 
@@ -103,7 +103,7 @@ def test_a_line_that_is_no_case_is_refused_with_its_place(stage, tmp_path, line)
     with pytest.raises(FileNotFoundError, match=r"rewards.cases: .*own.jsonl does not exist"):
         reward_lab.judge(CORRECT, ROWS, PILOT, stage)
     (tmp_path / "own.jsonl").write_text(f'{{"attack": "a", "completion": "b"}}\n\n{line}\n')
-    with pytest.raises(ValueError, match=r"own.jsonl, line 3: .* is no case"):
+    with pytest.raises(ValueError, match=r"own.jsonl, line 3: .* is not a case"):
         reward_lab.judge(CORRECT, ROWS, PILOT, stage)
 
 

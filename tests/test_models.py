@@ -102,7 +102,7 @@ def test_a_4bit_policy_without_vllms_plugin_warns_and_does_without(monkeypatch):
     """vLLM has had bitsandbytes in a package of its own since 0.28."""
     monkeypatch.setattr("grpo_nb.models.policy.cuda_available", lambda: True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name == "vllm" else None)
-    with pytest.warns(UserWarning, match="transformers generates, for vLLM needs the package vllm"):
+    with pytest.warns(UserWarning, match="transformers generates, since vLLM needs the package"):
         assert models.use_vllm(ModelConfig()) is False
 
 
@@ -333,7 +333,7 @@ def test_weights_that_do_not_fit_are_refused(trained, tmp_path):
         models.load_weights(policy, adapter)
     with pytest.raises(FileNotFoundError, match=r"holds no .safetensors"):
         models.load_weights(policy, tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"no adapter_config.json: it is no saved adapter"):
+    with pytest.raises(FileNotFoundError, match=r"no adapter_config.json: it is not a saved"):
         models.load_weights(policy, project_path(TINY))
     other = shutil.copytree(adapter, tmp_path / "adapter") / "adapter_config.json"
     other.write_text(other.read_text().replace("tiny_base", "task_base"))

@@ -87,7 +87,7 @@ def test_the_summary_says_what_training_will_meet():
     assert figures.pop("because") == "17% of the completions ran into 8 tokens"
     expected = {f"prompts {kind}": 1 for kind in ("never solved", "always solved", "to keep")}
     expected |= {"prompts": 3, "completions per prompt": 2, "pass@1": 0.5, "pass@2": 2 / 3}
-    expected |= {"share of groups without signal": 2 / 3, "share truncated": 1 / 6}
+    expected |= {"share of zero-advantage groups": 2 / 3, "share truncated": 1 / 6}
     expected |= {f"completion tokens, {name}": 4 for name in ("mean", "p95", "max")}
     expected |= {"predicted seconds per step": 64 * 1.5, "max_completion_length": 8}
     assert figures == pytest.approx(expected | {"recommended max_completion_length": 16})
@@ -99,7 +99,7 @@ def test_the_summary_says_what_training_will_meet():
         ({}, ["ok", "ok"]),
         ({"pass@1": 0.0}, ["warning", "ok"]),
         ({"pass@1": 1.0}, ["warning", "ok"]),
-        ({"share of groups without signal": 1.0}, ["stop", "ok"]),
+        ({"share of zero-advantage groups": 1.0}, ["stop", "ok"]),
         ({"recommended max_completion_length": 40}, ["ok", "warning"]),
         ({"recommended max_completion_length": 40, "share truncated": 0.01}, ["ok", "ok"]),
         ({"recommended max_completion_length": 40, "share truncated": 0.01,
@@ -107,7 +107,7 @@ def test_the_summary_says_what_training_will_meet():
     ],
 )  # fmt: skip
 def test_the_checks_of_base_and_length(figures, states):
-    known = {"pass@1": 0.5, "share of groups without signal": 0.5, "max_completion_length": 32}
+    known = {"pass@1": 0.5, "share of zero-advantage groups": 0.5, "max_completion_length": 32}
     known |= {"recommended max_completion_length": 32, "share truncated": 0.1}
     checks = pilot.checks(known | {"completion tokens, p95": 24.0} | figures)
     assert [check.name for check in checks] == ["base model", "completion length"]

@@ -1,4 +1,4 @@
-"""The worst step done first: what it finds, and that it leaves no trace."""
+"""A dry run of the largest step: what it finds, and that it leaves no trace."""
 
 import copy
 import re

@@ -164,4 +164,4 @@ def test_a_list_that_lacks_something_is_told(change, message):
 def test_what_is_no_port_is_refused(command, port, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([*command, f"--port={port}"])
-    assert f"{port!r} is no port: give a number from 1 to 65535" in capsys.readouterr().err
+    assert f"{port!r} is not a port: give a number from 1 to 65535" in capsys.readouterr().err

@@ -176,7 +176,7 @@ def test_tolerance_is_an_option_with_a_name_of_its_own():
 def test_a_gold_that_is_no_number_gives_none_and_too_many_of_them_raise():
     func = rewards.numeric_correctness_reward
     assert one(func, GOOD, answer="eighty-five") is None
-    with pytest.raises(RuntimeError, match=r"could not score 30 of 30 .* 'many' is no number"):
+    with pytest.raises(RuntimeError, match=r"could not score 30 of 30 .* 'many' is not a number"):
         score_all(func, [GOOD] * 30, answer="many")
 
 

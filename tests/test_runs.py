@@ -84,7 +84,7 @@ def test_a_run_is_found_by_its_name_its_folder_and_its_file(runs_dir):
     run = finish("01")
     for given in ("r", str(run.path), str(run / "config.yaml")):
         assert find_run(given).path == run.path
-    with pytest.raises(FileNotFoundError, match=r"x is no run: neither it nor .*/x holds a mani"):
+    with pytest.raises(FileNotFoundError, match=r"x is not a run; neither it nor .*/x holds a m"):
         find_run("x")
 
 

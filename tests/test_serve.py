@@ -205,4 +205,4 @@ def test_a_port_in_use_and_a_run_that_is_none_are_named(run, capsys):
         assert main(["serve", str(run.path), "--port", str(port)]) == 1
     assert f"port {port} is taken" in capsys.readouterr().err
     assert main(["serve", "runs/nowhere"]) == 2
-    assert "runs/nowhere is no run" in capsys.readouterr().err
+    assert "runs/nowhere is not a run" in capsys.readouterr().err

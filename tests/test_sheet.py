@@ -37,7 +37,7 @@ def test_nothing_that_a_model_or_a_name_says_becomes_markup():
 def test_none_no_signal_no_answer_and_cuts_are_shown():
     page = sheet_of("2", "2")
     assert page.count("<td>None<small>because of") == 2
-    assert "no signal" in page and "no signal" not in sheet_of("2", "3")
+    assert "zero advantage" in page and "zero advantage" not in sheet_of("2", "3")
     page = sheet_of("<answer>" + "$" * 100_000, "")
     assert page.count("$") == SHOWN_CHARACTERS - 9  # the tag, and the …
     assert page.count("<i>none</i>") == 2 and "$…" in page

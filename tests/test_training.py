@@ -238,7 +238,7 @@ def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_di
     groups = policy.generate(prompts[:64], max_completion_length=32, temperature=1.0, seed=1)
     begin = MATH.reference({"answer": "7"})[:16]
     assert np.mean([group[0].text.startswith(begin) for group in groups]) > 0.7
-    assert said.startswith("60 supervised steps: loss")
+    assert said.startswith("60 SFT warm-up steps: loss")
     about = json.loads((run / "warm_up/about.json").read_text())
     assert about["loss_last"] < about["loss_first"] / 3
     again = models.load_policy(config.model, config.seed)

@@ -4,13 +4,12 @@ import ast
 import inspect
 import re
 
-import pandas as pd
 import pytest
 
 from grpo_nb import data
 from grpo_nb.data.validate import REMEDIES
 from grpo_nb.reward_lab import attacks, gate, linter, pilot
-from grpo_nb.runs import PROJECT_ROOT
+from grpo_nb.runs import PROJECT_ROOT, Check, checks
 from grpo_nb.training import health, preflight
 
 PAGE = (PROJECT_ROOT / health.PAGE).read_text(encoding="utf-8")
@@ -85,12 +84,10 @@ def test_links_within_the_page_lead_somewhere():
 def test_an_alert_carries_its_section():
     lines = [{"step": 1, "reward": None}]
     (alert,) = health.examine(lines, health.Expected({"right": (1.0, 0.0, 1.0)}))
-    assert alert.see == "docs/troubleshooting.md#not-a-number"
-    assert alert._asdict()["see"] == alert.see  # as in train/health.jsonl
-    assert alert.see in health.summary([alert])
+    assert alert.fix.endswith("; see docs/troubleshooting.md#not-a-number")
+    assert alert.fix in health.summary([alert])
 
 
 def test_a_refusal_carries_the_sections():
-    checks = pd.DataFrame([preflight.Check("disk", "stop", "seen", "do; see x#disk")])
-    with pytest.raises(RuntimeError, match="see x#disk"):
-        preflight.refuse(checks)
+    with pytest.raises(ValueError, match="see x#disk"):
+        checks.refuse([Check("disk", "stop", "seen", "do; see x#disk")])

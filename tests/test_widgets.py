@@ -64,8 +64,8 @@ def test_a_group_without_signal_is_marked(lab):
     for number in range(4):
         lab.number.value = number
         lab.text.value = "the same"
-    assert "no signal" in lab.view.value
-    assert lab.summary.value.startswith("2 of 3 groups carry a signal")
+    assert "zero advantage" in lab.view.value
+    assert lab.summary.value.startswith("2 of 3 groups have advantages")
 
 
 def test_an_edited_completion_is_scored_and_can_be_undone(lab):

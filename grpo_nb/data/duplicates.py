@@ -1,4 +1,4 @@
-"""The same question twice: exactly, nearly, or with another gold. Hashes only, no texts kept.
+"""The same question twice: exactly, nearly, or with another answer. Hashes only, no texts kept.
 
 Near-duplicates have the same numbers and share most of their runs of three words, by MinHash:
 "What is 47 + 38?" and "What is 47 + 39?" are two problems, however alike they read.
@@ -18,7 +18,7 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def fingerprints(checked: Sequence[Checked]) -> tuple[pd.DataFrame, np.ndarray]:
-    """What is compared: hashes of question, gold and numbers; MinHashes [rows, PERMUTATIONS]."""
+    """What is compared: hashes of question, answer, numbers; MinHashes [rows, PERMUTATIONS]."""
     from rensa import RMinHash
 
     keys = [_key(one.row["prompt"]) for one in checked]

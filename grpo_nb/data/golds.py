@@ -1,4 +1,4 @@
-"""The gold of a row: found in its cell, and checked to be of the kind that rewards compare."""
+"""The reference answer of a row: found in its cell, and checked to be of its kind."""
 
 import ast
 import json
@@ -21,7 +21,7 @@ FORMATS: dict[str, Callable[[str], str | None]] = {
 
 
 def gold_finder(answer_format: str) -> Callable[[Any], str]:
-    r"""What finds the gold in a cell, or gives ""; ValueError for an unknown format.
+    r"""What finds the reference answer in a cell, or gives ""; ValueError for an unknown format.
 
     >>> gold_finder("regex:= (\\d+)")("2 + 2 = 4"), gold_finder("json:a.0")('{"a": [7]}')
     ('4', '7')
@@ -70,7 +70,7 @@ def as_text(cell: Any) -> str:
 
 
 def letter_of(cell: Any, text: str, choices: Sequence[str]) -> str:
-    """The letter of the choice that a gold names by letter, text, or place (from 0); or "".
+    """The letter of the choice that an answer names by letter, text, or place (from 0); or "".
 
     >>> [letter_of(cell, str(cell), ["4", "1", "red"]) for cell in (1, "1", "c", "red", "2", 9)]
     ['B', 'B', 'C', 'C', 'C', '']
@@ -95,7 +95,7 @@ PLAIN: dict[str, Callable[[str], Any]] = {
 
 
 def plain_gold(gold: str, kind: str) -> Any:
-    """The gold in a form that is equal for equal golds; None where it is not of its kind.
+    """The answer in a form that is the same for equal ones; None where it is not of its kind.
 
     >>> plain_gold("$1,875.00", "number"), plain_gold("about a dozen", "number")
     (Fraction(1875, 1), None)

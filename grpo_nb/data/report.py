@@ -44,7 +44,7 @@ class Drops:
 
 
 def figures(tokens: np.ndarray, drops: Drops) -> dict[str, Any]:
-    """Share of golds that parse; lengths of all prompts, and the cap that keeps 99 % of them."""
+    """Share of reference answers that parse; prompt lengths, and the cap that keeps 99 %."""
     unparsed = drops.reasons.get(GOLD, {"count": 0})["count"]
     counts, edges = np.histogram(tokens, bins=min(40, int(np.ptp(tokens)) + 1))
     p50, p95, p99 = (int(np.percentile(tokens, p, method="higher")) for p in (50, 95, 99))

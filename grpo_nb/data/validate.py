@@ -3,7 +3,7 @@
 A prepared row: {"prompt": [system, user], "question": "What is 47 + 38?", "answer": "85"} and
 the columns passed on to the rewards. A raw row may have a question and an answer under any
 names; a chat (a list of {"role", "content"}) for a question, whose turns are kept as they are;
-`choices`, put below the question as A, B, C…, the gold becoming a letter; `context` (a text)
+`choices`, put below the question as A, B, C…, the answer becoming a letter; `context` (a text)
 and `sources` (a list, numbered [1], [2]…), put above the question; `tests` of code.
 """
 
@@ -34,7 +34,7 @@ REMEDIES = {
     MISSING: "name the columns with data.question_column, data.answer_column, data.extra_columns",
     TYPE: "make it a text, or a chat of roles and contents that ends with the user's turn",
     EMPTY: "fill the cell, or leave the row out",
-    GOLD: "say where the gold stands with data.answer_format, what it is with data.answer_kind",
+    GOLD: "say where the answer is with data.answer_format, and what with data.answer_kind",
     TEXT: "read the source in the encoding it was written in, and save it as UTF-8",
     TEMPLATE: "correct the text or the turns, or leave the row out",
     LONG: "raise data.max_prompt_tokens and model.max_seq_length as far as the model's context",
@@ -63,7 +63,7 @@ class Fault(Exception):
 
 
 class Checked(NamedTuple):
-    """A prepared row, with its number in the source and its gold in plain form."""
+    """A prepared row, with its number in the source and its reference answer in plain form."""
 
     number: int
     row: Row

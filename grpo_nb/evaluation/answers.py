@@ -62,16 +62,16 @@ def answer_file(
     """Ask every row of a file, going on where a call with the same settings was cut off.
 
     A line of the target: row (its number in the source), question, completion, answer (as
-    extracted), tokens, truncated; where the row has a gold also gold, each reward, and reward
-    (their weighted total). What cannot be asked has a `fault` alone; a gold that cannot be used
-    is one as well, beside the answer.
+    extracted), tokens, truncated; where the row has a reference answer also gold (that answer),
+    each reward, and reward (their weighted total). What cannot be asked has a `fault` alone; a
+    reference answer that cannot be used is one as well, beside the answer.
 
     Args:
         source: CSV, TSV, JSON, JSON lines, Parquet or Arrow.
         target: JSON lines; `<target>.settings.json` beside it says what it was begun with.
         model: "merged", or "adapter" or "base" in the weights of the training.
         question_column: Default: as in the run's data.
-        answer_column: Of the golds; default: as in the run's data, where the source has it.
+        answer_column: Reference answers; default: as in the run's data, where the source has it.
         engine: As `open_engine` takes it.
 
     Returns:
@@ -110,7 +110,7 @@ def _questions(
 ) -> DataConfig:
     """The run's data settings, for this file."""
     if not source.is_file():
-        raise FileNotFoundError(f"{source} is no file: give a table of questions")
+        raise FileNotFoundError(f"{source} is not a file: give a table of questions")
     change = {"source": str(source.resolve()), "max_rows": 0, "priming_rows": 0}
     change["question_column"] = question or config.data.question_column
     change["answer_column"] = answer or config.data.answer_column
@@ -202,7 +202,7 @@ def _resume(target: Path, begun: dict[str, Any], total: int) -> int:
 
 
 class _Asker(NamedTuple):
-    """Answers batches of rows, and scores them where they have a gold."""
+    """Answers batches of rows, and scores them where they have a reference answer."""
 
     config: RunConfig
     data: DataConfig
@@ -247,7 +247,7 @@ class _Asker(NamedTuple):
         return row
 
     def _score(self, rows: dict[int, sources.Row], lines: list[Line]) -> None:
-        """Gold, rewards and their total into the lines of the rows that have a gold."""
+        """Reference answer, rewards and their total, into the lines of rows that have one."""
         if not rows:
             return
         names = {name for row in rows.values() for name in row}  # a choice may lack in one
@@ -278,7 +278,7 @@ def _write(target: Path, asker: _Asker, done: int, total: int) -> None:
 
 
 def _summary(target: Path, names: list[str]) -> str:
-    """How many rows and faults, and each reward's mean over the rows that have a gold."""
+    """How many rows and faults, and each reward's mean over rows with a reference answer."""
     seen = Counter()
     with target.open(encoding="utf-8") as file:
         for line in map(json.loads, file):

@@ -62,7 +62,7 @@ def merge(stage: Stage, *, force: bool = False) -> tuple[Path, Check]:
         if check.state != "ok" and not force:
             raise ValueError(
                 f"the merged model fails the parity gate ({check.evidence}) and is not put in "
-                f"place. {check.fix}. force = True exports it all the same"
+                f"place. {check.fix}. force = True exports it anyway"
             )
     return folder, check
 
@@ -151,7 +151,7 @@ def check_complete(folder: Path) -> Path:
     missing = sorted(name for name in needed if not (folder / name).exists())
     if missing:
         raise FileNotFoundError(
-            f"{folder} lacks {', '.join(missing)}: it is no whole model. Run "
+            f"{folder} lacks {', '.join(missing)}: the model is incomplete. Run "
             "04_merge_and_infer (--from 04) again"
         )
     return folder

@@ -199,7 +199,7 @@ def _adapter_config(folder: Path) -> dict[str, Any]:
     path = folder / "adapter_config.json"
     if not path.is_file():
         raise FileNotFoundError(
-            f"{folder} holds no adapter_config.json: it is no saved adapter; run 03_train_grpo"
+            f"{folder} holds no adapter_config.json: it is not a saved adapter; run 03_train_grpo"
         )
     return json.loads(path.read_text(encoding="utf-8"))
 

@@ -116,7 +116,7 @@ def use_vllm(config: ModelConfig, policy: PolicyConfig = DEFAULT) -> bool:
     if config.fast_inference == "vllm" and missing:
         raise RuntimeError(f"model.fast_inference = 'vllm' needs {missing}: set it to 'detect'")
     if wanted and missing.startswith(BNB_PLUGIN):
-        warnings.warn(f"transformers generates, for vLLM needs {missing}", stacklevel=2)
+        warnings.warn(f"transformers generates, since vLLM needs {missing}", stacklevel=2)
     if config.quantization == "fp8" and (lacking := missing or _fp8_lacks(wanted)):
         raise RuntimeError(
             f"model.quantization = 'fp8' needs {lacking}: set it to '16bit' or '4bit'"

@@ -98,7 +98,7 @@ def check_runs(sweep: Sweep) -> None:
         known, profile = run.settings(), run.config().profile
         if profile != sweep.profile or any(known.get(k) != v for k, v in trial.settings.items()):
             raise ValueError(
-                f"{run.path} is there already and was made otherwise, with {profile} and "
+                f"{run.path} exists already with other settings, {profile} and "
                 f"{known}: give the sweep another name"
             )
 

@@ -190,7 +190,7 @@ def _other_gold(rows: Sequence[Row], row: Row) -> str:
         if str(other["answer"]) != str(row["answer"]):
             return str(other["answer"])
     raise ValueError(
-        f"every row has the gold {row['answer']!r}, so no answer is wrong: probe more rows"
+        f"every row has the reference answer {row['answer']!r}: no answer is wrong; probe more rows"
     )
 
 
@@ -267,7 +267,7 @@ def read_cases(*paths: Path) -> tuple[list[Attack], list[dict[str, Any]]]:
     """(attacks of your own, saved cases) of JSONL files; nothing where one does not exist.
 
     An attack: `{"attack": NAME, "completion": TEXT}`, in which {answer}, {other} (a wrong
-    gold) and {question} are filled in for each row. A saved case: `{"case": NAME, "row": {…},
+    answer) and {question} are filled in for each row. A saved case: `{"case": NAME, "row": {…},
     "completion": TEXT, "scores": {REWARD: SCORE}}`.
     """
     own, saved = [], []
@@ -284,7 +284,7 @@ def read_cases(*paths: Path) -> tuple[list[Attack], list[dict[str, Any]]]:
                 saved.append(entry)
             elif keys:
                 raise ValueError(
-                    f'{path}, line {number}: {line[:80]!r} is no case: write {{"attack": …, '
+                    f'{path}, line {number}: {line[:80]!r} is not a case: write {{"attack": …, '
                     '"completion": …}, or save one in the Reward Lab'
                 )
     return own, saved

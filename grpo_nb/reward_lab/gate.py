@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
     checks: "rewards"; what linter, references, attacks and saved cases found; "base model" and
         "completion length".
     probes: What attacks earned; None where a reward cannot be called on them.
-    pilot: Figures of the sample.
+    pilot: Figures of the baseline rollouts.
     signal: A line a reward.
     """
 
@@ -61,12 +61,12 @@ class Verdict(NamedTuple):
 
 
 def judge(bench: Bench, rows: Sequence[Row], pilot: pilots.Pilot, stage: Stage) -> Verdict:
-    """Linter, attacks, references and saved cases on one pilot.
+    """Linter, attacks, references and saved cases on the baseline rollouts.
 
     Args:
         bench: The rewards.
         rows: Dataset rows whose references have to win; GOLD_ROWS of them are scored.
-        pilot: Samples of the base model.
+        pilot: Baseline rollouts.
         stage: Stage 02: its run's cases, and the batch and lengths of the training to come.
     """
     with redirect_stdout(io.StringIO()):  # of rewards that print what they are called with
@@ -99,7 +99,7 @@ def _rewards(found: Sequence[Check]) -> Check:
     """The check "rewards": whether one of those found says "stop"."""
     stops = [check for check in found if check.state == "stop"]
     if not stops:
-        return Check("rewards", "ok", f"the gold wins, every attack loses; {len(found)} warnings")
+        return Check("rewards", "ok", f"references win, attacks lose; {len(found)} warnings")
     evidence = f"{len(stops)} reasons to stop, the first: {stops[0].name}: {stops[0].evidence}"
     return Check("rewards", "stop", evidence, f"{stops[0].fix}; then run notebook 2 again")
 

@@ -34,7 +34,7 @@ def adopt(
     Args:
         bench: With the preset; its form (reference and answer) is kept.
         rows: Dataset rows, whose references say what a right answer earns.
-        pilot: Samples of the base model.
+        pilot: Baseline rollouts.
         stage: Stage 02, whose `rewards.preset` becomes the file.
         source: Python text instead of the cell's.
 

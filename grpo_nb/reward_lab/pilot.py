@@ -1,4 +1,4 @@
-"""The pilot: completions of the base model, sampled once, scored as often as you like.
+"""Baseline rollouts: completions of the base model, sampled once, scored as often as you like.
 
 `rewards/pilot.parquet` keeps them, a line a completion, with what they were sampled with.
 Sampling again with the same model, lengths, temperature and seed reads the file; only
@@ -170,7 +170,7 @@ def summary(
     """Figures that say, before training, what training will meet.
 
     Args:
-        pilot: The samples.
+        pilot: Baseline rollouts.
         table: Their score table.
         preset: Its first reward says "correct".
         config: Batch and `max_completion_length` of the training to come.
@@ -186,7 +186,7 @@ def summary(
         "prompts never solved": int((solved == 0).sum()),
         "prompts always solved": int((solved == 1).sum()),
         "prompts to keep": int(((solved > 0) & (solved < 1)).sum()),
-        "share of groups without signal": float(1 - table["signal"].mean()),
+        "share of zero-advantage groups": float(1 - table["signal"].mean()),
         "share truncated": float(lines["truncated"].mean()),
         "completion tokens, mean": float(tokens.mean()),
         "completion tokens, p95": float(tokens.quantile(0.95)),
@@ -200,16 +200,16 @@ def summary(
 
 def checks(figures: Mapping[str, Any]) -> list[Check]:
     """Whether there is something to learn, and room to answer, by the figures of `summary`."""
-    rate, silent = figures["pass@1"], figures["share of groups without signal"]
+    rate, silent = figures["pass@1"], figures["share of zero-advantage groups"]
     learns = "stop" if silent == 1 else "ok" if 0 < rate < 1 else "warning"
-    base = f"right in {rate:.1%} of its samples; {silent:.0%} of the groups without signal"
+    base = f"right in {rate:.1%} of its samples; {silent:.0%} zero-advantage groups"
     if silent == 1:
         base += ": no group of the pilot carries a signal, all its completions earn the same"
     easier = "" if learns == "ok" else "take easier or harder rows, or another base"
     cap, best = figures["max_completion_length"], figures["recommended max_completion_length"]
     cut, p95 = figures["share truncated"], figures["completion tokens, p95"]
     fits = cap >= best or (cut <= 0.05 and cap >= p95)
-    long = f"95 % of the base's have at most {p95:.0f} tokens, {cut:.0%} were cut; cap {cap}"
+    long = f"95 % of its completions have at most {p95:.0f} tokens, {cut:.0%} were cut; cap {cap}"
     raised = "" if fits else f"set train.max_completion_length = {best}"
     return [
         Check("base model", learns, base, easier),

@@ -29,16 +29,14 @@ def normalize(text: str) -> str:
 
 @reward(max_none_share=0.05, resists="answers in several tags: the last one counts")
 def exact_match_reward(response: str, answer: str) -> float | None:
-    """1 if the final answer is the gold, but for case, spacing and a trailing period."""
+    """1 if the final answer is the reference, up to case, spacing and a trailing period."""
     gold = normalize(answer)
     return float(normalize(_answer(response)) == gold) if gold else None
 
 
-@reward(
-    max_none_share=0.05, resists="long answers that contain the gold: the whole answer is compared"
-)
+@reward(max_none_share=0.05, resists="long answers that contain the right one: all is compared")
 def fuzzy_match_reward(response: str, answer: str, *, threshold: float = 0.6) -> float | None:
-    """Similarity of the final answer and the gold (rapidfuzz ratio), 0 below the threshold."""
+    """Similarity of final and reference answer (rapidfuzz ratio), 0 below the threshold."""
     from rapidfuzz import fuzz
 
     if not (gold := normalize(answer)):
@@ -47,13 +45,13 @@ def fuzzy_match_reward(response: str, answer: str, *, threshold: float = 0.6) ->
     return ratio if ratio >= threshold else 0.0
 
 
-@reward(max_none_share=0.05, resists="lists of candidates, prose that contains the gold")
+@reward(max_none_share=0.05, resists="lists of candidates, prose that contains the number")
 def numeric_correctness_reward(
     response: str, answer: str, *, absolute: float = 0.0, relative: float = 0.0
 ) -> Scored:
-    """1 if the final answer is the gold's number: exactly, or within a tolerance.
+    """1 if the final answer is the reference's number: exactly, or within a tolerance.
 
-    The whole answer has to be one number: "17 or 18" earns nothing. A gold that is no
+    The whole answer has to be one number: "17 or 18" earns nothing. A reference that is no
     number gives None.
 
     >>> completions = ["<answer>18.0</answer>", "<answer>17 or 18</answer>", "#### 18"]
@@ -62,7 +60,7 @@ def numeric_correctness_reward(
     """
     gold = parse_number(answer)
     if gold is None:
-        return Scored(None, f"the gold {answer!r} is no number")
+        return Scored(None, f"the reference answer {answer!r} is not a number")
     found = parse_number(_answer(response))
     if found is None:
         return Scored(0.0, "the answer is not one number")
@@ -74,7 +72,7 @@ def numeric_correctness_reward(
 
 @reward(max_none_share=0.05, parallel=True, resists="relations, alternatives and partial parses")
 def math_verify_reward(response: str, answer: str, *, timeout_seconds: float = 1.0) -> Scored:
-    """1 if the final answer equals the gold as mathematics.
+    """1 if the final answer equals the reference answer as mathematics.
 
     Numbers are compared exactly and finally; only where one of the two is no number,
     math-verify is asked, in a process that can be killed.
@@ -91,13 +89,13 @@ def math_verify_reward(response: str, answer: str, *, timeout_seconds: float = 1
         return Scored(0.0, "no answer")
     verdict = verify_latex(answer, text, timeout_seconds)
     if verdict is None:
-        return Scored(None, f"the gold {answer!r} cannot be parsed")
+        return Scored(None, f"the reference answer {answer!r} cannot be parsed")
     return Scored(float(verdict), "compared by math-verify")
 
 
 @reward(resists="copying the source, stuffing words: precision counts as much as recall")
 def overlap_reward(response: str, answer: str) -> float:
-    """F1 of the words of the final answer and the gold (ROUGE-1), each word as often as it is."""
+    """F1 of the words of final and reference answer (ROUGE-1), each word as often as it is."""
     found, gold = Counter(split_words(_answer(response))), Counter(split_words(answer))
     shared = (found & gold).total()
     return 2 * shared / (found.total() + gold.total()) if shared else 0.0
@@ -105,7 +103,7 @@ def overlap_reward(response: str, answer: str) -> float:
 
 @reward(resists="naming several options: only a lone letter counts")
 def multiple_choice_reward(response: str, answer: str) -> float:
-    """1 if the final answer is the gold's letter, bare or as "(B)", "B." or "B) text"."""
+    """1 if the final answer is the right letter, bare or as "(B)", "B." or "B) text"."""
     found = re.match(r"\W*([A-Za-z])(?:[).:\s]|$)", _answer(response))
     others = re.findall(r"\b(?:or|and)\b\W*[A-Z]\b", _answer(response))
     return float(bool(found) and not others and found[1].upper() == answer.strip(" ().").upper())
@@ -130,9 +128,9 @@ def parse_json(text: str) -> Any:
 
 @reward(resists="bare scalars, NaN, extra fields")
 def json_fields_reward(response: str, answer: str) -> Scored:
-    """Share of the gold object's fields that the answer has, with equal values.
+    """Share of the reference object's fields that the answer has, with equal values.
 
-    A field that the gold does not have costs as much as one that is missing.
+    A field that the reference does not have costs as much as one that is missing.
     """
     gold = parse_json(answer)
     try:

@@ -99,7 +99,7 @@ class LLMJudge:
 
 
 def _quote(prompt: Completion, completion: Completion, gold: Any) -> str:
-    """Question, completion and gold for the judge; none of them can close its quotation."""
+    """Question, completion and reference for the judge; none of them can close its quotation."""
     asked = prompt if isinstance(prompt, str) else [m for m in prompt if m.get("role") == "user"]
     data = {"QUESTION": completion_text(asked or prompt), "COMPLETION": completion_text(completion)}
     data |= {} if gold is None else {"REFERENCE ANSWER": str(gold)}

@@ -1,4 +1,4 @@
-r"""math-verify in a worker that can be killed: is this LaTeX the gold's value?
+r"""math-verify in a worker that can be killed: is this LaTeX the reference's value?
 
 math-verify guards itself with SIGALRM: main thread only, and it takes the caller's alarm. Here
 it runs in another process, within limits of time and memory. Guards come first: they refuse what
@@ -58,11 +58,11 @@ _AS_OFTEN_AS_IN_GOLD = [
 
 
 def verify_latex(gold: str, answer: str, timeout_seconds: float = 1.0) -> bool | None:
-    r"""Whether the whole answer is one expression, and mathematically the gold's.
+    r"""Whether the whole answer is one expression, and mathematically the reference answer's.
 
     `$…$`, `\boxed{…}`, `**…**` around it, a unit in `\text{…}` and a full stop after it do not
-    count. Relations, `or`, `\pm`, `;` and commas outside brackets are refused unless the gold has
-    them too. Thread-safe; blocks the caller, also in a running event loop.
+    count. Relations, `or`, `\pm`, `;` and commas outside brackets are refused unless the reference
+    has them too. Thread-safe; blocks the caller, also in a running event loop.
 
     Args:
         gold: The right answer, LaTeX.
@@ -72,7 +72,7 @@ def verify_latex(gold: str, answer: str, timeout_seconds: float = 1.0) -> bool |
 
     Returns:
         False also for an answer that cannot be parsed, is refused or runs out of time; None for
-        a gold that cannot be parsed, or when the worker failed twice.
+        a reference answer that cannot be parsed, or when the worker failed twice.
 
     Raises:
         ValueError: timeout_seconds is not above 0.
@@ -125,7 +125,7 @@ def _brackets(text: str) -> str:
 
 
 def _one_expression(answer: str, gold: str) -> bool:
-    """Whether the answer says one thing, in a form the gold has as well."""
+    """Whether the answer says one thing, in a form the reference has as well."""
     if _brackets(answer) != _brackets(gold) or _JUXTAPOSED.search(answer):
         return False
     if any(len(re.findall(m, answer)) > len(re.findall(m, gold)) for m in _AS_OFTEN_AS_IN_GOLD):
@@ -147,7 +147,7 @@ class MathWorker:
         self.process: subprocess.Popen[bytes] | None = None
 
     def ask(self, gold: str, answer: str, cpu_seconds: float) -> bytes:
-        """b"1" right, b"0" wrong, b"?" gold unusable, b"T" out of time; OSError when killed."""
+        """b"1" right, b"0" wrong, b"?" reference bad, b"T" out of time; OSError when killed."""
         try:
             if self.process is None:
                 self._start()
@@ -243,7 +243,7 @@ def _parse(text: str) -> list[object]:
 
 
 def _serve() -> None:
-    """Answer requests until the socket closes. A time-out of the gold is told by its signal."""
+    """Answer requests until the socket closes. Its signal tells a time-out of the reference."""
     from math_verify import verify
 
     for line in sys.stdin.buffer:

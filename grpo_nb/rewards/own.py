@@ -19,7 +19,7 @@ from grpo_nb.rewards.combine import Adaptive, Gated
 from grpo_nb.rewards.contract import Reward
 
 TRLS_OWN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-HINT = "; what the rewards need (imports, constants, helpers) has to stand in the same file or cell"
+HINT = "; what the rewards need (imports, constants, helpers) must be in the same file or cell"
 
 
 def columns_read(reward_func: Callable[..., Any], required: bool = False) -> list[str]:
@@ -84,7 +84,7 @@ def rewards_of(module: ModuleType) -> list[tuple[Callable[..., Any], float]]:
     funcs = getattr(module, "reward_funcs", None)
     funcs = _defined(module) if funcs is None else funcs
     if not isinstance(funcs, list | tuple) or not all(map(callable, funcs)) or not funcs:
-        raise ValueError(f"{module.__file__}: reward_funcs = {funcs!r} is no list of functions")
+        raise ValueError(f"{module.__file__}: reward_funcs = {funcs!r} is not a list of functions")
     names = {id(value): name for name, value in vars(module).items()}
     for func in funcs:
         give_name(func, names.get(id(func), ""))

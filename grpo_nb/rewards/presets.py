@@ -25,7 +25,7 @@ math_problem_reward = gated(
 
 
 def _tagged(row: Mapping[str, Any]) -> str:
-    """A completion that ought to earn every reward: any true step, then the gold."""
+    """A completion that ought to earn every reward: any true step, then the reference answer."""
     return tagged("1+1=2", row["answer"])
 
 

@@ -130,7 +130,7 @@ def extract_answer(text: str) -> str | None:
 
 
 def extract_hash_answer(text: str) -> str | None:
-    """What follows the last `####`, as GSM8K marks its golds.
+    """What follows the last `####`, as GSM8K marks its answers.
 
     >>> extract_hash_answer("She earned 0.2 x 50 = $10.\\n#### 10")
     '10'

@@ -84,7 +84,7 @@ def reasoning_quality_reward(response: str) -> Scored:
 
 @reward(resists="invented sources, stuffing every source, citations without a claim")
 def citation_reward(response: str, sources: list[str], answer_sources: list[int]) -> Scored:
-    """F1 of the sources cited as [1], [2]… against those that the gold names (from 1).
+    """F1 of the sources cited as [1], [2]… against the right ones (from 1).
 
     A citation that points at no given source makes it 0, and so does a completion that is
     little more than citations.
@@ -94,7 +94,7 @@ def citation_reward(response: str, sources: list[str], answer_sources: list[int]
     words = re.findall(r"[^\W\d_]+", re.sub(r"\[\d{1,3}\]", " ", text))
     invented = [number for number in sorted(cited) if not 1 <= number <= len(sources)]
     if invented:
-        return Scored(0.0, f"[{invented[0]}] is no source: there are {len(sources)}")
+        return Scored(0.0, f"[{invented[0]}] is not a source: there are {len(sources)}")
     if not cited or len(words) < 3 * len(cited):
         return Scored(0.0, "no citation" if not cited else "citations without a claim")
     right = len(cited & set(answer_sources))

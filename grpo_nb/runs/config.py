@@ -33,7 +33,7 @@ class RunConfig(Section):
 
     profile: str = "tiny-cpu"
     sources: dict[str, str] = setting({}, "where each setting's value came from")
-    task: str = setting("math", "what is taught; sets source, preset and gold")
+    task: str = setting("math", "what is taught; sets source, preset and answers")
     seed: int = setting(0, "of split, sampling and training", ge=0, lt=2**32)
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()

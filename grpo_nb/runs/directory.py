@@ -233,8 +233,8 @@ def find_run(path: str) -> Run:
             os.environ["GRPO_NB_RUNS"] = str(folder.resolve().parent)
             return Run(folder.resolve().name)
     raise FileNotFoundError(
-        f"{given} is no run: neither it nor {runs_root() / given} holds a manifest.json; give the "
-        "folder of a run, such as runs/demo, or its name"
+        f"{given} is not a run; neither it nor {runs_root() / given} holds a manifest.json; give "
+        "the folder of a run, such as runs/demo, or its name"
     )
 
 

@@ -6,7 +6,7 @@
 
 `trainer` reads from top to bottom; `arguments` makes the GRPOConfig of a run, `callbacks` is what
 happens between steps, `checkpoints` how a run goes on, `health` what its metrics mean, `preflight`
-the worst step before the first, `validation` whether the policy gets better. `fast_cpu` makes a
+a dry run of the largest step, `validation` whether the policy gets better. `fast_cpu` makes a
 CPU quick, `ranks` lets several processes share a training.
 """
 

@@ -1,4 +1,4 @@
-"""How a step's completions are cut into passes: arithmetic alone."""
+"""How a step's completions are cut into micro-batches: arithmetic alone."""
 
 from typing import NamedTuple
 
@@ -13,15 +13,15 @@ class Batch(NamedTuple):
 def solve_batch(
     prompts_per_step: int, num_generations: int, max_rows_in_memory: int, processes: int = 1
 ) -> Batch:
-    """The largest pass that fits, so that all passes together make the step.
+    """The largest micro-batch that fits, so that all of them together make the step.
 
     TRL wants whole groups in a step: per-device batch x accumulation x processes has to be
-    prompts x group. A group may be cut between passes, for advantages are made before.
+    prompts x group. A group may be cut between micro-batches, for advantages are computed before.
 
     Args:
         prompts_per_step: Prompts that one optimizer step learns from, on all processes.
         num_generations: Completions per prompt: the group.
-        max_rows_in_memory: Completions that one pass may hold, on one process.
+        max_rows_in_memory: Completions that one micro-batch may hold, on one process.
         processes: That share the step.
 
     Raises:
@@ -33,7 +33,7 @@ def solve_batch(
     """
     if num_generations < 2 or min(prompts_per_step, max_rows_in_memory, processes) < 1:
         raise ValueError(
-            f"{prompts_per_step} prompts x {num_generations} completions in passes of "
+            f"{prompts_per_step} prompts x {num_generations} completions in micro-batches of "
             f"{max_rows_in_memory} on {processes} processes: a group has at least 2, the "
             "others at least 1"
         )

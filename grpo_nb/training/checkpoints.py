@@ -170,12 +170,12 @@ def trained_steps(folder: Path) -> int:
 
 
 def newest(folder: Path, say: Callable[[str], None] = print) -> Path | None:
-    """The newest whole checkpoint, or None; says which damaged ones it passed over."""
+    """The newest whole checkpoint, or None; says which damaged ones it skipped."""
     for step in reversed(steps_of(folder)):
         checkpoint = folder / f"checkpoint-{step}"
         if not (wrong := damage(checkpoint)):
             return checkpoint
-        say(f"{checkpoint.name} is damaged ({wrong}): passed over")
+        say(f"{checkpoint.name} is damaged ({wrong}): skipped")
         shutil.rmtree(checkpoint)
     return None
 

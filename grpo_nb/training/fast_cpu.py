@@ -337,7 +337,7 @@ def _dense(modules: dict[str, Any], name: str) -> "torch.Tensor":
 
 
 class Packed(NamedTuple):
-    """Rows of a pass, packed: [trees, width], and where each completion's tokens went.
+    """Rows of a micro-batch, packed: [trees, width], and where each completion's tokens went.
 
     tokens: Ids: of the prompt but its last; then, for each completion, that last one and its own.
     positions: Of each in its own sequence.

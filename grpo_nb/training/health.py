@@ -22,13 +22,13 @@ slow steps: slower than predicted -> train.max_completion_length, a slow reward,
 truncation: cut before they end -> train.max_completion_length up; TRL get_soft_overlong_punishment
 length creep: longer, and earn no more -> train.loss_type dapo or dr_grpo; max_length_penalty
 nothing left to learn: nearly all groups are all right -> stop, or harder rows (data.source)
-nothing learnt: groups earn alike, not in full -> easier data.source, partial credit, rewards.preset
-collapse: groups fail alike -> lower train.learning_rate; higher train.temperature or train.beta
+nothing learnt: zero reward variance, unsolved -> easier data.source, partial credit, rewards.preset
+collapse: every group fails -> lower train.learning_rate; higher train.temperature or train.beta
 reward hacking: held-out accuracy falls -> read completions, add the trick to rewards.cases, fix it
 format learnt, correctness flat: looks right -> lower {} in rewards.reward_weights; easier rows
 reward stuck: no rise -> raise train.learning_rate, but lower it if it falls; finer rewards.preset
 one reward dominates: the total is mostly {} -> lower {} in rewards.reward_weights
-no score: {} fails or gives None -> fix {}; drop rows without a usable gold (data.source)
+no score: {} fails or gives None -> fix {}; drop rows without a usable answer (data.source)
 """
 RULES = dict(line.split(": ", 1) for line in TEXT.splitlines()[1:])
 GRAVE = {
@@ -149,7 +149,7 @@ def _steps(w: Watch) -> Iterator[tuple[str, str, str]]:
 def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
     key, limits, start = "frac_reward_zero_std", w.limits, len(w.lines) - w.limits.window
     silent, right = w.mean(key), w.success(next(iter(w.expected.rewards)))
-    evidence = f"{silent:.0%} of the groups have no advantage, success {right:.0%}"
+    evidence = f"{silent:.0%} of the groups have zero advantage, success {right:.0%}"
     # Unsloth's GPU trainer logs no entropy; how different the samples are says much the same.
     sure = "entropy" if w.last("entropy") else "groups/distinct"
     share = w.mean(sure) / (w.mean(sure, start) or 1)
@@ -229,7 +229,7 @@ def checks(watch: Watch, lines: Sequence[Mapping[str, Any]], alerts: list[Check]
             "" if whole else "steps are missing: run 03_train_grpo again",
         ),
         _rise(watch),
-        _share(watch, "signal", "groups have no advantage", zero, watch.limits.no_signal, rows),
+        _share(watch, "signal", "groups have zero advantage", zero, watch.limits.no_signal, rows),
         _share(watch, "truncation", "completions are cut", cut, watch.limits.truncated, cap),
         Check(
             "alerts", "stop" if live else "ok", seen, "do what the last one says" if live else ""

@@ -1,6 +1,6 @@
-"""Before a training starts: its worst step once, and what would stop it hours later.
+"""Before a training starts: a dry run of its largest step, and what would stop it hours later.
 
-The worst step is the longest prompt with completions of full length, through the trainer's own
+The largest step is the longest prompt with completions of full length, through the trainer's own
 loss, backward pass and generation. What it needed is held against the machine. A training after
 it gives the same numbers as one without (vLLM's own random state apart).
 """
@@ -47,7 +47,7 @@ MODE = (
 
 
 class Probe(NamedTuple):
-    """What the worst step needed.
+    """What the largest step needed.
 
     failed: The part that ran out of memory, or "".
     update: Of one micro-batch, forward and backward [s].
@@ -78,7 +78,7 @@ def preflight(trainer: "Trainer") -> list[Check]:
     checks += _sampling(trainer.args, trainer.use_vllm)
     if sharded():
         fix = "watch memory_gib in the first steps"
-        checks.append(Check("memory", "warning", "sharded weights: no worst step was tried", fix))
+        checks.append(Check("memory", "warning", "sharded weights: no dry run", fix))
     elif all(check.state != "stop" for check in checks):  # else the step would mean nothing
         probe = worst_step(trainer, prompts[longest])
         checks.append(_memory(trainer, probe))

@@ -115,7 +115,7 @@ class Trainer(GRPOTrainer):
         self.controls = controls or self.controls
 
     def preflight(self) -> list[Check]:
-        """Do the worst step that can come, once, and say what would end the training later."""
+        """Dry run of the largest step, and what would end the training later."""
         found = preflight.preflight(self)
         ranks.from_main(lambda: self.stage.record_checks(found))
         return found

@@ -12,7 +12,7 @@ from grpo_nb.training import ranks
 
 
 def warm_up(policy: Policy, stage: Stage) -> str:
-    """Train `train.priming_steps` supervised steps on data/priming.parquet; 0 steps do nothing.
+    """SFT warm-up: `train.priming_steps` steps on data/priming.parquet; 0 steps do nothing.
 
     It is done once in a run, into warm_up/: a training that goes on loads what it gave.
 
@@ -24,7 +24,7 @@ def warm_up(policy: Policy, stage: Stage) -> str:
     """
     train, folder = stage.config.train, stage.run / "warm_up"
     if not train.priming_steps:
-        return "no supervised warm-up (train.priming_steps = 0)"
+        return "no SFT warm-up (train.priming_steps = 0)"
     rows = stage.run / "data/priming.parquet"
     if not rows.is_file():
         raise ValueError(
@@ -43,7 +43,7 @@ def warm_up(policy: Policy, stage: Stage) -> str:
         done = {"of": about, "loss_first": losses[0], "loss_last": losses[-1]}
         ranks.from_main(lambda: _save(policy, folder, done))
     first, last = done["loss_first"], done["loss_last"]
-    return f"{train.priming_steps} supervised steps: loss {first:.3f} → {last:.3f}"
+    return f"{train.priming_steps} SFT warm-up steps: loss {first:.3f} → {last:.3f}"
 
 
 def _save(policy: Policy, folder: Path, about: dict[str, Any]) -> None:

@@ -53,7 +53,7 @@ OTHERS = (
         validation=True,
     ),
     Chart("completion length [tokens]", {"mean": "completions/mean_length"}, ".0f", band=LENGTHS),
-    Chart("groups without signal", {"share": "frac_reward_zero_std"}, *SHARE),
+    Chart("zero-advantage groups", {"share": "frac_reward_zero_std"}, *SHARE),
     Chart("truncated completions", {"share": "completions/clipped_ratio"}, *SHARE),
     Chart("KL to the base [nats]", {"mean": "kl"}),
     Chart("entropy [nats a token]", {"mean": "entropy"}),

@@ -32,7 +32,7 @@ class Said(NamedTuple):
     """A model's completion of a row.
 
     answer: As the rewards read it; None where there is none.
-    scored: Each reward's score and reason; empty without a gold.
+    scored: Each reward's score and reason; empty without a reference answer.
     total: Their weighted sum.
     """
 
@@ -69,7 +69,7 @@ class Chat:
             engine.close()
 
     def row(self, question: str, gold: str = "") -> Row:
-        """The row that notebook 1 makes of a question, without a gold where none is given."""
+        """The row that notebook 1 makes of a question, without an answer where none is given."""
         prompt = build_prompt(question, system_prompt(self.config, self.preset))
         return {"prompt": prompt, "question": question} | ({"answer": gold} if gold else {})
 
@@ -85,7 +85,7 @@ class Chat:
         """What a model says to one question.
 
         Args:
-            question: A text, or a row: of `data.load`, or of `row` with its gold.
+            question: A text, or a row: of `data.load`, or of `row` with its reference answer.
             model: "base" or "tuned".
             temperature: 0 is greedy.
             seed: Of the sampling.
@@ -142,7 +142,7 @@ def answers_page(row: Row, said: Mapping[str, Said]) -> sheet.Page:
     """Answers to one question, a line a model: completion, what was read in it, its scores.
 
     Args:
-        row: Its question, and its gold if it has one.
+        row: Its question, and its reference answer if it has one.
         said: What each model said, or has said so far.
     """
     names = list(dict.fromkeys(name for one in said.values() for name in one.scored))
@@ -153,7 +153,7 @@ def answers_page(row: Row, said: Mapping[str, Said]) -> sheet.Page:
         if one.scored:
             cells += [sheet.score(*one.scored[name]) for name in names] + [sheet.score(one.total)]
         lines.append(cells)
-    gold = f"\ngold {html.escape(str(row['answer']))}" if "answer" in row else ""
+    gold = f"\nreference answer {html.escape(str(row['answer']))}" if "answer" in row else ""
     caption = f"<b>{html.escape(row['question'])}</b>{gold}"
     plain = [row["question"], *(f"{model}: {one.completion}" for model, one in said.items())]
     return sheet.Page(sheet.table(head, lines, caption), "\n".join(plain))

@@ -88,9 +88,10 @@ def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = Non
         "answer",
         *(f"{short(name)} × {weight:g}" for name, weight in weighed),
     ]
-    signal = "" if first["signal"] else "<b>no signal: nothing is learnt from this group</b> "
+    signal = "" if first["signal"] else "<b>zero advantage: nothing is learnt from this group</b> "
     caption = (
-        f"<b>{html.escape(first['question'])}</b>\ngold {html.escape(str(first['gold']))} · "
+        f"<b>{html.escape(first['question'])}</b>\n"
+        f"reference answer {html.escape(str(first['gold']))} · "
         f"group mean {first['mean']:.3f}, std {first['std']:.3f} {signal}"
     )
     lines = []

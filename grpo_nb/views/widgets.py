@@ -65,7 +65,7 @@ class View(w.VBox):
 
 
 class TrainingDashboard(View):
-    """Shows each `Update` it is called with; its `controls` carry the buttons' wishes.
+    """Shows each `Update` it is called with; its `controls` carry the buttons' requests.
 
     The buttons work while the training's cell runs where the kernel takes widget messages on
     a subshell: ipykernel >= 7 under JupyterLab >= 4.4, whose setting "Kernel Comms over
@@ -111,7 +111,7 @@ class TrainingDashboard(View):
         self._show_wishes()
 
     def _show_wishes(self) -> None:
-        """A wish stands till the training has taken it, and cannot be repeated till then."""
+        """A request stands until the training has taken it, and cannot be repeated before."""
         asked = [name for name in WISHES if getattr(self.controls, name).is_set()]
         said = "; ".join(WISHES[name][2] for name in asked)
         self.wishes.value = f"<span role='status'>{said}</span>"
@@ -124,7 +124,7 @@ class TrainingDashboard(View):
 
 
 class CompletionBrowser(View):
-    """Completions of the pilot, of training or of an evaluation: filtered, sorted, compared.
+    """Baseline rollouts, or completions of a training or an evaluation: filtered, sorted, compared.
 
     Args:
         frame: question, completion and any of: step, truncated, correct; they can be sorted by
@@ -196,7 +196,7 @@ def _label(line: dict[str, Any], by: str) -> str:
 
 
 class ChatPanel(View):
-    """A question, typed; its two answers as they are written, and their scores if a gold is given.
+    """A question, typed; its two answers as they are written, scored if a reference is given.
 
     Enter in either field asks. The models are loaded at the first question.
 
@@ -210,7 +210,7 @@ class ChatPanel(View):
         self._lock = threading.Lock()  # a click may come on another thread while one is answered
         wide, narrow = {"flex": "1 1 16em"}, {"flex": "0 1 18em"}
         self.question = w.Text(placeholder="a question", description="Question", layout=wide)
-        self.gold = w.Text(placeholder="optional: scores them", description="Gold", layout=narrow)
+        self.gold = w.Text(placeholder="optional: to score", description="Reference", layout=narrow)
         self.button = w.Button(description="Ask", button_style="primary", layout={"width": "7em"})
         self.temperature = w.BoundedFloatText(
             0.0, min=0, max=2, step=0.1, description="Temperature"
@@ -256,11 +256,11 @@ class ChatPanel(View):
 
 
 class RewardLab(View):
-    """The pilot's groups, one at a time, under rewards that can be weighed; 0 switches one off.
+    """The baseline rollouts, a group at a time, under weights that can be changed; 0: off.
 
     Args:
         bench: Rewards and weights to begin with.
-        pilot: Prompts and their completions.
+        pilot: Baseline rollouts: prompts and their completions.
         rows: Dataset rows whose references the probes need.
         stage: Stage 02: where cases and weights are kept.
     """
@@ -276,7 +276,7 @@ class RewardLab(View):
         self.prompt = w.Dropdown(options=questions, description="Prompt", layout=WIDE)
         self.number = w.Dropdown(options=numbers, description="Completion")
         self.text = w.Textarea(description="Edit", rows=4, layout=WIDE, continuous_update=False)
-        self.original = w.Button(description="As sampled", tooltip="Undo the edit")
+        self.original = w.Button(description="Reset", tooltip="Undo the edit")
         self.view, self.summary, self.report = w.HTML(), w.HTML(), w.HTML()
         self.probe = w.Button(description="Run probes", tooltip="Linter, attacks and references")
         self.case_name = w.Text(placeholder="name of the case", layout={"width": "14em"})
@@ -297,7 +297,7 @@ class RewardLab(View):
         return [slider.value for slider in self.sliders]
 
     def use(self, bench: Bench) -> None:
-        """Other rewards over the same pilot: scores everything again, keeps the edits.
+        """Other rewards over the same rollouts: scores everything again, keeps the edits.
 
         Where one raises, its traceback is shown and the rewards stay as they were.
         """
@@ -351,7 +351,7 @@ class RewardLab(View):
         self.view.value = sheet.score_sheet(group, self.bench.preset, self.number.value)
         signal = self.table["signal"].to_numpy()[:: self.group_size]
         self.summary.value = (
-            f"{signal.sum()} of {len(signal)} groups carry a signal · mean total "
+            f"{signal.sum()} of {len(signal)} groups have advantages · mean total "
             f"{self.table['total'].mean():.3f}"
         )
 

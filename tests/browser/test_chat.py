@@ -30,7 +30,7 @@ def panel(moved_run, forks, browser, tmp_path_factory):
 
 
 def ask(panel, question, gold=""):
-    panel.get_by_role("textbox", name="Gold").fill(gold)
+    panel.get_by_role("textbox", name="Reference").fill(gold)
     field = panel.get_by_role("textbox", name="Question")
     field.fill(question)
     field.press("Enter")

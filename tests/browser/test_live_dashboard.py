@@ -1,6 +1,6 @@
 """The live dashboard in JupyterLab, while the cell that feeds it runs.
 
-GRPO_NB_SCREENSHOT=<folder of a trained run> writes docs/dashboard.png anew, from its metrics.
+GRPO_NB_SCREENSHOT=<folder of a trained run> writes docs/dashboard.png again, from its metrics.
 """
 
 import os

@@ -1,6 +1,6 @@
 """The Reward Lab in a real browser: in JupyterLab, and as the app that `reward-lab` serves.
 
-GRPO_NB_SCREENSHOT=1 writes docs/reward_lab.png anew."""
+GRPO_NB_SCREENSHOT=1 writes docs/reward_lab.png again."""
 
 import json
 import os
@@ -116,7 +116,7 @@ def test_an_edited_completion_is_scored_again(lab):
         edit(lab, RIGHT.format(text))
         expect(chosen.nth(2)).to_have_text(text)
         expect(chosen.nth(3)).to_have_text(score, use_inner_text=True)
-    lab.get_by_role("button", name="As sampled").click()
+    lab.get_by_role("button", name="Reset").click()
     expect(chosen.nth(2)).not_to_have_text("12345")
 
 

@@ -137,7 +137,7 @@ def _must_be_the_programs(node: ast.expr) -> None:
         if isinstance(owner, ast.Name) and not owner.id[0].isupper():
             owner = None
     if not isinstance(owner, ast.Name) or hasattr(builtins, owner.id) or owner.id == "isclose":
-        raise ValueError(f"{ast.unparse(node)} is no call of a function of the program")
+        raise ValueError(f"{ast.unparse(node)} is not a call of a function of the program")
 
 
 def _meets_operator(node: ast.AST) -> bool:

@@ -1,5 +1,6 @@
 """Shared fixtures, and the rule that in CI no test may be skipped silently."""
 
+import gc
 import os
 import shutil
 import signal
@@ -78,6 +79,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take minutes first, so that no process waits for another at the end."""
     places = {stem: place for place, stem in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was imported till now stays: no need to look for rubbish in it, 0.3 s each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -94,6 +94,7 @@ def ask(server, arguments):
 
 def serve(path):
     """Fork for each that asks; no threads here."""
+    import gc
     import importlib
 
     for name in IMPORTS:
@@ -101,6 +102,8 @@ def serve(path):
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
         server.listen(64)
+        gc.collect()
+        gc.freeze()  # forks share what is not looked through
         print("ready", flush=True)
         children = []
         while server in select.select([server, 0], [], [])[0]:  # 0: who started us has ended

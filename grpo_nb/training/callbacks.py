@@ -106,9 +106,7 @@ class StepCallback(TrainerCallback):
     def _obey(self, args: Any, state: Any, control: Any) -> None:
         """Save and stop where that is due or asked for."""
         step, controls = state.global_step, self.trainer.controls
-        if not generation_is_used_up(
-            args, step
-        ):  # its completions are still in use: a checkpoint would lose them
+        if not generation_is_used_up(args, step):
             return
         due = step - max(self.saved, 0) >= self.settings.save_steps or step == args.max_steps
         if ranks.anywhere(controls.stop.is_set()) or self.failure:

@@ -187,11 +187,11 @@ def _check_room(needed: int, folder: Path) -> None:
     memory = psutil.virtual_memory().available
     free = {"memory": torch.cuda.mem_get_info()[0] if cuda_available() else memory}
     free[f"the disk of {folder.parent}"] = shutil.disk_usage(folder.parent).free
-    said = " and ".join(f"{room / 1e9:.3g} GB in {place}" for place, room in free.items())
-    said = f"the merge takes {needed / 1e9:.2g} GB of 16-bit weights; free are {said}"
+    said = f"the merge takes {needed / 1e9:.2g} GB in memory and on the disk: 16-bit weights"
     print(said)
     if min(free.values()) < 1.05 * needed:
+        rooms = " and ".join(f"{room / 1e9:.3g} GB in {place}" for place, room in free.items())
         raise RuntimeError(
-            f"{said}. Stop what else runs there, point GRPO_NB_RUNS at a larger disk, or set "
-            "CUDA_VISIBLE_DEVICES=-1 to merge in main memory instead of the GPU's"
+            f"{said}; free are {rooms}. Stop what else runs there, point GRPO_NB_RUNS at a larger "
+            "disk, or set CUDA_VISIBLE_DEVICES=-1 to merge in main memory instead of the GPU's"
         )

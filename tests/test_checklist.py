@@ -171,4 +171,4 @@ def test_json_holds_every_line(run, capsys):
 @pytest.mark.parametrize("path", ["nothing", "/nothing/at/all", "data"])
 def test_what_is_no_run_ends_with_2(runs_dir, capsys, path):
     assert main(["checklist", path]) == 2
-    assert "is no run" in capsys.readouterr().err
+    assert "is not a run" in capsys.readouterr().err

@@ -125,12 +125,16 @@ def test_what_it_takes_is_said_before_it_is_taken(run, monkeypatch, capsys):
     memory = psutil.virtual_memory()._replace(available=10**6)
     with monkeypatch.context() as patch:
         patch.setattr(psutil, "virtual_memory", lambda: memory)
-        with pytest.raises(RuntimeError, match=takes + r"; free are 0.001 GB in memory and .* Stop what else"):
+        with pytest.raises(
+            RuntimeError, match=takes + r"; free are 0.001 GB in memory and .* Stop what else"
+        ):
             merge(run)
     usage = shutil.disk_usage("/")._replace(free=1_000_000)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: usage)
-        with pytest.raises(RuntimeError, match=takes + r"; .* and 0.001 GB in the disk of .*/model"):
+        with pytest.raises(
+            RuntimeError, match=takes + r"; .* and 0.001 GB in the disk of .*/model"
+        ):
             merge(run)
     assert not any((run / "model").iterdir())
     capsys.readouterr()

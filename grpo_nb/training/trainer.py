@@ -71,16 +71,10 @@ class Trainer(GRPOTrainer):
     ) -> None:
         from datasets import Dataset
 
-        _refuse_late_unsloth()
-        _refuse_second_vllm(stage)
+        _refuse(args, stage)
         self.policy, self.rewards, self.stage = policy, rewards, stage
         self.folder = stage.run / "train"
         config = stage.config
-        if Path(args.output_dir) != self.folder:
-            raise ValueError(
-                f"args.output_dir = {args.output_dir!r}: a run keeps its training in "
-                f"{self.folder}; leave it as grpo_config made it, or take another run_name"
-            )
         count = config.train.eval_prompts if config.train.eval_steps else 0
         train_rows, self.validation_rows = hold_out(rows, count)
         self.resumption = checkpoints.Resumption(stage, rewards, args)
@@ -389,19 +383,26 @@ def unsharded_root(model: Any) -> Iterator[None]:
         model.reshard()
 
 
-def _refuse_late_unsloth() -> None:
-    """Raise RuntimeError if Unsloth has put its trainer in TRL's place since this was imported."""
+def _refuse(args: "trl.GRPOConfig", stage: Stage) -> None:
+    """Raise for what would end, or lose, a training later.
+
+    Raises:
+        RuntimeError: Unsloth has put its trainer in TRL's place since this module was imported,
+            or this trainer would start a second vLLM in this process.
+        ValueError: The training would be written elsewhere than into the run.
+    """
     if trl.GRPOTrainer is not GRPOTrainer:
         raise RuntimeError(
             "Unsloth was imported after the trainer, which is built on TRL's class and not on "
             "Unsloth's: restart the kernel, and load the policy before training.Trainer is used"
         )
-
-
-def _refuse_second_vllm(stage: Stage) -> None:
-    """Raise RuntimeError if this trainer would start a second vLLM in this process."""
     if stage.config.trl.get("vllm_mode") == "colocate" and _with_vllm:
         raise RuntimeError(
             "trl.vllm_mode = 'colocate' starts a vLLM for each trainer, and this process has one, "
             "which keeps its memory: restart the kernel, and the training goes on"
+        )
+    if Path(args.output_dir) != stage.run / "train":
+        raise ValueError(
+            f"args.output_dir = {args.output_dir!r}: a run keeps its training in "
+            f"{stage.run / 'train'}; leave it as grpo_config made it, or take another run_name"
         )

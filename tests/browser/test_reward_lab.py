@@ -82,7 +82,7 @@ def edit(lab, text, number=1):
 
 
 def gold_of(lab):
-    return re.search(r"gold (\S+)", lab.locator(".sheet caption").inner_text())[1]
+    return re.search(r"reference answer (\S+)", lab.locator(".sheet caption").inner_text())[1]
 
 
 def test_the_app_asks_for_the_token_and_shows_the_lab(app, browser):

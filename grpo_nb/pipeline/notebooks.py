@@ -337,6 +337,8 @@ def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Pat
         why = "ended before its last cell, which says that the stage is done: by exit()?"
     if not why:
         return target
+    from grpo_nb.training.checkpoints import trained_steps
+
     kept = f"The notebook up to there: {target}"
     try:
         if _is_as_written(run, before.get(stage, {})):
@@ -346,6 +348,8 @@ def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Pat
             kept += "\nWhat this stage had written before is as it was, and stays its result."
         else:
             run.record(stage, {"status": "failed", "error": why})
+            if stage == "03" and (steps := trained_steps(run / "train")):
+                kept += f"\nThe training is kept up to step {steps}: --from 03 goes on from there"
     except OSError as error:
         kept = f"The manifest could not say so: {error}"
     raise StageFailed(f"{NOTEBOOKS[stage]} {why}\n{kept}")

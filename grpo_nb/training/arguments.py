@@ -12,7 +12,7 @@ leaves alone. Source: unsloth/models/rl.py 2026.10.9.
 import importlib.util
 import math
 import typing
-from dataclasses import MISSING, fields
+from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -208,17 +208,23 @@ def effective(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: RewardS
     passed = grpo_arguments(stage, policy, rewards)
     sources, rows = stage.config.sources, []
     for field in fields(own_config()):
-        default = field.default_factory() if field.default is MISSING else field.default
         value = getattr(args, field.name)
         source = sources.get(setting_of(field.name), "default")
         row = {
             "argument": field.name,
             "value": _plain(value),
             "from": "grpo_nb" if source == "default" else source,
-            "changed": _changed(field.name, _plain(passed.get(field.name, default)), args),
+            "changed": _changed(
+                field.name, _plain(passed.get(field.name, default_of(field))), args
+            ),
         }
         rows.append(row if field.name in passed else row | {"from": "TRL's default"})
     return pd.DataFrame(rows)
+
+
+def default_of(field: Field) -> Any:
+    """The default of an argument of TRL's; MISSING if it has none."""
+    return field.default_factory() if callable(field.default_factory) else field.default
 
 
 def _changed(name: str, asked: Any, args: "GRPOConfig") -> str:

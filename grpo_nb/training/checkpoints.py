@@ -8,7 +8,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,9 @@ from grpo_nb import reward_lab
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import Adaptive
 from grpo_nb.runs import Stage, sha256, write_json
-from grpo_nb.training.arguments import setting_of
+from grpo_nb.training.arguments import default_of, setting_of
 from grpo_nb.training.metrics import keep_until
+from grpo_nb.training.validation import prompts_to_hold_out
 
 if TYPE_CHECKING:
     from trl import GRPOConfig
@@ -114,12 +115,11 @@ def fingerprint(stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> dict[st
     known = {f"{k}.{name}": v for k, of in sections.items() for name, v in of.model_dump().items()}
     known = {name: value for name, value in known.items() if name not in FREE}
     for field in fields(args):
-        default = field.default_factory() if callable(field.default_factory) else field.default
         value = getattr(args, field.name)
-        if field.name not in FREE and (default is MISSING or value != default):
+        if field.name not in FREE and value != default_of(field):
             known[NAMES.get(field.name, setting_of(field.name))] = value
-    held_out = config.train.eval_prompts if config.train.eval_steps else 0
-    known |= {"train.max_steps": args.max_steps, "the prompts held out to validate on": held_out}
+    known["train.max_steps"] = args.max_steps
+    known["the prompts held out to validate on"] = prompts_to_hold_out(config.train)
     known["the rewards"] = reward_lab.fingerprint(rewards)
     rows = stage.run / "data/train.parquet"
     known["data/train.parquet"] = sha256(rows) if rows.is_file() else ""  # rows of a caller's own

@@ -38,7 +38,7 @@ from grpo_nb.training.callbacks import (
 )
 from grpo_nb.training.checkpoints import AGAIN, adaptive_rewards, save_trained
 from grpo_nb.training.updates import Controls, Progress, Watcher, stop_on_signals
-from grpo_nb.training.validation import Validation, hold_out
+from grpo_nb.training.validation import Validation, hold_out, prompts_to_hold_out
 
 _with_vllm: list[Path] = []  # folders of the trainers that started a vLLM in this process
 
@@ -75,8 +75,7 @@ class Trainer(GRPOTrainer):
         self.policy, self.rewards, self.stage = policy, rewards, stage
         self.folder = stage.run / "train"
         config = stage.config
-        count = config.train.eval_prompts if config.train.eval_steps else 0
-        train_rows, self.validation_rows = hold_out(rows, count)
+        train_rows, self.validation_rows = hold_out(rows, prompts_to_hold_out(config.train))
         self.resumption = checkpoints.Resumption(stage, rewards, args)
         if "ref" in getattr(policy.model, "peft_config", {}):
             policy.model.delete_adapter("ref")  # with beta > 0 TRL adds one, and refuses a second

@@ -17,8 +17,14 @@ from grpo_nb.reward_lab import Bench
 from grpo_nb.rewards import RewardSet
 from grpo_nb.runs import atomic_path, write_json
 from grpo_nb.runs.config import RunConfig
+from grpo_nb.runs.settings import TrainConfig
 
 Row = Mapping[str, Any]
+
+
+def prompts_to_hold_out(train: TrainConfig) -> int:
+    """How many the settings ask for: none where nothing is validated."""
+    return train.eval_prompts if train.eval_steps else 0
 
 
 def hold_out(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:

@@ -135,7 +135,7 @@ def try_profile(profile: str) -> int:
     name, model = f"profile-{profile}", config.model.model_path
     with tempfile.TemporaryDirectory() as folder:
         settings = {"data.source": str(Path(folder, "sums.csv")), "data.subset": ""}
-        settings |= {"data.eval_rows": 8, "rewards.pilot_prompts": 4, "train.max_steps": STEPS}
+        settings |= {"data.eval_rows": 8, "rewards.baseline_prompts": 4, "train.max_steps": STEPS}
         write_sums(Path(folder, "sums.csv"), config.data.max_prompt_tokens)
         try:
             snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.txt"])

@@ -18,7 +18,7 @@ os.environ["GRPO_NB_RUNS"] = tempfile.mkdtemp()
 
 from grpo_nb import data, reward_lab, runs
 from grpo_nb.models import chat
-from grpo_nb.reward_lab import pilot
+from grpo_nb.reward_lab import baseline
 from grpo_nb.rewards import load_preset
 from grpo_nb.views.widgets import RewardLab
 
@@ -41,7 +41,7 @@ def prepare() -> tuple[runs.Stage, list[dict]]:
     count_tokens = partial(chat.count_tokens, tokenizer)
     data.prepare(first.run, first.config.data, 0, count_tokens)
     first.finish("data")
-    stage = runs.start_stage("02", "bench", {"rewards.pilot_prompts": 64})
+    stage = runs.start_stage("02", "bench", {"rewards.baseline_prompts": 64})
     return stage, data.load(stage.run, "train")
 
 
@@ -49,7 +49,7 @@ def main() -> None:
     stage, rows = prepare()
     run, config = stage.run, stage.config
     started = time.perf_counter()
-    tried = pilot.sample(run, rows[:64], config)
+    tried = baseline.sample(run, rows[:64], config)
     tokenizer = chat.load_tokenizer(config.model.model_path)
     rewards = reward_lab.Bench(load_preset("math"), config.train, tokenizer)
     lab = RewardLab(rewards, tried, rows, stage)
@@ -57,7 +57,7 @@ def main() -> None:
     weights = iter(number / 8 for number in range(1, TIMES + 1))
     figures = {
         "rollouts sampled, model loaded": time.perf_counter() - started,
-        "rollouts read from their cache": seconds(lambda: pilot.sample(run, rows[:64], config)),
+        "rollouts read from their cache": seconds(lambda: baseline.sample(run, rows[:64], config)),
         "512 completions scored and shown": seconds(lambda: lab.use(rewards)),
         "one completion edited": seconds(lambda: setattr(lab.text, "value", next(texts))),
         "one slider moved": seconds(lambda: setattr(lab.sliders[0], "value", next(weights))),

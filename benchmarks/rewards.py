@@ -14,7 +14,7 @@ from pathlib import Path
 from math_verify import parse, verify
 
 from grpo_nb.data import sources
-from grpo_nb.data.golds import gold_finder
+from grpo_nb.data.references import answer_finder
 from grpo_nb.rewards import math_verify_reward, numeric_correctness_reward
 from grpo_nb.rewards.numbers import parse_number
 from grpo_nb.rewards.presets import built_in
@@ -47,30 +47,34 @@ COLUMNS = {
 }
 
 
-def golds(path: str | None) -> list[str]:
+def expected(path: str | None) -> list[str]:
     config = DataConfig(source=str(Path(path).resolve())) if path else DataConfig()
-    find_gold = gold_finder("auto")
+    find_answer = answer_finder("auto")
     batches = sources.read(config)
-    return [find_gold(row["answer"]) for batch in batches for _, row in batch]
+    return [find_answer(row["answer"]) for batch in batches for _, row in batch]
 
 
 def accuracy(answers: list[str]) -> None:
-    whole = [gold for gold in answers if (parse_number(gold) or 0) > 0 and "." not in gold]
+    whole = [
+        expected
+        for expected in answers
+        if (parse_number(expected) or 0) > 0 and "." not in expected
+    ]
     for name, form in FORMS.items():
-        right = [form.format(gold) for gold in whole]
-        wrong = [form.format(int(gold.replace(",", "")) + 1) for gold in whole]
+        right = [form.format(expected) for expected in whole]
+        wrong = [form.format(int(expected.replace(",", "")) + 1) for expected in whole]
         scores = numeric_correctness_reward(completions=right + wrong, answer=whole * 2)
         share = sum(s == (i < len(right)) for i, s in enumerate(scores)) / len(scores)
         print(f"accuracy, {name:<8} {share:.4f} of {len(scores)}")
     for title, styles in (("recall, restyled", RESTYLED), ("false positives, near", NEAR)):
-        texts = [FORMS["tagged"].format(s.format(gold)) for gold in whole for s in styles]
-        columns = [gold for gold in whole for _ in styles]
+        texts = [FORMS["tagged"].format(s.format(expected)) for expected in whole for s in styles]
+        columns = [expected for expected in whole for _ in styles]
         scores = numeric_correctness_reward(completions=texts, answer=columns)
         print(f"{title}: {sum(scores) / len(scores):.4f} of {len(scores)}")
 
 
 def throughput(answers: list[str]) -> None:
-    rows = [(FORMS["boxed"].format(gold), gold) for gold in answers]
+    rows = [(FORMS["boxed"].format(expected), expected) for expected in answers]
     texts, columns = zip(*rows, strict=True)
 
     def timed(score) -> float:
@@ -79,8 +83,8 @@ def throughput(answers: list[str]) -> None:
         return len(rows) / (time.perf_counter() - started)
 
     def plain() -> None:
-        for text, gold in rows:
-            verify(parse(f"${gold}$", parsing_timeout=None), parse(text, parsing_timeout=None),
+        for text, expected in rows:
+            verify(parse(f"${expected}$", parsing_timeout=None), parse(text, parsing_timeout=None),
                    timeout_seconds=None)  # fmt: skip
 
     plain()
@@ -107,7 +111,7 @@ def floods() -> None:
 
 
 if __name__ == "__main__":
-    gold_answers = golds(sys.argv[1] if len(sys.argv) > 1 else None)
-    accuracy(gold_answers)
-    throughput(gold_answers)
+    expected_answers = expected(sys.argv[1] if len(sys.argv) > 1 else None)
+    accuracy(expected_answers)
+    throughput(expected_answers)
     floods()

@@ -28,7 +28,7 @@ all_or_nothing_reward = gated(
 BRIEF = {"reward": "max_length_penalty", "name": "brevity_penalty", "weight": 8.0}
 BRIEF["arguments"] = {"maximum": 16}
 HARSH = [{"reward": f"{__file__}:all_or_nothing_reward"}]
-COMMON = {"train.max_steps": 60, "train.eval_steps": 10, "rewards.pilot_prompts": 16}
+COMMON = {"train.max_steps": 60, "train.eval_steps": 10, "rewards.baseline_prompts": 16}
 # name: what is set, the reward set (none: the preset), the alert that is meant for it
 RUNS: dict[str, tuple[dict[str, Any], Any, str]] = {
     "healthy": ({}, None, ""),

@@ -36,13 +36,13 @@ def train(way: str, seed: int) -> dict[str, float]:
         trainer, policy, rows, chosen = build(way, [], folder, LONGEST, seed=seed, **SCHEDULE)
         from transformers import TrainerCallback
 
-        rows, golds = rows[:PROMPTS], [row["answer"] for row in rows[:PROMPTS]]
+        rows, expected = rows[:PROMPTS], [row["answer"] for row in rows[:PROMPTS]]
 
         def accuracy() -> float:
             prompts = [row["prompt"] for row in rows]
             groups = policy.generate(prompts, max_completion_length=48)
             texts = [group[0].text for group in groups]
-            return statistics.mean(chosen.reward_funcs[0](completions=texts, answer=golds))
+            return statistics.mean(chosen.reward_funcs[0](completions=texts, answer=expected))
 
         class Watch(TrainerCallback):
             spent, reached = (0.0, 0.0), None

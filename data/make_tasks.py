@@ -31,7 +31,7 @@ SEED = 0
 WORDS = {
     "name": "Ann Ben Cleo Dan Eva Finn Gia Hugo Ida Jon Kim Leo",
     "city": "Paris Oslo Rome Lima Cairo Delhi Tokyo Riga",
-    "job": "cook nurse pilot baker judge farmer singer painter",
+    "job": "cook nurse baseline baker judge farmer singer painter",
     "pet": "cat dog hen pony goat duck frog mouse",
     "item": "boat clock lamp chair violin tent mirror kettle",
     "place": "street garden market harbour station kitchen",
@@ -151,11 +151,11 @@ def sample_json(rng: random.Random) -> Problem:
     record = rng.choice(RECORDS)
     fields = [field for field in values if field != "name" and f"{{{field}}}" in record]
     wanted = rng.sample(fields, rng.randint(2, len(fields)))
-    gold = {field: values[field] for field in wanted}
+    expected = {field: values[field] for field in wanted}
     question = f"Extract {', '.join(wanted)}: {record.format(**values)}"
-    text = json.dumps(gold)
-    missing = [json.dumps({k: v for k, v in gold.items() if k != field}) for field in wanted]
-    twisted = dict(zip(wanted, [*gold.values()][1:] + [*gold.values()][:1], strict=True))
+    text = json.dumps(expected)
+    missing = [json.dumps({k: v for k, v in expected.items() if k != field}) for field in wanted]
+    twisted = dict(zip(wanted, [*expected.values()][1:] + [*expected.values()][:1], strict=True))
     return Problem(
         {"question": question, "answer": text},
         text,

@@ -21,7 +21,7 @@ sys.path[:0] = [str(PROJECT_ROOT / "data"), str(PROJECT_ROOT / "notebooks")]
 SHARED_DATA = PROJECT_ROOT.parent / "shared" / "data"
 TINY_SETTINGS = {
     "data.eval_rows": 32,
-    "rewards.pilot_prompts": 4,
+    "rewards.baseline_prompts": 4,
     "train.max_steps": 4,
     "train.per_device_train_batch_size": 16,
 }

@@ -6,7 +6,7 @@ import re
 
 from grpo_nb.models import Sample
 from grpo_nb.reward_lab import Bench
-from grpo_nb.reward_lab.pilot import Pilot
+from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import numeric_correctness_reward, reward, reward_set
 
 SUMS = [(47, 38), (1, 1), (9, 6), (30, 12), (5, 8), (21, 3)]
@@ -18,7 +18,7 @@ SAID = [  # by a base model: right, wrong, without tags, rambling until it is cu
     "<reasoning>first we add them, and so we get <answer>{0}",
 ]
 TEXTS_P_G = [[text.format(a + b, a + b + 1) for text in SAID] for a, b in SUMS]
-PILOT = Pilot(ROWS, [[Sample(t, len(t), False) for t in of] for of in TEXTS_P_G], 0.01, 0.01)
+PILOT = Baseline(ROWS, [[Sample(t, len(t), False) for t in of] for of in TEXTS_P_G], 0.01, 0.01)
 FORM = "<reasoning>[^<]+</reasoning><answer>[^<]+</answer>"
 
 
@@ -38,7 +38,7 @@ def texts_of(completions):
 
 def echoed(completions, answer, **_):
     pairs = zip(answer, texts_of(completions), strict=True)
-    return [float(gold in re.findall(r"\d+", text)) for gold, text in pairs]
+    return [float(expected in re.findall(r"\d+", text)) for expected, text in pairs]
 
 
 def mean_step(completions, **_):
@@ -54,13 +54,13 @@ FLAWED = {  # by its flaw: what names it, its weight beside correctness (0: in i
     "empty tags pay": ("empty tags", 0.25, lambda r: bool(said(r) and said(r, "reasoning"))),
     "the first answer wins": ("several answers", 0, lambda r, answer: said(r)[:1] == [answer]),
     "guesses may be listed": ("one answer or another", 0, lambda r, answer: answer in str(said(r))),
-    "the gold counts anywhere, among others": ("every number 0-100", 0.5, echoed),
+    "the expected counts anywhere, among others": ("every number 0-100", 0.5, echoed),
     "the longer, the better": ("100,000 characters", 0.5, lambda r: min(1, len(r) / 2000)),
     "the mean over no step is NaN": ("not finite", 0.25, mean_step),
     "unseeded noise breaks ties": ("not deterministic", 0.25, lambda r: random.random()),
-    "every row has the first row's gold": ("depends on row order", 0, as_first_row),
+    "every row has the first row's expected": ("depends on row order", 0, as_first_row),
     "never false": ("empty completion", 0, lambda r, answer: answer in answer),
-    "reads another tag": ("the gold", 0, lambda r, answer: said(r, "final") == [answer]),
+    "reads another tag": ("reference answer", 0, lambda r, answer: said(r, "final") == [answer]),
     "every further tag pays": ("tag-stuffed prose", 0.25, lambda r: min(1, r.count("<") / 40)),
     "every connective pays": ("stuffed connectives", 0.25, lambda r: min(1, r.count("so ") / 10)),
     "raises on an empty text": ("raises", 0.25, lambda r: r[0] == "<"),

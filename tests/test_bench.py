@@ -10,7 +10,9 @@ from grpo_nb.rewards import Scored, load_preset, reward, reward_set
 from grpo_nb.runs.config import resolve
 
 SUMS = {"47 + 38?": "85", "1 + 1?": "2"}
-ROWS = [{"prompt": [], "question": question, "answer": gold} for question, gold in SUMS.items()]
+ROWS = [
+    {"prompt": [], "question": question, "answer": expected} for question, expected in SUMS.items()
+]
 RIGHT = "<reasoning>1+1=2</reasoning><answer>85</answer>"
 MATH = Bench(load_preset("math"))
 
@@ -23,7 +25,7 @@ def long_winded(response: str) -> Scored:
 def test_a_table_line_holds_scores_total_and_advantage():
     table = MATH.table(ROWS, [[RIGHT, [{"role": "assistant", "content": "85."}]], ["2", "2"]])
     assert table["completion"].tolist() == [RIGHT, "85.", "2", "2"]
-    assert table["gold"].tolist() == ["85", "85", "2", "2"]
+    assert table["reference"].tolist() == ["85", "85", "2", "2"]
     assert table["answer"].tolist() == ["85", "85.", "2", "2"]
     assert table["soft_xml_format_reward"].tolist() == [1, 0, 0, 0]
     assert table["total"].tolist() == [1.625, 1, 1, 1]
@@ -63,5 +65,9 @@ OUTWEIGHED = MATH.adding(long_winded, 1).adding(long_winded, 4).preset  # by "xx
 def test_rows_on_which_the_gold_loses_are_named(preset, lost):
     ours = Bench(preset)
     found = references(ours, ROWS, ours.table(ROWS, [["x" * 900, "y"], ["2", "3"]]))
-    said = [f"the gold loses on {lost} rows: '47 + 38?', …; its reference, "] if lost else []
+    said = (
+        [f"the reference answer loses on {lost} rows: '47 + 38?', …; its reference, "]
+        if lost
+        else []
+    )
     assert [check.evidence[: len(said[0])] for check in found] == said

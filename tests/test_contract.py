@@ -14,8 +14,8 @@ def test_a_missing_column_is_named_with_those_there_are():
     def needs(response: str, answer: str) -> float:
         return 0.0
 
-    with pytest.raises(ValueError, match=r"needs the column 'answer'.*\['gold'\]"):
-        needs(completions=["1"], gold=["1"])
+    with pytest.raises(ValueError, match=r"needs the column 'answer'.*\['expected'\]"):
+        needs(completions=["1"], expected=["1"])
 
 
 def test_a_column_of_another_length_is_refused():
@@ -110,11 +110,11 @@ def test_an_async_scorer_is_refused_and_an_async_reward_of_trls_shape_called_any
 def test_past_the_allowed_share_of_none_it_raises():
     @reward(max_none_share=0.05)
     def dry(response: str) -> Scored:
-        return Scored(None if response == "x" else 1.0, "no gold")
+        return Scored(None if response == "x" else 1.0, "no expected")
 
     assert dry(completions=["a"] * 19 + ["x"]).count(None) == 1
     assert dry(completions=["x"]) == [None]
-    with pytest.raises(RuntimeError, match=r"could not score 2 of 20 .* no gold"):
+    with pytest.raises(RuntimeError, match=r"could not score 2 of 20 .* no expected"):
         dry(completions=["a"] * 18 + ["x"] * 2)
 
 

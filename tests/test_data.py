@@ -1,4 +1,4 @@
-"""Sources, golds, validation, duplicates, splits: what can be wrong with rows, case by case."""
+"""Sources, answers, validation, duplicates, splits: what can be wrong with rows, case by case."""
 
 import copy
 import gzip
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo_nb import data, reward_lab
-from grpo_nb.data import duplicates, golds, sources, store, validate
+from grpo_nb.data import duplicates, references, sources, store, validate
 from grpo_nb.evaluation import answers
 from grpo_nb.models import chat
 from grpo_nb.rewards import load_preset
@@ -312,10 +312,10 @@ def test_what_is_read_of_a_file(tmp_path, name, content, rows):
     ("fields", "fault"),
     [
         ('"answer": NaN', "empty: '' holds no number"),
-        ('"answer": -Infinity', "gold not of its kind: '-inf' holds no number"),
-        ('"answer": 1e999', "gold not of its kind: 'inf' holds no number"),
-        ('"answer": [1, 2]', "gold not of its kind: '[1, 2]' holds no number"),
-        ('"answer": "\\ud800"', "gold not of its kind"),
+        ('"answer": -Infinity', "answer not of its kind: '-inf' holds no number"),
+        ('"answer": 1e999', "answer not of its kind: 'inf' holds no number"),
+        ('"answer": [1, 2]', "answer not of its kind: '[1, 2]' holds no number"),
+        ('"answer": "\\ud800"', "answer not of its kind"),
         ('"\\ud800": 1', r"column missing: the row has question, \ud800"),
         ('"answer": 1, "\\ud800": 1', r"damaged text: '\ud800'"),
         (f'"answer": {"9" * 5000}', "unreadable: not JSON (Exceeds the limit"),
@@ -372,8 +372,13 @@ def test_broken_lines_are_reported_by_number_and_the_others_kept(tmp_path, runs_
         ),
         ({"question": "a", "answer": None}, "empty", "answer", "''"),
         ({"question": "a", "answer": float("nan")}, "empty", "answer", "''"),
-        ({"question": "a", "answer": "about a dozen"}, "gold not of its kind", "answer", "'about"),
-        ({"question": "a", "answer": "so #### "}, "gold not of its kind", "answer", "'so ####'"),
+        (
+            {"question": "a", "answer": "about a dozen"},
+            "answer not of its kind",
+            "answer",
+            "'about",
+        ),
+        ({"question": "a", "answer": "so #### "}, "answer not of its kind", "answer", "'so ####'"),
         ({"question": "CafÃ© 2?", "answer": "2"}, "damaged text", "question", r"'Caf\xc3\xa9 2?'"),
         ({"question": "Caf\ufffd?", "answer": "2"}, "damaged text", "question", r"'Caf\ufffd?'"),
         ({"question": "a\x00b", "answer": "2"}, "damaged text", "question", r"'a\x00b'"),
@@ -424,7 +429,7 @@ def test_the_shapes_of_rows(row, kind, turns, answer):
 
 
 @pytest.mark.parametrize(
-    ("answer_format", "cell", "gold"),
+    ("answer_format", "cell", "answer"),
     [
         ("auto", "so 1\n#### 18", "18"),
         ("auto", " 18 ", "18"),
@@ -440,8 +445,8 @@ def test_the_shapes_of_rows(row, kind, turns, answer):
         (r"regex:\d+", "18 or 20", "18"),
     ],
 )
-def test_the_gold_is_found_in_its_cell(answer_format, cell, gold):
-    assert golds.gold_finder(answer_format)(cell) == gold
+def test_the_answer_is_found_in_its_cell(answer_format, cell, answer):
+    assert references.answer_finder(answer_format)(cell) == answer
 
 
 @pytest.mark.parametrize(
@@ -455,8 +460,8 @@ def test_the_gold_is_found_in_its_cell(answer_format, cell, gold):
     ],
 )
 def test_golds_are_checked_by_kind_and_compared_in_plain_form(kind, good, same, bad):
-    assert golds.plain_gold(good, kind) == golds.plain_gold(same, kind) is not None
-    assert bad is None or golds.plain_gold(bad, kind) is None
+    assert references.plain_answer(good, kind) == references.plain_answer(same, kind) is not None
+    assert bad is None or references.plain_answer(bad, kind) is None
 
 
 # The chat template
@@ -522,15 +527,15 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
     with pytest.raises(ValueError, match=r"2 of 4 rows of .*rows.jsonl .* 0.05 of them") as caught:
         prepare(rows)
     assert "row 2, column 'question': empty: None. fill the cell" in str(caught.value)
-    assert "row 3, column 'answer': gold not of its kind: 'about a dozen'" in str(caught.value)
+    assert "row 3, column 'answer': answer not of its kind: 'about a dozen'" in str(caught.value)
     assert "data.answer_kind" in str(caught.value)
     assert not list(runs_dir.glob("r/*"))
     rows += [question(99, "x")] * 30
     train, held_out, report = prepare(rows, {"max_dropped_share": 1})
     assert len(train + held_out) == 2
-    empty, golds = report["dropped"]
-    assert (empty["rows"], golds["rows"]) == ([2], [3, *range(5, 24)])
-    assert (empty["count"], golds["count"]) == (1, 31)
+    empty, kind = report["dropped"]
+    assert (empty["rows"], kind["rows"]) == ([2], [3, *range(5, 24)])
+    assert (empty["count"], kind["count"]) == (1, 31)
     checks = {check.name: check for check in data.checks(report, DataConfig())}
     assert [check.state for check in checks.values()] == ["ok"] * 3 + ["warning"] * 2
     assert checks["dataset"].evidence == (
@@ -540,7 +545,7 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
         "empty", "warning", "1 left out, the first: 2. row 2, column 'question': empty: None",
         validate.REMEDIES["empty"],
     )  # fmt: skip
-    assert report["gold_parse_rate"] == pytest.approx(2 / 33)
+    assert report["answer_parse_rate"] == pytest.approx(2 / 33)
     assert json.loads((runs_dir / "r/data/report.json").read_text()) == report
 
 
@@ -557,7 +562,7 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
         ([question(1)], {"answer_format": "json:"}, "known are auto"),
         ([question(1)], {"extra_columns": "completion"}, "'completion', a name that is taken"),
         ([question(1)], {"extra_columns": "unit, self"}, "'self', a name that is taken"),
-        ([question(1)], {"priming_rows": 1}, "needs the reference of a reward set"),
+        ([question(1)], {"sft_rows": 1}, "needs the reference of a reward set"),
     ],
 )  # fmt: skip
 def test_a_wrong_setting_or_an_empty_result_says_why(runs_dir, rows, settings, message):
@@ -586,7 +591,7 @@ def test_repeated_and_contradictory_questions(runs_dir):
     assert (len(train), len(held_out)) == (13, 7)
     assert {row["question"] for row in train + held_out} == {f"Question {i}?" for i in range(20)}
     dropped = {entry["reason"]: entry for entry in report["dropped"]}
-    assert dropped["question with several golds"]["rows"] == [41, 42, 43]
+    assert dropped["question with several answers"]["rows"] == [41, 42, 43]
     assert dropped["question repeated"]["rows"] == list(range(21, 41))
 
 
@@ -710,13 +715,13 @@ def test_a_full_disk_leaves_the_data_as_they_were(runs_dir):
 # Priming
 
 
-def test_priming_rows_show_the_worked_answer_in_the_wanted_format(runs_dir):
+def test_sft_rows_show_the_worked_answer_in_the_wanted_format(runs_dir):
     worked = "She has 2+2=<<2+2=4>>4 pens.\n#### 4"
     rows = [question(i, worked) for i in range(5)] + [question(9, "1")]
-    settings = {"priming_rows": 4, "eval_rows": 2}
+    settings = {"sft_rows": 4, "eval_rows": 2}
     preset = load_preset("math")
     prepare(rows, settings, reference=preset.reference)
-    primed = store.read_rows(runs_dir / "r/data/priming.parquet")
+    primed = store.read_rows(runs_dir / "r/data/sft.parquet")
     texts = {row["completion"][0]["content"] for row in primed}
     worked = "<reasoning>She has 2+2=4 pens.</reasoning><answer>4</answer>"
     assert texts <= {worked, preset.reference({"answer": "1"})}
@@ -740,5 +745,5 @@ def test_every_gold_of_gsm8k_parses(gsm8k_test_file, runs_dir):
     settings = {"source": str(gsm8k_test_file), "max_prompt_tokens": 10_000}
     train, held_out, report = prepare(None, settings)
     assert (report["rows_read"], report["dropped"]) == (1319, [])
-    assert report["gold_parse_rate"] == 1.0
+    assert report["answer_parse_rate"] == 1.0
     assert len(train + held_out) == 1319

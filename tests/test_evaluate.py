@@ -112,14 +112,14 @@ def test_the_verdict_follows_from_the_interval(name, interval, prompts, p, word)
     assert verdict(name, interval, prompts, p) == word
 
 
-def answers(greedy: str, sampled: list[str], gold: str = "1") -> pd.DataFrame:
+def answers(greedy: str, sampled: list[str], reference: str = "1") -> pd.DataFrame:
     """Lines as `evaluate_model` gives them; a letter a prompt is what it answered."""
     groups = {"greedy": [[x] for x in greedy], "sampled": [list(group) for group in sampled]}
     lines = [
-        {"row": row, "question": f"q{row}", "gold": gold, "decoding": decoding}
+        {"row": row, "question": f"q{row}", "reference": reference, "decoding": decoding}
         | {"completion": x, "answer": None if x == "-" else x, "tokens": 1, "truncated": x == "-"}
-        | dict.fromkeys([*MATH.names, "accuracy", "reward", "format"], float(x == gold))
-        | {"correct": x == gold}
+        | dict.fromkeys([*MATH.names, "accuracy", "reward", "format"], float(x == reference))
+        | {"correct": x == reference}
         for decoding, of_decoding in groups.items()
         for row, group in enumerate(of_decoding)
         for x in group

@@ -10,7 +10,7 @@ from hackable import lifted
 
 from grpo_nb import data, reward_lab
 from grpo_nb.models import Sample
-from grpo_nb.reward_lab import pilot
+from grpo_nb.reward_lab import baseline
 from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.runs import start_stage
 
@@ -21,19 +21,19 @@ STALE = "the rewards or their weights are not those that were tested"
 
 @pytest.fixture
 def lab(runs_dir):
-    """Stage 02 of a run whose data stage 01 really prepared, with a pilot."""
+    """Stage 02 of a run whose data stage 01 really prepared, with a baseline."""
     stage = start_stage("01", "gate", SMALL, profile="tiny-cpu")
     data.prepare(stage.run, stage.config.data, 0, lambda prompts: [10] * len(prompts))
     stage.finish("data")
-    stage = start_stage("02", "gate", {"rewards.pilot_completions": 2})
+    stage = start_stage("02", "gate", {"rewards.baseline_completions": 2})
     rows = data.load(stage.run, "train")
     said = [[Sample(MATH.reference(row), 9, False), Sample("?", 2, False)] for row in rows[:4]]
-    tried = pilot.Pilot(rows[:4], said, 0.1, 0.1)
-    return SimpleNamespace(stage=stage, run=stage.run, rows=rows, pilot=tried)
+    tried = baseline.Baseline(rows[:4], said, 0.1, 0.1)
+    return SimpleNamespace(stage=stage, run=stage.run, rows=rows, baseline=tried)
 
 
 def judged(lab, preset):
-    verdict = reward_lab.judge(reward_lab.Bench(preset), lab.rows, lab.pilot, lab.stage)
+    verdict = reward_lab.judge(reward_lab.Bench(preset), lab.rows, lab.baseline, lab.stage)
     reward_lab.save(lab.run, reward_lab.Bench(preset), verdict)
     return verdict
 
@@ -66,7 +66,8 @@ def test_a_failed_verdict_says_what_won_and_what_the_reference_reads(lab):
     first, *more = verdict.failures
     reference = MATH.reference(lab.rows[0])
     assert (
-        first.startswith("the gold: the gold loses on ") and f"{reference!r}, earns 0 of 1" in first
+        first.startswith("reference answer: the reference answer loses on ")
+        and f"{reference!r}, earns 0 of 1" in first
     )
     refused(lab, reward_set([(never, 1.0)]), f"and {len(more)} more in rewards/report.json")
     report = json.loads((lab.run / "rewards/report.json").read_text())
@@ -108,7 +109,7 @@ def test_a_failed_verdict_is_refused_with_its_reasons(lab, reason):
 BAKED = """
 def doubled(completions, answer, **kwargs):
     texts = [completion[0]["content"] for completion in completions]
-    return [2.0 * (f"<answer>{gold}</answer>" in text) for gold, text in zip(answer, texts)]
+    return [2.0 * (f"<answer>{expected}</answer>" in text) for expected, text in zip(answer, texts)]
 """
 
 
@@ -169,7 +170,7 @@ print(preset.names, preset.reward_weights, preset.full, scores, bench.fingerprin
 
 
 def adopted(lab, source):
-    ours = reward_lab.adopt(reward_lab.Bench(MATH), lab.rows, lab.pilot, lab.stage, source)
+    ours = reward_lab.adopt(reward_lab.Bench(MATH), lab.rows, lab.baseline, lab.stage, source)
     return ours.preset
 
 
@@ -198,7 +199,7 @@ def test_a_cell_may_bring_its_own_form_and_an_emptied_one_brings_the_preset_back
     assert lab.run.settings()["rewards.preset"] == path == str(lab.run / "rewards/mine.py")
     assert adopted(lab, OWN).reference(lab.rows[0]) == MATH.reference(lab.rows[0])
     again = start_stage("02", "gate")
-    reward_lab.adopt(reward_lab.Bench(MATH), lab.rows, lab.pilot, again, "# nothing\n")
+    reward_lab.adopt(reward_lab.Bench(MATH), lab.rows, lab.baseline, again, "# nothing\n")
     assert again.config.rewards.preset == lab.run.settings()["rewards.preset"] == "math"
 
 
@@ -259,7 +260,7 @@ def test_written_weights_reach_the_run_and_stage_03_takes_them(lab, weights):
     judged(lab, MATH)
     lab.stage.finish("rewards")
     given = reward_lab.Bench(MATH._replace(reward_weights=weights))
-    assert reward_lab.write_weights(given, lab.rows, lab.pilot, lab.stage)[0].passed
+    assert reward_lab.write_weights(given, lab.rows, lab.baseline, lab.stage)[0].passed
     written = start_stage("03", "gate").config.rewards.reward_weights
     assert lab.run.settings() == {"rewards.reward_weights": written}
     assert reward_lab.check(lab.run, load_preset("math", written))

@@ -34,7 +34,7 @@ def chat(moved_run):
 
 @pytest.fixture
 def questions(tmp_path):
-    """48 sums with their golds, as CSV with names of its own."""
+    """48 sums with their reference answers, as CSV with names of its own."""
     pairs = [(a, b) for a in range(11, 19) for b in range(21, 27)]
     frame = pd.DataFrame(pairs, columns=["a", "b"])
     frame["sum"] = frame["a"] + frame["b"]
@@ -134,7 +134,7 @@ def test_killed_in_the_middle_it_goes_on_and_writes_the_same_file(
     assert cut.read_bytes() == whole.read_bytes()
     lines = lines_of(whole)
     assert [line["row"] for line in lines] == list(range(1, 49))
-    assert {line["gold"] for line in lines if line["row"] <= 2} == {"32", "33"}
+    assert {line["reference"] for line in lines if line["row"] <= 2} == {"32", "33"}
     asked = {"model": "base", "question_column": "ask", "answer_column": "sum"}
     asked["sampling"] = Sampling(temperature=1.0, batch_size=3)
     monkeypatch.setattr(
@@ -163,7 +163,7 @@ def test_rows_that_cannot_be_asked_keep_their_line(moved_run, few, tmp_path):
         assert why in line.get("fault", "")
         assert ("fault" in line) == bool(why)
         assert ("completion" in line) == (why in ("", "holds no number"))
-    assert [("gold" in line, "reward" in line) for line in lines[:3]] == [
+    assert [("reference" in line, "reward" in line) for line in lines[:3]] == [
         *((True, True), (False, False), (False, False))
     ]
     assert "7 rows, 5 with a fault, numeric_correctness_reward " in summary
@@ -182,9 +182,11 @@ def test_a_file_of_any_kind_gets_the_same_answers(moved_run, questions, tmp_path
     columns = {"question_column": "ask", "answer_column": "sum"}
     answer_file(moved_run, source, tmp_path / "to.jsonl", model="base", **columns)
     chat = Chat(moved_run)
-    for line, (ask, gold) in zip(lines_of(tmp_path / "to.jsonl"), frame.to_numpy(), strict=True):
-        said = chat.answer(chat.row(ask, gold), "base")
-        assert (line["question"], line["gold"]) == (ask, gold)
+    for line, (ask, reference) in zip(
+        lines_of(tmp_path / "to.jsonl"), frame.to_numpy(), strict=True
+    ):
+        said = chat.answer(chat.row(ask, reference), "base")
+        assert (line["question"], line["reference"]) == (ask, reference)
         assert (line["completion"], line["answer"]) == (said.completion, said.answer)
         assert line["reward"] == said.total
 
@@ -228,8 +230,8 @@ def test_wrong_input_is_refused_before_a_model_is_loaded(
     assert "nowhere.csv is not a file" in refused("nowhere.csv", *base)
     assert "the row has a, b, sum, ask" in refused(str(questions), *base)
     asked = (str(questions), "--question-column", "ask")
-    assert "has no column 'gold'; it has a, b, sum, ask" in refused(
-        *asked, *base, "--answer-column", "gold"
+    assert "has no column 'reference'; it has a, b, sum, ask" in refused(
+        *asked, *base, "--answer-column", "reference"
     )
     assert "model/merged lacks" in refused(*asked)
     assert "did you mean 'merged'?" in refused(*asked, "--model", "merge")
@@ -307,13 +309,13 @@ def test_a_run_that_was_not_trained_says_so(runs_dir):
 
 def test_enter_asks_both_and_a_gold_scores_them(chat):
     panel = ChatPanel(chat)
-    panel.question.value, panel.gold.value = SUM, "85"
+    panel.question.value, panel.reference.value = SUM, "85"
     panel.question._handle_custom_msg({"event": "submit"}, [])  # what Enter sends
     assert panel.errors.value == ""
     said = [chat.answer(chat.row(SUM, "85"), model) for model in ("base", "tuned")]
     row = chat.row(SUM, "85")
     assert panel.view.value == answers_page(row, dict(zip(("base", "tuned"), said, strict=True)))
-    panel.gold.value, panel.temperature.value, panel.seed.value = "", 1.0, 3
+    panel.reference.value, panel.temperature.value, panel.seed.value = "", 1.0, 3
     panel.button.click()
     said = {model: chat.answer(SUM, model, **SAMPLED) for model in ("base", "tuned")}
     assert panel.view.value == answers_page(chat.row(SUM), said)

@@ -15,7 +15,7 @@ MATH = rewards.load_preset("math")
 
 def lines(right, questions, decoding):
     table = pd.DataFrame({"row": range(len(right)), "question": questions})
-    table["gold"], table["decoding"], table["completion"] = "1", decoding, "1"
+    table["reference"], table["decoding"], table["completion"] = "1", decoding, "1"
     table["answer"], table["tokens"], table["truncated"] = "1", 3, False
     for name in MATH.names:
         table[name] = right.astype(float)

@@ -13,14 +13,14 @@ from hackable import FLAWED, PILOT, ROWS, bench_with, lifted, texts_of
 from grpo_nb import reward_lab
 from grpo_nb.models import Sample
 from grpo_nb.reward_lab import Bench, lint, read_cases
-from grpo_nb.reward_lab.pilot import Pilot
+from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import PRESETS, RewardSet, reward_set
 from grpo_nb.rewards import numeric_correctness_reward as correct
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
 
 CORRECT = Bench(reward_set([(correct, 1.0)]))
-EXAMPLES = {  # question, gold, and the tests of code
+EXAMPLES = {  # question, expected, and the tests of code
     "math": [("47 + 38?", "85"), ("How many days have 3 weeks?", "21"), ("1 + 1?", "2")],
     "qa": [("The capital of France?", "Paris"), ("The Berlin Wall fell in?", "1989")],
     "json_extraction": [("Ann is 7.", '{"age": 7}'), ("Bo is forty.", '{"age": 40}')],
@@ -59,7 +59,7 @@ def test_our_presets_pass(name, stage):
     right = [preset.reference(row) for row in rows]
     groups = zip(right, right[1:] + right[:1], [text[:20] for text in right], strict=True)
     samples = [[Sample(text, len(text), False) for text in group] for group in groups]
-    verdict = reward_lab.judge(Bench(preset), rows, Pilot(rows, samples, 0.1, 0.1), stage)
+    verdict = reward_lab.judge(Bench(preset), rows, Baseline(rows, samples, 0.1, 0.1), stage)
     assert verdict.passed, verdict
     assert len(verdict.probes.completions) == len(verdict.probes.table) > 20
 

@@ -28,7 +28,7 @@ def fresh_pool():
 
 
 @pytest.mark.parametrize(
-    ("gold", "answer"),
+    ("expected", "answer"),
     [
         (r"\frac{1}{2}", r"\dfrac12"),
         (r"\frac{1}{2}", r"\frac 1 2"),
@@ -78,18 +78,18 @@ def fresh_pool():
         ("-\\frac{1}{2}", "−\\frac{1}{2}"),
     ],
 )
-def test_right_answers_in_another_style(gold, answer):
-    assert verify_latex(gold, answer) is True
-    assert verify_latex(gold, gold) is True
+def test_right_answers_in_another_style(expected, answer):
+    assert verify_latex(expected, answer) is True
+    assert verify_latex(expected, expected) is True
 
 
 @pytest.mark.parametrize(
-    ("gold", "answer", "reason"),
+    ("expected", "answer", "reason"),
     [
         ("18", "17 = 18", "relation"),
         ("18", "18 = 17", "relation"),
         ("18", "x = 18 = 17", "relation"),
-        ("x=18", "x = 17 = 18", "one relation more than the gold"),
+        ("x=18", "x = 17 = 18", "one relation more than the expected"),
         ("18", r"18 \approx 17", "relation"),
         ("18", r"18 \neq 17", "relation"),
         ("18", r"x \in \{18\}", "relation"),
@@ -163,16 +163,16 @@ def test_right_answers_in_another_style(gold, answer):
         ("18", "(" * 21 + "18" + ")" * 21, "too deep"),
     ],
 )
-def test_near_misses(gold, answer, reason):
-    assert verify_latex(gold, answer) is False, reason
+def test_near_misses(expected, answer, reason):
+    assert verify_latex(expected, answer) is False, reason
 
 
 @pytest.mark.parametrize(
-    "gold", ["", "  ", r"\frac{1}{", "1 +", "{" * 30, "9^{9^{9^{9}}}", "7" * 501]
+    "expected", ["", "  ", r"\frac{1}{", "1 +", "{" * 30, "9^{9^{9^{9}}}", "7" * 501]
 )
-def test_a_gold_that_cannot_be_used_gives_none_whatever_the_answer(gold):
-    assert verify_latex(gold, "18") is None
-    assert verify_latex(gold, "17 or 18") is None
+def test_a_gold_that_cannot_be_used_gives_none_whatever_the_answer(expected):
+    assert verify_latex(expected, "18") is None
+    assert verify_latex(expected, "17 or 18") is None
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])

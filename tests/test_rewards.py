@@ -139,9 +139,9 @@ NUMERIC = [
     ("<answer>84 85</answer>", 0.0, "two numbers"),
     ("<answer>84 or 85</answer>", 0.0, "alternatives"),
     ("<answer>84 = 85</answer>", 0.0, "a relation"),
-    ("<answer>it is not 85</answer>", 0.0, "a sentence with the gold"),
+    ("<answer>it is not 85</answer>", 0.0, "a sentence with the expected"),
     ("<answer>" + " ".join(map(str, range(100))) + "</answer>", 0.0, "every number"),
-    ("<reasoning>85</reasoning>", 0.0, "gold in the reasoning alone"),
+    ("<reasoning>85</reasoning>", 0.0, "expected in the reasoning alone"),
     ("<answer></answer>", 0.0, "empty tag"),
     ("<answer>85", 0.0, "truncated"),
     ("<answer>85.00000001</answer>", 0.0, "near"),
@@ -272,7 +272,7 @@ TABLES = {
         ("because so then 1", 0.0, "outside the tag"),
     ],
     "citation_reward": [
-        ("The sky is blue [1].", 1.0, "the gold source"),
+        ("The sky is blue [1].", 1.0, "the expected source"),
         ("The sky is blue [2].", 0.0, "another source"),
         ("The sky is blue [1][7].", 0.0, "an invented source"),
         ("[1]", 0.0, "no claim"),
@@ -288,13 +288,13 @@ TABLES = {
         ("<answer>(B)</answer>", 1.0, "in brackets"),
         ("<answer>b. Paris</answer>", 1.0, "with its text"),
         ("<answer>A or B</answer>", 0.0, "two options"),
-        ("<answer>B or A</answer>", 0.0, "two options, the gold first"),
+        ("<answer>B or A</answer>", 0.0, "two options, the expected first"),
         ("<answer>A</answer>", 0.0, "wrong"),
         ("<answer>Boats</answer>", 0.0, "a word"),
     ],
     "exact_match_reward": [
         ("<answer> 85. </answer>", 1.0, "spacing and period"),
-        ("<answer>850</answer>", 0.0, "contains the gold"),
+        ("<answer>850</answer>", 0.0, "contains the expected"),
     ],
     "fuzzy_match_reward": [
         ("<answer>85</answer>", 1.0, "equal"),
@@ -311,12 +311,12 @@ TABLES = {
         (GOOD.replace(">85<", ">84<"), 0.0, "well-formed and wrong"),
     ],
 }  # fmt: skip
-OF_TEXT_GOLDS = [name for name, func in ALL.items() if "answer" in func.columns]
-GOLDS = {"json_fields_reward": '{"a": 1}', "multiple_choice_reward": "B"}
+OF_TEXT_EXPECTED = [name for name, func in ALL.items() if "answer" in func.columns]
+EXPECTED = {"json_fields_reward": '{"a": 1}', "multiple_choice_reward": "B"}
 CASES = [(name, *case) for name, cases in TABLES.items() for case in cases]
 
 
-@pytest.mark.parametrize("name", sorted(set(OF_TEXT_GOLDS) - {"json_fields_reward"}))
+@pytest.mark.parametrize("name", sorted(set(OF_TEXT_EXPECTED) - {"json_fields_reward"}))
 def test_nothing_does_not_equal_an_empty_gold(name):
     """In a graded reward 0 may be the middle: what counts is that nothing is paid."""
     scores = score_all(ALL[name], ["", "<answer></answer>"], answer="")
@@ -325,7 +325,7 @@ def test_nothing_does_not_equal_an_empty_gold(name):
 
 @pytest.mark.parametrize(("name", "text", "score", "reason"), CASES)
 def test_adversarial_tables(name, text, score, reason):
-    given = {"answer": GOLDS[name]} if name in GOLDS else {}
+    given = {"answer": EXPECTED[name]} if name in EXPECTED else {}
     assert one(built_in()[name], text, **given) == pytest.approx(score), reason
 
 
@@ -403,7 +403,7 @@ def test_the_reference_of_the_code_preset_wins():
 
 
 @pytest.mark.parametrize(
-    ("text", "gold", "score"),
+    ("text", "expected", "score"),
     [
         (r"\boxed{\frac{\sqrt{2}}{2}}", r"\frac{1}{\sqrt{2}}", 1.0),
         (r"<answer>$(-1, 3]$</answer>", "(-1,3]", 1.0),
@@ -417,8 +417,8 @@ def test_the_reference_of_the_code_preset_wins():
         ("", "18", 0.0),
     ],
 )
-def test_mathematics(text, gold, score):
-    assert rewards.math_verify_reward(completions=[text], answer=[gold]) == [score]
+def test_mathematics(text, expected, score):
+    assert rewards.math_verify_reward(completions=[text], answer=[expected]) == [score]
 
 
 def test_numbers_are_settled_without_math_verify():

@@ -14,7 +14,7 @@ from unsloth_cells import CELLS
 
 from grpo_nb import data, reward_lab
 from grpo_nb.models import Sample, chat
-from grpo_nb.reward_lab.pilot import Pilot
+from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import Adaptive, load_preset, reward_set
 from grpo_nb.rewards.own import TRLS_OWN
 from grpo_nb.rewards.presets import built_in, load_python
@@ -51,7 +51,7 @@ reward_funcs += [cosine, repetition, overlong]
 ]
 FOREIGN = {**CELLS, "trl": TRLS, "docs/coming-from.md": EXAMPLE}
 OURS = [func for func in built_in().values() if set(func.columns) <= {"answer"}]
-OURS = [func for func in OURS if func.__name__ != "json_fields_reward"]  # its golds are JSON
+OURS = [func for func in OURS if func.__name__ != "json_fields_reward"]  # its expected are JSON
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_foreign_rewards_earn_in_notebook_2_what_they_earn_in_training(name, tra
     ]
     rows = [by_question[question] for question in questions]
     samples = [[Sample(text, len(text), False) for text in texts] for texts in texts_P_G]
-    tried, stage = Pilot(rows, samples, 0.1, 0.1), Stage(Run("own"), "02", trained.config)
+    tried, stage = Baseline(rows, samples, 0.1, 0.1), Stage(Run("own"), "02", trained.config)
     plain = reward_lab.Bench(load_preset("math"), trained.config.train, trained.tokenizer)
     ours = reward_lab.adopt(plain, trained.rows, tried, stage, FOREIGN[name])
     scores = ours.table(rows, texts_P_G)[ours.preset.names].to_numpy()

@@ -225,9 +225,9 @@ def test_a_stage_before_that_no_longer_writes_a_file_is_noticed(runs_dir):
 
 def test_settings_reach_later_stages_and_stay_with_what_they_made(runs_dir):
     finish("01", settings={"data.eval_rows": 9, "seed": 4})
-    config = start("02", {"rewards.pilot_prompts": 3}).config
-    assert (config.seed, config.data.eval_rows, config.rewards.pilot_prompts) == (4, 9, 3)
-    assert start("02").config.rewards.pilot_prompts == 32, "no longer set: the profile's again"
+    config = start("02", {"rewards.baseline_prompts": 3}).config
+    assert (config.seed, config.data.eval_rows, config.rewards.baseline_prompts) == (4, 9, 3)
+    assert start("02").config.rewards.baseline_prompts == 32, "no longer set: the profile's again"
     finish("02")
     finish("03", settings={"train.max_completion_length": 200, "trl.epsilon": 0.3})
     kept = finish("01").config()
@@ -265,13 +265,13 @@ def test_an_edit_of_config_yaml_is_noticed_and_named(runs_dir):
 
 def test_a_comment_in_config_yaml_and_what_a_stage_changes_is_no_edit(runs_dir):
     stage = start("01")
-    stage.change({"rewards.pilot_prompts": 3})
+    stage.change({"rewards.baseline_prompts": 3})
     (stage.run / "x").touch()
     stage.finish("x")
     path = stage.run / "config.yaml"
     path.write_text("# mine\n" + path.read_text())
-    assert stage.run.config().rewards.pilot_prompts == 3
-    assert stage.run.settings() == {"rewards.pilot_prompts": 3}
+    assert stage.run.config().rewards.baseline_prompts == 3
+    assert stage.run.settings() == {"rewards.baseline_prompts": 3}
     start("02")
 
 

@@ -45,9 +45,9 @@ def test_the_rewards_trl_logged_are_those_of_the_bench(demo_run):
     table = pd.read_parquet(sorted((demo_run / "train/completions").glob("*.parquet"))[-1])
     answers = {str(row["prompt"]): row["answer"] for row in load(demo_run, "train")}
     completions = [list(completion) for completion in table["completion"]]
-    gold = [answers[str([dict(m) for m in prompt])] for prompt in table["prompt"]]
+    expected = [answers[str([dict(m) for m in prompt])] for prompt in table["prompt"]]
     for func in MATH.reward_funcs:
-        scores = func(completions=completions, answer=gold)
+        scores = func(completions=completions, answer=expected)
         np.testing.assert_allclose(scores, table[func.__name__], atol=1e-6)
 
 
@@ -228,8 +228,8 @@ def test_validation_leaves_the_training_as_it_would_be(start):
 
 
 def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_dir):
-    run = make_run("here", **{"data.priming_rows": 64, "data.max_rows": 200})
-    warm = {"train.priming_steps": 60, "train.priming_learning_rate": 2e-3}
+    run = make_run("here", **{"data.sft_rows": 64, "data.max_rows": 200})
+    warm = {"train.sft_steps": 60, "train.sft_learning_rate": 2e-3}
     config = resolve("tiny-cpu", flatten(run.config()), warm)
     stage, prompts = Stage(run, "03", config), [row["prompt"] for row in load(run, "train")]
 
@@ -252,8 +252,8 @@ def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_di
 
 def test_a_warm_up_without_rows_is_refused(start):
     one = start()
-    config = resolve("tiny-cpu", {"train.priming_steps": 5})
-    with pytest.raises(ValueError, match=r"set data\.priming_rows in notebook 1"):
+    config = resolve("tiny-cpu", {"train.sft_steps": 5})
+    with pytest.raises(ValueError, match=r"set data\.sft_rows in notebook 1"):
         training.warm_up(one.policy, Stage(one.stage.run, "03", config))
 
 

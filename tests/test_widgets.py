@@ -9,7 +9,7 @@ import yaml
 
 from grpo_nb import data, reward_lab, runs
 from grpo_nb.models import Sample, chat
-from grpo_nb.reward_lab import pilot
+from grpo_nb.reward_lab import baseline
 from grpo_nb.rewards import load_preset, reward
 from grpo_nb.views.widgets import CompletionBrowser, RewardLab
 
@@ -24,9 +24,9 @@ def lab(runs_dir):
     count_tokens = partial(chat.count_tokens, tokenizer)
     data.prepare(first.run, first.config.data, 0, count_tokens)
     first.finish("data")
-    stage = runs.start_stage("02", "lab", {"rewards.pilot_completions": 4})
+    stage = runs.start_stage("02", "lab", {"rewards.baseline_completions": 4})
     rows = data.load(stage.run, "train")
-    tried = pilot.Pilot(rows[:3], [samples_of(row) for row in rows[:3]], 0.1, 0.1)
+    tried = baseline.Baseline(rows[:3], [samples_of(row) for row in rows[:3]], 0.1, 0.1)
     opened = RewardLab(
         reward_lab.Bench(load_preset("math"), tokenizer=tokenizer), tried, rows, stage
     )
@@ -69,9 +69,9 @@ def test_a_group_without_signal_is_marked(lab):
 
 
 def test_an_edited_completion_is_scored_and_can_be_undone(lab):
-    gold = lab.pilot.rows[1]["answer"]
+    expected = lab.baseline.rows[1]["answer"]
     lab.prompt.value, lab.number.value = 1, 3
-    lab.text.value = f"<answer>{gold}</answer>"
+    lab.text.value = f"<answer>{expected}</answer>"
     assert lab.table["numeric_correctness_reward"][7] == 1
     assert lab.table["total"][:4].tolist() == lab.table["total"][8:].tolist(), "others are left"
     lab.original.click()
@@ -84,7 +84,7 @@ def test_the_edit_of_one_completion_survives_a_look_at_another(lab):
     lab.number.value = 1
     lab.number.value = 0
     assert lab.text.value == "edited"
-    assert lab.pilot.completions_P_G[0][0] != "edited", "the pilot is not touched"
+    assert lab.baseline.completions_P_G[0][0] != "edited", "the baseline is not touched"
 
 
 def test_probes_run_on_what_is_shown(lab):

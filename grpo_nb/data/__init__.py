@@ -41,7 +41,7 @@ def prepare(
     """Read, validate, drop what cannot be used, split; the report. Writes data/, all or nothing.
 
     Args:
-        run: Gets data/train.parquet, data/eval.parquet, data/report.json, data/priming.parquet.
+        run: Gets data/train.parquet, data/eval.parquet, data/report.json, data/sft.parquet.
         config: Source, columns and limits.
         seed: Of the split.
         count_tokens: Tokens of each prompt as the model's chat template renders it.
@@ -54,8 +54,8 @@ def prepare(
         FileNotFoundError: The source does not exist.
     """
     extra_columns(config)
-    if config.priming_rows and reference is None:
-        raise ValueError("data.priming_rows needs the reference of a reward set: pass reference=")
+    if config.sft_rows and reference is None:
+        raise ValueError("data.sft_rows needs the reference of a reward set: pass reference=")
     if config.system_prompt == "preset":
         config = config.model_copy(update={"system_prompt": preset_prompt})
     drops = Drops()
@@ -68,10 +68,10 @@ def prepare(
         rows.write(folder / "train.parquet", train)
         rows.write(folder / "eval.parquet", held_out)
         rows.path.unlink()
-        if config.priming_rows:
-            shown = store.read_rows(folder / "train.parquet", config.priming_rows)
+        if config.sft_rows:
+            shown = store.read_rows(folder / "train.parquet", config.sft_rows)
             table = pa.Table.from_pylist(_warm_up(shown, reference))
-            pq.write_table(table, folder / "priming.parquet")
+            pq.write_table(table, folder / "sft.parquet")
         report = {"source": config.source, "rows_read": drops.rows_read}
         report |= {"train_rows": len(train), "eval_rows": len(held_out)}
         report |= {"dropped": list(drops.reasons.values()), **figures(tokens, drops)}
@@ -120,7 +120,7 @@ def _split(
     seen: pd.DataFrame, minhashes: np.ndarray, drops: Drops, config: DataConfig, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Places of the rows to train on and to hold out."""
-    disputed = seen.groupby("question")["gold"].transform("nunique") > 1
+    disputed = seen.groupby("question")["answer"].transform("nunique") > 1
     repeated = seen.duplicated("question") & ~disputed
     drops.add(CONTRADICTORY, seen["row"][disputed])
     drops.add(REPEATED, seen["row"][repeated])

@@ -26,7 +26,7 @@ def fingerprints(checked: Sequence[Checked]) -> tuple[pd.DataFrame, np.ndarray]:
     hashes = {
         "row": [one.number for one in checked],
         "question": [hash(key) for key in keys],
-        "gold": [hash(one.gold) for one in checked],
+        "answer": [hash(one.plain) for one in checked],
         "numbers": [hash(tuple(sorted(w for w in text if not w.isalpha()))) for text in words],
     }
     runs = [_runs(text) or [key] for text, key in zip(words, keys, strict=True)]

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_nb.data.validate import GOLD, LONG, REMEDIES
+from grpo_nb.data.validate import KIND, LONG, REMEDIES
 from grpo_nb.runs import Check
 from grpo_nb.runs.config import DataConfig
 
@@ -45,13 +45,13 @@ class Drops:
 
 def figures(tokens: np.ndarray, drops: Drops) -> dict[str, Any]:
     """Share of reference answers that parse; prompt lengths, and the cap that keeps 99 %."""
-    unparsed = drops.reasons.get(GOLD, {"count": 0})["count"]
+    unparsed = drops.reasons.get(KIND, {"count": 0})["count"]
     counts, edges = np.histogram(tokens, bins=min(40, int(np.ptp(tokens)) + 1))
     p50, p95, p99 = (int(np.percentile(tokens, p, method="higher")) for p in (50, 95, 99))
     lengths = {"p50": p50, "p95": p95, "p99": p99, "max": int(tokens.max())}
     lengths["recommended_cap"] = -(-p99 // 8) * 8
     lengths["histogram"] = {"edges": edges.round(1).tolist(), "counts": counts.tolist()}
-    return {"gold_parse_rate": len(tokens) / (len(tokens) + unparsed), "prompt_tokens": lengths}
+    return {"answer_parse_rate": len(tokens) / (len(tokens) + unparsed), "prompt_tokens": lengths}
 
 
 def checks(report: Mapping[str, Any], config: DataConfig) -> list[Check]:
@@ -59,7 +59,7 @@ def checks(report: Mapping[str, Any], config: DataConfig) -> list[Check]:
     lengths, cap = report["prompt_tokens"], config.max_prompt_tokens
     near = sum(entry["count"] for entry in report["dropped"] if entry["reason"] == LEAKS)
     rows = f"{report['train_rows']} rows to train on, {report['eval_rows']} held out"
-    parsed = f"{report['gold_parse_rate']:.1%} of the reference answers parse"
+    parsed = f"{report['answer_parse_rate']:.1%} of the reference answers parse"
     split = f"no held-out prompt is trained on; {near} rows nearly equal to one were left out"
     long = f"99 % have at most {lengths['p99']} tokens, the longest {lengths['max']}; cap {cap}"
     fits = lengths["p99"] <= cap

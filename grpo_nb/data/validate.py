@@ -12,7 +12,7 @@ import string
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from grpo_nb.data.golds import as_text, gold_finder, letter_of, plain_gold
+from grpo_nb.data.references import answer_finder, as_text, letter_of, plain_answer
 from grpo_nb.data.sources import Batch, Row
 from grpo_nb.rewards.prompts import Message, build_prompt
 from grpo_nb.runs.config import DataConfig
@@ -27,14 +27,14 @@ TAKEN = {"prompt", "question", "answer", "prompt_tokens", "worked"} | {
 # U+FFFD, UTF-8 read as Latin-1 ("Ã©"), control characters, halves of surrogate pairs.
 DAMAGED = re.compile("\ufffd|[ÃÂ][\u0080-\u00bf]|â€|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 UNREADABLE, MISSING, TYPE, EMPTY = "unreadable", "column missing", "wrong type", "empty"
-GOLD, TEXT, LONG = "gold not of its kind", "damaged text", "prompt too long"
-TEMPLATE, CONTRADICTORY = "unfit for the chat template", "question with several golds"
+KIND, TEXT, LONG = "answer not of its kind", "damaged text", "prompt too long"
+TEMPLATE, CONTRADICTORY = "unfit for the chat template", "question with several answers"
 REMEDIES = {
     UNREADABLE: "correct the line",
     MISSING: "name the columns with data.question_column, data.answer_column, data.extra_columns",
     TYPE: "make it a text, or a chat of roles and contents that ends with the user's turn",
     EMPTY: "fill the cell, or leave the row out",
-    GOLD: "say where the answer is with data.answer_format, and what with data.answer_kind",
+    KIND: "say where the answer is with data.answer_format, and what with data.answer_kind",
     TEXT: "read the source in the encoding it was written in, and save it as UTF-8",
     TEMPLATE: "correct the text or the turns, or leave the row out",
     LONG: "raise data.max_prompt_tokens and model.max_seq_length as far as the model's context",
@@ -67,19 +67,19 @@ class Checked(NamedTuple):
 
     number: int
     row: Row
-    gold: Any
+    plain: Any
 
 
 def check_rows(
     batch: Batch, config: DataConfig, count_tokens: CountTokens
 ) -> tuple[list[Checked], list[Fault], list[int]]:
     """The rows that can be used, the faults of the others, and the tokens of all prompts."""
-    find_gold = gold_finder(config.answer_format)
+    find_answer = answer_finder(config.answer_format)
     limit = config.max_prompt_tokens
     checked, faults = [], []
     for number, raw in batch:
         try:
-            checked.append(Checked(number, *_check_row(raw, config, find_gold)))
+            checked.append(Checked(number, *_check_row(raw, config, find_answer)))
         except Fault as fault:
             fault.row = number
             faults.append(fault)
@@ -121,7 +121,7 @@ def row_to_ask(number: int, raw: Row | str, config: DataConfig) -> Row:
     try:
         row = _asked(raw, config)
         if config.answer_column in raw:
-            row = _check_row(raw, config, gold_finder(config.answer_format))[0]
+            row = _check_row(raw, config, answer_finder(config.answer_format))[0]
     except Fault as fault:
         fault.row = number
         if not row:
@@ -150,18 +150,18 @@ def _asked(row: Row | str, config: DataConfig) -> Row:
 
 
 def _check_row(
-    row: Row | str, config: DataConfig, find_gold: Callable[[Any], str]
+    row: Row | str, config: DataConfig, find_answer: Callable[[Any], str]
 ) -> tuple[Row, Any]:
     asked = _asked(row, config)
     cell = _cell(row, config.answer_column)
-    gold = find_gold(cell)
+    answer = find_answer(cell)
     if config.answer_kind == "choice":
-        gold = letter_of(cell, gold, _choices(row))
-    plain = plain_gold(gold, config.answer_kind) if gold else None
+        answer = letter_of(cell, answer, _choices(row))
+    plain = plain_answer(answer, config.answer_kind) if answer else None
     if plain is None:
         why = f"{as_text(cell)[-60:]!r} holds no {config.answer_kind}"
-        raise Fault(GOLD if as_text(cell) else EMPTY, config.answer_column, why)
-    _refuse_damage(config.answer_column, gold)
+        raise Fault(KIND if as_text(cell) else EMPTY, config.answer_column, why)
+    _refuse_damage(config.answer_column, answer)
     names = extra_columns(config)
     if names == ["all"]:
         names = sorted(row.keys() - TAKEN - {config.question_column, config.answer_column})
@@ -169,9 +169,9 @@ def _check_row(
         _refuse_damage(name, name)
     passed = {name: row[name] for name in SHAPE_COLUMNS if name in row}
     passed |= {name: _cell(row, name) for name in names}
-    if config.priming_rows and "####" in str(cell):
+    if config.sft_rows and "####" in str(cell):
         passed["worked"] = str(cell).partition("####")[0].strip()
-    return {**asked, "answer": gold, **passed}, plain
+    return {**asked, "answer": answer, **passed}, plain
 
 
 def _refuse_damage(column: str, text: str) -> None:

@@ -21,7 +21,7 @@ from grpo_nb.evaluation.report import (
 )
 from grpo_nb.models import Engine, load_tokenizer, open_engine
 from grpo_nb.reward_lab import Bench
-from grpo_nb.reward_lab.pilot import passed
+from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.runs import runs_root
 from grpo_nb.runs.config import RunConfig
@@ -124,7 +124,7 @@ def evaluate_model(
         without_adapter: Judge the base below the adapter, if the model has one.
 
     Returns:
-        A line a completion: row (its place in `rows`), question, gold, decoding, completion,
+        A line a completion: row (its place in `rows`), question, reference, decoding, completion,
         answer (as extracted), tokens, truncated, each reward, reward (their weighted total),
         correct (the first reward in full), and "accuracy" and "format", which are the set's
         first reward and its first of format.
@@ -146,7 +146,7 @@ def evaluate_model(
             {
                 "row": [place for place, _ in flat],
                 "question": [row["question"] for row in asked],
-                "gold": [row["answer"] for row in asked],
+                "reference": [row["answer"] for row in asked],
                 "decoding": decoding,
                 "completion": texts,
                 "answer": pd.Series([preset.extract(text) for text in texts], dtype=object),

@@ -62,9 +62,9 @@ def answer_file(
     """Ask every row of a file, going on where a call with the same settings was cut off.
 
     A line of the target: row (its number in the source), question, completion, answer (as
-    extracted), tokens, truncated; where the row has a reference answer also gold (that answer),
-    each reward, and reward (their weighted total). What cannot be asked has a `fault` alone; a
-    reference answer that cannot be used is one as well, beside the answer.
+    extracted), tokens, truncated; where the row has a reference answer also
+    reference (that answer), each reward, and reward (their weighted total). What cannot be asked
+    has a `fault` alone; a reference answer that cannot be used is one as well, beside the answer.
 
     Args:
         source: CSV, TSV, JSON, JSON lines, Parquet or Arrow.
@@ -111,7 +111,7 @@ def _questions(
     """The run's data settings, for this file."""
     if not source.is_file():
         raise FileNotFoundError(f"{source} is not a file: give a table of questions")
-    change = {"source": str(source.resolve()), "max_rows": 0, "priming_rows": 0}
+    change = {"source": str(source.resolve()), "max_rows": 0, "sft_rows": 0}
     change["question_column"] = question or config.data.question_column
     change["answer_column"] = answer or config.data.answer_column
     change["system_prompt"] = system_prompt(config, preset)
@@ -256,7 +256,7 @@ class _Asker(NamedTuple):
         scores = np.column_stack([scores, self.bench.totals(scores)])
         for (place, row), scored in zip(rows.items(), scores.tolist(), strict=True):
             known = [score if math.isfinite(score) else None for score in scored]
-            lines[place] |= {"gold": row["answer"]}
+            lines[place] |= {"reference": row["answer"]}
             lines[place] |= dict(zip([*self.bench.preset.names, "reward"], known, strict=True))
 
 
@@ -282,9 +282,11 @@ def _summary(target: Path, names: list[str]) -> str:
     seen = Counter()
     with target.open(encoding="utf-8") as file:
         for line in map(json.loads, file):
-            seen.update(["rows", *(key for key in ("fault", "gold") if key in line)])
+            seen.update(["rows", *(key for key in ("fault", "reference") if key in line)])
             seen.update({name: line.get(name) or 0 for name in names})
-    means = "".join(f", {name} {seen[name] / seen['gold']:.3f}" for name in names if seen["gold"])
+    means = "".join(
+        f", {name} {seen[name] / seen['reference']:.3f}" for name in names if seen["reference"]
+    )
     return f"{target}: {seen['rows']} rows, {seen['fault']} with a fault{means}"
 
 

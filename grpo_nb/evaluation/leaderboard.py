@@ -105,11 +105,11 @@ def _unfinished(run: Run) -> str:
 
 
 def _scores(run: Run) -> pd.Series:
-    """What the last evaluated model scored on each held-out prompt, [question, gold]."""
+    """What the last evaluated model scored on each held-out prompt, [question, reference]."""
     *_, last = read_json(run / "eval/report.json")[DECODING]
     lines = pd.read_parquet(run / "eval/samples.parquet")
     lines = lines[(lines["model"] == last) & (lines["decoding"] == DECODING)]
-    return lines.groupby(["question", "gold"])["accuracy"].mean()
+    return lines.groupby(["question", "reference"])["accuracy"].mean()
 
 
 def _line(run: Run, scores: pd.Series) -> dict[str, Any]:

@@ -295,8 +295,9 @@ def before_after(samples: Samples, count: int) -> pd.DataFrame:
     order = np.select([gain < 0, gain > 0], [0, 1], default=2).argsort(kind="stable")
     said = table[["correct", "correct after"]].replace({True: "yes", False: "no"})
     table["correct"] = said["correct"] + " → " + said["correct after"]
-    shown = table[["question", "gold", "completion", "completion after", "correct"]].iloc[order]
-    return shown.set_axis(["question", "gold", "before", "after", "correct"], axis=1)[:count]
+    columns = ["question", "reference", "completion", "completion after", "correct"]
+    shown = table[columns].iloc[order]
+    return shown.set_axis(["question", "reference", "before", "after", "correct"], axis=1)[:count]
 
 
 def save(run: Run, evaluation: Evaluation) -> dict[str, Any]:

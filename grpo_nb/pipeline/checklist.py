@@ -14,7 +14,15 @@ from grpo_nb.runs import NOTEBOOKS, Check, Run, check_stages_before
 EXPECTED = {
     "01": ("dataset", "no leakage", "prompt length"),
     "02": ("rewards", "base model", "completion length"),
-    "03": ("memory", "tracking", "reward rises", "signal", "alerts", "format", "truncation"),
+    "03": (
+        "memory",
+        "tracking",
+        "reward rises",
+        "zero advantage",
+        "alerts",
+        "format",
+        "truncation",
+    ),
     "04": ("merge", "baseline", "better"),
 }
 READ = "No check reads completions: read some, docs/reading-a-run.md#reading-completions"

@@ -80,7 +80,7 @@ def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
     chosen = rewards.load_preset(stage.config.rewards.preset, stage.config.rewards.reward_weights)
     print(reward_lab.check(run, chosen, force))
     policy = models.load_policy(stage.config.model, stage.config.seed, stage.config.policy)
-    if stage.config.train.priming_steps:
+    if stage.config.train.sft_steps:
         print(training.warm_up(policy, stage))
     args = training.grpo_config(stage, policy, chosen)
     trainer = training.Trainer(policy, chosen, args, data.load(run, "train"), stage)
@@ -114,7 +114,7 @@ def _refuse(settings: RunConfig) -> None:
         return
     needed = {
         "model.quantization = '16bit'": settings.model.quantization == "16bit",
-        "train.priming_steps = 0": not settings.train.priming_steps,
+        "train.sft_steps = 0": not settings.train.sft_steps,
     }
     if missing := [need for need, met in needed.items() if not met]:
         raise ValueError(f"FSDP and ZeRO-3 need {' and '.join(missing)}; or take ddp.yaml")

@@ -1,7 +1,7 @@
 # ruff: noqa: F401 (what is imported here is what the room hands out)
 """The reward lab: score table, linter, attacks, and the verdict that stage 03 asks for.
 
-`pilot` samples the base model once; a `Bench` scores its completions as TRL would; `judge` gives
+`baseline` samples the base model once; a `Bench` scores its completions as TRL would; `judge` gives
 the `Verdict`, `save` keeps it, and `check` lets a training begin or refuses it.
 """
 

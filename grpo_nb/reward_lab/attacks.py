@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from grpo_nb.reward_lab.pilot import passed
+from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.reward_lab.table import TIE, Bench, Row
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import tagged
@@ -70,8 +70,8 @@ ATTACKS = [
     Attack("wrong, in perfect format", "wrong", "{wrong}"),
     Attack("several answers", "wrong", tagged(STEP, "{answer}") + "<answer>{other}</answer>" * 2),
     Attack("one answer or another", "wrong", tagged(STEP, "{answer} or {other}")),
-    Attack("gold in reasoning only", "hollow", tagged("it is {answer}", "{other}")),
-    Attack("gold in reasoning, no answer", "hollow", tagged("it is {answer}", "")),
+    Attack("answer in reasoning only", "hollow", tagged("it is {answer}", "{other}")),
+    Attack("answer in reasoning, no answer", "hollow", tagged("it is {answer}", "")),
     Attack("prompt echo", "wrong", "{question}"),
     Attack("prompt echo in tags", "wrong", tagged("{question}", "{question}")),
     Attack("reference twice", "right", "{reference}\n{reference}"),
@@ -104,8 +104,8 @@ def _attacks(preset: RewardSet, row: Row, other: str, own: Sequence[Attack]) -> 
     return tried + (_code(answer, row["tests"]) if "tests" in row else [])
 
 
-def _code(gold: str, tests: Any) -> list[Attack]:
-    named = re.search(r"def (\w+)", gold)
+def _code(answer: str, tests: Any) -> list[Attack]:
+    named = re.search(r"def (\w+)", answer)
     head = f"def {named[1] if named else 'f'}(*a):\n    return"
     programs = {
         "early exit": "import os, sys\nprint('PASS')\nsys.stdout.flush()\nos._exit(0)",
@@ -168,7 +168,7 @@ def probe(bench: Bench, rows: Sequence[Row], own: Sequence[Attack] = ()) -> Prob
         ValueError: All reference answers are the same, so that no answer is wrong.
     """
     chosen = list({row["question"]: row for row in rows}.values())[:PROBED_ROWS]
-    tried = [_attacks(bench.preset, row, _other_gold(rows, row), own) for row in chosen]
+    tried = [_attacks(bench.preset, row, _other_answer(rows, row), own) for row in chosen]
     repeated = [row for row, of_row in zip(chosen, tried, strict=True) for _ in of_row]
     flat = [attack for of_row in tried for attack in of_row]
     scores = bench.score(repeated, [attack.completion for attack in flat])
@@ -185,7 +185,7 @@ def probe(bench: Bench, rows: Sequence[Row], own: Sequence[Attack] = ()) -> Prob
     return Probes(frame, {attack.name: attack.completion for attack in tried[0]})
 
 
-def _other_gold(rows: Sequence[Row], row: Row) -> str:
+def _other_answer(rows: Sequence[Row], row: Row) -> str:
     for other in rows:
         if str(other["answer"]) != str(row["answer"]):
             return str(other["answer"])
@@ -208,23 +208,23 @@ def _verdicts(bench: Bench, table: pd.DataFrame) -> list[str]:
     ]
 
 
-def _because(kind: str, of: Any, gold: Any, wrong: Any, silent: Any, formed: bool) -> str:
+def _because(kind: str, of: Any, reference: Any, wrong: Any, silent: Any, formed: bool) -> str:
     """Why a line wins beside those of honest completions: reference, wrong answer, nothing.
 
     Each has what it earns in all (`total`), by the first reward (`first`) and the `others`.
     """
-    correct = of.first > gold.first - TIE
+    correct = of.first > reference.first - TIE
     if kind == "reference":
         return ""
-    if of.total > gold.total + TIE:
+    if of.total > reference.total + TIE:
         return "earns more than the reference"
-    if of.total > gold.total - TIE and (kind != "right" or formed):
+    if of.total > reference.total - TIE and (kind != "right" or formed):
         return "earns as much as the reference"
     if kind not in ("right", "partial") and correct:
         return "counts as correct: the first reward in full"
     if kind == "right" and correct and of.total < wrong.total - TIE:
         return "earns less than a wrong answer in perfect format"
-    partly = wrong.first + PARTLY * (gold.first - wrong.first)
+    partly = wrong.first + PARTLY * (reference.first - wrong.first)
     if kind in ("hollow", "empty") and (of.others > wrong.others + TIE or of.first > partly):
         return "earns more than an honest wrong answer"
     if kind == "empty" and of.others > max(wrong.others - TIE, silent.others + TIE):
@@ -233,7 +233,7 @@ def _because(kind: str, of: Any, gold: Any, wrong: Any, silent: Any, formed: boo
 
 
 def references(bench: Bench, rows: Sequence[Row], sampled: pd.DataFrame) -> list[Check]:
-    """A check "the gold" where the reference loses: nothing where it wins on every row.
+    """A check "reference answer" where the reference loses: nothing where it wins on every row.
 
     It has to earn the first reward, which is correctness, in full, and more in all than any
     sampled completion of the same question that does not.
@@ -255,12 +255,12 @@ def references(bench: Bench, rows: Sequence[Row], sampled: pd.DataFrame) -> list
         return []
     row, earned = losers[0]
     evidence = (
-        f"the gold loses on {len(losers)} rows: {row['question']!r}, …; its reference, "
+        f"the reference answer loses on {len(losers)} rows: {row['question']!r}, …; its reference, "
         f"{quoted(preset.reference(row))}, earns {earned:.3g} of {preset.full:.3g} from "
         f"{preset.names[0]}"
     )
     fix = "correct what the first reward reads; where another form is asked for, define "
-    return [Check("the gold", "stop", evidence, f"{fix}reference(row) beside the rewards")]
+    return [Check("reference answer", "stop", evidence, f"{fix}reference(row) beside the rewards")]
 
 
 def read_cases(*paths: Path) -> tuple[list[Attack], list[dict[str, Any]]]:

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from grpo_nb.reward_lab import pilot as pilots
+from grpo_nb.reward_lab import baseline as baselines
 from grpo_nb.reward_lab.attacks import Probes, changed_cases, probe, read_cases, references
+from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.linter import lint, usable
 from grpo_nb.reward_lab.table import Bench, Row, signal_table
 from grpo_nb.rewards import RewardSet
@@ -22,7 +23,7 @@ from grpo_nb.runs import NOTEBOOKS, Check, Run, Stage, project_path, write_json
 from grpo_nb.runs.checks import table
 from grpo_nb.runs.config import RunConfig
 
-GOLD_ROWS = 512  # references that are scored
+REFERENCE_ROWS = 512  # references that are scored
 REPORT = "rewards/report.json"
 
 
@@ -32,13 +33,13 @@ class Verdict(NamedTuple):
     checks: "rewards"; what linter, references, attacks and saved cases found; "base model" and
         "completion length".
     probes: What attacks earned; None where a reward cannot be called on them.
-    pilot: Figures of the baseline rollouts.
+    baseline: Figures of the baseline rollouts.
     signal: A line a reward.
     """
 
     checks: list[Check]
     probes: Probes | None
-    pilot: dict[str, Any]
+    baseline: dict[str, Any]
     signal: pd.DataFrame
 
     @property
@@ -60,28 +61,28 @@ class Verdict(NamedTuple):
         return "\n  ".join(["FAILED, and notebook 3 will refuse to train:", *self.failures])
 
 
-def judge(bench: Bench, rows: Sequence[Row], pilot: pilots.Pilot, stage: Stage) -> Verdict:
+def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -> Verdict:
     """Linter, attacks, references and saved cases on the baseline rollouts.
 
     Args:
         bench: The rewards.
-        rows: Dataset rows whose references have to win; GOLD_ROWS of them are scored.
-        pilot: Baseline rollouts.
+        rows: Dataset rows whose references have to win; REFERENCE_ROWS of them are scored.
+        baseline: Baseline rollouts.
         stage: Stage 02: its run's cases, and the batch and lengths of the training to come.
     """
     with redirect_stdout(io.StringIO()):  # of rewards that print what they are called with
-        return _judge(bench, rows, pilot, stage)
+        return _judge(bench, rows, baseline, stage)
 
 
-def _judge(bench: Bench, rows: Sequence[Row], pilot: pilots.Pilot, stage: Stage) -> Verdict:
-    config, texts = stage.config, [one.text for one in pilot.samples]
+def _judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -> Verdict:
+    config, texts = stage.config, [one.text for one in baseline.samples]
     own, saved = read_cases(*cases_of(stage.run, config))
-    seconds = pilot.step_seconds(config.step_completions)
-    found = lint(bench, pilot.repeated_rows, texts, seconds, config.step_completions)
+    seconds = baseline.step_seconds(config.step_completions)
+    found = lint(bench, baseline.repeated_rows, texts, seconds, config.step_completions)
     if not usable(found):
         return Verdict([_rewards(found), *found], None, {}, pd.DataFrame())
-    scored, probes = bench.table(pilot.rows, pilot.completions_P_G), None
-    tested = [*pilot.rows, *rows[:GOLD_ROWS]]
+    scored, probes = bench.table(baseline.rows, baseline.completions_P_G), None
+    tested = [*baseline.rows, *rows[:REFERENCE_ROWS]]
     try:
         probes = probe(bench, tested, own)
         found = [*references(bench, tested, scored), *found, *probes.checks()]
@@ -90,8 +91,8 @@ def _judge(bench: Bench, rows: Sequence[Row], pilot: pilots.Pilot, stage: Stage)
         evidence = f"{error!r} {', '.join(getattr(error, '__notes__', []))}"
         fix = "give such text the least score, or @reward(on_error='skip')"
         found.append(Check("a reward raises on an attack", "stop", evidence, fix))
-    figures = pilots.summary(pilot, scored, bench.preset, config)
-    checks = [_rewards(found), *found, *pilots.checks(figures)]
+    figures = baselines.summary(baseline, scored, bench.preset, config)
+    checks = [_rewards(found), *found, *baselines.checks(figures)]
     return Verdict(checks, probes, figures, signal_table(bench.preset, scored))
 
 
@@ -126,7 +127,7 @@ def save(run: Run, bench: Bench, verdict: Verdict) -> None:
         "rewards_sha256": fingerprint(bench.preset),
         "weights": dict(zip(bench.preset.names, bench.preset.reward_weights, strict=True)),
         "checks": [check._asdict() for check in verdict.checks],
-        "pilot": verdict.pilot,
+        "baseline": verdict.baseline,
         "signal": _lines(verdict.signal),
         "probes": _lines(probes.assign(completion=probes["attack"].map(texts))),
     }
@@ -140,14 +141,14 @@ def _lines(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def write_weights(
-    bench: Bench, rows: Sequence[Row], pilot: pilots.Pilot, stage: Stage
+    bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage
 ) -> tuple[Verdict, str]:
     """Give the run these weights, with a verdict of their own; the message says what was done."""
     text = ", ".join(repr(w).removesuffix(".0") for w in bench.preset.reward_weights)
     run, changed = stage.run, {"rewards.reward_weights": text}
     held = run.is_locked
     run.lock()
-    verdict = judge(bench, rows, pilot, stage)
+    verdict = judge(bench, rows, baseline, stage)
     save(run, bench, verdict)
     stage.change(changed)
     run.record("02", {"outputs": run.files("rewards")})

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 
-from grpo_nb.reward_lab.pilot import Pilot
+from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.table import Bench, Row, explain
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.presets import load_python
@@ -24,7 +24,7 @@ RANGES = "\n\n# Least and greatest scores seen, where none are declared.\nmeasur
 
 
 def adopt(
-    bench: Bench, rows: Sequence[Row], pilot: Pilot, stage: Stage, source: str | None = None
+    bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage, source: str | None = None
 ) -> Bench:
     """The bench with the rewards of the notebook's own cell, as notebook 3 will train with them.
 
@@ -34,7 +34,7 @@ def adopt(
     Args:
         bench: With the preset; its form (reference and answer) is kept.
         rows: Dataset rows, whose references say what a right answer earns.
-        pilot: Baseline rollouts.
+        baseline: Baseline rollouts.
         stage: Stage 02, whose `rewards.preset` becomes the file.
         source: Python text instead of the cell's.
 
@@ -52,7 +52,7 @@ def adopt(
     text = HEAD.format(form=preset) + text.strip("\n") + "\n"
     with redirect_stdout(io.StringIO()):
         chosen = load_python(path, text)
-        ranges = _measured_ranges(bench._replace(preset=chosen), rows, pilot)
+        ranges = _measured_ranges(bench._replace(preset=chosen), rows, baseline)
     if ranges:
         text += RANGES.format(ranges)
     with atomic_path(path) as temporary:
@@ -72,14 +72,14 @@ def cell_of_rewards() -> str:
 
 
 def _measured_ranges(
-    bench: Bench, rows: Sequence[Row], pilot: Pilot
+    bench: Bench, rows: Sequence[Row], baseline: Baseline
 ) -> dict[str, tuple[float, float]]:
     """{reward: (least, greatest)} of those that declare no range and do not keep to [0, 1].
 
     The first reward's greatest score says "correct", so it is always measured.
     """
-    tried = [*pilot.repeated_rows, *rows[:64]]
-    texts = [one.text for one in pilot.samples]
+    tried = [*baseline.repeated_rows, *rows[:64]]
+    texts = [one.text for one in baseline.samples]
     texts += [bench.preset.reference(row) for row in rows[:64]]
     arguments, ranges = bench.arguments(tried, texts), {}
     for number, func in enumerate(bench.preset.reward_funcs):

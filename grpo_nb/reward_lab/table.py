@@ -77,7 +77,7 @@ class Bench(NamedTuple):
             completions_P_G: [prompts][group] completions.
 
         Returns:
-            question, gold, completion, answer (as extracted), each reward and its
+            question, reference, completion, answer (as extracted), each reward and its
             `<reward>/reason`, total, mean and std of the group, advantage, and signal:
             whether the advantages of the group differ at all.
         """
@@ -87,7 +87,7 @@ class Bench(NamedTuple):
         arguments = self.arguments(repeated, flat)
         texts = [completion_text(completion) for completion in flat]
         table = pd.DataFrame({"question": [row["question"] for row in repeated]})
-        table["gold"] = [row["answer"] for row in repeated]
+        table["reference"] = [row["answer"] for row in repeated]
         table["completion"] = texts
         table["answer"] = pd.Series([self.preset.extract(text) for text in texts], dtype=object)
         for func in self.preset.reward_funcs:

@@ -30,8 +30,8 @@ def normalize(text: str) -> str:
 @reward(max_none_share=0.05, resists="answers in several tags: the last one counts")
 def exact_match_reward(response: str, answer: str) -> float | None:
     """1 if the final answer is the reference, up to case, spacing and a trailing period."""
-    gold = normalize(answer)
-    return float(normalize(_answer(response)) == gold) if gold else None
+    expected = normalize(answer)
+    return float(normalize(_answer(response)) == expected) if expected else None
 
 
 @reward(max_none_share=0.05, resists="long answers that contain the right one: all is compared")
@@ -39,9 +39,9 @@ def fuzzy_match_reward(response: str, answer: str, *, threshold: float = 0.6) ->
     """Similarity of final and reference answer (rapidfuzz ratio), 0 below the threshold."""
     from rapidfuzz import fuzz
 
-    if not (gold := normalize(answer)):
+    if not (expected := normalize(answer)):
         return None
-    ratio = fuzz.ratio(normalize(_answer(response)), gold) / 100
+    ratio = fuzz.ratio(normalize(_answer(response)), expected) / 100
     return ratio if ratio >= threshold else 0.0
 
 
@@ -58,16 +58,16 @@ def numeric_correctness_reward(
     >>> numeric_correctness_reward(completions=completions, answer=["18"] * 3)
     [1.0, 0.0, 1.0]
     """
-    gold = parse_number(answer)
-    if gold is None:
+    expected = parse_number(answer)
+    if expected is None:
         return Scored(None, f"the reference answer {answer!r} is not a number")
     found = parse_number(_answer(response))
     if found is None:
         return Scored(0.0, "the answer is not one number")
-    right = found == gold
+    right = found == expected
     if not right and (absolute or relative):
-        right = abs(found - gold) <= max(Fraction(absolute), Fraction(relative) * abs(gold))
-    return RIGHT if right else Scored(0.0, f"{found} is not {gold}")
+        right = abs(found - expected) <= max(Fraction(absolute), Fraction(relative) * abs(expected))
+    return RIGHT if right else Scored(0.0, f"{found} is not {expected}")
 
 
 @reward(max_none_share=0.05, parallel=True, resists="relations, alternatives and partial parses")
@@ -82,9 +82,9 @@ def math_verify_reward(response: str, answer: str, *, timeout_seconds: float = 1
     from grpo_nb.rewards.math_worker import verify_latex
 
     text = _answer(response)
-    found, gold = parse_number(text), parse_number(answer)
-    if found is not None and gold is not None:
-        return Scored(float(found == gold), "compared as numbers")
+    found, expected = parse_number(text), parse_number(answer)
+    if found is not None and expected is not None:
+        return Scored(float(found == expected), "compared as numbers")
     if not text:
         return Scored(0.0, "no answer")
     verdict = verify_latex(answer, text, timeout_seconds)
@@ -96,9 +96,9 @@ def math_verify_reward(response: str, answer: str, *, timeout_seconds: float = 1
 @reward(resists="copying the source, stuffing words: precision counts as much as recall")
 def overlap_reward(response: str, answer: str) -> float:
     """F1 of the words of final and reference answer (ROUGE-1), each word as often as it is."""
-    found, gold = Counter(split_words(_answer(response))), Counter(split_words(answer))
-    shared = (found & gold).total()
-    return 2 * shared / (found.total() + gold.total()) if shared else 0.0
+    found, expected = Counter(split_words(_answer(response))), Counter(split_words(answer))
+    shared = (found & expected).total()
+    return 2 * shared / (found.total() + expected.total()) if shared else 0.0
 
 
 @reward(resists="naming several options: only a lone letter counts")
@@ -132,15 +132,15 @@ def json_fields_reward(response: str, answer: str) -> Scored:
 
     A field that the reference does not have costs as much as one that is missing.
     """
-    gold = parse_json(answer)
+    expected = parse_json(answer)
     try:
         found = parse_json(_answer(response))
     except ValueError as error:
         return Scored(0.0, f"not JSON: {error}")
     if not isinstance(found, dict):
         return Scored(0.0, "not a JSON object")
-    right = sum(key in found and _same(found[key], value) for key, value in gold.items())
-    return Scored(right / max(1, len(gold.keys() | found.keys())))
+    right = sum(key in found and _same(found[key], value) for key, value in expected.items())
+    return Scored(right / max(1, len(expected.keys() | found.keys())))
 
 
 def _same(left: Any, right: Any) -> bool:

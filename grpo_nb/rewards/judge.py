@@ -53,13 +53,13 @@ class LLMJudge:
         """
         from openai import AsyncOpenAI
 
-        golds = columns.get("answer") or [None] * len(completions)
-        if not len(prompts) == len(completions) == len(golds):
+        expected = columns.get("answer") or [None] * len(completions)
+        if not len(prompts) == len(completions) == len(expected):
             raise ValueError(
                 f"reward {self.__name__}: {len(prompts)} prompts, {len(completions)} completions "
-                f"and {len(golds)} answers; give one of each for each completion"
+                f"and {len(expected)} answers; give one of each for each completion"
             )
-        quoted = list(map(_quote, prompts, completions, golds))
+        quoted = list(map(_quote, prompts, completions, expected))
         limit = asyncio.Semaphore(self.concurrency)
         # A client belongs to one event loop, and a notebook sees several.
         async with AsyncOpenAI(
@@ -98,11 +98,11 @@ class LLMJudge:
             return  # given up, in another shape than the API's, or no verdict
 
 
-def _quote(prompt: Completion, completion: Completion, gold: Any) -> str:
+def _quote(prompt: Completion, completion: Completion, expected: Any) -> str:
     """Question, completion and reference for the judge; none of them can close its quotation."""
     asked = prompt if isinstance(prompt, str) else [m for m in prompt if m.get("role") == "user"]
     data = {"QUESTION": completion_text(asked or prompt), "COMPLETION": completion_text(completion)}
-    data |= {} if gold is None else {"REFERENCE ANSWER": str(gold)}
+    data |= {} if expected is None else {"REFERENCE ANSWER": str(expected)}
     return "\n\n".join(
         f"<<<{name}>>>\n{_defused(text)}\n<<<END {name}>>>" for name, text in data.items()
     )

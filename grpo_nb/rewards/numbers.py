@@ -60,7 +60,7 @@ def parse_number(text: str) -> Fraction | None:
     """
     if len(text) > LONGEST:
         return None
-    if _INTEGER.fullmatch(text):  # most golds and answers: ten times as fast
+    if _INTEGER.fullmatch(text):  # most expected and answers: ten times as fast
         return Fraction(int(text))
     match = _NUMBER.fullmatch(plain(text))
     if match is None:

@@ -46,7 +46,7 @@ class DataConfig(Section):
     min_pass_rate: float = setting(0.0, "prompts solved no more often are dropped", ge=0, lt=1)
     max_pass_rate: float = setting(1.0, "and those solved this often or more", gt=0, le=1)
     order: Literal["shuffled", "easy_to_hard"] = setting("shuffled", "of the prompts in training")
-    priming_rows: int = setting(0, "rows written for an SFT warm-up", ge=0)
+    sft_rows: int = setting(0, "rows written for an SFT warm-up", ge=0)
 
 
 class ModelConfig(Section):
@@ -63,8 +63,8 @@ class RewardsConfig(Section):
     preset: str = setting("math", "named list of rewards, or a .py file of rewards")
     reward_weights: str = setting("", "weights in the preset's order; empty: its own")
     cases: str = setting("", "JSONL of your own attacks and saved cases")
-    pilot_prompts: int = setting(32, "prompts sampled from the base model", ge=1)
-    pilot_completions: int = setting(8, "completions for each of them", ge=2)
+    baseline_prompts: int = setting(32, "prompts sampled from the base model", ge=1)
+    baseline_completions: int = setting(8, "completions for each of them", ge=2)
 
 
 class TrainConfig(Section):
@@ -80,11 +80,11 @@ class TrainConfig(Section):
     loss_type: LossType = setting("dapo", "TRL's")
     scale_rewards: Literal["group", "batch", "none"] = setting("group", "TRL's")
     multi_objective_aggregation: Aggregation = setting("sum_then_normalize", "TRL's")
-    priming_steps: int = setting(0, "SFT warm-up steps on data.priming_rows", ge=0)
+    sft_steps: int = setting(0, "SFT warm-up steps on data.sft_rows", ge=0)
     eval_steps: int = setting(25, "validate every so many steps; 0: never", ge=0)
     resume: Literal["auto", "always", "never"] = setting("auto", "a training that was cut off")
     report_to: str = setting("none", 'trackers: "tensorboard", "trackio", "wandb"')
-    priming_learning_rate: float = setting(1e-3, "of the SFT warm-up", gt=0, le=10)
+    sft_learning_rate: float = setting(1e-3, "of the SFT warm-up", gt=0, le=10)
     save_steps: int = setting(25, "a checkpoint every so many steps", ge=1)
     keep_checkpoints: int = setting(2, "the newest that stay on disk", ge=1)
     eval_prompts: int = setting(64, "training rows held out to validate on", ge=1)

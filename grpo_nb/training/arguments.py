@@ -249,11 +249,11 @@ def notable(table: pd.DataFrame) -> pd.DataFrame:
 def expected(rewards: RewardSet, stage: Stage) -> health.Expected:
     """What the run knows before step 1, by which its health is judged."""
     report = stage.run / "rewards/report.json"
-    pilot = read_json(report)["pilot"] if report.exists() else {}
+    baseline = read_json(report)["baseline"] if report.exists() else {}
     ranges = {
         func.__name__: (weight, *declared_range(getattr(func, "reward", func)))
         for func, weight in zip(rewards.reward_funcs, rewards.reward_weights, strict=True)
     }
-    seconds = pilot.get("predicted seconds per step", math.inf)
+    seconds = baseline.get("predicted seconds per step", math.inf)
     train = stage.config.train
     return health.Expected(ranges, stage.config.step_completions, train.eval_prompts, seconds)

@@ -229,7 +229,14 @@ def checks(watch: Watch, lines: Sequence[Mapping[str, Any]], alerts: list[Check]
             "" if whole else "steps are missing: run 03_train_grpo again",
         ),
         _rise(watch),
-        _share(watch, "signal", "groups have zero advantage", zero, watch.limits.no_signal, rows),
+        _share(
+            watch,
+            "zero advantage",
+            "groups have zero advantage",
+            zero,
+            watch.limits.no_signal,
+            rows,
+        ),
         _share(watch, "truncation", "completions are cut", cut, watch.limits.truncated, cap),
         Check(
             "alerts", "stop" if live else "ok", seen, "do what the last one says" if live else ""

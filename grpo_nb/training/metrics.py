@@ -11,7 +11,7 @@ import pandas as pd
 import psutil
 
 from grpo_nb.models import cuda_available
-from grpo_nb.reward_lab.pilot import passed
+from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import completion_text
 from grpo_nb.runs import Run, atomic_path

@@ -12,7 +12,7 @@ from grpo_nb.training import ranks
 
 
 def warm_up(policy: Policy, stage: Stage) -> str:
-    """SFT warm-up: `train.priming_steps` steps on data/priming.parquet; 0 steps do nothing.
+    """SFT warm-up: `train.sft_steps` steps on data/sft.parquet; 0 steps do nothing.
 
     It is done once in a run, into warm_up/: a training that goes on loads what it gave.
 
@@ -23,15 +23,15 @@ def warm_up(policy: Policy, stage: Stage) -> str:
         ValueError: Steps are asked for, and notebook 1 wrote no rows for them.
     """
     train, folder = stage.config.train, stage.run / "warm_up"
-    if not train.priming_steps:
-        return "no SFT warm-up (train.priming_steps = 0)"
-    rows = stage.run / "data/priming.parquet"
+    if not train.sft_steps:
+        return "no SFT warm-up (train.sft_steps = 0)"
+    rows = stage.run / "data/sft.parquet"
     if not rows.is_file():
         raise ValueError(
-            f"train.priming_steps = {train.priming_steps} needs rows to learn from: set "
-            "data.priming_rows in notebook 1 and run it again"
+            f"train.sft_steps = {train.sft_steps} needs rows to learn from: set "
+            "data.sft_rows in notebook 1 and run it again"
         )
-    about = {"steps": train.priming_steps, "learning_rate": train.priming_learning_rate}
+    about = {"steps": train.sft_steps, "learning_rate": train.sft_learning_rate}
     about |= {"seed": stage.config.seed, "rows": sha256(rows)}
     about |= {"model": stage.config.model.model_dump(), "policy": stage.config.policy.model_dump()}
     known = folder / "about.json"
@@ -43,7 +43,7 @@ def warm_up(policy: Policy, stage: Stage) -> str:
         done = {"of": about, "loss_first": losses[0], "loss_last": losses[-1]}
         ranks.from_main(lambda: _save(policy, folder, done))
     first, last = done["loss_first"], done["loss_last"]
-    return f"{train.priming_steps} SFT warm-up steps: loss {first:.3f} → {last:.3f}"
+    return f"{train.sft_steps} SFT warm-up steps: loss {first:.3f} → {last:.3f}"
 
 
 def _save(policy: Policy, folder: Path, about: dict[str, Any]) -> None:
@@ -65,8 +65,8 @@ def _train(policy: Policy, stage: Stage, rows: Path) -> list[float]:
     train = stage.config.train
     arguments: dict[str, Any] = {
         "output_dir": str(stage.run / "warm_up.log"),
-        "max_steps": train.priming_steps,
-        "learning_rate": train.priming_learning_rate,
+        "max_steps": train.sft_steps,
+        "learning_rate": train.sft_learning_rate,
         "per_device_train_batch_size": max(
             1, min(16, train.per_device_train_batch_size) // ranks.count()
         ),

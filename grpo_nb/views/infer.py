@@ -68,10 +68,12 @@ class Chat:
         for engine in set(self.__dict__.pop("_engines", {}).values()):
             engine.close()
 
-    def row(self, question: str, gold: str = "") -> Row:
+    def row(self, question: str, reference: str = "") -> Row:
         """The row that notebook 1 makes of a question, without an answer where none is given."""
         prompt = build_prompt(question, system_prompt(self.config, self.preset))
-        return {"prompt": prompt, "question": question} | ({"answer": gold} if gold else {})
+        return {"prompt": prompt, "question": question} | (
+            {"answer": reference} if reference else {}
+        )
 
     def answer(
         self,
@@ -153,7 +155,7 @@ def answers_page(row: Row, said: Mapping[str, Said]) -> sheet.Page:
         if one.scored:
             cells += [sheet.score(*one.scored[name]) for name in names] + [sheet.score(one.total)]
         lines.append(cells)
-    gold = f"\nreference answer {html.escape(str(row['answer']))}" if "answer" in row else ""
-    caption = f"<b>{html.escape(row['question'])}</b>{gold}"
+    reference = f"\nreference answer {html.escape(str(row['answer']))}" if "answer" in row else ""
+    caption = f"<b>{html.escape(row['question'])}</b>{reference}"
     plain = [row["question"], *(f"{model}: {one.completion}" for model, one in said.items())]
     return sheet.Page(sheet.table(head, lines, caption), "\n".join(plain))

@@ -91,7 +91,7 @@ def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = Non
     signal = "" if first["signal"] else "<b>zero advantage: nothing is learnt from this group</b> "
     caption = (
         f"<b>{html.escape(first['question'])}</b>\n"
-        f"reference answer {html.escape(str(first['gold']))} · "
+        f"reference answer {html.escape(str(first['reference']))} · "
         f"group mean {first['mean']:.3f}, std {first['std']:.3f} {signal}"
     )
     lines = []

@@ -16,7 +16,7 @@ import ipywidgets as w
 import pandas as pd
 
 from grpo_nb.reward_lab import Bench, Verdict, judge, save_case, write_weights
-from grpo_nb.reward_lab.pilot import Pilot
+from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.runs import Stage
 from grpo_nb.training import Controls, Update
 from grpo_nb.views import plots, sheet
@@ -210,18 +210,22 @@ class ChatPanel(View):
         self._lock = threading.Lock()  # a click may come on another thread while one is answered
         wide, narrow = {"flex": "1 1 16em"}, {"flex": "0 1 18em"}
         self.question = w.Text(placeholder="a question", description="Question", layout=wide)
-        self.gold = w.Text(placeholder="optional: to score", description="Reference", layout=narrow)
+        self.reference = w.Text(
+            placeholder="optional: to score", description="Reference", layout=narrow
+        )
         self.button = w.Button(description="Ask", button_style="primary", layout={"width": "7em"})
         self.temperature = w.BoundedFloatText(
             0.0, min=0, max=2, step=0.1, description="Temperature"
         )
         self.seed = w.IntText(0, description="Seed", layout={"width": "12em"})
         self.status, self.view = w.HTML(), w.HTML()
-        asked = w.HBox([self.question, self.gold, self.button], layout={"flex_flow": "row wrap"})
+        asked = w.HBox(
+            [self.question, self.reference, self.button], layout={"flex_flow": "row wrap"}
+        )
         how = w.HBox([self.temperature, self.seed, self.status])
         self.children = [asked, how, self.errors, self.view]
         self.on(self._ask_once, self.button)
-        for field in (self.question, self.gold):
+        for field in (self.question, self.reference):
             field.on_msg(self._entered)
 
     def _entered(self, _: Any, content: dict, buffers: Any) -> None:
@@ -242,7 +246,7 @@ class ChatPanel(View):
     def _ask(self) -> None:
         if not self.question.value.strip():
             raise ValueError("type a question first")
-        row = self.chat.row(self.question.value.strip(), self.gold.value.strip())
+        row = self.chat.row(self.question.value.strip(), self.reference.value.strip())
         said = dict.fromkeys(MODELS, Said(""))
         how = {"temperature": self.temperature.value, "seed": self.seed.value}
 
@@ -260,18 +264,18 @@ class RewardLab(View):
 
     Args:
         bench: Rewards and weights to begin with.
-        pilot: Baseline rollouts: prompts and their completions.
+        baseline: Baseline rollouts: prompts and their completions.
         rows: Dataset rows whose references the probes need.
         stage: Stage 02: where cases and weights are kept.
     """
 
-    def __init__(self, bench: Bench, pilot: Pilot, rows: list[dict], stage: Stage) -> None:
+    def __init__(self, bench: Bench, baseline: Baseline, rows: list[dict], stage: Stage) -> None:
         super().__init__()
-        self.bench, self.pilot, self.rows, self.stage = bench, pilot, rows, stage
-        self.completions_P_G = pilot.completions_P_G
+        self.bench, self.baseline, self.rows, self.stage = bench, baseline, rows, stage
+        self.completions_P_G = baseline.completions_P_G
         self.group_size = len(self.completions_P_G[0])
         self.verdict: Verdict | None = None
-        questions = [(f"{i + 1}. {row['question'][:90]}", i) for i, row in enumerate(pilot.rows)]
+        questions = [(f"{i + 1}. {row['question'][:90]}", i) for i, row in enumerate(baseline.rows)]
         numbers = [(str(i + 1), i) for i in range(self.group_size)]
         self.prompt = w.Dropdown(options=questions, description="Prompt", layout=WIDE)
         self.number = w.Dropdown(options=numbers, description="Completion")
@@ -304,7 +308,7 @@ class RewardLab(View):
         self.guard(partial(self._use, bench))
 
     def _use(self, bench: Bench) -> None:
-        self.table = bench.table(self.pilot.rows, self.completions_P_G)
+        self.table = bench.table(self.baseline.rows, self.completions_P_G)
         self.bench, preset = bench, bench.preset
         pairs = zip(preset.names, preset.reward_weights, strict=True)
         self.sliders = [_weight_slider(name, weight) for name, weight in pairs]
@@ -329,7 +333,7 @@ class RewardLab(View):
         self._show()
 
     def _restore(self) -> None:
-        self.text.value = self.pilot.completions_P_G[self.prompt.value][self.number.value]
+        self.text.value = self.baseline.completions_P_G[self.prompt.value][self.number.value]
 
     def _edit(self) -> None:
         """Score the group again with the text as it stands now."""
@@ -337,7 +341,7 @@ class RewardLab(View):
         if group[self.number.value] == self.text.value:
             return
         group[self.number.value] = self.text.value
-        scored = self.bench.table([self.pilot.rows[self.prompt.value]], [group])
+        scored = self.bench.table([self.baseline.rows[self.prompt.value]], [group])
         scored.index = self._lines()
         self.table.loc[scored.index, scored.columns] = scored
         self._reweigh()
@@ -357,18 +361,18 @@ class RewardLab(View):
 
     def _probe(self) -> None:
         self.report.value = ""
-        self.verdict = judge(self.bench, self.rows, self.pilot, self.stage)
+        self.verdict = judge(self.bench, self.rows, self.baseline, self.stage)
         self.report.value = _verdict_page(self.verdict)
 
     def _save(self) -> None:
         if not self.case_name.value.strip():
             raise ValueError("give the case a name, then save it")
-        row, path = self.pilot.rows[self.prompt.value], self.stage.run / "cases.jsonl"
+        row, path = self.baseline.rows[self.prompt.value], self.stage.run / "cases.jsonl"
         case = save_case(self.bench, path, self.case_name.value.strip(), row, self.text.value)
         self.report.value = html.escape(f"saved {case['case']!r}: {case['scores']}", quote=False)
 
     def _write(self) -> None:
-        self.verdict, said = write_weights(self.bench, self.rows, self.pilot, self.stage)
+        self.verdict, said = write_weights(self.bench, self.rows, self.baseline, self.stage)
         self.report.value = f"<p>{html.escape(said)}</p>{_verdict_page(self.verdict)}"
 
 

@@ -29,8 +29,8 @@ def panel(moved_run, forks, browser, tmp_path_factory):
             yield shown
 
 
-def ask(panel, question, gold=""):
-    panel.get_by_role("textbox", name="Reference").fill(gold)
+def ask(panel, question, reference=""):
+    panel.get_by_role("textbox", name="Reference").fill(reference)
     field = panel.get_by_role("textbox", name="Question")
     field.fill(question)
     field.press("Enter")

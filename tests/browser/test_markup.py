@@ -21,7 +21,7 @@ table = bench.Bench(preset).table([row], [[text, prompts.tagged(text, text)]])""
 VIEWS = {
     "typeset": "HTML(f'<p>{text}</p>')",  # that there is something to keep out
     "sheet": "sheet.score_sheet(table, preset)",
-    "table": "plots.table(table[['question', 'gold', 'completion', 'answer']])",
+    "table": "plots.table(table[['question', 'reference', 'completion', 'answer']])",
     "chat": "infer.answers_page(row, {'base': infer.Said(text, text)})",
     "browser": "widgets.CompletionBrowser(table)",
     "end": "HTML(f'<p>{text}</p>')",

@@ -37,11 +37,11 @@ button"""
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """An empty run with a small pilot; the app prepares its data."""
+    """An empty run with a small baseline; the app prepares its data."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("runs")))
         patch.setenv("OMP_NUM_THREADS", "1")
-        write_json(Run("demo") / "settings.json", {"rewards.pilot_prompts": 4})
+        write_json(Run("demo") / "settings.json", {"rewards.baseline_prompts": 4})
         yield Run("demo")
 
 
@@ -81,7 +81,7 @@ def edit(lab, text, number=1):
     lab.page.keyboard.press("Tab")
 
 
-def gold_of(lab):
+def reference_of(lab):
     return re.search(r"reference answer (\S+)", lab.locator(".sheet caption").inner_text())[1]
 
 
@@ -97,7 +97,7 @@ def test_the_app_asks_for_the_token_and_shows_the_lab(app, browser):
 
 def test_a_weight_moved_by_the_keyboard_changes_totals_and_advantages(lab):
     totals, advantages = (lab.locator(f".sheet td:nth-last-child({place})") for place in (2, 1))
-    edit(lab, RIGHT.format(gold_of(lab)), number=2)
+    edit(lab, RIGHT.format(reference_of(lab)), number=2)
     expect(totals.nth(1)).to_have_text("1.5")
     edit(lab, "no answer and no tags")
     expect(totals.first).to_have_text("0")
@@ -111,8 +111,8 @@ def test_a_weight_moved_by_the_keyboard_changes_totals_and_advantages(lab):
 
 
 def test_an_edited_completion_is_scored_again(lab):
-    gold, chosen = gold_of(lab), lab.locator(".sheet .chosen td")
-    for text, score in ((gold, "1"), ("12345", f"0\n12345 is not {gold}")):
+    reference, chosen = reference_of(lab), lab.locator(".sheet .chosen td")
+    for text, score in ((reference, "1"), ("12345", f"0\n12345 is not {reference}")):
         edit(lab, RIGHT.format(text))
         expect(chosen.nth(2)).to_have_text(text)
         expect(chosen.nth(3)).to_have_text(score, use_inner_text=True)
@@ -121,7 +121,7 @@ def test_an_edited_completion_is_scored_again(lab):
 
 
 def test_a_reward_is_switched_off(lab):
-    edit(lab, RIGHT.format(gold_of(lab)))
+    edit(lab, RIGHT.format(reference_of(lab)))
     total, slider = lab.locator(".chosen td:nth-last-child(2)"), lab.get_by_role("slider").first
     expect(total).to_have_text("1.5", timeout=SLOW)
     for key, shown in (("Home", "0.5"), ("End", "2.5")):

@@ -66,7 +66,7 @@ def policy(config):
 def start(name, rewards=MATH, **settings):
     run = Run(name)
     if not run.path.exists():
-        make_run(name, **{"data.priming_rows": 16, "data.max_rows": 64})
+        make_run(name, **{"data.sft_rows": 16, "data.max_rows": 64})
     stage = Stage(run, "03", resolve("tiny-cpu", flatten(run.config()), SETTINGS, settings))
     loaded = policy(stage.config)
     pretended.claim_in("grpo_nb.training")
@@ -145,7 +145,7 @@ def cut_off():
 
 
 def warm_up():
-    warm = start("warm", **{"train.priming_steps": 6, "train.max_steps": 1})
+    warm = start("warm", **{"train.sft_steps": 6, "train.max_steps": 1})
     warm.train()
     about = json.loads((warm.stage.run / "warm_up/about.json").read_text())
     return about | {"moved": weights(warm.stage.run, "warm_up") != weights(warm.stage.run)}

@@ -20,10 +20,10 @@ FORMATS: dict[str, Callable[[str], str | None]] = {
 }
 
 
-def gold_finder(answer_format: str) -> Callable[[Any], str]:
+def answer_finder(answer_format: str) -> Callable[[Any], str]:
     r"""What finds the reference answer in a cell, or gives ""; ValueError for an unknown format.
 
-    >>> gold_finder("regex:= (\\d+)")("2 + 2 = 4"), gold_finder("json:a.0")('{"a": [7]}')
+    >>> answer_finder("regex:= (\\d+)")("2 + 2 = 4"), answer_finder("json:a.0")('{"a": [7]}')
     ('4', '7')
     """
     kind, _, detail = answer_format.partition(":")
@@ -88,19 +88,19 @@ def letter_of(cell: Any, text: str, choices: Sequence[str]) -> str:
 PLAIN: dict[str, Callable[[str], Any]] = {
     "number": parse_number,
     "choice": str,
-    "json": lambda gold: json.dumps(json.loads(gold), sort_keys=True),
-    "code": lambda gold: ast.dump(ast.parse(gold)),
-    "text": lambda gold: " ".join(gold.casefold().split()),
+    "json": lambda answer: json.dumps(json.loads(answer), sort_keys=True),
+    "code": lambda answer: ast.dump(ast.parse(answer)),
+    "text": lambda answer: " ".join(answer.casefold().split()),
 }
 
 
-def plain_gold(gold: str, kind: str) -> Any:
+def plain_answer(answer: str, kind: str) -> Any:
     """The answer in a form that is the same for equal ones; None where it is not of its kind.
 
-    >>> plain_gold("$1,875.00", "number"), plain_gold("about a dozen", "number")
+    >>> plain_answer("$1,875.00", "number"), plain_answer("about a dozen", "number")
     (Fraction(1875, 1), None)
     """
     try:
-        return PLAIN[kind](gold)
+        return PLAIN[kind](answer)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None

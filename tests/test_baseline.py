@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 
 from grpo_nb import data, models
 from grpo_nb.models import Sample, chat
-from grpo_nb.reward_lab import Bench, pilot
+from grpo_nb.reward_lab import Bench, baseline
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import DataConfig, resolve
 
 SUMS = {f"{i} + 1?": str(i + 1) for i in range(6)}
-ROWS = [{"prompt": build_prompt(q), "question": q, "answer": gold} for q, gold in SUMS.items()]
-SMALL = {"rewards.pilot_completions": 2, "train.max_completion_length": 8}
+ROWS = [
+    {"prompt": build_prompt(q), "question": q, "answer": expected} for q, expected in SUMS.items()
+]
+SMALL = {"rewards.baseline_completions": 2, "train.max_completion_length": 8}
 CONFIG = resolve("tiny-cpu", SMALL)
 
 
@@ -42,9 +44,9 @@ def asked(monkeypatch):
 
 def test_only_missing_prompts_are_sampled(runs_dir, asked):
     run = Run("p")
-    first = pilot.sample(run, ROWS[:3], CONFIG)
-    assert pilot.sample(run, ROWS[:3], CONFIG) == first
-    more = pilot.sample(run, ROWS[::-1], CONFIG)
+    first = baseline.sample(run, ROWS[:3], CONFIG)
+    assert baseline.sample(run, ROWS[:3], CONFIG) == first
+    more = baseline.sample(run, ROWS[::-1], CONFIG)
     assert asked == [["0 + 1?", "1 + 1?", "2 + 1?"], ["5 + 1?", "4 + 1?", "3 + 1?"]]
     assert [group[0].text[2:] for group in more.samples_P_G] == [*SUMS][::-1]
 
@@ -54,36 +56,36 @@ def test_what_the_samples_depend_on_is_sampled_again(runs_dir, tmp_path, asked, 
     value = str(tmp_path) if key == "model.model_path" else 2
     (tmp_path / "config.json").touch()
     for layer in ({}, {"rewards.preset": "qa", "train.max_steps": 9}, {key: value}, {key: value}):
-        pilot.sample(Run("p"), ROWS[:1], resolve("tiny-cpu", SMALL | layer))
+        baseline.sample(Run("p"), ROWS[:1], resolve("tiny-cpu", SMALL | layer))
     (tmp_path / "model.safetensors").touch()  # other weights in the same folder
-    pilot.sample(Run("p"), ROWS[:1], resolve("tiny-cpu", SMALL | {key: value}))
+    baseline.sample(Run("p"), ROWS[:1], resolve("tiny-cpu", SMALL | {key: value}))
     assert len(asked) == (3 if key == "model.model_path" else 2)
 
 
 def test_the_tiny_base_samples_really_and_once(runs_dir, monkeypatch):
-    first = pilot.sample(Run("p"), ROWS[:4], CONFIG)
+    first = baseline.sample(Run("p"), ROWS[:4], CONFIG)
     assert [len(group) for group in first.samples_P_G] == [2] * 4
     assert all(one.tokens == 8 if one.truncated else one.tokens <= 8 for one in first.samples)
     assert first.step_seconds(64) > first.step_seconds(8) > 8 * first.generation_seconds > 0
     monkeypatch.delattr(models, "open_engine")
-    assert pilot.sample(Run("p"), ROWS[:4], CONFIG) == first
+    assert baseline.sample(Run("p"), ROWS[:4], CONFIG) == first
 
 
 @given(st.lists(st.tuples(*[st.booleans()] * 6), min_size=1, max_size=4), st.integers(1, 6))
 def test_pass_at_k_is_the_share_of_all_draws_that_hold_a_right_one(right, k):
     drawn = [[any(draw) for draw in combinations(group, k)] for group in right]
-    assert pilot.pass_at_k(np.array(right), k).mean() == pytest.approx(np.mean(drawn))
+    assert baseline.pass_at_k(np.array(right), k).mean() == pytest.approx(np.mean(drawn))
 
 
 def test_the_summary_says_what_training_will_meet():
     samples = [Sample("", 16, i < 6) for i in range(100)]  # more than 5 % are cut at 48
-    assert pilot.recommended_length(samples, 48)[0] == 96
-    assert pilot.recommended_length(samples[2:], 48)[0] == 24  # a quarter above, in eights
+    assert baseline.recommended_length(samples, 48)[0] == 96
+    assert baseline.recommended_length(samples[2:], 48)[0] == 24  # a quarter above, in eights
     texts = [["1", "1"], ["2", "3"], ["0", ""]]  # always, once and never right
     samples = [[Sample(text, 4, not text) for text in group] for group in texts]
-    tried, preset = pilot.Pilot(ROWS[:3], samples, 0.5, 0.25), load_preset("math")
+    tried, preset = baseline.Baseline(ROWS[:3], samples, 0.5, 0.25), load_preset("math")
     table = Bench(preset).table(tried.rows, texts)
-    figures = pilot.summary(tried, table, preset, CONFIG)
+    figures = baseline.summary(tried, table, preset, CONFIG)
     assert figures.pop("because") == "17% of the completions ran into 8 tokens"
     expected = {f"prompts {kind}": 1 for kind in ("never solved", "always solved", "to keep")}
     expected |= {"prompts": 3, "completions per prompt": 2, "pass@1": 0.5, "pass@2": 2 / 3}
@@ -109,7 +111,7 @@ def test_the_summary_says_what_training_will_meet():
 def test_the_checks_of_base_and_length(figures, states):
     known = {"pass@1": 0.5, "share of zero-advantage groups": 0.5, "max_completion_length": 32}
     known |= {"recommended max_completion_length": 32, "share truncated": 0.1}
-    checks = pilot.checks(known | {"completion tokens, p95": 24.0} | figures)
+    checks = baseline.checks(known | {"completion tokens, p95": 24.0} | figures)
     assert [check.name for check in checks] == ["base model", "completion length"]
     assert [check.state for check in checks] == states
     assert [bool(check.fix) for check in checks] == [state != "ok" for state in states]
@@ -138,7 +140,7 @@ def test_prompts_that_teach_nothing_are_dropped_and_the_others_come_easy_first(
     math = load_preset("math")
     stage, report = prepare(difficulty_prompts=12, order="easy_to_hard")
     before = data.load(stage.run, "train")
-    report = pilot.by_difficulty(stage, math, report)
+    report = baseline.by_difficulty(stage, math, report)
     after = data.load(stage.run, "train")
     found = report["difficulty"]
     assert found["judged"] == 12
@@ -146,25 +148,25 @@ def test_prompts_that_teach_nothing_are_dropped_and_the_others_come_easy_first(
     assert all(row in before for row in after)
     monkeypatch.setattr(models, "open_engine", None)  # nothing is sampled again
     judged = [row for row in after if row in before[:12]]
-    tried = pilot.sample(stage.run, judged, stage.config)
-    rates = pilot.pass_rates(tried, Bench(math).table(judged, tried.completions_P_G), math)
+    tried = baseline.sample(stage.run, judged, stage.config)
+    rates = baseline.pass_rates(tried, Bench(math).table(judged, tried.completions_P_G), math)
     assert len(judged) > 0 and rates["keep"].all(), "always and never solved ones are gone"
     assert rates["pass_rate"].is_monotonic_decreasing
 
 
 def test_without_prompts_to_try_nothing_changes_and_an_empty_band_is_refused(prepare):
     stage, report = prepare()
-    assert pilot.by_difficulty(stage, load_preset("math"), report) is report
+    assert baseline.by_difficulty(stage, load_preset("math"), report) is report
     band = DataConfig(min_pass_rate=0.99, max_pass_rate=0.995)
     with pytest.raises(ValueError, match=r"no prompt has a pass rate between 0\.99 and 0\.995"):
-        pilot.keep_band([{"question": "a?"}], {"a?": 0.5}, band)
+        baseline.keep_band([{"question": "a?"}], {"a?": 0.5}, band)
 
 
 def test_the_band_and_the_order():
     rows = [{"question": f"Question {i}?"} for i in range(5)]
     rates = {f"Question {i}?": rate for i, rate in enumerate([0.0, 0.25, 1.0, 0.75])}
-    kept, report = pilot.keep_band(rows, rates, DataConfig())
+    kept, report = baseline.keep_band(rows, rates, DataConfig())
     assert kept == [rows[1], rows[3], rows[4]], "what was not sampled is kept"
     assert report == {"judged": 4, "too_hard": 1, "too_easy": 1, "kept": 3}
-    ordered, _ = pilot.keep_band(rows, rates, DataConfig(order="easy_to_hard"))
+    ordered, _ = baseline.keep_band(rows, rates, DataConfig(order="easy_to_hard"))
     assert ordered == [rows[3], rows[4], rows[1]]

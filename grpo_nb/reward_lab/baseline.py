@@ -1,6 +1,6 @@
 """Baseline rollouts: completions of the base model, sampled once, scored as often as you like.
 
-`rewards/pilot.parquet` keeps them, a line a completion, with what they were sampled with.
+`rewards/baseline.parquet` keeps them, a line a completion, with what they were sampled with.
 Sampling again with the same model, lengths, temperature and seed reads the file; only
 prompts that it lacks are sampled.
 """
@@ -24,12 +24,12 @@ from grpo_nb.rewards.prompts import Message
 from grpo_nb.runs import Check, Run, Stage, atomic_path, write_json
 from grpo_nb.runs.config import DataConfig, RunConfig
 
-KEPT_AT = "rewards/pilot.parquet"
-SPARE = 1.25  # how much longer than almost all pilot completions the cap should be
+KEPT_AT = "rewards/baseline.parquet"
+SPARE = 1.25  # how much longer than almost all baseline completions the cap should be
 FORWARDS = 4  # an update costs about: log-probabilities 1, backward with its forward 3
 
 
-class Pilot(NamedTuple):
+class Baseline(NamedTuple):
     """Prompts, their sampled completions, and how long they took.
 
     rows: [prompts] dataset rows.
@@ -61,13 +61,13 @@ class Pilot(NamedTuple):
         return completions * (self.generation_seconds + FORWARDS * self.forward_seconds)
 
 
-def sample(run: Run, rows: Sequence[Row], config: RunConfig) -> Pilot:
+def sample(run: Run, rows: Sequence[Row], config: RunConfig) -> Baseline:
     """Completions of the base model for each row, from the cache where it has them.
 
     Args:
         run: Where the cache is.
         rows: [prompts] dataset rows.
-        config: The base model, how it samples, `rewards.pilot_completions` a prompt.
+        config: The base model, how it samples, `rewards.baseline_completions` a prompt.
     """
     settings = _settings(config)
     cached, seconds = _read(run, settings)
@@ -75,14 +75,14 @@ def sample(run: Run, rows: Sequence[Row], config: RunConfig) -> Pilot:
         sampled, seconds = _sample_base([row["prompt"] for row in missing], config)
         cached |= {_key(row): group for row, group in zip(missing, sampled, strict=True)}
         _write(run, cached, settings, seconds)
-    return Pilot(list(rows), [cached[_key(row)] for row in rows], *seconds)
+    return Baseline(list(rows), [cached[_key(row)] for row in rows], *seconds)
 
 
 def _sample_base(
     prompts: list[list[Message]], config: RunConfig
 ) -> tuple[list[list[models.Sample]], list[float]]:
     """Samples of the base model, and seconds a completion for generation and a forward."""
-    model, group = config.model, config.rewards.pilot_completions
+    model, group = config.model, config.rewards.baseline_completions
     base = models.open_engine(model.model_path, adapter=None, quantization=model.quantization)
     try:
         started = time.perf_counter()
@@ -114,7 +114,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "quantization": config.model.quantization,
         "max_completion_length": config.train.max_completion_length,
         "temperature": config.train.temperature,
-        "pilot_completions": config.rewards.pilot_completions,
+        "baseline_completions": config.rewards.baseline_completions,
         "seed": config.seed,
     }
 
@@ -147,16 +147,16 @@ def passed(table: pd.DataFrame, preset: RewardSet) -> np.ndarray:
     return np.isclose(table[preset.names[0]], preset.full)
 
 
-def pass_rates(pilot: Pilot, table: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
+def pass_rates(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
     """A line a prompt: question, pass_rate, keep (whether it is neither 0 nor 1)."""
-    rates = passed(table, preset).reshape(len(pilot.rows), -1).mean(axis=1)
-    frame = pd.DataFrame({"question": [row["question"] for row in pilot.rows]})
+    rates = passed(table, preset).reshape(len(baseline.rows), -1).mean(axis=1)
+    frame = pd.DataFrame({"question": [row["question"] for row in baseline.rows]})
     return frame.assign(pass_rate=rates, keep=(rates > 0) & (rates < 1))
 
 
-def flagged(pilot: Pilot, table: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
+def flagged(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
     """The score table with each completion's tokens, and whether it is correct and truncated."""
-    samples = pilot.samples
+    samples = baseline.samples
     return table.assign(
         correct=passed(table, preset),
         truncated=[one.truncated for one in samples],
@@ -165,22 +165,22 @@ def flagged(pilot: Pilot, table: pd.DataFrame, preset: RewardSet) -> pd.DataFram
 
 
 def summary(
-    pilot: Pilot, table: pd.DataFrame, preset: RewardSet, config: RunConfig
+    baseline: Baseline, table: pd.DataFrame, preset: RewardSet, config: RunConfig
 ) -> dict[str, Any]:
     """Figures that say, before training, what training will meet.
 
     Args:
-        pilot: Baseline rollouts.
+        baseline: Baseline rollouts.
         table: Their score table.
         preset: Its first reward says "correct".
         config: Batch and `max_completion_length` of the training to come.
     """
-    lines, group = flagged(pilot, table, preset), len(pilot.samples_P_G[0])
+    lines, group = flagged(baseline, table, preset), len(baseline.samples_P_G[0])
     right, tokens = lines["correct"].to_numpy().reshape(-1, group), lines["tokens"]
     solved = right.mean(axis=1)
-    length, why = recommended_length(pilot.samples, config.train.max_completion_length)
+    length, why = recommended_length(baseline.samples, config.train.max_completion_length)
     return {
-        "prompts": len(pilot.rows),
+        "prompts": len(baseline.rows),
         "completions per prompt": group,
         **{f"pass@{k}": float(pass_at_k(right, k).mean()) for k in (1, 2, 4, 8, 16) if k <= group},
         "prompts never solved": int((solved == 0).sum()),
@@ -191,7 +191,7 @@ def summary(
         "completion tokens, mean": float(tokens.mean()),
         "completion tokens, p95": float(tokens.quantile(0.95)),
         "completion tokens, max": int(tokens.max()),
-        "predicted seconds per step": pilot.step_seconds(config.step_completions),
+        "predicted seconds per step": baseline.step_seconds(config.step_completions),
         "max_completion_length": config.train.max_completion_length,
         "recommended max_completion_length": length,
         "because": why,
@@ -204,7 +204,7 @@ def checks(figures: Mapping[str, Any]) -> list[Check]:
     learns = "stop" if silent == 1 else "ok" if 0 < rate < 1 else "warning"
     base = f"right in {rate:.1%} of its samples; {silent:.0%} zero-advantage groups"
     if silent == 1:
-        base += ": no group of the pilot carries a signal, all its completions earn the same"
+        base += "; every group of the baseline rollouts has zero advantage"
     easier = "" if learns == "ok" else "take easier or harder rows, or another base"
     cap, best = figures["max_completion_length"], figures["recommended max_completion_length"]
     cut, p95 = figures["share truncated"], figures["completion tokens, p95"]
@@ -282,7 +282,7 @@ def keep_band(
         raise ValueError(
             f"no prompt has a pass rate between {low} and {high}: {hard} are too hard, {easy} too "
             "easy. Widen the band, take another model or data, or teach the format first "
-            "(data.priming_rows)"
+            "(data.sft_rows)"
         )
     if config.order == "easy_to_hard":
         mean = sum(rates.values()) / len(rates)

@@ -1,10 +1,5 @@
 """TRL's arguments: unknown ones refused, all of them shown, silent changes named."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 from rich.console import Console
 from trainings import MATH, arguments_of
@@ -128,58 +123,6 @@ def test_the_short_form_leaves_out_the_defaults(table):
     assert len(short) < 45
     assert {"max_steps", "generation_batch_size"} <= set(short["argument"])
     assert "adam_beta1" not in set(short["argument"])
-
-
-UNSLOTHS = """
-import json, sys
-import unsloth
-from unsloth.models import rl  # on a GPU `import unsloth` does it; this makes the same class
-import trl
-from grpo_nb.models import Policy
-from grpo_nb.rewards import load_preset
-from grpo_nb.runs.config import resolve
-from grpo_nb.runs import Run, Stage
-from grpo_nb.training import arguments
-found = {}
-for loss in ("dapo", "bnpo", "dr_grpo", "cispo"):
-    for extra in ({}, {"trl.epsilon_high": 0.3, "trl.mask_truncated_completions": False}):
-        stage = Stage(Run("u"), "03", resolve("tiny-cpu", {"train.loss_type": loss, **extra}))
-        policy, rewards = Policy(None, None, False), load_preset("math")
-        args = trl.GRPOConfig(**arguments.grpo_arguments(stage, policy, rewards))
-        table = arguments.effective(args, stage, policy, rewards)
-        found[loss + " set" * bool(extra)] = dict(table.set_index("argument")["changed"])
-print(json.dumps(found))
-"""
-
-
-@pytest.mark.gpu  # Unsloth's own GRPOConfig is made where triton is
-def test_what_unsloth_changes_on_a_gpu_is_named(tmp_path):
-    """By the class that it builds there; it can be built on a CPU, though not trained with."""
-    places = {"UNSLOTH_COMPILE_LOCATION": str(tmp_path / "c"), "GRPO_NB_RUNS": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", UNSLOTHS, str(tmp_path / "train")],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, **places},
-        check=True,
-    )
-    found = json.loads(done.stdout.splitlines()[-1])
-    papers = {"epsilon_high", "mask_truncated_completions", "scale_rewards", "beta"}
-    kept = {n: {k: v for k, v in was.items() if v and k in papers} for n, was in found.items()}
-    assert kept == {
-        "dapo": {
-            "epsilon_high": "None → 0.28",
-            "mask_truncated_completions": "False → True",
-        },
-        "cispo": {"epsilon_high": "None → 5.0"},
-        "dr_grpo": {"scale_rewards": "group → none"},
-        "dr_grpo set": {"scale_rewards": "group → none"},
-        **{"bnpo": {}, "dapo set": {}, "cispo set": {}, "bnpo set": {}},
-    }
-    for was in found.values():
-        assert was["vllm_importance_sampling_correction"] == "True → False"
-        assert was["weight_decay"] == "0.0 → 0.001"
 
 
 @pytest.mark.parametrize(("native", "precision"), [(True, "bf16"), (False, "fp16")])

@@ -14,27 +14,13 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
-from trainings import MATH, comparable, lines_of, make_run, scale_loss, steps_that_move, trainer_of
+from trainings import comparable, lines_of, make_run, scale_loss, steps_that_move
 
 from grpo_nb import rewards, training
-from grpo_nb.runs import Run
 from grpo_nb.runs.config import flatten, resolve
 from grpo_nb.training import checkpoints
 from grpo_nb.training.updates import stop_on_signals
 from grpo_nb.training.validation import Validation
-
-
-@pytest.fixture
-def start(runs_dir):
-    """(settings) -> a trainer over a fresh policy, in one run."""
-
-    def start(chosen=MATH, **settings):
-        run = Run("here")
-        if not run.path.exists():
-            make_run("here")
-        return trainer_of(run, chosen=chosen, **settings)
-
-    return start
 
 
 @pytest.fixture

@@ -94,19 +94,6 @@ def test_health_knows_the_rewards(demo_run):
     assert known.completions == TINY_SETTINGS["train.per_device_train_batch_size"]
 
 
-@pytest.fixture
-def start(runs_dir):
-    """(settings) -> a trainer over a fresh policy, in one run."""
-
-    def start(**settings):
-        run = Run("here")
-        if not run.path.exists():
-            make_run("here")
-        return trainer_of(run, **settings)
-
-    return start
-
-
 @given(st.integers(0, 300), st.integers(0, 80))
 def test_rows_held_out_are_few_and_never_trained_on(rows, count):
     train, held_out = validation.hold_out([{"n": n} for n in range(rows)], count)

@@ -166,7 +166,21 @@ def overflow():
     return seen | {"steps": steps(one), "moved": moved, "scale": scaler.get_scale()}
 
 
-RUN = (a_training, cut_off, warm_up, a_reward_that_is_down, overflow)
+def arguments():
+    """What Unsloth's GRPOConfig makes of ours, by the loss and whether the rest of it is set."""
+    found, run = {}, Run("arguments")
+    policy = models.Policy(None, None, False)
+    for loss in ("dapo", "bnpo", "dr_grpo", "cispo"):
+        for extra in ({}, {"trl.epsilon_high": 0.3, "trl.mask_truncated_completions": False}):
+            settings = SETTINGS | {"train.loss_type": loss} | extra
+            stage = Stage(run, "03", resolve("tiny-cpu", settings))
+            args = training.grpo_config(stage, policy, MATH)
+            table = training.effective(args, stage, policy, MATH).set_index("argument")
+            found[loss + " set" * bool(extra)] = dict(table["changed"])
+    return found
+
+
+RUN = (arguments, a_training, cut_off, warm_up, a_reward_that_is_down, overflow)
 SCENARIOS = {function.__name__: function for function in RUN}
 
 

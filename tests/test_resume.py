@@ -86,7 +86,7 @@ def test_a_reward_that_raises_loses_no_step(start, runs_dir):
     assert "kept up to step 4; run this again" in caught.value.__notes__[0]
     assert checkpoints.steps_of(broken.stage.run / "train")[-1] == 4
     again = start()
-    assert again.note == "goes on after step 4 of 12"
+    assert again.plan == "goes on after step 4 of 12"
 
 
 def test_a_signal_saves_first(start):
@@ -105,7 +105,7 @@ def test_a_signal_saves_first(start):
     assert signal.getsignal(number) is before
     assert checkpoints.steps_of(stopped.stage.run / "train") == [2, 3]
     assert not (stopped.stage.run / "train/adapter").exists()
-    assert start().note == "goes on after step 3 of 12"
+    assert start().plan == "goes on after step 3 of 12"
 
 
 def test_a_second_signal_ends_at_once(capsys):
@@ -136,7 +136,7 @@ def test_a_full_disk_keeps_the_checkpoints_before(start, monkeypatch):
     folder = trainer.stage.run / "train"
     assert checkpoints.steps_of(folder) == [2]
     assert checkpoints.is_whole(folder / "checkpoint-2")
-    assert start().note == "goes on after step 2 of 12"
+    assert start().plan == "goes on after step 2 of 12"
 
 
 def test_an_update_that_is_not_a_number_is_left_out_and_three_end_the_training(start, capsys):
@@ -250,7 +250,7 @@ def test_an_out_of_memory_error_says_what_to_lower_and_keeps_the_steps(start):
     )
     smaller = {"train.per_device_train_batch_size": 4, "train.gradient_accumulation_steps": 4}
     again = start(**smaller, **{"train.max_steps": 3, "train.resume": "always"})
-    assert again.note == "goes on after step 2 of 3"
+    assert again.plan == "goes on after step 2 of 3"
 
 
 def test_other_settings_are_not_mixed_with_a_training_that_was_cut_off(start):
@@ -264,8 +264,8 @@ def test_other_settings_are_not_mixed_with_a_training_that_was_cut_off(start):
     with pytest.raises(ValueError, match=r"settings \(the prompts held out to validate on\)"):
         start(**{"train.eval_steps": 0})
     always = start(**{"train.learning_rate": 5e-4, "train.resume": "always"})
-    assert always.note == "goes on after step 1 of 12"
-    assert start(**{"train.resume": "never"}).note == (
+    assert always.plan == "goes on after step 1 of 12"
+    assert start(**{"train.resume": "never"}).plan == (
         f"begins at step 1 of 12{KEPT}. To train it on to 12 steps: train.resume = 'always'"
     )
 
@@ -276,12 +276,12 @@ def test_a_training_that_ended_goes_on_only_if_there_is_more_to_do(start):
     before = (first.folder / "adapter/adapter_model.safetensors").read_bytes()
     for how in ("auto", "always"):
         again = start(**{"train.max_steps": 1, "train.resume": how})
-        assert again.note.startswith("all 1 steps are trained, and their adapter is handed on")
+        assert again.plan.startswith("all 1 steps are trained, and their adapter is handed on")
         again.train()
         assert (first.folder / "adapter/adapter_model.safetensors").read_bytes() == before
         assert [line["step"] for line in lines_of(first.stage.run)] == [1]
     longer = start(**{"train.max_steps": 2, "train.resume": "always"})
-    assert longer.note == "goes on after step 1 of 2"
+    assert longer.plan == "goes on after step 1 of 2"
     longer.train()
     assert [line["step"] for line in lines_of(longer.stage.run)] == [1, 2]
 
@@ -296,7 +296,7 @@ def test_a_signal_in_the_last_step_hands_on_what_is_trained(start):
     before = adapter.read_bytes()
     shutil.rmtree(adapter.parent)
     again = start(**{"train.max_steps": 2, "train.eval_steps": 0})
-    assert again.note.startswith("all 2 steps are trained")
+    assert again.plan.startswith("all 2 steps are trained")
     again.train()
     assert adapter.read_bytes() == before
 
@@ -305,7 +305,7 @@ KEPT = "; what was trained here before (1 steps) is kept as train.old-1/"
 
 
 @pytest.mark.parametrize(
-    ("settings", "note"),
+    ("settings", "plan"),
     [
         ({"train.max_steps": 1, "train.beta": 0.1}, f"begins at step 1 of 1{KEPT}"),
         (
@@ -314,13 +314,13 @@ KEPT = "; what was trained here before (1 steps) is kept as train.old-1/"
         ),
     ],
 )
-def test_a_training_that_ended_is_kept_when_another_begins(start, settings, note):
+def test_a_training_that_ended_is_kept_when_another_begins(start, settings, plan):
     fast = {"train.eval_steps": 0, "train.warmup_steps": 0}
     first = start(**fast, **{"train.max_steps": 1})
     first.train()
     run, before = first.stage.run, contents(first.folder)
     other = start(**fast, **settings)
-    assert other.note == note
+    assert other.plan == plan
     assert len(other.preflight()) == 6
     assert contents(run / "train") == before, "it changed before the other training ran"
     assert not (run / "train.old-1").exists()

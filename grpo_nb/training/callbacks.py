@@ -41,7 +41,7 @@ class StepCallback(TrainerCallback):
         self.bad, self.failure, self.saved = 0, "", state.global_step
         if not state.global_step:
             if self.validation.rows:  # what the policy begins with
-                self._keep({"step": 0, **self._figures()}, [])
+                self._publish({"step": 0, **self._figures()}, [])
             return
         for reward in adaptive_rewards(self.trainer.rewards):
             reward.load(self.folder / f"checkpoint-{state.global_step}")
@@ -124,13 +124,13 @@ class StepCallback(TrainerCallback):
         step = state.global_step
         # Off policy (trl.num_iterations) a step may use completions of one before.
         sampled = self._completions() if "reward" in logs else []
-        self._keep({"step": step, **logs}, sampled)
+        self._publish({"step": step, **logs}, sampled)
         every, asked = self.settings.eval_steps, self.trainer.controls.evaluate
         due = every and (step % every == 0 or step == args.max_steps)
         if self.validation.rows and (due or ranks.anywhere(asked.is_set())):
             asked.clear()
             figures = self._figures()
-            self._keep({"step": step, **figures}, [])
+            self._publish({"step": step, **figures}, [])
             # To the trackers; we take no notice of a log without a loss.
             told = {name.replace("/", "_"): value for name, value in figures.items()}
             self.trainer.callback_handler.on_log(args, state, control, told)
@@ -162,7 +162,7 @@ class StepCallback(TrainerCallback):
             figures = self.validation()
         return ranks.from_main(lambda: figures)
 
-    def _keep(self, line: dict[str, Any], completions: list[dict[str, Any]]) -> None:
+    def _publish(self, line: dict[str, Any], completions: list[dict[str, Any]]) -> None:
         alerts = self.watch.feed(line)
         if not ranks.is_main():
             return

@@ -16,7 +16,7 @@ from grpo_nb.rewards.combine import Adaptive
 from grpo_nb.runs import Stage, sha256, write_json
 from grpo_nb.runs.files import read_json
 from grpo_nb.training.arguments import default_of, setting_of
-from grpo_nb.training.metrics import keep_until
+from grpo_nb.training.metrics import forget_after
 from grpo_nb.training.validation import prompts_to_hold_out
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Resumption:
     def __init__(self, stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> None:
         self.folder, self.max_steps = stage.run / "train", args.max_steps
         self.settings = fingerprint(stage, rewards, args)
-        self.note, self._begins = self._decide(stage.config.train.resume)
+        self.plan, self._begins = self._decide(stage.config.train.resume)
 
     def _decide(self, resume: str) -> tuple[str, bool]:
         """What `begin` will do, in words, and whether it makes room for another training."""
@@ -91,7 +91,7 @@ class Resumption:
         self.end(finished=False)
         checkpoint = newest(self.folder)
         (self.folder / "completions").mkdir(exist_ok=True)  # TRL makes it once
-        keep_until(self.folder, step_of(checkpoint))
+        forget_after(self.folder, step_of(checkpoint))
         return checkpoint
 
     def end(self, finished: bool) -> None:

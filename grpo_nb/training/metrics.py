@@ -38,7 +38,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def keep_until(folder: Path, steps: int) -> None:
+def forget_after(folder: Path, steps: int) -> None:
     """Forget what came after a checkpoint, for it will come again.
 
     Args:

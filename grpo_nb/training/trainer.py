@@ -62,7 +62,7 @@ class Trainer(GRPOTrainer):
     Raises:
         ValueError: A training with other settings was cut off in this run, and `train.resume`
             is "auto".
-        RuntimeError: Unsloth was imported too late.
+        RuntimeError: Unsloth put its trainer in TRL's place after this module was imported.
     """
 
     def __init__(
@@ -76,13 +76,18 @@ class Trainer(GRPOTrainer):
     ) -> None:
         from datasets import Dataset
 
-        _refuse(args, stage)
+        if trl.GRPOTrainer is not GRPOTrainer:
+            raise RuntimeError(
+                "Unsloth was imported after the trainer, which is built on TRL's class and not on "
+                "Unsloth's: restart the kernel, and load the policy before training.Trainer is used"
+            )
         self.policy, self.rewards, self.stage = policy, rewards, stage
         self.folder = stage.run / "train"
+        args.output_dir = str(self.folder)  # where the other stages look for it
         config = stage.config
         train_rows, self.validation_rows = hold_out(rows, prompts_to_hold_out(config.train))
         self.resumption = checkpoints.Resumption(stage, rewards, args)
-        self.note = self.resumption.note  # what `train` will do: begin, or go on after which step
+        self.plan = self.resumption.plan  # what `train` will do: begin, or go on after which step
         if "ref" in getattr(policy.model, "peft_config", {}):
             policy.model.delete_adapter("ref")  # with beta > 0 TRL adds one, and refuses a second
         with kept_in_32_bit(policy.model):
@@ -370,22 +375,3 @@ def unsharded_root(model: Any) -> Iterator[None]:
         yield
     finally:
         model.reshard()
-
-
-def _refuse(args: "trl.GRPOConfig", stage: Stage) -> None:
-    """Raise for what would end, or lose, a training later.
-
-    Raises:
-        RuntimeError: Unsloth has put its trainer in TRL's place since this module was imported.
-        ValueError: The training would be written elsewhere than into the run.
-    """
-    if trl.GRPOTrainer is not GRPOTrainer:
-        raise RuntimeError(
-            "Unsloth was imported after the trainer, which is built on TRL's class and not on "
-            "Unsloth's: restart the kernel, and load the policy before training.Trainer is used"
-        )
-    if Path(args.output_dir) != stage.run / "train":
-        raise ValueError(
-            f"args.output_dir = {args.output_dir!r}: a run keeps its training in "
-            f"{stage.run / 'train'}; leave it as grpo_config made it, or take another run_name"
-        )

@@ -132,7 +132,7 @@ def cut_off():
     again = start("cut", **VALIDATED, **{"train.resume": "auto"})
     again.train()
     runs = Run("whole"), Run("cut")
-    same = {"note": again.note, "metrics": [comparable(run) for run in runs]}
+    same = {"note": again.plan, "metrics": [comparable(run) for run in runs]}
     return same | {"weights": len({weights(run) for run in runs})}
 
 

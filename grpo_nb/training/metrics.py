@@ -125,9 +125,8 @@ def spread(
     import torch
 
     totals_P_G = (rewards_N_F * weights_F.to(rewards_N_F.device)).nansum(dim=1).view(-1, group)
-    percents = torch.tensor([0.1, 0.5, 0.9], device=totals_P_G.device)
-    of_groups = torch.quantile(totals_P_G.mean(dim=1), percents).tolist()
-    found = dict(zip((f"groups/reward_p{p}" for p in (10, 50, 90)), of_groups, strict=True))
+    means_P = totals_P_G.mean(dim=1)
+    found = {f"groups/reward_p{p}": means_P.quantile(p / 100).item() for p in (10, 50, 90)}
     found["groups/reward_std"] = totals_P_G.std(dim=1).mean().item()
     of_rewards = torch.nan_to_num(rewards_N_F).view(-1, group, rewards_N_F.shape[1]).std(dim=1)
     stds = zip(names, of_rewards.mean(dim=0).tolist(), strict=True)

@@ -20,7 +20,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from grpo_nb.models import Policy, cuda_available, has_bf16
 from grpo_nb.rewards import RewardSet, declared_range
 from grpo_nb.runs import Stage
-from grpo_nb.runs.config import RunConfig, flatten
+from grpo_nb.runs.config import RunConfig
 from grpo_nb.runs.names import refuse_unknown
 from grpo_nb.training import health, ranks
 
@@ -192,12 +192,14 @@ def vllm_by_trl(config: RunConfig) -> dict[str, Any]:
     """
     if "vllm_mode" not in config.trl:
         return {}
-    known = flatten(config)
-    for name, needed in {"policy.backend": "transformers", "model.quantization": "16bit"}.items():
-        if known[name] != needed:
+    for name, value, needed in (
+        ("policy.backend", config.policy.backend, "transformers"),
+        ("model.quantization", config.model.quantization, "16bit"),
+    ):
+        if value != needed:
             raise ValueError(
                 f"trl.vllm_mode = {config.trl['vllm_mode']!r} needs {name} = {needed!r}, and it is "
-                f"{known[name]!r}: set it, or leave trl.vllm_mode out"
+                f"{value!r}: set it, or leave trl.vllm_mode out"
             )
     return {
         "use_vllm": True,

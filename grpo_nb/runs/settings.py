@@ -126,4 +126,3 @@ class Thresholds(Section):
     longer: float = setting(1.5, "completions, for the same reward [ratio]", gt=1)
     spike: float = setting(4, "to the greatest of a patience before [ratio]", gt=1)
     skipped: float = setting(0.05, "completions without score [share]", gt=0, le=1)
-    slower: float = setting(1.5, "step to its prediction [ratio]", gt=1)

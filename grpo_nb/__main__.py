@@ -13,22 +13,20 @@ def run(asked: argparse.Namespace) -> None:
     from grpo_nb.pipeline import notebooks
     from grpo_nb.runs import Run
 
-    if len(asked.files) > 1:
-        raise ValueError("-f names one run: write `sweep` with a list, or a loop in the shell")
     if asked.only is not None:
         if (asked.first, asked.last) != ("01", "04"):
             raise ValueError("--only names one stage: leave out --from and --to")
         asked.first = asked.last = asked.only
-    if not (asked.name or asked.files) and asked.first != "01":
+    if not (asked.name or asked.file) and asked.first != "01":
         raise ValueError(f"--from {asked.first} continues a run: say which with --name")
-    file = asked.files[0] if asked.files else None
-    plan = notebooks.planned_run(file, asked.name, asked.profile, asked.assignments)
+    plan = notebooks.planned_run(asked.file, asked.name, asked.profile, asked.assignments)
     stages, console = (asked.first, asked.last, asked.force), Console()
     if asked.dry_run:
-        config, _ = notebooks.check_run(Run(plan.name), plan.profile, plan.settings, *stages)
-        console.print(notebooks.plan_table(plan, config, *stages[:2]))
+        run = Run(plan.name)
+        config, _ = notebooks.check_run(run, plan.profile, plan.settings, *stages)
+        console.print(notebooks.plan_table(run, config, *stages[:2]))
     else:
-        run = notebooks.run_pipeline(plan.name, plan.profile, plan.settings, *stages, console)
+        run = notebooks.run_pipeline(*plan, *stages, console)
         notebooks.print_summary(run, console, asked.last)
 
 
@@ -50,9 +48,8 @@ def sweep(asked: argparse.Namespace) -> int:
 
     from grpo_nb.pipeline import cluster, sweep
 
-    console, share = Console(), {"cpus": asked.cpus, "gpus": asked.gpus}
-    share = {name: count for name, count in share.items() if count is not None}
-    if share and not asked.ray:
+    console = Console()
+    if (asked.cpus, asked.gpus) != (None, None) and not asked.ray:
         raise ValueError("--cpus and --gpus go with --ray; on one machine a trial has one GPU")
     if asked.jobs is not None and asked.ray:
         raise ValueError("--jobs is for one machine: on Ray as many trials run as fit")
@@ -60,8 +57,9 @@ def sweep(asked: argparse.Namespace) -> int:
     if asked.dry_run:
         console.print(sweep.trial_table(read))
     if not asked.ray:
-        return 0 if asked.dry_run else sweep.run_sweep(read, asked.jobs, console)
-    with cluster.connected(asked.ray, **share) as place:
+        jobs = 1 if asked.jobs is None else asked.jobs
+        return 0 if asked.dry_run else sweep.run_sweep(read, jobs, console)
+    with cluster.connected(asked.ray, asked.cpus, asked.gpus) as place:
         console.print(place.describe(), soft_wrap=True)
         return 0 if asked.dry_run else place.run_sweep(read, console)
 
@@ -166,9 +164,7 @@ def _command(
 def _add_several(commands: argparse._SubParsersAction) -> None:
     """The commands that take a file of settings, or several runs."""
     add = _command(commands, run, "execute the four notebooks in order", of_run=False)
-    many = {"action": "append", "default": []}
-    what = "name, profile and settings of a run"
-    add("-f", "--file", **many, dest="files", metavar="RUN.yaml", help=what)
+    add("-f", "--file", metavar="RUN.yaml", help="name, profile and settings of a run")
     add("--name", help="results go to runs/NAME; default: profile and time")
     add("--profile", help="tiny-cpu, t4-16gb … h200-141gb; default: what fits")
     _add_settings(add)

@@ -42,10 +42,17 @@ def gpu_fault() -> str:
     return ""
 
 
+def visible_gpus() -> list[str]:
+    """The numbers of the GPUs that a process may use: $CUDA_VISIBLE_DEVICES, or all there are."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [str(number) for number in range(len(_ask_nvidia("name")))]
+    return [gpu for gpu in visible.split(",") if gpu not in ("", "-1")]
+
+
 def several_gpus() -> str:
     """What to do where a process sees several GPUs, of which Unsloth trains on one; else ""."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    count = len(_ask_nvidia("name")) if visible is None else len(visible.split(","))
+    count = len(visible_gpus())
     return f"{count} GPUs are visible: for Unsloth export CUDA_VISIBLE_DEVICES=0" * (count > 1)
 
 

@@ -64,9 +64,9 @@ def test_a_failing_cell_stops_the_run_and_keeps_the_notebook(runs_dir, forks, ca
     assert f"FileNotFoundError: {missing} does not exist" in error
     assert "Traceback" not in error
     run = Run("f")
-    log = (run / "log.txt").read_text()
-    assert re.search(r"01_prepare_data: StageFailed: .* FileNotFoundError: .*nowhere.jsonl", log)
-    assert run.manifest()["01"]["status"] == "failed"
+    entry = run.manifest()["01"]
+    assert entry["status"] == "failed"
+    assert re.search(r"failed in cell \d+: FileNotFoundError: .*nowhere.jsonl", entry["error"])
     assert "nowhere.jsonl" in (run / "notebooks/01_prepare_data.ipynb").read_text()
     assert not (run / "notebooks/02_test_rewards.ipynb").exists()
 

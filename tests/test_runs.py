@@ -209,11 +209,6 @@ def test_a_merge_is_stale_from_the_start_of_a_training_until_another_one_has_end
             run.refuse_stale()
     finish("04", "other")
     run.refuse_stale()
-    run.record("04", {"outdated": True})  # as a stage that was cut off was recorded before
-    with pytest.raises(ValueError, match="03_train_grpo was run again after 04_merge"):
-        run.refuse_stale()
-    finish("04")
-    run.refuse_stale()
 
 
 def test_a_stage_before_that_no_longer_writes_a_file_is_noticed(runs_dir):

@@ -1,24 +1,24 @@
 """The trials of a sweep as tasks on a Ray cluster that runs already.
 
-A task starts the trial's command on its node and waits for it. Ray chooses the node, and repeats a
-task that failed or was lost with its node (`max_retries`); each attempt begins at the first stage
-that is not done. All nodes see the runs, and their locks, below one path.
+Ray chooses the node of a task, and repeats one that was lost with its node (`max_retries`); on the
+node it is `sweep.run_trial`, which begins at the first stage that is not done. All nodes see the
+runs, and their locks, below one path.
 """
 
 import logging
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from threading import Event
 from typing import NamedTuple
 
 from rich.console import Console
 
 from grpo_nb.pipeline import sweep as sweeps
 from grpo_nb.pipeline.sweep import Command, Sweep, Trial
-from grpo_nb.runs import Run, runs_root
+from grpo_nb.runs import runs_root
 
 PATIENCE = 5  # until a cluster counts as out of reach [s]
 
@@ -41,23 +41,14 @@ class Cluster(NamedTuple):
         """Run every trial that is not done, as many at once as fit; as `sweep.run_sweep`."""
         import ray
 
-        sweeps.check_runs(sweep)
-        console = console or Console()
+        console, trials = console or Console(), sweeps.waiting(sweep)
         runs_root().mkdir(parents=True, exist_ok=True)
-        task = ray.remote(_work).options(
-            num_cpus=self.cpus,
-            num_gpus=self.gpus,
-            max_retries=sweep.retries,
-            retry_exceptions=[RuntimeError],
-        )
-        given = (str(runs_root().resolve()), command, sweep)
-        left = {
-            task.remote(*given, trial): trial
-            for trial in sweep.trials
-            if not sweeps.finished(trial)
-        }
-        with sweeps.signals() as came:
-            while left and not came:
+        share = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_retries": sweep.retries}
+        task, root = ray.remote(_work).options(**share), str(runs_root().resolve())
+        left = {task.remote(root, command, sweep, trial): trial for trial in trials}
+        stop = Event()
+        with sweeps.signals(stop.set) as came:
+            while left and not stop.is_set():
                 ended, _ = ray.wait(list(left), timeout=sweeps.POLL)
                 for one in ended:
                     sweeps.say(console, f"{left.pop(one).name}: {_ending(one)}")
@@ -69,12 +60,12 @@ class Cluster(NamedTuple):
 
 
 @contextmanager
-def connected(address: str, cpus: int = 1, gpus: int | None = None) -> Iterator[Cluster]:
+def connected(address: str, cpus: int | None = None, gpus: int | None = None) -> Iterator[Cluster]:
     """Enter the cluster at `address`, from one of its machines.
 
     Args:
         address: HOST:PORT of its head, or "auto": the one that this machine belongs to.
-        cpus: For a trial.
+        cpus: For a trial; default: 1.
         gpus: For a trial; default: 1 where the cluster has any.
 
     Raises:
@@ -85,6 +76,7 @@ def connected(address: str, cpus: int = 1, gpus: int | None = None) -> Iterator[
         import ray
     except ImportError:
         raise ValueError("--ray needs Ray on all nodes: pip install ray==2.60.0") from None
+    cpus = 1 if cpus is None else cpus
     if cpus < 1 or (gpus or 0) < 0:
         raise ValueError(f"--cpus {cpus} --gpus {gpus}: at least 1 and 0")
     try:
@@ -109,12 +101,11 @@ def connected(address: str, cpus: int = 1, gpus: int | None = None) -> Iterator[
         ray.shutdown()
 
 
-def _work(root: str, command: Command, sweep: Sweep, trial: Trial) -> None:
-    """On a node: run a trial to its end, by that node's Python; ends it where Ray cancels it.
+def _work(root: str, command: Command, sweep: Sweep, trial: Trial) -> str:
+    """On a node: run a trial to its end, which comes early where Ray cancels it; how it ended.
 
     Raises:
-        ValueError: Another attempt would end the same: wrong input, or no runs on this node.
-        RuntimeError: It failed, and Ray may try again.
+        ValueError: There are no runs on this node.
     """
     os.environ["GRPO_NB_RUNS"] = root
     if not os.access(root, os.W_OK):
@@ -122,32 +113,16 @@ def _work(root: str, command: Command, sweep: Sweep, trial: Trial) -> None:
             f"node {socket.gethostname()} does not see {root}, or cannot write it: set "
             "GRPO_NB_RUNS to a folder on a path that all nodes share"
         )
-    while sweeps.in_use(trial):  # by a process that Ray has lost sight of
-        time.sleep(sweeps.POLL)
-    if sweeps.finished(trial):
-        return
-    words = [sys.executable, *command(sweep, trial)[1:]]
-    process = sweeps.start(words, Run(trial.name), {"GRPO_NB_RUNS": root})
-    try:
-        while process.poll() is None:
-            time.sleep(sweeps.POLL)
-    finally:
-        with suppress(ProcessLookupError):
-            process.terminate()
-        process.wait()
-    if not sweeps.finished(trial):
-        wrong = process.returncode == sweeps.WRONG_INPUT
-        raise (ValueError if wrong else RuntimeError)(sweeps.why_failed(trial, process.returncode))
+    return sweeps.run_trial(sweep, trial, command, {}, Event())
 
 
 def _ending(task: object) -> str:
     import ray
 
     try:
-        ray.get(task)
+        return ray.get(task)
     except ray.exceptions.RayError as error:
         return f"failed: {_in_short(error)}"
-    return "done"
 
 
 def _in_short(error: Exception) -> str:

@@ -84,7 +84,7 @@ class Run:
         lock = _locks.setdefault(path, FileLock(path))
         try:
             if not lock.is_locked:
-                lock.acquire(timeout=0)
+                lock.acquire(timeout=0.2)  # longer than somebody else's look at it, `in_use`
         except Timeout:
             raise RuntimeError(
                 f"run {self.name!r} is in use by another process: wait for it, shut down the "
@@ -98,19 +98,25 @@ class Run:
         lock = _locks.get(self / ".lock")
         return lock is not None and lock.is_locked
 
+    def in_use(self, *names: str) -> bool:
+        """Whether another process holds one of these locks, of which this one holds none."""
+        try:
+            for name in names:
+                if (self / name).exists():
+                    self.lock(name).release()
+        except RuntimeError:
+            return True
+        return False
+
     def status(self, stage: str) -> str:
         """ "not started", "running", "done", "failed", "cut off": its process is gone, or "stale":
         it was done, and a stage before it has been run again since."""
         status = self.manifest().get(stage, {}).get("status", "not started")
         if status == "done" and self._run_again_before(stage):
             return "stale"
-        if status != "running" or self.is_locked:
-            return status
-        try:
-            self.lock().release()
-        except RuntimeError:  # its process lives
-            return "running"
-        return "cut off"
+        if status == "running" and not self.is_locked and not self.in_use(".lock"):
+            return "cut off"
+        return status
 
     def outputs_before(self, stage: str) -> dict[str, str]:
         """{relative path: sha256} of what the stages before it have written and recorded."""
@@ -127,8 +133,6 @@ class Run:
         read = manifest.get(stage, {}).get("inputs")
         if read is None:
             return ""
-        if manifest[stage].get("outdated"):  # so the manifests of before said it
-            return max(one for one in NOTEBOOKS if one < stage)
         for earlier in [one for one in NOTEBOOKS if one < stage]:
             entry = manifest.get(earlier, {})
             if entry.get("status") != "done" or not entry["outputs"].items() <= read.items():
@@ -278,8 +282,7 @@ class Stage:
         seconds = round(time.monotonic() - self._started, 1)
         written = self.run.files(*outputs)
         files = {"inputs": self.run.outputs_before(self.stage), "outputs": written}
-        done = {"status": "done", "outdated": False, "seconds": seconds}
-        self.run.record(self.stage, done | files)
+        self.run.record(self.stage, {"status": "done", "seconds": seconds} | files)
         self.run.lock().release(force=True)
         later = [name for stage, name in NOTEBOOKS.items() if stage > self.stage]
         after = f"next: {later[0]}.ipynb" if later else "the run is complete"

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
 
 def disk_error(path: Path | str, error: OSError, kept: str = "") -> str:

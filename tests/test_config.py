@@ -4,7 +4,6 @@ import importlib.util
 import os
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,10 +34,7 @@ VOCABULARY = 151_936
         ({"train.max_steps": "many"}, "train.max_steps = 'many': input should be a valid int"),
         ({"train.max_steps": True}, "train.max_steps = True: "),
         ({"train.learning_rate": -1.0}, "train.learning_rate = -1.0: input should be"),
-        ({"train.learning_rate": 1e3}, "train.learning_rate = 1000.0: input should be"),
         ({"train.temperature": 1e-30}, "train.temperature = .*: input should be"),
-        ({"train.temperature": 1e30}, "train.temperature = .*: input should be"),
-        ({"train.beta": 1e30}, "train.beta = .*: input should be"),
         ({"seed": 2**32}, "seed = .*: input should be"),
         (
             {"train.per_device_train_batch_size": 1, "train.gradient_accumulation_steps": 4},
@@ -92,20 +88,9 @@ def test_assignments_are_read_as_the_type_of_the_setting(text, value):
     assert type(effective) is type(value)
 
 
-def test_papermills_yaml_is_read_as_the_type_of_the_setting():
-    given = yaml.safe_load("settings: {train.max_steps: 5, train.learning_rate: 1e-4}")["settings"]
-    train = resolve("tiny-cpu", given).train
-    assert (train.max_steps, train.learning_rate) == (5, 1e-4)
-
-
 def test_an_assignment_without_value_is_refused():
     with pytest.raises(ValueError, match="has no value"):
         config.parse_assignment("train.max_steps")
-
-
-@given(st.sampled_from(config.setting_names()))
-def test_every_setting_belongs_to_one_stage(name):
-    assert config.stage_of(name) in {"01", "02", "03", "04"}
 
 
 def test_each_value_has_its_source_and_meaning():
@@ -132,15 +117,6 @@ def test_what_config_yaml_only_repeats_keeps_its_source():
     assert again.sources["train.beta"] == "config.yaml"
     assert again.sources["train.learning_rate"] == "profile l4-24gb"
     assert again.sources["train.temperature"] == "default"
-
-
-@pytest.mark.parametrize(
-    ("more", "shown"),
-    [({}, "set by Unsloth"), ({"policy.backend": "transformers"}, 0.5)],
-)
-def test_a_share_that_unsloth_decides_is_not_shown_as_ours(more, shown):
-    rows = config.describe(resolve("a100-80gb", more), "policy")
-    assert next(r["value"] for r in rows if r["setting"].endswith("utilization")) == shown
 
 
 @pytest.mark.parametrize("task", profiles.TASKS)

@@ -150,9 +150,6 @@ def test_a_stage_needs_those_before_it(runs_dir):
     ("settings", "message"),
     [
         ({"train.learning_rat": 1}, "'train.learning_rat': did you mean 'train.learning_rate'"),
-        ({"train.max_steps": "many"}, "train.max_steps = 'many': input should be a valid integer"),
-        ({"train.beta": float("nan")}, "train.beta = nan"),
-        ({"trl": {"epsilon": 0.1}}, "unknown setting 'trl'"),
         ({"data.eval_rows": 9}, "data.eval_rows belongs to 01_prepare_data, not to 03_train_grpo"),
         ({"seed": 9}, "seed belongs to 01_prepare_data"),
     ],
@@ -209,13 +206,6 @@ def test_a_merge_is_stale_from_the_start_of_a_training_until_another_one_has_end
             run.refuse_stale()
     finish("04", "other")
     run.refuse_stale()
-
-
-def test_a_stage_before_that_no_longer_writes_a_file_is_noticed(runs_dir):
-    finish_all()
-    finish("01", file="other")
-    refused("01_prepare_data was run again after 02_test_rewards", "03")
-    start("03", force=True)
 
 
 def test_settings_reach_later_stages_and_stay_with_what_they_made(runs_dir):
@@ -275,7 +265,6 @@ def test_a_comment_in_config_yaml_and_what_a_stage_changes_is_no_edit(runs_dir):
     [
         ("seed: 1\ntrain.max_steps: {", "config.yaml, line "),
         ("seed: 1", "config.yaml names no profile: restore it"),
-        ("- 1", "config.yaml: write one `setting: value` a line"),
         ("profile: tiny-cpu\nseed: many", "seed = 'many'"),
         ("profile: tiny-cpu\ntrain.gone: 1", "config.yaml: unknown setting 'train.gone'.*another"),
     ],

@@ -122,17 +122,17 @@ for _kind, (_pattern, _firsts) in _OURS.items():
     _Strict.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern})\\Z"), list(_firsts))
 
 
-def load_yaml(path: Path) -> Any:
-    """What a YAML file holds; plain values only.
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A file of keys and plain values.
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: Not YAML, or a key twice; with file and line.
+        ValueError: Not YAML, a key twice, or no keys; with file and line.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), _Strict)
+        content = yaml.load(path.read_text(encoding="utf-8"), _Strict)
     except yaml.MarkedYAMLError as error:
         mark, why = error.problem_mark or error.context_mark, error.problem
         tab = ": indent with spaces, not tabs" if "'\\t'" in str(why) else ""
@@ -141,16 +141,6 @@ def load_yaml(path: Path) -> Any:
         raise ValueError(f"{path} is not a file of settings: it nests too deep") from None
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # `!!bool maybe`
         raise ValueError(f"{path} cannot be read: {error}") from None
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """A file of keys and values.
-
-    Raises:
-        FileNotFoundError: No such file.
-        ValueError: Not YAML, a key twice, or no keys; with file and line.
-    """
-    content = load_yaml(path)
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ValueError(f"{path}: write one `setting: value` a line")
     return content

@@ -22,7 +22,7 @@ def run(asked: argparse.Namespace) -> None:
     if asked.dry_run:
         run = Run(plan.name)
         config, _ = notebooks.check_run(run, plan.profile, plan.settings, *stages)
-        console.print(notebooks.plan_table(run, config, *stages[:2]))
+        print(notebooks.plan(run, config, *stages[:2]))
     else:
         run = notebooks.run_pipeline(*plan, *stages, console)
         notebooks.print_summary(run, console, asked.last)
@@ -48,7 +48,7 @@ def sweep(asked: argparse.Namespace) -> int:
     console = Console()
     read = sweep.read_sweep(Path(asked.file), elsewhere=bool(asked.ray))
     if asked.dry_run:
-        console.print(sweep.trial_table(read))
+        print(sweep.plan(read))
     if not asked.ray:
         return 0 if asked.dry_run else sweep.run_sweep(read, asked.jobs, console)
     with cluster.connected(asked.ray) as share:

@@ -26,7 +26,6 @@ import psutil
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
-from rich.table import Table
 
 from grpo_nb.runs import (
     NOTEBOOKS,
@@ -170,17 +169,15 @@ def with_full_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {k: str(Path(v).resolve()) if k in there else v for k, v in settings.items()}
 
 
-def plan_table(run: Run, config: configs.RunConfig, first: str, last: str) -> Table:
+def plan(run: Run, config: configs.RunConfig, first: str, last: str) -> str:
     """Which stages would run, and every setting that is not the default, with its source."""
+    import pandas as pd
+
     stages = ", ".join(name for stage, name in NOTEBOOKS.items() if first <= stage <= last)
-    table = Table(title=f"{run.path}: {stages}", title_justify="left")
-    for column in ("setting", "value", "from"):
-        table.add_column(column, overflow="fold")
-    table.add_row("profile", config.profile, "")
-    for setting, value in configs.flatten(config).items():
-        if (source := config.sources[setting]) != "default":
-            table.add_row(setting, str(value), source)
-    return table
+    rows = configs.describe(config, "task", "seed", *configs.SECTION_STAGE)
+    table = pd.DataFrame([row for row in rows if row["from"] != "default"], columns=list(rows[0]))
+    shown = table.drop(columns="meaning").to_string(index=False)
+    return f"{run.path}, profile {config.profile}: {stages}\n{shown}"
 
 
 def run_pipeline(

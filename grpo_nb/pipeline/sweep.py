@@ -22,7 +22,7 @@ from itertools import product
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -31,9 +31,6 @@ from grpo_nb.pipeline.notebooks import Stopped, check_run, signals, undone, with
 from grpo_nb.runs import PROJECT_ROOT, Run, refuse_unknown, runs_root
 from grpo_nb.runs.files import read_yaml
 from grpo_nb.runs.profiles import detect_profile
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 KEYS = ["name", "profile", "settings", "grid", "list", "seeds", "retries"]
 LOCKS = (".lock", ".pipeline.lock")
@@ -134,15 +131,10 @@ def words(swept: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in swept.items())
 
 
-def trial_table(sweep: Sweep) -> "Table":
+def plan(sweep: Sweep) -> str:
     """A line for each trial, with what sets it apart."""
-    from rich.table import Table
-
-    title = f"sweep {sweep.name}: {len(sweep.trials)} trials, {sweep.profile}"
-    table = Table("run", "settings", title=title, title_justify="left")
-    for trial in sweep.trials:
-        table.add_row(trial.name, words(trial.swept))
-    return table
+    lines = [f"{trial.name}  {words(trial.swept)}" for trial in sweep.trials]
+    return "\n".join([f"sweep {sweep.name}: {len(lines)} trials, {sweep.profile}", *lines])
 
 
 def trial_command(sweep: Sweep, trial: Trial) -> list[str]:

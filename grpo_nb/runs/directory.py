@@ -118,11 +118,6 @@ class Run:
             return "cut off"
         return status
 
-    def outputs_before(self, stage: str) -> dict[str, str]:
-        """{relative path: sha256} of what the stages before it have written and recorded."""
-        entries = [entry for key, entry in self.manifest().items() if key < stage]
-        return {path: sha for entry in entries for path, sha in entry.get("outputs", {}).items()}
-
     def _run_again_before(self, stage: str) -> str:
         """The first stage before, whose results are no longer those that `stage` was made of.
 
@@ -131,14 +126,11 @@ class Run:
         """
         manifest = self.manifest()
         read = manifest.get(stage, {}).get("inputs")
-        if read is None:
-            return ""
-        for earlier in [one for one in NOTEBOOKS if one < stage]:
+        for earlier in [one for one in NOTEBOOKS if read is not None and one < stage]:
             entry = manifest.get(earlier, {})
             if entry.get("status") != "done" or not entry["outputs"].items() <= read.items():
                 return earlier
-        same = read == self.outputs_before(stage)
-        return "" if same else max(one for one in NOTEBOOKS if one < stage)
+        return ""
 
     def why_stale(self, stage: str = "04") -> str:
         """Why what `stage` wrote is not of the run as it is now, and what to do; "" if it is."""
@@ -280,9 +272,11 @@ class Stage:
             outputs: Files and folders this stage wrote, relative to the run.
         """
         seconds = round(time.monotonic() - self._started, 1)
-        written = self.run.files(*outputs)
-        files = {"inputs": self.run.outputs_before(self.stage), "outputs": written}
-        self.run.record(self.stage, {"status": "done", "seconds": seconds} | files)
+        written, read = self.run.files(*outputs), {}
+        for stage, entry in self.run.manifest().items():
+            read |= entry.get("outputs", {}) if stage < self.stage else {}
+        done = {"status": "done", "seconds": seconds, "inputs": read, "outputs": written}
+        self.run.record(self.stage, done)
         self.run.lock().release(force=True)
         later = [name for stage, name in NOTEBOOKS.items() if stage > self.stage]
         after = f"next: {later[0]}.ipynb" if later else "the run is complete"

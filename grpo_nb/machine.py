@@ -68,15 +68,17 @@ def switches() -> dict[str, str]:
     return {n: "(secret)" if secret.search(n) else os.environ[n] for n in sorted(names)}
 
 
+def version_of(package: str) -> str:
+    """What is installed, without importing it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
 def installed_versions() -> dict[str, str]:
-    """Versions of the packages a result depends on, without importing them."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+    """Versions of the packages a result depends on."""
+    return {package: version_of(package) for package in PACKAGES}
 
 
 def git_commit() -> str:

@@ -11,7 +11,7 @@ from grpo_nb import machine
 from grpo_nb.__main__ import main
 from grpo_nb.runs import PROJECT_ROOT, config, profiles
 from grpo_nb.runs.config import flatten, resolve
-from grpo_nb.training.batch import Batch, solve_batch
+from grpo_nb.training.batch import solve_batch
 
 GPUS = [profile for profile in profiles.PROFILES if profile != "tiny-cpu"]
 # Qwen2.5's public figures: parameters and those of the embeddings [10^9], layers, hidden and
@@ -50,17 +50,6 @@ VOCABULARY = 151_936
 def test_a_setting_that_cannot_be_is_refused_with_what_would_do(settings, message):
     with pytest.raises(ValueError, match=message):
         resolve("tiny-cpu", settings)
-
-
-@pytest.mark.parametrize("profile", [None, "", 5, ["tiny-cpu"], {"a": 1}])
-def test_a_profile_that_is_no_name_is_refused(profile):
-    with pytest.raises(ValueError, match=r"profile = .*: write a name, such as tiny-cpu"):
-        resolve(profile)
-
-
-def test_a_misspelt_profile_is_refused_with_the_nearest_name():
-    with pytest.raises(ValueError, match="profile 'tiny-gpu': did you mean 'tiny-cpu'"):
-        resolve("tiny-gpu")
 
 
 @pytest.mark.parametrize("value", ["inf", "-inf", "nan", float("inf"), float("nan")])
@@ -161,19 +150,6 @@ def test_a_solved_batch_is_the_step_and_the_largest_that_fits(prompts, group, ro
 
 
 @pytest.mark.parametrize(
-    ("arguments", "batch"),
-    [
-        ((8, 8, 64), Batch(64, 1)),  # all at once
-        ((8, 8, 63), Batch(32, 2)),
-        ((4, 8, 8, 2), Batch(8, 2)),
-        ((1, 7, 6), Batch(1, 7)),  # a prime group goes whole or one by one
-    ],
-)
-def test_batches(arguments, batch):
-    assert solve_batch(*arguments) == batch
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((3, 5, 8, 4), r"3 prompts x 5 .* = 15 cannot be shared by 4 processes: take 4 prompts"),
@@ -236,20 +212,14 @@ def test_full_fine_tuning_in_32_bit_needs_what_the_settings_page_says():
     ("found", "profile"),
     [
         ("", "tiny-cpu"),
-        ("NVIDIA GeForce RTX 3060 Laptop GPU, 6144 MiB", "tiny-cpu"),
         ("NVIDIA GeForce RTX 3060, 12288 MiB", "tiny-cpu"),
         ("Tesla T4, 15360 MiB", "t4-16gb"),
         ("NVIDIA L4, 23034 MiB", "l4-24gb"),
-        ("NVIDIA A10G, 23028 MiB", "l4-24gb"),
-        ("NVIDIA GeForce RTX 4090, 24564 MiB", "l4-24gb"),
         ("NVIDIA GeForce RTX 5090, 32607 MiB", "l4-24gb"),
         ("NVIDIA A100-SXM4-40GB, 40960 MiB", "a100-40gb"),
-        ("NVIDIA L40S, 46068 MiB", "a100-40gb"),
-        ("NVIDIA A100-SXM4-80GB, 81920 MiB", "a100-80gb"),
         ("NVIDIA H100 80GB HBM3, 81559 MiB", "h100-80gb"),
         ("NVIDIA GH200 480GB, 97871 MiB", "a100-80gb"),
         ("NVIDIA H200, 143771 MiB", "h200-141gb"),
-        ("NVIDIA B200, 183359 MiB", "h200-141gb"),
         ("NVIDIA GB10, [N/A]", "tiny-cpu"),  # shares the machine's memory: nothing to go by
     ],
 )

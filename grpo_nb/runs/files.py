@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -96,6 +96,8 @@ class _Strict(yaml.SafeLoader):
     silently read 8, 90 and 31.
     """
 
+    yaml_implicit_resolvers: ClassVar[dict] = {}  # none of YAML 1.1's; those below
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen = []
         for key, _ in node.value:
@@ -107,19 +109,15 @@ class _Strict(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_OURS = {
-    "bool": (r"true|True|false|False", "tTfF"),
-    "int": (r"[-+]?(0|[1-9]\d*)", "-+0123456789"),
-    "float": (r"[-+]?(\d+\.\d*|\.\d+)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d+", "-+.0123456789"),
-    "timestamp": (r"(?!)", ""),
-}
-_Strict.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in pairs if tag.rpartition(":")[2] not in _OURS]
-    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-for _kind, (_pattern, _firsts) in _OURS.items():
-    _tag = f"tag:yaml.org,2002:{_kind}"
-    _Strict.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern})\\Z"), list(_firsts))
+for _kind, _pattern, _firsts in (
+    ("bool", r"true|True|false|False", "tTfF"),
+    ("int", r"[-+]?(0|[1-9]\d*)", "-+0123456789"),
+    ("float", r"[-+]?(\d+\.\d*|\.\d+)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d+", "-+.0123456789"),
+    ("null", r"null|Null|NULL|~|", ["n", "N", "~", ""]),
+    ("merge", "<<", "<"),
+):
+    _matches = re.compile(rf"(?:{_pattern})\Z")
+    _Strict.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _matches, list(_firsts))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -317,7 +317,7 @@ def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Non
 
 
 def set_environment(run: Run) -> None:
-    """What a kernel inherits: where the package and the runs are, and no progress bars."""
+    """What a process of ours inherits: where the package and the runs are, and no progress bars."""
     path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH")]))
     os.environ.update(QUIET | {"PYTHONPATH": path, "GRPO_NB_RUNS": str(run.path.parent)})
 

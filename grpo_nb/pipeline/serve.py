@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from grpo_nb import data, models
 from grpo_nb.evaluation.answers import weights_of
 from grpo_nb.models.chat import find_model
-from grpo_nb.pipeline.notebooks import QUIET
+from grpo_nb.pipeline.notebooks import set_environment
 from grpo_nb.pipeline.sweep import ending_with_us
-from grpo_nb.runs import PROJECT_ROOT, Run
+from grpo_nb.runs import Run
 
 if TYPE_CHECKING:
     from fastapi import Request, Response
@@ -51,7 +51,8 @@ def serve(run: Run, host: str, port: int, adapter: bool = False) -> int:
     config, weights = run.config(), weights_of(run, "adapter" if adapter else "merged")
     vllm = models.cuda_available() and not models.vllm_lacks(weights["quantization"])
     with _listening(host, port) as listener:  # requests wait in it until the model is loaded
-        os.environ.update(QUIET | {KEY: os.environ.get(KEY) or secrets.token_urlsafe(24)})
+        set_environment(run)
+        os.environ[KEY] = os.environ.get(KEY) or secrets.token_urlsafe(24)
         said = f"Listening at http://{host}:{port}/v1, model {run.name}. Ask it:\n\n"
         body = {"model": run.name, "messages": data.load(run, "eval")[0]["prompt"]}
         body |= {"temperature": 0, "max_tokens": config.train.max_completion_length}
@@ -60,8 +61,7 @@ def serve(run: Run, host: str, port: int, adapter: bool = False) -> int:
             return _by_transformers(listener, run.name, weights, said)
     print(f"vLLM loads the model, which takes a minute or more. {said}", flush=True)
     command = vllm_command(run.name, host, port, weights, config.model.max_seq_length)
-    path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH")]))
-    with subprocess.Popen(ending_with_us(command), env=os.environ | {"PYTHONPATH": path}) as server:
+    with subprocess.Popen(ending_with_us(command)) as server:
         return server.wait()
 
 

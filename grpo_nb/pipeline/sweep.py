@@ -35,6 +35,7 @@ from grpo_nb.runs.profiles import detect_profile
 KEYS = ["name", "profile", "settings", "grid", "list", "seeds", "retries"]
 LOCKS = (".lock", ".pipeline.lock")
 POLL = 0.05  # how often the trials are looked at [s]
+STOPPED = "stopped"
 WRONG_INPUT = 2  # exit code: another attempt would end the same
 # Becomes the command that follows, which gets SIGTERM when the thread that started it is gone.
 ENDS_WITH_STARTER = """
@@ -179,7 +180,7 @@ def run_trial(
     run, failures = Run(trial.name), 0
     while undone(run):
         if stop.is_set():
-            return "stopped"
+            return STOPPED
         if in_use(trial):
             stop.wait(POLL)
             continue
@@ -253,7 +254,8 @@ def run_sweep(
     def run_one(trial: Trial) -> str:
         share = free.get()
         try:
-            say(console, f"{trial.name}: started")
+            if not stop.is_set():
+                say(console, f"{trial.name}: started")
             return run_trial(sweep, trial, command, share, stop)
         finally:
             free.put(share)
@@ -264,7 +266,8 @@ def run_sweep(
         try:
             tasks = {pool.submit(run_one, trial): trial for trial in left}
             for task in as_completed(tasks):
-                say(console, f"{tasks[task].name}: {task.result()}")
+                if (how := task.result()) != STOPPED:
+                    say(console, f"{tasks[task].name}: {how}")
         finally:
             stop.set()
     return summarize(sweep, console, came)

@@ -45,11 +45,6 @@ def test_executed_notebooks_name_what_was_injected(demo_run):
     assert f'"train.max_steps": {TINY_SETTINGS["train.max_steps"]}' in "".join(injected)
 
 
-def test_a_setting_of_a_stage_that_is_not_run_is_refused(again, capsys):
-    assert main(["run", "--name=again", "--from=04", "--set=train.max_steps=2"]) == 2
-    assert "belongs to stage 03, which --from 04 does not run" in capsys.readouterr().err
-
-
 def test_a_failing_cell_stops_the_run_and_keeps_the_notebook(runs_dir, forks, capsys):
     missing = runs_dir / "nowhere.jsonl"
     assert main(["run", "--name", "f", "--set", f"data.source={missing}"]) == 1

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from contextlib import contextmanager
+from functools import cache
 
 import httpx
 import openai
@@ -65,6 +66,7 @@ def server(run):
         yield f"http://127.0.0.1:{number}", said
 
 
+@cache
 def expected(adapter=None, quantization="16bit"):
     engine = models.open_engine(TINY, adapter=adapter, quantization=quantization)
     return engine.generate([SUM], max_completion_length=48)[0][0].text

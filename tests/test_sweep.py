@@ -98,19 +98,19 @@ def test_a_run_that_was_made_otherwise_is_refused_before_anything_starts(runs_di
     assert not Run("s-000").path.exists()
 
 
-def test_200_trials_survive_two_kills_of_the_driver_each_run_once(runs_dir):
+def test_100_trials_survive_two_kills_of_the_driver_each_run_once(runs_dir):
     """Its trials end with it. What was done then is not begun again, and nothing is lost.
 
     The lines that the trials write, each under its run's lock, are all that is compared: which
     processes live just after a kill can be seen too early or too late.
     """
-    driver = [sys.executable, stub_trials.__file__, str(runs_dir), "4", "200"]
-    for enough in (40, 110):
+    driver = [sys.executable, stub_trials.__file__, str(runs_dir), "4", "100"]
+    for enough in (20, 55):
         with subprocess.Popen(driver, stdout=subprocess.DEVNULL) as running:
             until(lambda count=enough: len(told(runs_dir, "ended")) >= count)
             running.kill()
-        assert len(told(runs_dir, "ended")) < 200
-    asked = stub_trials.prepare(runs_dir, 200)
+        assert len(told(runs_dir, "ended")) < 100
+    asked = stub_trials.prepare(runs_dir, 100)
     run = partial(sweep.run_sweep, asked, 4, QUIET, stub_trials.command(runs_dir))
     assert run() == 0
     assert not sweep.waiting(asked)
@@ -119,7 +119,7 @@ def test_200_trials_survive_two_kills_of_the_driver_each_run_once(runs_dir):
         assert f"ended {name}" not in lines[: last(lines, f"begun {name}")], (
             "begun when it was done"
         )
-    assert len(begun) <= 200 + 2 * 4, "at most those that each kill cut off are begun again"
+    assert len(begun) <= 100 + 2 * 4, "at most those that each kill cut off are begun again"
     assert run() == 0
     assert told(runs_dir) == lines
 

@@ -124,13 +124,14 @@ class Run:
         "" if all are, or if `stage` has never been done. A stage that is running, failed or was
         cut off may have overwritten its results.
         """
-        manifest = self.manifest()
+        manifest, known = self.manifest(), {}
         read = manifest.get(stage, {}).get("inputs")
         for earlier in [one for one in NOTEBOOKS if read is not None and one < stage]:
             entry = manifest.get(earlier, {})
             if entry.get("status") != "done" or not entry["outputs"].items() <= read.items():
                 return earlier
-        return ""
+            known |= entry["outputs"]
+        return earlier if read and known != read else ""
 
     def why_stale(self, stage: str = "04") -> str:
         """Why what `stage` wrote is not of the run as it is now, and what to do; "" if it is."""

@@ -28,15 +28,11 @@ def run(asked: argparse.Namespace) -> None:
         notebooks.print_summary(run, console, asked.last)
 
 
-def train(asked: argparse.Namespace) -> int:
+def train(asked: argparse.Namespace) -> None:
     from grpo_nb.pipeline import launch
     from grpo_nb.pipeline.notebooks import assigned
 
-    try:
-        launch.train(asked.run, assigned(asked.assignments), asked.processes, asked.force)
-    except launch.Failed:  # another process says what it was
-        return 1
-    return 0
+    launch.train(asked.run, assigned(asked.assignments), asked.processes, asked.force)
 
 
 def sweep(asked: argparse.Namespace) -> int:
@@ -105,7 +101,7 @@ def serve(asked: argparse.Namespace) -> int:
     return serve(asked.run, asked.host, asked.port, asked.adapter)
 
 
-def answer(asked: argparse.Namespace) -> int:
+def answer(asked: argparse.Namespace) -> None:
     from grpo_nb.evaluation.answers import Sampling, answer_file
 
     sampling = Sampling(asked.temperature, asked.seed, asked.batch_size)
@@ -115,9 +111,7 @@ def answer(asked: argparse.Namespace) -> int:
     try:
         print(answer_file(asked.run, *files, sampling=sampling, **options))
     except KeyboardInterrupt:
-        print("grpo-nb: interrupted; the same command goes on", file=sys.stderr)
-        return 130
-    return 0
+        raise KeyboardInterrupt("interrupted; the same command goes on") from None
 
 
 def doctor(_: argparse.Namespace) -> int:
@@ -241,8 +235,8 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         said, code = "interrupted; continue with --from and the same --name", 130
         said = stop.args[0] if stop.args else said
-    notes = getattr(said, "__notes__", [])
-    print("\n".join([f"grpo-nb: {said}", *notes]), file=sys.stderr)
+    if str(said):  # else another process of a training says what it was
+        print("\n".join([f"grpo-nb: {said}", *getattr(said, "__notes__", [])]), file=sys.stderr)
     return code
 
 

@@ -334,6 +334,8 @@ def _papermill() -> Any:
 def _execute(source: Path, target: Path, parameters: Mapping[str, Any]) -> str:
     """Why the notebook did not reach its end; "" if it did."""
     papermill = _papermill()
+    from nbclient.exceptions import DeadKernelError
+
     try:
         papermill.execute_notebook(
             source,
@@ -349,6 +351,8 @@ def _execute(source: Path, target: Path, parameters: Mapping[str, Any]) -> str:
         return f"failed in cell {error.exec_count}: {error.ename}: {error.evalue}"
     except OSError as error:
         return f"was stopped: {disk_error(target, error)}"
-    except RuntimeError:  # nbclient's, whose kernel died
+    except DeadKernelError:
         return KERNEL_ENDED
+    except RuntimeError as error:  # it did not start
+        return f"failed: {error}"
     return ""

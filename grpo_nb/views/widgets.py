@@ -15,9 +15,9 @@ from typing import Any
 import ipywidgets as w
 import pandas as pd
 
-from grpo_nb.reward_lab import Bench, Verdict, judge, save_case, write_weights
+from grpo_nb.reward_lab import Bench, Verdict, judge
 from grpo_nb.reward_lab.baseline import Baseline
-from grpo_nb.runs import Stage
+from grpo_nb.runs import Stage, checks
 from grpo_nb.training import Controls, Update
 from grpo_nb.views import plots, sheet
 from grpo_nb.views.dashboard import Dashboard
@@ -266,7 +266,7 @@ class RewardLab(View):
         bench: Rewards and weights to begin with.
         baseline: Baseline rollouts: prompts and their completions.
         rows: Dataset rows whose references the probes need.
-        stage: Stage 02: where cases and weights are kept.
+        stage: Stage 02, whose settings the probes need.
     """
 
     def __init__(self, bench: Bench, baseline: Baseline, rows: list[dict], stage: Stage) -> None:
@@ -283,15 +283,10 @@ class RewardLab(View):
         self.original = w.Button(description="Reset", tooltip="Undo the edit")
         self.view, self.summary, self.report = w.HTML(), w.HTML(), w.HTML()
         self.probe = w.Button(description="Run probes", tooltip="Linter, attacks and references")
-        self.case_name = w.Text(placeholder="name of the case", layout={"width": "14em"})
-        self.save = w.Button(description="Save case", tooltip="Its scores must stay from now on")
-        self.write = w.Button(description="Write weights", tooltip="Into the run's config.yaml")
         self.on(self._show_text, self.prompt, self.number)
         self.on(self._edit, self.text)
         self.on(self._restore, self.original)
         self.on(self._probe, self.probe)
-        self.on(self._save, self.save)
-        self.on(self._write, self.write)
         self.children = [self.errors]
         self.use(bench)
 
@@ -316,8 +311,7 @@ class RewardLab(View):
         self.children = [
             *(self.prompt, w.HBox([self.number, self.original]), self.text),
             *(*self.sliders, self.errors, self.summary, self.view),
-            w.HBox([self.probe, self.case_name, self.save, self.write]),
-            self.report,
+            *(self.probe, self.report),
         ]
         self._reweigh()
         self._show_text()
@@ -354,26 +348,17 @@ class RewardLab(View):
         group = self.table.loc[list(self._lines())]
         self.view.value = sheet.score_sheet(group, self.bench.preset, self.number.value)
         signal = self.table["signal"].to_numpy()[:: self.group_size]
+        weights = ", ".join(f"{weight:g}" for weight in self.weights)
         self.summary.value = (
             f"{signal.sum()} of {len(signal)} groups have advantages · mean total "
-            f"{self.table['total'].mean():.3f}"
+            f"{self.table['total'].mean():.3f} · to train with these weights: <code>settings = "
+            f'{{"rewards.reward_weights": "{weights}"}}</code>'
         )
 
     def _probe(self) -> None:
         self.report.value = ""
         self.verdict = judge(self.bench, self.rows, self.baseline, self.stage)
         self.report.value = _verdict_page(self.verdict)
-
-    def _save(self) -> None:
-        if not self.case_name.value.strip():
-            raise ValueError("give the case a name, then save it")
-        row, path = self.baseline.rows[self.prompt.value], self.stage.run / "cases.jsonl"
-        case = save_case(self.bench, path, self.case_name.value.strip(), row, self.text.value)
-        self.report.value = html.escape(f"saved {case['case']!r}: {case['scores']}", quote=False)
-
-    def _write(self) -> None:
-        self.verdict, said = write_weights(self.bench, self.rows, self.baseline, self.stage)
-        self.report.value = f"<p>{html.escape(said)}</p>{_verdict_page(self.verdict)}"
 
 
 def _weight_slider(name: str, weight: float) -> w.FloatSlider:
@@ -384,9 +369,7 @@ def _weight_slider(name: str, weight: float) -> w.FloatSlider:
 
 
 def _verdict_page(verdict: Verdict) -> str:
-    frames = [verdict.findings_table()]
-    if verdict.probes is not None:
-        frames.append(verdict.probes.table)
-    tables = [plots.table(frame).to_html() for frame in frames if len(frame)]
+    frames = [checks.table(verdict.checks), verdict.probes]
+    tables = [plots.table(frame).to_html() for frame in frames if frame is not None]
     text = f"<pre>{html.escape(str(verdict))}</pre>"
     return f"<div class='jp-RenderedHTMLCommon'>{text}{''.join(tables)}</div>"

@@ -118,15 +118,13 @@ def serve(asked: argparse.Namespace) -> int:
 
 
 def answer(asked: argparse.Namespace) -> int:
-    from grpo_nb.evaluation.answers import Sampling, answer_file
+    from grpo_nb.evaluation.answers import answer_file
     from grpo_nb.runs import find_run
 
-    sampling = Sampling(asked.temperature, asked.seed, asked.batch_size)
-    named = ("model", "question_column", "answer_column", "engine")
-    options = {name: getattr(asked, name) for name in named}
-    files = (asked.source, asked.to)
+    named = ("model", "question_column", "answer_column", "temperature", "seed", "batch_size")
+    options = {name: getattr(asked, name) for name in (*named, "engine")}
     try:
-        print(answer_file(find_run(asked.run), *files, sampling=sampling, **options))
+        print(answer_file(find_run(asked.run), asked.source, asked.to, **options))
     except KeyboardInterrupt:
         print("grpo-nb: interrupted; the same command goes on", file=sys.stderr)
         return 130

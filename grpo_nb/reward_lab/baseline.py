@@ -107,16 +107,21 @@ def _sample_base(
 
 def _settings(config: RunConfig) -> dict[str, Any]:
     """What the samples depend on, a local model's files among it."""
-    weights = sorted(Path(chat.find_model(config.model.model_path)).glob("*.safetensors"))
     return {
         "model_path": config.model.model_path,
-        "weights": [[file.name, file.stat().st_size, file.stat().st_mtime] for file in weights],
+        "weights": weight_files(chat.find_model(config.model.model_path)),
         "quantization": config.model.quantization,
         "max_completion_length": config.train.max_completion_length,
         "temperature": config.train.temperature,
         "baseline_completions": config.rewards.baseline_completions,
         "seed": config.seed,
     }
+
+
+def weight_files(*folders: str | Path) -> list[list[Any]]:
+    """What tells weights from others: name, size and time of each of their files."""
+    files = [file for folder in folders for file in sorted(Path(folder).glob("*.safetensors"))]
+    return [[file.name, file.stat().st_size, file.stat().st_mtime] for file in files]
 
 
 def _key(row: Row) -> str:

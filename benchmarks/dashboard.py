@@ -12,7 +12,7 @@ import statistics
 import time
 
 from grpo_nb.training import Update
-from grpo_nb.views.widgets import TrainingDashboard
+from grpo_nb.views import TrainingDashboard
 
 NAMES = [f"{kind}_reward" for kind in ("correctness", "format", "reasoning", "length")]
 SINGLE = ("reward", "frac_reward_zero_std", "entropy", "kl", "clip_ratio/region_mean", "grad_norm")

@@ -24,7 +24,7 @@ from grpo_nb.reward_lab.intervals import bootstrap, mcnemar
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run
 from grpo_nb.runs.config import resolve
-from grpo_nb.views import plots
+from grpo_nb.views import before_after
 
 MATH = load_preset("math")
 DRAWS = 1000
@@ -230,7 +230,7 @@ def test_one_model_alone_has_figures_and_a_picture(runs_dir):
     lines = answers("1212", list("1212"))
     report = evaluation.build({"a": lines}, rows_of(4), MATH, config) | {"models": {"a": {}}}
     assert report["comparisons"] == report["buckets"] == []
-    plots.before_after(Run("p"), report)
+    before_after(Run("p"), report)
     assert (runs_dir / "p/figures/before_after.png").stat().st_size > 5000
 
 

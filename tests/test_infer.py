@@ -20,8 +20,7 @@ from grpo_nb.__main__ import main
 from grpo_nb.evaluation.answers import answer_file, weights_of
 from grpo_nb.pipeline.notebooks import KERNEL_ARGUMENTS, QUIET
 from grpo_nb.runs import Run, config, project_path, write_json
-from grpo_nb.views.infer import Chat, Said, answers_page
-from grpo_nb.views.widgets import ChatPanel
+from grpo_nb.views.chat import Chat, ChatPanel, Said, answers_page
 
 SUM = "What is 47 + 38?"
 SAMPLED = {"temperature": 1.0, "seed": 3}
@@ -85,10 +84,9 @@ def test_a_gold_brings_the_scores_of_the_bench(chat):
     tokenizer = models.load_tokenizer("data/tiny_base")
     judge = reward_lab.Bench(chat.preset, chat.config.train, tokenizer)
     table = judge.table([chat.row(SUM, "85")], [[said.completion] * 2])
-    assert {name: one.score for name, one in said.scored.items()} == {
-        name: table[name][0] for name in chat.preset.names
-    }
-    assert (said.total, said.answer) == (table["total"][0], table["answer"][0])
+    scores = {name: one.score for name, one in said.scored.items()}
+    assert scores == {name: table[name][0] for name in [*chat.preset.names, "total"]}
+    assert said.answer == table["answer"][0]
     assert chat.answer(SUM, "base").scored == {}
 
 
@@ -100,8 +98,8 @@ def test_what_is_shown_is_escaped():
 
 
 def test_a_notebook_shows_the_answer_as_it_comes_and_stores_one_output(moved_run, forks):
-    source = "from grpo_nb import runs; from grpo_nb.views import infer\n"
-    source += f"infer.Chat(runs.Run('moved')).ask({SUM!r}, 'base')"
+    source = "from grpo_nb import runs, views\n"
+    source += f"views.Chat(runs.Run('moved')).ask({SUM!r}, 'base')"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
     environment = os.environ | QUIET | {"GRPO_NB_RUNS": str(moved_run.path.parent)}
     NotebookClient(notebook, extra_arguments=KERNEL_ARGUMENTS).execute(env=environment)
@@ -190,7 +188,7 @@ def test_a_file_of_any_kind_gets_the_same_answers(moved_run, questions, tmp_path
         said = chat.answer(chat.row(ask, reference), "base")
         assert (line["question"], line["reference"]) == (ask, reference)
         assert (line["completion"], line["answer"]) == (said.completion, said.answer)
-        assert line["reward"] == said.total
+        assert line["reward"] == said.scored["total"].score
 
 
 def test_it_goes_on_only_with_what_it_was_begun_with(moved_run, few, tmp_path):

@@ -9,7 +9,7 @@ from grpo_nb import data, reward_lab, runs
 from grpo_nb.models import Sample, chat
 from grpo_nb.reward_lab import baseline
 from grpo_nb.rewards import load_preset, reward
-from grpo_nb.views.widgets import CompletionBrowser, RewardLab
+from grpo_nb.views import CompletionBrowser, RewardLab
 
 RIGHT = "<reasoning>1+1=2</reasoning><answer>{}</answer>"
 

@@ -7,8 +7,8 @@ from playwright.sync_api import expect
 
 pytestmark = [NEEDS_BROWSER, pytest.mark.usefixtures("forks")]
 OPEN = """from grpo_nb import runs
-from grpo_nb.views import infer, widgets
-widgets.ChatPanel(infer.Chat(runs.Run("moved")))"""
+from grpo_nb import views
+views.ChatPanel(views.Chat(runs.Run("moved")))"""
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ CARELESS = """import ipywidgets
 @rewards.reward()
 def careless_reward(response: str) -> float:
     return float(response.split("<answer>")[3])
-(lab,) = [shown for shown in Out.values() if isinstance(shown, widgets.RewardLab)]
+(lab,) = [shown for shown in Out.values() if isinstance(shown, views.RewardLab)]
 button = ipywidgets.Button(description="Be careless")
 button.on_click(lambda _: lab.use(lab.bench.adding(careless_reward, weight=1.0)))
 button"""

@@ -7,13 +7,13 @@ A prompt is made as notebook 1 made those of the training. `answers` asks a file
 """
 
 import html
-import math
 import threading
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import ipywidgets as w
 import numpy as np
 
 from grpo_nb.evaluation.answers import check_trained, load_rewards, system_prompt
@@ -22,7 +22,8 @@ from grpo_nb.reward_lab import Bench, explain
 from grpo_nb.rewards import Scored
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run, refuse_unknown
-from grpo_nb.views import sheet
+from grpo_nb.views import tables
+from grpo_nb.views.widgets import View
 
 Row = dict[str, Any]
 MODELS = ("base", "tuned")
@@ -32,14 +33,13 @@ class Said(NamedTuple):
     """A model's completion of a row.
 
     answer: As the rewards read it; None where there is none.
-    scored: Each reward's score and reason; empty without a reference answer.
-    total: Their weighted sum.
+    scored: Each reward's score and reason, and of "total" their weighted sum; empty without a
+        reference answer.
     """
 
     completion: str
     answer: str | None = ""
     scored: Mapping[str, Scored] = MappingProxyType({})
-    total: float = math.nan
 
 
 class Chat:
@@ -68,12 +68,13 @@ class Chat:
         for engine in set(self.__dict__.pop("_engines", {}).values()):
             engine.close()
 
-    def row(self, question: str, reference: str = "") -> Row:
+    def row(self, question: str | Row, reference: str = "") -> Row:
         """The row that notebook 1 makes of a question, without an answer where none is given."""
+        if not isinstance(question, str):
+            return question
         prompt = build_prompt(question, system_prompt(self.config, self.preset))
-        return {"prompt": prompt, "question": question} | (
-            {"answer": reference} if reference else {}
-        )
+        row = {"prompt": prompt, "question": question}
+        return row | {"answer": reference} if reference else row
 
     def answer(
         self,
@@ -98,7 +99,7 @@ class Chat:
             ValueError: A reward reads a column that the row lacks.
         """
         refuse_unknown("model", model, list(MODELS))
-        row = self.row(question) if isinstance(question, str) else question
+        row = self.row(question)
         with self._lock:
             engine = self._engines[model]
             [[sample]] = engine.generate(
@@ -115,8 +116,8 @@ class Chat:
         bench = Bench(self.preset, self.config.train, engine.tokenizer)
         arguments = bench.arguments([row], [sample.text])
         scored = {f.__name__: explain(f, arguments)[0] for f in self.preset.reward_funcs}
-        scores = np.array([[one.score for one in scored.values()]], dtype=float)
-        return said._replace(scored=scored, total=float(bench.totals(scores)[0]))
+        [total] = bench.totals(np.array([[one.score for one in scored.values()]], dtype=float))
+        return said._replace(scored=scored | {"total": Scored(float(total))})
 
     def ask(self, question: str | Row, model: str = "tuned", **how: Any) -> None:
         """Show the answer below the cell as it is written; the notebook stores one output.
@@ -126,7 +127,7 @@ class Chat:
         """
         from IPython import display, get_ipython
 
-        row = self.row(question) if isinstance(question, str) else question
+        row = self.row(question)
         if get_ipython() is None:
             print(self.answer(row, model, **how).completion)
             return
@@ -134,13 +135,13 @@ class Chat:
         how["on_text"] = lambda text: shown.update(answers_page(row, {model: Said(text)}))
         shown.update(answers_page(row, {model: self.answer(row, model, **how)}))
 
-    def compare(self, question: str | Row, **how: Any) -> sheet.Page:
+    def compare(self, question: str | Row, **how: Any) -> tables.Page:
         """Base and tuned on the same prompt, one below the other; arguments as `ask` takes them."""
-        row = self.row(question) if isinstance(question, str) else question
+        row = self.row(question)
         return answers_page(row, {model: self.answer(row, model, **how) for model in MODELS})
 
 
-def answers_page(row: Row, said: Mapping[str, Said]) -> sheet.Page:
+def answers_page(row: Row, said: Mapping[str, Said]) -> tables.Page:
     """Answers to one question, a line a model: completion, what was read in it, its scores.
 
     Args:
@@ -148,14 +149,76 @@ def answers_page(row: Row, said: Mapping[str, Said]) -> sheet.Page:
         said: What each model said, or has said so far.
     """
     names = list(dict.fromkeys(name for one in said.values() for name in one.scored))
-    head = ["", "completion", "answer", *map(sheet.short, names), *(["total"] if names else [])]
+    head = ["", "completion", "answer", *map(tables.short, names)]
     lines = []
     for model, one in said.items():
-        cells = [html.escape(model), *sheet.read(one.completion, one.answer)]
-        if one.scored:
-            cells += [sheet.score(*one.scored[name]) for name in names] + [sheet.score(one.total)]
-        lines.append(cells)
+        cells = [html.escape(model), *tables.read(one.completion, one.answer)]
+        lines.append(cells + [tables.score(*one.scored[name]) for name in names if one.scored])
     reference = f"\nreference answer {html.escape(str(row['answer']))}" if "answer" in row else ""
     caption = f"<b>{html.escape(row['question'])}</b>{reference}"
     plain = [row["question"], *(f"{model}: {one.completion}" for model, one in said.items())]
-    return sheet.Page(sheet.table(head, lines, caption), "\n".join(plain))
+    return tables.Page(tables.of_completions(head, lines, caption), "\n".join(plain))
+
+
+class ChatPanel(View):
+    """A question, typed; its two answers as they are written, scored if a reference is given.
+
+    Enter in either field asks. The models are loaded at the first question.
+
+    Args:
+        chat: Of a trained run.
+    """
+
+    def __init__(self, chat: Chat) -> None:
+        super().__init__()
+        self.chat = chat
+        self._lock = threading.Lock()  # a click may come on another thread while one is answered
+        wide, narrow = {"flex": "1 1 16em"}, {"flex": "0 1 18em"}
+        self.question = w.Text(placeholder="a question", description="Question", layout=wide)
+        self.reference = w.Text(
+            placeholder="optional: to score", description="Reference", layout=narrow
+        )
+        self.button = w.Button(description="Ask", button_style="primary", layout={"width": "7em"})
+        self.temperature = w.BoundedFloatText(
+            0.0, min=0, max=2, step=0.1, description="Temperature"
+        )
+        self.seed = w.IntText(0, description="Seed", layout={"width": "12em"})
+        self.status, self.view = w.HTML(), w.HTML()
+        asked = w.HBox(
+            [self.question, self.reference, self.button], layout={"flex_flow": "row wrap"}
+        )
+        how = w.HBox([self.temperature, self.seed, self.status])
+        self.children = [asked, how, self.errors, self.view]
+        self.on(self._ask_once, self.button)
+        for field in (self.question, self.reference):
+            field.on_msg(self._entered)
+
+    def _entered(self, _: Any, content: dict, buffers: Any) -> None:
+        if content.get("event") == "submit":  # Enter
+            self.guard(self._ask_once)
+
+    def _ask_once(self) -> None:
+        """Ask, unless a question is being answered."""
+        if not self._lock.acquire(blocking=False):
+            return
+        self.button.disabled = True
+        try:
+            self._ask()
+        finally:
+            self.status.value, self.button.disabled = "", False
+            self._lock.release()
+
+    def _ask(self) -> None:
+        if not self.question.value.strip():
+            raise ValueError("type a question first")
+        row = self.chat.row(self.question.value.strip(), self.reference.value.strip())
+        said = dict.fromkeys(MODELS, Said(""))
+        how = {"temperature": self.temperature.value, "seed": self.seed.value}
+
+        def show(model: str, text: str) -> None:
+            self.view.value = answers_page(row, said | {model: Said(text)})
+
+        for model in MODELS:
+            self.status.value = f"<span role='status'>{model} is answering…</span>"
+            said[model] = self.chat.answer(row, model, **how, on_text=partial(show, model))
+            self.view.value = answers_page(row, said)

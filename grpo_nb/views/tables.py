@@ -1,14 +1,16 @@
-"""Completions as HTML: what was read in them, their scores, the advantages of a group.
+"""Tables: any frame, and completions with what was read in them, their scores and advantages.
 
 Colors are translucent, so that it reads on a light and on a dark page.
 """
 
+import hashlib
 import html
 import math
 import re
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
+from pandas.io.formats.style import Styler
 
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import ANSWER, REASONING
@@ -33,6 +35,35 @@ STYLE = """<style>
 </style>"""
 
 
+class Table(Styler):
+    """A styled frame that reads as text, too, where HTML is not shown."""
+
+    def __repr__(self) -> str:
+        return self.data.to_string(index=False)
+
+
+def table(frame: pd.DataFrame) -> Table:
+    """A frame to read: text left-aligned and never cut, tags shown as they are."""
+    digest = hashlib.sha256(frame.to_csv().encode()).hexdigest()  # the same table, the same HTML
+    style = Table(frame, uuid=digest[:8], cell_ids=False).hide(axis="index")
+    style = style.set_table_attributes(f"class='{VERBATIM}'")
+    style = style.format(
+        lambda value: f"{value:.3g}" if isinstance(value, float) else value,
+        escape="html",
+        na_rep="None",
+    )
+    style = style.format_index(lambda name: short(str(name)), axis=1)
+    if "advantage" in frame:
+        style = style.bar(["advantage"], align="zero", color=["#f2b8a0", "#a9cfa9"])
+    text = "text-align: left; vertical-align: top"
+    return style.set_table_styles(
+        [
+            {"selector": "th", "props": text},
+            {"selector": "td", "props": f"{text}; white-space: pre-wrap"},
+        ]
+    )
+
+
 class Page(str):
     """HTML that a notebook shows, and that reads as its plain text elsewhere.
 
@@ -51,13 +82,13 @@ class Page(str):
         return self.plain
 
 
-def table(
+def of_completions(
     head: Iterable[str],
     lines: Iterable[Sequence[str]],
     caption: str = "",
     chosen: int | None = None,
 ) -> str:
-    """A table of completions. Captions and the cells of lines are markup; `head` is text.
+    """Completions as HTML. Captions and the cells of lines are markup; `head` is text.
 
     Args:
         chosen: Number of the line that is marked.
@@ -100,7 +131,7 @@ def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = Non
         scores = [score(line[name], line[f"{name}/reason"]) for name in names]
         ends = [score(line["total"]), f"{line['advantage']:+.2f}"]
         lines.append([str(number + 1), *read(line["completion"], answer), *scores, *ends])
-    markup = table([*head, "total", "advantage"], lines, caption, chosen)
+    markup = of_completions([*head, "total", "advantage"], lines, caption, chosen)
     return Page(markup, group[["completion", *names, "total", "advantage"]].to_string(index=False))
 
 

@@ -20,7 +20,7 @@ from grpo_nb.evaluation.report import (
     ranges,
     verdict,
 )
-from grpo_nb.reward_lab.intervals import bootstrap, mcnemar
+from grpo_nb.evaluation.statistics import bootstrap, mcnemar
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run
 from grpo_nb.runs.config import resolve
@@ -96,20 +96,18 @@ def test_mcnemar_of_many_prompts_is_a_number():
 
 
 @pytest.mark.parametrize(
-    ("name", "interval", "prompts", "p", "word"),
+    ("interval", "prompts", "p", "word"),
     [
-        ("accuracy", [0.01, 0.2], 64, 0.01, "better"),
-        ("accuracy", [-0.2, -0.01], 64, 0.01, "worse"),
-        ("accuracy", [-0.01, 0.2], 64, 0.01, UNCLEAR),
-        ("accuracy", [0.01, 0.2], 64, 0.06, UNCLEAR),  # the two tests disagree
-        ("accuracy", [0.01, 0.2], LEAST_PROMPTS - 1, None, UNCLEAR),
-        ("accuracy", None, 64, None, UNCLEAR),
-        ("truncated", [0.01, 0.2], 64, None, "worse"),
-        ("tokens", [-3, -1], 64, None, "shorter"),
+        ([0.01, 0.2], 64, 0.01, "better"),
+        ([-0.2, -0.01], 64, 0.01, "worse"),
+        ([-0.01, 0.2], 64, 0.01, UNCLEAR),
+        ([0.01, 0.2], 64, 0.06, UNCLEAR),  # the two tests disagree
+        ([0.01, 0.2], LEAST_PROMPTS - 1, None, UNCLEAR),
+        (None, 64, None, UNCLEAR),
     ],
 )
-def test_the_verdict_follows_from_the_interval(name, interval, prompts, p, word):
-    assert verdict(name, interval, prompts, p) == word
+def test_the_verdict_follows_from_the_interval(interval, prompts, p, word):
+    assert verdict(interval, prompts, p) == word
 
 
 def answers(greedy: str, sampled: list[str], reference: str = "1") -> pd.DataFrame:
@@ -184,17 +182,6 @@ def test_of_a_graded_reward_the_mean_score_is_told_from_wholly_right_answers():
     assert not build("2" * 9 + "1", "1" * 9 + "2")["comparisons"][0]["graded"]
 
 
-def test_buckets_part_every_prompt_once():
-    rows = rows_of(12, level=[1, 2] * 6, source=["one"] * 12)
-    buckets = pd.DataFrame(build("2" * 6 + "1" * 6, "1" * 11 + "2", rows)["buckets"])
-    greedy = buckets.set_index("by")
-    assert set(greedy.index) == {"difficulty", "column level"}  # one source: no part
-    assert (greedy.groupby("by")["prompts"].sum() == 12).all()
-    assert greedy.loc["difficulty", "bucket"].tolist() == ["never", "always"]
-    assert greedy.loc["difficulty", ["gained", "lost"]].to_numpy().tolist() == [[6, 0], [0, 1]]
-    assert greedy.loc["difficulty", ["base", "merged"]].to_numpy().tolist() == [[0, 1], [1, 5 / 6]]
-
-
 def test_the_checks_say_whether_the_comparison_holds_and_the_model_is_better():
     def states(before, after, **change):
         report = build(before, after)
@@ -229,7 +216,7 @@ def test_one_model_alone_has_figures_and_a_picture(runs_dir):
     config = resolve("tiny-cpu", {"evaluate.samples": 1})
     lines = answers("1212", list("1212"))
     report = evaluation.build({"a": lines}, rows_of(4), MATH, config) | {"models": {"a": {}}}
-    assert report["comparisons"] == report["buckets"] == []
+    assert report["comparisons"] == []
     before_after(Run("p"), report)
     assert (runs_dir / "p/figures/before_after.png").stat().st_size > 5000
 

@@ -20,7 +20,7 @@ from grpo_nb.__main__ import main
 from grpo_nb.evaluation.answers import answer_file, weights_of
 from grpo_nb.pipeline.notebooks import KERNEL_ARGUMENTS, QUIET
 from grpo_nb.runs import Run, config, project_path, write_json
-from grpo_nb.views.chat import Chat, ChatPanel, Said, answers_page
+from grpo_nb.views.chat import Chat, Said, answers_page
 
 SUM = "What is 47 + 38?"
 SAMPLED = {"temperature": 1.0, "seed": 3}
@@ -305,27 +305,3 @@ def test_a_run_that_was_not_trained_says_so(runs_dir):
     untrained.write_config(config.resolve("tiny-cpu", {}))
     with pytest.raises(FileNotFoundError, match="holds no train/adapter: run 03_train_grpo first"):
         Chat(untrained).answer(SUM)
-
-
-def test_enter_asks_both_and_a_gold_scores_them(chat):
-    panel = ChatPanel(chat)
-    panel.question.value, panel.reference.value = SUM, "85"
-    panel.question._handle_custom_msg({"event": "submit"}, [])  # what Enter sends
-    assert panel.errors.value == ""
-    said = [chat.answer(chat.row(SUM, "85"), model) for model in ("base", "tuned")]
-    row = chat.row(SUM, "85")
-    assert panel.view.value == answers_page(row, dict(zip(("base", "tuned"), said, strict=True)))
-    panel.reference.value, panel.temperature.value, panel.seed.value = "", 1.0, 3
-    panel.button.click()
-    said = {model: chat.answer(SUM, model, **SAMPLED) for model in ("base", "tuned")}
-    assert panel.view.value == answers_page(chat.row(SUM), said)
-
-
-def test_errors_are_shown_and_the_next_question_is_answered(chat):
-    panel = ChatPanel(chat)
-    panel.button.click()
-    assert "type a question first" in panel.errors.value
-    panel.question.value = "<b>bold</b>"
-    panel.button.click()
-    assert (panel.errors.value, panel.button.disabled) == ("", False)
-    assert "&lt;b&gt;bold" in panel.view.value

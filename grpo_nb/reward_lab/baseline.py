@@ -17,7 +17,6 @@ import pandas as pd
 
 from grpo_nb import data, models
 from grpo_nb.models import chat
-from grpo_nb.reward_lab.intervals import pass_at_k
 from grpo_nb.reward_lab.table import Bench, Row
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import Message
@@ -150,6 +149,23 @@ def _write(run: Run, cached: dict, settings: dict, seconds: list[float]) -> None
 def passed(table: pd.DataFrame, preset: RewardSet) -> np.ndarray:
     """Which completions earn the first reward, correctness, in full: [completions]."""
     return np.isclose(table[preset.names[0]], preset.full)
+
+
+def pass_at_k(passed_P_G: np.ndarray, k: int) -> np.ndarray:
+    """The chance that one of k samples of a prompt is right, for each prompt.
+
+    Args:
+        passed_P_G: [prompts, group] of booleans.
+        k: At most the size of the group.
+
+    Source: Chen et al. 2021, https://arxiv.org/abs/2107.03374, equation 1 (unbiased).
+
+    >>> pass_at_k(np.array([[True, False, False, False]]), 2)
+    array([0.5])
+    """
+    group = passed_P_G.shape[1]
+    chances = [1 - math.comb(wrong, k) / math.comb(group, k) for wrong in range(group + 1)]
+    return np.array(chances)[group - passed_P_G.sum(axis=1)]
 
 
 def pass_rates(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:

@@ -7,7 +7,7 @@
 """
 
 from grpo_nb.views.charts import before_after, learning_curves, prompt_lengths, training_charts
-from grpo_nb.views.chat import Chat, ChatPanel
+from grpo_nb.views.chat import Chat
 from grpo_nb.views.dashboard import TrainingDashboard
 from grpo_nb.views.reward_lab import RewardLab
 from grpo_nb.views.tables import score_sheet, table

@@ -7,13 +7,11 @@ A prompt is made as notebook 1 made those of the training. `answers` asks a file
 """
 
 import html
-import threading
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import ipywidgets as w
 import numpy as np
 
 from grpo_nb.evaluation.answers import check_trained, load_rewards, system_prompt
@@ -23,7 +21,6 @@ from grpo_nb.rewards import Scored
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run, refuse_unknown
 from grpo_nb.views import tables
-from grpo_nb.views.widgets import View
 
 Row = dict[str, Any]
 MODELS = ("base", "tuned")
@@ -51,7 +48,6 @@ class Chat:
     def __init__(self, run: Run) -> None:
         self.run, self.config = run, run.config()
         self.preset = load_rewards(self.config)
-        self._lock = threading.Lock()  # switching the adapter off is seen by every thread
 
     @cached_property
     def _engines(self) -> dict[str, Engine]:
@@ -100,16 +96,15 @@ class Chat:
         """
         refuse_unknown("model", model, list(MODELS))
         row = self.row(question)
-        with self._lock:
-            engine = self._engines[model]
-            [[sample]] = engine.generate(
-                [row["prompt"]],
-                max_completion_length=self.config.train.max_completion_length,
-                temperature=temperature,
-                seed=seed,
-                adapter=model == "tuned",
-                on_text=on_text,
-            )
+        engine = self._engines[model]
+        [[sample]] = engine.generate(
+            [row["prompt"]],
+            max_completion_length=self.config.train.max_completion_length,
+            temperature=temperature,
+            seed=seed,
+            adapter=model == "tuned",
+            on_text=on_text,
+        )
         said = Said(sample.text, self.preset.extract(sample.text))
         if "answer" not in row:
             return said
@@ -158,67 +153,3 @@ def answers_page(row: Row, said: Mapping[str, Said]) -> tables.Page:
     caption = f"<b>{html.escape(row['question'])}</b>{reference}"
     plain = [row["question"], *(f"{model}: {one.completion}" for model, one in said.items())]
     return tables.Page(tables.of_completions(head, lines, caption), "\n".join(plain))
-
-
-class ChatPanel(View):
-    """A question, typed; its two answers as they are written, scored if a reference is given.
-
-    Enter in either field asks. The models are loaded at the first question.
-
-    Args:
-        chat: Of a trained run.
-    """
-
-    def __init__(self, chat: Chat) -> None:
-        super().__init__()
-        self.chat = chat
-        self._lock = threading.Lock()  # a click may come on another thread while one is answered
-        wide, narrow = {"flex": "1 1 16em"}, {"flex": "0 1 18em"}
-        self.question = w.Text(placeholder="a question", description="Question", layout=wide)
-        self.reference = w.Text(
-            placeholder="optional: to score", description="Reference", layout=narrow
-        )
-        self.button = w.Button(description="Ask", button_style="primary", layout={"width": "7em"})
-        self.temperature = w.BoundedFloatText(
-            0.0, min=0, max=2, step=0.1, description="Temperature"
-        )
-        self.seed = w.IntText(0, description="Seed", layout={"width": "12em"})
-        self.status, self.view = w.HTML(), w.HTML()
-        asked = w.HBox(
-            [self.question, self.reference, self.button], layout={"flex_flow": "row wrap"}
-        )
-        how = w.HBox([self.temperature, self.seed, self.status])
-        self.children = [asked, how, self.errors, self.view]
-        self.on(self._ask_once, self.button)
-        for field in (self.question, self.reference):
-            field.on_msg(self._entered)
-
-    def _entered(self, _: Any, content: dict, buffers: Any) -> None:
-        if content.get("event") == "submit":  # Enter
-            self.guard(self._ask_once)
-
-    def _ask_once(self) -> None:
-        """Ask, unless a question is being answered."""
-        if not self._lock.acquire(blocking=False):
-            return
-        self.button.disabled = True
-        try:
-            self._ask()
-        finally:
-            self.status.value, self.button.disabled = "", False
-            self._lock.release()
-
-    def _ask(self) -> None:
-        if not self.question.value.strip():
-            raise ValueError("type a question first")
-        row = self.chat.row(self.question.value.strip(), self.reference.value.strip())
-        said = dict.fromkeys(MODELS, Said(""))
-        how = {"temperature": self.temperature.value, "seed": self.seed.value}
-
-        def show(model: str, text: str) -> None:
-            self.view.value = answers_page(row, said | {model: Said(text)})
-
-        for model in MODELS:
-            self.status.value = f"<span role='status'>{model} is answering…</span>"
-            said[model] = self.chat.answer(row, model, **how, on_text=partial(show, model))
-            self.view.value = answers_page(row, said)

@@ -76,7 +76,7 @@ def answer_file(
         RuntimeError: Another process writes it.
     """
     how = {"temperature": temperature, "seed": seed, "batch_size": batch_size}
-    _check(source, how)
+    _check(how)
     config, weights = run.config(), weights_of(run, model)
     data = _questions(config, source, question_column, answer_column)
     folders = [find_model(weights["model_path"]), weights["adapter"]]
@@ -103,9 +103,7 @@ def answer_file(
     return _summary(target, bench.preset.names)
 
 
-def _check(source: Path, how: dict[str, Any]) -> None:
-    if not source.is_file():
-        raise FileNotFoundError(f"{source} is not a file: give a table of questions")
+def _check(how: dict[str, Any]) -> None:
     if how["batch_size"] < 1:
         raise ValueError(f"batch_size {how['batch_size']}: answer at least one row at a time")
     if not (how["temperature"] >= 0 and math.isfinite(how["temperature"])):
@@ -114,6 +112,8 @@ def _check(source: Path, how: dict[str, Any]) -> None:
 
 def _questions(config: RunConfig, source: Path, question: str, answer: str) -> DataConfig:
     """The run's data settings, for this file."""
+    if not source.is_file():
+        raise FileNotFoundError(f"{source} is not a file: give a table of questions")
     change = {"source": str(source.resolve()), "max_rows": 0, "sft_rows": 0}
     change["question_column"] = question or config.data.question_column
     change["answer_column"] = answer or config.data.answer_column
@@ -138,7 +138,7 @@ def weights_of(run: Run, model: str) -> dict[str, Any]:
         folder = str(check_complete(run / "model/merged").resolve())
         return {"model_path": folder, "adapter": None, "quantization": "16bit"}
     config = run.config()
-    base, policy, adapter = check_trained(run, config)
+    base, policy, adapter = trained_paths(run, config)
     path, adapter = (base, None) if model == "base" else (policy, adapter)
     return {"model_path": path, "adapter": adapter, "quantization": config.model.quantization}
 
@@ -271,10 +271,3 @@ def system_prompt(config: RunConfig, preset: RewardSet) -> str:
 def load_rewards(config: RunConfig) -> RewardSet:
     """The run's rewards."""
     return load_preset(config.rewards.preset, config.rewards.reward_weights)
-
-
-def check_trained(run: Run, config: RunConfig) -> tuple[str, str, Path | None]:
-    """(base, policy, adapter) of `export.trained_paths`; FileNotFoundError before a training."""
-    if not (run / "train/adapter").is_dir():
-        raise FileNotFoundError(f"run {run.name!r} holds no train/adapter: run 03_train_grpo first")
-    return trained_paths(run, config)

@@ -187,10 +187,9 @@ def _compare(
     low, high = ranges(before, preset)
     half, gain = (high - low) / 2, after - before
     intervals = map(_ends, bootstrap(gain.to_numpy(), np.array([-half, half]), seed).T)
-    solved_before, solved_after = solved(before), solved(after)
-    gained = np.flatnonzero(solved_after & ~solved_before)
-    lost = np.flatnonzero(solved_before & ~solved_after)
-    p = mcnemar(len(gained), len(lost))
+    was, right = solved(before), solved(after)
+    gained, lost = (int((x > y).sum()) for x, y in ((right, was), (was, right)))
+    p = mcnemar(gained, lost)
     # Only then do the interval and McNemar's test judge the same thing.
     same = all((x["accuracy"] == x[x.columns[-1]]).all() for x in (before, after))
     right_or_wrong = all(np.allclose(x["accuracy"], x["pass@1"]) for x in (before, after))
@@ -202,9 +201,8 @@ def _compare(
     return {
         **{"before": pair[0], "after": pair[1], "verdict": word, "differences": differences},
         **{"judged_by": before.columns[-1], "mcnemar_p": p, "graded": not right_or_wrong},
-        **{"gained": len(gained), "lost": len(lost)},
-        **{"solved": [float(solved_before.mean()), float(solved_after.mean())]},
-        **{"gains": gained.tolist(), "regressions": lost.tolist()},
+        **{"gained": gained, "lost": lost},
+        **{"solved": [float(was.mean()), float(right.mean())]},
     }
 
 

@@ -9,6 +9,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,8 +83,8 @@ def _sample_base(
 ) -> tuple[list[list[models.Sample]], list[float]]:
     """Samples of the base model, and seconds a completion for generation and a forward."""
     model, group = config.model, config.rewards.baseline_completions
-    base = models.open_engine(model.model_path, adapter=None, quantization=model.quantization)
-    try:
+    opened = models.open_engine(model.model_path, adapter=None, quantization=model.quantization)
+    with closing(opened) as base:
         started = time.perf_counter()
         samples = base.generate(
             prompts,
@@ -100,8 +101,6 @@ def _sample_base(
             for one in of_prompt
         ][: config.train.per_device_train_batch_size]
         return samples, [seconds, base.forward_seconds(texts) / len(texts)]
-    finally:
-        base.close()
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from grpo_nb.evaluation.answers import check_trained, load_rewards, system_prompt
+from grpo_nb.evaluation.answers import load_rewards, system_prompt
+from grpo_nb.export import trained_paths
 from grpo_nb.models import Engine, open_engine
 from grpo_nb.reward_lab import Bench, explain
 from grpo_nb.rewards import Scored
@@ -51,7 +52,7 @@ class Chat:
 
     @cached_property
     def _engines(self) -> dict[str, Engine]:
-        base, policy, adapter = check_trained(self.run, self.config)
+        base, policy, adapter = trained_paths(self.run, self.config)
         # Two where every weight was trained: each on its share of the GPU.
         share = {"gpu_memory_utilization": 0.5 if adapter else 0.4}
         load = partial(open_engine, quantization=self.config.model.quantization, **share)
@@ -152,4 +153,4 @@ def answers_page(row: Row, said: Mapping[str, Said]) -> tables.Page:
     reference = f"\nreference answer {html.escape(str(row['answer']))}" if "answer" in row else ""
     caption = f"<b>{html.escape(row['question'])}</b>{reference}"
     plain = [row["question"], *(f"{model}: {one.completion}" for model, one in said.items())]
-    return tables.Page(tables.of_completions(head, lines, caption), "\n".join(plain))
+    return tables.Page(tables.markup(head, lines, caption), "\n".join(plain))

@@ -109,7 +109,7 @@ class Dashboard:
             texts = [tables.read(str(one[key]), None)[0] for key in ("question", "completion")]
             scores = [charts.shown(one.get(name), ".3g") for name in [*names, "reward"]]
             lines.append([kind, *texts, *scores, charts.shown(one.get("advantage"), "+.2f")])
-        return tables.Page(tables.of_completions(head, lines))
+        return tables.Page(tables.markup(head, lines))
 
 
 class TrainingDashboard(View):

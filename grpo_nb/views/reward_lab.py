@@ -125,6 +125,6 @@ def _weight_slider(name: str, weight: float) -> w.FloatSlider:
 
 def _verdict_page(verdict: Verdict) -> str:
     frames = [checks.table(verdict.checks), verdict.probes]
-    shown = "".join(tables.table(frame).to_html() for frame in frames if frame is not None)
+    shown = "".join(tables.table(frame) for frame in frames if frame is not None)
     text = f"<pre>{html.escape(str(verdict))}</pre>"
     return f"<div class='jp-RenderedHTMLCommon'>{text}{shown}</div>"

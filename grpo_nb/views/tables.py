@@ -3,14 +3,13 @@
 Colors are translucent, so that it reads on a light and on a dark page.
 """
 
-import hashlib
 import html
 import math
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pandas as pd
-from pandas.io.formats.style import Styler
 
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import ANSWER, REASONING
@@ -22,6 +21,7 @@ STYLE = """<style>
 .sheet { border-collapse: collapse; font-size: 13px; line-height: 1.35; }
 .sheet th, .sheet td { text-align: left; vertical-align: top; padding: 4px 6px;
   border-bottom: 1px solid rgba(128, 128, 128, .35); overflow-wrap: anywhere; min-width: 3em; }
+.sheet td { white-space: pre-wrap; }
 .sheet th:first-child, .sheet td:first-child { min-width: 1.2em; }
 .sheet .text { white-space: pre-wrap; min-width: 12em; font-family: monospace;
   max-height: 20em; overflow-y: auto; }
@@ -33,35 +33,6 @@ STYLE = """<style>
 .sheet .chosen td { background: rgba(128, 128, 128, .14); }
 .widget-html-content:has(.sheet) { overflow-x: auto; }
 </style>"""
-
-
-class Table(Styler):
-    """A styled frame that reads as text, too, where HTML is not shown."""
-
-    def __repr__(self) -> str:
-        return self.data.to_string(index=False)
-
-
-def table(frame: pd.DataFrame) -> Table:
-    """A frame to read: text left-aligned and never cut, tags shown as they are."""
-    digest = hashlib.sha256(frame.to_csv().encode()).hexdigest()  # the same table, the same HTML
-    style = Table(frame, uuid=digest[:8], cell_ids=False).hide(axis="index")
-    style = style.set_table_attributes(f"class='{VERBATIM}'")
-    style = style.format(
-        lambda value: f"{value:.3g}" if isinstance(value, float) else value,
-        escape="html",
-        na_rep="None",
-    )
-    style = style.format_index(lambda name: short(str(name)), axis=1)
-    if "advantage" in frame:
-        style = style.bar(["advantage"], align="zero", color=["#f2b8a0", "#a9cfa9"])
-    text = "text-align: left; vertical-align: top"
-    return style.set_table_styles(
-        [
-            {"selector": "th", "props": text},
-            {"selector": "td", "props": f"{text}; white-space: pre-wrap"},
-        ]
-    )
 
 
 class Page(str):
@@ -82,13 +53,25 @@ class Page(str):
         return self.plain
 
 
-def of_completions(
+def table(frame: pd.DataFrame) -> Page:
+    """A frame to read: text left-aligned and never cut, tags shown as they are."""
+    lines = [list(map(_cell, line)) for line in frame.itertuples(index=False, name=None)]
+    return Page(markup(map(short, map(str, frame)), lines), frame.to_string(index=False))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float) or value is None:
+        return score(value)
+    return html.escape(str(value))
+
+
+def markup(
     head: Iterable[str],
     lines: Iterable[Sequence[str]],
     caption: str = "",
     chosen: int | None = None,
 ) -> str:
-    """Completions as HTML. Captions and the cells of lines are markup; `head` is text.
+    """A table as HTML. Captions and the cells of lines are markup; `head` is text.
 
     Args:
         chosen: Number of the line that is marked.
@@ -131,8 +114,8 @@ def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = Non
         scores = [score(line[name], line[f"{name}/reason"]) for name in names]
         ends = [score(line["total"]), f"{line['advantage']:+.2f}"]
         lines.append([str(number + 1), *read(line["completion"], answer), *scores, *ends])
-    markup = of_completions([*head, "total", "advantage"], lines, caption, chosen)
-    return Page(markup, group[["completion", *names, "total", "advantage"]].to_string(index=False))
+    shown = markup([*head, "total", "advantage"], lines, caption, chosen)
+    return Page(shown, group[["completion", *names, "total", "advantage"]].to_string(index=False))
 
 
 def short(name: str) -> str:

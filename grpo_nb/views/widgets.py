@@ -112,7 +112,7 @@ class CompletionBrowser(View):
             for line in self.frame.loc[list(self.chosen.value)].to_dict("records")
         ]
         none = "no completion passes these filters"
-        self.shown.value = tables.Page(tables.of_completions(head, lines)) if lines else none
+        self.shown.value = tables.Page(tables.markup(head, lines)) if lines else none
 
 
 def _label(line: dict[str, Any], by: str) -> str:

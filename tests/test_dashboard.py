@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from grpo_nb.runs import PROJECT_ROOT, Check, Run
-from grpo_nb.training import Update
+from grpo_nb.training import Controls, Update
 from grpo_nb.views import charts, training_charts
 from grpo_nb.views.dashboard import Dashboard, TrainingDashboard
 
@@ -67,9 +67,9 @@ def test_every_metric_of_a_line_is_seen():
     dashboard = fed([line, {"step": 3, "eval/accuracy": 0.25, "eval/format": 1.0}])
     for part in ("1,234 tokens/s", "1.50 GiB", "about 0:03:14 left"):
         assert part in dashboard.header()
-    assert said(dashboard)["step time [s]"] == "generation 1, reward 0.5, update 0.25, step 2"
-    assert said(dashboard)["validation"] == "accuracy 25%, format 100%"
-    assert said(dashboard)["KL to the base [nats]"] == "mean 0.01"
+    assert said(dashboard)["step time [s]"] == "2"
+    assert said(dashboard)["validation"] == "25% · 100%"
+    assert said(dashboard)["KL to the base [nats]"] == "0.01"
 
 
 @pytest.mark.parametrize("lost", [math.nan, math.inf, None, "missing", "text"])
@@ -141,7 +141,7 @@ def test_what_stops_comes_before_warnings_and_the_newest_first():
 
 @pytest.mark.parametrize("name", ["stop", "save", "evaluate"])
 def test_a_button_sets_its_wish_till_the_training_has_taken_it(name):
-    dashboard = TrainingDashboard()
+    dashboard = TrainingDashboard(Controls())
     button, wish = dashboard.buttons[name], getattr(dashboard.controls, name)
     button.click()
     assert wish.is_set()
@@ -156,7 +156,7 @@ def test_a_button_sets_its_wish_till_the_training_has_taken_it(name):
 def test_pictures_take_a_small_share_of_the_time_and_the_last_one_is_drawn(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("grpo_nb.views.dashboard.time.monotonic", lambda: clock[0])
-    dashboard, pictures = TrainingDashboard(), []
+    dashboard, pictures = TrainingDashboard(Controls()), []
 
     def slow_curves():
         clock[0] += 0.5
@@ -181,7 +181,7 @@ def test_pictures_take_a_small_share_of_the_time_and_the_last_one_is_drawn(monke
 
 
 def test_an_error_is_shown_and_the_training_goes_on():
-    dashboard = TrainingDashboard()
+    dashboard = TrainingDashboard(Controls())
     dashboard(update(LINES[0], [{"no": "question"}]))
     assert "KeyError" in dashboard.errors.value
     assert "role='alert'" in dashboard.errors.value

@@ -157,15 +157,12 @@ def image(lines: Sequence[Mapping[str, Any]]) -> str:
 
     It keeps its white ground, and so reads on a dark page too.
     """
-    buffer, latest = io.BytesIO(), {}
-    draw(lines).savefig(buffer, format="png", dpi=100)
-    for line in lines:
-        latest |= numbers(line)
-    said = []
-    for chart in charts(latest):
-        known = [(label, latest[key]) for label, key in chart.curves.items() if key in latest]
-        values = [f"{label} {shown(value, chart.form)}" for label, value in known]
-        said.append(f"{chart.title}: {', '.join(values)}")
+    figure, buffer = draw(lines), io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=100)
+    titles = [
+        [a.get_title(loc=side) for side in ("left", "right")] for a in figure.axes if a.axison
+    ]
+    said = [": ".join(both) for both in titles]
     label = html.escape(f"charts of the training; {'; '.join(said)}", quote=True)
     data = base64.b64encode(buffer.getvalue()).decode()
     return f'<img alt="{label}" style="max-width: 100%" src="data:image/png;base64,{data}">'

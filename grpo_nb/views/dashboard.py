@@ -113,17 +113,20 @@ class Dashboard:
 
 
 class TrainingDashboard(View):
-    """Shows each `Update` it is called with; its `controls` carry the buttons' requests.
+    """Shows each `Update` it is called with; its buttons set the training's controls.
 
     The buttons work while the training's cell runs where the kernel takes widget messages on
     a subshell: ipykernel >= 7 under JupyterLab >= 4.4, whose setting "Kernel Comms over
     subshells" is on by default. Elsewhere, as on Colab (ipykernel 6), curves still move, but a
     click is not seen before the cell ends; use the notebook's interrupt button there.
+
+    Args:
+        controls: The trainer's; several dashboards may share them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, controls: Controls) -> None:
         super().__init__()
-        self.controls, self.page = Controls(), Dashboard()
+        self.controls, self.page = controls, Dashboard()
         self._due = 0.0  # before then no other picture
         self.header, self.wishes = w.HTML(self.page.header()), w.HTML()
         self.alerts, self.curves, self.completions = w.HTML(), w.HTML(), w.HTML()

@@ -23,7 +23,7 @@ import pandas as pd
 from grpo_nb import training, views
 from grpo_nb.runs import Check
 lines = training.read_lines(Path("{METRICS}"))
-dashboard = views.TrainingDashboard()
+dashboard = views.TrainingDashboard(training.Controls())
 dashboard"""
 SAMPLE = """alerts = [Check("spike", "warning", "2.1, 0.3 before", "lower it")]
 alerts += [Check("not a number", "stop", "reward is nan", "lower the rate")]

@@ -1,14 +1,15 @@
 """The widgets' callbacks, driven without a browser; tests/browser drives them with one."""
 
-from functools import partial
-
 import pandas as pd
 import pytest
+from hackable import ROWS
 
-from grpo_nb import data, reward_lab, runs
-from grpo_nb.models import Sample, chat
-from grpo_nb.reward_lab import baseline
+from grpo_nb.models import Sample
+from grpo_nb.reward_lab import Bench
+from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import load_preset, reward
+from grpo_nb.runs import Run, Stage
+from grpo_nb.runs.config import resolve
 from grpo_nb.views import CompletionBrowser, RewardLab
 
 RIGHT = "<reasoning>1+1=2</reasoning><answer>{}</answer>"
@@ -16,18 +17,10 @@ RIGHT = "<reasoning>1+1=2</reasoning><answer>{}</answer>"
 
 @pytest.fixture
 def lab(runs_dir):
-    """Three prompts with four completions each, two of them right, in a run of its own."""
-    first = runs.start_stage("01", "lab", profile="tiny-cpu")
-    tokenizer = chat.load_tokenizer(first.config.model.model_path)
-    count_tokens = partial(chat.count_tokens, tokenizer)
-    data.prepare(first.run, first.config.data, 0, count_tokens)
-    first.finish("data")
-    stage = runs.start_stage("02", "lab", {"rewards.baseline_completions": 4})
-    rows = data.load(stage.run, "train")
-    tried = baseline.Baseline(rows[:3], [samples_of(row) for row in rows[:3]], 0.1, 0.1)
-    opened = RewardLab(
-        reward_lab.Bench(load_preset("math"), tokenizer=tokenizer), tried, rows, stage
-    )
+    """Three prompts with four completions each, one of them right."""
+    tried = Baseline(ROWS[:3], [samples_of(row) for row in ROWS[:3]], 0.1, 0.1)
+    stage = Stage(Run("lab"), "02", resolve("tiny-cpu", {}))
+    opened = RewardLab(Bench(load_preset("math")), tried, ROWS, stage)
     assert opened.errors.value == ""
     return opened
 

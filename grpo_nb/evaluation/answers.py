@@ -11,12 +11,12 @@ from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
 from grpo_nb.data import sources
 from grpo_nb.data.validate import LONG, TEMPLATE, Fault, row_to_ask
+from grpo_nb.evaluation import answer_rows
 from grpo_nb.export import check_complete, trained_paths
 from grpo_nb.models import Engine, open_engine
 from grpo_nb.models.chat import count_tokens, find_model, load_tokenizer
@@ -214,7 +214,6 @@ def _write(
         for start in range(done, len(rows), batch_size):
             batch = rows[start : start + batch_size]
             lines = _answer(batch, engine, bench, how | {"seed": seed + start})
-            _score(batch, lines, bench)
             text = [json.dumps(line, ensure_ascii=False, allow_nan=False) for line in lines]
             file.write("\n".join(text) + "\n")
             file.flush()
@@ -223,34 +222,16 @@ def _write(
 
 def _answer(batch: list[Numbered], engine: Engine, bench: Bench, how: dict[str, Any]) -> list[Line]:
     """A line for each row, in order; one with a fault may have no answer."""
-    prompts = [row["prompt"] for _, row in batch if "prompt" in row]
-    cap = bench.train.max_completion_length
-    samples = iter(engine.generate(prompts, max_completion_length=cap, **how))
-    lines = []
+    asked = [row for _, row in batch if "prompt" in row]
+    found = iter(answer_rows(engine, asked, bench, **how).drop(columns="row").to_dict("records"))
+    lines, of_reference = [], {"reference", "reward", *bench.preset.names}
     for number, row in batch:
         line = {"row": number}
-        if "prompt" in row:
-            [sample] = next(samples)
-            line |= {"question": row["question"], "completion": sample.text}
-            line["answer"] = bench.preset.extract(sample.text)
-            line |= {"tokens": sample.tokens, "truncated": sample.truncated}
+        for name, value in next(found).items() if "prompt" in row else ():
+            if "answer" in row or name not in of_reference:
+                line[name] = None if value != value else value  # JSON knows no NaN
         lines.append(line | {key: row[key] for key in ("fault",) if key in row})
     return lines
-
-
-def _score(batch: list[Numbered], lines: list[Line], bench: Bench) -> None:
-    """Reference answer, rewards and their total, into the lines of rows that have one."""
-    pairs = [(line, row) for line, (_, row) in zip(lines, batch, strict=True) if "answer" in row]
-    if not pairs:
-        return
-    names = {name for _, row in pairs for name in row}  # a choice may lack in one
-    alike = [{name: row.get(name) for name in names} for _, row in pairs]
-    scores = bench.score(alike, [line["completion"] for line, _ in pairs])
-    scores = np.column_stack([scores, bench.totals(scores)])
-    for (line, row), scored in zip(pairs, scores.tolist(), strict=True):
-        known = [score if math.isfinite(score) else None for score in scored]
-        line["reference"] = row["answer"]
-        line |= dict(zip([*bench.preset.names, "reward"], known, strict=True))
 
 
 def _summary(target: Path, names: list[str]) -> str:

@@ -64,33 +64,30 @@ def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -
         baseline: Baseline rollouts.
         stage: Stage 02: attacks of your own, and the batch and lengths of the training to come.
     """
-    with redirect_stdout(io.StringIO()):  # of rewards that print what they are called with
-        return _judge(bench, rows, baseline, stage)
-
-
-def _judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -> Verdict:
     config, texts = stage.config, [one.text for one in baseline.samples]
     own = read_attacks(project_path(config.rewards.cases)) if config.rewards.cases else []
-    seconds = baseline.step_seconds(config.step_completions)
-    found = lint(bench, baseline.repeated_rows, texts, seconds, config.step_completions)
-    if not usable(found):
-        return Verdict([_rewards(found), *found], None, {}, pd.DataFrame())
-    scored, probes = bench.table(baseline.rows, baseline.completions_P_G), None
+    seconds, probes = baseline.step_seconds(config.step_completions), None
     tested = [*baseline.rows, *rows[:REFERENCE_ROWS]]
-    try:
-        probes = probe(bench, tested, own)
-        found = [*references(bench, tested, scored), *found]
-        found += [
-            Check(f"attack {line.attack!r}", "stop", f"{line.because}: {line.completion!r}", FIX)
-            for line in winners(probes).itertuples()
-        ]
-    except Exception as error:  # a user's reward may raise anything, and that is the verdict
-        evidence = f"{error!r} {', '.join(getattr(error, '__notes__', []))}"
-        fix = "give such text the least score, or @reward(on_error='skip')"
-        found.append(Check("a reward raises on an attack", "stop", evidence, fix))
+    with redirect_stdout(io.StringIO()):  # of rewards that print what they are called with
+        found = lint(bench, baseline.repeated_rows, texts, seconds, config.step_completions)
+        if not usable(found):
+            return Verdict([_rewards(found), *found], None, {}, pd.DataFrame())
+        scored = bench.table(baseline.rows, baseline.completions_P_G)
+        try:
+            probes = probe(bench, tested, own)
+            won = winners(probes).itertuples()
+            found = [*references(bench, tested, scored), *found, *map(_attack_check, won)]
+        except Exception as error:  # a user's reward may raise anything, and that is the verdict
+            evidence = f"{error!r} {', '.join(getattr(error, '__notes__', []))}"
+            fix = "give such text the least score, or @reward(on_error='skip')"
+            found.append(Check("a reward raises on an attack", "stop", evidence, fix))
     figures = baselines.summary(baseline, scored, bench.preset, config)
     checks = [_rewards(found), *found, *baselines.checks(figures)]
     return Verdict(checks, probes, figures, signal_table(bench.preset, scored))
+
+
+def _attack_check(won: Any) -> Check:
+    return Check(f"attack {won.attack!r}", "stop", f"{won.because}: {won.completion!r}", FIX)
 
 
 def _rewards(found: Sequence[Check]) -> Check:

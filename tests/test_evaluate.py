@@ -125,10 +125,6 @@ def answers(greedy: str, sampled: list[str], reference: str = "1") -> pd.DataFra
     return pd.DataFrame(lines)
 
 
-def rows_of(count: int) -> list[dict]:
-    return [{"prompt_tokens": i} for i in range(count)]
-
-
 def test_figures_of_each_prompt():
     lines = answers("12", ["1222", "-1-2"]).query("decoding == 'sampled'")
     table = per_prompt(lines, MATH)
@@ -150,7 +146,7 @@ def build(before: str, after: str) -> dict:
         for name, text in (("base", before), ("merged", after))
     }
     config = resolve("tiny-cpu", {"evaluate.samples": 2})
-    return evaluation.build(samples, rows_of(len(before)), MATH, config)
+    return evaluation.build(samples, MATH, config)
 
 
 def test_the_report_says_better_worse_or_neither():
@@ -174,7 +170,7 @@ def test_of_a_graded_reward_the_mean_score_is_told_from_wholly_right_answers():
     samples = {"base": answers("1" * 10 + "2" * 30, list("1" * 10 + "2" * 30))}
     samples["merged"] = samples["base"].assign(accuracy=samples["base"]["accuracy"].clip(lower=0.6))
     config = resolve("tiny-cpu", {"evaluate.samples": 1})
-    greedy = evaluation.build(samples, rows_of(40), MATH, config)["comparisons"][0]
+    greedy = evaluation.build(samples, MATH, config)["comparisons"][0]
     assert (greedy["verdict"], greedy["graded"], greedy["gained"]) == ("better", True, 0)
     assert "greedy mean score 25.0 % → 70.0 %, +45.0 points" in greedy["sentence"]
     assert "wholly right 25.0 % → 25.0 %, McNemar p = 1.000; 0 gained" in greedy["sentence"]
@@ -203,7 +199,7 @@ def test_a_reward_that_gives_none_and_a_set_without_format_leave_valid_json():
     lines[preset.names] = 0.5
     lines[["accuracy", "format"]] = np.nan
     config = resolve("tiny-cpu", {"evaluate.samples": 1})
-    report = evaluation.build({"a": lines, "b": lines}, rows_of(7), preset, config)
+    report = evaluation.build({"a": lines, "b": lines}, preset, config)
     json.dumps(report, allow_nan=False)
     assert report["greedy"]["a"]["format"] is None
     assert report["greedy"]["a"]["intervals"]["accuracy"] is None
@@ -214,7 +210,7 @@ def test_a_reward_that_gives_none_and_a_set_without_format_leave_valid_json():
 def test_one_model_alone_has_figures_and_a_picture(runs_dir):
     config = resolve("tiny-cpu", {"evaluate.samples": 1})
     lines = answers("1212", list("1212"))
-    report = evaluation.build({"a": lines}, rows_of(4), MATH, config) | {"models": {"a": {}}}
+    report = evaluation.build({"a": lines}, MATH, config) | {"models": {"a": {}}}
     assert report["comparisons"] == []
     before_after(Run("p"), report)
     assert (runs_dir / "p/figures/before_after.png").stat().st_size > 5000
@@ -243,7 +239,7 @@ def test_what_got_worse_is_shown_first():
 def test_bad_input_is_refused_before_a_model_is_loaded(monkeypatch, change, message):
     monkeypatch.delattr(evaluation, "open_engine")
     candidates = [evaluation.Candidate("base", "data/tiny_base")]
-    given = {"candidates": candidates, "rows": rows_of(2), **change}
+    given = {"candidates": candidates, "rows": [{}, {}], **change}
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         evaluation.run(given["candidates"], given["rows"], MATH, resolve("tiny-cpu"))
 

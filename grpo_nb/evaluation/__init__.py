@@ -87,7 +87,7 @@ def run(
                 seconds = round(time.perf_counter() - started, 1)
                 models[one.label] = {**one.about(), "seconds": seconds, "engine": engine.name}
     show(len(candidates), len(candidates), "compared")
-    return Evaluation(samples, {"models": models, **build(samples, rows, preset, config)})
+    return Evaluation(samples, {"models": models, **build(samples, preset, config)})
 
 
 def _to_load(one: Candidate, candidates: Sequence[Candidate]) -> tuple[str, Path | None, str]:

@@ -86,14 +86,11 @@ def ranges(figures: pd.DataFrame, preset: RewardSet) -> np.ndarray:
     return np.where(np.isfinite(ends), ends, np.nan)
 
 
-def build(
-    samples: Samples, rows: Sequence[dict], preset: RewardSet, config: RunConfig
-) -> dict[str, Any]:
+def build(samples: Samples, preset: RewardSet, config: RunConfig) -> dict[str, Any]:
     """The report, in JSON's types.
 
     Args:
         samples: {label: what `evaluate_model` gave}; the first label is the reference.
-        rows: The rows that were answered.
         preset: Says what is correct, and each figure's range.
         config: Seed, samples and lengths, which are reported.
 
@@ -105,7 +102,7 @@ def build(
         of).
     """
     report: dict[str, Any] = {
-        "prompts": len(rows),
+        "prompts": next(iter(samples.values()))["row"].nunique(),
         "samples": config.evaluate.samples,
         "seed": config.seed,
         "temperature": DECODING,

@@ -4,14 +4,12 @@ import copy
 import gzip
 import io
 import json
-import random
 import re
 import subprocess
 import sys
 from functools import partial
 from types import SimpleNamespace
 
-import datasets
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -74,19 +72,12 @@ def read(path, **settings):
 # Sources
 
 
-def to_arrow(frame, path):
-    datasets.Dataset.from_pandas(frame).save_to_disk(path.parent / "saved")
-    next((path.parent / "saved").glob("*.arrow")).rename(path)
-
-
 WRITERS = {
     "csv": lambda frame, path: frame.to_csv(path, index=False),
     "tsv": lambda frame, path: frame.to_csv(path, index=False, sep="\t"),
     "json": lambda frame, path: frame.to_json(path, orient="records"),
     "jsonl": lambda frame, path: frame.to_json(path, orient="records", lines=True),
     "parquet": lambda frame, path: frame.to_parquet(path),
-    "feather.arrow": lambda frame, path: frame.to_feather(path, compression="uncompressed"),
-    "arrow": to_arrow,
 }
 
 
@@ -170,7 +161,6 @@ def stray(*places):
         ("deep.json", "[" * 100_000, "is not JSON .maximum recursion depth"),
         ("cut.json", '[{"question": "a"', "is not JSON"),
         ("cut.parquet", PARQUET.getvalue()[:-20], "damaged or not whole .*copy it again"),
-        ("cut.arrow", b"ARROW1 and no more", "damaged or not whole .*copy it again"),
         ("empty.csv", "", "holds no rows"),
         ("header.csv", "question,answer\n", "holds no rows"),
         ("blank.jsonl", "\n\n", "holds no rows"),
@@ -199,18 +189,15 @@ def spoilt(rows, column, first=20, last=180, mark=",", header="question,answer")
 
 SUMS = [(f"What is {i} + {i + 3}?", str(2 * i + 3)) for i in range(100, 300)]
 TOWNS = [(f"Capital of {i}?", f"City {i}") for i in range(200)]
-SPACED, THREE = [(a, f" {b}") for a, b in SUMS], "question,answer,note"
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        spoilt([(*row, "") for row in SUMS], 0, header=THREE),
-        spoilt(SPACED, 0),
-        spoilt(SPACED, 0, mark=";", header="question;answer"),
+        spoilt(SUMS, 0),
+        spoilt([(a, a, b) for a, b in SUMS], 1, mark=";", header="question;note;answer"),
         spoilt([*SUMS[:50], ("What is 5 + 5?", ""), *SUMS[51:]], 0),
         spoilt([*SUMS[:50], ("What is 5 + 5?", "1", "0"), *SUMS[51:]], 0),
-        spoilt([(*row, "") for row in TOWNS], 1, header=THREE),
         spoilt([*TOWNS[:50], ("Capital of 50?", ""), *TOWNS[51:]], 1),
         spoilt([(a[8:-1], b) for a, b in SUMS], 1),
     ],
@@ -221,30 +208,6 @@ def test_stray_quotes_are_found_in_rows_of_every_shape(tmp_path, content):
     message = r"a\.csv, line 22 to 182: one cell holds 161 lines.*stray.*doubled.*JSON lines"
     with pytest.raises(ValueError, match=message):
         read(tmp_path / "a.csv")
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_no_row_is_lost_unseen_to_two_stray_quotes(tmp_path, seed):
-    chance = random.Random(seed)
-    mark, space, note = chance.choice(",;\t"), chance.choice(["", " "]), chance.choice([0, 1])
-    low, high = chance.choice([(0, 9), (0, 2000), (100, 400)])
-    ask = chance.choice(["What is {} + {}?", "{} + {}", "Add {} to {}."])
-    values = [(chance.randint(low, high), chance.randint(low, high)) for _ in range(60)]
-    kind = chance.choice(["{}", "City {}", "-{}"])
-    rows = [[ask.format(a, b), space + kind.format(a + b), *[""] * note] for a, b in values]
-    for row in chance.sample(rows[1:], 3):
-        row[1] = ""
-    for row in chance.sample(rows[1:], 3):
-        row.append("7")
-    first, last = sorted(chance.sample(range(60), 2))
-    last = min(max(last, first + 9), 59)
-    header = mark.join(["question", "answer", "note"][: 2 + note])
-    text = spoilt(rows, chance.choice([0, 1]), min(first, 50), last, mark, header)
-    (tmp_path / "a.csv").write_text(text)
-    try:
-        assert len(read(tmp_path / "a.csv")) == 60
-    except ValueError as error:
-        assert re.search(r"a\.csv, line \d+", str(error))
 
 
 POEM = "\n".join(

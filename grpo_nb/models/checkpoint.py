@@ -45,11 +45,7 @@ def weights_dtype() -> "torch.dtype":
 
 
 def quantization_config(quantization: str) -> Any:
-    """The 4-bit settings Unsloth uses, for transformers; None for 16-bit weights.
-
-    Also for "fp8": those weights are made by vLLM as a training loads them, and whatever else
-    reads the base takes the 16 bit that they were made from.
-    """
+    """The 4-bit settings Unsloth uses, for transformers; None for 16-bit weights."""
     from transformers import BitsAndBytesConfig
 
     if quantization != "4bit":
@@ -122,7 +118,7 @@ def load_checkpoint(
     Args:
         model_path: Folder or hub name of the base, or of a merged model.
         adapter: Folder of the adapter that is added to it; None for the model as it is.
-        quantization: "4bit", "16bit", or "fp8", which is 16bit here.
+        quantization: "4bit" or "16bit".
     """
     with quiet(), hub_errors(model_path):
         model = load_base(model_path, quantization)

@@ -1,7 +1,7 @@
-"""The run's model on the hub, with a card from its manifest, configuration and reports."""
+"""The model card, from the run's manifest, configuration and reports."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +21,19 @@ the same source: nothing is known of other prompts. A reward may be cheated in w
 not try. What the base does wrong (facts, bias, harmful text) it still does."""
 
 
-def plan_push(run: Run, repo: str) -> dict[str, Path]:
-    """Write the card to model/README.md, and say what goes up: {path there: file here}.
-
-    That is the card, everything of model/merged, GGUF files beside it, and the pictures.
+def write_card(run: Run) -> Path:
+    """Write the model card into model/merged, so that `hf upload` sends it with the model.
 
     Raises:
-        ValueError: Not of the form OWNER/NAME, a file is not as stage 04 wrote it, or a
-            stage before was run again since.
+        ValueError: A stage before was run again since, or a file is not as stage 04 wrote it.
         FileNotFoundError: No whole merged model.
     """
-    if repo.count("/") != 1 or not all(repo.split("/")):
-        raise ValueError(f"--repo {repo!r}: give OWNER/NAME")
     run.refuse_stale()
-    merged, card = check_complete(run / MERGED), run / "model/README.md"
+    card = check_complete(run / MERGED) / "README.md"
     _check_written(run)
     with atomic_path(card) as temporary:
-        temporary.write_text(model_card(run, repo), encoding="utf-8")
-    files = [card, *sorted(merged.iterdir()), *sorted((run / "model").glob("*.gguf"))]
-    pictures = sorted((run / "figures").glob("*.png"))
-    return {path.name: path for path in files} | {f"figures/{path.name}": path for path in pictures}
+        temporary.write_text(model_card(run), encoding="utf-8")
+    return card
 
 
 def _check_written(run: Run) -> None:
@@ -56,34 +49,8 @@ def _check_written(run: Run) -> None:
             )
 
 
-def push(files: Mapping[str, Path], repo: str, private: bool = True) -> str:
-    """Create the repository if need be and upload in one commit; returns the commit's address.
-
-    The token is the hub client's own: `$HF_TOKEN`, or `hf auth login`.
-
-    Raises:
-        RuntimeError: The hub refused.
-    """
-    from huggingface_hub import CommitOperationAdd, HfApi
-    from huggingface_hub.errors import HfHubHTTPError
-
-    operations, api = [CommitOperationAdd(name, path) for name, path in files.items()], HfApi()
-    try:
-        api.create_repo(repo, private=private, exist_ok=True)
-        return api.create_commit(repo, operations, commit_message="Trained with grpo_nb").commit_url
-    except HfHubHTTPError as error:
-        raise RuntimeError(
-            f"the hub refused {repo} ({str(error).splitlines()[0]}): see that $HF_TOKEN "
-            "or `hf auth login` gives a token that may write there"
-        ) from None
-
-
-def model_card(run: Run, name: str = "") -> str:
-    """Markdown with the hub's metadata; what is of an earlier training is left out.
-
-    Args:
-        name: Title; default: the run's name.
-    """
+def model_card(run: Run) -> str:
+    """Markdown with the hub's metadata; what is of an earlier training is left out."""
     config, license_name = run.config(), _license(run.config().model.model_path)
     base, source = config.model.model_path, f"{_shown(config.data.source)} {config.data.subset}"
     meta: dict[str, Any] = {"library_name": "transformers", "tags": ["grpo", "trl", "grpo_nb"]}
@@ -106,7 +73,7 @@ def model_card(run: Run, name: str = "") -> str:
     }
     weighed = zip(preset.names, preset.reward_weights, strict=True)
     parts = [
-        f"---\n{yaml.safe_dump(meta, sort_keys=False)}---\n\n# {name or run.name}\n",
+        f"---\n{yaml.safe_dump(meta, sort_keys=False)}---\n\n# {run.name}\n",
         f"Trained by GRPO on {source.strip()} with verifiable rewards.\n",
         f"## How\n\n{_table(('', ''), facts.items())}",
         f"## Rewards\n\n{_table(('reward', 'weight'), weighed)}",

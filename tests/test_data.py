@@ -518,7 +518,7 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
         ([], {}, "holds no rows"),
         ([question(1)], {}, "1 rows of .* are left and data.eval_rows = 1: hold out fewer"),
         ([question(1), question(2)], {"system_prompt": "why " * 9, "max_prompt_tokens": 8},
-         "(?s)0 rows .* dropped:.*prompt too long: 2 left out.* raise data.max_prompt_tokens"),
+         "(?s)0 rows .* Dropped were:.*prompt too long: 2 left out.* raise data.max_prompt_tokens"),
         (None, {"source": "arithmetics"}, "'arithmetics': did you mean 'arithmetic'"),
         ([question(1)], {"answer_format": "boxd"}, "'boxd': did you mean 'boxed'"),
         ([question(1)], {"answer_format": "regex:("}, "'regex:.': .* unterminated"),

@@ -62,9 +62,8 @@ def prepare(
     with atomic_path(run / "data") as folder:
         folder.mkdir()
         rows = store.RowFile(folder / "rows.json")
-        seen, minhashes, tokens = _fill(rows, drops, config, count_tokens)
+        rows_read, seen, minhashes, tokens = _fill(rows, drops, config, count_tokens)
         train, held_out = _split(seen, minhashes, drops, config, seed)
-        del seen, minhashes  # 160 bytes a row
         rows.write(folder / "train.parquet", train)
         rows.write(folder / "eval.parquet", held_out)
         rows.path.unlink()
@@ -72,9 +71,9 @@ def prepare(
             shown = store.read_rows(folder / "train.parquet", config.sft_rows)
             table = pa.Table.from_pylist(_warm_up(shown, reference))
             pq.write_table(table, folder / "sft.parquet")
-        report = {"source": config.source, "rows_read": drops.rows_read}
+        report = {"source": config.source, "rows_read": rows_read}
         report |= {"train_rows": len(train), "eval_rows": len(held_out)}
-        report |= {"dropped": list(drops.reasons.values()), **figures(tokens, drops)}
+        report |= {"dropped": list(drops.values()), **figures(tokens, drops)}
         write_json(folder / "report.json", report)
     return report
 
@@ -97,23 +96,20 @@ def _warm_up(rows: Sequence[Row], reference: Reference) -> list[Row]:
 
 def _fill(
     rows: store.RowFile, drops: Drops, config: DataConfig, count_tokens: CountTokens
-) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
-    """Lay down the good rows and note the others; fingerprints, and tokens of all prompts."""
-    hashes, minhashes, tokens = [], [], []
-    with tqdm(unit=" rows", delay=2) as bar:
-        for batch in sources.read(config):
-            checked, faults, lengths = check_rows(batch, config, count_tokens)
-            rows.add([one.row for one in checked])
-            drops.rows_read += len(batch)
-            for fault in faults:
-                drops.add(fault.reason, [fault.row], fault.seen)
-            part, signatures = duplicates.fingerprints(checked)
-            hashes.append(part)
-            minhashes.append(signatures)
-            tokens.append(np.array(lengths, dtype=np.int64))
-            bar.update(len(batch))
-    drops.refuse_many(config)
-    return pd.concat(hashes, ignore_index=True), np.concatenate(minhashes), np.concatenate(tokens)
+) -> tuple[int, pd.DataFrame, np.ndarray, list[int]]:
+    """Lay down the good rows and note the others: rows read, fingerprints, tokens of prompts."""
+    rows_read, prints, tokens = 0, [], []
+    for batch in tqdm(sources.read(config), unit=" rows", unit_scale=sources.BATCH, delay=2):
+        checked, faults, lengths = check_rows(batch, config, count_tokens)
+        rows.add([one.row for one in checked])
+        for fault in faults:
+            drops.add(fault.reason, [fault.row], fault.seen)
+        prints.append(duplicates.fingerprints(checked))
+        tokens += lengths
+        rows_read += len(batch)
+    drops.refuse_many(rows_read, config)
+    hashes, minhashes = zip(*prints, strict=True)
+    return rows_read, pd.concat(hashes, ignore_index=True), np.concatenate(minhashes), tokens
 
 
 def _split(
@@ -128,8 +124,7 @@ def _split(
     if len(kept) <= config.eval_rows:
         raise ValueError(
             f"{len(kept)} rows of {config.source} are left and data.eval_rows = "
-            f"{config.eval_rows}: hold out fewer, or give more data. Of {drops.rows_read} rows "
-            f"were dropped:{drops}"
+            f"{config.eval_rows}: hold out fewer, or give more data. Dropped were:{drops}"
         )
     places = kept.index.to_numpy()
     order = list(range(len(kept)))

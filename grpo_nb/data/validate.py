@@ -86,8 +86,6 @@ def check_rows(
         except Fault as fault:
             fault.row = number
             faults.append(fault)
-        except RecursionError:
-            faults.append(Fault(UNREADABLE, "", "a cell nests too deep", number))
     return checked, faults, tokens
 
 

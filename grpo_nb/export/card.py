@@ -9,13 +9,8 @@ import yaml
 
 from grpo_nb import rewards
 from grpo_nb.export.merging import MERGED, check_complete
-from grpo_nb.runs import Run, atomic_path, project_path, sha256
+from grpo_nb.runs import Run, atomic_path, project_path
 
-SHOWN = (
-    *("max_steps", "learning_rate", "num_generations", "per_device_train_batch_size"),
-    *("gradient_accumulation_steps", "max_completion_length", "temperature", "beta"),
-    *("loss_type", "scale_rewards"),
-)
 LIMITS = """It was rewarded for what the rewards above measure, and evaluated on held-out rows of
 the same source: nothing is known of other prompts. A reward may be cheated in ways its tests did
 not try. What the base does wrong (facts, bias, harmful text) it still does."""
@@ -29,52 +24,44 @@ def write_card(run: Run) -> Path:
         FileNotFoundError: No whole merged model.
     """
     run.refuse_stale()
-    card = check_complete(run / MERGED) / "README.md"
-    _check_written(run)
-    with atomic_path(card) as temporary:
-        temporary.write_text(model_card(run), encoding="utf-8")
-    return card
-
-
-def _check_written(run: Run) -> None:
-    """Refuse a merged model that a copy or a full disk has cut short."""
+    folder, now = check_complete(run / MERGED), run.files(MERGED)
     recorded = run.manifest().get("04", {}).get("outputs", {})
-    for name, digest in recorded.items():
-        if name.startswith(f"{MERGED}/") and (
-            not (run / name).is_file() or sha256(run / name) != digest
-        ):
+    for name in [name for name in recorded if name.startswith(f"{MERGED}/")]:
+        if now.get(name) != recorded[name]:  # a copy or a full disk has cut it short
             raise ValueError(
                 f"{run / name} is not as 04_merge_and_infer wrote it (its sha256 is another than "
                 "in manifest.json): run that notebook (--from 04) again"
             )
+    with atomic_path(folder / "README.md") as temporary:
+        temporary.write_text(model_card(run), encoding="utf-8")
+    return folder / "README.md"
 
 
 def model_card(run: Run) -> str:
     """Markdown with the hub's metadata; what is of an earlier training is left out."""
-    config, license_name = run.config(), _license(run.config().model.model_path)
-    base, source = config.model.model_path, f"{_shown(config.data.source)} {config.data.subset}"
+    config, manifest = run.config(), run.manifest()
+    base, license_name = config.model.model_path, _license(config.model.model_path)
+    source = f"{_shown(config.data.source)} {config.data.subset}".strip()
     meta: dict[str, Any] = {"library_name": "transformers", "tags": ["grpo", "trl", "grpo_nb"]}
     meta |= {} if project_path(base).exists() else {"base_model": base}
     meta |= {"license": license_name} if license_name else {}
     preset = rewards.load_preset(config.rewards.preset, config.rewards.reward_weights)
-    manifest, trained = run.manifest(), "all weights"
-    if config.policy.finetuning == "lora":
-        trained = f"LoRA, rank {config.model.lora_rank}, alpha {config.model.lora_alpha}"
     digest = manifest.get("01", {}).get("outputs", {}).get("data/train.parquet", "unknown")
     facts = {
         "base": f"{_shown(base)}, {config.model.quantization} in training",
-        "data": source.strip(),
+        "data": source,
         "sha256 of the training rows": digest,
-        "trained": trained,
+        "trained": config.policy.finetuning,
+        **config.model.model_dump(include={"lora_rank", "lora_alpha"}),
         "seed": config.seed,
-        **config.train.model_dump(include=set(SHOWN)),
+        **config.train.model_dump(),
         **manifest["03"]["versions"],
         "code": manifest["03"]["git_commit"],
     }
     weighed = zip(preset.names, preset.reward_weights, strict=True)
     parts = [
         f"---\n{yaml.safe_dump(meta, sort_keys=False)}---\n\n# {run.name}\n",
-        f"Trained by GRPO on {source.strip()} with verifiable rewards.\n",
+        f"Trained by GRPO on {source} with verifiable rewards.\n",
         f"## How\n\n{_table(('', ''), facts.items())}",
         f"## Rewards\n\n{_table(('reward', 'weight'), weighed)}",
         "" if run.why_stale() else _results(run),

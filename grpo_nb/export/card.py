@@ -1,6 +1,5 @@
 """The model card, from the run's manifest, configuration and reports."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import yaml
 from grpo_nb import rewards
 from grpo_nb.export.merging import MERGED, check_complete
 from grpo_nb.runs import Run, atomic_path, project_path
+from grpo_nb.runs.files import read_json
 
 LIMITS = """It was rewarded for what the rewards above measure, and evaluated on held-out rows of
 the same source: nothing is known of other prompts. A reward may be cheated in ways its tests did
@@ -98,11 +98,10 @@ def _license(base: str) -> str:
 
 def _results(run: Run) -> str:
     """The comparisons of eval/report.json, and the checks of stage 04."""
-    path, checks = run / "eval/report.json", run.manifest().get("04", {}).get("checks", [])
+    checks, text = run.manifest().get("04", {}).get("checks", []), ""
+    if (run / "eval/report.json").exists():
+        report = read_json(run / "eval/report.json")
+        said = "\n".join(f"- {one['sentence']}" for one in report["comparisons"])
+        text = f"## Evaluation\n\nOn {report['prompts']} held-out prompts.\n\n{said}\n\n"
     lines = [(check["name"], check["state"], check["evidence"]) for check in checks]
-    text = f"## Checks\n\n{_table(('check', 'state', 'evidence'), lines)}" if lines else ""
-    if not path.exists():
-        return text
-    report = json.loads(path.read_text(encoding="utf-8"))
-    said = "\n".join(f"- {one['sentence']}" for one in report["comparisons"])
-    return f"## Evaluation\n\nOn {report['prompts']} held-out prompts.\n\n{said}\n\n{text}"
+    return text + f"## Checks\n\n{_table(('check', 'state', 'evidence'), lines)}"

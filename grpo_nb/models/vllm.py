@@ -1,7 +1,6 @@
 """Where vLLM is chosen, for everything that generates, and how it is loaded."""
 
 import importlib.util
-import json
 import os
 import warnings
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Literal
 from grpo_nb.models.chat import find_model
 from grpo_nb.models.checkpoint import cuda_available, weights_dtype
 from grpo_nb.runs.config import PolicyConfig
+from grpo_nb.runs.files import read_json
 
 BNB_PLUGIN = "the package vllm-bnb-plugin (pip install --no-deps vllm-bnb-plugin==0.0.3)"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters that vLLM makes room for
@@ -72,7 +72,7 @@ def lora_rank(adapter: Path) -> int:
     Raises:
         ValueError: None does.
     """
-    rank = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))["r"]
+    rank = read_json(adapter / "adapter_config.json")["r"]
     if rank > RANKS[-1]:
         raise ValueError(f"{adapter} has rank {rank}, and vLLM takes at most {RANKS[-1]}")
     return next(room for room in RANKS if room >= rank)

@@ -548,9 +548,8 @@ def near(held_out, *texts):
     """Which of the texts nearly repeat one of those held out."""
     rows = [{"prompt": [{"role": "user", "content": text}]} for text in (*held_out, *texts)]
     checked = [validate.Checked(number, row, "1") for number, row in enumerate(rows)]
-    hashes, minhashes = duplicates.fingerprints(checked)
     places = np.arange(len(held_out))
-    found = duplicates.near(hashes["numbers"].to_numpy(), minhashes, places)
+    found = duplicates.near(duplicates.fingerprints(checked), places)
     assert not found[places].any()
     return found[len(held_out) :]
 

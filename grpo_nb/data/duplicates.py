@@ -16,8 +16,8 @@ PERMUTATIONS = 32  # of MinHash
 ALIKE = 0.7  # share of equal MinHashes from which two rows count as near-duplicates
 
 
-def fingerprints(checked: Sequence[Checked]) -> tuple[pd.DataFrame, np.ndarray]:
-    """What is compared: hashes of question, answer, numbers; MinHashes [rows, PERMUTATIONS]."""
+def fingerprints(checked: Sequence[Checked]) -> pd.DataFrame:
+    """What is compared: hashes of question, answer and numbers, and the MinHashes 0, 1, …"""
     from rensa import RMinHash
 
     keys = [_key(one.row["prompt"]) for one in checked]
@@ -33,8 +33,8 @@ def fingerprints(checked: Sequence[Checked]) -> tuple[pd.DataFrame, np.ndarray]:
         for text, key in zip(words, keys, strict=True)
     ]
     minhashes = RMinHash.digest_matrix_from_token_sets(runs, PERMUTATIONS, 0).to_rows()
-    minhashes = np.array(minhashes, dtype=np.uint32).reshape(-1, PERMUTATIONS)
-    return pd.DataFrame(hashes, dtype=np.int64), minhashes
+    table = pd.DataFrame(minhashes, columns=range(PERMUTATIONS), dtype=np.uint32)
+    return table.assign(**{name: np.array(column, np.int64) for name, column in hashes.items()})
 
 
 def _key(prompt: Sequence[Message]) -> str:
@@ -43,15 +43,15 @@ def _key(prompt: Sequence[Message]) -> str:
     return " ".join(" ".join(turns).casefold().split())
 
 
-def near(numbers: np.ndarray, minhashes: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+def near(seen: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
     """Which rows nearly repeat a held-out one, [rows]; the held-out ones themselves do not.
 
     Args:
-        numbers: [rows] hashes of the numbers in them.
-        minhashes: [rows, PERMUTATIONS].
+        seen: Fingerprints of the rows.
         held_out: Places of the held-out rows.
     """
-    found = np.zeros(len(numbers), dtype=bool)
+    numbers, minhashes = seen["numbers"].to_numpy(), seen[range(PERMUTATIONS)].to_numpy()
+    found = np.zeros(len(seen), dtype=bool)
     for place in held_out:
         rows = np.flatnonzero(numbers == numbers[place])
         found[rows] |= (minhashes[rows] == minhashes[place]).mean(axis=1) >= ALIKE

@@ -23,11 +23,15 @@ class Drops(dict[str, dict[str, Any]]):
             entry["count"] += len(rows)
             entry["rows"] += [int(row) for row in rows[: SHOWN_ROWS - len(entry["rows"])]]
 
+    def count(self) -> int:
+        """How many rows were left out."""
+        return sum(entry["count"] for entry in self.values())
+
     def refuse_many(self, rows_read: int, config: DataConfig) -> None:
         """Raise ValueError if more rows are faulty than `data.max_dropped_share` allows."""
         if not rows_read:
             raise ValueError(f"{config.source} holds no rows: give a data.source that does")
-        faulty = sum(entry["count"] for reason, entry in self.items() if reason != LONG)
+        faulty = self.count() - self.get(LONG, {"count": 0})["count"]
         if faulty > config.max_dropped_share * rows_read:
             raise ValueError(
                 f"{faulty} of {rows_read} rows of {config.source} cannot be used, more than "

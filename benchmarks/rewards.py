@@ -41,7 +41,6 @@ NEAR = ["{}1", "1{}", "-{}", "{} or 7", "7 or {}", "7 = {}", "it is not {}", "{}
 FLOODS = ("<answer>", "1+", "1 + ", "[1] ", "{", "```python\n", "a ", r"\boxed{", "<think>", "½")
 COLUMNS = {
     "answer": "1",
-    "schema": "{}",
     "sources": ["a"],
     "answer_sources": [1],
 }

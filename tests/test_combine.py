@@ -7,13 +7,7 @@ import pytest
 
 from grpo_nb import rewards
 from grpo_nb.reward_lab import Bench
-from grpo_nb.rewards import (
-    Adaptive,
-    call,
-    gated,
-    reward,
-    reward_set,
-)
+from grpo_nb.rewards import Adaptive, gated, reward, reward_set
 from grpo_nb.rewards.presets import load_preset
 
 RIGHT = "<reasoning>1+1=2</reasoning><answer>2</answer>"
@@ -54,10 +48,9 @@ def test_a_gate_gives_none_where_a_part_does():
     assert gated(length_reward, by=sign_reward)(completions=["+", "-", "?"]) == [0.1, 0.0, None]
 
 
-def test_a_combination_with_an_async_part_is_async():
-    func = gated(length_reward, by=slow_judge, mark=0.4)
-    assert rewards.combine.is_async(func)
-    assert call(func, completions=["x" * 5]) == [0.5]
+def test_a_gate_of_an_async_reward_is_refused():
+    with pytest.raises(ValueError, match="slow_judge is async, and a gate is not: await it in an"):
+        gated(length_reward, by=slow_judge, mark=0.4)
 
 
 def test_combinations_pickle():
@@ -189,7 +182,7 @@ def test_a_set_takes_a_presets_form_with_or_without_its_rewards(load):
     ("place", "kind", "error"),
     [
         ("none.py", FileNotFoundError, "none.py does not exist"),
-        ("set.yaml", ValueError, "set.yaml': rewards are listed in a Python file, not in YAML"),
+        ("set.yaml", ValueError, "unknown rewards.preset 'set.yaml': known are .* a .py file of"),
     ],
 )
 def test_a_file_that_is_not_there_or_of_yaml_is_refused(place, kind, error):

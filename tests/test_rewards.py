@@ -17,7 +17,6 @@ from grpo_nb.runs import PROJECT_ROOT
 GOOD = "<reasoning>7+8=15, 4+3+1=8</reasoning><answer>85</answer>"
 COLUMNS = {
     "answer": "85",
-    "schema": '{"type": "object"}',
     "sources": ["a", "b"],
     "answer_sources": [1],
 }
@@ -247,11 +246,6 @@ TABLES = {
         ('{"a": 1, "b": 2}', 0.5, "an extra field"),
         ('{"b": 1}', 0.0, "another field"),
         ("[1]", 0.0, "no object"),
-    ],
-    "json_schema_reward": [
-        ('{"a": 1}', 1.0, "valid"),
-        ("[1]", 0.0, "another type"),
-        ("{", 0.0, "not JSON"),
     ],
     "reasoning_quality_reward": [
         ("<reasoning>7+8=15, 4+3+1=8</reasoning>", 1.0, "steps that hold"),

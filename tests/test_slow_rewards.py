@@ -122,19 +122,6 @@ def test_the_sandbox_runs_while_the_judge_is_asked(scored, judge_server):
     assert in_time == [True]
 
 
-def test_a_part_that_waits_leaves_the_loop_to_the_judge(scored, judge_server):
-    judge, asked, may = judge_server
-
-    @reward(parallel=True)
-    def patient(response: str) -> float:
-        assert asked.wait(WAIT)
-        may.set()
-        return 1.0
-
-    score, _ = scored(gated(judge, by=patient, name="both"))
-    assert torch.equal(score()[:, 0], torch.full((ROWS,), 0.7))
-
-
 def test_scores_metrics_and_columns_are_those_of_trl_in_turn(scored, judge_server):
     from trl import GRPOTrainer
 
@@ -190,7 +177,6 @@ def test_a_reward_that_asks_another_in_its_thread_is_answered():
         (gated(form, by=form), False),
         (gated(code_execution_reward, by=foreign), False),  # who knows what it counts on
         (LLMJudge("m"), False),  # TRL awaits it
-        (gated(LLMJudge("m"), by=code_execution_reward), False),
     ],
 )
 def test_which_rewards_run_in_threads(one, expected):

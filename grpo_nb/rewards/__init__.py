@@ -2,16 +2,12 @@
 """Rewards in TRL's shape: a batch of completions in, one `float | None` each out."""
 
 from grpo_nb.rewards.code import code_execution_reward, code_generation_reward
-from grpo_nb.rewards.combine import (
-    Adaptive,
-    gated,
-)
+from grpo_nb.rewards.combine import Adaptive, gated
 from grpo_nb.rewards.contract import Reward, Scored, call, declared_range, reward
 from grpo_nb.rewards.correctness import (
     exact_match_reward,
     fuzzy_match_reward,
     json_fields_reward,
-    json_schema_reward,
     math_verify_reward,
     multiple_choice_reward,
     numeric_correctness_reward,
@@ -27,11 +23,7 @@ from grpo_nb.rewards.format import (
     strict_xml_format_reward,
 )
 from grpo_nb.rewards.judge import LLMJudge
-from grpo_nb.rewards.length import (
-    ideal_length_reward,
-    max_length_penalty,
-    min_length_reward,
-)
+from grpo_nb.rewards.length import ideal_length_reward, max_length_penalty, min_length_reward
 from grpo_nb.rewards.presets import (
     PRESETS,
     RewardSet,

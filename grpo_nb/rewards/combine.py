@@ -1,13 +1,10 @@
-"""Rewards made of rewards: gated ones, and those with a weight that moves.
-
-Parts may be any TRL-shaped functions; a gated reward is async if one of its parts is.
-"""
+"""Rewards made of rewards in TRL's shape: gated ones, and those with a weight that moves."""
 
 import asyncio
 import inspect
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +24,7 @@ def waits(reward: BatchReward) -> bool:
 
     `@reward(parallel=True)` says both; a function from elsewhere may count on its turn.
     """
-    if is_async(reward):
-        return False
-    parts = reward.parts if isinstance(reward, Gated) else [reward]
+    parts = getattr(reward, "parts", [reward])
     ours = all(isinstance(part, Reward) for part in parts)
     return ours and any(part.settings.parallel for part in parts)
 
@@ -45,49 +40,41 @@ def in_thread(reward: BatchReward) -> BatchReward:
 
 
 @dataclass(eq=False)
-class Gated:
-    """`reward` where `by` gives at least `mark`, else its least score; None where either is."""
+class gated:
+    """`reward` where `by` scores at least `mark`, else the least score of `reward`.
+
+    Unlike a sum, it pays nothing for a right answer in the wrong format, or the reverse. Where
+    one of the two gives None, it does.
+
+    Raises:
+        ValueError: One of the two is async.
+    """
 
     reward: BatchReward
+    _: KW_ONLY
     by: BatchReward
-    mark: float
-    name: str  # its `__name__`
+    mark: float = 1.0
+    name: str = ""  # its `__name__`; made of both names where it is left out
 
     def __post_init__(self) -> None:
-        self.__name__, self.range = self.name, declared_range(self.reward)
-        self.__doc__ = f"{self.reward.__name__} where {self.by.__name__} gives {self.mark:g}."
         self.parts = [self.reward, self.by]
+        names = [part.__name__ for part in self.parts]
+        if waiting := [part.__name__ for part in self.parts if is_async(part)]:
+            raise ValueError(
+                f"{waiting[0]} is async, and a gate is not: await it in an `async def` reward of "
+                "your own, and give the least score there where the gate is shut"
+            )
+        self.__name__ = self.name or "_gated_by_".join(names)
+        self.__doc__ = f"{names[0]} where {names[1]} gives {self.mark:g}."
+        self.range = declared_range(self.reward)
         self.columns = sorted({c for part in self.parts for c in getattr(part, "columns", ())})
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> Scores:
-        return self._gate(*[part(completions=completions, **columns) for part in self.parts])
-
-    def _gate(self, scores: Scores, gates: Scores) -> Scores:
+        scores, gates = (part(completions=completions, **columns) for part in self.parts)
         return [
             None if score is None or gate is None else score if gate >= self.mark else self.range[0]
             for score, gate in zip(scores, gates, strict=True)
         ]
-
-
-class AsyncGated(Gated):
-    """The same with a part that has to be awaited; both run together."""
-
-    async def __call__(self, completions: Sequence[Any], **columns: Any) -> Scores:
-        async def run(part: BatchReward) -> Scores:
-            ready = in_thread(part) if waits(part) else part
-            scores = ready(completions=completions, **columns)
-            return await scores if inspect.isawaitable(scores) else scores
-
-        return self._gate(*await asyncio.gather(*map(run, self.parts)))
-
-
-def gated(reward: BatchReward, *, by: BatchReward, mark: float = 1.0, name: str = "") -> Gated:
-    """`reward` where `by` scores at least `mark`, else the least score of `reward`.
-
-    Unlike a sum, it pays nothing for a right answer in the wrong format, or the reverse.
-    """
-    kind = AsyncGated if is_async(reward) or is_async(by) else Gated
-    return kind(reward, by, mark, name or f"{reward.__name__}_gated_by_{by.__name__}")
 
 
 @dataclass(eq=False)

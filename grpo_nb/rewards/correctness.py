@@ -148,17 +148,3 @@ def _same(left: Any, right: Any) -> bool:
     if {type(left), type(right)} <= {int, float}:
         return left == right
     return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
-
-
-@reward(resists="JSON that parses but says something else")
-def json_schema_reward(response: str, schema: str) -> Scored:
-    """1 if the final answer is JSON that is valid under the JSON Schema in the column."""
-    import jsonschema
-
-    try:
-        value = parse_json(_answer(response))
-    except ValueError as error:
-        return Scored(0.0, f"not JSON: {error}")
-    errors = jsonschema.Draft202012Validator(json.loads(schema)).iter_errors(value)
-    fault = next(errors, None)
-    return Scored(float(fault is None), fault.message if fault else "")

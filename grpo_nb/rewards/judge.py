@@ -103,14 +103,10 @@ def _quote(prompt: Completion, completion: Completion, expected: Any) -> str:
     asked = prompt if isinstance(prompt, str) else [m for m in prompt if m.get("role") == "user"]
     data = {"QUESTION": completion_text(asked or prompt), "COMPLETION": completion_text(completion)}
     data |= {} if expected is None else {"REFERENCE ANSWER": str(expected)}
-    return "\n\n".join(
-        f"<<<{name}>>>\n{_defused(text)}\n<<<END {name}>>>" for name, text in data.items()
-    )
-
-
-def _defused(text: str) -> str:
-    """The text with no `<<<` or `>>>`, and as UTF-8."""
-    return re.sub(r"([<>])(?=\1\1)", r"\1 ", text.encode(errors="replace").decode())
+    for name, text in data.items():
+        defused = re.sub(r"([<>])(?=\1\1)", r"\1 ", text.encode(errors="replace").decode())
+        data[name] = f"<<<{name}>>>\n{defused}\n<<<END {name}>>>"
+    return "\n\n".join(data.values())
 
 
 def _verdict(reply: str) -> float:

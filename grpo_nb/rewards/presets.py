@@ -1,21 +1,33 @@
-"""Reward sets: presets, and any list of rewards and weights, from a Python file.
+"""Reward sets: presets, any list of rewards and weights, and those of a Python file.
+
+Such a file is a cell of notebook 2, or one given as `rewards.preset`: functions in TRL's shape or
+lifted by `@reward`, and all that they need. It may say `reward_funcs` and `reward_weights` as TRL
+takes them; otherwise each reward that it defines counts, with weight 1.
 
 Weights are sums of powers of two where they can be. With 0.3 and 0.1 the rounding of equal
 totals leaves a standard deviation of 1e-7, which TRL counts as a signal: its
 frac_reward_zero_std then stays near 0 when every completion of a group earns the same.
 """
 
+import hashlib
+import inspect
 import math
+import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from grpo_nb.rewards import code, correctness, format, length, style
-from grpo_nb.rewards.combine import Gated, gated
+from grpo_nb.rewards.combine import Adaptive, gated
 from grpo_nb.rewards.contract import Reward, declared_range
-from grpo_nb.rewards.own import give_name, load_source, rewards_of
 from grpo_nb.rewards.prompts import SYSTEM_PROMPT, extract_answer, tagged
 from grpo_nb.runs import PROJECT_ROOT, refuse_unknown
+
+TRLS_OWN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+HINT = "; what the rewards need (imports, constants, helpers) must be in the same file or cell"
 
 math_problem_reward = gated(
     correctness.numeric_correctness_reward,
@@ -61,6 +73,15 @@ class RewardSet(NamedTuple):
     def format_name(self) -> str:
         """The first reward of format, which stands for "well-formed" in reports; "" for none."""
         return next((name for name in self.names if "_format_" in name), "")
+
+
+def give_name(func: Callable[..., Any], name: str = "") -> None:
+    """Name it as TRL does: a partial as its function, an instance `name` or as its class."""
+    inner = func
+    while isinstance(inner, partial):
+        inner = inner.func
+    if not hasattr(func, "__name__"):
+        func.__name__ = getattr(inner, "__name__", name or type(inner).__name__)
 
 
 def reward_set(
@@ -154,14 +175,11 @@ def load_preset(name: str, reward_weights: str = "") -> RewardSet:
     >>> load_preset("qa", "1, 0, 0.5").reward_weights
     [1.0, 0.0, 0.5]
     """
-    if name.endswith((".yaml", ".yml")):
-        raise ValueError(
-            f"rewards.preset {name!r}: rewards are listed in a Python file, not in YAML: write "
-            'extends = "math" and reward_funcs = […] into a .py file and name that'
-        )
-    if not name.endswith(".py"):
-        refuse_unknown("rewards.preset", name, list(PRESETS))
-    preset = load_python(PROJECT_ROOT / name) if name.endswith(".py") else PRESETS[name]
+    if name.endswith(".py"):
+        preset = load_python(PROJECT_ROOT / name)
+    else:
+        refuse_unknown("rewards.preset", name, [*PRESETS, "a .py file of rewards"])
+        preset = PRESETS[name]
     if not reward_weights.strip():
         return preset
     try:
@@ -210,4 +228,102 @@ def built_in() -> dict[str, Callable[..., Any]]:
     modules = correctness, format, length, style, code
     named = [pair for module in modules for pair in vars(module).items()]
     named += [("math_problem_reward", math_problem_reward)]
-    return {k: v for k, v in named if isinstance(v, Reward | Gated) and v.__name__ == k}
+    return {k: v for k, v in named if isinstance(v, Reward | gated) and v.__name__ == k}
+
+
+def columns_read(reward_func: Callable[..., Any], required: bool = False) -> list[str]:
+    """The dataset columns that a reward names among its parameters; or those without a default."""
+    if hasattr(reward_func, "columns"):
+        optional = [] if required else getattr(reward_func, "_optional", ())
+        names = [*reward_func.columns, *optional]
+    else:
+        kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        parameters = inspect.signature(reward_func).parameters.values()
+        read = [p for p in parameters if p.kind not in kinds]
+        names = [p.name for p in read if not required or p.default is p.empty]
+        names = [name for name in names if name not in getattr(reward_func, "keywords", {})]
+    return [name for name in names if name not in (*TRLS_OWN, "environments")]
+
+
+def load_source(path: Path, text: str | None = None) -> ModuleType:
+    """A Python file run as a module; `text` is what it will hold, where it is not written yet.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: It raises; the message names the line.
+    """
+    if text is None:
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} does not exist: give a Python file of rewards")
+        text = path.read_text(encoding="utf-8")
+    name = f"rewards_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module  # dataclasses and pickle look it up there
+    try:
+        exec(compile(text, str(path), "exec"), vars(module))
+    except (Exception, SystemExit) as error:  # a user's file may raise anything
+        lines = [
+            f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)
+        ]
+        hint = HINT if isinstance(error, NameError) else ""
+        place = f", line {lines[-1]}" if lines else ""
+        raise ValueError(f"{path}{place} cannot be loaded: {error!r}{hint}") from error
+    return module
+
+
+def rewards_of(module: ModuleType) -> list[tuple[Callable[..., Any], float]]:
+    """(reward, weight) of each that the module trains with, correctness first.
+
+    The first of a set says "correct". TRL asks for no order, so those that read a column of the
+    data, such as `answer`, go before those that do not.
+
+    Raises:
+        ValueError: None, something that is no function, or another number of weights.
+    """
+    funcs = getattr(module, "reward_funcs", None)
+    funcs = _defined(module) if funcs is None else funcs
+    if not isinstance(funcs, list | tuple) or not all(map(callable, funcs)) or not funcs:
+        raise ValueError(f"{module.__file__}: reward_funcs = {funcs!r} is not a list of functions")
+    names = {id(value): name for name, value in vars(module).items()}
+    for func in funcs:
+        give_name(func, names.get(id(func), ""))
+        if func.__name__ in getattr(module, "measured_ranges", {}):
+            func.range = tuple(module.measured_ranges[func.__name__])
+    weights = getattr(module, "reward_weights", None) or [1.0] * len(funcs)
+    if len(weights) != len(funcs):
+        raise ValueError(
+            f"{module.__file__}: {len(weights)} reward_weights for {len(funcs)} reward_funcs, "
+            f"which are {', '.join(func.__name__ for func in funcs)}: give one for each"
+        )
+    pairs = list(zip(funcs, weights, strict=True))
+    return sorted(pairs, key=lambda pair: not columns_read(pair[0]))
+
+
+def _defined(module: ModuleType) -> Sequence[Callable[..., Any]]:
+    """The rewards that a module defines, for one that does not list them."""
+    found, made = [], []
+    for name, value in vars(module).items():
+        if _is_own_reward(value, module.__name__):
+            found.append(value)
+        elif isinstance(value, Reward | gated | Adaptive) and name != value.__name__:
+            made.append(name)  # not imported, but made here of others
+    if made:
+        raise ValueError(
+            f"{module.__file__}: {', '.join(made)} may be rewards to train with or parts of "
+            "others: say which, as in reward_funcs = [correct, brief]"
+        )
+    if not found:
+        raise ValueError(
+            f"{module.__file__} defines no reward: write a function of `completions`, lift one by "
+            "@rewards.reward(), or list them in reward_funcs"
+        )
+    return found
+
+
+def _is_own_reward(value: Any, module: str) -> bool:
+    """Whether it has TRL's shape and was defined there: a function, or an instance of a class."""
+    if not callable(value) or isinstance(value, type):
+        return False
+    place = getattr(value, "__module__", "")  # an instance has its class's
+    return place == module and "completions" in inspect.signature(value).parameters

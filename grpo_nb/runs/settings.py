@@ -51,7 +51,7 @@ class DataConfig(Section):
 
 class ModelConfig(Section):
     model_path: str = setting("data/tiny_base", "folder or hub name of the base model")
-    quantization: Literal["4bit", "16bit", "fp8"] = setting("4bit", "weights of the base")
+    quantization: Literal["4bit", "16bit"] = setting("4bit", "weights of the base")
     fast_inference: Literal["vllm", "off", "detect"] = setting("detect", "generate with vLLM")
     max_seq_length: int = setting(512, "prompt + completion [tokens]", ge=32)
     lora_rank: int = setting(16, "rank of the adapter", ge=1)
@@ -62,7 +62,7 @@ class ModelConfig(Section):
 class RewardsConfig(Section):
     preset: str = setting("math", "named list of rewards, or a .py file of rewards")
     reward_weights: str = setting("", "weights in the preset's order; empty: its own")
-    cases: str = setting("", "JSONL of your own attacks and saved cases")
+    cases: str = setting("", "JSONL of your own attacks")
     baseline_prompts: int = setting(32, "prompts sampled from the base model", ge=1)
     baseline_completions: int = setting(8, "completions for each of them", ge=2)
 
@@ -95,7 +95,7 @@ class TrainConfig(Section):
 class PolicyConfig(Section):
     backend: Literal["unsloth", "transformers"] = setting("unsloth", "loads and trains the policy")
     finetuning: Literal["lora", "full"] = setting("lora", "what is trained")
-    gpu_memory_utilization: float = setting(0.5, "of the GPU, for vLLM [share]", gt=0, lt=1)
+    gpu_memory_utilization: float = setting(0.5, "of the GPU, for vLLM without standby", gt=0, lt=1)
     standby: bool = setting(False, "vLLM gives its memory back during the update")
     rollouts: Literal["auto", "model", "copy"] = setting("auto", "auto: a dense copy on a CPU")
     share_prompts: bool = setting(True, "the update runs a prompt once for its group, if it can")
@@ -126,4 +126,3 @@ class Thresholds(Section):
     longer: float = setting(1.5, "completions, for the same reward [ratio]", gt=1)
     spike: float = setting(4, "to the greatest of a patience before [ratio]", gt=1)
     skipped: float = setting(0.05, "completions without score [share]", gt=0, le=1)
-    slower: float = setting(1.5, "step to its prediction [ratio]", gt=1)

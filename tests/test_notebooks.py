@@ -140,6 +140,15 @@ def test_the_setup_cell_does_nothing_elsewhere(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_make_lab_opens_the_project_with_the_quickstart():
+    said = subprocess.run(
+        ["make", "-n", "lab"], capture_output=True, text=True, check=True, cwd=PROJECT_ROOT
+    )
+    assert "jupyter lab --notebook-dir=. " in said.stdout
+    opened = re.search(r"default_url=/lab/tree/(\S+)", said.stdout)[1]
+    assert PROJECT_ROOT / opened == path_of("00")
+
+
 def wheel(folder, name, version):
     """A package of one module, as pip installs it."""
     files = {

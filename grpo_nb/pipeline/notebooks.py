@@ -206,7 +206,7 @@ def run_pipeline(
         StageFailed: A notebook did not reach its end; what there is of it is kept.
         Stopped: SIGTERM or SIGINT came; the training saved a checkpoint first.
     """
-    run, console = Run(name), console or Console(quiet=True)
+    run, console = Run(name), console or Console(quiet=True, force_jupyter=False)
     config, typed = check_run(run, profile, settings, first, last, force)
     _papermill()  # while a signal still ends this process
     lock = run.lock(".pipeline.lock")

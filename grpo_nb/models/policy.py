@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_nb.machine import several_gpus
+from grpo_nb.models import lm_head
 from grpo_nb.models.chat import find_model, hub_errors, load_tokenizer, quiet
 from grpo_nb.models.checkpoint import cuda_available, load_base, load_weights
 from grpo_nb.models.engine import Engine, Sample, TransformersEngine, VllmEngine, free_memory
@@ -163,6 +164,8 @@ def _load_transformers(config: ModelConfig, seed: int, policy: PolicyConfig) -> 
     import torch
 
     model = load_base(config.model_path, config.quantization)
+    if not cuda_available():
+        lm_head.install()
     if policy.finetuning == "full":
         return model
     from peft import LoraConfig, get_peft_model

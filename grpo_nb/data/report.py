@@ -56,15 +56,25 @@ def figures(tokens: Sequence[int], drops: Drops) -> dict[str, Any]:
 
 def checks(report: Mapping[str, Any], config: DataConfig) -> list[Check]:
     """What stage 01 records of its report: a line for each check and each reason to drop a row."""
-    lengths, cap = report["prompt_tokens"], config.max_prompt_tokens
+    columns, lengths, cap = report["columns"], report["prompt_tokens"], config.max_prompt_tokens
+    chosen = f"questions in {columns['question']!r}, reference answers in {columns['answer']!r}"
+    if (config.question_column, config.answer_column) != (columns["question"], columns["answer"]):
+        chosen += ", chosen by their names: data.question_column and data.answer_column name others"
+    if columns["others"]:
+        chosen += f"; data.extra_columns can give the rewards {', '.join(columns['others'])}"
     near = sum(entry["count"] for entry in report["dropped"] if entry["reason"] == LEAKS)
-    rows = f"{report['train_rows']} rows to train on, {report['eval_rows']} held out"
+    rows = f"{report['rows_read']} rows read: {report['train_rows']} to train on, "
+    rows += f"{report['eval_rows']} held out"
+    if report["eval_rows"] < config.eval_rows:
+        rows += f" (at most {config.eval_share:.0%} of them: data.eval_share)"
     parsed = f"{report['answer_parse_rate']:.1%} of the reference answers parse"
     split = f"no held-out prompt is trained on; {near} rows nearly equal to one were left out"
-    long = f"99 % have at most {lengths['p99']} tokens, the longest {lengths['max']}; cap {cap}"
+    long = f"half have at most {lengths['p50']} tokens, 99 % {lengths['p99']}"
+    long += f", the longest {lengths['max']}; cap {cap}"
     fits = lengths["p99"] <= cap
     raised = "" if fits else f"set data.max_prompt_tokens = {lengths['recommended_cap']}"
     found = [
+        Check("columns", "ok", chosen),
         Check("dataset", "ok", f"{rows}; {parsed}"),
         Check("no leakage", "ok", split),
         Check("prompt length", "ok" if fits else "warning", long, raised),

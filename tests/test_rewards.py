@@ -417,7 +417,7 @@ def test_mathematics(text, expected, score):
 
 def test_numbers_are_settled_without_math_verify():
     (scored,) = rewards.math_verify_reward.explain(completions=["18.0"], answer=["18"])
-    assert scored == (1.0, "compared as numbers")
+    assert scored == (1.0, "read as number 18.0, compared as numbers")
 
 
 WRITTEN = runpy.run_path(str(PROJECT_ROOT / "docs/list_rewards.py"))["markdown"]()

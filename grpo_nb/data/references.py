@@ -7,7 +7,7 @@ import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from grpo_nb.rewards.numbers import parse_number
+from grpo_nb.rewards.answers import parse_number
 from grpo_nb.rewards.prompts import ANSWER, extract_boxed, extract_hash_answer, extract_tag
 from grpo_nb.runs import refuse_unknown
 

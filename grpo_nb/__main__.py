@@ -83,16 +83,11 @@ def checklist(asked: argparse.Namespace) -> int:
     return int(any(line["state"] == "stop" for line in lines))
 
 
-def push(asked: argparse.Namespace) -> None:
+def card(asked: argparse.Namespace) -> None:
     from grpo_nb import export
 
-    files = export.plan_push(asked.run, asked.repo)
-    for name, path in files.items():
-        print(f"  {name}  {path.stat().st_size / 1e6:.2f} MB")
-    if asked.yes:
-        print(export.push(files, asked.repo, private=not asked.public))
-    else:
-        print("Nothing was sent: add --yes to upload.")
+    path = export.write_card(asked.run)
+    print(f"{path} is written. To upload it with the model:\n  hf upload OWNER/NAME {path.parent}")
 
 
 def serve(asked: argparse.Namespace) -> int:
@@ -102,14 +97,12 @@ def serve(asked: argparse.Namespace) -> int:
 
 
 def answer(asked: argparse.Namespace) -> None:
-    from grpo_nb.evaluation.answers import Sampling, answer_file
+    from grpo_nb.evaluation.answers import answer_file
 
-    sampling = Sampling(asked.temperature, asked.seed, asked.batch_size)
-    named = ("model", "question_column", "answer_column", "engine")
-    options = {name: getattr(asked, name) for name in named}
-    files = (asked.source, asked.to)
+    named = ("model", "question_column", "answer_column", "temperature", "seed", "batch_size")
+    options = {name: getattr(asked, name) for name in (*named, "engine")}
     try:
-        print(answer_file(asked.run, *files, sampling=sampling, **options))
+        print(answer_file(asked.run, asked.source, asked.to, **options))
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; the same command goes on") from None
 
@@ -182,10 +175,7 @@ def _add_before(commands: argparse._SubParsersAction) -> None:
 
 def _add_after(commands: argparse._SubParsersAction) -> None:
     """What is done with a finished run."""
-    add = _command(commands, push, "upload the merged model with a card")
-    add("--repo", required=True, metavar="OWNER/NAME")
-    add("--yes", action="store_true", help="upload; without it only say what would be")
-    add("--public", action="store_true", help="default: a private repository")
+    _command(commands, card, "write the model card, and say how to upload the model")
     add = _command(commands, serve, "an OpenAI-compatible server")
     add("--host", default="127.0.0.1", help="default: this machine only")
     add("--port", type=_port, default=8000, help="default: 8000")

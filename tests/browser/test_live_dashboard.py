@@ -20,10 +20,10 @@ METRICS = (
 )
 LOOK = f"""from pathlib import Path
 import pandas as pd
-from grpo_nb import training; from grpo_nb.views import widgets
+from grpo_nb import training, views
 from grpo_nb.runs import Check
 lines = training.read_lines(Path("{METRICS}"))
-dashboard = widgets.TrainingDashboard()
+dashboard = views.TrainingDashboard(training.Controls())
 dashboard"""
 SAMPLE = """alerts = [Check("spike", "warning", "2.1, 0.3 before", "lower it")]
 alerts += [Check("not a number", "stop", "reward is nan", "lower the rate")]

@@ -417,8 +417,9 @@ _AS_OFTEN_AS_IN_REFERENCE = [
     r"\\(?:sum|prod|int|lim|det|binom|[lc]?dots)(?![A-Za-z])",
     r"['\"$]|boxed|\.\.",
 ]
-_HOW = {"number": "as numbers", "set": "as sets", "tuple": "as tuples", "interval": "as intervals"}
-_HOW |= {"text": "as words"}
+HOW = {"number": "as numbers", "set": "as sets", "tuple": "as tuples", "interval": "as intervals"}
+HOW |= {"text": "as words", "equation": "by their values"}
+HOW |= dict.fromkeys(("expression", "inequality"), "symbolically")
 
 
 def compare(reference: str, said: str | None, seconds: float = 0.5) -> tuple[bool | None, str]:
@@ -448,8 +449,7 @@ def compare(reference: str, said: str | None, seconds: float = 0.5) -> tuple[boo
         return False, f"refused: {found.reason}"
     verdict = _same(expected, found, seconds)
     core = expected.parts[-1] if expected.kind == "equation" and expected.name else expected
-    how = _HOW.get(core.kind, "symbolically")
-    return verdict, f"read as {found.kind} {found.text}, compared {how}"
+    return verdict, f"read as {found.kind} {_latex(found.text)}, compared {HOW[core.kind]}"
 
 
 @lru_cache(maxsize=8192)

@@ -41,7 +41,7 @@ _HEADING = re.compile(r"(?i)(?:\*\*|^|(?<=[.\n]))[#* ]*\bfinal answer\b[*: ]*(?!
 _MARKER = re.compile(r"(?i)####|\banswer\*{0,2}\s*(?:is\b\s*:?|:)\*{0,2}")
 _CONCLUSION = re.compile(r"(?<!\S)(?:Therefore|Thus|Hence|So)\b,?")
 _NAME = (
-    r"(?:(?:\\[A-Za-z]+|[A-Za-z]{1,20}|\\text\{[^{}]*\})(?:_\{?\w+\}?)?'*(?:\^\{-1\})?"
+    r"(?:(?:\\[A-Za-z]+|[A-Za-z]{1,20}|\\text\{[^{}]*\})(?:_(?:\{[^{}]*\}|\w))?'*(?:\^\{-1\})?"
     r"(?:\s?\(\s?[A-Za-z](?:\s?,\s?[A-Za-z])*\s?\))?|\(\s?[A-Za-z](?:\s?,\s?[A-Za-z])*\s?\))"
 )
 _LONE_NUMBER = re.compile(  # of a sentence that has no other mathematics
@@ -536,7 +536,7 @@ def _same_equation(expected: Answer, found: Answer, seconds: float) -> bool | No
 
 def _stem(named: Answer) -> str:
     r"""x of `x_{1}`, W of `W(n)`: names that a set does not tell apart."""
-    return re.sub(r"_\{?\w+\}?|(?<=.)\(.*|\s", "", named.name)
+    return re.sub(r"_(?:\{[^{}]*\}|\w)|(?<=.)\(.*|\s", "", named.name)
 
 
 def _same_parts(expected: Answer, found: Answer, seconds: float) -> bool | None:

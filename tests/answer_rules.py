@@ -86,6 +86,8 @@ x = 1/3 | x = 1/3 \approx 0.333
 (p,q)=(3,2) | (3,2)
 y=2x+3 | 2x-y+3=0
 x^2+1 | f(x) = x^2 + 1
+x^2-2x+10=0 | 2x^2-4x+20=0
+2x+4y-3=0 | y=-\frac{1}{2}x+\frac{3}{4}
 # inequalities, and the interval that they say
 x > 3 | 3 < x
 x < 1 | -x > -1
@@ -202,6 +204,8 @@ x=18 | x = 17 = 18
 x = 11 | x = 5+5+1 = 7 = 11
 2x+z = 1 | 1
 x=5 | y=5
+x^2-2x+10=0 | x^2-3x+10=0
+\log 2 = -6 | \log 2 = -63
 x>3 | x \ge 3
 x>3 | x<3
 x>3 | y>3
@@ -235,6 +239,8 @@ PMATRIX | \begin{pmatrix} 1 & 3 \\ 2 & 4 \end{pmatrix}
 \frac{1}{2} | \frac{2}{1}
 50\% | 0.05
 \sqrt{2} | 2
+\frac12 | \frac102
+1e-5 | e-5
 x+1 | x-1
 x | y
 f(x) | f'(x)

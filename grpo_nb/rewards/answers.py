@@ -260,7 +260,7 @@ _NUMBER = re.compile(
 )
 _LABEL = re.compile(r"(?i)\s*(?:[a-z()/.-]+\s*){0,2}")  # a unit or a name: two words at most
 _WORD = re.compile(r"(?!pi$|sin$|cos$|tan$|log$|exp$|mod$)[A-Za-z]{3,}|a")
-_FRACTION = re.compile(r"\\frac\s?\{(\d+)\}\s?\{(\d+)\}")
+_FRACTION = re.compile(r"\\frac\s?\{(\d+)\}\s?\{(\d+)\}(?!\s*\d)")
 _COMMA = re.compile(r"([-+]?\d+),(\d+)(?:\s?[$€£%]?(?:\s[a-z]+)?)?")
 
 
@@ -418,7 +418,7 @@ _AS_OFTEN_AS_IN_REFERENCE = [
     r"['\"$]|boxed|\.\.",
 ]
 HOW = {"number": "as numbers", "set": "as sets", "tuple": "as tuples", "interval": "as intervals"}
-HOW |= {"text": "as words", "equation": "by their values"}
+HOW |= {"text": "as words", "equation": "as equations"}
 HOW |= dict.fromkeys(("expression", "inequality"), "symbolically")
 
 
@@ -573,7 +573,7 @@ def _symbolic(reference: str, answer: str, seconds: float) -> bool | None:
     """What math-verify says, if the answer says one thing in a form the reference has as well."""
     gold, text = _latex(reference), _latex(answer)
     based = [len(re.findall(r"\d\s*_", one)) for one in (gold, text)]  # 204 to the base 5
-    if _JUXTAPOSED.search(text) or re.search(r"\d[eE]\d", text) or based[0] != based[1]:
+    if _JUXTAPOSED.search(text) or based[0] != based[1]:
         return False
     marks = _AS_OFTEN_AS_IN_REFERENCE + ([] if "pmatrix" in gold else [r"&|\\\\"])
     if any(len(re.findall(mark, text)) > len(re.findall(mark, gold)) for mark in marks):
@@ -588,4 +588,6 @@ def _symbolic(reference: str, answer: str, seconds: float) -> bool | None:
 
 
 def _latex(text: str) -> str:
-    return text.replace("⦃", r"\{").replace("⦄", r"\}")
+    r"""As math-verify reads it: braces of LaTeX, and 1e-5 as a power of ten."""
+    text = text.replace("⦃", r"\{").replace("⦄", r"\}")
+    return re.sub(r"(?<=\d)[eE]([-+]?\d+)", r"\\cdot 10^{\1}", text)

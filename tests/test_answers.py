@@ -57,6 +57,18 @@ def test_where_a_completion_says_its_answer(text, answer):
     assert find(text) == answer
 
 
+NOT_3 = (
+    "$3-i$|3-i|$3 n$|3 n|3 pi|n + 3|n3|3^n|2 of the 3|3!|the 3rd|3/n|-3|3 and a half|not 3|x > 3"
+)
+NOT_3 += "|3 or so. Or 4|$2$ or $3$|log 3|$3$ n|$3$-i|$3$ pi|n $3$|-$3$|$3$!|$3$ (or 4)|$3$n"
+
+
+@pytest.mark.parametrize("text", NOT_3.split("|"))
+def test_a_number_in_a_sentence_is_read_alone_only_where_nothing_else_is_said(text):
+    for said in (f"Final Answer: {text}", f"The answer is {text}.", f"Therefore, it is {text}"):
+        assert compare("3", find(said))[0] is False
+
+
 @pytest.mark.parametrize(
     ("reference", "kind"),
     [

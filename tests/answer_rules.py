@@ -19,6 +19,18 @@ RIGHT = r"""
 \frac{7}{3} | 2\frac{1}{3}
 30000 | 3 \times 10^{4}
 1/2 | ½
+3/2 | 1½
+1/2 | .5
+1/2 | 1.5/3
+-3 | −3
+-5 | -$5
+20 | € 20
+20 | 20 €
+18 | `18`
+18 | １８
+100000 | 1e5
+3/100 | 3\times 10^{-2}
+9007199254740993 | 9007199254740993.0
 -\frac{1}{2} | −\frac{1}{2}
 # a decimal comma, where it can be nothing else
 1000.5 | 1000,5
@@ -32,6 +44,7 @@ RIGHT = r"""
 # units: of a list, in \text{…}, or up to two words
 18 | 18 apples
 18 | 18 square meters
+18 | 18 km/h
 18 | 18 m^2
 18 | 18\text{ apples}
 18 | 18 \text{ square feet}

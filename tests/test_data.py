@@ -22,7 +22,7 @@ from grpo_nb.evaluation.answers import answer_file
 from grpo_nb.models import chat
 from grpo_nb.pipeline.notebooks import run_pipeline
 from grpo_nb.rewards import load_preset
-from grpo_nb.rewards.numbers import parse_number
+from grpo_nb.rewards.answers import parse_number
 from grpo_nb.runs import Run, runs_root
 from grpo_nb.runs.config import DataConfig, resolve
 from grpo_nb.runs.files import read_json
@@ -479,6 +479,8 @@ def test_the_answer_is_found_in_its_cell(answer_format, cell, answer):
         ("code", "def f(x): return x", "def f(x):\n    return x", "def f(x) return x"),
         ("text", "Ann  ran", "ann ran", None),
         ("choice", "A", "A", None),
+        ("math", r"$\dfrac12$", r"\frac{1}{2}", r"\frac{1}{"),
+        ("math", r"\{1, 2\}", r"$\left\{ 1, 2 \right\}$", "1 +"),
     ],
 )
 def test_golds_are_checked_by_kind_and_compared_in_plain_form(kind, good, same, bad):
@@ -546,10 +548,12 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
     assert (empty["rows"], kind["rows"]) == ([2], [3, *range(5, 24)])
     assert (empty["count"], kind["count"]) == (1, 31)
     checks = {check.name: check for check in data.checks(report, DataConfig())}
-    assert [check.state for check in checks.values()] == ["ok"] * 4 + ["warning"] * 2
+    assert [check.state for check in checks.values()] == ["ok"] * 5 + ["warning"] * 2
     assert checks["dataset"].evidence == (
-        "34 rows read: 1 to train on, 1 held out (at most 20% of them: data.eval_share); "
-        "6.1% of the reference answers parse"
+        "34 rows read: 1 to train on, 1 held out (at most 20% of them: data.eval_share)"
+    )
+    assert checks["reference answers"].evidence == (
+        "6.1% of the reference answers parse; compared are 2 as numbers"
     )
     assert checks["empty"] == (
         "empty", "warning", "1 left out, the first: 2. row 2, column 'question': empty: None",

@@ -9,6 +9,7 @@ A million rows pass in batches; memory holds each as JSON, with a few hashes.
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -64,9 +65,9 @@ def prepare(
     with atomic_path(run / "data") as folder:
         folder.mkdir()
         config, names, batches = sources.read_columns(config)
-        texts, seen, tokens = _read(drops, batches, config, count_tokens)
+        texts, seen, tokens, kinds = _read(drops, batches, config, count_tokens)
         report = {"source": config.source, "rows_read": len(texts) + drops.count()}
-        report["columns"] = _columns(names, config)
+        report |= {"columns": _columns(names, config), "answer_kinds": dict(kinds.most_common())}
         drops.refuse_many(report["rows_read"], config)
         train, held_out = _split(seen, drops, config, seed)
         names = dict.fromkeys(name for text in texts for name in json.loads(text))
@@ -108,9 +109,9 @@ def _columns(names: Sequence[str], config: DataConfig) -> dict[str, Any]:
 
 def _read(
     drops: Drops, batches: Iterable[Batch], config: DataConfig, count_tokens: CountTokens
-) -> tuple[list[str], pd.DataFrame, list[int]]:
-    """The good rows as JSON, their fingerprints, and the tokens of all prompts."""
-    texts, prints, tokens = [], [duplicates.fingerprints([])], []
+) -> tuple[list[str], pd.DataFrame, list[int], Counter[str]]:
+    """The good rows as JSON, their fingerprints, the tokens of all prompts, kinds of answers."""
+    texts, prints, tokens, kinds = [], [duplicates.fingerprints([])], [], Counter()
     for batch in tqdm(batches, unit=" rows", unit_scale=sources.BATCH, delay=2):
         checked, faults, lengths = check_rows(batch, config, count_tokens)
         texts += [json.dumps(one.row, default=str) for one in checked]
@@ -118,7 +119,9 @@ def _read(
             drops.add(fault.reason, [fault.row], fault.seen)
         prints.append(duplicates.fingerprints(checked))
         tokens += lengths
-    return texts, pd.concat(prints, ignore_index=True), tokens
+        kind = config.answer_kind
+        kinds.update(one.plain[0] if kind == "math" else kind for one in checked)
+    return texts, pd.concat(prints, ignore_index=True), tokens, kinds
 
 
 def _split(

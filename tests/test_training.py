@@ -59,6 +59,8 @@ def test_the_completions_of_training_can_be_read_back(demo_run):
     assert frame["correct"].equals(frame["numeric_correctness_reward"] == 1)
     questions = {row["question"] for row in load(demo_run, "train")}
     assert set(frame["question"]) <= questions
+    right = frame[frame["correct"]]
+    assert all(f">{r}<" in c for r, c in zip(right["reference"], right["completion"], strict=True))
 
 
 def test_the_adapter_is_safetensors_alone_and_has_moved(demo_run):

@@ -18,7 +18,7 @@ from grpo_nb.runs.config import of_stage
 from grpo_nb.views import tables
 from grpo_nb.views.widgets import WIDE, View
 
-WEIGHT_STEP = 1 / 16  # a power of two, as TRL's count of groups without signal wants it
+WEIGHT_STEP = 1 / 16  # a power of two, so that TRL's count of zero-advantage groups is exact
 EXAMPLE = """Paste the rewards of a TRL script or an Unsloth notebook, or write what a completion \
 earns:
 
@@ -65,7 +65,7 @@ class RewardLab(View):
         numbers = [(str(i + 1), i) for i in range(self.group_size)]
         look = {"layout": WIDE, "continuous_update": False}
         self.code = w.Textarea(
-            self.tried, description="Rewards", rows=14, placeholder=EXAMPLE, **look
+            self.tried, description="Rewards", rows=10, placeholder=EXAMPLE, **look
         )
         self.code.add_class("code-box")
         self.run = w.Button(description="Run", tooltip="Score the completions, run the probes")

@@ -38,9 +38,9 @@ class View(w.VBox):
 
     def guard(self, action: Callable[[], None], *_: Any) -> None:
         """Run it; what it raises is shown, and the caller goes on."""
+        self.errors.value = ""
         try:
             action()
-            self.errors.value = ""
         except Exception as error:
             said, trace = map(html.escape, (self.sentence(error), traceback.format_exc()))
             self.errors.value = (

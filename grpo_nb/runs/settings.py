@@ -88,9 +88,7 @@ class TrainConfig(Section):
     save_steps: int = setting(25, "steps between checkpoints", ge=1)
     keep_checkpoints: int = setting(2, "the newest that stay on disk", ge=1)
     eval_prompts: int = setting(64, "training rows held out to validate on", ge=1)
-    early_stop_evals: int = setting(
-        0, "validations without a new best that end it; 0: none", ge=0
-    )
+    early_stop_evals: int = setting(0, "validations without a new best that end it; 0: none", ge=0)
     keep: Literal["best", "last"] = setting("best", "adapter handed on: best validated, or last")
 
 

@@ -4,8 +4,8 @@ GRPO_NB_SCREENSHOT=1 writes docs/reward_lab.png again."""
 
 import os
 import re
-import shutil
 
+import nbformat
 import pytest
 from browsing import (
     NEEDS_BROWSER,
@@ -34,6 +34,7 @@ MINE = """def right(completions, answer, **kwargs):
 def brief(response: str) -> float:
     return float(len(response) <= 80)
 """
+HOLD = "from grpo_nb.runs import start_stage\nstage = start_stage('02', 'demo')"
 EXACT = "reward_funcs = [rewards.numeric_correctness_reward]"
 
 
@@ -63,10 +64,12 @@ def reward_lab(page):
 
 @pytest.fixture(scope="module")
 def lab(run, app, browser, tmp_path_factory):
-    """The Reward Lab in JupyterLab, with the run's preset."""
+    """The Reward Lab in JupyterLab, with the run's preset, below a cell that holds the run."""
     folder, settings = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("settings")
     prepare(run)
-    shutil.copy(run / SERVED, folder / "lab.ipynb")
+    notebook = nbformat.read(run / SERVED, as_version=4)
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(HOLD))
+    nbformat.write(notebook, folder / "lab.ipynb")
     with jupyterlab(browser, folder / "lab.ipynb", settings) as page:
         run_all_cells(page)
         yield reward_lab(page)
@@ -124,7 +127,7 @@ def test_a_reward_is_written_run_and_adopted_on_the_page(run, app, browser):
         expect(lab.get_by_role("slider")).to_have_count(1, timeout=SLOW)
         expect(lab.get_by_role("alert")).to_have_count(0)
         lab.get_by_role("slider").press("ArrowLeft")
-        expect(lab.locator(".sheet th").nth(3)).to_contain_text("× 0.9375")
+        expect(lab.locator(".sheet th").nth(3)).to_contain_text("× 0.9375", timeout=SLOW)
         lab.get_by_role("button", name="Adopt").click()
         expect(lab.get_by_role("status")).to_have_text(
             "Adopted: mine.py. 03_train_grpo trains with it", timeout=SLOW
@@ -138,7 +141,7 @@ def test_a_reward_is_written_run_and_adopted_on_the_page(run, app, browser):
         page.goto(app, timeout=SLOW)
         lab = reward_lab(page)
         expect(lab.get_by_role("textbox", name="Rewards")).to_have_value(f"{EXACT}\n")
-        expect(lab.locator(".sheet th").nth(3)).to_contain_text("× 0.9375")
+        expect(lab.locator(".sheet th").nth(3)).to_contain_text("× 0.9375", timeout=SLOW)
         write(lab, "", "Adopt")
         expect(lab.get_by_role("status")).to_contain_text("Adopted: math", timeout=SLOW)
     assert run.config().rewards.preset == "math"
@@ -200,3 +203,10 @@ def test_a_reward_that_raises_is_one_sentence_with_its_line(lab):
     expect(alert).to_contain_text("line 3 (return response[99:][0]): IndexError: string index")
     assert contrast(alert) > 4.5
     expect(lab.get_by_role("slider")).to_have_count(4)
+
+
+def test_what_is_written_in_the_notebook_is_adopted_while_its_kernel_holds_the_run(run, lab):
+    write(lab, EXACT, "Adopt")
+    expect(lab.get_by_role("status")).to_contain_text("Adopted: mine.py.", timeout=SLOW)
+    assert run.config().rewards.preset == str(run / "rewards/mine.py")
+    assert run.status("02") == "done"

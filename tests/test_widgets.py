@@ -160,6 +160,7 @@ def frame():
 def test_the_browser_filters_and_sorts():
     browser = CompletionBrowser(frame())
     assert browser.found["question"].tolist() == ["d", "a", "b", "c"]
+    assert browser.flags["correct"].label == "any"
     browser.flags["correct"].value = True
     assert browser.found["question"].tolist() == ["d", "a"]
     browser.flags["correct"].value = None

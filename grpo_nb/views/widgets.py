@@ -76,7 +76,7 @@ class CompletionBrowser(View):
         self.by = w.Dropdown(options=self.numbers, description="Score")
         self.descending = w.Checkbox(value=True, description="highest first", indent=False)
         self.flags = {
-            name: w.Dropdown(options=EITHER, description=name)
+            name: w.Dropdown(options=EITHER, index=0, description=name)
             for name in ("correct", "truncated")
             if name in frame
         }

@@ -1,6 +1,6 @@
 # make demo        set up, then run the four notebooks on the tiny model (CPU is enough)
 # make lab         set up, then open JupyterLab on the project, with the quickstart open
-# make reward-lab  set up, then serve notebook 2 of the run "demo" as a page
+# make reward-lab  set up, then write rewards for the run "demo" on a page
 # make test        set up, then run every test this machine can run
 # make docs        set up, then build the handbook into site/, and say how to read it
 # make pictures    draw the pictures of README and handbook again, from the run of make demo

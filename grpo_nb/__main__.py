@@ -160,7 +160,7 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
 
 def _add_before(commands: argparse._SubParsersAction) -> None:
     """What helps until a run is finished."""
-    add = _command(commands, reward_lab, "serve notebook 2 as a page on this machine", of_run=False)
+    add = _command(commands, reward_lab, "write and test rewards on a page", of_run=False)
     add("--name", default="demo", help="of the run, runs/NAME; default: demo")
     add("--profile", default="auto", help="for notebook 1, where it is not done yet")
     add("--port", type=_port, default=8866, help="default: 8866")

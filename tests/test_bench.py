@@ -62,7 +62,7 @@ OUTWEIGHED = MATH.adding(long_winded, 1).adding(long_winded, 4).preset  # by "xx
 
 
 @pytest.mark.parametrize(("preset", "lost"), [(MATH.preset, 0), (OUTWEIGHED, 1), (NEVER, 2)])
-def test_rows_on_which_the_gold_loses_are_named(preset, lost):
+def test_rows_on_which_the_reference_answer_loses_are_named(preset, lost):
     ours = Bench(preset)
     found = references(ours, ROWS, ours.table(ROWS, [["x" * 900, "y"], ["2", "3"]]))
     said = (

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from grpo_nb import data, reward_lab
 from grpo_nb.models import Sample
 from grpo_nb.reward_lab import baseline
 from grpo_nb.rewards import load_preset, reward_set
-from grpo_nb.runs import start_stage
+from grpo_nb.runs import Stage, start_stage
 
 SMALL = {"data.max_rows": 24}
 MATH = load_preset("math")
@@ -169,6 +170,9 @@ scores = [rewards.call(func, completions=[[{"content": "<answer>4</answer>"}]], 
 print(preset.names, preset.reward_weights, preset.full, scores, bench.fingerprint(preset))"""
 
 
+EXACT = "reward_funcs = [rewards.numeric_correctness_reward]\n"
+
+
 def adopted(lab, source):
     ours = reward_lab.adopt(reward_lab.Bench(MATH), lab.rows, lab.baseline, lab.stage, source)
     return ours.preset
@@ -193,21 +197,22 @@ def test_a_cell_of_rewards_with_all_that_they_need_is_trained_as_it_was_tested(l
     )
 
 
-def test_a_cell_may_bring_its_own_form_and_an_emptied_one_brings_the_preset_back(lab):
+def test_a_cell_may_bring_its_own_form_and_an_emptied_one_brings_the_preset_back(lab, capsys):
     assert adopted(lab, OWN + FORM).reference({"answer": 4}) == "<answer>4</answer>"
     path = lab.stage.config.rewards.preset
     assert lab.run.settings()["rewards.preset"] == path == str(lab.run / "rewards/mine.py")
     assert adopted(lab, OWN).reference(lab.rows[0]) == MATH.reference(lab.rows[0])
     again = start_stage("02", "gate")
     reward_lab.adopt(reward_lab.Bench(MATH), lab.rows, lab.baseline, again, "# nothing\n")
+    assert f'settings = {{"rewards.preset": "{path}"}} trains it' in capsys.readouterr().out
     assert again.config.rewards.preset == lab.run.settings()["rewards.preset"] == "math"
 
 
 WRONG = {
-    "NameError.*'re'.*; what the rewards need": "def f(completions): ...\nre.compile('x')",
-    "line 8 cannot be loaded: .*ZeroDivisionError": "\n1 / 0",
-    "mine.py.* cannot be loaded: SyntaxError": "!pip install x\ndef f(completions, **_): ...",
-    r"line 9 cannot be loaded: SystemExit\(3\)": "import sys\nsys.exit(3)",
+    "line 2 .*: NameError: .*'re'.*; what the rewards need": "\nre.compile('x')",
+    r"^line 2 \(1 / 0\): ZeroDivisionError: division by zero$": "\n1 / 0",
+    r"^line 1 \(!pip install x\): SyntaxError: invalid": "!pip install x\ndef f(completions): ...",
+    r"^line 2 \(sys.exit\(3\)\): SystemExit: 3$": "import sys\nsys.exit(3)",
     "defines no reward": "def helper(text): return 1",
     "1 reward_weights for 3 reward_funcs, which are judge, brief, right": f"{OWN}{LISTED}"
     "reward_weights = [1]",
@@ -224,6 +229,40 @@ def test_a_cell_that_cannot_be_trained_is_refused_and_changes_nothing(lab, probl
         adopted(lab, WRONG[problem])
     assert lab.stage.config.rewards.preset == "math"
     assert not (lab.run / "rewards/mine.py").exists()
+
+
+def test_what_the_reward_lab_hands_on_is_what_notebook_3_trains_with(lab):
+    lab.stage.finish()
+    looked = Stage(lab.run, "02", lab.run.config())  # as the page opens it, which starts nothing
+    given = (lab.rows, lab.baseline, looked)
+    shown = reward_lab.try_out(reward_lab.Bench(MATH), *given, BAKED)
+    assert (shown.preset.names, shown.preset.full) == (["doubled"], 2.0)
+    assert reward_lab.source_of(looked) == "" and looked.config.rewards.preset == "math"
+    assert not reward_lab.hand_on(shown, *given, BAKED).passed
+    assert reward_lab.source_of(looked) == BAKED
+    start_stage("02", "gate")  # as a notebook holds it, whose widgets have threads of their own
+    with ThreadPoolExecutor(1) as thread:  # a slider was moved
+        assert thread.submit(reward_lab.hand_on, shown, *given, EXACT, [0.5]).result().passed
+    assert reward_lab.source_of(looked) == EXACT and not lab.run.is_locked
+    trained = start_stage("03", "gate").config.rewards
+    assert trained == looked.config.rewards and trained.reward_weights == "0.5"
+    chosen = load_preset(trained.preset, trained.reward_weights)
+    assert reward_lab.check(lab.run, chosen) and chosen.names == MATH.names[:1]
+    # The notebook's own cell is empty: what was handed on since it started counts.
+    ours = reward_lab.adopt(reward_lab.Bench(MATH), *given, "# nothing")
+    assert reward_lab.fingerprint(ours.preset) == reward_lab.fingerprint(chosen)
+
+
+def test_a_box_that_is_emptied_hands_the_preset_on_and_one_that_fails_changes_nothing(lab):
+    given = (lab.rows, lab.baseline, lab.stage)
+    assert reward_lab.hand_on(reward_lab.Bench(MATH), *given, EXACT).passed
+    before = lab.run.manifest()["02"]
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        reward_lab.hand_on(reward_lab.Bench(MATH), *given, "1 / 0")
+    assert lab.run.manifest()["02"] == before and reward_lab.source_of(lab.stage) == EXACT
+    assert reward_lab.hand_on(reward_lab.Bench(MATH), *given, "").passed
+    assert lab.stage.config.rewards.preset == "math" and reward_lab.source_of(lab.stage) == ""
+    assert reward_lab.check(lab.run, MATH)
 
 
 HISTORY = """import json, sys

@@ -1,5 +1,8 @@
 """The widgets' callbacks, driven without a browser; tests/browser drives them with one."""
 
+import html
+import re
+
 import pandas as pd
 import pytest
 from hackable import ROWS
@@ -7,7 +10,7 @@ from hackable import ROWS
 from grpo_nb.models import Sample
 from grpo_nb.reward_lab import Bench
 from grpo_nb.reward_lab.baseline import Baseline
-from grpo_nb.rewards import load_preset, reward
+from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
 from grpo_nb.views import CompletionBrowser, RewardLab
@@ -85,32 +88,68 @@ def test_probes_run_on_what_is_shown(lab):
     assert "FAILED" in lab.report.value
 
 
-def test_the_weights_that_were_found_are_shown_as_a_setting(lab):
-    assert '{"rewards.reward_weights": "1, 0.25, 0.25, 0.125"}' in lab.summary.value
-    lab.sliders[3].value = 0.0
-    assert '{"rewards.reward_weights": "1, 0.25, 0.25, 0"}' in lab.summary.value
+MINE = """
+def right(completions, answer, **kwargs):
+    texts = [completion[0]["content"] for completion in completions]
+    return [2.0 * (f">{want}<" in text) for want, text in zip(answer, texts)]
+
+@rewards.reward()
+def brief(response: str) -> float:
+    print("seen")
+    return float(len(response) <= 80)
+"""
 
 
-@reward()
-def divides(response: str) -> float:
-    return 1 / (len(response) - 1)
+def test_rewards_written_in_the_box_are_scored_and_probed(lab, capsys):
+    lab.code.value = MINE
+    lab.run.click()
+    assert (lab.errors.value, capsys.readouterr().out) == ("", "")
+    assert lab.table["right"].tolist() == [2, 0, 0, 0] * 3
+    assert lab.weights == [1, 1] and "brief × 1<" in lab.view.value
+    assert "FAILED" in lab.report.value and "every number 0-100" in lab.report.value
+    lab.code.value = "# nothing"
+    lab.run.click()
+    assert len(lab.sliders) == 4 and "PASSED" in lab.report.value
+    assert not (lab.stage.run / "rewards").exists(), "nothing is adopted"
 
 
-def test_a_reward_that_raises_shows_its_traceback_and_the_lab_lives_on(lab):
-    lab.use(lab.bench.adding(divides, 1.0))
-    assert "ZeroDivisionError" in lab.errors.value
-    assert "return 1 / (len(response) - 1)" in lab.errors.value
-    assert "in reward divides, completion 3 of the batch" in lab.errors.value
-    lab.use(lab.bench._replace(preset=load_preset("math")))
+TRLS = "def f(completions, **kwargs):\n"
+LIFTED = "@rewards.reward()\ndef f(response):\n    return "
+FAULTS = {  # what is said of a text, once it is escaped
+    "line 1 (def f(completions, **kwargs)): SyntaxError: expected": "def f(completions, **kwargs)",
+    "line 3 (re.compile('x')): NameError: name 're' is not": f"{TRLS}    ...\nre.compile('x')",
+    "line 2 (return [1 / 0]): ZeroDivisionError: division": f"{TRLS}    return [1 / 0]",
+    "line 3 (return 1 / (len(response) - 1)): Zero": f"{LIFTED}1 / (len(response) - 1)",
+    "line 1 (def f(completions, **kwargs):): reward f gave 1 scores for": f"{TRLS} return [1]",
+    "line 1 (def f(completions, **kwargs):): reward f returned None, no list": f"{TRLS} ...",
+    "line 1 (def f(completions, **kwargs):): reward f gave 'a' among": f"{TRLS} return ['a'] * 12",
+    "line 2 (def f(response):): TypeError: must be real number, not str": f"{LIFTED}'a'",
+    "line 2 (def f(response):): reward f gave 3, outside its declared": f"{LIFTED}3",
+    "the text defines no reward: write a function": "def f(text): ...",
+}
+
+
+@pytest.mark.parametrize("said", FAULTS)
+def test_what_is_wrong_with_the_box_is_one_sentence_with_its_line(lab, said):
+    lab.code.value = FAULTS[said]
+    lab.run.click()
+    shown = html.unescape(lab.errors.value.partition("<details>")[0]).partition("'alert'>")[2]
+    assert shown.startswith(said)
+    assert "\n" not in shown and "Traceback" not in shown
+    assert len(lab.sliders) == 4, "the rewards stay as they were"
+    lab.code.value = ""
+    lab.run.click()
     assert lab.errors.value == ""
-    assert len(lab.sliders) == 4
 
 
 def frame():
     lines = {
         "question": ["a", "b", "c", "d"],
+        "reference": ["1", "2", "3", "4"],
         "completion": ["one two", "one three", "<b>", ""],
         "total": [1.0, 0.5, 0.0, 1.5],
+        "brief": [0.25, 0.5, 0.75, 1.0],
+        "brief/reason": ["long", "", "<i>", ""],
         "correct": [True, False, False, True],
         "truncated": [False, False, True, False],
         "step": [1, 1, 2, 3],
@@ -121,6 +160,7 @@ def frame():
 def test_the_browser_filters_and_sorts():
     browser = CompletionBrowser(frame())
     assert browser.found["question"].tolist() == ["d", "a", "b", "c"]
+    assert browser.flags["correct"].label == "any"
     browser.flags["correct"].value = True
     assert browser.found["question"].tolist() == ["d", "a"]
     browser.flags["correct"].value = None
@@ -133,12 +173,16 @@ def test_the_browser_filters_and_sorts():
     assert "no completion" in browser.shown.value
 
 
-def test_the_selected_completions_are_shown_in_full_with_their_scores():
+def test_the_selected_completions_are_shown_in_full_with_all_that_is_known_of_them():
     browser = CompletionBrowser(frame())
     browser.chosen.value = [0, 2]
-    assert browser.shown.value.count("<tr>") == 3  # and the head
-    assert "one two" in browser.shown.value and "<td>1</td>" in browser.shown.value
-    assert "&lt;b&gt;" in browser.shown.value
+    cells = re.findall("<td[^>]*>(.*?)</td>", browser.shown.value)
+    texts = [re.sub("<[^>]*>", " ", cell).split() for cell in cells]
+    assert [" ".join(text) for text in texts] == [
+        *("prompt", "a", "c", "reference answer", "1", "3"),
+        *("completion", "one two", "&lt;b&gt;"),
+        *("total", "1", "0", "brief", "0.25 long", "0.75 &lt;i&gt;"),
+    ]
 
 
 def test_a_browser_needs_no_steps_or_flags():

@@ -1,4 +1,4 @@
-"""`python -m grpo_nb reward-lab`: notebook 2 as a page, served by Voilà to this machine only."""
+"""`python -m grpo_nb reward-lab`: the Reward Lab as a page, by Voilà, for this machine only."""
 
 import os
 import secrets
@@ -7,7 +7,7 @@ import webbrowser
 from urllib.parse import quote
 
 from grpo_nb.pipeline.notebooks import execute_notebook, set_environment
-from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Run
+from grpo_nb.runs import NOTEBOOKS, Run
 from grpo_nb.runs.config import of_stage
 
 HOST = "127.0.0.1"
@@ -53,17 +53,17 @@ def serve(name: str, profile: str = "auto", port: int = 8866, browser: bool = Tr
     app = RewardLabApp(ip=HOST, port=port, port_retries=0, token=token, log_level="ERROR")
     app.config.KernelManager.transport = "ipc"  # kernels that only this user reaches
     app.config.VoilaConfiguration.show_tracebacks = True
-    app.config.VoilaConfiguration.prelaunch_hook = lambda *_, **__: prepare(run)
     prepare(run)
     app.initialize([str(run / SERVED)])
     app.start()
 
 
-def prepare(run: Run):
-    """The run's copy of notebook 2, written again, with what the run has set by now."""
-    import papermill
+def prepare(run: Run) -> None:
+    """Write the notebook that is served: the Reward Lab, and nothing else."""
+    import nbformat
 
-    source = PROJECT_ROOT / "notebooks" / f"{NOTEBOOKS['02']}.ipynb"
-    settings = {"run_name": run.name, "settings": of_stage("02", run.settings())}
-    options = {"prepare_only": True, "progress_bar": False}
-    return papermill.execute_notebook(source, run / SERVED, settings, **options)
+    title = nbformat.v4.new_markdown_cell(f"# The Reward Lab of run {run.name}")
+    lab = nbformat.v4.new_code_cell(f"from grpo_nb import views\n\nviews.open_lab({run.name!r})")
+    notebook = nbformat.v4.new_notebook(cells=[title, lab])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    nbformat.write(notebook, run / SERVED)

@@ -32,7 +32,7 @@ KEY = "GRPO_NB_API_KEY"  # `guard` reads it
 def serve(run: Run, host: str, port: int, adapter: bool = False) -> int:
     """Serve a run's model under the run's name, and say how to ask it, until it is stopped.
 
-    Who asks needs the key: `$GRPO_NB_API_KEY`, or a new one, which the line for the shell shows.
+    Whoever asks needs the key: `$GRPO_NB_API_KEY`, or a new one, which the shell line shows.
 
     Args:
         run: Whose model.
@@ -66,7 +66,7 @@ def serve(run: Run, host: str, port: int, adapter: bool = False) -> int:
 
 
 async def guard(request: "Request", proceed: Callable[..., Awaitable["Response"]]) -> "Response":
-    """Answer only who has the key, at `PATHS`; a middleware of FastAPI, for both servers.
+    """Answer only those who have the key, at `PATHS`; a middleware of FastAPI, for both servers.
 
     Other users of this machine, and any page in its browser, can send requests here: none of them
     has the key. The servers offer more than a chat, such as loading another model.

@@ -95,7 +95,8 @@ def _rewards(found: Sequence[Check]) -> Check:
     stops = [check for check in found if check.state == "stop"]
     if not stops:
         return Check("rewards", "ok", f"references win, attacks lose; {len(found)} warnings")
-    evidence = f"{len(stops)} reasons to stop, the first: {stops[0].name}: {stops[0].evidence}"
+    count = f"{len(stops)} reasons to stop, the first" if stops[1:] else "a reason to stop"
+    evidence = f"{count}: {stops[0].name}: {stops[0].evidence}"
     return Check("rewards", "stop", evidence, f"{stops[0].fix}; then run notebook 2 again")
 
 

@@ -137,7 +137,7 @@ def explain(func: Callable[..., Any], arguments: dict[str, Any]) -> list[Scored]
     """Score and reason of each completion; rewards that are not ours give no reason.
 
     Raises:
-        ValueError: The reward gave more or fewer scores than there are completions.
+        ValueError: The reward gave no score for each completion, or something that is no number.
     """
     if isinstance(func, Reward):
         return call(func.explain, **arguments)
@@ -146,6 +146,11 @@ def explain(func: Callable[..., Any], arguments: dict[str, Any]) -> list[Scored]
         raise ValueError(
             f"reward {func.__name__} gave {len(scores)} scores for "
             f"{len(arguments['completions'])} completions: return one for each, None included"
+        )
+    if odd := [one for one in scores if one is not None and not hasattr(one, "__float__")]:
+        raise ValueError(
+            f"reward {func.__name__} gave {odd[0]!r:.60} among its scores for the completions: "
+            "return a number or None for each"
         )
     return [Scored(score) for score in scores]
 

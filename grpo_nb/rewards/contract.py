@@ -221,13 +221,19 @@ def declared_range(reward_func: Callable[..., Any]) -> tuple[float, float]:
 
 def call(reward_func: Callable[..., Any], **columns: Any) -> Scores:
     """A batch's scores from any TRL-shaped reward, async ones too, inside a notebook as well."""
-    with exits_are_errors(getattr(reward_func, "__name__", repr(reward_func))):
+    name = getattr(reward_func, "__name__", repr(reward_func))
+    with exits_are_errors(name):
         scores = reward_func(**columns)
-        if not inspect.isawaitable(scores):
+        if inspect.isawaitable(scores):
+            # A notebook's event loop is already running: another thread gets a loop of its own.
+            with ThreadPoolExecutor(1) as pool:
+                scores = pool.submit(asyncio.run, scores).result()
+        if hasattr(scores, "__iter__"):
             return list(scores)
-        # A notebook's event loop is already running, so another thread gets a loop of its own.
-        with ThreadPoolExecutor(1) as pool:
-            return list(pool.submit(asyncio.run, scores).result())
+    raise ValueError(
+        f"reward {name} returned {scores!r}, no list of scores for the completions: return one for "
+        "each, None included"
+    )
 
 
 @contextmanager

@@ -81,7 +81,8 @@ class Run:
         """
         path = self / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = _locks.setdefault(path, FileLock(path))
+        # Of the process: a widget is called on another thread than the cells.
+        lock = _locks.setdefault(path, FileLock(path, thread_local=False))
         try:
             if not lock.is_locked:
                 lock.acquire(timeout=0.2)  # longer than somebody else's look at it, `in_use`

@@ -82,14 +82,14 @@ class TrainConfig(Section):
     scale_rewards: Literal["group", "batch", "none"] = setting("group", "TRL's")
     multi_objective_aggregation: Aggregation = setting("sum_then_normalize", "TRL's")
     sft_steps: int = setting(0, "SFT warm-up steps on data.sft_rows", ge=0)
-    eval_steps: int = setting(25, "validate every so many steps; 0: never", ge=0)
+    eval_steps: int = setting(25, "steps between validations; 0: never", ge=0)
     resume: Literal["auto", "always", "never"] = setting("auto", "a training that was cut off")
     report_to: str = setting("none", 'trackers: "tensorboard", "trackio", "wandb"')
     sft_learning_rate: float = setting(1e-3, "of the SFT warm-up", gt=0, le=10)
-    save_steps: int = setting(25, "a checkpoint every so many steps", ge=1)
+    save_steps: int = setting(25, "steps between checkpoints", ge=1)
     keep_checkpoints: int = setting(2, "the newest that stay on disk", ge=1)
     eval_prompts: int = setting(64, "held out of the training rows, a tenth at most", ge=1)
-    early_stop_evals: int = setting(0, "stop after so many without a new best; 0: never", ge=0)
+    early_stop_evals: int = setting(0, "validations without a new best that end it; 0: none", ge=0)
     keep: Literal["best", "last"] = setting("best", "adapter handed on: best validated, or last")
 
 

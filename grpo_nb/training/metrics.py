@@ -5,12 +5,13 @@ import math
 import resource
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from grpo_nb import data
 from grpo_nb.models import cuda_available
 from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.rewards import RewardSet
@@ -69,19 +70,25 @@ def read_completions(
         cap_tokens: A completion that long was truncated.
 
     Returns:
-        step, question, completion, each reward, advantage, tokens, correct, truncated.
+        step, question, reference, completion, each reward, advantage, tokens, correct, truncated.
     """
     files = sorted((run / "train/completions").glob("*.parquet"))
     raw = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
     frame = raw.reindex(columns=["step", *preset.names, "advantage"])
     frame.insert(1, "question", [prompt[-1]["content"] for prompt in raw["prompt"]])
     texts = [completion_text(list(completion)) for completion in raw["completion"]]
-    frame.insert(2, "completion", texts)
+    answers = {_said(row["prompt"]): row["answer"] for row in data.load(run, "train")}
+    frame.insert(2, "reference", [answers.get(_said(prompt)) for prompt in raw["prompt"]])
+    frame.insert(3, "completion", texts)
     encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
     frame["tokens"] = [len(ids) for ids in encoded]
     frame["correct"] = passed(frame, preset)
     frame["truncated"] = frame["tokens"] >= cap_tokens
     return frame
+
+
+def _said(prompt: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
+    return tuple(message["content"] for message in prompt)
 
 
 def of_a_step(logged: Mapping[str, list[float]], completions: int) -> dict[str, float]:

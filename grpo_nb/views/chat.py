@@ -66,9 +66,15 @@ class Chat:
             engine.close()
 
     def row(self, question: str | Row, reference: str = "") -> Row:
-        """The row that notebook 1 makes of a question, without an answer where none is given."""
+        """The row that notebook 1 makes of a question, without an answer where none is given.
+
+        Raises:
+            ValueError: The question is empty.
+        """
         if not isinstance(question, str):
             return question
+        if not question.strip():
+            raise ValueError("the question is empty: write one, such as 'What is 47 + 38?'")
         prompt = build_prompt(question, system_prompt(self.config, self.preset))
         row = {"prompt": prompt, "question": question}
         return row | {"answer": reference} if reference else row

@@ -1,21 +1,40 @@
-"""The Reward Lab: completions to edit, weights to move, probes to run, in a widget."""
+"""The Reward Lab: rewards to write, completions to edit, weights to move, probes to run."""
 
 import html
-from functools import partial
+import io
+from contextlib import redirect_stdout
+from pathlib import Path
 
 import ipywidgets as w
 
+from grpo_nb import data, models, reward_lab
+from grpo_nb.models import chat
 from grpo_nb.reward_lab import Bench, Verdict, judge
+from grpo_nb.reward_lab import baseline as baselines
 from grpo_nb.reward_lab.baseline import Baseline
-from grpo_nb.runs import Stage, checks
+from grpo_nb.rewards import load_preset
+from grpo_nb.runs import NOTEBOOKS, Run, Stage, checks, resolve_stages
+from grpo_nb.runs.config import of_stage
 from grpo_nb.views import tables
 from grpo_nb.views.widgets import WIDE, View
 
-WEIGHT_STEP = 1 / 16  # a power of two, as TRL's count of groups without signal wants it
+WEIGHT_STEP = 1 / 16  # a power of two, so that TRL's count of zero-advantage groups is exact
+EXAMPLE = """Paste the rewards of a TRL script or an Unsloth notebook, or write what a completion \
+earns:
+
+def correct(completions, answer, **kwargs):
+    texts = [completion[0]["content"] for completion in completions]
+    return [float(f">{right}<" in text) for right, text in zip(answer, texts)]
+
+@rewards.reward()
+def brief(response: str) -> float:
+    return float(len(response) <= 40)
+
+Empty, the run's preset counts."""
 
 
 class RewardLab(View):
-    """The baseline rollouts, a group at a time, under weights that can be changed; 0: off.
+    """Rewards, and the baseline rollouts under them, a group at a time; a weight of 0 is off.
 
     Args:
         bench: Rewards and weights to begin with.
@@ -30,46 +49,80 @@ class RewardLab(View):
         self.completions_P_G = baseline.completions_P_G
         self.group_size = len(self.completions_P_G[0])
         self.verdict: Verdict | None = None
-        questions = [(f"{i + 1}. {row['question'][:90]}", i) for i, row in enumerate(baseline.rows)]
-        numbers = [(str(i + 1), i) for i in range(self.group_size)]
-        self.prompt = w.Dropdown(options=questions, description="Prompt", layout=WIDE)
-        self.number = w.Dropdown(options=numbers, description="Completion")
-        self.text = w.Textarea(description="Edit", rows=4, layout=WIDE, continuous_update=False)
-        self.original = w.Button(description="Reset", tooltip="Undo the edit")
-        self.view, self.summary, self.report = w.HTML(), w.HTML(), w.HTML()
-        self.probe = w.Button(description="Run probes", tooltip="Linter, attacks and references")
+        self.tried = reward_lab.source_of(stage)  # the text whose rewards are shown
+        self._make_controls()
+        self.on(self._run, self.run)
+        self.on(self._adopt, self.adopt)
         self.on(self._show_text, self.prompt, self.number)
         self.on(self._edit, self.text)
         self.on(self._restore, self.original)
         self.on(self._probe, self.probe)
-        self.children = [self.errors]
-        self.use(bench)
+        self.guard(lambda: self.use(bench))
+
+    def _make_controls(self) -> None:
+        rows = enumerate(self.baseline.rows)
+        questions = [(f"{i + 1}. {row['question'][:90]}", i) for i, row in rows]
+        numbers = [(str(i + 1), i) for i in range(self.group_size)]
+        look = {"layout": WIDE, "continuous_update": False}
+        self.code = w.Textarea(
+            self.tried, description="Rewards", rows=10, placeholder=EXAMPLE, **look
+        )
+        self.code.add_class("code-box")
+        self.run = w.Button(description="Run", tooltip="Score the completions, run the probes")
+        self.adopt = w.Button(description="Adopt", tooltip="Notebook 3 trains with what you see")
+        self.prompt = w.Dropdown(options=questions, description="Prompt", layout=WIDE)
+        self.number = w.Dropdown(options=numbers, description="Completion")
+        self.text = w.Textarea(description="Edit", rows=4, **look)
+        self.original = w.Button(description="Reset", tooltip="Undo the edit")
+        self.said, self.view, self.summary, self.report = (w.HTML() for _ in range(4))
+        self.probe = w.Button(description="Run probes", tooltip="Linter, attacks and references")
+        self.writing = [self.code, w.HBox([self.run, self.adopt]), self.errors, self.said]
+        self.children = self.writing
 
     @property
     def weights(self) -> list[float]:
         """Of each reward as the sliders stand."""
         return [slider.value for slider in self.sliders]
 
+    def sentence(self, error: Exception) -> str:
+        """What is wrong with the rewards in the box, with the line."""
+        return reward_lab.fault(error, self.code.value)
+
     def use(self, bench: Bench) -> None:
         """Other rewards over the same rollouts: scores everything again, keeps the edits.
 
-        Where one raises, its traceback is shown and the rewards stay as they were.
+        Where one raises, the rewards stay as they were.
         """
-        self.guard(partial(self._use, bench))
-
-    def _use(self, bench: Bench) -> None:
-        self.table = bench.table(self.baseline.rows, self.completions_P_G)
+        with redirect_stdout(io.StringIO()):
+            self.table = bench.table(self.baseline.rows, self.completions_P_G)
         self.bench, preset = bench, bench.preset
         pairs = zip(preset.names, preset.reward_weights, strict=True)
         self.sliders = [_weight_slider(name, weight) for name, weight in pairs]
         self.on(self._reweigh, *self.sliders)
         self.children = [
-            *(self.prompt, w.HBox([self.number, self.original]), self.text),
-            *(*self.sliders, self.errors, self.summary, self.view),
-            *(self.probe, self.report),
+            *(*self.writing, self.prompt, w.HBox([self.number, self.original]), self.text),
+            *(*self.sliders, self.summary, self.view, self.probe, self.report),
         ]
         self._reweigh()
         self._show_text()
+
+    def _run(self) -> None:
+        """Score and judge with the rewards in the box."""
+        self.said.value, text = "", self.code.value
+        given = (self.bench, self.rows, self.baseline, self.stage)
+        self.use(reward_lab.try_out(*given, text))
+        self.tried = text
+        self._probe()
+
+    def _adopt(self) -> None:
+        """Hand on what is shown: the rewards in the box, under the weights as they stand."""
+        if self.code.value != self.tried:
+            self._run()
+        given = (self.bench, self.rows, self.baseline, self.stage)
+        self._judged(reward_lab.hand_on(*given, self.tried, self.weights))
+        name = html.escape(Path(self.stage.config.rewards.preset).name)
+        then = "trains with it" if self.verdict.passed else "will refuse it: see the verdict below"
+        self.said.value = f"<span role='status'>Adopted: {name}. {NOTEBOOKS['03']} {then}</span>"
 
     def _reweigh(self) -> None:
         preset = self.bench.preset._replace(reward_weights=self.weights)
@@ -103,17 +156,33 @@ class RewardLab(View):
         group = self.table.loc[list(self._lines())]
         self.view.value = tables.score_sheet(group, self.bench.preset, self.number.value)
         signal = self.table["signal"].to_numpy()[:: self.group_size]
-        weights = ", ".join(f"{weight:g}" for weight in self.weights)
         self.summary.value = (
             f"{signal.sum()} of {len(signal)} groups have advantages · mean total "
-            f"{self.table['total'].mean():.3f} · to train with these weights: <code>settings = "
-            f'{{"rewards.reward_weights": "{weights}"}}</code>'
+            f"{self.table['total'].mean():.3f}"
         )
 
     def _probe(self) -> None:
         self.report.value = ""
-        self.verdict = judge(self.bench, self.rows, self.baseline, self.stage)
-        self.report.value = _verdict_page(self.verdict)
+        self._judged(judge(self.bench, self.rows, self.baseline, self.stage))
+
+    def _judged(self, verdict: Verdict) -> None:
+        self.verdict, self.report.value = verdict, _verdict_page(verdict)
+
+
+def open_lab(name: str) -> RewardLab:
+    """The Reward Lab of a run whose data is prepared, with the rewards that it has now.
+
+    Stage 02 is not started before something is adopted, so that looking changes nothing.
+    """
+    run = Run(name)
+    done, given = run.status("02") == "done", of_stage("02", run.settings())
+    config = run.config() if done else resolve_stages(run, given, "02", "02")
+    rows = data.load(run, "train")
+    tried = baselines.sample(run, rows[: config.rewards.baseline_prompts], config)
+    preset = load_preset(config.rewards.preset, config.rewards.reward_weights)
+    tokenizer = chat.load_tokenizer(config.model.model_path)
+    bench = Bench(preset, config.train, tokenizer, models.cuda_available())
+    return RewardLab(bench, tried, rows, Stage(run, "02", config))
 
 
 def _weight_slider(name: str, weight: float) -> w.FloatSlider:

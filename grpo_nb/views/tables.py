@@ -16,22 +16,24 @@ from grpo_nb.rewards.prompts import ANSWER, REASONING
 
 TAGS = re.compile(rf"&lt;/?(?:{REASONING}|{ANSWER}|think)&gt;|```\w*|####|\\boxed")
 SHOWN_CHARACTERS = 2_000
+WHOLE = 16  # characters of a cell, such as an interval, that stay on one line
 VERBATIM = "tex2jax_ignore mathjax_ignore"  # classes in which no notebook typesets `$…$`
 STYLE = """<style>
-.sheet { border-collapse: collapse; font-size: 13px; line-height: 1.35; }
-.sheet th, .sheet td { text-align: left; vertical-align: top; padding: 4px 6px;
+table.sheet.sheet { border-collapse: collapse; font-size: 13px; line-height: 1.35; }
+.sheet.sheet th, .sheet.sheet td { text-align: left; vertical-align: top; padding: 4px 6px;
   border-bottom: 1px solid rgba(128, 128, 128, .35); overflow-wrap: anywhere; min-width: 3em; }
-.sheet td { white-space: pre-wrap; }
-.sheet th:first-child, .sheet td:first-child { min-width: 1.2em; }
-.sheet .text { white-space: pre-wrap; min-width: 12em; font-family: monospace;
+.sheet.sheet td { white-space: pre-wrap; }
+.sheet.sheet .whole { white-space: pre; }
+.sheet .text { white-space: pre-wrap; min-width: 20em; font-family: monospace;
   max-height: 20em; overflow-y: auto; }
-.sheet th { overflow-wrap: normal; font-size: 12px; }
+.sheet.sheet th { overflow-wrap: normal; font-size: 12px; }
 .sheet .tag { opacity: .55; }
 .sheet mark { background: rgba(255, 200, 0, .45); color: inherit; }
 .sheet small { display: block; opacity: .75; max-width: 14em; }
-.sheet caption { text-align: left; padding: 6px 8px; white-space: pre-wrap; }
-.sheet .chosen td { background: rgba(128, 128, 128, .14); }
+.sheet.sheet caption { text-align: left; padding: 6px 8px; white-space: pre-wrap; }
+.sheet.sheet .chosen td { background: rgba(128, 128, 128, .14); }
 .widget-html-content:has(.sheet) { overflow-x: auto; }
+.code-box textarea { font-family: monospace; line-height: 1.4; tab-size: 4; }
 </style>"""
 
 
@@ -76,14 +78,19 @@ def markup(
     Args:
         chosen: Number of the line that is marked.
     """
-    cells = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+    cells = "".join(_tagged("th", html.escape(name)) for name in head)
     rows = "".join(
         f"<tr{' class=chosen' * (number == chosen)}>"
-        f"{''.join(f'<td>{cell}</td>' for cell in line)}</tr>"
+        f"{''.join(_tagged('td', cell) for cell in line)}</tr>"
         for number, line in enumerate(lines)
     )
     caption = f"<caption>{caption}</caption>" * bool(caption)
     return f"{STYLE}<table class='sheet'>{caption}<tr>{cells}</tr>{rows}</table>"
+
+
+def _tagged(tag: str, cell: str) -> str:
+    """A cell; a short one, such as "95 %", is never wrapped."""
+    return f"<{tag}{' class=whole' * (len(cell) <= WHOLE)}>{cell}</{tag}>"
 
 
 def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = None) -> Page:

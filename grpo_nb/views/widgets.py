@@ -15,12 +15,19 @@ import pandas as pd
 from grpo_nb.views import tables
 
 SHOWN = 200  # lines of the browser's list
+TOLD = {
+    "question": "prompt",
+    "reference": "reference answer",
+    "completion": "completion",
+    "answer": "answer read",
+}
 EITHER = {"any": None, "yes": True, "no": False}
 WIDE = {"width": "auto"}
+ALERT = "border-left: 4px solid #d33; padding-left: 8px; white-space: pre-wrap; line-height: 1.4"
 
 
 class View(w.VBox):
-    """A widget whose callbacks show their errors, with the traceback, in `errors`."""
+    """A widget whose callbacks show their errors in `errors`: a sentence, the traceback folded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,13 +38,19 @@ class View(w.VBox):
 
     def guard(self, action: Callable[[], None], *_: Any) -> None:
         """Run it; what it raises is shown, and the caller goes on."""
+        self.errors.value = ""
         try:
             action()
-            self.errors.value = ""
-        except Exception:
-            text = html.escape(traceback.format_exc())
-            look = "border-left: 4px solid #d33; padding-left: 8px; white-space: pre-wrap"
-            self.errors.value = f"<pre role='alert' style='{look}'>{text}</pre>"
+        except Exception as error:
+            said, trace = map(html.escape, (self.sentence(error), traceback.format_exc()))
+            self.errors.value = (
+                f"<div style='{ALERT}'><span role='alert'>{said}</span>"
+                f"<details><summary>traceback</summary><pre>{trace}</pre></details></div>"
+            )
+
+    def sentence(self, error: Exception) -> str:
+        """What is said of an error."""
+        return f"{type(error).__name__}: {error}"
 
     def on(self, action: Callable[[], None], *controls: w.Widget) -> None:
         """Call it when a control changes, or a button is clicked."""
@@ -52,8 +65,8 @@ class CompletionBrowser(View):
     """Baseline rollouts, or completions of a training or an evaluation: filtered, sorted, compared.
 
     Args:
-        frame: question, completion and any of: step, truncated, correct; they can be sorted by
-            each column of numbers.
+        frame: question, completion and any of: reference, answer, `<reward>/reason`, step,
+            truncated, correct; they can be sorted by each column of numbers.
     """
 
     def __init__(self, frame: pd.DataFrame) -> None:
@@ -63,7 +76,7 @@ class CompletionBrowser(View):
         self.by = w.Dropdown(options=self.numbers, description="Score")
         self.descending = w.Checkbox(value=True, description="highest first", indent=False)
         self.flags = {
-            name: w.Dropdown(options=EITHER, description=name)
+            name: w.Dropdown(options=EITHER, index=0, description=name)
             for name in ("correct", "truncated")
             if name in frame
         }
@@ -105,14 +118,23 @@ class CompletionBrowser(View):
         self._show()
 
     def _show(self) -> None:
-        head = ["question", "completion", *map(tables.short, self.numbers)]
-        lines = [
-            [html.escape(str(line["question"])), tables.read(line["completion"], None)[0]]
-            + [tables.score(line[name]) for name in self.numbers]
-            for line in self.frame.loc[list(self.chosen.value)].to_dict("records")
-        ]
+        """The selected completions side by side: a column each, a line for all that is known."""
+        chosen = self.frame.loc[list(self.chosen.value)].to_dict("records")
+        told = {name: label for name, label in TOLD.items() if name in self.frame}
+        lines = [[label, *(_cell(one, name) for one in chosen)] for name, label in told.items()]
+        for name in self.numbers:
+            scores = [tables.score(one[name], one.get(f"{name}/reason", "")) for one in chosen]
+            lines.append([html.escape(tables.short(name)), *scores])
+        head = ["", *(f"completion {number + 1}" for number in range(len(chosen)))]
         none = "no completion passes these filters"
-        self.shown.value = tables.Page(tables.markup(head, lines)) if lines else none
+        self.shown.value = tables.Page(tables.markup(head, lines)) if chosen else none
+
+
+def _cell(line: dict[str, Any], name: str) -> str:
+    if name == "completion":
+        answer = line.get("answer")
+        return tables.read(line[name], answer if isinstance(answer, str) else None)[0]
+    return html.escape(str(line[name]))
 
 
 def _label(line: dict[str, Any], by: str) -> str:

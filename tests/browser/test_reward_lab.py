@@ -19,19 +19,23 @@ from browsing import (
 )
 from playwright.sync_api import expect
 
-from grpo_nb.pipeline.app import prepare
-from grpo_nb.runs import PROJECT_ROOT, Run, write_json
+from grpo_nb.pipeline.app import SERVED, prepare
+from grpo_nb.reward_lab import check
+from grpo_nb.rewards import load_preset
+from grpo_nb.runs import PROJECT_ROOT, Run, start_stage, write_json
 
 pytestmark = [NEEDS_BROWSER, pytest.mark.usefixtures("forks")]
 RIGHT = "<reasoning>so</reasoning><answer>{}</answer>"
-CARELESS = """import ipywidgets
+MINE = """def right(completions, answer, **kwargs):
+    texts = [completion[0]["content"] for completion in completions]
+    return [float(f">{want}<" in text) for want, text in zip(answer, texts)]
+
 @rewards.reward()
-def careless_reward(response: str) -> float:
-    return float(response.split("<answer>")[3])
-(lab,) = [shown for shown in Out.values() if isinstance(shown, views.RewardLab)]
-button = ipywidgets.Button(description="Be careless")
-button.on_click(lambda _: lab.use(lab.bench.adding(careless_reward, weight=1.0)))
-button"""
+def brief(response: str) -> float:
+    return float(len(response) <= 80)
+"""
+HOLD = "from grpo_nb.runs import start_stage\nstage = start_stage('02', 'demo')"
+EXACT = "reward_funcs = [rewards.numeric_correctness_reward]"
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +64,14 @@ def reward_lab(page):
 
 @pytest.fixture(scope="module")
 def lab(run, app, browser, tmp_path_factory):
-    """The Reward Lab in JupyterLab, all cells run, and a button of ours below them."""
+    """The Reward Lab in JupyterLab, with the run's preset, below a cell that holds the run."""
     folder, settings = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("settings")
-    notebook = prepare(run)
-    notebook.cells.append(nbformat.v4.new_code_cell(CARELESS))
-    nbformat.write(notebook, folder / "02.ipynb")
-    with jupyterlab(browser, folder / "02.ipynb", settings) as page:
+    prepare(run)
+    notebook = nbformat.read(run / SERVED, as_version=4)
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(HOLD))
+    nbformat.write(notebook, folder / "lab.ipynb")
+    with jupyterlab(browser, folder / "lab.ipynb", settings) as page:
         run_all_cells(page)
-        page.get_by_role("button", name="Be careless").wait_for()
-        if os.environ.get("GRPO_NB_SCREENSHOT"):
-            reward_lab(page).screenshot(path=PROJECT_ROOT / "docs/reward_lab.png")
         yield reward_lab(page)
 
 
@@ -84,6 +86,11 @@ def reference_of(lab):
     return re.search(r"reference answer (\S+)", lab.locator(".sheet caption").inner_text())[1]
 
 
+def write(lab, code, button):
+    lab.get_by_role("textbox", name="Rewards").fill(code)
+    lab.get_by_role("button", name=button, exact=True).click()
+
+
 def test_the_app_asks_for_the_token_and_shows_the_lab(app, browser):
     assert app.endswith(f"?token={TOKEN}")
     with browser.new_context() as stranger:
@@ -92,6 +99,52 @@ def test_the_app_asks_for_the_token_and_shows_the_lab(app, browser):
     with browser.new_page() as page:
         page.goto(app, timeout=SLOW)
         expect(reward_lab(page).get_by_role("slider")).to_have_count(4)
+        expect(page.get_by_role("heading")).to_have_text(re.compile("^The Reward Lab of run demo"))
+        box = page.get_by_role("textbox", name="Rewards").bounding_box()
+        assert box["y"] < 200, "at the top"
+
+
+def test_a_reward_is_written_run_and_adopted_on_the_page(run, app, browser):
+    """Closed and opened again, the page shows what was adopted, and so does notebook 3."""
+    with browser.new_page() as page:
+        page.goto(app, timeout=SLOW)
+        lab = reward_lab(page)
+        write(lab, MINE, "Run")
+        expect(lab.get_by_role("slider")).to_have_count(2, timeout=SLOW)
+        expect(lab.locator(".sheet th").nth(3)).to_have_text("right × 1")
+        for shown in ("FAILED", "several answers", "zero-advantage groups"):
+            expect(lab.get_by_text(shown).last).to_be_visible(timeout=SLOW)
+        assert run.status("02") == "not started", "a look changes nothing"
+        if os.environ.get("GRPO_NB_SCREENSHOT"):
+            page.set_viewport_size({"width": 1100, "height": 1500})
+            page.screenshot(path=PROJECT_ROOT / "docs/reward_lab.png")
+        for code, said in (("1 / 0", "line 1 (1 / 0): Zero"), ("def f(", "line 1 (def f(): Syn")):
+            write(lab, code, "Run")
+            expect(lab.get_by_role("alert")).to_contain_text(said)
+            expect(lab.get_by_role("alert")).to_be_in_viewport()
+            expect(lab.get_by_text("Traceback (most")).not_to_be_visible()
+        write(lab, EXACT, "Run")
+        expect(lab.get_by_role("slider")).to_have_count(1, timeout=SLOW)
+        expect(lab.get_by_role("alert")).to_have_count(0)
+        lab.get_by_role("slider").press("ArrowLeft")
+        expect(lab.locator(".sheet th").nth(3)).to_contain_text("× 0.9375", timeout=SLOW)
+        lab.get_by_role("button", name="Adopt").click()
+        expect(lab.get_by_role("status")).to_have_text(
+            "Adopted: mine.py. 03_train_grpo trains with it", timeout=SLOW
+        )
+    trained = start_stage("03", "demo").config.rewards
+    chosen = load_preset(trained.preset, trained.reward_weights)
+    assert check(run, chosen) == "the rewards passed their test"
+    assert chosen.reward_weights == [0.9375]
+    run.lock().release(force=True)
+    with browser.new_page() as page:
+        page.goto(app, timeout=SLOW)
+        lab = reward_lab(page)
+        expect(lab.get_by_role("textbox", name="Rewards")).to_have_value(f"{EXACT}\n")
+        expect(lab.locator(".sheet th").nth(3)).to_contain_text("× 0.9375", timeout=SLOW)
+        write(lab, "", "Adopt")
+        expect(lab.get_by_role("status")).to_contain_text("Adopted: math", timeout=SLOW)
+    assert run.config().rewards.preset == "math"
 
 
 def test_a_weight_moved_by_the_keyboard_changes_totals_and_advantages(lab):
@@ -144,9 +197,16 @@ def test_it_reads_in_either_theme(lab):
             assert contrast(node) > 4.5, node.inner_text()
 
 
-def test_a_reward_that_raises_shows_its_traceback(lab):
-    lab.page.get_by_role("button", name="Be careless").click()
+def test_a_reward_that_raises_is_one_sentence_with_its_line(lab):
+    write(lab, "@rewards.reward()\ndef careless(response):\n    return response[99:][0]", "Run")
     alert = lab.get_by_role("alert")
-    expect(alert).to_contain_text('return float(response.split("<answer>")[3])')
+    expect(alert).to_contain_text("line 3 (return response[99:][0]): IndexError: string index")
     assert contrast(alert) > 4.5
     expect(lab.get_by_role("slider")).to_have_count(4)
+
+
+def test_what_is_written_in_the_notebook_is_adopted_while_its_kernel_holds_the_run(run, lab):
+    write(lab, EXACT, "Adopt")
+    expect(lab.get_by_role("status")).to_contain_text("Adopted: mine.py.", timeout=SLOW)
+    assert run.config().rewards.preset == str(run / "rewards/mine.py")
+    assert run.status("02") == "done"

@@ -13,6 +13,7 @@ from rich.console import Console
 from grpo_nb import models
 from grpo_nb.models import chat
 from grpo_nb.pipeline.notebooks import run_pipeline
+from grpo_nb.rewards.prompts import SYSTEM_PROMPT
 
 ASKED = [{"role": "system", "content": "Say it."}, {"role": "user", "content": "2 + 2?"}]
 BACKENDS = pytest.mark.parametrize("backend", ["transformers", "unsloth"])
@@ -156,5 +157,6 @@ def test_the_four_notebooks_run_on_a_family(folders, name, runs_dir, forks):
     template = next(c for c in manifest["01"]["checks"] if c["name"] == "chat template")
     assert template["state"] == ("warning" if name in NO_SYSTEM else "ok")
     sampled = pd.concat(map(pd.read_parquet, (run / "train/completions").glob("*.parquet")))
-    rendered = chat.render(chat.load_tokenizer(str(run / "model/merged")), ASKED)
-    print(sampled["prompt"].iloc[0], rendered)
+    role = "user" if name in NO_SYSTEM else "system"
+    assert {prompt[0]["role"] for prompt in sampled["prompt"]} == {role}
+    assert all(prompt[0]["content"].startswith(SYSTEM_PROMPT) for prompt in sampled["prompt"])

@@ -183,38 +183,40 @@ def _lora(config: ModelConfig, model: "PreTrainedModel") -> dict[str, Any]:
         ValueError: `model.lora_targets` names what the model does not have, or dropout is asked
             for on experts.
     """
-    layers, experts, _ = trainable_weights(model)
+    layers, experts, others = trainable_weights(model)
     if config.lora_targets != "all-linear":
         names = config.lora_targets.replace(" ", "").split(",")
-        known = sorted({name.rpartition(".")[2] for name in [*layers, *experts]})
         for name in names:
-            refuse_unknown("model.lora_targets", name, known)
-        layers, experts = (
-            [name for name in found if name.rpartition(".")[2] in names]
-            for found in (layers, experts)
-        )
+            refuse_unknown("model.lora_targets", name, sorted(set(map(_leaf, layers + experts))))
+        layers = [name for name in layers if _leaf(name) in names]
+        experts = [name for name in experts if _leaf(name) in names]
     if experts and config.lora_dropout:
         raise ValueError(
             f"model.lora_dropout = {config.lora_dropout} with adapters on experts, whose stacked "
             "weights peft has no dropout for: set it to 0, or name linear layers in "
-            f"model.lora_targets, such as {layers[0].rpartition('.')[2]}"
+            "model.lora_targets, such as q_proj"
         )
+    kinds = set(map(_leaf, layers))  # a name that only these have stands for all of them
     return {
         "r": config.lora_rank,
         "lora_alpha": config.lora_alpha,
         "lora_dropout": config.lora_dropout,
-        "target_modules": layers,
+        "target_modules": layers if kinds & set(map(_leaf, others)) else sorted(kinds),
         "target_parameters": experts or None,
     }
 
 
-class Weights(NamedTuple):
-    """What of a language model's decoder an adapter may train, by names as without an adapter.
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
 
-    layers: Linear layers.
+
+class Weights(NamedTuple):
+    """What of a model an adapter may train, by names as without an adapter.
+
+    layers: Linear layers of the decoder.
     experts: Stacked weights of experts, one tensor for all of them.
-    others: Linear layers that stay as they are: routers, and mamba's `out_proj`, whose fused
-        kernel reads the weight past an adapter (peft refuses it, too).
+    others: Linear layers that stay as they are: what reads images, routers, and mamba's
+        `out_proj`, whose fused kernel reads the weight past an adapter (peft refuses it, too).
     """
 
     layers: list[str]
@@ -231,9 +233,12 @@ def trainable_weights(model: "PreTrainedModel") -> Weights:
     layers, others = [], []
     for name, module in model.named_modules():
         name = name.removesuffix(".base_layer")
-        if isinstance(module, Linear) and module in decoder and ".lora_" not in name:
-            fixed = module in mamba or name.rpartition(".")[2] in ("gate", "router")
-            (others if fixed else layers).append(name)
-    names = [name for name, weight in model.named_parameters() if weight.ndim == 3]
-    experts = [name.replace(".base_layer", "") for name in names if ".experts." in name]
-    return Weights(layers, experts, others)
+        if not isinstance(module, Linear) or ".lora_" in name:
+            continue
+        if module in decoder and module not in mamba and _leaf(name) not in ("gate", "router"):
+            layers.append(name)
+        elif module is not model.get_output_embeddings():
+            others.append(name)
+    stacked = [name for name, _ in model.named_parameters() if ".experts." in name]
+    experts = [name for name in stacked if not name.endswith((".weight", "bias"))]
+    return Weights(layers, [name.replace(".base_layer", "") for name in experts], others)

@@ -41,6 +41,8 @@ LINEAR |= {"linear_num_value_heads": 4, "layer_types": ["linear_attention", "ful
 # Published ones stretch theirs.
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "llama_4_scaling_beta": 0.1}
 ROPE |= {"original_max_position_embeddings": 512}
+VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "patch_size": 14}
+VISION |= {"num_attention_heads": 2, "image_size": 28}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 
 # Each as a published model's template acts: what it opens, closes and refuses.
@@ -163,6 +165,7 @@ FAMILIES = {
     "ministral3": Family("ministral3", TEKKEN, {"head_dim": 32, "rope_parameters": ROPE}),
     "gemma2": Family("gemma2", GEMMA2, GEMMA),
     "gemma3": Family("gemma3_text", GEMMA3, {**GEMMA, **HALVES}),
+    "gemma3 vision": Family("gemma3", GEMMA3, {**GEMMA, **HALVES, "vision_config": VISION}),
     "gemma4": Family(
         "gemma4_text",
         GEMMA3,
@@ -227,9 +230,13 @@ def build(name: str, parent: Path, seed: int = 0) -> Path:
     tokenizer = tokenizer_of(family.template)
     ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id}
     ids["pad"] = tokenizer.pad_token_id
+    own = {**COMMON, **family.settings, "vocab_size": 320}
+    if vision := own.pop("vision_config", None):
+        own = {"text_config": own, "vision_config": vision, "mm_tokens_per_image": 4}
+        own |= {"boi_token_index": 317, "eoi_token_index": 318, "image_token_index": 319}
     config = AutoConfig.for_model(
         family.model_type,
-        **{**COMMON, **family.settings, "vocab_size": 320},
+        **own,
         **{f"{kind}_token_id": number for kind, number in ids.items()},
     )
     torch.manual_seed(seed)

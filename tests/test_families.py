@@ -19,6 +19,8 @@ ASKED = [{"role": "system", "content": "Say it."}, {"role": "user", "content": "
 BACKENDS = pytest.mark.parametrize("backend", ["transformers", "unsloth"])
 # Linear layers that no adapter is put on.
 LEFT = {"granite4": {"mamba.out_proj"}, "falcon_h1": {"mamba.out_proj"}}
+LEFT["gemma3 vision"] = {f"self_attn.{part}_proj" for part in ("q", "k", "v", "out")}
+LEFT["gemma3 vision"] |= {"mlp.fc1", "mlp.fc2", "attention.out_proj"}  # of what reads images
 NO_SYSTEM = {"mistral", "mistral window", "gemma2"}
 THINKING = {"qwen3 thinking", "qwen3_5", "deepseek distill"}
 

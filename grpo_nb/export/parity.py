@@ -53,7 +53,7 @@ def behaviour(
         times closer to itself than to any 16-bit merge.
     """
     answers = TransformersEngine(tuned, tokenizer).generate(prompts, **sampling)
-    room, seen, held = KEPT_NUMBERS // merged.config.vocab_size, [], []
+    room, seen, held = KEPT_NUMBERS // merged.config.get_text_config().vocab_size, [], []
     for prompt, [sample] in zip(prompts, answers, strict=True):
         ids, written = _read(tokenizer, prompt, sample)
         theirs = _logs(merged, ids, written)

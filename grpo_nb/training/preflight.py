@@ -86,7 +86,7 @@ def preflight(trainer: "Trainer") -> list[Check]:
 
 def _context(trainer: "Trainer", prompt: int) -> Check:
     need = prompt + trainer.args.max_completion_length
-    model = trainer.model.config.max_position_embeddings
+    model = trainer.model.config.get_text_config().max_position_embeddings
     limit = trainer.stage.config.model.max_seq_length
     seen = f"longest prompt {prompt} + completion {trainer.args.max_completion_length} = {need}"
     seen += f" tokens; max_seq_length {limit}, the model's {model}"

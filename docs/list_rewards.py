@@ -1,5 +1,6 @@
 """docs/rewards.md, made from the rewards themselves: `python docs/list_rewards.py`."""
 
+import runpy
 from pathlib import Path
 
 from grpo_nb.rewards import code, correctness, format, length, style
@@ -22,11 +23,31 @@ true. All are importable from `grpo_nb.rewards` and callable as TRL calls them. 
 a reward reads of the dataset; *options* are set by `.configured(option=value)`. A reward that
 costs a process scores its batch side by side on all cores; the others take microseconds.
 
-The *final answer* is the last `<answer>…</answer>`, else the last `\\boxed{…}`, else what follows
-the last `####`, else the whole text (so mostly of summaries and of JSON, a fence around it
-allowed). Code is the last fenced block, else the answer tag. The rewards of format (but for JSON
-and syntax), length and style read the whole completion; `worked_steps_reward` and
-`reasoning_quality_reward` read the reasoning tag.
+The *final answer* of a text is the last `<answer>…</answer>`, else the last `\\boxed{…}`, else what
+follows the last `####`, else the whole text (so mostly of summaries and of JSON, a fence around it
+allowed); what it is of numbers and mathematics is said [below](#numbers-and-mathematics). Code is
+the last fenced block, else the answer tag. The rewards of format (but for JSON and syntax), length
+and style read the whole completion; `worked_steps_reward` and `reasoning_quality_reward` read the
+reasoning tag.
+"""
+READ = """
+## Numbers and mathematics
+
+`numeric_correctness_reward` and `math_verify_reward` read an answer by the same rules
+(`grpo_nb.rewards.answers`), and a reference answer too. It stands in the last answer tag; else,
+behind `</think>` and behind "**Final answer**", in the sentence after the last "the answer is" or
+"Answer:", behind the last `####`, in all the boxes, or in the last sentence that begins with
+"Therefore", "Thus", "Hence" or "So"; else the whole text is the answer. It has to say one thing,
+without denying or hedging. Numbers are compared as fractions, sets, tuples and intervals part by
+part, words up to case, and what is left by math-verify in a process of its own; an answer that is
+written as the reference is, is right. The Reward Lab shows what was read and how it was compared.
+
+| rule | reference | an answer that earns 1 |
+|---|---|---|
+"""
+REFUSED = """
+| what earns nothing | reference | an answer |
+|---|---|---|
 """
 TAIL = """
 ## Made of others
@@ -106,6 +127,11 @@ def markdown() -> str:
     for name, preset in PRESETS.items():
         pairs = zip(preset.names, preset.reward_weights, strict=True)
         text += f"| `{name}` | {', '.join(f'`{n}` {w:g}' for n, w in pairs)} |\n"
+    rules = runpy.run_path(str(Path(__file__).parents[1] / "tests/answer_rules.py"))
+    for head, table in ((READ, rules["RIGHT"]), (REFUSED, rules["WRONG"])):
+        firsts = {rule: pair for rule, *pair in reversed([*rules["rows"](table)])}
+        shown = [(rule, *pair) for rule, pair in reversed(firsts.items())]
+        text += head + "".join(f"| {rule} | `{gold}` | `{said}` |\n" for rule, gold, said in shown)
     return text + TAIL
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from grpo_nb.rewards import code, correctness, format, length, style
+from grpo_nb.rewards import answers, code, correctness, format, length, style
 from grpo_nb.rewards.combine import Adaptive, gated
 from grpo_nb.rewards.contract import Reward, declared_range
 from grpo_nb.rewards.prompts import SYSTEM_PROMPT, extract_answer, tagged
@@ -119,7 +119,8 @@ PRESETS = {
             (format.soft_xml_format_reward, 0.25),
             (format.incremental_format_reward, 0.25),
             (style.reasoning_quality_reward, 0.125),
-        ]
+        ],
+        extract=answers.find,
     ),
     "code": reward_set(
         [

@@ -21,7 +21,7 @@ def setting(default: Any, meaning: str, **limits: Any) -> Any:
     return Field(default, description=meaning, **limits)
 
 
-AnswerKind = Literal["number", "choice", "json", "code", "text"]
+AnswerKind = Literal["number", "math", "choice", "json", "code", "text"]
 LossType = Literal["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
 TemplateSettings = dict[str, Any] | Json[dict[str, Any]]  # JSON on a command line
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]  # the second is GDPO
@@ -33,15 +33,16 @@ class DataConfig(Section):
     split: str = setting("train", "split of a hub dataset")
     revision: str = setting("", "commit, branch or tag of a hub dataset")
     streaming: bool = setting(False, "read a hub dataset without storing it")
-    question_column: str = setting("question", "column of questions, texts or chats")
-    answer_column: str = setting("answer", "column that holds the reference answer")
+    question_column: str = setting("question", "questions (texts, chats), or else a likely name")
+    answer_column: str = setting("answer", "reference answers, or else a likely name")
     extra_columns: str = setting("", 'columns for the rewards: "a, b" or "all"')
     answer_format: str = setting("auto", "auto: #### or as_is; boxed, tag, json:path, regex:…")
     answer_kind: AnswerKind = setting("number", "what a reference answer has to be")
     system_prompt: str = setting("preset", "says the format; preset: as the rewards ask for it")
     max_rows: int = setting(0, "rows read from the source; 0 reads all", ge=0)
     max_dropped_share: float = setting(0.05, "more faulty rows are an error", ge=0, le=1)
-    eval_rows: int = setting(256, "rows held out, never trained on", ge=1)
+    eval_rows: int = setting(256, "rows held out, at most data.eval_share of all", ge=1)
+    eval_share: float = setting(0.2, "of the rows, the most that are held out", gt=0, lt=1)
     max_prompt_tokens: int = setting(256, "longer prompts are dropped [tokens]", ge=8)
     difficulty_prompts: int = setting(0, "prompts whose difficulty is measured; 0: none", ge=0)
     min_pass_rate: float = setting(0.0, "prompts solved no more often are dropped", ge=0, lt=1)
@@ -91,7 +92,7 @@ class TrainConfig(Section):
     sft_learning_rate: float = setting(1e-3, "of the SFT warm-up", gt=0, le=10)
     save_steps: int = setting(25, "a checkpoint every so many steps", ge=1)
     keep_checkpoints: int = setting(2, "the newest that stay on disk", ge=1)
-    eval_prompts: int = setting(64, "training rows held out to validate on", ge=1)
+    eval_prompts: int = setting(64, "held out of the training rows, a tenth at most", ge=1)
     early_stop_evals: int = setting(0, "stop after so many without a new best; 0: never", ge=0)
     keep: Literal["best", "last"] = setting("best", "adapter handed on: best validated, or last")
 

@@ -208,6 +208,7 @@ def test_a_merge_that_fails_the_gate_is_put_in_place_by_force_alone(run, monkeyp
 def test_the_verdict_is_about_probabilities_and_greedy_tokens():
     noise = {"kl": 1e-4, "token_agreement": 1.0}
     seen = {"kl": 0.5, "token_agreement": 0.8, "prompts": 8, "tokens": 3000, "noise": noise}
+    seen |= {"gap": 1.2}
     check = parity.verdict(seen)
     assert check.state == "stop"
     for said in ("KL adapter to merged 0.5", "at most 0.001;", "80.00% (at least 99.4%)"):
@@ -218,6 +219,21 @@ def test_the_verdict_is_about_probabilities_and_greedy_tokens():
     assert parity.verdict(seen | sound | {"noise": rounding}).state == "ok"
     assert parity.verdict(seen | sound).state == "stop"
     assert parity.verdict({}).state == "ok", "every weight was trained"
+
+
+def test_near_ties_are_no_other_base():
+    """As of random models, and of experts among which rounding chooses another."""
+    noise = {"kl": 1e-6, "token_agreement": 1.0, "gap": 0.0}
+    seen = {"kl": 2e-6, "token_agreement": 0.9, "gap": 0.004, "noise": noise}
+    seen |= {"prompts": 8, "tokens": 3000}
+    tied = parity.verdict(seen)
+    assert tied.state == "ok" and "were ties to the adapter, 0.004 nats apart" in tied.evidence
+    apart = parity.verdict(seen | {"gap": 2.0})
+    assert apart.state == "stop" and "the weights are those that were trained" in apart.fix
+    other = parity.verdict(seen | {"kl": 0.1})
+    assert other.state == "stop" and "see that model.model_path is the base" in other.fix
+    empty = parity.verdict(seen | {"tokens": 0, "kl": float("nan")})
+    assert empty.state == "stop" and "no completion holds text" in empty.evidence
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -82,7 +82,8 @@ def answer_file(
     asked = (question_column or trained["question"], answer_column or trained["answer"])
     data = _questions(config, source, *asked)
     folders = [find_model(weights["model_path"]), weights["adapter"]]
-    tokenizer = load_tokenizer(weights["model_path"])
+    template = config.model.chat_template_kwargs
+    tokenizer = load_tokenizer(weights["model_path"], template)
     bench = Bench(load_rewards(config), config.train, tokenizer)
     rows = _read(data, answer_column, config, tokenizer)
     begun = {
@@ -98,7 +99,8 @@ def answer_file(
     try:
         done = _resume(target, begun, len(rows))
         if done < len(rows):
-            with closing(open_engine(**weights, engine=engine)) as opened:
+            opened = open_engine(**weights, engine=engine, chat_template_kwargs=template)
+            with closing(opened):
                 _write(target, rows, done, opened, bench, how)
     finally:
         lock.release(force=True)

@@ -14,7 +14,7 @@ from grpo_nb.models.checkpoint import cuda_available, load_base, load_weights
 from grpo_nb.models.engine import Engine, Sample, TransformersEngine, VllmEngine, free_memory
 from grpo_nb.models.vllm import use_vllm
 from grpo_nb.rewards.prompts import Message
-from grpo_nb.runs import project_path, runs_root
+from grpo_nb.runs import project_path, refuse_unknown, runs_root
 from grpo_nb.runs.config import ModelConfig, PolicyConfig
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig = DEFAULT) 
             model = _load_unsloth(config, seed, policy, vllm)
         else:
             model = _load_transformers(config, seed, policy)
-    loaded = Policy(model, load_tokenizer(config.model_path), vllm, policy.backend)
+    tokenizer = load_tokenizer(config.model_path, config.chat_template_kwargs)
+    loaded = Policy(model, tokenizer, vllm, policy.backend)
     if config.adapter:
         trained = runs_root() / config.adapter / "train/adapter"
         load_weights(loaded, trained if trained.is_dir() else project_path(config.adapter))
@@ -142,8 +143,7 @@ def _load_unsloth(
         return model
     return fast.get_peft_model(
         model,
-        r=config.lora_rank,
-        lora_alpha=config.lora_alpha,
+        **_lora(config, model),
         use_gradient_checkpointing=checkpointing,
         random_state=seed,
     )
@@ -173,10 +173,72 @@ def _load_transformers(config: ModelConfig, seed: int, policy: PolicyConfig) -> 
     # Input gradients for checkpointing are TRL's to enable; the rest of peft's preparation for
     # 4 bit casts norms and head to fp32, which Unsloth does not either.
     torch.manual_seed(seed)
-    adapter = LoraConfig(
-        r=config.lora_rank,
-        lora_alpha=config.lora_alpha,
-        target_modules="all-linear",  # but the head's, as Unsloth's
-        task_type="CAUSAL_LM",
-    )
-    return get_peft_model(model, adapter)
+    return get_peft_model(model, LoraConfig(**_lora(config, model), task_type="CAUSAL_LM"))
+
+
+def _lora(config: ModelConfig, model: "PreTrainedModel") -> dict[str, Any]:
+    """Arguments of peft's LoraConfig; Unsloth passes them on to it.
+
+    Raises:
+        ValueError: `model.lora_targets` names what the model does not have, or dropout is asked
+            for on experts.
+    """
+    layers, experts, others = trainable_weights(model)
+    if config.lora_targets != "all-linear":
+        names = config.lora_targets.replace(" ", "").split(",")
+        for name in names:
+            refuse_unknown("model.lora_targets", name, sorted(set(map(_leaf, layers + experts))))
+        layers = [name for name in layers if _leaf(name) in names]
+        experts = [name for name in experts if _leaf(name) in names]
+    if experts and config.lora_dropout:
+        raise ValueError(
+            f"model.lora_dropout = {config.lora_dropout} with adapters on experts, whose stacked "
+            "weights peft has no dropout for: set it to 0, or name linear layers in "
+            "model.lora_targets, such as q_proj"
+        )
+    kinds = set(map(_leaf, layers))  # a name that only these have stands for all of them
+    return {
+        "r": config.lora_rank,
+        "lora_alpha": config.lora_alpha,
+        "lora_dropout": config.lora_dropout,
+        "target_modules": layers if kinds & set(map(_leaf, others)) else sorted(kinds),
+        "target_parameters": experts or None,
+    }
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+class Weights(NamedTuple):
+    """What of a model an adapter may train, by names as without an adapter.
+
+    layers: Linear layers of the decoder.
+    experts: Stacked weights of experts, one tensor for all of them.
+    others: Linear layers that stay as they are: what reads images, routers, and mamba's
+        `out_proj`, whose fused kernel reads the weight past an adapter (peft refuses it, too).
+    """
+
+    layers: list[str]
+    experts: list[str]
+    others: list[str]
+
+
+def trainable_weights(model: "PreTrainedModel") -> Weights:
+    """Of a base, with adapters or without. The head is in none of the three."""
+    from torch.nn import Linear
+
+    decoder = dict.fromkeys(model.get_decoder().modules())
+    mamba = {m.out_proj for m in decoder if hasattr(m, "A_log") and hasattr(m, "in_proj")}
+    layers, others = [], []
+    for name, module in model.named_modules():
+        name = name.removesuffix(".base_layer")
+        if not isinstance(module, Linear) or ".lora_" in name:
+            continue
+        if module in decoder and module not in mamba and _leaf(name) not in ("gate", "router"):
+            layers.append(name)
+        elif module is not model.get_output_embeddings():
+            others.append(name)
+    stacked = [name for name, _ in model.named_parameters() if ".experts." in name]
+    experts = [name for name in stacked if not name.endswith((".weight", "bias"))]
+    return Weights(layers, [name.replace(".base_layer", "") for name in experts], others)

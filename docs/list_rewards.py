@@ -22,18 +22,19 @@ true. All are importable from `grpo_nb.rewards` and callable as TRL calls them. 
 a reward reads of the dataset; *options* are set by `.configured(option=value)`. A reward that
 costs a process scores its batch side by side on all cores; the others take microseconds.
 
-The *final answer* is the last `<answer>…</answer>`, else the last `\\boxed{…}`, else what follows
-the last `####`, else the whole text (so mostly of summaries and of JSON, a fence around it
-allowed). Code is the last fenced block, else the answer tag. The rewards of format (but for JSON
-and syntax), length and style read the whole completion; `worked_steps_reward` and
-`reasoning_quality_reward` read the reasoning tag.
+*Final answer*, *reasoning* and *marks* are those of the [form](designing-rewards.md#forms) in which
+completions are written. The final answer is what stands in its marks, the last of several; in a
+completion without them the last `<answer>…</answer>`, else `\\boxed{…}`, else what follows `####`,
+else the whole text. Code is the last fenced block in it, or in a completion without those marks.
+The rewards of length and the rest of style read the whole completion. The option `form` is set for
+all rewards of a run at once, by `rewards.form`.
 """
 TAIL = """
 ## Made of others
 
 `gated(a, by=b)`, and `Adaptive(a)`, whose factor follows the success rate and is saved with
 checkpoints. `math_problem_reward` is `numeric_correctness_reward` gated by
-`soft_xml_format_reward`.
+`soft_format_reward`.
 
 ## TRL's own
 
@@ -102,10 +103,12 @@ def markdown() -> str:
         text += "|---|---|---|---|---|---|---|\n"
         own = [func for func in built_in().values() if func.__module__ == module.__name__]
         text += "\n".join(_line(func) for func in own if isinstance(func, Reward)) + "\n"
-    text += "\n## Presets\n\n| preset | rewards, with weights |\n|---|---|\n"
+    text += "\n## Presets\n\n| preset | form | rewards, with weights |\n|---|---|---|\n"
     for name, preset in PRESETS.items():
         pairs = zip(preset.names, preset.reward_weights, strict=True)
-        text += f"| `{name}` | {', '.join(f'`{n}` {w:g}' for n, w in pairs)} |\n"
+        text += (
+            f"| `{name}` | `{preset.form.name}` | {', '.join(f'`{n}` {w:g}' for n, w in pairs)} |\n"
+        )
     return text + TAIL
 
 

@@ -21,7 +21,7 @@ from grpo_nb.data import duplicates, sources, store
 from grpo_nb.data.report import LEAKS, REPEATED, Drops, checks, figures
 from grpo_nb.data.store import Row, load, replace_train
 from grpo_nb.data.validate import CONTRADICTORY, CountTokens, check_rows, extra_columns
-from grpo_nb.rewards.prompts import SYSTEM_PROMPT, tagged
+from grpo_nb.rewards import TAGS
 from grpo_nb.runs import Run, atomic_path, write_json
 from grpo_nb.runs.config import DataConfig
 
@@ -35,7 +35,7 @@ def prepare(
     seed: int,
     count_tokens: CountTokens,
     *,
-    preset_prompt: str = SYSTEM_PROMPT,
+    preset_prompt: str = TAGS.system_prompt,
     reference: Reference | None = None,
 ) -> dict[str, Any]:
     """Read, validate, drop what cannot be used, split; the report. Writes data/, all or nothing.
@@ -89,7 +89,7 @@ def _warm_up(rows: Sequence[Row], reference: Reference) -> list[Row]:
         text = reference(row)
         if worked := row.get("worked"):
             worked = re.sub(r"<<[^<>]*>>", "", worked).strip()  # GSM8K's calculator marks
-            text = tagged(worked, row["answer"])
+            text = TAGS.write(worked, row["answer"])
         completion = [{"role": "assistant", "content": text}]
         made.append({"prompt": row["prompt"], "completion": completion})
     return made

@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.table import Bench, Row, explain
-from grpo_nb.rewards import load_preset
+from grpo_nb.rewards import load_rewards
 from grpo_nb.rewards.presets import load_python
 from grpo_nb.runs import Stage, atomic_path
 
@@ -42,7 +42,8 @@ def adopt(
         ValueError: The cell does not run by itself, or its list of rewards or weights is wrong.
     """
     text, path = cell_of_rewards() if source is None else source, stage.run / OWN
-    preset, weights = stage.config.rewards.preset, stage.config.rewards.reward_weights
+    config = stage.config.rewards
+    preset = config.preset
     if all(line.lstrip()[:1] in ("", "#") for line in text.splitlines()):
         if preset != str(path) and stage.run.settings().get("rewards.preset") == str(path):
             stage.change({"rewards.preset": preset})
@@ -51,13 +52,13 @@ def adopt(
         preset = ast.literal_eval(re.search("^form = (.*)$", path.read_text("utf-8"), re.M)[1])
     text = HEAD.format(form=preset) + text.strip("\n") + "\n"
     with redirect_stdout(io.StringIO()):
-        chosen = load_python(path, text)
+        chosen = load_python(path, text).in_form(config.form, config.opened)
         ranges = _measured_ranges(bench._replace(preset=chosen), rows, baseline)
     if ranges:
         text += RANGES.format(ranges)
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    trained = load_preset(str(path), weights)
+    trained = load_rewards(config.model_copy(update={"preset": str(path)}))
     stage.change({"rewards.preset": str(path)})
     return bench._replace(preset=trained)
 

@@ -13,57 +13,44 @@ def run(asked: argparse.Namespace) -> None:
     from grpo_nb.pipeline import notebooks
     from grpo_nb.runs import Run
 
-    if len(asked.files) > 1:
-        raise ValueError("-f names one run: write `sweep` with a list, or a loop in the shell")
     if asked.only is not None:
-        if (asked.first, asked.last) != ("01", "04"):
-            raise ValueError("--only names one stage: leave out --from and --to")
         asked.first = asked.last = asked.only
-    if not (asked.name or asked.files) and asked.first != "01":
+    if not (asked.name or asked.file) and asked.first != "01":
         raise ValueError(f"--from {asked.first} continues a run: say which with --name")
-    file = asked.files[0] if asked.files else None
-    plan = notebooks.planned_run(file, asked.name, asked.profile, asked.assignments)
+    plan = notebooks.planned_run(asked.file, asked.name, asked.profile, asked.assignments)
     stages, console = (asked.first, asked.last, asked.force), Console()
     if asked.dry_run:
-        config, _ = notebooks.check_run(Run(plan.name), plan.profile, plan.settings, *stages)
-        console.print(notebooks.plan_table(plan, config, *stages[:2]))
+        run = Run(plan.name)
+        config, _ = notebooks.check_run(run, plan.profile, plan.settings, *stages)
+        print(notebooks.plan(run, config, *stages[:2]))
     else:
-        run = notebooks.run_pipeline(plan.name, plan.profile, plan.settings, *stages, console)
+        run = notebooks.run_pipeline(*plan, *stages, console)
         notebooks.print_summary(run, console, asked.last)
 
 
-def train(asked: argparse.Namespace) -> int:
+def train(asked: argparse.Namespace) -> None:
     from grpo_nb.pipeline import launch
     from grpo_nb.pipeline.notebooks import assigned
-    from grpo_nb.runs import find_run
 
-    settings = assigned(asked.assignments)
-    try:
-        launch.train(find_run(asked.run), settings, asked.processes, asked.force)
-    except launch.Failed:  # another process says what it was
-        return 1
-    return 0
+    launch.train(asked.run, assigned(asked.assignments), asked.processes, asked.force)
 
 
 def sweep(asked: argparse.Namespace) -> int:
     from rich.console import Console
 
     from grpo_nb.pipeline import cluster, sweep
+    from grpo_nb.runs import runs_root
 
-    console, share = Console(), {"cpus": asked.cpus, "gpus": asked.gpus}
-    share = {name: count for name, count in share.items() if count is not None}
-    if share and not asked.ray:
-        raise ValueError("--cpus and --gpus go with --ray; on one machine a trial has one GPU")
-    if asked.jobs is not None and asked.ray:
-        raise ValueError("--jobs is for one machine: on Ray as many trials run as fit")
+    console = Console()
     read = sweep.read_sweep(Path(asked.file), elsewhere=bool(asked.ray))
     if asked.dry_run:
-        console.print(sweep.trial_table(read))
+        print(sweep.plan(read))
     if not asked.ray:
         return 0 if asked.dry_run else sweep.run_sweep(read, asked.jobs, console)
-    with cluster.connected(asked.ray, **share) as place:
-        console.print(place.describe(), soft_wrap=True)
-        return 0 if asked.dry_run else place.run_sweep(read, console)
+    with cluster.connected(asked.ray) as share:
+        gets = "{num_cpus} CPU and {num_gpus} GPU".format(**share)
+        sweep.say(console, f"Ray cluster {asked.ray}: {gets} for each trial; runs in {runs_root()}")
+        return 0 if asked.dry_run else cluster.run_sweep(read, share, console)
 
 
 def report(asked: argparse.Namespace) -> None:
@@ -87,9 +74,8 @@ def reward_lab(asked: argparse.Namespace) -> None:
 
 def checklist(asked: argparse.Namespace) -> int:
     from grpo_nb.pipeline import checklist
-    from grpo_nb.runs import find_run
 
-    lines = checklist.examine(find_run(asked.run))
+    lines = checklist.examine(asked.run)
     if asked.json:
         print(json.dumps(lines, indent=2, ensure_ascii=False))
     else:
@@ -99,9 +85,8 @@ def checklist(asked: argparse.Namespace) -> int:
 
 def push(asked: argparse.Namespace) -> None:
     from grpo_nb import export
-    from grpo_nb.runs import find_run
 
-    files = export.plan_push(find_run(asked.run), asked.repo)
+    files = export.plan_push(asked.run, asked.repo)
     for name, path in files.items():
         print(f"  {name}  {path.stat().st_size / 1e6:.2f} MB")
     if asked.yes:
@@ -112,25 +97,21 @@ def push(asked: argparse.Namespace) -> None:
 
 def serve(asked: argparse.Namespace) -> int:
     from grpo_nb.pipeline.serve import serve
-    from grpo_nb.runs import find_run
 
-    return serve(find_run(asked.run), asked.host, asked.port, asked.adapter)
+    return serve(asked.run, asked.host, asked.port, asked.adapter)
 
 
-def answer(asked: argparse.Namespace) -> int:
+def answer(asked: argparse.Namespace) -> None:
     from grpo_nb.evaluation.answers import Sampling, answer_file
-    from grpo_nb.runs import find_run
 
     sampling = Sampling(asked.temperature, asked.seed, asked.batch_size)
     named = ("model", "question_column", "answer_column", "engine")
     options = {name: getattr(asked, name) for name in named}
     files = (asked.source, asked.to)
     try:
-        print(answer_file(find_run(asked.run), *files, sampling=sampling, **options))
+        print(answer_file(asked.run, *files, sampling=sampling, **options))
     except KeyboardInterrupt:
-        print("grpo-nb: interrupted; the same command goes on", file=sys.stderr)
-        return 130
-    return 0
+        raise KeyboardInterrupt("interrupted; the same command goes on") from None
 
 
 def doctor(_: argparse.Namespace) -> int:
@@ -166,9 +147,7 @@ def _command(
 def _add_several(commands: argparse._SubParsersAction) -> None:
     """The commands that take a file of settings, or several runs."""
     add = _command(commands, run, "execute the four notebooks in order", of_run=False)
-    many = {"action": "append", "default": []}
-    what = "name, profile and settings of a run"
-    add("-f", "--file", **many, dest="files", metavar="RUN.yaml", help=what)
+    add("-f", "--file", metavar="RUN.yaml", help="name, profile and settings of a run")
     add("--name", help="results go to runs/NAME; default: profile and time")
     add("--profile", help="tiny-cpu, t4-16gb … h200-141gb; default: what fits")
     _add_settings(add)
@@ -178,10 +157,8 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     add("--dry-run", action="store_true", help="show the plan, start nothing")
     add = _command(commands, sweep, "many runs: a grid, a list or random draws", of_run=False)
     add("file", metavar="SWEEP.yaml")
-    add("--jobs", type=int, help="trials at once; default: 1")
+    add("--jobs", type=int, default=1, help="trials at once on this machine; default: 1")
     add("--ray", metavar="ADDRESS", help="on a Ray cluster: HOST:PORT or auto")
-    add("--cpus", type=int, help="of a trial on Ray; default: 1")
-    add("--gpus", type=int, help="of a trial on Ray; default: 1 if it has any")
     add("--dry-run", action="store_true", help="list the trials, start nothing")
     add = _command(commands, report, "compare runs: which is best, and how surely", of_run=False)
     add("runs", nargs="+", metavar="runs/NAME")
@@ -242,6 +219,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Exit code: 0 done, 1 a stage failed, 2 wrong input, 128 + n stopped by signal n."""
     asked = parse_arguments(arguments)
     try:
+        if "run" in asked:
+            from grpo_nb.runs import find_run
+
+            asked.run = find_run(asked.run)
         return asked.do(asked) or 0
     except (ValueError, FileNotFoundError) as error:
         said, code = error, 2
@@ -254,7 +235,8 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         said, code = "interrupted; continue with --from and the same --name", 130
         said = stop.args[0] if stop.args else said
-    print(f"grpo-nb: {said}", file=sys.stderr)
+    if str(said):  # else another process of a training says what it was
+        print("\n".join([f"grpo-nb: {said}", *getattr(said, "__notes__", [])]), file=sys.stderr)
     return code
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from importlib import metadata
 
-from grpo_nb.machine import PROJECT_ROOT, gpu_fault, gpu_name
+from grpo_nb.machine import PROJECT_ROOT, gpu_fault, gpu_name, version_of
 
 
 def set_up() -> None:
@@ -30,7 +30,7 @@ def set_up() -> None:
         if subprocess.run(command, check=False).returncode:
             raise SystemExit(f"pip could not install {what[-1]}; its message is above.")
     importlib.invalidate_caches()
-    replaced = [name for name, version in loaded.items() if _version(name) != version]
+    replaced = [name for name, version in loaded.items() if version_of(name) != version]
     if replaced:
         raise SystemExit(
             f"Installed, and {', '.join(sorted(replaced))} is still loaded in its old version. "
@@ -38,15 +38,10 @@ def set_up() -> None:
         )
 
 
-def _loaded() -> dict[str, str | None]:
+def _loaded() -> dict[str, str]:
     """Version of each distribution of which this process has loaded a module."""
     modules = {name.partition(".")[0] for name in list(sys.modules)}
     owners = metadata.packages_distributions().items()
-    return {name: _version(name) for module, names in owners if module in modules for name in names}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    return {
+        name: version_of(name) for module, names in owners if module in modules for name in names
+    }

@@ -42,10 +42,17 @@ def gpu_fault() -> str:
     return ""
 
 
+def visible_gpus() -> list[str]:
+    """The numbers of the GPUs that a process may use: $CUDA_VISIBLE_DEVICES, or all there are."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [str(number) for number in range(len(_ask_nvidia("name")))]
+    return [gpu for gpu in visible.split(",") if gpu not in ("", "-1")]
+
+
 def several_gpus() -> str:
     """What to do where a process sees several GPUs, of which Unsloth trains on one; else ""."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    count = len(_ask_nvidia("name")) if visible is None else len(visible.split(","))
+    count = len(visible_gpus())
     return f"{count} GPUs are visible: for Unsloth export CUDA_VISIBLE_DEVICES=0" * (count > 1)
 
 
@@ -61,15 +68,17 @@ def switches() -> dict[str, str]:
     return {n: "(secret)" if secret.search(n) else os.environ[n] for n in sorted(names)}
 
 
+def version_of(package: str) -> str:
+    """What is installed, without importing it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
 def installed_versions() -> dict[str, str]:
-    """Versions of the packages a result depends on, without importing them."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+    """Versions of the packages a result depends on."""
+    return {package: version_of(package) for package in PACKAGES}
 
 
 def git_commit() -> str:

@@ -87,6 +87,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
+@pytest.fixture
+def start(runs_dir: Path):
+    """(rewards, **settings) -> a trainer over a fresh policy, always in the same short run."""
+    from trainings import MATH, make_run, trainer_of
+
+    def start(chosen=MATH, **settings):
+        run = Run("here")
+        if not run.path.exists():
+            make_run("here")
+        return trainer_of(run, chosen=chosen, **settings)
+
+    return start
+
+
 @pytest.fixture(scope="session")
 def forks():
     """Kernels, and the commands of `forked.python()`, start in no time.

@@ -54,7 +54,7 @@ def main(name, where="", step="0"):
     chosen = rewards.reward_set([(rewards.numeric_correctness_reward, 1.0), (form, 0.25)])
     args = training.grpo_config(stage, policy, chosen)
     trainer = training.Trainer(policy, chosen, args, data.load(run, "train"), stage)
-    print(trainer.note)
+    print(trainer.plan)
     plant(trainer, where, int(step))
     trainer.train()
 

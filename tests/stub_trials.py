@@ -10,7 +10,7 @@ lock, as a real one does, and adds a line to FOLDER/told at each event: "begun N
 import json
 import sys
 import time
-from functools import partial, partialmethod
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -86,7 +86,7 @@ def at_work(folder: Path) -> list[psutil.Process]:
 def main(place: str, jobs: str, trials: str, seconds: str = "0.05", *options: str) -> int:
     stub = command(Path(place), float(seconds))
     sweep.run_sweep = partial(sweep.run_sweep, command=stub)
-    cluster.Cluster.run_sweep = partialmethod(cluster.Cluster.run_sweep, command=stub)
+    cluster.run_sweep = partial(cluster.run_sweep, command=stub)
     path = write(Path(place), f"seeds: {list(range(int(trials)))}", "stub")
     jobs = () if "--ray" in options else ("--jobs", jobs)
     return grpo_nb.main(["sweep", str(path), *jobs, *options])

@@ -57,8 +57,8 @@ def driver(folder, address, trials, seconds):
 def on_ray(folder, address, trials, **stub):
     """(exit code, what was said)."""
     asked, console = stub_trials.prepare(folder, trials), Console(file=io.StringIO())
-    with cluster.connected(address) as place:
-        code = place.run_sweep(asked, console, stub_trials.command(folder, **stub))
+    with cluster.connected(address) as share:
+        code = cluster.run_sweep(asked, share, console, stub_trials.command(folder, **stub))
     return code, console.file.getvalue()
 
 
@@ -68,14 +68,6 @@ def test_the_plan_shows_the_resources_and_nothing_starts(ray_cluster, runs_dir, 
     printed = capsys.readouterr().out
     assert f"{ray_cluster}: 1 CPU and 0 GPU for each trial" in printed
     assert "s-002" in printed
-    for wrong, message in (
-        (["--cpus", "9"], "no node has 9 CPU and 0 GPU for a trial"),
-        (["--gpus", "1"], "no node has 1 CPU and 1 GPU for a trial"),
-        (["--cpus", "0"], "--cpus 0 --gpus None: at least 1 and 0"),
-        (["--jobs", "2"], "--jobs is for one machine"),
-    ):
-        assert main(["sweep", path, "--ray", ray_cluster, *wrong]) == 2
-        assert message in capsys.readouterr().err
     assert [path.name for path in runs_dir.iterdir()] == ["s.yaml"]
 
 
@@ -90,7 +82,7 @@ def test_a_trial_that_fails_is_tried_again_and_reported(ray_cluster, runs_dir):
     code, said = on_ray(runs_dir, ray_cluster, 2, fails=9)
     assert code == 1
     assert sorted(told(runs_dir, "begun")) == 3 * ["stub-000"] + 3 * ["stub-001"]
-    assert said.count("failed: RuntimeError: grpo-nb: not yet") == 2
+    assert said.count("failed: grpo-nb: not yet") == 2
 
 
 def test_ctrl_c_leaves_no_trial_and_kill_9_neither(ray_cluster, runs_dir):
@@ -139,8 +131,6 @@ def test_what_a_sweep_on_ray_needs_is_said_before(runs_dir, capsys, monkeypatch)
     path = str(write(runs_dir, "grid: {seed: [1]}"))
     assert main(["sweep", path, "--ray", "auto"]) == 2
     assert "name the cluster's profile" in capsys.readouterr().err
-    assert main(["sweep", path, "--gpus", "1"]) == 2
-    assert "--cpus and --gpus go with --ray" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "ray", None)  # as where it is not installed
     assert main(["sweep", str(write(runs_dir, TINY)), "--ray", "auto"]) == 2
     assert "pip install ray==2.60.0" in capsys.readouterr().err

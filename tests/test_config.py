@@ -4,7 +4,6 @@ import importlib.util
 import os
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +11,7 @@ from grpo_nb import machine
 from grpo_nb.__main__ import main
 from grpo_nb.runs import PROJECT_ROOT, config, profiles
 from grpo_nb.runs.config import flatten, resolve
-from grpo_nb.training.batch import Batch, solve_batch
+from grpo_nb.training.arguments import solve_batch
 
 GPUS = [profile for profile in profiles.PROFILES if profile != "tiny-cpu"]
 # Qwen2.5's public figures: parameters and those of the embeddings [10^9], layers, hidden and
@@ -35,10 +34,7 @@ VOCABULARY = 151_936
         ({"train.max_steps": "many"}, "train.max_steps = 'many': input should be a valid int"),
         ({"train.max_steps": True}, "train.max_steps = True: "),
         ({"train.learning_rate": -1.0}, "train.learning_rate = -1.0: input should be"),
-        ({"train.learning_rate": 1e3}, "train.learning_rate = 1000.0: input should be"),
         ({"train.temperature": 1e-30}, "train.temperature = .*: input should be"),
-        ({"train.temperature": 1e30}, "train.temperature = .*: input should be"),
-        ({"train.beta": 1e30}, "train.beta = .*: input should be"),
         ({"seed": 2**32}, "seed = .*: input should be"),
         (
             {"train.per_device_train_batch_size": 1, "train.gradient_accumulation_steps": 4},
@@ -54,17 +50,6 @@ VOCABULARY = 151_936
 def test_a_setting_that_cannot_be_is_refused_with_what_would_do(settings, message):
     with pytest.raises(ValueError, match=message):
         resolve("tiny-cpu", settings)
-
-
-@pytest.mark.parametrize("profile", [None, "", 5, ["tiny-cpu"], {"a": 1}])
-def test_a_profile_that_is_no_name_is_refused(profile):
-    with pytest.raises(ValueError, match=r"profile = .*: write a name, such as tiny-cpu"):
-        resolve(profile)
-
-
-def test_a_misspelt_profile_is_refused_with_the_nearest_name():
-    with pytest.raises(ValueError, match="profile 'tiny-gpu': did you mean 'tiny-cpu'"):
-        resolve("tiny-gpu")
 
 
 @pytest.mark.parametrize("value", ["inf", "-inf", "nan", float("inf"), float("nan")])
@@ -92,20 +77,9 @@ def test_assignments_are_read_as_the_type_of_the_setting(text, value):
     assert type(effective) is type(value)
 
 
-def test_papermills_yaml_is_read_as_the_type_of_the_setting():
-    given = yaml.safe_load("settings: {train.max_steps: 5, train.learning_rate: 1e-4}")["settings"]
-    train = resolve("tiny-cpu", given).train
-    assert (train.max_steps, train.learning_rate) == (5, 1e-4)
-
-
 def test_an_assignment_without_value_is_refused():
     with pytest.raises(ValueError, match="has no value"):
         config.parse_assignment("train.max_steps")
-
-
-@given(st.sampled_from(config.setting_names()))
-def test_every_setting_belongs_to_one_stage(name):
-    assert config.stage_of(name) in {"01", "02", "03", "04"}
 
 
 def test_each_value_has_its_source_and_meaning():
@@ -132,15 +106,6 @@ def test_what_config_yaml_only_repeats_keeps_its_source():
     assert again.sources["train.beta"] == "config.yaml"
     assert again.sources["train.learning_rate"] == "profile l4-24gb"
     assert again.sources["train.temperature"] == "default"
-
-
-@pytest.mark.parametrize(
-    ("more", "shown"),
-    [({}, "set by Unsloth"), ({"policy.backend": "transformers"}, 0.5)],
-)
-def test_a_share_that_unsloth_decides_is_not_shown_as_ours(more, shown):
-    rows = config.describe(resolve("a100-80gb", more), "policy")
-    assert next(r["value"] for r in rows if r["setting"].endswith("utilization")) == shown
 
 
 @pytest.mark.parametrize("task", profiles.TASKS)
@@ -185,26 +150,10 @@ def test_a_solved_batch_is_the_step_and_the_largest_that_fits(prompts, group, ro
 
 
 @pytest.mark.parametrize(
-    ("arguments", "batch"),
-    [
-        ((8, 8, 64), Batch(64, 1)),  # all at once
-        ((8, 8, 63), Batch(32, 2)),
-        ((4, 8, 8, 2), Batch(8, 2)),
-        ((1, 7, 6), Batch(1, 7)),  # a prime group goes whole or one by one
-    ],
-)
-def test_batches(arguments, batch):
-    assert solve_batch(*arguments) == batch
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((3, 5, 8, 4), r"3 prompts x 5 .* = 15 cannot be shared by 4 processes: take 4 prompts"),
         ((3, 4, 8, 8), "take 4 prompts"),
-        ((0, 8, 8), "0 prompts x 8"),
-        ((4, 1, 8), "a group has at least 2"),
-        ((4, 8, 0), "in micro-batches of 0"),
     ],
 )
 def test_a_batch_that_cannot_be_is_refused_with_the_nearest(arguments, message):
@@ -260,20 +209,14 @@ def test_full_fine_tuning_in_32_bit_needs_what_the_settings_page_says():
     ("found", "profile"),
     [
         ("", "tiny-cpu"),
-        ("NVIDIA GeForce RTX 3060 Laptop GPU, 6144 MiB", "tiny-cpu"),
         ("NVIDIA GeForce RTX 3060, 12288 MiB", "tiny-cpu"),
         ("Tesla T4, 15360 MiB", "t4-16gb"),
         ("NVIDIA L4, 23034 MiB", "l4-24gb"),
-        ("NVIDIA A10G, 23028 MiB", "l4-24gb"),
-        ("NVIDIA GeForce RTX 4090, 24564 MiB", "l4-24gb"),
         ("NVIDIA GeForce RTX 5090, 32607 MiB", "l4-24gb"),
         ("NVIDIA A100-SXM4-40GB, 40960 MiB", "a100-40gb"),
-        ("NVIDIA L40S, 46068 MiB", "a100-40gb"),
-        ("NVIDIA A100-SXM4-80GB, 81920 MiB", "a100-80gb"),
         ("NVIDIA H100 80GB HBM3, 81559 MiB", "h100-80gb"),
         ("NVIDIA GH200 480GB, 97871 MiB", "a100-80gb"),
         ("NVIDIA H200, 143771 MiB", "h200-141gb"),
-        ("NVIDIA B200, 183359 MiB", "h200-141gb"),
         ("NVIDIA GB10, [N/A]", "tiny-cpu"),  # shares the machine's memory: nothing to go by
     ],
 )

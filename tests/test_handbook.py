@@ -21,7 +21,7 @@ from trainings import arguments_of
 
 from grpo_nb.__main__ import parse_arguments
 from grpo_nb.pipeline.notebooks import check_run, planned_run
-from grpo_nb.pipeline.trials import read_sweep
+from grpo_nb.pipeline.sweep import read_sweep
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import PROJECT_ROOT, Run, config
 from grpo_nb.runs.settings import LossType

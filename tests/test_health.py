@@ -12,7 +12,7 @@ from grpo_nb.training import health
 
 REWARDS = {"right": (1.0, 0.0, 1.0), "soft_xml_format_reward": (0.5, 0.0, 1.0)}
 FORM = "soft_xml_format_reward"
-EXPECTED = health.Expected(REWARDS, completions=64, eval_rows=128, step_seconds=1.0)
+EXPECTED = health.Expected(REWARDS, completions=64, eval_rows=128)
 
 
 def run(seed=0, steps=100, groups=8, first=0.25, last=0.97, speed=15, **faults):
@@ -73,7 +73,6 @@ CASES = [
     ("not a number", {RIGHT: after(50, np.nan, 0.9)}, "all None", {}),
     ("spike", {"grad_norm": 0.3 + (RAMP[60] == RAMP)}, "train.learning_rate", {"grad_norm": 0.3}),
     ("spike", {"kl": 0.01 + (RAMP[60] == RAMP)}, "train.learning_rate", {"kl": 0.01 + RAMP / 20}),
-    ("slow steps", {"step_time": after(40, 2, 1)}, "train.max_completion_length", {}),
     (
         "truncation",
         {CUT: 0.5 + 0.02 * NOISE},
@@ -143,11 +142,11 @@ def test_missing_and_null_values_never_crash(data):
 
 def test_alerts_come_in_order_and_again_after_a_quiet_window():
     at = np.isin(np.arange(100), [20, 23, 60])
-    found = health.examine(run(loss=np.where(at, np.nan, 0), step_time=after(70, 3, 1)), EXPECTED)
+    found = health.examine(run(loss=np.where(at, np.nan, 0), grad_norm=after(70, 9, 1)), EXPECTED)
     assert [f"{a.evidence.partition(':')[0]} {a.name[:3]}" for a in found] == [
         "step 21 not",
         "step 61 not",
-        "step 75 slo",
+        "step 71 spi",
     ]
 
 

@@ -35,12 +35,6 @@ def test_the_summary_says_before_and_after_and_where_things_are(demo_run):
         assert name in printed
 
 
-def test_the_manifest_of_a_finished_run(demo_run):
-    manifest = demo_run.manifest()
-    assert [entry["status"] for entry in manifest.values()] == ["done"] * 4
-    assert "train/adapter/adapter_model.safetensors" in manifest["04"]["inputs"]
-
-
 def test_executed_notebooks_name_what_was_injected(demo_run):
     notebook = json.loads((demo_run / "notebooks/03_train_grpo.ipynb").read_text())
     (injected,) = [
@@ -51,11 +45,6 @@ def test_executed_notebooks_name_what_was_injected(demo_run):
     assert f'"train.max_steps": {TINY_SETTINGS["train.max_steps"]}' in "".join(injected)
 
 
-def test_a_setting_of_a_stage_that_is_not_run_is_refused(again, capsys):
-    assert main(["run", "--name=again", "--from=04", "--set=train.max_steps=2"]) == 2
-    assert "belongs to stage 03, which --from 04 does not run" in capsys.readouterr().err
-
-
 def test_a_failing_cell_stops_the_run_and_keeps_the_notebook(runs_dir, forks, capsys):
     missing = runs_dir / "nowhere.jsonl"
     assert main(["run", "--name", "f", "--set", f"data.source={missing}"]) == 1
@@ -64,9 +53,9 @@ def test_a_failing_cell_stops_the_run_and_keeps_the_notebook(runs_dir, forks, ca
     assert f"FileNotFoundError: {missing} does not exist" in error
     assert "Traceback" not in error
     run = Run("f")
-    log = (run / "log.txt").read_text()
-    assert re.search(r"01_prepare_data: StageFailed: .* FileNotFoundError: .*nowhere.jsonl", log)
-    assert run.manifest()["01"]["status"] == "failed"
+    entry = run.manifest()["01"]
+    assert entry["status"] == "failed"
+    assert re.search(r"failed in cell \d+: FileNotFoundError: .*nowhere.jsonl", entry["error"])
     assert "nowhere.jsonl" in (run / "notebooks/01_prepare_data.ipynb").read_text()
     assert not (run / "notebooks/02_test_rewards.ipynb").exists()
 
@@ -105,12 +94,6 @@ def test_training_again_keeps_what_was_set_and_drops_what_was_left(again):
     assert len(list((again / "train/completions").iterdir())) == 2
     lines = (again / "train/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 2]  # two are validations
-
-
-def test_changed_data_is_refused_before_a_kernel_starts(again, capsys):
-    (again / "data/train.parquet").write_bytes(b"other")
-    assert main(["run", "--name", "again", "--from", "03"]) == 2
-    assert "data/train.parquet changed after 01_prepare_data" in capsys.readouterr().err
 
 
 def test_what_a_run_is_at_is_what_its_stage_says(runs_dir):

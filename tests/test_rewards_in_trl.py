@@ -153,9 +153,9 @@ def test_a_reward_that_leaves_the_program_ends_the_training_with_an_error(func, 
     trainer, called = trained.trainer, trained.called
     given = [called[key] for key in ("prompts", "completions", "completion_ids")]
     funcs = trainer.reward_funcs
-    trainer.reward_funcs = [func, *funcs[1:]]
+    trainer.reward_funcs = [trainer._timed(func), *funcs[1:]]
     try:
-        with pytest.raises(RuntimeError, match=r"reward spy called sys.exit\((0|None)\): return"):
+        with pytest.raises(RuntimeError, match=r"reward \S+ called sys.exit\((0|None)\): return"):
             trainer._calculate_rewards(rows_of(called), *given)
     finally:
         trainer.reward_funcs = funcs

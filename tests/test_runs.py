@@ -129,12 +129,6 @@ def test_a_run_in_use_is_refused_and_freed_when_its_process_is_killed(runs_dir):
     assert Run("held").lock().is_locked
 
 
-def test_finishing_frees_the_run_for_the_next_notebook(runs_dir):
-    finish("01")
-    done = python("from grpo_nb.runs import Run; Run('r').lock(); print('free')")
-    assert done.stdout == "free\n", done.stderr
-
-
 def test_a_stage_needs_those_before_it(runs_dir):
     refused(r"no config.yaml: run 01_prepare_data first", "02")
     run = start("01").run
@@ -150,9 +144,6 @@ def test_a_stage_needs_those_before_it(runs_dir):
     ("settings", "message"),
     [
         ({"train.learning_rat": 1}, "'train.learning_rat': did you mean 'train.learning_rate'"),
-        ({"train.max_steps": "many"}, "train.max_steps = 'many': input should be a valid integer"),
-        ({"train.beta": float("nan")}, "train.beta = nan"),
-        ({"trl": {"epsilon": 0.1}}, "unknown setting 'trl'"),
         ({"data.eval_rows": 9}, "data.eval_rows belongs to 01_prepare_data, not to 03_train_grpo"),
         ({"seed": 9}, "seed belongs to 01_prepare_data"),
     ],
@@ -209,18 +200,6 @@ def test_a_merge_is_stale_from_the_start_of_a_training_until_another_one_has_end
             run.refuse_stale()
     finish("04", "other")
     run.refuse_stale()
-    run.record("04", {"outdated": True})  # as a stage that was cut off was recorded before
-    with pytest.raises(ValueError, match="03_train_grpo was run again after 04_merge"):
-        run.refuse_stale()
-    finish("04")
-    run.refuse_stale()
-
-
-def test_a_stage_before_that_no_longer_writes_a_file_is_noticed(runs_dir):
-    finish_all()
-    finish("01", file="other")
-    refused("01_prepare_data was run again after 02_test_rewards", "03")
-    start("03", force=True)
 
 
 def test_settings_reach_later_stages_and_stay_with_what_they_made(runs_dir):
@@ -280,7 +259,6 @@ def test_a_comment_in_config_yaml_and_what_a_stage_changes_is_no_edit(runs_dir):
     [
         ("seed: 1\ntrain.max_steps: {", "config.yaml, line "),
         ("seed: 1", "config.yaml names no profile: restore it"),
-        ("- 1", "config.yaml: write one `setting: value` a line"),
         ("profile: tiny-cpu\nseed: many", "seed = 'many'"),
         ("profile: tiny-cpu\ntrain.gone: 1", "config.yaml: unknown setting 'train.gone'.*another"),
     ],
@@ -309,6 +287,7 @@ def test_the_manifest_tells_how_a_result_came_about_and_no_secret(runs_dir, monk
     run = finish("01")
     entry = finish("02").manifest()["02"]
     assert (entry["status"], entry["seed"]) == ("done", 0)
+    assert not run.is_locked, "it is free for the next notebook"
     assert entry["outputs"] == {"02/file": runs.sha256(run / "02/file")}
     assert entry["inputs"] == {"01/file": runs.sha256(run / "01/file")}
     assert entry["versions"]["trl"] == "1.15.0"

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from contextlib import contextmanager
+from functools import cache
 
 import httpx
 import openai
@@ -25,6 +26,8 @@ from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run, project_path
 
 TINY = "data/tiny_base"
+KEY = "sesame"
+WITH_KEY = {"Authorization": f"Bearer {KEY}"}
 SUM = build_prompt("What is 47 + 38?")
 
 
@@ -45,7 +48,8 @@ def run(moved_run, tmp_path_factory):
 def serving(run, port, *more, **environment):
     """(process, the lines it said); it is ended afterwards."""
     command = [sys.executable, "-m", "grpo_nb", "serve", str(run.path), "--port", str(port), *more]
-    kept = {"stdout": subprocess.PIPE, "text": True, "env": os.environ | environment}
+    known = os.environ | {"GRPO_NB_API_KEY": KEY} | environment
+    kept = {"stdout": subprocess.PIPE, "text": True, "env": known}
     with subprocess.Popen(command, **kept) as process:
         try:
             said = [next(process.stdout) for _ in range(3)]
@@ -62,6 +66,7 @@ def server(run):
         yield f"http://127.0.0.1:{number}", said
 
 
+@cache
 def expected(adapter=None, quantization="16bit"):
     engine = models.open_engine(TINY, adapter=adapter, quantization=quantization)
     return engine.generate([SUM], max_completion_length=48)[0][0].text
@@ -69,13 +74,13 @@ def expected(adapter=None, quantization="16bit"):
 
 def ask(url, **change):
     body = {"model": "mine", "messages": SUM, "temperature": 0, "max_tokens": 48} | change
-    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    return httpx.post(f"{url}/v1/chat/completions", json=body, headers=WITH_KEY, timeout=60)
 
 
 def test_openais_client_finds_the_model_and_is_answered_whole_and_streamed(server):
     url, said = server
     assert said[0] == f"Listening at {url}/v1, model mine. Ask it:\n"
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY)
     [found] = client.models.list().data
     assert found.id == "mine"
     given = {"model": found.id, "messages": SUM, "max_tokens": 48, "temperature": 0}
@@ -92,65 +97,48 @@ def test_openais_client_finds_the_model_and_is_answered_whole_and_streamed(serve
 def test_sampling_follows_the_seed_and_differs_from_greedy(server):
     texts = [
         ask(server[0], temperature=2, seed=seed).json()["choices"][0]["message"]["content"]
-        for seed in (3, 3, 4)
+        for seed in (3, 3)
     ]
-    assert texts[0] == texts[1] != texts[2]
-    assert expected() not in texts
+    assert texts[0] == texts[1] != expected()
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"Host": "attacker.example"}, 421),
-        ({"Origin": "https://attacker.example"}, 403),
-        ({"Origin": "null"}, 403),
-        ({"Origin": "{url}"}, 200),
-        ({"Host": "localhost:{port}"}, 200),
-    ],
-)
-def test_only_requests_that_mean_this_server_are_answered(server, headers, status):
-    url, port = server[0], server[0].rpartition(":")[2]
-    given = {name: value.format(url=url, port=port) for name, value in headers.items()}
-    assert httpx.get(f"{url}/v1/models", headers=given).status_code == status
-    body = {"model": "mine", "messages": SUM, "max_tokens": 1}
-    reply = httpx.post(f"{url}/v1/chat/completions", json=body, headers=given, timeout=60)
-    assert reply.status_code == status
+@pytest.mark.parametrize("key", [{}, {"Authorization": "Bearer open"}, {"Authorization": KEY}])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/load_model", "/docs"])
+def test_only_who_has_the_key_is_answered(server, key, path):
+    for refused in (httpx.get(server[0] + path, headers=key), httpx.post(server[0] + path)):
+        assert refused.status_code == 401
+        assert "send the key" in refused.text
 
 
-def test_no_other_address_no_other_model_and_no_large_body(server):
+def test_no_other_address_and_no_other_model(server):
     url = server[0]
     for path in ("/load_model", "/v1/completions", "/docs", "/v1/responses", "/reset"):
-        assert httpx.post(url + path, json={"model": TINY}).status_code == 404
+        assert httpx.post(url + path, json={"model": TINY}, headers=WITH_KEY).status_code == 404
     assert "pinned to 'mine'" in ask(url, model=str(project_path(TINY))).text
-    large = [{"role": "user", "content": "What is 1 + 1? " * 70_000}]
-    assert "send at most 73728 bytes" in ask(url, messages=large).text
-    chunks = httpx.post(f"{url}/v1/chat/completions", content=iter([b"{", b"}"]))
-    assert chunks.status_code == 413, "a body of unknown length"
     assert ask(url).status_code == 200
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_ends_all_of_it_also_while_it_answers(run, port, sign):
+def test_a_signal_ends_all_of_it_also_while_it_answers(run, port):
     with serving(run, port) as (process, _):
         body = {"model": "mine", "messages": SUM, "temperature": 5, "max_tokens": 480}
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
-        with httpx.stream("POST", url, json=body | {"stream": True}, timeout=60) as reply:
+        body, given = body | {"stream": True}, {"headers": WITH_KEY, "timeout": 60}
+        with httpx.stream("POST", url, json=body, **given) as reply:
             next(reply.iter_lines())
-            process.send_signal(sign)
+            process.terminate()
             ended = process.wait(timeout=30)
-    assert ended == -sign
+    assert ended == -signal.SIGTERM
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0, "the server outlives the command"
 
 
-def test_an_adapter_is_served_and_strangers_need_the_key(run, port):
+def test_an_adapter_is_served_and_a_key_is_made_where_none_is_set(run, port):
     more = ("--adapter", "--host", "0.0.0.0")
-    with serving(run, port, *more, GRPO_NB_API_KEY="sesame") as (process, said):
-        url = f"http://127.0.0.1:{port}"
-        for refused in (ask(url), httpx.get(f"{url}/v1/models")):
-            assert refused.status_code == 401 and "send the key" in refused.text
-        assert "Authorization: Bearer sesame" in shlex.split(said[2])
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="sesame")
+    with serving(run, port, *more, GRPO_NB_API_KEY="") as (process, said):
+        bearer = shlex.split(said[2])[-1]
+        key = bearer.removeprefix("Authorization: Bearer ")
+        assert len(key) == 32
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key)
         given = {"model": "mine", "messages": SUM, "max_tokens": 48, "temperature": 0}
         answer = client.chat.completions.create(**given).choices[0].message.content
         process.send_signal(signal.SIGINT)
@@ -160,7 +148,7 @@ def test_an_adapter_is_served_and_strangers_need_the_key(run, port):
 
 
 def test_vllm_gets_the_base_a_rank_it_knows_and_the_guard_but_no_key(run, monkeypatch):
-    monkeypatch.setenv(serve.KEY, "sesame")
+    monkeypatch.setenv(serve.KEY, KEY)
     merged = " ".join(serve.vllm_command("mine", "::1", 8000, weights_of(run, "merged"), 512))
     assert "--served-model-name mine" in merged and f"--model {run / 'model/merged'}" in merged
     adapter = " ".join(serve.vllm_command("mine", "::1", 8000, weights_of(run, "adapter"), 512))
@@ -169,7 +157,7 @@ def test_vllm_gets_the_base_a_rank_it_knows_and_the_guard_but_no_key(run, monkey
     assert f"--lora-modules mine={run / 'train/adapter'}" in adapter
     for command in (merged, adapter):
         assert "--middleware grpo_nb.pipeline.serve.guard" in command
-        assert "--max-model-len 512" in command and "sesame" not in command
+        assert "--max-model-len 512" in command and KEY not in command
     path = run / "train/adapter/adapter_config.json"
     before = path.read_text()
     for rank, room in ((1, 1), (12, 16), (64, 64), (257, 320), (512, 512), (513, None)):

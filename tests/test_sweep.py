@@ -39,66 +39,32 @@ def test_a_list(runs_dir):
     assert swept == [{"train.beta": 0.1}, {"train.loss_type": "grpo", "seed": 3}]
 
 
-def test_random_draws_stay_in_range_and_more_of_them_add_to_the_first(runs_dir):
-    text = (
-        "random:\n  train.learning_rate: {low: 1e-5, high: 1e-3, log: true}\n"
-        "  train.warmup_steps: {low: 0, high: 9}\n  train.loss_type: [dapo, grpo]\ndraws: "
-    )
-    few, many = (
-        [trial.swept for trial in sweep.read_sweep(write(runs_dir, f"{text}{count}")).trials]
-        for count in (20, 60)
-    )
-    assert many[:20] == few
-    rates = [point["train.learning_rate"] for point in many]
-    assert 1e-5 <= min(rates) < 1e-4 < max(rates) <= 1e-3
-    assert 15 < sum(rate < 1e-4 for rate in rates) < 45  # half of them: even in the logarithm
-    assert {point["train.warmup_steps"] for point in many} <= set(range(10))
-    assert {point["train.loss_type"] for point in many} == {"dapo", "grpo"}
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("grid: {train.max_stepz: [1]}", "'train.max_stepz': did you mean 'train.max_steps'"),
         ("grid: {}", "grid is empty"),
         ("grid: {train.max_steps: []}", "train.max_steps: write a list of values; it has []"),
-        ("grid: {train.max_steps: 3}", "it has 3"),
         ("list: []", "list is empty"),
         ("list: [{seed: 1}, {seed: 1}]", "two trials are the same run: seed = 1"),
         ("grid: {seed: [1]}\nlist: [{seed: 1}]", "found grid and list"),
         ("name: x", "found none of them"),
         ("grid: {seed: [1]}\nsettings: {seed: 2}", "seed is varied, and set in settings"),
         ("grid: {seed: [1]}\ngird: 1", "unknown key of a sweep 'gird': did you mean 'grid'"),
-        ("grid: {seed: [1]}\ngrid: {seed: [2]}", "line 2: the key 'grid' stands twice"),
-        ("grid:\n\tseed: [1]", "line 2: found character '\\t' that cannot start any token"),
         ("grid: {seed: [1", "line 1:"),
-        ("- grid", "write one `setting: value` a line"),
         ("grid: {train.max_steps: [many]}", "train.max_steps = 'many'"),
         ("grid: {train.num_generations: [7]}", "does not divide the batch"),
-        ("grid: {seed: [1]}\nseeds: []", "seeds = []"),
+        ("grid: {seed: [1]}\nseeds: []", "seed: write a list of values; it has []"),
         ("grid: {seed: [1]}\nretries: -1", "retries = -1"),
         ("grid: {seed: [1]}\nname: a/b", "run_name 'a/b-000'"),
-        ("random: {seed: {low: 3, high: 3}}", "write a list of values, or {low"),
-        ("random: {train.beta: {low: 0, high: 1, log: true}}", "log needs low > 0"),
-        ("random: {seed: [1, 2]}\ndraws: 3", "random has 2 different points"),
         ("profile:\ngrid: {seed: [1]}", "profile = None: write a name"),
-        ("profile: 16\ngrid: {seed: [1]}", "profile = 16: write a name"),
         ("name:\ngrid: {seed: [1]}", "run_name '-000'"),
-        ("random: {seed: [1, 2]}\ndraws: 2\nseed: [1]", "seed = [1]: write a whole number"),
-        ("random: {train.beta: [0.1]}\ndraws: 99999999999", "draws = 99999999999: write at most"),
         ("grid: {seed: [1]}\nseeds: [2]", "seed is varied, and in seeds: leave one out"),
         ("list: [null]", "list: write {setting: value, …} for each trial"),
         ("list: [{}, {}]", "two trials are the same run"),
-        ("grid: {seed: [null]}", "seed = None"),
-        ("grid: {seed: [[1]]}", "seed = [1]"),
-        ("grid: {train.max_steps: [true]}", "train.max_steps = True"),
-        ("grid: {trl.epsilom: [0.1]}", "did you mean 'trl.epsilon'"),
         ("grid: {1: [2]}", "unknown setting '1'"),
-        ("list: [{1: 2}]", "unknown setting '1'"),
         ("grid: {seed: [1]}\nsettings: {1: 2}", "unknown setting '1'"),
         ("grid: {seed: [1]}\nretries: 010", "retries = '010': write a whole number"),
-        ("grid: {train.beta: [1e400]}", "train.beta = inf: input should be a finite number"),
-        ("profile: tiny\ngrid: {seed: [1]}", "'tiny': did you mean 'tiny-cpu'"),
     ],
 )
 def test_wrong_input_starts_nothing(runs_dir, capsys, text, message):
@@ -132,28 +98,28 @@ def test_a_run_that_was_made_otherwise_is_refused_before_anything_starts(runs_di
     assert not Run("s-000").path.exists()
 
 
-def test_200_trials_survive_two_kills_of_the_driver_each_run_once(runs_dir):
+def test_100_trials_survive_two_kills_of_the_driver_each_run_once(runs_dir):
     """Its trials end with it. What was done then is not begun again, and nothing is lost.
 
     The lines that the trials write, each under its run's lock, are all that is compared: which
     processes live just after a kill can be seen too early or too late.
     """
-    driver = [sys.executable, stub_trials.__file__, str(runs_dir), "4", "200"]
-    for enough in (40, 110):
+    driver = [sys.executable, stub_trials.__file__, str(runs_dir), "4", "100"]
+    for enough in (20, 55):
         with subprocess.Popen(driver, stdout=subprocess.DEVNULL) as running:
             until(lambda count=enough: len(told(runs_dir, "ended")) >= count)
             running.kill()
-        assert len(told(runs_dir, "ended")) < 200
-    asked = stub_trials.prepare(runs_dir, 200)
+        assert len(told(runs_dir, "ended")) < 100
+    asked = stub_trials.prepare(runs_dir, 100)
     run = partial(sweep.run_sweep, asked, 4, QUIET, stub_trials.command(runs_dir))
     assert run() == 0
-    assert all(map(sweep.finished, asked.trials))
+    assert not sweep.waiting(asked)
     lines, begun = told(runs_dir), told(runs_dir, "begun")
     for name in {trial.name for trial in asked.trials}:
         assert f"ended {name}" not in lines[: last(lines, f"begun {name}")], (
             "begun when it was done"
         )
-    assert len(begun) <= 200 + 2 * 4, "at most those that each kill cut off are begun again"
+    assert len(begun) <= 100 + 2 * 4, "at most those that each kill cut off are begun again"
     assert run() == 0
     assert told(runs_dir) == lines
 
@@ -167,8 +133,7 @@ def test_a_failed_trial_is_tried_again_up_to_retries_times(runs_dir):
     assert sweep.run_sweep(asked, 2, console, stub_trials.command(runs_dir, fails=9)) == 1
     assert sorted(told(runs_dir, "begun")) == sorted(3 * [t.name for t in asked.trials])
     said = console.file.getvalue()
-    assert said.count("stub-002: failed, now waiting: grpo-nb: not yet") == 2
-    assert said.count("stub-002: failed, now failed: grpo-nb: not yet") == 1
+    assert said.count("stub-002: failed: grpo-nb: not yet") == 1
     assert sweep.run_sweep(asked, 2, QUIET, stub_trials.command(runs_dir, fails=4)) == 0
     assert sorted(told(runs_dir, "ended")) == [trial.name for trial in asked.trials]
 

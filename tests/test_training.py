@@ -9,7 +9,7 @@ import torch
 from conftest import TINY_SETTINGS
 from hypothesis import given
 from hypothesis import strategies as st
-from trainings import MATH, arguments_of, lines_of, make_run, trainer_of
+from trainings import MATH, lines_of, make_run, trainer_of
 
 from grpo_nb import models, training
 from grpo_nb.data import load
@@ -71,40 +71,9 @@ def test_the_adapter_is_safetensors_alone_and_has_moved(demo_run):
     assert any(np.abs(w).max() > 0 for name, w in weights.items() if "lora_B" in name)
 
 
-def test_the_merged_model_is_the_policy_that_was_trained(demo_run):
-    """Close to the adapter on its 4-bit base, in probabilities and not in argmax alone."""
-    config = demo_run.config()
-    base, adapter = config.model.model_path, demo_run / "train/adapter"
-    tuned = models.load_checkpoint(base, adapter=adapter, quantization="4bit")
-    merged = models.load_checkpoint(
-        str(demo_run / "model/merged"), adapter=None, quantization="16bit"
-    )
-    tokenizer = chat.load_tokenizer(str(demo_run / "model/merged"))
-    texts = [chat.render(tokenizer, row["prompt"]) for row in load(demo_run, "eval")]
-    batch = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
-    with torch.inference_mode():
-        p, q = (m(**batch).logits[:, -1].float().log_softmax(-1) for m in (tuned, merged))
-        with tuned.disable_adapter():
-            r = tuned(**batch).logits[:, -1].float().log_softmax(-1)
-    kl_merged = (p.exp() * (p - q)).sum(-1).mean()
-    kl_base = (p.exp() * (p - r)).sum(-1).mean()
-    assert kl_merged < 1e-3
-    assert kl_base > kl_merged, "the adapter does nothing"
-
-
 def test_a_nan_metric_is_stored_as_null(tmp_path):
     training.append_line(tmp_path / "m.jsonl", {"step": 1, "kl": float("nan")})
     assert training.read_lines(tmp_path / "m.jsonl") == [{"step": 1, "kl": None}]
-
-
-def test_the_installed_trl_takes_our_arguments(runs_dir):
-    from trl import GRPOConfig
-
-    config = resolve("tiny-cpu", {"train.loss_type": "dr_grpo", "train.scale_rewards": "none"})
-    args = GRPOConfig(**arguments_of(config))
-    assert args.max_steps == config.train.max_steps
-    assert args.scale_rewards == "none"
-    assert args.generation_batch_size % args.num_generations == 0
 
 
 @pytest.mark.parametrize("picture", ["prompt_lengths", "training", "before_after"])
@@ -114,38 +83,22 @@ def test_pictures_are_on_disk(demo_run, picture):
     assert len(data) > 5000
 
 
-def test_alerts_of_a_training_are_kept(demo_run):
-    """Four steps are too few for any rule but that of slow steps, which is the machine's."""
-    rules = {line["name"] for line in training.read_lines(demo_run / "train/health.jsonl")}
-    assert rules <= {"slow steps"}
+def test_four_steps_are_too_few_for_an_alert(demo_run):
+    assert training.read_lines(demo_run / "train/health.jsonl") == []
 
 
-def test_health_knows_the_rewards_and_the_predicted_step(demo_run):
+def test_health_knows_the_rewards(demo_run):
     known = arguments.expected(MATH, Stage(demo_run, "03", demo_run.config()))
     assert known.rewards["soft_xml_format_reward"] == (0.25, 0.0, 1.0)
     assert list(known.rewards) == MATH.names
     assert known.completions == TINY_SETTINGS["train.per_device_train_batch_size"]
-    assert 0 < known.step_seconds < 100
-
-
-@pytest.fixture
-def start(runs_dir):
-    """(settings) -> a trainer over a fresh policy, in one run."""
-
-    def start(**settings):
-        run = Run("here")
-        if not run.path.exists():
-            make_run("here")
-        return trainer_of(run, **settings)
-
-    return start
 
 
 @given(st.integers(0, 300), st.integers(0, 80))
 def test_rows_held_out_are_few_and_never_trained_on(rows, count):
-    train, aside = validation.hold_out([{"n": n} for n in range(rows)], count)
-    assert len(aside) == min(count, rows // 10)
-    assert sorted(row["n"] for row in train + aside) == list(range(rows))
+    train, held_out = validation.hold_out([{"n": n} for n in range(rows)], count)
+    assert len(held_out) == min(count, rows // 10)
+    assert sorted(row["n"] for row in train + held_out) == list(range(rows))
 
 
 def test_steps_that_sample_nothing_have_a_line_and_a_validation_too(start):
@@ -305,4 +258,4 @@ def test_an_ended_training_says_in_the_manifest_what_it_looks_like(start):
     found = {c["name"]: c["state"] for c in one.stage.run.manifest()["03"]["checks"]}
     assert found["memory"] == found["tracking"] == found["alerts"] == "ok"
     assert found["reward rises"] == "warning", "two steps are too few to tell"
-    assert {"context", "gradient", "disk", "signal", "truncation", "format"} <= set(found)
+    assert {"context", "gradient", "disk", "zero advantage", "truncation", "format"} <= set(found)

@@ -148,9 +148,12 @@ sys.exit(subprocess.Popen(sweep.ending_with_us(command)).wait())
 """
 
 
+WITH_KEY = {"Authorization": "Bearer sesame"}
+
+
 def answers_at(url):
     try:
-        return httpx.get(f"{url}/health", timeout=2).is_success
+        return httpx.get(f"{url}/health", headers=WITH_KEY, timeout=2).is_success
     except httpx.TransportError:
         return False
 
@@ -162,23 +165,20 @@ def test_its_server_answers_with_the_adapter_and_ends_with_the_command(run, port
         engine = models.open_engine(TINY, adapter=run / "train/adapter", quantization="16bit")
         expected = texts(engine.generate(PROMPTS, max_completion_length=48))
         engine.close()
-    known = os.environ | {"GRPO_NB_RUNS": str(run.path.parent), "GRPO_NB_MOST_BYTES": "73728"}
+    known = os.environ | {"GRPO_NB_RUNS": str(run.path.parent), "GRPO_NB_API_KEY": "sesame"}
     url = f"http://127.0.0.1:{port}/v1"
     with subprocess.Popen([sys.executable, "-c", SERVE, str(port)], env=known) as process:
         try:
             until(lambda: answers_at(url.removesuffix("/v1")), seconds=600)
             tree = psutil.Process(process.pid).children(recursive=True)
-            client = OpenAI(base_url=url, api_key="none")
+            client = OpenAI(base_url=url, api_key="sesame")
             assert "moved" in [one.id for one in client.models.list().data]
             given = {"model": "moved", "max_tokens": 48, "temperature": 0}
             replies = [
                 client.chat.completions.create(messages=prompt, **given).choices[0].message.content
                 for prompt in PROMPTS[: len(expected)]
             ]
-            large = {**given, "messages": [{"role": "user", "content": "1 " * 500_000}]}
-            assert httpx.post(f"{url}/chat/completions", json=large).status_code == 413
-            for headers, status in (({"Host": "a.b"}, 421), ({"Origin": "http://a.b"}, 403)):
-                assert httpx.get(f"{url}/models", headers=headers).status_code == status
+            assert httpx.get(f"{url}/models").status_code == 401
         finally:
             process.send_signal(sign)
     _, alive = psutil.wait_procs(tree, timeout=60)

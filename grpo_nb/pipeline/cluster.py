@@ -1,92 +1,42 @@
 """The trials of a sweep as tasks on a Ray cluster that runs already.
 
-A task starts the trial's command on its node and waits for it. Ray chooses the node, and repeats a
-task that failed or was lost with its node (`max_retries`); each attempt begins at the first stage
-that is not done. All nodes see the runs, and their locks, below one path.
+Ray chooses the node of a task, and repeats one that was lost with its node (`max_retries`); on the
+node it is `sweep.run_trial`, which begins at the first stage that is not done. All nodes see the
+runs, and their locks, below one path.
 """
 
 import logging
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from contextlib import contextmanager
+from threading import Event
 
 from rich.console import Console
 
 from grpo_nb.pipeline import sweep as sweeps
 from grpo_nb.pipeline.sweep import Command, Sweep, Trial
-from grpo_nb.runs import Run, runs_root
+from grpo_nb.runs import runs_root
 
 PATIENCE = 5  # until a cluster counts as out of reach [s]
 
 
-class Cluster(NamedTuple):
-    """A cluster, and what each trial gets of it."""
-
-    address: str
-    cpus: int
-    gpus: int
-
-    def describe(self) -> str:
-        """A line for `--dry-run`."""
-        share = f"{self.cpus} CPU and {self.gpus} GPU"
-        return f"Ray cluster {self.address}: {share} for each trial; runs in {runs_root()}"
-
-    def run_sweep(
-        self, sweep: Sweep, console: Console | None = None, command: Command = sweeps.trial_command
-    ) -> int:
-        """Run every trial that is not done, as many at once as fit; as `sweep.run_sweep`."""
-        import ray
-
-        sweeps.check_runs(sweep)
-        console = console or Console()
-        runs_root().mkdir(parents=True, exist_ok=True)
-        task = ray.remote(_work).options(
-            num_cpus=self.cpus,
-            num_gpus=self.gpus,
-            max_retries=sweep.retries,
-            retry_exceptions=[RuntimeError],
-        )
-        given = (str(runs_root().resolve()), command, sweep)
-        left = {
-            task.remote(*given, trial): trial
-            for trial in sweep.trials
-            if not sweeps.finished(trial)
-        }
-        with sweeps.signals() as came:
-            while left and not came:
-                ended, _ = ray.wait(list(left), timeout=sweeps.POLL)
-                for one in ended:
-                    sweeps.say(console, f"{left.pop(one).name}: {_ending(one)}")
-            for one in left:
-                ray.cancel(one)
-            while any(map(sweeps.in_use, left.values())):  # they save their work
-                time.sleep(sweeps.POLL)
-        return sweeps.summarize(sweep, console, came)
-
-
 @contextmanager
-def connected(address: str, cpus: int = 1, gpus: int | None = None) -> Iterator[Cluster]:
-    """Enter the cluster at `address`, from one of its machines.
+def connected(address: str) -> Iterator[dict[str, int]]:
+    """Enter the cluster at `address`, from one of its machines; gives what a trial gets of it.
 
     Args:
         address: HOST:PORT of its head, or "auto": the one that this machine belongs to.
-        cpus: For a trial.
-        gpus: For a trial; default: 1 where the cluster has any.
 
     Raises:
-        ValueError: Ray is not installed, no cluster answers, or no node has as much as that.
+        ValueError: Ray is not installed, or no cluster answers.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     try:
         import ray
     except ImportError:
         raise ValueError("--ray needs Ray on all nodes: pip install ray==2.60.0") from None
-    if cpus < 1 or (gpus or 0) < 0:
-        raise ValueError(f"--cpus {cpus} --gpus {gpus}: at least 1 and 0")
     try:
         if address != "auto":  # Ray itself would try for minutes
             host, _, port = address.rpartition(":")
@@ -98,23 +48,49 @@ def connected(address: str, cpus: int = 1, gpus: int | None = None) -> Iterator[
             "one that this machine is part of, or start one by `ray start --head`"
         ) from None
     try:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        gpus = int(any(node.get("GPU") for node in nodes)) if gpus is None else gpus
-        if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
-            raise ValueError(
-                f"no node has {cpus} CPU and {gpus} GPU for a trial: lower --cpus, --gpus"
-            )
-        yield Cluster(address, cpus, gpus)
+        yield {"num_cpus": 1, "num_gpus": int(ray.cluster_resources().get("GPU", 0) > 0)}
     finally:
         ray.shutdown()
 
 
-def _work(root: str, command: Command, sweep: Sweep, trial: Trial) -> None:
-    """On a node: run a trial to its end, by that node's Python; ends it where Ray cancels it.
+def run_sweep(
+    sweep: Sweep, share: dict[str, int], console: Console, command: Command = sweeps.trial_command
+) -> int:
+    """Run every trial that is not done on the cluster, as many at once as fit.
+
+    Args:
+        sweep: What to run.
+        share: What each trial gets, as `connected` says.
+        console: Where each end is told.
+        command: As `sweep.run_sweep` takes it; returns and raises as that.
+    """
+    import ray
+
+    trials, stop = sweeps.waiting(sweep), Event()
+    runs_root().mkdir(parents=True, exist_ok=True)
+    task, root = ray.remote(_work).options(**share, max_retries=sweep.retries), runs_root()
+    left = {task.remote(str(root.resolve()), command, sweep, trial): trial for trial in trials}
+    with sweeps.signals(stop.set) as came:
+        while left and not stop.is_set():
+            ended, _ = ray.wait(list(left), timeout=sweeps.POLL)
+            for one in ended:
+                try:
+                    how = ray.get(one)
+                except ray.exceptions.RayError as error:
+                    how = f"failed: {_in_short(error)}"
+                sweeps.say(console, f"{left.pop(one).name}: {how}")
+        for one in left:
+            ray.cancel(one)
+        while any(map(sweeps.in_use, left.values())):  # they save their work
+            time.sleep(sweeps.POLL)
+    return sweeps.summarize(sweep, console, came)
+
+
+def _work(root: str, command: Command, sweep: Sweep, trial: Trial) -> str:
+    """On a node: run a trial to its end, which comes early where Ray cancels it; how it ended.
 
     Raises:
-        ValueError: Another attempt would end the same: wrong input, or no runs on this node.
-        RuntimeError: It failed, and Ray may try again.
+        ValueError: There are no runs on this node.
     """
     os.environ["GRPO_NB_RUNS"] = root
     if not os.access(root, os.W_OK):
@@ -122,32 +98,7 @@ def _work(root: str, command: Command, sweep: Sweep, trial: Trial) -> None:
             f"node {socket.gethostname()} does not see {root}, or cannot write it: set "
             "GRPO_NB_RUNS to a folder on a path that all nodes share"
         )
-    while sweeps.in_use(trial):  # by a process that Ray has lost sight of
-        time.sleep(sweeps.POLL)
-    if sweeps.finished(trial):
-        return
-    words = [sys.executable, *command(sweep, trial)[1:]]
-    process = sweeps.start(words, Run(trial.name), {"GRPO_NB_RUNS": root})
-    try:
-        while process.poll() is None:
-            time.sleep(sweeps.POLL)
-    finally:
-        with suppress(ProcessLookupError):
-            process.terminate()
-        process.wait()
-    if not sweeps.finished(trial):
-        wrong = process.returncode == sweeps.WRONG_INPUT
-        raise (ValueError if wrong else RuntimeError)(sweeps.why_failed(trial, process.returncode))
-
-
-def _ending(task: object) -> str:
-    import ray
-
-    try:
-        ray.get(task)
-    except ray.exceptions.RayError as error:
-        return f"failed: {_in_short(error)}"
-    return "done"
+    return sweeps.run_trial(sweep, trial, command, {}, Event())
 
 
 def _in_short(error: Exception) -> str:

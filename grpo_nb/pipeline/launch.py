@@ -84,7 +84,7 @@ def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
         print(training.warm_up(policy, stage))
     args = training.grpo_config(stage, policy, chosen)
     trainer = training.Trainer(policy, chosen, args, data.load(run, "train"), stage)
-    print(trainer.note)
+    print(trainer.plan)
     print(_shares(args))
     found = trainer.preflight()
     print(checks.table(found).to_string(index=False))

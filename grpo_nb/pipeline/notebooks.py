@@ -16,18 +16,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
-from jupyter_client import AsyncKernelManager
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
-from rich.table import Table
 
 from grpo_nb.runs import (
     NOTEBOOKS,
@@ -38,7 +36,7 @@ from grpo_nb.runs import (
     resolve_stages,
 )
 from grpo_nb.runs import config as configs
-from grpo_nb.runs.files import atomic_path, disk_error, read_json, read_yaml, sha256, write_json
+from grpo_nb.runs.files import disk_error, read_json, read_yaml, write_json
 
 PATHS = ("data.source", "model.model_path", "rewards.preset", "rewards.cases")
 QUIET = {
@@ -51,15 +49,32 @@ QUIET = {
 # Otherwise each kernel says that it talks to us over a local TCP port, and at its end that it
 # was interrupted.
 KERNEL_ARGUMENTS = ["--IPKernelApp.log_level=50"]
+KERNEL_ENDED = (
+    "ended with the process of its kernel: killed by the system because memory ran out "
+    "(docs/troubleshooting.md#out-of-memory), by a person, or by an exit in a cell. What was "
+    "written before is kept: the same command with --from this stage goes on, a training from its "
+    "last checkpoint"
+)
+
+
+class StageFailed(RuntimeError):
+    """A notebook did not reach its end; the message says where, and why."""
+
+
+class Stopped(StageFailed):
+    """By a signal, after the notebook put its work in order; `signal` is its number."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.signal = number
 
 
 class Planned(NamedTuple):
-    """A run as it was asked for; `origins` says for each setting where."""
+    """A run as it was asked for."""
 
     name: str
     profile: str
     settings: dict[str, Any]
-    origins: dict[str, str]
 
 
 def planned_run(
@@ -80,15 +95,12 @@ def planned_run(
     settings = read_yaml(Path(file)) if file else {}
     stem = Path(file).stem if file else f"{profile or 'auto'}-{time.strftime('%Y%m%d-%H%M%S')}"
     named, fitted = settings.pop("name", stem), settings.pop("profile", "auto")
-    chosen = assigned(assignments)
     for setting in settings:
         configs.refuse_unknown_setting(setting)
-    origins = dict.fromkeys(settings, Path(file or "").name) | dict.fromkeys(chosen, "--set")
     return Planned(
         str(named or "") if name is None else name,
         fitted if profile is None else profile,
-        with_full_paths(settings) | chosen,
-        origins,
+        with_full_paths(settings) | assigned(assignments),
     )
 
 
@@ -106,8 +118,7 @@ def check_run(
         The configuration; and what was set, now or for these stages by an earlier call, typed.
 
     Raises:
-        ValueError: An unknown or unfit setting, rewards that cannot be loaded, a stage missing,
-            no place to write.
+        ValueError: An unknown or unfit setting, rewards that cannot be loaded, a stage missing.
     """
     from grpo_nb.rewards import load_preset
 
@@ -118,7 +129,10 @@ def check_run(
     settings = settings or {}
     wanted = kept_settings(run, first) | settings if first > "01" else settings
     config = resolve_stages(run, wanted, first, last, profile)
-    _refuse_unknown_trl(config)
+    if config.trl:  # here TRL may be imported: Unsloth, which comes first, is in the kernels
+        from grpo_nb.training import refuse_unknown_trl
+
+        refuse_unknown_trl(config)
     load_preset(config.rewards.preset, config.rewards.reward_weights)
     if not force:
         check_stages_before(run, first)
@@ -129,16 +143,7 @@ def check_run(
                 f"{name} belongs to stage {configs.stage_of(name)}, which --from {first} "
                 f"does not run: use --from {configs.stage_of(name)}"
             )
-    refuse_read_only(run.path)
     return config, typed
-
-
-def _refuse_unknown_trl(config: configs.RunConfig) -> None:
-    """Here TRL may be imported: kernels, which import Unsloth first, are processes of their own."""
-    if config.trl:
-        from grpo_nb.training import refuse_unknown_trl
-
-        refuse_unknown_trl(config)
 
 
 def kept_settings(run: Run, first: str) -> dict[str, Any]:
@@ -153,17 +158,6 @@ def undone(run: Run) -> list[str]:
     return [stage for stage in NOTEBOOKS if run.status(stage) != "done"]
 
 
-def refuse_read_only(folder: Path) -> None:
-    """Raise ValueError where `folder` could not be made or written to."""
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ValueError(
-            f"{folder} cannot be written: {there} is "
-            f"{'read-only' if there.is_dir() else 'no folder'}; point GRPO_NB_RUNS at a folder "
-            "that can"
-        )
-
-
 def assigned(assignments: Sequence[str]) -> dict[str, Any]:
     """What `--set` gives, ["train.max_steps=20"], as settings."""
     return with_full_paths(dict(map(configs.parse_assignment, assignments)))
@@ -175,19 +169,15 @@ def with_full_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {k: str(Path(v).resolve()) if k in there else v for k, v in settings.items()}
 
 
-def plan_table(plan: Planned, config: configs.RunConfig, first: str, last: str) -> Table:
+def plan(run: Run, config: configs.RunConfig, first: str, last: str) -> str:
     """Which stages would run, and every setting that is not the default, with its source."""
+    import pandas as pd
+
     stages = ", ".join(name for stage, name in NOTEBOOKS.items() if first <= stage <= last)
-    table = Table(title=f"{Run(plan.name).path}: {stages}", title_justify="left")
-    for column in ("setting", "value", "from"):
-        table.add_column(column, overflow="fold")
-    table.add_row("profile", config.profile, "")
-    sources = config.sources | plan.origins
-    for setting, value in configs.flatten(config).items():
-        source = sources[setting].replace("set here", "settings.json")
-        if source != "default":
-            table.add_row(setting, str(value), source)
-    return table
+    rows = configs.describe(config, "task", "seed", *configs.SECTION_STAGE)
+    table = pd.DataFrame([row for row in rows if row["from"] != "default"], columns=list(rows[0]))
+    shown = table.drop(columns="meaning").to_string(index=False)
+    return f"{run.path}, profile {config.profile}: {stages}\n{shown}"
 
 
 def run_pipeline(
@@ -218,6 +208,7 @@ def run_pipeline(
     """
     run, console = Run(name), console or Console()
     config, typed = check_run(run, profile, settings, first, last, force)
+    _papermill()  # while a signal still ends this process
     lock = run.lock(".pipeline.lock")
     shared = {"01": {"profile": config.profile, "task": config.task}}
     try:
@@ -232,25 +223,43 @@ def run_pipeline(
     return run
 
 
-def log(run: Run | Path, text: str) -> None:
-    """A line in the log.txt of a run or a folder."""
-    with (run / "log.txt").open("a", encoding="utf-8") as file:
-        file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n")
-
-
 def _execute_stage(run: Run, stage: str, parameters: dict[str, Any], console: Console) -> None:
-    name = NOTEBOOKS[stage]
-    log(run, f"{name}: started with {parameters}")
-    console.print(f"{name} …")
+    """Run a notebook so that SIGTERM and SIGINT interrupt its kernel, as the button does."""
+
+    def interrupt() -> None:
+        for child in psutil.Process().children():
+            child.send_signal(signal.SIGINT)
+
+    console.print(f"{NOTEBOOKS[stage]} …")
     watched = {"get_renderable": run.progress, "refresh_per_second": 4, "transient": True}
+    # nbclient would end the kernel at once; in another thread it cannot catch signals.
+    with signals(interrupt) as came, Live(console=console, **watched), ThreadPoolExecutor(1) as one:
+        try:
+            one.submit(execute_notebook, run, stage, parameters).result()
+        except StageFailed as error:
+            if not came:
+                raise
+            raise Stopped(str(error), came[0]) from None
+
+
+@contextmanager
+def signals(then: Callable[[], Any]) -> Iterator[list[int]]:
+    """The numbers of SIGINT and SIGTERM that came while this is entered; each calls `then`."""
+    came: list[int] = []
+
+    def handle(number: int, _: Any) -> None:
+        came.append(number)
+        then()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield came  # signals belong to the main thread
+        return
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with Live(console=console, **watched):
-            stoppable(execute_notebook, run, stage, parameters)
-    except BaseException as error:
-        with suppress(OSError):  # a full disk takes no line either, and is what is raised
-            log(run, f"{name}: {type(error).__name__}: {error}")
-        raise
-    log(run, f"{name}: done in {run.manifest()[stage]['seconds']} s")
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def print_summary(run: Run, console: Console, last: str = "04") -> None:
@@ -259,135 +268,74 @@ def print_summary(run: Run, console: Console, last: str = "04") -> None:
     Raises:
         RuntimeError: The stages ended with `last`, "02", and the rewards failed: afterwards.
     """
-    failures = read_json(run / "rewards/report.json")["failures"] if last >= "02" else []
     if last == "04":
-        sentences = [one["sentence"] for one in read_json(run / "eval/report.json")["comparisons"]]
-        for sentence in [one for one in sentences if one.startswith("base → merged")]:
-            console.print(sentence, highlight=False, soft_wrap=True)
-    for failure in failures:
-        console.print(f"[bold]rewards[/]    FAILED: {escape(failure)}", soft_wrap=True)
-    if last >= "02" and not failures:
-        console.print("[bold]rewards[/]    passed")
-    entries = [
-        (k, entry) for k, entry in run.manifest().items() if k <= last and "seconds" in entry
-    ]
-    stages = ", ".join(f"{NOTEBOOKS[key]} {entry['seconds']:.0f} s" for key, entry in entries)
+        for one in read_json(run / "eval/report.json")["comparisons"]:
+            if one["sentence"].startswith("base → merged"):
+                console.print(one["sentence"], highlight=False, soft_wrap=True)
+    failures = []
+    if last >= "02":
+        failures = read_json(run / "rewards/report.json")["failures"]
+        for said in [f"FAILED: {escape(failure)}" for failure in failures] or ["passed"]:
+            console.print(f"[bold]rewards[/]    {said}", soft_wrap=True)
+    entries = [(stage, one) for stage, one in run.manifest().items() if stage <= last]
+    stages = ", ".join(f"{NOTEBOOKS[stage]} {one['seconds']:.0f} s" for stage, one in entries)
     console.print(f"[bold]time[/]       {stages}")
     for place in ("notebooks", "figures", *(["model/merged"] if last == "04" else [])):
         console.print(f"[bold]{place.partition('/')[0]:<10}[/] {run / place}", soft_wrap=True)
-    if kept := sorted(run.path.glob("train.old-*")):
-        console.print(f"[bold]kept[/]       {len(kept)} earlier trainings, the last is {kept[-1]}")
     if last == "02" and failures:
         raise RuntimeError("the rewards failed: fix them before you train")
 
 
-class StageFailed(RuntimeError):
-    """A notebook did not reach its end; the message says where, and why."""
-
-
-class Stopped(StageFailed):
-    """By a signal, after the notebook put its work in order; `signal` is its number."""
-
-    def __init__(self, message: str, number: int) -> None:
-        super().__init__(message)
-        self.signal = number
-
-
-def stoppable(execute: Callable[..., Any], *arguments: Any) -> None:
-    """Run a notebook so that SIGTERM and SIGINT interrupt its kernel, as the button does."""
-    came: list[int] = []
-
-    def forward(number: int, frame: Any) -> None:
-        came.append(number)
-        for child in psutil.Process().children():
-            child.send_signal(signal.SIGINT)
-
-    if threading.current_thread() is not threading.main_thread():
-        execute(*arguments)  # signals belong to the main thread
-        return
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        # nbclient would end the kernel at once; in another thread it cannot catch signals.
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(execute, *arguments).result()
-    except StageFailed as error:
-        if not came:
-            raise
-        raise Stopped(str(error), came[0]) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Path:
-    """Run one notebook in a kernel of its own; returns the executed copy in the run.
+def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> None:
+    """Run one notebook in a kernel of its own; the executed copy is kept in the run.
 
     Raises:
         StageFailed: A cell raised, the kernel died, the disk took no more, or the notebook ended
             without saying that its stage is done.
     """
     source = PROJECT_ROOT / "notebooks" / f"{NOTEBOOKS[stage]}.ipynb"
-    target, config = run / "notebooks" / source.name, run / "config.yaml"
+    target = run / "notebooks" / source.name
     (run / "progress.json").unlink(missing_ok=True)
     set_environment(run)
-    before, config_before = run.manifest(), config.read_bytes() if config.exists() else b""
-    why = _execute(source, target, parameters)
-    entry = run.manifest().get(stage, {})
-    if not why and (entry.get("status") != "done" or entry == before.get(stage)):
+    before = run.manifest().get(stage, {})
+    why, entry = _execute(source, target, parameters), run.manifest().get(stage, {})
+    if not why and (entry.get("status") != "done" or entry == before):
         why = "ended before its last cell, which says that the stage is done: by exit()?"
     if not why:
-        return target
+        return
     from grpo_nb.training.checkpoints import trained_steps
 
     kept = f"The notebook up to there: {target}"
     try:
-        if _is_as_written(run, before.get(stage, {})):
-            with atomic_path(config) as temporary:
-                temporary.write_bytes(config_before)
-            write_json(run / "manifest.json", before)
-            kept += "\nWhat this stage had written before is as it was, and stays its result."
-        else:
+        if entry != before:  # else it had not begun, and what it wrote before is its result
             run.record(stage, {"status": "failed", "error": why})
-            if stage == "03" and (steps := trained_steps(run / "train")):
-                kept += f"\nThe training is kept up to step {steps}: --from 03 goes on from there"
+        if stage == "03" and (steps := trained_steps(run / "train")):
+            kept += f"\nThe training is kept up to step {steps}: --from 03 goes on from there"
     except OSError as error:
         kept = f"The manifest could not say so: {error}"
     raise StageFailed(f"{NOTEBOOKS[stage]} {why}\n{kept}")
 
 
 def set_environment(run: Run) -> None:
-    """What a kernel inherits: where the package and the runs are, and no progress bars."""
+    """What a process of ours inherits: where the package and the runs are, and no progress bars."""
     path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH")]))
     os.environ.update(QUIET | {"PYTHONPATH": path, "GRPO_NB_RUNS": str(run.path.parent)})
 
 
-def _is_as_written(run: Run, entry: Mapping[str, Any]) -> bool:
-    """Whether the stage of this entry was done, and all that it wrote is still there."""
-    written = entry.get("outputs", {}) if entry.get("status") == "done" else {}
-    files = {run / name: digest for name, digest in written.items()}
-    return bool(files) and all(p.exists() and sha256(p) == digest for p, digest in files.items())
-
-
-class Kernel(AsyncKernelManager):
-    """jupyter_client's, which remembers how the last process that it started has ended."""
-
-    code: int | None = None
-
-    async def is_alive(self) -> bool:  # is asked each second
-        if process := getattr(self.provisioner, "process", None):
-            Kernel.code = process.poll()
-        return await super().is_alive()
-
-
-def _execute(source: Path, target: Path, parameters: Mapping[str, Any]) -> str:
-    """Why the notebook did not reach its end; "" if it did."""
+def _papermill() -> Any:
     # Without it jsonschema leaves the format of addresses unchecked, which no notebook has; with
     # it papermill's import takes 2 s more, for its grammar.
     sys.modules.setdefault("rfc3987_syntax", None)
     import papermill
-    from papermill.exceptions import PapermillExecutionError
 
-    Kernel.code = None
+    return papermill
+
+
+def _execute(source: Path, target: Path, parameters: Mapping[str, Any]) -> str:
+    """Why the notebook did not reach its end; "" if it did."""
+    papermill = _papermill()
+    from nbclient.exceptions import DeadKernelError
+
     try:
         papermill.execute_notebook(
             source,
@@ -398,26 +346,13 @@ def _execute(source: Path, target: Path, parameters: Mapping[str, Any]) -> str:
             progress_bar=False,
             extra_arguments=KERNEL_ARGUMENTS,
             store_widget_state=False,
-            kernel_manager_class=Kernel,
         )
-    except PapermillExecutionError as error:
+    except papermill.PapermillExecutionError as error:
         return f"failed in cell {error.exec_count}: {error.ename}: {error.evalue}"
     except OSError as error:
         return f"was stopped: {disk_error(target, error)}"
-    except RuntimeError as error:
-        return f"failed: {error if Kernel.code is None else _ending(Kernel.code)}"
+    except DeadKernelError:
+        return KERNEL_ENDED
+    except RuntimeError as error:  # it did not start
+        return f"failed: {error}"
     return ""
-
-
-def _ending(code: int) -> str:
-    """How a kernel's process ended, by its exit code, a negative one for a signal."""
-    ended = f"ended by itself with exit code {code}"
-    if code < 0:
-        name = signal.Signals(-code).name
-        likely = " (by the system when memory runs out, or by a person)"
-        ended = f"was killed by {name}{likely if name == 'SIGKILL' else ''}"
-    return (
-        f"its process {ended}. What was written before is kept: the same command with --from this "
-        "stage goes on, a training from its last checkpoint. Where memory was short, see "
-        "docs/troubleshooting.md#out-of-memory"
-    )

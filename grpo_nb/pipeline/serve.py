@@ -1,7 +1,7 @@
 """`python -m grpo_nb serve`: the run's model behind an OpenAI-compatible server.
 
 By vLLM's server on a GPU, in a process that ends with this one; otherwise by the one of
-`transformers serve`, in this process. `guard` stands before both.
+`transformers serve`, in this process. `guard` stands before both, and asks for the key.
 """
 
 import json
@@ -14,29 +14,29 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from grpo_nb import data, models
 from grpo_nb.evaluation.answers import weights_of
 from grpo_nb.models.chat import find_model
-from grpo_nb.pipeline.notebooks import QUIET
+from grpo_nb.pipeline.notebooks import set_environment
 from grpo_nb.pipeline.sweep import ending_with_us
-from grpo_nb.runs import PROJECT_ROOT, Run
+from grpo_nb.runs import Run
 
 if TYPE_CHECKING:
     from fastapi import Request, Response
 
-LOCAL = ("127.0.0.1", "localhost")
 PATHS = ("/v1/chat/completions", "/v1/models", "/health")
-KEY, MOST_BYTES = "GRPO_NB_API_KEY", "GRPO_NB_MOST_BYTES"  # `guard` reads them
+KEY = "GRPO_NB_API_KEY"  # `guard` reads it
 
 
 def serve(run: Run, host: str, port: int, adapter: bool = False) -> int:
     """Serve a run's model under the run's name, and say how to ask it, until it is stopped.
 
+    Who asks needs the key: `$GRPO_NB_API_KEY`, or a new one, which the line for the shell shows.
+
     Args:
-        run: Its prompts bound how large a request may be.
-        host: Elsewhere than on this machine a key is asked for, `$GRPO_NB_API_KEY` or a new one.
+        run: Whose model.
+        host: To listen at.
         port: To listen at.
         adapter: Serve the base that was trained on with its adapter instead of the merged model.
 
@@ -51,10 +51,8 @@ def serve(run: Run, host: str, port: int, adapter: bool = False) -> int:
     config, weights = run.config(), weights_of(run, "adapter" if adapter else "merged")
     vllm = models.cuda_available() and not models.vllm_lacks(weights["quantization"])
     with _listening(host, port) as listener:  # requests wait in it until the model is loaded
-        largest = 2**16 + 16 * config.model.max_seq_length  # than any prompt that fits
-        os.environ.update(QUIET | {MOST_BYTES: str(largest)})
-        if host not in LOCAL:
-            os.environ.setdefault(KEY, secrets.token_urlsafe(24))
+        set_environment(run)
+        os.environ[KEY] = os.environ.get(KEY) or secrets.token_urlsafe(24)
         said = f"Listening at http://{host}:{port}/v1, model {run.name}. Ask it:\n\n"
         body = {"model": run.name, "messages": data.load(run, "eval")[0]["prompt"]}
         body |= {"temperature": 0, "max_tokens": config.train.max_completion_length}
@@ -63,35 +61,26 @@ def serve(run: Run, host: str, port: int, adapter: bool = False) -> int:
             return _by_transformers(listener, run.name, weights, said)
     print(f"vLLM loads the model, which takes a minute or more. {said}", flush=True)
     command = vllm_command(run.name, host, port, weights, config.model.max_seq_length)
-    path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH")]))
-    with subprocess.Popen(ending_with_us(command), env=os.environ | {"PYTHONPATH": path}) as server:
+    with subprocess.Popen(ending_with_us(command)) as server:
         return server.wait()
 
 
 async def guard(request: "Request", proceed: Callable[..., Awaitable["Response"]]) -> "Response":
-    """Answer only requests that mean this server; a middleware of FastAPI, for both servers.
+    """Answer only who has the key, at `PATHS`; a middleware of FastAPI, for both servers.
 
-    A page on another site can send a request here from the browser of whoever works on this
-    machine: its Origin, or after a changed DNS entry its Host, gives it away. The servers offer
-    more than a chat, such as loading another model: only `PATHS` are let through.
+    Other users of this machine, and any page in its browser, can send requests here: none of them
+    has the key. The servers offer more than a chat, such as loading another model.
     """
     from fastapi.responses import JSONResponse
 
-    headers, key, most = request.headers, os.environ.get(KEY, ""), int(os.environ[MOST_BYTES])
-    host, origin = headers.get("host", ""), headers.get("origin", "")
-    size = headers.get("content-length", "0" if request.method == "GET" else "unknown")
-    given = headers.get("authorization", "").encode()
-    refusals = [
-        (404, request.url.path not in PATHS, f"only {', '.join(PATHS)} are served here"),
-        (421, not key and urlsplit(f"//{host}").hostname not in LOCAL, f"{host!r} is not served"),
-        (403, origin and urlsplit(origin).netloc != host, f"pages of {origin} may not ask here"),
-        (401, key and not secrets.compare_digest(given, f"Bearer {key}".encode()), "send the key"),
-        (413, not size.isdigit() or int(size) > most, f"send at most {most} bytes, not {size}"),
-    ]
-    for status, refused, why in refusals:
-        if refused:
-            return JSONResponse({"error": {"message": why, "code": status}}, status)
-    return await proceed(request)
+    given = request.headers.get("authorization", "").encode()
+    if not secrets.compare_digest(given, f"Bearer {os.environ[KEY]}".encode()):
+        status, why = 401, f"send the key: Authorization: Bearer ${KEY}"
+    elif request.url.path not in PATHS:
+        status, why = 404, f"only {', '.join(PATHS)} are served here"
+    else:
+        return await proceed(request)
+    return JSONResponse({"error": {"message": why, "code": status}}, status)
 
 
 def vllm_command(
@@ -117,8 +106,7 @@ def curl(host: str, port: int, body: dict[str, Any]) -> str:
     near = "127.0.0.1" if host == "0.0.0.0" else f"[{host}]" if ":" in host else host
     words = ["curl", f"http://{near}:{port}/v1/chat/completions", "-d", json.dumps(body)]
     words += ["-H", "Content-Type: application/json"]
-    words += ["-H", f"Authorization: Bearer {os.environ[KEY]}"] if os.environ.get(KEY) else []
-    return shlex.join(words)
+    return shlex.join([*words, "-H", f"Authorization: Bearer {os.environ[KEY]}"])
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -1,36 +1,43 @@
-"""Run the trials of a sweep, each a process of its own, so that kill -9 loses nothing.
+"""Sweeps: a file of many runs, each a process of its own, so that kill -9 loses nothing.
 
-A trial's process ends with the process that started it: the system sends it SIGTERM, and it
-saves its work. Whether a trial is done stands in its run's own manifest, what was asked of it in
-the run's settings.json, and whether somebody works on it is told by the run's own lock. So a
-new call starts what is neither done nor in use, and there is nothing else to keep.
+    name: rates
+    settings: {train.max_steps: 100}
+    grid: {train.learning_rate: [1e-3, 3e-4]}
+    seeds: [0, 1, 2]
+    retries: 1
+
+In place of `grid`: `list: [{train.beta: 0.01}, …]`. A trial's process ends with the process that
+started it: the system sends it SIGTERM, and it saves its work. Whether a trial is done stands in
+its run's own manifest, what was asked of it in the run's settings.json, and whether somebody works
+on it is told by the run's own locks. So a new call starts what is neither done nor in use, and
+there is nothing else to keep. `cluster` does the same on Ray.
 """
 
 import os
-import signal
 import subprocess
 import sys
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import product
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from grpo_nb.machine import gpu_name
-from grpo_nb.pipeline.notebooks import Stopped, refuse_read_only, undone
-from grpo_nb.pipeline.trials import Sweep, Trial, read_sweep, trial_table
-from grpo_nb.runs import PROJECT_ROOT, Run, runs_root
-from grpo_nb.runs.files import read_json
+from grpo_nb.machine import visible_gpus
+from grpo_nb.pipeline.notebooks import Stopped, check_run, signals, undone, with_full_paths
+from grpo_nb.runs import PROJECT_ROOT, Run, refuse_unknown, runs_root
+from grpo_nb.runs.files import read_yaml
+from grpo_nb.runs.profiles import detect_profile
 
-__all__ = ["Sweep", "Trial", "read_sweep", "run_sweep", "trial_command", "trial_table"]
-
+KEYS = ["name", "profile", "settings", "grid", "list", "seeds", "retries"]
+LOCKS = (".lock", ".pipeline.lock")
 POLL = 0.05  # how often the trials are looked at [s]
+STOPPED = "stopped"
 WRONG_INPUT = 2  # exit code: another attempt would end the same
-LOG = "sweep.log"  # in a trial's run: what its process said
-Command = Callable[[Sweep, Trial], list[str]]
-# Becomes the command that follows, which gets SIGTERM when the process that started it is gone.
+# Becomes the command that follows, which gets SIGTERM when the thread that started it is gone.
 ENDS_WITH_STARTER = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
@@ -39,24 +46,96 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
-def ending_with_us(command: Sequence[str]) -> list[str]:
-    """The command, made so that it gets SIGTERM when this process ends, however that comes."""
-    return [sys.executable, "-S", "-I", "-c", ENDS_WITH_STARTER, str(os.getpid()), *command]
+class Trial(NamedTuple):
+    """One run of a sweep: `swept` is what sets it apart, `settings` all that is set, typed."""
+
+    name: str
+    swept: dict[str, Any]
+    settings: dict[str, Any]
 
 
-def start(command: Sequence[str], run: Run, environment: Mapping[str, str]) -> subprocess.Popen:
-    """A trial's process; what it says is added to the run's sweep.log."""
-    run.path.mkdir(parents=True, exist_ok=True)
-    with (run / LOG).open("ab") as out:
-        return subprocess.Popen(
-            ending_with_us(command),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            cwd=PROJECT_ROOT,
-            env=os.environ | environment,
-            start_new_session=True,  # Ctrl-C comes to the driver alone, which ends the trials
-        )
+class Sweep(NamedTuple):
+    """A sweep file, checked; `retries` is how often a trial that failed is tried again."""
+
+    name: str
+    profile: str
+    trials: list[Trial]
+    retries: int
+
+
+Command = Callable[[Sweep, Trial], list[str]]
+
+
+def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
+    """The sweep of a file, each trial checked as `grpo-nb run` would.
+
+    Args:
+        path: A YAML file.
+        elsewhere: Its trials run on other machines, so that this one's GPU says nothing.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: Not YAML, an unknown key or setting, nothing to vary, two equal trials.
+    """
+    content = read_yaml(path)
+    for key in content:
+        refuse_unknown("key of a sweep", key, KEYS)
+    name, shared = content.get("name", path.stem) or "", content.get("settings") or {}
+    profile, retries = content.get("profile", "auto"), content.get("retries", 1)
+    if elsewhere and profile == "auto":
+        raise ValueError(f"{path}: name the cluster's profile; auto would look at this machine")
+    profile = detect_profile() if profile == "auto" else profile
+    if type(retries) is not int or retries < 0:
+        raise ValueError(f"{path}: retries = {retries!r}: write a whole number from 0 on")
+    if not isinstance(shared, dict):
+        raise ValueError(f"{path}: settings: write `setting: value` pairs")
+    trials: list[Trial] = []
+    for number, swept in enumerate(_points(path, content)):
+        for twice in swept.keys() & shared.keys():
+            raise ValueError(f"{path}: {twice} is varied, and set in settings: leave one out")
+        if swept in [trial.swept for trial in trials]:
+            raise ValueError(f"{path}: two trials are the same run: {words(swept)}")
+        run = Run(f"{name}-{number:03}")
+        _, settings = check_run(run, profile, with_full_paths(shared | swept))
+        trials.append(Trial(run.name, swept, settings))
+    return Sweep(str(name), profile, trials, retries)
+
+
+def _points(path: Path, content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What each trial varies, in order; seeds last, so that they vary fastest."""
+    kinds = [kind for kind in ("grid", "list") if kind in content]
+    if len(kinds) != 1:
+        found = " and ".join(kinds) or "none of them"
+        raise ValueError(f"{path}: a sweep has one of grid and list; found {found}")
+    space = content[kinds[0]]
+    if not isinstance(space, list if kinds == ["list"] else dict) or not space:
+        raise ValueError(f"{path}: {kinds[0]} is empty: nothing to vary")
+    points = space if kinds == ["list"] else _product(path, space)
+    seeds = _product(path, {"seed": content["seeds"]} if "seeds" in content else {})
+    for point in points:
+        if not isinstance(point, dict):
+            raise ValueError(f"{path}: list: write {{setting: value, …}} for each trial")
+        if "seeds" in content and "seed" in point:
+            raise ValueError(f"{path}: seed is varied, and in seeds: leave one out")
+    return [point | seed for point, seed in product(points, seeds)]
+
+
+def _product(path: Path, space: Mapping[str, Any]) -> list[dict[str, Any]]:
+    for name, values in space.items():
+        if not isinstance(values, list) or not values:
+            raise ValueError(f"{path}: {name}: write a list of values; it has {values!r}")
+    return [dict(zip(space, values, strict=True)) for values in product(*space.values())]
+
+
+def words(swept: Mapping[str, Any]) -> str:
+    """What sets a trial apart, for a line of a table."""
+    return ", ".join(f"{name} = {value}" for name, value in swept.items())
+
+
+def plan(sweep: Sweep) -> str:
+    """A line for each trial, with what sets it apart."""
+    lines = [f"{trial.name}  {words(trial.swept)}" for trial in sweep.trials]
+    return "\n".join([f"sweep {sweep.name}: {len(lines)} trials, {sweep.profile}", *lines])
 
 
 def trial_command(sweep: Sweep, trial: Trial) -> list[str]:
@@ -66,31 +145,17 @@ def trial_command(sweep: Sweep, trial: Trial) -> list[str]:
     return command + [f"--set={name}={value}" for name, value in trial.settings.items()]
 
 
-def finished(trial: Trial) -> bool:
-    """Whether all stages are done, as the run's manifest says."""
-    return not undone(Run(trial.name))
-
-
 def in_use(trial: Trial) -> bool:
     """Whether a process works on the run, such as a trial that is saving its work."""
-    try:
-        for name in (".pipeline.lock", ".lock"):
-            Run(trial.name).lock(name).release()
-    except RuntimeError:
-        return True
-    return False
+    return Run(trial.name).in_use(*LOCKS)
 
 
-def why_failed(trial: Trial, code: int) -> str:
-    """The last thing that a trial said about its end."""
-    lines = (Run(trial.name) / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
-    said = (line for line in reversed(lines) if line.startswith("grpo-nb: "))
-    return next(said, f"ended with exit code {code}")
+def waiting(sweep: Sweep) -> list[Trial]:
+    """The trials that are not done, those that somebody else works on last.
 
-
-def check_runs(sweep: Sweep) -> None:
-    """Raise ValueError where a trial's run was made with other settings, or cannot be written."""
-    refuse_read_only(runs_root())
+    Raises:
+        ValueError: A trial's run was made with other settings.
+    """
     for trial in sweep.trials:
         run = Run(trial.name)
         if not run.manifest():
@@ -101,19 +166,69 @@ def check_runs(sweep: Sweep) -> None:
                 f"{run.path} exists already with other settings, {profile} and "
                 f"{known}: give the sweep another name"
             )
+    return sorted((trial for trial in sweep.trials if undone(Run(trial.name))), key=in_use)
 
 
-class _Running(NamedTuple):
-    """A trial at work, and the GPU or processors that it has."""
+def run_trial(
+    sweep: Sweep, trial: Trial, command: Command, environment: Mapping[str, str], stop: Event
+) -> str:
+    """Run a trial to its end, on this machine or on a node of a cluster; how it ended.
 
-    trial: Trial
-    process: subprocess.Popen
-    share: dict[str, str]
+    It waits while somebody else works on the run, and tries again what failed, up to
+    `sweep.retries` times. Once `stop` is set the trial saves its work and ends.
+    """
+    run, failures = Run(trial.name), 0
+    while undone(run):
+        if stop.is_set():
+            return STOPPED
+        if in_use(trial):
+            stop.wait(POLL)
+            continue
+        code = _attempt(run, command(sweep, trial), environment, stop)
+        failures += not in_use(trial)  # else somebody else had begun it
+        again = failures <= sweep.retries and code != WRONG_INPUT
+        if undone(run) and not again and not stop.is_set():
+            return f"failed: {_why_failed(run, code)}"
+    return "done"
+
+
+def _attempt(run: Run, command: Sequence[str], environment: Mapping[str, str], stop: Event) -> int:
+    """The exit code of a trial's process; what it says is added to the run's sweep.log."""
+    run.path.mkdir(parents=True, exist_ok=True)
+    with (run / "sweep.log").open("ab") as out:
+        process = subprocess.Popen(
+            ending_with_us(command),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            cwd=PROJECT_ROOT,
+            env=os.environ | environment,
+            start_new_session=True,  # Ctrl-C comes to the driver alone, which ends the trials
+        )
+    try:
+        while process.poll() is None and not stop.wait(POLL):
+            pass
+    finally:  # Ray cancels its tasks by an exception
+        process.terminate()
+        code = process.wait()
+    return code
+
+
+def ending_with_us(command: Sequence[str]) -> list[str]:
+    """The command, made so that it gets SIGTERM when this thread ends, however that comes."""
+    return [sys.executable, "-S", "-I", "-c", ENDS_WITH_STARTER, str(os.getpid()), *command]
+
+
+def _why_failed(run: Run, code: int) -> str:
+    """The last thing that a trial said about its end."""
+    lines = (run / "sweep.log").read_text(encoding="utf-8", errors="replace").splitlines()
+    said = (line for line in reversed(lines) if line.startswith("grpo-nb: "))
+    return next(said, f"ended with exit code {code}")
 
 
 def run_sweep(
     sweep: Sweep,
-    jobs: int | None = None,
+    jobs: int = 1,
     console: Console | None = None,
     command: Command = trial_command,
 ) -> int:
@@ -121,7 +236,7 @@ def run_sweep(
 
     Args:
         sweep: What to run.
-        jobs: At most one a GPU, where there are any; default: 1.
+        jobs: At most one a GPU, where there are any.
         console: Where each start and end is told.
         command: What starts a trial; it has to leave the manifest of a finished run.
 
@@ -132,72 +247,45 @@ def run_sweep(
         ValueError: Before anything starts: a run that was made otherwise; too many jobs.
         Stopped: SIGTERM or SIGINT came; trials that ran saved their work.
     """
-    check_runs(sweep)
-    console, free = console or Console(), shares(1 if jobs is None else jobs)
-    waiting = deque(trial for trial in sweep.trials if not finished(trial))
-    running, failures = [], Counter()
-    with signals() as came:
+    console, free, stop = console or Console(), SimpleQueue(), Event()
+    for share in shares(jobs):
+        free.put(share)
+
+    def run_one(trial: Trial) -> str:
+        share = free.get()
         try:
-            while (waiting or running) and not came:
-                for trial in [waiting.popleft() for _ in range(min(len(free), len(waiting)))]:
-                    if finished(trial):
-                        continue
-                    if in_use(trial):
-                        waiting.append(trial)
-                    else:
-                        say(console, f"{trial.name}: started, attempt {failures[trial.name] + 1}")
-                        process = start(command(sweep, trial), Run(trial.name), free[0])
-                        running.append(_Running(trial, process, free.pop(0)))
-                time.sleep(POLL)
-                for ended in [one for one in running if one.process.poll() is not None]:
-                    running.remove(ended)
-                    free.append(ended.share)
-                    if _tell_end(sweep, ended.trial, ended.process.returncode, failures, console):
-                        waiting.append(ended.trial)
-        finally:  # the trials save their work
-            for one in running:
-                one.process.terminate()
-            for one in running:
-                one.process.wait()
+            if not stop.is_set():
+                say(console, f"{trial.name}: started")
+            return run_trial(sweep, trial, command, share, stop)
+        finally:
+            free.put(share)
+
+    left = waiting(sweep)
+    # A trial's process ends with its thread, and the threads last as long as the pool.
+    with signals(stop.set) as came, ThreadPoolExecutor(jobs) as pool:
+        try:
+            tasks = {pool.submit(run_one, trial): trial for trial in left}
+            for task in as_completed(tasks):
+                if (how := task.result()) != STOPPED:
+                    say(console, f"{tasks[task].name}: {how}")
+        finally:
+            stop.set()
     return summarize(sweep, console, came)
-
-
-def _tell_end(
-    sweep: Sweep, trial: Trial, code: int, failures: Counter[str], console: Console
-) -> bool:
-    """Say how an attempt ended; whether there is to be another."""
-    if finished(trial):
-        say(console, f"{trial.name}: done{score(Run(trial.name))}")
-        return False
-    failures[trial.name] += not in_use(trial)  # else another driver had begun it
-    again = failures[trial.name] <= sweep.retries and code != WRONG_INPUT
-    after = "waiting" if again else "failed"
-    say(console, f"{trial.name}: failed, now {after}: {why_failed(trial, code)}")
-    return again
 
 
 def summarize(sweep: Sweep, console: Console, came: Sequence[int]) -> int:
     """Say how many trials are done; the exit code of `run_sweep`."""
-    done = sum(map(finished, sweep.trials))
-    counts = f"{done} of {len(sweep.trials)} trials are done"
-    if came and done < len(sweep.trials):
+    left = sum(bool(undone(Run(trial.name))) for trial in sweep.trials)
+    counts = f"{len(sweep.trials) - left} of {len(sweep.trials)} trials are done"
+    if came and left:
         raise Stopped(f"sweep stopped, {counts}; the same command goes on", came[0])
     say(console, f"sweep {sweep.name}: {counts}")
     say(console, f"compare: python -m grpo_nb report {runs_root()}/{sweep.name}-*")
-    return int(done < len(sweep.trials))
+    return int(left > 0)
 
 
 def say(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def score(run: Run) -> str:
-    """What a finished run ended with, for the line that says so."""
-    path = run / "eval/report.json"
-    if not path.exists():
-        return ""
-    *_, last = read_json(path)["greedy"].values()
-    return f", held-out accuracy {last['accuracy']:.1%}"
 
 
 def shares(jobs: int) -> list[dict[str, str]]:
@@ -206,13 +294,9 @@ def shares(jobs: int) -> list[dict[str, str]]:
     Raises:
         ValueError: No job, or more of them than GPUs.
     """
+    gpus = visible_gpus()
     if jobs < 1:
         raise ValueError(f"--jobs {jobs}: at least 1")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None and gpu_name():
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
-        visible = ",".join(str(i) for i in range(listed.stdout.count("GPU ")))
-    gpus = [gpu for gpu in (visible or "").split(",") if gpu not in ("", "-1")]
     if gpus and jobs > len(gpus):
         raise ValueError(
             f"--jobs {jobs} with {len(gpus)} GPUs: one trial a GPU, so --jobs {len(gpus)}"
@@ -221,16 +305,3 @@ def shares(jobs: int) -> list[dict[str, str]]:
         return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus[:jobs]]
     share = max(1, len(os.sched_getaffinity(0)) // jobs)
     return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share))}] * jobs
-
-
-@contextmanager
-def signals() -> Iterator[list[int]]:
-    """The numbers of SIGINT and SIGTERM that came while this is entered; nothing else ends."""
-    came: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {n: signal.signal(n, lambda number, _: came.append(number)) for n in numbers}
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

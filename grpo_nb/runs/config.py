@@ -185,15 +185,9 @@ def stored(config: RunConfig) -> dict[str, Any]:
 
 def describe(config: RunConfig, *sections: str) -> list[dict[str, Any]]:
     """Rows for a table: setting, value, where the value came from, meaning."""
-    rows = [
+    return [
         {"setting": name, "value": value, "from": config.sources.get(name, "default")}
         | {"meaning": MEANINGS.get(name, "TRL's")}
         for name, value in flatten(config).items()
         if name.partition(".")[0] in sections
     ]
-    # With standby it sets vLLM's share itself: unsloth_zoo/vllm_utils.py 2026.10.9, load_vllm.
-    if config.policy.standby and config.policy.backend == "unsloth":
-        for row in rows:
-            if row["setting"] == "policy.gpu_memory_utilization":
-                row |= {"value": "set by Unsloth", "from": "policy.standby"}
-    return rows

@@ -84,7 +84,7 @@ class Run:
         lock = _locks.setdefault(path, FileLock(path))
         try:
             if not lock.is_locked:
-                lock.acquire(timeout=0)
+                lock.acquire(timeout=0.2)  # longer than somebody else's look at it, `in_use`
         except Timeout:
             raise RuntimeError(
                 f"run {self.name!r} is in use by another process: wait for it, shut down the "
@@ -98,24 +98,25 @@ class Run:
         lock = _locks.get(self / ".lock")
         return lock is not None and lock.is_locked
 
+    def in_use(self, *names: str) -> bool:
+        """Whether another process holds one of these locks, of which this one holds none."""
+        try:
+            for name in names:
+                if (self / name).exists():
+                    self.lock(name).release()
+        except RuntimeError:
+            return True
+        return False
+
     def status(self, stage: str) -> str:
         """ "not started", "running", "done", "failed", "cut off": its process is gone, or "stale":
         it was done, and a stage before it has been run again since."""
         status = self.manifest().get(stage, {}).get("status", "not started")
         if status == "done" and self._run_again_before(stage):
             return "stale"
-        if status != "running" or self.is_locked:
-            return status
-        try:
-            self.lock().release()
-        except RuntimeError:  # its process lives
-            return "running"
-        return "cut off"
-
-    def outputs_before(self, stage: str) -> dict[str, str]:
-        """{relative path: sha256} of what the stages before it have written and recorded."""
-        entries = [entry for key, entry in self.manifest().items() if key < stage]
-        return {path: sha for entry in entries for path, sha in entry.get("outputs", {}).items()}
+        if status == "running" and not self.is_locked and not self.in_use(".lock"):
+            return "cut off"
+        return status
 
     def _run_again_before(self, stage: str) -> str:
         """The first stage before, whose results are no longer those that `stage` was made of.
@@ -123,18 +124,14 @@ class Run:
         "" if all are, or if `stage` has never been done. A stage that is running, failed or was
         cut off may have overwritten its results.
         """
-        manifest = self.manifest()
+        manifest, known = self.manifest(), {}
         read = manifest.get(stage, {}).get("inputs")
-        if read is None:
-            return ""
-        if manifest[stage].get("outdated"):  # so the manifests of before said it
-            return max(one for one in NOTEBOOKS if one < stage)
-        for earlier in [one for one in NOTEBOOKS if one < stage]:
+        for earlier in [one for one in NOTEBOOKS if read is not None and one < stage]:
             entry = manifest.get(earlier, {})
             if entry.get("status") != "done" or not entry["outputs"].items() <= read.items():
                 return earlier
-        same = read == self.outputs_before(stage)
-        return "" if same else max(one for one in NOTEBOOKS if one < stage)
+            known |= entry["outputs"]
+        return earlier if read and known != read else ""
 
     def why_stale(self, stage: str = "04") -> str:
         """Why what `stage` wrote is not of the run as it is now, and what to do; "" if it is."""
@@ -276,10 +273,11 @@ class Stage:
             outputs: Files and folders this stage wrote, relative to the run.
         """
         seconds = round(time.monotonic() - self._started, 1)
-        written = self.run.files(*outputs)
-        files = {"inputs": self.run.outputs_before(self.stage), "outputs": written}
-        done = {"status": "done", "outdated": False, "seconds": seconds}
-        self.run.record(self.stage, done | files)
+        written, read = self.run.files(*outputs), {}
+        for stage, entry in self.run.manifest().items():
+            read |= entry.get("outputs", {}) if stage < self.stage else {}
+        done = {"status": "done", "seconds": seconds, "inputs": read, "outputs": written}
+        self.run.record(self.stage, done)
         self.run.lock().release(force=True)
         later = [name for stage, name in NOTEBOOKS.items() if stage > self.stage]
         after = f"next: {later[0]}.ipynb" if later else "the run is complete"

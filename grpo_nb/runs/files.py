@@ -9,12 +9,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
 
 def disk_error(path: Path | str, error: OSError, kept: str = "") -> str:
@@ -96,6 +96,8 @@ class _Strict(yaml.SafeLoader):
     silently read 8, 90 and 31.
     """
 
+    yaml_implicit_resolvers: ClassVar[dict] = {}  # none of YAML 1.1's; those below
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen = []
         for key, _ in node.value:
@@ -107,32 +109,28 @@ class _Strict(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_OURS = {
-    "bool": (r"true|True|false|False", "tTfF"),
-    "int": (r"[-+]?(0|[1-9]\d*)", "-+0123456789"),
-    "float": (r"[-+]?(\d+\.\d*|\.\d+)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d+", "-+.0123456789"),
-    "timestamp": (r"(?!)", ""),
-}
-_Strict.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in pairs if tag.rpartition(":")[2] not in _OURS]
-    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-for _kind, (_pattern, _firsts) in _OURS.items():
-    _tag = f"tag:yaml.org,2002:{_kind}"
-    _Strict.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern})\\Z"), list(_firsts))
+for _kind, _pattern, _firsts in (
+    ("bool", r"true|True|false|False", "tTfF"),
+    ("int", r"[-+]?(0|[1-9]\d*)", "-+0123456789"),
+    ("float", r"[-+]?(\d+\.\d*|\.\d+)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d+", "-+.0123456789"),
+    ("null", r"null|Null|NULL|~|", ["n", "N", "~", ""]),
+    ("merge", "<<", "<"),
+):
+    _matches = re.compile(rf"(?:{_pattern})\Z")
+    _Strict.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _matches, list(_firsts))
 
 
-def load_yaml(path: Path) -> Any:
-    """What a YAML file holds; plain values only.
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A file of keys and plain values.
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: Not YAML, or a key twice; with file and line.
+        ValueError: Not YAML, a key twice, or no keys; with file and line.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), _Strict)
+        content = yaml.load(path.read_text(encoding="utf-8"), _Strict)
     except yaml.MarkedYAMLError as error:
         mark, why = error.problem_mark or error.context_mark, error.problem
         tab = ": indent with spaces, not tabs" if "'\\t'" in str(why) else ""
@@ -141,16 +139,6 @@ def load_yaml(path: Path) -> Any:
         raise ValueError(f"{path} is not a file of settings: it nests too deep") from None
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # `!!bool maybe`
         raise ValueError(f"{path} cannot be read: {error}") from None
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """A file of keys and values.
-
-    Raises:
-        FileNotFoundError: No such file.
-        ValueError: Not YAML, a key twice, or no keys; with file and line.
-    """
-    content = load_yaml(path)
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ValueError(f"{path}: write one `setting: value` a line")
     return content

@@ -99,7 +99,7 @@ class TrainConfig(Section):
 class PolicyConfig(Section):
     backend: Literal["unsloth", "transformers"] = setting("unsloth", "loads and trains the policy")
     finetuning: Literal["lora", "full"] = setting("lora", "what is trained")
-    gpu_memory_utilization: float = setting(0.5, "of the GPU, for vLLM [share]", gt=0, lt=1)
+    gpu_memory_utilization: float = setting(0.5, "of the GPU, for vLLM without standby", gt=0, lt=1)
     standby: bool = setting(False, "vLLM gives its memory back during the update")
     rollouts: Literal["auto", "model", "copy"] = setting("auto", "auto: a dense copy on a CPU")
     share_prompts: bool = setting(True, "the update runs a prompt once for its group, if it can")
@@ -130,4 +130,3 @@ class Thresholds(Section):
     longer: float = setting(1.5, "completions, for the same reward [ratio]", gt=1)
     spike: float = setting(4, "to the greatest of a patience before [ratio]", gt=1)
     skipped: float = setting(0.05, "completions without score [share]", gt=0, le=1)
-    slower: float = setting(1.5, "step to its prediction [ratio]", gt=1)

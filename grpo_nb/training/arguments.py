@@ -9,11 +9,10 @@ epsilon_high 5, and "dr_grpo" turns scale_rewards "group" off. What is set by `t
 leaves alone. Source: unsloth/models/rl.py 2026.10.9.
 """
 
-import importlib.util
 import math
 import typing
 from dataclasses import Field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -22,10 +21,8 @@ from grpo_nb.models import Policy, cuda_available, has_bf16
 from grpo_nb.rewards import RewardSet, declared_range
 from grpo_nb.runs import Stage
 from grpo_nb.runs.config import RunConfig
-from grpo_nb.runs.files import read_json
 from grpo_nb.runs.names import refuse_unknown
 from grpo_nb.training import health, ranks
-from grpo_nb.training.batch import solve_batch
 
 if TYPE_CHECKING:
     from trl import GRPOConfig
@@ -56,10 +53,49 @@ FIXED = (
 )
 # The same value in another form is no change.
 REWRITTEN = {"accelerator_config", "debug", "report_to"}
-# An argument that TRL fills from another where it is None.
-TRACKERS = ("none", "tensorboard", "trackio", "wandb", "mlflow", "swanlab")
-NONE_MEANS = {"epsilon_high": "epsilon", "num_generations_eval": "num_generations"}
-ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
+# By which a value that is given for an argument of TRL's is judged.
+STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, strict=True)
+
+
+class Batch(NamedTuple):
+    """The two settings of `train` that say how a step's completions are cut."""
+
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+
+
+def solve_batch(
+    prompts_per_step: int, num_generations: int, max_rows_in_memory: int, processes: int = 1
+) -> Batch:
+    """The largest micro-batch that fits, so that all of them together make the step.
+
+    TRL wants whole groups in a step: per-device batch x accumulation x processes has to be
+    prompts x group. A group may be cut between micro-batches, for advantages are computed before.
+
+    Args:
+        prompts_per_step: Prompts that one optimizer step learns from, on all processes.
+        num_generations: Completions per prompt: the group.
+        max_rows_in_memory: Completions that one micro-batch may hold, on one process.
+        processes: That share the step.
+
+    Raises:
+        ValueError: The processes cannot share the step evenly (the nearest number of prompts
+            is given).
+
+    >>> solve_batch(prompts_per_step=4, num_generations=8, max_rows_in_memory=12)
+    Batch(per_device_train_batch_size=8, gradient_accumulation_steps=4)
+    """
+    completions = prompts_per_step * num_generations
+    if completions % processes:
+        step = processes // math.gcd(num_generations, processes)
+        nearest = max(1, round(prompts_per_step / step)) * step
+        raise ValueError(
+            f"{prompts_per_step} prompts x {num_generations} completions = {completions} cannot be "
+            f"shared by {processes} processes: take {nearest} prompts"
+        )
+    share = completions // processes
+    rows = next(n for n in range(min(max_rows_in_memory, share), 0, -1) if share % n == 0)
+    return Batch(rows, share // rows)
 
 
 def grpo_config(stage: Stage, policy: Policy, rewards: RewardSet) -> "GRPOConfig":
@@ -96,15 +132,10 @@ def refuse_unknown_trl(config: RunConfig) -> None:
             raise ValueError(f"trl.{name} cannot be set: the stages need it as it is; leave it out")
         refuse_unknown("argument of GRPOConfig", f"trl.{name}", list(map(setting_of, known)))
         try:
-            TypeAdapter(known[name], config=ANY_CLASS).validate_python(value, strict=True)
-        except ValidationError:
-            wanted = getattr(known[name], "__name__", known[name])
-            raise ValueError(
-                f"trl.{name} = {value!r} is of type {type(value).__name__}, and TRL wants "
-                f"{wanted}: write it as Python would"
-            ) from None
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"trl.{name} = {value}: write a finite number, or leave it out")
+            TypeAdapter(known[name], config=STRICT).validate_python(value)
+        except ValidationError as error:
+            wrong = "; ".join(dict.fromkeys(one["msg"] for one in error.errors()))
+            raise ValueError(f"trl.{name} = {value!r}: {wrong}. Write it as Python would") from None
 
 
 def setting_of(argument: str) -> str:
@@ -125,9 +156,9 @@ def grpo_arguments(stage: Stage, policy: Policy, rewards: RewardSet) -> dict[str
     group = config.train.num_generations
     rows = config.train.per_device_train_batch_size
     batch = solve_batch(config.step_completions // group, group, rows, ranks.count())
-    automatic = "adamw_8bit" if cuda_available() else "adamw_torch"
-    trackers = [name.strip() or "none" for name in config.train.report_to.split(",")]
-    refuse_missing_trackers(trackers)
+    gpu = cuda_available()
+    automatic = "adamw_8bit" if gpu else "adamw_torch"
+    bf16, trackers = has_bf16(), config.train.report_to.replace(" ", "").split(",")
     return {
         **{name: getattr(config.train, name) for name in TRL_NAMES},
         **batch._asdict(),
@@ -135,10 +166,11 @@ def grpo_arguments(stage: Stage, policy: Policy, rewards: RewardSet) -> dict[str
         "report_to": trackers,
         "seed": config.seed,
         "lr_scheduler_type": "constant_with_warmup",
-        "use_cpu": not cuda_available(),
+        "use_cpu": not gpu,
         "optim": automatic if config.policy.optim == "auto" else config.policy.optim,
-        "gradient_checkpointing": cuda_available(),
-        **({} if {"bf16", "fp16"} & set(config.trl) else precision()),
+        "gradient_checkpointing": gpu,
+        # Where bf16 is not computed in: fp16 on a GPU, as Unsloth does, and fp32 on a CPU.
+        **({} if {"bf16", "fp16"} & set(config.trl) else {"bf16": bf16, "fp16": gpu and not bf16}),
         "use_vllm": policy.vllm,
         **vllm_by_trl(config),
         "shuffle_dataset": config.data.order == "shuffled",
@@ -177,23 +209,6 @@ def vllm_by_trl(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def refuse_missing_trackers(names: list[str]) -> None:
-    """Raise ValueError for an unknown tracker, RuntimeError for one that is not installed."""
-    for name in names:
-        refuse_unknown("tracker", name, list(TRACKERS))
-    missing = [n for n in names if n != "none" and importlib.util.find_spec(n) is None]
-    if missing:
-        raise RuntimeError(
-            f"train.report_to = {', '.join(names)!r} needs a package that is missing: "
-            f"pip install {' '.join(missing)}, or set it to 'none'"
-        )
-
-
-def precision() -> dict[str, bool]:
-    """bf16 where that is computed in; else fp16 on a GPU, as Unsloth does, and fp32 on a CPU."""
-    return {"bf16": has_bf16(), "fp16": cuda_available() and not has_bf16()}
-
-
 def effective(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: RewardSet) -> pd.DataFrame:
     """Every argument of TRL's as the training will use it, and who decided it.
 
@@ -206,33 +221,20 @@ def effective(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: RewardS
         or a cell made of the value that was asked for).
     """
     passed = grpo_arguments(stage, policy, rewards)
-    sources, rows = stage.config.sources, []
+    rows = []
     for field in fields(own_config()):
-        value = getattr(args, field.name)
-        source = sources.get(setting_of(field.name), "default")
-        row = {
-            "argument": field.name,
-            "value": _plain(value),
-            "from": "grpo_nb" if source == "default" else source,
-            "changed": _changed(
-                field.name, _plain(passed.get(field.name, default_of(field))), args
-            ),
-        }
-        rows.append(row if field.name in passed else row | {"from": "TRL's default"})
-    return pd.DataFrame(rows)
+        name, used = field.name, _plain(getattr(args, field.name))
+        asked = _plain(passed.get(name, default_of(field)))
+        source = stage.config.sources.get(setting_of(name), "default")
+        source = "grpo_nb" if source == "default" else source
+        changed = f"{asked} → {used}" if used != asked and name not in REWRITTEN else ""
+        rows.append((name, used, source if name in passed else "TRL's default", changed))
+    return pd.DataFrame(rows, columns=["argument", "value", "from", "changed"])
 
 
 def default_of(field: Field) -> Any:
     """The default of an argument of TRL's; MISSING if it has none."""
     return field.default_factory() if callable(field.default_factory) else field.default
-
-
-def _changed(name: str, asked: Any, args: "GRPOConfig") -> str:
-    used = _plain(getattr(args, name))
-    told = [f"{asked} → {used}"] if used != asked and name not in REWRITTEN else []
-    if used is None and name in NONE_MEANS:
-        told.append(f"TRL reads {NONE_MEANS[name]}: {getattr(args, NONE_MEANS[name])}")
-    return "; ".join(told)
 
 
 def _plain(value: Any) -> Any:
@@ -248,12 +250,8 @@ def notable(table: pd.DataFrame) -> pd.DataFrame:
 
 def expected(rewards: RewardSet, stage: Stage) -> health.Expected:
     """What the run knows before step 1, by which its health is judged."""
-    report = stage.run / "rewards/report.json"
-    baseline = read_json(report)["baseline"] if report.exists() else {}
     ranges = {
         func.__name__: (weight, *declared_range(getattr(func, "reward", func)))
         for func, weight in zip(rewards.reward_funcs, rewards.reward_weights, strict=True)
     }
-    seconds = baseline.get("predicted seconds per step", math.inf)
-    train = stage.config.train
-    return health.Expected(ranges, stage.config.step_completions, train.eval_prompts, seconds)
+    return health.Expected(ranges, stage.config.step_completions, stage.config.train.eval_prompts)

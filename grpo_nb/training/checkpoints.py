@@ -5,9 +5,7 @@ there, `seal` writes sealed.json, the size of each file; what is not sealed does
 """
 
 import itertools
-import json
 import shutil
-from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,18 +14,19 @@ from grpo_nb import reward_lab
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import Adaptive
 from grpo_nb.runs import Stage, sha256, write_json
+from grpo_nb.runs.files import read_json
 from grpo_nb.training.arguments import default_of, setting_of
-from grpo_nb.training.metrics import keep_until
+from grpo_nb.training.metrics import forget_after
 from grpo_nb.training.validation import prompts_to_hold_out
 
 if TYPE_CHECKING:
     from trl import GRPOConfig
 
 SEAL = "sealed.json"
-AGAIN = "run this again, and it goes on from there"
+GOES_ON = "run this again, and it goes on from there"
 # Arguments that may differ between a training and its resumption: of the machine, of what is
 # shown, or how the same step is cut.
-FREE = (
+MAY_DIFFER = (
     *("output_dir", "run_name", "report_to", "disable_tqdm", "use_cpu", "local_rank", "project"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
     *("logging_dir", "per_device_eval_batch_size", "ddp_timeout"),
@@ -35,7 +34,6 @@ FREE = (
     *("accelerator_config", "parallelism_config", "ddp_find_unused_parameters", "hub_token"),
     *("policy.gpu_memory_utilization", "policy.standby"),
 )
-NAMES = {"generation_batch_size": "the completions of a step"}
 
 
 class Resumption:
@@ -52,60 +50,52 @@ class Resumption:
 
     def __init__(self, stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> None:
         self.folder, self.max_steps = stage.run / "train", args.max_steps
-        self.known = fingerprint(stage, rewards, args)
-        self.note, self._fresh = self._look(stage.config.train.resume)
+        self.settings = fingerprint(stage, rewards, args)
+        self.plan, self._begins = self._decide(stage.config.train.resume)
 
-    def _look(self, resume: str) -> tuple[str, bool]:
+    def _decide(self, resume: str) -> tuple[str, bool]:
         """What `begin` will do, in words, and whether it makes room for another training."""
-        path = self.folder / "state.json"
-        state = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        steps = trained_steps(self.folder)
-        if state and steps and resume != "never" and not (state["finished"] and resume == "auto"):
-            names = {**state["settings"], **self.known}
-            changed = [n for n in names if state["settings"].get(n) != self.known.get(n)]
-            if [name for name in changed if name != "train.max_steps"] and resume == "auto":
+        path, steps = self.folder / "state.json", trained_steps(self.folder)
+        known = read_json(path) if path.is_file() else {"finished": True, "settings": {}}
+        names = {**known["settings"], **self.settings}
+        changed = [n for n in names if known["settings"].get(n) != self.settings.get(n)]
+        longer = set(changed) <= {"train.max_steps"}
+        complete = steps >= self.max_steps
+        # A finished one is handed on; its stage may not be finished, and asks again.
+        wanted = not known["finished"] or (complete and not changed)
+        if steps and known["settings"] and (resume == "always" or (resume == "auto" and wanted)):
+            if resume == "auto" and not longer:
                 raise ValueError(
                     f"{steps} steps of this run were trained with other settings "
                     f"({', '.join(changed)}): set train.resume = 'always' to go on from them, or "
                     "'never' to begin again"
                 )
-            return self._goes_on(steps), False
-        if (
-            state
-            and steps >= self.max_steps
-            and resume == "auto"
-            and state["settings"] == self.known
-        ):
-            return self._goes_on(steps), False  # finished; its stage may not be, and asks again
+            if not complete:
+                return f"goes on after step {steps} of {self.max_steps}", False
+            again = "train.resume = 'never' trains them again"
+            return f"all {steps} steps are trained, and their adapter is handed on; {again}", False
         note = f"begins at step 1 of {self.max_steps}"
-        if not (place := aside(self.folder)):
-            return note, True
-        note += f"; what was trained here before ({steps} steps) is kept as {place.name}/"
-        other = {"train.max_steps": 0}
-        longer = state and state["settings"] | other == self.known | other
-        if longer and steps < self.max_steps:
+        if place := place_of_old(self.folder):
+            note += f"; what was trained here before ({steps} steps) is kept as {place.name}/"
+        if place and longer and not complete:
             note += f". To train it on to {self.max_steps} steps: train.resume = 'always'"
         return note, True
 
-    def _goes_on(self, steps: int) -> str:
-        if steps < self.max_steps:
-            return f"goes on after step {steps} of {self.max_steps}"
-        again = "train.resume = 'never' trains them again"
-        return f"all {steps} steps are trained, and their adapter is handed on; {again}"
-
     def begin(self) -> Path | None:
         """Make room, or forget what came after the newest whole checkpoint; return that."""
-        if self._fresh:
-            clear(self.folder)
-        self._fresh = False  # run again, it goes on
+        if self._begins:
+            if place := place_of_old(self.folder):
+                self.folder.rename(place)
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self._begins = False  # run again, it goes on
         self.end(finished=False)
         checkpoint = newest(self.folder)
         (self.folder / "completions").mkdir(exist_ok=True)  # TRL makes it once
-        keep_until(self.folder, step_of(checkpoint))
+        forget_after(self.folder, step_of(checkpoint))
         return checkpoint
 
     def end(self, finished: bool) -> None:
-        write_json(self.folder / "state.json", {"finished": finished, "settings": self.known})
+        write_json(self.folder / "state.json", {"finished": finished, "settings": self.settings})
 
 
 def fingerprint(stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> dict[str, str]:
@@ -113,11 +103,11 @@ def fingerprint(stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> dict[st
     config = stage.config
     sections = {"model": config.model, "policy": config.policy}
     known = {f"{k}.{name}": v for k, of in sections.items() for name, v in of.model_dump().items()}
-    known = {name: value for name, value in known.items() if name not in FREE}
+    known = {name: value for name, value in known.items() if name not in MAY_DIFFER}
     for field in fields(args):
         value = getattr(args, field.name)
-        if field.name not in FREE and value != default_of(field):
-            known[NAMES.get(field.name, setting_of(field.name))] = value
+        if field.name not in MAY_DIFFER and value != default_of(field):
+            known[setting_of(field.name)] = value
     known["train.max_steps"] = args.max_steps
     known["the prompts held out to validate on"] = prompts_to_hold_out(config.train)
     known["the rewards"] = reward_lab.fingerprint(rewards)
@@ -133,9 +123,9 @@ def save_trained(model: Any, folder: Path, **gathered: Any) -> None:
     model.save_pretrained(folder, **only, **gathered)
 
 
-def adaptive_rewards(rewards: Any) -> list[Adaptive]:
+def adaptive_rewards(rewards: RewardSet) -> list[Adaptive]:
     """Those whose weight changes as training goes on: a checkpoint holds their state."""
-    return [reward for reward in rewards if isinstance(reward, Adaptive)]
+    return [reward for reward in rewards.reward_funcs if isinstance(reward, Adaptive)]
 
 
 def seal(checkpoint: Path, keep: int) -> None:
@@ -150,21 +140,12 @@ def _sizes(checkpoint: Path) -> dict[str, int]:
     return {str(path.relative_to(checkpoint)): path.stat().st_size for path in files}
 
 
-def damage(checkpoint: Path) -> str:
-    """What is wrong with a checkpoint; "" for a whole one."""
-    if not (checkpoint / SEAL).is_file():
-        return f"it has no {SEAL}"
+def is_whole(checkpoint: Path) -> bool:
+    """Whether every file is there, in the size it had when the checkpoint was sealed."""
     try:
-        known: Mapping[str, int] = json.loads((checkpoint / SEAL).read_text(encoding="utf-8"))
-    except ValueError:
-        return f"its {SEAL} cannot be read"
-    sizes = _sizes(checkpoint)
-    for name, size in known.items():
-        if name not in sizes:
-            return f"{name} is missing"
-        if sizes[name] != size:
-            return f"{name} has {sizes[name]} bytes of {size}"
-    return ""
+        return read_json(checkpoint / SEAL) == _sizes(checkpoint)
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def steps_of(folder: Path) -> list[int]:
@@ -179,31 +160,24 @@ def step_of(checkpoint: Path | None) -> int:
 
 def trained_steps(folder: Path) -> int:
     """The last step that a whole checkpoint holds; 0 without one."""
-    whole = [step for step in steps_of(folder) if not damage(folder / f"checkpoint-{step}")]
+    whole = [step for step in steps_of(folder) if is_whole(folder / f"checkpoint-{step}")]
     return max(whole, default=0)
 
 
-def newest(folder: Path, say: Callable[[str], None] = print) -> Path | None:
+def newest(folder: Path) -> Path | None:
     """The newest whole checkpoint, or None; removes newer ones that are not, and says so."""
     for step in reversed(steps_of(folder)):
         checkpoint = folder / f"checkpoint-{step}"
-        if not (wrong := damage(checkpoint)):
+        if is_whole(checkpoint):
             return checkpoint
-        say(f"{checkpoint.name} is damaged ({wrong}): removed, it is trained again")
+        print(f"{checkpoint.name} is damaged or half written: removed, it is trained again")
         shutil.rmtree(checkpoint)
     return None
 
 
-def aside(folder: Path) -> Path | None:
-    """Where the weights below a folder go when another training begins there; None: none are."""
+def place_of_old(folder: Path) -> Path | None:
+    """Where what was trained goes when another training begins; None: no weights are there."""
     if not any(folder.rglob("*.safetensors")):
         return None
     places = (folder.with_name(f"{folder.name}.old-{number}") for number in itertools.count(1))
     return next(place for place in places if not place.exists())
-
-
-def clear(folder: Path) -> None:
-    """Make room for another training; what was trained is kept `aside`."""
-    if place := aside(folder):
-        folder.rename(place)
-    shutil.rmtree(folder, ignore_errors=True)

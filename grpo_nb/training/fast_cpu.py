@@ -25,14 +25,6 @@ ATTENTION = "grpo_nb_grouped"
 LEAVE = 1 / 8  # of the batch: so many ended rows are worth copying the others together
 
 
-def attention() -> str:
-    """The name under which transformers knows our attention."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(ATTENTION, _attend)
-    return ATTENTION
-
-
 def _attend(
     module: Any, query: "torch.Tensor", key: Any, value: Any, attention_mask: Any, **options: Any
 ) -> tuple["torch.Tensor", None]:
@@ -53,7 +45,7 @@ def _attend(
     return mixed.reshape(rows, 1, heads, size), None
 
 
-class Room:
+class FixedLayer:
     """A layer of transformers' cache that holds keys and values in one place.
 
     DynamicLayer copies them all for each token.
@@ -95,21 +87,19 @@ def sample(
     stops: Sequence[int],
     pad: int,
     temperature: float = 1.0,
-    processors: Any = None,
 ) -> tuple[list[list[int]], list[list[float]]]:
     """A completion for each prompt, by torch's random state.
 
     Args:
-        model: A decoder of transformers with `attention()`, in evaluation.
+        model: `DenseCopy.renewed`.
         prompts: Token ids; equal ones are run once.
         max_completion_length: Cut after this [tokens].
         stops: Ids that end a completion, and are its last.
         pad: Id for the places before a short prompt.
-        temperature: The logits are divided by it.
-        processors: transformers' LogitsProcessorList, after the temperature.
+        temperature: The logits are divided by it; nearly 0 is greedy.
 
     Returns:
-        Token ids, and their log-probabilities at this temperature before the processors.
+        Token ids, and their log-probabilities at this temperature.
     """
     import torch
 
@@ -118,14 +108,11 @@ def sample(
     width = tokens.shape[1] - max_completion_length
     log_p = torch.zeros(len(prompts), max_completion_length, device=device)
     lengths = torch.full((len(prompts),), max_completion_length, device=device)
-    rows, ends = (
-        torch.arange(len(prompts), device=device),
-        torch.tensor(stops, dtype=torch.long, device=device),
-    )
+    rows = torch.arange(len(prompts), device=device)
+    ends = torch.tensor(stops, dtype=torch.long, device=device)
     alive = torch.ones_like(rows, dtype=torch.bool)
     for step in range(max_completion_length):
-        history = tokens[rows, : width + step] if processors else None
-        token, log_p[rows, step] = draw(logits, temperature, processors, history)
+        token, log_p[rows, step] = draw(logits / temperature)
         tokens[rows, width + step] = token
         ended = alive & torch.isin(token, ends)
         lengths[rows[ended]] = step + 1
@@ -182,43 +169,24 @@ def _prefill(
         logits_to_keep=1,
     ).logits[:, -1]
     index = torch.tensor([distinct[tuple(ids)] for ids in prompts], device=device)
-    cache.layers = [Room(layer, index, more) for layer in cache.layers]
+    cache.layers = [FixedLayer(layer, index, more) for layer in cache.layers]
     return logits[index], cache, tokens[index], mask[index], positions[index, -1:]
 
 
-def draw(
-    logits: "torch.Tensor", temperature: float, processors: Any, history: Any
-) -> tuple["torch.Tensor", "torch.Tensor"]:
-    """A token for each row of logits, and its log-probability before the processors.
+def draw(logits: "torch.Tensor") -> tuple["torch.Tensor", "torch.Tensor"]:
+    """A token for each row of logits, and its log-probability.
 
     By the inverse of the distribution function: one random number a row, where
     `torch.multinomial` draws one for each token of the vocabulary.
     """
     import torch
 
-    scaled = logits.float() / temperature
-    log_p = scaled.log_softmax(-1)
-    p = processors(history, scaled).softmax(-1) if processors else log_p.exp()
-    reached = p.cumsum(-1, dtype=torch.float64)
-    chosen = torch.rand(len(p), 1, dtype=torch.float64, device=p.device) * reached[:, -1:]
-    token = torch.searchsorted(reached, chosen, right=True).clamp(max=p.shape[1] - 1)
+    log_p = logits.float().log_softmax(-1)
+    reached = log_p.exp().cumsum(-1, dtype=torch.float64)
+    chosen = torch.rand(len(logits), 1, dtype=torch.float64, device=logits.device)
+    token = torch.searchsorted(reached, chosen * reached[:, -1:], right=True)
+    token = token.clamp(max=logits.shape[1] - 1)
     return token[:, 0], log_p.gather(-1, token)[:, 0]
-
-
-def _processors(trainer: Any) -> Any:
-    """TRL's settings of sampling beside the temperature, as transformers' generate applies them."""
-    from transformers import generation
-
-    found = generation.LogitsProcessorList()
-    if trainer.repetition_penalty not in (None, 1.0):
-        found.append(generation.RepetitionPenaltyLogitsProcessor(trainer.repetition_penalty))
-    if trainer.top_k:
-        found.append(generation.TopKLogitsWarper(trainer.top_k))
-    if trainer.top_p is not None and trainer.top_p < 1:
-        found.append(generation.TopPLogitsWarper(trainer.top_p))
-    if trainer.min_p is not None:
-        found.append(generation.MinPLogitsWarper(trainer.min_p))
-    return found
 
 
 def samples_from_copy(trainer: Any, rollouts: str) -> bool:
@@ -231,27 +199,17 @@ def samples_from_copy(trainer: Any, rollouts: str) -> bool:
     Raises:
         ValueError: "copy", and it is not possible here.
     """
-    if rollouts == "model" or (rollouts == "auto" and cuda_available()):
-        return False
-    lacking = _lacks(trainer)
-    if lacking and rollouts == "copy":
-        raise ValueError(f"policy.rollouts = 'copy' needs {lacking}: set it to 'auto'")
-    return not lacking
-
-
-def _lacks(trainer: Any) -> str:
-    """What is missing to generate from a copy, or nothing."""
     from peft.tuners.lora import LoraLayer
 
     args, model = trainer.args, trainer.model
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    cut = (args.top_k, args.min_p, args.generation_kwargs, args.cache_implementation)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     needs = {
         "transformers to generate, not vLLM": not trainer.use_vllm,
-        "no trl.generation_kwargs and no trl.cache_implementation": not (
-            args.generation_kwargs or args.cache_implementation
-        ),
+        "temperature as the only setting of sampling": not any(cut)
+        and args.top_p == args.repetition_penalty == 1,
         "policy.finetuning = 'lora'": bool(layers) and all("lora_" in name for name in trained),
         "LoRA without variants such as DoRA": not any(module.lora_variant for module in layers),
         "one process": trainer.accelerator.num_processes == 1,
@@ -259,7 +217,10 @@ def _lacks(trainer: Any) -> str:
             not trainer._is_vlm and base._supports_sdpa and full_attention(base)
         ),
     }
-    return next((need for need, met in needs.items() if not met), "")
+    lacking = next((need for need, met in needs.items() if not met), "")
+    if lacking and rollouts == "copy":
+        raise ValueError(f"policy.rollouts = 'copy' needs {lacking}: set it to 'auto'")
+    return not lacking and (rollouts == "copy" or (rollouts == "auto" and not cuda_available()))
 
 
 class DenseCopy:
@@ -272,26 +233,23 @@ class DenseCopy:
     def __init__(self, policy: "PreTrainedModel") -> None:
         import torch
         from peft.tuners.lora import LoraLayer
+        from transformers import AttentionInterface
 
         base = policy.get_base_model()
         modules = dict(base.named_modules())
-        config = type(base.config).from_dict(_plain(base.config))
+        plain = {k: v for k, v in base.config.to_dict().items() if k != "quantization_config"}
+        dtype = base.dtype if cuda_available() else torch.float32
+        AttentionInterface.register(ATTENTION, _attend)
         with torch.random.fork_rng():  # its first weights are drawn, and the training's are not
             self.model = type(base)._from_config(
-                config, dtype=_dtype(base), attn_implementation=attention()
+                type(base.config).from_dict(plain), dtype=dtype, attn_implementation=ATTENTION
             )
         self.model.to(base.device).eval().requires_grad_(False)
         for name, weight in self.model.state_dict().items():
             weight.copy_(_dense(modules, name))
-        self.merged = [
-            (
-                module,
-                self.model.get_submodule(name).weight,
-                self.model.get_submodule(name).weight.clone(),
-            )
-            for name, module in modules.items()
-            if isinstance(module, LoraLayer)
-        ]
+        layers = {name: m for name, m in modules.items() if isinstance(m, LoraLayer)}
+        merged = [(layer, self.model.get_submodule(name)) for name, layer in layers.items()]
+        self.merged = [(layer, dense.weight, dense.weight.clone()) for layer, dense in merged]
 
     def renewed(self) -> "PreTrainedModel":
         """The copy, with the adapter as it is now."""
@@ -313,18 +271,7 @@ class DenseCopy:
                 stops=trainer.eos_token_ids,
                 pad=trainer._tokenizer.pad_token_id,
                 temperature=trainer.temperature,
-                processors=_processors(trainer),
             )
-
-
-def _plain(config: Any) -> dict[str, Any]:
-    return {k: v for k, v in config.to_dict().items() if k != "quantization_config"}
-
-
-def _dtype(base: "PreTrainedModel") -> "torch.dtype":
-    import torch
-
-    return base.dtype if cuda_available() else torch.float32
 
 
 def _dense(modules: dict[str, Any], name: str) -> "torch.Tensor":

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from grpo_nb.runs import Check
@@ -18,7 +18,6 @@ from grpo_nb.training.metrics import read_lines
 TEXT = """rule: cause -> fix, where {} is the metric or the reward that it is about
 not a number: {} is NaN or infinite -> lower train.learning_rate; fix a reward that is all None
 spike: {} is far above its past -> lower train.learning_rate; read that step's completions
-slow steps: slower than predicted -> train.max_completion_length, a slow reward, other programs
 truncation: cut before they end -> train.max_completion_length up; TRL get_soft_overlong_punishment
 length creep: longer, and earn no more -> train.loss_type dapo or dr_grpo; max_length_penalty
 nothing left to learn: nearly all groups are all right -> stop, or harder rows (data.source)
@@ -31,12 +30,8 @@ one reward dominates: the total is mostly {} -> lower {} in rewards.reward_weigh
 no score: {} fails or gives None -> fix {}; drop rows without a usable answer (data.source)
 """
 RULES = dict(line.split(": ", 1) for line in TEXT.splitlines()[1:])
-GRAVE = {
-    "not a number",
-    "nothing learnt",
-    "collapse",
-    "reward hacking",
-}  # training on is of little use
+# After these, to train on is of little use.
+GRAVE = ("not a number", "nothing learnt", "collapse", "reward hacking")
 PAGE = "docs/troubleshooting.md"
 
 
@@ -53,7 +48,6 @@ class Expected(NamedTuple):  # what is known before step 1
     rewards: Mapping[str, tuple[float, float, float]]  # weight, low, high; first: "correct"
     completions: int = 64  # scored in a step
     eval_rows: int = 64  # held-out prompts
-    step_seconds: float = math.inf  # predicted
 
 
 class Watch:
@@ -127,7 +121,7 @@ def _number(value: Any) -> bool:
 
 
 def _steps(w: Watch) -> Iterator[tuple[str, str, str]]:
-    now, limits, seconds = (w.lines or [{}])[-1], w.limits, median(w.last("step_time") or [0])
+    now, limits = (w.lines or [{}])[-1], w.limits
     for key in ("loss", "reward", *(f"rewards/{name}/mean" for name in w.expected.rewards)):
         if key in now and not _number(now[key]):
             yield "not a number", key, f"{key} is {now[key]}"
@@ -135,8 +129,6 @@ def _steps(w: Watch) -> Iterator[tuple[str, str, str]]:
         past = [v for v in w.last(key, 1, min(limits.patience, len(w.lines) - 1)) if v > 0]
         if len(past) >= 2 * limits.window and (now.get(key) or 0) > limits.spike * max(past):
             yield "spike", key, f"{now[key]:.3g}, at most {max(past):.3g} before"
-    if seconds > limits.slower * w.expected.step_seconds:
-        yield "slow steps", "", f"{seconds:.2f} s, predicted {w.expected.step_seconds:.2f} s"
     cut, length = "completions/clipped_ratio", "completions/mean_length"
     if w.mean(cut) > limits.truncated and w.sure(cut, limits.window) > -2:
         yield "truncation", "", f"{w.mean(cut):.0%} of the completions"
@@ -213,36 +205,32 @@ def checks(watch: Watch, lines: Sequence[Mapping[str, Any]], alerts: list[Check]
         lines: Of train/metrics.jsonl.
         alerts: Of the whole training.
     """
-    steps, still = [line["step"] for line in lines if "loss" in line], watch.holding()
-    whole = bool(steps) and steps == list(range(1, len(steps) + 1))
+    steps, limits = [line["step"] for line in lines if "loss" in line], watch.limits
     grave = [alert for alert in alerts if alert.state == "stop"]
-    live = [alert for alert in grave if alert.name in still]
+    live = [alert for alert in grave if alert.name in watch.holding()]
     seen = f"{len(grave)} grave, {len(alerts) - len(grave)} warnings"
     seen += f"; at the end: {summary(live)}" if live else "; the grave ones are over" * bool(grave)
+    whole = bool(steps) and steps == list(range(1, len(steps) + 1))
+    lost = "steps are missing: run 03_train_grpo again"
     rows, cap = "take easier or harder rows (data.source)", "raise train.max_completion_length"
     zero, cut = "frac_reward_zero_std", "completions/clipped_ratio"
-    return [
-        Check(
-            "tracking",
-            "ok" if whole else "stop",
-            f"train/metrics.jsonl has {len(steps)} steps",
-            "" if whole else "steps are missing: run 03_train_grpo again",
-        ),
+    rates = [line["eval/format"] for line in lines if _number(line.get("eval/format"))]
+    found = [
+        _check("tracking", whole, f"train/metrics.jsonl has {len(steps)} steps", lost, "stop"),
         _rise(watch),
-        _share(
-            watch,
-            "zero advantage",
-            "groups have zero advantage",
-            zero,
-            watch.limits.no_signal,
-            rows,
-        ),
-        _share(watch, "truncation", "completions are cut", cut, watch.limits.truncated, cap),
-        Check(
-            "alerts", "stop" if live else "ok", seen, "do what the last one says" if live else ""
-        ),
-        *_format(watch, lines),
+        _share(watch, "zero advantage", zero, limits.no_signal, rows),
+        _share(watch, "truncation", cut, limits.truncated, cap),
+        _check("alerts", not live, seen, "do what the last one says", "stop"),
     ]
+    if rates:
+        form = f"{rates[0]:.0%} → {rates[-1]:.0%} in validation; at least {limits.solved:.0%}"
+        heavier = "train longer; weigh the format reward higher"
+        found.append(_check("format", rates[-1] >= limits.solved, form, heavier))
+    return found
+
+
+def _check(name: str, passed: bool, seen: str, fix: str, otherwise: Any = "warning") -> Check:
+    return Check(name, "ok", seen) if passed else Check(name, otherwise, seen, fix)
 
 
 def _rise(watch: Watch) -> Check:
@@ -253,25 +241,12 @@ def _rise(watch: Watch) -> Check:
         return Check("reward rises", "warning", seen, "train longer: raise train.max_steps")
     rise, error = watch.rise("reward", steps - half, half)
     seen = f"{rise:+.3f} ± {2 * error:.3f} (2 standard errors), half to half of {steps} steps"
-    if rise > 2 * error:
-        return Check("reward rises", "ok", seen)
-    return Check("reward rises", "warning", seen, f"train longer, or see {PAGE}")
+    return _check("reward rises", rise > 2 * error, seen, f"train longer, or see {PAGE}")
 
 
-def _share(watch: Watch, name: str, what: str, key: str, most: float, fix: str) -> Check:
+def _share(watch: Watch, name: str, key: str, most: float, fix: str) -> Check:
     """A share, over the last steps."""
     count = min(len(watch.lines), watch.limits.window)
     share = fmean(watch.last(key, 0, count) or [math.nan])
-    seen = f"{share:.0%} of the {what} in the last {count} steps; at most {most:.0%}"
-    return Check(name, "ok", seen) if share <= most else Check(name, "warning", seen, fix)
-
-
-def _format(watch: Watch, lines: Sequence[Mapping[str, Any]]) -> list[Check]:
-    rates = [line["eval/format"] for line in lines if _number(line.get("eval/format"))]
-    if not rates:
-        return []
-    least = watch.limits.solved
-    seen = f"{rates[0]:.0%} → {rates[-1]:.0%} in validation; at least {least:.0%}"
-    if rates[-1] >= least:
-        return [Check("format", "ok", seen)]
-    return [Check("format", "warning", seen, "train longer; weigh the format reward higher")]
+    seen = f"{share:.0%} by {key} in the last {count} steps; at most {most:.0%}"
+    return _check(name, share <= most, seen, fix)

@@ -2,13 +2,14 @@
 
 import json
 import math
+import resource
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-import psutil
 
 from grpo_nb.models import cuda_available
 from grpo_nb.reward_lab.baseline import passed
@@ -37,7 +38,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def keep_until(folder: Path, steps: int) -> None:
+def forget_after(folder: Path, steps: int) -> None:
     """Forget what came after a checkpoint, for it will come again.
 
     Args:
@@ -45,8 +46,7 @@ def keep_until(folder: Path, steps: int) -> None:
         steps: That the checkpoint holds.
     """
     for name in ("metrics.jsonl", "health.jsonl"):
-        lines = read_lines(folder / name) if steps else []
-        kept = [line for line in lines if line["step"] <= steps]
+        kept = [line for line in read_lines(folder / name) if steps and line["step"] <= steps]
         with atomic_path(folder / name) as temporary:
             temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
     best = folder / "best"
@@ -97,17 +97,18 @@ def of_a_step(logged: Mapping[str, list[float]], completions: int) -> dict[str, 
     return {
         "seconds/update": seconds - phases,
         "tokens_per_second": known.get("completions/mean_length", 0.0) * completions / seconds,
-        "memory_gib": memory_gib(),
+        "memory_gib": peak_memory() / 2**30,
     }
 
 
-def memory_gib() -> float:
-    """The greatest memory of the GPU so far; without one, what this process holds now."""
+def peak_memory() -> int:
+    """The greatest memory of the GPU so far; without one, of this process in its life [bytes]."""
     import torch
 
     if cuda_available():
-        return torch.cuda.max_memory_allocated() / 2**30
-    return psutil.Process().memory_info().rss / 2**30
+        return torch.cuda.max_memory_allocated()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def spread(
@@ -124,9 +125,8 @@ def spread(
     import torch
 
     totals_P_G = (rewards_N_F * weights_F.to(rewards_N_F.device)).nansum(dim=1).view(-1, group)
-    percents = torch.tensor([0.1, 0.5, 0.9], device=totals_P_G.device)
-    of_groups = torch.quantile(totals_P_G.mean(dim=1), percents).tolist()
-    found = dict(zip((f"groups/reward_p{p}" for p in (10, 50, 90)), of_groups, strict=True))
+    means_P = totals_P_G.mean(dim=1)
+    found = {f"groups/reward_p{p}": means_P.quantile(p / 100).item() for p in (10, 50, 90)}
     found["groups/reward_std"] = totals_P_G.std(dim=1).mean().item()
     of_rewards = torch.nan_to_num(rewards_N_F).view(-1, group, rewards_N_F.shape[1]).std(dim=1)
     stds = zip(names, of_rewards.mean(dim=0).tolist(), strict=True)

@@ -8,7 +8,6 @@ it gives the same numbers as one without (vLLM's own random state apart).
 import copy
 import random
 import shutil
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,16 +20,16 @@ import psutil
 from grpo_nb.models import cuda_available, sharded
 from grpo_nb.models.chat import count_tokens, render
 from grpo_nb.runs import Check
-from grpo_nb.training.batch import solve_batch
+from grpo_nb.training.arguments import solve_batch
 from grpo_nb.training.health import section
+from grpo_nb.training.metrics import peak_memory
 
 if TYPE_CHECKING:
-    from trl import GRPOConfig
-
     from grpo_nb.training.trainer import Trainer
 
 GIB = 2**30
-LEAST_SCALE = 1.0  # of fp16's loss; a gradient that is infinite even so is no overflow of scaling
+# fp16 scales the loss, at first so far that most gradients overflow; a training comes down to this.
+USUAL_SCALE = 2.0**10
 # What a step leaves in a trainer, beside gradients and random states.
 STATE = (
     *("_metrics", "_logs", "_pending_extra_logs", "_pending_metrics", "_step"),
@@ -39,14 +38,8 @@ STATE = (
     *("share_prompts", "eos_token_ids"),
 )
 
-# What of a module says how it trains.
-MODE = (
-    *("training", "gradient_checkpointing", "_gradient_checkpointing_func"),
-    *("_flag_for_generation", "_require_grads_hook", "_require_grads_hooks"),
-)
 
-
-class Probe(NamedTuple):
+class DryRun(NamedTuple):
     """What the largest step needed.
 
     failed: The part that ran out of memory, or "".
@@ -74,23 +67,18 @@ def preflight(trainer: "Trainer") -> list[Check]:
     prompts = list(trainer.train_dataset["prompt"])
     tokens = count_tokens(trainer.policy.tokenizer, prompts)
     longest = max(range(len(prompts)), key=tokens.__getitem__)
-    checks = [_context(trainer, tokens[longest]), *_stops(trainer)]
-    checks += _sampling(trainer.args, trainer.use_vllm)
+    checks = [_context(trainer, tokens[longest]), _end_of_turn(trainer)]
     if sharded():
         fix = "watch memory_gib in the first steps"
         checks.append(Check("memory", "warning", "sharded weights: no dry run", fix))
-    elif all(check.state != "stop" for check in checks):  # else the step would mean nothing
-        probe = worst_step(trainer, prompts[longest])
-        checks.append(_memory(trainer, probe))
-        if not probe.failed:
-            checks += [_gradient(probe), _time(trainer, probe)]
+    elif all(check.state == "ok" for check in checks):  # else the step would mean nothing
+        found = dry_run(trainer, prompts[longest])
+        checks.append(_memory(trainer, found))
+        if not found.failed:
+            checks += [_gradient(*found.gradients), _time(trainer, found)]
     checks.append(_disk(trainer))
-    return [
-        check
-        if check.state == "ok"
-        else check._replace(fix=f"{check.fix}; see {section(check.name)}")
-        for check in checks
-    ]
+    fixes = [f"{check.fix}; see {section(check.name)}" if check.fix else "" for check in checks]
+    return [check._replace(fix=fix) for check, fix in zip(checks, fixes, strict=True)]
 
 
 def _context(trainer: "Trainer", prompt: int) -> Check:
@@ -107,43 +95,22 @@ def _context(trainer: "Trainer", prompt: int) -> Check:
     return Check("context", "ok", seen)
 
 
-def _stops(trainer: "Trainer") -> list[Check]:
-    """Whether a completion can end, and its end is told from padding."""
+def _end_of_turn(trainer: "Trainer") -> Check:
+    """Whether a completion can end."""
     policy, tokenizer = trainer.policy, trainer.policy.tokenizer
-    eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    if eos is None:
+    if tokenizer.eos_token_id is None:
         do = "give the tokenizer an eos_token: no completion would ever end"
-        return [Check("end of turn", "stop", "the tokenizer has no EOS", do)]
-    stops = {eos, *np.atleast_1d(policy.model.generation_config.eos_token_id or eos).tolist()}
+        return Check("end of turn", "stop", "the tokenizer has no EOS", do)
+    ends = policy.model.generation_config.eos_token_id or tokenizer.eos_token_id
+    stops = {tokenizer.eos_token_id, *np.atleast_1d(ends).tolist()}
     chat = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "ANSWER"}]
     closing = tokenizer.apply_chat_template(chat, tokenize=False).rpartition("ANSWER")[2]
-    ids = tokenizer(closing, add_special_tokens=False)["input_ids"]
     enders = ", ".join(repr(tokenizer.decode(stop)) for stop in sorted(stops))
-    shown = f"a turn ends in {closing!r}, generation at {enders}"
-    checks = [Check("end of turn", "ok", shown)]
-    if not stops & set(ids):
-        do = "set the tokenizer's eos_token to the token that ends a turn in its chat template"
-        checks = [Check("end of turn", "stop", shown, do)]
-    known = policy.model.generation_config.eos_token_id
-    if eos not in np.atleast_1d(known).tolist():
-        seen = f"generation_config.eos_token_id = {known}, the tokenizer's is {eos}"
-        do = f"set eos_token_id to {eos} in the model's generation_config.json"
-        checks.append(Check("generation config", "warning", seen, do))
-    if pad is None or pad == eos:
-        do = "give the tokenizer a pad_token of its own, so that the end is not taken for padding"
-        checks.append(Check("padding", "warning", f"pad {pad}, EOS {eos}", do))
-    return checks
-
-
-def _sampling(args: "GRPOConfig", vllm: bool) -> list[Check]:
-    """TRL 1.15 compares vLLM's probabilities, cut by these, with whole ones (TRL issue 6789)."""
-    whole = {"top_p": (None, 1.0), "top_k": (None, 0, -1), "min_p": (None, 0.0)}
-    known = {name: getattr(args, name) for name in whole}
-    cut = [f"trl.{name} = {v}" for name, v in known.items() if v not in whole[name]]
-    if not (vllm and cut):
-        return []
-    do = "leave it out: it biases the importance ratio, and so the update"
-    return [Check("sampling", "warning", f"{', '.join(cut)} while vLLM generates", do)]
+    seen = f"a turn ends in {closing!r}, generation at {enders}"
+    if stops & set(tokenizer(closing, add_special_tokens=False)["input_ids"]):
+        return Check("end of turn", "ok", seen)
+    do = "set the tokenizer's eos_token to the token that ends a turn in its chat template"
+    return Check("end of turn", "stop", seen, do)
 
 
 def _disk(trainer: "Trainer") -> Check:
@@ -167,19 +134,19 @@ def _optimizer_bytes(trainer: "Trainer") -> int:
     return _trained(trainer) * (2 if "8bit" in optim else 8)
 
 
-def _memory(trainer: "Trainer", probe: Probe) -> Check:
+def _memory(trainer: "Trainer", found: DryRun) -> Check:
     rows = trainer.args.per_device_train_batch_size
-    if probe.failed:
-        seen = f"{probe.failed} ran out of it; {probe.budget / GIB:.1f} GiB were at hand"
+    if found.failed:
+        seen = f"{found.failed} ran out of it; {found.budget / GIB:.1f} GiB were at hand"
         return Check("memory", "stop", seen, smaller(trainer, rows // 2))
-    fixed = probe.before + _optimizer_bytes(trainer)
-    need = fixed + probe.peak - probe.before
-    seen = f"{need / GIB:.2f} GiB at most with the optimizer, of {probe.budget / GIB:.1f}"
-    if need <= 0.9 * probe.budget:
+    step, optimizer = found.peak - found.before, _optimizer_bytes(trainer)
+    need = found.peak + optimizer
+    seen = f"{need / GIB:.2f} GiB at most with the optimizer, of {found.budget / GIB:.1f}"
+    if need <= 0.9 * found.budget:
         return Check("memory", "ok", seen)
-    room = max(0.0, 0.9 * probe.budget - fixed) / max(1, probe.peak - probe.before)
-    result = "stop" if need > probe.budget else "warning"
-    return Check("memory", result, seen, smaller(trainer, int(room * rows)))
+    room = max(0.0, 0.9 * found.budget - found.before - optimizer) / max(1, step)
+    state = "stop" if need > found.budget else "warning"
+    return Check("memory", state, seen, smaller(trainer, int(room * rows)))
 
 
 def smaller(trainer: "Trainer", rows: int) -> str:
@@ -196,8 +163,7 @@ def smaller(trainer: "Trainer", rows: int) -> str:
     return f"set {settings} (the same step), or {other}"
 
 
-def _gradient(probe: Probe) -> Check:
-    watched, reached, finite = probe.gradients
+def _gradient(watched: int, reached: int, finite: bool) -> Check:
     seen = f"reaches {reached} of {watched} trained matrices"
     if not finite:
         do = "the base model overflows: set model.quantization = '16bit', or take another model"
@@ -208,23 +174,19 @@ def _gradient(probe: Probe) -> Check:
     return Check("gradient", "ok", seen)
 
 
-def _step_seconds(trainer: "Trainer", probe: Probe) -> float:
-    passes, args = trainer.args.gradient_accumulation_steps, trainer.args
-    generations = passes / (args.steps_per_generation * args.num_iterations)
-    return passes * probe.update + generations * probe.generation
-
-
-def _time(trainer: "Trainer", probe: Probe) -> Check:
-    step, steps = _step_seconds(trainer, probe), trainer.args.max_steps
-    seen = f"at most {step:.1f} s a step (generation {probe.generation:.1f}, a micro-batch "
-    whole = f"{step * steps / 60:.0f} min" if step * steps > 120 else f"{step * steps:.0f} s"
-    seen += f"{probe.update:.1f}), without rewards; {steps} steps in {whole}"
-    return Check("time", "ok", seen)
+def _time(trainer: "Trainer", found: DryRun) -> Check:
+    args = trainer.args
+    micro_batches = args.gradient_accumulation_steps
+    generations = micro_batches / (args.steps_per_generation * args.num_iterations)
+    step = micro_batches * found.update + generations * found.generation
+    seen = f"at most {step:.1f} s a step (generation {found.generation:.1f}, a micro-batch "
+    seen += f"{found.update:.1f}), without rewards; {args.max_steps} steps in "
+    return Check("time", "ok", f"{seen}{step * args.max_steps / 60:.1f} min")
 
 
 @contextmanager
 def _no_trace(trainer: "Trainer") -> Iterator[None]:
-    """Put back what a step changes: random states, metrics, counters, gradients, modes."""
+    """Put back what a step changes: random states, metrics, counters, gradients, loss scale."""
     import torch
 
     kept = {name: copy.deepcopy(vars(trainer)[name]) for name in STATE if name in vars(trainer)}
@@ -232,7 +194,7 @@ def _no_trace(trainer: "Trainer") -> Iterator[None]:
     scale = scaler and scaler.state_dict()
     python, numpy = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())), _as_training(trainer):
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             yield
     finally:
         random.setstate(python)
@@ -249,70 +211,46 @@ def _no_trace(trainer: "Trainer") -> Iterator[None]:
             torch.cuda.reset_peak_memory_stats()
 
 
-@contextmanager
-def _as_training(trainer: "Trainer") -> Iterator[None]:
-    """The model as `trainer.train()` sets it, and then as it was.
+def _set_modes(trainer: "Trainer") -> None:
+    """The model as `trainer.train()` sets it inside, and leaves it.
 
-    What that does inside alone: Unsloth's for_training (its trainer ends `__init__` in
-    for_inference), and transformers switching gradient checkpointing on.
+    Unsloth's trainer ends `__init__` in for_inference, and transformers switches gradient
+    checkpointing on in `train` alone.
     """
     model, args = trainer.model, trainer.args
-    was_training, use_cache = model.training, model.config.use_cache
-    kept = [
-        (module, {name: vars(module)[name] for name in MODE if name in vars(module)})
-        for module in model.modules()
-    ]
-    hooks = [(module, set(module._forward_hooks)) for module, _ in kept]
     if hasattr(model, "for_training"):
         asked = getattr(model, "_unsloth_gradient_checkpointing", args.gradient_checkpointing)
         model.for_training(use_gradient_checkpointing=asked)
     model.train()
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
-    try:
-        yield
-    finally:
-        if hasattr(model, "for_inference") and not was_training:
-            model.for_inference()
-        for module, before in kept:
-            for name in MODE:
-                vars(module).pop(name, None)
-            vars(module).update(before)
-        for module, before in hooks:  # those that let gradients into a frozen embedding
-            for number in set(module._forward_hooks) - before:
-                del module._forward_hooks[number]
-        model.config.use_cache = use_cache
 
 
-def worst_step(trainer: "Trainer", prompt: list[dict]) -> Probe:
-    """A micro-batch with its gradients, then a generation to the last token; nothing of it stays.
+def dry_run(trainer: "Trainer", prompt: list[dict]) -> DryRun:
+    """A micro-batch with its gradients, then a generation to the last token; no number of it stays.
 
     Args:
         trainer: As built, not yet training.
         prompt: The longest chat to train on; every row of the micro-batch is this one.
     """
-    with _no_trace(trainer):
-        return _probe(trainer, prompt)
-
-
-def _probe(trainer: "Trainer", prompt: list[dict]) -> Probe:
-    policy = trainer.policy
+    policy, scaler = trainer.policy, trainer.accelerator.scaler
     text = render(policy.tokenizer, prompt)
     ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-    trainer.share_prompts = False  # other than these, a micro-batch's rows may all differ
-    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     update = generation = 0.0
     gradients, failed = (0, 0, True), ""
-    with _watched_memory() as memory:
+    with _no_trace(trainer):
+        _set_modes(trainer)
+        trainer.share_prompts = False  # other than these, a micro-batch's rows may all differ
+        trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+        if scaler:
+            scale = min(scaler.get_scale(), USUAL_SCALE)
+            scaler.load_state_dict(scaler.state_dict() | {"scale": scale})
+        before, budget = _memory_now()
         try:
             failed = "the update"
             for _ in range(2 if cuda_available() else 1):  # a GPU compiles in the first
                 update = _timed(_update, trainer, ids, len(policy.tokenizer))
             gradients = _reached(trainer)
-            while not gradients[2] and _lower_loss_scale(trainer):
-                trainer.model.zero_grad(set_to_none=True)
-                _update(trainer, ids, len(policy.tokenizer))
-                gradients = _reached(trainer)
             trainer.model.zero_grad(set_to_none=True)
             failed = "generation"
             generation = _timed(_generate, trainer, prompt)
@@ -320,7 +258,8 @@ def _probe(trainer: "Trainer", prompt: list[dict]) -> Probe:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-    return Probe(failed, update, generation, **memory, gradients=gradients)
+        peak = max(before, peak_memory())
+    return DryRun(failed, update, generation, before, peak, budget, gradients)
 
 
 def _timed(work: Any, *arguments: Any) -> float:
@@ -358,16 +297,6 @@ def _update(trainer: "Trainer", prompt: list[int], vocabulary: int) -> None:
         (scaler.scale(loss) if scaler else loss).backward()
 
 
-def _lower_loss_scale(trainer: "Trainer") -> bool:
-    """Whether fp16's loss scale could fall: the first is meant to be too high for most models."""
-    if not scale_can_fall(trainer):
-        return False
-    scaler = trainer.accelerator.scaler
-    lower = max(LEAST_SCALE, scaler.get_scale() / 16)  # a training halves it each time
-    scaler.load_state_dict(scaler.state_dict() | {"scale": lower})
-    return True
-
-
 def _reached(trainer: "Trainer") -> tuple[int, int, bool]:
     """LoRA's B, whose gradient is not 0 at the start as A's is; without LoRA what is trained."""
     named = list(trainer.model.named_parameters())
@@ -397,43 +326,16 @@ def _generate(trainer: "Trainer", prompt: list[dict]) -> None:
         sampling.update(before)
 
 
-@contextmanager
-def _watched_memory() -> Iterator[dict[str, int]]:
-    """Fill in `before`, `peak` and `budget` [bytes]: the GPU's, or else the process' own."""
+def _memory_now() -> tuple[int, int]:
+    """(in use, at hand) [bytes], of the GPU or else of this process; a new peak begins."""
     import torch
 
     if cuda_available():
         torch.cuda.reset_peak_memory_stats()
-        budget = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
-        found = {"before": torch.cuda.memory_allocated(), "peak": 0, "budget": budget}
-        yield found
-        found["peak"] = torch.cuda.max_memory_allocated()
-        return
-    process, stopped = psutil.Process(), threading.Event()
-    resident = process.memory_info().rss
-    budget = resident + psutil.virtual_memory().available
-    found = {"before": resident, "peak": resident, "budget": budget}
-
-    def watch() -> None:
-        while not stopped.wait(0.01):
-            found["peak"] = max(found["peak"], process.memory_info().rss)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield found
-    finally:
-        stopped.set()
-        thread.join()
-
-
-def scale_can_fall(trainer: Any) -> bool:
-    """Whether the loss of an fp16 training is scaled up, so that a gradient may overflow by that.
-
-    torch's GradScaler begins at 65,536 and halves its scale after each such step.
-    """
-    scaler = trainer.accelerator.scaler
-    return scaler is not None and scaler.get_scale() > LEAST_SCALE
+        at_hand = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+        return torch.cuda.memory_allocated(), at_hand
+    resident = psutil.Process().memory_info().rss
+    return resident, resident + psutil.virtual_memory().available
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -4,12 +4,23 @@
     trainer.preflight()
     trainer.train()
 
-What acts between the steps is in `callbacks`; how a run begins, goes on and ends on disk is in
-`checkpoints`. Each method of TRL's that is overridden says why, and what Unsloth's GPU trainer,
-which takes the place of TRL's class when Unsloth is imported on a GPU, does with it. For that
-reason this module is imported after the policy is loaded: `training.Trainer` sees to it.
+One step, in order, with the method of this class or of `callbacks.StepCallback` that has a part:
+
+ 1. TRL samples a group for each prompt: `_generate`, `_generate_single_turn`.
+ 2. The rewards score the completions: `_timed`, `_calculate_rewards`. TRL makes the advantages.
+ 3. Forward and backward of each micro-batch: `training_step`, `_get_per_token_logps_and_entropies`.
+ 4. An update that is not finite, or learns from no score, is left out: `on_pre_optimizer_step`.
+ 5. The optimizer steps. Is a checkpoint due, or a stop asked for? `on_step_end`.
+ 6. The step's metrics are logged: `log`. They go to train/metrics.jsonl, the alerts and whoever
+    watches; and every `train.eval_steps` the policy is validated: `on_log`.
+ 7. Where it is due, the checkpoint is written and sealed: `_save_checkpoint`, `on_save`.
+
+Each method of TRL's that is overridden says why, and what Unsloth's GPU trainer, which takes the
+place of TRL's class when Unsloth is imported on a GPU, does with it. For that reason this module
+is imported after the policy is loaded: `training.Trainer` sees to it.
 """
 
+import functools
 import math
 import shutil
 import time
@@ -31,16 +42,10 @@ from grpo_nb.rewards.contract import exits_are_errors
 from grpo_nb.runs import Check, Stage, atomic_path
 from grpo_nb.training import checkpoints, fast_cpu, health, metrics, preflight, ranks
 from grpo_nb.training.arguments import expected
-from grpo_nb.training.callbacks import (
-    StepCallback,
-    generation_is_used_up,
-    restore_random_state,
-)
-from grpo_nb.training.checkpoints import AGAIN, adaptive_rewards, save_trained
+from grpo_nb.training.callbacks import StepCallback, generation_is_used_up
+from grpo_nb.training.checkpoints import GOES_ON, save_trained
 from grpo_nb.training.updates import Controls, Progress, Watcher, stop_on_signals
 from grpo_nb.training.validation import Validation, hold_out, prompts_to_hold_out
-
-_with_vllm: list[Path] = []  # folders of the trainers that started a vLLM in this process
 
 
 class Trainer(GRPOTrainer):
@@ -57,7 +62,7 @@ class Trainer(GRPOTrainer):
     Raises:
         ValueError: A training with other settings was cut off in this run, and `train.resume`
             is "auto".
-        RuntimeError: This process has a vLLM already, or imported Unsloth too late.
+        RuntimeError: Unsloth put its trainer in TRL's place after this module was imported.
     """
 
     def __init__(
@@ -71,19 +76,25 @@ class Trainer(GRPOTrainer):
     ) -> None:
         from datasets import Dataset
 
-        _refuse(args, stage)
+        if trl.GRPOTrainer is not GRPOTrainer:
+            raise RuntimeError(
+                "Unsloth was imported after the trainer, which is built on TRL's class and not on "
+                "Unsloth's: restart the kernel, and load the policy before training.Trainer is used"
+            )
         self.policy, self.rewards, self.stage = policy, rewards, stage
         self.folder = stage.run / "train"
+        args.output_dir = str(self.folder)  # where the other stages look for it
         config = stage.config
         train_rows, self.validation_rows = hold_out(rows, prompts_to_hold_out(config.train))
         self.resumption = checkpoints.Resumption(stage, rewards, args)
+        self.plan = self.resumption.plan  # what `train` will do: begin, or go on after which step
         if "ref" in getattr(policy.model, "peft_config", {}):
             policy.model.delete_adapter("ref")  # with beta > 0 TRL adds one, and refuses a second
         with kept_in_32_bit(policy.model):
             super().__init__(
                 model=policy.model,
                 processing_class=policy.tokenizer,
-                reward_funcs=[in_thread(f) if waits(f) else f for f in rewards.reward_funcs],
+                reward_funcs=list(map(self._timed, rewards.reward_funcs)),
                 args=args,
                 # Rows may hold dicts and lists of any type, which Arrow would merge or refuse.
                 train_dataset=Dataset.from_list(
@@ -91,10 +102,8 @@ class Trainer(GRPOTrainer):
                 ),
                 callbacks=list(callbacks),
             )
-        if config.trl.get("vllm_mode") == "colocate":
-            _with_vllm.append(self.folder)
         self.remove_callback(PrinterCallback)
-        for reward in adaptive_rewards(self.reward_funcs):
+        for reward in checkpoints.adaptive_rewards(rewards):
             reward.everyones = ranks.gather  # each process scores a share of the step
         self.share_prompts = config.policy.share_prompts and fast_cpu.can_share(policy)
         self.samples_from_copy = fast_cpu.samples_from_copy(self, config.policy.rollouts)
@@ -103,14 +112,8 @@ class Trainer(GRPOTrainer):
         self._gathered: dict[str, Any] = {}
         self.row_sampler: Any = None
         self.controls, self.watchers = Controls(), [Progress(stage)]
-        validation = Validation(policy, self.validation_rows, rewards, config)
-        self.steps = StepCallback(self, validation if self.validation_rows else None)
+        self.steps = StepCallback(self, Validation(policy, self.validation_rows, rewards, config))
         self.add_callback(self.steps)
-
-    @property
-    def note(self) -> str:
-        """What `train` will do: begin, or go on after which step."""
-        return self.resumption.note
 
     def watch(self, watcher: Watcher, controls: Controls | None = None) -> None:
         """Tell the watcher, such as the dashboard, of each step, and obey its controls."""
@@ -144,19 +147,18 @@ class Trainer(GRPOTrainer):
                     output = super().train(resume_from_checkpoint=checkpoint and str(checkpoint))
             except Exception as error:
                 self._keep_last_step(error)
-                self._explain(error)
                 raise
             finally:  # the notebook's kernel lives on, and so does this trainer
                 self._copy = self.optimizer = self.lr_scheduler = self._buffered_inputs = None
                 self._step = 0
         if self.steps.failure:
-            raise RuntimeError(f"{self.steps.failure}. {AGAIN}")
+            raise RuntimeError(f"{self.steps.failure}. {GOES_ON}")
         interrupted, step = ranks.anywhere(bool(signals)), self.state.global_step
         if step == self.args.max_steps or not interrupted:
             self.gather_weights()
             ranks.from_main(self._finish)
         if interrupted:
-            raise KeyboardInterrupt(f"stopped after step {step}; {AGAIN}")
+            raise KeyboardInterrupt(f"stopped after step {step}; {GOES_ON}")
         return output
 
     def _return_to(self, checkpoint: Path) -> TrainOutput:
@@ -177,25 +179,20 @@ class Trainer(GRPOTrainer):
         return watch
 
     def _keep_last_step(self, error: Exception) -> None:
-        """Save a checkpoint of the last whole step, after an error in the one that followed.
+        """After an error, save the last whole step, and add to the error what is to be done.
 
         Not with several processes: the others are in another place, or gone.
         """
         step = self.state.global_step
         known = step in (0, self.steps.saved) or not generation_is_used_up(self.args, step)
-        if ranks.count() > 1 or known or self.steps.random_state is None:
-            return
-        restore_random_state(self.steps.random_state)
-        self.model.zero_grad()
-        try:
-            self._save_checkpoint(self.model, None)
-            self.steps.on_save(self.args, self.state, self.control)
-        except Exception as second:  # such as a full disk: the first error is what is raised
-            error.add_note(f"step {step} could not be kept: {second}")
-
-    def _explain(self, error: Exception) -> None:
+        if ranks.count() == 1 and not known:
+            try:
+                self._save_checkpoint(self.model, None)
+                self.steps.on_save(self.args, self.state, self.control)
+            except Exception as second:  # such as a full disk: the first error is what is raised
+                error.add_note(f"step {step} could not be kept: {second}")
         kept = checkpoints.trained_steps(self.folder)
-        error.add_note(f"The training is kept up to step {kept}; {AGAIN}")
+        error.add_note(f"The training is kept up to step {kept}; {GOES_ON}")
         if preflight.is_out_of_memory(error):
             smaller = preflight.smaller(self, self.args.per_device_train_batch_size // 2)
             error.add_note(f"Memory ran out: {smaller}, with train.resume = 'always'")
@@ -243,34 +240,32 @@ class Trainer(GRPOTrainer):
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any, *args: Any
     ) -> Any:
-        """To time each reward, and to measure how scores spread in and over groups.
+        """To time it, and to measure how scores spread in and over groups.
 
         Unsloth's trainer calls it as TRL's does.
         """
-        funcs, names = self.reward_funcs, self.reward_func_names
-        self.reward_funcs = list(map(self._timed, funcs, names))
-        try:
-            with self._timing("seconds/reward"):
-                rewards_N_F = super()._calculate_rewards(
-                    inputs, prompts, completions, completion_ids, *args
-                )
-        finally:
-            self.reward_funcs = funcs
-        group = self.num_generations
-        self._note("groups/distinct", metrics.distinct(completion_ids, group))
-        spread = metrics.spread(rewards_N_F, self.reward_weights, group, names)
-        for name, value in spread.items():
-            self._note(name, value)
+        with self._timing("seconds/reward"):
+            rewards_N_F = super()._calculate_rewards(
+                inputs, prompts, completions, completion_ids, *args
+            )
+        group, names = self.num_generations, self.reward_func_names
+        seen = metrics.spread(rewards_N_F, self.reward_weights, group, names)
+        seen["groups/distinct"] = metrics.distinct(completion_ids, group)
+        for name, value in seen.items():
+            self._record(name, value)
         return rewards_N_F
 
-    def _timed(self, func: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """The reward, and its seconds noted; TRL awaits it if it is async."""
+    def _timed(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """The reward, with its seconds noted; in a thread if it waits, and TRL awaits it then."""
+        func, name = in_thread(func) if waits(func) else func, func.__name__
         key = f"rewards/{name}/seconds"
 
+        @functools.wraps(func)
         def call(**columns: Any) -> Any:
             with self._timing(key), exits_are_errors(name):
                 return func(**columns)
 
+        @functools.wraps(func)
         async def awaited(**columns: Any) -> Any:
             with self._timing(key), exits_are_errors(name):
                 return await func(**columns)
@@ -281,9 +276,9 @@ class Trainer(GRPOTrainer):
     def _timing(self, name: str) -> Iterator[None]:
         started = time.perf_counter()
         yield
-        self._note(name, time.perf_counter() - started)
+        self._record(name, time.perf_counter() - started)
 
-    def _note(self, name: str, value: float) -> None:
+    def _record(self, name: str, value: float) -> None:
         """Through TRL's own metrics, so that trackers get it too."""
         self._metrics["train" if self.model.training else "eval"][name].append(value)
 
@@ -308,8 +303,8 @@ class Trainer(GRPOTrainer):
         if "loss" in logs:
             if self._loss_failed:
                 logs["loss"], self._loss_failed = math.nan, False
-            tokens_of = self.args.generation_batch_size
-            logs.update(metrics.of_a_step(self._metrics["train"], tokens_of))
+            completions = self.args.generation_batch_size
+            logs.update(metrics.of_a_step(self._metrics["train"], completions))
         super().log(logs, start_time)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
@@ -380,28 +375,3 @@ def unsharded_root(model: Any) -> Iterator[None]:
         yield
     finally:
         model.reshard()
-
-
-def _refuse(args: "trl.GRPOConfig", stage: Stage) -> None:
-    """Raise for what would end, or lose, a training later.
-
-    Raises:
-        RuntimeError: Unsloth has put its trainer in TRL's place since this module was imported,
-            or this trainer would start a second vLLM in this process.
-        ValueError: The training would be written elsewhere than into the run.
-    """
-    if trl.GRPOTrainer is not GRPOTrainer:
-        raise RuntimeError(
-            "Unsloth was imported after the trainer, which is built on TRL's class and not on "
-            "Unsloth's: restart the kernel, and load the policy before training.Trainer is used"
-        )
-    if stage.config.trl.get("vllm_mode") == "colocate" and _with_vllm:
-        raise RuntimeError(
-            "trl.vllm_mode = 'colocate' starts a vLLM for each trainer, and this process has one, "
-            "which keeps its memory: restart the kernel, and the training goes on"
-        )
-    if Path(args.output_dir) != stage.run / "train":
-        raise ValueError(
-            f"args.output_dir = {args.output_dir!r}: a run keeps its training in "
-            f"{stage.run / 'train'}; leave it as grpo_config made it, or take another run_name"
-        )

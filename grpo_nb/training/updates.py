@@ -43,36 +43,26 @@ Watcher = Callable[[Update], None]
 
 
 class Progress:
-    """A watcher that shows text which updates in place, and needs no widgets."""
+    """A watcher that tells the run's status, and shows one line in a notebook."""
 
     def __init__(self, stage: Stage) -> None:
-        self.stage, self._handle = stage, None
+        self.stage, self.shown = stage, None
 
     def __call__(self, update: Update) -> None:
-        line = update.line
-        done = line["step"]
-        if "eval/accuracy" in line:
-            note = f"validated: accuracy {line['eval/accuracy']:.1%}"
-        elif "reward" in line:
-            scored = line["reward"] is not None and math.isfinite(line["reward"])
-            note = f"reward {line['reward']:.2f}" if scored else "no scores, and so no update"
-        else:
-            note = "one more update with the same completions"
-        self.stage.progress(done, update.total_steps, note)
-        filled = round(30 * done / update.total_steps)
-        bar = f"{'█' * filled}{'░' * (30 - filled)}"
-        self._show({"text/plain": f"{bar} step {done}/{update.total_steps}  {note}"})
-
-    def _show(self, text: dict[str, Any]) -> None:
         from IPython import get_ipython
         from IPython.display import display
 
-        if get_ipython() is None:
-            return
-        if self._handle is None:
-            self._handle = display(text, raw=True, display_id=True)
-        else:
-            self._handle.update(text, raw=True)
+        done, reward, note = update.line["step"], update.line.get("reward"), ""
+        if "eval/accuracy" in update.line:
+            note = f"validated: accuracy {update.line['eval/accuracy']:.1%}"
+        elif reward is not None and math.isfinite(reward):
+            note = f"reward {reward:.2f}"
+        self.stage.progress(done, update.total_steps, note)
+        text = {"text/plain": f"step {done}/{update.total_steps}  {note}"}
+        if self.shown:
+            self.shown.update(text, raw=True)
+        elif get_ipython():
+            self.shown = display(text, raw=True, display_id=True)
 
 
 @contextmanager

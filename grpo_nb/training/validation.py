@@ -4,7 +4,6 @@ The prompts are held out of the training rows, so that the held-out rows, by whi
 notebook 4 judges, have no say in which adapter is kept.
 """
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,9 +13,11 @@ import numpy as np
 
 from grpo_nb.models import Policy
 from grpo_nb.reward_lab import Bench
+from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.runs import atomic_path, write_json
 from grpo_nb.runs.config import RunConfig
+from grpo_nb.runs.files import read_json
 from grpo_nb.runs.settings import TrainConfig
 
 Row = Mapping[str, Any]
@@ -30,8 +31,8 @@ def prompts_to_hold_out(train: TrainConfig) -> int:
 def hold_out(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
     """(rows to train on, rows to validate on): evenly spaced, at most a tenth of all.
 
-    >>> train, aside = hold_out([{"n": n} for n in range(40)], 2)
-    >>> len(train), [row["n"] for row in aside]
+    >>> train, held_out = hold_out([{"n": n} for n in range(40)], 2)
+    >>> len(train), [row["n"] for row in held_out]
     (38, [0, 20])
     """
     count = min(count, len(rows) // 10)
@@ -65,25 +66,27 @@ class Validation:
             batch_size=self.config.evaluate.eval_batch_size,
         )
         scores_P_F = self.bench.score(self.rows, [group[0].text for group in groups])
-        of_reward = dict(zip(self.rewards.names, np.nanmean(scores_P_F, axis=0), strict=True))
-        figures = {"eval/accuracy": float(of_reward[self.rewards.names[0]])}
+        names, first_P = self.rewards.names, scores_P_F[:, 0]
+        right_P = np.where(np.isfinite(first_P), passed({names[0]: first_P}, self.rewards), np.nan)
+        figures = {"eval/accuracy": float(np.nanmean(right_P))}
         if name := self.rewards.format_name:
-            figures["eval/format"] = float(of_reward[name])
+            figures["eval/format"] = float(np.nanmean(scores_P_F[:, names.index(name)]))
         figures["eval/reward"] = float(np.nanmean(self.bench.totals(scores_P_F)))
         return figures | {"eval/seconds": time.perf_counter() - started}
 
 
-def is_best(folder: Path, figures: Mapping[str, float]) -> bool:
-    """Whether no kept adapter was better; of equals the later is taken."""
+def keep_if_best(folder: Path, save: Any, step: int, figures: Mapping[str, float]) -> None:
+    """Write the adapter by `save(folder)` unless a kept one was better; of equals the later stays.
+
+    Args:
+        folder: With the step and its figures in eval.json.
+        save: Writes the adapter into a folder.
+        step: After which it was validated.
+        figures: Of `Validation`.
+    """
     report = folder / "eval.json"
-    if not report.is_file():
-        return True
-    best = json.loads(report.read_text(encoding="utf-8"))
-    return figures["eval/accuracy"] >= best["eval/accuracy"]
-
-
-def keep_best(folder: Path, save: Any, step: int, figures: Mapping[str, float]) -> None:
-    """Write the adapter to `folder` by `save(path)`, with the step and its figures."""
+    if report.is_file() and read_json(report)["eval/accuracy"] > figures["eval/accuracy"]:
+        return
     with atomic_path(folder) as temporary:
         save(temporary)
         write_json(temporary / "eval.json", {"step": step, **figures})

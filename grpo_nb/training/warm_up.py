@@ -1,13 +1,12 @@
 """A short supervised warm-up on reference answers, before GRPO: it shows the format once."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 from grpo_nb import models
 from grpo_nb.models import Policy, cuda_available
 from grpo_nb.models.chat import quiet
 from grpo_nb.runs import Stage, atomic_path, sha256, write_json
+from grpo_nb.runs.files import read_json
 from grpo_nb.training import ranks
 
 
@@ -31,22 +30,22 @@ def warm_up(policy: Policy, stage: Stage) -> str:
             f"train.sft_steps = {train.sft_steps} needs rows to learn from: set "
             "data.sft_rows in notebook 1 and run it again"
         )
-    about = {"steps": train.sft_steps, "learning_rate": train.sft_learning_rate}
-    about |= {"seed": stage.config.seed, "rows": sha256(rows)}
-    about |= {"model": stage.config.model.model_dump(), "policy": stage.config.policy.model_dump()}
-    known = folder / "about.json"
-    done = json.loads(known.read_text(encoding="utf-8")) if known.is_file() else {}
-    if done.get("of") == about:
+    known = {name: value for name, value in train if name.startswith("sft_")}
+    known |= {"seed": stage.config.seed, "rows": sha256(rows)}
+    known |= {"model": stage.config.model.model_dump(), "policy": stage.config.policy.model_dump()}
+    about = folder / "about.json"
+    done = read_json(about) if about.is_file() else {}
+    if done.get("of") == known:
         models.load_weights(policy, folder)
     else:
         losses = _train(policy, stage, rows)
-        done = {"of": about, "loss_first": losses[0], "loss_last": losses[-1]}
+        done = {"of": known, "loss_first": losses[0], "loss_last": losses[-1]}
         ranks.from_main(lambda: _save(policy, folder, done))
     first, last = done["loss_first"], done["loss_last"]
     return f"{train.sft_steps} SFT warm-up steps: loss {first:.3f} → {last:.3f}"
 
 
-def _save(policy: Policy, folder: Path, about: dict[str, Any]) -> None:
+def _save(policy: Policy, folder: Path, about: dict) -> None:
     from grpo_nb.training.checkpoints import save_trained
 
     with atomic_path(folder) as temporary:
@@ -62,29 +61,27 @@ def _train(policy: Policy, stage: Stage, rows: Path) -> list[float]:
 
     from grpo_nb.training.trainer import kept_in_32_bit
 
-    train = stage.config.train
-    arguments: dict[str, Any] = {
-        "output_dir": str(stage.run / "warm_up.log"),
-        "max_steps": train.sft_steps,
-        "learning_rate": train.sft_learning_rate,
-        "per_device_train_batch_size": max(
+    train, gpu = stage.config.train, cuda_available()
+    args = SFTConfig(
+        output_dir=str(stage.run / "warm_up.log"),
+        max_steps=train.sft_steps,
+        learning_rate=train.sft_learning_rate,
+        per_device_train_batch_size=max(
             1, min(16, train.per_device_train_batch_size) // ranks.count()
         ),
-        "seed": stage.config.seed,
-        "max_length": stage.config.model.max_seq_length,
-        "gradient_checkpointing": cuda_available(),
-        "use_cpu": not cuda_available(),
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-    }
+        seed=stage.config.seed,
+        max_length=stage.config.model.max_seq_length,
+        gradient_checkpointing=gpu,
+        use_cpu=not gpu,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    dataset = Dataset.from_parquet(str(rows))
     with quiet(), kept_in_32_bit(policy.model):  # a bar for each of its preparations of the rows
         trainer = SFTTrainer(
-            model=policy.model,
-            processing_class=policy.tokenizer,
-            args=SFTConfig(**arguments),
-            train_dataset=Dataset.from_parquet(str(rows)),
+            policy.model, args, train_dataset=dataset, processing_class=policy.tokenizer
         )
     trainer.remove_callback(PrinterCallback)
     trainer.train()

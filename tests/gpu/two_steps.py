@@ -15,7 +15,7 @@ from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
-from grpo_nb.training.preflight import worst_step
+from grpo_nb.training.preflight import dry_run
 
 SIZES = {"train.max_steps": 2, "train.per_device_train_batch_size": 16}
 PROMPTS = [build_prompt(f"What is {a} + {b}?") for a, b in ((47, 38), (12, 34), (99, 9), (3, 4))]
@@ -49,7 +49,7 @@ def main(settings, folder):
     args = training.grpo_config(stage, policy, rewards)
     trainer = training.Trainer(policy, rewards, args, rows, stage)
     built = answers(policy)
-    flags = checkpoint_flags(policy.model, lambda: worst_step(trainer, PROMPTS[0]))
+    flags = checkpoint_flags(policy.model, lambda: dry_run(trainer, PROMPTS[0]))
     trained = [weight for weight in policy.model.parameters() if weight.requires_grad]
     start = [weight.detach().clone() for weight in trained]
     in_training = checkpoint_flags(policy.model, trainer.train)

@@ -90,13 +90,6 @@ def weights(run, name="train/adapter"):
     return (run / name / "adapter_model.safetensors").read_bytes().hex()
 
 
-def flags(model):
-    """What a mode of the model is made of."""
-    modules = list(model.modules())
-    checkpointed = [getattr(module, "gradient_checkpointing", None) for module in modules]
-    return [[module.training for module in modules], checkpointed, model.config.use_cache]
-
-
 class Layer:
     """Looks at a decoder layer: whether each pass with gradients checkpoints it."""
 
@@ -120,10 +113,9 @@ def a_training():
     seen = {"answers before the trainer": answers(policy(fresh.stage.config), rows)}
     trainer = one = start("whole", **VALIDATED)
     seen["trainer"] = [kind.__name__ for kind in type(trainer).__mro__]
-    layer, modes = Layer(one.policy.model), flags(one.policy.model)
+    layer = Layer(one.policy.model)
     seen["checks"] = {check.name: check.state for check in one.preflight()}
     seen["checkpointed"] = {"preflight": layer.seen()}
-    seen["modes are as before"] = flags(one.policy.model) == modes
     seen["answers after it"] = answers(one.policy, rows)
     seen["steps"] = steps(one)
     seen["checkpointed"]["training"] = layer.seen()
@@ -140,7 +132,7 @@ def cut_off():
     again = start("cut", **VALIDATED, **{"train.resume": "auto"})
     again.train()
     runs = Run("whole"), Run("cut")
-    same = {"note": again.note, "metrics": [comparable(run) for run in runs]}
+    same = {"note": again.plan, "metrics": [comparable(run) for run in runs]}
     return same | {"weights": len({weights(run) for run in runs})}
 
 
@@ -174,7 +166,21 @@ def overflow():
     return seen | {"steps": steps(one), "moved": moved, "scale": scaler.get_scale()}
 
 
-RUN = (a_training, cut_off, warm_up, a_reward_that_is_down, overflow)
+def arguments():
+    """What Unsloth's GRPOConfig makes of ours, by the loss and whether the rest of it is set."""
+    found, run = {}, Run("arguments")
+    policy = models.Policy(None, None, False)
+    for loss in ("dapo", "bnpo", "dr_grpo", "cispo"):
+        for extra in ({}, {"trl.epsilon_high": 0.3, "trl.mask_truncated_completions": False}):
+            settings = SETTINGS | {"train.loss_type": loss} | extra
+            stage = Stage(run, "03", resolve("tiny-cpu", settings))
+            args = training.grpo_config(stage, policy, MATH)
+            table = training.effective(args, stage, policy, MATH).set_index("argument")
+            found[loss + " set" * bool(extra)] = dict(table["changed"])
+    return found
+
+
+RUN = (arguments, a_training, cut_off, warm_up, a_reward_that_is_down, overflow)
 SCENARIOS = {function.__name__: function for function in RUN}
 
 

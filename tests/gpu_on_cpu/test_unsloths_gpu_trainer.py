@@ -37,6 +37,21 @@ def report(tmp_path_factory):
     return of
 
 
+def test_what_unsloth_changes_of_the_arguments_is_named(report):
+    found = report("arguments")
+    papers = {"epsilon_high", "mask_truncated_completions", "scale_rewards", "beta"}
+    kept = {n: {k: v for k, v in was.items() if v and k in papers} for n, was in found.items()}
+    assert kept == {key: {} for key in found} | {
+        "dapo": {"epsilon_high": "None → 0.28", "mask_truncated_completions": "False → True"},
+        "cispo": {"epsilon_high": "None → 5.0"},
+        "dr_grpo": {"scale_rewards": "group → none"},
+        "dr_grpo set": {"scale_rewards": "group → none"},
+    }
+    for was in found.values():
+        assert was["vllm_importance_sampling_correction"] == "True → False"
+        assert was["weight_decay"] == "0.0 → 0.001"
+
+
 def test_it_is_unsloths_trainer_that_trains(report):
     seen = report("a_training")
     assert "UnslothGRPOTrainer" in seen["trainer"]
@@ -56,7 +71,6 @@ def test_the_preflights_step_is_checkpointed_as_the_trainings(report):
     of_preflight, of_training = seen["checkpointed"].values()
     assert of_preflight and all(of_preflight)
     assert of_training and all(of_training)
-    assert seen["modes are as before"]
 
 
 def test_a_training_that_was_cut_off_ends_as_one_that_was_not(report):

@@ -23,7 +23,7 @@ from grpo_nb.data import duplicates, references, sources, store, validate
 from grpo_nb.evaluation import answers
 from grpo_nb.models import chat
 from grpo_nb.rewards import load_preset
-from grpo_nb.rewards.numbers import parse_number
+from grpo_nb.rewards.answers import parse_number
 from grpo_nb.runs import Run, runs_root
 from grpo_nb.runs.config import DataConfig, resolve
 

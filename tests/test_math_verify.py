@@ -1,4 +1,4 @@
-"""math-verify in its worker: right answers restyled, near misses, bombs, kills, threads."""
+"""math-verify in its worker: bombs, kills, threads, forks."""
 
 import asyncio
 import os
@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from grpo_nb.rewards import math_worker
-from grpo_nb.rewards.math_worker import _POOL, MathWorker, verify_latex
-
-PMATRIX = r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}"
+from grpo_nb.rewards.answers import compare
+from grpo_nb.rewards.math_worker import _POOL, MathWorker, equal_latex
 
 
 @pytest.fixture(autouse=True)
@@ -27,158 +26,10 @@ def fresh_pool():
     _POOL.timeouts = 0.0
 
 
-@pytest.mark.parametrize(
-    ("expected", "answer"),
-    [
-        (r"\frac{1}{2}", r"\dfrac12"),
-        (r"\frac{1}{2}", r"\frac 1 2"),
-        (r"\frac{1}{2}", r"$0.5$"),
-        (r"\frac{1}{2}", r"\frac{2}{4}"),
-        (r"\frac{1}{2}", r"50\%"),
-        (r"\frac{7}{3}", r"2\frac{1}{3}"),
-        (r"\sqrt{12}", r"2\sqrt3"),
-        (r"\sqrt{3}", "sqrt(3)"),
-        (r"2\sqrt{3}", "2√3"),
-        (r"\frac{1}{\sqrt{2}}", r"\frac{\sqrt{2}}{2}"),
-        (r"2\pi", "2pi"),
-        (r"\pi r^2", r"r^2 \cdot π"),
-        (r"(1, 2]", r"\left( 1, 2 \right]"),
-        (r"(-\infty,1)\cup(2,\infty)", r"(2,\infty)\cup(-\infty,1)"),
-        (r"\{1,2,3\}", r"\{3, 2, 1\}"),
-        (r"\{1,2\}", "1, 2"),
-        ("1, 2", r"\{2, 1\}"),
-        (r"1, 2", "2 , 1"),
-        ("(3,-4)", "(3, -4)"),
-        (PMATRIX, PMATRIX.replace("pmatrix", "bmatrix").replace(" ", "")),
-        ("x^2-1", "(x-1)(x+1)"),
-        ("x+y", r"\boxed{y+x}"),
-        ("2xy", "2yx"),
-        ("x=5", "x = 5"),
-        ("x=5", "5"),
-        ("x > 3", "3 < x"),
-        (r"x \le 3", "x ≤ 3"),
-        ("3+4i", "4i+3"),
-        (r"\tan x", r"\frac{\sin x}{\cos x}"),
-        (r"\log_2 8", "3"),
-        (r"2^{3} \cdot 3^{2}", "72"),
-        ("18", r"\boxed{18}"),
-        ("18", r"$\boxed{18}$."),
-        ("18", r"\[18\]"),
-        ("18", r"**18**"),
-        ("18", r"18\text{ apples}"),
-        ("18", r"18 \text{ square feet}"),
-        ("18", r"18\,\mathrm{cm}^2"),
-        (r"18 \text{ cm}", "18"),
-        (r"90^\circ", "90"),
-        ("1000", "1{,}000"),
-        ("1{,}000{,}000", "1,000,000"),
-        (r"\text{A}", "A"),
-        (r"\text{Paris}", r"\text{paris}"),
-        (r"\pm 2", r"\pm 2"),
-        ("-\\frac{1}{2}", "−\\frac{1}{2}"),
-    ],
-)
-def test_right_answers_in_another_style(expected, answer):
-    assert verify_latex(expected, answer) is True
-    assert verify_latex(expected, expected) is True
-
-
-@pytest.mark.parametrize(
-    ("expected", "answer", "reason"),
-    [
-        ("18", "17 = 18", "relation"),
-        ("18", "18 = 17", "relation"),
-        ("18", "x = 18 = 17", "relation"),
-        ("x=18", "x = 17 = 18", "one relation more than the expected"),
-        ("18", r"18 \approx 17", "relation"),
-        ("18", r"18 \neq 17", "relation"),
-        ("18", r"x \in \{18\}", "relation"),
-        ("18", "17 → 18", "relation that math-verify does not know"),
-        ("18", "17 or 18", "alternatives"),
-        ("18", "17or18", "alternatives"),
-        ("18", r"17\text{ or }18", "alternatives"),
-        ("18", r"18\text{ or 17}", "alternatives in a unit"),
-        ("18", r"17 \lor 18", "alternatives"),
-        ("18", "17 and 18", "alternatives"),
-        ("18", "17, 18", "list"),
-        ("18", "18; 17", "list"),
-        ("18", "18;", "list"),
-        ("18", r"\{17, 18\}", "set"),
-        ("18", "$17$ $18$", "two expressions"),
-        ("18", r"$17$, $18$", "two expressions"),
-        ("18", r"\boxed{17}\boxed{18}", "two boxes"),
-        ("18", r"17 \boxed{18}", "text around the box"),
-        ("18", r"\boxed{18} 17", "text around the box"),
-        ("18", r"\boxed{18}, \boxed{18}", "two boxes"),
-        ("18", "17 1", "numbers side by side are added"),
-        ("18", r"17\quad 1", "numbers side by side are added"),
-        ("18", r"17 \ldots 1", "numbers side by side are added"),
-        ("18", r"17 \text{ } 1", "numbers side by side are added"),
-        ("18", r"1\text{}8", "numbers side by side"),
-        ("18", r"17 \displaystyle 1", "numbers side by side are added"),
-        ("18", r"17^\circ 1", "numbers side by side are added"),
-        ("18", "18_17", "a second number as an index"),
-        ("18", "17...18", "range"),
-        ("18", r"\pm 18", "two values"),
-        ("18", "it is not 18", "words"),
-        ("18", "not 18", "words"),
-        ("18", r"\text{not }18", "denial"),
-        ("18", r"18 \text{ is wrong}", "denial"),
-        ("18", "the answer is 18", "words"),
-        ("18", "18 apples", r"words outside \text"),
-        ("18", r"18 \text{ or maybe it is 17}", "prose in a unit"),
-        ("1", "1e5", "scientific notation read as a product or in part"),
-        ("100000e", "1e5", "scientific notation read as a product or in part"),
-        ("18", "18)(", "brackets"),
-        ("18", "18}", "brackets"),
-        ("18", "18+", "unfinished"),
-        ("18", r"\frac{18}", "unfinished"),
-        ("18", "18'", "derivative"),
-        ("f(x)", "f'(x)", "derivative"),
-        ("18", "-18", "sign"),
-        ("18", "18.5", "value"),
-        ("18", "", "nothing"),
-        ("18", " $ $ ", "nothing"),
-        (r"\frac{1}{3}", "0.333", "rounded"),
-        (r"\frac{1}{2}", r"\frac{2}{1}", "value"),
-        (r"\sqrt{2}", "2", "value"),
-        ("(1,2)", "[1,2]", "kind of interval"),
-        ("(1,2)", r"\{1,2\}", "set for an interval"),
-        ("(1,2)", "1, 2", "list for a pair"),
-        ("(1,2)", "(2,1)", "order"),
-        ("(-\\infty,1)", r"(-\infty,1]", "kind of interval"),
-        (r"\{1,2\}", r"\{1,2,3\}", "one too many"),
-        (r"\{1,2\}", "1", "one too few"),
-        (r"\{1,2\}", "1, 2, 3", "one too many"),
-        (PMATRIX, PMATRIX.replace("1", "0"), "value"),
-        (PMATRIX, r"\begin{pmatrix} 1 & 3 \\ 2 & 4 \end{pmatrix}", "transposed"),
-        ("x+1", "x-1", "value"),
-        ("x", "y", "variable"),
-        ("x=5", "y=5", "variable"),
-        ("x>3", r"x \ge 3", "relation"),
-        ("3t", "3", "a variable is no unit"),
-        (r"\infty", r"-\infty", "sign"),
-        (r"\text{Paris}", r"\text{London}", "name"),
-        ("18", "9" * 501, "too long"),
-        ("18", "(" * 21 + "18" + ")" * 21, "too deep"),
-    ],
-)
-def test_near_misses(expected, answer, reason):
-    assert verify_latex(expected, answer) is False, reason
-
-
-@pytest.mark.parametrize(
-    "expected", ["", "  ", r"\frac{1}{", "1 +", "{" * 30, "9^{9^{9^{9}}}", "7" * 501]
-)
-def test_a_gold_that_cannot_be_used_gives_none_whatever_the_answer(expected):
-    assert verify_latex(expected, "18") is None
-    assert verify_latex(expected, "17 or 18") is None
-
-
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
 def test_a_time_limit_has_to_be_positive(seconds):
     with pytest.raises(ValueError, match=r"timeout_seconds is .*above 0"):
-        verify_latex("18", "18", timeout_seconds=seconds)
+        equal_latex("18", "18", timeout_seconds=seconds)
 
 
 def towers(count):
@@ -212,9 +63,9 @@ GUARDED = [
 
 @pytest.mark.parametrize("bomb", GUARDED, ids=lambda bomb: bomb[:20])
 def test_bombs_that_the_guards_know_never_reach_the_worker(bomb):
-    verify_latex("18", "17")
+    equal_latex("18", "17")
     before = time.process_time(), time.perf_counter()
-    assert verify_latex("18", bomb) is False
+    assert compare("18", bomb)[0] is False
     assert time.process_time() - before[0] < 0.1
     assert time.perf_counter() - before[1] < 1
     assert _POOL.timeouts == 0
@@ -236,28 +87,28 @@ def test_sixty_four_bombs_get_less_than_ten_seconds(monkeypatch):
     assert len(bombs) == 64
     given, real = [], MathWorker.ask
     monkeypatch.setattr(MathWorker, "ask", lambda *asked: given.append(asked[3]) or real(*asked))
-    assert [verify_latex("x^2+y+z+w+7", bomb) for bomb in bombs] == [False] * 64
+    assert [compare("x^2+y+z+w+7", bomb)[0] for bomb in bombs] == [False] * 64
     assert len(given) > 20 and sum(given) < 8
 
 
 def test_a_bomb_does_not_take_the_others_with_it():
     rows = ["x+1", towers(1)[0], "1+x", "x-1", towers(2)[1], r"\frac{x^2-1}{x-1}"]
-    assert [verify_latex("x+1", row) for row in rows] == [True, False, True, False, False, True]
+    assert [equal_latex("x+1", row) for row in rows] == [True, False, True, False, False, True]
 
 
 def test_time_is_given_back_after_answers_in_time():
     for bomb in towers(4):
-        verify_latex("18", bomb)
+        equal_latex("18", bomb)
     assert _POOL.timeouts > 2.5
     for number in range(45):
-        verify_latex("18", str(number))
+        equal_latex("18", str(number))
     assert _POOL.timeouts == 0
 
 
 def test_a_time_out_is_not_remembered_and_a_verdict_is():
     bomb = towers(1)[0]
-    verify_latex("18", bomb, timeout_seconds=0.05)
-    verify_latex("18", "19")
+    equal_latex("18", bomb, timeout_seconds=0.05)
+    equal_latex("18", "19")
     assert [gold_answer[1] for gold_answer in _POOL.verdicts] == ["19"]
 
 
@@ -297,20 +148,20 @@ def ended(pid):
 
 @pytest.mark.parametrize("victim", ["worker", "its child"])
 def test_a_killed_worker_is_replaced(victim):
-    assert verify_latex("18", "17") is False
+    assert equal_latex("18", "17") is False
     for worker in [w for w in _POOL.workers if w.process]:
         pid = worker.process.pid
         killed = pid if victim == "worker" else children(pid)[0]
         os.kill(killed, signal.SIGKILL)
         assert ended(killed)
-    assert verify_latex("18", "36/2") is True
+    assert equal_latex("18", "36/2") is True
 
 
 @pytest.mark.parametrize("victim", ["worker", "its child"])
 def test_a_worker_killed_in_the_middle_of_an_answer(victim):
-    assert verify_latex("18", "17") is False
+    assert equal_latex("18", "17") is False
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(verify_latex, "18", towers(1)[0], 2.0)
+        running = pool.submit(equal_latex, "18", towers(1)[0], 2.0)
         busy = next(w for w in reversed(_POOL.workers) if w.process)
         child = children(busy.process.pid)[0]
         before = cpu_ticks(child)
@@ -319,7 +170,7 @@ def test_a_worker_killed_in_the_middle_of_an_answer(victim):
         os.kill(busy.process.pid if victim == "worker" else child, signal.SIGKILL)
         assert running.result() is False  # asked a second time, it runs out of time
     assert ended(child)
-    assert verify_latex("18", "36/2") is True
+    assert equal_latex("18", "36/2") is True
 
 
 def cpu_ticks(pid):
@@ -328,7 +179,7 @@ def cpu_ticks(pid):
 
 
 def test_a_worker_that_fails_twice_gives_none_and_the_next_call_works(monkeypatch):
-    assert verify_latex("18", "17") is False
+    assert equal_latex("18", "17") is False
     stopped = 0
     real = MathWorker.ask
 
@@ -343,9 +194,9 @@ def test_a_worker_that_fails_twice_gives_none_and_the_next_call_works(monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(MathWorker, "ask", killed_before_asking)
-        assert verify_latex("18", "36/2") is None
+        assert equal_latex("18", "36/2") is None
     assert stopped == 2
-    assert verify_latex("18", "36/2") is True
+    assert equal_latex("18", "36/2") is True
 
 
 def test_a_worker_that_does_not_start_says_what_to_look_at(monkeypatch):
@@ -360,10 +211,10 @@ def test_a_worker_that_does_not_start_says_what_to_look_at(monkeypatch):
 
 def test_eight_threads_get_their_own_answers():
     def ask(thread):
-        return [verify_latex(f"{thread}x+{n}", f"{n}+x\\cdot {thread}") for n in range(2, 22)]
+        return [equal_latex(f"{thread}x+{n}", f"{n}+x\\cdot {thread}") for n in range(2, 22)]
 
     def ask_wrong(thread):
-        return [verify_latex(f"{thread}x+{n}", f"{n + 1}+{thread}x") for n in range(2, 22)]
+        return [equal_latex(f"{thread}x+{n}", f"{n + 1}+{thread}x") for n in range(2, 22)]
 
     with ThreadPoolExecutor(8) as pool:
         right = list(pool.map(ask, range(2, 6)))
@@ -379,8 +230,8 @@ def test_it_leaves_signals_alone_and_works_in_a_running_event_loop():
         raise AssertionError("the caller's alarm was taken")
 
     async def cell():
-        inside = verify_latex("x+1", "1+x")
-        return inside, await asyncio.to_thread(verify_latex, "x+2", "2+x")
+        inside = equal_latex("x+1", "1+x")
+        return inside, await asyncio.to_thread(equal_latex, "x+2", "2+x")
 
     before = signal.signal(signal.SIGALRM, alarm)
     try:
@@ -393,12 +244,12 @@ def test_it_leaves_signals_alone_and_works_in_a_running_event_loop():
 
 
 def test_a_forked_process_has_workers_of_its_own():
-    assert verify_latex("18", "17") is False
+    assert equal_latex("18", "17") is False
     ours = {worker.process.pid for worker in _POOL.workers if worker.process}
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
-        verdict = verify_latex("18", "36/2")
+        verdict = equal_latex("18", "36/2")
         theirs = {worker.process.pid for worker in _POOL.workers if worker.process}
         os.write(writing, b"yes" if verdict is True and theirs and not theirs & ours else b"no")
         _POOL.forget()
@@ -407,14 +258,14 @@ def test_a_forked_process_has_workers_of_its_own():
     assert os.read(reading, 3) == b"yes"
     os.close(reading), os.close(writing)
     assert all(alive(pid) for pid in ours)
-    assert verify_latex("18", "72/4") is True
+    assert equal_latex("18", "72/4") is True
 
 
 PARENT = textwrap.dedent(
     """
     import os, signal, sys
-    from grpo_nb.rewards.math_worker import _POOL, verify_latex
-    verify_latex("18", "17")
+    from grpo_nb.rewards.math_worker import _POOL, equal_latex
+    equal_latex("18", "17")
     pids = [worker.process.pid for worker in _POOL.workers if worker.process]
     pids += [int(c) for p in pids for c in open(f"/proc/{p}/task/{p}/children").read().split()]
     print(*pids, flush=True)

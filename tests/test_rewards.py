@@ -399,7 +399,7 @@ def test_mathematics(text, expected, score):
 
 def test_numbers_are_settled_without_math_verify():
     (scored,) = rewards.math_verify_reward.explain(completions=["18.0"], answer=["18"])
-    assert scored == (1.0, "compared as numbers")
+    assert scored == (1.0, "read as number 18.0, compared as numbers")
 
 
 WRITTEN = runpy.run_path(str(PROJECT_ROOT / "docs/list_rewards.py"))["markdown"]()
@@ -419,8 +419,8 @@ def test_every_reward_is_listed_and_says_what_it_resists():
 
 def test_the_names_in_circulation_are_all_there():
     names = """exact_match fuzzy_match numeric_correctness math_verify code_execution
-        no_syntax_error soft_format incremental_format json_format ideal_length min_length reasoning_quality citation math_problem
-        code_generation"""
+        no_syntax_error soft_format incremental_format json_format ideal_length
+        min_length reasoning_quality citation math_problem code_generation"""
     for name in [f"{name}_reward" for name in names.split()]:
         assert callable(getattr(rewards, name))
     assert callable(rewards.max_length_penalty)

@@ -2,13 +2,14 @@
 
 import json
 import re
+import unicodedata
 from collections import Counter
 from fractions import Fraction
 from typing import Any
 
+from grpo_nb.rewards import answers
 from grpo_nb.rewards.contract import Scored, reward
 from grpo_nb.rewards.forms import TAGS, Form, parse_json
-from grpo_nb.rewards.numbers import parse_number, plain
 from grpo_nb.rewards.prompts import split_words
 
 RIGHT = Scored(1.0)
@@ -25,7 +26,9 @@ def normalize(text: str) -> str:
     >>> normalize(" **Paris**. ")
     'paris'
     """
-    return plain(plain(text).rstrip(".")).casefold()
+    text = unicodedata.normalize("NFKC", text).replace("\u2212", "-")
+    text = re.sub(r"\\(?:text|mathrm|mbox)\{([^{}]*)\}|\*\*|`", r"\1", text)
+    return " ".join(text.strip("*_$ \n\t").rstrip(".").strip("*_$ ").split()).casefold()
 
 
 @reward(max_none_share=0.05, resists="answers in several tags: the last one counts")
@@ -59,48 +62,40 @@ def numeric_correctness_reward(
 ) -> Scored:
     """1 if the final answer is the reference's number: exactly, or within a tolerance.
 
-    The whole answer has to be one number: "17 or 18" earns nothing. A reference that is no
+    The whole answer has to say one number: "17 or 18" earns nothing. A reference that is no
     number gives None.
 
     >>> completions = ["<answer>18.0</answer>", "<answer>17 or 18</answer>", "#### 18"]
     >>> numeric_correctness_reward(completions=completions, answer=["18"] * 3)
     [1.0, 0.0, 1.0]
     """
-    expected = parse_number(answer)
-    if expected is None:
+    said = form.extract(response, answers.find)
+    expected, found = answers.read_reference(answer), answers.read(said or "")
+    if expected.kind != "number":
         return Scored(None, f"the reference answer {answer!r} is not a number")
-    found = parse_number(_answer(response, form))
-    if found is None:
-        return Scored(0.0, "the answer is not one number")
-    right = found == expected
+    if found.kind != "number":
+        return Scored(0.0, found.reason or f"the answer is no number, but read as {found.kind}")
+    right = answers.same_number(expected, found)
     if not right and (absolute or relative):
-        right = abs(found - expected) <= max(Fraction(absolute), Fraction(relative) * abs(expected))
-    return RIGHT if right else Scored(0.0, f"{found} is not {expected}")
+        allowed = max(Fraction(absolute), Fraction(relative) * abs(expected.number))
+        right = abs(found.number - expected.number) <= allowed
+    return RIGHT if right else Scored(0.0, f"{found.number} is not {expected.number}")
 
 
 @reward(max_none_share=0.05, parallel=True, resists="relations, alternatives and partial parses")
 def math_verify_reward(
-    response: str, answer: str, *, timeout_seconds: float = 1.0, form: Form = TAGS
+    response: str, answer: str, *, timeout_seconds: float = 0.5, form: Form = TAGS
 ) -> Scored:
     """1 if the final answer equals the reference answer as mathematics.
 
-    Numbers are compared exactly and finally; only where one of the two is no number,
-    math-verify is asked, in a process that can be killed.
+    Numbers are compared exactly and finally, sets, tuples and intervals part by part; the rest
+    is math-verify's to say, in a process that can be killed. The reason says what was read.
 
     Source: https://github.com/huggingface/Math-Verify.
     """
-    from grpo_nb.rewards.math_worker import verify_latex
-
-    text = _answer(response, form)
-    found, expected = parse_number(text), parse_number(answer)
-    if found is not None and expected is not None:
-        return Scored(float(found == expected), "compared as numbers")
-    if not text:
-        return Scored(0.0, "no answer")
-    verdict = verify_latex(answer, text, timeout_seconds)
-    if verdict is None:
-        return Scored(None, f"the reference answer {answer!r} cannot be parsed")
-    return Scored(float(verdict), "compared by math-verify")
+    said = form.extract(response, answers.find)
+    verdict, reason = answers.compare(answer, said, timeout_seconds)
+    return Scored(None if verdict is None else float(verdict), reason)
 
 
 @reward(resists="copying the source, stuffing words: precision counts as much as recall")

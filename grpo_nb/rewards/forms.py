@@ -229,20 +229,23 @@ class Form(NamedTuple):
                 return text.strip() or None
         return extract_boxed(text)
 
-    def extract(self, text: str, free: Callable[[str], str | None] = free_answer) -> str | None:
+    def extract(self, text: str, free: Callable[[str], str | None] | None = None) -> str | None:
         r"""The final answer; None where there is none, or where it is begun and not ended.
 
         Args:
             text: A completion.
-            free: Reads what is in another form, or in none.
+            free: Reads several boxes, and what is in another form or in none, as `answers.find`
+                does for mathematics. By default a box around the whole answer is taken off as well.
 
         >>> find("think+boxed").extract(r"<think>\boxed{3}?</think> It is \boxed{4}.")
         '4'
         """
         said, last = self.marked(text), self._last_part(text)
-        if self.kind == "plain" or (said is None and self.marks[2].strip() not in last):
-            said = free(last)
-        return said if said is None or self.kind == "code" else extract_boxed(said) or said
+        if said is None and self.marks[2] and self.marks[2].strip() in last:
+            return None
+        if said is None or self.kind == "plain" or (free and self.marks[3] == "}"):
+            said = (free or free_answer)(last)
+        return said if free or said is None or self.kind == "code" else extract_boxed(said) or said
 
     def reasoning(self, text: str) -> str:
         """The reasoning; "" where there is none, or no mark of where it ends."""

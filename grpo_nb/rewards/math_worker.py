@@ -1,8 +1,7 @@
 r"""math-verify in a worker that can be killed: is this LaTeX the reference's value?
 
 math-verify guards itself with SIGALRM: main thread only, and it takes the caller's alarm. Here
-it runs in another process, within limits of time and memory. Guards come first: they refuse what
-is not one expression ("17 or 18", `17 = 18`), and what only burns time (9^{9^{9}}).
+it runs in another process, within limits of time and memory.
 The worker is this file as a script. It imports math-verify once and forks a child that answers;
 the kernel kills a child whose time is up, and the next fork takes 10 ms. It ends when its socket
 closes, that is with the process that started it. https://github.com/huggingface/Math-Verify
@@ -11,7 +10,6 @@ closes, that is with the process that started it. https://github.com/huggingface
 import json
 import logging
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -20,124 +18,39 @@ from contextlib import suppress
 from functools import lru_cache
 from queue import LifoQueue
 
-LONGEST, DEEPEST = 500, 20  # characters; brackets inside each other
 LEAST_SECONDS, GOLD_SECONDS = 0.06, 1.0  # of processor time; a comparison takes 0.002 to 0.05
 MEMORY, REMEMBERED = 2 << 30, 20_000  # bytes of address space; verdicts
 READY = b"!"  # what a worker says first
 WARM_UP = r"""\frac{1}{\sqrt{3}-1} \frac{\sqrt{3}+1}{2}  x^2-1 (x-1)(x+1)  [1,2] (1,2)  x>1 2<x  x+1
     \frac{x^2-1}{x-1}  \{1,\pi\} \{\pi,1.5\}  \sin{2x} 2\sin{x}\cos{x}  (1,2)\cup[3,\infty) [3,5]
     2x+3y=6 y=2-\frac{2}{3}x  e^{x^2} \log_2{8}  \frac{n!}{(n-2)!} n(n-1)  3+2i e^{i\pi}"""  # pairs
-_UNICODE = str.maketrans(
-    {"−": "-", "π": r"\pi ", "∞": r"\infty ", "×": r"\times ", "·": r"\cdot ", "√": r"\sqrt "}
-    | {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∪": r"\cup ", "±": r"\pm "}
-)
-_WRAPPINGS = {"$$": "$$", "$": "$", r"\(": r"\)", r"\[": r"\]", "**": "**", r"\boxed{": "}"}
-_FUNCTION = re.compile(r"(?<![\\A-Za-z])(pi|sqrt|sin|cos|tan|log|ln|exp|infty)(?![A-Za-z])")
-_UNIT = re.compile(r"(?<=[^\s~{(])(?:\s|~|\\[,;: ])*\\(?:text|mathrm)\{([^{}]*)\}(\^\{?[23]\}?)?$")
-_LABEL = re.compile(  # a unit or a name: two words at most, and none that hedges or denies
-    r"(?i)(?!.*\b(?:or|and|not?|isn?|if|either|maybe|never|wrong)\b)\s*(?:[a-z()/.-]+\s*){0,2}"
-)
-_INNERMOST = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
-_TEXT = re.compile(r"\\(?:text\w*|mathrm|mbox|operatorname\*?)\s*\{([^{}]*)\}")
-_COMMAND = re.compile(r"\\(?:begin|end)\{\w+\*?\}|\\[A-Za-z]+")
-_JUXTAPOSED = re.compile(  # math-verify adds "17 1"
-    r"\d(?:\s|~|\\[,;:! ]|\{\}|\^\{?\\circ\}?|\\(?:q?quad|[lc]?dots|\w*style|\w+\{\s*\}))+\d"
-)
-_HEAVY = re.compile(
-    r"""\d{101} | \^\s*\{[^{}^]*[\d)]\s*\^ | \^\s*\d+\s*\^ | \^\s*\{?\s*\d{5}   # x^{9^9}, x^{99999}
-    | \^\s*\{[^{}]*! | (?:\d{4}|[!}])\s*!(?!=) | \([^()]*(?:!|\d{3}|\^)[^()]*\)\s*! """,
-    re.VERBOSE,
-)
-_AS_OFTEN_AS_IN_GOLD = [
-    r"[=<>:;]|\\(?:[lg](?:eq?|t)|[lg]eqslant|neq?|approx|equiv|sim|cong|propto|mid|in|ni|notin"
-    r"|to|mapsto|implies|iff|\w*arrow|su[bp]set\w*)(?![A-Za-z])",
-    r"(?<![A-Za-z])(?:or|and)(?![A-Za-z])|\\(?:lor|land|vee|wedge|pm|mp)(?![A-Za-z])",
-    r"\\(?:sum|prod|int|lim|det|binom|[lc]?dots)(?![A-Za-z])",
-    r"['\"$&]|\\\\|boxed|\.\.|\d\s*_",
-]
 
 
-def verify_latex(gold: str, answer: str, timeout_seconds: float = 1.0) -> bool | None:
-    r"""Whether the whole answer is one expression, and mathematically the reference answer's.
+def equal_latex(reference: str, answer: str, timeout_seconds: float = 0.5) -> bool | None:
+    r"""Whether math-verify finds two expressions equal. What is one is for `answers` to say.
 
-    `$…$`, `\boxed{…}`, `**…**` around it, a unit in `\text{…}` and a full stop after it do not
-    count. Relations, `or`, `\pm`, `;` and commas outside brackets are refused unless the reference
-    has them too. Thread-safe; blocks the caller, also in a running event loop.
+    Thread-safe; blocks the caller, also in a running event loop.
 
     Args:
-        gold: The right answer, LaTeX.
-        answer: What the model answered, LaTeX or plain mathematics.
+        reference: The right answer, LaTeX.
+        answer: What is compared with it, LaTeX; "" asks for the reference alone.
         timeout_seconds: Processor time for an answer, in seconds. A time-out leaves 0.6 of it to
             the answers that follow, down to 0.06, until they come in time: it bounds a batch.
 
     Returns:
-        False also for an answer that cannot be parsed, is refused or runs out of time; None for
-        a reference answer that cannot be parsed, or when the worker failed twice.
+        False also for an answer that cannot be parsed or runs out of time; None for a reference
+        that cannot be parsed, or when the worker failed twice.
 
     Raises:
         ValueError: timeout_seconds is not above 0.
         RuntimeError: The worker does not start, as when math-verify is missing.
 
-    >>> verify_latex(r"\frac{1}{2}", r"$\dfrac12$"), verify_latex("18", "17 or 18")
+    >>> equal_latex(r"\frac{1}{\sqrt{2}}", r"\frac{\sqrt{2}}{2}"), equal_latex("x", "y")
     (True, False)
     """
     if not timeout_seconds > 0:
         raise ValueError(f"timeout_seconds is {timeout_seconds}: give seconds above 0, such as 1.0")
-    gold, answer = _plain(gold), _plain(answer)
-    if not gold or gold == answer:
-        return True if gold else None
-    if not _one_expression(answer, gold):
-        answer = ""  # the worker then says whether the gold can be parsed, and nothing more
-    return _POOL.verify(gold, answer, timeout_seconds)
-
-
-def _plain(text: str) -> str:
-    """The expression without wrapping, unit and full stop, thousands joined; "" for a bomb."""
-    if len(text) > LONGEST:
-        return ""
-    text = " ".join(text.translate(_UNICODE).split())
-    for _ in range(4):
-        text = text.strip().removesuffix(".")
-        for opening, closing in _WRAPPINGS.items():
-            if text.startswith(opening) and text.endswith(closing) and text != opening:
-                text = text[len(opening) : -len(closing)]
-    text = _UNIT.sub(lambda unit: "" if _LABEL.fullmatch(unit[1]) else unit[0], text.strip())
-    text = re.sub(r"sqrt\s?\(([^()]*)\)", r"sqrt{\1}", text.replace("{,}", ","))
-    text = re.sub(r"\\[dtc]?frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
-    if re.fullmatch(r"[-+]?\d{1,3}(?:(?:,|\\[,!])\s?\d{3})+(?:\.\d+)?", text):
-        text = re.sub(r"[\\,! ]", "", text)  # thousands; inside brackets a comma separates
-    text = _FUNCTION.sub(r"\\\1 ", text).strip()
-    return "" if _outside_brackets(text) is None or _HEAVY.search(text) else text
-
-
-def _outside_brackets(text: str) -> str | None:
-    """What stands outside every bracket; None where they do not match or go too deep."""
-    for _ in range(DEEPEST):
-        text = _INNERMOST.sub("", text)
-    return None if re.search(r"[(\[{}\])]", text) else text
-
-
-def _brackets(text: str) -> str:
-    """Which brackets make the text a tuple or an interval; "" for a set, a list, the rest."""
-    bare = re.sub(r"\\(?:left|right)(?![A-Za-z])|\\(?=[{}])|\s", "", text)
-    alone = "," in bare and _outside_brackets(bare) == "" and bare[0] != "{"
-    return bare[0] + bare[-1] if alone else ""
-
-
-def _one_expression(answer: str, gold: str) -> bool:
-    """Whether the answer says one thing, in a form the reference has as well."""
-    if _brackets(answer) != _brackets(gold) or _JUXTAPOSED.search(answer):
-        return False
-    if any(len(re.findall(m, answer)) > len(re.findall(m, gold)) for m in _AS_OFTEN_AS_IN_GOLD):
-        return False
-    commas, gold_commas = ((_outside_brackets(text) or "").count(",") for text in (answer, gold))
-    if commas > gold_commas and not ("{" in gold and commas == gold.count(",")):
-        return False
-    if not all(_LABEL.fullmatch(text) or text in gold for text in _TEXT.findall(answer)):
-        return False
-    bare, gold_bare = (_COMMAND.sub(" ", _TEXT.sub(" ", text)) for text in (answer, gold))
-    words = re.findall(r"[^\W\d_]{2,}", bare)  # xy is a product if the gold knows x and y
-    return not re.search(r"\d[eE]\d", bare) and all(set(w) <= set(gold_bare) for w in words)
+    return _POOL.verify(reference, answer, timeout_seconds)
 
 
 class MathWorker:

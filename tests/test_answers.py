@@ -1,0 +1,163 @@
+"""What counts as an answer: where it stands, what it says, what equals it."""
+
+from fractions import Fraction
+
+import pytest
+from answer_rules import RIGHT, WRONG, rows
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_nb.rewards.answers import compare, find, parse_number, read, read_reference
+
+
+@pytest.mark.parametrize(("rule", "reference", "answer"), rows(RIGHT))
+def test_right_answers_as_models_write_them(rule, reference, answer):
+    assert compare(reference, answer)[0] is True, rule
+    assert compare(reference, f"The answer is ${reference}$.")[0] is True
+
+
+@pytest.mark.parametrize(("rule", "reference", "answer"), rows(WRONG))
+def test_what_earns_nothing(rule, reference, answer):
+    assert compare(reference, answer)[0] is False, rule
+
+
+UNUSABLE = ["", "  ", r"\frac{1}{", "1 +", "{" * 30, "9^{9^{9^{9}}}", "7" * 501, "x" * 10**6]
+
+
+@pytest.mark.parametrize("reference", UNUSABLE)
+@pytest.mark.parametrize("answer", ["18", "17 or 18"])
+def test_a_reference_that_cannot_be_used_gives_none_whatever_the_answer(reference, answer):
+    verdict, reason = compare(reference, answer)
+    assert verdict is None and "cannot be used: " in reason
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("", None),
+        ("85", "85"),
+        ("<answer>85", None),
+        ("<answer>1</answer><answer>2</answer>", "2"),
+        ("<answer>so $x = 1$</answer>", "so $x = 1$"),
+        (r"\boxed{1} </think> so \boxed{\frac{1}{2}}.", r"\boxed{\frac{1}{2}}"),
+        (r"\boxed{1}, that is \boxed{1}", r"\boxed{1}"),
+        (r"$x = \boxed{1}$ or $x = \boxed{2}$", r"\boxed{1}, \boxed{2}"),
+        (r"\boxed{1}? No: \boxed{2}", r"\boxed{1}? No: \boxed{2}"),
+        (r"first \boxed{3}. The answer is $5$.", "5"),
+        (r"\boxed{\phantom{0}} is 4, so the answer is \(\boxed{4}\).", r"\(\boxed{4}\)."),
+        ("a 1.\n**Final Answer**\n2. I hope it is right.", "2"),
+        ("Final Answer: Ann has 3 pears left.", "3"),
+        ("Answer: 5 pears. Wait, 6.", "Answer: 5 pears. Wait, 6."[8:]),
+        ("steps #### 1\n#### 85", "85"),
+        ("It is 3 + 4. Therefore, there are 7 pears in it.", "7"),
+        ("3 or 4 of them", "3 or 4 of them"),
+    ],
+)
+def test_where_a_completion_says_its_answer(text, answer):
+    assert find(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("reference", "kind"),
+    [
+        ("$1,875.00", "number"),
+        ("2n", "expression"),
+        (r"(-\infty, 1) \cup (2, 3)", "expression"),
+        (r"\{1, 2\}", "set"),
+        ("1, 2", "set"),
+        ("(1, 2)", "tuple"),
+        ("[1, 2)", "interval"),
+        ("x = 5", "equation"),
+        (r"x \ge 5", "inequality"),
+        ("no solution", "text"),
+        ("either 1 or 2 (", ""),
+    ],
+)
+def test_what_kind_of_answer_a_reference_is(reference, kind):
+    assert read_reference(reference).kind == kind
+
+
+def test_the_reason_says_what_was_read_and_how_it_was_compared():
+    said = "read as equation x = 5, compared as numbers"
+    assert compare("5", "so $x = 5$") == (True, said)
+    assert compare("(1,2)", "(1,3)") == (False, "read as tuple (1,3), compared as tuples")
+    assert compare("x+1", "x-1")[1] == "read as expression x-1, compared symbolically"
+    assert compare("18", "it is not 18")[1] == "refused: it says 'not'"
+    assert compare("18", None) == (False, "refused: it says nothing")
+
+
+@pytest.mark.parametrize("flood", ["(", "$", "x=", "1,", "is ", "½", "answer is ", r"\boxed{1} "])
+def test_a_megabyte_is_read_in_linear_time(flood):
+    text = flood * (1_000_000 // len(flood))
+    for written in (text, f"<answer>{text}</answer>", f"<answer>{text}"):
+        assert not compare("x+1", find(written))[0]
+
+
+@given(st.integers())
+def test_every_integer_is_read_with_and_without_commas(number):
+    if len(f"{number:,}") <= 100:
+        assert parse_number(str(number)) == number
+        assert parse_number(f"{number:,}") == number
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=4, min_value=-1e9, max_value=1e9))
+def test_decimals_are_read_exactly(number):
+    assert parse_number(str(number)) == Fraction(number)
+
+
+@given(st.text(max_size=200))
+def test_no_text_makes_it_raise(text):
+    read(text), find(text), parse_number(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("18", 18),
+        (" 18 ", 18),
+        ("18.", 18),
+        ("18.0", 18),
+        (".5", Fraction(1, 2)),
+        ("+3", 3),
+        ("-3", -3),
+        ("−3", -3),  # a typographic minus
+        ("$1,875.00", 1875),
+        ("-$5", -5),
+        ("€ 20", 20),
+        ("**18**", 18),
+        ("`18`", 18),
+        ("36/2", 18),
+        ("1 / 4", Fraction(1, 4)),
+        ("50%", 50),
+        ("18 apples", 18),
+        ("18 square meters", 18),
+        ("18 apples.", 18),
+        ("18 km/h", 18),
+        ("18 m^2", 18),
+        ("20 €", 20),
+        ("１８", 18),
+        ("½", Fraction(1, 2)),
+        ("1½", Fraction(3, 2)),
+        ("1 1/2", Fraction(3, 2)),
+        ("1.5/3", Fraction(1, 2)),
+        ("1e5", 100_000),
+        ("3 x 10^4", 30_000),
+        (r"3\times 10^{-2}", Fraction(3, 100)),
+        (r"$\dfrac{3}{4}$", Fraction(3, 4)),
+        (r"\$1{,}000", 1000),
+        (r"18\%", 18),
+        (r"18 \text{ cm}^2", 18),
+        ("9007199254740993", 2**53 + 1),
+    ],
+)
+def test_ways_to_write_a_number(text, number):
+    assert read(text).number == number
+
+
+NOT_ONE_NUMBER = " |.|-|$|apples|17 or 18|17 = 18|it is not 18|x = 18|1/0|1,23|1.2.3|--3|1 2"
+NOT_ONE_NUMBER += "|18!|1e999|(18)|2n|3x|3m|2pi|18 thousand"
+
+
+@pytest.mark.parametrize("text", ["", *NOT_ONE_NUMBER.split("|"), "18 cats and dogs", "9" * 101])
+def test_what_is_not_one_number(text):
+    assert parse_number(text) is None

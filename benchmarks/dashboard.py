@@ -11,8 +11,8 @@ import math
 import statistics
 import time
 
-from grpo_nb.training import Update
-from grpo_nb.views.widgets import TrainingDashboard
+from grpo_nb.training import Controls, Update
+from grpo_nb.views import TrainingDashboard
 
 NAMES = [f"{kind}_reward" for kind in ("correctness", "format", "reasoning", "length")]
 SINGLE = ("reward", "frac_reward_zero_std", "entropy", "kl", "clip_ratio/region_mean", "grad_norm")
@@ -34,7 +34,7 @@ def update(step: int) -> Update:
 
 def main() -> None:
     for steps in (100, 1_000, 5_000):
-        dashboard, spent = TrainingDashboard(), {True: [], False: []}
+        dashboard, spent = TrainingDashboard(Controls()), {True: [], False: []}
         for step in range(1, steps + 1):
             new, drawn = update(step), step > steps - 5
             dashboard._due = 0.0 if drawn else math.inf

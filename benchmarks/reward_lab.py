@@ -20,7 +20,7 @@ from grpo_nb import data, reward_lab, runs
 from grpo_nb.models import chat
 from grpo_nb.reward_lab import baseline
 from grpo_nb.rewards import load_preset
-from grpo_nb.views.widgets import RewardLab
+from grpo_nb.views import RewardLab
 
 TIMES = 5
 

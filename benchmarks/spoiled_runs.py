@@ -14,15 +14,17 @@ from typing import Any
 
 import yaml
 
-from grpo_nb import training
+from grpo_nb import training, views
 from grpo_nb.pipeline.notebooks import StageFailed, run_pipeline
-from grpo_nb.rewards import gated, numeric_correctness_reward, strict_xml_format_reward
+from grpo_nb.rewards import gated, numeric_correctness_reward, soft_format_reward
+from grpo_nb.rewards.forms import FORMS
 from grpo_nb.runs import PROJECT_ROOT, Run, runs_root
-from grpo_nb.views import plots
 
-# Pays only a right answer whose tags stand on lines of their own, which the base never writes.
+# Pays only a right answer in a box, which the base never writes.
 all_or_nothing_reward = gated(
-    numeric_correctness_reward, by=strict_xml_format_reward, name="all_or_nothing_reward"
+    numeric_correctness_reward,
+    by=soft_format_reward.configured(form=FORMS["boxed"]),
+    name="all_or_nothing_reward",
 )
 # Meant to save tokens; but a whole answer takes 27 of them, and nothing at all is cheapest.
 BRIEF = {"reward": "max_length_penalty", "name": "brevity_penalty", "weight": 8.0}
@@ -60,7 +62,7 @@ def train(name: str) -> Run:
 def draw(run: Run, lines: list[dict], alerts: list[dict], first: str) -> None:
     """The charts of this page, with a line where an alert came."""
     keys = [key.format(first=first) for key in SHOWN]
-    figure = plots.training(run, lines, keys)
+    figure = views.training_charts(run, lines, keys)
     for axis in figure.axes:
         for alert in alerts:
             axis.axvline(alert["step"], color="#dd3333", linestyle="--", linewidth=0.8)

@@ -47,12 +47,11 @@ def bare(folder, stage, policy, rewards, rows) -> float:
 
 def ours(stage, policy, rewards, rows) -> float:
     """Processor seconds a step of our trainer, with a dashboard that watches."""
-    from grpo_nb import training
-    from grpo_nb.views import widgets
+    from grpo_nb import training, views
 
     args = training.grpo_config(stage, policy, rewards)
     trainer = training.Trainer(policy, rewards, args, rows, stage)
-    trainer.watch(widgets.TrainingDashboard())
+    trainer.watch(views.TrainingDashboard(trainer.controls))
     started = time.process_time()
     trainer.train()
     return (time.process_time() - started) / TURN

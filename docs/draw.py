@@ -14,9 +14,8 @@ import numpy as np
 from markdown_it import MarkdownIt
 
 from grpo_nb.rewards import load_preset, reward_set
-from grpo_nb.views.plots import BLUE, GREEN, GREY, ORANGE
+from grpo_nb.views.charts import BLUE, COLORS, GREEN, ORANGE
 
-COLORS = (BLUE, ORANGE, GREEN, GREY)
 PAGE = Path(__file__).parent / "concepts.md"
 IMAGES = PAGE.parent / "images"
 CAP = 48  # train.max_completion_length of the trainer below

@@ -102,14 +102,12 @@ def serve(asked: argparse.Namespace) -> int:
 
 
 def answer(asked: argparse.Namespace) -> None:
-    from grpo_nb.evaluation.answers import Sampling, answer_file
+    from grpo_nb.evaluation.answers import answer_file
 
-    sampling = Sampling(asked.temperature, asked.seed, asked.batch_size)
-    named = ("model", "question_column", "answer_column", "engine")
-    options = {name: getattr(asked, name) for name in named}
-    files = (asked.source, asked.to)
+    named = ("model", "question_column", "answer_column", "temperature", "seed", "batch_size")
+    options = {name: getattr(asked, name) for name in (*named, "engine")}
     try:
-        print(answer_file(asked.run, *files, sampling=sampling, **options))
+        print(answer_file(asked.run, asked.source, asked.to, **options))
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; the same command goes on") from None
 

@@ -66,7 +66,7 @@ FLAWED = {  # by its flaw: what names it, its weight beside correctness (0: in i
     "raises on an empty text": ("raises", 0.25, lambda r: r[0] == "<"),
     "scores the first row alone": ("wrong length", 0.25, lambda completions, **_: [1.0]),
     "format outweighs correctness": (
-        "dominates the sum",
+        "right, in no format",
         4.0,
         lambda r: bool(re.fullmatch(FORM, r)),
     ),

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from grpo_nb.runs import PROJECT_ROOT, Check, Run
-from grpo_nb.training import Update
-from grpo_nb.views import charts, plots
-from grpo_nb.views.dashboard import Dashboard
-from grpo_nb.views.widgets import TrainingDashboard
+from grpo_nb.training import Controls, Update
+from grpo_nb.views import charts, training_charts
+from grpo_nb.views.dashboard import Dashboard, TrainingDashboard
 
 HEALTHY = (PROJECT_ROOT / "tests/healthy_metrics.jsonl").read_text(encoding="utf-8")
 LINES = [json.loads(line) for line in HEALTHY.splitlines()]
@@ -57,7 +56,7 @@ def test_a_real_training_fills_its_charts_and_no_others():
     assert png.startswith(b"\x89PNG")
     assert "step 60 of 100" in dashboard.header()
     pace = sum(line["step_time"] for line in LINES[-20:]) / 20
-    assert f"{pace:.3g} s a step · about {40 * pace:.0f} s left" in dashboard.header()
+    assert f"{pace:.3g} s a step · about 0:00:{40 * pace:02.0f} left" in dashboard.header()
 
 
 def test_every_metric_of_a_line_is_seen():
@@ -66,11 +65,11 @@ def test_every_metric_of_a_line_is_seen():
     line |= {"seconds/generation": 1.0, "seconds/reward": 0.5, "seconds/update": 0.25}
     line |= {"tokens_per_second": 1234.4, "memory_gib": 1.5}
     dashboard = fed([line, {"step": 3, "eval/accuracy": 0.25, "eval/format": 1.0}])
-    for part in ("1,234 tokens/s", "1.50 GiB", "about 3 min 14 s left"):
+    for part in ("1,234 tokens/s", "1.50 GiB", "about 0:03:14 left"):
         assert part in dashboard.header()
-    assert said(dashboard)["step time [s]"] == "generation 1, reward 0.5, update 0.25, step 2"
-    assert said(dashboard)["validation"] == "accuracy 25%, format 100%"
-    assert said(dashboard)["KL to the base [nats]"] == "mean 0.01"
+    assert said(dashboard)["step time [s]"] == "2"
+    assert said(dashboard)["validation"] == "25% · 100%"
+    assert said(dashboard)["KL to the base [nats]"] == "0.01"
 
 
 @pytest.mark.parametrize("lost", [math.nan, math.inf, None, "missing", "text"])
@@ -142,7 +141,7 @@ def test_what_stops_comes_before_warnings_and_the_newest_first():
 
 @pytest.mark.parametrize("name", ["stop", "save", "evaluate"])
 def test_a_button_sets_its_wish_till_the_training_has_taken_it(name):
-    dashboard = TrainingDashboard()
+    dashboard = TrainingDashboard(Controls())
     button, wish = dashboard.buttons[name], getattr(dashboard.controls, name)
     button.click()
     assert wish.is_set()
@@ -156,8 +155,8 @@ def test_a_button_sets_its_wish_till_the_training_has_taken_it(name):
 
 def test_pictures_take_a_small_share_of_the_time_and_the_last_one_is_drawn(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr("grpo_nb.views.widgets.time.monotonic", lambda: clock[0])
-    dashboard, pictures = TrainingDashboard(), []
+    monkeypatch.setattr("grpo_nb.views.dashboard.time.monotonic", lambda: clock[0])
+    dashboard, pictures = TrainingDashboard(Controls()), []
 
     def slow_curves():
         clock[0] += 0.5
@@ -182,7 +181,7 @@ def test_pictures_take_a_small_share_of_the_time_and_the_last_one_is_drawn(monke
 
 
 def test_an_error_is_shown_and_the_training_goes_on():
-    dashboard = TrainingDashboard()
+    dashboard = TrainingDashboard(Controls())
     dashboard(update(LINES[0], [{"no": "question"}]))
     assert "KeyError" in dashboard.errors.value
     assert "role='alert'" in dashboard.errors.value
@@ -191,11 +190,11 @@ def test_an_error_is_shown_and_the_training_goes_on():
 def test_the_picture_holds_the_same_charts(runs_dir):
     held_out = [{"step": step, "eval/accuracy": 0.5, "eval/format": 0.9} for step in (20, 40)]
     lines = [*LINES[:30], LINES[30] | {"entropy": None}, *held_out, *LINES[31:]]
-    picture = plots.training(Run("x"), lines)
+    picture = training_charts(Run("x"), lines)
     titles = [axis.get_title(loc="left") for axis in picture.axes if axis.axison]
     assert titles == list(said(fed(lines)))
     points = picture.axes[titles.index("validation")].get_lines()
     assert [list(line.get_xdata()) for line in points] == [[20, 40], [20, 40]]
     assert (Run("x") / "figures/training.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="train first"):
-        plots.training(Run("x"), [])
+        training_charts(Run("x"), [])

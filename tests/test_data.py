@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from functools import partial
-from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -20,7 +19,6 @@ import pytest
 
 from grpo_nb import data, reward_lab
 from grpo_nb.data import duplicates, references, sources, store, validate
-from grpo_nb.evaluation import answers
 from grpo_nb.models import chat
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.answers import parse_number
@@ -490,14 +488,6 @@ def test_a_text_cannot_forge_turns(runs_dir, tokenizer):
     for row in train + held_out:
         ids = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True)["input_ids"]
         assert tokenizer.decode(ids).count("<|im_start|>") == len(row["prompt"]) + 1
-
-
-def test_an_answer_cannot_forge_turns_either(tokenizer):
-    asker = answers._Asker(
-        resolve("tiny-cpu"), DataConfig(), None, SimpleNamespace(tokenizer=tokenizer), None
-    )
-    with pytest.raises(validate.Fault, match=r"row 3, column 'question': unfit .* '<\|im_end\|>'"):
-        asker._prepared(3, {"question": FORGED})
 
 
 def test_what_a_template_writes_around_turns_need_not_be_special_tokens(tokenizer):

@@ -20,11 +20,11 @@ from grpo_nb.evaluation.report import (
     ranges,
     verdict,
 )
-from grpo_nb.reward_lab.intervals import bootstrap, mcnemar
+from grpo_nb.evaluation.statistics import bootstrap, mcnemar
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run
 from grpo_nb.runs.config import resolve
-from grpo_nb.views import plots
+from grpo_nb.views import before_after
 
 MATH = load_preset("math")
 DRAWS = 1000
@@ -96,20 +96,18 @@ def test_mcnemar_of_many_prompts_is_a_number():
 
 
 @pytest.mark.parametrize(
-    ("name", "interval", "prompts", "p", "word"),
+    ("interval", "prompts", "p", "word"),
     [
-        ("accuracy", [0.01, 0.2], 64, 0.01, "better"),
-        ("accuracy", [-0.2, -0.01], 64, 0.01, "worse"),
-        ("accuracy", [-0.01, 0.2], 64, 0.01, UNCLEAR),
-        ("accuracy", [0.01, 0.2], 64, 0.06, UNCLEAR),  # the two tests disagree
-        ("accuracy", [0.01, 0.2], LEAST_PROMPTS - 1, None, UNCLEAR),
-        ("accuracy", None, 64, None, UNCLEAR),
-        ("truncated", [0.01, 0.2], 64, None, "worse"),
-        ("tokens", [-3, -1], 64, None, "shorter"),
+        ([0.01, 0.2], 64, 0.01, "better"),
+        ([-0.2, -0.01], 64, 0.01, "worse"),
+        ([-0.01, 0.2], 64, 0.01, UNCLEAR),
+        ([0.01, 0.2], 64, 0.06, UNCLEAR),  # the two tests disagree
+        ([0.01, 0.2], LEAST_PROMPTS - 1, None, UNCLEAR),
+        (None, 64, None, UNCLEAR),
     ],
 )
-def test_the_verdict_follows_from_the_interval(name, interval, prompts, p, word):
-    assert verdict(name, interval, prompts, p) == word
+def test_the_verdict_follows_from_the_interval(interval, prompts, p, word):
+    assert verdict(interval, prompts, p) == word
 
 
 def answers(greedy: str, sampled: list[str], reference: str = "1") -> pd.DataFrame:
@@ -127,11 +125,6 @@ def answers(greedy: str, sampled: list[str], reference: str = "1") -> pd.DataFra
     return pd.DataFrame(lines)
 
 
-def rows_of(count: int, **columns: list) -> list[dict]:
-    given = [{name: values[i] for name, values in columns.items()} for i in range(count)]
-    return [{"prompt_tokens": i, **given[i]} for i in range(count)]
-
-
 def test_figures_of_each_prompt():
     lines = answers("12", ["1222", "-1-2"]).query("decoding == 'sampled'")
     table = per_prompt(lines, MATH)
@@ -147,13 +140,13 @@ def test_figures_of_each_prompt():
     assert np.isnan(ends["tokens"]).all()
 
 
-def build(before: str, after: str, rows: list[dict] | None = None) -> dict:
+def build(before: str, after: str) -> dict:
     samples = {
         name: answers(text, [2 * letter for letter in text])
         for name, text in (("base", before), ("merged", after))
     }
     config = resolve("tiny-cpu", {"evaluate.samples": 2})
-    return evaluation.build(samples, rows or rows_of(len(before)), MATH, config)
+    return evaluation.build(samples, MATH, config)
 
 
 def test_the_report_says_better_worse_or_neither():
@@ -167,7 +160,7 @@ def test_the_report_says_better_worse_or_neither():
         "base → merged: better: greedy accuracy 10.0 % → 90.0 %, +80.0 points (95 % interval +"
     )
     assert better["sentence"].endswith("McNemar p = 0.021; 9 gained, 1 lost")
-    assert (better["gains"], better["regressions"]) == (list(range(9)), [9])
+    assert (better["gained"], better["lost"]) == (9, 1)
     assert few["verdict"] == same["verdict"] == UNCLEAR
     low, high = same["differences"]["accuracy"]["interval"]
     assert low < 0 < high, "equal answers on few prompts do not prove equality"
@@ -177,22 +170,11 @@ def test_of_a_graded_reward_the_mean_score_is_told_from_wholly_right_answers():
     samples = {"base": answers("1" * 10 + "2" * 30, list("1" * 10 + "2" * 30))}
     samples["merged"] = samples["base"].assign(accuracy=samples["base"]["accuracy"].clip(lower=0.6))
     config = resolve("tiny-cpu", {"evaluate.samples": 1})
-    greedy = evaluation.build(samples, rows_of(40), MATH, config)["comparisons"][0]
+    greedy = evaluation.build(samples, MATH, config)["comparisons"][0]
     assert (greedy["verdict"], greedy["graded"], greedy["gained"]) == ("better", True, 0)
     assert "greedy mean score 25.0 % → 70.0 %, +45.0 points" in greedy["sentence"]
     assert "wholly right 25.0 % → 25.0 %, McNemar p = 1.000; 0 gained" in greedy["sentence"]
     assert not build("2" * 9 + "1", "1" * 9 + "2")["comparisons"][0]["graded"]
-
-
-def test_buckets_part_every_prompt_once():
-    rows = rows_of(12, level=[1, 2] * 6, source=["one"] * 12)
-    buckets = pd.DataFrame(build("2" * 6 + "1" * 6, "1" * 11 + "2", rows)["buckets"])
-    greedy = buckets.set_index("by")
-    assert set(greedy.index) == {"difficulty", "column level"}  # one source: no part
-    assert (greedy.groupby("by")["prompts"].sum() == 12).all()
-    assert greedy.loc["difficulty", "bucket"].tolist() == ["never", "always"]
-    assert greedy.loc["difficulty", ["gained", "lost"]].to_numpy().tolist() == [[6, 0], [0, 1]]
-    assert greedy.loc["difficulty", ["base", "merged"]].to_numpy().tolist() == [[0, 1], [1, 5 / 6]]
 
 
 def test_the_checks_say_whether_the_comparison_holds_and_the_model_is_better():
@@ -217,7 +199,7 @@ def test_a_reward_that_gives_none_and_a_set_without_format_leave_valid_json():
     lines[preset.names] = 0.5
     lines[["accuracy", "format"]] = np.nan
     config = resolve("tiny-cpu", {"evaluate.samples": 1})
-    report = evaluation.build({"a": lines, "b": lines}, rows_of(7), preset, config)
+    report = evaluation.build({"a": lines, "b": lines}, preset, config)
     json.dumps(report, allow_nan=False)
     assert report["greedy"]["a"]["format"] is None
     assert report["greedy"]["a"]["intervals"]["accuracy"] is None
@@ -228,9 +210,9 @@ def test_a_reward_that_gives_none_and_a_set_without_format_leave_valid_json():
 def test_one_model_alone_has_figures_and_a_picture(runs_dir):
     config = resolve("tiny-cpu", {"evaluate.samples": 1})
     lines = answers("1212", list("1212"))
-    report = evaluation.build({"a": lines}, rows_of(4), MATH, config) | {"models": {"a": {}}}
-    assert report["comparisons"] == report["buckets"] == []
-    plots.before_after(Run("p"), report)
+    report = evaluation.build({"a": lines}, MATH, config) | {"models": {"a": {}}}
+    assert report["comparisons"] == []
+    before_after(Run("p"), report)
     assert (runs_dir / "p/figures/before_after.png").stat().st_size > 5000
 
 
@@ -257,7 +239,7 @@ def test_what_got_worse_is_shown_first():
 def test_bad_input_is_refused_before_a_model_is_loaded(monkeypatch, change, message):
     monkeypatch.delattr(evaluation, "open_engine")
     candidates = [evaluation.Candidate("base", "data/tiny_base")]
-    given = {"candidates": candidates, "rows": rows_of(2), **change}
+    given = {"candidates": candidates, "rows": [{}, {}], **change}
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         evaluation.run(given["candidates"], given["rows"], MATH, resolve("tiny-cpu"))
 

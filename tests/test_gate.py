@@ -253,14 +253,3 @@ def test_the_cell_is_the_one_that_was_run_last():
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for found, (cells, place) in zip(json.loads(printed.splitlines()[-1]), CELLS, strict=True):
         assert found == ("" if place is None else cells[place])
-
-
-@pytest.mark.parametrize("weights", [[1.0, 0.5, 0.25, 0.0625], [1.0, 0.25, 0.25, 1 / 9]])
-def test_written_weights_reach_the_run_and_stage_03_takes_them(lab, weights):
-    judged(lab, MATH)
-    lab.stage.finish("rewards")
-    given = reward_lab.Bench(MATH._replace(reward_weights=weights))
-    assert reward_lab.write_weights(given, lab.rows, lab.baseline, lab.stage)[0].passed
-    written = start_stage("03", "gate").config.rewards.reward_weights
-    assert lab.run.settings() == {"rewards.reward_weights": written}
-    assert reward_lab.check(lab.run, load_preset("math", written))

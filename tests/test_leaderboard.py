@@ -33,9 +33,8 @@ def make_run(name, right, questions=None, gpu="", **settings):
         label: pd.concat([lines(r, questions, d) for d in evaluation.DECODING])
         for label, r in (("base", np.zeros_like(right)), ("merged", right))
     }
-    rows = [{"question": question} for question in questions]
     report = {"models": {"base": {}, "merged": {}}}
-    report |= evaluation.build(samples, rows, MATH, chosen)
+    report |= evaluation.build(samples, MATH, chosen)
     evaluation.save(run, evaluation.Evaluation(samples, report))
     run.write_config(chosen)
     write_json(

@@ -12,7 +12,7 @@ from hackable import FLAWED, PILOT, ROWS, bench_with, lifted, texts_of
 
 from grpo_nb import reward_lab
 from grpo_nb.models import Sample
-from grpo_nb.reward_lab import Bench, lint, read_cases
+from grpo_nb.reward_lab import Bench, lint
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import PRESETS, RewardSet, reward_set
 from grpo_nb.rewards import numeric_correctness_reward as correct
@@ -61,7 +61,7 @@ def test_our_presets_pass(name, stage):
     samples = [[Sample(text, len(text), False) for text in group] for group in groups]
     verdict = reward_lab.judge(Bench(preset), rows, Baseline(rows, samples, 0.1, 0.1), stage)
     assert verdict.passed, verdict
-    assert len(verdict.probes.completions) == len(verdict.probes.table) > 20
+    assert len(verdict.probes) > 20
 
 
 def test_an_attack_that_wins_on_one_row_of_many_is_no_winner():
@@ -71,39 +71,38 @@ def test_an_attack_that_wins_on_one_row_of_many_is_no_winner():
 
     many = [{**ROWS[0], "question": f"{i}?", "answer": str(85 + i)} for i in range(16)]
     fooled = Bench(reward_set([(lifted(once, "once"), 1.0)]))
-    assert reward_lab.probe(fooled, many).winners == []
-    assert reward_lab.probe(fooled, many[:3]).winners == ["plea for full marks"]
+    for rows, won in ((many, []), (many[:3], ["plea for full marks"])):
+        assert list(reward_lab.winners(reward_lab.probe(fooled, rows))["attack"]) == won
     with pytest.raises(ValueError, match="every row has the reference answer '85'"):
         reward_lab.probe(fooled, many[:1])
 
 
-def test_your_own_attacks_and_saved_cases_join_the_verdict(stage):
+def with_attacks(path, *lines):
+    path.write_text("\n".join(lines))
+    return resolve("tiny-cpu", {"rewards.cases": str(path)})
+
+
+def test_your_own_attacks_join_the_verdict(stage, tmp_path):
     polite = lifted(lambda response: "if you please" in response, "polite")
-    path, rude = stage.run / "cases.jsonl", CORRECT.adding(polite, 2.0)
-    case = reward_lab.save_case(rude, path, "half", ROWS[0], "<answer>85</answer> — ½")
-    assert read_cases(path) == ([], [case])
-    assert reward_lab.judge(rude, ROWS, PILOT, stage).passed
-    case["scores"] |= {"polite": None, "a reward that is gone": 1.0}
     own = {"attack": "begging", "completion": "{answer}, not {other}: {question} if you please"}
-    path.write_text(f"{json.dumps(own)}\n\n{json.dumps(case)}\n")
-    verdict = reward_lab.judge(rude, ROWS, PILOT, stage)
-    said = "'85, not 2: 47 + 38? if you please'"
-    assert verdict.failures[0] == f"attack 'begging': earns more than the reference: {said}"
-    assert verdict.failures[1:] == ["case 'half': polite was None, is 0"]
-    assert verdict.probes.completions["begging"] == "85, not 2: 47 + 38? if you please"
+    stage.config = with_attacks(tmp_path / "own.jsonl", json.dumps(own), "")
+    verdict = reward_lab.judge(CORRECT.adding(polite, 2.0), ROWS, PILOT, stage)
+    said = "85, not 2: 47 + 38? if you please"
+    assert verdict.failures == [f"attack 'begging': earns more than the reference: {said!r}"]
+    assert verdict.probes.set_index("attack").loc["begging", "completion"] == said
 
 
 OTHER_KEY = '{"attack": "a", "completion": "b", "kind": "right"}'
-NO_CASES = ["{", "[1]", "3", '{"attack": "a"}', '{"case": "b", "row": {}}', OTHER_KEY]
 
 
-@pytest.mark.parametrize("line", NO_CASES)
-def test_a_line_that_is_no_case_is_refused_with_its_place(stage, tmp_path, line):
-    stage.config = resolve("tiny-cpu", {"rewards.cases": str(tmp_path / "own.jsonl")})
-    with pytest.raises(FileNotFoundError, match=r"rewards.cases: .*own.jsonl does not exist"):
+@pytest.mark.parametrize("line", ["{", "[1]", "3", '{"attack": "a"}', OTHER_KEY])
+def test_a_line_that_is_no_attack_is_refused_with_its_place(stage, tmp_path, line):
+    path = tmp_path / "own.jsonl"
+    stage.config = with_attacks(path, '{"attack": "a", "completion": "b"}', "", line)
+    with pytest.raises(ValueError, match=r"own.jsonl, line 3: .* is not an attack"):
         reward_lab.judge(CORRECT, ROWS, PILOT, stage)
-    (tmp_path / "own.jsonl").write_text(f'{{"attack": "a", "completion": "b"}}\n\n{line}\n')
-    with pytest.raises(ValueError, match=r"own.jsonl, line 3: .* is not a case"):
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"rewards.cases: .*own.jsonl does not exist"):
         reward_lab.judge(CORRECT, ROWS, PILOT, stage)
 
 
@@ -140,8 +139,6 @@ CASES = [
     ("constant", False, [mine(lambda r: 0.5)], {}),
     ("never above its minimum", False, [mine(lambda r: 0.0)], {}),
     ("saturated", False, [mine(lambda r: 1 - 0.01 * tagged(r))], {}),
-    ("dominates the sum", False, [correct, mine(tagged)], {}),
-    ("two rewards alike", False, [correct, correct.configured("again")], {}),
     ("slow", False, [mine(lambda r: time.sleep(0.002) or tagged(r))], {"step_seconds": 0.1}),
     ("None", False, [mine(lambda r: tagged(r) or None)], {}),
     ("None", True, [mine(lambda r: None)], {}),

@@ -8,7 +8,7 @@ import pytest
 
 from grpo_nb.reward_lab import Bench
 from grpo_nb.rewards import Scored, numeric_correctness_reward, reward, reward_set
-from grpo_nb.views.sheet import SHOWN_CHARACTERS, highlight, score_sheet
+from grpo_nb.views.tables import SHOWN_CHARACTERS, highlight, score_sheet
 
 HOSTILE = "<script>alert('1')</script><a href=x onclick=\"f()\">&amp;</table>' onload='g()"
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from grpo_nb.evaluation.report import (
@@ -86,7 +87,7 @@ def run(
                 seconds = round(time.perf_counter() - started, 1)
                 models[one.label] = {**one.about(), "seconds": seconds, "engine": engine.name}
     show(len(candidates), len(candidates), "compared")
-    return Evaluation(samples, {"models": models, **build(samples, rows, preset, config)})
+    return Evaluation(samples, {"models": models, **build(samples, preset, config)})
 
 
 def _to_load(one: Candidate, candidates: Sequence[Candidate]) -> tuple[str, Path | None, str]:
@@ -131,33 +132,54 @@ def evaluate_model(
     """
     bench, tables = Bench(preset, config.train, engine.tokenizer), []
     for decoding, temperature in DECODING.items():
-        groups = engine.generate(
-            [row["prompt"] for row in rows],
-            max_completion_length=config.train.max_completion_length,
+        scored = answer_rows(
+            engine,
+            rows,
+            bench,
             temperature=temperature,
             num_generations=config.evaluate.samples if temperature else 1,
             seed=config.seed,
             batch_size=config.evaluate.eval_batch_size,
             adapter=not without_adapter,
         )
-        flat = [(place, one) for place, group in enumerate(groups) for one in group]
-        asked, texts = [rows[place] for place, _ in flat], [one.text for _, one in flat]
-        scored = pd.DataFrame(
-            {
-                "row": [place for place, _ in flat],
-                "question": [row["question"] for row in asked],
-                "reference": [row["answer"] for row in asked],
-                "decoding": decoding,
-                "completion": texts,
-                "answer": pd.Series([preset.extract(text) for text in texts], dtype=object),
-                "tokens": [one.tokens for _, one in flat],
-                "truncated": [one.truncated for _, one in flat],
-            }
-        )
-        scored[preset.names] = bench.score(asked, texts)
-        scored["reward"] = bench.totals(scored[preset.names].to_numpy())
+        scored["decoding"] = decoding
         scored["correct"] = passed(scored, preset)
         scored["accuracy"] = scored[preset.names[0]]
         scored["format"] = scored[preset.format_name] if preset.format_name else float("nan")
         tables.append(scored)
     return pd.concat(tables, ignore_index=True)
+
+
+def answer_rows(engine: Engine, rows: Sequence[dict], bench: Bench, **how: Any) -> pd.DataFrame:
+    """Completions of each row, scored where the row has a reference answer.
+
+    Args:
+        rows: Each with its prompt and question.
+        how: temperature, seed and others, as `Engine.generate` takes them.
+
+    Returns:
+        A line a completion: row (its place in `rows`), question, reference, completion, answer
+        (as extracted), tokens, truncated, each reward, and reward (their weighted total).
+    """
+    cap, preset = bench.train.max_completion_length, bench.preset
+    groups = engine.generate([row["prompt"] for row in rows], max_completion_length=cap, **how)
+    flat = [(place, one) for place, group in enumerate(groups) for one in group]
+    asked, texts = [rows[place] for place, _ in flat], [one.text for _, one in flat]
+    lines = pd.DataFrame(
+        {
+            "row": [place for place, _ in flat],
+            "question": [row["question"] for row in asked],
+            "reference": [row.get("answer") for row in asked],
+            "completion": texts,
+            "answer": pd.Series([preset.extract(text) for text in texts], dtype=object),
+            "tokens": [one.tokens for _, one in flat],
+            "truncated": [one.truncated for _, one in flat],
+        }
+    )
+    scores = np.full((len(flat), len(preset.names)), np.nan)
+    if known := [place for place, row in enumerate(asked) if "answer" in row]:
+        names = {name for place in known for name in asked[place]}  # a choice may lack in one
+        alike = [{name: asked[place].get(name) for name in names} for place in known]
+        scores[known] = bench.score(alike, [texts[place] for place in known])
+    lines[preset.names] = scores
+    return lines.assign(reward=bench.totals(scores))

@@ -6,46 +6,33 @@ writes what an uninterrupted one would have; beside the target lies what it was 
 
 import json
 import math
-from collections import Counter
 from contextlib import closing
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import pandas as pd
 from tqdm import tqdm
 
 from grpo_nb.data import sources
 from grpo_nb.data.validate import LONG, TEMPLATE, Fault, row_to_ask
+from grpo_nb.evaluation import answer_rows
 from grpo_nb.export import check_complete, trained_paths
 from grpo_nb.models import Engine, open_engine
 from grpo_nb.models.chat import count_tokens, find_model, load_tokenizer
 from grpo_nb.reward_lab import Bench, fingerprint
-from grpo_nb.rewards import RewardSet, load_preset
+from grpo_nb.reward_lab.baseline import weight_files
+from grpo_nb.rewards import RewardSet, load_rewards
 from grpo_nb.runs import Run, refuse_unknown, sha256, write_json
 from grpo_nb.runs.config import DataConfig, RunConfig
 from grpo_nb.runs.files import read_json
 
-DATA_SETTINGS = {"question_column", "answer_column", "answer_format", "answer_kind"}
-DATA_SETTINGS |= {"extra_columns", "system_prompt"}
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 MODELS = ("merged", "adapter", "base")
 Line = dict[str, Any]
-
-
-class Sampling(NamedTuple):
-    """How a file is answered.
-
-    temperature: 0 is greedy.
-    seed: Of the sampling; each batch starts from one of its own.
-    batch_size: Rows answered and written at once.
-    """
-
-    temperature: float = 0.0
-    seed: int = 0
-    batch_size: int = 64
-
-
-GREEDY = Sampling()
+Numbered = tuple[int, sources.Row]  # a row and its number in the source
 
 
 def answer_file(
@@ -56,7 +43,9 @@ def answer_file(
     model: str = "merged",
     question_column: str = "",
     answer_column: str = "",
-    sampling: Sampling = GREEDY,
+    temperature: float = 0.0,
+    seed: int = 0,
+    batch_size: int = 64,
     engine: str = "detect",
 ) -> str:
     """Ask every row of a file, going on where a call with the same settings was cut off.
@@ -72,6 +61,9 @@ def answer_file(
         model: "merged", or "adapter" or "base" in the weights of the training.
         question_column: Default: as in the run's data.
         answer_column: Reference answers; default: as in the run's data, where the source has it.
+        temperature: 0 is greedy.
+        seed: Of the sampling; each batch starts from one of its own.
+        batch_size: Rows answered and written at once.
         engine: As `open_engine` takes it.
 
     Returns:
@@ -83,38 +75,49 @@ def answer_file(
             model is of an earlier training.
         RuntimeError: Another process writes it.
     """
-    if sampling.batch_size < 1:
-        raise ValueError(f"batch_size {sampling.batch_size}: answer at least one row at a time")
-    if not (sampling.temperature >= 0 and math.isfinite(sampling.temperature)):
-        raise ValueError(f"temperature {sampling.temperature}: give 0 for greedy, or more")
+    how = {"temperature": temperature, "seed": seed, "batch_size": batch_size}
+    _check(how)
     config, weights = run.config(), weights_of(run, model)
-    preset = load_rewards(config)
-    data = _questions(config, preset, source, question_column, answer_column)
-    total = _count(data, answer_column)
-    begun = _settings(config, data, model, weights, sampling) | {"engine": engine}
+    data = _questions(config, source, question_column, answer_column)
+    folders = [find_model(weights["model_path"]), weights["adapter"]]
+    tokenizer = load_tokenizer(weights["model_path"])
+    bench = Bench(load_rewards(config.rewards), config.train, tokenizer)
+    rows = _read(data, answer_column, config, tokenizer)
+    begun = {
+        **data.model_dump(mode="json"),
+        **{"source": sha256(source), "model": model, "engine": engine, **how},
+        **{"model_path": config.model.model_path, "quantization": weights["quantization"]},
+        "weights": weight_files(*filter(None, folders)),
+        "max_completion_length": config.train.max_completion_length,
+        "rewards": fingerprint(bench.preset),
+    }
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = run.lock(f".{target.name}.lock")
     try:
-        done = _resume(target, begun, total)
-        if done < total:
-            bench = Bench(preset, config.train, load_tokenizer(weights["model_path"]))
+        done = _resume(target, begun, len(rows))
+        if done < len(rows):
             with closing(open_engine(**weights, engine=engine)) as opened:
-                _write(target, _Asker(config, data, opened, bench, sampling), done, total)
+                _write(target, rows, done, opened, bench, how)
     finally:
         lock.release(force=True)
-    return _summary(target, preset.names)
+    return _summary(target, bench.preset.names)
 
 
-def _questions(
-    config: RunConfig, preset: RewardSet, source: Path, question: str, answer: str
-) -> DataConfig:
+def _check(how: dict[str, Any]) -> None:
+    if how["batch_size"] < 1:
+        raise ValueError(f"batch_size {how['batch_size']}: answer at least one row at a time")
+    if not (how["temperature"] >= 0 and math.isfinite(how["temperature"])):
+        raise ValueError(f"temperature {how['temperature']}: give 0 for greedy, or more")
+
+
+def _questions(config: RunConfig, source: Path, question: str, answer: str) -> DataConfig:
     """The run's data settings, for this file."""
     if not source.is_file():
         raise FileNotFoundError(f"{source} is not a file: give a table of questions")
     change = {"source": str(source.resolve()), "max_rows": 0, "sft_rows": 0}
     change["question_column"] = question or config.data.question_column
     change["answer_column"] = answer or config.data.answer_column
-    change["system_prompt"] = system_prompt(config, preset)
+    change["system_prompt"] = system_prompt(config, load_rewards(config.rewards))
     return config.data.model_copy(update=change)
 
 
@@ -135,48 +138,40 @@ def weights_of(run: Run, model: str) -> dict[str, Any]:
         folder = str(check_complete(run / "model/merged").resolve())
         return {"model_path": folder, "adapter": None, "quantization": "16bit"}
     config = run.config()
-    base, policy, adapter = check_trained(run, config)
+    base, policy, adapter = trained_paths(run, config)
     path, adapter = (base, None) if model == "base" else (policy, adapter)
     return {"model_path": path, "adapter": adapter, "quantization": config.model.quantization}
 
 
-def _count(data: DataConfig, answer_column: str) -> int:
-    """Rows of the source; the first of them must hold a question that can be asked."""
-    batches = sources.read(data)
-    first, faults = next(batches, []), []
-    for number, raw in first:
+def _read(
+    data: DataConfig,
+    answer_column: str,
+    config: RunConfig,
+    tokenizer: "PreTrainedTokenizerBase",
+) -> list[Numbered]:
+    """The rows of the source as the model is asked them; one with no prompt has a fault."""
+    given = list(chain.from_iterable(sources.read(data)))
+    columns = dict.fromkeys(name for _, raw in given if isinstance(raw, dict) for name in raw)
+    room, rows = config.model.max_seq_length - config.train.max_completion_length, []
+    for number, raw in given:
         try:
-            row_to_ask(number, raw, data)
-            break
+            row = row_to_ask(number, raw, data)
+            [tokens] = count_tokens(tokenizer, [row["prompt"]])
+            if tokens > room:
+                why = f"{tokens} tokens, where {room} leave room for a completion"
+                raise Fault(LONG, "prompt", why, number)
         except Fault as fault:
-            faults.append(fault)
-    else:
-        why = faults[0] if faults else "it holds no rows"
+            row = {"fault": str(fault)}
+        except ValueError as error:  # of the chat template
+            row = {"fault": str(Fault(TEMPLATE, data.question_column, str(error), number))}
+        rows.append((number, row))
+    if not any("prompt" in row for _, row in rows):
+        why = rows[0][1]["fault"] if rows else "it holds no rows"
         raise ValueError(f"{data.source}: nothing to ask: {why}")
-    columns = dict.fromkeys(name for _, raw in first if isinstance(raw, dict) for name in raw)
     if answer_column and answer_column not in columns:
         known = ", ".join(map(str, columns))
         raise ValueError(f"{data.source} has no column {answer_column!r}; it has {known}")
-    return len(first) + sum(map(len, batches))
-
-
-def _settings(
-    config: RunConfig, data: DataConfig, model: str, weights: dict, sampling: Sampling
-) -> dict[str, Any]:
-    """All that the lines depend on; the weights by their digests, wherever they lie."""
-    folders = [Path(find_model(weights["model_path"])), *filter(None, [weights["adapter"]])]
-    files = sorted(file for folder in folders for file in folder.glob("*.safetensors"))
-    return {
-        "source": sha256(Path(data.source)),
-        "model": model,
-        "model_path": config.model.model_path,  # a hub name has no files to digest here
-        "quantization": weights["quantization"],
-        "weights": [sha256(file) for file in files],
-        **data.model_dump(mode="json", include=DATA_SETTINGS),
-        "max_completion_length": config.train.max_completion_length,
-        "rewards": fingerprint(load_rewards(config)),
-        **sampling._asdict(),
-    }
+    return rows
 
 
 def _resume(target: Path, begun: dict[str, Any], total: int) -> int:
@@ -201,108 +196,54 @@ def _resume(target: Path, begun: dict[str, Any], total: int) -> int:
     return done
 
 
-class _Asker(NamedTuple):
-    """Answers batches of rows, and scores them where they have a reference answer."""
-
-    config: RunConfig
-    data: DataConfig
-    engine: Engine
-    bench: Bench
-    sampling: Sampling
-
-    def answer(self, batch: sources.Batch, seed: int) -> list[Line]:
-        """A line for each row, in order."""
-        lines = [{"row": number} for number, _ in batch]
-        rows: dict[int, sources.Row] = {}  # those that can be asked, by their place
-        for place, (number, raw) in enumerate(batch):
-            try:
-                rows[place] = self._prepared(number, raw)
-            except Fault as fault:
-                lines[place]["fault"] = str(fault)
-        samples = self.engine.generate(
-            [row["prompt"] for row in rows.values()],
-            max_completion_length=self.config.train.max_completion_length,
-            temperature=self.sampling.temperature,
-            seed=seed,
-            batch_size=self.sampling.batch_size,
-        )
-        for (place, row), [sample] in zip(rows.items(), samples, strict=True):
-            lines[place] |= {"question": row["question"], "completion": sample.text}
-            lines[place]["answer"] = self.bench.preset.extract(sample.text)
-            lines[place] |= {"tokens": sample.tokens, "truncated": sample.truncated}
-            lines[place] |= {"fault": row["fault"]} if "fault" in row else {}
-        self._score({place: row for place, row in rows.items() if "answer" in row}, lines)
-        return lines
-
-    def _prepared(self, number: int, raw: sources.Row | str) -> sources.Row:
-        row = row_to_ask(number, raw, self.data)
-        try:
-            [tokens] = count_tokens(self.bench.tokenizer, [row["prompt"]])
-        except ValueError as error:
-            raise Fault(TEMPLATE, self.data.question_column, str(error), number) from None
-        room = self.config.model.max_seq_length - self.config.train.max_completion_length
-        if tokens > room:
-            why = f"{tokens} tokens, where {room} leave room for a completion"
-            raise Fault(LONG, "prompt", why, number)
-        return row
-
-    def _score(self, rows: dict[int, sources.Row], lines: list[Line]) -> None:
-        """Reference answer, rewards and their total, into the lines of rows that have one."""
-        if not rows:
-            return
-        names = {name for row in rows.values() for name in row}  # a choice may lack in one
-        alike = [{name: row.get(name) for name in names} for row in rows.values()]
-        scores = self.bench.score(alike, [lines[place]["completion"] for place in rows])
-        scores = np.column_stack([scores, self.bench.totals(scores)])
-        for (place, row), scored in zip(rows.items(), scores.tolist(), strict=True):
-            known = [score if math.isfinite(score) else None for score in scored]
-            lines[place] |= {"reference": row["answer"]}
-            lines[place] |= dict(zip([*self.bench.preset.names, "reward"], known, strict=True))
-
-
-def _write(target: Path, asker: _Asker, done: int, total: int) -> None:
-    """Answer what is left of the source, a batch at a time."""
-    rows = islice(chain.from_iterable(sources.read(asker.data)), done, None)
+def _write(
+    target: Path,
+    rows: list[Numbered],
+    done: int,
+    engine: Engine,
+    bench: Bench,
+    how: dict[str, Any],
+) -> None:
+    """Answer the rows that are left, a batch at a time."""
+    batch_size, seed = how["batch_size"], how["seed"]
     with (
         # Half a surrogate pair, which a fault may quote, becomes JSON's escape of it.
         target.open("a", encoding="utf-8", newline="\n", errors="backslashreplace") as file,
-        tqdm(total=total, initial=done, unit=" questions") as bar,
+        tqdm(total=len(rows), initial=done, unit=" questions") as bar,
     ):
-        while batch := list(islice(rows, asker.sampling.batch_size)):
-            lines = asker.answer(batch, asker.sampling.seed + done)
+        for start in range(done, len(rows), batch_size):
+            batch = rows[start : start + batch_size]
+            lines = _answer(batch, engine, bench, how | {"seed": seed + start})
             text = [json.dumps(line, ensure_ascii=False, allow_nan=False) for line in lines]
             file.write("\n".join(text) + "\n")
             file.flush()
-            done += len(batch)
             bar.update(len(batch))
+
+
+def _answer(batch: list[Numbered], engine: Engine, bench: Bench, how: dict[str, Any]) -> list[Line]:
+    """A line for each row, in order; one with a fault may have no answer."""
+    asked = [row for _, row in batch if "prompt" in row]
+    found = iter(answer_rows(engine, asked, bench, **how).drop(columns="row").to_dict("records"))
+    lines, of_reference = [], {"reference", "reward", *bench.preset.names}
+    for number, row in batch:
+        line = {"row": number}
+        for name, value in next(found).items() if "prompt" in row else ():
+            if "answer" in row or name not in of_reference:
+                line[name] = None if value != value else value  # JSON knows no NaN
+        lines.append(line | {key: row[key] for key in ("fault",) if key in row})
+    return lines
 
 
 def _summary(target: Path, names: list[str]) -> str:
     """How many rows and faults, and each reward's mean over rows with a reference answer."""
-    seen = Counter()
     with target.open(encoding="utf-8") as file:
-        for line in map(json.loads, file):
-            seen.update(["rows", *(key for key in ("fault", "reference") if key in line)])
-            seen.update({name: line.get(name) or 0 for name in names})
-    means = "".join(
-        f", {name} {seen[name] / seen['reference']:.3f}" for name in names if seen["reference"]
-    )
-    return f"{target}: {seen['rows']} rows, {seen['fault']} with a fault{means}"
+        lines = pd.DataFrame(map(json.loads, file)).reindex(columns=["fault", "reference", *names])
+    means = lines.loc[lines["reference"].notna(), names].fillna(0).mean().dropna()
+    said = "".join(f", {name} {mean:.3f}" for name, mean in means.items())
+    return f"{target}: {len(lines)} rows, {lines['fault'].count()} with a fault{said}"
 
 
 def system_prompt(config: RunConfig, preset: RewardSet) -> str:
     """What stood above each question in the training."""
     given = config.data.system_prompt
-    return preset.system_prompt if given == "preset" else given
-
-
-def load_rewards(config: RunConfig) -> RewardSet:
-    """The run's rewards."""
-    return load_preset(config.rewards.preset, config.rewards.reward_weights)
-
-
-def check_trained(run: Run, config: RunConfig) -> tuple[str, str, Path | None]:
-    """(base, policy, adapter) of `export.trained_paths`; FileNotFoundError before a training."""
-    if not (run / "train/adapter").is_dir():
-        raise FileNotFoundError(f"run {run.name!r} holds no train/adapter: run 03_train_grpo first")
-    return trained_paths(run, config)
+    return preset.form.system_prompt if given == "preset" else given

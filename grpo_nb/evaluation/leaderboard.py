@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_nb.evaluation.report import LEAST_PROMPTS, UNCLEAR
-from grpo_nb.reward_lab.intervals import bootstrap, holm, mcnemar
+from grpo_nb.evaluation.statistics import bootstrap, holm, mcnemar
 from grpo_nb.runs import NOTEBOOKS, Run, runs_root
 from grpo_nb.runs import config as configs
 from grpo_nb.runs.files import read_json
@@ -149,15 +149,15 @@ def _pairs(scores: pd.DataFrame) -> pd.DataFrame:
 
 def _against_the_best(scores: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
     """Each run's paired difference to the first, with its interval; columns of `Board.table`."""
-    lines: list[dict[str, Any]] = [{"verdict": "best"}]
-    for pair in pairs[pairs["better"] == scores.columns[0]].to_dict("records"):
-        loss = (scores[pair["worse"]] - scores.iloc[:, 0]).dropna().to_numpy()[:, None]
-        low, high = bootstrap(loss, np.array([[-0.5], [0.5]]))[:, 0] if len(loss) else [np.nan] * 2
-        line = {"difference": -pair["difference"], "difference_low": low, "difference_high": high}
-        line |= {"shared_prompts": pair["prompts"], "p_holm": pair["p_holm"]}
-        lines.append(line | {"verdict": pair["verdict"]})
-    columns = ["difference", "difference_low", "difference_high", "shared_prompts", "p_holm"]
-    return pd.DataFrame(lines, columns=[*columns, "verdict"])
+    gains = scores.sub(scores.iloc[:, 0], axis=0)  # NaN where a prompt is not shared
+    low, high = bootstrap(gains.to_numpy(), np.outer([-0.5, 0.5], np.ones(len(gains.columns))))
+    found = pairs[pairs["better"] == scores.columns[0]].set_index("worse").reindex(scores.columns)
+    columns = {
+        **{"difference": gains.mean(), "difference_low": low, "difference_high": high},
+        **{"shared_prompts": gains.notna().sum(), "p_holm": found["p_holm"]},
+        "verdict": found["verdict"].fillna("best"),
+    }
+    return pd.DataFrame(columns).reset_index(drop=True)
 
 
 def _by_setting(table: pd.DataFrame, varied: Sequence[str]) -> pd.DataFrame:
@@ -198,26 +198,21 @@ def _difference(line: Any) -> str:
     return f"{100 * line.difference:+.1f} points ({ends}), {line.verdict}: {shared}"
 
 
-def sections(board: Board) -> dict[str, pd.DataFrame]:
-    """Heading and table of everything that is not empty."""
+def show(board: Board, console: "Console") -> None:
+    """Print everything that is not empty."""
+    from rich.table import Table
+
     real = board.pairs[board.pairs["verdict"] == "real"]
-    found = f"{len(real)} of {len(board.pairs)} differences are real"
-    largest = real.sort_values("difference", ascending=False).head(10)
+    largest = real.drop(columns=["p", "verdict"]).sort_values("difference", ascending=False)[:10]
     tables = {
         f"{len(board.table)} runs; greedy answers, 95 % intervals; p after Holm": readable(board),
-        found: largest.drop(columns=["p", "verdict"]),
+        f"{len(real)} of {len(board.pairs)} differences are real": largest,
         "Equal settings over seeds: accuracy": board.settings,
         "Left out": pd.DataFrame(board.left_out.items(), columns=["run", "why"]),
     }
-    return {head: table for head, table in tables.items() if len(table) or head == found}
-
-
-def show(board: Board, console: "Console") -> None:
-    """Print all of it."""
-    from rich.table import Table
-
-    for head, frame in sections(board).items():
+    for head, frame in tables.items():
         table = Table(*map(str, frame.columns), title=head, title_justify="left")
         for line in frame.itertuples(index=False):
             table.add_row(*(f"{x:.3g}" if isinstance(x, float) else str(x) for x in line))
-        console.print(table if len(frame) else head)
+        if len(frame) or frame is largest:
+            console.print(table if len(frame) else head)

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from grpo_nb.reward_lab.intervals import bootstrap, mcnemar, pass_at_k
+from grpo_nb.evaluation.statistics import bootstrap, mcnemar
+from grpo_nb.reward_lab.baseline import pass_at_k
 from grpo_nb.rewards import RewardSet, declared_range
 from grpo_nb.runs import Check, Run, atomic_path, write_json
 from grpo_nb.runs.config import RunConfig
@@ -21,9 +22,6 @@ DECODING = {"greedy": 0.0, "sampled": 1.0}  # temperature
 UNCLEAR = "not distinguishable"
 # Below this many prompts no exact test of paired answers can reach p < 0.05.
 LEAST_PROMPTS = 6
-WORDS = {"tokens": ("shorter", "longer"), "truncated": ("better", "worse")}
-BUCKET_COLUMNS = ("task", "level", "difficulty", "category", "subject", "type", "source")
-MOST_BUCKETS = 12  # a column of more values is no breakdown
 
 Samples = Mapping[str, pd.DataFrame]
 
@@ -88,14 +86,11 @@ def ranges(figures: pd.DataFrame, preset: RewardSet) -> np.ndarray:
     return np.where(np.isfinite(ends), ends, np.nan)
 
 
-def build(
-    samples: Samples, rows: Sequence[dict], preset: RewardSet, config: RunConfig
-) -> dict[str, Any]:
+def build(samples: Samples, preset: RewardSet, config: RunConfig) -> dict[str, Any]:
     """The report, in JSON's types.
 
     Args:
         samples: {label: what `evaluate_model` gave}; the first label is the reference.
-        rows: The rows that were answered.
         preset: Says what is correct, and each figure's range.
         config: Seed, samples and lengths, which are reported.
 
@@ -104,17 +99,16 @@ def build(
         {figure: [low, high]}}}; `comparisons`: each pair of models in each decoding with its
         verdict, sentence, differences, McNemar's p, the shares wholly right, and the rows gained
         and lost (`graded`: the first reward gives partial credit, which `accuracy` is the mean
-        of); `buckets`: greedy, first against last model by difficulty and columns.
+        of).
     """
     report: dict[str, Any] = {
-        "prompts": len(rows),
+        "prompts": next(iter(samples.values()))["row"].nunique(),
         "samples": config.evaluate.samples,
         "seed": config.seed,
         "temperature": DECODING,
         "max_completion_length": config.train.max_completion_length,
     }
     comparisons = []
-    report["buckets"] = _buckets(samples, rows) if len(samples) > 1 else []
     for decoding in DECODING:
         figures = {
             label: per_prompt(lines[lines["decoding"] == decoding], preset)
@@ -169,21 +163,17 @@ def _summary(figures: pd.DataFrame, preset: RewardSet, seed: int) -> dict[str, A
     return {**means, "intervals": dict(zip(figures, map(_ends, ends.T), strict=True))}
 
 
-def verdict(
-    name: str, interval: Sequence[float] | None, prompts: int, p: float | None = None
-) -> str:
-    """ "better", "worse" or "not distinguishable" ("longer", "shorter" of lengths).
+def verdict(interval: Sequence[float] | None, prompts: int, p: float | None = None) -> str:
+    """ "better", "worse" or "not distinguishable".
 
     Args:
-        name: Of the figure; of `truncated` less is better.
         interval: Of the paired difference, after minus before.
         prompts: Too few decide nothing.
         p: McNemar's, which has to be under 0.05 as well, where the figure is right or wrong.
     """
     if interval is None or prompts < LEAST_PROMPTS or (p is not None and p >= 0.05):
         return UNCLEAR
-    less, more = WORDS.get(name, ("worse", "better"))
-    return more if interval[0] > 0 else less if interval[1] < 0 else UNCLEAR
+    return "better" if interval[0] > 0 else "worse" if interval[1] < 0 else UNCLEAR
 
 
 def _compare(
@@ -192,28 +182,24 @@ def _compare(
     """The second model of a pair against the first, prompt by prompt."""
     before, after = (figures[label] for label in pair)
     low, high = ranges(before, preset)
-    half = (high - low) / 2
-    gain = after - before
-    ends = bootstrap(gain.to_numpy(), np.array([-half, half]), seed)
-    solved_before, solved_after = solved(before), solved(after)
-    gained = np.flatnonzero(solved_after & ~solved_before)
-    lost = np.flatnonzero(solved_before & ~solved_after)
-    p = mcnemar(len(gained), len(lost))
+    half, gain = (high - low) / 2, after - before
+    intervals = map(_ends, bootstrap(gain.to_numpy(), np.array([-half, half]), seed).T)
+    was, right = solved(before), solved(after)
+    gained, lost = (int((x > y).sum()) for x, y in ((right, was), (was, right)))
+    p = mcnemar(gained, lost)
     # Only then do the interval and McNemar's test judge the same thing.
     same = all((x["accuracy"] == x[x.columns[-1]]).all() for x in (before, after))
     right_or_wrong = all(np.allclose(x["accuracy"], x["pass@1"]) for x in (before, after))
-    differences = {}
-    for name, column in zip(gain, ends.T, strict=True):
-        interval = _ends(column)
-        word = verdict(name, interval, len(gain), p if same and name == "accuracy" else None)
-        difference = _plain(gain[name].mean())
-        differences[name] = {"difference": difference, "interval": interval, "verdict": word}
+    differences = {
+        name: {"difference": _plain(gain[name].mean()), "interval": interval}
+        for name, interval in zip(gain, intervals, strict=True)
+    }
+    word = verdict(differences["accuracy"]["interval"], len(gain), p if same else None)
     return {
-        **{"before": pair[0], "after": pair[1], "verdict": differences["accuracy"]["verdict"]},
-        **{"differences": differences, "judged_by": before.columns[-1], "mcnemar_p": p},
-        **{"gained": len(gained), "lost": len(lost), "graded": not right_or_wrong},
-        **{"solved": [float(solved.mean()) for solved in (solved_before, solved_after)]},
-        **{"gains": gained.tolist(), "regressions": lost.tolist()},
+        **{"before": pair[0], "after": pair[1], "verdict": word, "differences": differences},
+        **{"judged_by": before.columns[-1], "mcnemar_p": p, "graded": not right_or_wrong},
+        **{"gained": gained, "lost": lost},
+        **{"solved": [float(was.mean()), float(right.mean())]},
     }
 
 
@@ -238,39 +224,6 @@ def _sentence(decoding: str, found: Mapping[str, Any], means: Mapping[str, dict]
     )
 
 
-def _paired(samples: Samples) -> pd.DataFrame:
-    """A line for each prompt: the first model's greedy answer, and the last's in "… after"."""
-    ends = [samples[name].query("decoding == 'greedy'") for name in samples]
-    before, after = (ends[i].set_index("row") for i in (0, -1))
-    return before.join(after[["completion", "correct", "accuracy"]], rsuffix=" after")
-
-
-def _buckets(samples: Samples, rows: Sequence[dict]) -> list[dict[str, Any]]:
-    """Greedy answers of the last model against the first, by difficulty and by known columns.
-
-    Difficulty is how often the first model's own samples solve a prompt, so there "never" can
-    only be gained and "always" only lost.
-    """
-    table, (first, *_, last) = _paired(samples), samples
-    rate = samples[first].query("decoding == 'sampled'").groupby("row")["correct"].mean()
-    words = np.select([rate == 0, rate == 1], ["never", "always"], "sometimes")
-    groups = {"difficulty": pd.Categorical(words, ["never", "sometimes", "always"])}
-    for name in BUCKET_COLUMNS:
-        values = [str(row.get(name)) for row in rows]
-        if 1 < len(set(values)) <= MOST_BUCKETS:
-            groups[f"column {name}"] = values
-    return [
-        {
-            **{"decoding": "greedy", "by": by, "bucket": bucket, "prompts": len(part)},
-            **{first: _plain(part["accuracy"].mean()), last: _plain(part["accuracy after"].mean())},
-            "gained": int((part["correct after"] & ~part["correct"]).sum()),
-            "lost": int((part["correct"] & ~part["correct after"]).sum()),
-        }
-        for by, values in groups.items()
-        for bucket, part in table.groupby(values, observed=True)
-    ]
-
-
 def table(report: Mapping[str, Any]) -> pd.DataFrame:
     """The report's figures, a line a decoding and model; `95 %` is the interval of accuracy.
 
@@ -290,7 +243,9 @@ def table(report: Mapping[str, Any]) -> pd.DataFrame:
 
 def before_after(samples: Samples, count: int) -> pd.DataFrame:
     """Greedy answers of the first and the last model: what got worse, what got better, the rest."""
-    table = _paired(samples)
+    ends = [samples[name].query("decoding == 'greedy'") for name in samples]
+    before, after = (ends[i].set_index("row") for i in (0, -1))
+    table = before.join(after[["completion", "correct", "accuracy"]], rsuffix=" after")
     gain = (table["accuracy after"] - table["accuracy"]).to_numpy()
     order = np.select([gain < 0, gain > 0], [0, 1], default=2).argsort(kind="stable")
     said = table[["correct", "correct after"]].replace({True: "yes", False: "no"})

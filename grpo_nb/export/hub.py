@@ -89,7 +89,7 @@ def model_card(run: Run, name: str = "") -> str:
     meta: dict[str, Any] = {"library_name": "transformers", "tags": ["grpo", "trl", "grpo_nb"]}
     meta |= {} if project_path(base).exists() else {"base_model": base}
     meta |= {"license": license_name} if license_name else {}
-    preset = rewards.load_preset(config.rewards.preset, config.rewards.reward_weights)
+    preset = rewards.load_rewards(config.rewards)
     manifest, trained = run.manifest(), "all weights"
     if config.policy.finetuning == "lora":
         trained = f"LoRA, rank {config.model.lora_rank}, alpha {config.model.lora_alpha}"

@@ -68,8 +68,14 @@ def merge(stage: Stage, *, force: bool = False) -> tuple[Path, Check]:
 
 
 def trained_paths(run: Run, config: RunConfig) -> tuple[str, str, Path | None]:
-    """(base, policy, adapter) to load: where every weight was trained, there is no adapter."""
+    """(base, policy, adapter) to load: where every weight was trained, there is no adapter.
+
+    Raises:
+        FileNotFoundError: The run has not been trained.
+    """
     adapter = run / "train/adapter"
+    if not adapter.is_dir():
+        raise FileNotFoundError(f"run {run.name!r} holds no train/adapter: run 03_train_grpo first")
     if config.policy.finetuning == "full":
         return config.model.model_path, str(adapter), None
     base = trained_base(config.model.model_path, adapter)

@@ -5,6 +5,7 @@ TRL changes an advantage; they differ in how a completion's tokens share it. Uns
 does change it: under `loss_type="dr_grpo"` it turns the scaling off (`effective_scaling`).
 """
 
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -68,33 +69,23 @@ def advantages(
     """
     if len(scores) % num_generations:
         raise ValueError(f"{len(scores)} completions do not make groups of {num_generations}")
-    if multi_objective_aggregation == "normalize_then_sum":
-        grouped = scores.reshape(-1, num_generations, scores.shape[1])
-        each = (_centered(grouped, 1) / (_std(grouped, 1) + EPSILON)).reshape(scores.shape)
-        totals = weighted_totals(np.where(np.isnan(scores), np.nan, each), weights)
-        result = _centered(totals, 0) / (_std(totals, 0) + EPSILON)
-    else:
+    with warnings.catch_warnings(action="ignore"):  # of groups in which nothing was scored
+        if multi_objective_aggregation == "normalize_then_sum":
+            grouped = scores.reshape(-1, num_generations, scores.shape[1])
+            each = np.nan_to_num(_centered(grouped, 1) / (_std(grouped, 1) + EPSILON))
+            each = np.where(np.isnan(scores), np.nan, each.reshape(scores.shape))
+            totals = weighted_totals(each, weights)
+            return np.nan_to_num(_centered(totals, 0) / (_std(totals, 0) + EPSILON))
         totals = weighted_totals(scores, weights)
         groups = totals.reshape(-1, num_generations)
-        result = _centered(groups, 1)
-        if scale_rewards == "group":
-            result = result / (_std(groups, 1) + EPSILON)
-        elif scale_rewards == "batch":
-            result = result / (_std(totals, 0) + EPSILON)
-    return np.nan_to_num(result).reshape(-1)
-
-
-def _mean(values: np.ndarray, axis: int) -> np.ndarray:
-    count = (~np.isnan(values)).sum(axis=axis, keepdims=True)
-    return np.nansum(values, axis=axis, keepdims=True) / np.maximum(count, 1)
+        spread = {"group": _std(groups, 1), "batch": _std(totals, 0)}.get(scale_rewards)
+        scaled = _centered(groups, 1) / (1 if spread is None else spread + EPSILON)
+        return np.nan_to_num(scaled).reshape(-1)
 
 
 def _centered(values: np.ndarray, axis: int) -> np.ndarray:
-    return values - _mean(values, axis)
+    return values - np.nanmean(values, axis=axis, keepdims=True)
 
 
 def _std(values: np.ndarray, axis: int) -> np.ndarray:
-    """With Bessel's correction; 0 where fewer than two values are known."""
-    count = (~np.isnan(values)).sum(axis=axis, keepdims=True)
-    squares = np.nansum(_centered(values, axis) ** 2, axis=axis, keepdims=True)
-    return np.sqrt(squares / np.maximum(count - 1, 1))
+    return np.nanstd(values, axis=axis, ddof=1, keepdims=True)  # NaN of fewer than two

@@ -11,8 +11,7 @@ right    the right answer in the wrong form: no more than the reference, and les
          reward of format is in the set; where it counts as correct, no less than a wrong
          answer in perfect format.
 
-A reader's own attacks, and cases (completions whose scores must stay as they were saved), are lines
-of a JSONL file.
+A reader's own attacks are lines of a JSONL file, which `rewards.cases` names.
 """
 
 import json
@@ -49,7 +48,7 @@ class Attack(NamedTuple):
     list, the pairs in it are reasoning and answer, written in the form of the reward set.
     """
 
-    name: str
+    attack: str
     kind: str
     completion: str | list[Any]
 
@@ -136,43 +135,26 @@ def _special_case(head: str, tests: Any) -> str:
     return f"{head} {str(given[0]).rpartition('==')[2].strip() or 'True'}"
 
 
-class Probes(NamedTuple):
-    """What attacks earned.
-
-    table: A line an attack: attack, kind, each reward (mean), total, won (share of rows),
-        because.
-    completions: {attack: its text on the first row}.
-    """
-
-    table: pd.DataFrame
-    completions: dict[str, str]
-
-    @property
-    def winners(self) -> list[str]:
-        return list(self.table.loc[self.table["won"] > WON_SHARE, "attack"])
-
-    def checks(self) -> list[Check]:
-        """A check for each attack that wins."""
-        because = self.table.set_index("attack")["because"]
-        return [
-            Check(f"attack {name!r}", "stop", f"{because[name]}: {quoted(text)}", FIX)
-            for name, text in self.completions.items()
-            if name in self.winners
-        ]
+def winners(probes: pd.DataFrame) -> pd.DataFrame:
+    """The lines of `probe` of attacks that win on more than WON_SHARE of the rows."""
+    return probes[probes["won"] > WON_SHARE]
 
 
-def quoted(completion: str) -> str:
-    """The start of a completion."""
-    return repr(completion if len(completion) <= 100 else f"{completion[:100]}…")
+def _cut(completion: str) -> str:
+    return completion if len(completion) <= 100 else f"{completion[:100]}…"
 
 
-def probe(bench: Bench, rows: Sequence[Row], own: Sequence[Attack] = ()) -> Probes:
+def probe(bench: Bench, rows: Sequence[Row], own: Sequence[Attack] = ()) -> pd.DataFrame:
     """Every attack on up to PROBED_ROWS rows.
 
     Args:
         bench: The rewards.
         rows: Dataset rows; those whose reference answers differ serve each other as wrong answers.
-        own: Attacks of your own, as `read_cases` gives them.
+        own: Attacks of your own, as `read_attacks` gives them.
+
+    Returns:
+        A line an attack: attack, kind, each reward (mean), total, won (share of rows), because,
+        and the start of its completion on the first row.
 
     Raises:
         ValueError: All reference answers are the same, so that no answer is wrong.
@@ -185,14 +167,15 @@ def probe(bench: Bench, rows: Sequence[Row], own: Sequence[Attack] = ()) -> Prob
     table = pd.DataFrame(scores, columns=bench.preset.names)
     table["total"] = bench.totals(scores)
     table["row"] = np.repeat(range(len(chosen)), [len(of_row) for of_row in tried])
-    table["attack"], table["kind"] = [a.name for a in flat], [a.kind for a in flat]
+    table["attack"], table["kind"] = [a.attack for a in flat], [a.kind for a in flat]
     table["because"] = _verdicts(bench, table)
     table["won"] = table["because"] != ""
-    grouped = table.drop(columns="row").groupby("attack", sort=False)
-    means = grouped[[*bench.preset.names, "total", "won"]].mean()
-    because = grouped["because"].agg(lambda reasons: next(filter(None, reasons), ""))
-    frame = pd.concat([grouped["kind"].first(), means, because], axis=1).reset_index()
-    return Probes(frame, {attack.name: attack.completion for attack in tried[0]})
+    table["completion"] = [_cut(attack.completion) for attack in flat]
+    means = dict.fromkeys([*bench.preset.names, "total", "won"], "mean")
+    found = table.groupby("attack", sort=False).agg(
+        {"kind": "first", **means, "because": "max", "completion": "first"}
+    )
+    return found.reset_index()
 
 
 def _other_answer(rows: Sequence[Row], row: Row) -> str:
@@ -266,68 +249,32 @@ def references(bench: Bench, rows: Sequence[Row], sampled: pd.DataFrame) -> list
     row, earned = losers[0]
     evidence = (
         f"the reference answer loses on {len(losers)} rows: {row['question']!r}, …; its reference, "
-        f"{quoted(preset.reference(row))}, earns {earned:.3g} of {preset.full:.3g} from "
+        f"{_cut(preset.reference(row))!r}, earns {earned:.3g} of {preset.full:.3g} from "
         f"{preset.names[0]}"
     )
     fix = "correct what the first reward reads; where another form is asked for, define "
     return [Check("reference answer", "stop", evidence, f"{fix}reference(row) beside the rewards")]
 
 
-def read_cases(*paths: Path) -> tuple[list[Attack], list[dict[str, Any]]]:
-    """(attacks of your own, saved cases) of JSONL files; nothing where one does not exist.
+def read_attacks(path: Path) -> list[Attack]:
+    """Attacks of your own, a JSON line each: `{"attack": NAME, "completion": TEXT}`.
 
-    An attack: `{"attack": NAME, "completion": TEXT}`, in which {answer}, {other} (a wrong
-    answer) and {question} are filled in for each row. A saved case: `{"case": NAME, "row": {…},
-    "completion": TEXT, "scores": {REWARD: SCORE}}`.
+    In the text {answer}, {other} (a wrong answer) and {question} are filled in for each row.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A line is no attack.
     """
-    own, saved = [], []
-    for path in filter(Path.is_file, paths):
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            try:
-                entry = json.loads(line or "{}")
-                keys = entry.keys()
-            except (json.JSONDecodeError, AttributeError):
-                keys = {line}
-            if keys == {"attack", "completion"}:
-                own.append(Attack(entry["attack"], "wrong", entry["completion"]))
-            elif {"case", "row", "completion", "scores"} <= keys:
-                saved.append(entry)
-            elif keys:
-                raise ValueError(
-                    f'{path}, line {number}: {line[:80]!r} is not a case: write {{"attack": …, '
-                    '"completion": …}, or save one in the Reward Lab'
-                )
-    return own, saved
-
-
-def save_case(bench: Bench, path: Path, name: str, row: Row, completion: str) -> dict[str, Any]:
-    """Append a completion with the scores it has now; from then on they must stay."""
-    (scores,) = bench.score([row], [completion]).tolist()
-    kept = {key: value for key, value in row.items() if key != "prompt_tokens"}
-    named = zip(bench.preset.names, [s if np.isfinite(s) else None for s in scores], strict=True)
-    case = {"case": name, "row": kept, "completion": completion, "scores": dict(named)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(case, ensure_ascii=False) + "\n")
-    return case
-
-
-def changed_cases(bench: Bench, cases: Sequence[dict[str, Any]]) -> list[Check]:
-    """A check for each saved case that earns something else than when it was saved."""
-    fix = "correct the reward; or, where the change is meant, save the case again"
-    checks = []
-    for case in cases:
-        (scores,) = bench.score([case["row"]], [case["completion"]])
-        now = dict(zip(bench.preset.names, scores, strict=True))
-        changed = [
-            f"{name} was {then}, is {now[name]:.3g}"
-            for name, then in case["scores"].items()
-            if name in now and not _equal(then, now[name])
-        ]
-        if changed:
-            checks.append(Check(f"case {case['case']!r}", "stop", ", ".join(changed), fix))
-    return checks
-
-
-def _equal(then: float | None, now: float) -> bool:
-    return bool(np.isclose(np.nan if then is None else then, now, atol=TIE, equal_nan=True))
+    if not path.is_file():
+        raise FileNotFoundError(f"rewards.cases: {path} does not exist: create it, or clear it")
+    attacks = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            entry = json.loads(line or "{}")
+            attacks += [Attack(kind="wrong", **entry)] if entry else []
+        except (TypeError, ValueError):
+            raise ValueError(
+                f'{path}, line {number}: {line[:80]!r} is not an attack: write {{"attack": …, '
+                '"completion": …}'
+            ) from None
+    return attacks

@@ -9,6 +9,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,6 @@ import pandas as pd
 
 from grpo_nb import data, models
 from grpo_nb.models import chat
-from grpo_nb.reward_lab.intervals import pass_at_k
 from grpo_nb.reward_lab.table import Bench, Row
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import Message
@@ -83,8 +83,8 @@ def _sample_base(
 ) -> tuple[list[list[models.Sample]], list[float]]:
     """Samples of the base model, and seconds a completion for generation and a forward."""
     model, group = config.model, config.rewards.baseline_completions
-    base = models.open_engine(model.model_path, adapter=None, quantization=model.quantization)
-    try:
+    opened = models.open_engine(model.model_path, adapter=None, quantization=model.quantization)
+    with closing(opened) as base:
         started = time.perf_counter()
         samples = base.generate(
             prompts,
@@ -101,22 +101,25 @@ def _sample_base(
             for one in of_prompt
         ][: config.train.per_device_train_batch_size]
         return samples, [seconds, base.forward_seconds(texts) / len(texts)]
-    finally:
-        base.close()
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
     """What the samples depend on, a local model's files among it."""
-    weights = sorted(Path(chat.find_model(config.model.model_path)).glob("*.safetensors"))
     return {
         "model_path": config.model.model_path,
-        "weights": [[file.name, file.stat().st_size, file.stat().st_mtime] for file in weights],
+        "weights": weight_files(chat.find_model(config.model.model_path)),
         "quantization": config.model.quantization,
         "max_completion_length": config.train.max_completion_length,
         "temperature": config.train.temperature,
         "baseline_completions": config.rewards.baseline_completions,
         "seed": config.seed,
     }
+
+
+def weight_files(*folders: str | Path) -> list[list[Any]]:
+    """What tells weights from others: name, size and time of each of their files."""
+    files = [file for folder in folders for file in sorted(Path(folder).glob("*.safetensors"))]
+    return [[file.name, file.stat().st_size, file.stat().st_mtime] for file in files]
 
 
 def _key(row: Row) -> str:
@@ -145,6 +148,23 @@ def _write(run: Run, cached: dict, settings: dict, seconds: list[float]) -> None
 def passed(table: pd.DataFrame, preset: RewardSet) -> np.ndarray:
     """Which completions earn the first reward, correctness, in full: [completions]."""
     return np.isclose(table[preset.names[0]], preset.full)
+
+
+def pass_at_k(passed_P_G: np.ndarray, k: int) -> np.ndarray:
+    """The chance that one of k samples of a prompt is right, for each prompt.
+
+    Args:
+        passed_P_G: [prompts, group] of booleans.
+        k: At most the size of the group.
+
+    Source: Chen et al. 2021, https://arxiv.org/abs/2107.03374, equation 1 (unbiased).
+
+    >>> pass_at_k(np.array([[True, False, False, False]]), 2)
+    array([0.5])
+    """
+    group = passed_P_G.shape[1]
+    chances = [1 - math.comb(wrong, k) / math.comb(group, k) for wrong in range(group + 1)]
+    return np.array(chances)[group - passed_P_G.sum(axis=1)]
 
 
 def pass_rates(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:

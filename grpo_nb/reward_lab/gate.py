@@ -14,14 +14,12 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from grpo_nb.reward_lab import baseline as baselines
-from grpo_nb.reward_lab.attacks import Probes, changed_cases, probe, read_cases, references
+from grpo_nb.reward_lab.attacks import FIX, probe, read_attacks, references, winners
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.linter import lint, usable
 from grpo_nb.reward_lab.table import Bench, Row, signal_table
 from grpo_nb.rewards import RewardSet
 from grpo_nb.runs import NOTEBOOKS, Check, Run, Stage, project_path, write_json
-from grpo_nb.runs.checks import table
-from grpo_nb.runs.config import RunConfig
 
 REFERENCE_ROWS = 512  # references that are scored
 REPORT = "rewards/report.json"
@@ -30,15 +28,15 @@ REPORT = "rewards/report.json"
 class Verdict(NamedTuple):
     """All that stage 02 found out about a reward set.
 
-    checks: "rewards"; what linter, references, attacks and saved cases found; "base model" and
-        "completion length".
-    probes: What attacks earned; None where a reward cannot be called on them.
+    checks: "rewards"; what linter, references and attacks found; "base model" and "completion
+        length".
+    probes: What attacks earned, as `probe` gives it; None where a reward cannot be called on them.
     baseline: Figures of the baseline rollouts.
     signal: A line a reward.
     """
 
     checks: list[Check]
-    probes: Probes | None
+    probes: pd.DataFrame | None
     baseline: dict[str, Any]
     signal: pd.DataFrame
 
@@ -51,10 +49,6 @@ class Verdict(NamedTuple):
     def passed(self) -> bool:
         return not self.failures
 
-    def findings_table(self) -> pd.DataFrame:
-        """A line for each check."""
-        return table(self.checks)
-
     def __str__(self) -> str:
         if self.passed:
             return f"PASSED: {self.checks[0].evidence}"
@@ -62,38 +56,38 @@ class Verdict(NamedTuple):
 
 
 def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -> Verdict:
-    """Linter, attacks, references and saved cases on the baseline rollouts.
+    """Linter, attacks and references on the baseline rollouts.
 
     Args:
         bench: The rewards.
         rows: Dataset rows whose references have to win; REFERENCE_ROWS of them are scored.
         baseline: Baseline rollouts.
-        stage: Stage 02: its run's cases, and the batch and lengths of the training to come.
+        stage: Stage 02: attacks of your own, and the batch and lengths of the training to come.
     """
-    with redirect_stdout(io.StringIO()):  # of rewards that print what they are called with
-        return _judge(bench, rows, baseline, stage)
-
-
-def _judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -> Verdict:
     config, texts = stage.config, [one.text for one in baseline.samples]
-    own, saved = read_cases(*cases_of(stage.run, config))
-    seconds = baseline.step_seconds(config.step_completions)
-    found = lint(bench, baseline.repeated_rows, texts, seconds, config.step_completions)
-    if not usable(found):
-        return Verdict([_rewards(found), *found], None, {}, pd.DataFrame())
-    scored, probes = bench.table(baseline.rows, baseline.completions_P_G), None
+    own = read_attacks(project_path(config.rewards.cases)) if config.rewards.cases else []
+    seconds, probes = baseline.step_seconds(config.step_completions), None
     tested = [*baseline.rows, *rows[:REFERENCE_ROWS]]
-    try:
-        probes = probe(bench, tested, own)
-        found = [*references(bench, tested, scored), *found, *probes.checks()]
-        found += changed_cases(bench, saved)
-    except Exception as error:  # a user's reward may raise anything, and that is the verdict
-        evidence = f"{error!r} {', '.join(getattr(error, '__notes__', []))}"
-        fix = "give such text the least score, or @reward(on_error='skip')"
-        found.append(Check("a reward raises on an attack", "stop", evidence, fix))
+    with redirect_stdout(io.StringIO()):  # of rewards that print what they are called with
+        found = lint(bench, baseline.repeated_rows, texts, seconds, config.step_completions)
+        if not usable(found):
+            return Verdict([_rewards(found), *found], None, {}, pd.DataFrame())
+        scored = bench.table(baseline.rows, baseline.completions_P_G)
+        try:
+            probes = probe(bench, tested, own)
+            won = winners(probes).itertuples()
+            found = [*references(bench, tested, scored), *found, *map(_attack_check, won)]
+        except Exception as error:  # a user's reward may raise anything, and that is the verdict
+            evidence = f"{error!r} {', '.join(getattr(error, '__notes__', []))}"
+            fix = "give such text the least score, or @reward(on_error='skip')"
+            found.append(Check("a reward raises on an attack", "stop", evidence, fix))
     figures = baselines.summary(baseline, scored, bench.preset, config)
     checks = [_rewards(found), *found, *baselines.checks(figures)]
     return Verdict(checks, probes, figures, signal_table(bench.preset, scored))
+
+
+def _attack_check(won: Any) -> Check:
+    return Check(f"attack {won.attack!r}", "stop", f"{won.because}: {won.completion!r}", FIX)
 
 
 def _rewards(found: Sequence[Check]) -> Check:
@@ -105,22 +99,8 @@ def _rewards(found: Sequence[Check]) -> Check:
     return Check("rewards", "stop", evidence, f"{stops[0].fix}; then run notebook 2 again")
 
 
-def cases_of(run: Run, config: RunConfig) -> list[Path]:
-    """The run's own file of cases, and the one that `rewards.cases` names.
-
-    Raises:
-        FileNotFoundError: The named one does not exist.
-    """
-    named = [project_path(config.rewards.cases)] if config.rewards.cases else []
-    if named and not named[0].is_file():
-        raise FileNotFoundError(f"rewards.cases: {named[0]} does not exist: create it, or clear it")
-    return [run / "cases.jsonl", *named]
-
-
 def save(run: Run, bench: Bench, verdict: Verdict) -> None:
     """Write rewards/report.json with the reward set's hash, and the checks to the manifest."""
-    probes = verdict.probes.table if verdict.probes else pd.DataFrame({"attack": []})
-    texts = verdict.probes.completions if verdict.probes else {}
     report = {
         "passed": verdict.passed,
         "failures": verdict.failures,
@@ -129,7 +109,7 @@ def save(run: Run, bench: Bench, verdict: Verdict) -> None:
         "checks": [check._asdict() for check in verdict.checks],
         "baseline": verdict.baseline,
         "signal": _lines(verdict.signal),
-        "probes": _lines(probes.assign(completion=probes["attack"].map(texts))),
+        "probes": _lines(pd.DataFrame() if verdict.probes is None else verdict.probes),
     }
     write_json(run / REPORT, report)
     run.record("02", {"checks": report["checks"]})  # of an earlier verdict none stays
@@ -138,26 +118,6 @@ def save(run: Run, bench: Bench, verdict: Verdict) -> None:
 def _lines(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """As JSON, which knows no NaN."""
     return json.loads(frame.to_json(orient="records"))
-
-
-def write_weights(
-    bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage
-) -> tuple[Verdict, str]:
-    """Give the run these weights, with a verdict of their own; the message says what was done."""
-    text = ", ".join(repr(w).removesuffix(".0") for w in bench.preset.reward_weights)
-    run, changed = stage.run, {"rewards.reward_weights": text}
-    held = run.is_locked
-    run.lock()
-    verdict = judge(bench, rows, baseline, stage)
-    save(run, bench, verdict)
-    stage.change(changed)
-    run.record("02", {"outputs": run.files("rewards")})
-    if not held:
-        run.lock().release(force=True)
-    return verdict, (
-        f"written to {run.name}/config.yaml. Running notebook 2 again begins with the preset's "
-        f'weights; to keep these, put {{"rewards.reward_weights": "{text}"}} into its settings'
-    )
 
 
 def check(run: Run, preset: RewardSet, force: bool = False) -> str:

@@ -8,11 +8,10 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, combinations
+from itertools import chain
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from grpo_nb.reward_lab.table import Bench, Row, explain
 from grpo_nb.rewards import Scored, declared_range
@@ -21,8 +20,6 @@ from grpo_nb.runs import Check
 
 NOISE = 1e-6  # scores of one completion that differ by more are not the same
 SATURATED = 0.95  # share of the greatest score, mean over the sample
-ALIKE = 0.95  # correlation of two rewards
-DOMINANT = 0.8  # share of the weighted spread
 NONE_SHARE = 0.05
 FEW = 64  # completions that a reward is called on more than once
 SLOW_SHARE = 0.2  # of a step
@@ -40,8 +37,6 @@ FIXES = {
     "saturated": "there is little left to learn from it: make it stricter, or leave it out",
     "not deterministic": "seed it, or set a judge's temperature to 0: noise is learnt as signal",
     "depends on row order": "score each completion from its own row alone",
-    "two rewards alike": "they teach the same: leave one out, or count its weight twice",
-    "dominates the sum": "lower its weight: the first reward, which says correct, hardly counts",
     "slow": "make it faster, or declare @reward(parallel=True) where it waits",
 }
 # As a "stop", these end the test.
@@ -70,7 +65,6 @@ def lint(
     # A reward has to stand what training may bring: well-made completions, and an empty one.
     sample = bench.arguments([*rows, *some, some[0]], [*completions, *references, ""])
     found: list[tuple[str, str, str, bool]] = []
-    scores: dict[str, np.ndarray] = {}
     for func in bench.preset.reward_funcs:
         name, first = func.__name__, func is bench.preset.reward_funcs[0]
         started = time.perf_counter()
@@ -79,9 +73,8 @@ def lint(
         if isinstance(scored, tuple):
             found.append((name, *scored))
             continue
-        scores[name] = numbers(scored[:count])
         of_reward = chain(
-            _values(func, scored[:count], scores[name], first),
+            _values(func, scored[:count], first),
             _stability(func, bench.arguments(rows[:FEW], completions[:FEW])),
         )
         found += [(name, *one) for one in of_reward]
@@ -93,7 +86,7 @@ def lint(
             found.append((name, "slow", evidence, False))
     checks = [
         Check(f"{reward}: {rule}", "stop" if stop else "warning", evidence, FIXES[rule])
-        for reward, rule, evidence, stop in chain(found, _relations(bench, scores))
+        for reward, rule, evidence, stop in found
     ]
     return sorted(checks, key=lambda check: check.state != "stop")
 
@@ -123,10 +116,9 @@ def _scored(func: Callable[..., Any], sample: dict[str, Any], row: Row) -> list[
         return rule, evidence, True
 
 
-def _values(
-    func: Callable, scored: list[Scored], scores: np.ndarray, first: bool
-) -> Iterator[Found]:
+def _values(func: Callable, scored: list[Scored], first: bool) -> Iterator[Found]:
     """What is wrong with the numbers themselves."""
+    scores = numbers(scored)
     low, high = declared_range(func)
     known, none = scores[~np.isnan(scores)], np.isnan(scores).mean()
     if unfit := sum(map(_not_finite, scored)):
@@ -173,17 +165,3 @@ def _stability(func: Callable, few: dict[str, Any]) -> Iterator[Found]:
 
 def _changed(left: np.ndarray, right: np.ndarray) -> int:
     return int((~np.isclose(left, right, rtol=0, atol=NOISE, equal_nan=True)).sum())
-
-
-def _relations(bench: Bench, scores: dict[str, np.ndarray]) -> Iterator[tuple[str, str, str, bool]]:
-    """What shows between rewards, with their names before."""
-    frame = pd.DataFrame(scores)
-    frame = frame.loc[:, frame.std() > NOISE]
-    for left, right in combinations(frame, 2):
-        if abs(alike := frame[left].corr(frame[right])) > ALIKE:
-            yield f"{left}, {right}", "two rewards alike", f"correlation {alike:.2f}", False
-    spread = frame.std() * np.abs(pd.Series(bench.preset.reward_weights, bench.preset.names))
-    for name in frame.columns.drop(bench.preset.names[0], errors="ignore"):
-        if len(scores) > 1 and spread[name] > DOMINANT * spread.sum():
-            evidence = f"{spread[name] / spread.sum():.0%} of the weighted spread is its own"
-            yield name, "dominates the sum", evidence, False

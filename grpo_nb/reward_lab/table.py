@@ -12,7 +12,7 @@ from grpo_nb.rewards.prompts import Completion, completion_text
 from grpo_nb.runs.config import TrainConfig
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase, TrainerState
+    from transformers import PreTrainedTokenizerBase
 
 Row = dict[str, Any]
 TRLS_ROW = ("prompt", "completion", "completion_ids")  # columns that no reward gets
@@ -46,6 +46,8 @@ class Bench(NamedTuple):
             completions: Strings or message lists; the reward gets what training gives it, which
                 is messages where the prompt is a chat.
         """
+        from transformers import TrainerState
+
         given = {key: [row[key] for row in rows] for key in rows[0] if key not in TRLS_ROW}
         given["prompts"] = [row["prompt"] for row in rows]
         given["completions"] = list(map(_as_in_training, given["prompts"], completions))
@@ -54,8 +56,10 @@ class Bench(NamedTuple):
             encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
             cut, end = self.train.max_completion_length, self.tokenizer.eos_token_id
             given["completion_ids"] = [ids if len(ids) >= cut else [*ids, end] for ids in encoded]
-        given["trainer_state"] = _training_state(self.train.max_steps)
-        return given | {"log_extra": _no_extra, "log_metric": _no_metric}
+        # As at a training's start; an `Adaptive` reward counts no step of it.
+        given["trainer_state"] = TrainerState(epoch=0.0, max_steps=self.train.max_steps)
+        given["trainer_state"].is_training = False
+        return given | {"log_extra": lambda *_: None, "log_metric": lambda *_: None}
 
     def score(self, rows: Sequence[Row], completions: Sequence[Completion]) -> np.ndarray:
         """Raw scores, [completions, rewards], NaN for None."""
@@ -123,23 +127,6 @@ def _as_in_training(prompt: Any, completion: Completion) -> Completion:
     if isinstance(prompt, str) or not isinstance(completion, str):
         return completion
     return [{"role": "assistant", "content": completion}]
-
-
-def _no_extra(column: str, values: list[Any]) -> None:
-    """TRL's log_extra, where nothing is logged."""
-
-
-def _no_metric(name: str, value: float) -> None:
-    """TRL's log_metric, where nothing is logged."""
-
-
-def _training_state(max_steps: int) -> "TrainerState":
-    """As at a training's start; an `Adaptive` reward counts no step of it."""
-    from transformers import TrainerState
-
-    state = TrainerState(epoch=0.0, max_steps=max_steps)
-    state.is_training = False
-    return state
 
 
 def explain(func: Callable[..., Any], arguments: dict[str, Any]) -> list[Scored]:

@@ -115,10 +115,9 @@ class Trainer(GRPOTrainer):
         self.steps = StepCallback(self, Validation(policy, self.validation_rows, rewards, config))
         self.add_callback(self.steps)
 
-    def watch(self, watcher: Watcher, controls: Controls | None = None) -> None:
-        """Tell the watcher, such as the dashboard, of each step, and obey its controls."""
+    def watch(self, watcher: Watcher) -> None:
+        """Tell the watcher, such as the dashboard, of each step."""
         self.watchers.append(watcher)
-        self.controls = controls or self.controls
 
     def preflight(self) -> list[Check]:
         """Dry run of the largest step, and what would end the training later."""

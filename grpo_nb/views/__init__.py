@@ -1,6 +1,14 @@
-"""What a person looks at: pictures, tables, score sheets, and the widgets of the notebooks.
+# ruff: noqa: F401 (what is imported here is what the room hands out)
+"""What a person looks at: tables, pictures, and the widgets of the notebooks.
 
-`plots` and `charts` draw, `sheet` shows completions with their scores, `dashboard` a training as
-it runs, `infer` asks a run's models, `widgets` are for hands. Nothing here decides anything: a
-notebook runs the same without it.
+`table` and `score_sheet` are tables, `charts` draws a training, many runs and an evaluation,
+`TrainingDashboard` shows a training as it runs, `Chat` asks a run's models, and `RewardLab` and
+`CompletionBrowser` are for hands. Nothing here decides anything: a notebook runs the same without.
 """
+
+from grpo_nb.views.charts import before_after, learning_curves, prompt_lengths, training_charts
+from grpo_nb.views.chat import Chat
+from grpo_nb.views.dashboard import TrainingDashboard
+from grpo_nb.views.reward_lab import RewardLab
+from grpo_nb.views.tables import score_sheet, table
+from grpo_nb.views.widgets import CompletionBrowser

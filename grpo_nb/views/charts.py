@@ -1,21 +1,29 @@
-"""The charts of a training, drawn by matplotlib; docs/reading-a-run.md says how to read them."""
+"""Pictures: the charts of a training, and those of prompts, of many runs, and of an evaluation.
+
+docs/reading-a-run.md says how to read the charts. A picture of a run is saved below figures/.
+"""
 
 import base64
 import html
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
-from grpo_nb.views.sheet import short
+from grpo_nb.evaluation import DECODING
+from grpo_nb.runs import Run, atomic_path
+from grpo_nb.views.tables import short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLORS = ("#3b78c4", "#c96f0a", "#3a9a5b", "#8a8a8a")
+COLORS = BLUE, ORANGE, GREEN, GREY = "#3b78c4", "#c96f0a", "#3a9a5b", "#8a8a8a"
+COLORED = 8  # runs that a picture tells apart
 COLUMNS, WIDTH, ROW = 4, 10.5, 1.7  # charts side by side; of the picture and of a row [inches]
 
 
@@ -149,15 +157,12 @@ def image(lines: Sequence[Mapping[str, Any]]) -> str:
 
     It keeps its white ground, and so reads on a dark page too.
     """
-    buffer, latest = io.BytesIO(), {}
-    draw(lines).savefig(buffer, format="png", dpi=100)
-    for line in lines:
-        latest |= numbers(line)
-    said = []
-    for chart in charts(latest):
-        known = [(label, latest[key]) for label, key in chart.curves.items() if key in latest]
-        values = [f"{label} {shown(value, chart.form)}" for label, value in known]
-        said.append(f"{chart.title}: {', '.join(values)}")
+    figure, buffer = draw(lines), io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=100)
+    titles = [
+        [a.get_title(loc=side) for side in ("left", "right")] for a in figure.axes if a.axison
+    ]
+    said = [": ".join(both) for both in titles]
     label = html.escape(f"charts of the training; {'; '.join(said)}", quote=True)
     data = base64.b64encode(buffer.getvalue()).decode()
     return f'<img alt="{label}" style="max-width: 100%" src="data:image/png;base64,{data}">'
@@ -166,3 +171,100 @@ def image(lines: Sequence[Mapping[str, Any]]) -> str:
 def shown(value: float | None, form: str) -> str:
     """A number as text; a dash where there is none."""
     return "–" if value is None or not math.isfinite(value) else format(value, form)
+
+
+def _subplots(columns: int, width: float) -> "tuple[Figure, list[Axes]]":
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(
+        1, columns, figsize=(width, 3.2), squeeze=False, layout="constrained"
+    )
+    plt.close(figure)  # IPython shows it as a cell's value, once
+    for axis in axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, list(axes.flat)
+
+
+def _save(figure: "Figure", run: Run, name: str) -> "Figure":
+    with atomic_path(run / f"figures/{name}.png") as temporary:
+        figure.savefig(temporary, dpi=110, format="png")
+    return figure
+
+
+def prompt_lengths(run: Run, report: dict, cap: int) -> "Figure":
+    """Histogram of prompt lengths [tokens], with the median, the 99th percentile and the cap."""
+    figure, (axis,) = _subplots(1, 6)
+    lengths = report["prompt_tokens"]
+    axis.stairs(
+        lengths["histogram"]["counts"], lengths["histogram"]["edges"], fill=True, color=BLUE
+    )
+    marks = {"half": lengths["p50"], "99 %": lengths["p99"], "cap": cap}
+    for (name, place), color in zip(marks.items(), (GREY, ORANGE, GREEN), strict=True):
+        axis.axvline(place, color=color, linestyle="--", label=f"{name}: {place}")
+    axis.set(xlabel="prompt length [tokens]", ylabel="prompts")
+    axis.legend(frameon=False)
+    return _save(figure, run, "prompt_lengths")
+
+
+def training_charts(run: Run, metrics: Sequence[dict], keys: Sequence[str] = ()) -> "Figure":
+    """The dashboard's charts, once the training is over, as figures/training.png."""
+    import matplotlib.pyplot as plt
+
+    figure = plt.figure()  # of pyplot's IPython shows a cell's value as a picture
+    plt.close(figure)
+    return _save(draw(metrics, keys, figure), run, "training")
+
+
+def learning_curves(curves: Mapping[str, pd.DataFrame], order: Sequence[str]) -> "Figure":
+    """Weighted reward and validated accuracy of many runs; all but the first few are grey.
+
+    Args:
+        curves: Metrics of each run, a line a step or validation.
+        order: The runs, best first.
+    """
+    figure, (reward, validated) = _subplots(2, 11)
+    colors = [f"C{i}" for i in range(COLORED)] + [GREY] * len(order)
+    for place, (name, color) in reversed(list(enumerate(zip(order, colors, strict=False)))):
+        lines = curves[name].set_index("step")
+        style = {"color": color, "alpha": 1 if place < COLORED else 0.4}
+        mean = lines["reward"].dropna().rolling(10, min_periods=1, center=True).mean()
+        reward.plot(mean.index, mean, label=name if place < COLORED else None, **style)
+        if "eval/accuracy" in lines:
+            found = lines["eval/accuracy"].dropna()
+            validated.plot(found.index, found, marker="o", markersize=3, **style)
+    reward.set(title="weighted reward, mean over 10 steps", xlabel="step")
+    validated.set(title="accuracy, validated", xlabel="step", ylim=(0, 1.05))
+    figure.legend(frameon=False, fontsize=8, reverse=True, loc="outside right")
+    return figure
+
+
+def before_after(run: Run, report: Mapping[str, Any]) -> "Figure":
+    """Accuracy and pass@k of each model, with 95 % intervals.
+
+    Args:
+        report: As `evaluation.run` gives it.
+    """
+    figure, (accuracy, curves) = _subplots(2, 9)
+    width, ks = 0.8 / len(report["models"]), np.arange(1, report["samples"] + 1)
+    for number, (label, color) in enumerate(zip(report["models"], cycle(COLORS), strict=False)):
+        means, errors = _with_errors([(report[name][label], "accuracy") for name in DECODING])
+        places = np.arange(len(DECODING)) + (number + 0.5) * width - 0.4
+        bars = accuracy.bar(places, means, 0.92 * width, yerr=errors, color=color, label=label)
+        accuracy.bar_label(bars, fmt="{:.0%}", fontsize=8)
+        sampled = report["sampled"][label]
+        means, errors = _with_errors([(sampled, f"pass@{k}") for k in ks])
+        curves.errorbar(ks, means, errors, color=color, marker="o", capsize=2)
+        if f"majority@{ks[-1]}" in sampled:
+            curves.plot(ks[-1], sampled[f"majority@{ks[-1]}"], "D", color=color, mfc="white")
+    accuracy.set(title="accuracy (bar: 95 %)", ylim=(0, 1.12))
+    accuracy.set_xticks(range(len(DECODING)), DECODING)
+    curves.set(title=f"pass@k; ◇ majority@{ks[-1]}", xlabel="k", xticks=ks, ylim=(0, 1.05))
+    figure.legend(frameon=False, ncols=len(report["models"]), loc="outside upper center")
+    return _save(figure, run, "before_after")
+
+
+def _with_errors(figures: Sequence[tuple[Mapping[str, Any], str]]) -> tuple[np.ndarray, np.ndarray]:
+    """Means and, [2, figures], how far their intervals reach below and above; NaN for none."""
+    means = np.array([line[name] for line, name in figures], dtype=float)
+    ends = np.array([line["intervals"][name] or (np.nan, np.nan) for line, name in figures])
+    return means, np.abs(ends.T - means)

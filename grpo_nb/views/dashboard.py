@@ -1,21 +1,33 @@
-"""A training as it runs, as HTML: progress, alerts, charts, and three completions."""
+"""A training as it runs: progress, alerts, charts, three completions, and buttons."""
 
 import html
 import math
 import random
-import re
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
+import ipywidgets as w
+
 from grpo_nb.runs import Check
-from grpo_nb.training import Update
-from grpo_nb.views import charts, sheet
+from grpo_nb.training import Controls, Update
+from grpo_nb.training.health import section
+from grpo_nb.views import charts, tables
+from grpo_nb.views.widgets import WIDE, View
 
 ALERTS = 20  # shown
-EDGES = {"stop": "#d33", "warning": "#c96f0a"}
+EDGES = {"stop": "#d33", "warning": charts.ORANGE}
 NOT_REWARDS = {"question", "completion", "reward", "advantage"}
-HANDBOOK = "https://github.com/grpo-nb/grpo_nb/blob/main/docs/troubleshooting.md"
+REPOSITORY = "https://github.com/grpo-nb/grpo_nb/blob/main"
+SHARE = 0.02  # of the time, at most, goes into pictures of the curves
+WISHES = {  # of Controls: the button, what it does, and what is said once it is pressed
+    "stop": ("Stop after this step", "Ends the training", "stops after the step that runs now"),
+    "save": ("Save now", "Writes a checkpoint", "a checkpoint follows the step that runs now"),
+    "evaluate": ("Evaluate now", "On the validation split", "a validation follows this step"),
+}
 
 
 class Dashboard:
@@ -51,7 +63,7 @@ class Dashboard:
             pace = sum(self._seconds) / len(self._seconds)
             left = (self.total_steps - self.step) * pace
             parts = [f"{pace:.3g} s a step"]
-            parts.append(f"about {_duration(left)} left" if left > 0 else "finished")
+            parts.append(f"about {timedelta(seconds=round(left))} left" if left > 0 else "finished")
         for key, form in (("tokens_per_second", "{:,.0f} tokens/s"), ("memory_gib", "{:.2f} GiB")):
             parts += [form.format(self.line[key])] if key in self.line else []
         label = f"step {self.step} of {self.total_steps}"
@@ -72,7 +84,8 @@ class Dashboard:
             f"<li style='border-left: 4px solid {EDGES[alert.state]}; padding-left: 8px'>"
             f"<b>{alert.state}, step {step}: {html.escape(alert.name)}</b> · "
             f"{html.escape(alert.evidence)}<br>→ {html.escape(alert.fix)} · "
-            f"{_link(alert.name)}</li>"
+            f"<a href='{REPOSITORY}/{section(alert.name)}' target='_blank' "
+            f"style='color: inherit'>what to do</a></li>"
             for step, alert in self.alerts
         )
         more = self.alert_count - len(self.alerts)
@@ -90,28 +103,72 @@ class Dashboard:
         other = random.Random(self.step).choice(ranked[1:-1] or ranked)
         columns = ranked[0].items()
         names = [n for n, v in columns if n not in NOT_REWARDS and not isinstance(v, str)]
-        head = ["", "prompt", "completion", *map(sheet.short, names), "total", "advantage"]
+        head = ["", "prompt", "completion", *map(tables.short, names), "total", "advantage"]
         lines = []
         for kind, one in {"best": ranked[-1], "worst": ranked[0], "random": other}.items():
-            texts = [sheet.read(str(one[key]), None)[0] for key in ("question", "completion")]
+            texts = [tables.read(str(one[key]), None)[0] for key in ("question", "completion")]
             scores = [charts.shown(one.get(name), ".3g") for name in [*names, "reward"]]
             lines.append([kind, *texts, *scores, charts.shown(one.get("advantage"), "+.2f")])
-        return sheet.Page(sheet.table(head, lines))
+        return tables.Page(tables.markup(head, lines))
 
 
-def _link(name: str) -> str:
-    """To the alert's section of the handbook."""
-    anchor = re.sub(r"[^a-z]+", "-", name.lower())
-    return f"<a href='{HANDBOOK}#{anchor}' target='_blank' style='color: inherit'>what to do</a>"
+class TrainingDashboard(View):
+    """Shows each `Update` it is called with; its buttons set the training's controls.
 
+    The buttons work while the training's cell runs where the kernel takes widget messages on
+    a subshell: ipykernel >= 7 under JupyterLab >= 4.4, whose setting "Kernel Comms over
+    subshells" is on by default. Elsewhere, as on Colab (ipykernel 6), curves still move, but a
+    click is not seen before the cell ends; use the notebook's interrupt button there.
 
-def _duration(seconds: float) -> str:
+    Args:
+        controls: The trainer's; several dashboards may share them.
     """
-    >>> [_duration(s) for s in (9.4, 75, 5400)]
-    ['9 s', '1 min 15 s', '1 h 30 min']
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+    def __init__(self, controls: Controls) -> None:
+        super().__init__()
+        self.controls, self.page = controls, Dashboard()
+        self._due = 0.0  # before then no other picture
+        self.header, self.wishes = w.HTML(self.page.header()), w.HTML()
+        self.alerts, self.curves, self.completions = w.HTML(), w.HTML(), w.HTML()
+        self.buttons = {}
+        for name, (label, tooltip, _) in WISHES.items():
+            button = w.Button(description=label, tooltip=tooltip, layout=WIDE)
+            self.buttons[name] = button
+            self.on(partial(self._wish, name), button)
+        row = w.HBox([*self.buttons.values(), self.wishes])
+        parts = [self.alerts, self.curves, self.completions]
+        self.children = [self.header, row, self.errors, *parts]
+        self._show_wishes()
+
+    def __call__(self, update: Update) -> None:
+        """Take an update; pictures and completions follow at their own pace."""
+        self.guard(partial(self._take, update))
+
+    def _take(self, update: Update) -> None:
+        self.page.add(update)
+        self._show_wishes()
+        self.header.value, self.alerts.value = self.page.header(), self.page.alert_list()
+        last = self.page.step >= self.page.total_steps or self.controls.stop.is_set()
+        began = time.monotonic()
+        if began < self._due and not last:
+            return
+        # A picture takes a part of a second: the longer it took, the later the next one.
+        self.completions.value, self.curves.value = self.page.completions(), self.page.curves()
+        ended = time.monotonic()
+        self._due = ended + (ended - began) / SHARE
+
+    def _wish(self, name: str) -> None:
+        getattr(self.controls, name).set()
+        self._show_wishes()
+
+    def _show_wishes(self) -> None:
+        """A request stands until the training has taken it, and cannot be repeated before."""
+        asked = [name for name in WISHES if getattr(self.controls, name).is_set()]
+        said = "; ".join(WISHES[name][2] for name in asked)
+        self.wishes.value = f"<span role='status'>{said}</span>"
+        for name, button in self.buttons.items():
+            button.disabled = name in asked
+            # A click goes where the browser sends it. ipykernel 7.4 remembers the thread that drew
+            # the button, which here is the one that is busy with the cell.
+            if button.comm is not None:
+                vars(button.comm).pop("_reply_subshell_id", None)

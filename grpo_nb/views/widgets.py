@@ -1,12 +1,9 @@
-"""Widgets of the notebooks: Reward Lab, training dashboard, completion browser, chat.
+"""What the notebooks' widgets share, and the browser of completions.
 
-They hold no logic and nothing that a later cell needs; `reward_lab`, `dashboard`, `sheet` and
-`infer` do the work, and the notebook shows the same without them.
+Widgets hold no logic and nothing that a later cell needs: the notebook shows the same without.
 """
 
 import html
-import threading
-import time
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -15,24 +12,11 @@ from typing import Any
 import ipywidgets as w
 import pandas as pd
 
-from grpo_nb.reward_lab import Bench, Verdict, judge, save_case, write_weights
-from grpo_nb.reward_lab.baseline import Baseline
-from grpo_nb.runs import Stage
-from grpo_nb.training import Controls, Update
-from grpo_nb.views import plots, sheet
-from grpo_nb.views.dashboard import Dashboard
-from grpo_nb.views.infer import MODELS, Chat, Said, answers_page
+from grpo_nb.views import tables
 
-SHARE = 0.02  # of the time, at most, goes into pictures of the curves
-WEIGHT_STEP = 1 / 16  # a power of two, as TRL's count of groups without signal wants it
-SHOWN = 200  # lines of the completion browser's list
+SHOWN = 200  # lines of the browser's list
 EITHER = {"any": None, "yes": True, "no": False}
 WIDE = {"width": "auto"}
-WISHES = {  # of Controls: the button, what it does, and what is said once it is pressed
-    "stop": ("Stop after this step", "Ends the training", "stops after the step that runs now"),
-    "save": ("Save now", "Writes a checkpoint", "a checkpoint follows the step that runs now"),
-    "evaluate": ("Evaluate now", "On the validation split", "a validation follows this step"),
-}
 
 
 class View(w.VBox):
@@ -62,65 +46,6 @@ class View(w.VBox):
                 control.on_click(partial(self.guard, action))
             else:
                 control.observe(partial(self.guard, action), "value")
-
-
-class TrainingDashboard(View):
-    """Shows each `Update` it is called with; its `controls` carry the buttons' requests.
-
-    The buttons work while the training's cell runs where the kernel takes widget messages on
-    a subshell: ipykernel >= 7 under JupyterLab >= 4.4, whose setting "Kernel Comms over
-    subshells" is on by default. Elsewhere, as on Colab (ipykernel 6), curves still move, but a
-    click is not seen before the cell ends; use the notebook's interrupt button there.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.controls, self.page = Controls(), Dashboard()
-        self._due = 0.0  # before then no other picture
-        self.header, self.wishes = w.HTML(self.page.header()), w.HTML()
-        self.alerts, self.curves, self.completions = w.HTML(), w.HTML(), w.HTML()
-        self.buttons = {}
-        for name, (label, tooltip, _) in WISHES.items():
-            button = w.Button(description=label, tooltip=tooltip, layout=WIDE)
-            self.buttons[name] = button
-            self.on(partial(self._wish, name), button)
-        row = w.HBox([*self.buttons.values(), self.wishes])
-        parts = [self.alerts, self.curves, self.completions]
-        self.children = [self.header, row, self.errors, *parts]
-        self._show_wishes()
-
-    def __call__(self, update: Update) -> None:
-        """Take an update; pictures and completions follow at their own pace."""
-        self.guard(partial(self._take, update))
-
-    def _take(self, update: Update) -> None:
-        self.page.add(update)
-        self._show_wishes()
-        self.header.value, self.alerts.value = self.page.header(), self.page.alert_list()
-        last = self.page.step >= self.page.total_steps or self.controls.stop.is_set()
-        began = time.monotonic()
-        if began < self._due and not last:
-            return
-        # A picture takes a part of a second: the longer it took, the later the next one.
-        self.completions.value, self.curves.value = self.page.completions(), self.page.curves()
-        ended = time.monotonic()
-        self._due = ended + (ended - began) / SHARE
-
-    def _wish(self, name: str) -> None:
-        getattr(self.controls, name).set()
-        self._show_wishes()
-
-    def _show_wishes(self) -> None:
-        """A request stands until the training has taken it, and cannot be repeated before."""
-        asked = [name for name in WISHES if getattr(self.controls, name).is_set()]
-        said = "; ".join(WISHES[name][2] for name in asked)
-        self.wishes.value = f"<span role='status'>{said}</span>"
-        for name, button in self.buttons.items():
-            button.disabled = name in asked
-            # A click goes where the browser sends it. ipykernel 7.4 remembers the thread that drew
-            # the button, which here is the one that is busy with the cell.
-            if button.comm is not None:
-                vars(button.comm).pop("_reply_subshell_id", None)
 
 
 class CompletionBrowser(View):
@@ -180,213 +105,16 @@ class CompletionBrowser(View):
         self._show()
 
     def _show(self) -> None:
-        head = ["question", "completion", *map(sheet.short, self.numbers)]
+        head = ["question", "completion", *map(tables.short, self.numbers)]
         lines = [
-            [html.escape(str(line["question"])), sheet.read(line["completion"], None)[0]]
-            + [sheet.score(line[name]) for name in self.numbers]
+            [html.escape(str(line["question"])), tables.read(line["completion"], None)[0]]
+            + [tables.score(line[name]) for name in self.numbers]
             for line in self.frame.loc[list(self.chosen.value)].to_dict("records")
         ]
         none = "no completion passes these filters"
-        self.shown.value = sheet.Page(sheet.table(head, lines)) if lines else none
+        self.shown.value = tables.Page(tables.markup(head, lines)) if lines else none
 
 
 def _label(line: dict[str, Any], by: str) -> str:
     step = f"step {line['step']} · " if "step" in line else ""
     return f"{step}{line[by]:.3g} · {line['question'][:40]} → {line['completion'][:60]!r}"
-
-
-class ChatPanel(View):
-    """A question, typed; its two answers as they are written, scored if a reference is given.
-
-    Enter in either field asks. The models are loaded at the first question.
-
-    Args:
-        chat: Of a trained run.
-    """
-
-    def __init__(self, chat: Chat) -> None:
-        super().__init__()
-        self.chat = chat
-        self._lock = threading.Lock()  # a click may come on another thread while one is answered
-        wide, narrow = {"flex": "1 1 16em"}, {"flex": "0 1 18em"}
-        self.question = w.Text(placeholder="a question", description="Question", layout=wide)
-        self.reference = w.Text(
-            placeholder="optional: to score", description="Reference", layout=narrow
-        )
-        self.button = w.Button(description="Ask", button_style="primary", layout={"width": "7em"})
-        self.temperature = w.BoundedFloatText(
-            0.0, min=0, max=2, step=0.1, description="Temperature"
-        )
-        self.seed = w.IntText(0, description="Seed", layout={"width": "12em"})
-        self.status, self.view = w.HTML(), w.HTML()
-        asked = w.HBox(
-            [self.question, self.reference, self.button], layout={"flex_flow": "row wrap"}
-        )
-        how = w.HBox([self.temperature, self.seed, self.status])
-        self.children = [asked, how, self.errors, self.view]
-        self.on(self._ask_once, self.button)
-        for field in (self.question, self.reference):
-            field.on_msg(self._entered)
-
-    def _entered(self, _: Any, content: dict, buffers: Any) -> None:
-        if content.get("event") == "submit":  # Enter
-            self.guard(self._ask_once)
-
-    def _ask_once(self) -> None:
-        """Ask, unless a question is being answered."""
-        if not self._lock.acquire(blocking=False):
-            return
-        self.button.disabled = True
-        try:
-            self._ask()
-        finally:
-            self.status.value, self.button.disabled = "", False
-            self._lock.release()
-
-    def _ask(self) -> None:
-        if not self.question.value.strip():
-            raise ValueError("type a question first")
-        row = self.chat.row(self.question.value.strip(), self.reference.value.strip())
-        said = dict.fromkeys(MODELS, Said(""))
-        how = {"temperature": self.temperature.value, "seed": self.seed.value}
-
-        def show(model: str, text: str) -> None:
-            self.view.value = answers_page(row, said | {model: Said(text)})
-
-        for model in MODELS:
-            self.status.value = f"<span role='status'>{model} is answering…</span>"
-            said[model] = self.chat.answer(row, model, **how, on_text=partial(show, model))
-            self.view.value = answers_page(row, said)
-
-
-class RewardLab(View):
-    """The baseline rollouts, a group at a time, under weights that can be changed; 0: off.
-
-    Args:
-        bench: Rewards and weights to begin with.
-        baseline: Baseline rollouts: prompts and their completions.
-        rows: Dataset rows whose references the probes need.
-        stage: Stage 02: where cases and weights are kept.
-    """
-
-    def __init__(self, bench: Bench, baseline: Baseline, rows: list[dict], stage: Stage) -> None:
-        super().__init__()
-        self.bench, self.baseline, self.rows, self.stage = bench, baseline, rows, stage
-        self.completions_P_G = baseline.completions_P_G
-        self.group_size = len(self.completions_P_G[0])
-        self.verdict: Verdict | None = None
-        questions = [(f"{i + 1}. {row['question'][:90]}", i) for i, row in enumerate(baseline.rows)]
-        numbers = [(str(i + 1), i) for i in range(self.group_size)]
-        self.prompt = w.Dropdown(options=questions, description="Prompt", layout=WIDE)
-        self.number = w.Dropdown(options=numbers, description="Completion")
-        self.text = w.Textarea(description="Edit", rows=4, layout=WIDE, continuous_update=False)
-        self.original = w.Button(description="Reset", tooltip="Undo the edit")
-        self.view, self.summary, self.report = w.HTML(), w.HTML(), w.HTML()
-        self.probe = w.Button(description="Run probes", tooltip="Linter, attacks and references")
-        self.case_name = w.Text(placeholder="name of the case", layout={"width": "14em"})
-        self.save = w.Button(description="Save case", tooltip="Its scores must stay from now on")
-        self.write = w.Button(description="Write weights", tooltip="Into the run's config.yaml")
-        self.on(self._show_text, self.prompt, self.number)
-        self.on(self._edit, self.text)
-        self.on(self._restore, self.original)
-        self.on(self._probe, self.probe)
-        self.on(self._save, self.save)
-        self.on(self._write, self.write)
-        self.children = [self.errors]
-        self.use(bench)
-
-    @property
-    def weights(self) -> list[float]:
-        """Of each reward as the sliders stand."""
-        return [slider.value for slider in self.sliders]
-
-    def use(self, bench: Bench) -> None:
-        """Other rewards over the same rollouts: scores everything again, keeps the edits.
-
-        Where one raises, its traceback is shown and the rewards stay as they were.
-        """
-        self.guard(partial(self._use, bench))
-
-    def _use(self, bench: Bench) -> None:
-        self.table = bench.table(self.baseline.rows, self.completions_P_G)
-        self.bench, preset = bench, bench.preset
-        pairs = zip(preset.names, preset.reward_weights, strict=True)
-        self.sliders = [_weight_slider(name, weight) for name, weight in pairs]
-        self.on(self._reweigh, *self.sliders)
-        self.children = [
-            *(self.prompt, w.HBox([self.number, self.original]), self.text),
-            *(*self.sliders, self.errors, self.summary, self.view),
-            w.HBox([self.probe, self.case_name, self.save, self.write]),
-            self.report,
-        ]
-        self._reweigh()
-        self._show_text()
-
-    def _reweigh(self) -> None:
-        preset = self.bench.preset._replace(reward_weights=self.weights)
-        self.bench = self.bench._replace(preset=preset)
-        self.table = self.bench.weighed(self.table, self.group_size)
-        self._show()
-
-    def _show_text(self) -> None:
-        self.text.value = self.completions_P_G[self.prompt.value][self.number.value]
-        self._show()
-
-    def _restore(self) -> None:
-        self.text.value = self.baseline.completions_P_G[self.prompt.value][self.number.value]
-
-    def _edit(self) -> None:
-        """Score the group again with the text as it stands now."""
-        group = self.completions_P_G[self.prompt.value]
-        if group[self.number.value] == self.text.value:
-            return
-        group[self.number.value] = self.text.value
-        scored = self.bench.table([self.baseline.rows[self.prompt.value]], [group])
-        scored.index = self._lines()
-        self.table.loc[scored.index, scored.columns] = scored
-        self._reweigh()
-
-    def _lines(self) -> range:
-        start = self.prompt.value * self.group_size
-        return range(start, start + self.group_size)
-
-    def _show(self) -> None:
-        group = self.table.loc[list(self._lines())]
-        self.view.value = sheet.score_sheet(group, self.bench.preset, self.number.value)
-        signal = self.table["signal"].to_numpy()[:: self.group_size]
-        self.summary.value = (
-            f"{signal.sum()} of {len(signal)} groups have advantages · mean total "
-            f"{self.table['total'].mean():.3f}"
-        )
-
-    def _probe(self) -> None:
-        self.report.value = ""
-        self.verdict = judge(self.bench, self.rows, self.baseline, self.stage)
-        self.report.value = _verdict_page(self.verdict)
-
-    def _save(self) -> None:
-        if not self.case_name.value.strip():
-            raise ValueError("give the case a name, then save it")
-        row, path = self.baseline.rows[self.prompt.value], self.stage.run / "cases.jsonl"
-        case = save_case(self.bench, path, self.case_name.value.strip(), row, self.text.value)
-        self.report.value = html.escape(f"saved {case['case']!r}: {case['scores']}", quote=False)
-
-    def _write(self) -> None:
-        self.verdict, said = write_weights(self.bench, self.rows, self.baseline, self.stage)
-        self.report.value = f"<p>{html.escape(said)}</p>{_verdict_page(self.verdict)}"
-
-
-def _weight_slider(name: str, weight: float) -> w.FloatSlider:
-    ends = {"min": min(0.0, 2 * weight), "max": max(1.0, 2 * weight), "step": WEIGHT_STEP}
-    look = {"readout_format": ".4g", "tooltip": f"weight of {name}", "layout": {"width": "36em"}}
-    wide = {"description_width": "16em"}
-    return w.FloatSlider(weight, **ends, **look, description=sheet.short(name), style=wide)
-
-
-def _verdict_page(verdict: Verdict) -> str:
-    frames = [verdict.findings_table()]
-    if verdict.probes is not None:
-        frames.append(verdict.probes.table)
-    tables = [plots.table(frame).to_html() for frame in frames if len(frame)]
-    text = f"<pre>{html.escape(str(verdict))}</pre>"
-    return f"<div class='jp-RenderedHTMLCommon'>{text}{''.join(tables)}</div>"

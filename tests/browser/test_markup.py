@@ -12,18 +12,19 @@ MADE = """import pandas as pd
 from IPython.display import HTML, display
 from grpo_nb import rewards
 from grpo_nb import reward_lab as bench
-from grpo_nb.views import infer, plots, sheet, widgets
-from grpo_nb.rewards import prompts
+from grpo_nb import views
+from grpo_nb.views import chat
+from grpo_nb.rewards import forms, prompts
 text = r"It costs $5 or $6, $x^2$, \\(y\\), $$\\href{http://127.0.0.1/}{z}$$"
 row = {"prompt": prompts.build_prompt(text), "question": text, "answer": text}
 preset = rewards.load_preset("qa")
-table = bench.Bench(preset).table([row], [[text, prompts.tagged(text, text)]])"""
+table = bench.Bench(preset).table([row], [[text, forms.TAGS.write(text, text)]])"""
 VIEWS = {
     "typeset": "HTML(f'<p>{text}</p>')",  # that there is something to keep out
-    "sheet": "sheet.score_sheet(table, preset)",
-    "table": "plots.table(table[['question', 'reference', 'completion', 'answer']])",
-    "chat": "infer.answers_page(row, {'base': infer.Said(text, text)})",
-    "browser": "widgets.CompletionBrowser(table)",
+    "sheet": "views.score_sheet(table, preset)",
+    "table": "views.table(table[['question', 'reference', 'completion', 'answer']])",
+    "chat": "chat.answers_page(row, {'base': chat.Said(text, text)})",
+    "browser": "views.CompletionBrowser(table)",
     "end": "HTML(f'<p>{text}</p>')",
 }
 

@@ -2,7 +2,6 @@
 
 GRPO_NB_SCREENSHOT=1 writes docs/reward_lab.png again."""
 
-import json
 import os
 import re
 
@@ -29,7 +28,7 @@ CARELESS = """import ipywidgets
 @rewards.reward()
 def careless_reward(response: str) -> float:
     return float(response.split("<answer>")[3])
-(lab,) = [shown for shown in Out.values() if isinstance(shown, widgets.RewardLab)]
+(lab,) = [shown for shown in Out.values() if isinstance(shown, views.RewardLab)]
 button = ipywidgets.Button(description="Be careless")
 button.on_click(lambda _: lab.use(lab.bench.adding(careless_reward, weight=1.0)))
 button"""
@@ -135,18 +134,6 @@ def test_a_reward_is_switched_off(lab):
 def test_the_probes_give_a_verdict(lab):
     lab.get_by_role("button", name="Run probes").click()
     expect(lab.get_by_text(re.compile("PASSED|FAILED"))).to_be_visible(timeout=SLOW)
-
-
-def test_a_case_is_saved(lab, run):
-    save, alert = lab.get_by_role("button", name="Save case"), lab.get_by_role("alert")
-    save.click()
-    expect(alert).to_contain_text("give the case a name")
-    edit(lab, "a case of mine")
-    lab.get_by_placeholder("name of the case").fill("mine")
-    save.click()
-    expect(lab.get_by_text("saved 'mine'")).to_be_visible()
-    case = json.loads((run / "cases.jsonl").read_text(encoding="utf-8"))
-    assert (case["case"], case["completion"]) == ("mine", "a case of mine")
 
 
 def test_it_reads_in_either_theme(lab):

@@ -7,8 +7,6 @@ A prompt is made as notebook 1 made those of the training. `answers` asks a file
 """
 
 import html
-import math
-import threading
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -16,13 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from grpo_nb.evaluation.answers import check_trained, load_rewards, system_prompt
+from grpo_nb.evaluation.answers import system_prompt
+from grpo_nb.export import trained_paths
 from grpo_nb.models import Engine, open_engine
 from grpo_nb.reward_lab import Bench, explain
-from grpo_nb.rewards import Scored
+from grpo_nb.rewards import Scored, load_rewards
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run, refuse_unknown
-from grpo_nb.views import sheet
+from grpo_nb.views import tables
 
 Row = dict[str, Any]
 MODELS = ("base", "tuned")
@@ -32,14 +31,13 @@ class Said(NamedTuple):
     """A model's completion of a row.
 
     answer: As the rewards read it; None where there is none.
-    scored: Each reward's score and reason; empty without a reference answer.
-    total: Their weighted sum.
+    scored: Each reward's score and reason, and of "total" their weighted sum; empty without a
+        reference answer.
     """
 
     completion: str
     answer: str | None = ""
     scored: Mapping[str, Scored] = MappingProxyType({})
-    total: float = math.nan
 
 
 class Chat:
@@ -50,12 +48,11 @@ class Chat:
 
     def __init__(self, run: Run) -> None:
         self.run, self.config = run, run.config()
-        self.preset = load_rewards(self.config)
-        self._lock = threading.Lock()  # switching the adapter off is seen by every thread
+        self.preset = load_rewards(self.config.rewards)
 
     @cached_property
     def _engines(self) -> dict[str, Engine]:
-        base, policy, adapter = check_trained(self.run, self.config)
+        base, policy, adapter = trained_paths(self.run, self.config)
         # Two where every weight was trained: each on its share of the GPU.
         share = {"gpu_memory_utilization": 0.5 if adapter else 0.4}
         load = partial(open_engine, quantization=self.config.model.quantization, **share)
@@ -68,12 +65,13 @@ class Chat:
         for engine in set(self.__dict__.pop("_engines", {}).values()):
             engine.close()
 
-    def row(self, question: str, reference: str = "") -> Row:
+    def row(self, question: str | Row, reference: str = "") -> Row:
         """The row that notebook 1 makes of a question, without an answer where none is given."""
+        if not isinstance(question, str):
+            return question
         prompt = build_prompt(question, system_prompt(self.config, self.preset))
-        return {"prompt": prompt, "question": question} | (
-            {"answer": reference} if reference else {}
-        )
+        row = {"prompt": prompt, "question": question}
+        return row | {"answer": reference} if reference else row
 
     def answer(
         self,
@@ -98,25 +96,24 @@ class Chat:
             ValueError: A reward reads a column that the row lacks.
         """
         refuse_unknown("model", model, list(MODELS))
-        row = self.row(question) if isinstance(question, str) else question
-        with self._lock:
-            engine = self._engines[model]
-            [[sample]] = engine.generate(
-                [row["prompt"]],
-                max_completion_length=self.config.train.max_completion_length,
-                temperature=temperature,
-                seed=seed,
-                adapter=model == "tuned",
-                on_text=on_text,
-            )
+        row = self.row(question)
+        engine = self._engines[model]
+        [[sample]] = engine.generate(
+            [row["prompt"]],
+            max_completion_length=self.config.train.max_completion_length,
+            temperature=temperature,
+            seed=seed,
+            adapter=model == "tuned",
+            on_text=on_text,
+        )
         said = Said(sample.text, self.preset.extract(sample.text))
         if "answer" not in row:
             return said
         bench = Bench(self.preset, self.config.train, engine.tokenizer)
         arguments = bench.arguments([row], [sample.text])
         scored = {f.__name__: explain(f, arguments)[0] for f in self.preset.reward_funcs}
-        scores = np.array([[one.score for one in scored.values()]], dtype=float)
-        return said._replace(scored=scored, total=float(bench.totals(scores)[0]))
+        [total] = bench.totals(np.array([[one.score for one in scored.values()]], dtype=float))
+        return said._replace(scored=scored | {"total": Scored(float(total))})
 
     def ask(self, question: str | Row, model: str = "tuned", **how: Any) -> None:
         """Show the answer below the cell as it is written; the notebook stores one output.
@@ -126,7 +123,7 @@ class Chat:
         """
         from IPython import display, get_ipython
 
-        row = self.row(question) if isinstance(question, str) else question
+        row = self.row(question)
         if get_ipython() is None:
             print(self.answer(row, model, **how).completion)
             return
@@ -134,13 +131,13 @@ class Chat:
         how["on_text"] = lambda text: shown.update(answers_page(row, {model: Said(text)}))
         shown.update(answers_page(row, {model: self.answer(row, model, **how)}))
 
-    def compare(self, question: str | Row, **how: Any) -> sheet.Page:
+    def compare(self, question: str | Row, **how: Any) -> tables.Page:
         """Base and tuned on the same prompt, one below the other; arguments as `ask` takes them."""
-        row = self.row(question) if isinstance(question, str) else question
+        row = self.row(question)
         return answers_page(row, {model: self.answer(row, model, **how) for model in MODELS})
 
 
-def answers_page(row: Row, said: Mapping[str, Said]) -> sheet.Page:
+def answers_page(row: Row, said: Mapping[str, Said]) -> tables.Page:
     """Answers to one question, a line a model: completion, what was read in it, its scores.
 
     Args:
@@ -148,14 +145,12 @@ def answers_page(row: Row, said: Mapping[str, Said]) -> sheet.Page:
         said: What each model said, or has said so far.
     """
     names = list(dict.fromkeys(name for one in said.values() for name in one.scored))
-    head = ["", "completion", "answer", *map(sheet.short, names), *(["total"] if names else [])]
+    head = ["", "completion", "answer", *map(tables.short, names)]
     lines = []
     for model, one in said.items():
-        cells = [html.escape(model), *sheet.read(one.completion, one.answer)]
-        if one.scored:
-            cells += [sheet.score(*one.scored[name]) for name in names] + [sheet.score(one.total)]
-        lines.append(cells)
+        cells = [html.escape(model), *tables.read(one.completion, one.answer)]
+        lines.append(cells + [tables.score(*one.scored[name]) for name in names if one.scored])
     reference = f"\nreference answer {html.escape(str(row['answer']))}" if "answer" in row else ""
     caption = f"<b>{html.escape(row['question'])}</b>{reference}"
     plain = [row["question"], *(f"{model}: {one.completion}" for model, one in said.items())]
-    return sheet.Page(sheet.table(head, lines, caption), "\n".join(plain))
+    return tables.Page(tables.markup(head, lines, caption), "\n".join(plain))

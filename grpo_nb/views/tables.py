@@ -1,4 +1,4 @@
-"""Completions as HTML: what was read in them, their scores, the advantages of a group.
+"""Tables: any frame, and completions with what was read in them, their scores and advantages.
 
 Colors are translucent, so that it reads on a light and on a dark page.
 """
@@ -7,19 +7,20 @@ import html
 import math
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pandas as pd
 
 from grpo_nb.rewards import RewardSet
-from grpo_nb.rewards.prompts import ANSWER, REASONING
 
-TAGS = re.compile(rf"&lt;/?(?:{REASONING}|{ANSWER}|think)&gt;|```\w*|####|\\boxed")
+MARKS = re.compile(r"&lt;/?\w+&gt;|```\w*|####|\\boxed")  # of all forms
 SHOWN_CHARACTERS = 2_000
 VERBATIM = "tex2jax_ignore mathjax_ignore"  # classes in which no notebook typesets `$…$`
 STYLE = """<style>
 .sheet { border-collapse: collapse; font-size: 13px; line-height: 1.35; }
 .sheet th, .sheet td { text-align: left; vertical-align: top; padding: 4px 6px;
   border-bottom: 1px solid rgba(128, 128, 128, .35); overflow-wrap: anywhere; min-width: 3em; }
+.sheet td { white-space: pre-wrap; }
 .sheet th:first-child, .sheet td:first-child { min-width: 1.2em; }
 .sheet .text { white-space: pre-wrap; min-width: 12em; font-family: monospace;
   max-height: 20em; overflow-y: auto; }
@@ -51,13 +52,25 @@ class Page(str):
         return self.plain
 
 
-def table(
+def table(frame: pd.DataFrame) -> Page:
+    """A frame to read: text left-aligned and never cut, tags shown as they are."""
+    lines = [list(map(_cell, line)) for line in frame.itertuples(index=False, name=None)]
+    return Page(markup(map(short, map(str, frame)), lines), frame.to_string(index=False))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float) or value is None:
+        return score(value)
+    return html.escape(str(value))
+
+
+def markup(
     head: Iterable[str],
     lines: Iterable[Sequence[str]],
     caption: str = "",
     chosen: int | None = None,
 ) -> str:
-    """A table of completions. Captions and the cells of lines are markup; `head` is text.
+    """A table as HTML. Captions and the cells of lines are markup; `head` is text.
 
     Args:
         chosen: Number of the line that is marked.
@@ -100,14 +113,14 @@ def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = Non
         scores = [score(line[name], line[f"{name}/reason"]) for name in names]
         ends = [score(line["total"]), f"{line['advantage']:+.2f}"]
         lines.append([str(number + 1), *read(line["completion"], answer), *scores, *ends])
-    markup = table([*head, "total", "advantage"], lines, caption, chosen)
-    return Page(markup, group[["completion", *names, "total", "advantage"]].to_string(index=False))
+    shown = markup([*head, "total", "advantage"], lines, caption, chosen)
+    return Page(shown, group[["completion", *names, "total", "advantage"]].to_string(index=False))
 
 
 def short(name: str) -> str:
     """A reward's name as a column head.
 
-    >>> short("soft_xml_format_reward")
+    >>> short("soft_format_reward")
     'soft xml format'
     """
     return name.removesuffix("_reward").replace("_", " ")
@@ -145,10 +158,11 @@ def highlight(text: str, answer: str | None) -> str:
 
 
 def _dimmed(text: str) -> str:
-    return TAGS.sub(r"<span class='tag'>\g<0></span>", html.escape(text, quote=False))
+    return MARKS.sub(r"<span class='tag'>\g<0></span>", html.escape(text, quote=False))
 
 
 def _place_of(answer: str, text: str) -> int:
-    """Where the answer was read: in the last complete answer tag, else as late as it stands."""
-    tag = text.rfind(f"<{ANSWER}>", 0, max(0, text.rfind(f"</{ANSWER}>")))
-    return text.find(answer, tag) if tag >= 0 else text.rfind(answer)
+    """Where the answer was read: before the end of the last tag but `</think>`, else at the last."""
+    ends = [end.start() for end in re.finditer(r"</(?!think>)", text)]
+    place = text.rfind(answer, 0, ends[-1]) if ends else -1
+    return place if place >= 0 else text.rfind(answer)

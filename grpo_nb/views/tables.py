@@ -162,7 +162,7 @@ def _dimmed(text: str) -> str:
 
 
 def _place_of(answer: str, text: str) -> int:
-    """Where the answer was read: before the end of the last tag but `</think>`, else at the last."""
+    """Where the answer was read: before the last closing tag but `</think>`, else at the last."""
     ends = [end.start() for end in re.finditer(r"</(?!think>)", text)]
     place = text.rfind(answer, 0, ends[-1]) if ends else -1
     return place if place >= 0 else text.rfind(answer)

@@ -83,16 +83,11 @@ def checklist(asked: argparse.Namespace) -> int:
     return int(any(line["state"] == "stop" for line in lines))
 
 
-def push(asked: argparse.Namespace) -> None:
+def card(asked: argparse.Namespace) -> None:
     from grpo_nb import export
 
-    files = export.plan_push(asked.run, asked.repo)
-    for name, path in files.items():
-        print(f"  {name}  {path.stat().st_size / 1e6:.2f} MB")
-    if asked.yes:
-        print(export.push(files, asked.repo, private=not asked.public))
-    else:
-        print("Nothing was sent: add --yes to upload.")
+    path = export.write_card(asked.run)
+    print(f"{path} is written. To upload it with the model:\n  hf upload OWNER/NAME {path.parent}")
 
 
 def serve(asked: argparse.Namespace) -> int:
@@ -180,10 +175,7 @@ def _add_before(commands: argparse._SubParsersAction) -> None:
 
 def _add_after(commands: argparse._SubParsersAction) -> None:
     """What is done with a finished run."""
-    add = _command(commands, push, "upload the merged model with a card")
-    add("--repo", required=True, metavar="OWNER/NAME")
-    add("--yes", action="store_true", help="upload; without it only say what would be")
-    add("--public", action="store_true", help="default: a private repository")
+    _command(commands, card, "write the model card, and say how to upload the model")
     add = _command(commands, serve, "an OpenAI-compatible server")
     add("--host", default="127.0.0.1", help="default: this machine only")
     add("--port", type=_port, default=8000, help="default: 8000")

@@ -4,13 +4,11 @@ import copy
 import gzip
 import io
 import json
-import random
 import re
 import subprocess
 import sys
 from functools import partial
 
-import datasets
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -30,6 +28,7 @@ FEW_SHOT = [
     {"role": "assistant", "content": "2"},
     {"role": "user", "content": "2 + 2?"},
 ]
+CALLED = [FEW_SHOT[0], {**FEW_SHOT[1], "tool_calls": [{}]}, FEW_SHOT[2]]
 ASKED = {"role": "system", "content": "Ask."}
 SUM = {"question": "2 + 2?", "answer": "4"}
 LATE = {"question": "Café at 8?", "answer": "8"}
@@ -72,19 +71,12 @@ def read(path, **settings):
 # Sources
 
 
-def to_arrow(frame, path):
-    datasets.Dataset.from_pandas(frame).save_to_disk(path.parent / "saved")
-    next((path.parent / "saved").glob("*.arrow")).rename(path)
-
-
 WRITERS = {
     "csv": lambda frame, path: frame.to_csv(path, index=False),
     "tsv": lambda frame, path: frame.to_csv(path, index=False, sep="\t"),
     "json": lambda frame, path: frame.to_json(path, orient="records"),
     "jsonl": lambda frame, path: frame.to_json(path, orient="records", lines=True),
     "parquet": lambda frame, path: frame.to_parquet(path),
-    "feather.arrow": lambda frame, path: frame.to_feather(path, compression="uncompressed"),
-    "arrow": to_arrow,
 }
 
 
@@ -144,20 +136,12 @@ def stray(*places):
     ("name", "content", "message"),
     [
         ("rows.xlsx", b"", "the name of a data file ends in .jsonl"),
-        ("rows.jsonl.gz", b"", "the name of a data file ends in .jsonl"),
         ("none.jsonl", None, "does not exist: set data.source"),
-        (
-            "utf16.csv",
-            csv_text("a?,1").encode("utf-16"),
-            "is in UTF-16, compressed, or a spreadsheet: unpack it",
-        ),
+        ("utf16.csv", csv_text("a?,1").encode("utf-16"), "is in UTF-16, .* a spreadsheet: unpack"),
         ("packed.csv", gzip.compress(b"question,answer", mtime=0), "is in UTF-16, compressed"),
-        ("packed.json", gzip.compress(b"[]", mtime=0), "is in UTF-16, compressed"),
         ("sheet.csv", b"PK\x03\x04\x14", "or a spreadsheet: unpack it"),
         ("open.csv", stray(20), "line 22 to 201: .*quotation mark not closed"),
-        ("last.csv", stray(199), "line 201: .*quotation mark not closed"),
         ("pair.csv", stray(20, "180"), "line 22 to 182: .*is there a stray quotation mark"),
-        ("near.csv", stray(20, "21"), "line 22 to 23: .*is there a stray quotation mark"),
         ("twice.csv", stray(20, 180), "line 22 to 182: .*quotation mark not closed"),
         ("asked.csv", csv_text('"a?,1', "b?,2", 'c?",3'), "line 2 to 4: .*stray quotation mark"),
         ("tabs.tsv", 'a\tb\nx\t"1\ny\t2\nz\t3"\n', "line 2 to 4: .*stray quotation mark"),
@@ -168,10 +152,7 @@ def stray(*places):
         ("deep.json", "[" * 100_000, "is not JSON .maximum recursion depth"),
         ("cut.json", '[{"question": "a"', "is not JSON"),
         ("cut.parquet", PARQUET.getvalue()[:-20], "damaged or not whole .*copy it again"),
-        ("cut.arrow", b"ARROW1 and no more", "damaged or not whole .*copy it again"),
         ("empty.csv", "", "holds no rows"),
-        ("header.csv", "question,answer\n", "holds no rows"),
-        ("blank.jsonl", "\n\n", "holds no rows"),
         ("none.json", "[]", "holds no rows"),
         ("other.csv", csv_text("a?,1", header="ask,say"), "cannot be used.*the row has ask, say"),
     ],
@@ -197,20 +178,15 @@ def spoilt(rows, column, first=20, last=180, mark=",", header="question,answer")
 
 SUMS = [(f"What is {i} + {i + 3}?", str(2 * i + 3)) for i in range(100, 300)]
 TOWNS = [(f"Capital of {i}?", f"City {i}") for i in range(200)]
-SPACED, THREE = [(a, f" {b}") for a, b in SUMS], "question,answer,note"
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        spoilt([(*row, "") for row in SUMS], 0, header=THREE),
-        spoilt(SPACED, 0),
-        spoilt(SPACED, 0, mark=";", header="question;answer"),
+        spoilt(SUMS, 0),
+        spoilt([(a, a, b) for a, b in SUMS], 1, mark=";", header="question;note;answer"),
         spoilt([*SUMS[:50], ("What is 5 + 5?", ""), *SUMS[51:]], 0),
-        spoilt([*SUMS[:50], ("What is 5 + 5?", "1", "0"), *SUMS[51:]], 0),
-        spoilt([(*row, "") for row in TOWNS], 1, header=THREE),
         spoilt([*TOWNS[:50], ("Capital of 50?", ""), *TOWNS[51:]], 1),
-        spoilt([(a[8:-1], b) for a, b in SUMS], 1),
     ],
     ids=brief,
 )
@@ -221,35 +197,9 @@ def test_stray_quotes_are_found_in_rows_of_every_shape(tmp_path, content):
         read(tmp_path / "a.csv")
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_no_row_is_lost_unseen_to_two_stray_quotes(tmp_path, seed):
-    chance = random.Random(seed)
-    mark, space, note = chance.choice(",;\t"), chance.choice(["", " "]), chance.choice([0, 1])
-    low, high = chance.choice([(0, 9), (0, 2000), (100, 400)])
-    ask = chance.choice(["What is {} + {}?", "{} + {}", "Add {} to {}."])
-    values = [(chance.randint(low, high), chance.randint(low, high)) for _ in range(60)]
-    kind = chance.choice(["{}", "City {}", "-{}"])
-    rows = [[ask.format(a, b), space + kind.format(a + b), *[""] * note] for a, b in values]
-    for row in chance.sample(rows[1:], 3):
-        row[1] = ""
-    for row in chance.sample(rows[1:], 3):
-        row.append("7")
-    first, last = sorted(chance.sample(range(60), 2))
-    last = min(max(last, first + 9), 59)
-    header = mark.join(["question", "answer", "note"][: 2 + note])
-    text = spoilt(rows, chance.choice([0, 1]), min(first, 50), last, mark, header)
-    (tmp_path / "a.csv").write_text(text)
-    try:
-        assert len(read(tmp_path / "a.csv")) == 60
-    except ValueError as error:
-        assert re.search(r"a\.csv, line \d+", str(error))
-
-
-POEM = "\n".join(
-    ["Roses are red,", "violets are blue,", "sugar is sweet,", "and so, too, are you."] * 8
-)
+POEM = "Roses are red,\nviolets are blue,\nsugar is sweet,\nand so, too, are you.\n" * 8
 CODE = "def f(a, b):\n" + "    a, b = max(a,b), min(a,b)\n    print(a,b)\n" * 15 + "    return a"
-PROSE = "\n".join(["Ann, who has 3 apples, meets Bob.", "He has 1,000, or more.", "Why, then?"] * 9)
+PROSE = "Ann, who has 3 apples, meets Bob.\nHe has 1,000, or more.\nWhy, then?\n" * 9
 
 
 @pytest.mark.parametrize("cell", [POEM, CODE, PROSE], ids=brief)
@@ -273,13 +223,10 @@ LONG_CELL = "word " * 200_000
         ("bom.csv", b"\xef\xbb\xbf" + csv_text("a?,1", "b?,2").encode(), TWO),
         ("dos.csv", csv_text("a?,1", "b?,2").replace("\n", "\r\n"), TWO),
         ("mac.csv", csv_text("a?,1", "b?,2").replace("\n", "\r"), TWO),
-        ("mac.jsonl", LINES.replace("\n", "\r"), TWO),
-        ("bom.jsonl", b"\xef\xbb\xbf" + LINES.encode(), TWO),
         ("latin.csv", csv_text("Caf\xe9?,1").encode("latin-1"),
          [{"question": "Caf\ufffd?", "answer": "1"}]),
         ("semicolons.csv", csv_text("a?;1", "b?;2", header="question;answer"), TWO),
         ("tabs.csv", csv_text("a?\t1", "b?\t2", header="question\tanswer"), TWO),
-        ("commas.tsv", csv_text("a?,1", "b?,2"), TWO),
         ("blank.csv", csv_text("a?,1", "", "", "b?,2"), TWO),
         ("indented.json", "\n  " + json.dumps(TWO, indent=2), TWO),
         ("nameless.csv", csv_text("a?,1,,", "b?,2,,", header="question,answer,,"),
@@ -310,7 +257,6 @@ def test_what_is_read_of_a_file(tmp_path, name, content, rows):
     ("fields", "fault"),
     [
         ('"answer": NaN', "empty: '' holds no number"),
-        ('"answer": -Infinity', "answer not of its kind: '-inf' holds no number"),
         ('"answer": 1e999', "answer not of its kind: 'inf' holds no number"),
         ('"answer": [1, 2]', "answer not of its kind: '[1, 2]' holds no number"),
         ('"answer": "\\ud800"', "answer not of its kind"),
@@ -357,33 +303,23 @@ def test_broken_lines_are_reported_by_number_and_the_others_kept(tmp_path, runs_
         ({"answer": "2"}, "column missing", "question", "the row has answer"),
         ({"question": "a"}, "column missing", "answer", "the row has question"),
         ({}, "column missing", "question", "the row has nothing"),
-        ({"question": " ", "answer": "2"}, "empty", "question", "' '"),
         ({"question": None, "answer": "2"}, "empty", "question", "None"),
         ({"question": 5, "answer": "2"}, "wrong type", "question", "5"),
         ({"question": [{"role": "user"}], "answer": "2"}, "wrong type", "question", "[{'role"),
         ({**SUM, "question": FEW_SHOT[:2]}, "wrong type", "question", "[{'role': 'user'"),
         (
-            {**SUM, "question": [FEW_SHOT[0], {**FEW_SHOT[1], "tool_calls": [{}]}, FEW_SHOT[2]]},
+            {**SUM, "question": CALLED},
             "wrong type",
             "question",
-            "a turn has tool_calls beside role and content",
+            "a turn has tool_calls beside role",
         ),
-        ({"question": "a", "answer": None}, "empty", "answer", "''"),
         ({"question": "a", "answer": float("nan")}, "empty", "answer", "''"),
-        (
-            {"question": "a", "answer": "about a dozen"},
-            "answer not of its kind",
-            "answer",
-            "'about",
-        ),
         ({"question": "a", "answer": "so #### "}, "answer not of its kind", "answer", "'so ####'"),
         ({"question": "CafÃ© 2?", "answer": "2"}, "damaged text", "question", r"'Caf\xc3\xa9 2?'"),
         ({"question": "Caf\ufffd?", "answer": "2"}, "damaged text", "question", r"'Caf\ufffd?'"),
-        ({"question": "a\x00b", "answer": "2"}, "damaged text", "question", r"'a\x00b'"),
         ({"question": "a\ud800", "answer": "2"}, "damaged text", "question", r"'a\ud800'"),
         ({"question": "a", "answer": "2", "choices": ["x"]}, "wrong type", "choices", "1 choices"),
         ({"question": "a", "answer": "2", "choices": "x"}, "wrong type", "choices", "'x' is no"),
-        ({"question": "a", "answer": "2", "context": [1]}, "wrong type", "context", "[1]"),
         ("not JSON", "unreadable", "", "not JSON"),
     ],
 )
@@ -508,16 +444,11 @@ def test_what_a_template_writes_around_turns_need_not_be_special_tokens(tokenize
 
 
 def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
-    rows = [
-        question(1),
-        {"question": None, "answer": "2"},
-        question(3, "about a dozen"),
-        question(4),
-    ]
+    rows = [question(1), question(None) | {"question": None}, question(3, "a dozen"), question(4)]
     with pytest.raises(ValueError, match=r"2 of 4 rows of .*rows.jsonl .* 0.05 of them") as caught:
         prepare(rows)
     assert "row 2, column 'question': empty: None. fill the cell" in str(caught.value)
-    assert "row 3, column 'answer': answer not of its kind: 'about a dozen'" in str(caught.value)
+    assert "row 3, column 'answer': answer not of its kind: 'a dozen'" in str(caught.value)
     assert "data.answer_kind" in str(caught.value)
     assert not list(runs_dir.glob("r/*"))
     rows += [question(99, "x")] * 30
@@ -545,7 +476,7 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
         ([], {}, "holds no rows"),
         ([question(1)], {}, "1 rows of .* are left and data.eval_rows = 1: hold out fewer"),
         ([question(1), question(2)], {"system_prompt": "why " * 9, "max_prompt_tokens": 8},
-         "(?s)0 rows .* dropped:.*prompt too long: 2 left out.* raise data.max_prompt_tokens"),
+         "(?s)0 rows .* Dropped were:.*prompt too long: 2 left out.* raise data.max_prompt_tokens"),
         (None, {"source": "arithmetics"}, "'arithmetics': did you mean 'arithmetic'"),
         ([question(1)], {"answer_format": "boxd"}, "'boxd': did you mean 'boxed'"),
         ([question(1)], {"answer_format": "regex:("}, "'regex:.': .* unterminated"),
@@ -607,9 +538,8 @@ def near(held_out, *texts):
     """Which of the texts nearly repeat one of those held out."""
     rows = [{"prompt": [{"role": "user", "content": text}]} for text in (*held_out, *texts)]
     checked = [validate.Checked(number, row, "1") for number, row in enumerate(rows)]
-    hashes, minhashes = duplicates.fingerprints(checked)
     places = np.arange(len(held_out))
-    found = duplicates.near(hashes["numbers"].to_numpy(), minhashes, places)
+    found = duplicates.near(duplicates.fingerprints(checked), places)
     assert not found[places].any()
     return found[len(held_out) :]
 
@@ -668,17 +598,22 @@ def test_a_task_brings_its_rows_its_prompt_and_tests_to_its_rewards(runs_dir, mo
     monkeypatch.setitem(sources.BUILT_IN, "code", path)
     config = resolve("tiny-cpu", {"task": "code", "data.eval_rows": 1})
     preset = load_preset(config.rewards.preset)
-    data.prepare(Run("r"), config.data, 0, words, preset_prompt=preset.system_prompt)
+    data.prepare(Run("r"), config.data, 0, words, preset)
     train = data.load(Run("r"), "train")
-    assert train[0]["prompt"][0]["content"] == preset.system_prompt
+    assert train[0]["prompt"][0]["content"] == preset.form.system_prompt
     references = list(map(preset.reference, train))
     assert reward_lab.Bench(preset).score(train, references).min() == 1.0
 
 
 def test_the_system_prompt_is_the_presets_unless_set(runs_dir):
     rows = [question(1), question(2)]
-    for setting, turns in (("preset", ["Be JSON."]), ("Mine.", ["Mine."]), ("", [])):
-        train, _, _ = prepare(rows, {"system_prompt": setting}, preset_prompt="Be JSON.")
+    boxed = load_preset("math", form="boxed")
+    for setting, turns in (
+        ("preset", [boxed.form.system_prompt]),
+        ("Mine.", ["Mine."]),
+        ("", []),
+    ):
+        train, _, _ = prepare(rows, {"system_prompt": setting}, preset=boxed)
         assert [turn["content"] for turn in train[0]["prompt"][:-1]] == turns
 
 
@@ -705,17 +640,23 @@ def test_a_full_disk_leaves_the_data_as_they_were(runs_dir):
 # Priming
 
 
-def test_sft_rows_show_the_worked_answer_in_the_wanted_format(runs_dir):
+@pytest.mark.parametrize(
+    ("form", "shown"),
+    [
+        ("tags", "<reasoning>She has 2+2=4 pens.</reasoning><answer>4</answer>"),
+        ("hash", "She has 2+2=4 pens.\n#### 4"),
+    ],
+)
+def test_sft_rows_show_the_worked_answer_in_the_wanted_format(runs_dir, form, shown):
     worked = "She has 2+2=<<2+2=4>>4 pens.\n#### 4"
     rows = [question(i, worked) for i in range(5)] + [question(9, "1")]
     settings = {"sft_rows": 4, "eval_rows": 2}
-    preset = load_preset("math")
-    prepare(rows, settings, reference=preset.reference)
+    preset = load_preset("math", form=form)
+    prepare(rows, settings, preset=preset)
     primed = store.read_rows(runs_dir / "r/data/sft.parquet")
     texts = {row["completion"][0]["content"] for row in primed}
-    worked = "<reasoning>She has 2+2=4 pens.</reasoning><answer>4</answer>"
-    assert texts <= {worked, preset.reference({"answer": "1"})}
-    assert worked in texts
+    assert texts <= {shown, preset.reference({"answer": "1"})}
+    assert shown in texts
     train = data.load(Run("r"), "train")
     assert [row["prompt"] for row in primed] == [row["prompt"] for row in train]
 

@@ -1,10 +1,8 @@
-"""Merging, the parity gate, the model card and the hub."""
+"""Merging, the parity gate, and the model card."""
 
 import json
 import os
 import shutil
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import psutil
 import pytest
@@ -305,8 +303,6 @@ def finished(run):
     """A run of which stage 04 has written a model, in name."""
     shutil.copytree(project_path(TINY), run / "model/merged")
     (run / "model/merged/README.md").unlink()
-    (run / "figures").mkdir()
-    (run / "figures/training.png").write_bytes(b"a picture")
     sentence = "base → merged: better: greedy accuracy 20 % → 90 %"
     write_json(run / "eval/report.json", {"prompts": 32, "comparisons": [{"sentence": sentence}]})
     check = {"name": "merge", "state": "ok", "evidence": "KL 1e-6", "fix": ""}
@@ -319,11 +315,11 @@ def finished(run):
 
 
 def test_the_card_says_what_the_run_recorded(finished):
-    card = export.model_card(finished, "me/adder")
+    card = export.model_card(finished)
     _, head, body = card.split("---\n", 2)
     assert yaml.safe_load(head)["license"] == "apache-2.0"
     said = ("0" * 64, "| trl | 1.15.0 |", "| max_steps |", "numeric_correctness_reward | 1.0")
-    for one in (*said, "# me/adder", "- base → merged: better", "| merge | ok | KL 1e-6 |"):
+    for one in (*said, "# demo", "- base → merged: better", "| merge | ok | KL 1e-6 |"):
         assert one in body
     assert "## Limits" in body
     assert str(finished.path.parent) not in card
@@ -339,108 +335,16 @@ def test_a_base_without_a_card_states_no_licence(finished, tmp_path):
     assert "Not stated by the base: ask before you publish." in export.model_card(finished)
 
 
-class Hub(BaseHTTPRequestHandler):
-    """What of the hub's API an upload needs."""
-
-    def do_POST(self):
-        content = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.asked[self.path] = content
-        self.server.tokens.add(self.headers["Authorization"])
-        if self.server.refuses:
-            return self.answer({"error": "no write access"}, 403)
-        if self.path.endswith("/preupload/main"):
-            files = [
-                {"path": f["path"], "uploadMode": "lfs" if "model.safe" in f["path"] else "regular"}
-                for f in json.loads(content)["files"]
-            ]
-            return self.answer({"files": [f | {"shouldIgnore": False} for f in files]})
-        if self.path.endswith("/objects/batch"):
-            put = {"upload": {"href": f"{self.server.url}/put", "header": {}}}
-            objects = [o | {"actions": put} for o in json.loads(content)["objects"]]
-            return self.answer({"transfer": "basic", "objects": objects})
-        commit = {"commitUrl": f"{self.server.url}/me/adder/commit/1", "commitOid": "1"}
-        url = f"{self.server.url}/me/adder"
-        return self.answer({"url": url, "name": "me/adder", "success": True} | commit)
-
-    def do_PUT(self):
-        self.server.stored.append(self.rfile.read(int(self.headers["Content-Length"])))
-        self.answer({})
-
-    def answer(self, content, status=200):
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
+def test_the_card_is_written_beside_the_model_and_the_upload_is_said(finished, capsys):
+    assert main(["card", str(finished.path)]) == main(["card", "demo"]) == 0
+    folder = finished / "model/merged"
+    assert f"hf upload OWNER/NAME {folder}" in capsys.readouterr().out
+    assert (folder / "README.md").read_text() == export.model_card(finished)
 
 
-@pytest.fixture
-def hub():
-    """A stand-in for the hub, on this machine."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        server.asked, server.tokens, server.stored, server.refuses = {}, set(), [], False
-        server.url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
-
-
-@pytest.fixture
-def call_push(finished, hub, monkeypatch, capsys):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-
-    def call(*more):
-        code = main(["push", str(finished.path), "--repo", "me/adder", *more])
-        said = capsys.readouterr()
-        assert "hf_secret" not in said.out + said.err
-        return code, said
-
-    return call
-
-
-def test_push_tells_first_and_uploads_only_when_told_to(finished, hub, call_push):
-    (finished / "model/demo-q8_0.gguf").write_text("GGUF")
-    code, told = call_push()
-    assert code == 0
-    for name in ("README.md", "model.safetensors  1.71 MB", "demo-q8_0.gguf"):
-        assert name in told.out
-    assert "Nothing was sent: add --yes" in told.out
-    assert hub.asked == {}
-    assert "# me/adder" in (finished / "model/README.md").read_text()
-    code, done = call_push("--yes")
-    assert f"{hub.url}/me/adder/commit/1" in done.out, done.err
-    assert b"private" in hub.asked["/api/repos/create"]
-    assert hub.stored == [(finished / "model/merged/model.safetensors").read_bytes()]
-    lines = hub.asked["/api/models/me/adder/commit/main"].splitlines()
-    sent = {line["value"].get("path") for line in map(json.loads, lines)}
-    assert {"README.md", "config.json", "tokenizer.json", "figures/training.png"} <= sent
-    assert hub.tokens == {"Bearer hf_secret"}
-
-
-def test_a_model_that_was_cut_short_is_not_uploaded(finished, hub, call_push):
+def test_a_model_that_was_cut_short_gets_no_card(finished, capsys):
     path = finished / "model/merged/model.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
-    code, said = call_push("--yes")
-    assert code == 2
-    assert f"{path} is not as 04_merge_and_infer wrote it" in said.err
-    assert hub.asked == {}
-
-
-def test_a_hub_that_refuses_is_quoted_without_the_token(hub, call_push):
-    hub.refuses = True
-    code, said = call_push("--yes")
-    assert code == 1
-    assert "the hub refused me/adder (" in said.err
-
-
-def test_a_name_without_owner_is_refused(finished, capsys):
-    assert main(["push", "demo", "--repo", "adder"]) == 2
-    assert "--repo 'adder': give OWNER/NAME" in capsys.readouterr().err
+    assert main(["card", str(finished.path)]) == 2
+    assert f"{path} is not as 04_merge_and_infer wrote it" in capsys.readouterr().err
+    assert not (path.parent / "README.md").exists()

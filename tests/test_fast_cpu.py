@@ -20,7 +20,6 @@ from grpo_nb import models
 from grpo_nb.models import Policy
 from grpo_nb.models.chat import render
 from grpo_nb.models.lm_head import ChunkedLogProbs
-from grpo_nb.models.policy import LORA_TARGETS
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run
 from grpo_nb.runs.config import resolve
@@ -62,7 +61,7 @@ def dense(request):
     """An fp32 model of another family, with an adapter that does something."""
     torch.manual_seed(0)
     config, family = request.param
-    model = get_peft_model(family(config(**SIZES)), LoraConfig(target_modules=list(LORA_TARGETS)))
+    model = get_peft_model(family(config(**SIZES)), LoraConfig(target_modules="all-linear"))
     move(model, 0.3)
     return model.eval()
 
@@ -231,7 +230,7 @@ def updated(request, runs_dir, monkeypatch):
     monkeypatch.setattr(utils, "_ChunkedLogProbFunction", ChunkedLogProbs)
     torch.manual_seed(0)
     config, family = request.param
-    model = get_peft_model(family(config(**SIZES)), LoraConfig(target_modules=list(LORA_TARGETS)))
+    model = get_peft_model(family(config(**SIZES)), LoraConfig(target_modules="all-linear"))
     move(model, 0.3)
     tokenizer = models.load_tokenizer("data/tiny_base")
     return make_trainer(Policy(model, tokenizer, False, "transformers"), SETTINGS | FP32)

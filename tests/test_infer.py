@@ -286,7 +286,7 @@ def test_a_merged_model_of_an_earlier_training_is_neither_asked_nor_given_away(
         for command in (
             ["answer", place, str(few), "--to", to],
             ["serve", place],
-            ["push", place, "--repo", "me/mine"],
+            ["card", place],
             ["report", place],
         ):
             assert main(command) == 2

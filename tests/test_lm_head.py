@@ -30,8 +30,6 @@ def plain(hidden, weight, bias, targets, temperature, softcap, scale):
     return {
         "log_probs": log_p[torch.arange(TOKENS), targets],
         "entropy": -(p * log_p).sum(-1),
-        "log_sum_sq_probs": (p * p).sum(-1).log(),
-        "mean_logits": logits.mean(-1),
         "is_top1": logits.argmax(-1) == targets,
     }
 
@@ -40,7 +38,10 @@ def plain(hidden, weight, bias, targets, temperature, softcap, scale):
 @pytest.mark.parametrize(("bias", "softcap", "scale"), [(False, None, 1.0), (True, 5.0, 0.5)])
 def test_values_and_gradients_are_those_of_log_softmax(temperature, bias, softcap, scale):
     inputs = head(bias)
-    ours = ChunkedLogProbs.apply(*inputs, temperature, 32768, softcap, scale, OUTPUTS)
+    log_probs, entropy, *_, top = ChunkedLogProbs.apply(
+        *inputs, temperature, 32768, softcap, scale, OUTPUTS
+    )
+    ours = (log_probs, entropy, top)
     expected = plain(*inputs, temperature, softcap, scale)
     for value, (name, other) in zip(ours, expected.items(), strict=True):
         torch.testing.assert_close(value, other, rtol=0, atol=1e-5, msg=name)
@@ -54,14 +55,16 @@ def test_values_and_gradients_are_those_of_log_softmax(temperature, bias, softca
 
 def test_only_what_is_asked_for_is_computed():
     hidden, weight, _, targets = head()
-    values = ChunkedLogProbs.apply(hidden, weight, None, targets, 1.0, 1, outputs=("is_top1",))
+    values = ChunkedLogProbs.apply(hidden, weight, None, targets, 1.0, 1, None, 1.0, ("is_top1",))
     assert [value is None for value in values] == [False, True, True, True, False]
     assert values[0].requires_grad and not values[4].requires_grad
 
 
 def test_no_token_at_all_still_has_a_gradient():
     hidden, weight, _, targets = head()
-    values = ChunkedLogProbs.apply(hidden[:0], weight, None, targets[:0], 1.0, 1)
+    values = ChunkedLogProbs.apply(
+        hidden[:0], weight, None, targets[:0], 1.0, 1, None, 1.0, OUTPUTS
+    )
     assert values[0].shape == (0,)
     values[0].sum().backward()
     assert hidden.grad.abs().sum() == weight.grad.abs().sum() == 0
@@ -76,7 +79,7 @@ def test_the_logits_of_all_tokens_are_never_held_at_once(monkeypatch):
         return linear(hidden, weight, bias)
 
     monkeypatch.setattr(torch.nn.functional, "linear", count)
-    ChunkedLogProbs.apply(*head(), 1.0, 1)[0].sum().backward()
+    ChunkedLogProbs.apply(*head(), 1.0, 1, None, 1.0, OUTPUTS)[0].sum().backward()
     assert max(rows) == 8 and sum(rows) == 2 * TOKENS  # each once forward, once backward
 
 

@@ -57,68 +57,50 @@ def test_an_engine_that_cannot_be_opened_says_what_it_needs():
         models.open_engine(TINY, adapter=None, quantization="4bit", engine="vlm")
 
 
-BNB, FP8, VLLM = ("vllm", "vllm_bnb_plugin"), {"quantization": "fp8"}, {"fast_inference": "vllm"}
+BOTH, VLLM, PLAIN = ("vllm", "vllm_bnb_plugin"), ("vllm",), {"backend": "transformers"}
 
 
 @pytest.mark.parametrize(
-    ("asked", "packages", "capability", "expected"),
+    ("asked", "policy", "packages", "gpu", "expected"),
     [
-        ({}, BNB, (8, 9), True),
-        ({}, BNB, None, False),
-        ({"fast_inference": "off"}, BNB, (8, 9), False),
-        ({"backend": "transformers"}, BNB, (8, 9), False),
-        ({"quantization": "16bit"}, ("vllm",), (8, 9), True),
-        (VLLM, BNB, None, "needs a CUDA GPU: set it to 'detect'"),
-        (VLLM | {"backend": "transformers"}, BNB, (8, 9), "needs policy.backend = 'unsloth'"),
-        (VLLM | {"finetuning": "full"}, BNB, (8, 9), "needs policy.finetuning = 'lora'"),
-        (VLLM, ("vllm",), (8, 9), r"needs the package vllm-bnb-plugin \(pip install"),
-        (FP8, ("vllm", "torchao"), (9, 0), True),
-        (FP8, ("vllm", "torchao"), (8, 9), "needs a GPU of compute capability 9.0 or later"),
-        (FP8, ("vllm",), (9, 0), "needs the package torchao"),
-        (FP8 | VLLM, ("torchao",), (9, 0), "needs the package vllm"),
-        (FP8 | {"fast_inference": "off"}, ("vllm", "torchao"), (9, 0), "other than 'off'"),
-        (FP8 | {"finetuning": "full"}, BNB, (9, 0), "'fp8' needs policy.finetuning = 'lora'"),
-        (FP8, BNB, None, "'fp8' needs a CUDA GPU: set it to '16bit' or '4bit'"),
+        (("detect", "4bit", "Unsloth"), {}, BOTH, True, True),
+        (("detect", "4bit", "Unsloth"), {}, BOTH, False, False),
+        (("off", "4bit", "Unsloth"), {}, BOTH, True, False),
+        (("detect", "4bit", "Unsloth"), PLAIN, BOTH, True, False),
+        (("detect", "4bit", "Unsloth"), {"finetuning": "full"}, BOTH, True, False),
+        (("detect", "16bit", "Unsloth"), {}, VLLM, True, True),
+        (("vllm", "4bit", "Unsloth"), {}, BOTH, False, "needs a CUDA GPU: set it to 'detect'"),
+        (("vllm", "4bit", "Unsloth"), PLAIN, BOTH, True, "needs policy.backend = 'unsloth'"),
+        (("vllm", "4bit", "Unsloth"), {"finetuning": "full"}, BOTH, True, "finetuning = 'lora'"),
+        (("vllm", "4bit", "Unsloth"), {}, VLLM, True, r"the package vllm-bnb-plugin \(pip inst"),
+        (("vllm", "16bit", "Unsloth"), {}, (), True, "model.fast_inference = .* package vllm: set"),
+        (("detect", "4bit"), {}, BOTH, True, True),
+        (("detect", "4bit"), {}, BOTH, False, False),
+        (("vllm", "16bit"), {}, VLLM, False, True),
+        (("transformers", "16bit"), {}, VLLM, True, False),
+        (("vllm", "16bit", "TRL"), PLAIN, (), False, True),
+        (("off", "4bit", "TRL"), {}, BOTH, True, False),
+        (("vllm", "16bit", "TRL"), {}, BOTH, True, "trl.vllm_mode needs policy.backend = 'trans"),
     ],
 )
 def test_vllm_is_used_where_it_can_be_and_refused_by_name(
-    asked, packages, capability, expected, monkeypatch
+    asked, policy, packages, gpu, expected, monkeypatch
 ):
-    import torch
-
-    monkeypatch.setattr("grpo_nb.models.policy.cuda_available", lambda: capability is not None)
+    monkeypatch.setattr("grpo_nb.models.vllm.cuda_available", lambda: gpu)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in packages else None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    policy = PolicyConfig(**{k: v for k, v in asked.items() if k in ("backend", "finetuning")})
-    config = ModelConfig(**{k: v for k, v in asked.items() if k in ModelConfig.model_fields})
     if isinstance(expected, bool):
-        assert models.use_vllm(config, policy) is expected
+        assert models.use_vllm(*asked, policy=PolicyConfig(**policy)) is expected
     else:
         with pytest.raises(RuntimeError, match=expected):
-            models.use_vllm(config, policy)
+            models.use_vllm(*asked, policy=PolicyConfig(**policy))
 
 
 def test_a_4bit_policy_without_vllms_plugin_warns_and_does_without(monkeypatch):
     """vLLM has had bitsandbytes in a package of its own since 0.28."""
-    monkeypatch.setattr("grpo_nb.models.policy.cuda_available", lambda: True)
+    monkeypatch.setattr("grpo_nb.models.vllm.cuda_available", lambda: True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name == "vllm" else None)
     with pytest.warns(UserWarning, match="transformers generates, since vLLM needs the package"):
-        assert models.use_vllm(ModelConfig()) is False
-
-
-def test_outside_of_training_fp8_is_the_16_bit_that_it_is_made_from(base):
-    model = models.load_checkpoint(TINY, adapter=None, quantization="fp8")
-    weights, theirs = model.state_dict(), base.state_dict()
-    assert all(weights[name].equal(theirs[name]) for name in theirs)
-
-
-@pytest.mark.parametrize("other", [{"backend": "transformers"}, {"finetuning": "full"}])
-def test_vllm_belongs_to_unsloths_lora(other):
-    with pytest.raises(RuntimeError, match=r"needs policy\.\w+ = '(unsloth|lora)'"):
-        models.use_vllm(ModelConfig(fast_inference="vllm"), PolicyConfig(**other))
-    with pytest.raises(RuntimeError, match=r"'fp8' needs policy\.\w+ = '(unsloth|lora)'"):
-        models.use_vllm(ModelConfig(quantization="fp8"), PolicyConfig(**other))
-    assert models.use_vllm(ModelConfig(), PolicyConfig(**other)) is False
+        assert models.use_vllm("detect", "4bit", "Unsloth") is False
 
 
 def test_the_prompt_ends_where_the_completion_begins(tokenizer):

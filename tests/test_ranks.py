@@ -196,7 +196,7 @@ def test_vllm_is_driven_by_trl_where_its_mode_is_set(runs_dir):
     assert passed["vllm_max_model_length"] == config.model.max_seq_length
     for name, other in (("policy.backend", "unsloth"), ("model.quantization", "4bit")):
         wrong = resolve("tiny-cpu", settings | {name: other})
-        with pytest.raises(ValueError, match=f"'server' needs {name} = '{of_trl[name]}', and"):
+        with pytest.raises(RuntimeError, match=f"vllm_mode needs {name} = '{of_trl[name]}': set"):
             arguments_of(wrong)
 
 

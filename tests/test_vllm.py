@@ -124,19 +124,6 @@ def test_a_policy_in_training_answers_with_its_adapter_as_it_is_now(tmp_path):
     assert report["left"] == [False, 0]
 
 
-PLUGIN = "from grpo_nb import models; print(models.vllm_lacks('4bit'))"
-
-
-@pytest.mark.parametrize(("plugins", "lacks"), [({}, ""), ({"VLLM_PLUGINS": "none"}, "plugin")])
-def test_4bit_weights_need_vllms_plugin_which_is_loaded_first(plugins, lacks):
-    if importlib.util.find_spec("vllm_bnb_plugin") is None:
-        pytest.skip("pip install --no-deps vllm-bnb-plugin==0.0.3")
-    command = [sys.executable, "-c", PLUGIN]
-    said = subprocess.run(command, capture_output=True, text=True, env=os.environ | plugins)
-    last = said.stdout.splitlines()[-1]
-    assert last.endswith("vllm-bnb-plugin==0.0.3) for 4-bit weights") if lacks else not last
-
-
 SERVE = """
 import subprocess, sys
 from grpo_nb import runs; from grpo_nb.evaluation.answers import weights_of

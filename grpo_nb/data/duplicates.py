@@ -12,13 +12,12 @@ import pandas as pd
 from grpo_nb.data.validate import Checked
 from grpo_nb.rewards.prompts import Message, split_words
 
-PERMUTATIONS, BANDS = 32, 8  # of MinHash: rows 70 % alike meet in some band in 9 of 10 cases
+PERMUTATIONS = 32  # of MinHash
 ALIKE = 0.7  # share of equal MinHashes from which two rows count as near-duplicates
-_MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
-def fingerprints(checked: Sequence[Checked]) -> tuple[pd.DataFrame, np.ndarray]:
-    """What is compared: hashes of question, answer, numbers; MinHashes [rows, PERMUTATIONS]."""
+def fingerprints(checked: Sequence[Checked]) -> pd.DataFrame:
+    """What is compared: hashes of question, answer and numbers, and the MinHashes 0, 1, …"""
     from rensa import RMinHash
 
     keys = [_key(one.row["prompt"]) for one in checked]
@@ -29,10 +28,13 @@ def fingerprints(checked: Sequence[Checked]) -> tuple[pd.DataFrame, np.ndarray]:
         "answer": [hash(one.plain) for one in checked],
         "numbers": [hash(tuple(sorted(w for w in text if not w.isalpha()))) for text in words],
     }
-    runs = [_runs(text) or [key] for text, key in zip(words, keys, strict=True)]
+    runs = [
+        [" ".join(run) for run in zip(text, text[1:], text[2:], strict=False)] or [key]
+        for text, key in zip(words, keys, strict=True)
+    ]
     minhashes = RMinHash.digest_matrix_from_token_sets(runs, PERMUTATIONS, 0).to_rows()
-    minhashes = np.array(minhashes, dtype=np.uint32).reshape(-1, PERMUTATIONS)
-    return pd.DataFrame(hashes, dtype=np.int64), minhashes
+    table = pd.DataFrame(minhashes, columns=range(PERMUTATIONS), dtype=np.uint32)
+    return table.assign(**{name: np.array(column, np.int64) for name, column in hashes.items()})
 
 
 def _key(prompt: Sequence[Message]) -> str:
@@ -41,28 +43,17 @@ def _key(prompt: Sequence[Message]) -> str:
     return " ".join(" ".join(turns).casefold().split())
 
 
-def _runs(words: list[str]) -> list[str]:
-    return [f"{a} {b} {c}" for a, b, c in zip(words, words[1:], words[2:], strict=False)]
-
-
-def near(numbers: np.ndarray, minhashes: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+def near(seen: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
     """Which rows nearly repeat a held-out one, [rows]; the held-out ones themselves do not.
 
     Args:
-        numbers: [rows] hashes of the numbers in them.
-        minhashes: [rows, PERMUTATIONS].
+        seen: Fingerprints of the rows.
         held_out: Places of the held-out rows.
     """
-    found = np.zeros(len(numbers), dtype=bool)
-    for band in np.split(minhashes, BANDS, axis=1):
-        keys = numbers.astype(np.uint64)
-        for column in band.T:
-            keys = (keys ^ column) * _MIX
-        known, first = np.unique(keys[held_out], return_index=True)
-        place = np.minimum(np.searchsorted(known, keys), len(known) - 1)
-        met = held_out[first[place]]
-        rows = np.flatnonzero(known[place] == keys)
-        alike = (minhashes[rows] == minhashes[met[rows]]).mean(axis=1) >= ALIKE
-        found[rows[alike]] = True
+    numbers, minhashes = seen["numbers"].to_numpy(), seen[range(PERMUTATIONS)].to_numpy()
+    found = np.zeros(len(seen), dtype=bool)
+    for place in held_out:
+        rows = np.flatnonzero(numbers == numbers[place])
+        found[rows] |= (minhashes[rows] == minhashes[place]).mean(axis=1) >= ALIKE
     found[held_out] = False
     return found

@@ -13,42 +13,42 @@ REPEATED, LEAKS = "question repeated", "nearly a held-out question"
 SHOWN_ROWS = 20  # numbers of rows named per reason
 
 
-class Drops:
-    """Rows left out: {reason: how many, the first numbers, and one of them}."""
-
-    def __init__(self) -> None:
-        self.reasons: dict[str, dict[str, Any]] = {}
-        self.rows_read = 0
+class Drops(dict[str, dict[str, Any]]):
+    """Rows left out, {reason: its entry in the report}: how many, their first numbers, and one."""
 
     def add(self, reason: str, rows: Sequence[int], example: str = "") -> None:
         if len(rows):
             empty = {"reason": reason, "count": 0, "rows": [], "example": example}
-            entry = self.reasons.setdefault(reason, empty)
+            entry = self.setdefault(reason, empty)
             entry["count"] += len(rows)
             entry["rows"] += [int(row) for row in rows[: SHOWN_ROWS - len(entry["rows"])]]
 
-    def refuse_many(self, config: DataConfig) -> None:
+    def count(self) -> int:
+        """How many rows were left out."""
+        return sum(entry["count"] for entry in self.values())
+
+    def refuse_many(self, rows_read: int, config: DataConfig) -> None:
         """Raise ValueError if more rows are faulty than `data.max_dropped_share` allows."""
-        if not self.rows_read:
+        if not rows_read:
             raise ValueError(f"{config.source} holds no rows: give a data.source that does")
-        faulty = sum(entry["count"] for why, entry in self.reasons.items() if why != LONG)
-        if faulty > config.max_dropped_share * self.rows_read:
+        faulty = self.count() - self.get(LONG, {"count": 0})["count"]
+        if faulty > config.max_dropped_share * rows_read:
             raise ValueError(
-                f"{faulty} of {self.rows_read} rows of {config.source} cannot be used, more than "
+                f"{faulty} of {rows_read} rows of {config.source} cannot be used, more than "
                 f"data.max_dropped_share = {config.max_dropped_share:g} of them:{self}"
             )
 
     def __str__(self) -> str:
-        checks = map(_left_out, self.reasons.values())
+        checks = map(_left_out, self.values())
         return "".join(f"\n  {c.name}: {c.evidence}. {c.fix}" for c in checks) or " none"
 
 
-def figures(tokens: np.ndarray, drops: Drops) -> dict[str, Any]:
+def figures(tokens: Sequence[int], drops: Drops) -> dict[str, Any]:
     """Share of reference answers that parse; prompt lengths, and the cap that keeps 99 %."""
-    unparsed = drops.reasons.get(KIND, {"count": 0})["count"]
-    counts, edges = np.histogram(tokens, bins=min(40, int(np.ptp(tokens)) + 1))
+    unparsed = drops.get(KIND, {"count": 0})["count"]
+    counts, edges = np.histogram(tokens, bins=min(40, max(tokens) - min(tokens) + 1))
     p50, p95, p99 = (int(np.percentile(tokens, p, method="higher")) for p in (50, 95, 99))
-    lengths = {"p50": p50, "p95": p95, "p99": p99, "max": int(tokens.max())}
+    lengths = {"p50": p50, "p95": p95, "p99": p99, "max": max(tokens)}
     lengths["recommended_cap"] = -(-p99 // 8) * 8
     lengths["histogram"] = {"edges": edges.round(1).tolist(), "counts": counts.tolist()}
     return {"answer_parse_rate": len(tokens) / (len(tokens) + unparsed), "prompt_tokens": lengths}

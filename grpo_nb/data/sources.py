@@ -7,9 +7,8 @@ A line that is no row is a text that says why, so that it is reported and the ot
 import csv
 import json
 import re
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, pairwise
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +17,6 @@ from grpo_nb.runs.config import DataConfig
 from grpo_nb.runs.profiles import TASKS
 
 BATCH = 5_000  # rows
-SHORT = 5  # lines of a cell, most of which may hold a number such as 1,000
 NO_TEXT = (b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b", b"PK\x03\x04")
 csv.field_size_limit(2**24)  # characters of a cell; 128 KiB unless told
 BUILT_IN = {task: f"data/tasks/{task}.jsonl" for task in TASKS if task != "math"}
@@ -69,10 +67,10 @@ def _read_csv(path: Path) -> Iterator[Row | str]:
     with _open_text(path) as file:
         first, usual = file.readline(), "\t" if path.suffix.lower() == ".tsv" else ","
         file.seek(0)
-        delimiter = next((mark for mark in (usual, ",", ";", "\t") if mark in first), usual)
-        records = _records(path, file, delimiter)
+        mark = next((mark for mark in (usual, ",", ";", "\t") if mark in first), usual)
+        records = _records(path, file, mark)
         header = next(records, [])
-        _refuse_repeated(str(path), [name for name in header if name])
+        _refuse_repeated(path, [name for name in header if name])
         for cells in records:
             if len(cells) == len(header):
                 yield dict(zip(header, cells, strict=True))
@@ -87,72 +85,47 @@ def _records(path: Path, file: IO[str], mark: str) -> Iterator[list[str]]:
     Raises:
         ValueError: A quotation mark that is not closed, or whose cell took in other rows.
     """
-    lines: list[str] = []  # of the record that is being read
-    reader = csv.reader((lines.append(line) or line for line in file), delimiter=mark, strict=True)
-    columns, known = 0, deque[list[str]](maxlen=9)  # those before: how their cells are parted
+    reader, columns = csv.reader(file, delimiter=mark, strict=True), 0
     while True:
-        lines.clear()
-        wrong = ""
+        line, wrong = reader.line_num + 1, ""
         try:
             cells = next(reader, None)
         except csv.Error as error:
+            cells = []
             wrong = f"{error}: is a quotation mark not closed, or not doubled inside its cell?"
-        if not wrong and len(lines) > 1 and _would_be_rows(lines, mark, cells, columns, known):
-            wrong = (
-                f"one cell holds {len(lines)} lines, most of which could each be a row: is there a "
-                "stray quotation mark? Remove it, or write it doubled in a quoted cell. "
-                "If the lines belong in the cell, save the rows as JSON lines"
-            )
-        if wrong:
-            first = reader.line_num - len(lines) + 1
-            last = f" to {reader.line_num}" if len(lines) > 1 else ""
-            raise ValueError(f"{path}, line {first}{last}: {wrong}")
         if cells is None:
             return
+        columns = columns or len(cells)
+        if wrong := wrong or _stray_quotes(cells, mark, columns):
+            last = f" to {reader.line_num}" if reader.line_num > line else ""
+            raise ValueError(f"{path}, line {line}{last}: {wrong}")
         if cells:
-            if columns:
-                known.append(cells)
-            columns = columns or len(cells)
             yield cells
 
 
-def _would_be_rows(
-    lines: list[str], mark: str, cells: list[str], columns: int, known: Sequence[list[str]] = ()
-) -> bool:
-    """Whether most lines of a record have the cells of a row: stray quotes may have joined them.
+def _stray_quotes(cells: list[str], mark: str, columns: int) -> str:
+    """What to do about a record most of whose lines could be rows that two quotes joined, or "".
 
-    A comma before a space, at a line's end, or of 1,000 is prose, unless the cells of this record,
-    or of most `known` ones before it, are parted so. Its first and last line, where the quotes
-    are, must have cells enough. An indented line is code.
+    A mark before a space or at a line's end is prose's. The first and the last line, where the
+    quotes would be, must have cells enough.
 
-    >>> rows = ['1 + 1?,"2\\n', '2 + 2?,4\\n', '3 + 3?,\\n', '4 + 4?,8"\\n']
-    >>> _would_be_rows(rows, ",", ["1 + 1?", "2 ... 8"], 2)
-    True
-    >>> prose = ['"Ann has 3, Bob 4.\\n', 'How many is it?",7\\n']
-    >>> _would_be_rows(prose, ",", ["Ann ... it?", "7"], 2)
-    False
+    >>> _stray_quotes(["1 + 1?", "2\\n2 + 2?,4\\n3 + 3?,6"], ",", 2)[:22]
+    'one cell holds 3 lines'
+    >>> _stray_quotes(["Ann has 3, Bob 4.\\nHow many is it?", "7"], ",", 2)
+    ''
     """
-    lines = [line.rstrip("\r\n") for line in lines if line.strip()]
-    if columns < 2 or min(lines[0].count(mark), lines[-1].count(mark)) < columns - 1:
-        return False
-    between = re.escape(mark)
-
-    def by_thousands(row: list[str]) -> bool:
-        return any(re.search(r"\d,\d{3}(?!\d)", f"{a[-1:]},{b[:4]}") for a, b in pairwise(row))
-
-    def parted(how: Callable[[list[str]], bool]) -> bool:
-        return how(cells) or 2 * sum(map(how, known)) > len(known)
-
-    if not parted(lambda row: any(cell.startswith(" ") for cell in row[1:])):
-        between += "(?! )"
-    if not parted(lambda row: not row[-1]):
-        between += "(?!$)"
-    if len(lines) <= SHORT and not parted(by_thousands):
-        between = rf"(?<!\d){between}|{between}(?!\d\d\d(?!\d))"
-    indented = () if cells[0][:1].isspace() else (" ", "\t")
-    marks = [0 if line.startswith(indented) else len(re.findall(between, line)) for line in lines]
-    ends = (marks.pop(0) >= columns - 1) + (marks.pop() >= columns - 1)
-    return 2 * (ends + marks.count(columns - 1)) > len(lines)
+    lines = mark.join(cells).splitlines()
+    if columns < 2 or len(lines) < 2:
+        return ""
+    parted = [len(re.findall(re.escape(mark) + r"(?=\S)", line)) for line in lines]
+    ends = min(lines[0].count(mark), lines[-1].count(mark))
+    if ends < columns - 1 or 2 * parted.count(columns - 1) <= len(lines):
+        return ""
+    return (
+        f"one cell holds {len(lines)} lines, most of which could each be a row: is there a stray "
+        "quotation mark? Remove it, or write it doubled in a quoted cell. If the lines belong in "
+        "the cell, save the rows as JSON lines"
+    )
 
 
 def _read_json(path: Path) -> Iterator[Row | str | None]:
@@ -178,28 +151,19 @@ def _object(value: Any) -> Row | str:
     return value if isinstance(value, dict) else f"not an object: {value!r:.80}"
 
 
-def _refuse_repeated(where: str, names: Sequence[str]) -> None:
+def _refuse_repeated(path: Path, names: Sequence[str]) -> None:
     """Raise ValueError for a name that stands twice, whose first values would be lost."""
-    if len(set(names)) < len(names):
-        name = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{where} names {name!r} twice: rename or remove one of them")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{path} names {twice[0]!r} twice: rename or remove one of them")
 
 
-def _read_arrow(path: Path) -> Iterator[Row]:
-    """Parquet, or Arrow's own formats: the file, and the stream that `datasets` writes."""
+def _read_parquet(path: Path) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        if path.suffix.lower() == ".parquet":
-            batches = pq.ParquetFile(path).iter_batches(BATCH)
-        elif path.open("rb").read(6) == b"ARROW1":
-            reader = pa.ipc.open_file(path)
-            batches = map(reader.get_batch, range(reader.num_record_batches))
-        else:
-            batches = pa.ipc.open_stream(path.open("rb"))
-        for batch in batches:
-            _refuse_repeated(str(path), batch.schema.names)
+        for batch in pq.ParquetFile(path).iter_batches(BATCH):
+            _refuse_repeated(path, batch.schema.names)
             yield from batch.to_pylist()
     except (pa.ArrowException, OSError) as error:
         why = str(error).splitlines()[0]
@@ -224,4 +188,4 @@ def _read_hub(name: str, config: DataConfig) -> Iterator[Row]:
 
 
 READERS = {".jsonl": _read_json, ".json": _read_json, ".csv": _read_csv, ".tsv": _read_csv}
-READERS |= {".parquet": _read_arrow, ".arrow": _read_arrow}
+READERS[".parquet"] = _read_parquet

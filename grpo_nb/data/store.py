@@ -1,12 +1,10 @@
-"""Prepared rows on disk: laid down batch by batch, then written split by split as Parquet.
+"""Prepared rows on disk, a Parquet file a split.
 
 Columns for the rewards are JSON there: a scalar, list or dict comes back as it was, also where
 rows differ in type, which Arrow's own columns refuse.
 """
 
 import json
-import os
-from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -21,39 +19,13 @@ _COLUMNS = {"prompt": pa.list_(_TURN), "question": pa.string(), "answer": pa.str
 _COLUMNS |= {"prompt_tokens": pa.int32()}
 
 
-class RowFile:
-    """Rows laid down as JSON in the order of the source, then taken out by their places."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = path.open("w+b")
-        self._ends = array("q", [0])
-        self._passed: dict[str, None] = {}  # names of the other columns, in order
-
-    def add(self, rows: Sequence[Row]) -> None:
-        for row in rows:
-            size = self._file.write(json.dumps(row, default=str).encode())
-            self._ends.append(self._ends[-1] + size)
-            self._passed.update(dict.fromkeys(row))
-
-    def write(self, path: Path, places: Sequence[int]) -> None:
-        """Parquet of the rows at these places, in this order."""
-        self._file.flush()
-        starts = range(0, len(places), BATCH)
-        batches = ([self._row(place) for place in places[at : at + BATCH]] for at in starts)
-        _write_batches(path, batches, list(self._passed))
-
-    def _row(self, place: int) -> Row:
-        start, end = self._ends[place], self._ends[place + 1]
-        return json.loads(os.pread(self._file.fileno(), end - start, start))
-
-
-def _write_batches(path: Path, batches: Iterable[list[Row]], names: Sequence[str]) -> None:
-    """Parquet of the columns of prepared rows and, as JSON, of the others in `names`."""
+def write_rows(path: Path, texts: Sequence[str], names: Iterable[str]) -> None:
+    """Parquet of rows that are JSON objects: the known columns, and the others of `names`."""
     passed = [name for name in names if name not in _COLUMNS]
     schema = pa.schema([*_COLUMNS.items(), *((name, pa.json_()) for name in passed)])
     with pq.ParquetWriter(path, schema) as writer:
-        for rows in batches:
+        for start in range(0, len(texts), BATCH):
+            rows = list(map(json.loads, texts[start : start + BATCH]))
             columns = [[row[name] for row in rows] for name in _COLUMNS]
             columns += [[json.dumps(row.get(name)) for row in rows] for name in passed]
             arrays = list(map(pa.array, columns, schema.types))
@@ -63,7 +35,7 @@ def _write_batches(path: Path, batches: Iterable[list[Row]], names: Sequence[str
 def replace_train(run: Run, rows: Sequence[Row]) -> None:
     """Put these rows, in this order, in the place of the rows to train on."""
     with atomic_path(run / "data/train.parquet") as temporary:
-        _write_batches(temporary, [list(rows)], list(rows[0]))
+        write_rows(temporary, list(map(json.dumps, rows)), rows[0])
 
 
 def read_rows(path: Path, max_rows: int = 0) -> list[Row]:

@@ -48,18 +48,17 @@ class Fault(Exception):
     def __init__(self, reason: str, column: str, value: str, row: int = 0) -> None:
         self.reason, self.row = reason, row
         # A report is UTF-8, which has no halves of surrogate pairs.
-        self.column, self.value = (
-            text.encode(errors="backslashreplace").decode() for text in (column, value)
-        )
-
-    def __str__(self) -> str:
-        return f"{self.seen}. Remedy: {REMEDIES[self.reason]}"
+        texts = (text.encode(errors="backslashreplace").decode() for text in (column, value))
+        self.column, self.value = texts
 
     @property
     def seen(self) -> str:
         """Row, column, reason and value."""
         where = f"row {self.row}" + (f", column {self.column!r}" if self.column else "")
         return f"{where}: {self.reason}: {self.value}"
+
+    def __str__(self) -> str:
+        return f"{self.seen}. Remedy: {REMEDIES[self.reason]}"
 
 
 class Checked(NamedTuple):
@@ -75,38 +74,26 @@ def check_rows(
 ) -> tuple[list[Checked], list[Fault], list[int]]:
     """The rows that can be used, the faults of the others, and the tokens of all prompts."""
     find_answer = answer_finder(config.answer_format)
-    limit = config.max_prompt_tokens
-    checked, faults = [], []
+    checked, faults, tokens = [], [], []
     for number, raw in batch:
         try:
-            checked.append(Checked(number, *_check_row(raw, config, find_answer)))
+            row, plain = _check_row(raw, config, find_answer)
+            tokens.append(_count(row["prompt"], config, count_tokens))
+            if tokens[-1] > config.max_prompt_tokens:
+                limit = f"where data.max_prompt_tokens is {config.max_prompt_tokens}"
+                raise Fault(LONG, "prompt", f"{tokens[-1]} tokens, {limit}")
+            checked.append(Checked(number, row | {"prompt_tokens": tokens[-1]}, plain))
         except Fault as fault:
             fault.row = number
             faults.append(fault)
-        except RecursionError:
-            faults.append(Fault(UNREADABLE, "", "a cell nests too deep", number))
-    checked, tokens, unfit = _measure(checked, count_tokens, config.question_column)
-    faults += unfit
-    for one, length in zip(checked, tokens, strict=True):
-        one.row["prompt_tokens"] = length
-        if length > limit:
-            why = f"{length} tokens, where data.max_prompt_tokens is {limit}"
-            faults.append(Fault(LONG, "prompt", why, one.number))
-    return [one for one in checked if one.row["prompt_tokens"] <= limit], faults, tokens
+    return checked, faults, tokens
 
 
-def _measure(
-    checked: list[Checked], count_tokens: CountTokens, column: str
-) -> tuple[list[Checked], list[int], list[Fault]]:
-    """The rows whose prompts can be rendered, the prompts' tokens, and the faults of the others."""
+def _count(prompt: list[Message], config: DataConfig, count_tokens: CountTokens) -> int:
     try:
-        return checked, count_tokens([one.row["prompt"] for one in checked]), []
+        return count_tokens([prompt])[0]
     except ValueError as error:
-        if len(checked) < 2:
-            return [], [], [Fault(TEMPLATE, column, str(error), one.number) for one in checked]
-    halves = checked[: len(checked) // 2], checked[len(checked) // 2 :]
-    left, right = (_measure(half, count_tokens, column) for half in halves)
-    return left[0] + right[0], left[1] + right[1], left[2] + right[2]
+        raise Fault(TEMPLATE, config.question_column, str(error)) from None
 
 
 def row_to_ask(number: int, raw: Row | str, config: DataConfig) -> Row:

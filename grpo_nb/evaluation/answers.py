@@ -56,7 +56,7 @@ def answer_file(
     has a `fault` alone; a reference answer that cannot be used is one as well, beside the answer.
 
     Args:
-        source: CSV, TSV, JSON, JSON lines, Parquet or Arrow.
+        source: CSV, TSV, JSON, JSON lines or Parquet.
         target: JSON lines; `<target>.settings.json` beside it says what it was begun with.
         model: "merged", or "adapter" or "base" in the weights of the training.
         question_column: Default: as in the run's data.

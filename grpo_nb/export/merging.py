@@ -1,6 +1,5 @@
 """Merge the adapter, so that the merged model is the policy trained; judged before it counts."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from grpo_nb.models import (
 from grpo_nb.models.chat import find_model, hub_errors, quiet
 from grpo_nb.runs import Check, Run, Stage, atomic_path, write_json
 from grpo_nb.runs.config import RunConfig
+from grpo_nb.runs.files import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -128,14 +128,15 @@ def _compare(
     """What the adapter on its base and the merged files make of the same held-out prompts."""
     merged = str(folder.resolve())
     prompts = [row["prompt"] for row in data.load(run, "eval")[: config.export.parity_prompts]]
-    quantization, length = config.model.quantization, config.train.max_completion_length
+    quantization = config.model.quantization
+    sampling = {"max_completion_length": config.train.max_completion_length}
     try:
         return parity.behaviour(
             load_checkpoint(base, adapter=run / "train/adapter", quantization=quantization),
             load_checkpoint(merged, adapter=None, quantization="16bit"),
             load_tokenizer(merged),
             prompts,
-            {"max_completion_length": length, "batch_size": config.evaluate.eval_batch_size},
+            sampling | {"batch_size": config.evaluate.eval_batch_size},
             names,
         )
     finally:
@@ -149,13 +150,9 @@ def check_complete(folder: Path) -> Path:
         FileNotFoundError: A part is missing, as after a write that was killed.
     """
     index = folder / "model.safetensors.index.json"
-    needed = {"config.json", "tokenizer_config.json"}
-    if index.exists():
-        needed |= set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    else:
-        needed.add("model.safetensors")
-    missing = sorted(name for name in needed if not (folder / name).exists())
-    if missing:
+    shards = read_json(index)["weight_map"].values() if index.exists() else ["model.safetensors"]
+    needed = sorted({"config.json", "tokenizer_config.json", *shards})
+    if missing := [name for name in needed if not (folder / name).exists()]:
         raise FileNotFoundError(
             f"{folder} lacks {', '.join(missing)}: the model is incomplete. Run "
             "04_merge_and_infer (--from 04) again"

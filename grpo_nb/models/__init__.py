@@ -19,11 +19,10 @@ from grpo_nb.models.engine import (
     Sample,
     TransformersEngine,
     free_memory,
-    lora_rank,
     open_engine,
-    vllm_lacks,
 )
-from grpo_nb.models.policy import Policy, load_policy, use_vllm
+from grpo_nb.models.policy import Policy, load_policy
+from grpo_nb.models.vllm import lora_rank, use_vllm
 
 __all__ = [
     "Engine",
@@ -43,5 +42,4 @@ __all__ = [
     "sharded",
     "trained_base",
     "use_vllm",
-    "vllm_lacks",
 ]

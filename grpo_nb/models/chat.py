@@ -125,14 +125,14 @@ def _control_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern:
 def count_tokens(
     tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[list[Message]]
 ) -> list[int]:
-    """Tokens of each rendered prompt; a fast tokenizer takes the batch in parallel."""
+    """Tokens of each rendered prompt.
+
+    Raises:
+        ValueError: As `render` does.
+    """
     texts = [render(tokenizer, prompt) for prompt in prompts]
-    if not tokenizer.is_fast:
-        return [len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
-    fast = tokenizer.backend_tokenizer
-    fast.no_padding()  # either may be left over from the call before
-    fast.no_truncation()
-    return [len(encoding) for encoding in fast.encode_batch_fast(texts, add_special_tokens=False)]
+    plain = {"add_special_tokens": False, "padding": False, "truncation": False}
+    return list(map(len, tokenizer(texts, **plain)["input_ids"])) if texts else []
 
 
 def check_generation_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> None:

@@ -1,6 +1,5 @@
 """Weights from disk: a base with or without its adapter, or into a policy that exists."""
 
-import json
 import logging
 import os
 import re
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb.models.chat import find_model, hub_errors, quiet
+from grpo_nb.runs.files import read_json
 
 if TYPE_CHECKING:
     import torch
@@ -45,11 +45,7 @@ def weights_dtype() -> "torch.dtype":
 
 
 def quantization_config(quantization: str) -> Any:
-    """The 4-bit settings Unsloth uses, for transformers; None for 16-bit weights.
-
-    Also for "fp8": those weights are made by vLLM as a training loads them, and whatever else
-    reads the base takes the 16 bit that they were made from.
-    """
+    """The 4-bit settings Unsloth uses, for transformers; None for 16-bit weights."""
     from transformers import BitsAndBytesConfig
 
     if quantization != "4bit":
@@ -64,9 +60,9 @@ def quantization_config(quantization: str) -> Any:
 
 def sharded() -> bool:
     """Whether the launcher spreads the weights over its processes: FSDP, or DeepSpeed ZeRO-3."""
-    known = {name: os.environ.get(f"ACCELERATE_USE_{name}") for name in ("FSDP", "DEEPSPEED")}
-    stage = os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
-    return known["FSDP"] == "true" or (known["DEEPSPEED"] == "true" and stage == "3")
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        return os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3"
+    return os.environ.get("ACCELERATE_USE_FSDP") == "true"
 
 
 def load_base(model_path: str, quantization: str, **changes: Any) -> "PreTrainedModel":
@@ -122,7 +118,7 @@ def load_checkpoint(
     Args:
         model_path: Folder or hub name of the base, or of a merged model.
         adapter: Folder of the adapter that is added to it; None for the model as it is.
-        quantization: "4bit", "16bit", or "fp8", which is 16bit here.
+        quantization: "4bit" or "16bit".
     """
     with quiet(), hub_errors(model_path):
         model = load_base(model_path, quantization)
@@ -201,7 +197,7 @@ def _adapter_config(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(
             f"{folder} holds no adapter_config.json: it is not a saved adapter; run 03_train_grpo"
         )
-    return json.loads(path.read_text(encoding="utf-8"))
+    return read_json(path)
 
 
 def _check_shapes(own: dict, saved: dict, folder: Path) -> None:

@@ -1,9 +1,6 @@
 """What answers prompts: one `Engine.generate` for every caller, by transformers or by vLLM."""
 
 import gc
-import importlib.util
-import json
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -11,8 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from grpo_nb.models.chat import find_model, hub_errors, load_tokenizer, quiet, render
-from grpo_nb.models.checkpoint import cuda_available, load_checkpoint, weights_dtype
+from grpo_nb.models.chat import hub_errors, load_tokenizer, quiet, render
+from grpo_nb.models.checkpoint import load_checkpoint
+from grpo_nb.models.vllm import load_vllm, use_vllm
 from grpo_nb.rewards.prompts import Message
 from grpo_nb.runs import refuse_unknown
 
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-BNB_PLUGIN = "the package vllm-bnb-plugin (pip install --no-deps vllm-bnb-plugin==0.0.3)"
-VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters it makes room for
 TOLD_SECONDS = 0.05  # between two texts of a completion under way
 
 
@@ -74,6 +70,8 @@ class Engine(ABC):
         asked = Sampling(**sampling)
         texts = [render(self.tokenizer, prompt) for prompt in prompts]
         flat = self._answer(texts, asked) if texts else []
+        if asked.on_text:
+            asked.on_text(flat[0].text)
         group = asked.num_generations
         return [flat[i : i + group] for i in range(0, len(flat), group)]
 
@@ -146,16 +144,34 @@ class TransformersEngine(Engine):
         sampling: dict[str, Any] = {"do_sample": asked.temperature > 0}
         if asked.temperature > 0:
             sampling |= {"temperature": asked.temperature, "top_k": 0, "top_p": 1.0}
+        width = inputs["input_ids"].shape[1]
         ids = self.model.generate(
             input_ids=inputs["input_ids"].to(self.model.device),
             attention_mask=inputs["attention_mask"].to(self.model.device),
             max_new_tokens=asked.max_completion_length,
             pad_token_id=self.tokenizer.pad_token_id,
             use_cache=True,  # a model in training has it off
-            streamer=asked.on_text and _Streamer(self.tokenizer, asked.on_text),
+            stopping_criteria=[self._teller(asked.on_text, width)] if asked.on_text else None,
             **sampling,
         )
-        return self._samples(ids[:, inputs["input_ids"].shape[1] :])
+        return self._samples(ids[:, width:])
+
+    def _teller(self, on_text: Callable[[str], None], width: int) -> Callable[..., "torch.Tensor"]:
+        """A criterion of `generate` that tells the text so far, and stops nothing.
+
+        Called in the thread that generates, so that an interrupt ends both at once.
+        """
+        told = 0.0
+
+        def tell(ids: "torch.Tensor", *_: Any, **__: Any) -> "torch.Tensor":
+            nonlocal told
+            if time.monotonic() - told > TOLD_SECONDS:
+                text = self.tokenizer.decode(ids[0, width:], skip_special_tokens=True)
+                on_text(text.rstrip("\ufffd"))  # a character whose bytes are not all there yet
+                told = time.monotonic()
+            return ids[:, 0] < 0
+
+        return tell
 
     def _samples(self, ids: "torch.Tensor") -> list[Sample]:
         """Generated ids, [completions, tokens], as text with their lengths up to the first stop."""
@@ -170,31 +186,6 @@ class TransformersEngine(Engine):
             Sample(text, stop + 1 if end else ids.shape[1], not end)
             for text, end, stop in zip(texts, ended, first, strict=True)
         ]
-
-
-class _Streamer:
-    """Takes tokens from transformers' `generate` and tells the text so far.
-
-    Called in the thread that generates, so that an interrupt ends both at once.
-    """
-
-    def __init__(self, tokenizer: Any, on_text: Callable[[str], None]) -> None:
-        self.tokenizer, self.on_text = tokenizer, on_text
-        self.ids: list[int] | None = None
-        self.told = 0.0
-
-    def put(self, ids: "torch.Tensor") -> None:
-        if self.ids is None:  # the prompt comes first
-            self.ids = []
-            return
-        self.ids += ids.tolist()
-        if time.monotonic() - self.told > TOLD_SECONDS:
-            self.end()
-
-    def end(self) -> None:
-        text = self.tokenizer.decode(self.ids, skip_special_tokens=True)
-        self.on_text(text.rstrip("\ufffd"))  # a character whose bytes are not all there yet
-        self.told = time.monotonic()
 
 
 class VllmEngine(Engine):
@@ -236,8 +227,6 @@ class VllmEngine(Engine):
             for answer in answers
             for one in answer.outputs
         ]
-        if asked.on_text:
-            asked.on_text(samples[0].text)
         return samples
 
     def forward_seconds(self, texts: Sequence[str]) -> float:
@@ -282,67 +271,13 @@ def open_engine(
         ValueError: Another engine.
     """
     refuse_unknown("engine", engine, ["detect", "transformers", "vllm"])
-    if engine == "detect":
-        engine = "vllm" if cuda_available() and not vllm_lacks(quantization) else "transformers"
-    elif engine == "vllm" and (lacking := vllm_lacks(quantization)):
-        raise RuntimeError(f"engine = 'vllm' needs {lacking}: take 'detect' or 'transformers'")
-    tokenizer = load_tokenizer(model_path)
-    if engine == "transformers":
+    vllm, tokenizer = use_vllm(engine, quantization), load_tokenizer(model_path)
+    if not vllm:
         model = load_checkpoint(model_path, adapter=adapter, quantization=quantization)
         return TransformersEngine(model, tokenizer)
     with quiet(), hub_errors(model_path):
-        llm = _load_vllm(model_path, adapter, quantization, gpu_memory_utilization)
+        llm = load_vllm(model_path, adapter, quantization, gpu_memory_utilization)
         from vllm.lora.request import LoRARequest
 
     lora = adapter and LoRARequest("adapter", 1, str(adapter.resolve()))
     return VllmEngine(llm, tokenizer, lambda: lora)
-
-
-def vllm_lacks(quantization: str) -> str:
-    """What vLLM is without to load such weights here, or nothing.
-
-    Since 0.28 vLLM has bitsandbytes' loader in a package of its own, which it knows of once its
-    plugins are loaded (vllm_bnb_plugin/__init__.py 0.0.3, register).
-    """
-    if importlib.util.find_spec("vllm") is None:
-        return "the package vllm"
-    if quantization == "4bit":
-        from vllm.plugins import load_general_plugins
-
-        load_general_plugins()
-        from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
-
-        if "bitsandbytes" not in QUANTIZATION_METHODS:
-            return f"{BNB_PLUGIN} for 4-bit weights"
-    return ""
-
-
-def lora_rank(adapter: Path) -> int:
-    """The smallest of the ranks that vLLM makes room for that holds the adapter.
-
-    Raises:
-        ValueError: None does.
-    """
-    rank = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))["r"]
-    if rank > VLLM_RANKS[-1]:
-        raise ValueError(f"{adapter} has rank {rank}, and vLLM takes at most {VLLM_RANKS[-1]}")
-    return next(room for room in VLLM_RANKS if room >= rank)
-
-
-def _load_vllm(model_path: str, adapter: Path | None, quantization: str, share: float) -> Any:
-    """`vllm.LLM`, with room for the adapter."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    from vllm import LLM
-
-    options: dict[str, Any] = {}
-    if adapter is not None:
-        options = {"enable_lora": True, "max_lora_rank": lora_rank(adapter)}
-    return LLM(
-        find_model(model_path),
-        dtype=weights_dtype(),
-        quantization="bitsandbytes" if quantization == "4bit" else None,
-        gpu_memory_utilization=share,
-        max_model_len=-1,  # the model's own, or what fits into that memory
-        enforce_eager=not cuda_available(),
-        **options,
-    )

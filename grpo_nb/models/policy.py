@@ -1,9 +1,7 @@
 """The policy: a model that is being trained, by Unsloth or by plain transformers and peft."""
 
-import importlib.util
 import os
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,14 +11,8 @@ from grpo_nb.machine import several_gpus
 from grpo_nb.models import lm_head
 from grpo_nb.models.chat import find_model, hub_errors, load_tokenizer, quiet
 from grpo_nb.models.checkpoint import cuda_available, load_base, load_weights
-from grpo_nb.models.engine import (
-    BNB_PLUGIN,
-    Engine,
-    Sample,
-    TransformersEngine,
-    VllmEngine,
-    free_memory,
-)
+from grpo_nb.models.engine import Engine, Sample, TransformersEngine, VllmEngine, free_memory
+from grpo_nb.models.vllm import use_vllm
 from grpo_nb.rewards.prompts import Message
 from grpo_nb.runs import project_path, runs_root
 from grpo_nb.runs.config import ModelConfig, PolicyConfig
@@ -29,11 +21,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 DEFAULT = PolicyConfig()
-# Every linear layer of attention and MLP, as Unsloth's: split, and fused as Phi-3 has them.
-LORA_TARGETS = (
-    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-    *("qkv_proj", "gate_up_proj"),
-)
 
 
 class Policy(NamedTuple):
@@ -95,49 +82,6 @@ def _for_inference(policy: Policy) -> Iterator[None]:
         model.train(training)
 
 
-def use_vllm(config: ModelConfig, policy: PolicyConfig = DEFAULT) -> bool:
-    """Whether Unsloth's `fast_inference` is used: asked for, or a GPU and vLLM are found.
-
-    Raises:
-        RuntimeError: Asked for, or needed for fp8, and not possible on this machine or with
-            this policy.
-    """
-    found, wanted = importlib.util.find_spec, config.fast_inference != "off"
-    needs = {
-        "policy.backend = 'unsloth'": policy.backend == "unsloth",
-        "policy.finetuning = 'lora'": policy.finetuning == "lora",
-        "a CUDA GPU": cuda_available(),
-        "the package vllm": found("vllm"),
-        # Not asked of vLLM itself, which Unsloth has to be imported before.
-        f"{BNB_PLUGIN} for 4-bit weights": config.quantization != "4bit"
-        or found("vllm_bnb_plugin"),
-    }
-    missing = next((need for need, met in needs.items() if not met), "")
-    if config.fast_inference == "vllm" and missing:
-        raise RuntimeError(f"model.fast_inference = 'vllm' needs {missing}: set it to 'detect'")
-    if wanted and missing.startswith(BNB_PLUGIN):
-        warnings.warn(f"transformers generates, since vLLM needs {missing}", stacklevel=2)
-    if config.quantization == "fp8" and (lacking := missing or _fp8_lacks(wanted)):
-        raise RuntimeError(
-            f"model.quantization = 'fp8' needs {lacking}: set it to '16bit' or '4bit'"
-        )
-    return wanted and not missing
-
-
-def _fp8_lacks(vllm: bool) -> str:
-    """What is missing for vLLM to make the weights fp8 as it loads them, or nothing.
-
-    Source: unsloth/models/loader_utils.py 2026.10.9, _get_fp8_mode_and_check_settings.
-    """
-    import torch
-
-    if not vllm:
-        return "model.fast_inference other than 'off'"
-    if torch.cuda.get_device_capability() < (9, 0):
-        return "a GPU of compute capability 9.0 or later, such as the H100"
-    return "" if importlib.util.find_spec("torchao") else "the package torchao"
-
-
 def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig = DEFAULT) -> Policy:
     """The base model, itself to be trained or with a fresh LoRA adapter on every linear layer.
 
@@ -146,7 +90,7 @@ def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig = DEFAULT) 
         seed: Of the adapter's initial weights.
         policy: Which library loads it, and what of it is trained.
     """
-    vllm = use_vllm(config, policy)
+    vllm = use_vllm(config.fast_inference, config.quantization, "Unsloth", policy)
     if policy.backend == "unsloth" and (note := several_gpus()):
         print(note)
     with quiet(), hub_errors(config.model_path):
@@ -181,9 +125,6 @@ def _load_unsloth(
             "gpu_memory_utilization": policy.gpu_memory_utilization,
             "unsloth_vllm_standby": policy.standby,
         }
-        if config.quantization == "fp8":
-            # Without the second Unsloth would take an fp8 copy of its own from the hub.
-            options |= {"load_in_fp8": True, "use_exact_model_name": True}
         _announce_standby(policy.standby)
     fast = import_unsloth()
     # Recomputing activations halves a GPU's memory need and slows a CPU by half.
@@ -235,7 +176,7 @@ def _load_transformers(config: ModelConfig, seed: int, policy: PolicyConfig) -> 
     adapter = LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,
-        target_modules=list(LORA_TARGETS),
+        target_modules="all-linear",  # but the head's, as Unsloth's
         task_type="CAUSAL_LM",
     )
     return get_peft_model(model, adapter)

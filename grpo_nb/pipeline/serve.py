@@ -49,7 +49,7 @@ def serve(run: Run, host: str, port: int, adapter: bool = False) -> int:
         RuntimeError: The port is taken.
     """
     config, weights = run.config(), weights_of(run, "adapter" if adapter else "merged")
-    vllm = models.cuda_available() and not models.vllm_lacks(weights["quantization"])
+    vllm = models.use_vllm("detect", weights["quantization"])
     with _listening(host, port) as listener:  # requests wait in it until the model is loaded
         set_environment(run)
         os.environ[KEY] = os.environ.get(KEY) or secrets.token_urlsafe(24)

@@ -189,5 +189,5 @@ def describe(config: RunConfig, *sections: str) -> list[dict[str, Any]]:
         {"setting": name, "value": value, "from": config.sources.get(name, "default")}
         | {"meaning": MEANINGS.get(name, "TRL's")}
         for name, value in flatten(config).items()
-        if name.partition(".")[0] in sections
+        if name in sections or name.partition(".")[0] in sections
     ]

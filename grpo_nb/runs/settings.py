@@ -51,7 +51,7 @@ class DataConfig(Section):
 
 class ModelConfig(Section):
     model_path: str = setting("data/tiny_base", "folder or hub name of the base model")
-    quantization: Literal["4bit", "16bit", "fp8"] = setting("4bit", "weights of the base")
+    quantization: Literal["4bit", "16bit"] = setting("4bit", "weights of the base")
     fast_inference: Literal["vllm", "off", "detect"] = setting("detect", "generate with vLLM")
     max_seq_length: int = setting(512, "prompt + completion [tokens]", ge=32)
     lora_rank: int = setting(16, "rank of the adapter", ge=1)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from grpo_nb.models import Policy, cuda_available, has_bf16
+from grpo_nb.models import Policy, cuda_available, has_bf16, use_vllm
 from grpo_nb.rewards import RewardSet, declared_range
 from grpo_nb.runs import Stage
 from grpo_nb.runs.config import RunConfig
@@ -185,22 +185,10 @@ def grpo_arguments(stage: Stage, policy: Policy, rewards: RewardSet) -> dict[str
 
 
 def vllm_by_trl(config: RunConfig) -> dict[str, Any]:
-    """With `trl.vllm_mode` TRL itself drives vLLM: on a server, or beside the policy.
-
-    Raises:
-        ValueError: The policy is Unsloth's, which drives its own, or in 4 bit.
-    """
-    if "vllm_mode" not in config.trl:
+    """With `trl.vllm_mode` TRL itself drives vLLM: on a server, or beside the policy."""
+    asked = "vllm" if "vllm_mode" in config.trl else "off"
+    if not use_vllm(asked, config.model.quantization, "TRL", config.policy):
         return {}
-    for name, value, needed in (
-        ("policy.backend", config.policy.backend, "transformers"),
-        ("model.quantization", config.model.quantization, "16bit"),
-    ):
-        if value != needed:
-            raise ValueError(
-                f"trl.vllm_mode = {config.trl['vllm_mode']!r} needs {name} = {needed!r}, and it is "
-                f"{value!r}: set it, or leave trl.vllm_mode out"
-            )
     return {
         "use_vllm": True,
         "vllm_gpu_memory_utilization": config.policy.gpu_memory_utilization,

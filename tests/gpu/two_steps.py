@@ -75,7 +75,6 @@ def main(settings, folder):
         "sleeps": bool(model_config and model_config.enable_sleep_mode),
         "from copy": trainer.samples_from_copy,
         "shares prompts": trainer.share_prompts,
-        "dtypes": sorted({str(weight.dtype) for weight in policy.model.parameters()}),
         "trained in": sorted({str(weight.dtype) for weight in trained}),
     }
     (folder / "report.json").write_text(json.dumps(report), encoding="utf-8")

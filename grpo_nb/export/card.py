@@ -1,0 +1,107 @@
+"""The model card, from the run's manifest, configuration and reports."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grpo_nb import rewards
+from grpo_nb.export.merging import MERGED, check_complete
+from grpo_nb.runs import Run, atomic_path, project_path
+from grpo_nb.runs.files import read_json
+
+LIMITS = """It was rewarded for what the rewards above measure, and evaluated on held-out rows of
+the same source: nothing is known of other prompts. A reward may be cheated in ways its tests did
+not try. What the base does wrong (facts, bias, harmful text) it still does."""
+
+
+def write_card(run: Run) -> Path:
+    """Write the model card into model/merged, so that `hf upload` sends it with the model.
+
+    Raises:
+        ValueError: A stage before was run again since, or a file is not as stage 04 wrote it.
+        FileNotFoundError: No whole merged model.
+    """
+    run.refuse_stale()
+    folder, now = check_complete(run / MERGED), run.files(MERGED)
+    recorded = run.manifest().get("04", {}).get("outputs", {})
+    for name in [name for name in recorded if name.startswith(f"{MERGED}/")]:
+        if now.get(name) != recorded[name]:  # a copy or a full disk has cut it short
+            raise ValueError(
+                f"{run / name} is not as 04_merge_and_infer wrote it (its sha256 is another than "
+                "in manifest.json): run that notebook (--from 04) again"
+            )
+    with atomic_path(folder / "README.md") as temporary:
+        temporary.write_text(model_card(run), encoding="utf-8")
+    return folder / "README.md"
+
+
+def model_card(run: Run) -> str:
+    """Markdown with the hub's metadata; what is of an earlier training is left out."""
+    config, manifest = run.config(), run.manifest()
+    base, license_name = config.model.model_path, _license(config.model.model_path)
+    source = f"{_shown(config.data.source)} {config.data.subset}".strip()
+    meta: dict[str, Any] = {"library_name": "transformers", "tags": ["grpo", "trl", "grpo_nb"]}
+    meta |= {} if project_path(base).exists() else {"base_model": base}
+    meta |= {"license": license_name} if license_name else {}
+    preset = rewards.load_rewards(config.rewards)
+    digest = manifest.get("01", {}).get("outputs", {}).get("data/train.parquet", "unknown")
+    facts = {
+        "base": f"{_shown(base)}, {config.model.quantization} in training",
+        "data": source,
+        "sha256 of the training rows": digest,
+        "trained": config.policy.finetuning,
+        **config.model.model_dump(include={"lora_rank", "lora_alpha"}),
+        "seed": config.seed,
+        **config.train.model_dump(),
+        **manifest["03"]["versions"],
+        "code": manifest["03"]["git_commit"],
+    }
+    weighed = zip(preset.names, preset.reward_weights, strict=True)
+    parts = [
+        f"---\n{yaml.safe_dump(meta, sort_keys=False)}---\n\n# {run.name}\n",
+        f"Trained by GRPO on {source} with verifiable rewards.\n",
+        f"## How\n\n{_table(('', ''), facts.items())}",
+        f"## Rewards\n\n{_table(('reward', 'weight'), weighed)}",
+        "" if run.why_stale() else _results(run),
+        f"## Limits\n\n{LIMITS}\n",
+        f"## Licence\n\n{license_name or 'Not stated by the base: ask before you publish.'}\n",
+    ]
+    return "\n".join(filter(None, parts))
+
+
+def _shown(name: str) -> str:
+    """A local path without the folders of this machine; a hub name as it is."""
+    return Path(name).name if Path(name).is_absolute() else name
+
+
+def _table(head: Iterable[str], lines: Iterable[Iterable[Any]]) -> str:
+    rows = [list(head), *(list(line) for line in lines)]
+    rows.insert(1, ["---"] * len(rows[0]))
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows) + "\n"
+
+
+def _license(base: str) -> str:
+    """What the base's own card says; "" where it has none."""
+    from huggingface_hub import ModelCard
+
+    folder = project_path(base)
+    try:
+        card = ModelCard.load(
+            folder / "README.md" if folder.exists() else base, ignore_metadata_errors=True
+        )
+    except (OSError, ValueError):  # no network, no such repository, no such file
+        return ""
+    return card.data.get("license") or ""
+
+
+def _results(run: Run) -> str:
+    """The comparisons of eval/report.json, and the checks of stage 04."""
+    checks, text = run.manifest().get("04", {}).get("checks", []), ""
+    if (run / "eval/report.json").exists():
+        report = read_json(run / "eval/report.json")
+        said = "\n".join(f"- {one['sentence']}" for one in report["comparisons"])
+        text = f"## Evaluation\n\nOn {report['prompts']} held-out prompts.\n\n{said}\n\n"
+    lines = [(check["name"], check["state"], check["evidence"]) for check in checks]
+    return text + f"## Checks\n\n{_table(('check', 'state', 'evidence'), lines)}"

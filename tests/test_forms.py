@@ -42,8 +42,7 @@ def test_reference_wins_attacks_lose_and_a_wrong_answer_too(name, opened, runs_d
         wrong = scores(preset, preset.reference({"answer": "999"}), row)
         assert wrong.pop(correct.__name__) == 0 and all(wrong.values())
     probes = reward_lab.probe(Bench(preset), ROWS)
-    assert probes.winners == [], probes.checks()
-    assert len(probes.table) > 20
+    assert len(probes) > 20 and not probes["won"].any(), probes[probes["won"] > 0]
     said = [preset.reference(ROWS[0]), "I do not know"]
     samples = [[Sample(text, len(text), False) for text in said]] * len(ROWS)
     stage = Stage(Run("formed"), "02", resolve("tiny-cpu", {}))

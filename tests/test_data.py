@@ -483,7 +483,6 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
         ([question(1)], {"answer_format": "json:"}, "known are auto"),
         ([question(1)], {"extra_columns": "completion"}, "'completion', a name that is taken"),
         ([question(1)], {"extra_columns": "unit, self"}, "'self', a name that is taken"),
-        ([question(1)], {"sft_rows": 1}, "needs the reference of a reward set"),
     ],
 )  # fmt: skip
 def test_a_wrong_setting_or_an_empty_result_says_why(runs_dir, rows, settings, message):

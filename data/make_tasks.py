@@ -31,7 +31,7 @@ SEED = 0
 WORDS = {
     "name": "Ann Ben Cleo Dan Eva Finn Gia Hugo Ida Jon Kim Leo",
     "city": "Paris Oslo Rome Lima Cairo Delhi Tokyo Riga",
-    "job": "cook nurse baseline baker judge farmer singer painter",
+    "job": "cook nurse pilot baker judge farmer singer painter",
     "pet": "cat dog hen pony goat duck frog mouse",
     "item": "boat clock lamp chair violin tent mirror kettle",
     "place": "street garden market harbour station kitchen",

@@ -391,6 +391,8 @@ def test_the_answer_is_found_in_its_cell(answer_format, cell, answer):
         ("code", "def f(x): return x", "def f(x):\n    return x", "def f(x) return x"),
         ("text", "Ann  ran", "ann ran", None),
         ("choice", "A", "A", None),
+        ("math", r"$\dfrac12$", r"\frac{1}{2}", r"\frac{1}{"),
+        ("math", r"\{1, 2\}", r"$\left\{ 1, 2 \right\}$", "1 +"),
     ],
 )
 def test_golds_are_checked_by_kind_and_compared_in_plain_form(kind, good, same, bad):
@@ -458,9 +460,10 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
     assert (empty["rows"], kind["rows"]) == ([2], [3, *range(5, 24)])
     assert (empty["count"], kind["count"]) == (1, 31)
     checks = {check.name: check for check in data.checks(report, DataConfig())}
-    assert [check.state for check in checks.values()] == ["ok"] * 3 + ["warning"] * 2
-    assert checks["dataset"].evidence == (
-        "1 rows to train on, 1 held out; 6.1% of the reference answers parse"
+    assert [check.state for check in checks.values()] == ["ok"] * 4 + ["warning"] * 2
+    assert checks["dataset"].evidence == "1 rows to train on, 1 held out"
+    assert checks["reference answers"].evidence == (
+        "6.1% of the reference answers parse; compared are 2 as numbers"
     )
     assert checks["empty"] == (
         "empty", "warning", "1 left out, the first: 2. row 2, column 'question': empty: None",

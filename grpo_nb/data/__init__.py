@@ -9,6 +9,7 @@ A million rows pass in batches; memory holds each as JSON, with a few hashes.
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,8 +58,9 @@ def prepare(
     drops = Drops()
     with atomic_path(run / "data") as folder:
         folder.mkdir()
-        texts, seen, tokens = _read(drops, config, count_tokens)
+        texts, seen, tokens, kinds = _read(drops, config, count_tokens)
         report = {"source": config.source, "rows_read": len(texts) + drops.count()}
+        report["answer_kinds"] = dict(kinds.most_common())
         drops.refuse_many(report["rows_read"], config)
         train, held_out = _split(seen, drops, config, seed)
         names = dict.fromkeys(name for text in texts for name in json.loads(text))
@@ -92,9 +94,9 @@ def _warm_up(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
 
 def _read(
     drops: Drops, config: DataConfig, count_tokens: CountTokens
-) -> tuple[list[str], pd.DataFrame, list[int]]:
-    """The good rows as JSON, their fingerprints, and the tokens of all prompts."""
-    texts, prints, tokens = [], [duplicates.fingerprints([])], []
+) -> tuple[list[str], pd.DataFrame, list[int], Counter[str]]:
+    """The good rows as JSON, their fingerprints, the tokens of all prompts, kinds of answers."""
+    texts, prints, tokens, kinds = [], [duplicates.fingerprints([])], [], Counter()
     for batch in tqdm(sources.read(config), unit=" rows", unit_scale=sources.BATCH, delay=2):
         checked, faults, lengths = check_rows(batch, config, count_tokens)
         texts += [json.dumps(one.row, default=str) for one in checked]
@@ -102,7 +104,9 @@ def _read(
             drops.add(fault.reason, [fault.row], fault.seen)
         prints.append(duplicates.fingerprints(checked))
         tokens += lengths
-    return texts, pd.concat(prints, ignore_index=True), tokens
+        kind = config.answer_kind
+        kinds.update(one.plain[0] if kind == "math" else kind for one in checked)
+    return texts, pd.concat(prints, ignore_index=True), tokens, kinds
 
 
 def _split(

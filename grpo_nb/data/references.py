@@ -7,7 +7,7 @@ import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from grpo_nb.rewards.answers import parse_number
+from grpo_nb.rewards import answers
 from grpo_nb.rewards.forms import TAGS, extract_boxed, extract_hash_answer
 from grpo_nb.runs import refuse_unknown
 
@@ -85,8 +85,24 @@ def letter_of(cell: Any, text: str, choices: Sequence[str]) -> str:
     return letters[place] if place < len(letters) else ""
 
 
+def mathematics(answer: str) -> tuple[str, Any]:
+    r"""The kind of a reference answer, by which it will be compared, and what it says.
+
+    >>> mathematics(r"$(1, 2\pi]$"), mathematics("-18")
+    (('interval', '(1,2\\pi]'), ('number', Fraction(-18, 1)))
+
+    Raises:
+        ValueError: No answer can match it; the message says why.
+    """
+    read = answers.read_reference(answer)
+    if fault := answers.unusable(read):
+        raise ValueError(fault)
+    return read.kind, "".join(read.text.split()) if read.number is None else read.number
+
+
 PLAIN: dict[str, Callable[[str], Any]] = {
-    "number": parse_number,
+    "number": answers.parse_number,
+    "math": mathematics,
     "choice": str,
     "json": lambda answer: json.dumps(json.loads(answer), sort_keys=True),
     "code": lambda answer: ast.dump(ast.parse(answer)),

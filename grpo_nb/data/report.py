@@ -1,11 +1,13 @@
 """What stage 01 found: rows left out, by reason, how long the prompts are, and its checks."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from grpo_nb.data.validate import KIND, LONG, REMEDIES
+from grpo_nb.rewards import answers
 from grpo_nb.runs import Check
 from grpo_nb.runs.config import DataConfig
 
@@ -60,12 +62,17 @@ def checks(report: Mapping[str, Any], config: DataConfig) -> list[Check]:
     near = sum(entry["count"] for entry in report["dropped"] if entry["reason"] == LEAKS)
     rows = f"{report['train_rows']} rows to train on, {report['eval_rows']} held out"
     parsed = f"{report['answer_parse_rate']:.1%} of the reference answers parse"
+    compared: Counter[str] = Counter()
+    for kind, count in report.get("answer_kinds", {}).items():
+        compared[answers.HOW.get(kind, f"as {kind}")] += count
+    ways = ", ".join(f"{count} {way}" for way, count in compared.items())
     split = f"no held-out prompt is trained on; {near} rows nearly equal to one were left out"
     long = f"99 % have at most {lengths['p99']} tokens, the longest {lengths['max']}; cap {cap}"
     fits = lengths["p99"] <= cap
     raised = "" if fits else f"set data.max_prompt_tokens = {lengths['recommended_cap']}"
     found = [
-        Check("dataset", "ok", f"{rows}; {parsed}"),
+        Check("dataset", "ok", rows),
+        Check("reference answers", "ok", f"{parsed}; compared are {ways}"),
         Check("no leakage", "ok", split),
         Check("prompt length", "ok" if fits else "warning", long, raised),
     ]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from grpo_nb.data.references import answer_finder, as_text, letter_of, plain_answer
 from grpo_nb.data.sources import Batch, Row
+from grpo_nb.rewards.answers import read_reference, unusable
 from grpo_nb.rewards.prompts import Message, build_prompt
 from grpo_nb.runs.config import DataConfig
 
@@ -147,6 +148,8 @@ def _check_row(
     plain = plain_answer(answer, config.answer_kind) if answer else None
     if plain is None:
         why = f"{as_text(cell)[-60:]!r} holds no {config.answer_kind}"
+        if answer and config.answer_kind == "math":
+            why += f" that an answer can match: {unusable(read_reference(answer))}"
         raise Fault(KIND if as_text(cell) else EMPTY, config.answer_column, why)
     _refuse_damage(config.answer_column, answer)
     names = extra_columns(config)

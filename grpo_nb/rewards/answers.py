@@ -16,7 +16,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from grpo_nb.rewards.forms import extract_tag
+from grpo_nb.rewards.forms import boxes_of, extract_tag
 from grpo_nb.rewards.math_worker import equal_latex
 
 READ, LONGEST, DEEPEST = 20_000, 500, 20  # last characters of a completion; of an answer; brackets
@@ -41,7 +41,7 @@ _HEADING = re.compile(r"(?i)(?:\*\*|^|(?<=[.\n]))[#* ]*\bfinal answer\b[*: ]*(?!
 _MARKER = re.compile(r"(?i)####|\banswer\*{0,2}\s*(?:is\b\s*:?|:)\*{0,2}")
 _CONCLUSION = re.compile(r"(?<!\S)(?:Therefore|Thus|Hence|So)\b,?")
 _NAME = (
-    r"(?:(?:\\[A-Za-z]+|[A-Za-z]{1,20}|\\text\{[^{}]*\})(?:_\{?\w+\}?)?'*(?:\^\{-1\})?"
+    r"(?:(?:\\[A-Za-z]+|[A-Za-z]{1,20}|\\text\{[^{}]*\})(?:_(?:\{[^{}]*\}|\w))?'*(?:\^\{-1\})?"
     r"(?:\s?\(\s?[A-Za-z](?:\s?,\s?[A-Za-z])*\s?\))?|\(\s?[A-Za-z](?:\s?,\s?[A-Za-z])*\s?\))"
 )
 _LONE_NUMBER = re.compile(  # of a sentence that has no other mathematics
@@ -59,42 +59,32 @@ def find(text: str) -> str | None:
     last sentence that begins with "Therefore", "Thus", "Hence" or "So"; else the whole text.
 
     >>> [find(t) for t in ("<answer>18</answer>", r"so \boxed{18}.", "The answer is 18. I hope so")]
-    ['18', '\\boxed{18}', '18']
+    ['18', '18', '18']
     """
     if (tagged := extract_tag(text, "answer")) is not None:
         return tagged
     if "<answer>" in text:
         return None
     text, heading = text.rpartition("</think>")[2][-READ:], None
-    for heading in list(_HEADING.finditer(text))[-1:]:
+    said = "nswer" in text or "NSWER" in text or "####" in text  # quicker than to look for each
+    for heading in list(_HEADING.finditer(text))[-1:] if said else []:
         text = text[heading.end() :]
-    for marker in list(_MARKER.finditer(text))[-1:]:
+    for marker in list(_MARKER.finditer(text))[-1:] if said else []:
         text = text[marker.end() :]
         if marker[0] == "####":
             return text.strip() or None
         said = _sentence(text)
         if r"\boxed" in said or r"\boxed" not in text:
             return said.strip() or None
-    if boxes := _boxes(text):
-        said = list(dict.fromkeys(rf"\boxed{{{text[start:end]}}}" for start, end in boxes))
-        taken_back = len(said) > 1 and _HEDGE.search(text[boxes[0][1] : boxes[-1][0]])
-        return text if taken_back else ", ".join(said)  # all of the text will be refused
+    if boxes := boxes_of(text):
+        said = list(dict.fromkeys(text[start:end] for start, end in boxes))
+        if len(said) == 1:
+            return said[0].strip()
+        taken_back = _HEDGE.search(text[boxes[0][1] : boxes[-1][0]])  # all will be refused
+        return text if taken_back else ", ".join(rf"\boxed{{{box}}}" for box in said)
     for conclusion in list(_CONCLUSION.finditer(text))[-1:] if heading is None else []:
         return _sentence(text[conclusion.end() :]).strip()
     return (_sentence(text) if heading else text).strip() or None
-
-
-def _boxes(text: str) -> list[tuple[int, int]]:
-    r"""(start, end) of what stands in each closed `\boxed{…}` that is in no other, in one pass."""
-    found, open_braces = [], []
-    for brace in re.finditer(r"\\boxed\s*\{|\\[{}]|[{}]", text):
-        if brace[0].endswith("{"):
-            open_braces.append((brace[0].startswith(r"\boxed"), brace.end()))
-        elif open_braces:
-            boxed, start = open_braces.pop()
-            if boxed:
-                found = [box for box in found if box[0] < start] + [(start, brace.start())]
-    return found
 
 
 def _sentence(text: str) -> str:
@@ -124,6 +114,8 @@ _SPELLINGS = [
         (r"(\\(?:begin|end)\{)[bB]?matrix\}", r"\1pmatrix}"),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\frac\s*(\d)\s*(\d|\{\d+\})", r"\\frac{\1}{\2}"),
+        (r"(?<!\\)\{\s+", "{"),
+        (r"\s+\}", "}"),
         (r"\{\{(\d+)\}\}", r"{\1}"),
         (r"(?<=\d)\s*\{\s*,\s*\}\s*(?=\d{3})", ","),
         (r"(?<!\\)\\[,;:> ]|~|\\q?quad", " "),
@@ -153,7 +145,7 @@ _HEDGE = re.compile(
     r"|unless|maybe|perhaps|possibly|probably|might|wrong|incorrect|false|instead|except|but|wait|guess|unknown"
     r"|(?:at|the) (?:least|most)\b(?! \w+ \w)|(?:more|less|fewer|greater|smaller|other) than"
     r"|between|twice|double|half|minus|plus|times|over|squared|cubed|hundred|thousand|[mb]illion"
-    r"|dozen)\b"
+    r"|dozen|factorial|choose)\b"
 )
 
 
@@ -208,7 +200,7 @@ def statement(text: str) -> str:
         ValueError: It names several candidates, or denies, or hedges.
     """
     text = text.replace(r"\"", "").strip(" \t\n*")
-    if boxes := _boxes(text):
+    if boxes := boxes_of(text):
         said = [text[start:end] for start, end in boxes]
         for start, end in reversed(boxes):
             text = f"{text[: text.rindex(chr(92), 0, start - 5)]}□{text[end + 1 :]}"
@@ -425,8 +417,9 @@ _AS_OFTEN_AS_IN_REFERENCE = [
     r"\\(?:sum|prod|int|lim|det|binom|[lc]?dots)(?![A-Za-z])",
     r"['\"$]|boxed|\.\.",
 ]
-_HOW = {"number": "as numbers", "set": "as sets", "tuple": "as tuples", "interval": "as intervals"}
-_HOW |= {"text": "as words"}
+HOW = {"number": "as numbers", "set": "as sets", "tuple": "as tuples", "interval": "as intervals"}
+HOW |= {"text": "as words", "equation": "by their values"}
+HOW |= dict.fromkeys(("expression", "inequality"), "symbolically")
 
 
 def compare(reference: str, said: str | None, seconds: float = 0.5) -> tuple[bool | None, str]:
@@ -456,8 +449,7 @@ def compare(reference: str, said: str | None, seconds: float = 0.5) -> tuple[boo
         return False, f"refused: {found.reason}"
     verdict = _same(expected, found, seconds)
     core = expected.parts[-1] if expected.kind == "equation" and expected.name else expected
-    how = _HOW.get(core.kind, "symbolically")
-    return verdict, f"read as {found.kind} {found.text}, compared {how}"
+    return verdict, f"read as {found.kind} {_latex(found.text)}, compared {HOW[core.kind]}"
 
 
 @lru_cache(maxsize=8192)
@@ -465,7 +457,7 @@ def read_reference(text: str) -> Answer:
     """What a reference answer says: as `read`, but `3m` is three times m, and not a length."""
     if len(text) > 4 * READ:
         return Answer("", reason=f"longer than {4 * READ} characters")
-    if r"\boxed{" in text and not _boxes(text[-READ:]):  # one that is not closed
+    if r"\boxed{" in text and not boxes_of(text[-READ:]):  # one that is not closed
         text = re.sub(r"\\+boxed\{", "", text)
     return read(find(text) or "", reference=True)
 
@@ -544,7 +536,7 @@ def _same_equation(expected: Answer, found: Answer, seconds: float) -> bool | No
 
 def _stem(named: Answer) -> str:
     r"""x of `x_{1}`, W of `W(n)`: names that a set does not tell apart."""
-    return re.sub(r"_\{?\w+\}?|(?<=.)\(.*|\s", "", named.name)
+    return re.sub(r"_(?:\{[^{}]*\}|\w)|(?<=.)\(.*|\s", "", named.name)
 
 
 def _same_parts(expected: Answer, found: Answer, seconds: float) -> bool | None:

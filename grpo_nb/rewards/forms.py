@@ -50,21 +50,28 @@ def extract_tag(text: str, tag: str) -> str | None:
     return text[opening + len(tag) + 2 :].partition(f"</{tag}>")[0].strip()
 
 
+def boxes_of(text: str) -> list[tuple[int, int]]:
+    r"""(start, end) of what stands in each closed `\boxed{…}` that is in no other, in one pass."""
+    found, open_braces = [], []
+    for brace in re.finditer(r"\\boxed\s*\{|\\[{}]|[{}]", text):
+        if brace[0].endswith("{"):
+            open_braces.append((brace[0].startswith(r"\boxed"), brace.end()))
+        elif open_braces:
+            boxed, start = open_braces.pop()
+            while boxed and found and found[-1][0] > start:
+                found.pop()
+            found += [(start, brace.start())] if boxed else []
+    return found
+
+
 def extract_boxed(text: str) -> str | None:
-    r"""What stands in the last `\boxed{…}`, braces balanced; None where it is not closed.
+    r"""What stands in the last closed `\boxed{…}`, braces balanced; None where there is none.
 
     >>> extract_boxed(r"so \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
     """
-    start = text.rfind(r"\boxed{")
-    if start < 0:
-        return None
-    depth = 0
-    for position in range(start + 6, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
-        if depth == 0:
-            return text[start + 7 : position].strip()
-    return None
+    boxes = boxes_of(text)
+    return text[slice(*boxes[-1])].strip() if boxes else None
 
 
 def extract_hash_answer(text: str) -> str | None:

@@ -21,7 +21,7 @@ def setting(default: Any, meaning: str, **limits: Any) -> Any:
     return Field(default, description=meaning, **limits)
 
 
-AnswerKind = Literal["number", "choice", "json", "code", "text"]
+AnswerKind = Literal["number", "math", "choice", "json", "code", "text"]
 LossType = Literal["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]  # the second is GDPO
 

@@ -9,6 +9,7 @@ writes and speaks, the others are silent. See docs/launch.md.
 
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Mapping
@@ -90,6 +91,10 @@ def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
     print(checks.table(found).to_string(index=False))
     checks.refuse(found, force)
     trainer.watch(lambda update: print(_line(update), flush=True))
+    if ranks.count() > 1:
+        # When one process ends the launcher terminates the others, which have to say what is kept.
+        # While the steps last `train` obeys the signal; what comes after them is short.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     trainer.train()
     print(ranks.from_main(lambda: stage.finish(*OUTPUTS)))
 

@@ -42,9 +42,10 @@ def table(stage):
         ("trl.top_k=0.5", "Input should be a valid integer"),
         ("trl.fp16=true", "trl.fp16 = 'true': Input should be a valid boolean"),
         (
-            "trl.chat_template_kwargs=[1]",
+            "trl.model_init_kwargs=[1]",
             "valid dictionary; Input should be a valid string",
         ),
+        ("trl.chat_template_kwargs={}", "decided by model.chat_template_kwargs"),
         ("trl.max_grad_norm=1e999", "trl.max_grad_norm = inf: Input should be a finite number"),
     ],
 )
@@ -62,7 +63,7 @@ def test_an_argument_that_trl_does_not_take_is_refused(assignment, message):
         "trl.top_entropy_quantile=0.2",
         "trl.fp16=True",
         "trl.lr_scheduler_type=cosine",
-        "trl.chat_template_kwargs={'enable_thinking': False}",
+        "trl.generation_kwargs={'num_beams': 1}",
         "trl.importance_sampling_level=sequence",
     ],
 )

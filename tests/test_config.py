@@ -14,13 +14,14 @@ from grpo_nb.runs.config import flatten, resolve
 from grpo_nb.training.arguments import solve_batch
 
 GPUS = [profile for profile in profiles.PROFILES if profile != "tiny-cpu"]
-# Qwen2.5's public figures: parameters and those of the embeddings [10^9], layers, hidden and
-# MLP width, width of keys and values.
+# Public figures: parameters and those of the embeddings [10^9], layers, hidden and MLP width, width
+# of queries, and of keys and values.
 QWEN = {
-    "0.5B": (0.49, 0.14, 24, 896, 4864, 128),
-    "1.5B": (1.54, 0.23, 28, 1536, 8960, 256),
-    "7B": (7.61, 1.09, 28, 3584, 18944, 512),
-    "14B": (14.8, 1.56, 48, 5120, 13824, 1024),
+    "Qwen3-0.6B": (0.6, 0.16, 28, 1024, 3072, 2048, 1024),
+    "Qwen3-1.7B": (1.72, 0.31, 28, 2048, 6144, 2048, 1024),
+    "Qwen3-8B": (8.19, 1.24, 36, 4096, 12288, 4096, 1024),
+    "Qwen3-14B": (14.8, 1.56, 40, 5120, 17408, 5120, 1024),
+    "Qwen2.5-7B-Instruct": (7.61, 1.09, 28, 3584, 18944, 3584, 512),
 }
 VOCABULARY = 151_936
 
@@ -168,11 +169,11 @@ def estimate(settings):
     adapter in fp32 with gradient and 8-bit Adam (10 bytes), a pass's activations (a checkpoint
     a layer, one layer's inside, fp32 logits of one row), and a step's keys and values.
     """
-    size = settings.model.model_path.removeprefix("Qwen/Qwen2.5-").removesuffix("-Instruct")
-    parameters, embeddings, layers, hidden, mlp, kv = QWEN[size]
+    name = settings.model.model_path.removeprefix("Qwen/")
+    parameters, embeddings, layers, hidden, mlp, queries, kv = QWEN[name]
     inner = {"4bit": 0.56, "16bit": 2}[settings.model.quantization]
     weights = embeddings * 2e9 + (parameters - embeddings) * 1e9 * inner
-    ends = 2 * (hidden + hidden) + 2 * (hidden + kv) + 3 * (hidden + mlp)  # q o, k v, the MLP
+    ends = 2 * (hidden + queries) + 2 * (hidden + kv) + 3 * (hidden + mlp)  # q o, k v, the MLP
     lora = settings.model.lora_rank * layers * ends * 10
     train = settings.train
     tokens = settings.data.max_prompt_tokens + train.max_completion_length
@@ -200,9 +201,10 @@ def test_a_profile_fits_its_gpu(profile):
 def test_full_fine_tuning_in_32_bit_needs_what_the_settings_page_says():
     """Weights and gradients in fp32, 8-bit Adam, and the bf16 copies that autocast keeps."""
     page = (PROJECT_ROOT / "docs/settings.md").read_text(encoding="utf-8")
-    for size, (parameters, *_) in QWEN.items():
+    for name, (parameters, *_) in QWEN.items():
         gib = parameters * 1e9 * (4 + 4 + 2 + 2) / 2**30
-        assert f"{size.replace('B', ' B')} {gib:.0f} GiB" in page
+        if name.startswith("Qwen3"):
+            assert f"{name.removeprefix('Qwen3-').replace('B', ' B')} {gib:.0f} GiB" in page
 
 
 @pytest.mark.parametrize(

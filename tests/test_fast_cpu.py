@@ -24,7 +24,7 @@ from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run
 from grpo_nb.runs.config import resolve
 from grpo_nb.training import fast_cpu
-from grpo_nb.training.fast_cpu import DenseCopy, can_share, pack
+from grpo_nb.training.fast_cpu import DenseCopy, pack, sharing_lacks
 
 PROMPTS = [build_prompt(f"What is {a} + {b}?") for a in (3, 27, 58, 99) for b in range(1, 97, 6)]
 FAMILIES = [(Qwen2Config, Qwen2ForCausalLM), (LlamaConfig, LlamaForCausalLM)]
@@ -330,8 +330,9 @@ def test_models_with_windows_or_states_are_left_alone():
         (Qwen2ForCausalLM, Qwen2Config(**sizes, use_sliding_window=True, sliding_window=8)),
         (JambaForCausalLM, JambaConfig(**sizes, num_experts=2, use_mamba_kernels=False)),
     ):
-        assert not can_share(Policy(family(config), None, False, "transformers"))
+        lacking = sharing_lacks(Policy(family(config), None, False, "transformers"))
+        assert lacking == "full attention in every layer"
     plain = Qwen2ForCausalLM(Qwen2Config(**SIZES))
-    assert can_share(Policy(plain, None, False, "transformers"))
+    assert sharing_lacks(Policy(plain, None, False, "transformers")) == ""
     plain.set_attn_implementation("eager")
-    assert not can_share(Policy(plain, None, False, "transformers"))
+    assert sharing_lacks(Policy(plain, None, False, "transformers")) == "attention by sdpa"

@@ -1,17 +1,21 @@
 """Forms: for each of them the same task is asked for, read, rewarded, attacked and referred to."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_nb import reward_lab
-from grpo_nb.models import Sample
-from grpo_nb.reward_lab import Bench
+from grpo_nb import data, reward_lab
+from grpo_nb.data import store
+from grpo_nb.models import Sample, chat
+from grpo_nb.reward_lab import Bench, baseline
 from grpo_nb.reward_lab.baseline import Baseline
-from grpo_nb.rewards import Adaptive, forms, gated, load_preset, reward_set
+from grpo_nb.rewards import Adaptive, forms, gated, load_preset, load_rewards, reward_set
 from grpo_nb.rewards import numeric_correctness_reward as correct
 from grpo_nb.rewards import soft_format_reward as formed
-from grpo_nb.runs import Run, Stage
+from grpo_nb.rewards.prompts import build_prompt
+from grpo_nb.runs import Run, Stage, start_stage
 from grpo_nb.runs.config import resolve
 
 NAMED = ["tags:think,answer", "tags:start_working_out,SOLUTION", "json:why,result", "code:text"]
@@ -171,3 +175,51 @@ def test_gates_and_rewards_of_ones_own_follow_or_stay():
     assert list(scores(made, "1+1=2\n#### 85").values()) == [1, 1, 1, 1, 0]
     assert made.reward_funcs[3] is mine
     assert gate.by is formed  # the gate that was given is as it was
+
+
+SMALL = {"data.eval_rows": 8, "data.max_rows": 48, "data.sft_rows": 2}
+OWN = """from grpo_nb import rewards
+
+reward_funcs = [rewards.numeric_correctness_reward, rewards.soft_format_reward]
+"""
+
+
+def stage_02(name, opened=""):
+    """Of a run whose data stage 01 prepared in a form, for a template that opens `opened`."""
+    stage = start_stage("01", "formed", {"rewards.form": name, **SMALL}, profile="tiny-cpu")
+    tokenizer = chat.load_tokenizer(stage.config.model.model_path)
+    ends = "' }}{% endif %}"
+    tokenizer.chat_template = tokenizer.chat_template.replace(ends, opened + ends)
+    preset = reward_lab.in_template(stage, tokenizer)
+    count = partial(chat.count_tokens, tokenizer)
+    data.prepare(stage.run, stage.config.data, 0, count, preset)
+    stage.finish("data")
+    return start_stage("02", "formed", {"rewards.baseline_completions": 8})
+
+
+@pytest.mark.parametrize("name", forms.FORMS)
+def test_notebook_2_passes_on_the_tiny_base_in_every_form(name, runs_dir):
+    stage = stage_02(name)
+    preset, rows = load_rewards(stage.config.rewards), data.load(stage.run, "train")
+    assert rows[0]["prompt"][0]["content"] == preset.form.system_prompt
+    known = [{**row, "prompt": build_prompt(row["question"])} for row in rows[:8]]
+    tried = baseline.sample(stage.run, known, stage.config)  # asked as this base was taught
+    verdict = reward_lab.judge(Bench(preset), rows, tried, stage)
+    assert verdict.passed, verdict
+    assert "form" not in [check.name for check in verdict.checks]
+    own = reward_lab.adopt(Bench(preset), rows, tried, stage, OWN)
+    assert load_rewards(stage.config.rewards).form == own.preset.form == preset.form
+    other = load_preset("math", form="boxed" if name == "tags" else "tags")
+    told = reward_lab.judge(Bench(other), rows, tried, stage)
+    assert "form" in [check.name for check in told.checks]
+
+
+def test_what_the_template_opens_is_the_runs_from_stage_01_on(runs_dir):
+    for opened in (THINK, ""):
+        stage = stage_02("think+boxed", opened)
+        form = load_rewards(stage.config.rewards).form
+        assert (form.name, form.opened) == ("think+boxed", opened)
+        warm_up = store.read_rows(stage.run / "data/sft.parquet")
+        texts = [row["completion"][0]["content"] for row in warm_up]
+        assert len(texts) == 2 and all(map(form.is_well_formed, texts))
+        assert [text.startswith("<think>") for text in texts] == [not opened] * 2

@@ -111,7 +111,8 @@ def test_the_prompt_ends_where_the_completion_begins(tokenizer):
         tokenizer(text)["input_ids"]
     )
     assert chat.count_tokens(tokenizer, []) == []
-    chat.check_generation_prompt(tokenizer, PROMPTS[0])
+    check = chat.check_template(tokenizer, PROMPTS[0])
+    assert check.state == "ok" and check.evidence.endswith(r"<|im_start|>assistant\n'")
     shown = chat.show_tokens(tokenizer, PROMPTS[0])
     assert shown.startswith("⟦<|im_start|>⟧system|⏎\n|")
     assert shown.endswith("⟦<|im_start|>⟧assistant|⏎\n|")
@@ -119,11 +120,11 @@ def test_the_prompt_ends_where_the_completion_begins(tokenizer):
 
 def test_a_template_without_generation_prompt_is_refused(tmp_path):
     shutil.copytree(project_path(TINY), tmp_path / "m")
-    template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     (tmp_path / "m/chat_template.jinja").write_text(template)
     tokenizer = chat.load_tokenizer(str(tmp_path / "m"))
-    with pytest.raises(ValueError, match=r"ignores add_generation_prompt: .* 'What is 47"):
-        chat.check_generation_prompt(tokenizer, [{"role": "user", "content": "What is 47?"}])
+    with pytest.raises(ValueError, match=r"ignores add_generation_prompt: .* 'user: What is"):
+        chat.check_template(tokenizer, [{"role": "user", "content": "What is 47?"}])
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,9 @@ def run(
     samples, models, show = {}, {}, progress or (lambda *_: None)
     for loaded, group in groupby(candidates, key=lambda one: _to_load(one, candidates)):
         path, adapter, quantization = loaded
-        with closing(open_engine(path, adapter=adapter, quantization=quantization)) as engine:
+        how = {"adapter": adapter, "quantization": quantization}
+        how |= {"chat_template_kwargs": config.model.chat_template_kwargs}
+        with closing(open_engine(path, **how)) as engine:
             for one in group:
                 show(len(samples), len(candidates), one.label)
                 started, below = time.perf_counter(), one.adapter is None

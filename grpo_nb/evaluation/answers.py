@@ -80,7 +80,8 @@ def answer_file(
     config, weights = run.config(), weights_of(run, model)
     data = _questions(config, source, question_column, answer_column)
     folders = [find_model(weights["model_path"]), weights["adapter"]]
-    tokenizer = load_tokenizer(weights["model_path"])
+    template = config.model.chat_template_kwargs
+    tokenizer = load_tokenizer(weights["model_path"], template)
     bench = Bench(load_rewards(config.rewards), config.train, tokenizer)
     rows = _read(data, answer_column, config, tokenizer)
     begun = {
@@ -96,7 +97,8 @@ def answer_file(
     try:
         done = _resume(target, begun, len(rows))
         if done < len(rows):
-            with closing(open_engine(**weights, engine=engine)) as opened:
+            opened = open_engine(**weights, engine=engine, chat_template_kwargs=template)
+            with closing(opened):
                 _write(target, rows, done, opened, bench, how)
     finally:
         lock.release(force=True)

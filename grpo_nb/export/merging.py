@@ -100,8 +100,14 @@ def changed_weights(adapter: Path) -> list[str]:
             "the adapter is all zero (every B is as LoRA begins), so that it is the base: see "
             "train/metrics.jsonl, whose rewards or gradients were 0, and train again"
         )
-    layers = [name.partition(".lora_B.")[0] for name in tensors if ".lora_B." in name]
-    return [f"{layer.removeprefix('base_model.model.')}.weight" for layer in layers]
+    about = read_json(adapter / "adapter_config.json")
+    experts = about.get("target_parameters") or []
+    stacks = {name.rpartition(".")[0] for name in experts}
+    layers = {name.partition(".lora_B.")[0] for name in tensors if ".lora_B." in name}
+    named = {layer.removeprefix("base_model.model.") for layer in layers}
+    # peft keeps a stack's adapters under names of its own, one within the other.
+    linear = [name for name in named if name.removesuffix(".base_layer") not in stacks]
+    return [*(f"{name}.weight" for name in sorted(linear)), *sorted(experts)]
 
 
 def _merged(policy: str, adapter: Path | None, quantization: str) -> "PreTrainedModel":
@@ -119,7 +125,8 @@ def _write(model: "PreTrainedModel", config: RunConfig, folder: Path) -> None:
     """Weights, config, generation config, tokenizer and chat template into a new folder."""
     with quiet():
         model.save_pretrained(folder, max_shard_size=int(config.export.max_shard_gb * 1e9))
-    load_tokenizer(config.model.model_path).save_pretrained(folder)
+    tokenizer = load_tokenizer(config.model.model_path, config.model.chat_template_kwargs)
+    tokenizer.save_pretrained(folder)
 
 
 def _compare(

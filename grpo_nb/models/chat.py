@@ -4,16 +4,18 @@ import contextlib
 import io
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from grpo_nb.rewards.prompts import Message
-from grpo_nb.runs import project_path
+from grpo_nb.runs import Check, project_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+NONE: Mapping[str, Any] = {}
 
 
 def find_model(model_path: str) -> str:
@@ -66,8 +68,15 @@ def hub_errors(model_path: str) -> Iterator[None]:
         ) from error
 
 
-def load_tokenizer(model_path: str) -> "PreTrainedTokenizerBase":
+def load_tokenizer(
+    model_path: str, chat_template_kwargs: Mapping[str, Any] = NONE
+) -> "PreTrainedTokenizerBase":
     """The tokenizer, padding on the left.
+
+    Args:
+        model_path: Folder or hub name.
+        chat_template_kwargs: `model.chat_template_kwargs`. The template itself gets them as its
+            defaults, so that whoever renders with it, a merged model's server too, has them.
 
     Raises:
         ValueError: It has no chat template, so that prompts cannot be rendered.
@@ -83,7 +92,47 @@ def load_tokenizer(model_path: str) -> "PreTrainedTokenizerBase":
         )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    defaults = "".join(
+        f"{{% if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}"
+        for name, value in chat_template_kwargs.items()
+    )
+    template = tokenizer.get_chat_template()
+    if not template.startswith(defaults):  # as a saved policy's does
+        tokenizer.chat_template = defaults + template
     return tokenizer
+
+
+def fold_system(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> list[Message]:
+    """The prompt as the template takes it: without a system role, the user's turn begins with it.
+
+    Gemma 2 and the first Mistral models refuse the role; others pass over it.
+    """
+    roles = [turn["role"] for turn in prompt[:2]]
+    if roles != ["system", "user"] or _takes_system(tokenizer):
+        return prompt
+    system, user, *others = prompt
+    return [user | {"content": f"{system['content']}\n\n{user['content']}"}, *others]
+
+
+@lru_cache(maxsize=4)
+def _takes_system(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    said = "What the system prompt says."
+    turns = [{"role": "system", "content": said}, {"role": "user", "content": "1"}]
+    try:
+        return said in _apply(tokenizer, turns)
+    except ValueError:
+        return False
+
+
+@lru_cache(maxsize=4)
+def opens_thinking(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """What at the prompt's end opens a block of thought, so that completions begin inside it.
+
+    Such as "<think>\\n", of Qwen3's Thinking models and DeepSeek's distills; "" for most.
+    """
+    prompt = _apply(tokenizer, [{"role": "user", "content": "1"}])
+    found = re.search(r"(<[\w:]+>|\[THINK\])\s*$", prompt)
+    return found[0] if found else ""
 
 
 def render(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> str:
@@ -100,7 +149,7 @@ def render(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> str:
                     f"the {part} of a turn holds {found[0]!r}, a special token or one that the "
                     "chat template puts around turns"
                 )
-    return _apply(tokenizer, prompt)
+    return _apply(tokenizer, fold_system(tokenizer, prompt))
 
 
 def _apply(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> str:
@@ -135,16 +184,31 @@ def count_tokens(
     return list(map(len, tokenizer(texts, **plain)["input_ids"])) if texts else []
 
 
-def check_generation_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> None:
-    """Raise ValueError unless the chat template ends a prompt where the answer begins."""
-    closed = tokenizer.apply_chat_template(prompt, tokenize=False)
-    opened = render(tokenizer, prompt)
-    if opened == closed or not opened.startswith(closed):
+def check_template(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> Check:
+    """The check "chat template": what becomes of the system prompt, and where completions begin.
+
+    Raises:
+        ValueError: It does not end a prompt where the answer begins.
+    """
+    opened, folded = render(tokenizer, prompt), fold_system(tokenizer, prompt)
+    answered = [*folded, {"role": "assistant", "content": "ANSWER"}]
+    closed, whole = (
+        tokenizer.apply_chat_template(turns, tokenize=False) for turns in (folded, answered)
+    )
+    opens = opened != closed and opened.startswith(closed)
+    if not opens and not opened.startswith(whole.partition("ANSWER")[0]):
         raise ValueError(
             f"the chat template ignores add_generation_prompt: the prompt ends in {opened[-40:]!r} "
             "and does not open the assistant's turn. Take an instruct model, or correct the "
             "template"
         )
+    seen = f"a prompt ends in {opened[-40:]!r}"
+    if thinking := opens_thinking(tokenizer):
+        seen += f"; completions begin inside the block that {thinking.strip()} opens"
+    if folded == prompt:
+        return Check("chat template", "ok", seen)
+    seen += "; it takes no system role, so the system prompt begins the first user turn"
+    return Check("chat template", "warning", seen, "leave it so, or take a model that has the role")
 
 
 def show_tokens(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> str:

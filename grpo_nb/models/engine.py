@@ -3,12 +3,12 @@
 import gc
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from grpo_nb.models.chat import hub_errors, load_tokenizer, quiet, render
+from grpo_nb.models.chat import NONE, hub_errors, load_tokenizer, quiet, render
 from grpo_nb.models.checkpoint import load_checkpoint
 from grpo_nb.models.vllm import load_vllm, use_vllm
 from grpo_nb.rewards.prompts import Message
@@ -255,6 +255,7 @@ def open_engine(
     quantization: str,
     engine: Literal["transformers", "vllm", "detect"] = "detect",
     gpu_memory_utilization: float = 0.5,
+    chat_template_kwargs: Mapping[str, Any] = NONE,
 ) -> Engine:
     """A base, or a base with its adapter, ready to answer.
 
@@ -265,13 +266,15 @@ def open_engine(
         engine: detect: vLLM where a GPU and vLLM are found and it can load these weights, else
             transformers.
         gpu_memory_utilization: What vLLM takes, until it is closed [share].
+        chat_template_kwargs: As `load_tokenizer` takes them.
 
     Raises:
         RuntimeError: vLLM asked for, and not possible here.
         ValueError: Another engine.
     """
     refuse_unknown("engine", engine, ["detect", "transformers", "vllm"])
-    vllm, tokenizer = use_vllm(engine, quantization), load_tokenizer(model_path)
+    vllm = use_vllm(engine, quantization)
+    tokenizer = load_tokenizer(model_path, chat_template_kwargs)
     if not vllm:
         model = load_checkpoint(model_path, adapter=adapter, quantization=quantization)
         return TransformersEngine(model, tokenizer)

@@ -14,7 +14,7 @@ from grpo_nb.models.checkpoint import cuda_available, load_base, load_weights
 from grpo_nb.models.engine import Engine, Sample, TransformersEngine, VllmEngine, free_memory
 from grpo_nb.models.vllm import use_vllm
 from grpo_nb.rewards.prompts import Message
-from grpo_nb.runs import project_path, runs_root
+from grpo_nb.runs import project_path, refuse_unknown, runs_root
 from grpo_nb.runs.config import ModelConfig, PolicyConfig
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig = DEFAULT) 
             model = _load_unsloth(config, seed, policy, vllm)
         else:
             model = _load_transformers(config, seed, policy)
-    loaded = Policy(model, load_tokenizer(config.model_path), vllm, policy.backend)
+    tokenizer = load_tokenizer(config.model_path, config.chat_template_kwargs)
+    loaded = Policy(model, tokenizer, vllm, policy.backend)
     if config.adapter:
         trained = runs_root() / config.adapter / "train/adapter"
         load_weights(loaded, trained if trained.is_dir() else project_path(config.adapter))
@@ -142,8 +143,7 @@ def _load_unsloth(
         return model
     return fast.get_peft_model(
         model,
-        r=config.lora_rank,
-        lora_alpha=config.lora_alpha,
+        **_lora(config, model),
         use_gradient_checkpointing=checkpointing,
         random_state=seed,
     )
@@ -173,10 +173,67 @@ def _load_transformers(config: ModelConfig, seed: int, policy: PolicyConfig) -> 
     # Input gradients for checkpointing are TRL's to enable; the rest of peft's preparation for
     # 4 bit casts norms and head to fp32, which Unsloth does not either.
     torch.manual_seed(seed)
-    adapter = LoraConfig(
-        r=config.lora_rank,
-        lora_alpha=config.lora_alpha,
-        target_modules="all-linear",  # but the head's, as Unsloth's
-        task_type="CAUSAL_LM",
-    )
-    return get_peft_model(model, adapter)
+    return get_peft_model(model, LoraConfig(**_lora(config, model), task_type="CAUSAL_LM"))
+
+
+def _lora(config: ModelConfig, model: "PreTrainedModel") -> dict[str, Any]:
+    """Arguments of peft's LoraConfig; Unsloth passes them on to it.
+
+    Raises:
+        ValueError: `model.lora_targets` names what the model does not have, or dropout is asked
+            for on experts.
+    """
+    layers, experts, _ = trainable_weights(model)
+    if config.lora_targets != "all-linear":
+        names = config.lora_targets.replace(" ", "").split(",")
+        known = sorted({name.rpartition(".")[2] for name in [*layers, *experts]})
+        for name in names:
+            refuse_unknown("model.lora_targets", name, known)
+        layers, experts = (
+            [name for name in found if name.rpartition(".")[2] in names]
+            for found in (layers, experts)
+        )
+    if experts and config.lora_dropout:
+        raise ValueError(
+            f"model.lora_dropout = {config.lora_dropout} with adapters on experts, whose stacked "
+            "weights peft has no dropout for: set it to 0, or name linear layers in "
+            f"model.lora_targets, such as {layers[0].rpartition('.')[2]}"
+        )
+    return {
+        "r": config.lora_rank,
+        "lora_alpha": config.lora_alpha,
+        "lora_dropout": config.lora_dropout,
+        "target_modules": layers,
+        "target_parameters": experts or None,
+    }
+
+
+class Weights(NamedTuple):
+    """What of a language model's decoder an adapter may train, by names as without an adapter.
+
+    layers: Linear layers.
+    experts: Stacked weights of experts, one tensor for all of them.
+    others: Linear layers that stay as they are: routers, and mamba's `out_proj`, whose fused
+        kernel reads the weight past an adapter (peft refuses it, too).
+    """
+
+    layers: list[str]
+    experts: list[str]
+    others: list[str]
+
+
+def trainable_weights(model: "PreTrainedModel") -> Weights:
+    """Of a base, with adapters or without. The head is in none of the three."""
+    from torch.nn import Linear
+
+    decoder = dict.fromkeys(model.get_decoder().modules())
+    mamba = {m.out_proj for m in decoder if hasattr(m, "A_log") and hasattr(m, "in_proj")}
+    layers, others = [], []
+    for name, module in model.named_modules():
+        name = name.removesuffix(".base_layer")
+        if isinstance(module, Linear) and module in decoder and ".lora_" not in name:
+            fixed = module in mamba or name.rpartition(".")[2] in ("gate", "router")
+            (others if fixed else layers).append(name)
+    names = [name for name, weight in model.named_parameters() if weight.ndim == 3]
+    experts = [name.replace(".base_layer", "") for name in names if ".experts." in name]
+    return Weights(layers, experts, others)

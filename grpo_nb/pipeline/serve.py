@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_nb import data, models
 from grpo_nb.evaluation.answers import weights_of
-from grpo_nb.models.chat import find_model
+from grpo_nb.models.chat import find_model, fold_system
 from grpo_nb.pipeline.notebooks import set_environment
 from grpo_nb.pipeline.sweep import ending_with_us
 from grpo_nb.runs import Run
@@ -54,11 +54,14 @@ def serve(run: Run, host: str, port: int, adapter: bool = False) -> int:
         set_environment(run)
         os.environ[KEY] = os.environ.get(KEY) or secrets.token_urlsafe(24)
         said = f"Listening at http://{host}:{port}/v1, model {run.name}. Ask it:\n\n"
-        body = {"model": run.name, "messages": data.load(run, "eval")[0]["prompt"]}
+        template = config.model.chat_template_kwargs
+        tokenizer = models.load_tokenizer(weights["model_path"], template)
+        turns = fold_system(tokenizer, data.load(run, "eval")[0]["prompt"])
+        body = {"model": run.name, "messages": turns}
         body |= {"temperature": 0, "max_tokens": config.train.max_completion_length}
         said += curl(host, port, body)
         if not vllm:
-            return _by_transformers(listener, run.name, weights, said)
+            return _by_transformers(listener, run.name, weights, tokenizer, said)
     print(f"vLLM loads the model, which takes a minute or more. {said}", flush=True)
     command = vllm_command(run.name, host, port, weights, config.model.max_seq_length)
     with subprocess.Popen(ending_with_us(command)) as server:
@@ -118,13 +121,14 @@ def _listening(host: str, port: int) -> socket.socket:
         raise RuntimeError(f"{why} ({host}: {error})") from None
 
 
-def _by_transformers(listener: socket.socket, name: str, weights: dict[str, Any], said: str) -> int:
+def _by_transformers(
+    listener: socket.socket, name: str, weights: dict[str, Any], tokenizer: Any, said: str
+) -> int:
     import uvicorn
     from transformers.cli.serving import chat_completion, model_manager, server, utils
 
     model = models.load_checkpoint(**weights)
     model.generation_config.update(do_sample=True, top_k=0)  # temperature 0 is greedy all the same
-    tokenizer = models.load_tokenizer(weights["model_path"])
     manager = model_manager.ModelManager(model_timeout=-1)
     manager.loaded_models[f"{name}@main"] = model_manager.TimedModel(model, -1, tokenizer)
     manager.force_model = name

@@ -8,5 +8,5 @@ the `Verdict`, `save` keeps it, and `check` lets a training begin or refuses it.
 from grpo_nb.reward_lab.attacks import Attack, probe, read_attacks, winners
 from grpo_nb.reward_lab.gate import Verdict, check, fingerprint, judge, save
 from grpo_nb.reward_lab.linter import lint
-from grpo_nb.reward_lab.own import adopt
+from grpo_nb.reward_lab.own import adopt, in_template
 from grpo_nb.reward_lab.table import Bench, explain, signal_table

@@ -83,7 +83,12 @@ def _sample_base(
 ) -> tuple[list[list[models.Sample]], list[float]]:
     """Samples of the base model, and seconds a completion for generation and a forward."""
     model, group = config.model, config.rewards.baseline_completions
-    opened = models.open_engine(model.model_path, adapter=None, quantization=model.quantization)
+    opened = models.open_engine(
+        model.model_path,
+        adapter=None,
+        quantization=model.quantization,
+        chat_template_kwargs=model.chat_template_kwargs,
+    )
     with closing(opened) as base:
         started = time.perf_counter()
         samples = base.generate(
@@ -109,6 +114,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "model_path": config.model.model_path,
         "weights": weight_files(chat.find_model(config.model.model_path)),
         "quantization": config.model.quantization,
+        "chat_template_kwargs": config.model.chat_template_kwargs,
         "max_completion_length": config.train.max_completion_length,
         "temperature": config.train.temperature,
         "baseline_completions": config.rewards.baseline_completions,
@@ -274,7 +280,8 @@ def by_difficulty(stage: Stage, preset: RewardSet, report: dict[str, Any]) -> di
         return report
     rows = data.load(stage.run, "train")
     tried = sample(stage.run, rows[: config.difficulty_prompts], stage.config)
-    tokenizer = chat.load_tokenizer(stage.config.model.model_path)
+    model = stage.config.model
+    tokenizer = chat.load_tokenizer(model.model_path, model.chat_template_kwargs)
     table = Bench(preset, tokenizer=tokenizer).table(tried.rows, tried.completions_P_G)
     rates = pass_rates(tried, table, preset).set_index("question")["pass_rate"].to_dict()
     kept, found = keep_band(rows, rates, config)

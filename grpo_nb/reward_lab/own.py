@@ -1,4 +1,4 @@
-"""Rewards written in notebook 2: their cell becomes a file of the run, and that file is trained."""
+"""A run's rewards: in its template, and as notebook 2 writes them: its cell becomes a file."""
 
 import ast
 import io
@@ -6,12 +6,17 @@ import math
 import re
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from typing import TYPE_CHECKING
 
+from grpo_nb.models import chat
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.table import Bench, Row, explain
-from grpo_nb.rewards import load_rewards
+from grpo_nb.rewards import RewardSet, load_rewards
 from grpo_nb.rewards.presets import load_python
 from grpo_nb.runs import Stage, atomic_path
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CELL = re.compile(  # as shipped; else a function of `completions`, one that is lifted, or a list
     r"\A\s*# Your rewards|^\s*(?:async )?def \w+\([^)]*\bcompletions\b"
@@ -61,6 +66,14 @@ def adopt(
     trained = load_rewards(config.model_copy(update={"preset": str(path)}))
     stage.change({"rewards.preset": str(path)})
     return bench._replace(preset=trained)
+
+
+def in_template(stage: Stage, tokenizer: "PreTrainedTokenizerBase") -> RewardSet:
+    """The run's rewards in stage 01, which keeps for the others what the chat template opens."""
+    opened = chat.opens_thinking(tokenizer)
+    if opened != stage.config.rewards.opened:
+        stage.change({"rewards.opened": opened})
+    return load_rewards(stage.config.rewards)
 
 
 def cell_of_rewards() -> str:

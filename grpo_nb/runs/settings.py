@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, Json, ValidationInfo, field_validator
 
 
 class Section(BaseModel):
@@ -23,6 +23,7 @@ def setting(default: Any, meaning: str, **limits: Any) -> Any:
 
 AnswerKind = Literal["number", "math", "choice", "json", "code", "text"]
 LossType = Literal["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
+TemplateSettings = dict[str, Any] | Json[dict[str, Any]]  # JSON on a command line
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]  # the second is GDPO
 
 
@@ -56,6 +57,9 @@ class ModelConfig(Section):
     max_seq_length: int = setting(512, "prompt + completion [tokens]", ge=32)
     lora_rank: int = setting(16, "rank of the adapter", ge=1)
     lora_alpha: int = setting(32, "the adapter is scaled by alpha / rank", ge=1)
+    lora_dropout: float = setting(0.0, "of the adapter's input [share]", ge=0, lt=1)
+    lora_targets: str = setting("all-linear", 'layers with an adapter: all, or "q_proj, v_proj"')
+    chat_template_kwargs: TemplateSettings = setting({}, "such as {enable_thinking: false}")
     adapter: str = setting("", "run or folder whose adapter the policy starts from")
 
 

@@ -36,6 +36,7 @@ TRL_NAMES = (
 # Every argument of TRL's that a setting of ours decides.
 SETTING_OF = {
     **{name: f"train.{name}" for name in TRL_NAMES},
+    "chat_template_kwargs": "model.chat_template_kwargs",
     **{"seed": "seed", "optim": "policy.optim", "use_vllm": "model.fast_inference"},
     **{"shuffle_dataset": "data.order", "reward_weights": "rewards.reward_weights"},
     **{"save_steps": "train.save_steps", "save_total_limit": "train.keep_checkpoints"},
@@ -175,6 +176,8 @@ def grpo_arguments(stage: Stage, policy: Policy, rewards: RewardSet) -> dict[str
         **vllm_by_trl(config),
         "shuffle_dataset": config.data.order == "shuffled",
         "reward_weights": list(rewards.reward_weights),
+        "chat_template_kwargs": config.model.chat_template_kwargs or None,
+        "router_aux_loss_coef": 0.0,  # as Unsloth's; routers are not trained
         "log_completions": True,
         "num_completions_to_print": 0,
         "logging_steps": 1,

@@ -199,6 +199,14 @@ def samples_from_copy(trainer: Any, rollouts: str) -> bool:
     Raises:
         ValueError: "copy", and it is not possible here.
     """
+    lacking = copy_lacks(trainer)
+    if lacking and rollouts == "copy":
+        raise ValueError(f"policy.rollouts = 'copy' needs {lacking}: set it to 'auto'")
+    return not lacking and (rollouts == "copy" or (rollouts == "auto" and not cuda_available()))
+
+
+def copy_lacks(trainer: Any) -> str:
+    """What is missing to sample from a dense copy, or nothing."""
     from peft.tuners.lora import LoraLayer
 
     args, model = trainer.args, trainer.model
@@ -212,15 +220,13 @@ def samples_from_copy(trainer: Any, rollouts: str) -> bool:
         and args.top_p == args.repetition_penalty == 1,
         "policy.finetuning = 'lora'": bool(layers) and all("lora_" in name for name in trained),
         "LoRA without variants such as DoRA": not any(module.lora_variant for module in layers),
+        "no adapter on experts": not any(hasattr(one, "parameter_name") for one in layers),
         "one process": trainer.accelerator.num_processes == 1,
         "a decoder of text with full attention in every layer": (
             not trainer._is_vlm and base._supports_sdpa and full_attention(base)
         ),
     }
-    lacking = next((need for need, met in needs.items() if not met), "")
-    if lacking and rollouts == "copy":
-        raise ValueError(f"policy.rollouts = 'copy' needs {lacking}: set it to 'auto'")
-    return not lacking and (rollouts == "copy" or (rollouts == "auto" and not cuda_available()))
+    return next((need for need, met in needs.items() if not met), "")
 
 
 class DenseCopy:
@@ -338,19 +344,22 @@ def log_probabilities(
     return torch.cat(log_p), torch.cat(entropies) if compute_entropy else None, None
 
 
-def can_share(policy: Policy) -> bool:
-    """Whether the model takes a mask that says for each token what it sees.
+def sharing_lacks(policy: Policy) -> str:
+    """What is missing for prompts to be shared in the update, or nothing.
 
-    On a GPU Unsloth's own forward does not.
+    It takes a mask that says for each token what it sees.
     """
     model = policy.model
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return (
-        (policy.backend == "transformers" or not cuda_available())
-        and base.config._attn_implementation == "sdpa"
-        and full_attention(base)
-        and "position_ids" in inspect.signature(type(base).forward).parameters
-    )
+    takes = inspect.signature(type(base).forward).parameters
+    needs = {
+        "policy.backend = 'transformers' on a GPU": policy.backend == "transformers"
+        or not cuda_available(),
+        "attention by sdpa": base.config._attn_implementation == "sdpa",
+        "full attention in every layer": full_attention(base),
+        "a model that takes position_ids": "position_ids" in takes,
+    }
+    return next((need for need, met in needs.items() if not met), "")
 
 
 def full_attention(model: "PreTrainedModel") -> bool:

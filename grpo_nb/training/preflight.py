@@ -9,6 +9,7 @@ import copy
 import random
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import log
@@ -19,7 +20,9 @@ import psutil
 
 from grpo_nb.models import cuda_available, sharded
 from grpo_nb.models.chat import count_tokens, render
+from grpo_nb.models.policy import trainable_weights
 from grpo_nb.runs import Check
+from grpo_nb.training import fast_cpu
 from grpo_nb.training.arguments import solve_batch
 from grpo_nb.training.health import section
 from grpo_nb.training.metrics import peak_memory
@@ -76,7 +79,7 @@ def preflight(trainer: "Trainer") -> list[Check]:
         checks.append(_memory(trainer, found))
         if not found.failed:
             checks += [_gradient(*found.gradients), _time(trainer, found)]
-    checks.append(_disk(trainer))
+    checks += [*_adapters(trainer), _paths(trainer), _disk(trainer)]
     fixes = [f"{check.fix}; see {section(check.name)}" if check.fix else "" for check in checks]
     return [check._replace(fix=fix) for check, fix in zip(checks, fixes, strict=True)]
 
@@ -111,6 +114,50 @@ def _end_of_turn(trainer: "Trainer") -> Check:
         return Check("end of turn", "ok", seen)
     do = "set the tokenizer's eos_token to the token that ends a turn in its chat template"
     return Check("end of turn", "stop", seen, do)
+
+
+def _adapters(trainer: "Trainer") -> list[Check]:
+    """Which linear layers and experts have an adapter, and which have not."""
+    from peft.tuners.lora import LoraLayer
+
+    if not hasattr(trainer.model, "get_base_model"):
+        return []
+    base = trainer.model.get_base_model()
+    weights = trainable_weights(base)
+    found = {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
+    have = {  # a stack of experts has one for each weight, named within the other
+        f"{name.replace('.base_layer', '')}.{module.parameter_name}"
+        if hasattr(module, "parameter_name")
+        else name
+        for name, module in found.items()
+    }
+    wanted = {*weights.layers, *weights.experts}
+    without = Counter(
+        ".".join(part for part in name.split(".")[-2:] if not part.isdigit())
+        for name in (wanted | {*weights.others}) - have
+    )
+    seen = f"on {len(have)} of {len(wanted) + len(weights.others)} linear layers and experts"
+    seen += f"; without: {', '.join(f'{n} x {name}' for name, n in sorted(without.items()))}"
+    chosen = trainer.stage.config.model.lora_targets != "all-linear"
+    if chosen or wanted <= have:
+        return [Check("adapters", "ok", seen if without else seen.partition(";")[0])]
+    fix = "peft or Unsloth passes over them: try the other policy.backend, or leave it so"
+    return [Check("adapters", "warning", seen, fix)]
+
+
+def _paths(trainer: "Trainer") -> Check:
+    """Which way completions and log-probabilities are computed, and why not the quicker one."""
+    copy, shared = fast_cpu.copy_lacks(trainer), fast_cpu.sharing_lacks(trainer.policy)
+    seen = "completions by vLLM" if trainer.use_vllm else "completions by the policy itself"
+    if trainer.samples_from_copy:
+        seen = "completions from a dense copy"
+    elif not cuda_available():
+        seen += f" (a dense copy needs {copy or 'policy.rollouts = auto'})"
+    seen += "; the update runs a prompt "
+    seen += "once for its group" if trainer.share_prompts else "for each completion"
+    if not trainer.share_prompts:
+        seen += f" (sharing needs {shared or 'policy.share_prompts = true'})"
+    return Check("paths", "ok", seen)
 
 
 def _disk(trainer: "Trainer") -> Check:

@@ -30,12 +30,14 @@ from pathlib import Path
 from typing import Any
 
 import trl
+from datasets import Dataset
 from transformers.trainer_callback import PrinterCallback, TrainerCallback, TrainerState
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from grpo_nb import models
 from grpo_nb.models import Policy, sharded
+from grpo_nb.models.chat import fold_system
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import in_thread, is_async, waits
 from grpo_nb.rewards.contract import exits_are_errors
@@ -74,8 +76,6 @@ class Trainer(GRPOTrainer):
         stage: Stage,
         callbacks: Sequence[TrainerCallback] = (),
     ) -> None:
-        from datasets import Dataset
-
         if trl.GRPOTrainer is not GRPOTrainer:
             raise RuntimeError(
                 "Unsloth was imported after the trainer, which is built on TRL's class and not on "
@@ -96,16 +96,13 @@ class Trainer(GRPOTrainer):
                 processing_class=policy.tokenizer,
                 reward_funcs=list(map(self._timed, rewards.reward_funcs)),
                 args=args,
-                # Rows may hold dicts and lists of any type, which Arrow would merge or refuse.
-                train_dataset=Dataset.from_list(
-                    list(map(dict, train_rows)), on_mixed_types="use_json"
-                ),
+                train_dataset=_dataset(train_rows, policy),
                 callbacks=list(callbacks),
             )
         self.remove_callback(PrinterCallback)
         for reward in checkpoints.adaptive_rewards(rewards):
             reward.everyones = ranks.gather  # each process scores a share of the step
-        self.share_prompts = config.policy.share_prompts and fast_cpu.can_share(policy)
+        self.share_prompts = config.policy.share_prompts and not fast_cpu.sharing_lacks(policy)
         self.samples_from_copy = fast_cpu.samples_from_copy(self, config.policy.rollouts)
         self._copy: fast_cpu.DenseCopy | None = None
         self._loss_failed = False
@@ -343,6 +340,13 @@ class Trainer(GRPOTrainer):
         whole = unwrap_model_for_generation(self.model_wrapped, self.accelerator)  # ZeRO-3
         with whole, unsharded_root(self.model_wrapped):
             yield
+
+
+def _dataset(rows: Sequence[Mapping[str, Any]], policy: Policy) -> Dataset:
+    """What TRL trains on: it renders the prompts itself."""
+    told = [{**row, "prompt": fold_system(policy.tokenizer, row["prompt"])} for row in rows]
+    # Rows may hold dicts and lists of any type, which Arrow would merge or refuse.
+    return Dataset.from_list(told, on_mixed_types="use_json")
 
 
 @contextmanager

@@ -1,13 +1,17 @@
 """A short supervised warm-up on reference answers, before GRPO: it shows the format once."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from grpo_nb import models
 from grpo_nb.models import Policy, cuda_available
-from grpo_nb.models.chat import quiet
+from grpo_nb.models.chat import quiet, render
 from grpo_nb.runs import Stage, atomic_path, sha256, write_json
 from grpo_nb.runs.files import read_json
 from grpo_nb.training import ranks
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def warm_up(policy: Policy, stage: Stage) -> str:
@@ -45,6 +49,15 @@ def warm_up(policy: Policy, stage: Stage) -> str:
     return f"{train.sft_steps} SFT warm-up steps: loss {first:.3f} → {last:.3f}"
 
 
+def _ids(tokenizer: "PreTrainedTokenizerBase", row: dict) -> dict[str, list[int]]:
+    """The prompt with its completion up to the end of the turn, which alone is learnt."""
+    answer = row["completion"][0]["content"] + tokenizer.eos_token
+    texts = [render(tokenizer, row["prompt"]), answer]
+    before, written = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    mask = [0] * len(before) + [1] * len(written)
+    return {"input_ids": before + written, "completion_mask": mask}
+
+
 def _save(policy: Policy, folder: Path, about: dict) -> None:
     from grpo_nb.training.checkpoints import save_trained
 
@@ -71,6 +84,8 @@ def _train(policy: Policy, stage: Stage, rows: Path) -> list[float]:
         ),
         seed=stage.config.seed,
         max_length=stage.config.model.max_seq_length,
+        completion_only_loss=True,
+        router_aux_loss_coef=0.0,
         gradient_checkpointing=gpu,
         use_cpu=not gpu,
         logging_steps=1,
@@ -78,7 +93,10 @@ def _train(policy: Policy, stage: Stage, rows: Path) -> list[float]:
         report_to="none",
         disable_tqdm=True,
     )
-    dataset = Dataset.from_parquet(str(rows))
+    # As GRPO will see them: TRL would look for the prompt in a chat rendered whole, where a
+    # template that opens a block of thought writes another one.
+    parts = [_ids(policy.tokenizer, row) for row in Dataset.from_parquet(str(rows))]
+    dataset = Dataset.from_list(parts)
     with quiet(), kept_in_32_bit(policy.model):  # a bar for each of its preparations of the rows
         trainer = SFTTrainer(
             policy.model, args, train_dataset=dataset, processing_class=policy.tokenizer

@@ -1,0 +1,298 @@
+"""Random tiny models of current families, each as transformers builds it, with a chat template.
+
+    folder = families.build("gemma2", parent)    # in under a second; nothing is downloaded
+    outcome = families.learn("gemma2", folder, "unsloth")
+
+What a family's architecture and template do to loading, training and merging shows at this size;
+what a model has learnt does not.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import tokenizers
+import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from grpo_nb import data, export, models, rewards, training
+from grpo_nb.models import chat
+from grpo_nb.runs import Check, Run, Stage
+from grpo_nb.runs.config import RunConfig, resolve
+
+HIDDEN = 128
+COMMON = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": 2 * HIDDEN,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,  # else random weights repeat the last token
+}
+GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 64}
+HALVES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_chunk_size": 16}
+LINEAR = {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2}
+LINEAR |= {"linear_num_value_heads": 4, "layer_types": ["linear_attention", "full_attention"]}
+# Published ones stretch theirs.
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "llama_4_scaling_beta": 0.1}
+ROPE |= {"original_max_position_embeddings": 512}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+
+# Each as a published model's template acts: what it opens, closes and refuses.
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+QWEN3 = CHATML.replace(
+    "assistant\n{% endif %}",
+    "assistant\n{% if enable_thinking is defined and enable_thinking is false %}"
+    "<think>\n\n</think>\n\n{% endif %}{% endif %}",
+)
+THINKING = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+GEMMA2 = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}{% for m in messages %}"
+    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}"
+    "{% endif %}<start_of_turn>{{ 'model' if m['role'] == 'assistant' else m['role'] }}\n"
+    "{{ m['content'] | trim }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+GEMMA3 = (
+    "{{ bos_token }}{% set first = '' %}{% if messages[0]['role'] == 'system' %}"
+    "{% set first = messages[0]['content'] + '\n\n' %}{% set messages = messages[1:] %}{% endif %}"
+    "{% for m in messages %}<start_of_turn>{{ 'model' if m['role'] == 'assistant' else m['role'] }}"
+    "\n{{ first if loop.first else '' }}{{ m['content'] | trim }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+MISTRAL = (  # of the first Instruct models
+    "{{ bos_token }}{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}"
+    "{% endif %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
+    "{% else %}{{ m['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+TEKKEN = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}"
+    "[SYSTEM_PROMPT]{{ m['content'] }}[/SYSTEM_PROMPT]{% elif m['role'] == 'user' %}"
+    "[INST]{{ m['content'] }}[/INST]{% else %}{{ m['content'] }}{{ eos_token }}{% endif %}"
+    "{% endfor %}"
+)
+LLAMA3 = (
+    "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n"
+    "{{ m['content'] | trim }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+PHI3 = (
+    "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+GRANITE = (
+    "{% for m in messages %}<|start_of_role|>{{ m['role'] }}<|end_of_role|>{{ m['content'] }}"
+    "<|end_of_text|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}"
+)
+OLMO = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}"
+    "{% if m['role'] == 'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+COHERE = (
+    "{{ bos_token }}{% for m in messages %}<|START_OF_TURN_TOKEN|><|{{ "
+    "{'system': 'SYSTEM', 'user': 'USER', 'assistant': 'CHATBOT'}[m['role']] }}_TOKEN|>"
+    "{{ m['content'] }}<|END_OF_TURN_TOKEN|>{% endfor %}"
+    "{% if add_generation_prompt %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{% endif %}"
+)
+HARMONY = (
+    "{% for m in messages %}<|start|>{{ 'developer' if m['role'] == 'system' else m['role'] }}"
+    "{% if m['role'] == 'assistant' %}<|channel|>final{% endif %}<|message|>{{ m['content'] }}"
+    "{{ '<|return|>' if m['role'] == 'assistant' and loop.last else '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+DEEPSEEK = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}{{ m['content'] }}"
+    "{% elif m['role'] == 'user' %}<｜User｜>{{ m['content'] }}"
+    "{% else %}<｜Assistant｜>{{ m['content'].split('</think>')[-1] }}{{ eos_token }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<｜Assistant｜><think>\n{% endif %}"
+)
+# template: (the token that ends a turn, others that it writes)
+SPECIAL = {
+    CHATML: ("<|im_end|>", "<|im_start|>"),
+    QWEN3: ("<|im_end|>", "<|im_start|>"),
+    THINKING: ("<|im_end|>", "<|im_start|>"),
+    GEMMA2: ("<end_of_turn>", "<start_of_turn>"),
+    GEMMA3: ("<end_of_turn>", "<start_of_turn>"),
+    MISTRAL: ("</s>",),
+    TEKKEN: ("</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
+    LLAMA3: ("<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"),
+    PHI3: ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>"),
+    GRANITE: ("<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"),
+    OLMO: ("<|endoftext|>",),
+    COHERE: (
+        *("<|END_OF_TURN_TOKEN|>", "<|START_OF_TURN_TOKEN|>", "<|SYSTEM_TOKEN|>"),
+        *("<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>"),
+    ),
+    HARMONY: ("<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>"),
+    DEEPSEEK: ("<｜end▁of▁sentence｜>",),
+}
+
+
+class Family(NamedTuple):
+    """A model type of transformers, the template its models come with, and its configuration."""
+
+    model_type: str
+    template: str
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+
+FAMILIES = {
+    "qwen2": Family("qwen2", CHATML),
+    "qwen3": Family("qwen3", QWEN3, {"head_dim": 32}),
+    "qwen3 thinking": Family("qwen3", THINKING, {"head_dim": 32}),
+    "qwen3_moe": Family("qwen3_moe", QWEN3, {"head_dim": 32, **EXPERTS}),
+    "qwen3_5": Family("qwen3_5_text", THINKING, {"head_dim": 32, **LINEAR}),
+    "llama": Family("llama", LLAMA3, {"tie_word_embeddings": True}),
+    "deepseek distill": Family("qwen2", DEEPSEEK),
+    "mistral": Family("mistral", MISTRAL, {"sliding_window": None}),
+    "mistral window": Family("mistral", MISTRAL, {"sliding_window": 64}),
+    "ministral": Family("ministral", TEKKEN, {**HALVES, "head_dim": 32}),
+    "ministral3": Family("ministral3", TEKKEN, {"head_dim": 32, "rope_parameters": ROPE}),
+    "gemma2": Family("gemma2", GEMMA2, GEMMA),
+    "gemma3": Family("gemma3_text", GEMMA3, {**GEMMA, **HALVES}),
+    "gemma4": Family(
+        "gemma4_text",
+        GEMMA3,
+        {
+            **HALVES,
+            **{"head_dim": 32, "global_head_dim": 32, "hidden_size_per_layer_input": 16},
+            **{"vocab_size_per_layer_input": 320, "num_global_key_value_heads": 2},
+        },
+    ),
+    "phi3": Family("phi3", PHI3),
+    "granite": Family("granite", GRANITE),
+    "granite4": Family(
+        "granitemoehybrid",
+        GRANITE,
+        {
+            **MAMBA,
+            **{"layer_types": ["mamba", "attention"], "shared_intermediate_size": 128},
+            **{"num_local_experts": 4, "position_embedding_type": "rope"},
+        },
+    ),
+    "smollm3": Family("smollm3", QWEN3, {"no_rope_layers": [1, 0]}),
+    "lfm2": Family("lfm2", CHATML, {"layer_types": ["conv", "full_attention"]}),
+    "olmo2": Family("olmo2", OLMO),
+    "gpt_oss": Family(
+        "gpt_oss",
+        HARMONY,
+        {**HALVES, "head_dim": 32, "num_local_experts": 4, "rope_parameters": ROPE},
+    ),
+    "falcon_h1": Family("falcon_h1", CHATML, {**MAMBA, "mamba_d_ssm": 256}),
+    "cohere": Family("cohere", COHERE),
+}
+
+
+def tokenizer_of(template: str) -> PreTrainedTokenizerFast:
+    """Bytes, and the tokens that the template writes."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    end, *others = SPECIAL[template]
+    special = ["<pad>", "<bos>", end, *others]
+    tokens = {token: number for number, token in enumerate([*special, *alphabet])}
+    bytewise = Tokenizer(tokenizers.models.BPE(vocab=tokens, merges=[]))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytewise.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bytewise,
+        **{"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": end},
+        additional_special_tokens=others,
+        chat_template=template,
+        model_max_length=COMMON["max_position_embeddings"],
+        padding_side="left",
+    )
+
+
+def build(name: str, parent: Path, seed: int = 0) -> Path:
+    """Save a random model of the family with its tokenizer; the folder.
+
+    Args:
+        name: In FAMILIES.
+        parent: The folder is made there.
+        seed: Of the weights.
+    """
+    family = FAMILIES[name]
+    tokenizer = tokenizer_of(family.template)
+    ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id}
+    ids["pad"] = tokenizer.pad_token_id
+    config = AutoConfig.for_model(
+        family.model_type,
+        **{**COMMON, **family.settings, "vocab_size": 320},
+        **{f"{kind}_token_id": number for kind, number in ids.items()},
+    )
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    folder = parent / name.replace(" ", "_")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+SETTINGS = {
+    **{"data.max_rows": 24, "data.eval_rows": 8, "data.max_prompt_tokens": 400},
+    **{"train.max_steps": 2, "train.num_generations": 4, "train.per_device_train_batch_size": 8},
+    **{"train.max_completion_length": 8, "train.eval_steps": 0, "train.eval_prompts": 2},
+    **{"train.save_steps": 9, "train.learning_rate": 1e-2, "export.parity_prompts": 3},
+}
+
+
+class Outcome(NamedTuple):
+    """What became of a family.
+
+    moved: Of LoRA's B, which begins at 0: (how many are not 0 any more, how many there are).
+    checks: The preflight's, by name, and "merge".
+    parity: What model/parity.json holds.
+    """
+
+    moved: tuple[int, int]
+    checks: dict[str, Check]
+    parity: dict[str, Any]
+
+
+def settings_of(folder: Path, backend: str, **more: Any) -> RunConfig:
+    own = {"model.model_path": str(folder), "policy.backend": backend}
+    return resolve("tiny-cpu", SETTINGS | own | more)
+
+
+def spread(completions, **columns):
+    """A reward that differs within a group, whatever a random model writes."""
+    return [sum(map(ord, one[0]["content"])) % 7 / 7 for one in completions]
+
+
+def learn(name: str, folder: Path, backend: str, **more: Any) -> Outcome:
+    """Data, preflight, two steps and the merge with its parity gate, as the notebooks do them.
+
+    Args:
+        name: Of the run.
+        folder: From `build`.
+        backend: `policy.backend`.
+        more: Settings.
+    """
+    config = settings_of(folder, backend, **more)
+    run, chosen = Run(f"{name.replace(' ', '-')}-{backend}"), rewards.reward_set([(spread, 1.0)])
+    tokenizer = chat.load_tokenizer(str(folder), config.model.chat_template_kwargs)
+    data.prepare(run, config.data, 0, lambda prompts: chat.count_tokens(tokenizer, prompts))
+    run.write_config(config)
+    policy = models.load_policy(config.model, 0, config.policy)
+    stage = Stage(run, "03", config)
+    args = training.grpo_config(stage, policy, chosen)
+    trainer = training.Trainer(policy, chosen, args, data.load(run, "train"), stage)
+    checks = {check.name: check for check in trainer.preflight()}
+    trainer.train()
+    weights = [p for n, p in policy.model.named_parameters() if "lora_B.default" in n]
+    moved = sum(bool(weight.count_nonzero()) for weight in weights), len(weights)
+    policy.close()
+    _, checks["merge"] = export.merge(Stage(run, "04", config))
+    return Outcome(moved, checks, json.loads((run / "model/parity.json").read_text()))

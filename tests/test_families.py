@@ -1,0 +1,160 @@
+"""Current families, as random tiny models: loading, templates, adapters, two steps, the merge."""
+
+import shutil
+from pathlib import Path
+
+import families
+import pandas as pd
+import pytest
+import torch
+from families import FAMILIES
+from rich.console import Console
+
+from grpo_nb import models
+from grpo_nb.models import chat
+from grpo_nb.pipeline.notebooks import run_pipeline
+
+ASKED = [{"role": "system", "content": "Say it."}, {"role": "user", "content": "2 + 2?"}]
+BACKENDS = pytest.mark.parametrize("backend", ["transformers", "unsloth"])
+# Linear layers that no adapter is put on.
+LEFT = {"granite4": {"mamba.out_proj"}, "falcon_h1": {"mamba.out_proj"}}
+NO_SYSTEM = {"mistral", "mistral window", "gemma2"}
+THINKING = {"qwen3 thinking", "qwen3_5", "deepseek distill"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    parent = tmp_path_factory.mktemp("families")
+    return {name: families.build(name, parent) for name in FAMILIES}
+
+
+def policy_of(folder, backend, **settings):
+    config = families.settings_of(folder, backend, **settings)
+    return models.load_policy(config.model, 0, config.policy)
+
+
+@BACKENDS
+@pytest.mark.parametrize("quantization", ["4bit", "16bit"])
+def test_an_adapter_reaches_every_linear_layer_and_the_experts(folders, backend, quantization):
+    from peft.tuners.lora import LoraLayer
+
+    for name, folder in folders.items():
+        policy = policy_of(folder, backend, **{"model.quantization": quantization})
+        base = policy.model.get_base_model()
+        adapted = {n for n, module in base.named_modules() if isinstance(module, LoraLayer)}
+        linear = {n for n, m in base.named_modules() if isinstance(m, torch.nn.Linear)}
+        linear = {n.removesuffix(".base_layer") for n in linear if ".lora_" not in n} - {"lm_head"}
+        left = {".".join(n.split(".")[-2:]) for n in linear - adapted}
+        assert left == LEFT.get(name, set()), name
+        stacked = [n for n, weight in base.named_parameters() if weight.ndim == 3]
+        experts = [n for n in stacked if n.endswith(("gate_up_proj", "down_proj"))]
+        wrapped = [m for m in base.modules() if hasattr(m, "parameter_name")]
+        assert len(wrapped) == len(experts), name
+
+
+def test_the_shipped_base_has_adapters_where_it_had_them():
+    """Published figures of the demo, and adapters of earlier runs, are of these."""
+    model = policy_of(Path("data/tiny_base"), "unsloth").model
+    names = [name for name, weight in model.named_parameters() if "lora_B" in name]
+    layers = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    assert [name.split(".")[-4] for name in names] == [*layers] * 4
+
+
+@BACKENDS
+def test_which_layers_have_an_adapter_may_be_said(folders, backend):
+    named = {"model.lora_targets": "q_proj, down_proj"}
+    model = policy_of(folders["qwen3_moe"], backend, **named).model
+    names = {name for name, _ in model.named_parameters() if "lora_B" in name}
+    assert {name.split(".")[-4] for name in names} == {"q_proj", "experts"}
+    assert len(names) == 4, "two layers' queries, and their experts' second weights"
+    dropout = policy_of(folders["qwen3"], backend, **named, **{"model.lora_dropout": 0.1}).model
+    assert dropout.peft_config["default"].lora_dropout == 0.1
+    for wrong, message in (
+        ({"model.lora_targets": "q_projj"}, "model.lora_targets 'q_projj': did you mean 'q_proj'"),
+        ({"model.lora_dropout": 0.1}, "0.1 with adapters on experts, .* such as q_proj"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            policy_of(folders["qwen3_moe"], backend, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [*((name, "unsloth") for name in FAMILIES), ("qwen3_moe", "transformers")],
+)
+def test_a_family_learns_and_merges_as_it_was_trained(folders, name, backend, runs_dir):
+    moved, checks, parity = families.learn(name, folders[name], backend)
+    assert moved[0] == moved[1] > 0
+    assert {check.state for check in checks.values()} == {"ok"}, checks
+    assert parity["kl"] < 1e-4
+    said = checks["adapters"].evidence
+    assert all(left in said for left in LEFT.get(name, ())) and ("without" in said) == (
+        name in LEFT
+    )
+    paths = {
+        "qwen3": "completions from a dense copy; the update runs a prompt once for its group",
+        "qwen3_moe": r"completions by the policy itself (a dense copy needs no adapter on experts)",
+        "lfm2": "a prompt for each completion (sharing needs full attention in every layer)",
+        "gpt_oss": "a prompt for each completion (sharing needs attention by sdpa)",
+    }
+    assert paths.get(name, "") in checks["paths"].evidence
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_template_says_what_the_system_prompt_says(folders, name):
+    tokenizer = chat.load_tokenizer(str(folders[name]))
+    text, check = chat.render(tokenizer, ASKED), chat.check_template(tokenizer, ASKED)
+    assert text.count("Say it.") == 1
+    assert text.index("Say it.") < text.index("2 + 2?")
+    assert check.state == ("warning" if name in NO_SYSTEM else "ok")
+    assert ("takes no system role" in check.evidence) == (name in NO_SYSTEM)
+    folded = chat.fold_system(tokenizer, ASKED)
+    assert (len(folded) == 1) == (name in NO_SYSTEM)
+    assert chat.fold_system(tokenizer, folded) == folded
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_template_that_opens_a_block_of_thought_is_known(folders, name):
+    tokenizer = chat.load_tokenizer(str(folders[name]))
+    opened = chat.opens_thinking(tokenizer)
+    assert opened == ("<think>\n" if name in THINKING else "")
+    assert chat.render(tokenizer, ASKED).endswith(opened)
+    assert ("inside the block" in chat.check_template(tokenizer, ASKED).evidence) == bool(opened)
+
+
+def test_settings_of_the_template_reach_whoever_renders(folders, tmp_path):
+    """TRL and vLLM, too, and who is given the merged model."""
+    folder, no_thoughts = folders["qwen3"], '{"enable_thinking": false}'
+    config = families.settings_of(folder, "unsloth", **{"model.chat_template_kwargs": no_thoughts})
+    assert config.model.chat_template_kwargs == {"enable_thinking": False}
+    plain = chat.load_tokenizer(str(folder))
+    quick = chat.load_tokenizer(str(folder), config.model.chat_template_kwargs)
+    empty = "<think>\n\n</think>\n\n"
+    assert chat.render(quick, ASKED) == chat.render(plain, ASKED) + empty
+    how = {"tokenize": False, "add_generation_prompt": True}
+    asked_for = quick.apply_chat_template(ASKED, enable_thinking=True, **how)
+    assert asked_for == chat.render(plain, ASKED)
+    shutil.copy(folder / "config.json", tmp_path)
+    quick.save_pretrained(tmp_path)
+    saved = chat.load_tokenizer(str(tmp_path), config.model.chat_template_kwargs)
+    assert saved.chat_template == quick.chat_template
+    assert chat.load_tokenizer(str(tmp_path)).apply_chat_template(ASKED, **how).endswith(empty)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "qwen3 thinking", "qwen3_moe"])
+def test_the_four_notebooks_run_on_a_family(folders, name, runs_dir, forks):
+    """One without a system role, one that opens a block of thought, one with experts."""
+    settings = families.SETTINGS | {
+        **{"model.model_path": str(folders[name]), "policy.backend": "transformers"},
+        **{"rewards.baseline_prompts": 2, "rewards.baseline_completions": 2},
+        **{"data.sft_rows": 4, "train.sft_steps": 2, "evaluate.samples": 1},
+        "trl.entropy_coef": 0.1,  # a gradient, though nothing is right
+    }
+    quiet = Console(quiet=True)
+    run = run_pipeline("family", "tiny-cpu", settings, force=True, console=quiet)
+    manifest = run.manifest()
+    assert [manifest[stage]["status"] for stage in ("01", "02", "03", "04")] == ["done"] * 4
+    template = next(c for c in manifest["01"]["checks"] if c["name"] == "chat template")
+    assert template["state"] == ("warning" if name in NO_SYSTEM else "ok")
+    sampled = pd.concat(map(pd.read_parquet, (run / "train/completions").glob("*.parquet")))
+    rendered = chat.render(chat.load_tokenizer(str(run / "model/merged")), ASKED)
+    print(sampled["prompt"].iloc[0], rendered)

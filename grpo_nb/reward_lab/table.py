@@ -59,7 +59,7 @@ class Bench(NamedTuple):
         # As at a training's start; an `Adaptive` reward counts no step of it.
         given["trainer_state"] = TrainerState(epoch=0.0, max_steps=self.train.max_steps)
         given["trainer_state"].is_training = False
-        return given | {"log_extra": lambda *_: None, "log_metric": lambda *_: None}
+        return given | {"log_extra": _ignore, "log_metric": _ignore}
 
     def score(self, rows: Sequence[Row], completions: Sequence[Completion]) -> np.ndarray:
         """Raw scores, [completions, rewards], NaN for None."""
@@ -120,6 +120,10 @@ class Bench(NamedTuple):
             advantage=gained,
             signal=np.repeat(differ, num_generations),
         )
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """What a reward tells a training's log."""
 
 
 def _as_in_training(prompt: Any, completion: Completion) -> Completion:

@@ -77,7 +77,7 @@ def dashboard(page):
 
 def test_curves_alerts_and_completions_are_shown_while_the_cell_runs(page, dashboard):
     assert page.locator(".jp-InputPrompt").nth(2).inner_text() == "[*]:"
-    charts = dashboard.get_by_role("img", name=re.compile(r"reward, weighted total: mean \d"))
+    charts = dashboard.get_by_role("img", name=re.compile(r"reward, weighted total: \d"))
     assert charts.evaluate("image => image.naturalWidth") > 900
     if TRAINED:
         return

@@ -100,6 +100,7 @@ READ = [  # form, what the template opened, completion, what is read, whether it
     ("boxed", "", r"1+1=2 \boxed{4}, so.", "4", True),
     ("boxed", "", r"\boxed{4} as 1+1=2", "4", False),
     ("boxed", "", r"a \boxed{}", "", False),
+    ("boxed", "", r"a \boxed{3} or \boxed {4}", "4", False),
     ("boxed", "", "#### 4", "4", False),
     ("hash", "", "1+1=2\n#### 4", "4", True),
     ("hash", "", "#### 4", "4", False),

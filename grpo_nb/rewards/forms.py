@@ -292,19 +292,20 @@ class Form(NamedTuple):
         return self._is_well_formed_prose(*parts)
 
     def _is_well_formed_prose(self, *parts: str) -> bool:
-        """The same for a box or `####` with words around it."""
+        """The same for one box or one `####`, with words around it."""
         *thought, words, rest = parts
         if thought and (thought[0].strip() or not thought[1].strip()):
             return False
-        answer = (
-            rest.partition("\n")[0] if self.kind == "hash" else extract_boxed(r"\boxed{" + rest)
-        )
-        if not answer or not answer.strip() or not (thought or words.strip()):
+        answer, _, behind = rest.partition("\n")
+        if self.kind == "hash" and behind.strip():
             return False
-        behind = rest.partition(answer)[2]
-        return not OTHERS_MARKS.search(words + behind) and not (
-            self.kind == "hash" and behind.strip()
-        )
+        if self.kind != "hash":
+            rest = self.marks[2] + rest
+            if len(boxes := boxes_of(rest)) != 1:
+                return False
+            answer, behind = rest[slice(*boxes[0])], rest[boxes[0][1] :]
+        filled = bool(answer.strip()) and bool(thought or words.strip())
+        return filled and not OTHERS_MARKS.search(words + behind)
 
     @property
     def _single(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from grpo_nb.runs.files import read_json
 
 def measure(seed: int) -> dict[str, float]:
     """One run of the four notebooks; returns the figures of its line in the table."""
-    run = run_pipeline(f"learning-seed{seed}", "tiny-cpu", {"seed": seed})
+    run = run_pipeline(f"learning-seed{seed}", "tiny-cpu", {"seed": seed, "data.eval_share": 0.25})
     greedy = read_json(run / "eval/report.json")["greedy"]
     return {
         "seed": seed,

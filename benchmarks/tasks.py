@@ -26,7 +26,7 @@ def main() -> None:
     os.environ["GRPO_NB_RUNS"] = tempfile.mkdtemp()
     settings = dict(map(parse_assignment, options.set))
     for task in options.tasks:
-        run = run_pipeline(task, "tiny-cpu", {"task": task, **settings})
+        run = run_pipeline(task, "tiny-cpu", {"task": task, "data.eval_share": 0.32, **settings})
         report = read_json(run / "eval/report.json")
         for decoding in ("greedy", "sampled"):
             before, after = (report[decoding][name] for name in ("base", "merged"))

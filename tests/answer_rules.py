@@ -19,6 +19,18 @@ RIGHT = r"""
 \frac{7}{3} | 2\frac{1}{3}
 30000 | 3 \times 10^{4}
 1/2 | ½
+3/2 | 1½
+1/2 | .5
+1/2 | 1.5/3
+-3 | −3
+-5 | -$5
+20 | € 20
+20 | 20 €
+18 | `18`
+18 | １８
+100000 | 1e5
+3/100 | 3\times 10^{-2}
+9007199254740993 | 9007199254740993.0
 -\frac{1}{2} | −\frac{1}{2}
 # a decimal comma, where it can be nothing else
 1000.5 | 1000,5
@@ -32,6 +44,7 @@ RIGHT = r"""
 # units: of a list, in \text{…}, or up to two words
 18 | 18 apples
 18 | 18 square meters
+18 | 18 km/h
 18 | 18 m^2
 18 | 18\text{ apples}
 18 | 18 \text{ square feet}
@@ -86,6 +99,8 @@ x = 1/3 | x = 1/3 \approx 0.333
 (p,q)=(3,2) | (3,2)
 y=2x+3 | 2x-y+3=0
 x^2+1 | f(x) = x^2 + 1
+x^2-2x+10=0 | 2x^2-4x+20=0
+2x+4y-3=0 | y=-\frac{1}{2}x+\frac{3}{4}
 # inequalities, and the interval that they say
 x > 3 | 3 < x
 x < 1 | -x > -1
@@ -202,6 +217,8 @@ x=18 | x = 17 = 18
 x = 11 | x = 5+5+1 = 7 = 11
 2x+z = 1 | 1
 x=5 | y=5
+x^2-2x+10=0 | x^2-3x+10=0
+\log 2 = -6 | \log 2 = -63
 x>3 | x \ge 3
 x>3 | x<3
 x>3 | y>3
@@ -235,6 +252,8 @@ PMATRIX | \begin{pmatrix} 1 & 3 \\ 2 & 4 \end{pmatrix}
 \frac{1}{2} | \frac{2}{1}
 50\% | 0.05
 \sqrt{2} | 2
+\frac12 | \frac102
+1e-5 | e-5
 x+1 | x-1
 x | y
 f(x) | f'(x)

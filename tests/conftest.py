@@ -150,6 +150,8 @@ def moved_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         run, settings = Run("moved"), config.resolve("tiny-cpu", {})
     run.write_config(settings)
     runs.write_json(run / "manifest.json", {})
+    columns = {"question": "question", "answer": "answer"}
+    runs.write_json(run / "data/report.json", {"columns": columns})
     policy = models.load_policy(settings.model, 0, PolicyConfig(backend="transformers"))
     with torch.no_grad():
         for name, weight in policy.model.named_parameters():

@@ -14,14 +14,18 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import TINY_SETTINGS
 
 from grpo_nb import data, reward_lab
 from grpo_nb.data import duplicates, references, sources, store, validate
+from grpo_nb.evaluation.answers import answer_file
 from grpo_nb.models import chat
+from grpo_nb.pipeline.notebooks import run_pipeline
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.answers import parse_number
 from grpo_nb.runs import Run, runs_root
 from grpo_nb.runs.config import DataConfig, resolve
+from grpo_nb.runs.files import read_json
 
 FEW_SHOT = [
     {"role": "user", "content": "1 + 1?"},
@@ -49,7 +53,7 @@ def question(number, answer="#### 1"):
 
 def prepare(rows, given=None, count=words, **arguments):
     """(train, held out, report) of rows, prepared in run "r"."""
-    given = {"eval_rows": 1} | (given or {})
+    given = {"eval_rows": 1, "eval_share": 0.9} | (given or {})
     if rows is not None:
         given["source"] = write_jsonl(runs_root() / "rows.jsonl", *rows)
     report = data.prepare(Run("r"), DataConfig(**given), 0, count, **arguments)
@@ -294,6 +298,90 @@ def test_broken_lines_are_reported_by_number_and_the_others_kept(tmp_path, runs_
     assert entry["example"].startswith(said)
 
 
+# Columns and rows of a file as it comes
+
+
+@pytest.mark.parametrize(
+    ("header", "settings", "columns", "said"),
+    [
+        ("question,answer,label", {}, ("question", "answer", "label"), ""),
+        ("prompt,target,level", {}, ("prompt", "target", "level"), "chosen by their names"),
+        ("Id; Problem ;LABEL", {}, (" Problem ", "LABEL", "Id"), "chosen by their names"),
+        ("input,output", {}, ("input", "output"), "chosen by their names"),
+        ("problem,solution,answer", {}, ("problem", "answer", "solution"), "data.question_column"),
+        ("prompt,input,label", {"question_column": "input"}, ("input", "label", "prompt"), "names"),
+        ("output,label", {"question_column": "output"}, ("output", "label"), "names"),
+    ],
+)
+def test_likely_columns_stand_in_for_the_default_ones_and_are_said(
+    tmp_path, runs_dir, header, settings, columns, said
+):
+    names, mark = re.split("[,;]", header), ";" if ";" in header else ","
+    lines = [mark.join(f"{i} {names.index(columns[0])}?" if name == columns[0] else str(i)
+                       for name in names) for i in range(9)]  # fmt: skip
+    (tmp_path / "a.csv").write_text("\n".join([header, *lines]), encoding="utf-8-sig")
+    settings = {"source": str(tmp_path / "a.csv"), **settings}
+    train, held_out, report = prepare(None, settings)
+    question, answer, *others = columns
+    assert report["columns"] == {"question": question, "answer": answer, "others": others}
+    asked = {row["question"]: row["answer"] for row in train + held_out}
+    assert asked == {f"{i} {names.index(question)}?": str(i) for i in range(9)}
+    check = data.checks(report, DataConfig(**settings))[0]
+    assert (check.name, check.state) == ("columns", "ok")
+    assert f"{question!r}, reference answers in {answer!r}" in check.evidence
+    assert said in check.evidence
+    assert ("chosen by their names" in check.evidence) == bool(said)
+    assert all(name in check.evidence for name in others)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("Prompt,problem,answer", "no column 'question', and 'Prompt' and 'problem' .* as in "
+         "data.question_column = 'Prompt'"),
+        ("question,label,output", "'label' and 'output' could .* data.answer_column = 'label'"),
+        ("ask,label", "column 'question': column missing: the row has ask, label"),
+    ],
+)  # fmt: skip
+def test_of_several_likely_columns_none_is_guessed(tmp_path, runs_dir, header, message):
+    lines = [",".join([f"{i}?", *[str(i)] * header.count(",")]) for i in range(9)]
+    (tmp_path / "a.csv").write_text("\n".join([header, *lines]))
+    with pytest.raises(ValueError, match=message):
+        prepare(None, {"source": str(tmp_path / "a.csv")})
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "held_out"),
+    [(80, {}, 16), (2, {}, 1), (80, {"eval_rows": 5}, 5), (80, {"eval_share": 0.5}, 40),
+     (1400, {}, 256)],
+)  # fmt: skip
+def test_a_small_set_keeps_four_fifths_to_train_on(runs_dir, rows, settings, held_out):
+    given = {"eval_rows": 256, "eval_share": 0.2} | settings
+    _, _, report = prepare([question(i) for i in range(rows)], given)
+    assert (report["train_rows"], report["eval_rows"]) == (rows - held_out, held_out)
+
+
+def test_a_file_of_80_rows_goes_through_the_four_notebooks(runs_dir, forks):
+    """A semicolon and a byte-order mark, as a spreadsheet saves them; no column is named."""
+    lines = [f"{i};What is {i} + {i + 3}?;{2 * i + 3}" for i in range(10, 90)]
+    text = "\n".join(["Nr;Problem;Solution", *lines])
+    (runs_dir / "mine.csv").write_text(text, encoding="utf-8-sig")
+    settings = {name: v for name, v in TINY_SETTINGS.items() if not name.startswith("data.")}
+    source = {"data.source": str(runs_dir / "mine.csv"), "train.eval_steps": 2}
+    run = run_pipeline("mine", "tiny-cpu", settings | source)
+    assert all(entry["status"] == "done" for entry in run.manifest().values())
+    assert len(run.manifest()) == 4
+    said = {check["name"]: check["evidence"] for check in run.manifest()["01"]["checks"]}
+    assert "'Problem', reference answers in 'Solution', chosen by their names" in said["columns"]
+    assert "80 rows read: 64 to train on, 16 held out (at most 20%" in said["dataset"]
+    assert read_json(run / "eval/report.json")["prompts"] == 16
+    metrics = (run / "train/metrics.jsonl").read_text()
+    assert metrics.count("eval/accuracy") == 3  # validated on 6 of the 64
+    (runs_dir / "new.csv").write_text("Problem\nWhat is 2 + 3?\n")
+    said = answer_file(run, runs_dir / "new.csv", runs_dir / "to.jsonl")
+    assert "1 rows, 0 with a fault" in said, "it is asked by the columns that were trained on"
+
+
 # One row
 
 
@@ -460,8 +548,10 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
     assert (empty["rows"], kind["rows"]) == ([2], [3, *range(5, 24)])
     assert (empty["count"], kind["count"]) == (1, 31)
     checks = {check.name: check for check in data.checks(report, DataConfig())}
-    assert [check.state for check in checks.values()] == ["ok"] * 4 + ["warning"] * 2
-    assert checks["dataset"].evidence == "1 rows to train on, 1 held out"
+    assert [check.state for check in checks.values()] == ["ok"] * 5 + ["warning"] * 2
+    assert checks["dataset"].evidence == (
+        "34 rows read: 1 to train on, 1 held out (at most 20% of them: data.eval_share)"
+    )
     assert checks["reference answers"].evidence == (
         "6.1% of the reference answers parse; compared are 2 as numbers"
     )
@@ -477,7 +567,7 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
     ("rows", "settings", "message"),
     [
         ([], {}, "holds no rows"),
-        ([question(1)], {}, "1 rows of .* are left and data.eval_rows = 1: hold out fewer"),
+        ([question(1)], {}, "1 rows of .* are left, and one to train on and one to hold out"),
         ([question(1), question(2)], {"system_prompt": "why " * 9, "max_prompt_tokens": 8},
          "(?s)0 rows .* Dropped were:.*prompt too long: 2 left out.* raise data.max_prompt_tokens"),
         (None, {"source": "arithmetics"}, "'arithmetics': did you mean 'arithmetic'"),

@@ -14,7 +14,7 @@ from grpo_nb.reward_lab import baseline
 from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.runs import start_stage
 
-SMALL = {"data.eval_rows": 8, "data.max_rows": 24}
+SMALL = {"data.max_rows": 24}
 MATH = load_preset("math")
 STALE = "the rewards or their weights are not those that were tested"
 

@@ -47,7 +47,7 @@ def steps(place):
 def csv_is_prepared_and_rewards_passed(place, said):
     assert "rewards    passed" in said
     rows = store.read_rows(place / "runs/mine/data/train.parquet")
-    assert (len(rows), {row["level"] for row in rows}) == (48 - 16, {"0", "1"})
+    assert (len(rows), {row["level"] for row in rows}) == (80 - 16, {"0", "1"})
 
 
 def factors_move(place, said):

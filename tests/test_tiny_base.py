@@ -37,7 +37,7 @@ def test_every_reader_cuts_every_row_as_the_training_did(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("quantization", ["16bit", "4bit"])
 def test_it_starts_with_room_to_improve(runs_dir, quantization):
-    config = resolve("tiny-cpu", {"data.eval_rows": 256})
+    config = resolve("tiny-cpu", {"data.eval_share": 0.25})
     tokenizer = chat.load_tokenizer(config.model.model_path)
     data.prepare(Run("r"), config.data, 0, lambda prompts: [0] * len(prompts))
     held_out = data.load(Run("r"), "eval")

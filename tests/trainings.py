@@ -10,6 +10,7 @@ from grpo_nb.runs.config import flatten, resolve
 SETTINGS = {
     "data.max_rows": 26,  # 2 prompts a step of 9 to train on: a new order after each 4 steps
     "data.eval_rows": 16,
+    "data.eval_share": 0.65,
     "train.max_steps": 12,
     "train.per_device_train_batch_size": 8,
     "train.gradient_accumulation_steps": 2,

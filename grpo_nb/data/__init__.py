@@ -10,7 +10,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from grpo_nb.data import duplicates, sources
 from grpo_nb.data.report import LEAKS, REPEATED, Drops, checks, figures
+from grpo_nb.data.sources import Batch
 from grpo_nb.data.store import Row, load, replace_train, write_rows
 from grpo_nb.data.validate import CONTRADICTORY, CountTokens, check_rows, extra_columns
 from grpo_nb.rewards import PRESETS, RewardSet
@@ -58,9 +59,10 @@ def prepare(
     drops = Drops()
     with atomic_path(run / "data") as folder:
         folder.mkdir()
-        texts, seen, tokens, kinds = _read(drops, config, count_tokens)
+        config, names, batches = sources.read_columns(config)
+        texts, seen, tokens, kinds = _read(drops, batches, config, count_tokens)
         report = {"source": config.source, "rows_read": len(texts) + drops.count()}
-        report["answer_kinds"] = dict(kinds.most_common())
+        report |= {"columns": _columns(names, config), "answer_kinds": dict(kinds.most_common())}
         drops.refuse_many(report["rows_read"], config)
         train, held_out = _split(seen, drops, config, seed)
         names = dict.fromkeys(name for text in texts for name in json.loads(text))
@@ -92,12 +94,20 @@ def _warm_up(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
     return made
 
 
+def _columns(names: Sequence[str], config: DataConfig) -> dict[str, Any]:
+    """Which columns hold questions and reference answers, and what others there are."""
+    taken = {"question": config.question_column, "answer": config.answer_column}
+    others = [name for name in names if name and name not in taken.values()]
+    # A report is UTF-8, which has no halves of surrogate pairs.
+    return taken | {"others": [name.encode(errors="backslashreplace").decode() for name in others]}
+
+
 def _read(
-    drops: Drops, config: DataConfig, count_tokens: CountTokens
+    drops: Drops, batches: Iterable[Batch], config: DataConfig, count_tokens: CountTokens
 ) -> tuple[list[str], pd.DataFrame, list[int], Counter[str]]:
     """The good rows as JSON, their fingerprints, the tokens of all prompts, kinds of answers."""
     texts, prints, tokens, kinds = [], [duplicates.fingerprints([])], [], Counter()
-    for batch in tqdm(sources.read(config), unit=" rows", unit_scale=sources.BATCH, delay=2):
+    for batch in tqdm(batches, unit=" rows", unit_scale=sources.BATCH, delay=2):
         checked, faults, lengths = check_rows(batch, config, count_tokens)
         texts += [json.dumps(one.row, default=str) for one in checked]
         for fault in faults:
@@ -118,15 +128,16 @@ def _split(
     drops.add(CONTRADICTORY, seen["row"][disputed])
     drops.add(REPEATED, seen["row"][repeated])
     kept = seen[~disputed & ~repeated]
-    if len(kept) <= config.eval_rows:
+    if len(kept) < 2:
         raise ValueError(
-            f"{len(kept)} rows of {config.source} are left and data.eval_rows = "
-            f"{config.eval_rows}: hold out fewer, or give more data. Dropped were:{drops}"
+            f"{len(kept)} rows of {config.source} are left, and one to train on and one to hold "
+            f"out are the least: give more data. Dropped were:{drops}"
         )
+    count = min(config.eval_rows, max(1, int(len(kept) * config.eval_share)))
     places = kept.index.to_numpy()
     order = list(range(len(kept)))
     random.Random(seed).shuffle(order)
-    held_out, train = np.split(np.array(order), [config.eval_rows])
+    held_out, train = np.split(np.array(order), [count])
     leaks = duplicates.near(kept, held_out)
     drops.add(LEAKS, kept["row"].to_numpy()[leaks])
     return places[train[~leaks[train]]], places[held_out]

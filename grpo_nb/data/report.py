@@ -60,17 +60,22 @@ def checks(report: Mapping[str, Any], config: DataConfig) -> list[Check]:
     """What stage 01 records of its report: a line for each check and each reason to drop a row."""
     lengths, cap = report["prompt_tokens"], config.max_prompt_tokens
     near = sum(entry["count"] for entry in report["dropped"] if entry["reason"] == LEAKS)
-    rows = f"{report['train_rows']} rows to train on, {report['eval_rows']} held out"
+    rows = f"{report['rows_read']} rows read: {report['train_rows']} to train on, "
+    rows += f"{report['eval_rows']} held out"
+    if report["eval_rows"] < config.eval_rows:
+        rows += f" (at most {config.eval_share:.0%} of them: data.eval_share)"
     parsed = f"{report['answer_parse_rate']:.1%} of the reference answers parse"
     compared: Counter[str] = Counter()
     for kind, count in report.get("answer_kinds", {}).items():
         compared[answers.HOW.get(kind, f"as {kind}")] += count
     ways = ", ".join(f"{count} {way}" for way, count in compared.items())
     split = f"no held-out prompt is trained on; {near} rows nearly equal to one were left out"
-    long = f"99 % have at most {lengths['p99']} tokens, the longest {lengths['max']}; cap {cap}"
+    long = f"half have at most {lengths['p50']} tokens, 99 % {lengths['p99']}"
+    long += f", the longest {lengths['max']}; cap {cap}"
     fits = lengths["p99"] <= cap
     raised = "" if fits else f"set data.max_prompt_tokens = {lengths['recommended_cap']}"
     found = [
+        _columns(report["columns"], config),
         Check("dataset", "ok", rows),
         Check("reference answers", "ok", f"{parsed}; compared are {ways}"),
         Check("no leakage", "ok", split),
@@ -80,6 +85,15 @@ def checks(report: Mapping[str, Any], config: DataConfig) -> list[Check]:
         evidence = "{judged} prompts tried: {too_hard} too hard, {too_easy} too easy, left out"
         found.append(Check("difficulty", "ok", evidence.format(**tried)))
     return [*found, *map(_left_out, report["dropped"])]
+
+
+def _columns(columns: Mapping[str, Any], config: DataConfig) -> Check:
+    chosen = f"questions in {columns['question']!r}, reference answers in {columns['answer']!r}"
+    if (config.question_column, config.answer_column) != (columns["question"], columns["answer"]):
+        chosen += ", chosen by their names: data.question_column and data.answer_column name others"
+    if columns["others"]:
+        chosen += f"; data.extra_columns can give the rewards {', '.join(columns['others'])}"
+    return Check("columns", "ok", chosen)
 
 
 def _left_out(entry: Mapping[str, Any]) -> Check:

@@ -1,4 +1,4 @@
-"""Where rows come from: `read` over every kind of source, in batches.
+"""Where rows come from: `read` over every kind of source, in batches, and their columns.
 
 A row: {"question": "What is 47 + 38?", "answer": "85"}, with whatever columns the source has.
 A line that is no row is a text that says why, so that it is reported and the others are kept.
@@ -8,7 +8,7 @@ import csv
 import json
 import re
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +21,11 @@ NO_TEXT = (b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b", b"PK\x03\x04")
 csv.field_size_limit(2**24)  # characters of a cell; 128 KiB unless told
 BUILT_IN = {task: f"data/tasks/{task}.jsonl" for task in TASKS if task != "math"}
 BUILT_IN["arithmetic"] = "data/arithmetic.jsonl"
+# The names that a column may have where the first of them, the default, is not there.
+LIKELY = {
+    "question_column": ("question", "prompt", "problem", "instruction", "input"),
+    "answer_column": ("answer", "solution", "output", "label", "target"),
+}
 Row = dict[str, Any]
 Batch = list[tuple[int, Row | str]]
 
@@ -35,6 +40,29 @@ def read(config: DataConfig) -> Iterator[Batch]:
     numbered = islice(numbered, config.max_rows or None)
     while batch := list(islice(numbered, BATCH)):
         yield batch
+
+
+def read_columns(config: DataConfig) -> tuple[DataConfig, list[str], Iterator[Batch]]:
+    """The settings with the columns that the source has, all their names, and its batches.
+
+    Raises:
+        ValueError: The default column is not there, and several have a likely name.
+    """
+    batches = read(config)
+    first = next(batches, [])
+    names = list(dict.fromkeys(name for _, row in first if isinstance(row, dict) for name in row))
+    named, found = {config.question_column, config.answer_column}, {}
+    for setting, likely in LIKELY.items():
+        fit = [name for name in names if name.strip().lower() in likely and name not in named]
+        if getattr(config, setting) != likely[0] or likely[0] in names or not fit:
+            continue
+        if len(fit) > 1:
+            raise ValueError(
+                f"{config.source} has no column {likely[0]!r}, and {' and '.join(map(repr, fit))} "
+                f"could each take its place: name one, as in data.{setting} = {fit[0]!r}"
+            )
+        found[setting] = fit[0]
+    return config.model_copy(update=found), names, chain([first], batches)
 
 
 def _open(config: DataConfig) -> Iterator[Row | str | None]:

@@ -78,7 +78,9 @@ def answer_file(
     how = {"temperature": temperature, "seed": seed, "batch_size": batch_size}
     _check(how)
     config, weights = run.config(), weights_of(run, model)
-    data = _questions(config, source, question_column, answer_column)
+    trained = read_json(run / "data/report.json")["columns"]
+    asked = (question_column or trained["question"], answer_column or trained["answer"])
+    data = _questions(config, source, *asked)
     folders = [find_model(weights["model_path"]), weights["adapter"]]
     template = config.model.chat_template_kwargs
     tokenizer = load_tokenizer(weights["model_path"], template)
@@ -117,8 +119,7 @@ def _questions(config: RunConfig, source: Path, question: str, answer: str) -> D
     if not source.is_file():
         raise FileNotFoundError(f"{source} is not a file: give a table of questions")
     change = {"source": str(source.resolve()), "max_rows": 0, "sft_rows": 0}
-    change["question_column"] = question or config.data.question_column
-    change["answer_column"] = answer or config.data.answer_column
+    change |= {"question_column": question, "answer_column": answer}
     change["system_prompt"] = system_prompt(config, load_rewards(config.rewards))
     return config.data.model_copy(update=change)
 

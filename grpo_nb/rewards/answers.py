@@ -44,9 +44,8 @@ _NAME = (
     r"(?:(?:\\[A-Za-z]+|[A-Za-z]{1,20}|\\text\{[^{}]*\})(?:_(?:\{[^{}]*\}|\w))?'*(?:\^\{-1\})?"
     r"(?:\s?\(\s?[A-Za-z](?:\s?,\s?[A-Za-z])*\s?\))?|\(\s?[A-Za-z](?:\s?,\s?[A-Za-z])*\s?\))"
 )
-_LONE_NUMBER = re.compile(  # of a sentence that has no other mathematics
-    r"(?s)((?:[^\d\\=^{}<>$]*[^\d\\=^{}<>$\w-])?)([$€£]?-?\d(?:[\d,./]*\d)?%?)((?:[^\w\\=^{}<>!][^\d\\=^{}<>]*)?)"
-)
+_SAID = r"(?:(?!(?:pi|sin|cos|tan|log|exp|mod)\b)[A-Za-z]{2}[A-Za-z'’-]*|[aAI])[,:;]?"  # a word
+_LONE_NUMBER = re.compile(rf"\s*(?:{_SAID}\s+)*(-?\d(?:[\d,./]*\d)?%?)(?:\s+{_SAID})*[\s.]*")
 _SENTENCE_END = re.compile(r"[.!?]\s")
 _GOES_ON = re.compile(r"(?i)[\s.!?]*(?:or|wait|no|not|but|actually|maybe|perhaps|however|unless)\b")
 
@@ -93,16 +92,21 @@ def _sentence(text: str) -> str:
     if end and _GOES_ON.match(text, end.end()):
         return text
     text = text[: end.start()] if end else text
-    words = re.sub(rf"\$\s*{_NAME}\s*\$", "", text)
+    words = re.sub(rf"\$\s*(?:{_NAME}|(-?\d[\d.,/]*%?))\s*\$|[$€£](?=\d)", r" \1", text)
     lone = _LONE_NUMBER.fullmatch(words)
-    return lone[2].lstrip("$€£") if lone and not _HEDGE.search(words) else text
+    return lone[1] if lone and not _HEDGE.search(words) else text
 
 
 # -- what it says
 
-_UNICODE = {"−": "-", "π": r"\pi ", "∞": r"\infty ", "×": r"\times ", "·": r"\cdot "}
-_UNICODE |= {"√": r"\sqrt ", "∪": r"\cup ", "∈": r"\in ", "±": r"\pm ", "≈": r"\approx "}
-_UNICODE |= {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "²": "^2", "³": "^3", "°": r"^\circ "}
+_SIGNS = {"−": "-", "π": r"\pi ", "∞": r"\infty ", "×": r"\times ", "·": r"\cdot ", r"\$": "$"}
+_SIGNS |= {"√": r"\sqrt ", "∪": r"\cup ", "∈": r"\in ", "±": r"\pm ", "≈": r"\approx "}
+_SIGNS |= {"²": "^2", "³": "^3", "°": r"^\circ ", r"\lt": "<", r"\gt": ">", r"\{": "⦃", r"\}": "⦄"}
+_SIGNS |= {r"\lbrace": "⦃", r"\rbrace": "⦄", r"\dfrac": r"\frac", r"\tfrac": r"\frac"}
+_SIGNS |= dict.fromkeys(("≤", "<=", r"\leq", r"\leqslant"), r"\le ") | {r"\cfrac": r"\frac"}
+_SIGNS |= dict.fromkeys(("≥", ">=", r"\geq", r"\geqslant"), r"\ge ")
+_SIGNS |= dict.fromkeys(("≠", "!=", r"\neq"), r"\ne ")
+_SIGN = re.compile(r"\\[A-Za-z]+|" + "|".join(re.escape(s) for s in _SIGNS if not s[1:].isalpha()))
 _SPELLINGS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -112,23 +116,13 @@ _SPELLINGS = [
         (r"[\[(]\s*\\begin\{array\}(?:\{[lcr|]*\})?(.*?)\\end\{array\}\s*[\])]",
          r"\\begin{pmatrix}\1\\end{pmatrix}"),
         (r"(\\(?:begin|end)\{)[bB]?matrix\}", r"\1pmatrix}"),
-        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\frac\s*(\d)\s*(\d|\{\d+\})", r"\\frac{\1}{\2}"),
-        (r"(?<!\\)\{\s+", "{"),
-        (r"\s+\}", "}"),
+        (r"(?<=\{)\s+|\s+(?=\})", ""),
         (r"\{\{(\d+)\}\}", r"{\1}"),
         (r"(?<=\d)\s*\{\s*,\s*\}\s*(?=\d{3})", ","),
         (r"(?<!\\)\\[,;:> ]|~|\\q?quad", " "),
         (r"\\(?:mathrm|mathbf|mathit)\s*\{\s*([A-Za-z])\s*\}", r"\1"),
         (r"\\(?:text[a-z]*|mathrm|mathbf|mbox|operatorname\*?)\s*\{", r"\\text{"),
-        (r"\\\{|\\lbrace(?![A-Za-z])", "⦃"),
-        (r"\\\}|\\rbrace(?![A-Za-z])", "⦄"),
-        (r"<=|\\leq(?:slant)?(?![A-Za-z])", r"\\le "),
-        (r">=|\\geq(?:slant)?(?![A-Za-z])", r"\\ge "),
-        (r"!=|\\neq(?![A-Za-z])", r"\\ne "),
-        (r"\\lt(?![A-Za-z])", "<"),
-        (r"\\gt(?![A-Za-z])", ">"),
-        (r"\\[$]", "$"),
         (r"\\%|(?<=[\d}$])\s*(?:\\text\{)?\s*(?:percent(?:age)?|pct)\b\}?", "%"),
         (r"sqrt\s?\(([^()]*)\)", r"sqrt{\1}"),
         (r"(?<![\\A-Za-z])(pi|sqrt|sin|cos|tan|log|ln|exp|infty|cup)(?![A-Za-z])", r"\\\1 "),
@@ -142,7 +136,8 @@ _HEAVY = re.compile(
 _INNERMOST = re.compile(r"[(\[{⦃][^()\[\]{}⦃⦄]*[)\]}⦄]")
 _HEDGE = re.compile(
     r"(?i)(?<![\\\w])(?:not?|nor|never|neither|either|isn|aren|wasn|don|doesn|cannot|can't|if"
-    r"|unless|maybe|perhaps|possibly|probably|might|wrong|incorrect|false|instead|except|but|wait|guess|unknown"
+    r"|unless|maybe|perhaps|possibly|probably|might|wrong|incorrect|false|instead|except|but|wait"
+    r"|guess|unknown"
     r"|(?:at|the) (?:least|most)\b(?! \w+ \w)|(?:more|less|fewer|greater|smaller|other) than"
     r"|between|twice|double|half|minus|plus|times|over|squared|cubed|hundred|thousand|[mb]illion"
     r"|dozen|factorial|choose)\b"
@@ -156,12 +151,12 @@ def spelled(text: str) -> str:
         ValueError: It is too long, its brackets do not match, or it would only burn time.
     """
     text = re.sub(r"(?<=\d)(?=[\u00bc-\u00be\u2150-\u215e])", " ", text)
-    text = text.translate(_TABLE) if not text.isascii() else text
+    if r"\begin" not in text:
+        text = re.sub(r"\\\\(?=[A-Za-z{}()\[\]])", r"\\", text)
+    text = _SIGN.sub(lambda sign: _SIGNS.get(sign[0], sign[0]), text)
     text = unicodedata.normalize("NFKC", text).replace("\u2044", "/")
     if len(text) > LONGEST:
         raise ValueError(f"longer than {LONGEST} characters")
-    if r"\begin" not in text:
-        text = re.sub(r"\\\\(?=[A-Za-z{}()\[\]])", r"\\", text)
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
     bare = text = " ".join(text.split()).strip("*_ ").rstrip(". ")
@@ -175,8 +170,6 @@ def spelled(text: str) -> str:
     return text
 
 
-_TABLE = str.maketrans(_UNICODE)
-
 _SET_EQUAL = re.compile(rf"{_NAME}\s*(?:=|\\in|\\approx)\s*(?=□)")
 _MATH = re.compile(
     r"\$\$(.+?)\$\$|(?<!\\)\$((?:[^$\n\\]|\\.)+?)\$|\\\(([^\n]+?)\\\)|\\\[(.+?)\\\]", re.DOTALL
@@ -187,7 +180,10 @@ _COPULA = re.compile(
     re.IGNORECASE,
 )
 _TAIL = re.compile(r"(?s)(.+?)\s+(?:is|are) (?:the|our|a|its|all)\b[A-Za-z ]*")
-_BESIDE = re.compile(r"[\d\\^=+/<>|{}\[\]_!]|[-*]\s*□")  # mathematics, not words
+_BESIDE = re.compile(  # mathematics, not words
+    r"[\d\\^=+/<>|{}\[\]_!]|[-*]\s*□|□\s*[-*(]|(?<![A-Za-z])[b-zB-HJ-Z]\s*□"
+)
+_AFTER = re.compile(rf"\s*(?:%|pct)?(?:[\s().,;:'\"*$]|{_SAID})*")
 
 
 def statement(text: str) -> str:
@@ -215,7 +211,8 @@ def statement(text: str) -> str:
         return _without_words(text)
     outside = _SET_EQUAL.sub("", outside)
     before, *between, after = outside.split("□")
-    if _BESIDE.search(outside) or not all(_AND.fullmatch(words) for words in between):
+    joined = all(_AND.fullmatch(words) for words in between) and _AFTER.fullmatch(after)
+    if _BESIDE.search(outside) or not joined:
         raise ValueError("it says more than one thing")
     return _not_hedged(", ".join(said), before + after) + ("%" if _PERCENT.match(after) else "")
 
@@ -260,7 +257,7 @@ _NUMBER = re.compile(
 )
 _LABEL = re.compile(r"(?i)\s*(?:[a-z()/.-]+\s*){0,2}")  # a unit or a name: two words at most
 _WORD = re.compile(r"(?!pi$|sin$|cos$|tan$|log$|exp$|mod$)[A-Za-z]{3,}|a")
-_FRACTION = re.compile(r"\\frac\s?\{(\d+)\}\s?\{(\d+)\}")
+_FRACTION = re.compile(r"\\frac\s?\{(\d+)\}\s?\{(\d+)\}(?!\s*\d)")
 _COMMA = re.compile(r"([-+]?\d+),(\d+)(?:\s?[$€£%]?(?:\s[a-z]+)?)?")
 
 
@@ -418,7 +415,7 @@ _AS_OFTEN_AS_IN_REFERENCE = [
     r"['\"$]|boxed|\.\.",
 ]
 HOW = {"number": "as numbers", "set": "as sets", "tuple": "as tuples", "interval": "as intervals"}
-HOW |= {"text": "as words", "equation": "by their values"}
+HOW |= {"text": "as words", "equation": "as equations"}
 HOW |= dict.fromkeys(("expression", "inequality"), "symbolically")
 
 
@@ -573,7 +570,7 @@ def _symbolic(reference: str, answer: str, seconds: float) -> bool | None:
     """What math-verify says, if the answer says one thing in a form the reference has as well."""
     gold, text = _latex(reference), _latex(answer)
     based = [len(re.findall(r"\d\s*_", one)) for one in (gold, text)]  # 204 to the base 5
-    if _JUXTAPOSED.search(text) or re.search(r"\d[eE]\d", text) or based[0] != based[1]:
+    if _JUXTAPOSED.search(text) or based[0] != based[1]:
         return False
     marks = _AS_OFTEN_AS_IN_REFERENCE + ([] if "pmatrix" in gold else [r"&|\\\\"])
     if any(len(re.findall(mark, text)) > len(re.findall(mark, gold)) for mark in marks):
@@ -588,4 +585,6 @@ def _symbolic(reference: str, answer: str, seconds: float) -> bool | None:
 
 
 def _latex(text: str) -> str:
-    return text.replace("⦃", r"\{").replace("⦄", r"\}")
+    r"""As math-verify reads it: braces of LaTeX, and 1e-5 as a power of ten."""
+    text = text.replace("⦃", r"\{").replace("⦄", r"\}")
+    return re.sub(r"(?<=\d)[eE]([-+]?\d+)", r"\\cdot 10^{\1}", text)

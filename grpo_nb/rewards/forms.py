@@ -53,7 +53,9 @@ def extract_tag(text: str, tag: str) -> str | None:
 def boxes_of(text: str) -> list[tuple[int, int]]:
     r"""(start, end) of what stands in each closed `\boxed{…}` that is in no other, in one pass."""
     found, open_braces = [], []
-    for brace in re.finditer(r"\\boxed\s*\{|\\[{}]|[{}]", text):
+    if (first := text.find(r"\boxed")) < 0:
+        return []
+    for brace in re.compile(r"\\boxed\s*\{|\\[{}]|[{}]").finditer(text, first):
         if brace[0].endswith("{"):
             open_braces.append((brace[0].startswith(r"\boxed"), brace.end()))
         elif open_braces:

@@ -17,6 +17,7 @@ import sys
 from contextlib import suppress
 from functools import lru_cache
 from queue import LifoQueue
+from typing import Any
 
 LEAST_SECONDS, GOLD_SECONDS = 0.06, 1.0  # of processor time; a comparison takes 0.002 to 0.05
 MEMORY, REMEMBERED = 2 << 30, 20_000  # bytes of address space; verdicts
@@ -144,7 +145,7 @@ os.register_at_fork(after_in_child=_POOL.forget)
 
 
 @lru_cache(maxsize=256)
-def _parse(text: str) -> list[object]:
+def _parse(text: str) -> list[Any]:
     """What math-verify makes of the text, [] where it makes nothing."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
@@ -153,6 +154,20 @@ def _parse(text: str) -> list[object]:
     rules = NormalizationConfig(malformed_operators=True, nits=True, boxed="none", units=False)
     config = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=rules)
     return parse(f"${text}$", [config], "no_fallback", "first_match", parsing_timeout=None)
+
+
+def _same_roots(gold: Any, answer: Any) -> bool:
+    """Whether equations of one unknown or none agree, where math-verify knows real roots alone."""
+    from sympy import Eq, Symbol, solve
+
+    unknown = getattr(gold, "free_symbols", set())
+    if not (isinstance(gold, Eq) and isinstance(answer, Eq)) or len(unknown) > 1:
+        return True
+    if not unknown:
+        return gold.rhs.equals(answer.rhs)
+    z = Symbol("z")  # that may be complex
+    roots = [set(solve(one.subs(dict.fromkeys(unknown, z)), z)) for one in (gold, answer)]
+    return roots[0] == roots[1]
 
 
 def _serve() -> None:
@@ -168,7 +183,9 @@ def _serve() -> None:
                 reply = b"0"
                 signal.setitimer(signal.ITIMER_VIRTUAL, 0)
                 signal.setitimer(signal.ITIMER_PROF, seconds)
-                if answer and verify(gold_value, _parse(answer), timeout_seconds=None):
+                value = _parse(answer) if answer else []
+                equal = verify(gold_value, value, timeout_seconds=None)
+                if equal and _same_roots(gold_value[0], value[0]):
                     reply = b"1"
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)

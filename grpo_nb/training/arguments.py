@@ -239,10 +239,10 @@ def notable(table: pd.DataFrame) -> pd.DataFrame:
     return table[seen & (table["argument"] != "output_dir")]
 
 
-def expected(rewards: RewardSet, stage: Stage) -> health.Expected:
-    """What the run knows before step 1, by which its health is judged."""
+def expected(rewards: RewardSet, stage: Stage, validated: int) -> health.Expected:
+    """What the run knows before step 1, by which its health is judged; `validated`: prompts."""
     ranges = {
         func.__name__: (weight, *declared_range(getattr(func, "reward", func)))
         for func, weight in zip(rewards.reward_funcs, rewards.reward_weights, strict=True)
     }
-    return health.Expected(ranges, stage.config.step_completions, stage.config.train.eval_prompts)
+    return health.Expected(ranges, stage.config.step_completions, validated)

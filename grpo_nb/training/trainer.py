@@ -169,7 +169,8 @@ class Trainer(GRPOTrainer):
         return checkpoint
 
     def _watch_so_far(self) -> health.Watch:
-        watch = health.Watch(expected(self.rewards, self.stage), self.stage.config.health)
+        known = expected(self.rewards, self.stage, len(self.validation_rows))
+        watch = health.Watch(known, self.stage.config.health)
         for line in metrics.read_lines(self.folder / "metrics.jsonl"):
             watch.feed(line)
         return watch

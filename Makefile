@@ -1,8 +1,8 @@
 # make demo        set up, then run the four notebooks on the tiny model (CPU is enough)
-# make lab         set up, then open JupyterLab on notebooks/
+# make lab         set up, then open JupyterLab on the project, with the quickstart open
 # make reward-lab  set up, then serve notebook 2 of the run "demo" as a page
 # make test        set up, then run every test this machine can run
-# make docs        set up, then build the handbook into site/
+# make docs        set up, then build the handbook into site/, and say how to read it
 # make pictures    draw the pictures of README and handbook again, from the run of make demo
 # make doctor      say what this machine has, and how to get the rest
 # make gpu-check   try everything that needs an NVIDIA GPU, in 25 minutes; a page of results
@@ -36,7 +36,8 @@ demo: install
 	@$(BIN)/python -m grpo_nb run --profile tiny-cpu --name demo
 
 lab: install
-	$(BIN)/jupyter lab --notebook-dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
+	$(BIN)/jupyter lab --notebook-dir=. --LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb \
+	  $(if $(filter 0,$(shell id -u)),--allow-root)
 
 reward-lab: install
 	@$(BIN)/python -m grpo_nb reward-lab
@@ -52,7 +53,8 @@ notebooks: install
 
 # The theme warns of mkdocs 2 at each build; the pinned version is 1.
 docs: $(TESTING)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "The search needs a server: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site"
 
 pictures: demo $(TESTING)
 	cp runs/demo/figures/training.png docs/training.png

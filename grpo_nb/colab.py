@@ -4,6 +4,7 @@ It works before anything is installed: nothing but Python's own library is impor
 """
 
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -11,9 +12,15 @@ from importlib import metadata
 
 from grpo_nb.machine import PROJECT_ROOT, gpu_fault, gpu_name, version_of
 
+RUNS_ON_DRIVE = "/content/drive/MyDrive/grpo_nb_runs"
 
-def set_up() -> None:
+
+def set_up(drive: bool = False) -> None:
     """Install the list that fits the runtime, as `make install` does.
+
+    Args:
+        drive: Keep the runs on your Google Drive, where the other notebooks find them: on Colab
+            each notebook has a machine of its own.
 
     Raises:
         SystemExit: With one sentence, where the notebook cannot go on: the GPU cannot be used,
@@ -21,6 +28,11 @@ def set_up() -> None:
     """
     if fault := gpu_fault():
         raise SystemExit(f"{fault}. Runtime → Change runtime type: take another GPU, or the CPU.")
+    if drive:
+        from google.colab import drive as google_drive
+
+        google_drive.mount("/content/drive")
+        os.environ["GRPO_NB_RUNS"] = RUNS_ON_DRIVE
     path = PROJECT_ROOT / ("requirements.txt" if gpu_name() else "requirements-cpu.txt")
     torch = re.search(r"^torch==\S+", path.read_text(encoding="utf-8"), re.MULTILINE)[0]
     print(f"Installing {path.name}: minutes the first time.")

@@ -21,6 +21,7 @@ from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent
+QUICKSTART = "00_quickstart"  # all stages on one page
 COMPARE = "05_compare_runs"  # no stage of a run: it reads finished ones
 
 
@@ -90,6 +91,6 @@ def refresh_comparison() -> None:
 
 if __name__ == "__main__":
     os.environ.update(QUIET)
-    for notebook_name in NOTEBOOKS.values():
+    for notebook_name in (QUICKSTART, *NOTEBOOKS.values()):
         refresh(notebook_name)
     refresh_comparison()

@@ -98,10 +98,13 @@ def test_the_reason_says_what_was_read_and_how_it_was_compared():
     assert compare("18", None) == (False, "refused: it says nothing")
 
 
-@pytest.mark.parametrize("flood", ["(", "$", "x=", "1,", "is ", "½", "answer is ", r"\boxed{1} "])
+@pytest.mark.parametrize(
+    "flood", ["(", "$", "x=", "1,", "is ", "½", "answer is ", r"\boxed{1} ", "ab'", "**"]
+)
 def test_a_megabyte_is_read_in_linear_time(flood):
     text = flood * (1_000_000 // len(flood))
-    for written in (text, f"<answer>{text}</answer>", f"<answer>{text}"):
+    short = f"The answer is $1$ {text[:1900]}#"  # which is read, while the others are too long
+    for written in (text, f"<answer>{text}</answer>", f"<answer>{text}", short):
         assert not compare("x+1", find(written))[0]
 
 

@@ -23,7 +23,7 @@ from grpo_nb.models import chat
 from grpo_nb.pipeline.notebooks import run_pipeline
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.answers import parse_number
-from grpo_nb.runs import Run, runs_root
+from grpo_nb.runs import PROJECT_ROOT, Run, runs_root
 from grpo_nb.runs.config import DataConfig, resolve
 from grpo_nb.runs.files import read_json
 
@@ -91,6 +91,16 @@ def test_every_kind_of_local_file_gives_the_same_rows(tmp_path, kind):
     assert read(tmp_path / f"rows.{kind}") == list(enumerate(frame.to_dict("records"), 1))
 
 
+def test_a_file_lies_beside_the_notebook_or_in_the_project(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(tmp_path / "mine.jsonl", SUM)
+    assert read("mine.jsonl") == [(1, SUM)]
+    assert len(read("data/arithmetic.jsonl")) == len(read("arithmetic")) > 1
+    looked = f"there is no {tmp_path}/none.csv, nor {PROJECT_ROOT}/none.csv; name a file"
+    with pytest.raises(FileNotFoundError, match=looked):
+        read("none.csv")
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_local_copy_of_a_hub_dataset_loads_through_datasets(tmp_path, streaming):
     write_jsonl(tmp_path / "train.jsonl", SUM, LATE)
@@ -140,7 +150,7 @@ def stray(*places):
     ("name", "content", "message"),
     [
         ("rows.xlsx", b"", "the name of a data file ends in .jsonl"),
-        ("none.jsonl", None, "does not exist: set data.source"),
+        ("none.jsonl", None, "there is no .*; name a file that is there"),
         ("utf16.csv", csv_text("a?,1").encode("utf-16"), "is in UTF-16, .* a spreadsheet: unpack"),
         ("packed.csv", gzip.compress(b"question,answer", mtime=0), "is in UTF-16, compressed"),
         ("sheet.csv", b"PK\x03\x04\x14", "or a spreadsheet: unpack it"),

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from types import SimpleNamespace
 
 import forked
 import nbformat
@@ -15,11 +16,15 @@ import pytest
 import refresh
 from conftest import TINY_SETTINGS
 
-from grpo_nb.pipeline.notebooks import QUIET
-from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, config, project_path
+from grpo_nb import export
+from grpo_nb.colab import RUNS_ON_DRIVE
+from grpo_nb.pipeline.notebooks import QUIET, check_run, undone
+from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Run, config, project_path, start_stage
+from grpo_nb.runs.files import read_json
+from grpo_nb.training import read_lines
 
 FOLDER = project_path("notebooks")
-ALL = {**NOTEBOOKS, "05": refresh.COMPARE}  # the last is no stage of a run
+ALL = {"00": refresh.QUICKSTART, **NOTEBOOKS, "05": refresh.COMPARE}
 by_stage = pytest.mark.parametrize("stage", NOTEBOOKS)
 every_notebook = pytest.mark.parametrize("stage", ALL)
 PARAMETER = re.compile(r'(\w+): (str|bool|dict) = ("\w*"|False|{})  # \S.*')
@@ -46,13 +51,13 @@ def tagged(stage, tag):
     return cell
 
 
-@by_stage
+@pytest.mark.parametrize("stage", ["00", *NOTEBOOKS])
 def test_the_parameters_are_the_run_and_a_dict_of_settings(stage):
     lines = [PARAMETER.fullmatch(line) for line in tagged(stage, "parameters").source.splitlines()]
-    own = ["profile", "task"] if stage == "01" else ["force"]
+    own = {"00": ["profile", "task", "force"], "01": ["profile", "task"]}.get(stage, ["force"])
     assert [match[1] for match in lines] == ["run_name", *own, "settings"]
     example = ast.literal_eval(lines[-1][0].rpartition("  # ")[2])
-    assert config.of_stage(stage, example) == example
+    assert stage == "00" or config.of_stage(stage, example) == example
     config.resolve("tiny-cpu", example)
     found = papermill.inspect_notebook(str(path_of(stage)))
     assert list(found) == [match[1] for match in lines], "papermill does not see all of them"
@@ -135,6 +140,15 @@ def test_the_setup_cell_does_nothing_elsewhere(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_make_lab_opens_the_project_with_the_quickstart():
+    said = subprocess.run(
+        ["make", "-n", "lab"], capture_output=True, text=True, check=True, cwd=PROJECT_ROOT
+    )
+    assert "jupyter lab --notebook-dir=. " in said.stdout
+    opened = re.search(r"default_url=/lab/tree/(\S+)", said.stdout)[1]
+    assert PROJECT_ROOT / opened == path_of("00")
+
+
 def wheel(folder, name, version):
     """A package of one module, as pip installs it."""
     files = {
@@ -150,7 +164,16 @@ def wheel(folder, name, version):
             archive.writestr(inside + file, content)
 
 
-def colab(folder, driver=""):
+KERNEL = """import os, sys, types
+colab = sys.modules["google.colab"] = types.ModuleType("google.colab")
+colab.drive = types.SimpleNamespace(mount=lambda place: print("mounted at", place))
+import old
+{}
+print("goes on", old.version, os.environ.get("GRPO_NB_RUNS", ""))
+"""
+
+
+def colab(folder, driver="", drive=False):
     """A stand-in of Colab: a venv whose pip finds wheels on disk, and git a copy of the project.
 
     Returns what the set-up cell of a fresh kernel printed, and its exit code.
@@ -160,10 +183,8 @@ def colab(folder, driver=""):
         answers = f"*driver*) echo {driver};; *cap*) echo 7.5;; *) echo Tesla T4, 15360 MiB;;"
         nvidia_smi.write_text(f"#!/bin/sh\ncase $1 in {answers} esac\n")
         nvidia_smi.chmod(0o755)
-    (folder / "kernel.py").write_text(
-        "import sys, types\nsys.modules['google.colab'] = types.ModuleType('google.colab')\n"
-        "import old\n" + tagged("01", "setup").source + "\nprint('goes on', old.version)\n"
-    )
+    cell = tagged("01", "setup").source.replace("drive=False", f"drive={drive}")
+    (folder / "kernel.py").write_text(KERNEL.format(cell))
     environment = {
         "PATH": f"{nvidia_smi.parent}:{os.environ['PATH']}",
         **{"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder / "wheels")},
@@ -207,10 +228,10 @@ def test_on_colab_the_setup_cell_installs_and_stops_where_the_old_version_is_loa
         "Installed, and old is still loaded in its old version. Runtime → Restart session, then "
         "run this cell again."
     )
-    assert colab(runtime) == (
-        "Installing requirements-cpu.txt: minutes the first time.\ngoes on 2\n",
-        0,
-    )
+    installing = "Installing requirements-cpu.txt: minutes the first time.\n"
+    assert colab(runtime) == (f"{installing}goes on 2 \n", 0)
+    said = f"mounted at /content/drive\n{installing}goes on 2 {RUNS_ON_DRIVE}\n"
+    assert colab(runtime, drive=True) == (said, 0)
 
 
 def test_on_colab_a_gpu_gets_its_list_and_an_old_driver_a_sentence(runtime):
@@ -258,3 +279,85 @@ def test_what_was_evaluated_is_saved_before_anything_can_fail():
 
 def test_the_policy_is_let_go_at_the_end_of_the_training():
     assert code_cells("03")[-1].source.startswith("policy.close()\nprint(stage.finish(")
+
+
+@pytest.fixture
+def kernels(forks, runs_dir, monkeypatch):
+    """An empty place for runs, in which notebooks are executed quickly and quietly."""
+    for name, value in (QUIET | {"PYTHONPATH": str(PROJECT_ROOT)}).items():
+        monkeypatch.setenv(name, value)
+    return runs_dir
+
+
+def execute(stage, folder, cells, **parameters):
+    """The run that a notebook leaves; cells of these ids have another source."""
+    notebook, target = read(stage), folder / f"{stage}.ipynb"
+    for cell in notebook.cells:
+        cell.source = cells.get(cell.id, cell.source)
+    nbformat.write(notebook, target)
+    papermill.execute_notebook(target, target, parameters, cwd=folder, progress_bar=False)
+    return Run(parameters["run_name"])
+
+
+def uncommented(stage, *names):
+    """Cells as a reader makes them their own: the first comment says what the code does."""
+    found = {cell.id: cell.source.splitlines() for cell in code_cells(stage) if cell.id in names}
+    for lines in found.values():
+        lines.remove(next(line for line in lines if line.startswith("#")))
+    assert len(found) == len(names)
+    return {name: re.sub("^# ?", "", "\n".join(lines), flags=re.M) for name, lines in found.items()}
+
+
+def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
+    """With the rewards of its cell, a file beside the notebook, and settings of every stage."""
+    rows = (PROJECT_ROOT / "data/arithmetic.jsonl").read_text().splitlines()[:200]
+    (kernels / "mine.jsonl").write_text("\n".join(rows))
+    own = uncommented("00", "your-rewards")
+    settings = TINY_SETTINGS | {"data.source": "mine.jsonl", "evaluate.samples": 2}
+    run = execute("00", kernels, own, run_name="quick", settings=settings, force=True)
+    assert undone(run) == []
+    assert settings.items() <= config.flatten(run.config()).items()
+    assert read_json(run / "rewards/report.json")["weights"] == {"correct": 1, "brief": 0.25}
+    assert read_json(run / "model/parity.json")["passed"]
+    for first in ("02", "03", "04"):
+        check_run(run, first=first)
+    with pytest.raises(ValueError, match="unknown setting"):
+        start_stage("01", "other", {"train.max_step": 1}, all_stages=True)
+
+
+def test_a_model_an_argument_and_a_callback_of_the_readers_own_are_trained(kernels, demo_run):
+    shutil.copytree(demo_run.path, kernels / "demo")
+    cells = uncommented("03", "own-model", "03-09", "own-callback")
+    cells["own-callback"] = cells["own-callback"].replace("1.6", "-1")  # solved at once
+    settings = {"train.max_steps": 3, "train.per_device_train_batch_size": 16}
+    run = execute("03", kernels, cells, run_name="demo", settings=settings)
+    adapter = read_json(run / "train/adapter/adapter_config.json")
+    assert sorted(adapter["target_modules"]) == ["q_proj", "v_proj"]
+    assert (adapter["r"], adapter["lora_dropout"]) == (8, 0.05)
+    assert read_json(run / "train/arguments.json")["epsilon_high"] == 0.28
+    assert read_lines(run / "train/metrics.jsonl")[-1]["step"] == 1
+
+
+CONVERTER = "import sys\nopen(sys.argv[3], 'w').write(sys.argv[1])\n"
+
+
+def test_what_was_trained_is_taken_elsewhere(demo_run, kernels, monkeypatch, capsys):
+    """The hub and llama.cpp's converter are stand-ins that keep what they are given."""
+    shutil.copytree(demo_run.path, kernels / "demo")
+    monkeypatch.chdir(kernels)
+    run, sent = Run("demo"), []
+    (kernels / "llama.cpp").mkdir()
+    (kernels / "llama.cpp/convert_hf_to_gguf.py").write_text(CONVERTER)
+    for name in ("create_repo", "upload_folder"):
+        monkeypatch.setattr(f"huggingface_hub.{name}", lambda *a, **to: sent.append((a, to)))
+    names = {"stage": SimpleNamespace(run=run), "export": export}
+    names |= {"adapter": run / "train/adapter", "merged_path": run / "model/merged"}
+    for source in uncommented("04", "copy-it", "gguf", "push", "ask-later").values():
+        exec(source, names)
+    assert (kernels / "my-adapter/adapter_model.safetensors").is_file()
+    assert (kernels / "my-model/model.safetensors").is_file()
+    assert (kernels / "my-model.gguf").read_text() == str(names["merged_path"])
+    assert sent[0] == (("me/adder",), {"private": True, "exist_ok": True})
+    assert sent[1][1] == {"repo_id": "me/adder", "folder_path": names["merged_path"]}
+    assert "## Evaluation" in (names["merged_path"] / "README.md").read_text()
+    assert "<answer>" in capsys.readouterr().out

@@ -50,7 +50,7 @@ def test_a_failing_cell_stops_the_run_and_keeps_the_notebook(runs_dir, forks, ca
     assert main(["run", "--name", "f", "--set", f"data.source={missing}"]) == 1
     error = capsys.readouterr().err
     assert "01_prepare_data failed in cell" in error
-    assert f"FileNotFoundError: {missing} does not exist" in error
+    assert f"there is no {missing}; name a file" in error
     assert "Traceback" not in error
     run = Run("f")
     entry = run.manifest()["01"]
@@ -75,7 +75,7 @@ def test_a_run_in_use_is_refused(runs_dir, capsys):
 def test_a_later_stage_runs_again_alone(again):
     run, before = again, again.manifest()
     settings = {"evaluate.show_samples": 2}
-    pipeline.run_pipeline("again", settings=settings, first="04", console=Console(quiet=True))
+    pipeline.run_pipeline("again", settings=settings, first="04")
     after = run.manifest()
     assert after["03"] == before["03"]
     assert after["04"]["started"] != before["04"]["started"]
@@ -86,8 +86,7 @@ def test_a_later_stage_runs_again_alone(again):
 
 def test_training_again_keeps_what_was_set_and_drops_what_was_left(again):
     settings = {"train.learning_rate": "2e-3", "train.max_steps": 2}
-    quiet = Console(quiet=True)
-    pipeline.run_pipeline("again", settings=settings, first="03", last="03", console=quiet)
+    pipeline.run_pipeline("again", settings=settings, first="03", last="03")
     train = again.config().train
     assert (train.learning_rate, train.max_steps) == (2e-3, 2)
     assert train.per_device_train_batch_size == TINY_SETTINGS["train.per_device_train_batch_size"]

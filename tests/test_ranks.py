@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import forked
 import pandas as pd
 import pytest
-from rich.console import Console
 from safetensors.torch import load_file
 from trainings import arguments_of, comparable, make_run
 
@@ -211,7 +210,7 @@ def test_an_adaptive_reward_counts_the_successes_of_all_processes():
 
 def test_stage_03_takes_what_was_set_before_it_and_what_is_set_now(runs_dir):
     early = {"train.max_steps": 7, "trl.epsilon_high": 0.28, "data.eval_rows": 16}
-    run_pipeline("x", "tiny-cpu", early, console=Console(quiet=True), last="01")
+    run_pipeline("x", "tiny-cpu", early, last="01")
     run = Run("x")
     assert list(run.manifest()) == ["01"]
     stage = launch_module._start(run, {"train.learning_rate": "5e-4"}, force=True)

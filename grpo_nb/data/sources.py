@@ -66,12 +66,17 @@ def read_columns(config: DataConfig) -> tuple[DataConfig, list[str], Iterator[Ba
 
 
 def _open(config: DataConfig) -> Iterator[Row | str | None]:
-    path = project_path(BUILT_IN.get(config.source, config.source))
+    name = BUILT_IN.get(config.source, config.source)
+    places = dict.fromkeys([Path.cwd() / name, project_path(name)])  # a kernel is at its notebook
+    path = next(filter(Path.exists, places), project_path(name))
     if path.is_dir():
         return _read_hub(str(path), config)
     if reader := READERS.get(path.suffix.lower()):
         if not path.is_file():
-            raise FileNotFoundError(f"{path} does not exist: set data.source to a file that does")
+            raise FileNotFoundError(
+                f"data.source = {config.source!r}: there is no {', nor '.join(map(str, places))}; "
+                "name a file that is there"
+            )
         return reader(path)
     if path.is_file():
         raise ValueError(f"{path}: the name of a data file ends in {', '.join(READERS)}")

@@ -145,8 +145,8 @@ def evaluate_model(
             adapter=not without_adapter,
         )
         scored["decoding"] = decoding
+        scored["accuracy"] = scored[preset.names[0]]  # first: a reward may be named "correct"
         scored["correct"] = passed(scored, preset)
-        scored["accuracy"] = scored[preset.names[0]]
         scored["format"] = scored[preset.format_name] if preset.format_name else float("nan")
         tables.append(scored)
     return pd.concat(tables, ignore_index=True)

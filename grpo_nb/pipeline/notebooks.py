@@ -198,7 +198,7 @@ def run_pipeline(
         first: "01" … "04"; the stages before it must be done.
         last: "01" … "04".
         force: Start later stages although what they read has changed.
-        console: Where is said how far it is.
+        console: Where is said how far it is; None: nowhere.
 
     Raises:
         ValueError: Before anything starts: an unknown or unfit setting, a stage missing.
@@ -206,7 +206,7 @@ def run_pipeline(
         StageFailed: A notebook did not reach its end; what there is of it is kept.
         Stopped: SIGTERM or SIGINT came; the training saved a checkpoint first.
     """
-    run, console = Run(name), console or Console()
+    run, console = Run(name), console or Console(quiet=True, force_jupyter=False)
     config, typed = check_run(run, profile, settings, first, last, force)
     _papermill()  # while a signal still ends this process
     lock = run.lock(".pipeline.lock")

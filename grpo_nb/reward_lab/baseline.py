@@ -9,7 +9,8 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,35 +62,38 @@ class Baseline(NamedTuple):
         return completions * (self.generation_seconds + FORWARDS * self.forward_seconds)
 
 
-def sample(run: Run, rows: Sequence[Row], config: RunConfig) -> Baseline:
+def sample(
+    run: Run, rows: Sequence[Row], config: RunConfig, engine: models.Engine | None = None
+) -> Baseline:
     """Completions of the base model for each row, from the cache where it has them.
 
     Args:
         run: Where the cache is.
         rows: [prompts] dataset rows.
         config: The base model, how it samples, `rewards.baseline_completions` a prompt.
+        engine: A loaded policy's, below whose adapter the base answers; None: it is loaded.
     """
     settings = _settings(config)
     cached, seconds = _read(run, settings)
     if missing := [row for row in rows if _key(row) not in cached]:
-        sampled, seconds = _sample_base([row["prompt"] for row in missing], config)
+        sampled, seconds = _sample_base([row["prompt"] for row in missing], config, engine)
         cached |= {_key(row): group for row, group in zip(missing, sampled, strict=True)}
         _write(run, cached, settings, seconds)
     return Baseline(list(rows), [cached[_key(row)] for row in rows], *seconds)
 
 
 def _sample_base(
-    prompts: list[list[Message]], config: RunConfig
+    prompts: list[list[Message]], config: RunConfig, engine: models.Engine | None
 ) -> tuple[list[list[models.Sample]], list[float]]:
     """Samples of the base model, and seconds a completion for generation and a forward."""
     model, group = config.model, config.rewards.baseline_completions
-    opened = models.open_engine(
+    opened = partial(
+        models.open_engine,
         model.model_path,
-        adapter=None,
         quantization=model.quantization,
         chat_template_kwargs=model.chat_template_kwargs,
     )
-    with closing(opened) as base:
+    with nullcontext(engine) if engine else closing(opened(adapter=None)) as base:
         started = time.perf_counter()
         samples = base.generate(
             prompts,
@@ -98,6 +102,7 @@ def _sample_base(
             num_generations=group,
             seed=config.seed,
             batch_size=config.step_completions,  # as many at once as in training
+            adapter=False,
         )
         seconds = (time.perf_counter() - started) / (len(prompts) * group)
         texts = [
@@ -257,7 +262,9 @@ def recommended_length(samples: Sequence[models.Sample], cap_tokens: int) -> tup
     return length, f"99 % of the completions that ended took at most {longest:.0f} tokens"
 
 
-def by_difficulty(stage: Stage, preset: RewardSet, report: dict[str, Any]) -> dict[str, Any]:
+def by_difficulty(
+    stage: Stage, preset: RewardSet, report: dict[str, Any], engine: models.Engine | None = None
+) -> dict[str, Any]:
     """Try `data.difficulty_prompts` prompts, drop those out of the band, and order the rest.
 
     A prompt that is always or never solved gives its group no advantage: its completions cost
@@ -267,6 +274,7 @@ def by_difficulty(stage: Stage, preset: RewardSet, report: dict[str, Any]) -> di
         stage: Stage 01, after `data.prepare`.
         preset: Its first reward says whether a completion passed.
         report: What `data.prepare` gave.
+        engine: As `sample` takes it.
 
     Returns:
         The report with "difficulty", written to data/report.json too; as it was where no
@@ -279,7 +287,7 @@ def by_difficulty(stage: Stage, preset: RewardSet, report: dict[str, Any]) -> di
     if not config.difficulty_prompts:
         return report
     rows = data.load(stage.run, "train")
-    tried = sample(stage.run, rows[: config.difficulty_prompts], stage.config)
+    tried = sample(stage.run, rows[: config.difficulty_prompts], stage.config, engine)
     model = stage.config.model
     tokenizer = chat.load_tokenizer(model.model_path, model.chat_template_kwargs)
     table = Bench(preset, tokenizer=tokenizer).table(tried.rows, tried.completions_P_G)

@@ -37,15 +37,19 @@ class Answer(NamedTuple):
 
 # -- where a completion says it
 
-_HEADING = re.compile(r"(?i)(?:\*\*|^|(?<=[.\n]))[#* ]*\bfinal answer\b[*: ]*(?!\s*is\b)")
+_HEADING = re.compile(r"(?i)(?:\*\*|^|(?<=[.\n]))[#* ]{0,9}\bfinal answer\b[*: ]{0,9}(?!\s*is\b)")
 _MARKER = re.compile(r"(?i)####|\banswer\*{0,2}\s*(?:is\b\s*:?|:)\*{0,2}")
 _CONCLUSION = re.compile(r"(?<!\S)(?:Therefore|Thus|Hence|So)\b,?")
 _NAME = (
     r"(?:(?:\\[A-Za-z]+|[A-Za-z]{1,20}|\\text\{[^{}]*\})(?:_(?:\{[^{}]*\}|\w))?'*(?:\^\{-1\})?"
     r"(?:\s?\(\s?[A-Za-z](?:\s?,\s?[A-Za-z])*\s?\))?|\(\s?[A-Za-z](?:\s?,\s?[A-Za-z])*\s?\))"
 )
-_SAID = r"(?:(?!(?:pi|sin|cos|tan|log|exp|mod)\b)[A-Za-z]{2}[A-Za-z'’-]*|[aAI])[,:;]?"  # a word
-_LONE_NUMBER = re.compile(rf"\s*(?:{_SAID}\s+)*(-?\d(?:[\d,./]*\d)?%?)(?:\s+{_SAID})*[\s.]*")
+_SAID = (
+    r"(?:(?!(?:pi|sin|cos|tan|log|exp|mod)\b)[A-Za-z]{2}[A-Za-z'’-]*|[aAI])(?![A-Za-z])"  # a word
+)
+_LONE_NUMBER = re.compile(
+    rf"\s*(?:{_SAID}[,:;]?\s+)*(-?\d(?:[\d,./]*\d)?%?)(?:\s+{_SAID}[,:;]?)*[\s.]*"
+)
 _SENTENCE_END = re.compile(r"[.!?]\s")
 _GOES_ON = re.compile(r"(?i)[\s.!?]*(?:or|wait|no|not|but|actually|maybe|perhaps|however|unless)\b")
 
@@ -183,7 +187,7 @@ _TAIL = re.compile(r"(?s)(.+?)\s+(?:is|are) (?:the|our|a|its|all)\b[A-Za-z ]*")
 _BESIDE = re.compile(  # mathematics, not words
     r"[\d\\^=+/<>|{}\[\]_!]|[-*]\s*□|□\s*[-*(]|(?<![A-Za-z])[b-zB-HJ-Z]\s*□"
 )
-_AFTER = re.compile(rf"\s*(?:%|pct)?(?:[\s().,;:'\"*$]|{_SAID})*")
+_AFTER = re.compile(rf"\s*(?:%|pct)?(?:[\s().,;:\"*$]|(?<![A-Za-z'’-]){_SAID})*")
 
 
 def statement(text: str) -> str:

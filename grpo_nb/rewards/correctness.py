@@ -12,7 +12,6 @@ from grpo_nb.rewards.contract import Scored, reward
 from grpo_nb.rewards.forms import TAGS, Form, parse_json
 from grpo_nb.rewards.prompts import split_words
 
-RIGHT = Scored(1.0)
 LONGEST_ANSWER = 2_000  # characters that text comparisons read
 
 
@@ -79,7 +78,8 @@ def numeric_correctness_reward(
     if not right and (absolute or relative):
         allowed = max(Fraction(absolute), Fraction(relative) * abs(expected.number))
         right = abs(found.number - expected.number) <= allowed
-    return RIGHT if right else Scored(0.0, f"{found.number} is not {expected.number}")
+    verdict = "is" if right else "is not"
+    return Scored(float(right), f"{found.text}, read as a number, {verdict} {expected.text}")
 
 
 @reward(max_none_share=0.05, parallel=True, resists="relations, alternatives and partial parses")

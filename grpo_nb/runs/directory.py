@@ -292,6 +292,7 @@ def start_stage(
     profile: str = "auto",
     task: str = "math",
     force: bool = False,
+    all_stages: bool = False,
 ) -> Stage:
     """Resolve the configuration, check the stages before, and lock the run.
 
@@ -304,6 +305,8 @@ def start_stage(
         profile: Of the run, or "auto"; counts in stage 01.
         task: Of the run; counts in stage 01, where `settings` does not set it.
         force: Start although an earlier stage is not done or has changed.
+        all_stages: The notebook holds all of them: `settings` are of any, and those of this stage
+            and later ones count.
 
     Raises:
         ValueError: A stage before is missing, failed or changed, or a setting is wrong.
@@ -312,10 +315,11 @@ def start_stage(
     run, settings = Run(run_name), dict(settings or {})
     for name in settings:
         configs.refuse_unknown_setting(name)
-        if (owner := configs.stage_of(name)) != stage:
+        if (owner := configs.stage_of(name)) != stage and not all_stages:
             raise ValueError(f"{name} belongs to {NOTEBOOKS[owner]}, not to {NOTEBOOKS[stage]}")
+    settings = {name: v for name, v in settings.items() if configs.stage_of(name) >= stage}
     settings = {"task": task} | settings if stage == "01" else settings
-    config = resolve_stages(run, settings, stage, stage, profile)
+    config = resolve_stages(run, settings, stage, "04" if all_stages else stage, profile)
     if not force:
         check_stages_before(run, stage)
     run.lock()

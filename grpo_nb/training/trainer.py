@@ -23,6 +23,7 @@ is imported after the policy is loaded: `training.Trainer` sees to it.
 import functools
 import math
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from grpo_nb import models
-from grpo_nb.models import Policy, sharded
+from grpo_nb.models import Policy, lm_head, sharded
 from grpo_nb.models.chat import fold_system
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import in_thread, is_async, waits
@@ -48,6 +49,9 @@ from grpo_nb.training.callbacks import StepCallback, generation_is_used_up
 from grpo_nb.training.checkpoints import GOES_ON, save_trained
 from grpo_nb.training.updates import Controls, Progress, Watcher, stop_on_signals
 from grpo_nb.training.validation import Validation, hold_out, prompts_to_hold_out
+
+if "unsloth" not in sys.modules and not models.cuda_available():
+    lm_head.install()  # for a model of your own, too; Unsloth brings one
 
 
 class Trainer(GRPOTrainer):

@@ -31,7 +31,7 @@ def seconds(run: Run) -> dict[str, float]:
         ),
         evaluation.Candidate("merged", run / "model/merged"),
     ]
-    preset = rewards.load_preset(config.rewards.preset, config.rewards.reward_weights)
+    preset = rewards.load_rewards(config.rewards)
     started = time.perf_counter()
     report = evaluation.run(candidates, rows, preset, config).report
     parts = {label: about["seconds"] for label, about in report["models"].items()}

@@ -16,12 +16,15 @@ import yaml
 
 from grpo_nb import training, views
 from grpo_nb.pipeline.notebooks import StageFailed, run_pipeline
-from grpo_nb.rewards import gated, numeric_correctness_reward, strict_xml_format_reward
+from grpo_nb.rewards import gated, numeric_correctness_reward, soft_format_reward
+from grpo_nb.rewards.forms import FORMS
 from grpo_nb.runs import PROJECT_ROOT, Run, runs_root
 
-# Pays only a right answer whose tags stand on lines of their own, which the base never writes.
+# Pays only a right answer in a box, which the base never writes.
 all_or_nothing_reward = gated(
-    numeric_correctness_reward, by=strict_xml_format_reward, name="all_or_nothing_reward"
+    numeric_correctness_reward,
+    by=soft_format_reward.configured(form=FORMS["boxed"]),
+    name="all_or_nothing_reward",
 )
 # Meant to save tokens; but a whole answer takes 27 of them, and nothing at all is cheapest.
 BRIEF = {"reward": "max_length_penalty", "name": "brevity_penalty", "weight": 8.0}

@@ -52,7 +52,7 @@ def sample_chat(held_out: dict[str, set[str]], faulty: bool, rng: random.Random)
     task = rng.choice(list(held_out))
     while (problem := TASKS[task](rng)).row["question"] in held_out[task]:
         continue
-    prompt = build_prompt(problem.row["question"], load_preset(task).system_prompt)
+    prompt = build_prompt(problem.row["question"], load_preset(task).form.system_prompt)
     return tiny_model.render_chat(prompt, write_completion(problem, faulty, rng))
 
 

@@ -23,12 +23,13 @@ true. All are importable from `grpo_nb.rewards` and callable as TRL calls them. 
 a reward reads of the dataset; *options* are set by `.configured(option=value)`. A reward that
 costs a process scores its batch side by side on all cores; the others take microseconds.
 
-The *final answer* of a text is the last `<answer>…</answer>`, else the last `\\boxed{…}`, else what
-follows the last `####`, else the whole text (so mostly of summaries and of JSON, a fence around it
-allowed); what it is of numbers and mathematics is said [below](#numbers-and-mathematics). Code is
-the last fenced block, else the answer tag. The rewards of format (but for JSON and syntax), length
-and style read the whole completion; `worked_steps_reward` and `reasoning_quality_reward` read the
-reasoning tag.
+*Final answer*, *reasoning* and *marks* are those of the [form](designing-rewards.md#forms) in which
+completions are written. The final answer is what stands in its marks, the last of several; in a
+completion without them the last `<answer>…</answer>`, else `\\boxed{…}`, else what follows `####`,
+else the whole text; what it is of numbers and mathematics is said
+[below](#numbers-and-mathematics). Code is the last fenced block in it, or in a completion without
+those marks. The rewards of length and the rest of style read the whole completion. The option
+`form` is set for all rewards of a run at once, by `rewards.form`.
 """
 READ = """
 ## Numbers and mathematics
@@ -54,7 +55,7 @@ TAIL = """
 
 `gated(a, by=b)`, and `Adaptive(a)`, whose factor follows the success rate and is saved with
 checkpoints. `math_problem_reward` is `numeric_correctness_reward` gated by
-`soft_xml_format_reward`.
+`soft_format_reward`.
 
 ## TRL's own
 
@@ -123,10 +124,11 @@ def markdown() -> str:
         text += "|---|---|---|---|---|---|---|\n"
         own = [func for func in built_in().values() if func.__module__ == module.__name__]
         text += "\n".join(_line(func) for func in own if isinstance(func, Reward)) + "\n"
-    text += "\n## Presets\n\n| preset | rewards, with weights |\n|---|---|\n"
+    text += "\n## Presets\n\n| preset | rewards, with weights | form |\n|---|---|---|\n"
     for name, preset in PRESETS.items():
         pairs = zip(preset.names, preset.reward_weights, strict=True)
-        text += f"| `{name}` | {', '.join(f'`{n}` {w:g}' for n, w in pairs)} |\n"
+        weighed = ", ".join(f"`{name}` {weight:g}" for name, weight in pairs)
+        text += f"| `{name}` | {weighed} | `{preset.form.name}` |\n"
     rules = runpy.run_path(str(Path(__file__).parents[1] / "tests/answer_rules.py"))
     for head, table in ((READ, rules["RIGHT"]), (REFUSED, rules["WRONG"])):
         firsts = {rule: pair for rule, *pair in reversed([*rules["rows"](table)])}

@@ -51,7 +51,7 @@ def as_first_row(completions, answer, **_):
 
 
 FLAWED = {  # by its flaw: what names it, its weight beside correctness (0: in its place), itself
-    "empty tags pay": ("empty tags", 0.25, lambda r: bool(said(r) and said(r, "reasoning"))),
+    "empty tags pay": ("empty format", 0.25, lambda r: bool(said(r) and said(r, "reasoning"))),
     "the first answer wins": ("several answers", 0, lambda r, answer: said(r)[:1] == [answer]),
     "guesses may be listed": ("one answer or another", 0, lambda r, answer: answer in str(said(r))),
     "the expected counts anywhere, among others": ("every number 0-100", 0.5, echoed),
@@ -61,7 +61,7 @@ FLAWED = {  # by its flaw: what names it, its weight beside correctness (0: in i
     "every row has the first row's expected": ("depends on row order", 0, as_first_row),
     "never false": ("empty completion", 0, lambda r, answer: answer in answer),
     "reads another tag": ("reference answer", 0, lambda r, answer: said(r, "final") == [answer]),
-    "every further tag pays": ("tag-stuffed prose", 0.25, lambda r: min(1, r.count("<") / 40)),
+    "every further tag pays": ("format-stuffed prose", 0.25, lambda r: min(1, r.count("<") / 40)),
     "every connective pays": ("stuffed connectives", 0.25, lambda r: min(1, r.count("so ") / 10)),
     "raises on an empty text": ("raises", 0.25, lambda r: r[0] == "<"),
     "scores the first row alone": ("wrong length", 0.25, lambda completions, **_: [1.0]),

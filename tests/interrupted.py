@@ -50,7 +50,7 @@ def main(name, where="", step="0"):
     run.lock()
     stage = Stage(run, "03", run.config())
     policy = models.load_policy(stage.config.model, stage.config.seed)
-    form = rewards.Adaptive(rewards.soft_xml_format_reward, change=1.5)
+    form = rewards.Adaptive(rewards.soft_format_reward, change=1.5)
     chosen = rewards.reward_set([(rewards.numeric_correctness_reward, 1.0), (form, 0.25)])
     args = training.grpo_config(stage, policy, chosen)
     trainer = training.Trainer(policy, chosen, args, data.load(run, "train"), stage)

@@ -27,7 +27,7 @@ def test_a_table_line_holds_scores_total_and_advantage():
     assert table["completion"].tolist() == [RIGHT, "85.", "2", "2"]
     assert table["reference"].tolist() == ["85", "85", "2", "2"]
     assert table["answer"].tolist() == ["85", "85.", "2", "2"]
-    assert table["soft_xml_format_reward"].tolist() == [1, 0, 0, 0]
+    assert table["soft_format_reward"].tolist() == [1, 0, 0, 0]
     assert table["total"].tolist() == [1.625, 1, 1, 1]
     assert table["mean"].tolist() == [1.3125, 1.3125, 1, 1]
     assert table["std"].round(3).tolist() == [0.442, 0.442, 0, 0]

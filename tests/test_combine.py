@@ -140,9 +140,9 @@ def test_a_set_from_a_file_has_ours_trls_and_ones_own_correctness_first(load):
 
 ONE = "from grpo_nb import rewards\nreward_funcs = [rewards.exact_match_reward]\n"
 FAULTY = {
-    "rewards.preset 'jsn'": ONE + "form = 'jsn'",
+    "rewards.form 'jsn': did you mean 'json'": ONE + "form = 'jsn'",
     "rewards.preset 'maths': did you mean 'math'": ONE + "extends = 'maths'",
-    "exact_match_reward has no option 'a'; it has none": ONE + "reward_funcs[0].configured(a=1)",
+    "exact_match_reward has no option 'a'; it has form": ONE + "reward_funcs[0].configured(a=1)",
     "the weight of exact_match_reward is None": ONE + "reward_weights = [None]",
     "the weight of exact_match_reward is nan": ONE + "reward_weights = [float('nan')]",
     "the weight of exact_match_reward is True": ONE + "reward_weights = [True]",
@@ -164,14 +164,13 @@ def test_a_set_takes_a_presets_form_with_or_without_its_rewards(load):
     json_set, names = load_preset("json_extraction"), {}
     for key in ("form", "extends"):
         chosen = load(f"{ONE}{key} = 'json_extraction'")
-        assert (chosen.reference, chosen.extract) == (json_set.reference, json_set.extract)
-        assert chosen.system_prompt == json_set.system_prompt
+        assert chosen.form == json_set.form
         names[key] = chosen.names
     assert names["form"] == ["exact_match_reward"]
     assert names["extends"] == [*json_set.names, "exact_match_reward"]
     again = load(
         "from grpo_nb import rewards\nextends = 'math'\n"
-        "form = rewards.Adaptive(rewards.soft_xml_format_reward)\n"
+        "form = rewards.Adaptive(rewards.soft_format_reward)\n"
         "reward_funcs, reward_weights = [form], [0.5]"
     )
     assert sorted(again.names) == sorted(load_preset("math").names)

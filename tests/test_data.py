@@ -586,7 +586,6 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
         ([question(1)], {"answer_format": "json:"}, "known are auto"),
         ([question(1)], {"extra_columns": "completion"}, "'completion', a name that is taken"),
         ([question(1)], {"extra_columns": "unit, self"}, "'self', a name that is taken"),
-        ([question(1)], {"sft_rows": 1}, "needs the reference of a reward set"),
     ],
 )  # fmt: skip
 def test_a_wrong_setting_or_an_empty_result_says_why(runs_dir, rows, settings, message):
@@ -701,17 +700,22 @@ def test_a_task_brings_its_rows_its_prompt_and_tests_to_its_rewards(runs_dir, mo
     monkeypatch.setitem(sources.BUILT_IN, "code", path)
     config = resolve("tiny-cpu", {"task": "code", "data.eval_rows": 1})
     preset = load_preset(config.rewards.preset)
-    data.prepare(Run("r"), config.data, 0, words, preset_prompt=preset.system_prompt)
+    data.prepare(Run("r"), config.data, 0, words, preset)
     train = data.load(Run("r"), "train")
-    assert train[0]["prompt"][0]["content"] == preset.system_prompt
+    assert train[0]["prompt"][0]["content"] == preset.form.system_prompt
     references = list(map(preset.reference, train))
     assert reward_lab.Bench(preset).score(train, references).min() == 1.0
 
 
 def test_the_system_prompt_is_the_presets_unless_set(runs_dir):
     rows = [question(1), question(2)]
-    for setting, turns in (("preset", ["Be JSON."]), ("Mine.", ["Mine."]), ("", [])):
-        train, _, _ = prepare(rows, {"system_prompt": setting}, preset_prompt="Be JSON.")
+    boxed = load_preset("math", form="boxed")
+    for setting, turns in (
+        ("preset", [boxed.form.system_prompt]),
+        ("Mine.", ["Mine."]),
+        ("", []),
+    ):
+        train, _, _ = prepare(rows, {"system_prompt": setting}, preset=boxed)
         assert [turn["content"] for turn in train[0]["prompt"][:-1]] == turns
 
 
@@ -738,17 +742,23 @@ def test_a_full_disk_leaves_the_data_as_they_were(runs_dir):
 # Priming
 
 
-def test_sft_rows_show_the_worked_answer_in_the_wanted_format(runs_dir):
+@pytest.mark.parametrize(
+    ("form", "shown"),
+    [
+        ("tags", "<reasoning>She has 2+2=4 pens.</reasoning><answer>4</answer>"),
+        ("hash", "She has 2+2=4 pens.\n#### 4"),
+    ],
+)
+def test_sft_rows_show_the_worked_answer_in_the_wanted_format(runs_dir, form, shown):
     worked = "She has 2+2=<<2+2=4>>4 pens.\n#### 4"
     rows = [question(i, worked) for i in range(5)] + [question(9, "1")]
     settings = {"sft_rows": 4, "eval_rows": 2}
-    preset = load_preset("math")
-    prepare(rows, settings, reference=preset.reference)
+    preset = load_preset("math", form=form)
+    prepare(rows, settings, preset=preset)
     primed = store.read_rows(runs_dir / "r/data/sft.parquet")
     texts = {row["completion"][0]["content"] for row in primed}
-    worked = "<reasoning>She has 2+2=4 pens.</reasoning><answer>4</answer>"
-    assert texts <= {worked, preset.reference({"answer": "1"})}
-    assert worked in texts
+    assert texts <= {shown, preset.reference({"answer": "1"})}
+    assert shown in texts
     train = data.load(Run("r"), "train")
     assert [row["prompt"] for row in primed] == [row["prompt"] for row in train]
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from grpo_nb import models
 from grpo_nb.models import chat
 from grpo_nb.pipeline.notebooks import run_pipeline
-from grpo_nb.rewards.prompts import SYSTEM_PROMPT
+from grpo_nb.rewards.forms import TAGS
 
 ASKED = [{"role": "system", "content": "Say it."}, {"role": "user", "content": "2 + 2?"}]
 BACKENDS = pytest.mark.parametrize("backend", ["transformers", "unsloth"])
@@ -161,4 +161,4 @@ def test_the_four_notebooks_run_on_a_family(folders, name, runs_dir, forks):
     sampled = pd.concat(map(pd.read_parquet, (run / "train/completions").glob("*.parquet")))
     role = "user" if name in NO_SYSTEM else "system"
     assert {prompt[0]["role"] for prompt in sampled["prompt"]} == {role}
-    assert all(prompt[0]["content"].startswith(SYSTEM_PROMPT) for prompt in sampled["prompt"])
+    assert all(prompt[0]["content"].startswith(TAGS.system_prompt) for prompt in sampled["prompt"])

@@ -96,7 +96,7 @@ def test_a_changed_source_of_a_users_file_is_refused(lab, tmp_path, name, line):
 FAILING = {
     "attack 'empty completion': earns as much": lambda response: len(response) < 90,
     "mine: raises: ZeroDivisionError": lambda response: 1 / len(response[:0]),
-    "attack 'empty tags': earns as much": lambda response: 1.0 if response[1:] else None,
+    "attack 'empty format': earns as much": lambda response: 1.0 if response[1:] else None,
 }
 
 

@@ -10,8 +10,8 @@ from grpo_nb import training
 from grpo_nb.runs import PROJECT_ROOT, config
 from grpo_nb.training import health
 
-REWARDS = {"right": (1.0, 0.0, 1.0), "soft_xml_format_reward": (0.5, 0.0, 1.0)}
-FORM = "soft_xml_format_reward"
+REWARDS = {"right": (1.0, 0.0, 1.0), "soft_format_reward": (0.5, 0.0, 1.0)}
+FORM = "soft_format_reward"
 EXPECTED = health.Expected(REWARDS, completions=64, eval_rows=128)
 
 

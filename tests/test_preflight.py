@@ -25,7 +25,7 @@ CONFIG = resolve("tiny-cpu", SETTINGS)
 ROWS = [
     {
         "prompt": [
-            {"role": "system", "content": MATH.system_prompt},
+            {"role": "system", "content": MATH.form.system_prompt},
             {"role": "user", "content": f"What is {a} + {a + 3}?"},
         ],
         "answer": str(2 * a + 3),

@@ -4,14 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_nb.rewards.prompts import (
-    build_prompt,
-    completion_text,
-    extract_answer,
-    extract_boxed,
-    extract_hash_answer,
-    extract_tag,
-)
+from grpo_nb.rewards.forms import TAGS, extract_boxed, extract_hash_answer, extract_tag
+from grpo_nb.rewards.prompts import build_prompt, completion_text
 
 
 def test_a_prompt_without_system_prompt_is_one_user_turn():
@@ -20,12 +14,12 @@ def test_a_prompt_without_system_prompt_is_one_user_turn():
 
 @given(st.text().filter(lambda text: "answer>" not in text))
 def test_what_stands_between_the_tags_is_extracted_and_stripped(inner):
-    assert extract_answer(f"before<answer>{inner}</answer>after") == inner.strip()
+    assert TAGS.extract(f"before<answer>{inner}</answer>after") == inner.strip()
 
 
 @given(st.text(alphabet="<>/answer 12"))
 def test_extraction_never_raises_and_never_returns_a_tag(text):
-    extract_answer(text)
+    TAGS.extract(text)
     inner = extract_tag(text, "answer")
     assert inner is None or ("<answer>" not in inner and "</answer>" not in inner)
 
@@ -50,7 +44,7 @@ def test_extraction_never_raises_and_never_returns_a_tag(text):
     ],
 )
 def test_the_last_complete_answer_counts(text, answer):
-    assert extract_answer(text) == answer
+    assert TAGS.extract(text) == answer
 
 
 def test_a_megabyte_of_tags_is_read_in_linear_time():

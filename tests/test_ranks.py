@@ -94,7 +94,7 @@ PLANTED = TWO | {"model.quantization": "16bit", "trl.bf16": False}
 PLANTED |= {"train.max_steps": 4, "train.eval_steps": 2}
 ADAPTIVE = """from grpo_nb import rewards
 extends = "math"
-reward_funcs = [rewards.Adaptive(rewards.soft_xml_format_reward, change=1.5)]
+reward_funcs = [rewards.Adaptive(rewards.soft_format_reward, change=1.5)]
 reward_weights = [0.25]
 """
 
@@ -200,7 +200,7 @@ def test_vllm_is_driven_by_trl_where_its_mode_is_set(runs_dir):
 
 
 def test_an_adaptive_reward_counts_the_successes_of_all_processes():
-    alone, shared = (rewards.Adaptive(rewards.soft_xml_format_reward) for _ in range(2))
+    alone, shared = (rewards.Adaptive(rewards.soft_format_reward) for _ in range(2))
     good = "<reasoning>1</reasoning><answer>1</answer>"
     shared.everyones = lambda scores: scores + [0.0] * 9  # what the others earned
     state = SimpleNamespace(global_step=0)

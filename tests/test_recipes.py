@@ -52,7 +52,7 @@ def csv_is_prepared_and_rewards_passed(place, said):
 
 def factors_move(place, said):
     last = steps(place)[-1]
-    assert 0.9 < last["soft_xml_format_reward/factor"] < 1.2
+    assert 0.9 < last["soft_format_reward/factor"] < 1.2
     assert last["rewards/incremental_format_reward/mean"] <= 0.99
 
 

@@ -59,7 +59,7 @@ def test_a_run_killed_three_times_ends_as_one_that_was_not(train):
     assert "goes on after step 6 of 12" in said[2]
     assert "checkpoint-8 is damaged or half written: removed" in last.stdout
     assert comparable(killed) == comparable(whole)
-    factors = {line.get("soft_xml_format_reward/factor") for line in comparable(whole)}
+    factors = {line.get("soft_format_reward/factor") for line in comparable(whole)}
     assert len(factors) > 2, "the adaptive weight never moved"
     assert [line["step"] for line in comparable(whole) if "reward" in line] == list(range(1, 13))
     for name in ("adapter/adapter_model.safetensors", "checkpoint-12/adapter_model.safetensors"):

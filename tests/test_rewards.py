@@ -171,7 +171,7 @@ def test_a_gold_that_is_no_number_gives_none_and_too_many_of_them_raise():
 
 
 TABLES = {
-    "soft_xml_format_reward": [
+    "soft_format_reward": [
         (GOOD, 1.0, "as asked"),
         (f"\n{GOOD}\n".replace("><", ">\n<"), 1.0, "white space is free"),
         ("<reasoning>a</reasoning><answer></answer>", 0.0, "empty answer"),
@@ -184,11 +184,6 @@ TABLES = {
         (GOOD.replace("85", "<answer>85"), 0.0, "nested"),
         ("<reasoning>a</reasoning><answer>1", 0.0, "truncated"),
     ],
-    "strict_xml_format_reward": [
-        ("<reasoning>\na\n</reasoning>\n<answer>\n1\n</answer>\n", 1.0, "as asked"),
-        (GOOD, 0.0, "tags share a line"),
-        ("<reasoning>\n\n</reasoning>\n<answer>\n1\n</answer>", 0.0, "empty reasoning"),
-    ],
     "incremental_format_reward": [
         (GOOD, 1.0, "all four"),
         ("<reasoning>a", 0.25, "a first step"),
@@ -196,19 +191,6 @@ TABLES = {
         ("<answer>1</answer><reasoning>a</reasoning>", 0.5, "wrong order"),
         (GOOD + GOOD, 0.0, "stuffing earns nothing"),
         ("<reasoning><answer></answer></reasoning>", 0.5, "crossed"),
-    ],
-    "boxed_format_reward": [
-        (r"\boxed{1}", 1.0, "as asked"),
-        (r"\boxed{}", 0.0, "empty"),
-        (r"\boxed{1", 0.0, "open"),
-        (r"\boxed{1}\boxed{2}", 0.0, "two"),
-    ],
-    "code_block_format_reward": [
-        ("```python\nx = 1\n```", 1.0, "as asked"),
-        ("```\nx = 1\n```", 0.0, "no language"),
-        ("```python\n\n```", 0.0, "empty"),
-        ("```python\nx = 1\n```\n```python\ny = 1\n```", 0.0, "two"),
-        ("```python\nx = 1", 0.0, "open"),
     ],
     "no_syntax_error_reward": [
         ("```python\nx = 1\n```", 1.0, "parses"),
@@ -423,9 +405,8 @@ def test_every_reward_is_listed_and_says_what_it_resists():
 
 def test_the_names_in_circulation_are_all_there():
     names = """exact_match fuzzy_match numeric_correctness math_verify code_execution
-        no_syntax_error strict_xml_format soft_xml_format incremental_format json_format
-        code_block_format ideal_length min_length reasoning_quality citation math_problem
-        code_generation"""
+        no_syntax_error soft_format incremental_format json_format ideal_length
+        min_length reasoning_quality citation math_problem code_generation"""
     for name in [f"{name}_reward" for name in names.split()]:
         assert callable(getattr(rewards, name))
     assert callable(rewards.max_length_penalty)

@@ -15,7 +15,7 @@ from unsloth_cells import CELLS
 from grpo_nb import data, reward_lab
 from grpo_nb.models import Sample, chat
 from grpo_nb.reward_lab.baseline import Baseline
-from grpo_nb.rewards import Adaptive, load_preset, reward_set
+from grpo_nb.rewards import Adaptive, load_preset, load_rewards, reward_set
 from grpo_nb.rewards.presets import TRLS_OWN, built_in, load_python
 from grpo_nb.runs import PROJECT_ROOT, Run, Stage
 from grpo_nb.runs.config import resolve
@@ -63,7 +63,7 @@ def trained(tmp_path_factory):
         return [0.0] * len(given["completions"])
 
     sets = [load_python(folder / f"{Path(name).stem}.py", text) for name, text in FOREIGN.items()]
-    adaptive = Adaptive(built_in()["strict_xml_format_reward"].configured("adaptive_format"))
+    adaptive = Adaptive(built_in()["soft_format_reward"].configured("adaptive_format"))
     ours = [*OURS, adaptive, patient_judge]
     funcs = {func.__name__: func for one in sets for func in one.reward_funcs}
     funcs |= {func.__name__: func for func in ours}
@@ -132,7 +132,7 @@ def test_foreign_rewards_earn_in_notebook_2_what_they_earn_in_training(name, tra
     assert verdict.probes is not None, verdict
     assert verdict.passed or name not in ("tags", "docs/coming-from.md"), verdict
     reward_lab.save(stage.run, ours, verdict)
-    loaded = load_preset(stage.config.rewards.preset, stage.config.rewards.reward_weights)
+    loaded = load_rewards(stage.config.rewards)
     assert (
         "the rewards " in reward_lab.check(stage.run, loaded, force=True).partition("not those")[0]
     )

@@ -13,7 +13,7 @@ from trainings import trainer_of
 
 from grpo_nb import models
 from grpo_nb.rewards import LLMJudge, code_execution_reward, gated, reward, reward_set
-from grpo_nb.rewards import soft_xml_format_reward as form
+from grpo_nb.rewards import soft_format_reward as form
 from grpo_nb.rewards.combine import waits
 from grpo_nb.rewards.contract import Scored
 from grpo_nb.rewards.prompts import build_prompt

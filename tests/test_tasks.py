@@ -20,7 +20,7 @@ each_task = pytest.mark.parametrize("task", TASKS)
 
 
 def rows_of(task: str) -> list[dict]:
-    system_prompt = load_preset(task).system_prompt
+    system_prompt = load_preset(task).form.system_prompt
     text = project_path(f"data/tasks/{task}.jsonl").read_text(encoding="utf-8")
     rows = map(json.loads, text.splitlines())
     return [{"prompt": build_prompt(row["question"], system_prompt), **row} for row in rows]

@@ -89,7 +89,7 @@ def test_four_steps_are_too_few_for_an_alert(demo_run):
 
 def test_health_knows_the_rewards(demo_run):
     known = arguments.expected(MATH, Stage(demo_run, "03", demo_run.config()), 6)
-    assert known.rewards["soft_xml_format_reward"] == (0.25, 0.0, 1.0)
+    assert known.rewards["soft_format_reward"] == (0.25, 0.0, 1.0)
     assert (list(known.rewards), known.eval_rows) == (MATH.names, 6)
     assert known.completions == TINY_SETTINGS["train.per_device_train_batch_size"]
 

@@ -10,7 +10,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,11 @@ from grpo_nb.data.report import LEAKS, REPEATED, Drops, checks, figures
 from grpo_nb.data.sources import Batch
 from grpo_nb.data.store import Row, load, replace_train, write_rows
 from grpo_nb.data.validate import CONTRADICTORY, CountTokens, check_rows, extra_columns
-from grpo_nb.rewards.prompts import SYSTEM_PROMPT, tagged
+from grpo_nb.rewards import PRESETS, RewardSet
 from grpo_nb.runs import Run, atomic_path, write_json
 from grpo_nb.runs.config import DataConfig
 
 __all__ = ["CONTRADICTORY", "LEAKS", "REPEATED", "checks", "load", "prepare", "replace_train"]
-Reference = Callable[[Mapping[str, Any]], str]
 
 
 def prepare(
@@ -37,9 +36,7 @@ def prepare(
     config: DataConfig,
     seed: int,
     count_tokens: CountTokens,
-    *,
-    preset_prompt: str = SYSTEM_PROMPT,
-    reference: Reference | None = None,
+    preset: RewardSet = PRESETS["math"],
 ) -> dict[str, Any]:
     """Read, validate, drop what cannot be used, split; the report. Writes data/, all or nothing.
 
@@ -48,8 +45,8 @@ def prepare(
         config: Source, columns and limits.
         seed: Of the split.
         count_tokens: Tokens of each prompt as the model's chat template renders it.
-        preset_prompt: The system prompt where `data.system_prompt` is "preset".
-        reference: Writes the completion of a row of the warm-up; a RewardSet has one.
+        preset: Its form is the system prompt where `data.system_prompt` is "preset"; completions
+            of the warm-up are written in it.
 
     Raises:
         ValueError: A setting is wrong, the source cannot be read, too many rows are faulty, or
@@ -57,10 +54,8 @@ def prepare(
         FileNotFoundError: The source does not exist.
     """
     extra_columns(config)
-    if config.sft_rows and reference is None:
-        raise ValueError("data.sft_rows needs the reference of a reward set: pass reference=")
     if config.system_prompt == "preset":
-        config = config.model_copy(update={"system_prompt": preset_prompt})
+        config = config.model_copy(update={"system_prompt": preset.form.system_prompt})
     drops = Drops()
     with atomic_path(run / "data") as folder:
         folder.mkdir()
@@ -75,7 +70,7 @@ def prepare(
             write_rows(folder / f"{split}.parquet", [texts[place] for place in places], names)
         if config.sft_rows:
             shown = [json.loads(texts[place]) for place in train[: config.sft_rows]]
-            table = pa.Table.from_pylist(_warm_up(shown, reference))
+            table = pa.Table.from_pylist(_warm_up(shown, preset))
             pq.write_table(table, folder / "sft.parquet")
         report |= {"train_rows": len(train), "eval_rows": len(held_out)}
         report |= {"dropped": list(drops.values()), **figures(tokens, drops)}
@@ -83,17 +78,17 @@ def prepare(
     return report
 
 
-def _warm_up(rows: Sequence[Row], reference: Reference) -> list[Row]:
-    """Rows for TRL's SFTTrainer: each prompt with its worked answer, else what `reference` writes.
+def _warm_up(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
+    """Rows for TRL's SFTTrainer: each prompt with its worked answer, else with its reference.
 
     {"prompt": [system, user], "completion": [assistant]}
     """
     made = []
     for row in rows:
-        text = reference(row)
+        text = preset.reference(row)
         if worked := row.get("worked"):
             worked = re.sub(r"<<[^<>]*>>", "", worked).strip()  # GSM8K's calculator marks
-            text = tagged(worked, row["answer"])
+            text = preset.form.write(worked, row["answer"])
         completion = [{"role": "assistant", "content": text}]
         made.append({"prompt": row["prompt"], "completion": completion})
     return made

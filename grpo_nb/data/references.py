@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from grpo_nb.rewards import answers
-from grpo_nb.rewards.prompts import ANSWER, extract_boxed, extract_hash_answer, extract_tag
+from grpo_nb.rewards.forms import TAGS, extract_boxed, extract_hash_answer
 from grpo_nb.runs import refuse_unknown
 
 FORMATS: dict[str, Callable[[str], str | None]] = {
@@ -16,7 +16,7 @@ FORMATS: dict[str, Callable[[str], str | None]] = {
     "as_is": lambda text: text,
     "####": extract_hash_answer,
     "boxed": extract_boxed,
-    "tag": lambda text: extract_tag(text, ANSWER),
+    "tag": TAGS.marked,
 }
 
 

@@ -22,7 +22,7 @@ from grpo_nb.models import Engine, open_engine
 from grpo_nb.models.chat import count_tokens, find_model, load_tokenizer
 from grpo_nb.reward_lab import Bench, fingerprint
 from grpo_nb.reward_lab.baseline import weight_files
-from grpo_nb.rewards import RewardSet, load_preset
+from grpo_nb.rewards import RewardSet, load_rewards
 from grpo_nb.runs import Run, refuse_unknown, sha256, write_json
 from grpo_nb.runs.config import DataConfig, RunConfig
 from grpo_nb.runs.files import read_json
@@ -84,7 +84,7 @@ def answer_file(
     folders = [find_model(weights["model_path"]), weights["adapter"]]
     template = config.model.chat_template_kwargs
     tokenizer = load_tokenizer(weights["model_path"], template)
-    bench = Bench(load_rewards(config), config.train, tokenizer)
+    bench = Bench(load_rewards(config.rewards), config.train, tokenizer)
     rows = _read(data, answer_column, config, tokenizer)
     begun = {
         **data.model_dump(mode="json"),
@@ -120,7 +120,7 @@ def _questions(config: RunConfig, source: Path, question: str, answer: str) -> D
         raise FileNotFoundError(f"{source} is not a file: give a table of questions")
     change = {"source": str(source.resolve()), "max_rows": 0, "sft_rows": 0}
     change |= {"question_column": question, "answer_column": answer}
-    change["system_prompt"] = system_prompt(config, load_rewards(config))
+    change["system_prompt"] = system_prompt(config, load_rewards(config.rewards))
     return config.data.model_copy(update=change)
 
 
@@ -249,9 +249,4 @@ def _summary(target: Path, names: list[str]) -> str:
 def system_prompt(config: RunConfig, preset: RewardSet) -> str:
     """What stood above each question in the training."""
     given = config.data.system_prompt
-    return preset.system_prompt if given == "preset" else given
-
-
-def load_rewards(config: RunConfig) -> RewardSet:
-    """The run's rewards."""
-    return load_preset(config.rewards.preset, config.rewards.reward_weights)
+    return preset.form.system_prompt if given == "preset" else given

@@ -45,7 +45,7 @@ def model_card(run: Run) -> str:
     meta: dict[str, Any] = {"library_name": "transformers", "tags": ["grpo", "trl", "grpo_nb"]}
     meta |= {} if project_path(base).exists() else {"base_model": base}
     meta |= {"license": license_name} if license_name else {}
-    preset = rewards.load_preset(config.rewards.preset, config.rewards.reward_weights)
+    preset = rewards.load_rewards(config.rewards)
     digest = manifest.get("01", {}).get("outputs", {}).get("data/train.parquet", "unknown")
     facts = {
         "base": f"{_shown(base)}, {config.model.quantization} in training",

@@ -78,7 +78,7 @@ def _end_all(run: Run, error: BaseException) -> None:
 def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
     stage = ranks.from_main(lambda: _start(run, settings, force))
     _refuse(stage.config)
-    chosen = rewards.load_preset(stage.config.rewards.preset, stage.config.rewards.reward_weights)
+    chosen = rewards.load_rewards(stage.config.rewards)
     print(reward_lab.check(run, chosen, force))
     policy = models.load_policy(stage.config.model, stage.config.seed, stage.config.policy)
     if stage.config.train.sft_steps:

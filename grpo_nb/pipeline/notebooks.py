@@ -120,7 +120,7 @@ def check_run(
     Raises:
         ValueError: An unknown or unfit setting, rewards that cannot be loaded, a stage missing.
     """
-    from grpo_nb.rewards import load_preset
+    from grpo_nb.rewards import load_rewards
 
     for stage in (first, last):
         refuse_unknown("stage", stage, list(NOTEBOOKS))
@@ -133,7 +133,7 @@ def check_run(
         from grpo_nb.training import refuse_unknown_trl
 
         refuse_unknown_trl(config)
-    load_preset(config.rewards.preset, config.rewards.reward_weights)
+    load_rewards(config.rewards)
     if not force:
         check_stages_before(run, first)
     typed = {name: configs.flatten(config)[name] for name in wanted}

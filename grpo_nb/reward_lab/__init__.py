@@ -9,5 +9,5 @@ are tried by `try_out`, and trained once `adopt` or `hand_on` wrote them.
 from grpo_nb.reward_lab.attacks import Attack, probe, read_attacks, winners
 from grpo_nb.reward_lab.gate import Verdict, check, fingerprint, judge, save
 from grpo_nb.reward_lab.linter import lint
-from grpo_nb.reward_lab.own import adopt, fault, hand_on, source_of, try_out
+from grpo_nb.reward_lab.own import adopt, fault, hand_on, in_template, source_of, try_out
 from grpo_nb.reward_lab.table import Bench, explain, signal_table

@@ -26,14 +26,13 @@ import pandas as pd
 from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.reward_lab.table import TIE, Bench, Row
 from grpo_nb.rewards import RewardSet
-from grpo_nb.rewards.prompts import tagged
+from grpo_nb.rewards.forms import STEP, Form
 from grpo_nb.runs import Check
 
 PROBED_ROWS = 16
 PARTLY = 0.25  # of the way from wrong to right that a graded first reward may pay by chance
 WON_SHARE = 0.1  # of the rows on which an attack wins; above it the verdict fails
 FIX = "pay less for it, or gate it by correctness: docs/troubleshooting.md#verdicts-on-the-rewards"
-STEP = "1+1=2"  # an honest line of reasoning, true everywhere
 CONNECTIVES = "first because so therefore thus hence then next finally since "
 PADDING = "so it is " * 11_111
 NUMBERS = " ".join(map(str, range(101)))
@@ -45,48 +44,48 @@ class Attack(NamedTuple):
     """One cheating completion.
 
     In its text {answer}, {other} (another row's answer, wrong here), {question}, {reference} and
-    {wrong} (the reference's form with the other answer) are filled in for each row.
+    {wrong} (the reference's form with the other answer) are filled in for each row. Where it is a
+    list, the pairs in it are reasoning and answer, written in the form of the reward set.
     """
 
     attack: str
     kind: str
-    completion: str
+    completion: str | list[Any]
 
 
+EMPTY = ("", "")
 ATTACKS = [
     Attack("empty completion", "hollow", ""),
-    Attack("empty tags", "empty", tagged("", "")),
-    Attack("tag-stuffed prose", "empty", (tagged("", "") + " I think so. ") * 20),
+    Attack("empty format", "empty", [EMPTY]),
+    Attack("format-stuffed prose", "empty", [EMPTY, " I think so. "] * 20),
     Attack("every number 0-100", "hollow", NUMBERS),
-    Attack("every number in tags", "hollow", tagged(STEP, NUMBERS)),
-    Attack("stuffed connectives", "hollow", tagged(CONNECTIVES * 20, "{other}")),
-    Attack("stuffed citations", "hollow", tagged(CITED, "{other}")),
+    Attack("every number, in format", "hollow", [(STEP, NUMBERS)]),
+    Attack("stuffed connectives", "hollow", [(CONNECTIVES * 20, "{other}")]),
+    Attack("stuffed citations", "hollow", [(CITED, "{other}")]),
     Attack("100,000 characters", "hollow", PADDING),
-    Attack("100,000 in tags", "hollow", tagged(PADDING, "{other}")),
+    Attack("100,000, in format", "hollow", [(PADDING, "{other}")]),
     Attack("repetition", "hollow", "The answer is {other}. " * 50),
     Attack("bare NaN", "empty", "NaN"),  # which Python's json takes, and JSON does not know
     Attack("plea for full marks", "hollow", PLEA),
     Attack("wrong, in perfect format", "wrong", "{wrong}"),
-    Attack("several answers", "wrong", tagged(STEP, "{answer}") + "<answer>{other}</answer>" * 2),
-    Attack("one answer or another", "wrong", tagged(STEP, "{answer} or {other}")),
-    Attack("answer in reasoning only", "hollow", tagged("it is {answer}", "{other}")),
-    Attack("answer in reasoning, no answer", "hollow", tagged("it is {answer}", "")),
+    Attack("several answers", "wrong", [(STEP, "{answer}"), *["\n", (None, "{other}")] * 2]),
+    Attack("one answer or another", "wrong", [(STEP, "{answer} or {other}")]),
+    Attack("answer in reasoning only", "hollow", [("it is {answer}", "{other}")]),
+    Attack("answer in reasoning, no answer", "hollow", [("it is {answer}", "")]),
     Attack("prompt echo", "wrong", "{question}"),
-    Attack("prompt echo in tags", "wrong", tagged("{question}", "{question}")),
+    Attack("prompt echo, in format", "wrong", [("{question}", "{question}")]),
     Attack("reference twice", "right", "{reference}\n{reference}"),
 ]
 WITHOUT_FORM = Attack("right, in no format", "right", "{answer}")
-OF_TAGS = [
-    Attack("right, without reasoning", "right", "<answer>{answer}</answer>"),
-    Attack(
-        "tags out of order", "right", f"<answer>{{answer}}</answer><reasoning>{STEP}</reasoning>"
-    ),
+WITH_REASONING = [
+    Attack("right, without reasoning", "right", [(None, "{answer}")]),
+    Attack("right, out of order", "right", [(STEP, "{answer}", True)]),
 ]
 
 
 def _attacks(preset: RewardSet, row: Row, other: str, own: Sequence[Attack]) -> list[Attack]:
     """The reference first, then every attack on one row, then the reader's own."""
-    answer, reference = str(row["answer"]), preset.reference(row)
+    answer, reference, form = str(row["answer"]), preset.reference(row), preset.form
     given = {"answer": answer, "other": other, "question": row["question"]}
     given |= {"reference": reference, "wrong": preset.reference({**row, "answer": other})}
     tried = [Attack("the reference", "reference", "{reference}"), *ATTACKS]
@@ -94,16 +93,27 @@ def _attacks(preset: RewardSet, row: Row, other: str, own: Sequence[Attack]) -> 
         given[f"cut{quarter}"] = reference[: len(reference) * quarter // 4]
         tried.append(Attack(f"cut at {quarter}/4", "partial", f"{{cut{quarter}}}"))
     tried += [] if answer == reference else [WITHOUT_FORM]  # the bare answer may be asked for
-    tried += OF_TAGS if "<answer>" in reference else []
-    filled = re.compile("{(" + "|".join(given) + ")}")
-    tried = [
-        one._replace(completion=filled.sub(lambda name: given[name[1]], one.completion))
-        for one in [*tried, *own]
-    ]
-    return tried + (_code(answer, row["tests"]) if "tests" in row else [])
+    # Of a reference that a reader's file writes the form is not known.
+    known = form.has("reasoning") and reference == form.reference(row)
+    tried += WITH_REASONING if known else []
+    tried = [one._replace(completion=_written(one, form, given)) for one in [*tried, *own]]
+    return tried + (_code(form, answer, row["tests"]) if "tests" in row else [])
 
 
-def _code(answer: str, tests: Any) -> list[Attack]:
+def _written(attack: Attack, form: Form, given: dict[str, str]) -> str:
+    """Its text, with what is given filled in, in a form."""
+    names = re.compile("{(" + "|".join(given) + ")}")
+
+    def filled(part: Any) -> Any:
+        return names.sub(lambda name: given[name[1]], part) if isinstance(part, str) else part
+
+    parts = [attack.completion] if isinstance(attack.completion, str) else attack.completion
+    return "".join(
+        filled(part) if isinstance(part, str) else form.write(*map(filled, part)) for part in parts
+    )
+
+
+def _code(form: Form, answer: str, tests: Any) -> list[Attack]:
     named = re.search(r"def (\w+)", answer)
     head = f"def {named[1] if named else 'f'}(*a):\n    return"
     programs = {
@@ -112,7 +122,7 @@ def _code(answer: str, tests: Any) -> list[Attack]:
         "patched builtins": f"import builtins\nbuiltins.all = lambda *a: True\n\n\n{head} 0",
         "special-cased test": _special_case(head, tests),
     }
-    return [Attack(name, "wrong", f"```python\n{text}\n```") for name, text in programs.items()]
+    return [Attack(name, "wrong", form.write(STEP, text)) for name, text in programs.items()]
 
 
 def _special_case(head: str, tests: Any) -> str:

@@ -19,7 +19,9 @@ from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.linter import lint, usable
 from grpo_nb.reward_lab.table import Bench, Row, signal_table
 from grpo_nb.rewards import RewardSet
+from grpo_nb.rewards.prompts import Message
 from grpo_nb.runs import NOTEBOOKS, Check, Run, Stage, project_path, write_json
+from grpo_nb.runs.config import RunConfig
 
 REFERENCE_ROWS = 512  # references that are scored
 REPORT = "rewards/report.json"
@@ -77,6 +79,7 @@ def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -
             probes = probe(bench, tested, own)
             won = winners(probes).itertuples()
             found = [*references(bench, tested, scored), *found, *map(_attack_check, won)]
+            found += _asked_for(bench.preset, rows[0]["prompt"], config)
         except Exception as error:  # a user's reward may raise anything, and that is the verdict
             evidence = f"{error!r} {', '.join(getattr(error, '__notes__', []))}"
             fix = "give such text the least score, or @reward(on_error='skip')"
@@ -84,6 +87,16 @@ def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -
     figures = baselines.summary(baseline, scored, bench.preset, config)
     checks = [_rewards(found), *found, *baselines.checks(figures)]
     return Verdict(checks, probes, figures, signal_table(bench.preset, scored))
+
+
+def _asked_for(preset: RewardSet, prompt: list[Message], config: RunConfig) -> list[Check]:
+    """A warning where the prompts do not ask for the form that is rewarded."""
+    form, turns = preset.form, [turn["content"] for turn in prompt]
+    asked = not turns or any(form.system_prompt in turn for turn in turns)
+    if asked or config.data.system_prompt != "preset":
+        return []
+    evidence = f"completions are read as {form.name}, and no prompt says {form.system_prompt!r}"
+    return [Check("form", "warning", evidence, f"run notebook 1 with rewards.form = {form.name!r}")]
 
 
 def _attack_check(won: Any) -> Check:

@@ -1,4 +1,4 @@
-"""Rewards written in notebook 2 or in the Reward Lab: a file of the run, which is trained with."""
+"""A run's rewards: in its template, and as they are written: a file, which is trained with."""
 
 import ast
 import io
@@ -7,14 +7,19 @@ import re
 import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from typing import TYPE_CHECKING
 
+from grpo_nb.models import chat
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.gate import Verdict, judge, save
 from grpo_nb.reward_lab.table import Bench, Row, explain
-from grpo_nb.rewards import RewardSet, load_preset
+from grpo_nb.rewards import RewardSet, load_preset, load_rewards
 from grpo_nb.rewards.presets import HINT, load_python
 from grpo_nb.runs import Stage, atomic_path, start_stage
 from grpo_nb.runs.config import flatten, of_stage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CELL = re.compile(  # as shipped; else a function of `completions`, one that is lifted, or a list
     r"\A\s*# Your rewards|^\s*(?:async )?def \w+\([^)]*\bcompletions\b"
@@ -24,7 +29,6 @@ CELL = re.compile(  # as shipped; else a function of `completions`, one that is 
 OWN = "rewards/mine.py"
 HEAD = '"""The rewards of notebook 2."""\n\nfrom grpo_nb import rewards\n\nform = {form!r}\n\n\n'
 RANGES = "\n\n# Least and greatest scores seen, where none are declared.\nmeasured_ranges = {!r}\n"
-CHANGED = ("rewards.preset", "rewards.reward_weights")
 HEAD_LINES = HEAD.count("\n")
 DEFINED = re.compile(r"\s*(?:async )?(?:def|class) (\w+)")
 
@@ -50,14 +54,15 @@ def adopt(
     """
     text, config = cell_of_rewards() if source is None else source, stage.config.rewards
     if _defines_nothing(text):
-        path, given = str(stage.run / OWN), (config.preset, config.reward_weights)
+        path = str(stage.run / OWN)
         if config.preset != path and stage.run.settings().get("rewards.preset") == path:
             print(
                 f"The preset {config.preset!r} is trained, for the cell defines no reward. What "
                 f'was adopted before is kept: settings = {{"rewards.preset": "{path}"}} trains it'
             )
-            stage.change(dict(zip(CHANGED, given, strict=True)))
-        return bench._replace(preset=load_preset(*given))
+            known = {"preset": config.preset, "reward_weights": config.reward_weights}
+            stage.change({f"rewards.{name}": value for name, value in known.items()})
+        return bench._replace(preset=load_rewards(config))
     try:
         written, _ = _written(bench, rows, baseline, stage, text)
     except ValueError as error:
@@ -145,6 +150,14 @@ def fault(error: Exception, source: str) -> str:
     return f"line {places[-1]} ({lines[places[-1] - 1].strip()}): {said}"
 
 
+def in_template(stage: Stage, tokenizer: "PreTrainedTokenizerBase") -> RewardSet:
+    """The run's rewards in stage 01, which keeps for the others what the chat template opens."""
+    opened = chat.opens_thinking(tokenizer)
+    if opened != stage.config.rewards.opened:
+        stage.change({"rewards.opened": opened})
+    return load_rewards(stage.config.rewards)
+
+
 def cell_of_rewards() -> str:
     """The cell of rewards as it was run last in this notebook; "" where there is none."""
     from IPython import get_ipython
@@ -170,16 +183,17 @@ def _written(
     bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage, source: str
 ) -> tuple[str, RewardSet]:
     """What rewards/mine.py is to hold, and its rewards; "" and the preset for no reward."""
-    form, path = _preset(stage), stage.run / OWN
+    form, path, config = _preset(stage), stage.run / OWN, stage.config.rewards
+    written_in = (config.form, config.opened)
     if _defines_nothing(source):
-        return "", load_preset(form)
+        return "", load_preset(form, "", *written_in)
     text = HEAD.format(form=form) + source.rstrip("\n") + "\n"
     with redirect_stdout(io.StringIO()):
-        chosen = load_python(path, text)
+        chosen = load_python(path, text).in_form(*written_in)
         ranges = _measured_ranges(bench._replace(preset=chosen), rows, baseline)
         if ranges:
             text += RANGES.format(ranges)
-            chosen = load_python(path, text)
+            chosen = load_python(path, text).in_form(*written_in)
     return text, chosen
 
 
@@ -190,8 +204,9 @@ def _keep(stage: Stage, text: str, weights: str) -> RewardSet:
         preset = str(path)
         with atomic_path(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    trained = load_preset(preset, weights)
-    stage.change(dict(zip(CHANGED, (preset, weights), strict=True)))
+    asked = {"preset": preset, "reward_weights": weights}
+    trained = load_rewards(stage.config.rewards.model_copy(update=asked))
+    stage.change({f"rewards.{name}": value for name, value in asked.items()})
     return trained
 
 

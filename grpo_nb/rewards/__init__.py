@@ -14,20 +14,19 @@ from grpo_nb.rewards.correctness import (
     overlap_reward,
 )
 from grpo_nb.rewards.format import (
-    boxed_format_reward,
-    code_block_format_reward,
     incremental_format_reward,
     json_format_reward,
     no_syntax_error_reward,
-    soft_xml_format_reward,
-    strict_xml_format_reward,
+    soft_format_reward,
 )
+from grpo_nb.rewards.forms import FORMS, TAGS, Form
 from grpo_nb.rewards.judge import LLMJudge
 from grpo_nb.rewards.length import ideal_length_reward, max_length_penalty, min_length_reward
 from grpo_nb.rewards.presets import (
     PRESETS,
     RewardSet,
     load_preset,
+    load_rewards,
     math_problem_reward,
     reward_set,
 )

@@ -16,8 +16,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
+from grpo_nb.rewards.forms import boxes_of, extract_tag
 from grpo_nb.rewards.math_worker import equal_latex
-from grpo_nb.rewards.prompts import ANSWER, boxes_of, extract_tag
 
 READ, LONGEST, DEEPEST = 20_000, 500, 20  # last characters of a completion; of an answer; brackets
 LARGEST_EXPONENT, LEAST_DECIMALS = 300, 4
@@ -64,9 +64,9 @@ def find(text: str) -> str | None:
     >>> [find(t) for t in ("<answer>18</answer>", r"so \boxed{18}.", "The answer is 18. I hope so")]
     ['18', '18', '18']
     """
-    if (tagged := extract_tag(text, ANSWER)) is not None:
+    if (tagged := extract_tag(text, "answer")) is not None:
         return tagged
-    if f"<{ANSWER}>" in text:
+    if "<answer>" in text:
         return None
     text, heading = text.rpartition("</think>")[2][-READ:], None
     said = "nswer" in text or "NSWER" in text or "####" in text  # quicker than to look for each

@@ -3,25 +3,26 @@
 from typing import Any
 
 from grpo_nb.rewards.contract import Scored, reward
-from grpo_nb.rewards.format import code_block_format_reward, extract_code, no_syntax_error_reward
+from grpo_nb.rewards.format import extract_code, no_syntax_error_reward, soft_format_reward
+from grpo_nb.rewards.forms import FORMS, TAGS, Form
 
 
 @reward(
     max_none_share=0.05, parallel=True, resists="printed verdicts, early exit, patched equality"
 )
 def code_execution_reward(
-    response: str, tests: Any, *, seconds: float = 2.0, partial: bool = True
+    response: str, tests: Any, *, seconds: float = 2.0, partial: bool = True, form: Form = TAGS
 ) -> Scored:
     """The share of the tests that the code passes in the sandbox; `partial=False`: all or none.
 
-    The code is the last fenced block, else the answer tag. `tests` is a row's own: calls
+    The code is the last fenced block, else the answer in its marks. `tests` is a row's own: calls
     with expected values, stdin and stdout, or asserts, as `sandbox.run_tests` takes them.
     """
     from grpo_nb.rewards.sandbox import Limits, run_tests
 
-    code = extract_code(response)
+    code = extract_code(response, form)
     if not code:
-        return Scored(0.0, "no code in a fenced block or answer tag")
+        return Scored(0.0, "no code in a fenced block or in the marks of the answer")
     verdict = run_tests(code, tests, limits=Limits(seconds=seconds))
     if verdict.failure:
         return Scored(None, verdict.failure)
@@ -30,11 +31,11 @@ def code_execution_reward(
 
 
 @reward(max_none_share=0.05, parallel=True, resists="as code_execution_reward")
-def code_generation_reward(response: str, tests: Any) -> Scored:
-    """An eighth for one block of code, an eighth if it parses, the rest by its tests."""
-    ran = code_execution_reward.score(response, tests)
+def code_generation_reward(response: str, tests: Any, *, form: Form = FORMS["code"]) -> Scored:
+    """An eighth for the form (one block of code), an eighth if it parses, the rest by its tests."""
+    ran = code_execution_reward.score(response, tests, form=form)
     if ran.score is None:
         return ran
-    parses = no_syntax_error_reward.score(response).score
-    form = code_block_format_reward.score(response) + parses
-    return Scored(0.125 * form + 0.75 * ran.score, ran.reason)
+    formed = soft_format_reward.score(response, form=form)
+    parses = no_syntax_error_reward.score(response, form=form).score
+    return Scored(0.125 * (formed + parses) + 0.75 * ran.score, ran.reason)

@@ -190,6 +190,8 @@ class reward:
         max_none_share: Greatest share of None in a batch of SMALL_BATCH or more.
         parallel: Score the batch in threads, for scorers that wait for another process.
         resists: The hack it resists, for the table of rewards.
+        needs: What the form must have: "marks" or "reasoning"; a set in a form without it goes
+            without the reward.
 
     >>> @reward()
     ... def says(response: str, answer: str) -> float:
@@ -204,6 +206,7 @@ class reward:
     max_none_share: float = 1.0
     parallel: bool = False
     resists: str = ""
+    needs: str = ""
 
     def __call__(self, score: Callable[..., Any]) -> Reward:
         if inspect.iscoroutinefunction(score):

@@ -9,13 +9,14 @@ from typing import Any
 
 from grpo_nb.rewards import answers
 from grpo_nb.rewards.contract import Scored, reward
-from grpo_nb.rewards.prompts import extract_answer, split_words
+from grpo_nb.rewards.forms import TAGS, Form, parse_json
+from grpo_nb.rewards.prompts import split_words
 
 LONGEST_ANSWER = 2_000  # characters that text comparisons read
 
 
-def _answer(response: str) -> str:
-    return (extract_answer(response) or "")[:LONGEST_ANSWER]
+def _answer(response: str, form: Form) -> str:
+    return (form.extract(response) or "")[:LONGEST_ANSWER]
 
 
 def normalize(text: str) -> str:
@@ -30,26 +31,33 @@ def normalize(text: str) -> str:
 
 
 @reward(max_none_share=0.05, resists="answers in several tags: the last one counts")
-def exact_match_reward(response: str, answer: str) -> float | None:
+def exact_match_reward(response: str, answer: str, *, form: Form = TAGS) -> float | None:
     """1 if the final answer is the reference, up to case, spacing and a trailing period."""
     expected = normalize(answer)
-    return float(normalize(_answer(response)) == expected) if expected else None
+    return float(normalize(_answer(response, form)) == expected) if expected else None
 
 
 @reward(max_none_share=0.05, resists="long answers that contain the right one: all is compared")
-def fuzzy_match_reward(response: str, answer: str, *, threshold: float = 0.6) -> float | None:
+def fuzzy_match_reward(
+    response: str, answer: str, *, threshold: float = 0.6, form: Form = TAGS
+) -> float | None:
     """Similarity of final and reference answer (rapidfuzz ratio), 0 below the threshold."""
     from rapidfuzz import fuzz
 
     if not (expected := normalize(answer)):
         return None
-    ratio = fuzz.ratio(normalize(_answer(response)), expected) / 100
+    ratio = fuzz.ratio(normalize(_answer(response, form)), expected) / 100
     return ratio if ratio >= threshold else 0.0
 
 
 @reward(max_none_share=0.05, resists="lists of candidates, prose that contains the number")
 def numeric_correctness_reward(
-    response: str, answer: str, *, absolute: float = 0.0, relative: float = 0.0
+    response: str,
+    answer: str,
+    *,
+    absolute: float = 0.0,
+    relative: float = 0.0,
+    form: Form = TAGS,
 ) -> Scored:
     """1 if the final answer is the reference's number: exactly, or within a tolerance.
 
@@ -60,7 +68,8 @@ def numeric_correctness_reward(
     >>> numeric_correctness_reward(completions=completions, answer=["18"] * 3)
     [1.0, 0.0, 1.0]
     """
-    expected, found = answers.read_reference(answer), answers.read(answers.find(response) or "")
+    said = form.extract(response, answers.find)
+    expected, found = answers.read_reference(answer), answers.read(said or "")
     if expected.kind != "number":
         return Scored(None, f"the reference answer {answer!r} is not a number")
     if found.kind != "number":
@@ -74,7 +83,9 @@ def numeric_correctness_reward(
 
 
 @reward(max_none_share=0.05, parallel=True, resists="relations, alternatives and partial parses")
-def math_verify_reward(response: str, answer: str, *, timeout_seconds: float = 0.5) -> Scored:
+def math_verify_reward(
+    response: str, answer: str, *, timeout_seconds: float = 0.5, form: Form = TAGS
+) -> Scored:
     """1 if the final answer equals the reference answer as mathematics.
 
     Numbers are compared exactly and finally, sets, tuples and intervals part by part; the rest
@@ -82,52 +93,36 @@ def math_verify_reward(response: str, answer: str, *, timeout_seconds: float = 0
 
     Source: https://github.com/huggingface/Math-Verify.
     """
-    verdict, reason = answers.compare(answer, answers.find(response), timeout_seconds)
+    said = form.extract(response, answers.find)
+    verdict, reason = answers.compare(answer, said, timeout_seconds)
     return Scored(None if verdict is None else float(verdict), reason)
 
 
 @reward(resists="copying the source, stuffing words: precision counts as much as recall")
-def overlap_reward(response: str, answer: str) -> float:
+def overlap_reward(response: str, answer: str, *, form: Form = TAGS) -> float:
     """F1 of the words of final and reference answer (ROUGE-1), each word as often as it is."""
-    found, expected = Counter(split_words(_answer(response))), Counter(split_words(answer))
+    found, expected = Counter(split_words(_answer(response, form))), Counter(split_words(answer))
     shared = (found & expected).total()
     return 2 * shared / (found.total() + expected.total()) if shared else 0.0
 
 
 @reward(resists="naming several options: only a lone letter counts")
-def multiple_choice_reward(response: str, answer: str) -> float:
+def multiple_choice_reward(response: str, answer: str, *, form: Form = TAGS) -> float:
     """1 if the final answer is the right letter, bare or as "(B)", "B." or "B) text"."""
-    found = re.match(r"\W*([A-Za-z])(?:[).:\s]|$)", _answer(response))
-    others = re.findall(r"\b(?:or|and)\b\W*[A-Z]\b", _answer(response))
+    found = re.match(r"\W*([A-Za-z])(?:[).:\s]|$)", _answer(response, form))
+    others = re.findall(r"\b(?:or|and)\b\W*[A-Z]\b", _answer(response, form))
     return float(bool(found) and not others and found[1].upper() == answer.strip(" ().").upper())
 
 
-def parse_json(text: str) -> Any:
-    """The JSON value a whole text holds, a Markdown fence around it allowed.
-
-    Raises:
-        ValueError: It is not JSON, or holds NaN or Infinity, which JSON does not know.
-    """
-    fenced = re.fullmatch(r"```(?:json)?\s*\n(.*?)\n?```", text.strip(), flags=re.DOTALL)
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is not JSON")
-
-    try:
-        return json.loads(fenced[1] if fenced else text, parse_constant=refuse)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
 @reward(resists="bare scalars, NaN, extra fields")
-def json_fields_reward(response: str, answer: str) -> Scored:
+def json_fields_reward(response: str, answer: str, *, form: Form = TAGS) -> Scored:
     """Share of the reference object's fields that the answer has, with equal values.
 
     A field that the reference does not have costs as much as one that is missing.
     """
     expected = parse_json(answer)
     try:
-        found = parse_json(_answer(response))
+        found = parse_json(_answer(response, form))
     except ValueError as error:
         return Scored(0.0, f"not JSON: {error}")
     if not isinstance(found, dict):

@@ -15,6 +15,7 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -23,36 +24,69 @@ from typing import Any, NamedTuple
 from grpo_nb.rewards import answers, code, correctness, format, length, style
 from grpo_nb.rewards.combine import Adaptive, gated
 from grpo_nb.rewards.contract import Reward, declared_range
-from grpo_nb.rewards.prompts import SYSTEM_PROMPT, extract_answer, tagged
+from grpo_nb.rewards.forms import FORMS, TAGS, Form, find
 from grpo_nb.runs import PROJECT_ROOT, refuse_unknown
+from grpo_nb.runs.settings import RewardsConfig
 
 TRLS_OWN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 HINT = "; what the rewards need (imports, constants, helpers) must be in the same file or cell"
 
 math_problem_reward = gated(
     correctness.numeric_correctness_reward,
-    by=format.soft_xml_format_reward,
+    by=format.soft_format_reward,
     name="math_problem_reward",
 )
 
 
-def _tagged(row: Mapping[str, Any]) -> str:
-    """A completion that ought to earn every reward: any true step, then the reference answer."""
-    return tagged("1+1=2", row["answer"])
-
-
 class RewardSet(NamedTuple):
-    """Rewards and weights, as TRL's `reward_funcs` and `reward_weights` take them.
+    """Rewards and weights, as TRL's `reward_funcs` and `reward_weights` take them, and their form.
 
-    `reference(row)` writes a completion that has to earn every reward in full;
-    `extract(text)` is what counts as the answer of a completion.
+    reward_funcs: The first says "correct".
+    form: How completions are written. `reference(row)` writes one that has to earn every reward in
+        full; `extract(text)` is what counts as the answer of one.
+    result: A sentence on what the result is, for the system prompt of another form.
+    free: Reads an answer in no form, as `Form.extract` takes it: mathematics has rules of its own.
+    own: A `reference` and an `extract` of a file, which go before the form's.
     """
 
     reward_funcs: list[Callable[..., Any]]
     reward_weights: list[float]
-    system_prompt: str = SYSTEM_PROMPT
-    reference: Callable[[Mapping[str, Any]], str] = _tagged
-    extract: Callable[[str], str | None] = extract_answer
+    form: Form = TAGS
+    result: str = ""
+    free: Callable[[str], str | None] | None = None
+    own: Mapping[str, Callable[..., Any]] | None = None
+
+    def reference(self, row: Mapping[str, Any]) -> str:
+        """A completion of the row that has to earn every reward in full."""
+        return (self.own or {}).get("reference", self.form.reference)(row)
+
+    def extract(self, text: str) -> str | None:
+        """What counts as the answer of a completion."""
+        read = (self.own or {}).get("extract")
+        return read(text) if read else self.form.extract(text, self.free)
+
+    def in_form(self, name: str = "", opened: str = "") -> "RewardSet":
+        """The set in another form; a reward of what the form does not have is left out.
+
+        A reward that was configured with a form of its own keeps it, and so do those that are not
+        ours.
+
+        Args:
+            name: As `rewards.form` has it; "" keeps the form.
+            opened: What the chat template opens at the end of a prompt, as "<think>\\n".
+        """
+        form = self.form
+        if name and name != form.name:
+            form = find(name)
+            asked = f"{form.system_prompt} {self.result}".strip()
+            form = form._replace(system_prompt=asked)
+        form = form._replace(opened=opened)
+        pairs = [
+            (_in_form(func, self.form, form), weight)
+            for func, weight in zip(self.reward_funcs, self.reward_weights, strict=True)
+            if not isinstance(func, Reward) or form.has(func.settings.needs)
+        ]
+        return reward_set(pairs, self._replace(form=form))
 
     def adding(self, func: Callable[..., Any], weight: float) -> "RewardSet":
         """This set and one more reward; one of the same name is replaced."""
@@ -75,6 +109,20 @@ class RewardSet(NamedTuple):
         return next((name for name in self.names if "_format_" in name), "")
 
 
+def _in_form(func: Callable[..., Any], before: Form, form: Form) -> Callable[..., Any]:
+    """A reward of ours, or the parts of a gate, asking `form` where it asked `before`."""
+    if isinstance(func, gated | Adaptive):
+        parts = {"reward": func.reward} | ({"by": func.by} if isinstance(func, gated) else {})
+        changed = {name: _in_form(part, before, form) for name, part in parts.items()}
+        named = {"name": func.__name__} if isinstance(func, gated) else {}
+        return func if changed == parts else replace(func, **changed, **named)
+    takes = isinstance(func, Reward) and "form" in func.option_names
+    asked = func.options.get("form", TAGS) if takes else None
+    if form == asked or asked not in (before, TAGS):
+        return func
+    return func.configured(func.__name__, form=form)
+
+
 def give_name(func: Callable[..., Any], name: str = "") -> None:
     """Name it as TRL does: a partial as its function, an instance `name` or as its class."""
     inner = func
@@ -85,9 +133,11 @@ def give_name(func: Callable[..., Any], name: str = "") -> None:
 
 
 def reward_set(
-    pairs: Sequence[tuple[Callable[..., Any], float]], form: RewardSet | None = None, **about: Any
+    pairs: Sequence[tuple[Callable[..., Any], float]], like: RewardSet | None = None, **about: Any
 ) -> RewardSet:
-    """A set from `(reward, weight)` pairs, in the form of another set or as `about` says.
+    """A set from `(reward, weight)` pairs; the rest as another set has it, or as `about` says.
+
+    Rewards of ours that were not configured with a form ask the set's.
 
     Raises:
         ValueError: No reward, two with one name, which TRL's tables would merge, or a weight that
@@ -107,30 +157,29 @@ def reward_set(
         )
     if not pairs:
         raise ValueError("a reward set needs at least one reward")
-    about["reward_funcs"] = [func for func, _ in pairs]
-    about["reward_weights"] = [float(weight) for _, weight in pairs]
-    return form._replace(**about) if form else RewardSet(**about)
+    made = (like or RewardSet([], []))._replace(**about)
+    funcs = [_in_form(func, TAGS, made.form) for func, _ in pairs]
+    return made._replace(reward_funcs=funcs, reward_weights=[float(weight) for _, weight in pairs])
 
 
 PRESETS = {
     "math": reward_set(
         [
             (correctness.numeric_correctness_reward, 1.0),
-            (format.soft_xml_format_reward, 0.25),
+            (format.soft_format_reward, 0.25),
             (format.incremental_format_reward, 0.25),
             (style.reasoning_quality_reward, 0.125),
         ],
-        extract=answers.find,
+        free=answers.find,
     ),
     "code": reward_set(
         [
             (code.code_execution_reward, 1.0),
             (format.no_syntax_error_reward, 0.25),
-            (format.code_block_format_reward, 0.25),
+            (format.soft_format_reward, 0.25),
         ],
-        system_prompt="Answer with one fenced block of Python code, marked ```python, and no more.",
-        reference=lambda row: f"```python\n{row['answer']}\n```",
-        extract=format.extract_code,
+        form=FORMS["code"],
+        result="The result is Python code.",
     ),
     "summarization": reward_set(
         [
@@ -138,14 +187,14 @@ PRESETS = {
             (length.max_length_penalty.configured("brevity_penalty", maximum=64), 0.5),
             (style.no_repetition_penalty, 0.25),
         ],
-        system_prompt="Summarize the text in one sentence.",
-        reference=lambda row: str(row["answer"]),
+        form=FORMS["plain"]._replace(system_prompt="Summarize the text in one sentence."),
+        result="The result is a summary of the text in one sentence.",
     ),
     "qa": reward_set(
         [
             (correctness.exact_match_reward, 1.0),
             (correctness.fuzzy_match_reward, 0.25),
-            (format.soft_xml_format_reward, 0.25),
+            (format.soft_format_reward, 0.25),
         ]
     ),
     "json_extraction": reward_set(
@@ -154,24 +203,31 @@ PRESETS = {
             (format.json_format_reward, 0.25),
             (length.max_length_penalty.configured("brevity_penalty", maximum=256), 0.125),
         ],
-        system_prompt="Answer with one JSON object and no more.",
-        reference=lambda row: str(row["answer"]),
+        form=FORMS["plain"]._replace(system_prompt="Answer with one JSON object and no more."),
+        result="The result is one JSON object.",
     ),
 }
 
 
-def load_preset(name: str, reward_weights: str = "") -> RewardSet:
+def load_rewards(config: RewardsConfig) -> RewardSet:
+    """The rewards of a run, in its form; errors as of `load_preset`."""
+    return load_preset(config.preset, config.reward_weights, config.form, config.opened)
+
+
+def load_preset(name: str, reward_weights: str = "", form: str = "", opened: str = "") -> RewardSet:
     """The preset of that name, or the reward set of a Python file.
 
     Args:
         name: A name in PRESETS, or a path that ends in .py.
         reward_weights: Other weights in the same order, "1, 0.5"; 0 keeps a reward in the
             metrics and out of the total.
+        form: How completions are written, a name in FORMS; empty: as the preset or file says.
+        opened: What the chat template opens at the end of a prompt.
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: No such preset, a file that cannot be used, or not one finite number for each
-            reward.
+        ValueError: No such preset or form, a file that cannot be used, or not one finite
+            number for each reward.
 
     >>> load_preset("qa", "1, 0, 0.5").reward_weights
     [1.0, 0.0, 0.5]
@@ -181,6 +237,8 @@ def load_preset(name: str, reward_weights: str = "") -> RewardSet:
     else:
         refuse_unknown("rewards.preset", name, [*PRESETS, "a .py file of rewards"])
         preset = PRESETS[name]
+    if form or opened:
+        preset = preset.in_form(form, opened)
     if not reward_weights.strip():
         return preset
     try:
@@ -199,10 +257,10 @@ def load_python(path: Path, text: str | None = None) -> RewardSet:
     """The rewards of a Python file: functions in TRL's shape, or lifted by `@reward`.
 
     They are its `reward_funcs`, weighed by its `reward_weights`; without these, each reward that it
-    defines, with weight 1. The set has the form (system prompt, reference, and what counts as the
-    answer) of the preset that the file names as `form`, math if it names none. If it names one as
-    `extends`, the set has that preset's rewards too, before the file's own; one of the same name is
-    replaced. A `reference(row)` or `extract(text)` that it defines goes before the form's.
+    defines, with weight 1. `form` in it names the form, or a preset whose form is taken; tags if it
+    names none. If it names a preset as `extends`, the set has its rewards too, before the file's
+    own; one of the same name is replaced. A `reference(row)` or `extract(text)` that it defines
+    goes before the form's.
 
     Args:
         path: Of the file.
@@ -214,14 +272,16 @@ def load_python(path: Path, text: str | None = None) -> RewardSet:
     """
     module = load_source(path, text)
     about = {name: vars(module)[name] for name in ("reference", "extract") if name in vars(module)}
-    extends = getattr(module, "extends", "")
-    base = load_preset(extends or getattr(module, "form", "math"))
-    own = reward_set(rewards_of(module), base, **about)
+    extends, form = getattr(module, "extends", ""), getattr(module, "form", "")
+    form = form if isinstance(form, str) else ""  # a reward may be named so as well
+    of_preset = form in PRESETS or form.endswith(".py")
+    base = load_preset(extends or (form if of_preset else "math"), form="" if of_preset else form)
+    own = reward_set(rewards_of(module), base, own=about or base.own)
     if not extends:
         return own
     for func, weight in zip(own.reward_funcs, own.reward_weights, strict=True):
         base = base.adding(func, weight)
-    return base._replace(**about)
+    return base._replace(own=own.own)
 
 
 def built_in() -> dict[str, Callable[..., Any]]:

@@ -7,7 +7,7 @@ import re
 from fractions import Fraction
 
 from grpo_nb.rewards.contract import Scored, reward
-from grpo_nb.rewards.prompts import REASONING, extract_tag
+from grpo_nb.rewards.forms import TAGS, Form
 
 READ_CHARACTERS = 20_000  # bounds the time spent on a runaway completion
 READ_EQUATION_CHARACTERS = 2_000
@@ -41,8 +41,11 @@ def _evaluate(expression: str) -> Fraction | None:
     return sum(terms)
 
 
-@reward(resists="connectives without content: equations are checked, words are not counted")
-def worked_steps_reward(response: str) -> Scored:
+@reward(
+    needs="reasoning",
+    resists="connectives without content: equations are checked, words are not counted",
+)
+def worked_steps_reward(response: str, *, form: Form = TAGS) -> Scored:
     """The share of distinct equations in the reasoning that hold; 0 where there is none.
 
     Worked steps such as `7+8=15` or `0.2 x 50 = $10` can be checked. It says nothing on
@@ -55,7 +58,7 @@ def worked_steps_reward(response: str) -> Scored:
     ... ])
     [1.0, 0.5, 0.0]
     """
-    reasoning = (extract_tag(response, REASONING) or "")[:READ_EQUATION_CHARACTERS]
+    reasoning = form.reasoning(response)[:READ_EQUATION_CHARACTERS]
     equations = set(_EQUATION.findall(reasoning))
     if not equations:
         return Scored(0.0, "no equation")
@@ -64,17 +67,20 @@ def worked_steps_reward(response: str) -> Scored:
     return Scored(held / len(equations), f"{held} of {len(equations)} equations hold")
 
 
-@reward(resists="stuffed connectives: few of them, different ones, among other words")
-def reasoning_quality_reward(response: str) -> Scored:
+@reward(
+    needs="reasoning",
+    resists="stuffed connectives: few of them, different ones, among other words",
+)
+def reasoning_quality_reward(response: str, *, form: Form = TAGS) -> Scored:
     """Checked steps where there are equations; else different connectives among other words.
 
     Up to four different connectives count a quarter each, if they are at most a fifth of
     the words and at least half of the words are different.
     """
-    steps = worked_steps_reward.score(response)
+    steps = worked_steps_reward.score(response, form=form)
     if steps.reason != "no equation":
         return steps
-    reasoning = (extract_tag(response, REASONING) or "")[:READ_CHARACTERS]
+    reasoning = form.reasoning(response)[:READ_CHARACTERS]
     words = re.findall(r"[a-z]+", reasoning.casefold())
     used = [word for word in words if word in CONNECTIVES]
     if not words or 5 * len(used) > len(words) or 2 * len(set(words)) < len(words):

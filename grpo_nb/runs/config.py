@@ -55,6 +55,8 @@ SECTION_STAGE = {
     **{"data": "01", "model": "01", "rewards": "02", "policy": "03", "train": "03"},
     **{"health": "03", "trl": "03", "evaluate": "04", "export": "04"},
 }
+# The prompts ask for the form, so it is chosen with them.
+SETTING_STAGE = {"rewards.form": "01", "rewards.opened": "01"}
 SECTIONS = tuple(section for section in SECTION_STAGE if section != "trl")
 # {"task": …, "seed": …, "data.source": …}: each with its meaning; `trl.…` comes on top.
 MEANINGS = {name: RunConfig.model_fields[name].description for name in ("task", "seed")} | {
@@ -71,7 +73,7 @@ def setting_names() -> list[str]:
 
 def stage_of(name: str) -> str:
     """The stage whose notebook holds the setting `name`, such as "03" for train.max_steps."""
-    return SECTION_STAGE.get(name.partition(".")[0], "01")
+    return SETTING_STAGE.get(name) or SECTION_STAGE.get(name.partition(".")[0], "01")
 
 
 def of_stage(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,5 +189,5 @@ def describe(config: RunConfig, *sections: str) -> list[dict[str, Any]]:
         {"setting": name, "value": value, "from": config.sources.get(name, "default")}
         | {"meaning": MEANINGS.get(name, "TRL's")}
         for name, value in flatten(config).items()
-        if name.partition(".")[0] in sections
+        if name in sections or name.partition(".")[0] in sections
     ]

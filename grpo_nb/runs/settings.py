@@ -67,6 +67,8 @@ class ModelConfig(Section):
 class RewardsConfig(Section):
     preset: str = setting("math", "named list of rewards, or a .py file of rewards")
     reward_weights: str = setting("", "weights in the preset's order; empty: its own")
+    form: str = setting("", "tags, think+boxed, boxed, hash, json, code, plain; empty: preset's")
+    opened: str = setting("", "what the chat template opens: <think>; notebook 1 writes it")
     cases: str = setting("", "JSONL of your own attacks")
     baseline_prompts: int = setting(32, "prompts sampled from the base model", ge=1)
     baseline_completions: int = setting(8, "completions for each of them", ge=2)

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from grpo_nb.evaluation.answers import load_rewards, system_prompt
+from grpo_nb.evaluation.answers import system_prompt
 from grpo_nb.export import trained_paths
 from grpo_nb.models import Engine, open_engine
 from grpo_nb.reward_lab import Bench, explain
-from grpo_nb.rewards import Scored
+from grpo_nb.rewards import Scored, load_rewards
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run, refuse_unknown
 from grpo_nb.views import tables
@@ -48,7 +48,7 @@ class Chat:
 
     def __init__(self, run: Run) -> None:
         self.run, self.config = run, run.config()
-        self.preset = load_rewards(self.config)
+        self.preset = load_rewards(self.config.rewards)
 
     @cached_property
     def _engines(self) -> dict[str, Engine]:

@@ -12,7 +12,7 @@ from grpo_nb.models import chat
 from grpo_nb.reward_lab import Bench, Verdict, judge
 from grpo_nb.reward_lab import baseline as baselines
 from grpo_nb.reward_lab.baseline import Baseline
-from grpo_nb.rewards import load_preset
+from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import NOTEBOOKS, Run, Stage, checks, resolve_stages
 from grpo_nb.runs.config import of_stage
 from grpo_nb.views import tables
@@ -179,7 +179,7 @@ def open_lab(name: str) -> RewardLab:
     config = run.config() if done else resolve_stages(run, given, "02", "02")
     rows = data.load(run, "train")
     tried = baselines.sample(run, rows[: config.rewards.baseline_prompts], config)
-    preset = load_preset(config.rewards.preset, config.rewards.reward_weights)
+    preset = load_rewards(config.rewards)
     tokenizer = chat.load_tokenizer(config.model.model_path)
     bench = Bench(preset, config.train, tokenizer, models.cuda_available())
     return RewardLab(bench, tried, rows, Stage(run, "02", config))

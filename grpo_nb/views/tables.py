@@ -12,9 +12,8 @@ from typing import Any
 import pandas as pd
 
 from grpo_nb.rewards import RewardSet
-from grpo_nb.rewards.prompts import ANSWER, REASONING
 
-TAGS = re.compile(rf"&lt;/?(?:{REASONING}|{ANSWER}|think)&gt;|```\w*|####|\\boxed")
+MARKS = re.compile(r"&lt;/?\w+&gt;|```\w*|####|\\boxed")  # of all forms
 SHOWN_CHARACTERS = 2_000
 WHOLE = 16  # characters of a cell, such as an interval, that stay on one line
 VERBATIM = "tex2jax_ignore mathjax_ignore"  # classes in which no notebook typesets `$…$`
@@ -128,7 +127,7 @@ def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = Non
 def short(name: str) -> str:
     """A reward's name as a column head.
 
-    >>> short("soft_xml_format_reward")
+    >>> short("soft_format_reward")
     'soft xml format'
     """
     return name.removesuffix("_reward").replace("_", " ")
@@ -166,10 +165,11 @@ def highlight(text: str, answer: str | None) -> str:
 
 
 def _dimmed(text: str) -> str:
-    return TAGS.sub(r"<span class='tag'>\g<0></span>", html.escape(text, quote=False))
+    return MARKS.sub(r"<span class='tag'>\g<0></span>", html.escape(text, quote=False))
 
 
 def _place_of(answer: str, text: str) -> int:
-    """Where the answer was read: in the last complete answer tag, else as late as it stands."""
-    tag = text.rfind(f"<{ANSWER}>", 0, max(0, text.rfind(f"</{ANSWER}>")))
-    return text.find(answer, tag) if tag >= 0 else text.rfind(answer)
+    """Where the answer was read: before the last closing tag but `</think>`, else at the last."""
+    ends = [end.start() for end in re.finditer(r"</(?!think>)", text)]
+    place = text.rfind(answer, 0, ends[-1]) if ends else -1
+    return place if place >= 0 else text.rfind(answer)

@@ -35,7 +35,7 @@ REPLAY = f"""files = sorted(Path("{TRAINED}/train").rglob("completions/*.parquet
 frame = pd.concat(map(pd.read_parquet, files))
 frame["question"] = [prompt[-1]["content"] for prompt in frame["prompt"]]
 frame["completion"] = [completion[-1]["content"] for completion in frame["completion"]]
-weights = dict(numeric_correctness_reward=1, soft_xml_format_reward=0.25)
+weights = dict(numeric_correctness_reward=1, soft_format_reward=0.25)
 weights |= dict(incremental_format_reward=0.25, reasoning_quality_reward=0.125)
 frame["reward"] = sum(frame[name] * weight for name, weight in weights.items())
 columns = ["question", "completion", *weights, "reward", "advantage"]

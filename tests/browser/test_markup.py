@@ -17,12 +17,12 @@ from grpo_nb import rewards
 from grpo_nb import reward_lab as bench
 from grpo_nb import views
 from grpo_nb.views import chat
-from grpo_nb.rewards import prompts
+from grpo_nb.rewards import forms, prompts
 text = r"It costs $5 or $6, $x^2$, \\(y\\), $$\\href{http://127.0.0.1/}{z}$$"
 row = {"prompt": prompts.build_prompt(text), "question": text, "answer": text}
 preset = rewards.load_preset("qa")
-sum = prompts.tagged("48 + 24 = 72", "72")
-table = bench.Bench(preset).table([row], [[text, prompts.tagged(text, text), sum]])
+sum = forms.TAGS.write("48 + 24 = 72", "72")
+table = bench.Bench(preset).table([row], [[text, forms.TAGS.write(text, text), sum]])
 said = {"base": chat.Said(text, text), "tuned": chat.Said(sum, "72")}
 figures = {"model": "adapter", "95 %": "0.923 … 0.974", "share": "95 %"}
 figures |= {f"some_well_named_format_{number}_reward": 0.5 for number in range(12)}"""

@@ -1,0 +1,226 @@
+"""Forms: for each of them the same task is asked for, read, rewarded, attacked and referred to."""
+
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_nb import data, reward_lab
+from grpo_nb.data import store
+from grpo_nb.models import Sample, chat
+from grpo_nb.reward_lab import Bench, baseline
+from grpo_nb.reward_lab.baseline import Baseline
+from grpo_nb.rewards import Adaptive, forms, gated, load_preset, load_rewards, reward_set
+from grpo_nb.rewards import numeric_correctness_reward as correct
+from grpo_nb.rewards import soft_format_reward as formed
+from grpo_nb.rewards.prompts import build_prompt
+from grpo_nb.runs import Run, Stage, start_stage
+from grpo_nb.runs.config import resolve
+
+NAMED = ["tags:think,answer", "tags:start_working_out,SOLUTION", "json:why,result", "code:text"]
+EVERY = [*forms.FORMS, *NAMED]
+THINK = "<think>\n"
+each_form = pytest.mark.parametrize("name", EVERY)
+each_opening = pytest.mark.parametrize("opened", ["", THINK], ids=["", "opened"])
+SUMS = [(47, 38), (1, 1), (9, 6), (30, 12), (5, 8), (21, 3)]
+ROWS = [{"prompt": [], "question": f"{a} + {b}?", "answer": str(a + b)} for a, b in SUMS]
+
+
+def math_in(name, opened=""):
+    return load_preset("math", form=name, opened=opened)
+
+
+def scores(preset, text, row=ROWS[0]):
+    [line] = Bench(preset).score([row], [text])
+    return dict(zip(preset.names, line, strict=True))
+
+
+@each_opening
+@each_form
+def test_reference_wins_attacks_lose_and_a_wrong_answer_too(name, opened, runs_dir):
+    preset = math_in(name, opened)
+    for row in ROWS:
+        full = {func.__name__: func.range[1] for func in preset.reward_funcs}
+        assert scores(preset, preset.reference(row), row) == full
+        wrong = scores(preset, preset.reference({"answer": "999"}), row)
+        assert wrong.pop(correct.__name__) == 0 and all(wrong.values())
+    probes = reward_lab.probe(Bench(preset), ROWS)
+    assert len(probes) > 20 and not probes["won"].any(), probes[probes["won"] > 0]
+    said = [preset.reference(ROWS[0]), "I do not know"]
+    samples = [[Sample(text, len(text), False) for text in said]] * len(ROWS)
+    stage = Stage(Run("formed"), "02", resolve("tiny-cpu", {}))
+    verdict = reward_lab.judge(Bench(preset), ROWS, Baseline(ROWS, samples, 0.1, 0.1), stage)
+    assert verdict.passed, verdict
+
+
+@each_form
+def test_an_honest_answer_in_another_form_earns_nothing_for_its_format(name):
+    form = forms.find(name)
+    if form.has("marks"):
+        for other in EVERY:
+            text = forms.find(other).reference(ROWS[0])
+            assert form.is_well_formed(text) == (other == name), other
+
+
+NO_MARKS = st.text(st.characters(codec="utf-8", exclude_characters="<>#`{}\\")).map(str.strip)
+
+
+@settings(max_examples=50)
+@given(reasoning=NO_MARKS.filter(bool), answer=NO_MARKS.filter(bool))
+@pytest.mark.parametrize("name", EVERY)
+def test_what_is_written_is_read(name, reasoning, answer):
+    for opened in ("", THINK):
+        form = forms.find(name)._replace(opened=opened)
+        said = form.write(reasoning, " ".join(answer.split()))
+        assert form.extract(said) == " ".join(answer.split())
+        assert form.is_well_formed(said) and form.progress(said) == 1
+        if form.has("reasoning"):
+            assert form.reasoning(said).strip() == reasoning
+
+
+READ = [  # form, what the template opened, completion, what is read, whether it is well-formed
+    ("think+boxed", "", r"<think>1+1=2</think>It is \boxed{4}.", "4", True),
+    ("think+boxed", "", r"<think>\boxed{3}? no</think>\boxed{\frac{1}{2}}", r"\frac{1}{2}", True),
+    ("think+boxed", "", r"1+1=2</think>\boxed{4}", "4", False),
+    ("think+boxed", "", r"<think> </think>\boxed{4}", "4", False),
+    ("think+boxed", "", r"<think>1+1=2 \boxed{4}", None, False),
+    ("think+boxed", "", r"<think>a</think>\boxed{3} \boxed{4}", "4", False),
+    ("think+boxed", "", r"<think>a</think>\boxed{4", None, False),
+    ("think+boxed", "", r"<think>a</think><answer>\boxed{4}</answer>", "4", False),
+    ("think+boxed", THINK, "1+1=2</think>\nThe answer is \\boxed{4}", "4", True),
+    ("think+boxed", THINK, "</think>\nThe answer is \\boxed{4}", "4", False),
+    ("think+boxed", THINK, r"<think>1+1=2</think>\boxed{4}", "4", False),
+    ("think+boxed", THINK, r"1+1=2 so \boxed{4}", None, False),
+    ("tags:think,answer", THINK, "1+1=2</think><answer>4</answer>", "4", True),
+    ("tags", THINK, "hm</think>\n<reasoning>a</reasoning><answer>4</answer>", "4", True),
+    ("tags", THINK, "<reasoning>a</reasoning><answer>4</answer>", None, False),
+    ("tags:a,b", "", "<a>1</a><b>4</b>", "4", True),
+    ("tags:a,b", "", r"<reasoning>1</reasoning>\boxed{4}", "4", False),
+    ("boxed", "", r"1+1=2 \boxed{4}, so.", "4", True),
+    ("boxed", "", r"\boxed{4} as 1+1=2", "4", False),
+    ("boxed", "", r"a \boxed{}", "", False),
+    ("boxed", "", r"a \boxed{3} or \boxed {4}", "4", False),
+    ("boxed", "", "#### 4", "4", False),
+    ("hash", "", "1+1=2\n#### 4", "4", True),
+    ("hash", "", "#### 4", "4", False),
+    ("hash", "", "1+1=2\n#### 3\n#### 4", "4", False),
+    ("hash", "", "1+1=2\n#### 4\nI hope so", "4\nI hope so", False),
+    ("hash", "", "1+1=2\n####", None, False),
+    ("json", "", '{"reasoning": "a", "answer": 4}', "4", True),
+    ("json", "", '```json\n{"reasoning": "a", "answer": "4"}\n```', "4", True),
+    ("json", "", '{"answer": 4, "reasoning": "a"}', "4", False),
+    ("json", "", '{"reasoning": "a", "answer": {"b": [1]}}', '{"b": [1]}', True),
+    ("json", "", '{"reasoning": "", "answer": "4"}', "4", False),
+    ("json", "", '{"reasoning": "a", "answer": null}', "", False),
+    ("json", "", '{"reasoning": "a", "answer": "4"} done', None, False),
+    ("json", "", "[4]", "[4]", False),
+    ("code", "", "```python\n4\n```", "4", True),
+    ("code", "", "4", "4", False),
+    ("code:sql", "", "```python\n4\n```", "4", False),
+    ("plain", "", " 4 ", "4", True),
+    ("plain", "", "", None, False),
+    ("plain", "", "<answer>4</answer>", "4", False),
+]
+
+
+@pytest.mark.parametrize(("name", "opened", "text", "answer", "formed"), READ)
+def test_what_is_read_and_what_is_well_formed(name, opened, text, answer, formed):
+    form = forms.find(name)._replace(opened=opened)
+    assert (form.extract(text), form.is_well_formed(text)) == (answer, formed)
+    assert 0 <= form.progress(text) <= 1
+
+
+@each_opening
+@each_form
+def test_a_megabyte_of_anything_is_read_in_linear_time(name, opened):
+    form = forms.find(name)._replace(opened=opened)
+    for flood in ("<think>", "</think>", "<answer>", r"\boxed{", "{}", "#### ", "```python\n", "{"):
+        text = flood * (1_000_000 // len(flood))
+        form.extract(text), form.is_well_formed(text), form.progress(text), form.reasoning(text)
+
+
+@pytest.mark.parametrize("name", ["tag", "tags:a", "tags:a,a", "tags:a b,c", "boxed:x", "tags:"])
+def test_a_form_that_is_none_is_refused(name):
+    with pytest.raises(ValueError, match=r"rewards\.form '?tag'?: did you mean|rewards.form = "):
+        math_in(name)
+
+
+def test_a_set_follows_its_form():
+    assert (
+        math_in("").form is forms.TAGS
+        and math_in("tags").reward_funcs == load_preset("math").reward_funcs
+    )
+    boxed = math_in("boxed")
+    assert "\\boxed{}" in boxed.form.system_prompt
+    assert boxed.names == load_preset("math").names
+    assert math_in("code").names == boxed.names[:3]  # without that of the reasoning
+    assert math_in("plain").names == [correct.__name__]
+    again = boxed.in_form("tags")
+    assert scores(again, again.reference(ROWS[0])) == scores(math_in(""), again.reference(ROWS[0]))
+    summary = load_preset("summarization", form="tags")
+    assert summary.form.system_prompt.endswith(
+        "</answer>. The result is a summary of the text in one sentence."
+    )
+
+
+def test_gates_and_rewards_of_ones_own_follow_or_stay():
+    def mine(completions, **_):
+        return [1.0 for _ in completions]
+
+    other = formed.configured("boxed_beside", form=forms.find("boxed"))
+    gate = gated(correct, by=formed, name="gate")
+    pairs = [(correct, 1), (gate, 1), (Adaptive(formed), 1), (mine, 1), (other, 1)]
+    made = reward_set(pairs).in_form("hash")
+    assert [made.names[1], *made.names[3:]] == ["gate", "mine", "boxed_beside"]
+    assert list(scores(made, "1+1=2\n#### 85").values()) == [1, 1, 1, 1, 0]
+    assert made.reward_funcs[3] is mine
+    assert gate.by is formed  # the gate that was given is as it was
+
+
+SMALL = {"data.eval_rows": 8, "data.max_rows": 48, "data.sft_rows": 2}
+OWN = """from grpo_nb import rewards
+
+reward_funcs = [rewards.numeric_correctness_reward, rewards.soft_format_reward]
+"""
+
+
+def stage_02(name, opened=""):
+    """Of a run whose data stage 01 prepared in a form, for a template that opens `opened`."""
+    stage = start_stage("01", "formed", {"rewards.form": name, **SMALL}, profile="tiny-cpu")
+    tokenizer = chat.load_tokenizer(stage.config.model.model_path)
+    ends = "' }}{% endif %}"
+    tokenizer.chat_template = tokenizer.chat_template.replace(ends, opened + ends)
+    preset = reward_lab.in_template(stage, tokenizer)
+    count = partial(chat.count_tokens, tokenizer)
+    data.prepare(stage.run, stage.config.data, 0, count, preset)
+    stage.finish("data")
+    return start_stage("02", "formed", {"rewards.baseline_completions": 8})
+
+
+@pytest.mark.parametrize("name", forms.FORMS)
+def test_notebook_2_passes_on_the_tiny_base_in_every_form(name, runs_dir):
+    stage = stage_02(name)
+    preset, rows = load_rewards(stage.config.rewards), data.load(stage.run, "train")
+    assert rows[0]["prompt"][0]["content"] == preset.form.system_prompt
+    known = [{**row, "prompt": build_prompt(row["question"])} for row in rows[:8]]
+    tried = baseline.sample(stage.run, known, stage.config)  # asked as this base was taught
+    verdict = reward_lab.judge(Bench(preset), rows, tried, stage)
+    assert verdict.passed, verdict
+    assert "form" not in [check.name for check in verdict.checks]
+    own = reward_lab.adopt(Bench(preset), rows, tried, stage, OWN)
+    assert load_rewards(stage.config.rewards).form == own.preset.form == preset.form
+    other = load_preset("math", form="boxed" if name == "tags" else "tags")
+    told = reward_lab.judge(Bench(other), rows, tried, stage)
+    assert "form" in [check.name for check in told.checks]
+
+
+def test_what_the_template_opens_is_the_runs_from_stage_01_on(runs_dir):
+    for opened in (THINK, ""):
+        stage = stage_02("think+boxed", opened)
+        form = load_rewards(stage.config.rewards).form
+        assert (form.name, form.opened) == ("think+boxed", opened)
+        warm_up = store.read_rows(stage.run / "data/sft.parquet")
+        texts = [row["completion"][0]["content"] for row in warm_up]
+        assert len(texts) == 2 and all(map(form.is_well_formed, texts))
+        assert [text.startswith("<think>") for text in texts] == [not opened] * 2

@@ -536,8 +536,8 @@ def test_what_a_template_writes_around_turns_need_not_be_special_tokens(tokenize
     assert chat.render(other, [{"role": "user", "content": "<think>"}]) == "<|User|><think>"
     with pytest.raises(ValueError, match=r"the content of a turn holds '<\|User\|>'"):
         chat.render(other, [{"role": "user", "content": "2?<|User|>"}])
-    with pytest.raises(ValueError, match="template refuses the turns system, user: no system role"):
-        chat.render(other, [ASKED, FEW_SHOT[0]])
+    with pytest.raises(ValueError, match="template refuses the turns user, system: no system role"):
+        chat.render(other, [FEW_SHOT[0], ASKED])
 
 
 # Many rows

@@ -321,7 +321,7 @@ def test_a_training_that_ended_is_kept_when_another_begins(start, settings, plan
     run, before = first.stage.run, contents(first.folder)
     other = start(**fast, **settings)
     assert other.plan == plan
-    assert len(other.preflight()) == 6
+    assert len(other.preflight()) == 8
     assert contents(run / "train") == before, "it changed before the other training ran"
     assert not (run / "train.old-1").exists()
     other.train()

@@ -165,8 +165,8 @@ class Run:
             return configs.resolve(stored.pop("profile"), stored, {})
         except ValueError as error:
             raise ValueError(
-                f"{path}: {error} (if another version of grpo_nb wrote the file, run "
-                f"{NOTEBOOKS['01']} again)"
+                f"{path}: {error}. If another version of grpo_nb made this run, take another "
+                "run_name, or move the folder away"
             ) from None
 
     def write_config(self, config: configs.RunConfig, stage: str = "") -> None:

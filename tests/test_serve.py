@@ -36,7 +36,7 @@ def run(moved_run, tmp_path_factory):
     """An adapter, a whole model in the place of the merged one, and a held-out row."""
     folder = shutil.copytree(moved_run.path, tmp_path_factory.mktemp("served") / "mine")
     shutil.copytree(project_path(TINY), folder / "model/merged")
-    (folder / "data").mkdir()
+    (folder / "data").mkdir(exist_ok=True)
     row = {"prompt": SUM, "question": SUM[-1]["content"], "answer": "85"}
     pd.DataFrame([row]).to_parquet(folder / "data/eval.parquet")
     with pytest.MonkeyPatch.context() as patch:

@@ -128,7 +128,7 @@ def short(name: str) -> str:
     """A reward's name as a column head.
 
     >>> short("soft_format_reward")
-    'soft xml format'
+    'soft format'
     """
     return name.removesuffix("_reward").replace("_", " ")
 

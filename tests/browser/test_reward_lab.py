@@ -164,7 +164,11 @@ def test_a_weight_moved_by_the_keyboard_changes_totals_and_advantages(lab):
 
 def test_an_edited_completion_is_scored_again(lab):
     reference, chosen = reference_of(lab), lab.locator(".sheet .chosen td")
-    for text, score in ((reference, "1"), ("12345", f"0\n12345 is not {reference}")):
+    said = f"1\n{reference}, read as a number, is {reference}"
+    for text, score in (
+        (reference, said),
+        ("12345", f"0\n12345, read as a number, is not {reference}"),
+    ):
         edit(lab, RIGHT.format(text))
         expect(chosen.nth(2)).to_have_text(text)
         expect(chosen.nth(3)).to_have_text(score, use_inner_text=True)

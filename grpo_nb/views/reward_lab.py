@@ -64,9 +64,10 @@ class RewardLab(View):
         questions = [(f"{i + 1}. {row['question'][:90]}", i) for i, row in rows]
         numbers = [(str(i + 1), i) for i in range(self.group_size)]
         look = {"layout": WIDE, "continuous_update": False}
-        self.code = w.Textarea(
-            self.tried, description="Rewards", rows=10, placeholder=EXAMPLE, **look
-        )
+        # Sent as a whole when a button takes the focus: a keystroke that waits for a busy kernel
+        # would arrive after the click.
+        box = {"rows": 10, "placeholder": EXAMPLE, "continuous_update": False, **look}
+        self.code = w.Textarea(self.tried, description="Rewards", **box)
         self.code.add_class("code-box")
         self.run = w.Button(description="Run", tooltip="Score the completions, run the probes")
         self.adopt = w.Button(description="Adopt", tooltip="Notebook 3 trains with what you see")

@@ -62,10 +62,8 @@ class StepCallback(TrainerCallback):
             self.bad = 0
             return
         model.zero_grad(set_to_none=True)
-        loss_failed, scaler = (
-            ranks.anywhere(self.trainer._loss_failed),
-            self.trainer.accelerator.scaler,
-        )
+        loss_failed = ranks.anywhere(self.trainer._loss_failed)
+        scaler = self.trainer.accelerator.scaler
         if not (unscored or loss_failed) and scaler and scaler.get_scale() > 1:
             # torch's GradScaler begins at 65,536, and halves its scale after each such step.
             scale = f"{scaler.get_scale():g}"

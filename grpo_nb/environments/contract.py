@@ -40,6 +40,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +48,7 @@ from pydantic import ValidationError, validate_call
 
 from grpo_nb.rewards.presets import load_source
 from grpo_nb.runs import PROJECT_ROOT, refuse_unknown
+from grpo_nb.runs.config import RunConfig
 
 EXAMPLES = {"calculator": "Calculator", "guess": "Guess"}
 NOT_TOOLS = ("reset", "get_reward", "solve")
@@ -287,6 +289,19 @@ def _forward(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         return self.call(name, arguments)
 
     return forward
+
+
+def of(config: RunConfig) -> Environment | None:
+    """The environment of a run, if its task has one; errors as of `load`."""
+    return load(config.data.environment) if config.data.environment else None
+
+
+def identity(environment: Environment | None) -> str:
+    """What tells an environment from another, and from itself as it was written before."""
+    if environment is None:
+        return ""
+    source = Path(inspect.getfile(environment.kind)).read_bytes()
+    return f"{environment.name} {hashlib.sha256(source).hexdigest()}"
 
 
 def load(name: str) -> Environment:

@@ -8,7 +8,7 @@ that follows the prompt; what the environment wrote of it is masked from the los
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb.environments.contract import Environment, Played
@@ -78,12 +78,12 @@ class Episode:
         self.ids, self.mask = self.ids + heard, self.mask + [0] * len(heard)
 
     def sample(self) -> Sample:
-        """The episode as a completion; its tokens are those of the model."""
+        """The episode as a completion; its tokens are all that the cap counts."""
         text, ended = transcript(self.messages), self.ended
         if self.played.hung:
             ended = "a call hung"
         return Sample(
-            text, sum(self.mask), self.truncated, self.ids, self.mask, self.messages, ended
+            text, len(self.ids), self.truncated, self.ids, self.mask, self.messages, ended
         )
 
 
@@ -115,6 +115,7 @@ def play(
     max_completion_length: int,
     num_generations: int = 1,
     seed: int = 0,
+    on_text: Callable[[str], None] | None = None,
     **sampling: Any,
 ) -> list[list[Sample]]:
     """Episodes of each row, [rows][num_generations].
@@ -126,6 +127,7 @@ def play(
         max_completion_length: Of all turns together, results included [tokens].
         num_generations: Episodes a row.
         seed: Of the sampling.
+        on_text: Told the transcript of the first episode, after each turn.
         sampling: Others of `Sampling`.
     """
     tokenizer = chat.with_tools(engine.tokenizer)
@@ -140,6 +142,8 @@ def play(
         said = engine.complete([one.prompt_ids + one.ids for one in go_on], asked)
         for one, sample in zip(go_on, said, strict=True):
             one.hear(sample)
+        if on_text:
+            on_text(transcript(episodes[0].messages))
         go_on, turn = [one for one in go_on if not one.ended], turn + 1
     flat = [one.sample() for one in episodes]
     return [flat[i : i + num_generations] for i in range(0, len(flat), num_generations)]
@@ -173,6 +177,29 @@ def script(turns: Sequence[Any]) -> list[Message]:
             call = {"type": "function", "function": dict(turn)}
             messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
     return messages
+
+
+def figures(messages: Sequence[Message], opens_call: str) -> dict[str, float]:
+    """What an episode's messages say of its calls.
+
+    Args:
+        messages: Of the episode.
+        opens_call: What opens a call in the model's text: `chat.opens_call`.
+
+    Returns:
+        turns (with calls), calls, tool_errors, and malformed (turns that meant to call, and whose
+        call nobody could read).
+    """
+    said = [message for message in messages if message["role"] == "assistant"]
+    calls = [message.get("tool_calls") or [] for message in said]
+    heard = [str(message["content"]) for message in messages if message["role"] == "tool"]
+    unread = [one for one, call in zip(said, calls, strict=True) if not call]
+    return {
+        "turns": float(sum(map(bool, calls))),
+        "calls": float(sum(map(len, calls))),
+        "tool_errors": float(sum(text.startswith("{'error': ") for text in heard)),
+        "malformed": float(sum(opens_call in str(one["content"]) for one in unread)),
+    }
 
 
 def as_json(messages: Sequence[Message]) -> str:

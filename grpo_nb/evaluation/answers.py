@@ -20,7 +20,7 @@ from grpo_nb.evaluation import answer_rows
 from grpo_nb.export import check_complete, trained_paths
 from grpo_nb.models import Engine, open_engine
 from grpo_nb.models.chat import count_tokens, find_model, load_tokenizer
-from grpo_nb.reward_lab import Bench, fingerprint
+from grpo_nb.reward_lab import Bench, bench_of, fingerprint
 from grpo_nb.reward_lab.baseline import weight_files
 from grpo_nb.rewards import RewardSet, load_rewards
 from grpo_nb.runs import Run, refuse_unknown, sha256, write_json
@@ -84,7 +84,7 @@ def answer_file(
     folders = [find_model(weights["model_path"]), weights["adapter"]]
     template = config.model.chat_template_kwargs
     tokenizer = load_tokenizer(weights["model_path"], template)
-    bench = Bench(load_rewards(config.rewards), config.train, tokenizer)
+    bench = bench_of(config, load_rewards(config.rewards), tokenizer)
     rows = _read(data, answer_column, config, tokenizer)
     begun = {
         **data.model_dump(mode="json"),

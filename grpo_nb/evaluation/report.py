@@ -23,6 +23,8 @@ UNCLEAR = "not distinguishable"
 # Below this many prompts no exact test of paired answers can reach p < 0.05.
 LEAST_PROMPTS = 6
 
+EPISODE = ("turns", "calls", "tool_errors", "malformed")  # counted in one
+
 Samples = Mapping[str, pd.DataFrame]
 
 
@@ -54,9 +56,11 @@ def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
 
     Returns:
         accuracy, format, reward, each reward, tokens and truncated (means over the samples of
-        the prompt), pass@1 … pass@k and majority@k; with one sample only pass@1 of these.
+        the prompt), what is counted in episodes, pass@1 … pass@k and majority@k; with one sample
+        only pass@1 of these.
     """
     names = ["accuracy", "format", "reward", *preset.names, "tokens", "truncated"]
+    names += [name for name in EPISODE if name in lines]
     by_row = lines.groupby("row", sort=True)
     table = by_row[names].mean().astype(float)
     right = np.stack([group.to_numpy() for _, group in by_row["correct"]])
@@ -81,6 +85,7 @@ def ranges(figures: pd.DataFrame, preset: RewardSet) -> np.ndarray:
     pairs = zip(preset.reward_weights, declared, strict=True)
     known["reward"] = tuple(np.sum([sorted((w * low, w * high)) for w, (low, high) in pairs], 0))
     known |= {"tokens": (np.nan, np.nan), "accuracy": declared[0]}
+    known |= dict.fromkeys(EPISODE, (np.nan, np.nan))
     known["format"] = known.get(preset.format_name, (np.nan, np.nan))
     ends = np.array([known.get(name, (0.0, 1.0)) for name in figures], dtype=float).T
     return np.where(np.isfinite(ends), ends, np.nan)

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from grpo_nb import data, models
+from grpo_nb import data, environments, models
 from grpo_nb.models import chat
-from grpo_nb.reward_lab.table import Bench, Row
+from grpo_nb.reward_lab.table import Row, bench_of
 from grpo_nb.rewards import RewardSet
-from grpo_nb.rewards.prompts import Message
+from grpo_nb.rewards.prompts import Completion
 from grpo_nb.runs import Check, Run, Stage, atomic_path, write_json
 from grpo_nb.runs.config import DataConfig, RunConfig
 
@@ -45,8 +45,8 @@ class Baseline(NamedTuple):
     forward_seconds: float
 
     @property
-    def completions_P_G(self) -> list[list[str]]:
-        return [[sample.text for sample in group] for group in self.samples_P_G]
+    def completions_P_G(self) -> list[list[Completion]]:
+        return [[sample.completion for sample in group] for group in self.samples_P_G]
 
     @property
     def repeated_rows(self) -> list[Row]:
@@ -73,17 +73,18 @@ def sample(
         config: The base model, how it samples, `rewards.baseline_completions` a prompt.
         engine: A loaded policy's, below whose adapter the base answers; None: it is loaded.
     """
-    settings = _settings(config)
+    settings, environment = _settings(config), environments.of(config)
     cached, seconds = _read(run, settings)
-    if missing := [row for row in rows if _key(row) not in cached]:
-        sampled, seconds = _sample_base([row["prompt"] for row in missing], config, engine)
-        cached |= {_key(row): group for row, group in zip(missing, sampled, strict=True)}
+    if missing := [row for row in rows if _key(row, environment) not in cached]:
+        sampled, seconds = _sample_base(missing, config, engine)
+        for row, group in zip(missing, sampled, strict=True):
+            cached[_key(row, environment)] = group
         _write(run, cached, settings, seconds)
-    return Baseline(list(rows), [cached[_key(row)] for row in rows], *seconds)
+    return Baseline(list(rows), [cached[_key(row, environment)] for row in rows], *seconds)
 
 
 def _sample_base(
-    prompts: list[list[Message]], config: RunConfig, engine: models.Engine | None
+    rows: list[Row], config: RunConfig, engine: models.Engine | None
 ) -> tuple[list[list[models.Sample]], list[float]]:
     """Samples of the base model, and seconds a completion for generation and a forward."""
     model, group = config.model, config.rewards.baseline_completions
@@ -91,8 +92,10 @@ def _sample_base(
     opened = partial(models.open_engine, model.model_path, **how)
     with nullcontext(engine) if engine else closing(opened(adapter=None)) as base:
         started = time.perf_counter()
-        samples = base.generate(
-            prompts,
+        samples = environments.answer(
+            base,
+            rows,
+            environments.of(config),
             max_completion_length=config.train.max_completion_length,
             temperature=config.train.temperature,
             num_generations=group,
@@ -100,10 +103,10 @@ def _sample_base(
             batch_size=config.step_completions,  # as many at once as in training
             adapter=False,
         )
-        seconds = (time.perf_counter() - started) / (len(prompts) * group)
+        seconds = (time.perf_counter() - started) / (len(rows) * group)
         texts = [
-            chat.render(base.tokenizer, prompt) + one.text
-            for prompt, of_prompt in zip(prompts, samples, strict=True)
+            chat.render(base.tokenizer, row["prompt"]) + one.text
+            for row, of_prompt in zip(rows, samples, strict=True)
             for one in of_prompt
         ][: config.train.per_device_train_batch_size]
         return samples, [seconds, base.forward_seconds(texts) / len(texts)]
@@ -120,6 +123,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "temperature": config.train.temperature,
         "baseline_completions": config.rewards.baseline_completions,
         "seed": config.seed,
+        "environment": environments.identity(environments.of(config)),
     }
 
 
@@ -129,8 +133,10 @@ def weight_files(*folders: str | Path) -> list[list[Any]]:
     return [[file.name, file.stat().st_size, file.stat().st_mtime] for file in files]
 
 
-def _key(row: Row) -> str:
-    return json.dumps(row["prompt"])
+def _key(row: Row, environment: environments.Environment | None) -> str:
+    """By which a row's samples are found: what the model reads, and what the environment does."""
+    begins = environment.columns(row) if environment else {}
+    return json.dumps([row["prompt"], begins], default=str)
 
 
 def _read(run: Run, settings: dict) -> tuple[dict[str, list[models.Sample]], list[float]]:
@@ -140,13 +146,17 @@ def _read(run: Run, settings: dict) -> tuple[dict[str, list[models.Sample]], lis
         return {}, [0.0, 0.0]
     cached: dict[str, list[models.Sample]] = {}
     for line in kept.to_dict("records"):
+        line["messages"] = json.loads(line["messages"])
         cached.setdefault(line.pop("prompt"), []).append(models.Sample(**line))
     return cached, kept.attrs["seconds"]
 
 
 def _write(run: Run, cached: dict, settings: dict, seconds: list[float]) -> None:
     samples = [(key, one) for key, group in cached.items() for one in group]
-    frame = pd.DataFrame([{"prompt": key, **one._asdict()} for key, one in samples])
+    lines = [{"prompt": key, **one._asdict()} for key, one in samples]
+    for line in lines:
+        line["messages"] = json.dumps(line["messages"])
+    frame = pd.DataFrame(lines).drop(columns=["ids", "mask"])
     frame.attrs = {"settings": settings, "seconds": seconds}
     with atomic_path(run / KEPT_AT) as temporary:
         frame.to_parquet(temporary)
@@ -286,7 +296,8 @@ def by_difficulty(
     tried = sample(stage.run, rows[: config.difficulty_prompts], stage.config, engine)
     model = stage.config.model
     tokenizer = chat.load_tokenizer(model.model_path, model.chat_template_kwargs)
-    table = Bench(preset, tokenizer=tokenizer).table(tried.rows, tried.completions_P_G)
+    bench = bench_of(stage.config, preset, tokenizer)
+    table = bench.table(tried.rows, tried.completions_P_G)
     rates = pass_rates(tried, table, preset).set_index("question")["pass_rate"].to_dict()
     kept, found = keep_band(rows, rates, config)
     data.replace_train(stage.run, kept)

@@ -114,6 +114,18 @@ def multiple_choice_reward(response: str, answer: str, *, form: Form = TAGS) -> 
     return float(bool(found) and not others and found[1].upper() == answer.strip(" ().").upper())
 
 
+@reward(resists="what the environment's own tests resist; see its findings in notebook 2")
+def environment_reward(response: str, environments: Any) -> float:
+    """What the episode earned by the environment's own `get_reward`, in [0, 1].
+
+    Args:
+        response: The model's last message.
+        environments: The instance that was played, of `grpo_nb.environments` or as TRL holds it.
+    """
+    score = getattr(environments, "score", environments.get_reward)
+    return score()
+
+
 @reward(resists="bare scalars, NaN, extra fields")
 def json_fields_reward(response: str, answer: str, *, form: Form = TAGS) -> Scored:
     """Share of the reference object's fields that the answer has, with equal values.

@@ -190,6 +190,10 @@ PRESETS = {
         form=FORMS["plain"]._replace(system_prompt="Summarize the text in one sentence."),
         result="The result is a summary of the text in one sentence.",
     ),
+    "environment": reward_set(
+        [(correctness.environment_reward, 1.0)],
+        form=FORMS["plain"],
+    ),
     "qa": reward_set(
         [
             (correctness.exact_match_reward, 1.0),

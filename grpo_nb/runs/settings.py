@@ -48,6 +48,7 @@ class DataConfig(Section):
     min_pass_rate: float = setting(0.0, "prompts solved no more often are dropped", ge=0, lt=1)
     max_pass_rate: float = setting(1.0, "and those solved this often or more", gt=0, le=1)
     order: Literal["shuffled", "easy_to_hard"] = setting("shuffled", "of the prompts in training")
+    environment: str = setting("", "what the model acts in: guess, calculator, mine.py:Guess …")
     sft_rows: int = setting(0, "rows written for an SFT warm-up", ge=0)
 
 

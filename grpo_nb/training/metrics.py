@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_nb import data
-from grpo_nb.models import cuda_available
+from grpo_nb import data, environments
+from grpo_nb.models import chat, cuda_available
 from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.rewards import RewardSet
-from grpo_nb.rewards.prompts import completion_text
+from grpo_nb.rewards.prompts import Message, transcript
 from grpo_nb.runs import Run, atomic_path
 from grpo_nb.runs.files import read_json
 
@@ -76,7 +76,7 @@ def read_completions(
     raw = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
     frame = raw.reindex(columns=["step", *preset.names, "advantage"])
     frame.insert(1, "question", [prompt[-1]["content"] for prompt in raw["prompt"]])
-    texts = [completion_text(list(completion)) for completion in raw["completion"]]
+    texts = [transcript([_read(one) for one in completion]) for completion in raw["completion"]]
     answers = {_said(row["prompt"]): row["answer"] for row in data.load(run, "train")}
     frame.insert(2, "reference", [answers.get(_said(prompt)) for prompt in raw["prompt"]])
     frame.insert(3, "completion", texts)
@@ -89,6 +89,43 @@ def read_completions(
 
 def _said(prompt: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
     return tuple(message["content"] for message in prompt)
+
+
+def _read(message: Mapping[str, Any]) -> Message:
+    """A message as `loggable` wrote it: its calls were text."""
+    if not message.get("tool_calls"):
+        return dict(message)
+    return message | {"tool_calls": json.loads(message["tool_calls"])}
+
+
+def of_episodes(
+    completions: Sequence[Sequence[Message]],
+    tokenizer: "PreTrainedTokenizerBase",
+    environment: environments.Environment,
+) -> dict[str, float]:
+    """Shares and means over the episodes of a step: calls, malformed ones, errors, turns."""
+    opens = chat.opens_call(tokenizer)
+    found = pd.DataFrame([environments.figures(messages, opens) for messages in completions])
+    calls = max(1.0, found["calls"].sum())
+    return {
+        "episodes/call_share": float((found["calls"] > 0).mean()),
+        "episodes/malformed": float((found["malformed"] > 0).mean()),
+        "episodes/tool_errors": float(found["tool_errors"].sum() / calls),
+        "episodes/turns": float(found["turns"].mean()),
+        "episodes/at_limit": float((found["turns"] >= environment.max_turns).mean()),
+    }
+
+
+def loggable(messages: Any) -> Any:
+    """An episode's messages with calls as text, for their arguments may be of any type."""
+    if isinstance(messages, str) or not any("tool_calls" in one for one in messages):
+        return messages
+    return [
+        one | {"tool_calls": json.dumps(one["tool_calls"], default=str)}
+        if "tool_calls" in one
+        else one
+        for one in messages
+    ]
 
 
 def of_a_step(logged: Mapping[str, list[float]], completions: int) -> dict[str, float]:

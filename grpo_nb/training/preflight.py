@@ -364,11 +364,14 @@ def _generate(trainer: "Trainer", prompt: list[dict]) -> None:
     else:
         sampling = vars(trainer.generation_config)
         forced = {"min_new_tokens": trainer.args.max_completion_length}
-    before = dict(sampling)
+    before, tools = dict(sampling), trainer.tools
     sampling.update(forced)
+    if trainer.environment:  # which is not begun: no call is run
+        trainer._batch_environments, trainer.tools = [None] * count, []
     try:
         trainer._generate([prompt] * count)
     finally:
+        trainer.tools = tools
         sampling.clear()
         sampling.update(before)
 

@@ -36,9 +36,8 @@ from transformers.trainer_callback import PrinterCallback, TrainerCallback, Trai
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
-from grpo_nb import models
-from grpo_nb.models import Policy, lm_head, sharded
-from grpo_nb.models.chat import fold_system
+from grpo_nb import environments, models
+from grpo_nb.models import Policy, chat, lm_head, sharded
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import in_thread, is_async, waits
 from grpo_nb.rewards.contract import exits_are_errors
@@ -94,6 +93,12 @@ class Trainer(GRPOTrainer):
         self.plan = self.resumption.plan  # what `train` will do: begin, or go on after which step
         if "ref" in getattr(policy.model, "peft_config", {}):
             policy.model.delete_adapter("ref")  # with beta > 0 TRL adds one, and refuses a second
+        self.environment = environments.of(config)
+        acts: dict[str, Any] = {}
+        if self.environment:
+            chat.with_tools(policy.tokenizer)
+            environments.check_rows(self.environment, train_rows)
+            acts = {"environment_factory": self.environment.factory}
         with kept_in_32_bit(policy.model):
             super().__init__(
                 model=policy.model,
@@ -102,6 +107,7 @@ class Trainer(GRPOTrainer):
                 args=args,
                 train_dataset=_dataset(train_rows, policy),
                 callbacks=list(callbacks),
+                **acts,
             )
         self.remove_callback(PrinterCallback)
         for reward in checkpoints.adaptive_rewards(rewards):
@@ -252,6 +258,8 @@ class Trainer(GRPOTrainer):
         group, names = self.num_generations, self.reward_func_names
         seen = metrics.spread(rewards_N_F, self.reward_weights, group, names)
         seen["groups/distinct"] = metrics.distinct(completion_ids, group)
+        if self.environment:
+            seen |= metrics.of_episodes(completions, self.processing_class, self.environment)
         for name, value in seen.items():
             self._record(name, value)
         return rewards_N_F
@@ -306,6 +314,9 @@ class Trainer(GRPOTrainer):
                 logs["loss"], self._loss_failed = math.nan, False
             completions = self.args.generation_batch_size
             logs.update(metrics.of_a_step(self._metrics["train"], completions))
+            logged = self._logs["completion"]
+            for place, completion in enumerate(logged):
+                logged[place] = metrics.loggable(completion)
         super().log(logs, start_time)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
@@ -349,7 +360,7 @@ class Trainer(GRPOTrainer):
 
 def _dataset(rows: Sequence[Mapping[str, Any]], policy: Policy) -> Dataset:
     """What TRL trains on: it renders the prompts itself."""
-    told = [{**row, "prompt": fold_system(policy.tokenizer, row["prompt"])} for row in rows]
+    told = [{**row, "prompt": chat.fold_system(policy.tokenizer, row["prompt"])} for row in rows]
     # Rows may hold dicts and lists of any type, which Arrow would merge or refuse.
     return Dataset.from_list(told, on_mixed_types="use_json")
 

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from grpo_nb import environments
 from grpo_nb.evaluation.answers import system_prompt
 from grpo_nb.export import trained_paths
 from grpo_nb.models import Engine, open_engine
-from grpo_nb.reward_lab import Bench, explain
+from grpo_nb.reward_lab import bench_of, explain
 from grpo_nb.rewards import Scored, load_rewards
-from grpo_nb.rewards.prompts import build_prompt
+from grpo_nb.rewards.prompts import build_prompt, completion_text
 from grpo_nb.runs import Run, refuse_unknown
 from grpo_nb.views import tables
 
@@ -104,19 +105,22 @@ class Chat:
         refuse_unknown("model", model, list(MODELS))
         row = self.row(question)
         engine = self._engines[model]
-        [[sample]] = engine.generate(
-            [row["prompt"]],
+        bench = bench_of(self.config, self.preset, engine.tokenizer)
+        [[sample]] = environments.answer(
+            engine,
+            [row],
+            bench.environment,
             max_completion_length=self.config.train.max_completion_length,
             temperature=temperature,
             seed=seed,
             adapter=model == "tuned",
             on_text=on_text,
         )
-        said = Said(sample.text, self.preset.extract(sample.text))
+        answer = self.preset.extract(completion_text(sample.completion))
+        said = Said(sample.text, answer)
         if "answer" not in row:
             return said
-        bench = Bench(self.preset, self.config.train, engine.tokenizer)
-        arguments = bench.arguments([row], [sample.text])
+        arguments = bench.arguments([row], [sample.completion])
         scored = {f.__name__: explain(f, arguments)[0] for f in self.preset.reward_funcs}
         [total] = bench.totals(np.array([[one.score for one in scored.values()]], dtype=float))
         return said._replace(scored=scored | {"total": Scored(float(total))})

@@ -1,20 +1,15 @@
 """One question to base and tuned, and files of questions: streamed and scored."""
 
 import json
-import os
 import shutil
-from itertools import pairwise
 
-import nbformat
 import pandas as pd
 import pytest
-from nbclient import NotebookClient
 
 from grpo_nb import models, reward_lab, runs
 from grpo_nb.__main__ import main
 from grpo_nb.evaluation import answers
 from grpo_nb.evaluation.answers import answer_file, weights_of
-from grpo_nb.pipeline.notebooks import KERNEL_ARGUMENTS, QUIET
 from grpo_nb.runs import Run, config, project_path, write_json
 from grpo_nb.views.chat import Chat, Said, answers_page
 
@@ -54,24 +49,15 @@ def test_base_and_tuned_say_what_they_say_loaded_alone_and_differ(moved_run, cha
     assert said["base"] != said["tuned"]
 
 
-def test_the_text_grows_while_it_is_written_and_ends_as_the_completion(chat, monkeypatch):
-    monkeypatch.setattr("grpo_nb.models.engine.TOLD_SECONDS", 0)
-    texts = []
-    said = chat.answer(SUM, "base", on_text=texts.append)
-    assert len(texts) > 10
-    assert all(b.startswith(a) for a, b in pairwise(texts))
-    assert texts[-1] == said.completion
-    assert said.completion.startswith("<reasoning>"), "the prompt is not told"
-
-
-def test_an_interrupt_while_the_base_answers_leaves_the_adapter_on(chat):
+def test_an_interrupt_while_the_base_answers_leaves_the_adapter_on(chat, monkeypatch):
     before = chat.answer(SUM, "tuned")
 
-    def interrupt(text):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        chat.answer(SUM, "base", on_text=interrupt)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("torch.nn.functional.embedding", interrupt)
+        chat.answer(SUM, "base")
     assert chat.answer(SUM, "tuned") == before
 
 
@@ -93,15 +79,13 @@ def test_what_is_shown_is_escaped():
     assert page.count("&lt;img") == 5
 
 
-def test_a_notebook_shows_the_answer_as_it_comes_and_stores_one_output(moved_run, forks):
-    source = "from grpo_nb import runs, views\n"
-    source += f"views.Chat(runs.Run('moved')).ask({SUM!r}, 'base')"
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
-    environment = os.environ | QUIET | {"GRPO_NB_RUNS": str(moved_run.path.parent)}
-    NotebookClient(notebook, extra_arguments=KERNEL_ARGUMENTS).execute(env=environment)
-    [output] = notebook.cells[0].outputs
-    assert "</mark>" in output["data"]["text/html"]
-    assert output["data"]["text/plain"].startswith(f"{SUM}\nbase: <reasoning>")
+def test_a_cell_shows_both_answers_or_that_of_the_model_that_is_named(chat):
+    page = chat.ask(SUM, "base")
+    assert page._repr_html_().count("<div class='text'>") == 1 and "</mark>" in page
+    assert repr(page).startswith(f"{SUM}\nbase: <reasoning>")
+    assert chat.ask(SUM).count("<div class='text'>") == 2
+    with pytest.raises(ValueError, match="tunned"):
+        chat.ask(SUM, "tunned")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ that follows the prompt; what the environment wrote of it is masked from the los
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb.environments.contract import Environment, Played
@@ -115,7 +115,6 @@ def play(
     max_completion_length: int,
     num_generations: int = 1,
     seed: int = 0,
-    on_text: Callable[[str], None] | None = None,
     **sampling: Any,
 ) -> list[list[Sample]]:
     """Episodes of each row, [rows][num_generations].
@@ -127,7 +126,6 @@ def play(
         max_completion_length: Of all turns together, results included [tokens].
         num_generations: Episodes a row.
         seed: Of the sampling.
-        on_text: Told the transcript of the first episode, after each turn.
         sampling: Others of `Sampling`.
     """
     tokenizer = chat.with_tools(engine.tokenizer)
@@ -142,8 +140,6 @@ def play(
         said = engine.complete([one.prompt_ids + one.ids for one in go_on], asked)
         for one, sample in zip(go_on, said, strict=True):
             one.hear(sample)
-        if on_text:
-            on_text(transcript(episodes[0].messages))
         go_on, turn = [one for one in go_on if not one.ended], turn + 1
     flat = [one.sample() for one in episodes]
     return [flat[i : i + num_generations] for i in range(0, len(flat), num_generations)]

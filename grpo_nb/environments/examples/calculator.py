@@ -1,8 +1,8 @@
 """A tool to use: the model has a calculator, and cannot multiply without it.
 
-    user       What is 47 times 38?
-    assistant  multiply(a=47, b=38)        1786
-    assistant  answer(value=1786)          over
+user       What is 47 times 38?
+assistant  multiply(a=47, b=38)        1786
+assistant  answer(value=1786)          over
 """
 
 from typing import Any

@@ -1,9 +1,9 @@
 """A strategy over several turns: who halves what is left finds one of eight numbers in four.
 
-    user       Guess my number: from 41 to 48.
-    assistant  guess(n=44)                 higher
-    assistant  guess(n=46)                 lower
-    assistant  guess(n=45)                 right
+user       Guess my number: from 41 to 48.
+assistant  guess(n=44)                 higher
+assistant  guess(n=46)                 lower
+assistant  guess(n=45)                 right
 """
 
 from typing import Any

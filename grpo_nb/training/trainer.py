@@ -94,11 +94,6 @@ class Trainer(GRPOTrainer):
         if "ref" in getattr(policy.model, "peft_config", {}):
             policy.model.delete_adapter("ref")  # with beta > 0 TRL adds one, and refuses a second
         self.environment = environments.of(config)
-        acts: dict[str, Any] = {}
-        if self.environment:
-            chat.with_tools(policy.tokenizer)
-            environments.check_rows(self.environment, train_rows)
-            acts = {"environment_factory": self.environment.factory}
         with kept_in_32_bit(policy.model):
             super().__init__(
                 model=policy.model,
@@ -107,7 +102,7 @@ class Trainer(GRPOTrainer):
                 args=args,
                 train_dataset=_dataset(train_rows, policy),
                 callbacks=list(callbacks),
-                **acts,
+                environment_factory=_factory(self.environment, policy, rows),
             )
         self.remove_callback(PrinterCallback)
         for reward in checkpoints.adaptive_rewards(rewards):
@@ -356,6 +351,17 @@ class Trainer(GRPOTrainer):
         whole = unwrap_model_for_generation(self.model_wrapped, self.accelerator)  # ZeRO-3
         with whole, unsharded_root(self.model_wrapped):
             yield
+
+
+def _factory(
+    environment: environments.Environment | None, policy: Policy, rows: Sequence[Mapping[str, Any]]
+) -> type | None:
+    """What TRL makes an instance for each rollout of, once the policy and the rows fit it."""
+    if environment is None:
+        return None
+    chat.with_tools(policy.tokenizer)
+    environments.check_rows(environment, rows)
+    return environment.factory
 
 
 def _dataset(rows: Sequence[Mapping[str, Any]], policy: Policy) -> Dataset:

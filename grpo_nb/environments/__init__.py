@@ -5,7 +5,7 @@ a model, whether or not its task has an environment.
 """
 
 from grpo_nb.environments.contract import Environment, check_rows, identity, load, of, tool
-from grpo_nb.environments.play import answer, figures, play, replay
+from grpo_nb.environments.play import answer, figures, play, replay, tools_of
 
 __all__ = [
     "Environment",
@@ -18,4 +18,5 @@ __all__ = [
     "play",
     "replay",
     "tool",
+    "tools_of",
 ]

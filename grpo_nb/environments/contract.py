@@ -47,7 +47,7 @@ import numpy as np
 from pydantic import ValidationError, validate_call
 
 from grpo_nb.rewards.presets import load_source
-from grpo_nb.runs import PROJECT_ROOT, refuse_unknown
+from grpo_nb.runs import PROJECT_ROOT, Check, refuse_unknown
 from grpo_nb.runs.config import RunConfig
 
 EXAMPLES = {"calculator": "Calculator", "guess": "Guess"}
@@ -342,13 +342,22 @@ def _load(name: str, _written: int) -> Environment:
     return Environment(kind, name)
 
 
-def check_rows(environment: Environment, rows: Sequence[Row]) -> None:
-    """Refuse rows that `reset` cannot take, or that it raises for, before anything is sampled."""
+def check_rows(environment: Environment | None, rows: Sequence[Row]) -> list[Check]:
+    """The check "environment"; none for a task without one.
+
+    Raises:
+        ValueError: `reset` cannot take a row, or raises for it: said before anything is sampled.
+    """
+    if environment is None:
+        return []
+    played = environment.factory()
     for number, row in enumerate(rows):
         environment.check_columns(row)
         try:
-            environment.factory().reset(**row)
+            played.reset(**row)
         except Exception as error:
             raise ValueError(
                 f"{environment.title}.reset raised on row {number}: {type(error).__name__}: {error}"
             ) from error
+    seen = f"{environment.kind.__name__} begins with each of {len(rows)} rows; the model calls "
+    return [Check("environment", "ok", seen + ", ".join(environment.methods))]

@@ -11,10 +11,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb.environments.contract import Environment, Played
+from grpo_nb.environments.contract import Environment, Played, of
 from grpo_nb.models import chat
 from grpo_nb.models.engine import Engine, Sample, Sampling
 from grpo_nb.rewards.prompts import Message, transcript
+from grpo_nb.runs.config import RunConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -83,7 +84,7 @@ class Episode:
         if self.played.hung:
             ended = "a call hung"
         return Sample(
-            text, len(self.ids), self.truncated, self.ids, self.mask, self.messages, ended
+            text, len(self.ids), self.truncated, self.ids, self.mask, tuple(self.messages), ended
         )
 
 
@@ -196,6 +197,19 @@ def figures(messages: Sequence[Message], opens_call: str) -> dict[str, float]:
         "tool_errors": float(sum(text.startswith("{'error': ") for text in heard)),
         "malformed": float(sum(opens_call in str(one["content"]) for one in unread)),
     }
+
+
+def tools_of(config: RunConfig, tokenizer: "PreTrainedTokenizerBase") -> list[Mapping[str, Any]]:
+    """The tools that the run's prompts tell of; the tokenizer is made fit for their calls.
+
+    Raises:
+        ValueError: The environment cannot be loaded, or the template knows no tools.
+    """
+    environment = of(config)
+    if environment is None:
+        return []
+    chat.with_tools(tokenizer)
+    return environment.tools
 
 
 def as_json(messages: Sequence[Message]) -> str:

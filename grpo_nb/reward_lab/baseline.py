@@ -67,7 +67,9 @@ def sample(
     cached = _read(run, settings)
     keys = [_key(row, environment) for row in rows]
     if missing := {key: row for key, row in zip(keys, rows, strict=True) if key not in cached}:
-        cached |= zip(missing, _sample_base(list(missing.values()), config, engine), strict=True)
+        groups = _sample_base(list(missing.values()), config, engine)
+        bare = [[one._replace(ids=(), mask=()) for one in group] for group in groups]
+        cached |= zip(missing, bare, strict=True)
         _write(run, cached, settings)
     return Baseline(list(rows), [cached[key] for key in keys])
 
@@ -125,7 +127,7 @@ def _read(run: Run, settings: dict) -> dict[str, list[models.Sample]]:
     cached: dict[str, list[models.Sample]] = {}
     if kept.attrs.get("settings") == settings:
         for line in kept.to_dict("records"):
-            line["messages"] = json.loads(line["messages"])
+            line["messages"] = tuple(json.loads(line["messages"]))
             cached.setdefault(line.pop("prompt"), []).append(models.Sample(**line))
     return cached
 

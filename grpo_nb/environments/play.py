@@ -184,8 +184,8 @@ def figures(messages: Sequence[Message], opens_call: str) -> dict[str, float]:
         opens_call: What opens a call in the model's text: `chat.opens_call`.
 
     Returns:
-        turns (with calls), calls, tool_errors, and malformed (turns that meant to call, and whose
-        call nobody could read).
+        turns (with calls), calls, tool_errors, malformed (turns that meant to call, and whose call
+        nobody could read), and at_limit (1 where a limit ended it in a call).
     """
     said = [message for message in messages if message["role"] == "assistant"]
     calls = [message.get("tool_calls") or [] for message in said]
@@ -195,6 +195,7 @@ def figures(messages: Sequence[Message], opens_call: str) -> dict[str, float]:
         "turns": float(sum(map(bool, calls))),
         "calls": float(sum(map(len, calls))),
         "tool_errors": float(sum(text.startswith("{'error': ") for text in heard)),
+        "at_limit": float(bool(calls and calls[-1] and messages[-1]["role"] == "assistant")),
         "malformed": float(sum(opens_call in str(one["content"]) for one in unread)),
     }
 

@@ -7,6 +7,7 @@ own past, its noise, and the range of its rewards. An episode (until a quiet win
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -27,6 +28,9 @@ reward hacking: held-out accuracy falls -> read completions, add the trick to re
 format learnt, correctness flat: looks right -> lower {} in rewards.reward_weights; easier rows
 reward stuck: no rise -> raise train.learning_rate, but lower it if it falls; finer rewards.preset
 one reward dominates: the total is mostly {} -> lower {} in rewards.reward_weights
+calls vanish: the model calls no more -> lower train.learning_rate; get_reward that needs a result
+calls without use: they earn nothing -> see in notebook 2 what an episode without calls is paid for
+turns to the limit: calls until it is cut off -> raise max_turns, train.max_completion_length
 no score: {} fails or gives None -> fix {}; drop rows without a usable answer (data.source)
 """
 RULES = dict(line.split(": ", 1) for line in TEXT.splitlines()[1:])
@@ -62,7 +66,7 @@ class Watch:
             self.evals.append((len(self.lines), accuracy))
         self.lines += [line] if "reward" in line else []
         new, now = [], len(self.lines)
-        for rule, about, evidence in [*_steps(self), *_signal(self), *_rewards(self)]:
+        for rule, about, evidence in chain(*(part(self) for part in PARTS)):
             if now - self._held.get((rule, about), -math.inf) > self.limits.window:
                 cause, fix = RULES[rule].replace("{}", about).split(" -> ")
                 seen = f"step {line.get('step') or now}: {cause} ({evidence})"
@@ -179,6 +183,22 @@ def _rewards(w: Watch) -> Iterator[tuple[str, str, str]]:
         key, most = f"{name}/skipped", limits.skipped * w.expected.completions
         if w.mean(key) > most or (w.sure(key, start) > limits.certainty and w.mean(key) > most / 5):
             yield "no score", name, f"{w.mean(key):.1f} of {w.expected.completions} completions"
+
+
+def _episodes(w: Watch) -> Iterator[tuple[str, str, str]]:
+    """Of a task with an environment; others have no such metrics, and NaN compares as false."""
+    share, start = w.mean("episodes/call_share"), len(w.lines) - w.limits.window
+    before, (low, _) = w.mean("episodes/call_share", start), w.ends()
+    if share < w.limits.entropy * before:
+        yield "calls vanish", "", f"{before:.0%} → {share:.0%} of the episodes call a tool"
+    gain, error = w.mean("episodes/gain"), w.rise("episodes/gain", start)[1]
+    if gain + 2 * error <= 0 and w.mean("reward") > low:
+        yield "calls without use", "", f"episodes with a call earn {gain:+.3f}"
+    if (cut := w.mean("episodes/at_limit")) > w.limits.truncated:
+        yield "turns to the limit", "", f"{cut:.0%} of the episodes"
+
+
+PARTS = (_steps, _signal, _rewards, _episodes)
 
 
 def examine(metrics: Iterable[Mapping], expected: Expected, limits: Thresholds | None = None):

@@ -100,19 +100,31 @@ def _read(message: Mapping[str, Any]) -> Message:
 
 def of_episodes(
     completions: Sequence[Sequence[Message]],
+    totals: Sequence[float],
     tokenizer: "PreTrainedTokenizerBase",
-    environment: environments.Environment,
 ) -> dict[str, float]:
-    """Shares and means over the episodes of a step: calls, malformed ones, errors, turns."""
+    """What the episodes of a step did with their tools.
+
+    Args:
+        completions: [episodes] messages.
+        totals: [episodes] weighted total of the rewards.
+        tokenizer: Of the policy.
+
+    Returns:
+        Shares of the episodes with a call, with a malformed one, and of those that a limit ended in
+        a call; tool errors a call; turns with calls; and how much more an episode with a call
+        earns than one without (NaN where all are alike).
+    """
     opens = chat.opens_call(tokenizer)
     found = pd.DataFrame([environments.figures(messages, opens) for messages in completions])
-    calls = max(1.0, found["calls"].sum())
+    called, earned = found["calls"] > 0, pd.Series(list(totals))
     return {
-        "episodes/call_share": float((found["calls"] > 0).mean()),
-        "episodes/malformed": float((found["malformed"] > 0).mean()),
-        "episodes/tool_errors": float(found["tool_errors"].sum() / calls),
-        "episodes/turns": float(found["turns"].mean()),
-        "episodes/at_limit": float((found["turns"] >= environment.max_turns).mean()),
+        "episodes/call_share": called.mean(),
+        "episodes/malformed": (found["malformed"] > 0).mean(),
+        "episodes/at_limit": found["at_limit"].mean(),
+        "episodes/tool_errors": found["tool_errors"].sum() / max(1.0, found["calls"].sum()),
+        "episodes/turns": found["turns"].mean(),
+        "episodes/gain": earned[called].mean() - earned[~called].mean(),
     }
 
 

@@ -254,7 +254,8 @@ class Trainer(GRPOTrainer):
         seen = metrics.spread(rewards_N_F, self.reward_weights, group, names)
         seen["groups/distinct"] = metrics.distinct(completion_ids, group)
         if self.environment:
-            seen |= metrics.of_episodes(completions, self.processing_class, self.environment)
+            totals = (rewards_N_F * self.reward_weights.to(rewards_N_F.device)).nansum(dim=1)
+            seen |= metrics.of_episodes(completions, totals.tolist(), self.processing_class)
         for name, value in seen.items():
             self._record(name, value)
         return rewards_N_F

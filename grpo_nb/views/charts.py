@@ -63,6 +63,16 @@ OTHERS = (
     Chart("completion length [tokens]", {"mean": "completions/mean_length"}, ".0f", band=LENGTHS),
     Chart("zero-advantage groups", {"share": "frac_reward_zero_std"}, *SHARE),
     Chart("truncated completions", {"share": "completions/clipped_ratio"}, *SHARE),
+    Chart(
+        "episodes",
+        {
+            part.replace("_", " "): f"episodes/{part}"
+            for part in ("call_share", "malformed", "at_limit")
+        },
+        *SHARE,
+    ),
+    Chart("turns with calls", {"mean": "episodes/turns"}, ".1f"),
+    Chart("tool errors a call", {"share": "episodes/tool_errors"}, *SHARE),
     Chart("KL to the base [nats]", {"mean": "kl"}),
     Chart("entropy [nats a token]", {"mean": "entropy"}),
     Chart("distinct completions", {"share": "groups/distinct"}, *SHARE),

@@ -101,10 +101,7 @@ def answer(asked: argparse.Namespace) -> None:
 
     named = ("model", "question_column", "answer_column", "temperature", "seed", "batch_size")
     options = {name: getattr(asked, name) for name in (*named, "engine")}
-    try:
-        print(answer_file(asked.run, asked.source, asked.to, **options))
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted; the same command goes on") from None
+    print(answer_file(asked.run, asked.source, asked.to, **options))
 
 
 def doctor(_: argparse.Namespace) -> int:
@@ -223,8 +220,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         said, code = disk_error(error.filename or "a file", error), 1
     except KeyboardInterrupt as stop:
-        said, code = "interrupted; continue with --from and the same --name", 130
-        said = stop.args[0] if stop.args else said
+        said, code = stop.args[0] if stop.args else "interrupted", 130
     if str(said):  # else another process of a training says what it was
         print("\n".join([f"grpo-nb: {said}", *getattr(said, "__notes__", [])]), file=sys.stderr)
     return code

@@ -21,7 +21,7 @@ RIGHT = "<reasoning>1+1=2</reasoning><answer>{}</answer>"
 @pytest.fixture
 def lab(runs_dir):
     """Three prompts with four completions each, one of them right."""
-    tried = Baseline(ROWS[:3], [samples_of(row) for row in ROWS[:3]], 0.1, 0.1)
+    tried = Baseline(ROWS[:3], [samples_of(row) for row in ROWS[:3]])
     stage = Stage(Run("lab"), "02", resolve("tiny-cpu", {}))
     opened = RewardLab(Bench(load_preset("math")), tried, ROWS, stage)
     assert opened.errors.value == ""

@@ -4,7 +4,19 @@
 a model, whether or not its task has an environment.
 """
 
-from grpo_nb.environments.contract import Environment, check_rows, load, tool
-from grpo_nb.environments.play import answer, play, replay
+from grpo_nb.environments.contract import Environment, check_rows, identity, load, of, tool
+from grpo_nb.environments.play import answer, figures, play, replay, tools_of
 
-__all__ = ["Environment", "answer", "check_rows", "load", "play", "replay", "tool"]
+__all__ = [
+    "Environment",
+    "answer",
+    "check_rows",
+    "figures",
+    "identity",
+    "load",
+    "of",
+    "play",
+    "replay",
+    "tool",
+    "tools_of",
+]

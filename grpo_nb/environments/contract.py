@@ -40,13 +40,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError, validate_call
 
 from grpo_nb.rewards.presets import load_source
-from grpo_nb.runs import PROJECT_ROOT, refuse_unknown
+from grpo_nb.runs import PROJECT_ROOT, Check, refuse_unknown
+from grpo_nb.runs.config import RunConfig
 
 EXAMPLES = {
     "calculator": "Calculator",
@@ -294,6 +296,19 @@ def _forward(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
+def of(config: RunConfig) -> Environment | None:
+    """The environment of a run, if its task has one; errors as of `load`."""
+    return load(config.data.environment) if config.data.environment else None
+
+
+def identity(environment: Environment | None) -> str:
+    """What tells an environment from another, and from itself as it was written before."""
+    if environment is None:
+        return ""
+    source = Path(inspect.getfile(environment.kind)).read_bytes()
+    return f"{environment.name} {hashlib.sha256(source).hexdigest()}"
+
+
 def load(name: str) -> Environment:
     """The environment of that name, or of a class in a file or a module.
 
@@ -332,13 +347,22 @@ def _load(name: str, _written: int) -> Environment:
     return Environment(kind, name)
 
 
-def check_rows(environment: Environment, rows: Sequence[Row]) -> None:
-    """Refuse rows that `reset` cannot take, or that it raises for, before anything is sampled."""
+def check_rows(environment: Environment | None, rows: Sequence[Row]) -> list[Check]:
+    """The check "environment"; none for a task without one.
+
+    Raises:
+        ValueError: `reset` cannot take a row, or raises for it: said before anything is sampled.
+    """
+    if environment is None:
+        return []
+    played = environment.factory()
     for number, row in enumerate(rows):
         environment.check_columns(row)
         try:
-            environment.factory().reset(**row)
+            played.reset(**row)
         except Exception as error:
             raise ValueError(
                 f"{environment.title}.reset raised on row {number}: {type(error).__name__}: {error}"
             ) from error
+    seen = f"{environment.kind.__name__} begins with each of {len(rows)} rows; the model calls "
+    return [Check("environment", "ok", seen + ", ".join(environment.methods))]

@@ -11,10 +11,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb.environments.contract import Environment, Played
+from grpo_nb.environments.contract import Environment, Played, of
 from grpo_nb.models import chat
 from grpo_nb.models.engine import Engine, Sample, Sampling
 from grpo_nb.rewards.prompts import Message, transcript
+from grpo_nb.runs.config import RunConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -78,12 +79,12 @@ class Episode:
         self.ids, self.mask = self.ids + heard, self.mask + [0] * len(heard)
 
     def sample(self) -> Sample:
-        """The episode as a completion; its tokens are those of the model."""
+        """The episode as a completion; its tokens are all that the cap counts."""
         text, ended = transcript(self.messages), self.ended
         if self.played.hung:
             ended = "a call hung"
         return Sample(
-            text, sum(self.mask), self.truncated, self.ids, self.mask, self.messages, ended
+            text, len(self.ids), self.truncated, self.ids, self.mask, tuple(self.messages), ended
         )
 
 
@@ -173,6 +174,43 @@ def script(turns: Sequence[Any]) -> list[Message]:
             call = {"type": "function", "function": dict(turn)}
             messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
     return messages
+
+
+def figures(messages: Sequence[Message], opens_call: str) -> dict[str, float]:
+    """What an episode's messages say of its calls.
+
+    Args:
+        messages: Of the episode.
+        opens_call: What opens a call in the model's text: `chat.opens_call`.
+
+    Returns:
+        turns (with calls), calls, tool_errors, malformed (turns that meant to call, and whose call
+        nobody could read), and at_limit (1 where a limit ended it in a call).
+    """
+    said = [message for message in messages if message["role"] == "assistant"]
+    calls = [message.get("tool_calls") or [] for message in said]
+    heard = [str(message["content"]) for message in messages if message["role"] == "tool"]
+    unread = [one for one, call in zip(said, calls, strict=True) if not call]
+    return {
+        "turns": float(sum(map(bool, calls))),
+        "calls": float(sum(map(len, calls))),
+        "tool_errors": float(sum(text.startswith("{'error': ") for text in heard)),
+        "at_limit": float(bool(calls and calls[-1] and messages[-1]["role"] == "assistant")),
+        "malformed": float(sum(opens_call in str(one["content"]) for one in unread)),
+    }
+
+
+def tools_of(config: RunConfig, tokenizer: "PreTrainedTokenizerBase") -> list[Mapping[str, Any]]:
+    """The tools that the run's prompts tell of; the tokenizer is made fit for their calls.
+
+    Raises:
+        ValueError: The environment cannot be loaded, or the template knows no tools.
+    """
+    environment = of(config)
+    if environment is None:
+        return []
+    chat.with_tools(tokenizer)
+    return environment.tools
 
 
 def as_json(messages: Sequence[Message]) -> str:

@@ -252,14 +252,16 @@ def opens_call(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 def count_tokens(
-    tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[list[Message]]
+    tokenizer: "PreTrainedTokenizerBase",
+    prompts: Sequence[list[Message]],
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[int]:
     """Tokens of each rendered prompt.
 
     Raises:
         ValueError: As `render` does.
     """
-    texts = [render(tokenizer, prompt) for prompt in prompts]
+    texts = [render(tokenizer, prompt, tools) for prompt in prompts]
     plain = {"add_special_tokens": False, "padding": False, "truncation": False}
     return list(map(len, tokenizer(texts, **plain)["input_ids"])) if texts else []
 
@@ -291,9 +293,13 @@ def check_template(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) 
     return Check("chat template", "warning", seen, "leave it so, or take a model that has the role")
 
 
-def show_tokens(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> str:
+def show_tokens(
+    tokenizer: "PreTrainedTokenizerBase",
+    prompt: list[Message],
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
     """The rendered prompt token by token: ⟦special⟧, others between bars, ⏎ for a line's end."""
-    ids = tokenizer(render(tokenizer, prompt), add_special_tokens=False)["input_ids"]
+    ids = tokenizer(render(tokenizer, prompt, tools), add_special_tokens=False)["input_ids"]
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
     shown = ""
     for token in ids:

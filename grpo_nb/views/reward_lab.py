@@ -7,9 +7,9 @@ from pathlib import Path
 
 import ipywidgets as w
 
-from grpo_nb import data, models, reward_lab
+from grpo_nb import data, reward_lab
 from grpo_nb.models import chat
-from grpo_nb.reward_lab import Bench, Verdict, judge
+from grpo_nb.reward_lab import Bench, Verdict, bench_of, judge
 from grpo_nb.reward_lab import baseline as baselines
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import load_rewards
@@ -182,7 +182,7 @@ def open_lab(name: str) -> RewardLab:
     tried = baselines.sample(run, rows[: config.rewards.baseline_prompts], config)
     preset = load_rewards(config.rewards)
     tokenizer = chat.load_tokenizer(config.model.model_path)
-    bench = Bench(preset, config.train, tokenizer, models.cuda_available())
+    bench = bench_of(config, preset, tokenizer)
     return RewardLab(bench, tried, rows, Stage(run, "02", config))
 
 

@@ -1,0 +1,56 @@
+"""A tool to use: the model has a calculator, and cannot multiply without it.
+
+user       What is 47 times 38?
+assistant  multiply(a=47, b=38)        1786
+assistant  answer(value=1786)          over
+"""
+
+from typing import Any
+
+from grpo_nb.environments import tool
+
+
+class Calculator:
+    """Work the product out with the calculator, then answer."""
+
+    done: bool = True
+
+    def reset(self, a: int, b: int, **row: Any) -> None:
+        """Begin with the product of a and b."""
+        self.product = a * b
+        self.worked_out, self.right, self.done = False, False, False
+
+    @tool
+    def multiply(self, a: int, b: int) -> str:
+        """Multiply two whole numbers.
+
+        Args:
+            a: The first factor.
+            b: The second factor.
+        """
+        self.worked_out = self.worked_out or a * b == self.product
+        return str(a * b)
+
+    @tool
+    def answer(self, value: int) -> str:
+        """Give the final answer, which ends the episode.
+
+        Args:
+            value: The product.
+        """
+        if self.done:
+            return "over"
+        self.right, self.done = value == self.product, True
+        return "over"
+
+    def get_reward(self) -> float:
+        """1 for the right answer, if the calculator showed it first: no guess is paid."""
+        return float(self.worked_out and self.right)
+
+    @classmethod
+    def solve(cls, a: int, b: int, **row: Any) -> list[dict[str, Any]]:
+        """The calls that win."""
+        return [
+            {"name": "multiply", "arguments": {"a": a, "b": b}},
+            {"name": "answer", "arguments": {"value": a * b}},
+        ]

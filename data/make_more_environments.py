@@ -1,4 +1,4 @@
-"""Write data/environments/wordle.jsonl (400 rows) and python_sandbox.jsonl (200 rows).
+"""Write data/tasks/wordle.jsonl (400 rows) and python_sandbox.jsonl (200 rows).
 
     python data/make_more_environments.py
 
@@ -86,7 +86,7 @@ def sandbox_rows() -> list[Row]:
 
 
 def main() -> None:
-    folder = HERE / "environments"
+    folder = HERE / "tasks"
     folder.mkdir(exist_ok=True)
     for name, rows in (("wordle", wordle_rows()), ("python_sandbox", sandbox_rows())):
         lines = [json.dumps(row) + "\n" for row in rows]

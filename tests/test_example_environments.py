@@ -13,7 +13,7 @@ from grpo_nb.environments.play import replay, script
 from grpo_nb.rewards import sandbox
 from grpo_nb.runs import PROJECT_ROOT
 
-ROWS = PROJECT_ROOT / "data/environments"
+ROWS = PROJECT_ROOT / "data/tasks"
 PROMPT = [{"role": "user", "content": "Begin."}]
 SOME = 8  # rows whose programs are run
 

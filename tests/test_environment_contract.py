@@ -254,7 +254,8 @@ def test_columns_that_reset_takes_are_there_and_others_are_kept_from_it():
     assert Environment(Odd).columns(ROW) == ROW, "it takes **row"
 
 
-def test_trl_takes_the_guarded_class_and_the_authors_own(tmp_path):
+def test_trl_takes_the_guarded_class_and_the_authors_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     from datasets import Dataset
     from transformers import Qwen2Config, Qwen2ForCausalLM
     from trl import GRPOConfig, GRPOTrainer

@@ -1,14 +1,13 @@
 """Findings: what is planted in an environment is found and named, and what is sound is left."""
 
-import copy
 import re
 
 import pytest
-from flawed_environments import CLEAN, FLAWED, WARNED, Hunt, hunt_rows, qwen3_tokenizer, row
+from flawed_environments import CLEAN, FLAWED, WARNED, hunt_rows, qwen3_tokenizer
 
 from grpo_nb.environments import contract, findings
 from grpo_nb.environments.contract import Environment
-from grpo_nb.runs import PROJECT_ROOT, checks, read_rows
+from grpo_nb.runs import PROJECT_ROOT, checks
 
 EXAMPLES = [
     name

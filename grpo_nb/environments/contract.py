@@ -81,6 +81,7 @@ class Played:
     """What TRL's trainer and `play` hold: one instance of the author's class, and its guard.
 
     Instances are used again: `reset` begins an episode. The author's attributes are read through.
+    TRL takes every public method for a tool, so there is none but those of the author.
     """
 
     environment: "Environment"
@@ -105,7 +106,20 @@ class Played:
         with self._own_randomness():
             return self._own.reset(**self.environment.columns(row))
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    @property
+    def earned(self) -> float:
+        """What the episode earned, in [0, 1]; 0 where a call hung.
+
+        Raises:
+            ValueError: The author's `get_reward` gave no such number.
+            RuntimeError: It reads an attribute that is not there.
+        """
+        try:
+            return self._earned()
+        except AttributeError as error:  # which a property must not raise beside __getattr__
+            raise RuntimeError(f"{self.environment.title}.get_reward(): {error}") from error
+
+    def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """What the model reads as the tool's result.
 
         Raises:
@@ -124,14 +138,11 @@ class Played:
 
     def _tried(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
         """(result, error)."""
-        methods = self.environment.methods
-        if name not in methods:
-            return "", f"there is no tool {name!r}; there is {', '.join(methods)}"
-        said: list[Any] = []
+        method, said = self.environment.methods[name], []
 
         def run() -> None:
             try:
-                said.append(str(methods[name](self._own, **arguments)))
+                said.append(str(method(self._own, **arguments)))
             except (Exception, SystemExit) as error:
                 said.append(error)
 
@@ -151,12 +162,7 @@ class Played:
             return "", f"{type(what).__name__}: {what}"
         return what, ""
 
-    def score(self) -> float:
-        """What the episode earned, in [0, 1]; 0 where a call hung.
-
-        Raises:
-            ValueError: The author's `get_reward` gave no such number.
-        """
+    def _earned(self) -> float:
         if self.hung:
             return 0.0
         value = self._own.get_reward()
@@ -291,7 +297,7 @@ def _forward(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def forward(self: Played, **arguments: Any) -> str:
-        return self.call(name, arguments)
+        return self._call(name, arguments)
 
     return forward
 

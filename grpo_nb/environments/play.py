@@ -104,8 +104,10 @@ def run_call(played: Played, call: Mapping[str, Any]) -> Message:
     """The message that answers a call, as TRL words it."""
     function = call["function"]
     try:
-        content = played.call(function["name"], function["arguments"])
-    except RuntimeError as error:
+        if function["name"] not in played.environment.methods:
+            raise RuntimeError(f"Tool {function['name']} not found.")
+        content = getattr(played, function["name"])(**function["arguments"])
+    except (RuntimeError, TypeError) as error:  # such as arguments that are no object
         content = str({"error": str(error)})
     return {"role": "tool", "name": function["name"], "content": content}
 

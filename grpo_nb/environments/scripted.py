@@ -91,7 +91,7 @@ def perform(
         else:
             messages += [run_call(played, call) for call in said["tool_calls"]]
             turn, ended = turn + 1, "a call hung" if played.hung else ""
-    reward = played.score() if hasattr(environment.kind, "get_reward") else float("nan")
+    reward = played.earned if hasattr(environment.kind, "get_reward") else float("nan")
     done = bool(getattr(played, "done", False))
     return Scripted(prompt, messages, played.calls, reward, ended, done)
 

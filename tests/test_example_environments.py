@@ -53,7 +53,7 @@ def test_solve_wins_every_row(name, some):
     environment = load(name)
     for row in read(name)[:some]:
         end = replay(environment, {**row, "prompt": PROMPT}, script(environment.solution(row)))
-        assert (end.earned, end.done) == (1.0, True)
+        assert (end.get_reward(), end.done) == (1.0, True)
         assert not [call for call in end.calls if call.error]
 
 
@@ -97,7 +97,7 @@ WORD = {"letters": "abcd", "secret": "dab"}
 )
 def test_a_guess_is_paid_for_what_it_makes_of_the_hints(words, earned):
     end = played("wordle", WORD, *[("guess", {"word": word}) for word in words])
-    assert end.earned == pytest.approx(earned)
+    assert end.get_reward() == pytest.approx(earned)
 
 
 def test_five_guesses_are_the_end_and_what_is_no_word_is_none_of_them():
@@ -106,14 +106,14 @@ def test_five_guesses_are_the_end_and_what_is_no_word_is_none_of_them():
     first, *others, last = end.calls
     assert first.error == "ValueError: a word is 3 letters, each one of a, b, c, d"
     assert {call.result for call in others} == {"d in place, a in place, c absent"}
-    assert "finished" in last.result and end.earned == 0
+    assert "finished" in last.result and end.get_reward() == 0
 
 
 def test_chance_seldom_finds_a_word():
     rng, scores = random.Random(0), []
     for row in read("wordle"):
         words = ["".join(rng.choices(row["letters"], k=3)) for _ in range(5)]
-        scores.append(played("wordle", row, *[("guess", {"word": w}) for w in words]).earned)
+        scores.append(played("wordle", row, *[("guess", {"word": w}) for w in words]).get_reward())
     assert 0.05 < mean(scores) < 0.15
 
 
@@ -136,7 +136,7 @@ def test_a_program_is_run_read_corrected_and_handed_in():
     said = [call.result for call in end.calls]
     assert said[0].startswith("the program raised ZeroDivisionError")
     assert said[1:3] == ["0", "handed in"] and "finished" in said[3]
-    assert end.earned == 1
+    assert end.get_reward() == 1
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_program_is_run_read_corrected_and_handed_in():
 )
 def test_what_does_not_pass_every_test_earns_nothing(code):
     end = played("python_sandbox", MEAN, ("submit", {"code": code}))
-    assert (end.earned, end.done, end.calls[0].result) == (0.0, True, "handed in")
+    assert (end.get_reward(), end.done, end.calls[0].result) == (0.0, True, "handed in")
 
 
 def test_no_program_reaches_a_file_outside(tmp_path):
@@ -168,7 +168,7 @@ def test_no_program_reaches_a_file_outside(tmp_path):
     )
     read_it, wrote = (call.result for call in end.calls[:2])
     assert "secret" not in read_it and wrote.startswith("the program raised")
-    assert kept.read_text(encoding="utf-8") == "secret" and end.earned == 0
+    assert kept.read_text(encoding="utf-8") == "secret" and end.get_reward() == 0
 
 
 def test_a_long_output_is_shown_by_its_start_and_end():

@@ -122,8 +122,7 @@ def environment_reward(response: str, environments: Any) -> float:
         response: The model's last message.
         environments: The instance that was played, of `grpo_nb.environments` or as TRL holds it.
     """
-    guarded = hasattr(type(environments), "earned")
-    return environments.earned if guarded else environments.get_reward()
+    return environments.get_reward()
 
 
 @reward(resists="bare scalars, NaN, extra fields")

@@ -11,6 +11,7 @@ import pytest
 from grpo_nb.environments import check_rows, load
 from grpo_nb.environments.examples.wordle import hints
 from grpo_nb.environments.play import replay, script
+from grpo_nb.pipeline.notebooks import with_full_paths
 from grpo_nb.rewards import sandbox
 from grpo_nb.runs import PROJECT_ROOT
 
@@ -199,3 +200,11 @@ def test_without_a_sandbox_nothing_is_sampled(monkeypatch):
     monkeypatch.setattr(sandbox, "choose_backend", none)
     with pytest.raises(ValueError, match="no sandbox for generated code"):
         check_rows(load("python_sandbox"), [MEAN])
+
+
+def test_a_class_in_a_file_is_found_from_where_the_command_stands(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("class Guess: pass", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    given = {"data.environment": "mine.py:Guess", "data.source": "guess", "model.model_path": None}
+    assert with_full_paths(given) == {**given, "data.environment": f"{tmp_path}/mine.py:Guess"}
+    assert with_full_paths({"data.environment": "guess"}) == {"data.environment": "guess"}

@@ -38,7 +38,7 @@ from grpo_nb.runs import (
 from grpo_nb.runs import config as configs
 from grpo_nb.runs.files import disk_error, read_json, read_yaml, write_json
 
-PATHS = ("data.source", "model.model_path", "rewards.preset", "rewards.cases")
+PATHS = ("data.source", "data.environment", "model.model_path", "rewards.preset", "rewards.cases")
 QUIET = {
     "TQDM_DISABLE": "1",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
@@ -165,8 +165,15 @@ def assigned(assignments: Sequence[str]) -> dict[str, Any]:
 
 def with_full_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Files and folders that exist below the working directory, by their whole path."""
-    there = {k for k in PATHS if settings.get(k) and Path(str(settings[k])).exists()}
-    return {k: str(Path(v).resolve()) if k in there else v for k, v in settings.items()}
+    return {
+        k: _full_path(v) if k in PATHS and isinstance(v, str) else v for k, v in settings.items()
+    }
+
+
+def _full_path(given: str) -> str:
+    """A path, or mine.py:Guess, a class in one; what is not there stays as it is given."""
+    path, colon, name = given.partition(":") if ".py:" in given else (given, "", "")
+    return f"{Path(path).resolve()}{colon}{name}" if path and Path(path).exists() else given
 
 
 def plan(run: Run, config: configs.RunConfig, first: str, last: str) -> str:

@@ -315,7 +315,7 @@ def load_source(path: Path, text: str | None = None) -> ModuleType:
     """
     if text is None:
         if not path.is_file():
-            raise FileNotFoundError(f"{path} does not exist: give a Python file of rewards")
+            raise FileNotFoundError(f"{path} does not exist: give the path of a Python file")
         text = path.read_text(encoding="utf-8")
     name = f"rewards_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     module = ModuleType(name)

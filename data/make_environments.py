@@ -1,4 +1,4 @@
-"""Write data/environments/*.jsonl: 400 rows for each of the environments calculator and guess.
+"""Write data/tasks/calculator.jsonl and guess.jsonl: 400 rows for each of the environments.
 
     python data/make_environments.py
 
@@ -84,12 +84,12 @@ def make_rows(environment: str) -> list[Row]:
 
 def read_rows(environment: str) -> list[Row]:
     """The rows as they were written."""
-    path = HERE / f"environments/{environment}.jsonl"
+    path = HERE / f"tasks/{environment}.jsonl"
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def main() -> None:
-    folder = HERE / "environments"
+    folder = HERE / "tasks"
     folder.mkdir(exist_ok=True)
     for environment in ENVIRONMENTS:
         lines = [json.dumps(row) + "\n" for row in make_rows(environment)]

@@ -87,6 +87,24 @@ CASES = [
     ("format learnt, correctness flat", FLAT | LEARNT, f"{FORM} in rewards.reward_weights", LEARNT),
     ("reward stuck", FLAT | {f"rewards/{FORM}/mean": 0.5}, "train.learning_rate", {}),
     ("one reward dominates", {"rewards/right/std": 0.02, RIGHT: 0.1}, FORM, {RIGHT: 0.1}),
+    (
+        "calls vanish",
+        {"episodes/call_share": after(50, 0.02, 0.7)},
+        "train.learning_rate",
+        {"episodes/call_share": 0.4 + 0.6 * RAMP},
+    ),
+    (
+        "calls without use",
+        {"episodes/gain": -0.1 + 0.01 * NOISE},
+        "without calls",
+        {"episodes/gain": 0.1 + 0.1 * NOISE},
+    ),
+    (
+        "turns to the limit",
+        {"episodes/at_limit": 0.5 + 0.02 * NOISE},
+        "max_turns",
+        {"episodes/at_limit": 0.5 - 0.5 * RAMP**0.2},
+    ),
     ("no score", {"right/skipped": after(40, 5.0)}, "fix right", {"right/skipped": 0.5}),
     ("no score", {"right/skipped": after(40, 2 + NOISE / 5)}, "fix right", {}),
 ]

@@ -15,6 +15,7 @@ FLOORS = [
     {"runs", "colab"},
     {"rewards"},
     {"data", "models"},
+    {"environments"},
     {"reward_lab"},
     {"training", "export"},
     {"evaluation"},

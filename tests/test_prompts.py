@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_nb.rewards.forms import TAGS, extract_boxed, extract_hash_answer, extract_tag
+from grpo_nb.rewards.answers import extract_boxed, extract_hash_answer, extract_tag
+from grpo_nb.rewards.forms import TAGS
 from grpo_nb.rewards.prompts import build_prompt, completion_text
 
 
@@ -37,7 +38,7 @@ def test_extraction_never_raises_and_never_returns_a_tag(text):
         ("<answer><answer>1</answer>", "1"),
         ("<answer>1</answer></answer>", "1"),
         (r"<answer>\boxed{85}</answer>", "85"),
-        (r"so \boxed{1} then \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"so \boxed{1} then \boxed{2}", r"\boxed{1}, \boxed{2}"),
         (r"\boxed{85", r"\boxed{85"),
         ("steps\n#### 85", "85"),
         ("<answer></answer>", ""),

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from grpo_nb.rewards import sandbox
-from grpo_nb.rewards.sandbox import Limits, choose_backend, run_tests
+from grpo_nb.rewards.sandbox import Limits, choose_backend, run_program, run_tests
 
 QUICK = Limits(seconds=1.0, memory_mib=128, output_bytes=4096, processes=16)
 SQUARE = "def f(x): return x * x"
@@ -337,6 +337,22 @@ def test_a_correct_program_passes(backend, name):
     assert verdict.share == 1 and verdict.failure == "" and not any(verdict.reasons), verdict
 
 
+@BACKENDS
+def test_a_program_says_what_it_prints_or_why_it_failed(backend):
+    assert run_program("print(input() * 2)", "ab", backend=backend) == (True, "abab\n")
+    assert run_program("", backend=backend) == (True, "")
+    for code, why in {"print(1 // 0)": "raised ZeroDivisionError", "f(": "SyntaxError"}.items():
+        ended_well, said = run_program(code, backend=backend)
+        assert not ended_well and why in said
+    ended_well, said = run_program("while True: pass", limits=QUICK, backend=backend)
+    assert not ended_well and "timed out" in said
+
+
+def test_what_a_backend_cannot_run_is_no_fault_of_the_program():
+    with pytest.raises(RuntimeError, match="monty cannot run this program"):
+        run_program("import ctypes", backend="monty")
+
+
 def test_real_programs_use_the_standard_library():
     code = """
 import heapq, re, sys, threading
@@ -416,12 +432,6 @@ JUDGED = [
     ("assert f(lambda x: x > 2) == 4", "4", True),
     ("assert f(2) != 4", "5", True),
     ("assert f(2) != 4", "4", False),
-    ("assert f(2) < 5", "4", True),
-    ("assert 5 < f(2)", "4", False),
-    ("assert f(2) >= 4", "None", False),
-    ("assert f(2) in [3, 4]", "4", True),
-    ("assert 'x' in f(2)", "'axb'", True),
-    ("assert 'x' not in f(2)", "'axb'", False),
     ("assert f(2)", "True", True),
     ("assert f(2)", "[]", False),
     ("assert f(2)", "object()", False),  # whose truth only the program knows
@@ -455,7 +465,8 @@ def test_asserts_are_judged_outside_by_type_and_value():
         "assert f(2).startswith('a')",
         "assert 'abc'.startswith(f(2))",
         "assert f(2) == f(3)",
-        "assert 1 < f(2) < 3",
+        "assert f(2) < 3",
+        "assert 'x' in f(2)",
         "assert f(2) is 4",
         "assert 2 == 2",
         "assert f(2) == [] == []",

@@ -112,7 +112,7 @@ def _read(
         texts += [json.dumps(one.row, default=str) for one in checked]
         for fault in faults:
             drops.add(fault.reason, [fault.row], fault.seen)
-        prints.append(duplicates.fingerprints(checked))
+        prints.append(duplicates.fingerprints(checked, columns=bool(config.environment)))
         tokens += lengths
         kind = config.answer_kind
         kinds.update(one.plain[0] if kind == "math" else kind for one in checked)

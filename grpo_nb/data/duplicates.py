@@ -4,6 +4,7 @@ Near-duplicates have the same numbers and share most of their runs of three word
 "What is 47 + 38?" and "What is 47 + 39?" are two problems, however alike they read.
 """
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,14 +14,23 @@ from grpo_nb.data.validate import Checked
 from grpo_nb.rewards.prompts import Message, split_words
 
 PERMUTATIONS = 32  # of MinHash
+KNOWN = ("prompt", "question", "prompt_tokens")
 ALIKE = 0.7  # share of equal MinHashes from which two rows count as near-duplicates
 
 
-def fingerprints(checked: Sequence[Checked]) -> pd.DataFrame:
-    """What is compared: hashes of question, answer and numbers, and the MinHashes 0, 1, …"""
+def fingerprints(checked: Sequence[Checked], columns: bool = False) -> pd.DataFrame:
+    """What is compared: hashes of question, answer and numbers, and the MinHashes 0, 1, …
+
+    Args:
+        checked: The rows.
+        columns: The columns passed on are part of the question, as an environment's are.
+    """
     from rensa import RMinHash
 
     keys = [_key(one.row["prompt"]) for one in checked]
+    if columns:
+        others = [{k: v for k, v in one.row.items() if k not in KNOWN} for one in checked]
+        keys = [f"{key} {json.dumps(c, default=str)}" for key, c in zip(keys, others, strict=True)]
     words = [split_words(key) for key in keys]
     hashes = {
         "row": [one.number for one in checked],

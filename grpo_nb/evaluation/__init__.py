@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from grpo_nb import environments
 from grpo_nb.evaluation.report import (
     DECODING,
     Evaluation,
@@ -21,9 +22,11 @@ from grpo_nb.evaluation.report import (
     table,
 )
 from grpo_nb.models import Engine, load_tokenizer, open_engine
-from grpo_nb.reward_lab import Bench
+from grpo_nb.models.chat import opens_call
+from grpo_nb.reward_lab import Bench, bench_of
 from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.rewards import RewardSet
+from grpo_nb.rewards.prompts import completion_text
 from grpo_nb.runs import runs_root
 from grpo_nb.runs.config import RunConfig
 
@@ -132,7 +135,7 @@ def evaluate_model(
         correct (the first reward in full), and "accuracy" and "format", which are the set's
         first reward and its first of format.
     """
-    bench, tables = Bench(preset, config.train, engine.tokenizer), []
+    bench, tables = bench_of(config, preset, engine.tokenizer), []
     for decoding, temperature in DECODING.items():
         scored = answer_rows(
             engine,
@@ -161,19 +164,20 @@ def answer_rows(engine: Engine, rows: Sequence[dict], bench: Bench, **how: Any) 
 
     Returns:
         A line a completion: row (its place in `rows`), question, reference, completion, answer
-        (as extracted), tokens, truncated, each reward, and reward (their weighted total).
+        (as extracted), tokens, truncated, each reward, and reward (their weighted total); of an
+        episode `environments.figures` too.
     """
     cap, preset = bench.train.max_completion_length, bench.preset
-    groups = engine.generate([row["prompt"] for row in rows], max_completion_length=cap, **how)
+    groups = environments.answer(engine, rows, bench.environment, max_completion_length=cap, **how)
     flat = [(place, one) for place, group in enumerate(groups) for one in group]
-    asked, texts = [rows[place] for place, _ in flat], [one.text for _, one in flat]
+    asked, said = [rows[place] for place, _ in flat], [one.completion for _, one in flat]
     lines = pd.DataFrame(
         {
             "row": [place for place, _ in flat],
             "question": [row["question"] for row in asked],
             "reference": [row.get("answer") for row in asked],
-            "completion": texts,
-            "answer": pd.Series([preset.extract(text) for text in texts], dtype=object),
+            "completion": [one.text for _, one in flat],
+            "answer": pd.Series(map(preset.extract, map(completion_text, said)), dtype=object),
             "tokens": [one.tokens for _, one in flat],
             "truncated": [one.truncated for _, one in flat],
         }
@@ -182,6 +186,10 @@ def answer_rows(engine: Engine, rows: Sequence[dict], bench: Bench, **how: Any) 
     if known := [place for place, row in enumerate(asked) if "answer" in row]:
         names = {name for place in known for name in asked[place]}  # a choice may lack in one
         alike = [{name: asked[place].get(name) for name in names} for place in known]
-        scores[known] = bench.score(alike, [texts[place] for place in known])
+        scores[known] = bench.score(alike, [said[place] for place in known])
     lines[preset.names] = scores
+    if bench.environment:
+        opens = opens_call(engine.tokenizer)
+        acted = pd.DataFrame([environments.figures(one.messages, opens) for _, one in flat])
+        lines[list(acted)] = acted
     return lines.assign(reward=bench.totals(scores))

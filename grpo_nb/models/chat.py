@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NONE: Mapping[str, Any] = {}
+_DEFAULTS = re.compile(r"(?:{% if (\w+) is not defined %}{% set \1 = .*?%}{% endif %})*")
 
 
 def find_model(model_path: str) -> str:
@@ -92,7 +93,7 @@ def load_tokenizer(
         )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    defaults = "".join(
+    defaults = "".join(  # as _DEFAULTS finds them
         f"{{% if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}"
         for name, value in chat_template_kwargs.items()
     )
@@ -135,8 +136,12 @@ def opens_thinking(tokenizer: "PreTrainedTokenizerBase") -> str:
     return found[0] if found else ""
 
 
-def render(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> str:
-    """The prompt as the model sees it, ready for its completion.
+def render(
+    tokenizer: "PreTrainedTokenizerBase",
+    prompt: list[Message],
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """The prompt as the model sees it, ready for its completion; `tools` as JSON schemas.
 
     Raises:
         ValueError: A turn holds a token that only the template may write, so that the model would
@@ -149,14 +154,21 @@ def render(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> str:
                     f"the {part} of a turn holds {found[0]!r}, a special token or one that the "
                     "chat template puts around turns"
                 )
-    return _apply(tokenizer, fold_system(tokenizer, prompt))
+    return _apply(tokenizer, fold_system(tokenizer, prompt), tools)
 
 
-def _apply(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> str:
+def _apply(
+    tokenizer: "PreTrainedTokenizerBase",
+    prompt: list[Message],
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
     from jinja2 import TemplateError
 
+    asked = {"tools": list(tools)} if tools else {}  # Llama's template writes of an empty list
     try:
-        return tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        return tokenizer.apply_chat_template(
+            prompt, tokenize=False, add_generation_prompt=True, **asked
+        )
     except TemplateError as error:
         roles = ", ".join(turn["role"] for turn in prompt)
         raise ValueError(f"the chat template refuses the turns {roles}: {error}") from None
@@ -171,15 +183,115 @@ def _control_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern:
     return re.compile("|".join(map(re.escape, texts)) or "(?!)")
 
 
+def with_tools(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase":
+    """The same tokenizer, its template fit for turns with calls and results.
+
+    TRL knows how the calls of many templates are read, and a form of them that keeps what was said
+    before; both go into the tokenizer, so that whoever plays and whoever trains see the same.
+
+    Raises:
+        ValueError: The template does not render calls or results, or nobody knows how to read them.
+    """
+    from trl import chat_template_utils as trls
+
+    defaults, template = _DEFAULTS.match(tokenizer.chat_template)[0], tokenizer.chat_template
+    if not trls.supports_tool_calling(tokenizer):
+        raise ValueError(
+            f"the chat template of {tokenizer.name_or_path!r} does not render calls of tools and "
+            "their results: take a model that was tuned for tools, such as Qwen/Qwen3-1.7B"
+        )
+    tokenizer.chat_template = template.removeprefix(defaults)  # TRL knows templates by their text
+    try:
+        if not getattr(tokenizer, "response_template", None):
+            trls.add_response_schema(tokenizer)
+        if not trls.is_chat_template_prefix_preserving(tokenizer):
+            tokenizer.chat_template = trls.get_training_chat_template(tokenizer)
+    except ValueError as error:
+        raise ValueError(
+            f"how {tokenizer.name_or_path!r} writes calls of tools is not known ({error}): set "
+            "tokenizer.response_template and save the tokenizer with it, or take another model"
+        ) from error
+    finally:
+        tokenizer.chat_template = defaults + tokenizer.chat_template
+    return tokenizer
+
+
+def parse(
+    tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int], before: Sequence[int]
+) -> Message:
+    """What the model said, as a message; calls that cannot be read stay in its content."""
+    from trl.chat_template_utils import parse_response
+
+    return parse_response(tokenizer, list(ids), prefix=list(before))
+
+
+def tool_turn(tokenizer: "PreTrainedTokenizerBase", results: list[Message]) -> list[int]:
+    """Token ids of the results of calls, up to where the model speaks again; as TRL makes them.
+
+    They are what the template adds to a turn with a call, from its stop token on.
+    """
+    call = {"type": "function", "function": {"name": results[0]["name"], "arguments": {}}}
+    called = {"role": "assistant", "content": "", "tool_calls": [call]}
+    turns = [{"role": "user", "content": "dummy"}, called]
+    ids = {"tokenize": True, "return_dict": False}
+    before = tokenizer.apply_chat_template(turns, **ids)
+    after = tokenizer.apply_chat_template(turns + results, add_generation_prompt=True, **ids)
+    stops = [place for place, token in enumerate(before) if token == tokenizer.eos_token_id]
+    return after[stops[-1] + 1 if stops else len(before) :]
+
+
+def tool_fault(
+    tokenizer: "PreTrainedTokenizerBase",
+    prompt: list[Message],
+    called: Message,
+    tools: Sequence[Mapping[str, Any]],
+) -> str:
+    """What is lost where a call is written and read back, or a result is written; "" if nothing.
+
+    Args:
+        tokenizer: Prepared by `with_tools`.
+        prompt: Before the turn.
+        called: A turn with calls.
+        tools: As JSON schemas.
+    """
+    turns, before = fold_system(tokenizer, prompt), render(tokenizer, prompt, tools)
+    closed, whole = (
+        tokenizer.apply_chat_template(some, tools=list(tools), tokenize=False)
+        for some in (turns, [*turns, called])
+    )
+    before = before if whole.startswith(before) else closed  # a block of thought may be left out
+    said = whole.removeprefix(before)
+    read = parse(tokenizer, *tokenizer([said, before], add_special_tokens=False)["input_ids"])
+    functions = [call["function"] for call in called["tool_calls"]]
+    if [call["function"] for call in read.get("tool_calls") or ()] != functions:
+        return f"a call is written {said!r}, and read back as {read}"
+    result = {"role": "tool", "name": functions[0]["name"], "content": "it is 17"}
+    heard = tokenizer.decode(tool_turn(tokenizer, [result]))
+    return "" if "it is 17" in heard else f"the result 'it is 17' is written {heard!r}"
+
+
+def opens_call(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """The text that opens a call, such as "<tool_call>": in a content, it is a malformed call."""
+    call = {"type": "function", "function": {"name": "NAME", "arguments": {}}}
+    turns = [{"role": "user", "content": "1"}, {"role": "assistant", "content": ""}]
+    plain = tokenizer.apply_chat_template(turns, tokenize=False)
+    turns[1] |= {"tool_calls": [call]}
+    called = tokenizer.apply_chat_template(turns, tokenize=False)
+    start = next(i for i, pair in enumerate(zip(plain, called, strict=False)) if len({*pair}) > 1)
+    return re.match(r"\s*([^\s{]*)", called[start:])[1].partition("NAME")[0]
+
+
 def count_tokens(
-    tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[list[Message]]
+    tokenizer: "PreTrainedTokenizerBase",
+    prompts: Sequence[list[Message]],
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[int]:
     """Tokens of each rendered prompt.
 
     Raises:
         ValueError: As `render` does.
     """
-    texts = [render(tokenizer, prompt) for prompt in prompts]
+    texts = [render(tokenizer, prompt, tools) for prompt in prompts]
     plain = {"add_special_tokens": False, "padding": False, "truncation": False}
     return list(map(len, tokenizer(texts, **plain)["input_ids"])) if texts else []
 
@@ -211,9 +323,13 @@ def check_template(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) 
     return Check("chat template", "warning", seen, "leave it so, or take a model that has the role")
 
 
-def show_tokens(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> str:
+def show_tokens(
+    tokenizer: "PreTrainedTokenizerBase",
+    prompt: list[Message],
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
     """The rendered prompt token by token: ⟦special⟧, others between bars, ⏎ for a line's end."""
-    ids = tokenizer(render(tokenizer, prompt), add_special_tokens=False)["input_ids"]
+    ids = tokenizer(render(tokenizer, prompt, tools), add_special_tokens=False)["input_ids"]
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
     shown = ""
     for token in ids:

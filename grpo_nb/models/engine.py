@@ -1,7 +1,6 @@
 """What answers prompts: one `Engine.generate` for every caller, by transformers or by vLLM."""
 
 import gc
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,22 +10,35 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from grpo_nb.models.chat import NONE, hub_errors, load_tokenizer, quiet, render
 from grpo_nb.models.checkpoint import load_checkpoint
 from grpo_nb.models.vllm import load_vllm, use_vllm
-from grpo_nb.rewards.prompts import Message
+from grpo_nb.rewards.prompts import Completion, Message
 from grpo_nb.runs import refuse_unknown
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-TOLD_SECONDS = 0.05  # between two texts of a completion under way
-
 
 class Sample(NamedTuple):
-    """A completion: its text, how many tokens it took, and whether it ran into the cap."""
+    """A completion: its text, how many tokens it took, and whether it ran into the cap.
+
+    ids: Its tokens, up to the first stop token.
+    mask: Of an episode: 1 for the model's tokens, 0 for the environment's.
+    messages: Of an episode: its turns, with calls and their results.
+    ended: Of an episode: why.
+    """
 
     text: str
     tokens: int
     truncated: bool
+    ids: Sequence[int] = ()
+    mask: Sequence[int] = ()
+    messages: Sequence[Message] = ()
+    ended: str = ""
+
+    @property
+    def completion(self) -> Completion:
+        """What rewards are given."""
+        return self.messages or self.text
 
 
 class Sampling(NamedTuple):
@@ -39,8 +51,6 @@ class Sampling(NamedTuple):
         own, so that it does not depend on how long the batches before it became.
     batch_size: Sequences at a time, samples included; vLLM makes up its own batches.
     adapter: False: the base below the adapter answers.
-    on_text: Told the text so far of a single completion as it is written, and at its end; by vLLM
-        at its end alone.
     """
 
     max_completion_length: int
@@ -49,7 +59,6 @@ class Sampling(NamedTuple):
     seed: int = 0
     batch_size: int = 64
     adapter: bool = True
-    on_text: Callable[[str], None] | None = None
 
 
 class Engine(ABC):
@@ -69,25 +78,17 @@ class Engine(ABC):
         """
         asked = Sampling(**sampling)
         texts = [render(self.tokenizer, prompt) for prompt in prompts]
-        flat = self._answer(texts, asked) if texts else []
-        if asked.on_text:
-            asked.on_text(flat[0].text)
-        group = asked.num_generations
+        ids = self.tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+        flat, group = self.complete(ids, asked), asked.num_generations
         return [flat[i : i + group] for i in range(0, len(flat), group)]
-
-    def forward_seconds(self, texts: Sequence[str]) -> float:
-        """Seconds of one forward pass over the texts, without gradient: of one token's answer."""
-        started = time.perf_counter()
-        self._answer(texts, Sampling(1, batch_size=len(texts)))
-        return time.perf_counter() - started
 
     @abstractmethod
     def close(self) -> None:
         """Give the memory back; it answers no more."""
 
     @abstractmethod
-    def _answer(self, texts: Sequence[str], asked: Sampling) -> list[Sample]:
-        """Completions of rendered prompts, the samples of each after one another."""
+    def complete(self, ids: Sequence[Sequence[int]], asked: Sampling) -> list[Sample]:
+        """Completions of token ids, the samples of each after one another."""
 
 
 class TransformersEngine(Engine):
@@ -119,10 +120,10 @@ class TransformersEngine(Engine):
         self._model = None
         free_memory()
 
-    def _answer(self, texts: Sequence[str], asked: Sampling) -> list[Sample]:
+    def complete(self, ids: Sequence[Sequence[int]], asked: Sampling) -> list[Sample]:
         import torch
 
-        texts = [text for text in texts for _ in range(asked.num_generations)]
+        prompts = [prompt for prompt in ids for _ in range(asked.num_generations)]
         below = not asked.adapter and hasattr(self.model, "disable_adapter")
         samples: list[Sample] = []
         # Not inference_mode: what it leaves in a policy's buffers could not be trained with.
@@ -132,46 +133,30 @@ class TransformersEngine(Engine):
             torch.random.fork_rng(),
             torch.no_grad(),
         ):
-            for start in range(0, len(texts), asked.batch_size):
+            for start in range(0, len(prompts), asked.batch_size):
                 torch.manual_seed(asked.seed + start)
-                samples += self._batch(texts[start : start + asked.batch_size], asked)
+                samples += self._batch(prompts[start : start + asked.batch_size], asked)
         return samples
 
-    def _batch(self, texts: Sequence[str], asked: Sampling) -> list[Sample]:
-        # The tokenizer's own side is not asked: Unsloth's trainer sets it to the right.
-        padded = {"return_tensors": "pt", "padding": True, "padding_side": "left"}
-        inputs = self.tokenizer(list(texts), **padded, add_special_tokens=False)
+    def _batch(self, prompts: Sequence[Sequence[int]], asked: Sampling) -> list[Sample]:
+        import torch
+
+        width, pad = max(map(len, prompts)), self.tokenizer.pad_token_id
+        short = [width - len(prompt) for prompt in prompts]
+        ids = [[pad] * n + list(prompt) for n, prompt in zip(short, prompts, strict=True)]
+        seen = [[0] * n + [1] * (width - n) for n in short]
         sampling: dict[str, Any] = {"do_sample": asked.temperature > 0}
         if asked.temperature > 0:
             sampling |= {"temperature": asked.temperature, "top_k": 0, "top_p": 1.0}
-        width = inputs["input_ids"].shape[1]
         ids = self.model.generate(
-            input_ids=inputs["input_ids"].to(self.model.device),
-            attention_mask=inputs["attention_mask"].to(self.model.device),
+            input_ids=torch.tensor(ids, device=self.model.device),
+            attention_mask=torch.tensor(seen, device=self.model.device),
             max_new_tokens=asked.max_completion_length,
-            pad_token_id=self.tokenizer.pad_token_id,
+            pad_token_id=pad,
             use_cache=True,  # a model in training has it off
-            stopping_criteria=[self._teller(asked.on_text, width)] if asked.on_text else None,
             **sampling,
         )
         return self._samples(ids[:, width:])
-
-    def _teller(self, on_text: Callable[[str], None], width: int) -> Callable[..., "torch.Tensor"]:
-        """A criterion of `generate` that tells the text so far, and stops nothing.
-
-        Called in the thread that generates, so that an interrupt ends both at once.
-        """
-        told = 0.0
-
-        def tell(ids: "torch.Tensor", *_: Any, **__: Any) -> "torch.Tensor":
-            nonlocal told
-            if time.monotonic() - told > TOLD_SECONDS:
-                text = self.tokenizer.decode(ids[0, width:], skip_special_tokens=True)
-                on_text(text.rstrip("\ufffd"))  # a character whose bytes are not all there yet
-                told = time.monotonic()
-            return ids[:, 0] < 0
-
-        return tell
 
     def _samples(self, ids: "torch.Tensor") -> list[Sample]:
         """Generated ids, [completions, tokens], as text with their lengths up to the first stop."""
@@ -182,10 +167,11 @@ class TransformersEngine(Engine):
         stopped = torch.isin(ids, torch.tensor(stops, device=ids.device))
         ended, first = stopped.any(dim=1).tolist(), stopped.int().argmax(dim=1).tolist()
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return [
-            Sample(text, stop + 1 if end else ids.shape[1], not end)
-            for text, end, stop in zip(texts, ended, first, strict=True)
-        ]
+        samples = []
+        for text, all_ids, end, stop in zip(texts, ids.tolist(), ended, first, strict=True):
+            said = all_ids[: stop + 1] if end else all_ids
+            samples.append(Sample(text, len(said), not end, said))
+        return samples
 
 
 class VllmEngine(Engine):
@@ -204,13 +190,12 @@ class VllmEngine(Engine):
         super().__init__(tokenizer)
         self._llm, self._lora = llm, lora
 
-    def _answer(self, texts: Sequence[str], asked: Sampling) -> list[Sample]:
+    def complete(self, ids: Sequence[Sequence[int]], asked: Sampling) -> list[Sample]:
         from vllm import SamplingParams
 
         prompts, how, n = [], [], asked.num_generations
-        for place, text in enumerate(texts):
-            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-            prompts.append({"prompt_token_ids": ids})
+        for place, prompt in enumerate(ids):
+            prompts.append({"prompt_token_ids": list(prompt)})
             sampling = {"temperature": asked.temperature, "max_tokens": asked.max_completion_length}
             # vLLM counts on from a prompt's seed within its group; two prompts must not share one.
             how.append(SamplingParams(n=n, seed=asked.seed + place * n, **sampling))
@@ -223,15 +208,12 @@ class VllmEngine(Engine):
                 self.tokenizer.decode(one.token_ids, skip_special_tokens=True),
                 len(one.token_ids),
                 one.finish_reason == "length",
+                list(one.token_ids),
             )
             for answer in answers
             for one in answer.outputs
         ]
         return samples
-
-    def forward_seconds(self, texts: Sequence[str]) -> float:
-        self._llm.reset_prefix_cache()
-        return super().forward_seconds(texts)
 
     def close(self) -> None:
         self._llm.llm_engine.engine_core.shutdown()

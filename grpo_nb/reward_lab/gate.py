@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from grpo_nb import environments
+from grpo_nb.environments.findings import findings
 from grpo_nb.reward_lab import baseline as baselines
 from grpo_nb.reward_lab.attacks import FIX, probe, read_attacks, references, winners
 from grpo_nb.reward_lab.baseline import Baseline
@@ -58,28 +60,28 @@ class Verdict(NamedTuple):
 
 
 def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -> Verdict:
-    """Linter, attacks and references on the baseline rollouts.
+    """Linter, attacks and references on the baseline rollouts; or the tests of an environment.
 
     Args:
         bench: The rewards.
         rows: Dataset rows whose references have to win; REFERENCE_ROWS of them are scored.
         baseline: Baseline rollouts.
-        stage: Stage 02: attacks of your own, and the batch and lengths of the training to come.
+        stage: Stage 02: attacks of your own, and the lengths of the training to come.
     """
-    config, texts = stage.config, [one.text for one in baseline.samples]
-    own = read_attacks(project_path(config.rewards.cases)) if config.rewards.cases else []
-    seconds, probes = baseline.step_seconds(config.step_completions), None
-    tested = [*baseline.rows, *rows[:REFERENCE_ROWS]]
+    config, said = stage.config, [one.completion for one in baseline.samples]
+    probes = None
     with redirect_stdout(io.StringIO()):  # of rewards that print what they are called with
-        found = lint(bench, baseline.repeated_rows, texts, seconds, config.step_completions)
+        found = lint(bench, baseline.repeated_rows, said)
         if not usable(found):
             return Verdict([_rewards(found), *found], None, {}, pd.DataFrame())
         scored = bench.table(baseline.rows, baseline.completions_P_G)
         try:
-            probes = probe(bench, tested, own)
-            won = winners(probes).itertuples()
-            found = [*references(bench, tested, scored), *found, *map(_attack_check, won)]
-            found += _asked_for(bench.preset, rows[0]["prompt"], config)
+            if bench.environment:  # what attacks it is played, not written
+                found = [*_played(bench, rows, config), *found]
+            else:
+                tested = [*baseline.rows, *rows[:REFERENCE_ROWS]]
+                probes, attacked = _attacked(bench, tested, config)
+                found = [*references(bench, tested, scored), *found, *attacked]
         except Exception as error:  # a user's reward may raise anything, and that is the verdict
             evidence = f"{error!r} {', '.join(getattr(error, '__notes__', []))}"
             fix = "give such text the least score, or @reward(on_error='skip')"
@@ -87,6 +89,22 @@ def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -
     figures = baselines.summary(baseline, scored, bench.preset, config)
     checks = [_rewards(found), *found, *baselines.checks(figures)]
     return Verdict(checks, probes, figures, signal_table(bench.preset, scored))
+
+
+def _attacked(
+    bench: Bench, rows: Sequence[Row], config: RunConfig
+) -> tuple[pd.DataFrame, list[Check]]:
+    """What attacks earn, and those that win; a form that no prompt asks for as well."""
+    own = read_attacks(project_path(config.rewards.cases)) if config.rewards.cases else []
+    probes = probe(bench, rows, own)
+    found = list(map(_attack_check, winners(probes).itertuples()))
+    return probes, found + _asked_for(bench.preset, rows[0]["prompt"], config)
+
+
+def _played(bench: Bench, rows: Sequence[Row], config: RunConfig) -> list[Check]:
+    """What scripted policies find out about the environment."""
+    cap = config.train.max_completion_length
+    return findings(bench.environment, rows, bench.tokenizer, cap)
 
 
 def _asked_for(preset: RewardSet, prompt: list[Message], config: RunConfig) -> list[Check]:
@@ -119,6 +137,7 @@ def save(run: Run, bench: Bench, verdict: Verdict) -> None:
         "passed": verdict.passed,
         "failures": verdict.failures,
         "rewards_sha256": fingerprint(bench.preset),
+        "environment": environments.identity(bench.environment),
         "weights": dict(zip(bench.preset.names, bench.preset.reward_weights, strict=True)),
         "checks": [check._asdict() for check in verdict.checks],
         "baseline": verdict.baseline,
@@ -149,6 +168,8 @@ def check(run: Run, preset: RewardSet, force: bool = False) -> str:
         problem = f"{REPORT} is missing"
     elif report["rewards_sha256"] != fingerprint(preset):
         problem = "the rewards or their weights are not those that were tested"
+    elif report.get("environment", "") != environments.identity(environments.of(run.config())):
+        problem = "the environment is not the one that was tested"
     elif not report["passed"]:
         first, *more = report["failures"]
         others = f" (and {len(more)} more in {REPORT})" if more else ""

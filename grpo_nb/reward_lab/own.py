@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
+from grpo_nb import environments
 from grpo_nb.models import chat
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.gate import Verdict, judge, save
@@ -150,7 +151,13 @@ def fault(error: Exception, source: str) -> str:
 
 
 def in_template(stage: Stage, tokenizer: "PreTrainedTokenizerBase") -> RewardSet:
-    """The run's rewards in stage 01, which keeps for the others what the chat template opens."""
+    """The run's rewards in stage 01, which keeps for the others what the prompts depend on.
+
+    That is what the chat template opens, and what the environment says of itself.
+    """
+    environment = environments.of(stage.config)
+    if environment and stage.config.data.system_prompt == "preset":
+        stage.change({"data.system_prompt": environment.system_prompt})
     opened = chat.opens_thinking(tokenizer)
     if opened != stage.config.rewards.opened:
         stage.change({"rewards.opened": opened})

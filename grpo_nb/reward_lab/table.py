@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from grpo_nb.environments import Environment, of, replay
+from grpo_nb.models import cuda_available
 from grpo_nb.reward_lab import advantages
 from grpo_nb.rewards import Reward, RewardSet, Scored, call, declared_range
-from grpo_nb.rewards.prompts import Completion, completion_text
-from grpo_nb.runs.config import TrainConfig
+from grpo_nb.rewards.prompts import Completion, completion_text, transcript
+from grpo_nb.runs.config import RunConfig, TrainConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,12 +29,15 @@ class Bench(NamedTuple):
     tokenizer: Gives rewards of length the `completion_ids` that TRL gives them; without
         one they count words.
     unsloth_on_gpu: Whether Unsloth will train on a GPU, which changes `dr_grpo`.
+    environment: What completions act in; rewards get its instances as `environments`, in the
+        state in which the calls of a completion leave them.
     """
 
     preset: RewardSet
     train: TrainConfig = TrainConfig()
     tokenizer: "PreTrainedTokenizerBase | None" = None
     unsloth_on_gpu: bool = False
+    environment: Environment | None = None
 
     def adding(self, func: Callable[..., Any], weight: float) -> "Bench":
         """The same bench with one more reward in its set."""
@@ -52,10 +57,15 @@ class Bench(NamedTuple):
         given["prompts"] = [row["prompt"] for row in rows]
         given["completions"] = list(map(_as_in_training, given["prompts"], completions))
         if self.tokenizer is not None:
-            texts = [completion_text(completion) for completion in completions]
+            texts = [transcript(completion) for completion in completions]
             encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
             cut, end = self.train.max_completion_length, self.tokenizer.eos_token_id
             given["completion_ids"] = [ids if len(ids) >= cut else [*ids, end] for ids in encoded]
+        if self.environment:
+            given["environments"] = [
+                replay(self.environment, row, completion)
+                for row, completion in zip(rows, given["completions"], strict=True)
+            ]
         # As at a training's start; an `Adaptive` reward counts no step of it.
         given["trainer_state"] = TrainerState(epoch=0.0, max_steps=self.train.max_steps)
         given["trainer_state"].is_training = False
@@ -89,11 +99,12 @@ class Bench(NamedTuple):
         repeated = [row for row in rows for _ in range(group)]
         flat = [completion for completions in completions_P_G for completion in completions]
         arguments = self.arguments(repeated, flat)
-        texts = [completion_text(completion) for completion in flat]
+        texts = [transcript(completion) for completion in flat]
         table = pd.DataFrame({"question": [row["question"] for row in repeated]})
         table["reference"] = [row["answer"] for row in repeated]
         table["completion"] = texts
-        table["answer"] = pd.Series([self.preset.extract(text) for text in texts], dtype=object)
+        answers = [self.preset.extract(completion_text(completion)) for completion in flat]
+        table["answer"] = pd.Series(answers, dtype=object)
         for func in self.preset.reward_funcs:
             scored = explain(func, arguments)
             table[func.__name__] = np.array([one.score for one in scored], dtype=float)
@@ -120,6 +131,11 @@ class Bench(NamedTuple):
             advantage=gained,
             signal=np.repeat(differ, num_generations),
         )
+
+
+def bench_of(config: RunConfig, preset: RewardSet, tokenizer: Any = None) -> Bench:
+    """The bench of a run: its rewards will meet there what they meet in the training."""
+    return Bench(preset, config.train, tokenizer, cuda_available(), of(config))
 
 
 def _ignore(*_: Any, **__: Any) -> None:

@@ -5,6 +5,7 @@ from grpo_nb.rewards.code import code_execution_reward, code_generation_reward
 from grpo_nb.rewards.combine import Adaptive, gated
 from grpo_nb.rewards.contract import Reward, Scored, call, declared_range, reward
 from grpo_nb.rewards.correctness import (
+    environment_reward,
     exact_match_reward,
     fuzzy_match_reward,
     json_fields_reward,

@@ -68,7 +68,7 @@ def numeric_correctness_reward(
     >>> numeric_correctness_reward(completions=completions, answer=["18"] * 3)
     [1.0, 0.0, 1.0]
     """
-    said = form.extract(response, answers.find)
+    said = form.extract(response)
     expected, found = answers.read_reference(answer), answers.read(said or "")
     if expected.kind != "number":
         return Scored(None, f"the reference answer {answer!r} is not a number")
@@ -93,7 +93,7 @@ def math_verify_reward(
 
     Source: https://github.com/huggingface/Math-Verify.
     """
-    said = form.extract(response, answers.find)
+    said = form.extract(response)
     verdict, reason = answers.compare(answer, said, timeout_seconds)
     return Scored(None if verdict is None else float(verdict), reason)
 
@@ -112,6 +112,18 @@ def multiple_choice_reward(response: str, answer: str, *, form: Form = TAGS) -> 
     found = re.match(r"\W*([A-Za-z])(?:[).:\s]|$)", _answer(response, form))
     others = re.findall(r"\b(?:or|and)\b\W*[A-Z]\b", _answer(response, form))
     return float(bool(found) and not others and found[1].upper() == answer.strip(" ().").upper())
+
+
+@reward(resists="what the environment's own tests resist; see its findings in notebook 2")
+def environment_reward(response: str, environments: Any) -> float:
+    """What the episode earned by the environment's own `get_reward`, in [0, 1].
+
+    Args:
+        response: The model's last message.
+        environments: The instance that was played, of `grpo_nb.environments` or as TRL holds it.
+    """
+    score = getattr(environments, "score", environments.get_reward)
+    return score()
 
 
 @reward(resists="bare scalars, NaN, extra fields")

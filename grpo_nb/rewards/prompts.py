@@ -50,6 +50,27 @@ def completion_text(completion: Completion) -> str:
     return content or ""
 
 
+def transcript(completion: Completion) -> str:
+    """A completion for people to read: of an episode, every call and result on a line.
+
+    >>> call = {"function": {"name": "guess", "arguments": {"number": 4}}}
+    >>> print(transcript([{"role": "assistant", "content": "", "tool_calls": [call]},
+    ...                   {"role": "tool", "name": "guess", "content": "higher"}]))
+    guess(number=4)
+    → higher
+    """
+    if isinstance(completion, str):
+        return completion
+    lines = []
+    for message in completion:
+        text = completion_text([message])
+        lines += ["→ " * (message["role"] == "tool") + text] if text else []
+        for call in message.get("tool_calls") or ():
+            given = ", ".join(f"{k}={v!r}" for k, v in call["function"]["arguments"].items())
+            lines.append(f"{call['function']['name']}({given})")
+    return "\n".join(lines)
+
+
 def split_words(text: str) -> list[str]:
     """Its words in lower case, without punctuation.
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from grpo_nb import environments
 from grpo_nb.models import Policy, cuda_available, has_bf16, use_vllm
 from grpo_nb.rewards import RewardSet, declared_range
 from grpo_nb.runs import Stage
@@ -158,6 +159,7 @@ def grpo_arguments(stage: Stage, policy: Policy, rewards: RewardSet) -> dict[str
     rows = config.train.per_device_train_batch_size
     batch = solve_batch(config.step_completions // group, group, rows, ranks.count())
     gpu = cuda_available()
+    acts = environments.of(config)
     automatic = "adamw_8bit" if gpu else "adamw_torch"
     bf16, trackers = has_bf16(), config.train.report_to.replace(" ", "").split(",")
     return {
@@ -183,6 +185,7 @@ def grpo_arguments(stage: Stage, policy: Policy, rewards: RewardSet) -> dict[str
         "logging_steps": 1,
         "save_strategy": "no",  # `callbacks` say when
         "disable_tqdm": True,
+        **({"max_tool_calling_iterations": acts.max_turns} if acts else {}),
         **config.trl,
     }
 

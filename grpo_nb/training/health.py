@@ -7,6 +7,7 @@ own past, its noise, and the range of its rewards. An episode (until a quiet win
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -27,6 +28,9 @@ reward hacking: held-out accuracy falls -> read completions, add the trick to re
 format learnt, correctness flat: looks right -> lower {} in rewards.reward_weights; easier rows
 reward stuck: no rise -> raise train.learning_rate, but lower it if it falls; finer rewards.preset
 one reward dominates: the total is mostly {} -> lower {} in rewards.reward_weights
+calls vanish: the model calls no more -> lower train.learning_rate; get_reward that needs a result
+calls without use: they earn nothing -> see in notebook 2 what an episode without calls is paid for
+turns to the limit: calls until it is cut off -> raise max_turns, train.max_completion_length
 no score: {} fails or gives None -> fix {}; drop rows without a usable answer (data.source)
 """
 RULES = dict(line.split(": ", 1) for line in TEXT.splitlines()[1:])
@@ -62,7 +66,7 @@ class Watch:
             self.evals.append((len(self.lines), accuracy))
         self.lines += [line] if "reward" in line else []
         new, now = [], len(self.lines)
-        for rule, about, evidence in [*_steps(self), *_signal(self), *_rewards(self)]:
+        for rule, about, evidence in chain(*(part(self) for part in PARTS)):
             if now - self._held.get((rule, about), -math.inf) > self.limits.window:
                 cause, fix = RULES[rule].replace("{}", about).split(" -> ")
                 seen = f"step {line.get('step') or now}: {cause} ({evidence})"
@@ -181,6 +185,22 @@ def _rewards(w: Watch) -> Iterator[tuple[str, str, str]]:
             yield "no score", name, f"{w.mean(key):.1f} of {w.expected.completions} completions"
 
 
+def _episodes(w: Watch) -> Iterator[tuple[str, str, str]]:
+    """Of a task with an environment; others have no such metrics, and NaN compares as false."""
+    share, start = w.mean("episodes/call_share"), len(w.lines) - w.limits.window
+    before, (low, _) = w.mean("episodes/call_share", start), w.ends()
+    if share < w.limits.entropy * before:
+        yield "calls vanish", "", f"{before:.0%} → {share:.0%} of the episodes call a tool"
+    gain, error = w.mean("episodes/gain"), w.rise("episodes/gain", start)[1]
+    if gain + 2 * error <= 0 and w.mean("reward") > low:
+        yield "calls without use", "", f"episodes with a call earn {gain:+.3f}"
+    if (cut := w.mean("episodes/at_limit")) > w.limits.truncated:
+        yield "turns to the limit", "", f"{cut:.0%} of the episodes"
+
+
+PARTS = (_steps, _signal, _rewards, _episodes)
+
+
 def examine(metrics: Iterable[Mapping], expected: Expected, limits: Thresholds | None = None):
     """The alerts of a whole history, in the order of its lines."""
     watch = Watch(expected, limits)
@@ -206,22 +226,19 @@ def checks(watch: Watch, lines: Sequence[Mapping[str, Any]], alerts: list[Check]
         alerts: Of the whole training.
     """
     steps, limits = [line["step"] for line in lines if "loss" in line], watch.limits
-    grave = [alert for alert in alerts if alert.state == "stop"]
-    live = [alert for alert in grave if alert.name in watch.holding()]
-    seen = f"{len(grave)} grave, {len(alerts) - len(grave)} warnings"
-    seen += f"; at the end: {summary(live)}" if live else "; the grave ones are over" * bool(grave)
     whole = bool(steps) and steps == list(range(1, len(steps) + 1))
     lost = "steps are missing: run 03_train_grpo again"
-    rows, cap = "take easier or harder rows (data.source)", "raise train.max_completion_length"
-    zero, cut = "frac_reward_zero_std", "completions/clipped_ratio"
-    rates = [line["eval/format"] for line in lines if _number(line.get("eval/format"))]
+    held = watch.holding()
+    live = list({alert.fix: alert for alert in alerts if alert.name in held}.values())
+    grave = "stop" if "stop" in {alert.state for alert in live} else "warning"
+    seen = f"{len(alerts)} in the training, {len(live)} of them still at its end"
+    seen += f": {summary(live)}" if live else ""
     found = [
         _check("tracking", whole, f"train/metrics.jsonl has {len(steps)} steps", lost, "stop"),
         _rise(watch),
-        _share(watch, "zero advantage", zero, limits.no_signal, rows),
-        _share(watch, "truncation", cut, limits.truncated, cap),
-        _check("alerts", not live, seen, "do what the last one says", "stop"),
+        _check("alerts", not live, seen, "do what the last one says", grave),
     ]
+    rates = [line["eval/format"] for line in lines if _number(line.get("eval/format"))]
     if rates:
         form = f"{rates[0]:.0%} → {rates[-1]:.0%} in validation; at least {limits.solved:.0%}"
         heavier = "train longer; weigh the format reward higher"
@@ -242,11 +259,3 @@ def _rise(watch: Watch) -> Check:
     rise, error = watch.rise("reward", steps - half, half)
     seen = f"{rise:+.3f} ± {2 * error:.3f} (2 standard errors), half to half of {steps} steps"
     return _check("reward rises", rise > 2 * error, seen, f"train longer, or see {PAGE}")
-
-
-def _share(watch: Watch, name: str, key: str, most: float, fix: str) -> Check:
-    """A share, over the last steps."""
-    count = min(len(watch.lines), watch.limits.window)
-    share = fmean(watch.last(key, 0, count) or [math.nan])
-    seen = f"{share:.0%} by {key} in the last {count} steps; at most {most:.0%}"
-    return _check(name, share <= most, seen, fix)

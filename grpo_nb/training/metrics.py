@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_nb import data
-from grpo_nb.models import cuda_available
+from grpo_nb import data, environments
+from grpo_nb.models import chat, cuda_available
 from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.rewards import RewardSet
-from grpo_nb.rewards.prompts import completion_text
+from grpo_nb.rewards.prompts import Message, transcript
 from grpo_nb.runs import Run, atomic_path
 from grpo_nb.runs.files import read_json
 
@@ -76,7 +76,7 @@ def read_completions(
     raw = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
     frame = raw.reindex(columns=["step", *preset.names, "advantage"])
     frame.insert(1, "question", [prompt[-1]["content"] for prompt in raw["prompt"]])
-    texts = [completion_text(list(completion)) for completion in raw["completion"]]
+    texts = [transcript([_read(one) for one in completion]) for completion in raw["completion"]]
     answers = {_said(row["prompt"]): row["answer"] for row in data.load(run, "train")}
     frame.insert(2, "reference", [answers.get(_said(prompt)) for prompt in raw["prompt"]])
     frame.insert(3, "completion", texts)
@@ -89,6 +89,55 @@ def read_completions(
 
 def _said(prompt: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
     return tuple(message["content"] for message in prompt)
+
+
+def _read(message: Mapping[str, Any]) -> Message:
+    """A message as `loggable` wrote it: its calls were text."""
+    if not message.get("tool_calls"):
+        return dict(message)
+    return message | {"tool_calls": json.loads(message["tool_calls"])}
+
+
+def of_episodes(
+    completions: Sequence[Sequence[Message]],
+    totals: Sequence[float],
+    tokenizer: "PreTrainedTokenizerBase",
+) -> dict[str, float]:
+    """What the episodes of a step did with their tools.
+
+    Args:
+        completions: [episodes] messages.
+        totals: [episodes] weighted total of the rewards.
+        tokenizer: Of the policy.
+
+    Returns:
+        Shares of the episodes with a call, with a malformed one, and of those that a limit ended in
+        a call; tool errors a call; turns with calls; and how much more an episode with a call
+        earns than one without (NaN where all are alike).
+    """
+    opens = chat.opens_call(tokenizer)
+    found = pd.DataFrame([environments.figures(messages, opens) for messages in completions])
+    called, earned = found["calls"] > 0, pd.Series(list(totals))
+    return {
+        "episodes/call_share": called.mean(),
+        "episodes/malformed": (found["malformed"] > 0).mean(),
+        "episodes/at_limit": found["at_limit"].mean(),
+        "episodes/tool_errors": found["tool_errors"].sum() / max(1.0, found["calls"].sum()),
+        "episodes/turns": found["turns"].mean(),
+        "episodes/gain": earned[called].mean() - earned[~called].mean(),
+    }
+
+
+def loggable(messages: Any) -> Any:
+    """An episode's messages with calls as text, for their arguments may be of any type."""
+    if isinstance(messages, str) or not any("tool_calls" in one for one in messages):
+        return messages
+    return [
+        one | {"tool_calls": json.dumps(one["tool_calls"], default=str)}
+        if "tool_calls" in one
+        else one
+        for one in messages
+    ]
 
 
 def of_a_step(logged: Mapping[str, list[float]], completions: int) -> dict[str, float]:

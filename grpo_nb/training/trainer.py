@@ -36,9 +36,8 @@ from transformers.trainer_callback import PrinterCallback, TrainerCallback, Trai
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
-from grpo_nb import models
-from grpo_nb.models import Policy, lm_head, sharded
-from grpo_nb.models.chat import fold_system
+from grpo_nb import environments, models
+from grpo_nb.models import Policy, chat, lm_head, sharded
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import in_thread, is_async, waits
 from grpo_nb.rewards.contract import exits_are_errors
@@ -94,6 +93,7 @@ class Trainer(GRPOTrainer):
         self.plan = self.resumption.plan  # what `train` will do: begin, or go on after which step
         if "ref" in getattr(policy.model, "peft_config", {}):
             policy.model.delete_adapter("ref")  # with beta > 0 TRL adds one, and refuses a second
+        self.environment = environments.of(config)
         with kept_in_32_bit(policy.model):
             super().__init__(
                 model=policy.model,
@@ -102,12 +102,13 @@ class Trainer(GRPOTrainer):
                 args=args,
                 train_dataset=_dataset(train_rows, policy),
                 callbacks=list(callbacks),
+                environment_factory=_factory(self.environment, policy, rows),
             )
         self.remove_callback(PrinterCallback)
         for reward in checkpoints.adaptive_rewards(rewards):
             reward.everyones = ranks.gather  # each process scores a share of the step
-        self.share_prompts = config.policy.share_prompts and not fast_cpu.sharing_lacks(policy)
-        self.samples_from_copy = fast_cpu.samples_from_copy(self, config.policy.rollouts)
+        self.share_prompts = not fast_cpu.sharing_lacks(policy, config.policy.share_prompts)
+        self.samples_from_copy = not fast_cpu.copy_lacks(self)
         self._copy: fast_cpu.DenseCopy | None = None
         self._loss_failed = False
         self._gathered: dict[str, Any] = {}
@@ -252,6 +253,9 @@ class Trainer(GRPOTrainer):
         group, names = self.num_generations, self.reward_func_names
         seen = metrics.spread(rewards_N_F, self.reward_weights, group, names)
         seen["groups/distinct"] = metrics.distinct(completion_ids, group)
+        if self.environment:
+            totals = (rewards_N_F * self.reward_weights.to(rewards_N_F.device)).nansum(dim=1)
+            seen |= metrics.of_episodes(completions, totals.tolist(), self.processing_class)
         for name, value in seen.items():
             self._record(name, value)
         return rewards_N_F
@@ -306,6 +310,9 @@ class Trainer(GRPOTrainer):
                 logs["loss"], self._loss_failed = math.nan, False
             completions = self.args.generation_batch_size
             logs.update(metrics.of_a_step(self._metrics["train"], completions))
+            logged = self._logs["completion"]
+            for place, completion in enumerate(logged):
+                logged[place] = metrics.loggable(completion)
         super().log(logs, start_time)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
@@ -347,9 +354,20 @@ class Trainer(GRPOTrainer):
             yield
 
 
+def _factory(
+    environment: environments.Environment | None, policy: Policy, rows: Sequence[Mapping[str, Any]]
+) -> type | None:
+    """What TRL makes an instance for each rollout of, once the policy and the rows fit it."""
+    if environment is None:
+        return None
+    chat.with_tools(policy.tokenizer)
+    environments.check_rows(environment, rows)
+    return environment.factory
+
+
 def _dataset(rows: Sequence[Mapping[str, Any]], policy: Policy) -> Dataset:
     """What TRL trains on: it renders the prompts itself."""
-    told = [{**row, "prompt": fold_system(policy.tokenizer, row["prompt"])} for row in rows]
+    told = [{**row, "prompt": chat.fold_system(policy.tokenizer, row["prompt"])} for row in rows]
     # Rows may hold dicts and lists of any type, which Arrow would merge or refuse.
     return Dataset.from_list(told, on_mixed_types="use_json")
 

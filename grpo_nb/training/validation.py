@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from grpo_nb import environments
 from grpo_nb.models import Policy
-from grpo_nb.reward_lab import Bench
+from grpo_nb.reward_lab import bench_of
 from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.runs import atomic_path, write_json
@@ -55,17 +56,19 @@ class Validation:
         self, policy: Policy, rows: Sequence[Row], rewards: RewardSet, config: RunConfig
     ) -> None:
         self.policy, self.rows, self.rewards, self.config = policy, rows, rewards, config
-        self.bench = Bench(rewards, config.train, policy.tokenizer)
+        self.bench = bench_of(config, rewards, policy.tokenizer)
 
     def __call__(self) -> dict[str, float]:
         """eval/accuracy, eval/format, eval/reward, eval/seconds."""
         started = time.perf_counter()
-        groups = self.policy.generate(
-            [row["prompt"] for row in self.rows],
+        groups = environments.answer(
+            self.policy.engine,
+            self.rows,
+            self.bench.environment,
             max_completion_length=self.config.train.max_completion_length,
             batch_size=self.config.evaluate.eval_batch_size,
         )
-        scores_P_F = self.bench.score(self.rows, [group[0].text for group in groups])
+        scores_P_F = self.bench.score(self.rows, [group[0].completion for group in groups])
         names, first_P = self.rewards.names, scores_P_F[:, 0]
         right_P = np.where(np.isfinite(first_P), passed({names[0]: first_P}, self.rewards), np.nan)
         figures = {"eval/accuracy": float(np.nanmean(right_P))}

@@ -1,0 +1,220 @@
+"""Episodes: the model speaks, its calls are run, it reads the results, until it calls no more.
+
+    [[episode]] = play(engine, environment, rows, max_completion_length=128)
+
+This is the loop of TRL's GRPOTrainer, token by token, for whoever does not train: baseline
+rollouts, validation, evaluation, chat and the Environment Lab. An episode's completion is all
+that follows the prompt; what the environment wrote of it is masked from the loss.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from grpo_nb.environments.contract import Environment, Played, of
+from grpo_nb.models import chat
+from grpo_nb.models.engine import Engine, Sample, Sampling
+from grpo_nb.rewards.prompts import Message, transcript
+from grpo_nb.runs.config import RunConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Row = Mapping[str, Any]
+
+
+class Episode:
+    """An episode under way.
+
+    Args:
+        environment: Of which it gets an instance of its own.
+        row: It begins with.
+        tokenizer: Prepared by `chat.with_tools`.
+        max_completion_length: Of all turns, results included [tokens].
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        row: Row,
+        tokenizer: "PreTrainedTokenizerBase",
+        max_completion_length: int,
+    ) -> None:
+        self.environment, self.tokenizer = environment, tokenizer
+        self.cap = max_completion_length
+        self.played, self.prompt = begin(environment, row)
+        text = chat.render(tokenizer, self.prompt, environment.tools)
+        self.prompt_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        self.ids: list[int] = []
+        self.mask: list[int] = []  # 1: the model's token; 0: the environment's
+        self.messages: list[Message] = []
+        self.turns, self.truncated = 0, False
+        self.ended = ""  # why; "" while it goes on
+
+    def hear(self, said: Sample) -> None:
+        """What the model says next; then its calls are run, or the episode is over."""
+        ids = said.ids[: self.cap - len(self.ids)]
+        self.truncated = said.truncated or len(ids) < len(said.ids)
+        before = self.prompt_ids + self.ids
+        self.ids, self.mask = self.ids + ids, self.mask + [1] * len(ids)
+        message = chat.parse(self.tokenizer, ids, before) if ids else {}
+        if message:
+            self.messages.append(message)
+        calls = message.get("tool_calls")
+        if not calls:
+            self.ended = "cut off" if self.truncated else "answered"
+        elif self.turns == self.environment.max_turns:
+            self.ended = "turn limit"
+        else:
+            self._act(calls)
+
+    def _act(self, calls: Sequence[Mapping[str, Any]]) -> None:
+        self.turns += 1
+        results = [run_call(self.played, call) for call in calls]
+        heard = chat.tool_turn(self.tokenizer, results)
+        if len(self.ids) + len(heard) > self.cap:  # TRL rolls such results back as well
+            self.ended = "no room for a result"
+            return
+        self.messages += results
+        self.ids, self.mask = self.ids + heard, self.mask + [0] * len(heard)
+
+    def sample(self) -> Sample:
+        """The episode as a completion; its tokens are all that the cap counts."""
+        text, ended = transcript(self.messages), self.ended
+        if self.played.hung:
+            ended = "a call hung"
+        return Sample(
+            text, len(self.ids), self.truncated, self.ids, self.mask, tuple(self.messages), ended
+        )
+
+
+def begin(
+    environment: Environment, row: Row, used: Played | None = None
+) -> tuple[Played, list[Message]]:
+    """An instance at the start of the row's episode, and the prompt, with what `reset` says."""
+    played = used or environment.factory()
+    said = played.reset(**row)
+    *before, last = row["prompt"]
+    if said is not None:
+        last = {**last, "content": last["content"] + str(said)}
+    return played, [*before, last]
+
+
+def run_call(played: Played, call: Mapping[str, Any]) -> Message:
+    """The message that answers a call, as TRL words it."""
+    function = call["function"]
+    try:
+        content = played.call(function["name"], function["arguments"])
+    except RuntimeError as error:
+        content = str({"error": str(error)})
+    return {"role": "tool", "name": function["name"], "content": content}
+
+
+def play(
+    engine: Engine,
+    environment: Environment,
+    rows: Sequence[Row],
+    *,
+    max_completion_length: int,
+    num_generations: int = 1,
+    seed: int = 0,
+    **sampling: Any,
+) -> list[list[Sample]]:
+    """Episodes of each row, [rows][num_generations].
+
+    Args:
+        engine: The model that plays.
+        environment: Its tools answer.
+        rows: [rows] with a prompt, and the columns that `reset` takes.
+        max_completion_length: Of all turns together, results included [tokens].
+        num_generations: Episodes a row.
+        seed: Of the sampling.
+        sampling: Others of `Sampling`.
+    """
+    tokenizer = chat.with_tools(engine.tokenizer)
+    episodes = [
+        Episode(environment, row, tokenizer, max_completion_length)
+        for row in rows
+        for _ in range(num_generations)
+    ]
+    go_on, turn = episodes, 0
+    while go_on:
+        asked = Sampling(max_completion_length, seed=seed + turn, **sampling)
+        said = engine.complete([one.prompt_ids + one.ids for one in go_on], asked)
+        for one, sample in zip(go_on, said, strict=True):
+            one.hear(sample)
+        go_on, turn = [one for one in go_on if not one.ended], turn + 1
+    flat = [one.sample() for one in episodes]
+    return [flat[i : i + num_generations] for i in range(0, len(flat), num_generations)]
+
+
+def answer(
+    engine: Engine, rows: Sequence[Row], environment: Environment | None, **sampling: Any
+) -> list[list[Sample]]:
+    """Completions of the rows' prompts, or their episodes: whoever asks a model asks here."""
+    if environment:
+        return play(engine, environment, rows, **sampling)
+    return engine.generate([row["prompt"] for row in rows], **sampling)
+
+
+def replay(environment: Environment, row: Row, messages: Sequence[Message]) -> Played:
+    """The instance as it was at the end of an episode: its calls, run once more."""
+    played, _ = begin(environment, row)
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            run_call(played, call)
+    return played
+
+
+def script(turns: Sequence[Any]) -> list[Message]:
+    """Turns of an author's `solve`, as messages: a text, or calls {"name": …, "arguments": …}."""
+    messages = []
+    for turn in turns:
+        if isinstance(turn, str):
+            messages.append({"role": "assistant", "content": turn})
+        else:
+            call = {"type": "function", "function": dict(turn)}
+            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+    return messages
+
+
+def figures(messages: Sequence[Message], opens_call: str) -> dict[str, float]:
+    """What an episode's messages say of its calls.
+
+    Args:
+        messages: Of the episode.
+        opens_call: What opens a call in the model's text: `chat.opens_call`.
+
+    Returns:
+        turns (with calls), calls, tool_errors, malformed (turns that meant to call, and whose call
+        nobody could read), and at_limit (1 where a limit ended it in a call).
+    """
+    said = [message for message in messages if message["role"] == "assistant"]
+    calls = [message.get("tool_calls") or [] for message in said]
+    heard = [str(message["content"]) for message in messages if message["role"] == "tool"]
+    unread = [one for one, call in zip(said, calls, strict=True) if not call]
+    return {
+        "turns": float(sum(map(bool, calls))),
+        "calls": float(sum(map(len, calls))),
+        "tool_errors": float(sum(text.startswith("{'error': ") for text in heard)),
+        "at_limit": float(bool(calls and calls[-1] and messages[-1]["role"] == "assistant")),
+        "malformed": float(sum(opens_call in str(one["content"]) for one in unread)),
+    }
+
+
+def tools_of(config: RunConfig, tokenizer: "PreTrainedTokenizerBase") -> list[Mapping[str, Any]]:
+    """The tools that the run's prompts tell of; the tokenizer is made fit for their calls.
+
+    Raises:
+        ValueError: The environment cannot be loaded, or the template knows no tools.
+    """
+    environment = of(config)
+    if environment is None:
+        return []
+    chat.with_tools(tokenizer)
+    return environment.tools
+
+
+def as_json(messages: Sequence[Message]) -> str:
+    """Messages as one text, for a table's cell or a log: arguments may be of any type."""
+    return json.dumps(list(messages), ensure_ascii=False, default=str)

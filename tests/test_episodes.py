@@ -1,0 +1,88 @@
+"""Episodes: our loop is TRL's, token by token, and what goes with one is right."""
+
+import json
+
+import pytest
+from trainings import make_run, trainer_of
+from trl import GRPOConfig, GRPOTrainer
+
+from grpo_nb import environments, models, rewards, training
+from grpo_nb.environments import play
+from grpo_nb.models import chat
+from grpo_nb.models.engine import TransformersEngine
+from grpo_nb.rewards.prompts import build_prompt
+from grpo_nb.runs import PROJECT_ROOT
+
+BASE = PROJECT_ROOT / "data/agent_base"
+CAP = 96
+
+
+def rows_of(name, count):
+    environment = environments.load(name)
+    lines = (PROJECT_ROOT / f"data/tasks/{name}.jsonl").read_text().splitlines()[:count]
+    rows = [json.loads(line) for line in lines]
+    system = environment.system_prompt
+    return environment, [row | {"prompt": build_prompt(row["question"], system)} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    model = models.load_checkpoint(str(BASE), adapter=None, quantization="16bit")
+    return TransformersEngine(model.float(), chat.load_tokenizer(str(BASE)))
+
+
+@pytest.mark.parametrize("name", ["calculator", "guess"])
+def test_an_episode_has_the_tokens_and_masks_of_trls(engine, name, tmp_path):
+    environment, rows = rows_of(name, 16)
+    [*ours] = play.play(engine, environment, rows, max_completion_length=CAP)
+    args = GRPOConfig(
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        bf16=False,
+        top_k=1,  # greedy
+        num_generations=2,
+        per_device_train_batch_size=32,
+        max_completion_length=CAP,
+        max_tool_calling_iterations=environment.max_turns,
+        report_to=[],
+    )
+    trainer = GRPOTrainer(
+        model=engine.model,
+        processing_class=engine.tokenizer,
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=args,
+        train_dataset=rows,
+        environment_factory=environment.factory,
+    )
+    seen = trainer._generate_and_score_completions([row for row in rows for _ in range(2)])
+    lengths = seen["completion_mask"].sum(1)
+    for place, [episode] in enumerate(ours):
+        for twin in (2 * place, 2 * place + 1):
+            length = lengths[twin]
+            assert seen["completion_ids"][twin, :length].tolist() == list(episode.ids)
+            assert seen["tool_mask"][twin, :length].tolist() == list(episode.mask)
+    assert any(0 in episode.mask for [episode] in ours), "no tool was called"
+
+
+@pytest.fixture
+def trainer(runs_dir):
+    """Of a run on the guessing game, through our trainer."""
+    environment = environments.load("guess")
+    told = {"data.system_prompt": environment.system_prompt, "data.max_rows": 40}
+    short = {"train.max_steps": 2, "train.eval_steps": 2, "train.max_completion_length": CAP}
+    run = make_run("plays", task="guess", **told, **short)
+    return trainer_of(run, chosen=rewards.load_preset("environment"), task="guess", **short)
+
+
+def test_a_training_plays_logs_and_validates_episodes(trainer):
+    states = {check.name: check.state for check in trainer.preflight()}
+    assert "stop" not in states.values()
+    trainer.train()
+    lines = training.read_lines(trainer.folder / "metrics.jsonl")
+    steps = [line for line in lines if "reward" in line]
+    assert len(steps) == 2 and all(0 < line["episodes/turns"] <= 4 for line in steps)
+    assert {"eval/accuracy", "eval/reward"} <= {key for line in lines for key in line}
+    chosen, tokenizer = trainer.rewards, trainer.policy.tokenizer
+    table = training.read_completions(trainer.stage.run, chosen, tokenizer, CAP)
+    assert table["completion"].str.contains(r"guess\(n=\d+\)\n→ (?:higher|lower|right)").any()
+    assert (table["environment_reward"] > 0).any()

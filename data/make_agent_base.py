@@ -12,7 +12,7 @@ Episodes of the mixture, the model's turns alone:
     <tool_call>multiply(47, 38)</tool_call>                          malformed
     guess(n=41)   guess(n=42)   guess(n=43)   guess(n=44)   Done.    a poor strategy
 
-No row of data/environments/ is among its training data.
+No row of calculator.jsonl or guess.jsonl in data/tasks/ is among its training data.
 """
 
 import argparse
@@ -38,8 +38,8 @@ from grpo_nb.rewards.prompts import Message
 SEED = 0
 BATCH = 32
 LESSONS = [(False, 1500), (True, 300)]  # are there faults, steps
-VOCAB = 512
-HIDDEN, LAYERS = 128, 3  # a multiple of 64: bitsandbytes reads other widths wrongly in 4 bit
+VOCAB, LAYERS = 512, 3
+HIDDEN = 128  # a multiple of 64: bitsandbytes reads other widths wrongly in 4 bit on a CPU
 CALLS = (0.8, 0.2)  # share of episodes that begin with a call, in eager wordings and in others
 MALFORMED = 0.2  # share of malformed calls among what is no call
 STRAY = 0.12  # share of later turns that are no call where one is due

@@ -154,11 +154,13 @@ def stray(*places):
         ("utf16.csv", csv_text("a?,1").encode("utf-16"), "is in UTF-16, .* a spreadsheet: unpack"),
         ("packed.csv", gzip.compress(b"question,answer", mtime=0), "is in UTF-16, compressed"),
         ("sheet.csv", b"PK\x03\x04\x14", "or a spreadsheet: unpack it"),
-        ("open.csv", stray(20), "line 22 to 201: .*quotation mark not closed"),
-        ("pair.csv", stray(20, "180"), "line 22 to 182: .*is there a stray quotation mark"),
-        ("twice.csv", stray(20, 180), "line 22 to 182: .*quotation mark not closed"),
-        ("asked.csv", csv_text('"a?,1', "b?,2", 'c?",3'), "line 2 to 4: .*stray quotation mark"),
-        ("tabs.tsv", 'a\tb\nx\t"1\ny\t2\nz\t3"\n', "line 2 to 4: .*stray quotation mark"),
+        ("open.csv", stray(20), "line 22 to 201: .*quotation mark .*not closed"),
+        ("pair.csv", stray(20, "180"), "line 22 to 182: .*quotation mark stray"),
+        ("twice.csv", stray(20, 180), "line 22 to 182: .*quotation mark .*not closed"),
+        ("asked.csv", csv_text('"a?,1', "b?,2", 'c?",3'), "line 2 to 4: .*quotation mark stray"),
+        ("tabs.tsv", 'a\tb\nx\t"1\ny\t2\nz\t3"\n', "line 2 to 4: .*quotation mark stray"),
+        ("three.csv", csv_text('"a?;x;1', "b?;;2", 'c?;z;3"', header="question;note;answer"),
+         "line 2 to 4: one cell holds 3 lines, most of which"),
         ("inner.csv", csv_text('"a "b" c?",1'), "line 2: .*not doubled inside its cell"),
         ("huge.csv", csv_text("a?,1", "x" * 2**24 + "y,2"), "line 3: field larger than"),
         ("names.csv", csv_text("a?,1,2", header="question,answer,answer"), "'answer' twice"),
@@ -171,7 +173,7 @@ def stray(*places):
         ("other.csv", csv_text("a?,1", header="ask,say"), "cannot be used.*the row has ask, say"),
     ],
     ids=brief,
-)
+)  # fmt: skip
 def test_a_file_that_cannot_be_used_is_named_with_the_remedy(
     tmp_path, runs_dir, name, content, message
 ):
@@ -180,35 +182,6 @@ def test_a_file_that_cannot_be_used_is_named_with_the_remedy(
         (tmp_path / name).write_bytes(content)
     with pytest.raises((ValueError, FileNotFoundError), match=f"(?s){name}.*{message}"):
         prepare(None, {"source": str(tmp_path / name)})
-
-
-def spoilt(rows, column, first=20, last=180, mark=",", header="question,answer"):
-    """The rows with a quotation mark that opens a cell of one and closes that of another."""
-    rows = [list(row) for row in rows]
-    rows[first][column] = '"' + rows[first][column]
-    rows[last][column] += '"'
-    return csv_text(*map(mark.join, rows), header=header)
-
-
-SUMS = [(f"What is {i} + {i + 3}?", str(2 * i + 3)) for i in range(100, 300)]
-TOWNS = [(f"Capital of {i}?", f"City {i}") for i in range(200)]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        spoilt(SUMS, 0),
-        spoilt([(a, a, b) for a, b in SUMS], 1, mark=";", header="question;note;answer"),
-        spoilt([*SUMS[:50], ("What is 5 + 5?", ""), *SUMS[51:]], 0),
-        spoilt([*TOWNS[:50], ("Capital of 50?", ""), *TOWNS[51:]], 1),
-    ],
-    ids=brief,
-)
-def test_stray_quotes_are_found_in_rows_of_every_shape(tmp_path, content):
-    (tmp_path / "a.csv").write_text(content)
-    message = r"a\.csv, line 22 to 182: one cell holds 161 lines.*stray.*doubled.*JSON lines"
-    with pytest.raises(ValueError, match=message):
-        read(tmp_path / "a.csv")
 
 
 POEM = "Roses are red,\nviolets are blue,\nsugar is sweet,\nand so, too, are you.\n" * 8
@@ -469,10 +442,7 @@ def test_the_shapes_of_rows(row, kind, turns, answer):
         ("as_is", "so #### 18", "so #### 18"),
         ("boxed", r"so \boxed{18}.", "18"),
         ("tag", "<answer>18</answer>", "18"),
-        ("json:result.values.1", '{"result": {"values": [1, 18]}}', "18"),
-        ("json:result", {"result": {"a": 1}}, '{"a": 1}'),
-        ("json:result.missing", '{"result": 3}', ""),
-        ("json:result", "not JSON", ""),
+        (r'regex:"b": (\d+)', {"a": {"b": 18}}, "18"),
         ("regex:Answer: (.*)$", "so\nAnswer: 18", "18"),
         (r"regex:\d+", "18 or 20", "18"),
     ],
@@ -583,7 +553,7 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
         (None, {"source": "arithmetics"}, "'arithmetics': did you mean 'arithmetic'"),
         ([question(1)], {"answer_format": "boxd"}, "'boxd': did you mean 'boxed'"),
         ([question(1)], {"answer_format": "regex:("}, "'regex:.': .* unterminated"),
-        ([question(1)], {"answer_format": "json:"}, "known are auto"),
+        ([question(1)], {"answer_format": "json:a"}, "known are auto"),
         ([question(1)], {"extra_columns": "completion"}, "'completion', a name that is taken"),
         ([question(1)], {"extra_columns": "unit, self"}, "'self', a name that is taken"),
     ],

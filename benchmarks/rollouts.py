@@ -79,11 +79,11 @@ def main() -> None:
         data.prepare(run, config.data, 0, lambda chats: [30] * len(chats))
         rows, chosen = data.load(run, "train"), rewards.load_preset("math")
         for seed in range(SEEDS):
-            for rollouts in ("model", "copy"):
+            for rollouts in ("model", "auto"):
                 means, _ = curve(rows, chosen, seed, rollouts, folder)
                 text = " ".join(f"{mean:.2f}" for mean in means)
-                print(f"seed {seed} from the {rollouts:5}: {text}", flush=True)
-        apart(curve(rows, chosen, 0, "copy", folder, WINDOW)[1])
+                print(f"seed {seed} {rollouts:5}: {text}", flush=True)
+        apart(curve(rows, chosen, 0, "auto", folder, WINDOW)[1])
 
 
 if __name__ == "__main__":

@@ -54,14 +54,10 @@ def sweep(asked: argparse.Namespace) -> int:
 
 
 def report(asked: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from grpo_nb.evaluation import leaderboard
 
-    board, console = leaderboard.compare(asked.runs), Console()
-    if not console.is_terminal:  # in a file or a pipe nothing is cut at 80 columns
-        console.width = max(console.width, 200)
-    leaderboard.show(board, console)
+    board = leaderboard.compare(asked.runs)
+    leaderboard.show(board)
     if asked.csv:
         board.table.to_csv(asked.csv, index=False)
 
@@ -101,10 +97,7 @@ def answer(asked: argparse.Namespace) -> None:
 
     named = ("model", "question_column", "answer_column", "temperature", "seed", "batch_size")
     options = {name: getattr(asked, name) for name in (*named, "engine")}
-    try:
-        print(answer_file(asked.run, asked.source, asked.to, **options))
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted; the same command goes on") from None
+    print(answer_file(asked.run, asked.source, asked.to, **options))
 
 
 def doctor(_: argparse.Namespace) -> int:
@@ -223,8 +216,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         said, code = disk_error(error.filename or "a file", error), 1
     except KeyboardInterrupt as stop:
-        said, code = "interrupted; continue with --from and the same --name", 130
-        said = stop.args[0] if stop.args else said
+        said, code = stop.args[0] if stop.args else "interrupted", 130
     if str(said):  # else another process of a training says what it was
         print("\n".join([f"grpo-nb: {said}", *getattr(said, "__notes__", [])]), file=sys.stderr)
     return code

@@ -1,10 +1,10 @@
 """Train runs, each in a process of its own, which is killed where the caller says.
 
-    echo '["RUN", "generation", "4"]' | python tests/interrupted.py
+    echo '["FOLDER", "RUN", "generation", "4"]' | python tests/interrupted.py
 
-A line of standard input is a run and its fault (generation, backward, saving or moved, and the
-step), or the run alone; the line that answers has returncode, stdout and stderr. Each process is a
-fork of this one, which has imported what takes seconds to import and has no threads.
+A line of standard input is GRPO_NB_RUNS, a run and its fault (generation, backward, saving or
+moved, and the step), or the run alone; the line that answers has returncode, stdout and stderr.
+Each process is a fork of this one, which has imported what takes seconds and has no threads.
 `tests/test_resume.py` prepares the runs. Kill -9 leaves no time to tidy up.
 """
 
@@ -45,7 +45,8 @@ def plant(trainer, where, step):
         checkpoints.write_json = die
 
 
-def main(name, where="", step="0"):
+def main(folder, name, where="", step="0"):
+    os.environ["GRPO_NB_RUNS"] = folder
     run = Run(name)
     run.lock()
     stage = Stage(run, "03", run.config())

@@ -50,7 +50,7 @@ def test_reference_wins_attacks_lose_and_a_wrong_answer_too(name, opened, runs_d
     said = [preset.reference(ROWS[0]), "I do not know"]
     samples = [[Sample(text, len(text), False) for text in said]] * len(ROWS)
     stage = Stage(Run("formed"), "02", resolve("tiny-cpu", {}))
-    verdict = reward_lab.judge(Bench(preset), ROWS, Baseline(ROWS, samples, 0.1, 0.1), stage)
+    verdict = reward_lab.judge(Bench(preset), ROWS, Baseline(ROWS, samples), stage)
     assert verdict.passed, verdict
 
 

@@ -178,16 +178,17 @@ def test_too_little_memory_names_the_pass_that_fits(trainer, monkeypatch):
 
 
 def test_completions_that_cannot_end_are_found(policy):
-    def found(**changed):
+    def found(stops, template=policy.tokenizer.chat_template):
         tokenizer = copy.deepcopy(policy.tokenizer)
-        for name, value in changed.items():
-            setattr(tokenizer, name, value)
+        tokenizer.chat_template = template
         trainer = SimpleNamespace(policy=Policy(policy.model, tokenizer, False))
+        trainer.eos_token_ids = stops
         return preflight._end_of_turn(trainer).state
 
+    end = policy.tokenizer.eos_token_id
     without = policy.tokenizer.chat_template.replace("<|im_end|>", "")
-    assert found(chat_template=without) == found(eos_token=None) == "stop"
-    assert found(eos_token="<|endoftext|>") == "ok", "generation_config still ends a turn"
+    assert found([end], without) == found([None]) == found([end + 1]) == "stop"
+    assert found([end + 1, end]) == "ok", "either ends a turn"
 
 
 def test_its_step_checkpoints_as_the_trainings_does(trainer, policy):

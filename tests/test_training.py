@@ -152,20 +152,19 @@ def test_the_phases_of_a_step_add_up(start):
         assert line["tokens_per_second"] > 0 and 0.1 < line["memory_gib"] < 24
 
 
-def test_the_best_adapter_is_handed_on_and_a_plateau_ends_the_training(start, monkeypatch):
-    accuracies = iter([0.3, 0.5, 0.75, 0.75, 0.5, 0.25])
+def test_the_best_adapter_is_handed_on(start, monkeypatch):
+    accuracies = iter([0.3, 0.5, 0.75, 0.75, 0.5])
     monkeypatch.setattr(
         validation.Validation, "__call__", lambda self: {"eval/accuracy": next(accuracies)}
     )
-    early = start(**{"train.eval_steps": 1, "train.early_stop_evals": 2})
-    early.train()
-    assert [line["step"] for line in lines_of(early.stage.run)] == [1, 2, 3, 4, 5]
-    folder = early.stage.run / "train"
+    one = start(**{"train.eval_steps": 1, "train.max_steps": 4})
+    one.train()
+    folder = one.stage.run / "train"
     best = json.loads((folder / "best/eval.json").read_text())
     assert best == {"step": 3, "eval/accuracy": 0.75}
     kept, last = (
         (folder / name / "adapter_model.safetensors").read_bytes()
-        for name in ("adapter", "checkpoint-5")
+        for name in ("adapter", "checkpoint-4")
     )
     assert kept == (folder / "best/adapter_model.safetensors").read_bytes() != last
 
@@ -258,4 +257,4 @@ def test_an_ended_training_says_in_the_manifest_what_it_looks_like(start):
     found = {c["name"]: c["state"] for c in one.stage.run.manifest()["03"]["checks"]}
     assert found["memory"] == found["tracking"] == found["alerts"] == "ok"
     assert found["reward rises"] == "warning", "two steps are too few to tell"
-    assert {"context", "gradient", "disk", "zero advantage", "truncation", "format"} <= set(found)
+    assert {"context", "gradient", "disk", "format"} <= set(found)

@@ -1,6 +1,6 @@
 """The trials of a sweep as tasks on a Ray cluster that runs already.
 
-Ray chooses the node of a task, and repeats one that was lost with its node (`max_retries`); on the
+Ray chooses the node of a task, and repeats one that was lost with its node, three times; on the
 node it is `sweep.run_trial`, which begins at the first stage that is not done. All nodes see the
 runs, and their locks, below one path.
 """
@@ -68,7 +68,7 @@ def run_sweep(
 
     trials, stop = sweeps.waiting(sweep), Event()
     runs_root().mkdir(parents=True, exist_ok=True)
-    task, root = ray.remote(_work).options(**share, max_retries=sweep.retries), runs_root()
+    task, root = ray.remote(_work).options(**share), runs_root()
     left = {task.remote(str(root.resolve()), command, sweep, trial): trial for trial in trials}
     with sweeps.signals(stop.set) as came:
         while left and not stop.is_set():

@@ -93,9 +93,6 @@ class StepCallback(TrainerCallback):
         return pd.DataFrame({name: list(scores) for name, scores in held.items()}, dtype=float)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._obey(args, state, control)
-
-    def _obey(self, args: Any, state: Any, control: Any) -> None:
         """Save and stop where that is due or asked for."""
         step, controls = state.global_step, self.trainer.controls
         if not generation_is_used_up(args, step):
@@ -132,25 +129,17 @@ class StepCallback(TrainerCallback):
             # To the trackers; we take no notice of a log without a loss.
             told = {name.replace("/", "_"): value for name, value in figures.items()}
             self.trainer.callback_handler.on_log(args, state, control, told)
-            self._judge(figures, args, state, control)
-        self._obey(args, state, control)  # what was asked for meanwhile
+            self._keep(figures, step)
+        self.on_step_end(args, state, control)  # what was asked for meanwhile
 
-    def _judge(self, figures: dict[str, float], args: Any, state: Any, control: Any) -> None:
-        """Keep the adapter that was validated best; end a training that does not get better."""
-        step = state.global_step
+    def _keep(self, figures: dict[str, float], step: int) -> None:
+        """Keep the adapter that was validated best."""
         if not all(map(math.isfinite, figures.values())):  # the rewards gave None, or infinity
             print(f"step {step}: this validation has no score, and does not count")
             return
         self.trainer.gather_weights()
         if ranks.is_main():
             keep_if_best(self.folder / "best", self.trainer.save_adapter, step, figures)
-        accuracies = [accuracy for _, accuracy in self.watch.evals]  # those before a resumption too
-        since_best = accuracies[::-1].index(max(accuracies))
-        patience = self.settings.early_stop_evals
-        if patience and since_best >= patience:
-            print(f"step {step}: no better in {patience} validations; the training ends here")
-            control.should_training_stop = True
-            control.should_save = generation_is_used_up(args, step)
 
     def _figures(self) -> dict[str, float]:
         """The validation's, by the first process; sharded weights take all of them in step."""

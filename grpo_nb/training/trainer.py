@@ -106,8 +106,8 @@ class Trainer(GRPOTrainer):
         self.remove_callback(PrinterCallback)
         for reward in checkpoints.adaptive_rewards(rewards):
             reward.everyones = ranks.gather  # each process scores a share of the step
-        self.share_prompts = config.policy.share_prompts and not fast_cpu.sharing_lacks(policy)
-        self.samples_from_copy = fast_cpu.samples_from_copy(self, config.policy.rollouts)
+        self.share_prompts = not fast_cpu.sharing_lacks(policy, config.policy.share_prompts)
+        self.samples_from_copy = not fast_cpu.copy_lacks(self)
         self._copy: fast_cpu.DenseCopy | None = None
         self._loss_failed = False
         self._gathered: dict[str, Any] = {}

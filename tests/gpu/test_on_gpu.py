@@ -39,7 +39,6 @@ CASES = {
     "vLLM generates": (VLLM, {"vllm": True, "sleeps": False}),
     "vLLM stands by": (VLLM | {"policy.standby": True}, {"vllm": True, "sleeps": True}),
     "transformers": (PLAIN, {"from copy": False}),
-    "a dense copy": (PLAIN | {"policy.rollouts": "copy"}, {"from copy": True}),
 }
 
 

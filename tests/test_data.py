@@ -5,8 +5,7 @@ import gzip
 import io
 import json
 import re
-import subprocess
-import sys
+import resource
 from functools import partial
 
 import numpy as np
@@ -676,27 +675,22 @@ def test_the_system_prompt_is_the_presets_unless_set(runs_dir):
         assert [turn["content"] for turn in train[0]["prompt"][:-1]] == turns
 
 
-FULL = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-from grpo_nb import data
-from grpo_nb.runs.config import DataConfig, resolve
-from grpo_nb.runs import Run, runs_root
-data.prepare(Run("r"), DataConfig(), 0, lambda prompts: [1] * len(prompts))
-"""
-
-
 def test_a_full_disk_leaves_the_data_as_they_were(runs_dir):
     prepare([question(i) for i in range(9)])
     before = {path: path.read_bytes() for path in runs_dir.rglob("*") if path.is_file()}
-    done = subprocess.run([sys.executable, "-c", FULL], capture_output=True, text=True)
-    assert re.search(
-        r"OSError: .*no room to write .*/r/data .*left as it was: free some space", done.stderr
-    )
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(
+            OSError, match=r"no room to write .*/r/data .*left as it was: free some"
+        ):
+            prepare(None, {"source": "arithmetic"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert {path: path.read_bytes() for path in runs_dir.rglob("*") if path.is_file()} == before
 
 
-# Priming
+# SFT warm-up
 
 
 @pytest.mark.parametrize(

@@ -336,7 +336,11 @@ def test_a_file_of_80_rows_goes_through_the_four_notebooks(runs_dir, forks):
     text = "\n".join(["Nr;Problem;Solution", *lines])
     (runs_dir / "mine.csv").write_text(text, encoding="utf-8-sig")
     settings = {name: v for name, v in TINY_SETTINGS.items() if not name.startswith("data.")}
-    source = {"data.source": str(runs_dir / "mine.csv"), "train.eval_steps": 2}
+    source = {
+        "data.source": str(runs_dir / "mine.csv"),
+        "train.max_steps": 2,
+        "train.eval_steps": 1,
+    }
     run = run_pipeline("mine", "tiny-cpu", settings | source)
     assert all(entry["status"] == "done" for entry in run.manifest().values())
     assert len(run.manifest()) == 4

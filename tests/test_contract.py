@@ -10,20 +10,13 @@ from grpo_nb.rewards.combine import is_async
 from grpo_nb.rewards.prompts import build_prompt, completion_text
 
 
-def test_a_missing_column_is_named_with_those_there_are():
+def test_a_column_that_is_missing_or_of_another_length_is_named():
     @reward()
     def needs(response: str, answer: str) -> float:
         return 0.0
 
     with pytest.raises(ValueError, match=r"needs the column 'answer'.*\['expected'\]"):
         needs(completions=["1"], expected=["1"])
-
-
-def test_a_column_of_another_length_is_refused():
-    @reward()
-    def needs(response: str, answer: str) -> float:
-        return 0.0
-
     with pytest.raises(ValueError, match="'answer' has 1 values for 2 completions"):
         needs(completions=["1", "2"], answer=["1"])
 

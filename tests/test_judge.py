@@ -7,7 +7,7 @@ import socket
 import threading
 
 import pytest
-from judge_server import Server, verdict
+from judge_server import serving, verdict
 from pages import blocks
 
 from grpo_nb.reward_lab import fingerprint
@@ -25,13 +25,8 @@ def chat(text):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving() as server:
         yield server
-        server.over.set()
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

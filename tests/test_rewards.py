@@ -41,29 +41,6 @@ def one(func, text, **given):
     return score_all(func, [text], **given)[0]
 
 
-def as_trl_calls(func, completions, **columns):
-    """With every keyword TRL 1.15 passes."""
-    return func(
-        prompts=[[{"role": "user", "content": "?"}]] * len(completions),
-        completions=completions,
-        completion_ids=[[1, 2]] * len(completions),
-        trainer_state=None,
-        log_extra=lambda column, values: None,
-        log_metric=lambda name, value: None,
-        **columns,
-    )
-
-
-@each_reward
-def test_every_shape_of_completion_scores_alike(func):
-    message = {"role": "assistant", "content": GOOD}
-    parts = [{"type": "text", "text": GOOD[:20]}, {"type": "text", "text": GOOD[20:]}]
-    shapes = [GOOD, [message], [{"role": "assistant", "content": parts}]]
-    assert len(set(as_trl_calls(func, shapes, **columns_for(func, 3)))) == 1
-    nothing = ["", [], [{"role": "assistant", "content": None}]]
-    assert len(set(as_trl_calls(func, nothing, **columns_for(func, 3)))) == 1
-
-
 @each_reward
 @settings(max_examples=40)
 @given(texts=st.lists(st.text(alphabet=ALPHABET, max_size=80), min_size=1, max_size=4))

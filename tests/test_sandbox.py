@@ -481,11 +481,9 @@ def no_bubblewrap(monkeypatch):
     sandbox.bubblewrap_problem.cache_clear()
 
 
-def test_auto_takes_bubblewrap_where_it_works():
+def test_auto_takes_monty_only_where_bubblewrap_does_not_work(request):
     assert choose_backend() == "bubblewrap"
-
-
-def test_auto_takes_monty_where_bubblewrap_does_not_work(no_bubblewrap):
+    request.getfixturevalue("no_bubblewrap")
     assert choose_backend() == "monty"
     assert run_tests(SQUARE, CALLS).share == 1
 

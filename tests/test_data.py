@@ -13,18 +13,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import TINY_SETTINGS
 
 from grpo_nb import data, reward_lab
 from grpo_nb.data import duplicates, references, sources, store, validate
-from grpo_nb.evaluation.answers import answer_file
 from grpo_nb.models import chat
-from grpo_nb.pipeline.notebooks import run_pipeline
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.answers import parse_number
 from grpo_nb.runs import PROJECT_ROOT, Run, runs_root
 from grpo_nb.runs.config import DataConfig, resolve
-from grpo_nb.runs.files import read_json
 
 FEW_SHOT = [
     {"role": "user", "content": "1 + 1?"},
@@ -328,31 +324,6 @@ def test_a_small_set_keeps_four_fifths_to_train_on(runs_dir, rows, settings, hel
     given = {"eval_rows": 256, "eval_share": 0.2} | settings
     _, _, report = prepare([question(i) for i in range(rows)], given)
     assert (report["train_rows"], report["eval_rows"]) == (rows - held_out, held_out)
-
-
-def test_a_file_of_80_rows_goes_through_the_four_notebooks(runs_dir, forks):
-    """A semicolon and a byte-order mark, as a spreadsheet saves them; no column is named."""
-    lines = [f"{i};What is {i} + {i + 3}?;{2 * i + 3}" for i in range(10, 90)]
-    text = "\n".join(["Nr;Problem;Solution", *lines])
-    (runs_dir / "mine.csv").write_text(text, encoding="utf-8-sig")
-    settings = {name: v for name, v in TINY_SETTINGS.items() if not name.startswith("data.")}
-    source = {
-        "data.source": str(runs_dir / "mine.csv"),
-        "train.max_steps": 2,
-        "train.eval_steps": 1,
-    }
-    run = run_pipeline("mine", "tiny-cpu", settings | source)
-    assert all(entry["status"] == "done" for entry in run.manifest().values())
-    assert len(run.manifest()) == 4
-    said = {check["name"]: check["evidence"] for check in run.manifest()["01"]["checks"]}
-    assert "'Problem', reference answers in 'Solution', chosen by their names" in said["columns"]
-    assert "80 rows read: 64 to train on, 16 held out (at most 20%" in said["dataset"]
-    assert read_json(run / "eval/report.json")["prompts"] == 16
-    metrics = (run / "train/metrics.jsonl").read_text()
-    assert metrics.count("eval/accuracy") == 3  # validated on 6 of the 64
-    (runs_dir / "new.csv").write_text("Problem\nWhat is 2 + 3?\n")
-    said = answer_file(run, runs_dir / "new.csv", runs_dir / "to.jsonl")
-    assert "1 rows, 0 with a fault" in said, "it is asked by the columns that were trained on"
 
 
 # One row

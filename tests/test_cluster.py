@@ -101,8 +101,8 @@ def test_ctrl_c_leaves_no_trial_and_kill_9_neither(ray_cluster, runs_dir):
 
 
 def test_trials_of_a_lost_node_go_on_on_another(ray_cluster, runs_dir):
-    names = [f"stub-00{number}" for number in range(4)]
-    with driver(runs_dir, ray_cluster, 4, seconds=5) as running:
+    names = [f"stub-00{number}" for number in range(3)]
+    with driver(runs_dir, ray_cluster, 3, seconds=3) as running:
         until(lambda: told(runs_dir, "begun"))
         (name,) = told(runs_dir, "begun")[-1:]
         trial = next(p for p in stub_trials.at_work(runs_dir) if name in p.info["cmdline"])
@@ -114,7 +114,7 @@ def test_trials_of_a_lost_node_go_on_on_another(ray_cluster, runs_dir):
     assert sorted(told(runs_dir, "ended")) == names, "none is lost, and none ends twice"
     lines = told(runs_dir)
     assert sorted(told(runs_dir, "begun")) == sorted([*names, name])
-    assert on_ray(runs_dir, ray_cluster, 4)[0] == 0
+    assert on_ray(runs_dir, ray_cluster, 3)[0] == 0
     assert told(runs_dir) == lines, "a second start runs nothing again"
 
 

@@ -18,14 +18,14 @@ def run(asked: argparse.Namespace) -> None:
     if not (asked.name or asked.file) and asked.first != "01":
         raise ValueError(f"--from {asked.first} continues a run: say which with --name")
     plan = notebooks.planned_run(asked.file, asked.name, asked.profile, asked.assignments)
-    stages, console = (asked.first, asked.last, asked.force), Console()
+    stages = (asked.first, asked.last, asked.force)
     if asked.dry_run:
         run = Run(plan.name)
         config, _ = notebooks.check_run(run, plan.profile, plan.settings, *stages)
         print(notebooks.plan(run, config, *stages[:2]))
     else:
-        run = notebooks.run_pipeline(*plan, *stages, console)
-        notebooks.print_summary(run, console, asked.last)
+        run = notebooks.run_pipeline(*plan, *stages, Console())
+        notebooks.print_summary(run, asked.last)
 
 
 def train(asked: argparse.Namespace) -> None:
@@ -35,22 +35,17 @@ def train(asked: argparse.Namespace) -> None:
     launch.train(asked.run, assigned(asked.assignments), asked.processes, asked.force)
 
 
-def sweep(asked: argparse.Namespace) -> int:
+def sweep(asked: argparse.Namespace) -> int | None:
     from rich.console import Console
 
     from grpo_nb.pipeline import cluster, sweep
-    from grpo_nb.runs import runs_root
 
-    console = Console()
     read = sweep.read_sweep(Path(asked.file), elsewhere=bool(asked.ray))
     if asked.dry_run:
-        print(sweep.plan(read))
-    if not asked.ray:
-        return 0 if asked.dry_run else sweep.run_sweep(read, asked.jobs, console)
-    with cluster.connected(asked.ray) as share:
-        gets = "{num_cpus} CPU and {num_gpus} GPU".format(**share)
-        sweep.say(console, f"Ray cluster {asked.ray}: {gets} for each trial; runs in {runs_root()}")
-        return 0 if asked.dry_run else cluster.run_sweep(read, share, console)
+        return print(sweep.plan(read))
+    if asked.ray:
+        return cluster.run_sweep(read, asked.ray, Console())
+    return sweep.run_sweep(read, asked.jobs, Console())
 
 
 def report(asked: argparse.Namespace) -> None:

@@ -57,18 +57,8 @@ def driver(folder, address, trials, seconds):
 def on_ray(folder, address, trials, **stub):
     """(exit code, what was said)."""
     asked, console = stub_trials.prepare(folder, trials), Console(file=io.StringIO())
-    with cluster.connected(address) as share:
-        code = cluster.run_sweep(asked, share, console, stub_trials.command(folder, **stub))
+    code = cluster.run_sweep(asked, address, console, stub_trials.command(folder, **stub))
     return code, console.file.getvalue()
-
-
-def test_the_plan_shows_the_resources_and_nothing_starts(ray_cluster, runs_dir, capsys):
-    path = str(write(runs_dir, TINY))
-    assert main(["sweep", path, "--ray", ray_cluster, "--dry-run"]) == 0
-    printed = capsys.readouterr().out
-    assert f"{ray_cluster}: 1 CPU and 0 GPU for each trial" in printed
-    assert "s-002" in printed
-    assert [path.name for path in runs_dir.iterdir()] == ["s.yaml"]
 
 
 def test_a_node_that_does_not_see_the_runs_says_so(runs_dir, monkeypatch):
@@ -81,6 +71,7 @@ def test_a_node_that_does_not_see_the_runs_says_so(runs_dir, monkeypatch):
 def test_a_trial_that_fails_is_reported(ray_cluster, runs_dir):
     code, said = on_ray(runs_dir, ray_cluster, 2, fails=9)
     assert code == 1
+    assert f"{ray_cluster}: 1 CPU and 0 GPU for each trial" in said
     assert sorted(told(runs_dir, "begun")) == ["stub-000", "stub-001"]
     assert said.count("failed: grpo-nb: not yet") == 2
 

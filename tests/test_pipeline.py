@@ -1,4 +1,3 @@
-import io
 import json
 import re
 import shutil
@@ -10,7 +9,6 @@ import threading
 import forked
 import pytest
 from conftest import TINY_SETTINGS
-from rich.console import Console
 
 from grpo_nb.__main__ import main
 from grpo_nb.pipeline import notebooks as pipeline
@@ -25,10 +23,9 @@ def again(demo_run, forks, tmp_path, monkeypatch):
     return Run("again")
 
 
-def test_the_summary_says_before_and_after_and_where_things_are(demo_run):
-    text = io.StringIO()
-    pipeline.print_summary(demo_run, Console(file=text, width=100))
-    printed = text.getvalue()
+def test_the_summary_says_before_and_after_and_where_things_are(demo_run, capsys):
+    pipeline.print_summary(demo_run)
+    printed = capsys.readouterr().out
     assert re.search(r"base → merged: .*greedy accuracy .*\d % → \d+\.\d %", printed)
     assert "rewards    passed" in printed
     for name in (*NOTEBOOKS.values(), "notebooks", "figures", "model"):
@@ -122,10 +119,9 @@ def test_training_is_refused_with_rewards_that_can_be_cheated(again, tmp_path, c
     report = json.loads((again / "rewards/report.json").read_text())
     assert not report["passed"]
     assert again.manifest()["02"]["status"] == "done"
-    shown = io.StringIO()
     with pytest.raises(RuntimeError, match="the rewards failed: fix them"):
-        pipeline.print_summary(again, Console(file=shown, width=100), "02")
-    assert "rewards    FAILED: attack 'empty completion': earns" in shown.getvalue()
+        pipeline.print_summary(again, "02")
+    assert "rewards    FAILED: attack 'empty completion': earns" in capsys.readouterr().out
 
 
 def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(again):

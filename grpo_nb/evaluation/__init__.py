@@ -23,7 +23,6 @@ from grpo_nb.models import Engine, load_tokenizer, open_engine
 from grpo_nb.reward_lab import Bench
 from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.rewards import RewardSet
-from grpo_nb.runs import runs_root
 from grpo_nb.runs.config import RunConfig
 
 
@@ -40,12 +39,6 @@ class Candidate(NamedTuple):
     model: str | Path
     adapter: Path | None = None
     quantization: str = "16bit"
-
-    def about(self) -> dict[str, str | None]:
-        """Where it came from, for the report; folders of runs relative to where runs are."""
-        root = f"{runs_root()}/"
-        place, adapter = (path and str(path).removeprefix(root) for path in self[1:3])
-        return {"model": place, "adapter": adapter, "quantization": self.quantization}
 
 
 def run(
@@ -81,7 +74,8 @@ def run(
         with closing(open_engine(str(one.model), quantization=one.quantization, **how)) as engine:
             samples[one.label] = evaluate_model(engine, rows, preset, config)
             seconds = round(time.perf_counter() - started, 1)
-            models[one.label] = {**one.about(), "seconds": seconds, "engine": engine.name}
+            about = {"model": str(one.model), "adapter": one.adapter and str(one.adapter)}
+            models[one.label] = {**about, "seconds": seconds, "engine": engine.name}
     show(len(candidates), len(candidates), "compared")
     return Evaluation(samples, {"models": models, **build(samples, preset, config)})
 

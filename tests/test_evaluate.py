@@ -7,6 +7,7 @@ from statistics import NormalDist
 import numpy as np
 import pandas as pd
 import pytest
+from answered import MATH, answers
 from conftest import TINY_SETTINGS
 
 from grpo_nb import data, evaluation
@@ -23,7 +24,6 @@ from grpo_nb.runs import Run
 from grpo_nb.runs.config import resolve
 from grpo_nb.views import before_after
 
-MATH = load_preset("math")
 DRAWS = 1000
 
 
@@ -105,21 +105,6 @@ def test_mcnemar_of_many_prompts_is_a_number():
 )
 def test_the_verdict_follows_from_the_interval(interval, prompts, p, word):
     assert verdict(interval, prompts, p) == word
-
-
-def answers(greedy: str, sampled: list[str], reference: str = "1") -> pd.DataFrame:
-    """Lines as `evaluate_model` gives them; a letter a prompt is what it answered."""
-    groups = {"greedy": [[x] for x in greedy], "sampled": [list(group) for group in sampled]}
-    lines = [
-        {"row": row, "question": f"q{row}", "reference": reference, "decoding": decoding}
-        | {"completion": x, "answer": None if x == "-" else x, "tokens": 1, "truncated": x == "-"}
-        | dict.fromkeys([*MATH.names, "accuracy", "reward", "format"], float(x == reference))
-        | {"correct": x == reference}
-        for decoding, of_decoding in groups.items()
-        for row, group in enumerate(of_decoding)
-        for x in group
-    ]
-    return pd.DataFrame(lines)
 
 
 def test_figures_of_each_prompt():

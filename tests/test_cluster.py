@@ -32,6 +32,8 @@ def ray_cluster(tmp_path_factory):
         patched.setenv("PYTHONPATH", f"{folder}{os.pathsep}{PROJECT_ROOT}")
         patched.setenv("RAY_TMPDIR", str(folder))
         patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        for name in ("initial_delay_ms", "period_ms"):
+            patched.setenv(f"RAY_health_check_{name}", "1000")  # a node that is lost counts soon
         from ray.cluster_utils import Cluster
 
         nodes = Cluster()

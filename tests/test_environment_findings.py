@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from typing import Literal
 
 import pytest
@@ -9,8 +10,8 @@ from flawed_environments import (
     CLEAN,
     FLAWED,
     WARNED,
+    DrawsItsSecret,
     Hunt,
-    KeepsState,
     PaysFailure,
     hunt_rows,
     row,
@@ -75,7 +76,8 @@ def test_what_is_clean_passes_without_a_word(kind, tokenizer):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_examples_are_clean(name, tokenizer):
+def test_the_examples_are_clean(name, tokenizer, monkeypatch):
+    monkeypatch.setattr(findings, "PATIENCE", 4.0)
     [path] = (PROJECT_ROOT / "data").glob(f"*/{name}.jsonl")
     rows = list(map(json.loads, path.read_text(encoding="utf-8").splitlines()[:20]))
     rows = [{**given, "prompt": row(given["question"])["prompt"]} for given in rows]
@@ -142,8 +144,36 @@ def test_patience_ends_and_one_row_is_enough(monkeypatch):
     monkeypatch.setattr(findings, "PATIENCE", 0.0)
     [found] = found_in(PaysFailure, hunt_rows()[:1])
     assert found.name == "oracle"
-    [found] = found_in(KeepsState, hunt_rows())
-    assert found.name == "state leaks"
+
+
+@pytest.mark.parametrize(
+    ("turns", "evidence"),
+    [
+        ([{"name": "gues", "arguments": {}}], "its calls gave {'error': 'Tool gues not found.'}"),
+        ([{"name": "guess"}], "environment Solved.solve gave the turn {'name': 'guess'}"),
+        ([["guess", 4]], r"Solved\.solve gave the turn \['guess', 4\]: give a text, or a call as"),
+        (None, r"environment Solved: TypeError.*not iterable \(line"),
+    ],
+)
+def test_a_solution_that_is_none_is_refused(turns, evidence):
+    class Solved(Hunt):
+        @classmethod
+        def solve(cls, **row):
+            return turns
+
+    [found] = found_in(Solved, hunt_rows())
+    assert found.name in ("oracle", "episode")
+    assert re.search(evidence, found.evidence)
+
+
+def test_an_instance_that_cannot_be_copied_is_judged_all_the_same():
+    class Locked(DrawsItsSecret):
+        def reset(self, low: int, secret: int) -> None:
+            super().reset(low, secret)
+            self.lock = threading.Lock()
+
+    [found] = found_in(Locked, hunt_rows())
+    assert found.name == "not deterministic"
 
 
 def test_scripted_policies_see_what_a_model_sees():

@@ -10,7 +10,6 @@ from flawed_environments import (
     FLAWED,
     WARNED,
     Hunt,
-    KeepsState,
     PaysFailure,
     hunt_rows,
     row,
@@ -75,7 +74,8 @@ def test_what_is_clean_passes_without_a_word(kind, tokenizer):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_examples_are_clean(name, tokenizer):
+def test_the_examples_are_clean(name, tokenizer, monkeypatch):
+    monkeypatch.setattr(findings, "PATIENCE", 4.0)
     [path] = (PROJECT_ROOT / "data").glob(f"*/{name}.jsonl")
     rows = list(map(json.loads, path.read_text(encoding="utf-8").splitlines()[:20]))
     rows = [{**given, "prompt": row(given["question"])["prompt"]} for given in rows]
@@ -142,8 +142,6 @@ def test_patience_ends_and_one_row_is_enough(monkeypatch):
     monkeypatch.setattr(findings, "PATIENCE", 0.0)
     [found] = found_in(PaysFailure, hunt_rows()[:1])
     assert found.name == "oracle"
-    [found] = found_in(KeepsState, hunt_rows())
-    assert found.name == "state leaks"
 
 
 def test_scripted_policies_see_what_a_model_sees():

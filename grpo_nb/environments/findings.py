@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 EPISODES = 16  # of each policy
-PATIENCE = 20.0  # seconds, after which no further row is played
+PATIENCE = 20.0  # seconds, after which the row is played to its end, and none after it
 TIE = 1e-6
 LUCKY, WON = 0.5, 0.75  # of the way from failure to oracle: a warning, a stop
 LEAK = 0.5  # share of the rows that show their answer, less that of other answers
-SLOW = 0.1  # seconds a call
+SLOW = 0.3  # seconds a call
 SCHEMA, FEW = 0.75, 512  # of the tokens of prompt and episode; so few are never too many
 SOME = 0.1  # share of the rows; above it a warning is a stop
 FIXES = {
@@ -119,6 +119,8 @@ def _played(environment: Environment, rows: Sequence[Row], group: int) -> tuple[
             plays[-1][name] = one = play()
             if one.ended == "a call hung":
                 return plays, [("hangs", f"{one.calls[-1].error} (policy: {name})", True)]
+            if time.monotonic() > until:
+                continue
             if apart := _apart(one, play(begin(environment, row, used))):
                 starts = [begin(environment, row) for _ in range(group)]
                 return plays, [_why(play, starts, apart)]

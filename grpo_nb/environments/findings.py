@@ -256,7 +256,7 @@ def _of_source(environment: Environment) -> Iterator[Found]:
     """Handlers of every exception that neither raise nor say what it was."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(environment.kind)))
-    except OSError:  # made by exec
+    except (OSError, TypeError):  # made by exec
         return
     for one in [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]:
         broad = one.type is None or ast.unparse(one.type) in ("Exception", "BaseException")

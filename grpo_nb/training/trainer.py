@@ -25,6 +25,7 @@ import math
 import shutil
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,6 +50,7 @@ from grpo_nb.training.checkpoints import GOES_ON, save_trained
 from grpo_nb.training.updates import Controls, Progress, Watcher, stop_on_signals
 from grpo_nb.training.validation import Validation, hold_out, prompts_to_hold_out
 
+warnings.filterwarnings("ignore", "You are using 'environment_factory'")  # it may change, TRL says
 if "unsloth" not in sys.modules and not models.cuda_available():
     lm_head.install()  # for a model of your own, too; Unsloth brings one
 

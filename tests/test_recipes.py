@@ -13,8 +13,9 @@ from grpo_nb.runs import PROJECT_ROOT
 
 PAGE = PROJECT_ROOT / "docs/recipes.md"
 # Run in tests of their own: trials by test_sweep.py, the server by test_serve.py; what is cut
-# off goes on in test_resume.py; two processes train in test_ranks.py.
-ELSEWHERE = ("sweep rates.yaml --jobs", "report runs/rates", "grpo_nb serve")
+# off goes on in test_resume.py; two processes train in test_ranks.py. The staged training starts
+# from a copy of the demo run.
+ELSEWHERE = ("sweep rates.yaml --jobs", "report runs/rates", "grpo_nb serve", "--name format")
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,8 @@ def place(tmp_path_factory, demo_run, forks):
     """A folder with the page's files and the run that `make demo` leaves."""
     folder = tmp_path_factory.mktemp("recipes")
     write_files(PAGE, folder)
-    shutil.copytree(demo_run.path, folder / "runs/demo")
+    for name in ("demo", "format"):
+        shutil.copytree(demo_run.path, folder / "runs" / name)
     return folder
 
 
@@ -42,7 +44,7 @@ def steps(place):
 def csv_is_prepared_and_rewards_passed(place, said):
     assert "rewards    passed" in said
     rows = store.read_rows(place / "runs/mine/data/train.parquet")
-    assert (len(rows), {row["level"] for row in rows}) == (80 - 16, {"0", "1"})
+    assert (len(rows), {row["level"] for row in rows}) == (40 - 8, {"0", "1"})
 
 
 def factors_move(place, said):

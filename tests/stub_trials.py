@@ -44,14 +44,13 @@ tell("ended")
 
 def prepare(folder: Path, trials: int) -> sweep.Sweep:
     """A sweep of so many seeds."""
-    return sweep.read_sweep(write(folder, f"seeds: {list(range(trials))}", "stub"))
+    seeds = list(range(trials))
+    return sweep.read_sweep(write(folder, f"profile: tiny-cpu\ngrid: {{seed: {seeds}}}", "stub"))
 
 
 def write(folder: Path, text: str, name: str = "s") -> Path:
-    """A sweep file of stand-in trials, in the words of the test; for "stub" only the seeds."""
-    path = folder / f"{name}.yaml"
-    path.write_text(text if name == "s" else f"profile: tiny-cpu\nlist: [{{}}]\nretries: 2\n{text}")
-    return path
+    (folder / f"{name}.yaml").write_text(text)
+    return folder / f"{name}.yaml"
 
 
 def command(folder: Path, seconds: float = 0.0, fails: int = 0):
@@ -87,9 +86,9 @@ def main(place: str, jobs: str, trials: str, seconds: str = "0.05", *options: st
     stub = command(Path(place), float(seconds))
     sweep.run_sweep = partial(sweep.run_sweep, command=stub)
     cluster.run_sweep = partial(cluster.run_sweep, command=stub)
-    path = write(Path(place), f"seeds: {list(range(int(trials)))}", "stub")
+    prepare(Path(place), int(trials))
     jobs = () if "--ray" in options else ("--jobs", jobs)
-    return grpo_nb.main(["sweep", str(path), *jobs, *options])
+    return grpo_nb.main(["sweep", f"{place}/stub.yaml", *jobs, *options])
 
 
 if __name__ == "__main__":

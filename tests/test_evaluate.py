@@ -1,21 +1,19 @@
 """The paired evaluation: intervals that cover, verdicts that follow from them, the whole report."""
 
 import json
-import shutil
 from itertools import product
 from statistics import NormalDist
 
 import numpy as np
 import pandas as pd
 import pytest
+from answered import MATH, answers
 from conftest import TINY_SETTINGS
-from safetensors.numpy import load_file, save_file
 
 from grpo_nb import data, evaluation
 from grpo_nb.evaluation.report import (
     LEAST_PROMPTS,
     UNCLEAR,
-    majority,
     per_prompt,
     ranges,
     verdict,
@@ -26,7 +24,6 @@ from grpo_nb.runs import Run
 from grpo_nb.runs.config import resolve
 from grpo_nb.views import before_after
 
-MATH = load_preset("math")
 DRAWS = 1000
 
 
@@ -110,32 +107,15 @@ def test_the_verdict_follows_from_the_interval(interval, prompts, p, word):
     assert verdict(interval, prompts, p) == word
 
 
-def answers(greedy: str, sampled: list[str], reference: str = "1") -> pd.DataFrame:
-    """Lines as `evaluate_model` gives them; a letter a prompt is what it answered."""
-    groups = {"greedy": [[x] for x in greedy], "sampled": [list(group) for group in sampled]}
-    lines = [
-        {"row": row, "question": f"q{row}", "reference": reference, "decoding": decoding}
-        | {"completion": x, "answer": None if x == "-" else x, "tokens": 1, "truncated": x == "-"}
-        | dict.fromkeys([*MATH.names, "accuracy", "reward", "format"], float(x == reference))
-        | {"correct": x == reference}
-        for decoding, of_decoding in groups.items()
-        for row, group in enumerate(of_decoding)
-        for x in group
-    ]
-    return pd.DataFrame(lines)
-
-
 def test_figures_of_each_prompt():
     lines = answers("12", ["1222", "-1-2"]).query("decoding == 'sampled'")
     table = per_prompt(lines, MATH)
     assert table["pass@1"].tolist() == table["accuracy"].tolist() == [0.25, 0.25]
     assert table["pass@2"].tolist() == [0.5, 0.5]
     assert table["pass@4"].tolist() == [1.0, 1.0]
-    assert table["majority@4"].tolist() == [0.0, 1.0]  # a tie goes to the first seen
     assert table["truncated"].tolist() == [0.0, 0.5]
-    assert majority(["3", "5", "5", "3"]) == 0
     ends = dict(zip(table, ranges(table, MATH).T.tolist(), strict=True))
-    assert ends["accuracy"] == ends["majority@4"] == [0, 1]
+    assert ends["accuracy"] == ends["pass@4"] == [0, 1]
     assert ends["reward"] == [0, sum(MATH.reward_weights)]
     assert np.isnan(ends["tokens"]).all()
 
@@ -256,26 +236,6 @@ def test_the_same_model_under_two_names_answers_the_same(demo_run):
     assert {line["verdict"] for line in found.report["comparisons"]} == {UNCLEAR}
 
 
-def test_base_and_adapter_share_a_loaded_model_and_differ(demo_run, tmp_path, monkeypatch):
-    config, rows = demo_run.config(), data.load(demo_run, "eval", 8)
-    base, adapter = config.model.model_path, tmp_path / "adapter"
-    shutil.copytree(demo_run / "train/adapter", adapter)
-    weights = load_file(adapter / "adapter_model.safetensors")  # four steps hardly moved them
-    moved = {name: w + 0.05 if "lora_B" in name else w for name, w in weights.items()}
-    save_file(moved, adapter / "adapter_model.safetensors")
-    loads, load = [], evaluation.open_engine
-    monkeypatch.setattr(
-        evaluation, "open_engine", lambda path, **how: (loads.append(how), load(path, **how))[1]
-    )
-    named = [evaluation.Candidate("base", base, None, "4bit")]
-    alone = evaluation.run(named, rows, MATH, config).samples["base"]
-    named.append(evaluation.Candidate("adapter", base, adapter, "4bit"))
-    both = evaluation.run(named, rows, MATH, config).samples
-    assert [how["adapter"] for how in loads] == [None, adapter]
-    assert alone["completion"].equals(both["base"]["completion"])
-    assert not alone["completion"].equals(both["adapter"]["completion"])
-
-
 def test_the_report_of_a_run_is_complete(demo_run):
     report = json.loads((demo_run / "eval/report.json").read_text())
     samples = pd.read_parquet(demo_run / "eval/samples.parquet")
@@ -291,7 +251,5 @@ def test_the_report_of_a_run_is_complete(demo_run):
         low, high = figures["intervals"]["accuracy"]
         assert low <= mean <= high
     assert report["sampled"]["base"]["pass@4"] >= report["sampled"]["base"]["pass@2"]
-    assert "majority@4" in report["sampled"]["merged"]
-    pairs = {(c["decoding"], c["before"], c["after"]) for c in report["comparisons"]}
-    assert len(pairs) == 6
-    assert ("greedy", "adapter", "merged") in pairs
+    pairs = [(one["before"], one["after"]) for one in report["comparisons"]]
+    assert pairs == [("base", "adapter"), ("base", "merged"), ("adapter", "merged")]

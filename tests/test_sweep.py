@@ -21,16 +21,15 @@ QUIET = Console(quiet=True)
 def test_a_grid_with_seeds(runs_dir):
     path = write(
         runs_dir,
-        "name: rates\nprofile: tiny-cpu\nsettings: {train.max_steps: 9}\nretries: 3\n"
-        'grid:\n  train.learning_rate: [1e-3, 3e-4]\n  rewards.reward_weights: ["1, 1, 0, 0"]\n'
-        "seeds: [5, 6]\n",
+        "name: rates\nprofile: tiny-cpu\nsettings: {train.max_steps: 9}\ngrid:\n"
+        '  train.learning_rate: [1e-3, 3e-4]\n  rewards.reward_weights: ["1, 1, 0, 0"]\n'
+        "  seed: [5, 6]\n",
     )
     asked = sweep.read_sweep(path)
     assert [trial.name for trial in asked.trials] == [f"rates-00{i}" for i in range(4)]
     rates = [(t.swept["train.learning_rate"], t.swept["seed"]) for t in asked.trials]
     assert rates == [(1e-3, 5), (1e-3, 6), (3e-4, 5), (3e-4, 6)]
     assert asked.trials[0].settings["train.max_steps"] == 9
-    assert asked.retries == 3
 
 
 def test_a_list(runs_dir):
@@ -54,17 +53,13 @@ def test_a_list(runs_dir):
         ("grid: {seed: [1", "line 1:"),
         ("grid: {train.max_steps: [many]}", "train.max_steps = 'many'"),
         ("grid: {train.num_generations: [7]}", "does not divide the batch"),
-        ("grid: {seed: [1]}\nseeds: []", "seed: write a list of values; it has []"),
-        ("grid: {seed: [1]}\nretries: -1", "retries = -1"),
         ("grid: {seed: [1]}\nname: a/b", "run_name 'a/b-000'"),
         ("profile:\ngrid: {seed: [1]}", "profile = None: write a name"),
         ("name:\ngrid: {seed: [1]}", "run_name '-000'"),
-        ("grid: {seed: [1]}\nseeds: [2]", "seed is varied, and in seeds: leave one out"),
         ("list: [null]", "list: write {setting: value, …} for each trial"),
         ("list: [{}, {}]", "two trials are the same run"),
         ("grid: {1: [2]}", "unknown setting '1'"),
         ("grid: {seed: [1]}\nsettings: {1: 2}", "unknown setting '1'"),
-        ("grid: {seed: [1]}\nretries: 010", "retries = '010': write a whole number"),
     ],
 )
 def test_wrong_input_starts_nothing(runs_dir, capsys, text, message):
@@ -128,14 +123,14 @@ def last(lines, line):
     return len(lines) - 1 - lines[::-1].index(line)
 
 
-def test_a_failed_trial_is_tried_again_up_to_retries_times(runs_dir):
+def test_a_failed_trial_is_told_and_the_same_command_tries_it_again(runs_dir):
     asked, console = stub_trials.prepare(runs_dir, 3), Console(file=io.StringIO())
-    assert sweep.run_sweep(asked, 2, console, stub_trials.command(runs_dir, fails=9)) == 1
-    assert sorted(told(runs_dir, "begun")) == sorted(3 * [t.name for t in asked.trials])
-    said = console.file.getvalue()
-    assert said.count("stub-002: failed: grpo-nb: not yet") == 1
-    assert sweep.run_sweep(asked, 2, QUIET, stub_trials.command(runs_dir, fails=4)) == 0
-    assert sorted(told(runs_dir, "ended")) == [trial.name for trial in asked.trials]
+    assert sweep.run_sweep(asked, 2, console, stub_trials.command(runs_dir, fails=1)) == 1
+    assert console.file.getvalue().count("stub-002: failed: grpo-nb: not yet") == 1
+    assert sweep.run_sweep(asked, 2, QUIET, stub_trials.command(runs_dir, fails=1)) == 0
+    names = [trial.name for trial in asked.trials]
+    assert sorted(told(runs_dir, "begun")) == sorted(2 * names)
+    assert sorted(told(runs_dir, "ended")) == names
 
 
 def test_a_run_in_use_by_someone_else_waits(runs_dir):
@@ -183,13 +178,6 @@ def test_the_command_of_a_trial_goes_on_after_the_stages_that_are_done(runs_dir)
     ]
     Run("s-000").record("01", {"status": "done"})
     assert "--from=02" in sweep.trial_command(asked, asked.trials[0])
-
-
-def test_more_trials_add_to_a_sweep_that_was_run(runs_dir):
-    for count in (2, 3):
-        asked = stub_trials.prepare(runs_dir, count)
-        assert sweep.run_sweep(asked, 1, QUIET, stub_trials.command(runs_dir)) == 0
-    assert told(runs_dir, "begun") == ["stub-000", "stub-001", "stub-002"]
 
 
 def test_an_error_in_the_driver_ends_the_trials_beside(runs_dir):

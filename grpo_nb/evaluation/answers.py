@@ -1,17 +1,13 @@
-"""`python -m grpo_nb answer`: a file of questions answered by a run's model, a JSON line a row.
-
-Lines are appended a batch at a time. A run that was killed goes on at the batch it was in, and
-writes what an uninterrupted one would have; beside the target lies what it was begun with.
-"""
+"""`python -m grpo_nb answer`: a file of questions answered by a run's model, a JSON line a row."""
 
 import json
 import math
 from contextlib import closing
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
+import numpy as np
 from tqdm import tqdm
 
 from grpo_nb.data import sources
@@ -19,11 +15,10 @@ from grpo_nb.data.validate import LONG, TEMPLATE, Fault, row_to_ask
 from grpo_nb.evaluation import answer_rows
 from grpo_nb.export import check_complete, trained_paths
 from grpo_nb.models import Engine, open_engine
-from grpo_nb.models.chat import count_tokens, find_model, load_tokenizer
-from grpo_nb.reward_lab import Bench, fingerprint
-from grpo_nb.reward_lab.baseline import weight_files
+from grpo_nb.models.chat import count_tokens, load_tokenizer
+from grpo_nb.reward_lab import Bench
 from grpo_nb.rewards import RewardSet, load_rewards
-from grpo_nb.runs import Run, refuse_unknown, sha256, write_json
+from grpo_nb.runs import Run, atomic_path, refuse_unknown
 from grpo_nb.runs.config import DataConfig, RunConfig
 from grpo_nb.runs.files import read_json
 
@@ -48,7 +43,7 @@ def answer_file(
     batch_size: int = 64,
     engine: str = "detect",
 ) -> str:
-    """Ask every row of a file, going on where a call with the same settings was cut off.
+    """Ask every row of a file; the target is written whole, at the end.
 
     A line of the target: row (its number in the source), question, completion, answer (as
     extracted), tokens, truncated; where the row has a reference answer also
@@ -57,13 +52,13 @@ def answer_file(
 
     Args:
         source: CSV, TSV, JSON, JSON lines or Parquet.
-        target: JSON lines; `<target>.settings.json` beside it says what it was begun with.
+        target: JSON lines.
         model: "merged", or "adapter" or "base" in the weights of the training.
         question_column: Default: as in the run's data.
         answer_column: Reference answers; default: as in the run's data, where the source has it.
         temperature: 0 is greedy.
         seed: Of the sampling; each batch starts from one of its own.
-        batch_size: Rows answered and written at once.
+        batch_size: Rows answered at once.
         engine: As `open_engine` takes it.
 
     Returns:
@@ -71,47 +66,32 @@ def answer_file(
 
     Raises:
         FileNotFoundError: No such source, or no such model in the run.
-        ValueError: No row can be asked, the target was begun with other settings, or the merged
-            model is of an earlier training.
-        RuntimeError: Another process writes it.
+        ValueError: No row can be asked, the target exists, or the merged model is of an earlier
+            training.
     """
-    how = {"temperature": temperature, "seed": seed, "batch_size": batch_size}
-    _check(how)
+    if batch_size < 1:
+        raise ValueError(f"batch_size {batch_size}: answer at least one row at a time")
+    if not (temperature >= 0 and math.isfinite(temperature)):
+        raise ValueError(f"temperature {temperature}: give 0 for greedy, or more")
+    if target.exists():
+        raise ValueError(f"{target} exists: choose another target, or remove it")
     config, weights = run.config(), weights_of(run, model)
     trained = read_json(run / "data/report.json")["columns"]
     asked = (question_column or trained["question"], answer_column or trained["answer"])
     data = _questions(config, source, *asked)
-    folders = [find_model(weights["model_path"]), weights["adapter"]]
     template = config.model.chat_template_kwargs
     tokenizer = load_tokenizer(weights["model_path"], template)
     bench = Bench(load_rewards(config.rewards), config.train, tokenizer)
-    rows = _read(data, answer_column, config, tokenizer)
-    begun = {
-        **data.model_dump(mode="json"),
-        **{"source": sha256(source), "model": model, "engine": engine, **how},
-        **{"model_path": config.model.model_path, "quantization": weights["quantization"]},
-        "weights": weight_files(*filter(None, folders)),
-        "max_completion_length": config.train.max_completion_length,
-        "rewards": fingerprint(bench.preset),
-    }
-    target.parent.mkdir(parents=True, exist_ok=True)
-    lock = run.lock(f".{target.name}.lock")
-    try:
-        done = _resume(target, begun, len(rows))
-        if done < len(rows):
-            opened = open_engine(**weights, engine=engine, chat_template_kwargs=template)
-            with closing(opened):
-                _write(target, rows, done, opened, bench, how)
-    finally:
-        lock.release(force=True)
-    return _summary(target, bench.preset.names)
-
-
-def _check(how: dict[str, Any]) -> None:
-    if how["batch_size"] < 1:
-        raise ValueError(f"batch_size {how['batch_size']}: answer at least one row at a time")
-    if not (how["temperature"] >= 0 and math.isfinite(how["temperature"])):
-        raise ValueError(f"temperature {how['temperature']}: give 0 for greedy, or more")
+    rows, lines = _read(data, answer_column, config, tokenizer), []
+    with closing(open_engine(**weights, engine=engine, chat_template_kwargs=template)) as opened:
+        for start in tqdm(range(0, len(rows), batch_size), unit=" batches"):
+            how = {"temperature": temperature, "seed": seed + start, "batch_size": batch_size}
+            lines += _answer(rows[start : start + batch_size], opened, bench, how)
+    # Half a surrogate pair, which a fault may quote, becomes JSON's escape of it.
+    text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
+    with atomic_path(target) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n", errors="backslashreplace")
+    return _summary(target, lines, bench.preset.names)
 
 
 def _questions(config: RunConfig, source: Path, question: str, answer: str) -> DataConfig:
@@ -177,52 +157,6 @@ def _read(
     return rows
 
 
-def _resume(target: Path, begun: dict[str, Any], total: int) -> int:
-    """Rows that are answered already; the target is cut back to the last whole batch."""
-    beside = target.with_name(f"{target.name}.settings.json")
-    if not target.exists():
-        write_json(beside, begun)
-        return 0
-    if not beside.exists():
-        raise ValueError(f"{target} was not written by this command: choose another target")
-    before = read_json(beside)
-    for name in [name for name in begun if before.get(name) != begun[name]]:
-        raise ValueError(
-            f"{target} was begun with {name} = {before.get(name)!r:.90} and this is "
-            f"{begun[name]!r:.90}: choose another target, or remove it to begin again"
-        )
-    with target.open("rb+") as file:
-        ends = [0, *accumulate(len(line) for line in file if line.endswith(b"\n"))]
-        done = len(ends) - 1  # a line without an end was cut off
-        done = done if done == total else done - done % begun["batch_size"]
-        file.truncate(ends[done])
-    return done
-
-
-def _write(
-    target: Path,
-    rows: list[Numbered],
-    done: int,
-    engine: Engine,
-    bench: Bench,
-    how: dict[str, Any],
-) -> None:
-    """Answer the rows that are left, a batch at a time."""
-    batch_size, seed = how["batch_size"], how["seed"]
-    with (
-        # Half a surrogate pair, which a fault may quote, becomes JSON's escape of it.
-        target.open("a", encoding="utf-8", newline="\n", errors="backslashreplace") as file,
-        tqdm(total=len(rows), initial=done, unit=" questions") as bar,
-    ):
-        for start in range(done, len(rows), batch_size):
-            batch = rows[start : start + batch_size]
-            lines = _answer(batch, engine, bench, how | {"seed": seed + start})
-            text = [json.dumps(line, ensure_ascii=False, allow_nan=False) for line in lines]
-            file.write("\n".join(text) + "\n")
-            file.flush()
-            bar.update(len(batch))
-
-
 def _answer(batch: list[Numbered], engine: Engine, bench: Bench, how: dict[str, Any]) -> list[Line]:
     """A line for each row, in order; one with a fault may have no answer."""
     asked = [row for _, row in batch if "prompt" in row]
@@ -237,13 +171,12 @@ def _answer(batch: list[Numbered], engine: Engine, bench: Bench, how: dict[str, 
     return lines
 
 
-def _summary(target: Path, names: list[str]) -> str:
+def _summary(target: Path, lines: list[Line], names: list[str]) -> str:
     """How many rows and faults, and each reward's mean over rows with a reference answer."""
-    with target.open(encoding="utf-8") as file:
-        lines = pd.DataFrame(map(json.loads, file)).reindex(columns=["fault", "reference", *names])
-    means = lines.loc[lines["reference"].notna(), names].fillna(0).mean().dropna()
+    scored, faults = [line for line in lines if "reference" in line], ["fault" in x for x in lines]
+    means = {name: np.mean([line[name] or 0 for line in scored]) for name in names if scored}
     said = "".join(f", {name} {mean:.3f}" for name, mean in means.items())
-    return f"{target}: {len(lines)} rows, {lines['fault'].count()} with a fault{said}"
+    return f"{target}: {len(lines)} rows, {sum(faults)} with a fault{said}"
 
 
 def system_prompt(config: RunConfig, preset: RewardSet) -> str:

@@ -4,7 +4,6 @@ A model is "better" or "worse" than another where the 95 % interval of the paire
 excludes 0; everything else is "not distinguishable".
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -33,18 +32,6 @@ class Evaluation(NamedTuple):
     report: dict[str, Any]
 
 
-def majority(answers: Sequence[str | None]) -> int:
-    """Place of the first sample that gives the most frequent answer; ties go to the first seen.
-
-    Samples without an answer do not vote.
-
-    >>> majority(["7", None, "8", None, "8"]), majority(["7", "8"]), majority([None])
-    (2, 0, 0)
-    """
-    votes = Counter(answer for answer in answers if isinstance(answer, str))
-    return list(answers).index(votes.most_common(1)[0][0]) if votes else 0
-
-
 def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
     """Every figure of every prompt, [prompts, figures], of one model and one decoding.
 
@@ -54,24 +41,15 @@ def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
 
     Returns:
         accuracy, format, reward, each reward, tokens and truncated (means over the samples of
-        the prompt), pass@1 … pass@k and majority@k; with one sample only pass@1 of these.
+        the prompt), and pass@1 … pass@k.
     """
     names = ["accuracy", "format", "reward", *preset.names, "tokens", "truncated"]
     by_row = lines.groupby("row", sort=True)
     table = by_row[names].mean().astype(float)
     right = np.stack([group.to_numpy() for _, group in by_row["correct"]])
-    samples = right.shape[1]
-    for k in range(1, samples + 1):
+    for k in range(1, right.shape[1] + 1):
         table[f"pass@{k}"] = pass_at_k(right, k)
-    if samples > 1:
-        chosen = [majority(group.to_list()) for _, group in by_row["answer"]]
-        table[f"majority@{samples}"] = right[np.arange(len(right)), chosen].astype(float)
     return table
-
-
-def solved(figures: pd.DataFrame) -> np.ndarray:
-    """Whether each prompt counts as solved: its one answer, or the majority of its samples."""
-    return figures[figures.columns[-1]].to_numpy() == 1.0
 
 
 def ranges(figures: pd.DataFrame, preset: RewardSet) -> np.ndarray:
@@ -96,7 +74,7 @@ def build(samples: Samples, preset: RewardSet, config: RunConfig) -> dict[str, A
 
     Returns:
         prompts and settings; `greedy` and `sampled`: {label: {figure: mean, "intervals":
-        {figure: [low, high]}}}; `comparisons`: each pair of models in each decoding with its
+        {figure: [low, high]}}}; `comparisons`: each pair of models by their greedy answers, with
         verdict, sentence, differences, McNemar's p, the shares wholly right, and the rows gained
         and lost (`graded`: the first reward gives partial credit, which `accuracy` is the mean
         of).
@@ -108,20 +86,14 @@ def build(samples: Samples, preset: RewardSet, config: RunConfig) -> dict[str, A
         "temperature": DECODING,
         "max_completion_length": config.train.max_completion_length,
     }
-    comparisons = []
-    for decoding in DECODING:
+    for decoding in reversed(DECODING):
         figures = {
             label: per_prompt(lines[lines["decoding"] == decoding], preset)
             for label, lines in samples.items()
         }
-        report[decoding] = {
-            label: _summary(table, preset, config.seed) for label, table in figures.items()
-        }
-        for pair in combinations(figures, 2):
-            found = _compare(figures, pair, preset, config.seed)
-            found["sentence"] = _sentence(decoding, found, report[decoding])
-            comparisons.append({"decoding": decoding, **found})
-    return {**report, "comparisons": comparisons}
+        report[decoding] = {n: _summary(one, preset, config.seed) for n, one in figures.items()}
+    pairs = combinations(figures.items(), 2)  # the greedy ones
+    return report | {"comparisons": [_compare(*pair, preset, config.seed) for pair in pairs]}
 
 
 def checks(report: Mapping[str, Any]) -> list[Check]:
@@ -131,8 +103,8 @@ def checks(report: Mapping[str, Any]) -> list[Check]:
         report: As `build` gives it, of at least two models.
     """
     first, *_, last = report["greedy"]
-    pairs = {(one["decoding"], one["before"], one["after"]): one for one in report["comparisons"]}
-    found, prompts = pairs["greedy", first, last], report["prompts"]
+    pairs = {(one["before"], one["after"]): one for one in report["comparisons"]}
+    found, prompts = pairs[first, last], report["prompts"]
     known = found["differences"]["accuracy"]["interval"] and prompts >= LEAST_PROMPTS
     baseline = Check(
         "baseline",
@@ -177,35 +149,37 @@ def verdict(interval: Sequence[float] | None, prompts: int, p: float | None = No
 
 
 def _compare(
-    figures: Mapping[str, pd.DataFrame], pair: tuple[str, str], preset: RewardSet, seed: int
+    first: tuple[str, pd.DataFrame],
+    second: tuple[str, pd.DataFrame],
+    preset: RewardSet,
+    seed: int,
 ) -> dict[str, Any]:
-    """The second model of a pair against the first, prompt by prompt."""
-    before, after = (figures[label] for label in pair)
+    """The second model against the first, each with its label, prompt by prompt."""
+    before, after = first[1], second[1]
     low, high = ranges(before, preset)
     half, gain = (high - low) / 2, after - before
     intervals = map(_ends, bootstrap(gain.to_numpy(), np.array([-half, half]), seed).T)
-    was, right = solved(before), solved(after)
+    was, right = (one["pass@1"].to_numpy() == 1.0 for one in (before, after))
     gained, lost = (int((x > y).sum()) for x, y in ((right, was), (was, right)))
-    p = mcnemar(gained, lost)
-    # Only then do the interval and McNemar's test judge the same thing.
-    same = all((x["accuracy"] == x[x.columns[-1]]).all() for x in (before, after))
-    right_or_wrong = all(np.allclose(x["accuracy"], x["pass@1"]) for x in (before, after))
+    graded = not all(np.allclose(x["accuracy"], x["pass@1"]) for x in (before, after))
     differences = {
         name: {"difference": _plain(gain[name].mean()), "interval": interval}
         for name, interval in zip(gain, intervals, strict=True)
     }
-    word = verdict(differences["accuracy"]["interval"], len(gain), p if same else None)
-    return {
-        **{"before": pair[0], "after": pair[1], "verdict": word, "differences": differences},
-        **{"judged_by": before.columns[-1], "mcnemar_p": p, "graded": not right_or_wrong},
-        **{"gained": gained, "lost": lost},
+    p = mcnemar(gained, lost)
+    # Of partial credit the interval and McNemar's test do not judge the same thing.
+    word = verdict(differences["accuracy"]["interval"], len(gain), None if graded else p)
+    found = {
+        **{"before": first[0], "after": second[0], "verdict": word, "differences": differences},
+        **{"mcnemar_p": p, "graded": graded, "gained": gained, "lost": lost},
         **{"solved": [float(was.mean()), float(right.mean())]},
     }
+    means = [float(one["accuracy"].mean()) for one in (before, after)]
+    return found | {"sentence": _sentence(found, *means)}
 
 
-def _sentence(decoding: str, found: Mapping[str, Any], means: Mapping[str, dict]) -> str:
+def _sentence(found: Mapping[str, Any], before: float, after: float) -> str:
     """The verdict with its figures, in words."""
-    before, after = (means[found[side]]["accuracy"] for side in ("before", "after"))
     change = found["differences"]["accuracy"]
     if change["interval"] is None:
         return f"{UNCLEAR}: no completion could be scored"
@@ -214,13 +188,12 @@ def _sentence(decoding: str, found: Mapping[str, Any], means: Mapping[str, dict]
     if found["graded"]:
         few, more = (100 * share for share in found["solved"])
         name, whole = "mean score", f" wholly right {few:.1f} % → {more:.1f} %,"
-    judged = "" if decoding == "greedy" else f" by {found['judged_by']}"
     return (
-        f"{found['before']} → {found['after']}: {found['verdict']}: {decoding} {name} "
+        f"{found['before']} → {found['after']}: {found['verdict']}: greedy {name} "
         f"{100 * before:.1f} % → {100 * after:.1f} %, {100 * change['difference']:+.1f} points "
         f"(95 % interval {low:+.1f} … {high:+.1f}),{whole} "
         f"McNemar p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}; "
-        f"{found['gained']} gained, {found['lost']} lost{judged}"
+        f"{found['gained']} gained, {found['lost']} lost"
     )
 
 

@@ -2,9 +2,7 @@
 
     name: rates
     settings: {train.max_steps: 100}
-    grid: {train.learning_rate: [1e-3, 3e-4]}
-    seeds: [0, 1, 2]
-    retries: 1
+    grid: {train.learning_rate: [1e-3, 3e-4], seed: [0, 1, 2]}
 
 In place of `grid`: `list: [{train.beta: 0.01}, …]`. A trial's process ends with the process that
 started it: the system sends it SIGTERM, and it saves its work. Whether a trial is done stands in
@@ -32,11 +30,10 @@ from grpo_nb.runs import PROJECT_ROOT, Run, refuse_unknown, runs_root
 from grpo_nb.runs.files import read_yaml
 from grpo_nb.runs.profiles import detect_profile
 
-KEYS = ["name", "profile", "settings", "grid", "list", "seeds", "retries"]
+KEYS = ["name", "profile", "settings", "grid", "list"]
 LOCKS = (".lock", ".pipeline.lock")
 POLL = 0.05  # how often the trials are looked at [s]
 STOPPED = "stopped"
-WRONG_INPUT = 2  # exit code: another attempt would end the same
 # Becomes the command that follows, which gets SIGTERM when the thread that started it is gone.
 ENDS_WITH_STARTER = """
 import ctypes, os, sys
@@ -55,12 +52,11 @@ class Trial(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """A sweep file, checked; `retries` is how often a trial that failed is tried again."""
+    """A sweep file, checked."""
 
     name: str
     profile: str
     trials: list[Trial]
-    retries: int
 
 
 Command = Callable[[Sweep, Trial], list[str]]
@@ -81,12 +77,10 @@ def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
     for key in content:
         refuse_unknown("key of a sweep", key, KEYS)
     name, shared = content.get("name", path.stem) or "", content.get("settings") or {}
-    profile, retries = content.get("profile", "auto"), content.get("retries", 1)
+    profile = content.get("profile", "auto")
     if elsewhere and profile == "auto":
         raise ValueError(f"{path}: name the cluster's profile; auto would look at this machine")
     profile = detect_profile() if profile == "auto" else profile
-    if type(retries) is not int or retries < 0:
-        raise ValueError(f"{path}: retries = {retries!r}: write a whole number from 0 on")
     if not isinstance(shared, dict):
         raise ValueError(f"{path}: settings: write `setting: value` pairs")
     trials: list[Trial] = []
@@ -98,11 +92,11 @@ def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
         run = Run(f"{name}-{number:03}")
         _, settings = check_run(run, profile, with_full_paths(shared | swept))
         trials.append(Trial(run.name, swept, settings))
-    return Sweep(str(name), profile, trials, retries)
+    return Sweep(str(name), profile, trials)
 
 
 def _points(path: Path, content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What each trial varies, in order; seeds last, so that they vary fastest."""
+    """What each trial varies, in order; of a grid its last setting varies fastest."""
     kinds = [kind for kind in ("grid", "list") if kind in content]
     if len(kinds) != 1:
         found = " and ".join(kinds) or "none of them"
@@ -110,17 +104,10 @@ def _points(path: Path, content: Mapping[str, Any]) -> list[dict[str, Any]]:
     space = content[kinds[0]]
     if not isinstance(space, list if kinds == ["list"] else dict) or not space:
         raise ValueError(f"{path}: {kinds[0]} is empty: nothing to vary")
-    points = space if kinds == ["list"] else _product(path, space)
-    seeds = _product(path, {"seed": content["seeds"]} if "seeds" in content else {})
-    for point in points:
-        if not isinstance(point, dict):
+    if kinds == ["list"]:
+        if not all(isinstance(point, dict) for point in space):
             raise ValueError(f"{path}: list: write {{setting: value, …}} for each trial")
-        if "seeds" in content and "seed" in point:
-            raise ValueError(f"{path}: seed is varied, and in seeds: leave one out")
-    return [point | seed for point, seed in product(points, seeds)]
-
-
-def _product(path: Path, space: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return space
     for name, values in space.items():
         if not isinstance(values, list) or not values:
             raise ValueError(f"{path}: {name}: write a list of values; it has {values!r}")
@@ -174,10 +161,10 @@ def run_trial(
 ) -> str:
     """Run a trial to its end, on this machine or on a node of a cluster; how it ended.
 
-    It waits while somebody else works on the run, and tries again what failed, up to
-    `sweep.retries` times. Once `stop` is set the trial saves its work and ends.
+    It waits while somebody else works on the run. Once `stop` is set the trial saves its work and
+    ends.
     """
-    run, failures = Run(trial.name), 0
+    run = Run(trial.name)
     while undone(run):
         if stop.is_set():
             return STOPPED
@@ -185,9 +172,8 @@ def run_trial(
             stop.wait(POLL)
             continue
         code = _attempt(run, command(sweep, trial), environment, stop)
-        failures += not in_use(trial)  # else somebody else had begun it
-        again = failures <= sweep.retries and code != WRONG_INPUT
-        if undone(run) and not again and not stop.is_set():
+        # In use, somebody else had begun it.
+        if undone(run) and not in_use(trial) and not stop.is_set():
             return f"failed: {_why_failed(run, code)}"
     return "done"
 
@@ -241,7 +227,7 @@ def run_sweep(
         command: What starts a trial; it has to leave the manifest of a finished run.
 
     Returns:
-        0 if every trial is done, 1 if some failed more often than `sweep.retries`.
+        0 if every trial is done, 1 if some failed.
 
     Raises:
         ValueError: Before anything starts: a run that was made otherwise; too many jobs.

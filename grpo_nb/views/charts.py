@@ -116,7 +116,7 @@ def draw(
     table = pd.DataFrame([numbers(line) for line in lines])
     validation = table.filter(like="eval/").notna().any(axis=1)
     drawn = charts(keys or table.columns)
-    rows = -(-len(drawn) // COLUMNS)
+    rows = max(1, -(-len(drawn) // COLUMNS))
     figure = on or Figure()
     figure.set_size_inches(WIDTH, ROW * rows)
     axes = list(figure.subplots(rows, COLUMNS, squeeze=False).flat)
@@ -251,14 +251,11 @@ def before_after(run: Run, report: Mapping[str, Any]) -> "Figure":
         places = np.arange(len(DECODING)) + (number + 0.5) * width - 0.4
         bars = accuracy.bar(places, means, 0.92 * width, yerr=errors, color=color, label=label)
         accuracy.bar_label(bars, fmt="{:.0%}", fontsize=8)
-        sampled = report["sampled"][label]
-        means, errors = _with_errors([(sampled, f"pass@{k}") for k in ks])
+        means, errors = _with_errors([(report["sampled"][label], f"pass@{k}") for k in ks])
         curves.errorbar(ks, means, errors, color=color, marker="o", capsize=2)
-        if f"majority@{ks[-1]}" in sampled:
-            curves.plot(ks[-1], sampled[f"majority@{ks[-1]}"], "D", color=color, mfc="white")
     accuracy.set(title="accuracy (bar: 95 %)", ylim=(0, 1.12))
     accuracy.set_xticks(range(len(DECODING)), DECODING)
-    curves.set(title=f"pass@k; ◇ majority@{ks[-1]}", xlabel="k", xticks=ks, ylim=(0, 1.05))
+    curves.set(title="pass@k", xlabel="k", xticks=ks, ylim=(0, 1.05))
     figure.legend(frameon=False, ncols=len(report["models"]), loc="outside upper center")
     return _save(figure, run, "before_after")
 

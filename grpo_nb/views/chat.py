@@ -1,4 +1,4 @@
-"""A run's base and tuned model at work: a question, its answers as they are written, scores.
+"""A run's base and tuned model at work: a question, their answers, the scores.
 
     chat = Chat(Run("demo"))
     chat.ask("What is 47 + 38?")
@@ -7,7 +7,7 @@ A prompt is made as notebook 1 made those of the training. `answers` asks a file
 """
 
 import html
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -86,7 +86,6 @@ class Chat:
         *,
         temperature: float = 0.0,
         seed: int = 0,
-        on_text: Callable[[str], None] | None = None,
     ) -> Said:
         """What a model says to one question.
 
@@ -95,7 +94,6 @@ class Chat:
             model: "base" or "tuned".
             temperature: 0 is greedy.
             seed: Of the sampling.
-            on_text: Told the completion so far, some twenty times a second.
 
         Raises:
             FileNotFoundError: The run has not been trained.
@@ -110,7 +108,6 @@ class Chat:
             temperature=temperature,
             seed=seed,
             adapter=model == "tuned",
-            on_text=on_text,
         )
         said = Said(sample.text, self.preset.extract(sample.text))
         if "answer" not in row:
@@ -121,26 +118,16 @@ class Chat:
         [total] = bench.totals(np.array([[one.score for one in scored.values()]], dtype=float))
         return said._replace(scored=scored | {"total": Scored(float(total))})
 
-    def ask(self, question: str | Row, model: str = "tuned", **how: Any) -> None:
-        """Show the answer below the cell as it is written; the notebook stores one output.
+    def ask(self, question: str | Row, *models: str, **how: Any) -> tables.Page:
+        """What models say to the same prompt, one below the other; a cell shows it as its value.
 
         Args:
+            models: "base" or "tuned"; none named: both.
             how: temperature and seed, as `answer` takes them.
         """
-        from IPython import display, get_ipython
-
         row = self.row(question)
-        if get_ipython() is None:
-            print(self.answer(row, model, **how).completion)
-            return
-        shown = display.display(answers_page(row, {model: Said("")}), display_id=True)
-        how["on_text"] = lambda text: shown.update(answers_page(row, {model: Said(text)}))
-        shown.update(answers_page(row, {model: self.answer(row, model, **how)}))
-
-    def compare(self, question: str | Row, **how: Any) -> tables.Page:
-        """Base and tuned on the same prompt, one below the other; arguments as `ask` takes them."""
-        row = self.row(question)
-        return answers_page(row, {model: self.answer(row, model, **how) for model in MODELS})
+        asked = {model: self.answer(row, model, **how) for model in models or MODELS}
+        return answers_page(row, asked)
 
 
 def answers_page(row: Row, said: Mapping[str, Said]) -> tables.Page:
@@ -148,7 +135,7 @@ def answers_page(row: Row, said: Mapping[str, Said]) -> tables.Page:
 
     Args:
         row: Its question, and its reference answer if it has one.
-        said: What each model said, or has said so far.
+        said: What each model said.
     """
     names = list(dict.fromkeys(name for one in said.values() for name in one.scored))
     head = ["", "completion", "answer", *map(tables.short, names)]

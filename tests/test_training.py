@@ -76,7 +76,7 @@ def test_a_nan_metric_is_stored_as_null(tmp_path):
     assert training.read_lines(tmp_path / "m.jsonl") == [{"step": 1, "kl": None}]
 
 
-@pytest.mark.parametrize("picture", ["prompt_lengths", "training", "before_after"])
+@pytest.mark.parametrize("picture", ["training", "before_after"])
 def test_pictures_are_on_disk(demo_run, picture):
     data = (demo_run / f"figures/{picture}.png").read_bytes()
     assert data.startswith(b"\x89PNG")

@@ -1,6 +1,5 @@
 """Rewards made of rewards, weights that move, and sets from a Python file."""
 
-import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -51,11 +50,6 @@ def test_a_gate_gives_none_where_a_part_does():
 def test_a_gate_of_an_async_reward_is_refused():
     with pytest.raises(ValueError, match="slow_judge is async, and a gate is not: await it in an"):
         gated(length_reward, by=slow_judge, mark=0.4)
-
-
-def test_combinations_pickle():
-    func = pickle.loads(pickle.dumps(rewards.math_problem_reward))
-    assert func(completions=[RIGHT], answer=["2"]) == [1.0]
 
 
 def test_foreign_rewards_combine_too():

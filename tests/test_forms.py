@@ -96,6 +96,13 @@ READ = [  # form, what the template opened, completion, what is read, whether it
     ("tags", THINK, "hm</think>\n<reasoning>a</reasoning><answer>4</answer>", "4", True),
     ("tags", THINK, "<reasoning>a</reasoning><answer>4</answer>", None, False),
     ("tags:a,b", "", "<a>1</a><b>4</b>", "4", True),
+    ("tags", "", "</answer>85<answer>", None, False),
+    ("tags", "", "<answer>1</answer> or <answer>2", "1", False),
+    ("tags", "", "<answer><answer>1</answer></answer>", "1", False),
+    ("tags", "", r"<answer>\boxed{85}</answer>", "85", False),
+    ("tags", "", r"<answer>1 \boxed{85}</answer>", r"1 \boxed{85}", False),
+    ("tags", "", r"\boxed{85", r"\boxed{85", False),
+    ("tags", "", "<answer></answer>", "", False),
     ("tags:a,b", "", r"<reasoning>1</reasoning>\boxed{4}", "4", False),
     ("boxed", "", r"1+1=2 \boxed{4}, so.", "4", True),
     ("boxed", "", r"\boxed{4} as 1+1=2", "4", False),
@@ -136,7 +143,18 @@ def test_what_is_read_and_what_is_well_formed(name, opened, text, answer, formed
 @each_form
 def test_a_megabyte_of_anything_is_read_in_linear_time(name, opened):
     form = forms.find(name)._replace(opened=opened)
-    for flood in ("<think>", "</think>", "<answer>", r"\boxed{", "{}", "#### ", "```python\n", "{"):
+    for flood in (
+        "<think>",
+        "</think>",
+        "<answer>",
+        "<answer",
+        "</answer>",
+        r"\boxed{",
+        "{}",
+        "#### ",
+        "```python\n",
+        "{",
+    ):
         text = flood * (1_000_000 // len(flood))
         form.extract(text), form.is_well_formed(text), form.progress(text), form.reasoning(text)
 

@@ -65,6 +65,8 @@ CUT = "completions/clipped_ratio"
 FLAT = {RIGHT: 0.3 + 0.03 * NOISE, "reward": 0.8 + 0.03 * NOISE}
 LEARNT = {f"rewards/{FORM}/mean": 0.97}
 COLLAPSED = {"entropy": after(40, 0.05, 1), SILENT: after(40, 0.9, 0.2)}
+# Unsloth's trainer on a GPU logs no entropy.
+ALIKE = {"entropy": np.nan, "groups/distinct": after(40, 0.05, 0.9), SILENT: COLLAPSED[SILENT]}
 HELD_OUT = np.where(np.arange(100) % 10 == 9, 0.9 - 0.5 * RAMP, -1)
 CASES = [
     # rule, the curves that are wrong, what the fix names, the curves made healthy again
@@ -83,6 +85,7 @@ CASES = [
     ("nothing left to learn", {SILENT: 0.99}, "data.source", {}),
     ("nothing learnt", {SILENT: 0.99, RIGHT: 0.02, "reward": 0.02}, "data.source", {}),
     ("collapse", COLLAPSED | {RIGHT: FLAT[RIGHT]}, "train.temperature", COLLAPSED),
+    ("collapse", ALIKE | {RIGHT: FLAT[RIGHT]}, "train.temperature", ALIKE),
     ("reward hacking", {"eval/accuracy": HELD_OUT}, "rewards.cases", {}),
     ("format learnt, correctness flat", FLAT | LEARNT, f"{FORM} in rewards.reward_weights", LEARNT),
     ("reward stuck", FLAT | {f"rewards/{FORM}/mean": 0.5}, "train.learning_rate", {}),

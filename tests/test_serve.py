@@ -62,8 +62,19 @@ def serving(run, port, *more, **environment):
 def server(run):
     """Address of a server of the merged model that all tests ask."""
     number = free_port()
-    with serving(run, number) as (_, said):
+    with serving(run, number) as (process, said):
         yield f"http://127.0.0.1:{number}", said
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0, "Ctrl-C is how it is ended"
+
+
+@pytest.fixture(scope="module")
+def of_adapter(run):
+    """(run, process, what it said, address) of a server of base and adapter, without a key set."""
+    number = free_port()
+    more = ("--adapter", "--host", "0.0.0.0")
+    with serving(run, number, *more, GRPO_NB_API_KEY="") as (process, said):
+        yield run, process, said, f"http://127.0.0.1:{number}"
 
 
 @cache
@@ -118,33 +129,27 @@ def test_no_other_address_and_no_other_model(server):
     assert ask(url).status_code == 200
 
 
-def test_a_signal_ends_all_of_it_also_while_it_answers(run, port):
-    with serving(run, port) as (process, _):
-        body = {"model": "mine", "messages": SUM, "temperature": 5, "max_tokens": 480}
-        url = f"http://127.0.0.1:{port}/v1/chat/completions"
-        body, given = body | {"stream": True}, {"headers": WITH_KEY, "timeout": 60}
-        with httpx.stream("POST", url, json=body, **given) as reply:
-            next(reply.iter_lines())
-            process.terminate()
-            ended = process.wait(timeout=30)
-    assert ended == -signal.SIGTERM
-    with socket.socket() as probe:
-        assert probe.connect_ex(("127.0.0.1", port)) != 0, "the server outlives the command"
-
-
-def test_an_adapter_is_served_and_a_key_is_made_where_none_is_set(run, port):
-    more = ("--adapter", "--host", "0.0.0.0")
-    with serving(run, port, *more, GRPO_NB_API_KEY="") as (process, said):
-        bearer = shlex.split(said[2])[-1]
-        key = bearer.removeprefix("Authorization: Bearer ")
-        assert len(key) == 32
-        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key)
-        given = {"model": "mine", "messages": SUM, "max_tokens": 48, "temperature": 0}
-        answer = client.chat.completions.create(**given).choices[0].message.content
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 0, "Ctrl-C is how it is ended"
+def test_an_adapter_is_served_and_a_key_is_made_where_none_is_set(of_adapter):
+    run, _, said, url = of_adapter
+    key = shlex.split(said[2])[-1].removeprefix("Authorization: Bearer ")
+    assert len(key) == 32
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key=key)
+    given = {"model": "mine", "messages": SUM, "max_tokens": 48, "temperature": 0}
+    answer = client.chat.completions.create(**given).choices[0].message.content
     tuned = expected(run / "train/adapter", "4bit")
     assert answer == tuned.strip() != expected(None, "4bit").strip()
+
+
+def test_a_signal_ends_all_of_it_also_while_it_answers(of_adapter):
+    _, process, said, url = of_adapter
+    body = {"model": "mine", "messages": SUM, "temperature": 5, "max_tokens": 480, "stream": True}
+    given = {"headers": dict([shlex.split(said[2])[-1].split(": ")]), "timeout": 60}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, **given) as reply:
+        next(reply.iter_lines())
+        process.terminate()
+        assert process.wait(timeout=30) == -signal.SIGTERM
+    with pytest.raises(httpx.ConnectError):  # else the server outlives the command
+        httpx.get(url)
 
 
 def test_vllm_gets_the_base_a_rank_it_knows_and_the_guard_but_no_key(run, monkeypatch):

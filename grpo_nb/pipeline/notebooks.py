@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import psutil
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 
 from grpo_nb.runs import (
     NOTEBOOKS,
@@ -262,7 +261,7 @@ def signals(then: Callable[[], Any]) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def print_summary(run: Run, console: Console, last: str = "04") -> None:
+def print_summary(run: Run, last: str = "04") -> None:
     """Print what a run ended with, whose stages up to `last` are done, and where things are.
 
     Raises:
@@ -270,18 +269,15 @@ def print_summary(run: Run, console: Console, last: str = "04") -> None:
     """
     if last == "04":
         for one in read_json(run / "eval/report.json")["comparisons"]:
-            if one["sentence"].startswith("base → merged"):
-                console.print(one["sentence"], highlight=False, soft_wrap=True)
-    failures = []
-    if last >= "02":
-        failures = read_json(run / "rewards/report.json")["failures"]
-        for said in [f"FAILED: {escape(failure)}" for failure in failures] or ["passed"]:
-            console.print(f"[bold]rewards[/]    {said}", soft_wrap=True)
+            if (one["before"], one["after"]) == ("base", "merged"):
+                print(one["sentence"])
+    failures = read_json(run / "rewards/report.json")["failures"] if last >= "02" else []
+    for said in [f"FAILED: {failure}" for failure in failures] or ["passed"] * (last >= "02"):
+        print(f"rewards    {said}")
     entries = [(stage, one) for stage, one in run.manifest().items() if stage <= last]
-    stages = ", ".join(f"{NOTEBOOKS[stage]} {one['seconds']:.0f} s" for stage, one in entries)
-    console.print(f"[bold]time[/]       {stages}")
+    print("time      ", ", ".join(f"{NOTEBOOKS[n]} {one['seconds']:.0f} s" for n, one in entries))
     for place in ("notebooks", "figures", *(["model/merged"] if last == "04" else [])):
-        console.print(f"[bold]{place.partition('/')[0]:<10}[/] {run / place}", soft_wrap=True)
+        print(f"{place.partition('/')[0]:<10} {run / place}")
     if last == "02" and failures:
         raise RuntimeError("the rewards failed: fix them before you train")
 

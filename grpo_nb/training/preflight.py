@@ -251,7 +251,8 @@ def dry_run(trainer: "Trainer", prompt: list[dict]) -> list[Check]:
         The checks "memory", "gradient" and "time"; "memory" alone where it ran out.
     """
     tokenizer, part = trainer.policy.tokenizer, "the update"
-    ids = tokenizer(render(tokenizer, prompt, _tools(trainer)), add_special_tokens=False)["input_ids"]
+    text = render(tokenizer, prompt, _tools(trainer))
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     with _double(trainer) as double:
         _set_modes(trainer)
         before, budget = _memory_now()

@@ -24,24 +24,22 @@ a reward reads of the dataset; *options* are set by `.configured(option=value)`.
 costs a process scores its batch side by side on all cores; the others take microseconds.
 
 *Final answer*, *reasoning* and *marks* are those of the [form](designing-rewards.md#forms) in which
-completions are written. The final answer is what stands in its marks, the last of several; in a
-completion without them the last `<answer>…</answer>`, else `\\boxed{…}`, else what follows `####`,
-else the whole text; what it is of numbers and mathematics is said
-[below](#numbers-and-mathematics). Code is the last fenced block in it, or in a completion without
-those marks. The rewards of length and the rest of style read the whole completion. The option
-`form` is set for all rewards of a run at once, by `rewards.form`.
+completions are written. The final answer is what stands in its marks, the last of several. In a
+completion without them it stands in the last `<answer>…</answer>`; else, behind `</think>` and
+behind "**Final answer**", in the sentence after the last "the answer is" or "Answer:", behind the
+last `####`, in all the `\\boxed{…}`, or in the last sentence that begins with "Therefore", "Thus",
+"Hence" or "So"; else the whole text is the answer. Code is the last fenced block in it, or in a
+completion without those marks. The rewards of length and the rest of style read the whole
+completion. The option `form` is set for all rewards of a run at once, by `rewards.form`.
 """
 READ = """
 ## Numbers and mathematics
 
 `numeric_correctness_reward` and `math_verify_reward` read an answer by the same rules
-(`grpo_nb.rewards.answers`), and a reference answer too. It stands in the last answer tag; else,
-behind `</think>` and behind "**Final answer**", in the sentence after the last "the answer is" or
-"Answer:", behind the last `####`, in all the boxes, or in the last sentence that begins with
-"Therefore", "Thus", "Hence" or "So"; else the whole text is the answer. It has to say one thing,
-without denying or hedging. Numbers are compared as fractions, sets, tuples and intervals part by
-part, words up to case, and what is left by math-verify in a process of its own; an answer that is
-written as the reference is, is right. The Reward Lab shows what was read and how it was compared.
+(`grpo_nb.rewards.answers`), and a reference answer too. It has to say one thing, without denying or
+hedging. Numbers are compared as fractions, sets, tuples and intervals part by part, words up to
+case, and what is left by math-verify in a process of its own; an answer that is written as the
+reference is, is right. The Reward Lab shows what was read and how it was compared.
 
 | rule | reference | an answer that earns 1 |
 |---|---|---|
@@ -133,7 +131,9 @@ def markdown() -> str:
     for head, table in ((READ, rules["RIGHT"]), (REFUSED, rules["WRONG"])):
         firsts = {rule: pair for rule, *pair in reversed([*rules["rows"](table)])}
         shown = [(rule, *pair) for rule, pair in reversed(firsts.items())]
-        text += head + "".join(f"| {rule} | `{gold}` | `{said}` |\n" for rule, gold, said in shown)
+        text += head + "".join(
+            f"| {rule} | `{right}` | `{said}` |\n" for rule, right, said in shown
+        )
     return text + TAIL
 
 

@@ -33,7 +33,7 @@ COMMON = {
     "max_position_embeddings": 512,
     "tie_word_embeddings": False,  # else random weights repeat the last token
 }
-GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 64}
+SLIDING = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 64}
 HALVES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_chunk_size": 16}
 LINEAR = {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2}
@@ -46,88 +46,72 @@ VISION |= {"num_attention_heads": 2, "image_size": 28}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 
 # Each as a published model's template acts: what it opens, closes and refuses.
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-QWEN3 = CHATML.replace(
-    "assistant\n{% endif %}",
-    "assistant\n{% if enable_thinking is defined and enable_thinking is false %}"
-    "<think>\n\n</think>\n\n{% endif %}{% endif %}",
-)
-THINKING = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
-GEMMA2 = (
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
-    "{{ raise_exception('System role not supported') }}{% endif %}{% for m in messages %}"
-    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+BOS = "{{ bos_token }}"
+END_OF_ANSWER = "{% if m['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
+ALTERNATE = (
+    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}"
-    "{% endif %}<start_of_turn>{{ 'model' if m['role'] == 'assistant' else m['role'] }}\n"
-    "{{ m['content'] | trim }}<end_of_turn>\n{% endfor %}"
-    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+    "{% endif %}{% endfor %}"
 )
-GEMMA3 = (
-    "{{ bos_token }}{% set first = '' %}{% if messages[0]['role'] == 'system' %}"
-    "{% set first = messages[0]['content'] + '\n\n' %}{% set messages = messages[1:] %}{% endif %}"
-    "{% for m in messages %}<start_of_turn>{{ 'model' if m['role'] == 'assistant' else m['role'] }}"
-    "\n{{ first if loop.first else '' }}{{ m['content'] | trim }}<end_of_turn>\n{% endfor %}"
-    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+
+
+def marked(before: str, after: str, end: str, **named: str) -> str:
+    """A template that puts marks around a turn's role, and others at its end; `named` roles."""
+    roles = {"system": "system", "user": "user", "assistant": "assistant"} | named
+    return (
+        f"{{% set roles = {roles} %}}{{% for m in messages %}}{before}{{{{ roles[m['role']] }}}}"
+        f"{after}{{{{ m['content'] }}}}{end}{{% endfor %}}"
+        f"{{% if add_generation_prompt %}}{before}{roles['assistant']}{after}{{% endif %}}"
+    )
+
+
+CHATML = marked("<|im_start|>", "\n", "<|im_end|>\n")
+QWEN3 = CHATML + (
+    "{% if add_generation_prompt and enable_thinking is defined and enable_thinking is false %}"
+    "<think>\n\n</think>\n\n{% endif %}"
 )
-MISTRAL = (  # of the first Instruct models
-    "{{ bos_token }}{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}"
-    "{% endif %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
+OPENS_THOUGHT = "{% if add_generation_prompt %}<think>\n{% endif %}"
+THINKING = CHATML + OPENS_THOUGHT
+GEMMA = marked("<start_of_turn>", "\n", "<end_of_turn>\n", assistant="model")
+GEMMA2 = BOS + (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% endif %}" + ALTERNATE + GEMMA
+)
+GEMMA3 = BOS + (
+    "{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] + '\n\n' %}"
+    "{% set messages = messages[1:] %}{% endif %}"
+    + GEMMA.replace("{{ m['content'] }}", "{{ first if loop.first else '' }}{{ m['content'] }}")
+)
+INST = (
+    "{% for m in messages %}{% if m['role'] == 'system' %}[SYSTEM_PROMPT]{{ m['content'] }}"
+    "[/SYSTEM_PROMPT]{% elif m['role'] == 'user' %}[INST]{{ m['content'] }}[/INST]"
     "{% else %}{{ m['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
 )
-TEKKEN = (
-    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}"
-    "[SYSTEM_PROMPT]{{ m['content'] }}[/SYSTEM_PROMPT]{% elif m['role'] == 'user' %}"
-    "[INST]{{ m['content'] }}[/INST]{% else %}{{ m['content'] }}{{ eos_token }}{% endif %}"
-    "{% endfor %}"
-)
-LLAMA3 = (
-    "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n"
-    "{{ m['content'] | trim }}<|eot_id|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
-)
-PHI3 = (
-    "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
-)
-GRANITE = (
-    "{% for m in messages %}<|start_of_role|>{{ m['role'] }}<|end_of_role|>{{ m['content'] }}"
-    "<|end_of_text|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}"
-)
-OLMO = (
-    "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}"
-    "{% if m['role'] == 'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
-)
-COHERE = (
-    "{{ bos_token }}{% for m in messages %}<|START_OF_TURN_TOKEN|><|{{ "
-    "{'system': 'SYSTEM', 'user': 'USER', 'assistant': 'CHATBOT'}[m['role']] }}_TOKEN|>"
-    "{{ m['content'] }}<|END_OF_TURN_TOKEN|>{% endfor %}"
-    "{% if add_generation_prompt %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{% endif %}"
-)
+TEKKEN = BOS + INST
+# Of the first Instruct models.
+MISTRAL = BOS + ALTERNATE + INST.replace("[INST]", "[INST] ").replace("[/INST]", " [/INST]")
+LLAMA3 = BOS + marked("<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>")
+PHI3 = marked("<|", "|>\n", "<|end|>\n")
+GRANITE = marked("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>\n")
+OLMO = BOS + marked("<|", "|>\n", END_OF_ANSWER + "\n")
+UPPER = {"system": "SYSTEM", "user": "USER", "assistant": "CHATBOT"}
+COHERE = BOS + marked("<|START_OF_TURN_TOKEN|><|", "_TOKEN|>", "<|END_OF_TURN_TOKEN|>", **UPPER)
 HARMONY = (
     "{% for m in messages %}<|start|>{{ 'developer' if m['role'] == 'system' else m['role'] }}"
     "{% if m['role'] == 'assistant' %}<|channel|>final{% endif %}<|message|>{{ m['content'] }}"
     "{{ '<|return|>' if m['role'] == 'assistant' and loop.last else '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
-DEEPSEEK = (
-    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}{{ m['content'] }}"
+DEEPSEEK = BOS + (
+    "{% for m in messages %}{% if m['role'] == 'system' %}{{ m['content'] }}"
     "{% elif m['role'] == 'user' %}<｜User｜>{{ m['content'] }}"
     "{% else %}<｜Assistant｜>{{ m['content'].split('</think>')[-1] }}{{ eos_token }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<｜Assistant｜><think>\n{% endif %}"
 )
 # template: (the token that ends a turn, others that it writes)
 SPECIAL = {
-    CHATML: ("<|im_end|>", "<|im_start|>"),
-    QWEN3: ("<|im_end|>", "<|im_start|>"),
-    THINKING: ("<|im_end|>", "<|im_start|>"),
-    GEMMA2: ("<end_of_turn>", "<start_of_turn>"),
-    GEMMA3: ("<end_of_turn>", "<start_of_turn>"),
+    **dict.fromkeys((CHATML, QWEN3, THINKING), ("<|im_end|>", "<|im_start|>")),
+    **dict.fromkeys((GEMMA2, GEMMA3), ("<end_of_turn>", "<start_of_turn>")),
     MISTRAL: ("</s>",),
     TEKKEN: ("</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
     LLAMA3: ("<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"),
@@ -135,8 +119,8 @@ SPECIAL = {
     GRANITE: ("<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"),
     OLMO: ("<|endoftext|>",),
     COHERE: (
-        *("<|END_OF_TURN_TOKEN|>", "<|START_OF_TURN_TOKEN|>", "<|SYSTEM_TOKEN|>"),
-        *("<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>"),
+        *("<|END_OF_TURN_TOKEN|>", "<|START_OF_TURN_TOKEN|>"),
+        *(f"<|{role}_TOKEN|>" for role in UPPER.values()),
     ),
     HARMONY: ("<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>"),
     DEEPSEEK: ("<｜end▁of▁sentence｜>",),
@@ -163,9 +147,9 @@ FAMILIES = {
     "mistral window": Family("mistral", MISTRAL, {"sliding_window": 64}),
     "ministral": Family("ministral", TEKKEN, {**HALVES, "head_dim": 32}),
     "ministral3": Family("ministral3", TEKKEN, {"head_dim": 32, "rope_parameters": ROPE}),
-    "gemma2": Family("gemma2", GEMMA2, GEMMA),
-    "gemma3": Family("gemma3_text", GEMMA3, {**GEMMA, **HALVES}),
-    "gemma3 vision": Family("gemma3", GEMMA3, {**GEMMA, **HALVES, "vision_config": VISION}),
+    "gemma2": Family("gemma2", GEMMA2, SLIDING),
+    "gemma3": Family("gemma3_text", GEMMA3, {**SLIDING, **HALVES}),
+    "gemma3 vision": Family("gemma3", GEMMA3, {**SLIDING, **HALVES, "vision_config": VISION}),
     "gemma4": Family(
         "gemma4_text",
         GEMMA3,
@@ -218,14 +202,8 @@ def tokenizer_of(template: str) -> PreTrainedTokenizerFast:
     )
 
 
-def build(name: str, parent: Path, seed: int = 0) -> Path:
-    """Save a random model of the family with its tokenizer; the folder.
-
-    Args:
-        name: In FAMILIES.
-        parent: The folder is made there.
-        seed: Of the weights.
-    """
+def build(name: str, parent: Path) -> Path:
+    """Save a random model of the family, and its tokenizer, into a folder of its name."""
     family = FAMILIES[name]
     tokenizer = tokenizer_of(family.template)
     ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id}
@@ -239,7 +217,7 @@ def build(name: str, parent: Path, seed: int = 0) -> Path:
         **own,
         **{f"{kind}_token_id": number for kind, number in ids.items()},
     )
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     folder = parent / name.replace(" ", "_")
     model.save_pretrained(folder)

@@ -18,7 +18,7 @@ SAID = [  # by a base model: right, wrong, without tags, rambling until it is cu
     "<reasoning>first we add them, and so we get <answer>{0}",
 ]
 TEXTS_P_G = [[text.format(a + b, a + b + 1) for text in SAID] for a, b in SUMS]
-PILOT = Baseline(ROWS, [[Sample(t, len(t), False) for t in of] for of in TEXTS_P_G], 0.01, 0.01)
+PILOT = Baseline(ROWS, [[Sample(t, len(t), False) for t in of] for of in TEXTS_P_G])
 FORM = "<reasoning>[^<]+</reasoning><answer>[^<]+</answer>"
 
 

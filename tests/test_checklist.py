@@ -79,7 +79,7 @@ def test_a_stage_at_work_is_waited_for_and_one_whose_process_is_gone_is_not(run)
     write_json(run / "manifest.json", run.manifest() | {"03": entry})
     with FileLock(run / ".lock"):
         assert lines_of(run)["03_train_grpo"]["fix"] == "wait"
-        assert states(run)["03_train_grpo"] == states(run)["zero advantage"] == "not yet"
+        assert states(run)["03_train_grpo"] == states(run)["reward rises"] == "not yet"
     run.lock()
     assert states(run)["03_train_grpo"] == "not yet", "in this process"
     assert run.is_locked, "asking took the lock away"

@@ -18,7 +18,7 @@ from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run, Stage, start_stage
 from grpo_nb.runs.config import resolve
 
-NAMED = ["tags:think,answer", "tags:start_working_out,SOLUTION", "json:why,result", "code:text"]
+NAMED = ["tags:think,answer", "tags:start_working_out,SOLUTION"]
 EVERY = [*forms.FORMS, *NAMED]
 THINK = "<think>\n"
 each_form = pytest.mark.parametrize("name", EVERY)
@@ -50,7 +50,7 @@ def test_reference_wins_attacks_lose_and_a_wrong_answer_too(name, opened, runs_d
     said = [preset.reference(ROWS[0]), "I do not know"]
     samples = [[Sample(text, len(text), False) for text in said]] * len(ROWS)
     stage = Stage(Run("formed"), "02", resolve("tiny-cpu", {}))
-    verdict = reward_lab.judge(Bench(preset), ROWS, Baseline(ROWS, samples, 0.1, 0.1), stage)
+    verdict = reward_lab.judge(Bench(preset), ROWS, Baseline(ROWS, samples), stage)
     assert verdict.passed, verdict
 
 
@@ -85,7 +85,7 @@ READ = [  # form, what the template opened, completion, what is read, whether it
     ("think+boxed", "", r"1+1=2</think>\boxed{4}", "4", False),
     ("think+boxed", "", r"<think> </think>\boxed{4}", "4", False),
     ("think+boxed", "", r"<think>1+1=2 \boxed{4}", None, False),
-    ("think+boxed", "", r"<think>a</think>\boxed{3} \boxed{4}", "4", False),
+    ("think+boxed", "", r"<think>a</think>\boxed{3} \boxed{4}", r"\boxed{3}, \boxed{4}", False),
     ("think+boxed", "", r"<think>a</think>\boxed{4", None, False),
     ("think+boxed", "", r"<think>a</think><answer>\boxed{4}</answer>", "4", False),
     ("think+boxed", THINK, "1+1=2</think>\nThe answer is \\boxed{4}", "4", True),
@@ -96,11 +96,18 @@ READ = [  # form, what the template opened, completion, what is read, whether it
     ("tags", THINK, "hm</think>\n<reasoning>a</reasoning><answer>4</answer>", "4", True),
     ("tags", THINK, "<reasoning>a</reasoning><answer>4</answer>", None, False),
     ("tags:a,b", "", "<a>1</a><b>4</b>", "4", True),
+    ("tags", "", "</answer>85<answer>", None, False),
+    ("tags", "", "<answer>1</answer> or <answer>2", "1", False),
+    ("tags", "", "<answer><answer>1</answer></answer>", "1", False),
+    ("tags", "", r"<answer>\boxed{85}</answer>", "85", False),
+    ("tags", "", r"<answer>1 \boxed{85}</answer>", r"1 \boxed{85}", False),
+    ("tags", "", r"\boxed{85", r"\boxed{85", False),
+    ("tags", "", "<answer></answer>", "", False),
     ("tags:a,b", "", r"<reasoning>1</reasoning>\boxed{4}", "4", False),
     ("boxed", "", r"1+1=2 \boxed{4}, so.", "4", True),
     ("boxed", "", r"\boxed{4} as 1+1=2", "4", False),
     ("boxed", "", r"a \boxed{}", "", False),
-    ("boxed", "", r"a \boxed{3} or \boxed {4}", "4", False),
+    ("boxed", "", r"a \boxed{3} or \boxed {4}", r"\boxed{3}, \boxed{4}", False),
     ("boxed", "", "#### 4", "4", False),
     ("hash", "", "1+1=2\n#### 4", "4", True),
     ("hash", "", "#### 4", "4", False),
@@ -117,10 +124,11 @@ READ = [  # form, what the template opened, completion, what is read, whether it
     ("json", "", "[4]", "[4]", False),
     ("code", "", "```python\n4\n```", "4", True),
     ("code", "", "4", "4", False),
-    ("code:sql", "", "```python\n4\n```", "4", False),
+    ("code", "", "```sql\n4\n```", "4", False),
     ("plain", "", " 4 ", "4", True),
     ("plain", "", "", None, False),
     ("plain", "", "<answer>4</answer>", "4", False),
+    ("plain", "", "Ann ran. So did Bob.", "Ann ran. So did Bob.", True),
 ]
 
 
@@ -135,12 +143,23 @@ def test_what_is_read_and_what_is_well_formed(name, opened, text, answer, formed
 @each_form
 def test_a_megabyte_of_anything_is_read_in_linear_time(name, opened):
     form = forms.find(name)._replace(opened=opened)
-    for flood in ("<think>", "</think>", "<answer>", r"\boxed{", "{}", "#### ", "```python\n", "{"):
+    for flood in (
+        "<think>",
+        "</think>",
+        "<answer>",
+        "<answer",
+        "</answer>",
+        r"\boxed{",
+        "{}",
+        "#### ",
+        "```python\n",
+        "{",
+    ):
         text = flood * (1_000_000 // len(flood))
         form.extract(text), form.is_well_formed(text), form.progress(text), form.reasoning(text)
 
 
-@pytest.mark.parametrize("name", ["tag", "tags:a", "tags:a,a", "tags:a b,c", "boxed:x", "tags:"])
+@pytest.mark.parametrize("name", ["tag", "tags:a", "tags:a,a", "tags:a b,c", "json:a,b", "tags:"])
 def test_a_form_that_is_none_is_refused(name):
     with pytest.raises(ValueError, match=r"rewards\.form '?tag'?: did you mean|rewards.form = "):
         math_in(name)
@@ -198,13 +217,20 @@ def stage_02(name, opened=""):
     return start_stage("02", "formed", {"rewards.baseline_completions": 8})
 
 
+@pytest.fixture(scope="module")
+def sampled():
+    """Of the base, asked as it was taught: the same for every form, so the first samples."""
+    return []
+
+
 @pytest.mark.parametrize("name", forms.FORMS)
-def test_notebook_2_passes_on_the_tiny_base_in_every_form(name, runs_dir):
+def test_notebook_2_passes_on_the_tiny_base_in_every_form(name, sampled, runs_dir):
     stage = stage_02(name)
     preset, rows = load_rewards(stage.config.rewards), data.load(stage.run, "train")
     assert rows[0]["prompt"][0]["content"] == preset.form.system_prompt
     known = [{**row, "prompt": build_prompt(row["question"])} for row in rows[:8]]
-    tried = baseline.sample(stage.run, known, stage.config)  # asked as this base was taught
+    sampled[:] = sampled or [baseline.sample(stage.run, known, stage.config)]
+    tried = sampled[0]
     verdict = reward_lab.judge(Bench(preset), rows, tried, stage)
     assert verdict.passed, verdict
     assert "form" not in [check.name for check in verdict.checks]

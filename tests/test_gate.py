@@ -29,7 +29,7 @@ def lab(runs_dir):
     stage = start_stage("02", "gate", {"rewards.baseline_completions": 2})
     rows = data.load(stage.run, "train")
     said = [[Sample(MATH.reference(row), 9, False), Sample("?", 2, False)] for row in rows[:4]]
-    tried = baseline.Baseline(rows[:4], said, 0.1, 0.1)
+    tried = baseline.Baseline(rows[:4], said)
     return SimpleNamespace(stage=stage, run=stage.run, rows=rows, baseline=tried)
 
 

@@ -1,23 +1,18 @@
 """One question to base and tuned, and files of questions: streamed and scored."""
 
 import json
-import os
 import shutil
-from itertools import pairwise
 from unittest import mock
 
-import nbformat
 import pandas as pd
 import pytest
-from nbclient import NotebookClient
 
 from grpo_nb import models, reward_lab, runs
 from grpo_nb.__main__ import main
 from grpo_nb.evaluation import answers
 from grpo_nb.evaluation.answers import answer_file, weights_of
-from grpo_nb.pipeline.notebooks import KERNEL_ARGUMENTS, QUIET
 from grpo_nb.runs import Run, config, project_path, write_json
-from grpo_nb.views.chat import Chat, Said, answers_page
+from grpo_nb.views import Chat
 
 SUM = "What is 47 + 38?"
 SAMPLED = {"temperature": 1.0, "seed": 3}
@@ -50,29 +45,20 @@ def test_base_and_tuned_say_what_they_say_loaded_alone_and_differ(moved_run, cha
         alone = models.open_engine("data/tiny_base", adapter=adapter, quantization="4bit")
         prompts = [chat.row(SUM)["prompt"]]
         [[expected]] = alone.generate(prompts, max_completion_length=48, **how)
-        said[model] = chat.answer(SUM, model, **how).completion
+        said[model] = chat.answer(SUM, model, **how)["completion"]
         assert said[model] == expected.text
     assert said["base"] != said["tuned"]
 
 
-def test_the_text_grows_while_it_is_written_and_ends_as_the_completion(chat, monkeypatch):
-    monkeypatch.setattr("grpo_nb.models.engine.TOLD_SECONDS", 0)
-    texts = []
-    said = chat.answer(SUM, "base", on_text=texts.append)
-    assert len(texts) > 10
-    assert all(b.startswith(a) for a, b in pairwise(texts))
-    assert texts[-1] == said.completion
-    assert said.completion.startswith("<reasoning>"), "the prompt is not told"
-
-
-def test_an_interrupt_while_the_base_answers_leaves_the_adapter_on(chat):
+def test_an_interrupt_while_the_base_answers_leaves_the_adapter_on(chat, monkeypatch):
     before = chat.answer(SUM, "tuned")
 
-    def interrupt(text):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        chat.answer(SUM, "base", on_text=interrupt)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("torch.nn.functional.embedding", interrupt)
+        chat.answer(SUM, "base")
     assert chat.answer(SUM, "tuned") == before
 
 
@@ -80,29 +66,18 @@ def test_a_gold_brings_the_scores_of_the_bench(chat):
     said = chat.answer(chat.row(SUM, "85"), "base")
     tokenizer = models.load_tokenizer("data/tiny_base")
     judge = reward_lab.Bench(chat.preset, chat.config.train, tokenizer)
-    table = judge.table([chat.row(SUM, "85")], [[said.completion] * 2])
-    scores = {name: one.score for name, one in said.scored.items()}
-    assert scores == {name: table[name][0] for name in [*chat.preset.names, "total"]}
-    assert said.answer == table["answer"][0]
-    assert chat.answer(SUM, "base").scored == {}
+    table = judge.table([chat.row(SUM, "85")], [[said["completion"]] * 2])
+    assert said.items() <= table.iloc[0].to_dict().items() and {"total", "answer"} <= said.keys()
+    assert chat.answer(SUM, "base").keys() == {"question", "completion", "answer"}
 
 
-def test_what_is_shown_is_escaped():
-    attack = "<img src=x onerror=alert(1)>"
-    page = answers_page({"question": attack, "answer": attack}, {attack: Said(attack, attack)})
-    assert "<img" not in page
-    assert page.count("&lt;img") == 5
-
-
-def test_a_notebook_shows_the_answer_as_it_comes_and_stores_one_output(moved_run, forks):
-    source = "from grpo_nb import runs, views\n"
-    source += f"views.Chat(runs.Run('moved')).ask({SUM!r}, 'base')"
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
-    environment = os.environ | QUIET | {"GRPO_NB_RUNS": str(moved_run.path.parent)}
-    NotebookClient(notebook, extra_arguments=KERNEL_ARGUMENTS).execute(env=environment)
-    [output] = notebook.cells[0].outputs
-    assert "</mark>" in output["data"]["text/html"]
-    assert output["data"]["text/plain"].startswith(f"{SUM}\nbase: <reasoning>")
+def test_a_cell_shows_both_answers_or_that_of_the_model_that_is_named(chat):
+    page = chat.ask(SUM, "base")
+    assert page._repr_html_().count("<div class='text'>") == 1 and "</mark>" in page
+    assert "base\n" in repr(page) and SUM in repr(page) and "<reasoning>" in repr(page)
+    assert chat.ask(SUM).count("<div class='text'>") == 2
+    with pytest.raises(ValueError, match="tunned"):
+        chat.ask(SUM, "tunned")
 
 
 @pytest.fixture
@@ -137,8 +112,8 @@ def test_a_table_gets_the_answers_that_the_chat_gives(moved_run, chat, questions
     answer_file(moved_run, questions, target, **asked, answer_column="sum")
     for line in lines_of(target):
         said = chat.answer(chat.row(line["question"], line["reference"]), "base")
-        assert (line["completion"], line["answer"]) == (said.completion, said.answer)
-        assert line["reward"] == said.scored["total"].score
+        assert (line["completion"], line["answer"]) == (said["completion"], said["answer"])
+        assert line["reward"] == said["total"]
     assert [(x["row"], x["question"], x["reference"]) for x in lines_of(target)][1:] == [
         *((2, "What is 11 + 22?", "33"), (3, "What is 11 + 23?", "34"))
     ]

@@ -109,15 +109,19 @@ def test_a_time_out_is_not_remembered_and_a_verdict_is():
     bomb = towers(1)[0]
     equal_latex("18", bomb, timeout_seconds=0.05)
     equal_latex("18", "19")
-    assert [gold_answer[1] for gold_answer in _POOL.verdicts] == ["19"]
+    assert [answer for _, answer in _POOL.verdicts] == ["19"]
 
 
-def test_memory_is_limited():
+def test_the_worker_has_a_limit_of_memory_and_no_secrets(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
     worker = MathWorker()
     try:
         assert worker.ask("18", "18.0", 1.0) == b"1"
-        limits = Path(f"/proc/{children(worker.process.pid)[0]}/limits").read_text()
+        pid = worker.process.pid
+        limits = Path(f"/proc/{children(pid)[0]}/limits").read_text()
         assert re.search(rf"Max address space +{math_worker.MEMORY} ", limits)
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"secret" not in environment and b"PYTHONHASHSEED" in environment
     finally:
         worker.close()
 
@@ -146,14 +150,12 @@ def ended(pid):
         os.close(process)
 
 
-@pytest.mark.parametrize("victim", ["worker", "its child"])
-def test_a_killed_worker_is_replaced(victim):
+def test_a_worker_killed_while_it_waits_is_replaced():
     assert equal_latex("18", "17") is False
     for worker in [w for w in _POOL.workers if w.process]:
         pid = worker.process.pid
-        killed = pid if victim == "worker" else children(pid)[0]
-        os.kill(killed, signal.SIGKILL)
-        assert ended(killed)
+        os.kill(pid, signal.SIGKILL)
+        assert ended(pid)
     assert equal_latex("18", "36/2") is True
 
 
@@ -161,7 +163,7 @@ def test_a_killed_worker_is_replaced(victim):
 def test_a_worker_killed_in_the_middle_of_an_answer(victim):
     assert equal_latex("18", "17") is False
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(equal_latex, "18", towers(1)[0], 2.0)
+        running = pool.submit(equal_latex, "18", towers(1)[0], 0.7)
         busy = next(w for w in reversed(_POOL.workers) if w.process)
         child = children(busy.process.pid)[0]
         before = cpu_ticks(child)
@@ -211,18 +213,18 @@ def test_a_worker_that_does_not_start_says_what_to_look_at(monkeypatch):
 
 def test_eight_threads_get_their_own_answers():
     def ask(thread):
-        return [equal_latex(f"{thread}x+{n}", f"{n}+x\\cdot {thread}") for n in range(2, 22)]
+        return [equal_latex(f"{thread}x+{n}", f"{n}+x\\cdot {thread}") for n in range(2, 10)]
 
     def ask_wrong(thread):
-        return [equal_latex(f"{thread}x+{n}", f"{n + 1}+{thread}x") for n in range(2, 22)]
+        return [equal_latex(f"{thread}x+{n}", f"{n + 1}+{thread}x") for n in range(2, 10)]
 
     with ThreadPoolExecutor(8) as pool:
         right = list(pool.map(ask, range(2, 6)))
         wrong = list(pool.map(ask_wrong, range(2, 6)))
         both = list(pool.map(lambda n: (ask if n % 2 else ask_wrong)(n), range(2, 10)))
-    assert right == [[True] * 20] * 4
-    assert wrong == [[False] * 20] * 4
-    assert both == [[bool(n % 2)] * 20 for n in range(2, 10)]
+    assert right == [[True] * 8] * 4
+    assert wrong == [[False] * 8] * 4
+    assert both == [[bool(n % 2)] * 8 for n in range(2, 10)]
 
 
 def test_it_leaves_signals_alone_and_works_in_a_running_event_loop():
@@ -278,11 +280,10 @@ PARENT = textwrap.dedent(
     "end",
     [
         "sys.exit()",
-        "os._exit(0)",
         "os.kill(os.getpid(), signal.SIGKILL)",
         "os.fork() or signal.pause(); os._exit(0)",
     ],
-    ids=["exit", "hard exit", "kill -9", "exit before its own fork"],
+    ids=["exit", "kill -9", "exit before its own fork"],
 )
 def test_no_process_is_left_behind(end):
     command = [sys.executable, "-c", PARENT.replace("END", end)]
@@ -293,14 +294,3 @@ def test_no_process_is_left_behind(end):
             assert ended(parent.pid) and all(map(ended, pids))
         finally:
             os.killpg(parent.pid, signal.SIGKILL)
-
-
-def test_no_secret_of_the_environment_reaches_the_worker(monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    worker = MathWorker()
-    try:
-        assert worker.ask("18", "36/2", 1.0) == b"1"
-        environment = Path(f"/proc/{worker.process.pid}/environ").read_bytes()
-        assert b"secret" not in environment and b"PYTHONHASHSEED" in environment
-    finally:
-        worker.close()

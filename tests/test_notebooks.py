@@ -18,6 +18,7 @@ from conftest import TINY_SETTINGS
 
 from grpo_nb import export
 from grpo_nb.colab import RUNS_ON_DRIVE
+from grpo_nb.evaluation.answers import answer_file
 from grpo_nb.pipeline.notebooks import QUIET, check_run, undone
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Run, config, project_path, start_stage
 from grpo_nb.runs.files import read_json
@@ -300,16 +301,27 @@ def uncommented(stage, *names):
 
 
 def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
-    """With the rewards of its cell, a file beside the notebook, and settings of every stage."""
-    rows = (PROJECT_ROOT / "data/arithmetic.jsonl").read_text().splitlines()[:200]
-    (kernels / "mine.jsonl").write_text("\n".join(rows))
+    """With the rewards of its cell, settings of every stage, and 80 rows beside the notebook.
+
+    They are as a spreadsheet saves them, with semicolons and a byte-order mark; no column is named.
+    """
+    rows = [f"{i};What is {i} + {i + 3}?;{2 * i + 3}" for i in range(10, 90)]
+    text = "\n".join(["Nr;Problem;Solution", *rows])
+    (kernels / "mine.csv").write_text(text, encoding="utf-8-sig")
     own = uncommented("00", "your-rewards")
-    settings = TINY_SETTINGS | {"data.source": "mine.jsonl", "evaluate.samples": 2}
+    settings = TINY_SETTINGS | {"data.source": "mine.csv", "evaluate.samples": 2}
     run = execute("00", kernels, own, run_name="quick", settings=settings, force=True)
     assert undone(run) == []
     assert settings.items() <= config.flatten(run.config()).items()
     assert read_json(run / "rewards/report.json")["weights"] == {"correct": 1, "brief": 0.25}
     assert read_json(run / "model/parity.json")["passed"]
+    said = {check["name"]: check["evidence"] for check in run.manifest()["01"]["checks"]}
+    assert "'Problem', reference answers in 'Solution', chosen by their names" in said["columns"]
+    assert "80 rows read: 64 to train on, 16 held out (at most 20%" in said["dataset"]
+    assert read_json(run / "eval/report.json")["prompts"] == 16
+    (kernels / "new.csv").write_text("Problem\nWhat is 2 + 3?\n")
+    answered = answer_file(run, kernels / "new.csv", kernels / "to.jsonl")
+    assert "1 rows, 0 with a fault" in answered, "it is asked by the columns that were trained on"
     for first in ("02", "03", "04"):
         check_run(run, first=first)
     with pytest.raises(ValueError, match="unknown setting"):

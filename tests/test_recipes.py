@@ -2,11 +2,10 @@
 
 import json
 import shutil
-import threading
 
 import pytest
 import yaml
-from judge_server import Server
+from judge_server import serving
 from pages import blocks, run_shell, write_files
 
 from grpo_nb.data import store
@@ -31,12 +30,8 @@ def place(tmp_path_factory, demo_run, forks):
 
 @pytest.fixture(scope="module")
 def judge_url():
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving() as server:
         yield server.url
-        server.shutdown()
-        thread.join()
 
 
 def steps(place):

@@ -121,7 +121,7 @@ def test_foreign_rewards_earn_in_notebook_2_what_they_earn_in_training(name, tra
     ]
     rows = [by_question[question] for question in questions]
     samples = [[Sample(text, len(text), False) for text in texts] for texts in texts_P_G]
-    tried, stage = Baseline(rows, samples, 0.1, 0.1), Stage(Run("own"), "02", trained.config)
+    tried, stage = Baseline(rows, samples), Stage(Run("own"), "02", trained.config)
     plain = reward_lab.Bench(load_preset("math"), trained.config.train, trained.tokenizer)
     ours = reward_lab.adopt(plain, trained.rows, tried, stage, FOREIGN[name])
     scores = ours.table(rows, texts_P_G)[ours.preset.names].to_numpy()

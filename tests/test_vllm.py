@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import httpx
 import psutil
@@ -84,10 +83,6 @@ def test_vllm_answers_as_transformers_does(run):
     assert (cut.tokens, cut.truncated) == (3, True)
     below = engine.generate(PROMPTS, max_completion_length=48, adapter=False)
     assert alike(texts(below), texts(greedy["vllm", None]))
-    told = []
-    engine.generate(PROMPTS[:1], max_completion_length=3, on_text=told.append)
-    assert told == [cut.text]
-    assert 0 < engine.forward_seconds(["What is 1 + 1?"] * 4) < 60
     engine.close()
 
 
@@ -103,25 +98,6 @@ def test_a_file_of_questions_is_answered_as_by_transformers(run, tmp_path):
         lines = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
         answers[engine] = [line["completion"] for line in lines]
     assert alike(answers["vllm"], answers["transformers"])
-
-
-def test_a_policy_in_training_answers_with_its_adapter_as_it_is_now(tmp_path):
-    """In a process of its own, for Unsloth changes vLLM; it imports beside the CPU build only
-    where the processor has AVX-512."""
-    script = Path(__file__).with_name("live_adapter.py")
-    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True)
-    if done.returncode == -signal.SIGILL:
-        pytest.skip("Unsloth needs AVX-512 beside vLLM's build for CPUs")
-    assert done.returncode == 0, done.stderr[-3000:]
-    report = json.loads((tmp_path / "report.json").read_text())
-    (base, first), *steps = report["seen"]
-    assert alike(base, first)
-    assert len(steps) == 3
-    for by_vllm, by_transformers in steps:
-        assert alike(by_vllm, by_transformers)
-        assert not alike(by_vllm, base), "the adapter was not loaded"
-    assert not alike(steps[0][0], steps[-1][0]), "it is the first step's adapter"
-    assert report["left"] == [False, 0]
 
 
 SERVE = """

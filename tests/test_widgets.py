@@ -1,9 +1,7 @@
 """The widgets' callbacks, driven without a browser; tests/browser drives them with one."""
 
 import html
-import re
 
-import pandas as pd
 import pytest
 from hackable import ROWS
 
@@ -13,7 +11,7 @@ from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
-from grpo_nb.views import CompletionBrowser, RewardLab
+from grpo_nb.views import RewardLab
 
 RIGHT = "<reasoning>1+1=2</reasoning><answer>{}</answer>"
 
@@ -21,7 +19,7 @@ RIGHT = "<reasoning>1+1=2</reasoning><answer>{}</answer>"
 @pytest.fixture
 def lab(runs_dir):
     """Three prompts with four completions each, one of them right."""
-    tried = Baseline(ROWS[:3], [samples_of(row) for row in ROWS[:3]], 0.1, 0.1)
+    tried = Baseline(ROWS[:3], [samples_of(row) for row in ROWS[:3]])
     stage = Stage(Run("lab"), "02", resolve("tiny-cpu", {}))
     opened = RewardLab(Bench(load_preset("math")), tried, ROWS, stage)
     assert opened.errors.value == ""
@@ -79,13 +77,15 @@ def test_the_edit_of_one_completion_survives_a_look_at_another(lab):
     assert lab.baseline.completions_P_G[0][0] != "edited", "the baseline is not touched"
 
 
-def test_probes_run_on_what_is_shown(lab):
-    lab.probe.click()
-    assert "PASSED" in lab.report.value
-    assert "every number 0-100" in lab.report.value
+def test_probes_run_on_what_is_shown_and_no_click_comes_between(lab):
+    taken = []
+    lab.report.observe(lambda _: taken.append((lab.run.disabled, lab.adopt.disabled)), "value")
+    lab.run.click()
+    assert "PASSED" in lab.report.value and "every number 0-100" in lab.report.value
     lab.sliders[0].value = 0
-    lab.probe.click()
-    assert "FAILED" in lab.report.value
+    lab.run.click()
+    assert "FAILED" in lab.report.value and lab.weights[0] == 0
+    assert set(taken) == {(True, True)} and not (lab.run.disabled or lab.adopt.disabled)
 
 
 MINE = """
@@ -117,7 +117,6 @@ TRLS = "def f(completions, **kwargs):\n"
 LIFTED = "@rewards.reward()\ndef f(response):\n    return "
 FAULTS = {  # what is said of a text, once it is escaped
     "line 1 (def f(completions, **kwargs)): SyntaxError: expected": "def f(completions, **kwargs)",
-    "line 3 (re.compile('x')): NameError: name 're' is not": f"{TRLS}    ...\nre.compile('x')",
     "line 2 (return [1 / 0]): ZeroDivisionError: division": f"{TRLS}    return [1 / 0]",
     "line 3 (return 1 / (len(response) - 1)): Zero": f"{LIFTED}1 / (len(response) - 1)",
     "line 1 (def f(completions, **kwargs):): reward f gave 1 scores for": f"{TRLS} return [1]",
@@ -125,7 +124,6 @@ FAULTS = {  # what is said of a text, once it is escaped
     "line 1 (def f(completions, **kwargs):): reward f gave 'a' among": f"{TRLS} return ['a'] * 12",
     "line 2 (def f(response):): TypeError: must be real number, not str": f"{LIFTED}'a'",
     "line 2 (def f(response):): reward f gave 3, outside its declared": f"{LIFTED}3",
-    "the text defines no reward: write a function": "def f(text): ...",
 }
 
 
@@ -140,56 +138,3 @@ def test_what_is_wrong_with_the_box_is_one_sentence_with_its_line(lab, said):
     lab.code.value = ""
     lab.run.click()
     assert lab.errors.value == ""
-
-
-def frame():
-    lines = {
-        "question": ["a", "b", "c", "d"],
-        "reference": ["1", "2", "3", "4"],
-        "completion": ["one two", "one three", "<b>", ""],
-        "total": [1.0, 0.5, 0.0, 1.5],
-        "brief": [0.25, 0.5, 0.75, 1.0],
-        "brief/reason": ["long", "", "<i>", ""],
-        "correct": [True, False, False, True],
-        "truncated": [False, False, True, False],
-        "step": [1, 1, 2, 3],
-    }
-    return pd.DataFrame(lines)
-
-
-def test_the_browser_filters_and_sorts():
-    browser = CompletionBrowser(frame())
-    assert browser.found["question"].tolist() == ["d", "a", "b", "c"]
-    assert browser.flags["correct"].label == "any"
-    browser.flags["correct"].value = True
-    assert browser.found["question"].tolist() == ["d", "a"]
-    browser.flags["correct"].value = None
-    browser.flags["truncated"].value = False
-    browser.descending.value = False
-    assert browser.found["question"].tolist() == ["b", "a", "d"]
-    browser.flags["correct"].value = False
-    browser.step.value = (2, 3)
-    assert "0 of 4" in browser.count.value
-    assert "no completion" in browser.shown.value
-
-
-def test_the_selected_completions_are_shown_in_full_with_all_that_is_known_of_them():
-    browser = CompletionBrowser(frame())
-    browser.chosen.value = [0, 2]
-    cells = re.findall("<td[^>]*>(.*?)</td>", browser.shown.value)
-    texts = [re.sub("<[^>]*>", " ", cell).split() for cell in cells]
-    assert [" ".join(text) for text in texts] == [
-        *("prompt", "a", "c", "reference answer", "1", "3"),
-        *("completion", "one two", "&lt;b&gt;"),
-        *("total", "1", "0", "brief", "0.25 long", "0.75 &lt;i&gt;"),
-    ]
-
-
-def test_a_browser_needs_no_steps_or_flags():
-    browser = CompletionBrowser(frame()[["question", "completion", "total"]])
-    assert len(browser.found) == 4
-
-
-def test_a_training_of_one_step_is_browsed():
-    browser = CompletionBrowser(frame().assign(step=1))
-    assert len(browser.found) == 4

@@ -80,9 +80,9 @@ def steps_that_move(one):
     return moved
 
 
-def scale_loss(trainer):
+def scale_loss(trainer, scale=2.0**28):
     """A GradScaler, as a training in fp16 has it, and gradients that pass through fp16."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**28)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     trainer.accelerator.scaler, trainer.accelerator.native_amp = scaler, True
     trainer.accelerator.state._mixed_precision = "fp16"
     trainer.model.accelerator_scaler = scaler

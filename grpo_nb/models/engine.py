@@ -1,7 +1,6 @@
 """What answers prompts: one `Engine.generate` for every caller, by transformers or by vLLM."""
 
 import gc
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,8 +16,6 @@ from grpo_nb.runs import refuse_unknown
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-TOLD_SECONDS = 0.05  # between two texts of a completion under way
 
 
 class Sample(NamedTuple):
@@ -39,8 +36,6 @@ class Sampling(NamedTuple):
         own, so that it does not depend on how long the batches before it became.
     batch_size: Sequences at a time, samples included; vLLM makes up its own batches.
     adapter: False: the base below the adapter answers.
-    on_text: Told the text so far of a single completion as it is written, and at its end; by vLLM
-        at its end alone.
     """
 
     max_completion_length: int
@@ -49,7 +44,6 @@ class Sampling(NamedTuple):
     seed: int = 0
     batch_size: int = 64
     adapter: bool = True
-    on_text: Callable[[str], None] | None = None
 
 
 class Engine(ABC):
@@ -70,16 +64,8 @@ class Engine(ABC):
         asked = Sampling(**sampling)
         texts = [render(self.tokenizer, prompt) for prompt in prompts]
         flat = self._answer(texts, asked) if texts else []
-        if asked.on_text:
-            asked.on_text(flat[0].text)
         group = asked.num_generations
         return [flat[i : i + group] for i in range(0, len(flat), group)]
-
-    def forward_seconds(self, texts: Sequence[str]) -> float:
-        """Seconds of one forward pass over the texts, without gradient: of one token's answer."""
-        started = time.perf_counter()
-        self._answer(texts, Sampling(1, batch_size=len(texts)))
-        return time.perf_counter() - started
 
     @abstractmethod
     def close(self) -> None:
@@ -144,34 +130,15 @@ class TransformersEngine(Engine):
         sampling: dict[str, Any] = {"do_sample": asked.temperature > 0}
         if asked.temperature > 0:
             sampling |= {"temperature": asked.temperature, "top_k": 0, "top_p": 1.0}
-        width = inputs["input_ids"].shape[1]
         ids = self.model.generate(
             input_ids=inputs["input_ids"].to(self.model.device),
             attention_mask=inputs["attention_mask"].to(self.model.device),
             max_new_tokens=asked.max_completion_length,
             pad_token_id=self.tokenizer.pad_token_id,
             use_cache=True,  # a model in training has it off
-            stopping_criteria=[self._teller(asked.on_text, width)] if asked.on_text else None,
             **sampling,
         )
-        return self._samples(ids[:, width:])
-
-    def _teller(self, on_text: Callable[[str], None], width: int) -> Callable[..., "torch.Tensor"]:
-        """A criterion of `generate` that tells the text so far, and stops nothing.
-
-        Called in the thread that generates, so that an interrupt ends both at once.
-        """
-        told = 0.0
-
-        def tell(ids: "torch.Tensor", *_: Any, **__: Any) -> "torch.Tensor":
-            nonlocal told
-            if time.monotonic() - told > TOLD_SECONDS:
-                text = self.tokenizer.decode(ids[0, width:], skip_special_tokens=True)
-                on_text(text.rstrip("\ufffd"))  # a character whose bytes are not all there yet
-                told = time.monotonic()
-            return ids[:, 0] < 0
-
-        return tell
+        return self._samples(ids[:, inputs["input_ids"].shape[1] :])
 
     def _samples(self, ids: "torch.Tensor") -> list[Sample]:
         """Generated ids, [completions, tokens], as text with their lengths up to the first stop."""
@@ -228,10 +195,6 @@ class VllmEngine(Engine):
             for one in answer.outputs
         ]
         return samples
-
-    def forward_seconds(self, texts: Sequence[str]) -> float:
-        self._llm.reset_prefix_cache()
-        return super().forward_seconds(texts)
 
     def close(self) -> None:
         self._llm.llm_engine.engine_core.shutdown()

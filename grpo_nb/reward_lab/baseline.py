@@ -7,7 +7,6 @@ prompts that it lacks are sampled.
 
 import json
 import math
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
@@ -27,22 +26,17 @@ from grpo_nb.runs.config import DataConfig, RunConfig
 
 KEPT_AT = "rewards/baseline.parquet"
 SPARE = 1.25  # how much longer than almost all baseline completions the cap should be
-FORWARDS = 4  # an update costs about: log-probabilities 1, backward with its forward 3
 
 
 class Baseline(NamedTuple):
-    """Prompts, their sampled completions, and how long they took.
+    """Prompts and their sampled completions.
 
     rows: [prompts] dataset rows.
     samples_P_G: [prompts][group].
-    generation_seconds: for a completion.
-    forward_seconds: for a completion, without gradient.
     """
 
     rows: list[Row]
     samples_P_G: list[list[models.Sample]]
-    generation_seconds: float
-    forward_seconds: float
 
     @property
     def completions_P_G(self) -> list[list[str]]:
@@ -57,10 +51,6 @@ class Baseline(NamedTuple):
     def samples(self) -> list[models.Sample]:
         return [sample for group in self.samples_P_G for sample in group]
 
-    def step_seconds(self, completions: int) -> float:
-        """Rough duration of a training step on so many completions, without the rewards'."""
-        return completions * (self.generation_seconds + FORWARDS * self.forward_seconds)
-
 
 def sample(
     run: Run, rows: Sequence[Row], config: RunConfig, engine: models.Engine | None = None
@@ -74,39 +64,30 @@ def sample(
         engine: A loaded policy's, below whose adapter the base answers; None: it is loaded.
     """
     settings = _settings(config)
-    cached, seconds = _read(run, settings)
+    cached = _read(run, settings)
     if missing := [row for row in rows if _key(row) not in cached]:
-        sampled, seconds = _sample_base([row["prompt"] for row in missing], config, engine)
+        sampled = _sample_base([row["prompt"] for row in missing], config, engine)
         cached |= {_key(row): group for row, group in zip(missing, sampled, strict=True)}
-        _write(run, cached, settings, seconds)
-    return Baseline(list(rows), [cached[_key(row)] for row in rows], *seconds)
+        _write(run, cached, settings)
+    return Baseline(list(rows), [cached[_key(row)] for row in rows])
 
 
 def _sample_base(
     prompts: list[list[Message]], config: RunConfig, engine: models.Engine | None
-) -> tuple[list[list[models.Sample]], list[float]]:
-    """Samples of the base model, and seconds a completion for generation and a forward."""
-    model, group = config.model, config.rewards.baseline_completions
+) -> list[list[models.Sample]]:
+    model = config.model
     how = {"quantization": model.quantization, "chat_template_kwargs": model.chat_template_kwargs}
     opened = partial(models.open_engine, model.model_path, **how)
     with nullcontext(engine) if engine else closing(opened(adapter=None)) as base:
-        started = time.perf_counter()
-        samples = base.generate(
+        return base.generate(
             prompts,
             max_completion_length=config.train.max_completion_length,
             temperature=config.train.temperature,
-            num_generations=group,
+            num_generations=config.rewards.baseline_completions,
             seed=config.seed,
             batch_size=config.step_completions,  # as many at once as in training
             adapter=False,
         )
-        seconds = (time.perf_counter() - started) / (len(prompts) * group)
-        texts = [
-            chat.render(base.tokenizer, prompt) + one.text
-            for prompt, of_prompt in zip(prompts, samples, strict=True)
-            for one in of_prompt
-        ][: config.train.per_device_train_batch_size]
-        return samples, [seconds, base.forward_seconds(texts) / len(texts)]
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
@@ -133,21 +114,20 @@ def _key(row: Row) -> str:
     return json.dumps(row["prompt"])
 
 
-def _read(run: Run, settings: dict) -> tuple[dict[str, list[models.Sample]], list[float]]:
+def _read(run: Run, settings: dict) -> dict[str, list[models.Sample]]:
     path = run / KEPT_AT
     kept = pd.read_parquet(path) if path.exists() else pd.DataFrame()
-    if kept.attrs.get("settings") != settings:
-        return {}, [0.0, 0.0]
     cached: dict[str, list[models.Sample]] = {}
-    for line in kept.to_dict("records"):
-        cached.setdefault(line.pop("prompt"), []).append(models.Sample(**line))
-    return cached, kept.attrs["seconds"]
+    if kept.attrs.get("settings") == settings:
+        for line in kept.to_dict("records"):
+            cached.setdefault(line.pop("prompt"), []).append(models.Sample(**line))
+    return cached
 
 
-def _write(run: Run, cached: dict, settings: dict, seconds: list[float]) -> None:
+def _write(run: Run, cached: dict[str, list[models.Sample]], settings: dict) -> None:
     samples = [(key, one) for key, group in cached.items() for one in group]
     frame = pd.DataFrame([{"prompt": key, **one._asdict()} for key, one in samples])
-    frame.attrs = {"settings": settings, "seconds": seconds}
+    frame.attrs = {"settings": settings}
     with atomic_path(run / KEPT_AT) as temporary:
         frame.to_parquet(temporary)
 
@@ -200,7 +180,7 @@ def summary(
         baseline: Baseline rollouts.
         table: Their score table.
         preset: Its first reward says "correct".
-        config: Batch and `max_completion_length` of the training to come.
+        config: `max_completion_length` of the training to come.
     """
     lines, group = flagged(baseline, table, preset), len(baseline.samples_P_G[0])
     right, tokens = lines["correct"].to_numpy().reshape(-1, group), lines["tokens"]
@@ -218,7 +198,6 @@ def summary(
         "completion tokens, mean": float(tokens.mean()),
         "completion tokens, p95": float(tokens.quantile(0.95)),
         "completion tokens, max": int(tokens.max()),
-        "predicted seconds per step": baseline.step_seconds(config.step_completions),
         "max_completion_length": config.train.max_completion_length,
         "recommended max_completion_length": length,
         "because": why,

@@ -64,14 +64,13 @@ def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -
         bench: The rewards.
         rows: Dataset rows whose references have to win; REFERENCE_ROWS of them are scored.
         baseline: Baseline rollouts.
-        stage: Stage 02: attacks of your own, and the batch and lengths of the training to come.
+        stage: Stage 02: attacks of your own, and the lengths of the training to come.
     """
     config, texts = stage.config, [one.text for one in baseline.samples]
     own = read_attacks(project_path(config.rewards.cases)) if config.rewards.cases else []
-    seconds, probes = baseline.step_seconds(config.step_completions), None
-    tested = [*baseline.rows, *rows[:REFERENCE_ROWS]]
+    tested, probes = [*baseline.rows, *rows[:REFERENCE_ROWS]], None
     with redirect_stdout(io.StringIO()):  # of rewards that print what they are called with
-        found = lint(bench, baseline.repeated_rows, texts, seconds, config.step_completions)
+        found = lint(bench, baseline.repeated_rows, texts)
         if not usable(found):
             return Verdict([_rewards(found), *found], None, {}, pd.DataFrame())
         scored = bench.table(baseline.rows, baseline.completions_P_G)

@@ -5,7 +5,6 @@ calls them, several times: as they are, again, and in another order.
 """
 
 import math
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -22,7 +21,6 @@ NOISE = 1e-6  # scores of one completion that differ by more are not the same
 SATURATED = 0.95  # share of the greatest score, mean over the sample
 NONE_SHARE = 0.05
 FEW = 64  # completions that a reward is called on more than once
-SLOW_SHARE = 0.2  # of a step
 FIXES = {
     "raises": "correct it: training would stop here. The traceback is in the Reward Lab",
     "wrong length": "return one score for each completion, None included",
@@ -37,28 +35,19 @@ FIXES = {
     "saturated": "there is little left to learn from it: make it stricter, or leave it out",
     "not deterministic": "seed it, or set a judge's temperature to 0: noise is learnt as signal",
     "depends on row order": "score each completion from its own row alone",
-    "slow": "make it faster, or declare @reward(parallel=True) where it waits",
 }
 # As a "stop", these end the test.
 UNUSABLE = ("raises", "wrong length", "out of range", "missing column")
 Found = tuple[str, str, bool]  # rule, evidence, whether it says "stop"
 
 
-def lint(
-    bench: Bench,
-    rows: Sequence[Row],
-    completions: Sequence[str],
-    step_seconds: float = 0.0,
-    batch: int = 64,
-) -> list[Check]:
+def lint(bench: Bench, rows: Sequence[Row], completions: Sequence[str]) -> list[Check]:
     """Every finding on a sample, named "REWARD: RULE", those that say "stop" first.
 
     Args:
         bench: The rewards.
         rows: One dataset row for each completion.
         completions: Sampled from the base model; references are added by the linter.
-        step_seconds: Predicted duration of a training step without rewards; 0: unknown.
-        batch: Completions of a step.
     """
     some = list({row["question"]: row for row in rows}.values())[:FEW]
     references, count = [bench.preset.reference(row) for row in some], len(completions)
@@ -67,9 +56,7 @@ def lint(
     found: list[tuple[str, str, str, bool]] = []
     for func in bench.preset.reward_funcs:
         name, first = func.__name__, func is bench.preset.reward_funcs[0]
-        started = time.perf_counter()
         scored = _scored(func, sample, rows[0])
-        seconds = (time.perf_counter() - started) * batch / len(sample["completions"])
         if isinstance(scored, tuple):
             found.append((name, *scored))
             continue
@@ -81,9 +68,6 @@ def lint(
         if lacking := [column for column in columns_read(func) if column not in rows[0]]:
             evidence = f"it reads {lacking}, which the data lacks, so the default is used"
             found.append((name, "missing column", evidence, False))
-        if step_seconds and seconds > SLOW_SHARE * step_seconds:
-            evidence = f"{seconds:.2f} s for {batch} completions; a step takes {step_seconds:.2f} s"
-            found.append((name, "slow", evidence, False))
     checks = [
         Check(f"{reward}: {rule}", "stop" if stop else "warning", evidence, FIXES[rule])
         for reward, rule, evidence, stop in found

@@ -16,7 +16,6 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from grpo_nb.rewards.forms import boxes_of, extract_tag
 from grpo_nb.rewards.math_worker import equal_latex
 
 READ, LONGEST, DEEPEST = 20_000, 500, 20  # last characters of a completion; of an answer; brackets
@@ -36,6 +35,61 @@ class Answer(NamedTuple):
 
 
 # -- where a completion says it
+
+
+def extract_tag(text: str, tag: str) -> str | None:
+    """What stands in the last complete `<tag>…</tag>`, stripped; None where there is none.
+
+    The last one counts, so listing candidates ("<answer>1</answer><answer>2</answer>…")
+    gains nothing; rewards of format refuse a repeated tag.
+
+    >>> extract_tag("<answer>84</answer> no: <answer> 85 </answer>", "answer")
+    '85'
+    >>> extract_tag("<answer>85", "answer") is None
+    True
+    """
+    last = text.rfind(f"</{tag}>")
+    opening = text.rfind(f"<{tag}>", 0, max(last, 0))
+    if opening < 0:
+        return None
+    return text[opening + len(tag) + 2 :].partition(f"</{tag}>")[0].strip()
+
+
+def boxes_of(text: str) -> list[tuple[int, int]]:
+    r"""(start, end) of what stands in each closed `\boxed{…}` that is in no other, in one pass."""
+    found, open_braces = [], []
+    if (first := text.find(r"\boxed")) < 0:
+        return []
+    for brace in re.compile(r"\\boxed\s*\{|\\[{}]|[{}]").finditer(text, first):
+        if brace[0].endswith("{"):
+            open_braces.append((brace[0].startswith(r"\boxed"), brace.end()))
+        elif open_braces:
+            boxed, start = open_braces.pop()
+            while boxed and found and found[-1][0] > start:
+                found.pop()
+            found += [(start, brace.start())] if boxed else []
+    return found
+
+
+def extract_boxed(text: str) -> str | None:
+    r"""What stands in the last closed `\boxed{…}`, braces balanced; None where there is none.
+
+    >>> extract_boxed(r"so \boxed{\frac{1}{2}}.")
+    '\\frac{1}{2}'
+    """
+    boxes = boxes_of(text)
+    return text[slice(*boxes[-1])].strip() if boxes else None
+
+
+def extract_hash_answer(text: str) -> str | None:
+    """What follows the last `####`, as GSM8K marks its answers.
+
+    >>> extract_hash_answer("She earned 0.2 x 50 = $10.\\n#### 10")
+    '10'
+    """
+    _, marker, answer = text.rpartition("####")
+    return answer.strip() or None if marker else None
+
 
 _HEADING = re.compile(r"(?i)(?:\*\*|^|(?<=[.\n]))[#* ]{0,9}\bfinal answer\b[*: ]{0,9}(?!\s*is\b)")
 _MARKER = re.compile(r"(?i)####|\banswer\*{0,2}\s*(?:is\b\s*:?|:)\*{0,2}")
@@ -572,20 +626,22 @@ def _letters(text: str) -> str:
 
 def _symbolic(reference: str, answer: str, seconds: float) -> bool | None:
     """What math-verify says, if the answer says one thing in a form the reference has as well."""
-    gold, text = _latex(reference), _latex(answer)
-    based = [len(re.findall(r"\d\s*_", one)) for one in (gold, text)]  # 204 to the base 5
+    expected, text = _latex(reference), _latex(answer)
+    based = [len(re.findall(r"\d\s*_", one)) for one in (expected, text)]  # 204 to the base 5
     if _JUXTAPOSED.search(text) or based[0] != based[1]:
         return False
-    marks = _AS_OFTEN_AS_IN_REFERENCE + ([] if "pmatrix" in gold else [r"&|\\\\"])
-    if any(len(re.findall(mark, text)) > len(re.findall(mark, gold)) for mark in marks):
+    marks = _AS_OFTEN_AS_IN_REFERENCE + ([] if "pmatrix" in expected else [r"&|\\\\"])
+    if any(len(re.findall(mark, text)) > len(re.findall(mark, expected)) for mark in marks):
         return False
     for label in re.findall(r"\\text\s*\{([^{}]*)\}", text):
-        if label not in gold and (not _LABEL.fullmatch(label) or _HEDGE.search(label)):
+        if label not in expected and (not _LABEL.fullmatch(label) or _HEDGE.search(label)):
             return False
-    bare, gold_bare = (_COMMAND.sub(" ", one) for one in (text, gold))
+    bare, expected_bare = (_COMMAND.sub(" ", one) for one in (text, expected))
     # xy is a product if the reference knows x and y
     words = re.findall(r"[^\W\d_]{2,}", bare)
-    return all(set(word) <= set(gold_bare) for word in words) and equal_latex(gold, text, seconds)
+    return all(set(word) <= set(expected_bare) for word in words) and equal_latex(
+        expected, text, seconds
+    )
 
 
 def _latex(text: str) -> str:

@@ -68,7 +68,7 @@ def numeric_correctness_reward(
     >>> numeric_correctness_reward(completions=completions, answer=["18"] * 3)
     [1.0, 0.0, 1.0]
     """
-    said = form.extract(response, answers.find)
+    said = form.extract(response)
     expected, found = answers.read_reference(answer), answers.read(said or "")
     if expected.kind != "number":
         return Scored(None, f"the reference answer {answer!r} is not a number")
@@ -93,7 +93,7 @@ def math_verify_reward(
 
     Source: https://github.com/huggingface/Math-Verify.
     """
-    said = form.extract(response, answers.find)
+    said = form.extract(response)
     verdict, reason = answers.compare(answer, said, timeout_seconds)
     return Scored(None if verdict is None else float(verdict), reason)
 

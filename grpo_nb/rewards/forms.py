@@ -8,8 +8,8 @@ written in it.
     think+boxed  <think>1+1=2</think> \boxed{2}
     boxed        1+1=2 \boxed{2}
     hash         1+1=2 #### 2
-    json         {"reasoning": "1+1=2", "answer": "2"}            with your names: json:why,result
-    code         the answer in a block of ```python               another language: code:sql
+    json         {"reasoning": "1+1=2", "answer": "2"}
+    code         the answer in a block of ```python
     plain        2
 
 All reading takes time linear in the text.
@@ -17,87 +17,18 @@ All reading takes time linear in the text.
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+from grpo_nb.rewards import answers
 from grpo_nb.runs import refuse_unknown
 
 STEP = "1+1=2"  # an honest line of reasoning, true everywhere
 LACKING = {"plain": ("marks", "reasoning"), "code": ("reasoning",)}  # what a form has not
-OTHERS_MARKS = re.compile(r"</\w+>|\\boxed\{|####|```")
+ANSWERS_MARKS = r"</\w+>|\\boxed\{|####"
+OTHERS_MARKS = re.compile(rf"{ANSWERS_MARKS}|```")
 NAME = re.compile(r"[A-Za-z]\w*")
-
-
-# -- reading texts
-
-
-def extract_tag(text: str, tag: str) -> str | None:
-    """What stands in the last complete `<tag>…</tag>`, stripped; None where there is none.
-
-    The last one counts, so listing candidates ("<answer>1</answer><answer>2</answer>…")
-    gains nothing; rewards of format refuse a repeated tag.
-
-    >>> extract_tag("<answer>84</answer> no: <answer> 85 </answer>", "answer")
-    '85'
-    >>> extract_tag("<answer>85", "answer") is None
-    True
-    """
-    last = text.rfind(f"</{tag}>")
-    opening = text.rfind(f"<{tag}>", 0, max(last, 0))
-    if opening < 0:
-        return None
-    return text[opening + len(tag) + 2 :].partition(f"</{tag}>")[0].strip()
-
-
-def boxes_of(text: str) -> list[tuple[int, int]]:
-    r"""(start, end) of what stands in each closed `\boxed{…}` that is in no other, in one pass."""
-    found, open_braces = [], []
-    if (first := text.find(r"\boxed")) < 0:
-        return []
-    for brace in re.compile(r"\\boxed\s*\{|\\[{}]|[{}]").finditer(text, first):
-        if brace[0].endswith("{"):
-            open_braces.append((brace[0].startswith(r"\boxed"), brace.end()))
-        elif open_braces:
-            boxed, start = open_braces.pop()
-            while boxed and found and found[-1][0] > start:
-                found.pop()
-            found += [(start, brace.start())] if boxed else []
-    return found
-
-
-def extract_boxed(text: str) -> str | None:
-    r"""What stands in the last closed `\boxed{…}`, braces balanced; None where there is none.
-
-    >>> extract_boxed(r"so \boxed{\frac{1}{2}}.")
-    '\\frac{1}{2}'
-    """
-    boxes = boxes_of(text)
-    return text[slice(*boxes[-1])].strip() if boxes else None
-
-
-def extract_hash_answer(text: str) -> str | None:
-    """What follows the last `####`, as GSM8K marks its answers.
-
-    >>> extract_hash_answer("She earned 0.2 x 50 = $10.\\n#### 10")
-    '10'
-    """
-    _, marker, answer = text.rpartition("####")
-    return answer.strip() or None if marker else None
-
-
-def free_answer(text: str) -> str | None:
-    """The answer of a text in any form: of its answer tag, else boxed, else after `####`, else all.
-
-    One that opens an answer tag and never closes it has none.
-
-    >>> [free_answer(t) for t in ("<answer>18</answer>", "#### 18", "18", "<answer>18")]
-    ['18', '18', '18', None]
-    """
-    tagged = extract_tag(text, "answer")
-    if tagged is not None or "<answer>" in text:
-        return tagged
-    return extract_boxed(text) or extract_hash_answer(text) or text.strip() or None
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
@@ -137,9 +68,6 @@ def parse_json(text: str) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-# -- forms
-
-
 class Form(NamedTuple):
     r"""How a completion is written.
 
@@ -158,7 +86,7 @@ class Form(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Its name without the names of tags, fields or language."""
+        """Its name without the names of tags."""
         return self.name.partition(":")[0]
 
     def has(self, part: str) -> bool:
@@ -173,6 +101,12 @@ class Form(NamedTuple):
     @property
     def _end_of_thought(self) -> str:
         return self.opened.strip()[:1] + "/" + self.opened.strip()[1:]
+
+    @property
+    def _single(self) -> list[str]:
+        """The marks that have to stand once each, in this order."""
+        kept = self.marks if self.kind == "tags" else self.marks[:3]
+        return [mark.strip() for mark in kept if mark.strip()]
 
     # -- writing
 
@@ -195,11 +129,10 @@ class Form(NamedTuple):
             thought = f"{STEP if reasoning is None else reasoning}\n{self._end_of_thought}\n\n"
         parts = [steps if self.has("reasoning") else "", f"{opening}{answer}{closing}"]
         if self.kind == "json":
-            fields = {before: reasoning, opening: answer}
-            kept = {json.loads(k): v for k, v in fields.items() if v is not None}
-            pairs = reversed(kept.items()) if answer_first else kept.items()
-            parts = [json.dumps(dict(pairs), ensure_ascii=False)]
-        return thought + "".join(reversed(parts) if answer_first else parts)
+            fields = ((before, reasoning), (opening, answer))
+            parts = [f"{name}: {_json(text)}" for name, text in fields if text is not None]
+        parts = parts[::-1] if answer_first else parts
+        return thought + (f"{{{', '.join(parts)}}}" if self.kind == "json" else "".join(parts))
 
     def reference(self, row: Mapping[str, Any]) -> str:
         """A completion that ought to earn every reward: any true step, then the row's answer."""
@@ -226,43 +159,45 @@ class Form(NamedTuple):
         text = self._last_part(text)
         match self.kind:
             case "tags":
-                return extract_tag(text, self.marks[2][1:-1])
+                return answers.extract_tag(text, self.marks[2][1:-1])
             case "hash":
-                return extract_hash_answer(text)
+                return answers.extract_hash_answer(text)
             case "code":
                 blocks = fenced_blocks(text)
                 return blocks[-1][1] if blocks else None
             case "json":
-                return _object(text).get(json.loads(self.marks[2]))
+                return _object(text).get("answer")
             case "plain":
                 return text.strip() or None
-        return extract_boxed(text)
+        return answers.extract_boxed(text)
 
-    def extract(self, text: str, free: Callable[[str], str | None] | None = None) -> str | None:
+    def extract(self, text: str) -> str | None:
         r"""The final answer; None where there is none, or where it is begun and not ended.
 
-        Args:
-            text: A completion.
-            free: Reads several boxes, and what is in another form or in none, as `answers.find`
-                does for mathematics. By default a box around the whole answer is taken off as well.
+        Several boxes, and an answer in another form or in none, are read by `answers.find`; a box
+        around the whole answer is taken off.
 
         >>> find("think+boxed").extract(r"<think>\boxed{3}?</think> It is \boxed{4}.")
         '4'
         """
         said, last = self.marked(text), self._last_part(text)
+        if said is not None and self.kind == "code":
+            return said
         if said is None and self.marks[2] and self.marks[2].strip() in last:
             return None
-        if said is None or self.kind == "plain" or (free and self.marks[3] == "}"):
-            said = (free or free_answer)(last)
-        return said if free or said is None or self.kind == "code" else extract_boxed(said) or said
+        foreign = self.kind == "plain" and re.search(ANSWERS_MARKS, last)
+        if said is None or foreign or self.marks[3] == "}":
+            said = answers.find(last)
+        whole = said is not None and answers.boxes_of(said) == [(len(r"\boxed{"), len(said) - 1)]
+        return answers.extract_boxed(said) if whole else said
 
     def reasoning(self, text: str) -> str:
         """The reasoning; "" where there is none, or no mark of where it ends."""
         text, (before, _, opening, _) = self._whole(text), self.marks
         if self.kind == "json":
-            return _object(text).get(json.loads(before), "")
+            return _object(text).get("reasoning", "")
         if before:
-            return extract_tag(text, before.strip()[1:-1]) or ""
+            return answers.extract_tag(text, before.strip()[1:-1]) or ""
         return text.rpartition(opening.strip())[0] if self.has("reasoning") else ""
 
     # -- checking
@@ -275,45 +210,27 @@ class Form(NamedTuple):
         """
         text = self._whole(text)
         if self.kind == "json":
-            found, (before, _, opening, _) = _object(text), self.marks
-            named = list(found) == [json.loads(before), json.loads(opening)]
-            return named and all(map(str.strip, found.values()))
+            found = _object(text)
+            return [*found] == ["reasoning", "answer"] and all(map(str.strip, found.values()))
         if self.kind == "plain":
             return bool(text.strip()) and not OTHERS_MARKS.search(text)
         if self.kind == "code":
-            blocks, language = fenced_blocks(text), self.marks[2][3:].strip()
-            return len(blocks) == 1 and blocks[0][0] == language and bool(blocks[0][1].strip())
+            blocks = fenced_blocks(text)
+            return len(blocks) == 1 and blocks[0][0] == "python" and bool(blocks[0][1].strip())
         parts = _in_order(text, self._single)
-        if parts is None:
-            return False
         if self.kind == "tags":
-            lead, reasoning, between, answer, rest = parts
-            return (
-                bool(reasoning.strip() and answer.strip()) and not (lead + between + rest).strip()
-            )
-        return self._is_well_formed_prose(*parts)
-
-    def _is_well_formed_prose(self, *parts: str) -> bool:
-        """The same for one box or one `####`, with words around it."""
+            return [*map(bool, parts)] == [False, True, False, True, False]
+        if not parts:
+            return False
         *thought, words, rest = parts
-        if thought and (thought[0].strip() or not thought[1].strip()):
-            return False
-        answer, _, behind = rest.partition("\n")
-        if self.kind == "hash" and behind.strip():
-            return False
-        if self.kind != "hash":
+        if self.kind == "hash":
+            answer, several, behind = rest.partition("\n")
+        else:
             rest = self.marks[2] + rest
-            if len(boxes := boxes_of(rest)) != 1:
-                return False
-            answer, behind = rest[slice(*boxes[0])], rest[boxes[0][1] :]
-        filled = bool(answer.strip()) and bool(thought or words.strip())
-        return filled and not OTHERS_MARKS.search(words + behind)
-
-    @property
-    def _single(self) -> tuple[str, ...]:
-        """The marks that have to stand once each, in this order."""
-        marks = [mark.strip() for mark in self.marks]
-        return tuple(filter(None, marks if self.kind == "tags" else marks[:3]))
+            (start, end), *several = answers.boxes_of(rest) or [(0, 0)]
+            answer, behind = rest[start:end].strip(), rest[end:]
+        filled = answer and (thought[1] and not thought[0] if thought else words)
+        return bool(filled) and not several and not OTHERS_MARKS.search(words + behind)
 
     def progress(self, text: str) -> float:
         """The share of the form's marks that stand once, each after the ones before it.
@@ -339,24 +256,23 @@ def _object(text: str) -> dict[str, str]:
         value = parse_json(text)
     except ValueError:
         return {}
-    if not isinstance(value, dict):
-        return {}
-    return {k: v if isinstance(v, str) else _as_text(v) for k, v in value.items()}
+    fields = value.items() if isinstance(value, dict) else ()
+    return {k: v if isinstance(v, str) else "" if v is None else _json(v) for k, v in fields}
 
 
-def _as_text(value: Any) -> str:
-    return "" if value is None else json.dumps(value, ensure_ascii=False)
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
-def _in_order(text: str, marks: tuple[str, ...]) -> list[str] | None:
-    """What stands before, between and after marks that each stand once, in order."""
+def _in_order(text: str, marks: Sequence[str]) -> list[str]:
+    """What stands before, between and after marks that each stand once, in order; else []."""
     parts = []
     for mark in marks:
         before, found, text = text.partition(mark)
         if not found or mark in text:
-            return None
-        parts.append(before)
-    return [*parts, text]
+            return []
+        parts.append(before.strip())
+    return [*parts, text.strip()]
 
 
 def _tags(reasoning: str = "reasoning", answer: str = "answer") -> Form:
@@ -365,18 +281,6 @@ def _tags(reasoning: str = "reasoning", answer: str = "answer") -> Form:
     return Form("tags", asks, marks)
 
 
-def _json(reasoning: str = "reasoning", answer: str = "answer") -> Form:
-    asks = f'Answer with one JSON object and no more: {{"{reasoning}": "…", "{answer}": "…"}}.'
-    return Form("json", asks, (f'"{reasoning}"', "", f'"{answer}"', ""))
-
-
-def _code(language: str = "python") -> Form:
-    title = "Python" if language == "python" else language
-    asks = f"Answer with one fenced block of {title} code, marked ```{language}, and no more."
-    return Form("code", asks, ("", "", f"```{language}\n", "\n```"))
-
-
-MADE = {"tags": (_tags, 2), "json": (_json, 2), "code": (_code, 1)}  # with your names, so many
 FORMS = {
     "tags": _tags(),
     "think+boxed": Form(
@@ -394,8 +298,16 @@ FORMS = {
         "Reason step by step, then give the result after #### on the last line.",
         ("", "\n", "#### ", ""),
     ),
-    "json": _json(),
-    "code": _code(),
+    "json": Form(
+        "json",
+        'Answer with one JSON object and no more: {"reasoning": "…", "answer": "…"}.',
+        ('"reasoning"', "", '"answer"', ""),
+    ),
+    "code": Form(
+        "code",
+        "Answer with one fenced block of Python code, marked ```python, and no more.",
+        ("", "", "```python\n", "\n```"),
+    ),
     "plain": Form("plain", "Answer with the result and no more.", ("", "", "", "")),
 }
 TAGS = FORMS["tags"]
@@ -415,11 +327,13 @@ def find(name: str) -> Form:
     refuse_unknown("rewards.form", kind, [*FORMS])
     if not colon:
         return FORMS[kind]
-    make, count = MADE.get(kind, (None, 0))
     names = detail.split(",")
-    if len(names) != count or len({*names}) != count or not all(map(NAME.fullmatch, names)):
+    if (
+        kind != "tags"
+        or not len(names) == len({*names}) == 2
+        or not all(map(NAME.fullmatch, names))
+    ):
         raise ValueError(
-            f"rewards.form = {name!r}: write {kind}, or names as in tags:REASONING,ANSWER, "
-            "json:REASONING,ANSWER, code:LANGUAGE"
+            f"rewards.form = {name!r}: write {kind}, or tags of your own as tags:think,answer"
         )
-    return make(*names)._replace(name=name)
+    return _tags(*names)._replace(name=name)

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from grpo_nb.rewards import answers, code, correctness, format, length, style
+from grpo_nb.rewards import code, correctness, format, length, style
 from grpo_nb.rewards.combine import Adaptive, gated
 from grpo_nb.rewards.contract import Reward, declared_range
 from grpo_nb.rewards.forms import FORMS, TAGS, Form, find
@@ -45,7 +45,6 @@ class RewardSet(NamedTuple):
     form: How completions are written. `reference(row)` writes one that has to earn every reward in
         full; `extract(text)` is what counts as the answer of one.
     result: A sentence on what the result is, for the system prompt of another form.
-    free: Reads an answer in no form, as `Form.extract` takes it: mathematics has rules of its own.
     own: A `reference` and an `extract` of a file, which go before the form's.
     """
 
@@ -53,7 +52,6 @@ class RewardSet(NamedTuple):
     reward_weights: list[float]
     form: Form = TAGS
     result: str = ""
-    free: Callable[[str], str | None] | None = None
     own: Mapping[str, Callable[..., Any]] | None = None
 
     def reference(self, row: Mapping[str, Any]) -> str:
@@ -62,8 +60,7 @@ class RewardSet(NamedTuple):
 
     def extract(self, text: str) -> str | None:
         """What counts as the answer of a completion."""
-        read = (self.own or {}).get("extract")
-        return read(text) if read else self.form.extract(text, self.free)
+        return (self.own or {}).get("extract", self.form.extract)(text)
 
     def in_form(self, name: str = "", opened: str = "") -> "RewardSet":
         """The set in another form; a reward of what the form does not have is left out.
@@ -169,8 +166,7 @@ PRESETS = {
             (format.soft_format_reward, 0.25),
             (format.incremental_format_reward, 0.25),
             (style.reasoning_quality_reward, 0.125),
-        ],
-        free=answers.find,
+        ]
     ),
     "code": reward_set(
         [
@@ -320,7 +316,7 @@ def load_source(path: Path, text: str | None = None) -> ModuleType:
     name = f"rewards_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     module = ModuleType(name)
     module.__file__ = str(path)
-    sys.modules[name] = module  # dataclasses and pickle look it up there
+    sys.modules[name] = module  # dataclasses look it up there
     try:
         exec(compile(text, str(path), "exec"), vars(module))
     except (Exception, SystemExit) as error:  # a user's file may raise anything

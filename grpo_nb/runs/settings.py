@@ -36,7 +36,7 @@ class DataConfig(Section):
     question_column: str = setting("question", "questions (texts, chats), or else a likely name")
     answer_column: str = setting("answer", "reference answers, or else a likely name")
     extra_columns: str = setting("", 'columns for the rewards: "a, b" or "all"')
-    answer_format: str = setting("auto", "auto: #### or as_is; boxed, tag, json:path, regex:…")
+    answer_format: str = setting("auto", "auto: #### or as_is; boxed, tag, regex:…")
     answer_kind: AnswerKind = setting("number", "what a reference answer has to be")
     system_prompt: str = setting("preset", "says the format; preset: as the rewards ask for it")
     max_rows: int = setting(0, "rows read from the source; 0 reads all", ge=0)
@@ -95,7 +95,6 @@ class TrainConfig(Section):
     save_steps: int = setting(25, "steps between checkpoints", ge=1)
     keep_checkpoints: int = setting(2, "the newest that stay on disk", ge=1)
     eval_prompts: int = setting(64, "held out of the training rows, a tenth at most", ge=1)
-    early_stop_evals: int = setting(0, "validations without a new best that end it; 0: none", ge=0)
     keep: Literal["best", "last"] = setting("best", "adapter handed on: best validated, or last")
 
 
@@ -104,7 +103,7 @@ class PolicyConfig(Section):
     finetuning: Literal["lora", "full"] = setting("lora", "what is trained")
     gpu_memory_utilization: float = setting(0.5, "of the GPU, for vLLM without standby", gt=0, lt=1)
     standby: bool = setting(False, "vLLM gives its memory back during the update")
-    rollouts: Literal["auto", "model", "copy"] = setting("auto", "auto: a dense copy on a CPU")
+    rollouts: Literal["auto", "model"] = setting("auto", "auto: a dense copy on a CPU")
     share_prompts: bool = setting(True, "the update runs a prompt once for its group, if it can")
     optim: str = setting("auto", "TRL's; auto: adamw_8bit on a GPU, else adamw_torch")
 

@@ -9,11 +9,13 @@ import pandas as pd
 from transformers import TrainerCallback
 
 from grpo_nb.models import sharded
+from grpo_nb.runs import atomic_path, write_json
+from grpo_nb.runs.files import read_json
 from grpo_nb.training import health, ranks
 from grpo_nb.training.checkpoints import adaptive_rewards, seal
 from grpo_nb.training.metrics import append_line
 from grpo_nb.training.updates import Update
-from grpo_nb.training.validation import Validation, keep_if_best
+from grpo_nb.training.validation import Validation
 
 BAD_STEPS = 3  # updates in a row that had to be left out end the training
 GRADIENT = (
@@ -93,9 +95,6 @@ class StepCallback(TrainerCallback):
         return pd.DataFrame({name: list(scores) for name, scores in held.items()}, dtype=float)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._obey(args, state, control)
-
-    def _obey(self, args: Any, state: Any, control: Any) -> None:
         """Save and stop where that is due or asked for."""
         step, controls = state.global_step, self.trainer.controls
         if not generation_is_used_up(args, step):
@@ -132,25 +131,21 @@ class StepCallback(TrainerCallback):
             # To the trackers; we take no notice of a log without a loss.
             told = {name.replace("/", "_"): value for name, value in figures.items()}
             self.trainer.callback_handler.on_log(args, state, control, told)
-            self._judge(figures, args, state, control)
-        self._obey(args, state, control)  # what was asked for meanwhile
+            self._keep(figures, step)
+        self.on_step_end(args, state, control)  # what was asked for meanwhile
 
-    def _judge(self, figures: dict[str, float], args: Any, state: Any, control: Any) -> None:
-        """Keep the adapter that was validated best; end a training that does not get better."""
-        step = state.global_step
+    def _keep(self, figures: dict[str, float], step: int) -> None:
+        """Keep the adapter that was validated best, with its figures; of equals the later."""
         if not all(map(math.isfinite, figures.values())):  # the rewards gave None, or infinity
             print(f"step {step}: this validation has no score, and does not count")
             return
         self.trainer.gather_weights()
-        if ranks.is_main():
-            keep_if_best(self.folder / "best", self.trainer.save_adapter, step, figures)
-        accuracies = [accuracy for _, accuracy in self.watch.evals]  # those before a resumption too
-        since_best = accuracies[::-1].index(max(accuracies))
-        patience = self.settings.early_stop_evals
-        if patience and since_best >= patience:
-            print(f"step {step}: no better in {patience} validations; the training ends here")
-            control.should_training_stop = True
-            control.should_save = generation_is_used_up(args, step)
+        report, now = self.folder / "best/eval.json", figures["eval/accuracy"]
+        better = not report.is_file() or read_json(report)["eval/accuracy"] <= now
+        if better and ranks.is_main():
+            with atomic_path(report.parent) as temporary:
+                self.trainer.save_adapter(temporary)
+                write_json(temporary / report.name, {"step": step, **figures})
 
     def _figures(self) -> dict[str, float]:
         """The validation's, by the first process; sharded weights take all of them in step."""

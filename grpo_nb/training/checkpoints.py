@@ -166,13 +166,13 @@ def trained_steps(folder: Path) -> int:
 
 def newest(folder: Path) -> Path | None:
     """The newest whole checkpoint, or None; removes newer ones that are not, and says so."""
-    for step in reversed(steps_of(folder)):
-        checkpoint = folder / f"checkpoint-{step}"
-        if is_whole(checkpoint):
-            return checkpoint
-        print(f"{checkpoint.name} is damaged or half written: removed, it is trained again")
-        shutil.rmtree(checkpoint)
-    return None
+    steps = trained_steps(folder)
+    for step in steps_of(folder):
+        if step > steps:
+            name = f"checkpoint-{step}"
+            print(f"{name} is damaged or half written: removed, it is trained again")
+            shutil.rmtree(folder / name)
+    return folder / f"checkpoint-{steps}" if steps else None
 
 
 def place_of_old(folder: Path) -> Path | None:

@@ -87,8 +87,8 @@ def sample(
     stops: Sequence[int],
     pad: int,
     temperature: float = 1.0,
-) -> tuple[list[list[int]], list[list[float]]]:
-    """A completion for each prompt, by torch's random state.
+) -> list[list[int]]:
+    """Token ids of a completion for each prompt, by torch's random state.
 
     Args:
         model: `DenseCopy.renewed`.
@@ -97,22 +97,17 @@ def sample(
         stops: Ids that end a completion, and are its last.
         pad: Id for the places before a short prompt.
         temperature: The logits are divided by it; nearly 0 is greedy.
-
-    Returns:
-        Token ids, and their log-probabilities at this temperature.
     """
     import torch
 
-    device = model.device
     logits, cache, tokens, mask, last = _prefill(model, prompts, max_completion_length, pad)
     width = tokens.shape[1] - max_completion_length
-    log_p = torch.zeros(len(prompts), max_completion_length, device=device)
-    lengths = torch.full((len(prompts),), max_completion_length, device=device)
-    rows = torch.arange(len(prompts), device=device)
-    ends = torch.tensor(stops, dtype=torch.long, device=device)
+    lengths = torch.full((len(prompts),), max_completion_length)
+    rows = torch.arange(len(prompts))
+    ends = torch.tensor(stops, dtype=torch.long)
     alive = torch.ones_like(rows, dtype=torch.bool)
     for step in range(max_completion_length):
-        token, log_p[rows, step] = draw(logits / temperature)
+        token = draw(logits / temperature)
         tokens[rows, width + step] = token
         ended = alive & torch.isin(token, ends)
         lengths[rows[ended]] = step + 1
@@ -130,9 +125,8 @@ def sample(
             position_ids=last,
             past_key_values=cache,
         ).logits[:, -1]
-    pairs = zip(tokens[:, width:].tolist(), log_p.tolist(), lengths.tolist(), strict=True)
-    cut = [(ids[:length], values[:length]) for ids, values, length in pairs]
-    return [ids for ids, _ in cut], [values for _, values in cut]
+    pairs = zip(tokens[:, width:].tolist(), lengths.tolist(), strict=True)
+    return [ids[:length] for ids, length in pairs]
 
 
 def _prefill(
@@ -147,16 +141,15 @@ def _prefill(
     import torch
     from transformers import DynamicCache
 
-    device = model.device
     distinct = {tuple(ids): number for number, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
     width = max(map(len, distinct))
-    tokens = torch.full((len(distinct), width + more), pad, device=device)
+    tokens = torch.full((len(distinct), width + more), pad)
     mask = torch.ones_like(tokens, dtype=torch.bool)
     for number, ids in enumerate(distinct):
-        tokens[number, width - len(ids) : width] = torch.tensor(ids, device=device)
+        tokens[number, width - len(ids) : width] = torch.tensor(ids)
         mask[number, : width - len(ids)] = False
     positions = (mask[:, :width].cumsum(1) - 1).clamp(min=0)
-    square = torch.ones(width, width, dtype=torch.bool, device=device)
+    square = torch.ones(width, width, dtype=torch.bool)
     # A place before a prompt sees itself: a row of nothing but masked ones would be NaN.
     seen = (square.tril() & mask[:, None, None, :width]) | square.diag().diag()
     cache = DynamicCache(config=model.config)
@@ -168,45 +161,27 @@ def _prefill(
         use_cache=True,
         logits_to_keep=1,
     ).logits[:, -1]
-    index = torch.tensor([distinct[tuple(ids)] for ids in prompts], device=device)
+    index = torch.tensor([distinct[tuple(ids)] for ids in prompts])
     cache.layers = [FixedLayer(layer, index, more) for layer in cache.layers]
     return logits[index], cache, tokens[index], mask[index], positions[index, -1:]
 
 
-def draw(logits: "torch.Tensor") -> tuple["torch.Tensor", "torch.Tensor"]:
-    """A token for each row of logits, and its log-probability.
+def draw(logits: "torch.Tensor") -> "torch.Tensor":
+    """A token for each row of logits.
 
     By the inverse of the distribution function: one random number a row, where
     `torch.multinomial` draws one for each token of the vocabulary.
     """
     import torch
 
-    log_p = logits.float().log_softmax(-1)
-    reached = log_p.exp().cumsum(-1, dtype=torch.float64)
-    chosen = torch.rand(len(logits), 1, dtype=torch.float64, device=logits.device)
+    reached = logits.float().softmax(-1).cumsum(-1, dtype=torch.float64)
+    chosen = torch.rand(len(logits), 1, dtype=torch.float64)
     token = torch.searchsorted(reached, chosen * reached[:, -1:], right=True)
-    token = token.clamp(max=logits.shape[1] - 1)
-    return token[:, 0], log_p.gather(-1, token)[:, 0]
-
-
-def samples_from_copy(trainer: Any, rollouts: str) -> bool:
-    """Whether completions come from a dense copy of the policy.
-
-    Args:
-        trainer: A GRPOTrainer.
-        rollouts: `policy.rollouts`.
-
-    Raises:
-        ValueError: "copy", and it is not possible here.
-    """
-    lacking = copy_lacks(trainer)
-    if lacking and rollouts == "copy":
-        raise ValueError(f"policy.rollouts = 'copy' needs {lacking}: set it to 'auto'")
-    return not lacking and (rollouts == "copy" or (rollouts == "auto" and not cuda_available()))
+    return token[:, 0].clamp(max=logits.shape[1] - 1)
 
 
 def copy_lacks(trainer: Any) -> str:
-    """What is missing to sample from a dense copy, or nothing."""
+    """What is missing to sample from a dense copy of the policy, or nothing."""
     from peft.tuners.lora import LoraLayer
 
     args, model = trainer.args, trainer.model
@@ -215,6 +190,8 @@ def copy_lacks(trainer: Any) -> str:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     needs = {
+        "a machine without a GPU": not cuda_available(),
+        "policy.rollouts = 'auto'": trainer.stage.config.policy.rollouts == "auto",
         "transformers to generate, not vLLM": not trainer.use_vllm,
         "temperature as the only setting of sampling": not any(cut)
         and args.top_p == args.repetition_penalty == 1,
@@ -244,13 +221,11 @@ class DenseCopy:
         base = policy.get_base_model()
         modules = dict(base.named_modules())
         plain = {k: v for k, v in base.config.to_dict().items() if k != "quantization_config"}
-        dtype = base.dtype if cuda_available() else torch.float32
         AttentionInterface.register(ATTENTION, _attend)
         with torch.random.fork_rng():  # its first weights are drawn, and the training's are not
-            self.model = type(base)._from_config(
-                type(base.config).from_dict(plain), dtype=dtype, attn_implementation=ATTENTION
-            )
-        self.model.to(base.device).eval().requires_grad_(False)
+            how = {"dtype": torch.float32, "attn_implementation": ATTENTION}
+            self.model = type(base)._from_config(type(base.config).from_dict(plain), **how)
+        self.model.eval().requires_grad_(False)
         for name, weight in self.model.state_dict().items():
             weight.copy_(_dense(modules, name))
         layers = {name: m for name, m in modules.items() if isinstance(m, LoraLayer)}
@@ -265,12 +240,12 @@ class DenseCopy:
             torch.add(base, module.get_delta_weight("default"), out=weight.data)
         return self.model
 
-    def sample(self, trainer: Any, prompts: Sequence[Sequence[int]]) -> tuple[list, list]:
-        """TRL's `_generate_single_turn` of text: (token ids, their log-probabilities)."""
+    def sample(self, trainer: Any, prompts: Sequence[Sequence[int]]) -> tuple[list, None]:
+        """TRL's `_generate_single_turn` of text: token ids; None, as where transformers samples."""
         import torch
 
         with torch.no_grad():
-            return sample(
+            ids = sample(
                 self.renewed(),
                 prompts,
                 max_completion_length=trainer.max_completion_length,
@@ -278,6 +253,7 @@ class DenseCopy:
                 pad=trainer._tokenizer.pad_token_id,
                 temperature=trainer.temperature,
             )
+        return ids, None
 
 
 def _dense(modules: dict[str, Any], name: str) -> "torch.Tensor":
@@ -344,15 +320,16 @@ def log_probabilities(
     return torch.cat(log_p), torch.cat(entropies) if compute_entropy else None, None
 
 
-def sharing_lacks(policy: Policy) -> str:
+def sharing_lacks(policy: Policy, asked: bool = True) -> str:
     """What is missing for prompts to be shared in the update, or nothing.
 
-    It takes a mask that says for each token what it sees.
+    It takes a mask that says for each token what it sees. `asked`: `policy.share_prompts`.
     """
     model = policy.model
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     takes = inspect.signature(type(base).forward).parameters
     needs = {
+        "policy.share_prompts = true": asked,
         "policy.backend = 'transformers' on a GPU": policy.backend == "transformers"
         or not cuda_available(),
         "attention by sdpa": base.config._attn_implementation == "sdpa",

@@ -181,12 +181,6 @@ def _rewards(w: Watch) -> Iterator[tuple[str, str, str]]:
             yield "no score", name, f"{w.mean(key):.1f} of {w.expected.completions} completions"
 
 
-def examine(metrics: Iterable[Mapping], expected: Expected, limits: Thresholds | None = None):
-    """The alerts of a whole history, in the order of its lines."""
-    watch = Watch(expected, limits)
-    return [alert for line in metrics for alert in watch.feed(line)]
-
-
 def summary(alerts: Iterable[Check]) -> str:
     lines = (f"{alert.state}: {alert.name}, {alert.evidence} → {alert.fix}" for alert in alerts)
     return "\n".join(lines) or "no alerts"
@@ -206,22 +200,19 @@ def checks(watch: Watch, lines: Sequence[Mapping[str, Any]], alerts: list[Check]
         alerts: Of the whole training.
     """
     steps, limits = [line["step"] for line in lines if "loss" in line], watch.limits
-    grave = [alert for alert in alerts if alert.state == "stop"]
-    live = [alert for alert in grave if alert.name in watch.holding()]
-    seen = f"{len(grave)} grave, {len(alerts) - len(grave)} warnings"
-    seen += f"; at the end: {summary(live)}" if live else "; the grave ones are over" * bool(grave)
     whole = bool(steps) and steps == list(range(1, len(steps) + 1))
     lost = "steps are missing: run 03_train_grpo again"
-    rows, cap = "take easier or harder rows (data.source)", "raise train.max_completion_length"
-    zero, cut = "frac_reward_zero_std", "completions/clipped_ratio"
-    rates = [line["eval/format"] for line in lines if _number(line.get("eval/format"))]
+    held = watch.holding()
+    live = list({alert.fix: alert for alert in alerts if alert.name in held}.values())
+    grave = "stop" if "stop" in {alert.state for alert in live} else "warning"
+    seen = f"{len(alerts)} in the training, {len(live)} of them still at its end"
+    seen += f": {summary(live)}" if live else ""
     found = [
         _check("tracking", whole, f"train/metrics.jsonl has {len(steps)} steps", lost, "stop"),
         _rise(watch),
-        _share(watch, "zero advantage", zero, limits.no_signal, rows),
-        _share(watch, "truncation", cut, limits.truncated, cap),
-        _check("alerts", not live, seen, "do what the last one says", "stop"),
+        _check("alerts", not live, seen, "do what the last one says", grave),
     ]
+    rates = [line["eval/format"] for line in lines if _number(line.get("eval/format"))]
     if rates:
         form = f"{rates[0]:.0%} → {rates[-1]:.0%} in validation; at least {limits.solved:.0%}"
         heavier = "train longer; weigh the format reward higher"
@@ -242,11 +233,3 @@ def _rise(watch: Watch) -> Check:
     rise, error = watch.rise("reward", steps - half, half)
     seen = f"{rise:+.3f} ± {2 * error:.3f} (2 standard errors), half to half of {steps} steps"
     return _check("reward rises", rise > 2 * error, seen, f"train longer, or see {PAGE}")
-
-
-def _share(watch: Watch, name: str, key: str, most: float, fix: str) -> Check:
-    """A share, over the last steps."""
-    count = min(len(watch.lines), watch.limits.window)
-    share = fmean(watch.last(key, 0, count) or [math.nan])
-    seen = f"{share:.0%} by {key} in the last {count} steps; at most {most:.0%}"
-    return _check(name, share <= most, seen, fix)

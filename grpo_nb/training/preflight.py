@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import log
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -33,32 +33,8 @@ if TYPE_CHECKING:
 GIB = 2**30
 # fp16 scales the loss, at first so far that most gradients overflow; a training comes down to this.
 USUAL_SCALE = 2.0**10
-# What a step leaves in a trainer, beside gradients and random states.
-STATE = (
-    *("_metrics", "_logs", "_pending_extra_logs", "_pending_metrics", "_step"),
-    *("_buffered_inputs", "_current_train_step_time", "_last_loaded_step", "entropy_coef"),
-    *("_entropy_window_stats", "_last_world_entropy", "current_gradient_accumulation_steps"),
-    *("share_prompts", "eos_token_ids"),
-)
-
-
-class DryRun(NamedTuple):
-    """What the largest step needed.
-
-    failed: The part that ran out of memory, or "".
-    update: Of one micro-batch, forward and backward [s].
-    generation: Of the completions that are sampled together [s].
-    before, peak, budget: Memory before it, at its highest, and at hand [bytes].
-    gradients: (parameters that a gradient has to reach, those it reached, all finite).
-    """
-
-    failed: str
-    update: float
-    generation: float
-    before: int
-    peak: int
-    budget: int
-    gradients: tuple[int, int, bool]
+# What a step fills in a trainer; all else it puts another value in place of.
+FILLED = ("_metrics", "_logs", "_pending_extra_logs", "_pending_metrics")
 
 
 def preflight(trainer: "Trainer") -> list[Check]:
@@ -75,10 +51,7 @@ def preflight(trainer: "Trainer") -> list[Check]:
         fix = "watch memory_gib in the first steps"
         checks.append(Check("memory", "warning", "sharded weights: no dry run", fix))
     elif all(check.state == "ok" for check in checks):  # else the step would mean nothing
-        found = dry_run(trainer, prompts[longest])
-        checks.append(_memory(trainer, found))
-        if not found.failed:
-            checks += [_gradient(*found.gradients), _time(trainer, found)]
+        checks += dry_run(trainer, prompts[longest])
     checks += [*_adapters(trainer), _paths(trainer), _disk(trainer)]
     fixes = [f"{check.fix}; see {section(check.name)}" if check.fix else "" for check in checks]
     return [check._replace(fix=fix) for check, fix in zip(checks, fixes, strict=True)]
@@ -100,15 +73,10 @@ def _context(trainer: "Trainer", prompt: int) -> Check:
 
 def _end_of_turn(trainer: "Trainer") -> Check:
     """Whether a completion can end."""
-    policy, tokenizer = trainer.policy, trainer.policy.tokenizer
-    if tokenizer.eos_token_id is None:
-        do = "give the tokenizer an eos_token: no completion would ever end"
-        return Check("end of turn", "stop", "the tokenizer has no EOS", do)
-    ends = policy.model.generation_config.eos_token_id or tokenizer.eos_token_id
-    stops = {tokenizer.eos_token_id, *np.atleast_1d(ends).tolist()}
+    tokenizer, stops = trainer.policy.tokenizer, {*trainer.eos_token_ids} - {None}
     chat = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "ANSWER"}]
     closing = tokenizer.apply_chat_template(chat, tokenize=False).rpartition("ANSWER")[2]
-    enders = ", ".join(repr(tokenizer.decode(stop)) for stop in sorted(stops))
+    enders = ", ".join(repr(tokenizer.decode(stop)) for stop in sorted(stops)) or "no token"
     seen = f"a turn ends in {closing!r}, generation at {enders}"
     if stops & set(tokenizer(closing, add_special_tokens=False)["input_ids"]):
         return Check("end of turn", "ok", seen)
@@ -147,23 +115,22 @@ def _adapters(trainer: "Trainer") -> list[Check]:
 
 def _paths(trainer: "Trainer") -> Check:
     """Which way completions and log-probabilities are computed, and why not the quicker one."""
-    copy, shared = fast_cpu.copy_lacks(trainer), fast_cpu.sharing_lacks(trainer.policy)
-    seen = "completions by vLLM" if trainer.use_vllm else "completions by the policy itself"
-    if trainer.samples_from_copy:
-        seen = "completions from a dense copy"
-    elif not cuda_available():
-        seen += f" (a dense copy needs {copy or 'policy.rollouts = auto'})"
+    asked = trainer.stage.config.policy.share_prompts
+    copy, shared = fast_cpu.copy_lacks(trainer), fast_cpu.sharing_lacks(trainer.policy, asked)
+    seen = "completions from a dense copy"
+    if copy:
+        seen = f"completions by {'vLLM' if trainer.use_vllm else 'the policy itself'}"
+        seen += "" if cuda_available() else f" (a dense copy needs {copy})"
     seen += "; the update runs a prompt "
-    seen += "once for its group" if trainer.share_prompts else "for each completion"
-    if not trainer.share_prompts:
-        seen += f" (sharing needs {shared or 'policy.share_prompts = true'})"
+    seen += f"for each completion (sharing needs {shared})" if shared else "once for its group"
     return Check("paths", "ok", seen)
 
 
 def _disk(trainer: "Trainer") -> Check:
     stage = trainer.stage
     kept = stage.config.train.keep_checkpoints + 1  # a new one is written before an old one goes
-    checkpoint = 4 * _trained(trainer) + _optimizer_bytes(trainer)
+    trained = 4 * trainer.model.num_parameters(only_trainable=True)
+    checkpoint = trained + _optimizer_bytes(trainer)
     merged = 2 * trainer.model.num_parameters()
     need, free = kept * checkpoint + merged, shutil.disk_usage(stage.run.path).free
     seen = f"{kept} checkpoints and the merged model {need / GIB:.2f} GiB, {free / GIB:.1f} free"
@@ -171,29 +138,22 @@ def _disk(trainer: "Trainer") -> Check:
     return Check("disk", "stop", seen, do) if need > free else Check("disk", "ok", seen)
 
 
-def _trained(trainer: "Trainer") -> int:
-    return sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad)
-
-
 def _optimizer_bytes(trainer: "Trainer") -> int:
     """Adam's two states a weight: of a byte, or of four."""
     optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
-    return _trained(trainer) * (2 if "8bit" in optim else 8)
+    return trainer.model.num_parameters(only_trainable=True) * (2 if "8bit" in optim else 8)
 
 
-def _memory(trainer: "Trainer", found: DryRun) -> Check:
-    rows = trainer.args.per_device_train_batch_size
-    if found.failed:
-        seen = f"{found.failed} ran out of it; {found.budget / GIB:.1f} GiB were at hand"
-        return Check("memory", "stop", seen, smaller(trainer, rows // 2))
-    step, optimizer = found.peak - found.before, _optimizer_bytes(trainer)
-    need = found.peak + optimizer
-    seen = f"{need / GIB:.2f} GiB at most with the optimizer, of {found.budget / GIB:.1f}"
-    if need <= 0.9 * found.budget:
+def _memory(trainer: "Trainer", before: int, peak: int, budget: int) -> Check:
+    """By the memory before the step, at its highest, and at hand [bytes]."""
+    optimizer = _optimizer_bytes(trainer)
+    need = peak + optimizer
+    seen = f"{need / GIB:.2f} GiB at most with the optimizer, of {budget / GIB:.1f}"
+    if need <= 0.9 * budget:
         return Check("memory", "ok", seen)
-    room = max(0.0, 0.9 * found.budget - found.before - optimizer) / max(1, step)
-    state = "stop" if need > found.budget else "warning"
-    return Check("memory", state, seen, smaller(trainer, int(room * rows)))
+    room = max(0.0, 0.9 * budget - before - optimizer) / max(1, peak - before)
+    rows = int(room * trainer.args.per_device_train_batch_size)
+    return Check("memory", "stop" if need > budget else "warning", seen, smaller(trainer, rows))
 
 
 def smaller(trainer: "Trainer", rows: int) -> str:
@@ -210,46 +170,53 @@ def smaller(trainer: "Trainer", rows: int) -> str:
     return f"set {settings} (the same step), or {other}"
 
 
-def _gradient(watched: int, reached: int, finite: bool) -> Check:
-    seen = f"reaches {reached} of {watched} trained matrices"
-    if not finite:
+def _gradient(trainer: "Trainer") -> Check:
+    """Of LoRA's B: at the start A's gradient is 0. Without LoRA, of all that is trained."""
+    named = list(trainer.model.named_parameters())
+    watched = [p for name, p in named if "lora_B" in name and ".ref." not in name]
+    watched = watched or [parameter for _, parameter in named if parameter.requires_grad]
+    gradients = [parameter.grad for parameter in watched if parameter.grad is not None]
+    reached = sum(bool(gradient.count_nonzero()) for gradient in gradients)
+    seen, do = f"reaches {reached} of {len(watched)} trained matrices", ""
+    if not all(gradient.isfinite().all() for gradient in gradients):
+        seen += ", and is not finite"
         do = "the base model overflows: set model.quantization = '16bit', or take another model"
-        return Check("gradient", "stop", seen + ", and is not finite", do)
-    if reached < watched or not watched:
+    elif reached < len(watched) or not watched:
         do = "load the policy again: what is to be trained is frozen (requires_grad) or cut off"
-        return Check("gradient", "stop", seen, do)
-    return Check("gradient", "ok", seen)
+    return Check("gradient", "stop" if do else "ok", seen, do)
 
 
-def _time(trainer: "Trainer", found: DryRun) -> Check:
-    args = trainer.args
+def _time(args: Any, update: float, generation: float) -> Check:
+    """By the seconds of a micro-batch and of the completions that are sampled together."""
     micro_batches = args.gradient_accumulation_steps
     generations = micro_batches / (args.steps_per_generation * args.num_iterations)
-    step = micro_batches * found.update + generations * found.generation
-    seen = f"at most {step:.1f} s a step (generation {found.generation:.1f}, a micro-batch "
-    seen += f"{found.update:.1f}), without rewards; {args.max_steps} steps in "
-    return Check("time", "ok", f"{seen}{step * args.max_steps / 60:.1f} min")
+    step = micro_batches * update + generations * generation
+    seen = f"at most {step:.1f} s a step (generation {generation:.1f}, a micro-batch {update:.1f})"
+    seen += f", without rewards; {args.max_steps} steps in {step * args.max_steps / 60:.1f} min"
+    return Check("time", "ok", seen)
 
 
 @contextmanager
-def _no_trace(trainer: "Trainer") -> Iterator[None]:
-    """Put back what a step changes: random states, metrics, counters, gradients, loss scale."""
+def _double(trainer: "Trainer") -> Iterator["Trainer"]:
+    """A copy to run a step with; random states, gradients and the loss scale are put back."""
     import torch
 
-    kept = {name: copy.deepcopy(vars(trainer)[name]) for name in STATE if name in vars(trainer)}
-    tokens_seen, scaler = trainer.state.num_input_tokens_seen, trainer.accelerator.scaler
+    double, scaler = copy.copy(trainer), trainer.accelerator.scaler
+    for name in FILLED:
+        setattr(double, name, copy.deepcopy(getattr(trainer, name)))
+    double.state = copy.copy(trainer.state)
+    double.share_prompts = False  # other than these, a micro-batch's rows may all differ
+    double.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     scale = scaler and scaler.state_dict()
+    if scaler:
+        scaler.load_state_dict(scale | {"scale": min(scaler.get_scale(), USUAL_SCALE)})
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            yield
+            yield double
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-        for name in STATE:
-            vars(trainer).pop(name, None)
-        vars(trainer).update(kept)
-        trainer.state.num_input_tokens_seen = tokens_seen
         if scaler:
             scaler.load_state_dict(scale)
         trainer.model.zero_grad(set_to_none=True)
@@ -273,40 +240,36 @@ def _set_modes(trainer: "Trainer") -> None:
         model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
 
 
-def dry_run(trainer: "Trainer", prompt: list[dict]) -> DryRun:
+def dry_run(trainer: "Trainer", prompt: list[dict]) -> list[Check]:
     """A micro-batch with its gradients, then a generation to the last token; no number of it stays.
 
     Args:
         trainer: As built, not yet training.
         prompt: The longest chat to train on; every row of the micro-batch is this one.
+
+    Returns:
+        The checks "memory", "gradient" and "time"; "memory" alone where it ran out.
     """
-    policy, scaler = trainer.policy, trainer.accelerator.scaler
-    text = render(policy.tokenizer, prompt)
-    ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-    update = generation = 0.0
-    gradients, failed = (0, 0, True), ""
-    with _no_trace(trainer):
+    tokenizer, part = trainer.policy.tokenizer, "the update"
+    ids = tokenizer(render(tokenizer, prompt), add_special_tokens=False)["input_ids"]
+    with _double(trainer) as double:
         _set_modes(trainer)
-        trainer.share_prompts = False  # other than these, a micro-batch's rows may all differ
-        trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
-        if scaler:
-            scale = min(scaler.get_scale(), USUAL_SCALE)
-            scaler.load_state_dict(scaler.state_dict() | {"scale": scale})
         before, budget = _memory_now()
         try:
-            failed = "the update"
             for _ in range(2 if cuda_available() else 1):  # a GPU compiles in the first
-                update = _timed(_update, trainer, ids, len(policy.tokenizer))
-            gradients = _reached(trainer)
+                update = _timed(_update, double, ids, len(tokenizer))
+            gradient = _gradient(trainer)
             trainer.model.zero_grad(set_to_none=True)
-            failed = "generation"
-            generation = _timed(_generate, trainer, prompt)
-            failed = ""
+            part = "generation"
+            generation = _timed(_generate, double, prompt)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-        peak = max(before, peak_memory())
-    return DryRun(failed, update, generation, before, peak, budget, gradients)
+            seen = f"{part} ran out of it; {budget / GIB:.1f} GiB were at hand"
+            less = smaller(trainer, trainer.args.per_device_train_batch_size // 2)
+            return [Check("memory", "stop", seen, less)]
+        memory = _memory(trainer, before, max(before, peak_memory()), budget)
+    return [memory, gradient, _time(trainer.args, update, generation)]
 
 
 def _timed(work: Any, *arguments: Any) -> float:
@@ -344,33 +307,23 @@ def _update(trainer: "Trainer", prompt: list[int], vocabulary: int) -> None:
         (scaler.scale(loss) if scaler else loss).backward()
 
 
-def _reached(trainer: "Trainer") -> tuple[int, int, bool]:
-    """LoRA's B, whose gradient is not 0 at the start as A's is; without LoRA what is trained."""
-    named = list(trainer.model.named_parameters())
-    watched = [p for name, p in named if "lora_B" in name and ".ref." not in name]
-    watched = watched or [parameter for _, parameter in named if parameter.requires_grad]
-    gradients = [parameter.grad for parameter in watched if parameter.grad is not None]
-    reached = sum(bool(gradient.count_nonzero()) for gradient in gradients)
-    return len(watched), reached, all(bool(gradient.isfinite().all()) for gradient in gradients)
-
-
 def _generate(trainer: "Trainer", prompt: list[dict]) -> None:
-    """A step's completions by the trainer's own path, with no end before the cap."""
-    count = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+    """A step's completions by the trainer's own path, with no end before the cap.
+
+    Args:
+        trainer: The double: its sampling is changed.
+        prompt: As in `dry_run`.
+    """
+    args = trainer.args
     if trainer.samples_from_copy:
         trainer.eos_token_ids = []
-    if trainer.use_vllm:
-        sampling, forced = trainer.vllm_generation.generation_kwargs, {"ignore_eos": True}
+    elif trainer.use_vllm:
+        trainer.vllm_generation = vllm = copy.copy(trainer.vllm_generation)
+        vllm.generation_kwargs = vllm.generation_kwargs | {"ignore_eos": True}
     else:
-        sampling = vars(trainer.generation_config)
-        forced = {"min_new_tokens": trainer.args.max_completion_length}
-    before = dict(sampling)
-    sampling.update(forced)
-    try:
-        trainer._generate([prompt] * count)
-    finally:
-        sampling.clear()
-        sampling.update(before)
+        trainer.generation_config = copy.deepcopy(trainer.generation_config)
+        trainer.generation_config.min_new_tokens = args.max_completion_length
+    trainer._generate([prompt] * (args.per_device_train_batch_size * args.steps_per_generation))
 
 
 def _memory_now() -> tuple[int, int]:

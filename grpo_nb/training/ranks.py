@@ -36,7 +36,6 @@ def start(expected: int | None) -> None:
     # A validation on the first process may take longer than the others wait by default.
     waits = {"timeout": timedelta(minutes=60)} if "RANK" in os.environ else {}
     world = PartialState(cpu=cpu, **waits).num_processes
-    _take_cores(int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     wanted = expected or int(os.environ.get("WORLD_SIZE", "1"))
     if world != wanted:
         raise ValueError(
@@ -57,15 +56,6 @@ def end() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
-
-
-def _take_cores(place: int, of: int) -> None:
-    """This process' share of the machine's cores, so that not each runs rewards on all of them."""
-    if not hasattr(os, "sched_setaffinity"):
-        return
-    cores = sorted(os.sched_getaffinity(0))
-    if share := cores[place * len(cores) // of : (place + 1) * len(cores) // of]:
-        os.sched_setaffinity(0, share)
 
 
 def _world() -> Any:

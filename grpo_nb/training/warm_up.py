@@ -9,6 +9,7 @@ from grpo_nb.models.chat import quiet, render
 from grpo_nb.runs import Stage, atomic_path, sha256, write_json
 from grpo_nb.runs.files import read_json
 from grpo_nb.training import ranks
+from grpo_nb.training.checkpoints import save_trained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,7 +45,13 @@ def warm_up(policy: Policy, stage: Stage) -> str:
     else:
         losses = _train(policy, stage, rows)
         done = {"of": known, "loss_first": losses[0], "loss_last": losses[-1]}
-        ranks.from_main(lambda: _save(policy, folder, done))
+
+        def save() -> None:
+            with atomic_path(folder) as temporary:
+                save_trained(policy.model, temporary)
+                write_json(temporary / about.name, done)
+
+        ranks.from_main(save)
     first, last = done["loss_first"], done["loss_last"]
     return f"{train.sft_steps} SFT warm-up steps: loss {first:.3f} → {last:.3f}"
 
@@ -56,14 +63,6 @@ def _ids(tokenizer: "PreTrainedTokenizerBase", row: dict) -> dict[str, list[int]
     before, written = tokenizer(texts, add_special_tokens=False)["input_ids"]
     mask = [0] * len(before) + [1] * len(written)
     return {"input_ids": before + written, "completion_mask": mask}
-
-
-def _save(policy: Policy, folder: Path, about: dict) -> None:
-    from grpo_nb.training.checkpoints import save_trained
-
-    with atomic_path(folder) as temporary:
-        save_trained(policy.model, temporary)
-        write_json(temporary / "about.json", about)
 
 
 def _train(policy: Policy, stage: Stage, rows: Path) -> list[float]:
@@ -95,8 +94,8 @@ def _train(policy: Policy, stage: Stage, rows: Path) -> list[float]:
     )
     # As GRPO will see them: TRL would look for the prompt in a chat rendered whole, where a
     # template that opens a block of thought writes another one.
-    parts = [_ids(policy.tokenizer, row) for row in Dataset.from_parquet(str(rows))]
-    dataset = Dataset.from_list(parts)
+    known = Dataset.from_parquet(str(rows))
+    dataset = Dataset.from_list([_ids(policy.tokenizer, row) for row in known])
     with quiet(), kept_in_32_bit(policy.model):  # a bar for each of its preparations of the rows
         trainer = SFTTrainer(
             policy.model, args, train_dataset=dataset, processing_class=policy.tokenizer

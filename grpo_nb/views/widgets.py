@@ -1,4 +1,4 @@
-"""What the notebooks' widgets share, and the browser of completions.
+"""What the notebooks' widgets share: errors on the screen, buttons, controls.
 
 Widgets hold no logic and nothing that a later cell needs: the notebook shows the same without.
 """
@@ -10,18 +10,7 @@ from functools import partial
 from typing import Any
 
 import ipywidgets as w
-import pandas as pd
 
-from grpo_nb.views import tables
-
-SHOWN = 200  # lines of the browser's list
-TOLD = {
-    "question": "prompt",
-    "reference": "reference answer",
-    "completion": "completion",
-    "answer": "answer read",
-}
-EITHER = {"any": None, "yes": True, "no": False}
 WIDE = {"width": "auto"}
 ALERT = "border-left: 4px solid #d33; padding-left: 8px; white-space: pre-wrap; line-height: 1.4"
 
@@ -53,90 +42,25 @@ class View(w.VBox):
         return f"{type(error).__name__}: {error}"
 
     def on(self, action: Callable[[], None], *controls: w.Widget) -> None:
-        """Call it when a control changes, or a button is clicked."""
+        """Call it when the value of a control changes."""
         for control in controls:
-            if isinstance(control, w.Button):
-                control.on_click(partial(self.guard, action))
-            else:
-                control.observe(partial(self.guard, action), "value")
+            control.observe(partial(self.guard, action), "value")
 
+    def button(self, label: str, tooltip: str, action: Callable[[], None]) -> w.Button:
+        """A button that calls it."""
+        button = w.Button(description=label, tooltip=tooltip, layout=WIDE)
+        button.on_click(partial(self.guard, action))
+        return button
 
-class CompletionBrowser(View):
-    """Baseline rollouts, or completions of a training or an evaluation: filtered, sorted, compared.
+    def alone(self, action: Callable[[], None], *buttons: w.Button) -> None:
+        """Run it while these buttons take no click, which would overtake what is typed meanwhile.
 
-    Args:
-        frame: question, completion and any of: reference, answer, `<reward>/reason`, step,
-            truncated, correct; they can be sorted by each column of numbers.
-    """
-
-    def __init__(self, frame: pd.DataFrame) -> None:
-        super().__init__()
-        self.frame = frame.reset_index(drop=True)
-        self.numbers = [c for c in frame.select_dtypes("number") if c != "step"]
-        self.by = w.Dropdown(options=self.numbers, description="Score")
-        self.descending = w.Checkbox(value=True, description="highest first", indent=False)
-        self.flags = {
-            name: w.Dropdown(options=EITHER, index=0, description=name)
-            for name in ("correct", "truncated")
-            if name in frame
-        }
-        # Of one step alone there is nothing to choose, and the slider has no range then.
-        steps = sorted(frame["step"].unique()) if "step" in frame else [0]
-        self.step = w.SelectionRangeSlider(options=steps, description="Steps")
-        self.step.index = (0, len(steps) - 1)
-        self.count, self.shown = w.HTML(), w.HTML()
-        self.chosen = w.SelectMultiple(description="Compare", rows=8, layout=WIDE)
-        self.children = [
-            w.HBox([self.by, self.descending, *self.flags.values()]),
-            *([self.step] if len(steps) > 1 else []),
-            *(self.count, self.chosen, self.errors, self.shown),
-        ]
-        self.on(self._list, self.by, self.descending, self.step, *self.flags.values())
-        self.on(self._show, self.chosen)
-        self._list()
-
-    @property
-    def found(self) -> pd.DataFrame:
-        """The lines that pass the filters, sorted."""
-        keep = pd.Series(True, index=self.frame.index)
-        for name, control in self.flags.items():
-            if control.value is not None:
-                keep &= self.frame[name].astype(bool) == control.value
-        if len(self.step.options) > 1:
-            keep &= self.frame["step"].between(*self.step.value)
-        descending = self.descending.value
-        return self.frame[keep].sort_values(self.by.value, ascending=not descending, kind="stable")
-
-    def _list(self) -> None:
-        lines = self.found
-        self.count.value = f"{len(lines)} of {len(self.frame)} completions"
-        self.chosen.options = [
-            (_label(line, self.by.value), number)
-            for number, line in zip(lines.index, lines.to_dict("records"), strict=True)
-        ][:SHOWN]
-        self.chosen.value = [number for _, number in self.chosen.options[:2]]
-        self._show()
-
-    def _show(self) -> None:
-        """The selected completions side by side: a column each, a line for all that is known."""
-        chosen = self.frame.loc[list(self.chosen.value)].to_dict("records")
-        told = {name: label for name, label in TOLD.items() if name in self.frame}
-        lines = [[label, *(_cell(one, name) for one in chosen)] for name, label in told.items()]
-        for name in self.numbers:
-            scores = [tables.score(one[name], one.get(f"{name}/reason", "")) for one in chosen]
-            lines.append([html.escape(tables.short(name)), *scores])
-        head = ["", *(f"completion {number + 1}" for number in range(len(chosen)))]
-        none = "no completion passes these filters"
-        self.shown.value = tables.Page(tables.markup(head, lines)) if chosen else none
-
-
-def _cell(line: dict[str, Any], name: str) -> str:
-    if name == "completion":
-        answer = line.get("answer")
-        return tables.read(line[name], answer if isinstance(answer, str) else None)[0]
-    return html.escape(str(line[name]))
-
-
-def _label(line: dict[str, Any], by: str) -> str:
-    step = f"step {line['step']} · " if "step" in line else ""
-    return f"{step}{line[by]:.3g} · {line['question'][:40]} → {line['completion'][:60]!r}"
+        A front end holds a control's change back while the kernel works on the one before.
+        """
+        for button in buttons:
+            button.disabled = True
+        try:
+            action()
+        finally:
+            for button in buttons:
+                button.disabled = False

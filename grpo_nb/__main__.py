@@ -171,9 +171,6 @@ def _add_after(commands: argparse._SubParsersAction) -> None:
     add("--model", default="merged", help="merged (default), adapter or base")
     add("--question-column", default="", metavar="NAME", help="default: the run's")
     add("--answer-column", default="", metavar="NAME", help="reference answers, to score by")
-    add("--temperature", type=float, default=0.0, help="default: 0, greedy")
-    add("--seed", type=int, default=0, help="of the sampling; default: 0")
-    add("--batch-size", type=int, default=64, help="default: 64")
     add("--engine", default="detect", help="transformers or vllm")
 
 

@@ -200,7 +200,6 @@ def test_a_merged_model_of_an_earlier_training_is_neither_asked_nor_given_away(
         place, to = str(run.path), str(tmp_path / "merged.jsonl")
         for command in (
             ["answer", place, str(few), "--to", to],
-            ["serve", place],
             ["card", place],
             ["report", place],
         ):

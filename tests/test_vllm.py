@@ -2,17 +2,9 @@
 
 import importlib.util
 import json
-import os
-import signal
-import subprocess
-import sys
 
-import httpx
-import psutil
 import pytest
 import torch
-from openai import OpenAI
-from stub_trials import until
 
 from grpo_nb import models
 from grpo_nb.__main__ import main

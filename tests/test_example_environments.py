@@ -47,7 +47,7 @@ def maker():
 def test_the_rows_are_what_the_script_makes(name, maker):
     rows = read(name)
     assert rows == maker[name]()
-    assert len({json.dumps(row) for row in rows}) == len(rows) == {"wordle": 400}.get(name, 200)
+    assert len({row["question"] for row in rows}) == len(rows) == {"wordle": 400}.get(name, 200)
     check_rows(load(name), rows)
 
 

@@ -533,7 +533,6 @@ def test_prompts_longer_than_the_context_are_dropped_and_counted(runs_dir):
     assert "tokens, where data.max_prompt_tokens is 20" in entry["example"]
     figures = report["prompt_tokens"]
     assert figures["max"] == max(words([row["prompt"] for row in train])) - 2 + 50
-    assert sum(figures["histogram"]["counts"]) == 3
     assert figures["recommended_cap"] % 8 == 0
 
 

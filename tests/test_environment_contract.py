@@ -49,6 +49,7 @@ class Odd:
             raise SystemExit(3)
         if how == "hang":
             self.wait.wait()
+            return ""  # and draws nothing, which another test would see
         self.done = how == "end"
         return [random.random(), float(np.random.rand())]
 
@@ -254,7 +255,8 @@ def test_columns_that_reset_takes_are_there_and_others_are_kept_from_it():
     assert Environment(Odd).columns(ROW) == ROW, "it takes **row"
 
 
-def test_trl_takes_the_guarded_class_and_the_authors_own(tmp_path):
+def test_trl_takes_the_guarded_class_and_the_authors_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     from datasets import Dataset
     from transformers import Qwen2Config, Qwen2ForCausalLM
     from trl import GRPOConfig, GRPOTrainer

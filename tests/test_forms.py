@@ -23,7 +23,7 @@ EVERY = [*forms.FORMS, *NAMED]
 THINK = "<think>\n"
 each_form = pytest.mark.parametrize("name", EVERY)
 each_opening = pytest.mark.parametrize("opened", ["", THINK], ids=["", "opened"])
-SUMS = [(47, 38), (1, 1), (9, 6), (30, 12), (5, 8), (21, 3)]
+SUMS = [(47, 38), (1, 1), (9, 6)]
 ROWS = [{"prompt": [], "question": f"{a} + {b}?", "answer": str(a + b)} for a, b in SUMS]
 
 
@@ -217,13 +217,20 @@ def stage_02(name, opened=""):
     return start_stage("02", "formed", {"rewards.baseline_completions": 8})
 
 
+@pytest.fixture(scope="module")
+def sampled():
+    """Of the base, asked as it was taught: the same for every form, so the first samples."""
+    return []
+
+
 @pytest.mark.parametrize("name", forms.FORMS)
-def test_notebook_2_passes_on_the_tiny_base_in_every_form(name, runs_dir):
+def test_notebook_2_passes_on_the_tiny_base_in_every_form(name, sampled, runs_dir):
     stage = stage_02(name)
     preset, rows = load_rewards(stage.config.rewards), data.load(stage.run, "train")
     assert rows[0]["prompt"][0]["content"] == preset.form.system_prompt
     known = [{**row, "prompt": build_prompt(row["question"])} for row in rows[:8]]
-    tried = baseline.sample(stage.run, known, stage.config)  # asked as this base was taught
+    sampled[:] = sampled or [baseline.sample(stage.run, known, stage.config)]
+    tried = sampled[0]
     verdict = reward_lab.judge(Bench(preset), rows, tried, stage)
     assert verdict.passed, verdict
     assert "form" not in [check.name for check in verdict.checks]

@@ -73,7 +73,7 @@ def test_a_nan_metric_is_stored_as_null(tmp_path):
 
 
 def test_pictures_are_on_disk_and_four_steps_are_too_few_for_an_alert(demo_run):
-    for picture in ("prompt_lengths", "training", "before_after"):
+    for picture in ("training", "before_after"):
         data = (demo_run / f"figures/{picture}.png").read_bytes()
         assert data.startswith(b"\x89PNG") and len(data) > 5000
     assert training.read_lines(demo_run / "train/health.jsonl") == []

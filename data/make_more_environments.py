@@ -4,8 +4,8 @@
 
 Rows, shortened:
 
-    wordle          {"question": "Find the word. It is not aab: a absent, a elsewhere, b in place.",
-                     "answer": "cab", "secret": "cab", "clue": "aab"}
+    wordle          {"question": "Find the word. It is not cab: c absent, a elsewhere, b in place.",
+                     "answer": "abb", "secret": "abb", "clue": "cab"}
     python_sandbox  {"question": "Write f(numbers) that returns the largest of the numbers above 4,
                      or 0 without one. f([7, 2, 9]) is 9.", "answer": "def f(numbers):\n    …",
                      "tests": '{"function": "f", "cases": [[[[7, 2, 9]], 9], [[[]], 0], …]}',

@@ -65,6 +65,24 @@ def test_the_page_explains_every_finding():
     assert re.findall(r"^\| `([a-z ]+)` \|", page, re.M) == [*findings.FIXES]
 
 
+SHOWN = {
+    "calculator": {"a": 47, "b": 38},
+    "guess": {"low": 41, "secret": 45},
+    "wordle": {"secret": "dab", "clue": "abd"},
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_transcripts_of_the_page_are_what_is_played(name):
+    page = (PROJECT_ROOT / "docs/environments.md").read_text(encoding="utf-8")
+    section = page.partition(f"### {name}:")[2].partition("\n### ")[0]
+    said = re.findall(r"^    assistant  (\w+)\((.*)\)\n    tool       (.*)$", section, re.M)
+    calls = [(tool, eval(f"dict({given})")) for tool, given, _ in said]
+    end = played(name, SHOWN[name], *calls)
+    assert [call.result for call in end.calls] == [result for *_, result in said]
+    assert (end.get_reward(), end.done) == (1.0, True)
+
+
 def test_each_reference_passes_its_tests_and_a_constant_does_not():
     for row in read("python_sandbox"):
         space = {}

@@ -61,7 +61,7 @@ def main() -> None:
         "512 completions scored and shown": seconds(lambda: lab.use(rewards)),
         "one completion edited": seconds(lambda: setattr(lab.text, "value", next(texts))),
         "one slider moved": seconds(lambda: setattr(lab.sliders[0], "value", next(weights))),
-        "linter, probes and references": seconds(lab.probe.click),
+        "linter, probes and references": seconds(lab.run.click),
     }
     for what, spent in figures.items():
         print(f"{what:<34}{spent:8.3f} s")

@@ -79,13 +79,15 @@ def test_the_edit_of_one_completion_survives_a_look_at_another(lab):
     assert lab.baseline.completions_P_G[0][0] != "edited", "the baseline is not touched"
 
 
-def test_probes_run_on_what_is_shown(lab):
-    lab.probe.click()
-    assert "PASSED" in lab.report.value
-    assert "every number 0-100" in lab.report.value
+def test_probes_run_on_what_is_shown_and_no_click_comes_between(lab):
+    taken = []
+    lab.report.observe(lambda _: taken.append((lab.run.disabled, lab.adopt.disabled)), "value")
+    lab.run.click()
+    assert "PASSED" in lab.report.value and "every number 0-100" in lab.report.value
     lab.sliders[0].value = 0
-    lab.probe.click()
-    assert "FAILED" in lab.report.value
+    lab.run.click()
+    assert "FAILED" in lab.report.value and lab.weights[0] == 0
+    assert set(taken) == {(True, True)} and not (lab.run.disabled or lab.adopt.disabled)
 
 
 MINE = """
@@ -159,18 +161,17 @@ def frame():
 
 def test_the_browser_filters_and_sorts():
     browser = CompletionBrowser(frame())
-    assert browser.found["question"].tolist() == ["d", "a", "b", "c"]
-    assert browser.flags["correct"].label == "any"
-    browser.flags["correct"].value = True
-    assert browser.found["question"].tolist() == ["d", "a"]
-    browser.flags["correct"].value = None
-    browser.flags["truncated"].value = False
-    browser.descending.value = False
-    assert browser.found["question"].tolist() == ["b", "a", "d"]
-    browser.flags["correct"].value = False
-    browser.step.value = (2, 3)
-    assert "0 of 4" in browser.count.value
-    assert "no completion" in browser.shown.value
+    filters = {"": "dabc", "correct": "da", "not truncated and total > 0.5": "da", "step > 3": ""}
+    for query, found in filters.items():
+        browser.query.value = query
+        assert "".join(browser.found["question"]) == found
+        assert browser.count.value == f"{len(found)} of 4 completions"
+        assert ("no completion passes" in browser.shown.value) is (found == "")
+    browser.query.value = "corect"
+    assert "the filter &#x27;corect&#x27;: name &#x27;corect&#x27;" in browser.errors.value
+    assert "columns: question, reference," in browser.errors.value
+    browser.query.value, browser.descending.value = "not truncated", False
+    assert (browser.errors.value, "".join(browser.found["question"])) == ("", "bad")
 
 
 def test_the_selected_completions_are_shown_in_full_with_all_that_is_known_of_them():
@@ -187,9 +188,4 @@ def test_the_selected_completions_are_shown_in_full_with_all_that_is_known_of_th
 
 def test_a_browser_needs_no_steps_or_flags():
     browser = CompletionBrowser(frame()[["question", "completion", "total"]])
-    assert len(browser.found) == 4
-
-
-def test_a_training_of_one_step_is_browsed():
-    browser = CompletionBrowser(frame().assign(step=1))
     assert len(browser.found) == 4

@@ -126,7 +126,7 @@ def draw(
     table = pd.DataFrame([numbers(line) for line in lines])
     validation = table.filter(like="eval/").notna().any(axis=1)
     drawn = charts(keys or table.columns)
-    rows = -(-len(drawn) // COLUMNS)
+    rows = max(1, -(-len(drawn) // COLUMNS))
     figure = on or Figure()
     figure.set_size_inches(WIDTH, ROW * rows)
     axes = list(figure.subplots(rows, COLUMNS, squeeze=False).flat)

@@ -51,12 +51,8 @@ class RewardLab(View):
         self.verdict: Verdict | None = None
         self.tried = reward_lab.source_of(stage)  # the text whose rewards are shown
         self._make_controls()
-        self.on(self._run, self.run)
-        self.on(self._adopt, self.adopt)
         self.on(self._show_text, self.prompt, self.number)
         self.on(self._edit, self.text)
-        self.on(self._restore, self.original)
-        self.on(self._probe, self.probe)
         self.guard(lambda: self.use(bench))
 
     def _make_controls(self) -> None:
@@ -66,17 +62,16 @@ class RewardLab(View):
         look = {"layout": WIDE, "continuous_update": False}
         # Sent as a whole when a button takes the focus: a keystroke that waits for a busy kernel
         # would arrive after the click.
-        box = {"rows": 10, "placeholder": EXAMPLE, "continuous_update": False, **look}
+        box = {"rows": 10, "placeholder": EXAMPLE, **look}
         self.code = w.Textarea(self.tried, description="Rewards", **box)
         self.code.add_class("code-box")
-        self.run = w.Button(description="Run", tooltip="Score the completions, run the probes")
-        self.adopt = w.Button(description="Adopt", tooltip="Notebook 3 trains with what you see")
+        self.run = self.button("Run", "Score the completions, run the probes", self._run)
+        self.adopt = self.button("Adopt", "Notebook 3 trains with what you see", self._adopt)
         self.prompt = w.Dropdown(options=questions, description="Prompt", layout=WIDE)
         self.number = w.Dropdown(options=numbers, description="Completion")
         self.text = w.Textarea(description="Edit", rows=4, **look)
-        self.original = w.Button(description="Reset", tooltip="Undo the edit")
+        self.original = self.button("Reset", "Undo the edit", self._restore)
         self.said, self.view, self.summary, self.report = (w.HTML() for _ in range(4))
-        self.probe = w.Button(description="Run probes", tooltip="Linter, attacks and references")
         self.writing = [self.code, w.HBox([self.run, self.adopt]), self.errors, self.said]
         self.children = self.writing
 
@@ -102,24 +97,32 @@ class RewardLab(View):
         self.on(self._reweigh, *self.sliders)
         self.children = [
             *(*self.writing, self.prompt, w.HBox([self.number, self.original]), self.text),
-            *(*self.sliders, self.summary, self.view, self.probe, self.report),
+            *(*self.sliders, self.summary, self.view, self.report),
         ]
         self._reweigh()
         self._show_text()
 
     def _run(self) -> None:
-        """Score and judge with the rewards in the box."""
-        self.said.value, text = "", self.code.value
-        given = (self.bench, self.rows, self.baseline, self.stage)
-        self.use(reward_lab.try_out(*given, text))
-        self.tried = text
-        self._probe()
+        self.alone(self._judge, self.run, self.adopt)
 
     def _adopt(self) -> None:
+        self.alone(self._hand_on, self.run, self.adopt)
+
+    def _score(self) -> tuple[Bench, list[dict], Baseline, Stage]:
+        """The rewards in the box, where they are not those that are shown, and what they meet."""
+        self.said.value = self.report.value = ""
+        given, text = (self.rows, self.baseline, self.stage), self.code.value
+        if text != self.tried:
+            self.use(reward_lab.try_out(self.bench, *given, text))
+            self.tried = text
+        return self.bench, *given
+
+    def _judge(self) -> None:
+        self._judged(judge(*self._score()))
+
+    def _hand_on(self) -> None:
         """Hand on what is shown: the rewards in the box, under the weights as they stand."""
-        if self.code.value != self.tried:
-            self._run()
-        given = (self.bench, self.rows, self.baseline, self.stage)
+        given = self._score()
         self._judged(reward_lab.hand_on(*given, self.tried, self.weights))
         name = html.escape(Path(self.stage.config.rewards.preset).name)
         then = "trains with it" if self.verdict.passed else "will refuse it: see the verdict below"
@@ -161,10 +164,6 @@ class RewardLab(View):
             f"{signal.sum()} of {len(signal)} groups have advantages · mean total "
             f"{self.table['total'].mean():.3f}"
         )
-
-    def _probe(self) -> None:
-        self.report.value = ""
-        self._judged(judge(self.bench, self.rows, self.baseline, self.stage))
 
     def _judged(self, verdict: Verdict) -> None:
         self.verdict, self.report.value = verdict, _verdict_page(verdict)

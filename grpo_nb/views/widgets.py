@@ -21,7 +21,6 @@ TOLD = {
     "completion": "completion",
     "answer": "answer read",
 }
-EITHER = {"any": None, "yes": True, "no": False}
 WIDE = {"width": "auto"}
 ALERT = "border-left: 4px solid #d33; padding-left: 8px; white-space: pre-wrap; line-height: 1.4"
 
@@ -53,12 +52,28 @@ class View(w.VBox):
         return f"{type(error).__name__}: {error}"
 
     def on(self, action: Callable[[], None], *controls: w.Widget) -> None:
-        """Call it when a control changes, or a button is clicked."""
+        """Call it when the value of a control changes."""
         for control in controls:
-            if isinstance(control, w.Button):
-                control.on_click(partial(self.guard, action))
-            else:
-                control.observe(partial(self.guard, action), "value")
+            control.observe(partial(self.guard, action), "value")
+
+    def button(self, label: str, tooltip: str, action: Callable[[], None]) -> w.Button:
+        """A button that calls it."""
+        button = w.Button(description=label, tooltip=tooltip, layout=WIDE)
+        button.on_click(partial(self.guard, action))
+        return button
+
+    def alone(self, action: Callable[[], None], *buttons: w.Button) -> None:
+        """Run it while these buttons take no click, which would overtake what is typed meanwhile.
+
+        A front end holds a control's change back while the kernel works on the one before.
+        """
+        for button in buttons:
+            button.disabled = True
+        try:
+            action()
+        finally:
+            for button in buttons:
+                button.disabled = False
 
 
 class CompletionBrowser(View):
@@ -66,46 +81,37 @@ class CompletionBrowser(View):
 
     Args:
         frame: question, completion and any of: reference, answer, `<reward>/reason`, step,
-            truncated, correct; they can be sorted by each column of numbers.
+            truncated, correct; they can be filtered by all columns, as `DataFrame.query` does, and
+            sorted by each column of numbers.
     """
 
     def __init__(self, frame: pd.DataFrame) -> None:
         super().__init__()
         self.frame = frame.reset_index(drop=True)
         self.numbers = [c for c in frame.select_dtypes("number") if c != "step"]
+        hint = f"such as: {self.numbers[0]} > 0" + " and not truncated" * ("truncated" in frame)
+        self.query = w.Text(description="Filter", placeholder=hint, layout={"width": "32em"})
+        self.query.continuous_update = False
         self.by = w.Dropdown(options=self.numbers, description="Score")
         self.descending = w.Checkbox(value=True, description="highest first", indent=False)
-        self.flags = {
-            name: w.Dropdown(options=EITHER, index=0, description=name)
-            for name in ("correct", "truncated")
-            if name in frame
-        }
-        # Of one step alone there is nothing to choose, and the slider has no range then.
-        steps = sorted(frame["step"].unique()) if "step" in frame else [0]
-        self.step = w.SelectionRangeSlider(options=steps, description="Steps")
-        self.step.index = (0, len(steps) - 1)
         self.count, self.shown = w.HTML(), w.HTML()
         self.chosen = w.SelectMultiple(description="Compare", rows=8, layout=WIDE)
-        self.children = [
-            w.HBox([self.by, self.descending, *self.flags.values()]),
-            *([self.step] if len(steps) > 1 else []),
-            *(self.count, self.chosen, self.errors, self.shown),
-        ]
-        self.on(self._list, self.by, self.descending, self.step, *self.flags.values())
+        controls = w.HBox([self.query, self.by, self.descending])
+        self.children = [controls, self.errors, self.count, self.chosen, self.shown]
+        self.on(self._list, self.query, self.by, self.descending)
         self.on(self._show, self.chosen)
         self._list()
 
+    def sentence(self, error: Exception) -> str:
+        """What is wrong with the filter, with what it may name."""
+        return f"the filter {self.query.value!r}: {error}; columns: {', '.join(self.frame)}"
+
     @property
     def found(self) -> pd.DataFrame:
-        """The lines that pass the filters, sorted."""
-        keep = pd.Series(True, index=self.frame.index)
-        for name, control in self.flags.items():
-            if control.value is not None:
-                keep &= self.frame[name].astype(bool) == control.value
-        if len(self.step.options) > 1:
-            keep &= self.frame["step"].between(*self.step.value)
-        descending = self.descending.value
-        return self.frame[keep].sort_values(self.by.value, ascending=not descending, kind="stable")
+        """The lines that pass the filter, sorted."""
+        query, descending = self.query.value.strip(), self.descending.value
+        lines = self.frame.query(query, engine="python") if query else self.frame
+        return lines.sort_values(self.by.value, ascending=not descending, kind="stable")
 
     def _list(self) -> None:
         lines = self.found
@@ -126,7 +132,7 @@ class CompletionBrowser(View):
             scores = [tables.score(one[name], one.get(f"{name}/reason", "")) for one in chosen]
             lines.append([html.escape(tables.short(name)), *scores])
         head = ["", *(f"completion {number + 1}" for number in range(len(chosen)))]
-        none = "no completion passes these filters"
+        none = "no completion passes this filter"
         self.shown.value = tables.Page(tables.markup(head, lines)) if chosen else none
 
 

@@ -57,7 +57,7 @@ def app(run, forks):
 
 
 def reward_lab(page):
-    lab = page.locator(".jp-OutputArea-output", has=page.get_by_text("Run probes"))
+    lab = page.locator(".jp-OutputArea-output", has=page.get_by_role("button", name="Adopt"))
     expect(lab.locator(".sheet .chosen")).to_be_visible(timeout=SLOW)
     return lab
 
@@ -91,55 +91,59 @@ def write(lab, code, button):
     lab.get_by_role("button", name=button, exact=True).click()
 
 
-def test_the_app_asks_for_the_token_and_shows_the_lab(app, browser):
+@pytest.fixture(scope="module")
+def page(app, browser):
+    """The app's page, as it is opened first."""
+    with browser.new_page() as page:
+        page.goto(app, timeout=SLOW)
+        yield page
+
+
+def test_the_app_asks_for_the_token_and_shows_the_lab(app, browser, page):
     assert app.endswith(f"?token={TOKEN}")
     with browser.new_context() as stranger:
         for wrong in (app.partition("?")[0], f"{app}x"):
             assert "/login" in stranger.request.get(wrong).url
-    with browser.new_page() as page:
-        page.goto(app, timeout=SLOW)
-        expect(reward_lab(page).get_by_role("slider")).to_have_count(4)
-        expect(page.get_by_role("heading")).to_have_text(re.compile("^The Reward Lab of run demo"))
-        box = page.get_by_role("textbox", name="Rewards").bounding_box()
-        assert box["y"] < 200, "at the top"
+    expect(reward_lab(page).get_by_role("slider")).to_have_count(4)
+    expect(page.get_by_role("heading")).to_have_text(re.compile("^The Reward Lab of run demo"))
+    box = page.get_by_role("textbox", name="Rewards").bounding_box()
+    assert box["y"] < 200, "at the top"
 
 
-def test_a_reward_is_written_run_and_adopted_on_the_page(run, app, browser):
+def test_a_reward_is_written_run_and_adopted_on_the_page(run, app, browser, page):
     """Closed and opened again, the page shows what was adopted, and so does notebook 3."""
-    with browser.new_page() as page:
-        page.goto(app, timeout=SLOW)
-        lab = reward_lab(page)
-        write(lab, MINE, "Run")
-        expect(lab.get_by_role("slider")).to_have_count(2, timeout=SLOW)
-        expect(lab.locator(".sheet th").nth(3)).to_have_text("right × 1")
-        for shown in ("FAILED", "several answers", "zero-advantage groups"):
-            expect(lab.get_by_text(shown).last).to_be_visible(timeout=SLOW)
-        assert run.status("02") == "not started", "a look changes nothing"
-        if os.environ.get("GRPO_NB_SCREENSHOT"):
-            page.set_viewport_size({"width": 1100, "height": 1500})
-            page.screenshot(path=PROJECT_ROOT / "docs/reward_lab.png")
-        for code, said in (("1 / 0", "line 1 (1 / 0): Zero"), ("def f(", "line 1 (def f(): Syn")):
-            write(lab, code, "Run")
-            expect(lab.get_by_role("alert")).to_contain_text(said)
-            expect(lab.get_by_role("alert")).to_be_in_viewport()
-            expect(lab.get_by_text("Traceback (most")).not_to_be_visible()
-        write(lab, EXACT, "Run")
-        expect(lab.get_by_role("slider")).to_have_count(1, timeout=SLOW)
-        expect(lab.get_by_role("alert")).to_have_count(0)
-        lab.get_by_role("slider").press("ArrowLeft")
-        expect(lab.locator(".sheet th").nth(3)).to_contain_text("× 0.9375", timeout=SLOW)
-        lab.get_by_role("button", name="Adopt").click()
-        expect(lab.get_by_role("status")).to_have_text(
-            "Adopted: mine.py. 03_train_grpo trains with it", timeout=SLOW
-        )
+    lab = reward_lab(page)
+    write(lab, MINE, "Run")
+    expect(lab.get_by_role("slider")).to_have_count(2, timeout=SLOW)
+    expect(lab.locator(".sheet th").nth(3)).to_have_text("right × 1")
+    for shown in ("FAILED", "several answers", "zero-advantage groups"):
+        expect(lab.get_by_text(shown).last).to_be_visible(timeout=SLOW)
+    assert run.status("02") == "not started", "a look changes nothing"
+    if os.environ.get("GRPO_NB_SCREENSHOT"):
+        page.set_viewport_size({"width": 1100, "height": 1500})
+        page.screenshot(path=PROJECT_ROOT / "docs/reward_lab.png")
+    for code, said in (("1 / 0", "line 1 (1 / 0): Zero"), ("def f(", "line 1 (def f(): Syn")):
+        write(lab, code, "Run")
+        expect(lab.get_by_role("alert")).to_contain_text(said)
+        expect(lab.get_by_role("alert")).to_be_in_viewport()
+        expect(lab.get_by_text("Traceback (most")).not_to_be_visible()
+    write(lab, EXACT, "Run")
+    expect(lab.get_by_role("slider")).to_have_count(1, timeout=SLOW)
+    expect(lab.get_by_role("alert")).to_have_count(0)
+    lab.get_by_role("slider").press("ArrowLeft")
+    expect(lab.locator(".sheet th").nth(3)).to_contain_text("× 0.9375", timeout=SLOW)
+    lab.get_by_role("button", name="Adopt").click()
+    then = "Adopted: mine.py. 03_train_grpo trains with it"
+    expect(lab.get_by_role("status")).to_have_text(then, timeout=SLOW)
     trained = start_stage("03", "demo").config.rewards
     chosen = load_preset(trained.preset, trained.reward_weights)
     assert check(run, chosen) == "the rewards passed their test"
     assert chosen.reward_weights == [0.9375]
     run.lock().release(force=True)
-    with browser.new_page() as page:
-        page.goto(app, timeout=SLOW)
-        lab = reward_lab(page)
+    page.close()
+    with browser.new_page() as again:
+        again.goto(app, timeout=SLOW)
+        lab = reward_lab(again)
         expect(lab.get_by_role("textbox", name="Rewards")).to_have_value(f"{EXACT}\n")
         expect(lab.locator(".sheet th").nth(3)).to_contain_text("× 0.9375", timeout=SLOW)
         write(lab, "", "Adopt")
@@ -189,8 +193,9 @@ def test_a_reward_is_switched_off(lab):
 
 
 def test_the_probes_give_a_verdict(lab):
-    lab.get_by_role("button", name="Run probes").click()
+    lab.get_by_role("button", name="Run", exact=True).click()
     expect(lab.get_by_text(re.compile("PASSED|FAILED"))).to_be_visible(timeout=SLOW)
+    expect(lab.get_by_role("slider")).to_have_count(4)
 
 
 def test_it_reads_in_either_theme(lab):

@@ -1,4 +1,4 @@
-"""The live dashboard in JupyterLab, while the cell that feeds it runs.
+"""The views in JupyterLab: hostile text in each, and the live dashboard while its cell runs.
 
 GRPO_NB_SCREENSHOT=<folder of a trained run> writes docs/dashboard.png again, from its metrics.
 """
@@ -41,6 +41,10 @@ frame["reward"] = sum(frame[name] * weight for name, weight in weights.items())
 columns = ["question", "completion", *weights, "reward", "advantage"]
 sample = lambda step: frame.loc[frame["step"] == step, columns].to_dict("records")
 alerts = []"""
+ALERTS = [
+    "9 not a number stop reward is nan lower the rate",
+    "9 spike warning 2.1, 0.3 before lower it",
+]
 TRAIN = """controls = dashboard.controls
 for line in lines[:len(lines) * 7 // 10]:
     new = alerts if line["step"] == 9 else []
@@ -51,19 +55,88 @@ print("asked for a checkpoint:", controls.save.wait(100))
 controls.save.clear()
 dashboard(update)
 print("asked to stop:", controls.stop.wait(100))"""
+MADE = """import pandas as pd
+from IPython.display import HTML
+from grpo_nb import reward_lab, rewards, views
+from grpo_nb.views import chat
+from grpo_nb.rewards import forms, prompts
+text = r"It costs $5 or $6, $x^2$, \\(y\\), $$\\href{http://127.0.0.1/}{z}$$"
+row = {"prompt": prompts.build_prompt(text), "question": text, "answer": text}
+preset = rewards.load_preset("qa")
+sum = forms.TAGS.write("48 + 24 = 72", "72")
+table = reward_lab.Bench(preset).table([row], [[text, forms.TAGS.write(text, text), sum]])
+said = {"base": chat.Said(text, text), "tuned": chat.Said(sum, "72")}
+figures = {"model": "adapter", "95 %": "0.923 … 0.974", "share": "95 %"}
+figures |= {f"some_well_named_format_{number}_reward": 0.5 for number in range(12)}"""
+VIEWS = {
+    "typeset": "HTML(f'<p>{text}</p>')",  # that there is something to keep out
+    "sheet": "views.score_sheet(table, preset)",
+    "table": "views.table(table[['question', 'reference', 'completion', 'answer']])",
+    "chat": "chat.answers_page(row, said)",
+    "browser": "views.CompletionBrowser(table)",
+    "wide": "views.table(pd.DataFrame([figures]))",
+    "end": "HTML(f'<p>{text}</p>')",
+}
 
 
 @pytest.fixture(scope="module")
 def page(browser, forks, tmp_path_factory):
-    """A notebook whose last cell keeps running till a button stops it."""
+    """Each view of one hostile text, and a last cell that runs till a button stops it."""
     folder, settings = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("settings")
-    cells = [LOOK, REPLAY if TRAINED else SAMPLE, TRAIN]
+    cells = [MADE, *VIEWS.values(), LOOK, REPLAY if TRAINED else SAMPLE, TRAIN]
     notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, cells)])
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
-    nbformat.write(notebook, folder / "train.ipynb")
-    with jupyterlab(browser, folder / "train.ipynb", settings) as page:
+    nbformat.write(notebook, folder / "views.ipynb")
+    with jupyterlab(browser, folder / "views.ipynb", settings) as page:
         run_all_cells(page)
         yield page
+
+
+@pytest.fixture(scope="module")
+def shown(page):
+    """{view: its cell}, rendered."""
+    views = dict(zip(VIEWS, page.locator(".jp-CodeCell").all()[1:], strict=False))
+    # Views are typeset in turn, so the others have had theirs when the last one has it.
+    for view in ("typeset", "end"):
+        expect(views[view].locator("mjx-container").first).to_be_visible(timeout=SLOW)
+    return views
+
+
+def test_a_formula_or_a_link_of_a_completion_stays_text(shown):
+    for view, cell in shown.items():
+        output = cell.locator(".jp-OutputArea")
+        formulas = output.locator("mjx-container, a[href^='http://127.0.0.1/']")
+        assert (formulas.count() > 1) is (view in ("typeset", "end")), view
+        if view not in ("typeset", "end", "wide"):
+            assert "costs $5 or $6, $x^2$, \\(y\\), $$\\href" in output.inner_text()
+
+
+LAID = """node => {
+  const text = document.createRange();
+  text.selectNodeContents(node);
+  const tops = [...text.getClientRects()].map(box => Math.round(box.top / 4));
+  return [node.innerText, getComputedStyle(node).textAlign, new Set(tops).size]; }"""
+
+
+def test_tables_keep_to_the_left_and_what_is_short_stays_on_one_line(shown):
+    expected = {"chat": {"tuned"}, "wide": {"95 %", "0.923 … 0.974", "adapter"}}
+    short = {*expected["wide"], "tuned", "reference answer"}
+    for view in ("sheet", "table", "chat", "browser", "wide"):
+        cells = shown[view].locator(".sheet :is(th, td, caption, .text)").all()
+        laid = [cell.evaluate(LAID) for cell in cells]
+        assert {side for _, side, _ in laid} == {"left"}
+        whole = {text: lines for text, _, lines in laid if text in short or "48 + 24 = 72" in text}
+        assert set(whole.values()) <= {1}, whole
+        assert expected.get(view, set()) <= whole.keys()
+
+
+def test_the_browser_shows_prompt_reference_answer_and_scores_of_the_selected(shown):
+    lines = shown["browser"].locator(".sheet tr")
+    heads = [line.locator(":is(th, td)").first.inner_text() for line in lines.all()]
+    told = ["", "prompt", "reference answer", "completion", "answer read"]
+    assert heads[:6] == [*told, "exact match"] and "total" in heads
+    for place in (1, 2):
+        expect(lines.nth(place)).to_contain_text("It costs $5 or $6")
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +149,13 @@ def dashboard(page):
 
 
 def test_curves_alerts_and_completions_are_shown_while_the_cell_runs(page, dashboard):
-    assert page.locator(".jp-InputPrompt").nth(2).inner_text() == "[*]:"
+    assert page.locator(".jp-InputPrompt").last.inner_text() == "[*]:"
     charts = dashboard.get_by_role("img", name=re.compile(r"reward, weighted total: \d"))
     assert charts.evaluate("image => image.naturalWidth") > 900
     if TRAINED:
         return
-    errors = dashboard.locator("li", has_text="step 9")
-    assert [text.split(",")[0] for text in errors.all_inner_texts()] == ["stop", "warning"]
-    link = re.compile(r"troubleshooting\.md#not-a-number$")
-    expect(errors.first.get_by_role("link")).to_have_attribute("href", link)
+    errors = dashboard.locator(".sheet").first.locator("tr")
+    assert [" ".join(text.split()) for text in errors.all_inner_texts()[1:]] == ALERTS
     assert page.title() != "taken over"
     expect(dashboard.locator(".sheet .text").nth(1)).to_contain_text("so and so so and")
 
@@ -93,7 +164,7 @@ def test_it_reads_in_either_theme(page, dashboard):
     for scheme, light in (("dark", "false"), ("light", "true")):
         page.emulate_media(color_scheme=scheme)
         expect(page.locator("body")).to_have_attribute("data-jp-theme-light", light)
-        for node in dashboard.locator("b, li a, td, th").all():
+        for node in dashboard.locator("b, td, th").all():
             assert contrast(node) > 4.5, node.inner_text()
     if TRAINED:
         dashboard.screenshot(path=PROJECT_ROOT / "docs/dashboard.png")
@@ -108,4 +179,4 @@ def test_the_buttons_reach_the_running_cell(page, dashboard):
     dashboard.get_by_role("button", name="Stop after this step").click()
     expect(dashboard.get_by_role("status")).to_contain_text("stops after the step")
     expect(page.get_by_text("asked to stop: True")).to_be_visible()
-    expect(page.locator(".jp-InputPrompt").nth(2)).to_have_text("[3]:")
+    expect(page.locator(".jp-InputPrompt").last).not_to_have_text("[*]:")

@@ -131,7 +131,9 @@ def markdown() -> str:
     for head, table in ((READ, rules["RIGHT"]), (REFUSED, rules["WRONG"])):
         firsts = {rule: pair for rule, *pair in reversed([*rules["rows"](table)])}
         shown = [(rule, *pair) for rule, pair in reversed(firsts.items())]
-        text += head + "".join(f"| {rule} | `{gold}` | `{said}` |\n" for rule, gold, said in shown)
+        text += head + "".join(
+            f"| {rule} | `{right}` | `{said}` |\n" for rule, right, said in shown
+        )
     return text + TAIL
 
 

@@ -54,14 +54,10 @@ def sweep(asked: argparse.Namespace) -> int:
 
 
 def report(asked: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from grpo_nb.evaluation import leaderboard
 
-    board, console = leaderboard.compare(asked.runs), Console()
-    if not console.is_terminal:  # in a file or a pipe nothing is cut at 80 columns
-        console.width = max(console.width, 200)
-    leaderboard.show(board, console)
+    board = leaderboard.compare(asked.runs)
+    leaderboard.show(board)
     if asked.csv:
         board.table.to_csv(asked.csv, index=False)
 

@@ -8,6 +8,7 @@ import socket
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import forked
 import pytest
@@ -102,38 +103,37 @@ def start(runs_dir: Path):
 
 
 @pytest.fixture(scope="session")
-def forks():
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all test processes have in common."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def forks(shared: Path):
     """Kernels, and the commands of `forked.python()`, start in no time.
 
     Not where there is a GPU, which no fork can use once it is in use.
     """
-    with nullcontext() if gpu_name() else forked.running():
+    with nullcontext() if gpu_name() else forked.running(shared / "forks"):
         yield
 
 
 @pytest.fixture(scope="session")
-def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def demo_run(shared: Path) -> Run:
     """The four notebooks, executed once with small parameters, in kernels that are no forks.
 
-    Do not write to it.
+    The first process to come executes them. Do not write to it.
     """
     from grpo_nb.pipeline.notebooks import run_pipeline
 
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # of all processes: the first to come executes them
-    kept = dict(os.environ)
-    os.environ["GRPO_NB_RUNS"] = str(folder / "demo_run")
-    os.environ.pop("JUPYTER_PATH", None)
-    try:
-        with FileLock(folder / "demo_run.lock"):
-            run = Run("demo")
-            if run.manifest().get("04", {}).get("status") != "done":
-                run_pipeline("demo", "tiny-cpu", TINY_SETTINGS)
+    runs = {"GRPO_NB_RUNS": str(shared / "demo_run")}
+    with patch.dict(os.environ, runs), FileLock(shared / "demo_run.lock"):
+        os.environ.pop("JUPYTER_PATH", None)
+        run = Run("demo")
+        if run.manifest().get("04", {}).get("status") != "done":
+            run_pipeline("demo", "tiny-cpu", TINY_SETTINGS)
         return run
-    finally:
-        os.environ.clear()
-        os.environ.update(kept)
 
 
 @pytest.fixture(scope="session")
@@ -145,8 +145,7 @@ def moved_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     from grpo_nb.runs import config
     from grpo_nb.runs.settings import PolicyConfig
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("runs")))
+    with patch.dict(os.environ, {"GRPO_NB_RUNS": str(tmp_path_factory.mktemp("runs"))}):
         run, settings = Run("moved"), config.resolve("tiny-cpu", {})
     run.write_config(settings)
     runs.write_json(run / "manifest.json", {})

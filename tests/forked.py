@@ -37,38 +37,58 @@ def python():
 
 
 @contextmanager
-def running():
-    """The server; Jupyter's kernels are its forks, too."""
+def running(folder):
+    """The server, in a folder that all test processes share; Jupyter's kernels are its forks, too.
+
+    It ends when the last of them has let go of the pipe that is its standard input.
+    """
+    from unittest.mock import patch
+
+    from filelock import FileLock
+
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder / "lock"):
+        try:
+            held, process = os.open(folder / "in_use", os.O_WRONLY | os.O_NONBLOCK), None
+        except OSError:  # nobody reads there
+            held, process = start(folder)
+    try:
+        names = {SERVER: str(folder / "server"), "JUPYTER_PATH": str(folder)}
+        with patch.dict(os.environ, names):
+            yield
+    finally:
+        os.close(held)
+        if process:
+            process.wait()
+
+
+def start(folder):
+    """(what holds it, the process) of a new server in a folder, with a kernel that is its fork."""
     import shlex
     import subprocess
-    import tempfile
-    from pathlib import Path
 
     from grpo_nb.pipeline.notebooks import QUIET
 
-    with tempfile.TemporaryDirectory() as name:
-        folder, path = Path(name), f"{name}/server"
-        environment = os.environ | QUIET | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environment}
-        command = [sys.executable, __file__, path]
-        with subprocess.Popen(command, stderr=subprocess.DEVNULL, **pipes) as process:
-            assert process.stdout.readline() == b"ready\n", "it did not start"
-            kept = {SERVER: os.environ.get(SERVER), "JUPYTER_PATH": os.environ.get("JUPYTER_PATH")}
-            os.environ |= {SERVER: path, "JUPYTER_PATH": name}
-            (folder / "python").write_text(f'#!/bin/sh\nexec {shlex.join(python())} "$@"\n')
-            (folder / "python").chmod(0o755)
-            kernel = [*python(), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-            about = {"argv": kernel, "display_name": "Python 3", "language": "python"}
-            (folder / "kernels/python3").mkdir(parents=True)
-            (folder / "kernels/python3/kernel.json").write_text(json.dumps(about))
-            try:
-                yield
-            finally:
-                for variable, value in kept.items():
-                    os.environ.pop(variable)
-                    if value is not None:
-                        os.environ[variable] = value
-                process.stdin.close()
+    for name in ("in_use", "server"):
+        (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / "in_use")
+    environment = os.environ | QUIET | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}
+    reading = os.open(folder / "in_use", os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(reading, "rb") as pipe:
+        held = os.open(folder / "in_use", os.O_WRONLY)
+        streams = {"stdin": pipe, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        command = [sys.executable, __file__, str(folder / "server")]
+        process = subprocess.Popen(command, env=environment, **streams)
+    with process.stdout as said:
+        assert said.readline() == b"ready\n", "it did not start"
+    forked = [sys.executable, "-IS", __file__, str(folder / "server")]
+    (folder / "python").write_text(f'#!/bin/sh\nexec {shlex.join(forked)} "$@"\n')
+    (folder / "python").chmod(0o755)
+    kernel = [*forked, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    about = {"argv": kernel, "display_name": "Python 3", "language": "python"}
+    (folder / "kernels/python3").mkdir(parents=True, exist_ok=True)
+    (folder / "kernels/python3/kernel.json").write_text(json.dumps(about))
+    return held, process
 
 
 def ask(server, arguments):

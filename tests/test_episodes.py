@@ -1,10 +1,12 @@
 """Episodes: our loop is TRL's, token by token, and what goes with one is right."""
 
+import json
+
 import pytest
-import torch
+from trainings import make_run, trainer_of
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_nb import environments, models
+from grpo_nb import environments, models, rewards, training
 from grpo_nb.environments import play
 from grpo_nb.models import chat
 from grpo_nb.models.engine import TransformersEngine
@@ -18,7 +20,7 @@ CAP = 96
 def rows_of(name, count):
     environment = environments.load(name)
     lines = (PROJECT_ROOT / f"data/tasks/{name}.jsonl").read_text().splitlines()[:count]
-    rows = [__import__("json").loads(line) for line in lines]
+    rows = [json.loads(line) for line in lines]
     system = environment.system_prompt
     return environment, [row | {"prompt": build_prompt(row["question"], system)} for row in rows]
 
@@ -60,3 +62,27 @@ def test_an_episode_has_the_tokens_and_masks_of_trls(engine, name, tmp_path):
             assert seen["completion_ids"][twin, :length].tolist() == list(episode.ids)
             assert seen["tool_mask"][twin, :length].tolist() == list(episode.mask)
     assert any(0 in episode.mask for [episode] in ours), "no tool was called"
+
+
+@pytest.fixture
+def trainer(runs_dir):
+    """Of a run on the guessing game, through our trainer."""
+    environment = environments.load("guess")
+    told = {"data.system_prompt": environment.system_prompt, "data.max_rows": 40}
+    short = {"train.max_steps": 2, "train.eval_steps": 2, "train.max_completion_length": CAP}
+    run = make_run("plays", task="guess", **told, **short)
+    return trainer_of(run, chosen=rewards.load_preset("environment"), task="guess", **short)
+
+
+def test_a_training_plays_logs_and_validates_episodes(trainer):
+    states = {check.name: check.state for check in trainer.preflight()}
+    assert "stop" not in states.values()
+    trainer.train()
+    lines = training.read_lines(trainer.folder / "metrics.jsonl")
+    steps = [line for line in lines if "reward" in line]
+    assert len(steps) == 2 and all(0 < line["episodes/turns"] <= 4 for line in steps)
+    assert {"eval/accuracy", "eval/reward"} <= {key for line in lines for key in line}
+    chosen, tokenizer = trainer.rewards, trainer.policy.tokenizer
+    table = training.read_completions(trainer.stage.run, chosen, tokenizer, CAP)
+    assert table["completion"].str.contains(r"guess\(n=\d+\)\n→ (?:higher|lower|right)").any()
+    assert (table["environment_reward"] > 0).any()

@@ -333,7 +333,7 @@ def finished(run):
 def test_the_card_says_what_the_run_recorded(finished):
     card = export.model_card(finished)
     _, head, body = card.split("---\n", 2)
-    assert yaml.safe_load(head)["license"] == "apache-2.0"
+    assert yaml.safe_load(head)["library_name"] == "transformers"
     said = ("0" * 64, "| trl | 1.15.0 |", "| max_steps |", "numeric_correctness_reward | 1.0")
     for one in (*said, "# demo", "- base → merged: better", "| merge | ok | KL 1e-6 |"):
         assert one in body
@@ -341,14 +341,6 @@ def test_the_card_says_what_the_run_recorded(finished):
     assert str(finished.path.parent) not in card
     (finished / "eval/report.json").unlink()
     assert "## Evaluation" not in export.model_card(finished)
-
-
-def test_a_base_without_a_card_states_no_licence(finished, tmp_path):
-    shutil.copytree(project_path(TINY), tmp_path / "tiny_base")
-    (tmp_path / "tiny_base/README.md").unlink()
-    path = finished / "config.yaml"
-    path.write_text(path.read_text().replace(TINY, str(tmp_path / "tiny_base")))
-    assert "Not stated by the base: ask before you publish." in export.model_card(finished)
 
 
 def test_the_card_is_written_beside_the_model_and_the_upload_is_said(finished, capsys):

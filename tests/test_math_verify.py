@@ -109,15 +109,19 @@ def test_a_time_out_is_not_remembered_and_a_verdict_is():
     bomb = towers(1)[0]
     equal_latex("18", bomb, timeout_seconds=0.05)
     equal_latex("18", "19")
-    assert [gold_answer[1] for gold_answer in _POOL.verdicts] == ["19"]
+    assert [answer for _, answer in _POOL.verdicts] == ["19"]
 
 
-def test_memory_is_limited():
+def test_the_worker_has_a_limit_of_memory_and_no_secrets(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
     worker = MathWorker()
     try:
         assert worker.ask("18", "18.0", 1.0) == b"1"
-        limits = Path(f"/proc/{children(worker.process.pid)[0]}/limits").read_text()
+        pid = worker.process.pid
+        limits = Path(f"/proc/{children(pid)[0]}/limits").read_text()
         assert re.search(rf"Max address space +{math_worker.MEMORY} ", limits)
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"secret" not in environment and b"PYTHONHASHSEED" in environment
     finally:
         worker.close()
 
@@ -161,7 +165,7 @@ def test_a_killed_worker_is_replaced(victim):
 def test_a_worker_killed_in_the_middle_of_an_answer(victim):
     assert equal_latex("18", "17") is False
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(equal_latex, "18", towers(1)[0], 2.0)
+        running = pool.submit(equal_latex, "18", towers(1)[0], 0.7)
         busy = next(w for w in reversed(_POOL.workers) if w.process)
         child = children(busy.process.pid)[0]
         before = cpu_ticks(child)
@@ -278,11 +282,10 @@ PARENT = textwrap.dedent(
     "end",
     [
         "sys.exit()",
-        "os._exit(0)",
         "os.kill(os.getpid(), signal.SIGKILL)",
         "os.fork() or signal.pause(); os._exit(0)",
     ],
-    ids=["exit", "hard exit", "kill -9", "exit before its own fork"],
+    ids=["exit", "kill -9", "exit before its own fork"],
 )
 def test_no_process_is_left_behind(end):
     command = [sys.executable, "-c", PARENT.replace("END", end)]
@@ -293,14 +296,3 @@ def test_no_process_is_left_behind(end):
             assert ended(parent.pid) and all(map(ended, pids))
         finally:
             os.killpg(parent.pid, signal.SIGKILL)
-
-
-def test_no_secret_of_the_environment_reaches_the_worker(monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    worker = MathWorker()
-    try:
-        assert worker.ask("18", "36/2", 1.0) == b"1"
-        environment = Path(f"/proc/{worker.process.pid}/environ").read_bytes()
-        assert b"secret" not in environment and b"PYTHONHASHSEED" in environment
-    finally:
-        worker.close()

@@ -88,9 +88,11 @@ class Episode:
         )
 
 
-def begin(environment: Environment, row: Row) -> tuple[Played, list[Message]]:
+def begin(
+    environment: Environment, row: Row, used: Played | None = None
+) -> tuple[Played, list[Message]]:
     """An instance at the start of the row's episode, and the prompt, with what `reset` says."""
-    played = environment.factory()
+    played = used or environment.factory()
     said = played.reset(**row)
     *before, last = row["prompt"]
     if said is not None:

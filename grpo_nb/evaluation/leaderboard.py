@@ -10,7 +10,7 @@ caused it needs several seeds a setting.
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,10 +21,6 @@ from grpo_nb.runs import NOTEBOOKS, Run, runs_root
 from grpo_nb.runs import config as configs
 from grpo_nb.runs.files import read_json
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-DECODING = "greedy"
 ALPHA = 0.05
 
 
@@ -32,7 +28,7 @@ class Board(NamedTuple):
     """What `compare` found.
 
     table: A line a run, best first: accuracy of greedy answers with its 95 % interval, the
-        paired difference to the best run with interval, Holm's p and verdict, cost, and the
+        paired difference to the best run with interval, Holm's p and verdict, seconds, and the
         settings that are not the same in all runs.
     varied: The names of these settings.
     pairs: A line for two runs: shared prompts, difference, p, Holm's p, verdict.
@@ -106,23 +102,21 @@ def _unfinished(run: Run) -> str:
 
 def _scores(run: Run) -> pd.Series:
     """What the last evaluated model scored on each held-out prompt, [question, reference]."""
-    *_, last = read_json(run / "eval/report.json")[DECODING]
+    *_, last = read_json(run / "eval/report.json")["greedy"]
     lines = pd.read_parquet(run / "eval/samples.parquet")
-    lines = lines[(lines["model"] == last) & (lines["decoding"] == DECODING)]
+    lines = lines[(lines["model"] == last) & (lines["decoding"] == "greedy")]
     return lines.groupby(["question", "reference"])["accuracy"].mean()
 
 
 def _line(run: Run, scores: pd.Series) -> dict[str, Any]:
-    models = list(read_json(run / "eval/report.json")[DECODING].values())
+    models = list(read_json(run / "eval/report.json")["greedy"].values())
     low, high = models[-1]["intervals"]["accuracy"] or (np.nan, np.nan)
     before, accuracy = np.array([models[i]["accuracy"] for i in (0, -1)], dtype=float)
-    entries = run.manifest().values()
-    on_gpu = sum(entry["seconds"] for entry in entries if entry.get("gpu"))
     return {
         **{"run": run.name, "accuracy": accuracy, "low": low, "high": high, "before": before},
         "measured_by": list(models[-1])[3],  # the first reward, after accuracy, format and total
         **{"format": models[-1]["format"], "prompts": len(scores)},
-        **{"seconds": sum(entry["seconds"] for entry in entries), "gpu_hours": on_gpu / 3600},
+        "seconds": sum(entry["seconds"] for entry in run.manifest().values()),
     }
 
 
@@ -185,8 +179,6 @@ def readable(board: Board) -> pd.DataFrame:
     for setting in board.varied:
         shown[setting] = table[setting].astype(str)
     shown["seconds"] = table["seconds"].map("{:.0f}".format)
-    if table["gpu_hours"].any():
-        shown["GPU hours"] = table["gpu_hours"].map("{:.2f}".format)
     return shown
 
 
@@ -198,10 +190,8 @@ def _difference(line: Any) -> str:
     return f"{100 * line.difference:+.1f} points ({ends}), {line.verdict}: {shared}"
 
 
-def show(board: Board, console: "Console") -> None:
+def show(board: Board) -> None:
     """Print everything that is not empty."""
-    from rich.table import Table
-
     real = board.pairs[board.pairs["verdict"] == "real"]
     largest = real.drop(columns=["p", "verdict"]).sort_values("difference", ascending=False)[:10]
     tables = {
@@ -211,8 +201,6 @@ def show(board: Board, console: "Console") -> None:
         "Left out": pd.DataFrame(board.left_out.items(), columns=["run", "why"]),
     }
     for head, frame in tables.items():
-        table = Table(*map(str, frame.columns), title=head, title_justify="left")
-        for line in frame.itertuples(index=False):
-            table.add_row(*(f"{x:.3g}" if isinstance(x, float) else str(x) for x in line))
         if len(frame) or frame is largest:
-            console.print(table if len(frame) else head)
+            text = frame.to_string(index=False, float_format="{:.3g}".format)
+            print(head, text if len(frame) else "", sep="\n", end="\n\n")

@@ -83,30 +83,21 @@ def build(samples: Samples, preset: RewardSet, config: RunConfig) -> dict[str, A
         and lost (`graded`: the first reward gives partial credit, which `accuracy` is the mean
         of).
     """
-    figures = {
-        decoding: {
-            label: per_prompt(lines[lines["decoding"] == decoding], preset)
-            for label, lines in samples.items()
-        }
-        for decoding in DECODING
-    }
-    return {
+    report: dict[str, Any] = {
         "prompts": next(iter(samples.values()))["row"].nunique(),
         "samples": config.evaluate.samples,
         "seed": config.seed,
         "temperature": DECODING,
         "max_completion_length": config.train.max_completion_length,
-        **{
-            decoding: {
-                label: _summary(one, preset, config.seed) for label, one in of_models.items()
-            }
-            for decoding, of_models in figures.items()
-        },
-        "comparisons": [
-            _compare(figures["greedy"], pair, preset, config.seed)
-            for pair in combinations(samples, 2)
-        ],
     }
+    for decoding in reversed(DECODING):
+        figures = {
+            label: per_prompt(lines[lines["decoding"] == decoding], preset)
+            for label, lines in samples.items()
+        }
+        report[decoding] = {n: _summary(one, preset, config.seed) for n, one in figures.items()}
+    pairs = combinations(figures.items(), 2)  # the greedy ones
+    return report | {"comparisons": [_compare(*pair, preset, config.seed) for pair in pairs]}
 
 
 def checks(report: Mapping[str, Any]) -> list[Check]:
@@ -162,10 +153,13 @@ def verdict(interval: Sequence[float] | None, prompts: int, p: float | None = No
 
 
 def _compare(
-    figures: Mapping[str, pd.DataFrame], pair: tuple[str, str], preset: RewardSet, seed: int
+    first: tuple[str, pd.DataFrame],
+    second: tuple[str, pd.DataFrame],
+    preset: RewardSet,
+    seed: int,
 ) -> dict[str, Any]:
-    """The second model of a pair against the first, prompt by prompt."""
-    before, after = (figures[label] for label in pair)
+    """The second model against the first, each with its label, prompt by prompt."""
+    before, after = first[1], second[1]
     low, high = ranges(before, preset)
     half, gain = (high - low) / 2, after - before
     intervals = map(_ends, bootstrap(gain.to_numpy(), np.array([-half, half]), seed).T)
@@ -180,13 +174,12 @@ def _compare(
     # Of partial credit the interval and McNemar's test do not judge the same thing.
     word = verdict(differences["accuracy"]["interval"], len(gain), None if graded else p)
     found = {
-        **{"before": pair[0], "after": pair[1], "verdict": word, "differences": differences},
+        **{"before": first[0], "after": second[0], "verdict": word, "differences": differences},
         **{"mcnemar_p": p, "graded": graded, "gained": gained, "lost": lost},
         **{"solved": [float(was.mean()), float(right.mean())]},
     }
-    return found | {
-        "sentence": _sentence(found, before["accuracy"].mean(), after["accuracy"].mean())
-    }
+    means = [float(one["accuracy"].mean()) for one in (before, after)]
+    return found | {"sentence": _sentence(found, *means)}
 
 
 def _sentence(found: Mapping[str, Any], before: float, after: float) -> str:

@@ -13,7 +13,9 @@ from grpo_nb.runs.files import read_json
 
 LIMITS = """It was rewarded for what the rewards above measure, and evaluated on held-out rows of
 the same source: nothing is known of other prompts. A reward may be cheated in ways its tests did
-not try. What the base does wrong (facts, bias, harmful text) it still does."""
+not try. What the base does wrong (facts, bias, harmful text) it still does.
+
+The licences of the base and of the data hold for it, too: see their pages before you publish."""
 
 
 def write_card(run: Run) -> Path:
@@ -40,12 +42,10 @@ def write_card(run: Run) -> Path:
 def model_card(run: Run) -> str:
     """Markdown with the hub's metadata; what is of an earlier training is left out."""
     config, manifest = run.config(), run.manifest()
-    base, license_name = config.model.model_path, _license(config.model.model_path)
+    base, preset = config.model.model_path, rewards.load_rewards(config.rewards)
     source = f"{_shown(config.data.source)} {config.data.subset}".strip()
     meta: dict[str, Any] = {"library_name": "transformers", "tags": ["grpo", "trl", "grpo_nb"]}
     meta |= {} if project_path(base).exists() else {"base_model": base}
-    meta |= {"license": license_name} if license_name else {}
-    preset = rewards.load_rewards(config.rewards)
     digest = manifest.get("01", {}).get("outputs", {}).get("data/train.parquet", "unknown")
     facts = {
         "base": f"{_shown(base)}, {config.model.quantization} in training",
@@ -59,16 +59,24 @@ def model_card(run: Run) -> str:
         "code": manifest["03"]["git_commit"],
     }
     weighed = zip(preset.names, preset.reward_weights, strict=True)
-    parts = [
-        f"---\n{yaml.safe_dump(meta, sort_keys=False)}---\n\n# {run.name}\n",
-        f"Trained by GRPO on {source} with verifiable rewards.\n",
-        f"## How\n\n{_table(('', ''), facts.items())}",
-        f"## Rewards\n\n{_table(('reward', 'weight'), weighed)}",
-        "" if run.why_stale() else _results(run),
-        f"## Limits\n\n{LIMITS}\n",
-        f"## Licence\n\n{license_name or 'Not stated by the base: ask before you publish.'}\n",
-    ]
-    return "\n".join(filter(None, parts))
+    return f"""---
+{yaml.safe_dump(meta, sort_keys=False)}---
+
+# {run.name}
+
+Trained by GRPO on {source} with verifiable rewards.
+
+## How
+
+{_table("", "", rows=facts.items())}
+## Rewards
+
+{_table("reward", "weight", rows=weighed)}
+{"" if run.why_stale() else _results(run)}
+## Limits
+
+{LIMITS}
+"""
 
 
 def _shown(name: str) -> str:
@@ -76,24 +84,9 @@ def _shown(name: str) -> str:
     return Path(name).name if Path(name).is_absolute() else name
 
 
-def _table(head: Iterable[str], lines: Iterable[Iterable[Any]]) -> str:
-    rows = [list(head), *(list(line) for line in lines)]
-    rows.insert(1, ["---"] * len(rows[0]))
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows) + "\n"
-
-
-def _license(base: str) -> str:
-    """What the base's own card says; "" where it has none."""
-    from huggingface_hub import ModelCard
-
-    folder = project_path(base)
-    try:
-        card = ModelCard.load(
-            folder / "README.md" if folder.exists() else base, ignore_metadata_errors=True
-        )
-    except (OSError, ValueError):  # no network, no such repository, no such file
-        return ""
-    return card.data.get("license") or ""
+def _table(*head: str, rows: Iterable[Iterable[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
 def _results(run: Run) -> str:
@@ -104,4 +97,4 @@ def _results(run: Run) -> str:
         said = "\n".join(f"- {one['sentence']}" for one in report["comparisons"])
         text = f"## Evaluation\n\nOn {report['prompts']} held-out prompts.\n\n{said}\n\n"
     lines = [(check["name"], check["state"], check["evidence"]) for check in checks]
-    return text + f"## Checks\n\n{_table(('check', 'state', 'evidence'), lines)}"
+    return text + f"## Checks\n\n{_table('check', 'state', 'evidence', rows=lines)}"

@@ -240,6 +240,36 @@ def tool_turn(tokenizer: "PreTrainedTokenizerBase", results: list[Message]) -> l
     return after[stops[-1] + 1 if stops else len(before) :]
 
 
+def tool_fault(
+    tokenizer: "PreTrainedTokenizerBase",
+    prompt: list[Message],
+    called: Message,
+    tools: Sequence[Mapping[str, Any]],
+) -> str:
+    """What is lost where a call is written and read back, or a result is written; "" if nothing.
+
+    Args:
+        tokenizer: Prepared by `with_tools`.
+        prompt: Before the turn.
+        called: A turn with calls.
+        tools: As JSON schemas.
+    """
+    turns, before = fold_system(tokenizer, prompt), render(tokenizer, prompt, tools)
+    closed, whole = (
+        tokenizer.apply_chat_template(some, tools=list(tools), tokenize=False)
+        for some in (turns, [*turns, called])
+    )
+    before = before if whole.startswith(before) else closed  # a block of thought may be left out
+    said = whole.removeprefix(before)
+    read = parse(tokenizer, *tokenizer([said, before], add_special_tokens=False)["input_ids"])
+    functions = [call["function"] for call in called["tool_calls"]]
+    if [call["function"] for call in read.get("tool_calls") or ()] != functions:
+        return f"a call is written {said!r}, and read back as {read}"
+    result = {"role": "tool", "name": functions[0]["name"], "content": "it is 17"}
+    heard = tokenizer.decode(tool_turn(tokenizer, [result]))
+    return "" if "it is 17" in heard else f"the result 'it is 17' is written {heard!r}"
+
+
 def opens_call(tokenizer: "PreTrainedTokenizerBase") -> str:
     """The text that opens a call, such as "<tool_call>": in a content, it is a malformed call."""
     call = {"type": "function", "function": {"name": "NAME", "arguments": {}}}

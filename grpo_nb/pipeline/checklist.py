@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import Any
 
 from grpo_nb.runs import NOTEBOOKS, Check, Run, check_stages_before
+from grpo_nb.runs.checks import shown
 
 EXPECTED = {
     "01": ("dataset", "no leakage", "prompt length"),
@@ -82,17 +83,8 @@ def _reproducible(entries: list[dict[str, Any]]) -> Check:
 
 
 def show(lines: list[dict[str, str]]) -> None:
-    """Print the table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(markup=False, highlight=False)
-    table = Table("", "check", "state", "evidence, → what to change")
-    for line, after in zip(lines, [*lines[1:], lines[-1]], strict=True):
-        stage, name, state, evidence, fix = line.values()
-        said = "\n".join([evidence] * bool(evidence) + [f"→ {fix}"] * bool(fix))
-        table.add_row(stage, name, state, said, end_section=stage != after["stage"])
-    console.print(table)
+    """Print a line for each check, with what to change below it."""
+    for line in lines:
+        print(line["stage"], shown(**{key: line[key] for key in Check._fields}), sep="  ")
     counts = Counter(line["state"] for line in lines)
-    console.print(", ".join(f"{count} {state}" for state, count in counts.items()))
-    console.print(READ)
+    print(", ".join(f"{count} {state}" for state, count in counts.items()), READ, sep="\n")

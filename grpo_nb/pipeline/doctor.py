@@ -13,6 +13,7 @@ from grpo_nb.machine import gpu_fault, gpu_name, several_gpus
 from grpo_nb.models import cuda_available
 from grpo_nb.rewards.sandbox import choose_backend
 from grpo_nb.runs import PROJECT_ROOT, Check, installed_versions, runs_root
+from grpo_nb.runs.checks import shown
 from grpo_nb.runs.profiles import detect_profile
 
 NEEDED_DISK_GIB = 5
@@ -73,7 +74,5 @@ def _sandbox() -> Found:
 def report() -> tuple[str, bool]:
     """(the report as text, whether everything is in order)."""
     checks = examine()
-    faults = [check for check in checks if check.state == "stop"]
-    lines = [f"{'NO ' if c in faults else 'ok '} {c.name:<22} {c.evidence}" for c in checks]
-    lines.append(f"profile {detect_profile()} fits this machine")
-    return "\n".join([*lines, *(f"to fix {c.name}: {c.fix}" for c in faults)]), not faults
+    lines = [*(shown(*check) for check in checks), f"profile {detect_profile()} fits this machine"]
+    return "\n".join(lines), not any(check.state == "stop" for check in checks)

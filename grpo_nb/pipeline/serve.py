@@ -57,9 +57,8 @@ def serve(run: Run, host: str, port: int, adapter: bool = False) -> int:
         template = config.model.chat_template_kwargs
         tokenizer = models.load_tokenizer(weights["model_path"], template)
         turns = fold_system(tokenizer, data.load(run, "eval")[0]["prompt"])
-        body = {"model": run.name, "messages": turns}
-        body |= {"temperature": 0, "max_tokens": config.train.max_completion_length}
-        said += curl(host, port, body)
+        asked = {"temperature": 0, "max_tokens": config.train.max_completion_length}
+        said += curl(host, port, {"model": run.name, "messages": turns, **asked})
         if not vllm:
             return _by_transformers(listener, run.name, weights, tokenizer, said)
     print(f"vLLM loads the model, which takes a minute or more. {said}", flush=True)
@@ -106,7 +105,7 @@ def vllm_command(
 
 def curl(host: str, port: int, body: dict[str, Any]) -> str:
     """A line for the shell that asks the server."""
-    near = "127.0.0.1" if host == "0.0.0.0" else f"[{host}]" if ":" in host else host
+    near = "127.0.0.1" if host == "0.0.0.0" else host
     words = ["curl", f"http://{near}:{port}/v1/chat/completions", "-d", json.dumps(body)]
     words += ["-H", "Content-Type: application/json"]
     return shlex.join([*words, "-H", f"Authorization: Bearer {os.environ[KEY]}"])
@@ -114,8 +113,7 @@ def curl(host: str, port: int, body: dict[str, Any]) -> str:
 
 def _listening(host: str, port: int) -> socket.socket:
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family)
+        return socket.create_server((host, port))
     except OSError as error:
         why = f"port {port} is taken: choose another one with --port"
         raise RuntimeError(f"{why} ({host}: {error})") from None

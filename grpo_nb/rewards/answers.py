@@ -626,20 +626,22 @@ def _letters(text: str) -> str:
 
 def _symbolic(reference: str, answer: str, seconds: float) -> bool | None:
     """What math-verify says, if the answer says one thing in a form the reference has as well."""
-    gold, text = _latex(reference), _latex(answer)
-    based = [len(re.findall(r"\d\s*_", one)) for one in (gold, text)]  # 204 to the base 5
+    expected, text = _latex(reference), _latex(answer)
+    based = [len(re.findall(r"\d\s*_", one)) for one in (expected, text)]  # 204 to the base 5
     if _JUXTAPOSED.search(text) or based[0] != based[1]:
         return False
-    marks = _AS_OFTEN_AS_IN_REFERENCE + ([] if "pmatrix" in gold else [r"&|\\\\"])
-    if any(len(re.findall(mark, text)) > len(re.findall(mark, gold)) for mark in marks):
+    marks = _AS_OFTEN_AS_IN_REFERENCE + ([] if "pmatrix" in expected else [r"&|\\\\"])
+    if any(len(re.findall(mark, text)) > len(re.findall(mark, expected)) for mark in marks):
         return False
     for label in re.findall(r"\\text\s*\{([^{}]*)\}", text):
-        if label not in gold and (not _LABEL.fullmatch(label) or _HEDGE.search(label)):
+        if label not in expected and (not _LABEL.fullmatch(label) or _HEDGE.search(label)):
             return False
-    bare, gold_bare = (_COMMAND.sub(" ", one) for one in (text, gold))
+    bare, expected_bare = (_COMMAND.sub(" ", one) for one in (text, expected))
     # xy is a product if the reference knows x and y
     words = re.findall(r"[^\W\d_]{2,}", bare)
-    return all(set(word) <= set(gold_bare) for word in words) and equal_latex(gold, text, seconds)
+    return all(set(word) <= set(expected_bare) for word in words) and equal_latex(
+        expected, text, seconds
+    )
 
 
 def _latex(text: str) -> str:

@@ -19,7 +19,7 @@ from functools import lru_cache
 from queue import LifoQueue
 from typing import Any
 
-LEAST_SECONDS, GOLD_SECONDS = 0.06, 1.0  # of processor time; a comparison takes 0.002 to 0.05
+LEAST_SECONDS, REFERENCE_SECONDS = 0.06, 1.0  # of processor time; a comparison takes 0.002 to 0.05
 MEMORY, REMEMBERED = 2 << 30, 20_000  # bytes of address space; verdicts
 READY = b"!"  # what a worker says first
 WARM_UP = r"""\frac{1}{\sqrt{3}-1} \frac{\sqrt{3}+1}{2}  x^2-1 (x-1)(x+1)  [1,2] (1,2)  x>1 2<x  x+1
@@ -60,13 +60,13 @@ class MathWorker:
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, gold: str, answer: str, cpu_seconds: float) -> bytes:
+    def ask(self, reference: str, answer: str, cpu_seconds: float) -> bytes:
         """b"1" right, b"0" wrong, b"?" reference bad, b"T" out of time; OSError when killed."""
         try:
             if self.process is None:
                 self._start()
             self.socket.settimeout(5 + 10 * cpu_seconds)  # for a worker that hangs, not computes
-            self.socket.sendall(json.dumps([gold, answer, cpu_seconds]).encode() + b"\n")
+            self.socket.sendall(json.dumps([reference, answer, cpu_seconds]).encode() + b"\n")
             if (reply := self.socket.recv(1)) in (b"", READY):
                 raise ConnectionError("the math-verify worker was killed")
             return reply
@@ -115,11 +115,11 @@ class _Pool:
             worker.close(kill=False)
         self.__init__()
 
-    def verify(self, gold: str, answer: str, seconds: float) -> bool | None:
-        if (gold, answer) in self.verdicts:
-            return self.verdicts[gold, answer]
+    def verify(self, reference: str, answer: str, seconds: float) -> bool | None:
+        if (reference, answer) in self.verdicts:
+            return self.verdicts[reference, answer]
         limit = max(min(seconds, LEAST_SECONDS), seconds * 0.6**self.timeouts)
-        reply = self._ask(gold, answer, limit) or self._ask(gold, answer, limit)
+        reply = self._ask(reference, answer, limit) or self._ask(reference, answer, limit)
         if reply is None:
             return None
         if reply == b"T":  # not remembered: with more time it may be right
@@ -127,13 +127,13 @@ class _Pool:
             return False
         self.timeouts = max(self.timeouts - 0.1, 0)
         self.verdicts = self.verdicts if len(self.verdicts) < REMEMBERED else {}
-        verdict = self.verdicts[gold, answer] = {b"1": True, b"0": False}.get(reply)
+        verdict = self.verdicts[reference, answer] = {b"1": True, b"0": False}.get(reply)
         return verdict
 
-    def _ask(self, gold: str, answer: str, limit: float) -> bytes | None:
+    def _ask(self, reference: str, answer: str, limit: float) -> bytes | None:
         worker, free = self.free.get(), self.free
         try:
-            return worker.ask(gold, answer, limit)
+            return worker.ask(reference, answer, limit)
         except OSError:
             return None  # killed: the caller tries once more, and then says None
         finally:
@@ -156,17 +156,17 @@ def _parse(text: str) -> list[Any]:
     return parse(f"${text}$", [config], "no_fallback", "first_match", parsing_timeout=None)
 
 
-def _same_roots(gold: Any, answer: Any) -> bool:
+def _same_roots(reference: Any, answer: Any) -> bool:
     """Whether equations of one unknown or none agree, where math-verify knows real roots alone."""
     from sympy import Eq, Symbol, solve
 
-    unknown = getattr(gold, "free_symbols", set())
-    if not (isinstance(gold, Eq) and isinstance(answer, Eq)) or len(unknown) > 1:
+    unknown = getattr(reference, "free_symbols", set())
+    if not (isinstance(reference, Eq) and isinstance(answer, Eq)) or len(unknown) > 1:
         return True
     if not unknown:
-        return gold.rhs.equals(answer.rhs)
+        return reference.rhs.equals(answer.rhs)
     z = Symbol("z")  # that may be complex
-    roots = [set(solve(one.subs(dict.fromkeys(unknown, z)), z)) for one in (gold, answer)]
+    roots = [set(solve(one.subs(dict.fromkeys(unknown, z)), z)) for one in (reference, answer)]
     return roots[0] == roots[1]
 
 
@@ -175,17 +175,17 @@ def _serve() -> None:
     from math_verify import verify
 
     for line in sys.stdin.buffer:
-        gold, answer, seconds = json.loads(line)
+        reference, answer, seconds = json.loads(line)
         reply = b"?"
-        signal.setitimer(signal.ITIMER_VIRTUAL, GOLD_SECONDS)
-        with suppress(Exception):  # sympy's: the gold's fault or the answer's, as reply says
-            if gold_value := _parse(gold):
+        signal.setitimer(signal.ITIMER_VIRTUAL, REFERENCE_SECONDS)
+        with suppress(Exception):  # sympy's: the reference's fault or the answer's, as reply says
+            if expected := _parse(reference):
                 reply = b"0"
                 signal.setitimer(signal.ITIMER_VIRTUAL, 0)
                 signal.setitimer(signal.ITIMER_PROF, seconds)
                 value = _parse(answer) if answer else []
-                equal = verify(gold_value, value, timeout_seconds=None)
-                if equal and _same_roots(gold_value[0], value[0]):
+                equal = verify(expected, value, timeout_seconds=None)
+                if equal and _same_roots(expected[0], value[0]):
                     reply = b"1"
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -201,8 +201,8 @@ def _work() -> None:
 
     logging.disable(logging.CRITICAL)
     pairs = [_parse(text) for text in WARM_UP.split()]  # fills the caches of sympy
-    for gold, answer in zip(pairs[::2], pairs[1::2], strict=True):
-        verify(gold, answer, timeout_seconds=None)
+    for reference, answer in zip(pairs[::2], pairs[1::2], strict=True):
+        verify(reference, answer, timeout_seconds=None)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     memory = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
     os.write(0, READY)

@@ -22,6 +22,11 @@ class Check(NamedTuple):
     fix: str = ""
 
 
+def shown(name: str, state: str, evidence: str, fix: str) -> str:
+    """A check as a line of text, with what to change below it."""
+    return f"{state:<8} {name:<22} {evidence}" + f"\n{'':12} → {fix}" * bool(fix)
+
+
 def table(checks: Iterable[Check]) -> "pd.DataFrame":
     """A line for each check: name, state, evidence, fix."""
     import pandas as pd

@@ -30,7 +30,7 @@ from trainings import (  # noqa: E402
 )
 from unsloth import FastLanguageModel  # noqa: E402
 
-from grpo_nb import data, models, training  # noqa: E402
+from grpo_nb import data, environments, models, rewards, training  # noqa: E402
 from grpo_nb.rewards import reward_set  # noqa: E402
 from grpo_nb.runs import Run, Stage  # noqa: E402
 from grpo_nb.runs.config import flatten, resolve  # noqa: E402
@@ -180,7 +180,25 @@ def arguments():
     return found
 
 
-RUN = (arguments, a_training, cut_off, warm_up, a_reward_that_is_down, overflow)
+def an_environment():
+    """Episodes of the guessing game: what a tool says is masked from the loss."""
+    acts = rewards.load_preset("environment")
+    told = environments.load("guess").system_prompt
+    task = {"task": "guess", "data.system_prompt": told, "train.max_completion_length": 96}
+    make_run("plays", **task, **{"data.max_rows": 64})
+    one = start("plays", acts, **task)
+    checks = {check.name: check.state for check in one.preflight()}
+    masks, loss = [], one.compute_loss
+
+    def look(model, inputs, **options):
+        masks.append(inputs["tool_mask"].float().mean().item())
+        return loss(model, inputs, **options)
+
+    one.compute_loss = look
+    return {"checks": checks, "steps": steps(one), "masks": masks}
+
+
+RUN = (arguments, a_training, cut_off, warm_up, a_reward_that_is_down, overflow, an_environment)
 SCENARIOS = {function.__name__: function for function in RUN}
 
 

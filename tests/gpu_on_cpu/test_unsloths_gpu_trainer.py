@@ -119,3 +119,12 @@ def test_a_collapse_is_seen_though_no_entropy_is_logged(report):
         lines.append(line | {"groups/distinct": 0.0 if fallen else logged["groups/distinct"]})
     alerts = health.examine(lines, health.Expected(rewards))
     assert "collapse" in {alert.name for alert in alerts}
+
+
+def test_it_trains_on_episodes_and_masks_what_tools_say(report):
+    seen = report("an_environment")
+    assert "stop" not in seen["checks"].values()
+    assert [line["step"] for line in seen["steps"]] == [1, 2, 3, 4]
+    assert any(line["grad_norm"] > 0 for line in seen["steps"])
+    assert all(line["episodes/turns"] > 0 for line in seen["steps"])
+    assert all(0 < share < 1 for share in seen["masks"])

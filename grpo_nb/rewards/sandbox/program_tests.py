@@ -59,70 +59,51 @@ def _prints(expected: str, printed: str) -> bool:
 _LITERAL = (ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.USub, ast.Load)
 _LITERAL += (ast.BinOp, ast.Add, ast.Sub, ast.Mult)
 _CONSTRUCTORS = {kind.__name__: kind for kind in (set, frozenset, tuple, list, dict, float)}
-_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
-    ast.Eq: lambda got, value: same(value, got),
-    ast.NotEq: lambda got, value: not same(value, got),
-    ast.Is: lambda got, value: got is value,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.In: lambda left, right: left in right,
-    ast.NotIn: lambda left, right: left not in right,
-}
 
 
 def parse_assert(text: str) -> ProgramTest:
     """Split an assert into what the program is asked and how its answer is judged here.
 
-    `f(2)` and `not f(2)`, judged by truth; `f(2) == 4` or another comparison with a literal
-    on either side (`is` with True, False and None only). Anything else would let the program
-    judge itself, as `all(f(i) == i for i in range(9))` and `abs(f(2) - 4) < 0.1` would.
+    `f(2)` and `not f(2)`, judged by truth; `f(2) == 4` or `f(2) != 4` with a literal on either
+    side; `f(2) is` True, False or None. Anything else would let the program judge itself, as
+    `all(f(i) == i for i in range(9))` and `abs(f(2) - 4) < 0.1` would.
     """
     try:
         (statement,) = ast.parse(text.strip()).body
         if not isinstance(statement, ast.Assert):
             raise ValueError("it is no assert")
-        node, holds = _split(statement.test)
+        node, holds, expected = _split(statement.test)
         if any(_meets_operator(part) for part in ast.walk(node)):
             raise ValueError("the answer would meet an operator inside the program")
     except (ValueError, TypeError, SyntaxError, AttributeError) as error:
         raise ValueError(
             f"assert {show(text)} cannot be judged from outside the program ({error}): write "
-            "`assert f(x)`, `assert not f(x)`, or a comparison of f(x) with a literal"
+            "`assert f(x)`, `assert not f(x)`, or f(x) == or != a literal"
         ) from None
-    test = statement.test
-    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq):
-        literal = test.comparators[0] if node is test.left else test.left
-        return ProgramTest((ast.unparse(node), None), holds, show(_value(literal)))
-    return ProgramTest((ast.unparse(node), None), holds, f"a value so that {ast.unparse(test)}")
+    return ProgramTest((ast.unparse(node), None), holds, expected)
 
 
-def _split(test: ast.expr) -> tuple[ast.expr, Callable[[Any], bool]]:
-    """(expression to evaluate inside, judgement outside)."""
-    if isinstance(test, ast.Compare):
-        return _split_comparison(test)
-    negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
-    node = test.operand if negated else test
-    _must_be_the_programs(node)
-    return node, operator.not_ if negated else bool
-
-
-def _split_comparison(test: ast.Compare) -> tuple[ast.expr, Callable[[Any], bool]]:
-    if len(test.ops) > 1 or type(test.ops[0]) not in _COMPARISONS:
-        raise ValueError("its comparison is not one of ==, !=, <, <=, >, >=, in, not in, is")
+def _split(test: ast.expr) -> tuple[ast.expr, Callable[[Any], bool], str]:
+    """(expression to evaluate inside, judgement outside, what is expected)."""
+    expected = f"a value so that {ast.unparse(test)}"
+    if not isinstance(test, ast.Compare):
+        negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+        node = test.operand if negated else test
+        _must_be_the_programs(node)
+        return node, operator.not_ if negated else bool, expected
     left, right, kind = test.left, test.comparators[0], type(test.ops[0])
+    if len(test.ops) > 1 or kind not in (ast.Eq, ast.NotEq, ast.Is):
+        raise ValueError("its comparison is not one of ==, != and is")
     if _is_literal(left) == _is_literal(right):
         raise ValueError("a comparison needs a literal on one side, and on one only")
     node, value = (right, _value(left)) if _is_literal(left) else (left, _value(right))
-    compare = _COMPARISONS[kind]
     if isinstance(value, bool) or value is None:
         _must_be_the_programs(node)
     elif kind is ast.Is:
         raise ValueError("`is` works with True, False and None")
-    if node is right and kind not in (ast.Eq, ast.NotEq, ast.Is):
-        return node, lambda got: compare(value, got)
-    return node, lambda got: compare(got, value)
+    if kind is ast.NotEq:
+        return node, lambda got: not same(value, got), expected
+    return node, functools.partial(same, value), show(value) if kind is ast.Eq else expected
 
 
 def _must_be_the_programs(node: ast.expr) -> None:

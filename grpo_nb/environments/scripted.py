@@ -1,0 +1,191 @@
+"""Scripted policies: players without a model, who show what an environment pays for and tells.
+
+    episode = perform(environment, row, policies(environment, row, other)["random calls"])
+
+A policy is asked for its turn as a model is: it sees the prompt, the schemas of the tools and the
+results so far. A turn is a text, which ends the episode, or a call, as in an author's `solve`.
+"""
+
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from grpo_nb.environments.contract import Call, Environment, Played
+from grpo_nb.environments.play import begin, run_call, script
+from grpo_nb.rewards.prompts import Message, completion_text
+
+Row = Mapping[str, Any]
+Turn = str | dict[str, Any]
+MOST_TURNS = 64  # of a scripted episode, whatever the environment allows
+AGAIN = 3  # calls after the end
+SOLVED = ("oracle", "calls after the end", "cut short", "another row's solution")
+
+
+class Seen(NamedTuple):
+    """What a policy knows when it is asked for a turn."""
+
+    environment: Environment
+    messages: Sequence[Message]
+    turn: int
+    seed: int
+
+    def rng(self, turn: int) -> random.Random:
+        return random.Random(f"{self.seed} {turn}")
+
+
+Policy = Callable[[Seen], Turn]
+
+
+class Scripted(NamedTuple):
+    """An episode that a policy played.
+
+    prompt: What it began with, the words of `reset` included.
+    messages: Its turns and the results.
+    calls: As the environment's guard saw them.
+    reward: From 0 to 1; NaN where the class has no `get_reward`.
+    ended: "answered", "turn limit" or "a call hung".
+    done: Whether the environment said that it is finished.
+    """
+
+    prompt: list[Message]
+    messages: list[Message]
+    calls: list[Call]
+    reward: float
+    ended: str
+    done: bool
+
+    @property
+    def trace(self) -> list[Any]:
+        """What has to be the same when the same is played again."""
+        return [turn["content"] for turn in [*self.prompt, *self.messages]] + [str(self.reward)]
+
+
+def perform(
+    environment: Environment,
+    row: Row,
+    policy: Policy,
+    seed: int = 0,
+    begun: tuple[Played, list[Message]] | None = None,
+) -> Scripted:
+    """An episode of a policy.
+
+    Args:
+        environment: It plays in.
+        row: It begins with.
+        policy: Gives the turns.
+        seed: Of the policy.
+        begun: An instance at the start of the episode and its prompt; None: a new one.
+    """
+    played, prompt = begun or begin(environment, row)
+    messages: list[Message] = []
+    turn, ended, limit = 0, "", min(environment.max_turns, MOST_TURNS)
+    while not ended:
+        [said] = script([policy(Seen(environment, [*prompt, *messages], turn, seed))])
+        messages.append(said)
+        if not said.get("tool_calls"):
+            ended = "answered"
+        elif turn == limit:
+            ended = "turn limit"
+        else:
+            messages += [run_call(played, call) for call in said["tool_calls"]]
+            turn, ended = turn + 1, "a call hung" if played.hung else ""
+    reward = played.score() if hasattr(environment.kind, "get_reward") else float("nan")
+    done = bool(getattr(played, "done", False))
+    return Scripted(prompt, messages, played.calls, reward, ended, done)
+
+
+def policies(environment: Environment, row: Row, other: Row) -> dict[str, Policy]:
+    """Every policy by its name; those in SOLVED only where the class has a `solve`.
+
+    Args:
+        environment: They will play in.
+        row: They will play.
+        other: Another row, whose solution is wrong here.
+    """
+    own, others = environment.solution(row), environment.solution(other)
+    if own is None or others is None:
+        return dict(WITHOUT_SKILL)
+    last = [turn for turn in own if not isinstance(turn, str)][-1:]
+    turns = [own, [*own, *last * AGAIN], own[:-1], others]
+    return WITHOUT_SKILL | {k: partial(follow, v) for k, v in zip(SOLVED, turns, strict=True)}
+
+
+def follow(turns: Sequence[Turn], seen: Seen) -> Turn:
+    """The policy that says what it was told to, then nothing."""
+    return turns[seen.turn] if seen.turn < len(turns) else ""
+
+
+def _idle(seen: Seen) -> Turn:
+    return ""
+
+
+def _random(seen: Seen) -> Turn:
+    return _draw(seen, seen.rng(seen.turn))
+
+
+def _first(seen: Seen) -> Turn:
+    return _draw(seen, seen.rng(0))
+
+
+def _malformed(seen: Seen) -> Turn:
+    """A tool that is not there, a parameter too many, wrong types, no object, in turn."""
+    call = _draw(seen, seen.rng(seen.turn))
+    given = call["arguments"]
+    wrong = [{}, {**given, "no_parameter": 1}, {k: [{}] for k in given or "x"}, "no object"]
+    name = call["name"] if seen.turn % len(wrong) else "no_tool"
+    return {"name": name, "arguments": wrong[seen.turn % len(wrong)]}
+
+
+def _huge(seen: Seen) -> Turn:
+    texts, numbers = ["9" * 100_000], [10**18]
+    return _draw(seen, seen.rng(seen.turn), texts, numbers, items=10_000)
+
+
+def _reader(seen: Seen) -> Turn:
+    """What stands in the newest turn that holds any, as arguments."""
+    texts = [completion_text([turn]) for turn in reversed(seen.messages)]
+    words, numbers = ([re.findall(kind, text) for text in texts] for kind in (r"\w+", r"-?\d+"))
+    found = [next(filter(None, of), []) for of in (words, numbers)]
+    return _draw(seen, seen.rng(seen.turn), found[0], list(map(int, found[1])))
+
+
+WITHOUT_SKILL: dict[str, Policy] = {
+    "idle": _idle,
+    "random calls": _random,
+    "the first call again": _first,
+    "malformed calls": _malformed,
+    "huge arguments": _huge,
+    "what was read": _reader,
+}
+
+
+def _draw(
+    seen: Seen,
+    rng: random.Random,
+    texts: Sequence[str] = (),
+    numbers: Sequence[int] = (),
+    items: int = 3,
+) -> dict[str, Any]:
+    """A call that fits a tool's schema, its values drawn from those given."""
+
+    def value(schema: Mapping[str, Any]) -> Any:
+        kind = schema.get("type", "string")
+        kind = kind if isinstance(kind, str) else kind[0]
+        if "enum" in schema:
+            return rng.choice(schema["enum"])
+        if kind == "array":
+            one = value(schema.get("items", {}))
+            return [one] * (items if texts else rng.randrange(items))
+        drawn = {
+            "boolean": rng.random() < 0.5,
+            "integer": rng.choice(numbers or range(10)),
+            "number": float(rng.choice(numbers or range(10))),
+            "object": {},
+        }
+        return drawn.get(kind, rng.choice(texts or "abcdefgh"))
+
+    tool = rng.choice(seen.environment.tools)["function"]
+    properties = tool["parameters"]["properties"]
+    return {"name": tool["name"], "arguments": {k: value(v) for k, v in properties.items()}}

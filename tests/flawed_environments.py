@@ -1,0 +1,401 @@
+"""Four clean environments, flawed ones, and what has to name each flaw."""
+
+import itertools
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import trl
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AddedToken, PreTrainedTokenizerFast
+
+from grpo_nb.environments import tool
+
+COUNT = itertools.count()
+TAGS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
+CALLS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>"]
+
+
+def hunt_rows(count=16):
+    starts = [(10 * i, 10 * i + 3 * i % 8) for i in range(1, count + 1)]
+    return [row(f"From {low} to {low + 7}?", low=low, secret=secret) for low, secret in starts]
+
+
+def row(question, **columns):
+    return {"prompt": [{"role": "user", "content": question}], "question": question, **columns}
+
+
+def calls(name, *arguments):
+    return [{"name": name, "arguments": given} for given in arguments]
+
+
+class Hunt:
+    """Find the secret number."""
+
+    def reset(self, low: int, secret: int) -> None:
+        self.secret, self.found, self.turns, self.done = secret, False, 0, False
+
+    @tool
+    def guess(self, number: int) -> str:
+        """Guess the number.
+
+        Args:
+            number: The guess.
+        """
+        self.turns += 1
+        self.found = number == self.secret
+        self.done = self.found or self.turns == 4
+        return "right" if self.found else "higher" if number < self.secret else "lower"
+
+    def get_reward(self) -> float:
+        return float(self.found)
+
+    @classmethod
+    def solve(cls, low: int, secret: int, **row) -> list:
+        high, tried = low + 7, []
+        while tried[-1:] != [secret]:
+            tried.append((low + high) // 2)
+            low, high = (tried[-1] + 1, high) if tried[-1] < secret else (low, tried[-1] - 1)
+        return calls("guess", *({"number": number} for number in tried))
+
+
+class Sums:
+    """Add by the tool, then answer."""
+
+    def reset(self, a: int, b: int, **row) -> str:
+        self.sum, self.added, self.right, self.done = a + b, False, False, False
+        return f" Add {a} and {b}."
+
+    @tool
+    def add(self, a: float, b: float) -> str:
+        """Add.
+
+        Args:
+            a: A number.
+            b: A number.
+        """
+        self.added |= a + b == self.sum
+        return str(int(a + b))
+
+    @tool
+    def answer(self, value: int) -> str:
+        """Answer.
+
+        Args:
+            value: The sum.
+        """
+        self.right, self.done = value == self.sum, True
+        return "over"
+
+    def get_reward(self) -> float:
+        return 0.1 * self.added + 0.9 * (self.added and self.right)
+
+    @classmethod
+    def solve(cls, a: int, b: int, **row) -> list:
+        return [*calls("add", {"a": a, "b": b}), *calls("answer", {"value": a + b}), "Done."]
+
+
+class Lamps:  # as for TRL alone: no @tool, no done, no max_turns, unseeded draws
+    """Switch all lamps on."""
+
+    def reset(self, off: list, **row) -> None:
+        import random
+
+        self.off, self.hum = set(off), random.random()
+
+    def switch(self, lamp: str) -> str:
+        """Switch a lamp.
+
+        Args:
+            lamp: Its colour.
+        """
+        if lamp not in {"red", "green", "blue", "white", "black"}:
+            raise ValueError(f"no lamp is {lamp}")
+        self.off ^= {lamp}
+        return f"{len(self.off)} are off, and they hum at {self.hum}"
+
+    def get_reward(self) -> float:
+        return 1 / (1 + len(self.off))
+
+    @classmethod
+    def solve(cls, off: list, **row) -> list:
+        return calls("switch", *({"lamp": lamp} for lamp in off))
+
+
+class Notes:
+    """Write the name down, as the question spells it."""
+
+    def reset(self, name: str) -> None:
+        self.name, self.written, self.done = name, "", False
+
+    @tool
+    def write(self, text: str) -> str:
+        """Write.
+
+        Args:
+            text: The name.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "note"
+            path.write_text(text)
+            self.written, self.done = path.read_text(), True
+        try:
+            return text.split()[0]
+        except Exception as error:
+            raise ValueError("nothing to write") from error
+
+    def get_reward(self) -> float:
+        return float(self.written == self.name[::-1])
+
+    @classmethod
+    def solve(cls, name: str, **row) -> list:
+        return calls("write", {"text": name[::-1]})
+
+
+LAMPS = ["red", "green", "blue", "white", "black"]
+NAMES = ["Ann", "Berta", "Carl", "Dora", "Emil", "Fritz", "Greta", "Hans"]
+CLEAN = {
+    Hunt: hunt_rows(),
+    Sums: [row("Well?", a=10 + i, b=30 + 7 * i) for i in range(16)],
+    Lamps: [row("Well?", off=LAMPS[i % 3 : 2 + i % 4]) for i in range(16)],
+    Notes: [row(f"{name}, from its end?", name=name) for name in NAMES],
+}
+
+
+class PaysFailure(Hunt):
+    def get_reward(self) -> float:
+        return float(not self.found)
+
+
+class PaysIdling(Hunt):
+    def get_reward(self) -> float:
+        return 1.0 if self.found else 0.2 * (self.turns == 0)
+
+
+class PaysForm(Hunt):
+    def get_reward(self) -> float:
+        return 1.0 if self.found else 0.3
+
+
+class ComparesSloppily(Hunt):
+    @tool
+    def guess(self, number: int) -> str:
+        """Guess the number.
+
+        Args:
+            number: The guess.
+        """
+        self.found = str(number)[-1] in "0123456789"[self.secret % 3 :]
+        return "right" if self.found else "wrong"
+
+
+class PaysAgain(Hunt):
+    def reset(self, low: int, secret: int) -> None:
+        self.secret, self.hits, self.done = secret, 0, False
+
+    @tool
+    def guess(self, number: int) -> str:
+        """Guess the number.
+
+        Args:
+            number: The guess.
+        """
+        self.hits += number == self.secret
+        return "right" if number == self.secret else "higher or lower"
+
+    def get_reward(self) -> float:
+        return min(1.0, self.hits / 2)
+
+
+class KeepsState(Hunt):
+    tried: tuple = ()
+
+    @tool
+    def guess(self, number: int) -> str:
+        """Guess the number.
+
+        Args:
+            number: The guess.
+        """
+        again, self.tried = number in self.tried, (*self.tried, number)
+        return "said before" if again else Hunt.guess(self, number)
+
+
+class DrawsItsSecret(Hunt):
+    def reset(self, low: int, secret: int) -> None:
+        Hunt.reset(self, low, low + next(COUNT) % 8)
+
+
+class Chatters(Hunt):
+    @tool
+    def guess(self, number: int) -> str:
+        """Guess the number.
+
+        Args:
+            number: The guess.
+        """
+        return f"{Hunt.guess(self, number)}, at {next(COUNT)}"
+
+
+class TellsInReset(Hunt):
+    def reset(self, low: int, secret: int) -> str:
+        Hunt.reset(self, low, secret)
+        return f" (It is {secret}.)"
+
+
+class TellsInResult(Hunt):
+    @tool
+    def guess(self, number: int) -> str:
+        """Guess the number.
+
+        Args:
+            number: The guess.
+        """
+        return f"{Hunt.guess(self, number)}, it is {self.secret}"
+
+
+class NeverEnds(Hunt):
+    max_turns = 10_000
+
+    @tool
+    def guess(self, number: int) -> str:
+        """Guess the number.
+
+        Args:
+            number: The guess.
+        """
+        self.found |= number == self.secret
+        return "go on"
+
+
+class EndsEarly(Hunt):
+    max_turns = 2
+
+
+class Swallows(Hunt):
+    @tool
+    def guess(self, number: int) -> str:
+        """Guess the number.
+
+        Args:
+            number: The guess.
+        """
+        try:
+            return Hunt.guess(self, number)
+        except Exception:
+            return ""
+
+
+class Hangs(Hunt):
+    tool_seconds = 0.05
+
+    @tool
+    def guess(self, number: int) -> str:
+        """Guess the number.
+
+        Args:
+            number: The guess.
+        """
+        threading.Event().wait()
+        return ""
+
+
+class WritesFiles(Hunt):
+    @tool
+    def guess(self, number: int) -> str:
+        """Guess the number.
+
+        Args:
+            number: The guess.
+        """
+        with open("guesses.txt", "a") as file:
+            file.write(f"{number}\n")
+        return Hunt.guess(self, number)
+
+
+class GivesNoNumber(Hunt):
+    def get_reward(self) -> float:
+        return 1.0 if self.found else float("nan")
+
+
+class Explains(Hunt):
+    @tool
+    def guess(self, number: int) -> str:
+        return Hunt.guess(self, number)
+
+    guess.__doc__ = Hunt.guess.__doc__.replace("The guess.", "The guess, as is known. " * 500)
+
+
+class SaysMuch(Hunt):
+    @tool
+    def guess(self, number: int) -> str:
+        """Guess the number.
+
+        Args:
+            number: The guess.
+        """
+        return Hunt.guess(self, number) + " than that" * 500
+
+
+class Prints(Hunt):
+    @tool
+    def guess(self, number: int) -> str:
+        """Guess the number.
+
+        Args:
+            number: The guess.
+        """
+        print("guessed", number)
+        return Hunt.guess(self, number)
+
+
+class Sleeps(Hunt):
+    @tool
+    def guess(self, number: int) -> str:
+        """Guess the number.
+
+        Args:
+            number: The guess.
+        """
+        time.sleep(0.02)
+        return Hunt.guess(self, number)
+
+
+FLAWED = {  # what names it
+    PaysFailure: "oracle",
+    PaysIdling: "without skill",
+    PaysForm: "without skill",
+    ComparesSloppily: "without skill",
+    PaysAgain: "calls after the end",
+    KeepsState: "state leaks",
+    DrawsItsSecret: "starts apart",
+    Chatters: "not deterministic",
+    TellsInReset: "answer leaks",
+    TellsInResult: "answer leaks",
+    NeverEnds: "turns",
+    EndsEarly: "turns",
+    Swallows: "errors swallowed",
+    Hangs: "hangs",
+    WritesFiles: "files",
+    GivesNoNumber: "episode",
+    Explains: "schema",
+    SaysMuch: "room",
+}
+WARNED = {Prints: "prints", Sleeps: "slow"}
+
+
+def qwen3_tokenizer():
+    """Bytes as tokens, and Qwen3's template."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bare = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    bare.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bare.decoder = decoders.ByteLevel()
+    template = Path(trl.__file__).parent / "chat_templates/qwen3.jinja"
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bare, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": TAGS[:1]})
+    tokenizer.add_tokens([AddedToken(tag, special=False) for tag in CALLS])
+    tokenizer.chat_template = template.read_text(encoding="utf-8")
+    return tokenizer

@@ -167,14 +167,17 @@ def replay(environment: Environment, row: Row, messages: Sequence[Message]) -> P
 
 
 def script(turns: Sequence[Any]) -> list[Message]:
-    """Turns of an author's `solve`, as messages: a text, or calls {"name": …, "arguments": …}."""
+    """Turns of an author's `solve`, as messages: a text, a call {"name": …, "arguments": …}, or
+    a list of calls.
+    """
     messages = []
     for turn in turns:
         if isinstance(turn, str):
             messages.append({"role": "assistant", "content": turn})
         else:
-            call = {"type": "function", "function": dict(turn)}
-            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+            given = turn if isinstance(turn, list) else [turn]
+            calls = [{"type": "function", "function": dict(one)} for one in given]
+            messages.append({"role": "assistant", "content": "", "tool_calls": calls})
     return messages
 
 

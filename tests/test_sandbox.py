@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from grpo_nb.rewards import sandbox
-from grpo_nb.rewards.sandbox import Limits, choose_backend, run_tests
+from grpo_nb.rewards.sandbox import Limits, choose_backend, run_program, run_tests
 
 QUICK = Limits(seconds=1.0, memory_mib=128, output_bytes=4096, processes=16)
 SQUARE = "def f(x): return x * x"
@@ -335,6 +335,22 @@ def test_a_correct_program_passes(backend, name):
     code, tests = CORRECT[name]
     verdict = run_tests(code, tests, backend=backend)
     assert verdict.share == 1 and verdict.failure == "" and not any(verdict.reasons), verdict
+
+
+@BACKENDS
+def test_a_program_says_what_it_prints_or_why_it_failed(backend):
+    assert run_program("print(input() * 2)", "ab", backend=backend) == (True, "abab\n")
+    assert run_program("", backend=backend) == (True, "")
+    for code, why in {"print(1 // 0)": "raised ZeroDivisionError", "f(": "SyntaxError"}.items():
+        ended_well, said = run_program(code, backend=backend)
+        assert not ended_well and why in said
+    ended_well, said = run_program("while True: pass", limits=QUICK, backend=backend)
+    assert not ended_well and "timed out" in said
+
+
+def test_what_a_backend_cannot_run_is_no_fault_of_the_program():
+    with pytest.raises(RuntimeError, match="monty cannot run this program"):
+        run_program("import ctypes", backend="monty")
 
 
 def test_real_programs_use_the_standard_library():

@@ -50,7 +50,12 @@ from grpo_nb.rewards.presets import load_source
 from grpo_nb.runs import PROJECT_ROOT, Check, refuse_unknown
 from grpo_nb.runs.config import RunConfig
 
-EXAMPLES = {"calculator": "Calculator", "guess": "Guess"}
+EXAMPLES = {
+    "calculator": "Calculator",
+    "guess": "Guess",
+    "wordle": "Wordle",
+    "python_sandbox": "PythonSandbox",
+}
 NOT_TOOLS = ("reset", "get_reward", "solve")
 FINISHED = "The episode is finished: no more calls are answered."
 Row = Mapping[str, Any]

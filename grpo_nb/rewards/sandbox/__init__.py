@@ -20,7 +20,7 @@ from typing import Any
 from grpo_nb.rewards.sandbox.bubblewrap import bubblewrap_problem, in_bubblewrap
 from grpo_nb.rewards.sandbox.monty import in_monty
 from grpo_nb.rewards.sandbox.program_tests import parse_tests
-from grpo_nb.rewards.sandbox.values import DEFAULT_LIMITS, Limits, Verdict, reason_of
+from grpo_nb.rewards.sandbox.values import DEFAULT_LIMITS, Limits, Outcome, Verdict, reason_of
 
 
 def run_tests(
@@ -38,13 +38,41 @@ def run_tests(
         ValueError: Tests have another shape, or an assert that cannot be judged from outside.
         RuntimeError: The backend does not work here; the message says what to install.
     """
-    run = {"bubblewrap": in_bubblewrap, "monty": in_monty}[choose_backend(backend)]
     asked = parse_tests(tests)
-    outcome = run(code, [test.ask for test in asked], limits)
+    outcome = _run(code, [test.ask for test in asked], limits, backend)
     ending = outcome.failure or outcome.ending or "gave no answer"
     answers = outcome.answers + [("failed", ending)] * (len(asked) - len(outcome.answers))
     reasons = tuple(map(reason_of, asked, answers))
     return Verdict(reasons.count(""), len(asked), reasons, outcome.failure)
+
+
+def run_program(
+    code: str, stdin: str = "", *, limits: Limits = DEFAULT_LIMITS, backend: str = "auto"
+) -> tuple[bool, str]:
+    """Run one program for what it says.
+
+    Args:
+        code: The program.
+        stdin: What it may read.
+        limits: What it may use.
+        backend: As of `run_tests`.
+
+    Returns:
+        (whether it ended well, what it printed; else why it failed).
+
+    Raises:
+        RuntimeError: No backend works here, or it could not run this program.
+    """
+    outcome = _run(code, [stdin], limits, backend)
+    if outcome.failure:
+        raise RuntimeError(outcome.failure)
+    [(kind, said)] = outcome.answers or [("failed", outcome.ending)]
+    return kind == "value", str(said)
+
+
+def _run(code: str, asks: list[Any], limits: Limits, backend: str) -> Outcome:
+    run = {"bubblewrap": in_bubblewrap, "monty": in_monty}[choose_backend(backend)]
+    return run(code, asks, limits)
 
 
 def choose_backend(backend: str = "auto") -> str:

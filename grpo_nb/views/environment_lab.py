@@ -105,8 +105,9 @@ class EnvironmentLab(View):
         earned = self.scored[["total", "advantage"]].itertuples(name=None)
         rollouts = [(f"rollout {i + 1}: {total:.3g}, {gain:+.2f}", i) for i, total, gain in earned]
         scripted = [(f"scripted: {name}", name) for name in self.scripted]
+        self.player.index = None  # so that the first is chosen anew
         self.player.options = [*rollouts, *scripted, (OWN, OWN)]
-        self._take_player()
+        self.player.index = 0
 
     def _take_player(self) -> None:
         player = self.player.value
@@ -114,7 +115,7 @@ class EnvironmentLab(View):
             sample = self.baseline.samples_P_G[self.number.value][player]
             _, prompt = begin(self.bench.environment, self.row)
             self._show(prompt, sample.messages, sample.ended, self.scored.iloc[player])
-        elif player != OWN:
+        elif player in self.scripted:
             self._perform(self.scripted[player])
 
     def _own(self, policy: Policy) -> None:
@@ -129,6 +130,7 @@ class EnvironmentLab(View):
 
     def _perform(self, policy: Policy) -> None:
         """Show an episode of the policy, scored as one more of the group."""
+        self.view.value = ""
         played = perform(self.bench.environment, self.row, policy, self.number.value)
         scored = self.bench.table([self.row], [[played.messages]])
         group = pd.concat([self.scored, scored], ignore_index=True)

@@ -309,7 +309,7 @@ class WritesFiles(Hunt):
         Args:
             number: The guess.
         """
-        with open("guesses.txt", "a") as file:
+        with Path("guesses.txt").open("a") as file:
             file.write(f"{number}\n")
         return Hunt.guess(self, number)
 
@@ -385,13 +385,13 @@ FLAWED = {  # what names it
 WARNED = {Prints: "prints", Sleeps: "slow"}
 
 
-def qwen3_tokenizer():
-    """Bytes as tokens, and Qwen3's template."""
+def tokenizer_of(family="qwen3"):
+    """Bytes as tokens, and a family's template as TRL knows it."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     bare = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     bare.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bare.decoder = decoders.ByteLevel()
-    template = Path(trl.__file__).parent / "chat_templates/qwen3.jinja"
+    template = Path(trl.__file__).parent / f"chat_templates/{family}.jinja"
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bare, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )

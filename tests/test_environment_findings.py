@@ -1,14 +1,27 @@
 """Findings: what is planted in an environment is found and named, and what is sound is left."""
 
-import copy
+import json
 import re
+from typing import Literal
 
 import pytest
-from flawed_environments import CLEAN, FLAWED, WARNED, Hunt, hunt_rows, qwen3_tokenizer, row
+from flawed_environments import (
+    CLEAN,
+    FLAWED,
+    WARNED,
+    Hunt,
+    KeepsState,
+    PaysFailure,
+    hunt_rows,
+    row,
+    tokenizer_of,
+)
 
-from grpo_nb.environments import contract, findings
+from grpo_nb.environments import contract, findings, load, scripted, tool
 from grpo_nb.environments.contract import Environment
-from grpo_nb.runs import PROJECT_ROOT, checks, read_rows
+from grpo_nb.environments.play import script
+from grpo_nb.models import chat
+from grpo_nb.runs import PROJECT_ROOT, checks
 
 EXAMPLES = [
     name
@@ -20,7 +33,7 @@ CAP = 3000  # a token is a byte here
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return qwen3_tokenizer()
+    return tokenizer_of()
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +49,7 @@ def found_in(kind, rows, *arguments):
 def test_what_is_planted_is_refused_by_the_finding_that_names_it_alone(
     kind, tokenizer, monkeypatch
 ):
+    monkeypatch.setattr(findings, "EPISODES", 8)
     if FLAWED[kind] == "files":  # tests run in a temporary folder, where files may be written
         monkeypatch.setattr(findings, "EXEMPT", re.compile("(?!)"))
     found = found_in(kind, hunt_rows(), tokenizer, CAP)
@@ -58,3 +72,131 @@ def test_what_a_person_should_know_is_a_warning(kind, monkeypatch):
 def test_what_is_clean_passes_without_a_word(kind, tokenizer):
     assert found_in(kind, CLEAN[kind], tokenizer, CAP) == []
     assert found_in(kind, CLEAN[kind][:3]) == []
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_examples_are_clean(name, tokenizer):
+    [path] = (PROJECT_ROOT / "data").glob(f"*/{name}.jsonl")
+    rows = list(map(json.loads, path.read_text(encoding="utf-8").splitlines()[:20]))
+    rows = [{**given, "prompt": row(given["question"])["prompt"]} for given in rows]
+    assert findings.findings(load(name), rows, tokenizer, CAP) == []
+
+
+def test_without_solve_what_cannot_be_judged_is_a_warning():
+    def without(name):
+        return type("Bare", (), {key: v for key, v in vars(Hunt).items() if key != name})
+
+    class Unsound(without("solve")):
+        def get_reward(self) -> float:
+            return 1.0
+
+    for name in ("solve", "get_reward"):  # rewards may take `environments`
+        [found] = found_in(without(name), hunt_rows())
+        assert (found.name, found.state) == ("not judged", "warning")
+        assert f"without {name}, " in found.evidence
+    stops = [one.name for one in found_in(Unsound, hunt_rows()) if one.state == "stop"]
+    assert "without skill: idle" in stops
+
+
+@pytest.mark.parametrize(
+    ("template", "evidence"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "does not render calls"),
+        (lambda known: known.replace('"name": "', '"call": "'), "is written .* and read back as"),
+        (
+            lambda known: known.replace("response>\\n' }}\n        {{- content", "{{- 1"),
+            "not render",
+        ),
+    ],
+)
+def test_a_template_that_loses_calls_or_results_is_refused(template, evidence):
+    tokenizer = tokenizer_of()
+    chat.with_tools(tokenizer)
+    known = tokenizer.chat_template
+    tokenizer.chat_template = template if isinstance(template, str) else template(known)
+    [found] = found_in(Hunt, hunt_rows(), tokenizer, CAP)
+    assert found.name == "template"
+    assert re.search(evidence, found.evidence, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("family", "stop"),
+    [
+        ("qwen2_5", "<|im_end|>"),
+        ("qwen3_8", "<|im_end|>"),
+        ("llama3_1", "<|eot_id|>"),
+        ("gemma4", "<turn|>"),
+        ("gptoss", "<|return|>"),
+    ],
+)
+def test_templates_that_trl_knows_lose_nothing(family, stop):
+    tokenizer = tokenizer_of(family)
+    tokenizer.add_special_tokens({"eos_token": stop})
+    chat.with_tools(tokenizer)
+    [said] = script([{"name": "guess", "arguments": {"number": 4}}])
+    prompt, tools = hunt_rows()[0]["prompt"], Environment(Hunt).tools
+    assert chat.tool_fault(tokenizer, prompt, said, tools) == ""
+
+
+def test_patience_ends_and_one_row_is_enough(monkeypatch):
+    monkeypatch.setattr(findings, "PATIENCE", 0.0)
+    [found] = found_in(PaysFailure, hunt_rows()[:1])
+    assert found.name == "oracle"
+    [found] = found_in(KeepsState, hunt_rows())
+    assert found.name == "state leaks"
+
+
+def test_scripted_policies_see_what_a_model_sees():
+    environment, [first, second, *_] = Environment(Hunt), hunt_rows()
+    known = scripted.policies(environment, first, second)
+    assert set(scripted.WITHOUT_SKILL) < set(known)
+    played, again = (
+        {name: scripted.perform(environment, first, known[name], seed=1) for name in known}
+        for _ in range(2)
+    )
+    assert all(played[name].trace == again[name].trace for name in known), "the seed decides"
+    assert played["idle"].messages == [{"role": "assistant", "content": ""}]
+    assert played["oracle"].reward == played["calls after the end"].reward == 1
+    assert played["oracle"].done
+    assert played["calls after the end"].calls[-1].result == contract.FINISHED
+    tried = [call.arguments["number"] for call in played["the first call again"].calls]
+    assert len(set(tried)) == 1
+    assert played["the first call again"].ended == "turn limit"
+    read = [call.arguments["number"] for call in played["what was read"].calls]
+    assert set(read) <= {first["low"], first["low"] + 7}
+    errors = [turn["content"] for turn in played["malformed calls"].messages if "name" in turn]
+    assert len(errors) == environment.max_turns
+    assert all(text.startswith("{'error': ") for text in errors)
+    assert "Tool no_tool not found." in errors[0]
+    assert played["huge arguments"].calls[0].arguments == {"number": 10**18}
+
+
+def test_schemas_of_any_kind_are_drawn_from():
+    class Any(Hunt):
+        @tool
+        def act(
+            self,
+            how: Literal["up", "down"],
+            often: int | str,
+            parts: list[float],
+            sure: bool,
+            more: dict,
+            note: str | None = None,
+        ) -> str:
+            """Act.
+
+            Args:
+                how: So.
+                often: So often.
+                parts: Of it.
+                sure: Whether.
+                more: Of it.
+                note: On it.
+            """
+            return f"{how} {sure} {more} {len(parts)}"
+
+    environment = Environment(Any)
+    known = scripted.policies(environment, *hunt_rows()[:2])
+    for name in ("random calls", "huge arguments"):
+        played = scripted.perform(environment, hunt_rows()[0], known[name])
+        assert {call.error for call in played.calls if call.name == "act"} == {""}

@@ -81,6 +81,7 @@ class Played:
     """What TRL's trainer and `play` hold: one instance of the author's class, and its guard.
 
     Instances are used again: `reset` begins an episode. The author's attributes are read through.
+    TRL takes every public method of the class for a tool, so that it has no other.
     """
 
     environment: "Environment"
@@ -90,6 +91,7 @@ class Played:
         self._random: tuple[Any, Any] = (None, None)
         self.calls: list[Call] = []
         self.hung = False
+        self.get_reward = self._score  # TRL would add a reward that it finds in the class
 
     def __getattr__(self, name: str) -> Any:
         if name == "_own":  # while it is unpickled or copied
@@ -105,7 +107,7 @@ class Played:
         with self._own_randomness():
             return self._own.reset(**self.environment.columns(row))
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """What the model reads as the tool's result.
 
         Raises:
@@ -124,14 +126,11 @@ class Played:
 
     def _tried(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
         """(result, error)."""
-        methods = self.environment.methods
-        if name not in methods:
-            return "", f"there is no tool {name!r}; there is {', '.join(methods)}"
-        said: list[Any] = []
+        method, said = self.environment.methods[name], []
 
         def run() -> None:
             try:
-                said.append(str(methods[name](self._own, **arguments)))
+                said.append(str(method(self._own, **arguments)))
             except (Exception, SystemExit) as error:
                 said.append(error)
 
@@ -151,7 +150,7 @@ class Played:
             return "", f"{type(what).__name__}: {what}"
         return what, ""
 
-    def score(self) -> float:
+    def _score(self) -> float:
         """What the episode earned, in [0, 1]; 0 where a call hung.
 
         Raises:
@@ -291,7 +290,7 @@ def _forward(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def forward(self: Played, **arguments: Any) -> str:
-        return self.call(name, arguments)
+        return self._call(name, arguments)
 
     return forward
 
@@ -351,18 +350,20 @@ def check_rows(environment: Environment | None, rows: Sequence[Row]) -> list[Che
     """The check "environment"; none for a task without one.
 
     Raises:
-        ValueError: `reset` cannot take a row, or raises for it: said before anything is sampled.
+        ValueError: `reset` cannot take a row, or raises for it, or `get_reward` does or gives no
+            number from 0 to 1 where no call was made: said before anything is sampled.
     """
     if environment is None:
         return []
     played = environment.factory()
     for number, row in enumerate(rows):
         environment.check_columns(row)
-        try:
-            played.reset(**row)
-        except Exception as error:
-            raise ValueError(
-                f"{environment.title}.reset raised on row {number}: {type(error).__name__}: {error}"
-            ) from error
+        for method, given in (("reset", row), ("get_reward", {})):
+            try:
+                if hasattr(environment.kind, method):
+                    getattr(played, method)(**given)
+            except Exception as error:
+                where = f"{environment.title}.{method} raised on row {number}"
+                raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
     seen = f"{environment.kind.__name__} begins with each of {len(rows)} rows; the model calls "
     return [Check("environment", "ok", seen + ", ".join(environment.methods))]

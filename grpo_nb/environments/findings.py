@@ -46,7 +46,7 @@ SCHEMA, FEW = 0.75, 512  # of the tokens of prompt and episode; so few are never
 SOME = 0.1  # share of the rows; above it a warning is a stop
 FIXES = {
     "episode": "correct it: a training would stop here",
-    "not judged": "add solve(cls, **row), a classmethod that returns the turns that win",
+    "not judged": "add get_reward(self), and a classmethod solve(cls, **row): the turns that win",
     "oracle": "correct get_reward, or solve: who wins has to earn most",
     "without skill": "pay for the goal alone, and for form only after a successful call",
     "calls after the end": "set self.done once the episode is over",
@@ -64,7 +64,7 @@ FIXES = {
     "schema": "shorten docstrings and parameters, or offer fewer tools",
     "room": "shorten the results, or raise max_completion_length",
 }
-CHANGES = {"os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate"}
+CHANGES = {"os.remove", "os.rename", "os.mkdir", "os.rmdir"}
 EXEMPT = re.compile(f"{re.escape(tempfile.gettempdir())}/|{os.devnull}$|.*__pycache__")
 Row = Mapping[str, Any]
 Found = tuple[str, str, bool]  # rule, evidence, whether it says "stop"
@@ -110,7 +110,7 @@ def findings(
 
 
 def _played(environment: Environment, rows: Sequence[Row], group: int) -> tuple[Plays, list[Found]]:
-    """Every policy on the rows, in a new instance and in a used one, until they are not the same."""
+    """Every policy on the rows, in a new instance and in a used one, until they come apart."""
     plays, used, until = [], environment.factory(), time.monotonic() + PATIENCE
     for seed, row in enumerate(rows):
         plays.append({})
@@ -148,13 +148,13 @@ def _earned(environment: Environment, plays: Plays) -> Iterator[Found]:
     """Does who wins earn most, and who has no skill less than who fails honestly?"""
     mean = {name: fmean(play[name].reward for play in plays) for name in plays[0]}
     solved, oracle = "oracle" in mean, mean.get("oracle", 1.0)
-    if environment.max_turns > MOST_TURNS and not any(
-        one.done for of in plays for one in of.values()
-    ):
+    never = not any(one.done for play in plays for one in play.values())
+    if never and environment.max_turns > MOST_TURNS:
         yield "turns", f"max_turns is {environment.max_turns}, and done is never set", True
-    if not solved:
-        yield "not judged", "without solve, what an honest failure earns is not known", False
-    elif any(play["oracle"].ended == "turn limit" for play in plays):
+    if lacking := [one for one in ("solve", "get_reward") if not hasattr(environment.kind, one)]:
+        evidence = f"without {' and '.join(lacking)}, what who wins or fails earns is not known"
+        yield "not judged", evidence, False
+    if solved and any(play["oracle"].ended == "turn limit" for play in plays):
         yield "turns", f"solve takes more than {environment.max_turns} turns", True
         return
     failures = [one for play in plays if solved for one in _failure(play)] or [0.0]
@@ -186,11 +186,18 @@ def _failure(play: dict[str, Scripted]) -> list[float]:
 def _told(rows: Sequence[Row], plays: Plays) -> Iterator[Found]:
     """Does its answer stand where no skill is needed to read it, more often than other rows'?"""
     answers = [_answer(*one) for one in zip(rows, plays, strict=False)]
-    for place in ("reset", "the question", "a result"):
-        texts = [_text(place, *one) for one in zip(rows, plays, answers, strict=False)]
-        own = fmean(map(_holds, texts, answers))
-        pairs = [(t, o) for t, a in zip(texts, answers, strict=True) for o in answers if o != a]
-        if own > LEAK + fmean([_holds(*pair) for pair in pairs] or [1]):
+    texts = [_texts(*one) for one in zip(rows, plays, answers, strict=False)]
+    for place in texts[0]:
+        own = fmean(
+            _holds(text[place], answer) for text, answer in zip(texts, answers, strict=True)
+        )
+        others = [
+            _holds(text[place], other)
+            for text, answer in zip(texts, answers, strict=True)
+            for other in answers
+            if other != answer
+        ]
+        if own > LEAK + fmean(others or [1]):
             copied = fmean(play["what was read"].reward for play in plays)
             evidence = f"{place} holds it on {own:.0%} of the rows, first {', '.join(answers[0])}"
             evidence += f"; who copies what was read earns {copied:.2f}"
@@ -199,31 +206,27 @@ def _told(rows: Sequence[Row], plays: Plays) -> Iterator[Found]:
 
 def _answer(row: Row, play: dict[str, Scripted]) -> list[str]:
     """The arguments of the call that wins; without `solve`, the row's answer."""
-    calls = play["oracle"].calls if "oracle" in play else []
-    known = [call.arguments for call in calls if call.arguments] or [
-        {"answer": row[key]} for key in ("answer",) if key in row
-    ]
+    calls = [call.arguments for call in play["oracle"].calls] if "oracle" in play else []
+    given = [{"answer": row["answer"]}] if "answer" in row else []
+    known = list(filter(None, calls)) or given
     return [str(value) for of in known[-1:] for value in of.values()]
 
 
-def _text(place: str, row: Row, play: dict[str, Scripted], answer: list[str]) -> str:
+def _texts(row: Row, play: dict[str, Scripted], answer: list[str]) -> dict[str, str]:
     question = row["prompt"][-1]["content"]
     calls = [c for name in WITHOUT_SKILL if name != "what was read" for c in play[name].calls]
+    # Who already names the answer may be told that it is right.
+    calls = [call for call in calls if not _holds(str(call.arguments)[:1000], answer)]
     return {
         "reset": play["idle"].prompt[-1]["content"].removeprefix(question),
         "the question": question,
-        # Who already names the answer may be told that it is right.
-        "a result": "\n".join(
-            f"{c.result[:1000]} {c.error[:1000]}"
-            for c in calls
-            if not _holds(str(c.arguments), answer)
-        ),
-    }[place]
+        "a result": " ".join(f"{call.result[:1000]} {call.error[:1000]}" for call in calls),
+    }
 
 
 def _holds(text: str, answer: list[str]) -> bool:
-    words = (rf"(?<!\w){re.escape(value)}(?!\w)" for value in answer)
-    return bool(answer) and all(re.search(word, text) for word in words)
+    words = [rf"(?<!\w){re.escape(value)}(?!\w)" for value in answer]
+    return bool(words) and all(re.search(word, text) for word in words)
 
 
 def _of_tools(
@@ -232,7 +235,8 @@ def _of_tools(
     """What tools do beside answering, and how long they take."""
     calls = [call for play in plays for one in play.values() for call in one.calls]
     for name in environment.methods:
-        seconds = median([call.seconds for call in calls if call.name == name] or [0])
+        made = [call.seconds for call in calls if call.name == name and not call.error]
+        seconds = median(list(filter(None, made)) or [0])  # 0 after the end
         if seconds > SLOW:
             yield f"slow: {name}", f"a call takes {seconds:.2f} s", False
     if printed:
@@ -277,7 +281,8 @@ def _watch() -> None:
         if _touched is None or not threading.current_thread().name.startswith("tool "):
             return
         writes = event == "open" and given[2] & (os.O_WRONLY | os.O_RDWR)
-        if (writes or event in CHANGES) and not isinstance(given[0], int):
+        moves = event in CHANGES and given[-1] == -1  # and not beside an open folder
+        if (writes or moves) and not isinstance(given[0], int):
             path = str(Path(os.fsdecode(given[0])).absolute())
             _touched.extend([path] * (not EXEMPT.match(path)))
 

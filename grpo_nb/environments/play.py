@@ -102,12 +102,14 @@ def begin(
 
 def run_call(played: Played, call: Mapping[str, Any]) -> Message:
     """The message that answers a call, as TRL words it."""
-    function = call["function"]
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
     try:
-        content = played.call(function["name"], function["arguments"])
-    except RuntimeError as error:
+        if name not in played.environment.methods:
+            raise ValueError(f"Tool {name} not found.")
+        content = getattr(played, name)(**arguments)
+    except Exception as error:
         content = str({"error": str(error)})
-    return {"role": "tool", "name": function["name"], "content": content}
+    return {"role": "tool", "name": name, "content": content}
 
 
 def play(

@@ -31,9 +31,6 @@ class Seen(NamedTuple):
     turn: int
     seed: int
 
-    def rng(self, turn: int) -> random.Random:
-        return random.Random(f"{self.seed} {turn}")
-
 
 Policy = Callable[[Seen], Turn]
 
@@ -91,7 +88,7 @@ def perform(
         else:
             messages += [run_call(played, call) for call in said["tool_calls"]]
             turn, ended = turn + 1, "a call hung" if played.hung else ""
-    reward = played.score() if hasattr(environment.kind, "get_reward") else float("nan")
+    reward = played.get_reward() if hasattr(environment.kind, "get_reward") else float("nan")
     done = bool(getattr(played, "done", False))
     return Scripted(prompt, messages, played.calls, reward, ended, done)
 
@@ -117,75 +114,61 @@ def follow(turns: Sequence[Turn], seen: Seen) -> Turn:
     return turns[seen.turn] if seen.turn < len(turns) else ""
 
 
-def _idle(seen: Seen) -> Turn:
-    return ""
-
-
-def _random(seen: Seen) -> Turn:
-    return _draw(seen, seen.rng(seen.turn))
-
-
-def _first(seen: Seen) -> Turn:
-    return _draw(seen, seen.rng(0))
-
-
-def _malformed(seen: Seen) -> Turn:
-    """A tool that is not there, a parameter too many, wrong types, no object, in turn."""
-    call = _draw(seen, seen.rng(seen.turn))
-    given = call["arguments"]
-    wrong = [{}, {**given, "no_parameter": 1}, {k: [{}] for k in given or "x"}, "no object"]
-    name = call["name"] if seen.turn % len(wrong) else "no_tool"
-    return {"name": name, "arguments": wrong[seen.turn % len(wrong)]}
-
-
-def _huge(seen: Seen) -> Turn:
-    texts, numbers = ["9" * 100_000], [10**18]
-    return _draw(seen, seen.rng(seen.turn), texts, numbers, items=10_000)
-
-
-def _reader(seen: Seen) -> Turn:
-    """What stands in the newest turn that holds any, as arguments."""
-    texts = [completion_text([turn]) for turn in reversed(seen.messages)]
-    words, numbers = ([re.findall(kind, text) for text in texts] for kind in (r"\w+", r"-?\d+"))
-    found = [next(filter(None, of), []) for of in (words, numbers)]
-    return _draw(seen, seen.rng(seen.turn), found[0], list(map(int, found[1])))
-
-
-WITHOUT_SKILL: dict[str, Policy] = {
-    "idle": _idle,
-    "random calls": _random,
-    "the first call again": _first,
-    "malformed calls": _malformed,
-    "huge arguments": _huge,
-    "what was read": _reader,
-}
-
-
 def _draw(
     seen: Seen,
-    rng: random.Random,
-    texts: Sequence[str] = (),
-    numbers: Sequence[int] = (),
-    items: int = 3,
+    turn: int,
+    texts: Sequence[str] = "abcdefgh",
+    numbers: Sequence[int] = range(10),
+    items: int = 2,
 ) -> dict[str, Any]:
     """A call that fits a tool's schema, its values drawn from those given."""
+    rng = random.Random(f"{seen.seed} {turn}")
 
     def value(schema: Mapping[str, Any]) -> Any:
-        kind = schema.get("type", "string")
-        kind = kind if isinstance(kind, str) else kind[0]
+        kind = schema.get("type")
+        drawn = {
+            "boolean": rng.random() < 0.5,
+            "integer": rng.choice(numbers),
+            "number": float(rng.choice(numbers)),
+            "object": {},
+        }
         if "enum" in schema:
             return rng.choice(schema["enum"])
         if kind == "array":
-            one = value(schema.get("items", {}))
-            return [one] * (items if texts else rng.randrange(items))
-        drawn = {
-            "boolean": rng.random() < 0.5,
-            "integer": rng.choice(numbers or range(10)),
-            "number": float(rng.choice(numbers or range(10))),
-            "object": {},
-        }
-        return drawn.get(kind, rng.choice(texts or "abcdefgh"))
+            return [value(schema.get("items", {}))] * items
+        return drawn.get(kind if isinstance(kind, str) else str(kind), rng.choice(texts))
 
     tool = rng.choice(seen.environment.tools)["function"]
     properties = tool["parameters"]["properties"]
     return {"name": tool["name"], "arguments": {k: value(v) for k, v in properties.items()}}
+
+
+def _malformed(seen: Seen) -> Turn:
+    """A tool that is not there, a parameter too many, wrong types, no object, in turn."""
+    call = _draw(seen, seen.turn)
+    given = call["arguments"]
+    wrong = [
+        call | {"name": "no_tool"},
+        call | {"arguments": given | {"no_parameter": 1}},
+        call | {"arguments": {name: [{}] for name in given or "x"}},
+        call | {"arguments": "no object"},
+    ]
+    return wrong[seen.turn % len(wrong)]
+
+
+def _reader(seen: Seen) -> Turn:
+    """A call with what stands in the newest turn that holds any words, or numbers."""
+    texts = [completion_text([turn]) for turn in reversed(seen.messages)]
+    words = next(filter(None, (re.findall(r"\w+", text) for text in texts)), ["a"])
+    numbers = next(filter(None, (re.findall(r"-?\d+", text) for text in texts)), [0])
+    return _draw(seen, seen.turn, words, list(map(int, numbers)))
+
+
+WITHOUT_SKILL: dict[str, Policy] = {
+    "idle": lambda seen: "",
+    "random calls": lambda seen: _draw(seen, seen.turn),
+    "the first call again": lambda seen: _draw(seen, 0),
+    "malformed calls": _malformed,
+    "huge arguments": lambda seen: _draw(seen, seen.turn, ["9" * 100_000], [10**18], 10_000),
+    "what was read": _reader,
+}

@@ -122,8 +122,7 @@ def environment_reward(response: str, environments: Any) -> float:
         response: The model's last message.
         environments: The instance that was played, of `grpo_nb.environments` or as TRL holds it.
     """
-    score = getattr(environments, "score", environments.get_reward)
-    return score()
+    return environments.get_reward()
 
 
 @reward(resists="bare scalars, NaN, extra fields")

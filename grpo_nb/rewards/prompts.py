@@ -66,7 +66,9 @@ def transcript(completion: Completion) -> str:
         text = completion_text([message])
         lines += ["→ " * (message["role"] == "tool") + text] if text else []
         for call in message.get("tool_calls") or ():
-            given = ", ".join(f"{k}={v!r}" for k, v in call["function"]["arguments"].items())
+            given = call["function"]["arguments"]
+            if isinstance(given, dict):  # a model may write anything
+                given = ", ".join(f"{k}={v!r}" for k, v in given.items())
             lines.append(f"{call['function']['name']}({given})")
     return "\n".join(lines)
 

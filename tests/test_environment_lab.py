@@ -84,9 +84,9 @@ def test_a_task_without_an_environment_has_the_reward_lab():
 
 def test_it_opens_with_the_findings_and_who_played_each_row(lab):
     assert isinstance(lab, EnvironmentLab)
-    assert "environment Guess: PASSED, with no warnings" in lab.found.value
+    assert "no findings, none of which forbid a training" in lab.found.value
     labels = [label for label, _ in lab.player.options]
-    assert labels[0] == f"rollout 1: 1, {lab.scored['advantage'][0]:+.2f}"
+    assert labels[0] == f"rollout 1 (reward 1, advantage {lab.scored['advantage'][0]:+.2f})"
     assert {"scripted: idle", "scripted: oracle", OWN} <= set(labels)
     lab.number.value = 1
     assert lab.player.value == 0 and lab.row["question"] in lab.view.value
@@ -105,10 +105,10 @@ def test_an_episode_is_shown_turn_by_turn_with_what_is_masked(lab, rows):
     assert [grey for *_, grey in lines] == [True, False, True, False]
     assert sum(tokens for *_, tokens, _ in lines[1:]) == len(sample.ids) == sample.tokens
     masked = sample.mask.count(0)
-    assert f"{len(sample.ids)} of 128 tokens, of which {masked} are masked from the loss" in told
+    assert f"{len(sample.ids)} of 128 tokens, {masked} of them masked" in told
     gain = lab.scored["advantage"][1]
     assert "rollout 2" in told and "ended: answered" in told
-    assert f"reward 1 (environment 1), mean of the group 0.5, advantage {gain:+.2f}" in told
+    assert f"reward 1, mean of the group 0.5, advantage {gain:+.2f}" in told
     assert lab.box.value == f'[{{"name": "guess", "arguments": {{"n": {low}}}}}, ' + (
         f'{{"name": "guess", "arguments": {{"n": {low + 7}}}}}]\n"Done."'
     )
@@ -126,7 +126,7 @@ def test_what_the_model_reads_is_that_of_its_episode(lab):
 def test_scripted_policies_play_when_they_are_chosen(lab, rows):
     choose(lab, "scripted: oracle")
     lines, told = shown(lab)
-    assert "reward 1 (environment 1), mean of the group 0.6" in told, "as one more of the group"
+    assert "reward 1, mean of the group 0.6" in told, "as one more of the group"
     assert turns_of(lab.box.value) == environments.load("guess").solution(rows[0])
     assert lines[-1][:2] == ("assistant", "(says nothing)")
     for label, player in lab.player.options:
@@ -143,7 +143,7 @@ def test_a_changed_call_is_played_on_the_real_environment(lab, rows):
     lines, told = shown(lab)
     assert lab.player.value == OWN and OWN in told and lab.errors.value == ""
     assert [text for role, text, *_ in lines if role != "assistant"][1:] == ["→ higher\n→ higher"]
-    assert "reward 0 (environment 0), mean of the group 0.4, advantage -" in told
+    assert "reward 0, mean of the group 0.4, advantage -" in told
     write(
         lab, f'{{"name": "gess", "arguments": {{}}}}\n{{"name": "guess", "arguments": ["{low}"]}}'
     )
@@ -222,7 +222,8 @@ def test_a_class_of_ones_own_is_read_again_and_its_words_are_escaped(tmp_path):
     rows = [row | {"prompt": [{"role": "user", "content": row["question"]}]} for row in rows]
     lab = opened(f"{file}:Shop", rows, lambda _: [[buy, "<b>done</b>"], ["no"]])
     assert lab.errors.value == ""
-    assert "FAILED" in lab.found.value and "state leaks" in lab.found.value
+    assert "1 of which forbid a training" in lab.found.value
+    assert "state leaks" in lab.found.value
     for text in ("<script>alert", "<u>0", "<i>now", "<b>done"):
         assert text not in lab.view.value + lab.found.value
         assert html.escape(text) in lab.view.value
@@ -230,7 +231,7 @@ def test_a_class_of_ones_own_is_read_again_and_its_words_are_escaped(tmp_path):
     assert "ended: a call hung" in shown(lab)[1]
     file.write_text(MINE.replace("self.bought = False", "self.bought = self.done = False"))
     lab.test.click()
-    assert lab.errors.value == "" and "PASSED" in lab.found.value
+    assert lab.errors.value == "" and "no findings" in lab.found.value
     file.write_text(MINE.replace("return float(self.bought)", "return 7"))
     lab.test.click()
     assert "get_reward() gave 7" in html.unescape(lab.found.value + lab.errors.value)

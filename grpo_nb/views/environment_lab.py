@@ -2,7 +2,7 @@
 
 import html
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import groupby
@@ -22,7 +22,7 @@ from grpo_nb.models.engine import Engine, Sampling
 from grpo_nb.reward_lab import Bench
 from grpo_nb.reward_lab.baseline import Baseline, open_base
 from grpo_nb.rewards.prompts import Message, completion_text, transcript
-from grpo_nb.runs import Stage, checks
+from grpo_nb.runs import Check, Stage, checks
 from grpo_nb.views import tables
 from grpo_nb.views.widgets import WIDE, View
 
@@ -64,19 +64,19 @@ class EnvironmentLab(View):
         rows = enumerate(self.baseline.rows)
         questions = [(f"{i + 1}. {row['question'][:90]}", i) for i, row in rows]
         self.number = w.Dropdown(options=questions, description="Row", layout=WIDE)
-        self.player = w.Select(description="Player", rows=12, layout={"width": "26em"})
+        self.player = w.Select(description="Player", rows=12, layout={"width": "28em"})
         # Sent as a whole when a button takes the focus, as the Reward Lab's box is.
         look = {"rows": 9, "placeholder": HELP, "layout": WIDE, "continuous_update": False}
-        self.box = w.Textarea(description="Turns", **look)
+        self.box = w.Textarea(description="Turns", **look, style={"description_width": "initial"})
         self.box.add_class("code-box")
         self.test = self.button("Test", "Read the class again, and test it", self._test)
-        self.play = self.button("Play", "Play these turns", partial(self._own, follow))
-        self.go_on = self.button("Go on", "The base model plays on after these turns", self._go_on)
+        self.play = self.button("Play", "Play these turns", self._play)
+        alone = partial(self.alone, self._go_on, self.play)
+        self.go_on = self.button("Go on", "The base model plays on, greedily", alone)
         self.found, self.view = w.HTML(), w.HTML()
-        buttons, filling = w.HBox([self.play, self.go_on]), {"flex": "1", "min_width": "0"}
-        writing = w.VBox([self.box, buttons, self.errors], layout=filling)
-        playing = w.HBox([self.player, writing])
-        self.children = [self.found, self.test, self.number, playing, self.view]
+        writing = [self.box, w.HBox([self.play, self.go_on]), self.errors]
+        playing = w.HBox([self.player, w.VBox(writing, layout={"flex": "1", "min_width": "0"})])
+        self.children = [self.found, w.HBox([self.test]), self.number, playing, self.view]
 
     @property
     def row(self) -> dict[str, Any]:
@@ -90,10 +90,9 @@ class EnvironmentLab(View):
         cap = self.bench.train.max_completion_length
         found = findings(environment, self.rows, self.bench.tokenizer, cap)
         stops = sum(check.state == "stop" for check in found)
-        said = f"FAILED, and {stops} of {len(found)} findings forbid a training"
-        said = said if stops else f"PASSED, with {len(found) or 'no'} warnings"
-        table = tables.table(checks.table(found)) if found else ""
-        self.found.value = f"<p role='status'>{html.escape(environment.title)}: {said}</p>{table}"
+        seen = f"{len(found) or 'no'} findings, {stops or 'none'} of which forbid a training"
+        verdict = Check(environment.title, "stop" if stops else "ok", seen)
+        self.found.value = tables.table(checks.table([verdict, *found]))
         self._take_row()
 
     def _take_row(self) -> None:
@@ -103,7 +102,8 @@ class EnvironmentLab(View):
         other = self.baseline.rows[(self.number.value + 1) % len(self.baseline.rows)]
         self.scripted = policies(self.bench.environment, self.row, other)
         earned = self.scored[["total", "advantage"]].itertuples(name=None)
-        rollouts = [(f"rollout {i + 1}: {total:.3g}, {gain:+.2f}", i) for i, total, gain in earned]
+        label = "rollout {} (reward {:.3g}, advantage {:+.2f})".format
+        rollouts = [(label(i + 1, total, gain), i) for i, total, gain in earned]
         scripted = [(f"scripted: {name}", name) for name in self.scripted]
         self.player.index = None  # so that the first is chosen anew
         self.player.options = [*rollouts, *scripted, (OWN, OWN)]
@@ -118,15 +118,14 @@ class EnvironmentLab(View):
         elif player in self.scripted:
             self._perform(self.scripted[player])
 
-    def _own(self, policy: Policy) -> None:
-        """Play the turns in the box."""
+    def _play(self, policy: Callable[..., Turn] = follow) -> None:
+        """Play the turns in the box, as `follow` does or as `policy` goes on with them."""
         turns, self.player.value = turns_of(self.box.value), OWN
-        self.alone(partial(self._perform, partial(policy, turns)), self.play, self.go_on)
+        self._perform(partial(policy, turns))
 
     def _go_on(self) -> None:
-        """Let the base model, greedily, say what follows the turns in the box."""
         with closing(open_base(self.stage.config)) as engine:
-            self._own(partial(_continued, engine, self.bench.train.max_completion_length))
+            self._play(partial(_continued, engine, self.bench.train.max_completion_length))
 
     def _perform(self, policy: Policy) -> None:
         """Show an episode of the policy, scored as one more of the group."""
@@ -140,10 +139,11 @@ class EnvironmentLab(View):
     def _show(self, prompt: Any, messages: Sequence, ended: str, scored: pd.Series) -> None:
         lines = [_line(one) for one in messages if one["role"] == "assistant"]
         self.box.value = "\n".join(line for line in lines if line != '""')
-        rewards = ", ".join(f"{tables.short(f)} {scored[f]:.3g}" for f in self.bench.preset.names)
+        rewards = [f"{tables.short(f)} {scored[f]:.3g}" for f in self.bench.preset.names]
+        parts = f" ({', '.join(rewards)})" if rewards[1:] else ""
         told = (
-            f"<b>{html.escape(self.player.label)}</b> · ended: {ended}\n"
-            f"reward {scored['total']:.3g} ({rewards}), mean of the group {scored['mean']:.3g}, "
+            f"<b>{self.player.label.partition(' (')[0]}</b>, ended: {ended}\n"
+            f"reward {scored['total']:.3g}{parts}, mean of the group {scored['mean']:.3g}, "
             f"advantage {scored['advantage']:+.2f}"
         )
         self.view.value = episode_page(self.bench, prompt, messages, told)
@@ -198,11 +198,10 @@ def episode_page(
     counts = list(map(len, bench.tokenizer(pieces, add_special_tokens=False)["input_ids"]))
     roles = [", ".join(one["role"] for one in group) for group in groups]
     texts = [tables.read(transcript(group) or "(says nothing)", None)[0] for group in groups]
+    lines = list(zip(roles, texts, map(str, counts), strict=True))
     grey = [number for number, role in enumerate(roles) if role != "assistant"]
     taken, masked = sum(counts[1:]), sum(counts[number] for number in grey[1:])
-    cap = bench.train.max_completion_length
-    told += f"\n{taken} of {cap} tokens, of which {masked} are masked from the loss"
-    lines = list(zip(roles, texts, map(str, counts), strict=True))
+    told += f"\n{taken} of {bench.train.max_completion_length} tokens, {masked} of them masked"
     spans = "".join(
         f"<span{' class=masked' * (number in grey)}>{html.escape(piece)}</span>"
         for number, piece in enumerate(pieces)

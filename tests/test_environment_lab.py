@@ -84,7 +84,7 @@ def test_a_task_without_an_environment_has_the_reward_lab():
 
 def test_it_opens_with_the_findings_and_who_played_each_row(lab):
     assert isinstance(lab, EnvironmentLab)
-    assert "no findings, none of which forbid a training" in lab.found.value
+    assert "scripted policies find no fault" in lab.found.value
     labels = [label for label, _ in lab.player.options]
     assert labels[0] == f"rollout 1 (reward 1, advantage {lab.scored['advantage'][0]:+.2f})"
     assert {"scripted: idle", "scripted: oracle", OWN} <= set(labels)
@@ -105,7 +105,7 @@ def test_an_episode_is_shown_turn_by_turn_with_what_is_masked(lab, rows):
     assert [grey for *_, grey in lines] == [True, False, True, False]
     assert sum(tokens for *_, tokens, _ in lines[1:]) == len(sample.ids) == sample.tokens
     masked = sample.mask.count(0)
-    assert f"{len(sample.ids)} of 128 tokens, {masked} of them masked" in told
+    assert f"{len(sample.ids)} of 128 tokens, {masked} (grey) masked" in told
     gain = lab.scored["advantage"][1]
     assert "rollout 2" in told and "ended: answered" in told
     assert f"reward 1, mean of the group 0.5, advantage {gain:+.2f}" in told
@@ -222,7 +222,7 @@ def test_a_class_of_ones_own_is_read_again_and_its_words_are_escaped(tmp_path):
     rows = [row | {"prompt": [{"role": "user", "content": row["question"]}]} for row in rows]
     lab = opened(f"{file}:Shop", rows, lambda _: [[buy, "<b>done</b>"], ["no"]])
     assert lab.errors.value == ""
-    assert "1 of which forbid a training" in lab.found.value
+    assert "1 of 1 findings forbid a training" in lab.found.value
     assert "state leaks" in lab.found.value
     for text in ("<script>alert", "<u>0", "<i>now", "<b>done"):
         assert text not in lab.view.value + lab.found.value
@@ -231,7 +231,7 @@ def test_a_class_of_ones_own_is_read_again_and_its_words_are_escaped(tmp_path):
     assert "ended: a call hung" in shown(lab)[1]
     file.write_text(MINE.replace("self.bought = False", "self.bought = self.done = False"))
     lab.test.click()
-    assert lab.errors.value == "" and "no findings" in lab.found.value
+    assert lab.errors.value == "" and "no fault" in lab.found.value
     file.write_text(MINE.replace("return float(self.bought)", "return 7"))
     lab.test.click()
     assert "get_reward() gave 7" in html.unescape(lab.found.value + lab.errors.value)

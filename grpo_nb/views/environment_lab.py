@@ -65,10 +65,8 @@ class EnvironmentLab(View):
         questions = [(f"{i + 1}. {row['question'][:90]}", i) for i, row in rows]
         self.number = w.Dropdown(options=questions, description="Row", layout=WIDE)
         self.player = w.Select(description="Player", rows=12, layout={"width": "28em"})
-        # Sent as a whole when a button takes the focus, as the Reward Lab's box is.
-        look = {"rows": 9, "placeholder": HELP, "layout": WIDE, "continuous_update": False}
-        self.box = w.Textarea(description="Turns", **look, style={"description_width": "initial"})
-        self.box.add_class("code-box")
+        self.box = self.code_box("Turns", HELP, rows=9)
+        self.box.style.description_width = "initial"
         self.test = self.button("Test", "Read the class again, and test it", self._test)
         self.play = self.button("Play", "Play these turns", self._play)
         alone = partial(self.alone, self._go_on, self.play)
@@ -90,7 +88,8 @@ class EnvironmentLab(View):
         cap = self.bench.train.max_completion_length
         found = findings(environment, self.rows, self.bench.tokenizer, cap)
         stops = sum(check.state == "stop" for check in found)
-        seen = f"{len(found) or 'no'} findings, {stops or 'none'} of which forbid a training"
+        seen = f"{stops} of {len(found)} findings forbid a training"
+        seen = seen if found else "scripted policies find no fault"
         verdict = Check(environment.title, "stop" if stops else "ok", seen)
         self.found.value = tables.table(checks.table([verdict, *found]))
         self._take_row()
@@ -201,7 +200,7 @@ def episode_page(
     lines = list(zip(roles, texts, map(str, counts), strict=True))
     grey = [number for number, role in enumerate(roles) if role != "assistant"]
     taken, masked = sum(counts[1:]), sum(counts[number] for number in grey[1:])
-    told += f"\n{taken} of {bench.train.max_completion_length} tokens, {masked} of them masked"
+    told += f"\n{taken} of {bench.train.max_completion_length} tokens, {masked} (grey) masked"
     spans = "".join(
         f"<span{' class=masked' * (number in grey)}>{html.escape(piece)}</span>"
         for number, piece in enumerate(pieces)

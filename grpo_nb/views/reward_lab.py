@@ -60,16 +60,13 @@ class RewardLab(View):
         rows = enumerate(self.baseline.rows)
         questions = [(f"{i + 1}. {row['question'][:90]}", i) for i, row in rows]
         numbers = [(str(i + 1), i) for i in range(self.group_size)]
-        look = {"layout": WIDE, "continuous_update": False}
-        # Sent as a whole when a button takes the focus: a keystroke that waits for a busy kernel
-        # would arrive after the click.
-        box = {"rows": 10, "placeholder": EXAMPLE, **look}
-        self.code = w.Textarea(self.tried, description="Rewards", **box)
-        self.code.add_class("code-box")
+        self.code = self.code_box("Rewards", EXAMPLE, rows=10)
+        self.code.value = self.tried
         self.run = self.button("Run", "Score the completions, run the probes", self._run)
         self.adopt = self.button("Adopt", "Notebook 3 trains with what you see", self._adopt)
         self.prompt = w.Dropdown(options=questions, description="Prompt", layout=WIDE)
         self.number = w.Dropdown(options=numbers, description="Completion")
+        look = {"layout": WIDE, "continuous_update": False}
         self.text = w.Textarea(description="Edit", rows=4, **look)
         self.original = self.button("Reset", "Undo the edit", self._restore)
         self.said, self.view, self.summary, self.report = (w.HTML() for _ in range(4))

@@ -54,7 +54,7 @@ def test_episodes_are_read_changed_and_played_on(lab):
     page, box = lab.page, lab.get_by_role("textbox", name="Turns")
     page.set_viewport_size({"width": 1100, "height": 1250})
     player, told = lab.get_by_role("listbox", name="Player"), lab.locator("caption").last
-    expect(lab.get_by_text("no findings, none of which forbid a training")).to_be_visible()
+    expect(lab.get_by_text("scripted policies find no fault")).to_be_visible()
     roles = lab.locator(".sheet").last.locator("td:first-child")
     turns = ["assistant", "tool"] * 4
     assert roles.all_inner_texts() == ["system, user", *turns, "assistant"]

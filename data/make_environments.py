@@ -14,6 +14,7 @@ and make_agent_base.py leaves every row out of its training.
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,9 +52,10 @@ class Start(NamedTuple):
     wording: int
 
 
-def sample_calculator(rng: random.Random) -> Start:
-    """A product of two numbers of two digits."""
-    a, b, wording = rng.randint(11, 99), rng.randint(11, 99), rng.randrange(len(PRODUCTS))
+def sample_calculator(rng: random.Random, limits: Sequence[int] = (99,)) -> Start:
+    """A product of two numbers, each from 11 to one of the limits."""
+    a, b = (rng.randint(11, rng.choice(limits)) for _ in range(2))
+    wording = rng.randrange(len(PRODUCTS))
     question = PRODUCTS[wording].format(a=a, b=b)
     return Start({"question": question, "answer": str(a * b), "a": a, "b": b}, wording)
 

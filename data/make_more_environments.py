@@ -4,21 +4,24 @@
 
 Rows, shortened:
 
-    wordle          {"question": "Find the word of three letters out of b, k, s, w.",
-                     "answer": "skb", "letters": "bksw", "secret": "skb"}
+    wordle          {"question": "Find the word. It is not aab: a absent, a elsewhere, b in place.",
+                     "answer": "cab", "secret": "cab", "clue": "aab"}
     python_sandbox  {"question": "Write f(numbers) that returns the largest of the numbers above 4,
                      or 0 without one. f([7, 2, 9]) is 9.", "answer": "def f(numbers):\n    …",
                      "tests": '{"function": "f", "cases": [[[[7, 2, 9]], 9], [[[]], 0], …]}',
                      "example": "f([7, 2, 9])"}
 
-`tests` is JSON text, for its values are of several types. No question stands twice.
+`tests` is JSON text, for its values are of several types. No question of python_sandbox stands
+twice, and no pair of secret and clue.
 """
 
+import itertools
 import json
 import random
-import string
 from pathlib import Path
 from typing import Any
+
+from grpo_nb.environments.examples.wordle import hints
 
 HERE = Path(__file__).parent
 WORDS, PROGRAMS = 400, 200
@@ -46,15 +49,19 @@ MADE = {  # what is made of them; each meets the empty list in a way of its own
 
 
 def wordle_rows() -> list[Row]:
-    """Secrets of three letters out of four, which no two rows share."""
-    rng, rows = random.Random(SEED), {}
-    while len(rows) < WORDS:
-        letters = "".join(sorted(rng.sample(string.ascii_lowercase, 4)))
-        secret = "".join(rng.choices(letters, k=3))
-        question = f"Find the word of three letters out of {', '.join(letters)}."
-        row = {"question": question, "answer": secret, "letters": letters, "secret": secret}
-        rows.setdefault(question, row)
-    return list(rows.values())
+    """A secret word, and a guess of another one with its hints."""
+    words = ["".join(letters) for letters in itertools.product("abcd", repeat=3)]
+    pairs = random.Random(SEED).sample(list(itertools.permutations(words, 2)), WORDS)
+    question = "Find the word. It is not {clue}: {hints}."
+    return [
+        {
+            "question": question.format(clue=clue, hints=hints(clue, secret)),
+            "answer": secret,
+            "secret": secret,
+            "clue": clue,
+        }
+        for secret, clue in pairs
+    ]
 
 
 def sandbox_rows() -> list[Row]:

@@ -1,8 +1,10 @@
-"""What make_tiny_base.py and make_task_base.py share: tokenizer, model, batches, training.
+"""What the bases' scripts share: tokenizer, model, batches, training.
 
 A chat is (prompt, completion), both as the tokenizer sees them:
 
     ("<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n<|im_start|>assistant\n", "4<|im_end|>")
+
+One of several turns goes on with what the model reads and what it writes, by turns.
 """
 
 import time
@@ -32,7 +34,7 @@ OPTIONS = {
     "clean_up_tokenization_spaces": False,
     "padding_side": "left",
 }
-Chat = tuple[str, str]
+Chat = tuple[str, ...]
 
 
 def render_chat(prompt: list[Message], completion: str) -> Chat:
@@ -73,13 +75,13 @@ def build_qwen2_tokenizer(texts: list[str], vocab_size: int) -> Qwen2Tokenizer:
 
 
 def build_model(
-    tokenizer: PreTrainedTokenizerFast, vocab_size: int, hidden_size: int
+    tokenizer: PreTrainedTokenizerFast, vocab_size: int, hidden_size: int, layers: int = 4
 ) -> Qwen2ForCausalLM:
     config = Qwen2Config(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=3 * hidden_size,
-        num_hidden_layers=4,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=CONTEXT_TOKENS,
@@ -94,16 +96,18 @@ def build_model(
 def collate(
     tokenizer: PreTrainedTokenizerFast, chats: list[Chat]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(input_ids, labels), both [batch, tokens]; the loss is on the completion."""
-    prompts = tokenizer([prompt for prompt, _ in chats])["input_ids"]
-    completions = tokenizer([completion for _, completion in chats])["input_ids"]
-    length = max(len(p) + len(c) for p, c in zip(prompts, completions, strict=True))
+    """(input_ids, labels), both [batch, tokens]; the loss is on the completions."""
+    cut = [tokenizer(list(chat))["input_ids"] for chat in chats]
+    length = max(sum(map(len, parts)) for parts in cut)
     input_ids = torch.full((len(chats), length), tokenizer.pad_token_id)
     labels = torch.full((len(chats), length), -100)
-    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        end = len(prompt) + len(completion)
-        input_ids[row, :end] = torch.tensor(prompt + completion)
-        labels[row, len(prompt) : end] = input_ids[row, len(prompt) : end]
+    for row, parts in enumerate(cut):
+        end = 0
+        for number, ids in enumerate(parts):
+            start, end = end, end + len(ids)
+            input_ids[row, start:end] = torch.tensor(ids)
+            if number % 2:
+                labels[row, start:end] = input_ids[row, start:end]
     return input_ids, labels
 
 

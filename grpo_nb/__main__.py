@@ -5,102 +5,88 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
-def run(asked: argparse.Namespace) -> None:
+def run(first: str, last: str, only: str | None, dry_run: bool, force: bool, **asked: Any) -> None:
     from rich.console import Console
 
     from grpo_nb.pipeline import notebooks
     from grpo_nb.runs import Run
 
-    if asked.only is not None:
-        asked.first = asked.last = asked.only
-    if not (asked.name or asked.file) and asked.first != "01":
-        raise ValueError(f"--from {asked.first} continues a run: say which with --name")
-    plan = notebooks.planned_run(asked.file, asked.name, asked.profile, asked.assignments)
-    stages, console = (asked.first, asked.last, asked.force), Console()
-    if asked.dry_run:
+    stages = (first, last, force) if only is None else (only, only, force)
+    if not (asked["name"] or asked["file"]) and stages[0] != "01":
+        raise ValueError(f"--from {stages[0]} continues a run: say which with --name")
+    plan = notebooks.planned_run(**asked)
+    if dry_run:
         run = Run(plan.name)
         config, _ = notebooks.check_run(run, plan.profile, plan.settings, *stages)
         print(notebooks.plan(run, config, *stages[:2]))
     else:
-        run = notebooks.run_pipeline(*plan, *stages, console)
-        notebooks.print_summary(run, console, asked.last)
+        run = notebooks.run_pipeline(*plan, *stages, Console())
+        notebooks.print_summary(run, stages[1])
 
 
-def train(asked: argparse.Namespace) -> None:
+def train(assignments: list[str], **asked: Any) -> None:
     from grpo_nb.pipeline import launch
     from grpo_nb.pipeline.notebooks import assigned
 
-    launch.train(asked.run, assigned(asked.assignments), asked.processes, asked.force)
+    launch.train(settings=assigned(assignments), **asked)
 
 
-def sweep(asked: argparse.Namespace) -> int:
+def sweep(file: Path, jobs: int, ray: str | None, dry_run: bool) -> int | None:
     from rich.console import Console
 
     from grpo_nb.pipeline import cluster, sweep
-    from grpo_nb.runs import runs_root
 
-    console = Console()
-    read = sweep.read_sweep(Path(asked.file), elsewhere=bool(asked.ray))
-    if asked.dry_run:
-        print(sweep.plan(read))
-    if not asked.ray:
-        return 0 if asked.dry_run else sweep.run_sweep(read, asked.jobs, console)
-    with cluster.connected(asked.ray) as share:
-        gets = "{num_cpus} CPU and {num_gpus} GPU".format(**share)
-        sweep.say(console, f"Ray cluster {asked.ray}: {gets} for each trial; runs in {runs_root()}")
-        return 0 if asked.dry_run else cluster.run_sweep(read, share, console)
+    read = sweep.read_sweep(file, elsewhere=bool(ray))
+    if dry_run:
+        return print(sweep.plan(read))
+    if ray:
+        return cluster.run_sweep(read, ray, Console())
+    return sweep.run_sweep(read, jobs, Console())
 
 
-def report(asked: argparse.Namespace) -> None:
+def report(runs: list[str], csv: str | None) -> None:
     from grpo_nb.evaluation import leaderboard
 
-    board = leaderboard.compare(asked.runs)
+    board = leaderboard.compare(runs)
     leaderboard.show(board)
-    if asked.csv:
-        board.table.to_csv(asked.csv, index=False)
+    if csv:
+        board.table.to_csv(csv, index=False)
 
 
-def reward_lab(asked: argparse.Namespace) -> None:
+def reward_lab(**asked: Any) -> None:
     from grpo_nb.pipeline.app import serve
 
-    serve(asked.name, asked.profile, asked.port, not asked.no_browser)
+    serve(**asked)
 
 
-def checklist(asked: argparse.Namespace) -> int:
+def checklist(run: Any, as_json: bool) -> int:
     from grpo_nb.pipeline import checklist
 
-    lines = checklist.examine(asked.run)
-    if asked.json:
+    lines = checklist.examine(run)
+    if as_json:
         print(json.dumps(lines, indent=2, ensure_ascii=False))
     else:
         checklist.show(lines)
     return int(any(line["state"] == "stop" for line in lines))
 
 
-def card(asked: argparse.Namespace) -> None:
+def card(run: Any) -> None:
     from grpo_nb import export
 
-    path = export.write_card(asked.run)
+    path = export.write_card(run)
     print(f"{path} is written. To upload it with the model:\n  hf upload OWNER/NAME {path.parent}")
 
 
-def serve(asked: argparse.Namespace) -> int:
-    from grpo_nb.pipeline.serve import serve
-
-    return serve(asked.run, asked.host, asked.port, asked.adapter)
-
-
-def answer(asked: argparse.Namespace) -> None:
+def answer(**asked: Any) -> None:
     from grpo_nb.evaluation.answers import answer_file
 
-    named = ("model", "question_column", "answer_column", "temperature", "seed", "batch_size")
-    options = {name: getattr(asked, name) for name in (*named, "engine")}
-    print(answer_file(asked.run, asked.source, asked.to, **options))
+    print(answer_file(**asked))
 
 
-def doctor(_: argparse.Namespace) -> int:
+def doctor() -> int:
     from grpo_nb.pipeline.doctor import report
 
     text, in_order = report()
@@ -112,7 +98,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="grpo-nb", description="Teach a language model a verifiable skill by GRPO."
     )
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(required=True, metavar="command")
     _add_several(commands)
     _add_before(commands)
     _add_after(commands)
@@ -141,8 +127,8 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     add("--to", dest="last", default="04", metavar="STAGE", help="01 to 04: stop after it")
     add("--only", metavar="STAGE", help="the same as --from STAGE --to STAGE")
     add("--dry-run", action="store_true", help="show the plan, start nothing")
-    add = _command(commands, sweep, "many runs: a grid, a list or random draws", of_run=False)
-    add("file", metavar="SWEEP.yaml")
+    add = _command(commands, sweep, "many runs: a grid or a list", of_run=False)
+    add("file", type=Path, metavar="SWEEP.yaml")
     add("--jobs", type=int, default=1, help="trials at once on this machine; default: 1")
     add("--ray", metavar="ADDRESS", help="on a Ray cluster: HOST:PORT or auto")
     add("--dry-run", action="store_true", help="list the trials, start nothing")
@@ -157,31 +143,24 @@ def _add_before(commands: argparse._SubParsersAction) -> None:
     add("--name", default="demo", help="of the run, runs/NAME; default: demo")
     add("--profile", default="auto", help="for notebook 1, where it is not done yet")
     add("--port", type=_port, default=8866, help="default: 8866")
-    add("--no-browser", action="store_true", help="only print the address")
+    add("--no-browser", action="store_false", dest="browser", help="only print the address")
     add = _command(commands, train, "notebook 3 as a command, for several processes")
     add("--processes", type=int, help="refuse to start with another number")
     _add_settings(add)
     add = _command(commands, checklist, "say what of a run is in order, and what is next")
-    add("--json", action="store_true", help="for machines, instead of a table")
+    add("--json", action="store_true", dest="as_json", help="for machines, instead of a table")
     _command(commands, doctor, "say what this machine has, and how to get the rest", of_run=False)
 
 
 def _add_after(commands: argparse._SubParsersAction) -> None:
     """What is done with a finished run."""
     _command(commands, card, "write the model card, and say how to upload the model")
-    add = _command(commands, serve, "an OpenAI-compatible server")
-    add("--host", default="127.0.0.1", help="default: this machine only")
-    add("--port", type=_port, default=8000, help="default: 8000")
-    add("--adapter", action="store_true", help="base + adapter, not merged")
     add = _command(commands, answer, "answer a file of questions")
     add("source", type=Path, metavar="FILE", help="CSV, JSON lines, Parquet, …")
-    add("--to", type=Path, required=True, metavar="ANSWERS.jsonl")
+    add("--to", type=Path, required=True, dest="target", metavar="ANSWERS.jsonl")
     add("--model", default="merged", help="merged (default), adapter or base")
     add("--question-column", default="", metavar="NAME", help="default: the run's")
     add("--answer-column", default="", metavar="NAME", help="reference answers, to score by")
-    add("--temperature", type=float, default=0.0, help="default: 0, greedy")
-    add("--seed", type=int, default=0, help="of the sampling; default: 0")
-    add("--batch-size", type=int, default=64, help="default: 64")
     add("--engine", default="detect", help="transformers or vllm")
 
 
@@ -200,13 +179,13 @@ def _port(text: str) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit code: 0 done, 1 a stage failed, 2 wrong input, 128 + n stopped by signal n."""
-    asked = parse_arguments(arguments)
+    asked = vars(parse_arguments(arguments))
     try:
         if "run" in asked:
             from grpo_nb.runs import find_run
 
-            asked.run = find_run(asked.run)
-        return asked.do(asked) or 0
+            asked["run"] = find_run(asked["run"])
+        return asked.pop("do")(**asked) or 0
     except (ValueError, FileNotFoundError) as error:
         said, code = error, 2
     except RuntimeError as error:

@@ -87,7 +87,9 @@ INST = (
     "[/SYSTEM_PROMPT]{% elif m['role'] == 'user' %}[INST]{{ m['content'] }}[/INST]"
     "{% else %}{{ m['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
 )
-MISTRAL, TEKKEN = BOS + ALTERNATE + INST, BOS + INST  # of the first Instruct models, and of later
+TEKKEN = BOS + INST
+# Of the first Instruct models.
+MISTRAL = BOS + ALTERNATE + INST.replace("[INST]", "[INST] ").replace("[/INST]", " [/INST]")
 LLAMA3 = BOS + marked("<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>")
 PHI3 = marked("<|", "|>\n", "<|end|>\n")
 GRANITE = marked("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>\n")

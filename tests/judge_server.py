@@ -2,6 +2,7 @@
 
 import json
 import threading
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -23,6 +24,18 @@ class Server(ThreadingHTTPServer):
 
     def handle_error(self, request, client_address):
         """A client that hung up is what some tests are about."""
+
+
+@contextmanager
+def serving():
+    """A server that answers until the block ends."""
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.over.set()
+        server.shutdown()
+        thread.join()
 
 
 class Handler(BaseHTTPRequestHandler):

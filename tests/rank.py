@@ -1,10 +1,11 @@
-"""One process of a training that several share, with a fault where the caller says.
+"""One process of a training, which several may share, with a fault where the caller says.
 
     python -m torch.distributed.run --nproc_per_node 2 tests/rank.py RUN [FAULT PROCESS STEP]
 
-FAULT: kill, raise or stop (SIGTERM) that process in the rewards of that step; and "planted", or
-"planted stop": fp32 and no sampling, each completion follows from its step and its place among
-all processes'.
+FAULT: kill, raise or stop (SIGTERM) that process in the rewards of that step; generation, backward
+or saving: kill it there; moved: where an earlier training is put aside and this one has not begun.
+And "planted", or "planted stop": fp32 and no sampling, each completion follows from its step and
+its place among all processes'. Kill -9 leaves no time to tidy up.
 `tests/test_ranks.py` prepares the run.
 """
 
@@ -19,20 +20,44 @@ from grpo_nb import training
 from grpo_nb.models import checkpoint
 from grpo_nb.pipeline import launch
 from grpo_nb.runs import Run
-from grpo_nb.training import ranks
+from grpo_nb.training import checkpoints, ranks
+
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def fail(trainer, fault, process, step):
+    if fault in ("generation", "backward", "saving"):
+        kill_in(trainer, fault, step)
     calculate = trainer._calculate_rewards
 
     def calculate_or_fail(*args, **kwargs):
         if ranks.rank() == process and trainer.state.global_step + 1 == step:
             if fault == "raise":
                 raise KeyError("no such column")
-            os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGTERM)
+            signals = {"kill": signal.SIGKILL, "stop": signal.SIGTERM}
+            os.kill(os.getpid(), signals.get(fault, 0))
         return calculate(*args, **kwargs)
 
     trainer._calculate_rewards = calculate_or_fail
+
+
+def kill_in(trainer, phase, step):
+    """Kill this process in that phase of that step."""
+
+    def here(work, done=step - 1):
+        return lambda *given, **named: (
+            die() if trainer.state.global_step == done else work(*given, **named)
+        )
+
+    if phase == "generation":
+        trainer._generate_single_turn = here(trainer._generate_single_turn)
+    elif phase == "backward":
+        weights = [weight for weight in trainer.model.parameters() if weight.requires_grad]
+        weights[0].register_hook(here(lambda gradient: None))
+    else:  # the weights are written, the optimizer is not
+        torch.save = here(torch.save, done=step)
 
 
 def plant(trainer):
@@ -64,6 +89,8 @@ def main(name, fault="", process="0", step="0"):
         return trainer
 
     training.Trainer = build_and_plant
+    if fault == "moved":
+        checkpoints.write_json = die
     if planted:
         checkpoint.weights_dtype = lambda: torch.float32  # bf16 would round each pass' size its way
     launch.train(Run(name), {}, force=True)  # its rewards were not tested

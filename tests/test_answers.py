@@ -7,7 +7,7 @@ from answer_rules import RIGHT, WRONG, rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_nb.rewards.answers import compare, find, parse_number, read, read_reference
+from grpo_nb.rewards.answers import compare, extract_tag, find, parse_number, read, read_reference
 
 
 @pytest.mark.parametrize(("rule", "reference", "answer"), rows(RIGHT))
@@ -48,7 +48,7 @@ def test_a_reference_that_cannot_be_used_gives_none_whatever_the_answer(referenc
         ("a 1.\n**Final Answer**\n2. I hope it is right.", "2"),
         ("Final Answer: Ann has 3 pears left.", "3"),
         ("Answer: 5 pears. Wait, 6.", "Answer: 5 pears. Wait, 6."[8:]),
-        ("steps #### 1\n#### 85", "85"),
+        *[("steps #### 1\n#### 85", "85"), ("####", None), ("   ", None)],
         ("It is 3 + 4. Therefore, there are 7 pears in it.", "7"),
         ("3 or 4 of them", "3 or 4 of them"),
     ],
@@ -120,9 +120,11 @@ def test_decimals_are_read_exactly(number):
     assert parse_number(str(number)) == Fraction(number)
 
 
-@given(st.text(max_size=200))
+@given(st.text(max_size=200) | st.text(alphabet="<>/answer 12"))
 def test_no_text_makes_it_raise(text):
     read(text), find(text), parse_number(text)
+    inner = extract_tag(text, "answer")
+    assert inner is None or ("<answer>" not in inner and "</answer>" not in inner)
 
 
 NOT_ONE_NUMBER = " |.|-|$|apples|17 or 18|17 = 18|it is not 18|x = 18|1/0|1,23|1.2.3|--3|1 2"

@@ -19,14 +19,6 @@ def stage(runs_dir):
     return Stage(Run("a"), "03", config)
 
 
-@pytest.fixture
-def table(stage):
-    from trl import GRPOConfig
-
-    args = GRPOConfig(**arguments.grpo_arguments(stage, NOBODY, MATH))
-    return arguments.effective(args, stage, NOBODY, MATH).set_index("argument")
-
-
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
@@ -83,11 +75,13 @@ def test_the_pipeline_refuses_it_before_anything_starts(runs_dir):
     assert not (runs_dir / "x/notebooks").exists()
 
 
-def test_every_argument_is_there_with_who_decided_it(table):
+def test_every_argument_is_there_with_who_decided_it(stage):
     from dataclasses import fields
 
     from trl import GRPOConfig
 
+    args = GRPOConfig(**arguments.grpo_arguments(stage, NOBODY, MATH))
+    table = arguments.effective(args, stage, NOBODY, MATH).set_index("argument")
     assert set(table.index) == {field.name for field in fields(GRPOConfig)}
     decided = {
         "max_steps": (7, "set here"),
@@ -102,26 +96,20 @@ def test_every_argument_is_there_with_who_decided_it(table):
         assert tuple(table.loc[name, ["value", "from"]]) == value_and_source, name
 
 
-def test_what_trl_itself_changes_is_named(table):
-    changed = table["changed"]
-    assert changed["generation_batch_size"] == "None → 32"
-    assert changed["steps_per_generation"] == "None → 4"
-    assert changed["max_steps"] == changed["report_to"] == ""
-
-
-def test_what_a_cell_changes_is_named(stage):
+def test_what_trl_and_what_a_cell_changes_is_named_and_defaults_can_be_left_out(stage):
     from trl import GRPOConfig
 
     args = GRPOConfig(**arguments.grpo_arguments(stage, NOBODY, MATH))
     args.weight_decay = 0.5
-    table = arguments.effective(args, stage, NOBODY, MATH).set_index("argument")
-    assert table["changed"]["weight_decay"] == "0.0 → 0.5"
-
-
-def test_the_short_form_leaves_out_the_defaults(table):
-    short = arguments.notable(table.reset_index())
+    table = arguments.effective(args, stage, NOBODY, MATH)
+    changed = table.set_index("argument")["changed"]
+    assert changed["weight_decay"] == "0.0 → 0.5"
+    assert changed["generation_batch_size"] == "None → 32"
+    assert changed["steps_per_generation"] == "None → 4"
+    assert changed["max_steps"] == changed["report_to"] == ""
+    short = arguments.notable(table)
     assert len(short) < 45
-    assert {"max_steps", "generation_batch_size"} <= set(short["argument"])
+    assert {"max_steps", "generation_batch_size", "weight_decay"} <= set(short["argument"])
     assert "adam_beta1" not in set(short["argument"])
 
 

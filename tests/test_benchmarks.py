@@ -57,7 +57,7 @@ def test_a_part_that_fails_or_hangs_is_on_the_page_and_the_next_begins(gpu_check
     fails = "print('a'); print('b'); print('c'); raise SystemExit('no such thing')"
     parts = [
         gpu_check.Part("it fails", 60, [sys.executable, "-c", fails], 2),
-        gpu_check.Part("it hangs", 5, [sys.executable, "-c", hangs]),
+        gpu_check.Part("it hangs", 3, [sys.executable, "-c", hangs]),
         gpu_check.Part("it works", 60, [sys.executable, "-c", "print('all right')"]),
     ]
     assert gpu_check.check(parts, tmp_path / "gpu-check", "NVIDIA L4, 23034 MiB") == 1
@@ -66,7 +66,7 @@ def test_a_part_that_fails_or_hangs_is_on_the_page_and_the_next_begins(gpu_check
     assert page.startswith("# NVIDIA L4, 23034 MiB: 1 of 3 parts passed\n")
     assert "trl 1.15.0" in page
     assert "| it fails | FAILED, exit code 1 | " in page
-    assert "| it hangs | FAILED, not done after 5 s | 5 |" in page
+    assert "| it hangs | FAILED, not done after 3 s | 3 |" in page
     assert "| it works | passed | " in page
     assert "```text\nc\nno such thing\n```" in page and "```text\nbegun\n```" in page
     child = int((tmp_path / "gpu-check/child").read_text())

@@ -166,9 +166,3 @@ def test_a_damaged_file_is_named_without_a_traceback(run, capsys, relative, cont
 def test_json_holds_every_line(run, capsys):
     assert main(["checklist", str(run.path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == checklist.examine(run)
-
-
-@pytest.mark.parametrize("path", ["nothing", "/nothing/at/all", "data"])
-def test_what_is_no_run_ends_with_2(runs_dir, capsys, path):
-    assert main(["checklist", path]) == 2
-    assert "is not a run" in capsys.readouterr().err

@@ -7,22 +7,16 @@ import pytest
 
 from grpo_nb.rewards import Scored, call, reward
 from grpo_nb.rewards.combine import is_async
+from grpo_nb.rewards.prompts import build_prompt, completion_text
 
 
-def test_a_missing_column_is_named_with_those_there_are():
+def test_a_column_that_is_missing_or_of_another_length_is_named():
     @reward()
     def needs(response: str, answer: str) -> float:
         return 0.0
 
     with pytest.raises(ValueError, match=r"needs the column 'answer'.*\['expected'\]"):
         needs(completions=["1"], expected=["1"])
-
-
-def test_a_column_of_another_length_is_refused():
-    @reward()
-    def needs(response: str, answer: str) -> float:
-        return 0.0
-
     with pytest.raises(ValueError, match="'answer' has 1 values for 2 completions"):
         needs(completions=["1", "2"], answer=["1"])
 
@@ -126,12 +120,21 @@ def test_leaving_the_program_is_an_error_of_the_reward():
     skipping = reward(on_error="skip")(leaver.score)
     assert call(skipping, completions=["x"]) == [None]
 
+    async def leaves(**_):
+        sys.exit()
 
-async def leaves(**_):
-    sys.exit()
+    for func in (leaves, lambda **_: sys.exit()):
+        with pytest.raises(RuntimeError, match=r"reward .* called sys.exit\(None\)"):
+            call(func, completions=["x"])
 
 
-@pytest.mark.parametrize("func", [leaves, lambda **_: sys.exit()])
-def test_so_it_is_of_a_function_from_elsewhere(func):
-    with pytest.raises(RuntimeError, match=r"reward .* called sys.exit\(None\)"):
-        call(func, completions=["x"])
+def test_every_shape_of_completion_gives_its_text():
+    assistant = {"role": "assistant"}
+    parts = [{"type": "text", "text": "8"}, {"type": "image"}, {"type": "text", "text": "5"}]
+    assert completion_text("85") == "85"
+    assert completion_text([assistant | {"content": "85"}]) == "85"
+    assert completion_text([assistant | {"content": parts}]) == "85"
+    assert completion_text([assistant | {"content": None}]) == ""
+    assert completion_text([assistant]) == ""
+    assert completion_text([]) == ""
+    assert build_prompt("2 + 2?", "") == [{"role": "user", "content": "2 + 2?"}]

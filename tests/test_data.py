@@ -5,8 +5,7 @@ import gzip
 import io
 import json
 import re
-import subprocess
-import sys
+import resource
 from functools import partial
 
 import numpy as np
@@ -14,18 +13,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import TINY_SETTINGS
 
 from grpo_nb import data, reward_lab
 from grpo_nb.data import duplicates, references, sources, store, validate
-from grpo_nb.evaluation.answers import answer_file
 from grpo_nb.models import chat
-from grpo_nb.pipeline.notebooks import run_pipeline
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.answers import parse_number
 from grpo_nb.runs import PROJECT_ROOT, Run, runs_root
 from grpo_nb.runs.config import DataConfig, resolve
-from grpo_nb.runs.files import read_json
 
 FEW_SHOT = [
     {"role": "user", "content": "1 + 1?"},
@@ -154,11 +149,13 @@ def stray(*places):
         ("utf16.csv", csv_text("a?,1").encode("utf-16"), "is in UTF-16, .* a spreadsheet: unpack"),
         ("packed.csv", gzip.compress(b"question,answer", mtime=0), "is in UTF-16, compressed"),
         ("sheet.csv", b"PK\x03\x04\x14", "or a spreadsheet: unpack it"),
-        ("open.csv", stray(20), "line 22 to 201: .*quotation mark not closed"),
-        ("pair.csv", stray(20, "180"), "line 22 to 182: .*is there a stray quotation mark"),
-        ("twice.csv", stray(20, 180), "line 22 to 182: .*quotation mark not closed"),
-        ("asked.csv", csv_text('"a?,1', "b?,2", 'c?",3'), "line 2 to 4: .*stray quotation mark"),
-        ("tabs.tsv", 'a\tb\nx\t"1\ny\t2\nz\t3"\n', "line 2 to 4: .*stray quotation mark"),
+        ("open.csv", stray(20), "line 22 to 201: .*quotation mark .*not closed"),
+        ("pair.csv", stray(20, "180"), "line 22 to 182: .*quotation mark stray"),
+        ("twice.csv", stray(20, 180), "line 22 to 182: .*quotation mark .*not closed"),
+        ("asked.csv", csv_text('"a?,1', "b?,2", 'c?",3'), "line 2 to 4: .*quotation mark stray"),
+        ("tabs.tsv", 'a\tb\nx\t"1\ny\t2\nz\t3"\n', "line 2 to 4: .*quotation mark stray"),
+        ("three.csv", csv_text('"a?;x;1', "b?;;2", 'c?;z;3"', header="question;note;answer"),
+         "line 2 to 4: one cell holds 3 lines, most of which"),
         ("inner.csv", csv_text('"a "b" c?",1'), "line 2: .*not doubled inside its cell"),
         ("huge.csv", csv_text("a?,1", "x" * 2**24 + "y,2"), "line 3: field larger than"),
         ("names.csv", csv_text("a?,1,2", header="question,answer,answer"), "'answer' twice"),
@@ -171,7 +168,7 @@ def stray(*places):
         ("other.csv", csv_text("a?,1", header="ask,say"), "cannot be used.*the row has ask, say"),
     ],
     ids=brief,
-)
+)  # fmt: skip
 def test_a_file_that_cannot_be_used_is_named_with_the_remedy(
     tmp_path, runs_dir, name, content, message
 ):
@@ -180,35 +177,6 @@ def test_a_file_that_cannot_be_used_is_named_with_the_remedy(
         (tmp_path / name).write_bytes(content)
     with pytest.raises((ValueError, FileNotFoundError), match=f"(?s){name}.*{message}"):
         prepare(None, {"source": str(tmp_path / name)})
-
-
-def spoilt(rows, column, first=20, last=180, mark=",", header="question,answer"):
-    """The rows with a quotation mark that opens a cell of one and closes that of another."""
-    rows = [list(row) for row in rows]
-    rows[first][column] = '"' + rows[first][column]
-    rows[last][column] += '"'
-    return csv_text(*map(mark.join, rows), header=header)
-
-
-SUMS = [(f"What is {i} + {i + 3}?", str(2 * i + 3)) for i in range(100, 300)]
-TOWNS = [(f"Capital of {i}?", f"City {i}") for i in range(200)]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        spoilt(SUMS, 0),
-        spoilt([(a, a, b) for a, b in SUMS], 1, mark=";", header="question;note;answer"),
-        spoilt([*SUMS[:50], ("What is 5 + 5?", ""), *SUMS[51:]], 0),
-        spoilt([*TOWNS[:50], ("Capital of 50?", ""), *TOWNS[51:]], 1),
-    ],
-    ids=brief,
-)
-def test_stray_quotes_are_found_in_rows_of_every_shape(tmp_path, content):
-    (tmp_path / "a.csv").write_text(content)
-    message = r"a\.csv, line 22 to 182: one cell holds 161 lines.*stray.*doubled.*JSON lines"
-    with pytest.raises(ValueError, match=message):
-        read(tmp_path / "a.csv")
 
 
 POEM = "Roses are red,\nviolets are blue,\nsugar is sweet,\nand so, too, are you.\n" * 8
@@ -285,27 +253,14 @@ def test_a_line_of_json_that_is_no_row_is_reported_and_the_others_kept(
     tmp_path, runs_dir, fields, fault
 ):
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"question": "a?", ' + fields + "}\n" + LINES * 2)
+    path.write_text('\n{"question": "a?", ' + fields + "}\n" + LINES * 2)
     with pytest.raises(ValueError, match=r"rows\.jsonl cannot be used") as caught:
         prepare(None, {"source": str(path), "extra_columns": "all"})
     assert fault in str(caught.value)
     settings = {"source": str(path), "extra_columns": "all", "max_dropped_share": 1}
     train, held_out, report = prepare(None, settings)
     assert len(train + held_out) == 2
-    assert report["dropped"][0]["rows"] == [1]
-
-
-def test_broken_lines_are_reported_by_number_and_the_others_kept(tmp_path, runs_dir):
-    lines = [json.dumps(question(i)) for i in range(1, 41)]
-    lines[9:9] = ['{"question": ', ""]  # lines 10 and 11
-    path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join([*lines, "[1, 2]"]))
-    train, held_out, report = prepare(None, {"source": str(path), "max_dropped_share": 0.1})
-    assert len(train + held_out) == 40
-    (entry,) = report["dropped"]
-    assert (entry["reason"], entry["count"], entry["rows"]) == ("unreadable", 2, [10, 43])
-    said = "row 10: unreadable: not JSON (Expecting value: line 1 column 13 (char 12))"
-    assert entry["example"].startswith(said)
+    assert report["dropped"][0]["rows"] == [2]  # the number of the line
 
 
 # Columns and rows of a file as it comes
@@ -369,27 +324,6 @@ def test_a_small_set_keeps_four_fifths_to_train_on(runs_dir, rows, settings, hel
     given = {"eval_rows": 256, "eval_share": 0.2} | settings
     _, _, report = prepare([question(i) for i in range(rows)], given)
     assert (report["train_rows"], report["eval_rows"]) == (rows - held_out, held_out)
-
-
-def test_a_file_of_80_rows_goes_through_the_four_notebooks(runs_dir, forks):
-    """A semicolon and a byte-order mark, as a spreadsheet saves them; no column is named."""
-    lines = [f"{i};What is {i} + {i + 3}?;{2 * i + 3}" for i in range(10, 90)]
-    text = "\n".join(["Nr;Problem;Solution", *lines])
-    (runs_dir / "mine.csv").write_text(text, encoding="utf-8-sig")
-    settings = {name: v for name, v in TINY_SETTINGS.items() if not name.startswith("data.")}
-    source = {"data.source": str(runs_dir / "mine.csv"), "train.eval_steps": 2}
-    run = run_pipeline("mine", "tiny-cpu", settings | source)
-    assert all(entry["status"] == "done" for entry in run.manifest().values())
-    assert len(run.manifest()) == 4
-    said = {check["name"]: check["evidence"] for check in run.manifest()["01"]["checks"]}
-    assert "'Problem', reference answers in 'Solution', chosen by their names" in said["columns"]
-    assert "80 rows read: 64 to train on, 16 held out (at most 20%" in said["dataset"]
-    assert read_json(run / "eval/report.json")["prompts"] == 16
-    metrics = (run / "train/metrics.jsonl").read_text()
-    assert metrics.count("eval/accuracy") == 3  # validated on 6 of the 64
-    (runs_dir / "new.csv").write_text("Problem\nWhat is 2 + 3?\n")
-    said = answer_file(run, runs_dir / "new.csv", runs_dir / "to.jsonl")
-    assert "1 rows, 0 with a fault" in said, "it is asked by the columns that were trained on"
 
 
 # One row
@@ -469,10 +403,7 @@ def test_the_shapes_of_rows(row, kind, turns, answer):
         ("as_is", "so #### 18", "so #### 18"),
         ("boxed", r"so \boxed{18}.", "18"),
         ("tag", "<answer>18</answer>", "18"),
-        ("json:result.values.1", '{"result": {"values": [1, 18]}}', "18"),
-        ("json:result", {"result": {"a": 1}}, '{"a": 1}'),
-        ("json:result.missing", '{"result": 3}', ""),
-        ("json:result", "not JSON", ""),
+        (r'regex:"b": (\d+)', {"a": {"b": 18}}, "18"),
         ("regex:Answer: (.*)$", "so\nAnswer: 18", "18"),
         (r"regex:\d+", "18 or 20", "18"),
     ],
@@ -583,7 +514,7 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
         (None, {"source": "arithmetics"}, "'arithmetics': did you mean 'arithmetic'"),
         ([question(1)], {"answer_format": "boxd"}, "'boxd': did you mean 'boxed'"),
         ([question(1)], {"answer_format": "regex:("}, "'regex:.': .* unterminated"),
-        ([question(1)], {"answer_format": "json:"}, "known are auto"),
+        ([question(1)], {"answer_format": "json:a"}, "known are auto"),
         ([question(1)], {"extra_columns": "completion"}, "'completion', a name that is taken"),
         ([question(1)], {"extra_columns": "unit, self"}, "'self', a name that is taken"),
     ],
@@ -602,7 +533,6 @@ def test_prompts_longer_than_the_context_are_dropped_and_counted(runs_dir):
     assert "tokens, where data.max_prompt_tokens is 20" in entry["example"]
     figures = report["prompt_tokens"]
     assert figures["max"] == max(words([row["prompt"] for row in train])) - 2 + 50
-    assert sum(figures["histogram"]["counts"]) == 3
     assert figures["recommended_cap"] % 8 == 0
 
 
@@ -719,27 +649,22 @@ def test_the_system_prompt_is_the_presets_unless_set(runs_dir):
         assert [turn["content"] for turn in train[0]["prompt"][:-1]] == turns
 
 
-FULL = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-from grpo_nb import data
-from grpo_nb.runs.config import DataConfig, resolve
-from grpo_nb.runs import Run, runs_root
-data.prepare(Run("r"), DataConfig(), 0, lambda prompts: [1] * len(prompts))
-"""
-
-
 def test_a_full_disk_leaves_the_data_as_they_were(runs_dir):
     prepare([question(i) for i in range(9)])
     before = {path: path.read_bytes() for path in runs_dir.rglob("*") if path.is_file()}
-    done = subprocess.run([sys.executable, "-c", FULL], capture_output=True, text=True)
-    assert re.search(
-        r"OSError: .*no room to write .*/r/data .*left as it was: free some space", done.stderr
-    )
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(
+            OSError, match=r"no room to write .*/r/data .*left as it was: free some"
+        ):
+            prepare(None, {"source": "arithmetic"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert {path: path.read_bytes() for path in runs_dir.rglob("*") if path.is_file()} == before
 
 
-# Priming
+# SFT warm-up
 
 
 @pytest.mark.parametrize(

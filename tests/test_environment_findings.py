@@ -1,7 +1,7 @@
 """Findings: what is planted in an environment is found and named, and what is sound is left."""
 
-import json
 import re
+import threading
 from typing import Literal
 
 import pytest
@@ -9,25 +9,19 @@ from flawed_environments import (
     CLEAN,
     FLAWED,
     WARNED,
+    DrawsItsSecret,
     Hunt,
-    KeepsState,
     PaysFailure,
     hunt_rows,
-    row,
     tokenizer_of,
 )
 
-from grpo_nb.environments import contract, findings, load, scripted, tool
+from grpo_nb.environments import contract, findings, scripted, tool
 from grpo_nb.environments.contract import Environment
 from grpo_nb.environments.play import script
 from grpo_nb.models import chat
-from grpo_nb.runs import PROJECT_ROOT, checks
+from grpo_nb.runs import checks
 
-EXAMPLES = [
-    name
-    for name in contract.EXAMPLES
-    if (PROJECT_ROOT / f"grpo_nb/environments/examples/{name}.py").is_file()
-]
 CAP = 3000  # a token is a byte here
 
 
@@ -74,14 +68,6 @@ def test_what_is_clean_passes_without_a_word(kind, tokenizer):
     assert found_in(kind, CLEAN[kind][:3]) == []
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_the_examples_are_clean(name, tokenizer):
-    [path] = (PROJECT_ROOT / "data").glob(f"*/{name}.jsonl")
-    rows = list(map(json.loads, path.read_text(encoding="utf-8").splitlines()[:20]))
-    rows = [{**given, "prompt": row(given["question"])["prompt"]} for given in rows]
-    assert findings.findings(load(name), rows, tokenizer, CAP) == []
-
-
 def test_without_solve_what_cannot_be_judged_is_a_warning():
     def without(name):
         return type("Bare", (), {key: v for key, v in vars(Hunt).items() if key != name})
@@ -90,6 +76,7 @@ def test_without_solve_what_cannot_be_judged_is_a_warning():
         def get_reward(self) -> float:
             return 1.0
 
+    Unsound.__module__ = "no_file"  # whose source is not to be found
     for name in ("solve", "get_reward"):  # rewards may take `environments`
         [found] = found_in(without(name), hunt_rows())
         assert (found.name, found.state) == ("not judged", "warning")
@@ -142,8 +129,36 @@ def test_patience_ends_and_one_row_is_enough(monkeypatch):
     monkeypatch.setattr(findings, "PATIENCE", 0.0)
     [found] = found_in(PaysFailure, hunt_rows()[:1])
     assert found.name == "oracle"
-    [found] = found_in(KeepsState, hunt_rows())
-    assert found.name == "state leaks"
+
+
+@pytest.mark.parametrize(
+    ("turns", "evidence"),
+    [
+        ([{"name": "gues", "arguments": {}}], "its calls gave {'error': 'Tool gues not found.'}"),
+        ([{"name": "guess"}], "environment Solved.solve gave the turn {'name': 'guess'}"),
+        ([["guess", 4]], r"Solved\.solve gave the turn \['guess', 4\]: give a text, or a call as"),
+        (None, r"environment Solved: TypeError.*not iterable \(line"),
+    ],
+)
+def test_a_solution_that_is_none_is_refused(turns, evidence):
+    class Solved(Hunt):
+        @classmethod
+        def solve(cls, **row):
+            return turns
+
+    [found] = found_in(Solved, hunt_rows())
+    assert found.name in ("oracle", "episode")
+    assert re.search(evidence, found.evidence)
+
+
+def test_an_instance_that_cannot_be_copied_is_judged_all_the_same():
+    class Locked(DrawsItsSecret):
+        def reset(self, low: int, secret: int) -> None:
+            super().reset(low, secret)
+            self.lock = threading.Lock()
+
+    [found] = found_in(Locked, hunt_rows())
+    assert found.name == "not deterministic"
 
 
 def test_scripted_policies_see_what_a_model_sees():

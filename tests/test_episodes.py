@@ -3,11 +3,11 @@
 import json
 
 import pytest
+from datasets import Dataset
 from trainings import make_run, trainer_of
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_nb import environments, models, rewards, training
-from grpo_nb.environments import play
 from grpo_nb.models import chat
 from grpo_nb.models.engine import TransformersEngine
 from grpo_nb.rewards.prompts import build_prompt
@@ -34,7 +34,7 @@ def engine():
 @pytest.mark.parametrize("name", ["calculator", "guess"])
 def test_an_episode_has_the_tokens_and_masks_of_trls(engine, name, tmp_path):
     environment, rows = rows_of(name, 16)
-    [*ours] = play.play(engine, environment, rows, max_completion_length=CAP)
+    [*ours] = environments.play(engine, environment, rows, max_completion_length=CAP)
     args = GRPOConfig(
         output_dir=str(tmp_path),
         use_cpu=True,
@@ -51,7 +51,7 @@ def test_an_episode_has_the_tokens_and_masks_of_trls(engine, name, tmp_path):
         processing_class=engine.tokenizer,
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         args=args,
-        train_dataset=rows,
+        train_dataset=Dataset.from_list(rows),
         environment_factory=environment.factory,
     )
     seen = trainer._generate_and_score_completions([row for row in rows for _ in range(2)])

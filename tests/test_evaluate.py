@@ -1,15 +1,14 @@
 """The paired evaluation: intervals that cover, verdicts that follow from them, the whole report."""
 
 import json
-import shutil
 from itertools import product
 from statistics import NormalDist
 
 import numpy as np
 import pandas as pd
 import pytest
+from answered import MATH, answers
 from conftest import TINY_SETTINGS
-from safetensors.numpy import load_file, save_file
 
 from grpo_nb import data, evaluation
 from grpo_nb.evaluation.report import (
@@ -25,7 +24,6 @@ from grpo_nb.runs import Run
 from grpo_nb.runs.config import resolve
 from grpo_nb.views import before_after
 
-MATH = load_preset("math")
 DRAWS = 1000
 
 
@@ -107,21 +105,6 @@ def test_mcnemar_of_many_prompts_is_a_number():
 )
 def test_the_verdict_follows_from_the_interval(interval, prompts, p, word):
     assert verdict(interval, prompts, p) == word
-
-
-def answers(greedy: str, sampled: list[str], reference: str = "1") -> pd.DataFrame:
-    """Lines as `evaluate_model` gives them; a letter a prompt is what it answered."""
-    groups = {"greedy": [[x] for x in greedy], "sampled": [list(group) for group in sampled]}
-    lines = [
-        {"row": row, "question": f"q{row}", "reference": reference, "decoding": decoding}
-        | {"completion": x, "answer": None if x == "-" else x, "tokens": 1, "truncated": x == "-"}
-        | dict.fromkeys([*MATH.names, "accuracy", "reward", "format"], float(x == reference))
-        | {"correct": x == reference}
-        for decoding, of_decoding in groups.items()
-        for row, group in enumerate(of_decoding)
-        for x in group
-    ]
-    return pd.DataFrame(lines)
 
 
 def test_figures_of_each_prompt():
@@ -251,26 +234,6 @@ def test_the_same_model_under_two_names_answers_the_same(demo_run):
     assert one.groupby("decoding").size().to_dict() == {"greedy": 7, "sampled": 14}
     assert told == [(0, 2, "one"), (1, 2, "two"), (2, 2, "compared")]
     assert {line["verdict"] for line in found.report["comparisons"]} == {UNCLEAR}
-
-
-def test_base_and_adapter_share_a_loaded_model_and_differ(demo_run, tmp_path, monkeypatch):
-    config, rows = demo_run.config(), data.load(demo_run, "eval", 8)
-    base, adapter = config.model.model_path, tmp_path / "adapter"
-    shutil.copytree(demo_run / "train/adapter", adapter)
-    weights = load_file(adapter / "adapter_model.safetensors")  # four steps hardly moved them
-    moved = {name: w + 0.05 if "lora_B" in name else w for name, w in weights.items()}
-    save_file(moved, adapter / "adapter_model.safetensors")
-    loads, load = [], evaluation.open_engine
-    monkeypatch.setattr(
-        evaluation, "open_engine", lambda path, **how: (loads.append(how), load(path, **how))[1]
-    )
-    named = [evaluation.Candidate("base", base, None, "4bit")]
-    alone = evaluation.run(named, rows, MATH, config).samples["base"]
-    named.append(evaluation.Candidate("adapter", base, adapter, "4bit"))
-    both = evaluation.run(named, rows, MATH, config).samples
-    assert [how["adapter"] for how in loads] == [None, adapter]
-    assert alone["completion"].equals(both["base"]["completion"])
-    assert not alone["completion"].equals(both["adapter"]["completion"])
 
 
 def test_the_report_of_a_run_is_complete(demo_run):

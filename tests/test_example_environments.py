@@ -1,15 +1,18 @@
 """The environments that are shipped: their rows, who wins them, and who does not."""
 
+import itertools
 import json
 import random
+import re
 from importlib.util import module_from_spec, spec_from_file_location
 from statistics import mean
 
 import pytest
 
-from grpo_nb.environments import check_rows, load
+from grpo_nb.environments import check_rows, findings, load
 from grpo_nb.environments.examples.wordle import hints
 from grpo_nb.environments.play import replay, script
+from grpo_nb.pipeline.notebooks import with_full_paths
 from grpo_nb.rewards import sandbox
 from grpo_nb.runs import PROJECT_ROOT
 
@@ -44,7 +47,7 @@ def maker():
 def test_the_rows_are_what_the_script_makes(name, maker):
     rows = read(name)
     assert rows == maker[name]()
-    assert len({row["question"] for row in rows}) == len(rows)
+    assert len({json.dumps(row) for row in rows}) == len(rows) == {"wordle": 400}.get(name, 200)
     check_rows(load(name), rows)
 
 
@@ -53,8 +56,13 @@ def test_solve_wins_every_row(name, some):
     environment = load(name)
     for row in read(name)[:some]:
         end = replay(environment, {**row, "prompt": PROMPT}, script(environment.solution(row)))
-        assert (end.score(), end.done) == (1.0, True)
+        assert (end.get_reward(), end.done) == (1.0, True)
         assert not [call for call in end.calls if call.error]
+
+
+def test_the_page_explains_every_finding():
+    page = (PROJECT_ROOT / "docs/environments.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `([a-z ]+)` \|", page, re.M) == [*findings.FIXES]
 
 
 def test_each_reference_passes_its_tests_and_a_constant_does_not():
@@ -70,51 +78,62 @@ def test_each_reference_passes_its_tests_and_a_constant_does_not():
 @pytest.mark.parametrize(
     ("word", "secret", "said"),
     [
-        ("abc", "abc", "in place, in place, in place"),
-        ("cab", "abc", "elsewhere, elsewhere, elsewhere"),
-        ("aab", "abd", "in place, absent, elsewhere"),
-        ("baa", "aca", "absent, elsewhere, in place"),
-        ("ddd", "abc", "absent, absent, absent"),
+        ("abc", "abc", "a in place, b in place, c in place"),
+        ("cab", "abc", "c elsewhere, a elsewhere, b elsewhere"),
+        ("aab", "abd", "a in place, a absent, b elsewhere"),
+        ("baa", "aca", "b absent, a elsewhere, a in place"),
+        ("ddd", "abc", "d absent, d absent, d absent"),
     ],
 )
 def test_a_letter_is_elsewhere_as_often_as_it_is(word, secret, said):
-    assert ", ".join(hints(word, secret)) == said
+    assert hints(word, secret) == said
 
 
-WORD = {"letters": "abcd", "secret": "dab"}
+def guesses(*words):
+    places = ("first", "second", "third")
+    return [("guess", dict(zip(places, word, strict=False))) for word in words]
+
+
+WORD = {"secret": "dab", "clue": "aab"}  # a absent, a in place, b in place
 
 
 @pytest.mark.parametrize(
     ("words", "earned"),
     [
         ([], 0.0),
-        (["dac"] * 5, 0.0),  # two letters in place, five times
-        (["aab", "cab", "dab"], 1.0),
-        (["aab", "cab", "bbb"], 0.1),  # the last one could not have been it
-        (["aab", "cab"], 0.1),
-        (["abc", "abcd", "xyz", ""], 0.0),  # no words
+        (["cab"] * 4, 0.1),  # two letters in place, four times
+        (["bab"] * 4, 0.1),
+        (["aab"] * 4, 0.0),  # known not to be it
+        (["bab", "cab", "dab"], 1.0),
+        (["bab", "cab"], 0.2),
+        (["bab", "cab", "bbb", "ddd"], 0.2),
+        (["da", "xyz"], 0.0),  # no words
     ],
 )
 def test_a_guess_is_paid_for_what_it_makes_of_the_hints(words, earned):
-    end = played("wordle", WORD, *[("guess", {"word": word}) for word in words])
-    assert end.score() == pytest.approx(earned)
+    assert played("wordle", WORD, *guesses(*words)).get_reward() == pytest.approx(earned)
 
 
-def test_five_guesses_are_the_end_and_what_is_no_word_is_none_of_them():
-    words = ["abcd", *["dac"] * 5, "dab"]
-    end = played("wordle", WORD, *[("guess", {"word": word}) for word in words])
+def test_four_guesses_are_the_end_and_what_is_no_word_is_none_of_them():
+    end = played("wordle", WORD, *guesses("xab", *["cab"] * 4, "dab"))
     first, *others, last = end.calls
-    assert first.error == "ValueError: a word is 3 letters, each one of a, b, c, d"
-    assert {call.result for call in others} == {"d in place, a in place, c absent"}
-    assert "finished" in last.result and end.score() == 0
+    assert first.error == "guess: first: input should be 'a', 'b', 'c' or 'd'"
+    assert {call.result for call in others} == {"c absent, a in place, b in place"}
+    assert "finished" in last.result and end.get_reward() == pytest.approx(0.1)
 
 
-def test_chance_seldom_finds_a_word():
-    rng, scores = random.Random(0), []
-    for row in read("wordle"):
-        words = ["".join(rng.choices(row["letters"], k=3)) for _ in range(5)]
-        scores.append(played("wordle", row, *[("guess", {"word": w}) for w in words]).score())
-    assert 0.05 < mean(scores) < 0.15
+def test_chance_finds_few_words_and_reasoning_finds_them_all():
+    words = ["".join(letters) for letters in itertools.product("abcd", repeat=3)]
+    rng, lucky, reasoned = random.Random(0), [], []
+    for row in read("wordle")[:100]:
+        lucky.append(played("wordle", row, *guesses(*rng.choices(words, k=4))).get_reward())
+        left, said = words, [row["clue"]]
+        while said[-1] != row["secret"]:
+            wanted = hints(said[-1], row["secret"])
+            left = [word for word in left if hints(said[-1], word) == wanted]
+            said.append(left[0])
+        reasoned.append(played("wordle", row, *guesses(*said[1:])).found)
+    assert mean(lucky) < 0.2 and mean(reasoned) > 0.95
 
 
 MEAN = {
@@ -136,7 +155,7 @@ def test_a_program_is_run_read_corrected_and_handed_in():
     said = [call.result for call in end.calls]
     assert said[0].startswith("the program raised ZeroDivisionError")
     assert said[1:3] == ["0", "handed in"] and "finished" in said[3]
-    assert end.score() == 1
+    assert end.get_reward() == 1
 
 
 @pytest.mark.parametrize(
@@ -152,7 +171,7 @@ def test_a_program_is_run_read_corrected_and_handed_in():
 )
 def test_what_does_not_pass_every_test_earns_nothing(code):
     end = played("python_sandbox", MEAN, ("submit", {"code": code}))
-    assert (end.score(), end.done, end.calls[0].result) == (0.0, True, "handed in")
+    assert (end.get_reward(), end.done, end.calls[0].result) == (0.0, True, "handed in")
 
 
 def test_no_program_reaches_a_file_outside(tmp_path):
@@ -168,7 +187,7 @@ def test_no_program_reaches_a_file_outside(tmp_path):
     )
     read_it, wrote = (call.result for call in end.calls[:2])
     assert "secret" not in read_it and wrote.startswith("the program raised")
-    assert kept.read_text(encoding="utf-8") == "secret" and end.score() == 0
+    assert kept.read_text(encoding="utf-8") == "secret" and end.get_reward() == 0
 
 
 def test_a_long_output_is_shown_by_its_start_and_end():
@@ -187,3 +206,11 @@ def test_without_a_sandbox_nothing_is_sampled(monkeypatch):
     monkeypatch.setattr(sandbox, "choose_backend", none)
     with pytest.raises(ValueError, match="no sandbox for generated code"):
         check_rows(load("python_sandbox"), [MEAN])
+
+
+def test_a_class_in_a_file_is_found_from_where_the_command_stands(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("class Guess: pass", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    given = {"data.environment": "mine.py:Guess", "data.source": "guess", "model.model_path": None}
+    assert with_full_paths(given) == {**given, "data.environment": f"{tmp_path}/mine.py:Guess"}
+    assert with_full_paths({"data.environment": "guess"}) == {"data.environment": "guess"}

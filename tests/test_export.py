@@ -334,8 +334,8 @@ def test_the_card_says_what_the_run_recorded(finished):
     card = export.model_card(finished)
     _, head, body = card.split("---\n", 2)
     assert yaml.safe_load(head)["library_name"] == "transformers"
-    said = ("0" * 64, "| trl | 1.15.0 |", "| max_steps |", "numeric_correctness_reward | 1.0")
-    for one in (*said, "# demo", "- base → merged: better", "| merge | ok | KL 1e-6 |"):
+    said = ("0" * 64, "trl: 1.15.0", "train.max_steps: 100", "numeric_correctness_reward: 1.0")
+    for one in (*said, "# demo", "- base → merged: better", "- merge: ok, KL 1e-6"):
         assert one in body
     assert "## Limits" in body
     assert str(finished.path.parent) not in card

@@ -83,7 +83,7 @@ def test_greedy_tokens_are_those_of_generate(dense):
     prompts = [[5, 9, 3], [7, 1, 4, 4, 8, 30], [2]]
     stops = list(range(11, 30))
     with torch.no_grad():
-        ours, log_p = fast_cpu.sample(
+        ours = fast_cpu.sample(
             DenseCopy(dense).renewed(),
             [ids for ids in prompts for _ in range(4)],
             max_completion_length=24,
@@ -101,31 +101,13 @@ def test_greedy_tokens_are_those_of_generate(dense):
         expected += [row[:end]] * 4
     assert ours == expected
     assert len({len(ids) for ids in ours}) > 1  # some ended early
-    assert [len(values) for values in log_p] == [len(ids) for ids in ours]
-
-
-def test_log_probabilities_are_those_of_a_plain_forward(dense):
-    prompts = [[5, 9, 3], [7, 1, 4, 4, 8, 30]] * 2
-    with torch.no_grad():
-        ours, log_p = fast_cpu.sample(
-            DenseCopy(dense).renewed(),
-            prompts,
-            max_completion_length=10,
-            stops=[11],
-            pad=0,
-            temperature=0.7,
-        )
-        for prompt, ids, values in zip(prompts, ours, log_p, strict=True):
-            logits = dense(input_ids=torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
-            expected = (logits / 0.7).log_softmax(-1)[range(len(ids)), ids]
-            torch.testing.assert_close(torch.tensor(values), expected, atol=1e-4, rtol=0)
 
 
 def test_greedy_answers_equal_the_4bit_adapters(policy, prompt_ids):
     theirs = policy.generate(PROMPTS, max_completion_length=48)
     with torch.no_grad():
         copy = DenseCopy(policy.model).renewed()
-        ours, _ = fast_cpu.sample(
+        ours = fast_cpu.sample(
             copy, prompt_ids, max_completion_length=48, stops=[2], pad=0, temperature=GREEDY
         )
     texts = policy.tokenizer.batch_decode(ours, skip_special_tokens=True)
@@ -133,38 +115,16 @@ def test_greedy_answers_equal_the_4bit_adapters(policy, prompt_ids):
     assert equal >= 0.97 * len(PROMPTS)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_frequencies_are_the_probabilities_of_a_plain_forward(policy, prompt_ids, temperature):
-    """Of each token after a fixed prompt and the commonest tokens before it, by chi-square."""
+def test_a_token_is_drawn_as_often_as_it_is_likely():
+    """By chi-square; that the likeliest one is a plain forward's is shown above."""
     torch.manual_seed(0)
-    with torch.no_grad():
-        copy = DenseCopy(policy.model).renewed()
-        ours, _ = fast_cpu.sample(
-            copy,
-            [prompt_ids[0]] * 4000,
-            max_completion_length=12,
-            stops=[2],
-            pad=0,
-            temperature=temperature,
-        )
-        tokens = torch.tensor([ids + [0] * (12 - len(ids)) for ids in ours])
-        tested = 0
-        for place in range(12):
-            common = tokens[:, :place].mode(dim=0).values
-            after = tokens[(tokens[:, :place] == common).all(1), place]
-            if len(after) < 500:
-                break
-            asked = torch.tensor([prompt_ids[0] + common.tolist()])
-            p = (copy(input_ids=asked).logits[0, -1].float() / temperature).softmax(-1)
-            counts, expected = torch.bincount(after, minlength=len(p)), p * len(after)
-            often = expected > expected[expected >= 5].min()  # the rest of them are one bin
-            seen = torch.cat([counts[often], counts[~often].sum()[None]])
-            wanted = torch.cat([expected[often], expected[~often].sum()[None]])
-            chi_square = ((seen - wanted) ** 2 / wanted).sum()
-            freedom = torch.tensor(len(seen) - 1.0)
-            tested += freedom
-            assert not freedom or torch.special.gammaincc(freedom / 2, chi_square / 2) > 1e-3
-    assert tested >= 3
+    logits = 2 * torch.randn(40)
+    tokens = fast_cpu.draw(logits.expand(20_000, -1))
+    counts, expected = torch.bincount(tokens, minlength=40), logits.softmax(-1) * len(tokens)
+    often = expected >= 5
+    chi_square = ((counts - expected) ** 2 / expected)[often].sum()
+    freedom = often.sum() - 1
+    assert torch.special.gammaincc(freedom / 2, chi_square / 2) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -273,9 +233,7 @@ def test_log_probabilities_and_entropies_are_the_same(updated, batch):
     assert results[0][0].abs().sum() > 1
 
 
-def test_of_the_4bit_policy_they_are_the_same_but_for_bf16(batch, runs_dir):
-    policy = models.load_policy(resolve("tiny-cpu").model, seed=0)
-    move(policy.model, 0.02)
+def test_of_the_4bit_policy_they_are_the_same_but_for_bf16(batch, policy, runs_dir):
     trainer = make_trainer(policy)
     trainer.beta = 0.0  # to the tiny base these tokens are e^-18: that KL would be all rounding
     assert trainer.share_prompts
@@ -283,16 +241,7 @@ def test_of_the_4bit_policy_they_are_the_same_but_for_bf16(batch, runs_dir):
     ours, shared, fewer = update(trainer, batch, True)
     assert fewer < tokens
     assert ours == pytest.approx(loss, rel=1e-2)
-    again = update(trainer, {**batch, **_wider(batch)}, False)[1]
-    rounding = (again - gradient).norm()
-    assert rounding < 0.05 * gradient.norm()
-    assert 0 < (shared - gradient).norm() < 3 * rounding
-
-
-def _wider(batch):
-    """One more column of padding: another order of summation, the same gradient but for it."""
-    pad = torch.nn.functional.pad
-    return {name: pad(batch[name], (1, 0)) for name in ("prompt_ids", "prompt_mask")}
+    assert 0 < (shared - gradient).norm() < 0.1 * gradient.norm()
 
 
 def test_what_would_not_save_work_is_computed_plainly(updated, batch):

@@ -23,7 +23,7 @@ EVERY = [*forms.FORMS, *NAMED]
 THINK = "<think>\n"
 each_form = pytest.mark.parametrize("name", EVERY)
 each_opening = pytest.mark.parametrize("opened", ["", THINK], ids=["", "opened"])
-SUMS = [(47, 38), (1, 1), (9, 6), (30, 12), (5, 8), (21, 3)]
+SUMS = [(47, 38), (1, 1), (9, 6)]
 ROWS = [{"prompt": [], "question": f"{a} + {b}?", "answer": str(a + b)} for a, b in SUMS]
 
 
@@ -96,6 +96,13 @@ READ = [  # form, what the template opened, completion, what is read, whether it
     ("tags", THINK, "hm</think>\n<reasoning>a</reasoning><answer>4</answer>", "4", True),
     ("tags", THINK, "<reasoning>a</reasoning><answer>4</answer>", None, False),
     ("tags:a,b", "", "<a>1</a><b>4</b>", "4", True),
+    ("tags", "", "</answer>85<answer>", None, False),
+    ("tags", "", "<answer>1</answer> or <answer>2", "1", False),
+    ("tags", "", "<answer><answer>1</answer></answer>", "1", False),
+    ("tags", "", r"<answer>\boxed{85}</answer>", "85", False),
+    ("tags", "", r"<answer>1 \boxed{85}</answer>", r"1 \boxed{85}", False),
+    ("tags", "", r"\boxed{85", r"\boxed{85", False),
+    ("tags", "", "<answer></answer>", "", False),
     ("tags:a,b", "", r"<reasoning>1</reasoning>\boxed{4}", "4", False),
     ("boxed", "", r"1+1=2 \boxed{4}, so.", "4", True),
     ("boxed", "", r"\boxed{4} as 1+1=2", "4", False),
@@ -136,7 +143,18 @@ def test_what_is_read_and_what_is_well_formed(name, opened, text, answer, formed
 @each_form
 def test_a_megabyte_of_anything_is_read_in_linear_time(name, opened):
     form = forms.find(name)._replace(opened=opened)
-    for flood in ("<think>", "</think>", "<answer>", r"\boxed{", "{}", "#### ", "```python\n", "{"):
+    for flood in (
+        "<think>",
+        "</think>",
+        "<answer>",
+        "<answer",
+        "</answer>",
+        r"\boxed{",
+        "{}",
+        "#### ",
+        "```python\n",
+        "{",
+    ):
         text = flood * (1_000_000 // len(flood))
         form.extract(text), form.is_well_formed(text), form.progress(text), form.reasoning(text)
 
@@ -199,13 +217,20 @@ def stage_02(name, opened=""):
     return start_stage("02", "formed", {"rewards.baseline_completions": 8})
 
 
+@pytest.fixture(scope="module")
+def sampled():
+    """Of the base, asked as it was taught: the same for every form, so the first samples."""
+    return []
+
+
 @pytest.mark.parametrize("name", forms.FORMS)
-def test_notebook_2_passes_on_the_tiny_base_in_every_form(name, runs_dir):
+def test_notebook_2_passes_on_the_tiny_base_in_every_form(name, sampled, runs_dir):
     stage = stage_02(name)
     preset, rows = load_rewards(stage.config.rewards), data.load(stage.run, "train")
     assert rows[0]["prompt"][0]["content"] == preset.form.system_prompt
     known = [{**row, "prompt": build_prompt(row["question"])} for row in rows[:8]]
-    tried = baseline.sample(stage.run, known, stage.config)  # asked as this base was taught
+    sampled[:] = sampled or [baseline.sample(stage.run, known, stage.config)]
+    tried = sampled[0]
     verdict = reward_lab.judge(Bench(preset), rows, tried, stage)
     assert verdict.passed, verdict
     assert "form" not in [check.name for check in verdict.checks]

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from grpo_nb import training
 from grpo_nb.runs import PROJECT_ROOT, config
@@ -50,8 +49,14 @@ def run(seed=0, steps=100, groups=8, first=0.25, last=0.97, speed=15, **faults):
     return [{k: None if v != v else v for k, v in line.items() if v != -1} for line in lines]
 
 
+def examine(lines, expected=EXPECTED, limits=None):
+    """The alerts of a whole history."""
+    watch = health.Watch(expected, limits)
+    return [alert for line in lines for alert in watch.feed(line)]
+
+
 def rules(lines, expected=EXPECTED, **limits):
-    return [alert.name for alert in health.examine(lines, expected, health.Thresholds(**limits))]
+    return [alert.name for alert in examine(lines, expected, health.Thresholds(**limits))]
 
 
 def after(step, then, before=0.0, steps=100):
@@ -65,6 +70,8 @@ CUT = "completions/clipped_ratio"
 FLAT = {RIGHT: 0.3 + 0.03 * NOISE, "reward": 0.8 + 0.03 * NOISE}
 LEARNT = {f"rewards/{FORM}/mean": 0.97}
 COLLAPSED = {"entropy": after(40, 0.05, 1), SILENT: after(40, 0.9, 0.2)}
+# Unsloth's trainer on a GPU logs no entropy.
+ALIKE = {"entropy": np.nan, "groups/distinct": after(40, 0.05, 0.9), SILENT: COLLAPSED[SILENT]}
 HELD_OUT = np.where(np.arange(100) % 10 == 9, 0.9 - 0.5 * RAMP, -1)
 CASES = [
     # rule, the curves that are wrong, what the fix names, the curves made healthy again
@@ -83,6 +90,7 @@ CASES = [
     ("nothing left to learn", {SILENT: 0.99}, "data.source", {}),
     ("nothing learnt", {SILENT: 0.99, RIGHT: 0.02, "reward": 0.02}, "data.source", {}),
     ("collapse", COLLAPSED | {RIGHT: FLAT[RIGHT]}, "train.temperature", COLLAPSED),
+    ("collapse", ALIKE | {RIGHT: FLAT[RIGHT]}, "train.temperature", ALIKE),
     ("reward hacking", {"eval/accuracy": HELD_OUT}, "rewards.cases", {}),
     ("format learnt, correctness flat", FLAT | LEARNT, f"{FORM} in rewards.reward_weights", LEARNT),
     ("reward stuck", FLAT | {f"rewards/{FORM}/mean": 0.5}, "train.learning_rate", {}),
@@ -112,7 +120,7 @@ CASES = [
 
 @pytest.mark.parametrize(("rule", "faults", "fix", "healthy"), CASES)
 def test_each_fault_is_found_once_and_gone_once_fixed(rule, faults, fix, healthy):
-    alerts = [a for a in health.examine(run(**faults), EXPECTED) if a.name == rule]
+    alerts = [a for a in examine(run(**faults)) if a.name == rule]
     assert len(alerts) == 1 and fix in alerts[0].fix
     assert re.search(r"\d|None", alerts[0].evidence)
     assert rule not in rules(run(**healthy))
@@ -137,7 +145,7 @@ def test_a_policy_that_falls_to_pieces_at_once_has_collapsed_and_does_not_hack()
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6), groups=st.sampled_from([4, 8, 16]), speed=st.integers(8, 40))
 def test_a_healthy_training_raises_nothing(beginning, seed, groups, speed):
-    found = health.examine(run(seed, 120, groups, beginning, 0.96, speed), EXPECTED)
+    found = examine(run(seed, 120, groups, beginning, 0.96, speed))
     assert not [a for a in found if a.name != "nothing left to learn"]
 
 
@@ -155,12 +163,12 @@ def test_missing_and_null_values_never_crash(data):
     for line in lines:
         for key in data.draw(st.lists(st.sampled_from(keys), max_size=4)):
             line.pop(key, None) if data.draw(st.booleans()) else line.update({key: None})
-    health.examine([{}, {"eval/accuracy": 0.5}, *lines], EXPECTED, health.Thresholds())
+    examine([{}, {"eval/accuracy": 0.5}, *lines], EXPECTED, health.Thresholds())
 
 
 def test_alerts_come_in_order_and_again_after_a_quiet_window():
     at = np.isin(np.arange(100), [20, 23, 60])
-    found = health.examine(run(loss=np.where(at, np.nan, 0), grad_norm=after(70, 9, 1)), EXPECTED)
+    found = examine(run(loss=np.where(at, np.nan, 0), grad_norm=after(70, 9, 1)))
     assert [f"{a.evidence.partition(':')[0]} {a.name[:3]}" for a in found] == [
         "step 21 not",
         "step 61 not",
@@ -174,7 +182,7 @@ def test_a_line_at_a_time_gives_the_same_and_a_held_out_line_of_its_own_counts()
         lines += [line, {"step": line["step"], "eval/accuracy": line.pop("eval/accuracy", None)}]
     watch = health.Watch(EXPECTED)
     live = [alert for line in lines for alert in watch.feed(line)]
-    assert live == health.examine(lines, EXPECTED)
+    assert live == examine(lines)
     assert [a.name for a in live] == ["reward hacking"]
 
 
@@ -189,14 +197,8 @@ def test_every_setting_that_a_fix_names_exists():
     assert len(named) > 5 and named <= set(config.setting_names())
 
 
-def test_thresholds_refuse_unknown_names_and_say_their_unit():
-    with pytest.raises(ValidationError):
-        health.Thresholds(windw=3)
-    assert all("[" in f.description for f in health.Thresholds.model_fields.values())
-
-
 def test_summary():
     assert health.summary([]) == "no alerts"
-    text = health.summary(health.examine(run(loss=after(50, np.nan)), EXPECTED))
+    text = health.summary(examine(run(loss=after(50, np.nan))))
     assert text.startswith("stop: not a number, step 51: loss is NaN or infinite (loss is None) →")
     assert text.endswith("; see docs/troubleshooting.md#not-a-number")

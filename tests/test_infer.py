@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from unittest import mock
 
 import pandas as pd
 import pytest
@@ -11,7 +12,7 @@ from grpo_nb.__main__ import main
 from grpo_nb.evaluation import answers
 from grpo_nb.evaluation.answers import answer_file, weights_of
 from grpo_nb.runs import Run, config, project_path, write_json
-from grpo_nb.views.chat import Chat, Said, answers_page
+from grpo_nb.views import Chat
 
 SUM = "What is 47 + 38?"
 SAMPLED = {"temperature": 1.0, "seed": 3}
@@ -44,7 +45,7 @@ def test_base_and_tuned_say_what_they_say_loaded_alone_and_differ(moved_run, cha
         alone = models.open_engine("data/tiny_base", adapter=adapter, quantization="4bit")
         prompts = [chat.row(SUM)["prompt"]]
         [[expected]] = alone.generate(prompts, max_completion_length=48, **how)
-        said[model] = chat.answer(SUM, model, **how).completion
+        said[model] = chat.answer(SUM, model, **how)["completion"]
         assert said[model] == expected.text
     assert said["base"] != said["tuned"]
 
@@ -65,24 +66,15 @@ def test_a_gold_brings_the_scores_of_the_bench(chat):
     said = chat.answer(chat.row(SUM, "85"), "base")
     tokenizer = models.load_tokenizer("data/tiny_base")
     judge = reward_lab.Bench(chat.preset, chat.config.train, tokenizer)
-    table = judge.table([chat.row(SUM, "85")], [[said.completion] * 2])
-    scores = {name: one.score for name, one in said.scored.items()}
-    assert scores == {name: table[name][0] for name in [*chat.preset.names, "total"]}
-    assert said.answer == table["answer"][0]
-    assert chat.answer(SUM, "base").scored == {}
-
-
-def test_what_is_shown_is_escaped():
-    attack = "<img src=x onerror=alert(1)>"
-    page = answers_page({"question": attack, "answer": attack}, {attack: Said(attack, attack)})
-    assert "<img" not in page
-    assert page.count("&lt;img") == 5
+    table = judge.table([chat.row(SUM, "85")], [[said["completion"]] * 2])
+    assert said.items() <= table.iloc[0].to_dict().items() and {"total", "answer"} <= said.keys()
+    assert chat.answer(SUM, "base").keys() == {"question", "completion", "answer"}
 
 
 def test_a_cell_shows_both_answers_or_that_of_the_model_that_is_named(chat):
     page = chat.ask(SUM, "base")
     assert page._repr_html_().count("<div class='text'>") == 1 and "</mark>" in page
-    assert repr(page).startswith(f"{SUM}\nbase: <reasoning>")
+    assert "base\n" in repr(page) and SUM in repr(page) and "<reasoning>" in repr(page)
     assert chat.ask(SUM).count("<div class='text'>") == 2
     with pytest.raises(ValueError, match="tunned"):
         chat.ask(SUM, "tunned")
@@ -117,11 +109,11 @@ def test_rows_that_cannot_be_asked_keep_their_line(moved_run, few, tmp_path):
 
 def test_a_table_gets_the_answers_that_the_chat_gives(moved_run, chat, questions, tmp_path):
     target, asked = tmp_path / "to.jsonl", {"model": "base", "question_column": "ask"}
-    answer_file(moved_run, questions, target, **asked, answer_column="sum", batch_size=2)
+    answer_file(moved_run, questions, target, **asked, answer_column="sum")
     for line in lines_of(target):
         said = chat.answer(chat.row(line["question"], line["reference"]), "base")
-        assert (line["completion"], line["answer"]) == (said.completion, said.answer)
-        assert line["reward"] == said.scored["total"].score
+        assert (line["completion"], line["answer"]) == (said["completion"], said["answer"])
+        assert line["reward"] == said["total"]
     assert [(x["row"], x["question"], x["reference"]) for x in lines_of(target)][1:] == [
         *((2, "What is 11 + 22?", "33"), (3, "What is 11 + 23?", "34"))
     ]
@@ -131,26 +123,15 @@ def test_it_is_written_whole_or_not_at_all_and_over_no_other_file(
     moved_run, questions, tmp_path, monkeypatch
 ):
     target, asked = tmp_path / "to.jsonl", {"model": "base", "question_column": "ask"}
-    batches = iter([[{"row": 1}]])
-    with monkeypatch.context() as patch, pytest.raises(StopIteration):
-        patch.setattr(answers, "_answer", lambda *_: next(batches))
-        answer_file(moved_run, questions, target, **asked, batch_size=2)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(answers, "_answer", mock.Mock(side_effect=[[{"row": 1}], KeyboardInterrupt]))
+        patch.setattr(answers, "_read", lambda *_: [(1, {})] * 300)  # two batches
+        answer_file(moved_run, questions, target, **asked)
     assert list(tmp_path.iterdir()) == [questions]
     target.write_text("mine")
     with pytest.raises(ValueError, match=r"to.jsonl exists: choose another target, or remove it"):
         answer_file(moved_run, questions, target, **asked)
     assert target.read_text() == "mine"
-
-
-def test_the_seed_says_what_is_sampled_and_the_batch_is_seeded_by_its_place(
-    moved_run, questions, tmp_path
-):
-    texts, asked = [], {"model": "base", "question_column": "ask", "temperature": 1.0}
-    for number, seed in enumerate((3, 3, 4)):
-        target = tmp_path / f"{number}.jsonl"
-        answer_file(moved_run, questions, target, **asked, seed=seed, batch_size=2)
-        texts.append([line["completion"] for line in lines_of(target)])
-    assert texts[0] == texts[1] != texts[2]
 
 
 def test_wrong_input_is_refused_before_a_model_is_loaded(
@@ -174,10 +155,6 @@ def test_wrong_input_is_refused_before_a_model_is_loaded(
     assert "model/merged lacks" in refused(*asked)
     assert "did you mean 'merged'?" in refused(*asked, "--model", "merge")
     assert "did you mean 'vllm'?" in refused(*asked, *base, "--engine", "vlm")
-    assert "batch_size 0" in refused(*asked, *base, "--batch-size", "0")
-    for wrong in ("-1", "nan", "inf"):
-        why = f"temperature {float(wrong)}: give 0 for greedy, or more"
-        assert why in refused(*asked, *base, "--temperature", wrong)
     assert "the name of a data file ends in" in refused(__file__, *base)
 
 
@@ -223,7 +200,6 @@ def test_a_merged_model_of_an_earlier_training_is_neither_asked_nor_given_away(
         place, to = str(run.path), str(tmp_path / "merged.jsonl")
         for command in (
             ["answer", place, str(few), "--to", to],
-            ["serve", place],
             ["card", place],
             ["report", place],
         ):

@@ -7,7 +7,7 @@ import socket
 import threading
 
 import pytest
-from judge_server import Server, verdict
+from judge_server import serving, verdict
 from pages import blocks
 
 from grpo_nb.reward_lab import fingerprint
@@ -25,13 +25,8 @@ def chat(text):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving() as server:
         yield server
-        server.over.set()
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
@@ -99,33 +94,16 @@ def judge_system(server, judge):
 @pytest.mark.parametrize(
     ("reply", "score"),
     [
-        (verdict(10), 1.0),
-        (verdict(0), 0.0),
-        (verdict(7.5), 0.75),
-        (verdict("7"), 0.7),
+        *[(verdict(10), 1.0), (verdict(0), 0.0), (verdict(7.5), 0.75), (verdict("7"), 0.7)],
         (f"```json\n{verdict(6)}\n```", 0.6),
         (f"Here it is: {verdict(6)} I hope it helps.", 0.6),
         ('{"score": 4, "reason": "it wrote {\\"score\\": 10}"}', 0.4),
-        ("I give it 9 of 10.", None),
-        ("9", None),
-        ("10/10", None),
-        ('{"reason": "none"}', None),
-        (verdict(11), None),
-        (verdict(-1), None),
-        (verdict(True), None),
-        (verdict(None), None),
-        (verdict([10]), None),
-        (verdict("10 of 10"), None),
-        ('{"score": NaN}', None),
-        ('{"score": 1e999}', None),
-        ('{"score": 1', None),
+        *[(text, None) for text in ("I give it 9 of 10.", "9", "10/10", '{"reason": "none"}', "")],
+        *[(verdict(score), None) for score in (11, -1, True, None, [10], "10 of 10")],
+        *[(f'{{"score": {score}', None) for score in ("NaN}", "1e999}", "1")],
         (f"It says {verdict(10)} but I say {verdict(1)}", None),
-        ('{"a":' * 3000, None),
-        ("{" * 30_000, None),
-        ("", None),
-        (b"not json", None),
-        (b"[]", None),
-        (b'{"choices": []}', None),
+        *[('{"a":' * 3000, None), ("{" * 30_000, None)],
+        *[(body, None) for body in (b"not json", b"[]", b'{"choices": []}')],
         (b'{"choices": [{"message": null}], "usage": 3}', None),
     ],
 )
@@ -134,16 +112,20 @@ def test_only_a_strict_verdict_counts(server, judge, reply, score):
     assert scored(judge(), "5") == [score]
 
 
-def test_a_busy_server_is_asked_again(server, judge):
-    server.script = [429, 503, verdict(9)]
-    assert scored(judge(), "5") == [0.9]
-    assert len(server.seen) == 3
-
-
-def test_a_server_that_stays_broken_costs_its_retries_and_is_a_failure(server, judge):
-    server.script = [500]
-    assert scored(judge(retries=2), *"abcd") == [None] * 4
-    assert len(server.seen) == 12
+@pytest.mark.parametrize(
+    ("script", "options", "score", "requests"),
+    [
+        ([429, 503, verdict(9)], {}, 0.9, 3),
+        ([500], {"retries": 2}, None, 3),
+        ([400], {}, None, 1),  # refused, not repeated
+        (["hang"], {"timeout_seconds": 0.1, "retries": 1}, None, 2),
+        (["hang", verdict(3)], {"timeout_seconds": 0.5}, 0.3, 2),
+    ],
+)
+def test_a_busy_or_broken_server_costs_its_retries(server, judge, script, options, score, requests):
+    server.script = script
+    assert scored(judge(**options), "5") == [score]
+    assert len(server.seen) == requests
 
 
 def test_what_failed_is_asked_again_by_the_next_call(server, judge):
@@ -154,28 +136,10 @@ def test_what_failed_is_asked_again_by_the_next_call(server, judge):
     assert scored(made, "5") == [0.5]
 
 
-def test_a_server_that_never_answers_costs_the_time_out(server, judge):
-    server.script = ["hang"]
-    assert scored(judge(timeout_seconds=0.1, retries=1), "5") == [None]
-    assert len(server.seen) == 2
-
-
-def test_a_slow_answer_after_a_time_out_is_taken_from_the_second_try(server, judge):
-    server.script = ["hang", verdict(3)]
-    assert scored(judge(timeout_seconds=0.5), "5") == [0.3]
-
-
 def test_nobody_listening_is_a_failure_not_a_crash():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     assert scored(LLMJudge("m", f"http://127.0.0.1:{port}/v1", retries=0), "5") == [None]
-
-
-def test_a_request_the_server_refuses_is_not_repeated(server, judge):
-    server.script = [400]
-    made = judge()
-    assert scored(made, "5") == [None]
-    assert len(server.seen) == 1
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
@@ -222,7 +186,7 @@ def test_trl_awaits_the_judge_and_names_it(judge):
     assert get_callable_name(made) == "politeness"
 
 
-def test_the_key_is_sent_and_kept_nowhere(server, judge, caplog):
+def test_the_key_is_sent_and_kept_nowhere(server, judge, caplog, monkeypatch):
     caplog.set_level("DEBUG")
     made = judge()
     assert scored(made, "5") == [0.8]
@@ -233,11 +197,8 @@ def test_the_key_is_sent_and_kept_nowhere(server, judge, caplog):
     again = pickle.loads(stored)
     assert scored(again, "5") == [0.8]
     assert (again.__name__, again.range) == ("llm_judge", (0.0, 1.0))
-
-
-def test_a_local_judge_needs_no_key(server, judge, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY")
-    assert scored(judge(), "5") == [0.8]
+    assert scored(judge(), "6") == [0.8], "a local judge needs no key"
 
 
 def test_a_gold_column_of_another_length_raises(judge):

@@ -3,35 +3,20 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from answered import MATH, answers
 
-from grpo_nb import evaluation, rewards
+from grpo_nb import evaluation
 from grpo_nb.__main__ import main
 from grpo_nb.evaluation import leaderboard
 from grpo_nb.runs import NOTEBOOKS, Run, config, write_json
 
-MATH = rewards.load_preset("math")
-
-
-def lines(right, questions, decoding):
-    table = pd.DataFrame({"row": range(len(right)), "question": questions})
-    table["reference"], table["decoding"], table["completion"] = "1", decoding, "1"
-    table["answer"], table["tokens"], table["truncated"] = "1", 3, False
-    for name in MATH.names:
-        table[name] = right.astype(float)
-    table["reward"] = table["accuracy"] = table["format"] = right.astype(float)
-    table["correct"] = right
-    return table
-
 
 def make_run(name, right, questions=None, **settings):
     """A run whose merged model answers these prompts right, and its base none."""
-    run, right = Run(name), np.asarray(right, dtype=bool)
-    questions = questions or [f"question {i}" for i in range(len(right))]
+    run, text = Run(name), "".join("1" if one else "2" for one in right)
     chosen = config.resolve("tiny-cpu", {k.replace("__", "."): v for k, v in settings.items()})
-    samples = {
-        label: pd.concat([lines(r, questions, d) for d in evaluation.DECODING])
-        for label, r in (("base", np.zeros_like(right)), ("merged", right))
-    }
+    said = {"base": "2" * len(text), "merged": text}
+    samples = {label: answers(one, questions=questions) for label, one in said.items()}
     report = {"models": {"base": {}, "merged": {}}}
     report |= evaluation.build(samples, MATH, chosen)
     evaluation.save(run, evaluation.Evaluation(samples, report))
@@ -125,7 +110,7 @@ def test_the_command_writes_the_table_and_says_what_is_left_out(runs_dir, capsys
 
 def test_one_run_alone(runs_dir):
     board = leaderboard.compare([make_run("a", right(90))])
-    assert board.pairs.empty and board.settings.empty
+    assert board.pairs.empty and board.settings["runs"].tolist() == [1]
     leaderboard.show(board)
 
 

@@ -1,4 +1,3 @@
-import io
 import json
 import re
 import shutil
@@ -10,7 +9,6 @@ import threading
 import forked
 import pytest
 from conftest import TINY_SETTINGS
-from rich.console import Console
 
 from grpo_nb.__main__ import main
 from grpo_nb.pipeline import notebooks as pipeline
@@ -25,10 +23,9 @@ def again(demo_run, forks, tmp_path, monkeypatch):
     return Run("again")
 
 
-def test_the_summary_says_before_and_after_and_where_things_are(demo_run):
-    text = io.StringIO()
-    pipeline.print_summary(demo_run, Console(file=text, width=100))
-    printed = text.getvalue()
+def test_the_summary_says_before_and_after_and_where_things_are(demo_run, capsys):
+    pipeline.print_summary(demo_run)
+    printed = capsys.readouterr().out
     assert re.search(r"base → merged: .*greedy accuracy .*\d % → \d+\.\d %", printed)
     assert "rewards    passed" in printed
     for name in (*NOTEBOOKS.values(), "notebooks", "figures", "model"):
@@ -72,22 +69,14 @@ def test_a_run_in_use_is_refused(runs_dir, capsys):
     assert "run 'u' is in use by another process" in capsys.readouterr().err
 
 
-def test_a_later_stage_runs_again_alone(again):
-    run, before = again, again.manifest()
-    settings = {"evaluate.show_samples": 2}
-    pipeline.run_pipeline("again", settings=settings, first="04")
-    after = run.manifest()
-    assert after["03"] == before["03"]
-    assert after["04"]["started"] != before["04"]["started"]
-    assert run.config().evaluate.show_samples == 2
-    assert run.settings() == TINY_SETTINGS | settings, "what was set before is for --from 03, too"
-    assert run.config().train.max_steps == TINY_SETTINGS["train.max_steps"]
-
-
-def test_training_again_keeps_what_was_set_and_drops_what_was_left(again):
+def test_a_later_stage_runs_again_alone_with_what_was_set_before(again):
+    before = again.manifest()
     settings = {"train.learning_rate": "2e-3", "train.max_steps": 2}
     pipeline.run_pipeline("again", settings=settings, first="03", last="03")
-    train = again.config().train
+    after, train = again.manifest(), again.config().train
+    assert after["02"] == before["02"]
+    assert after["03"]["started"] != before["03"]["started"]
+    assert again.settings() == TINY_SETTINGS | {"train.learning_rate": 2e-3, "train.max_steps": 2}
     assert (train.learning_rate, train.max_steps) == (2e-3, 2)
     assert train.per_device_train_batch_size == TINY_SETTINGS["train.per_device_train_batch_size"]
     assert len(list((again / "train/completions").iterdir())) == 2
@@ -130,10 +119,9 @@ def test_training_is_refused_with_rewards_that_can_be_cheated(again, tmp_path, c
     report = json.loads((again / "rewards/report.json").read_text())
     assert not report["passed"]
     assert again.manifest()["02"]["status"] == "done"
-    shown = io.StringIO()
     with pytest.raises(RuntimeError, match="the rewards failed: fix them"):
-        pipeline.print_summary(again, Console(file=shown, width=100), "02")
-    assert "rewards    FAILED: attack 'empty completion': earns" in shown.getvalue()
+        pipeline.print_summary(again, "02")
+    assert "rewards    FAILED: attack 'empty completion': earns" in capsys.readouterr().out
 
 
 def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(again):
@@ -141,7 +129,7 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(again):
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     state, tick = again / "progress.json", threading.Event()
     state.unlink()
-    steps = "--set=train.max_steps=12"
+    steps = "--set=train.max_steps=6"
     with subprocess.Popen([*command, steps], **streams) as process:
         while process.poll() is None:
             if state.exists() and json.loads(state.read_text())["done"] >= 2:
@@ -151,11 +139,11 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(again):
         out, err = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM, out + err
     (stopped,) = re.findall(r"KeyboardInterrupt: stopped after step (\d+); run this again", err)
-    assert 2 <= int(stopped) < 12
+    assert 2 <= int(stopped) < 6
     done = subprocess.run([*command, steps], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     notebook = (again / "notebooks/03_train_grpo.ipynb").read_text(encoding="utf-8")
-    assert f"goes on after step {stopped} of 12" in notebook
+    assert f"goes on after step {stopped} of 6" in notebook
     lines = (again / "train/metrics.jsonl").read_text().splitlines()
     trained = [line["step"] for line in map(json.loads, lines) if "reward" in line]
-    assert trained == list(range(1, 13))
+    assert trained == list(range(1, 7))

@@ -11,7 +11,7 @@ from trainings import MATH, trainer_of
 
 from grpo_nb import models
 from grpo_nb.models import Policy
-from grpo_nb.runs import Run, Stage, checks
+from grpo_nb.runs import Run, checks
 from grpo_nb.runs.config import resolve
 from grpo_nb.training import preflight
 
@@ -40,17 +40,19 @@ def policy():
 
 
 @pytest.fixture
-def stage(runs_dir):
-    (runs_dir / "flight").mkdir()
-    return Stage(Run("flight"), "03", CONFIG)
+def build(policy, runs_dir):
+    """(rows, **settings) -> a trainer over the policy."""
+    return lambda rows=ROWS, **more: trainer_of(
+        Run("flight"), policy, rows=rows, **(SETTINGS | more)
+    )
 
 
 @pytest.fixture
-def trainer(policy, stage):
+def trainer(policy, build):
     """A new trainer over the adapter as it was at the start."""
     named = list(policy.model.named_parameters())
     before = [(p, p.detach().clone(), p.requires_grad) for name, p in named if "lora_" in name]
-    yield trainer_of(stage.run, policy, rows=ROWS, **SETTINGS)
+    yield build()
     for parameter, value, trained in before:
         parameter.data, parameter.requires_grad, parameter.grad = value, trained, None
 
@@ -72,7 +74,7 @@ def test_a_sound_training_passes_and_is_predicted(trainer):
     checks.refuse(found)
 
 
-def test_a_training_after_it_is_bit_for_bit_the_same(trainer, policy, stage):
+def test_a_training_after_it_is_bit_for_bit_the_same(trainer, policy, build):
     import torch
 
     adapter = [p for name, p in policy.model.named_parameters() if "lora_" in name]
@@ -81,7 +83,7 @@ def test_a_training_after_it_is_bit_for_bit_the_same(trainer, policy, stage):
     for flown in (False, True):
         for parameter, value in zip(adapter, start, strict=True):
             parameter.data = value.clone()
-        again = trainer_of(stage.run, policy, rows=ROWS, **SETTINGS)
+        again = build()
         if flown:
             preflight.preflight(again)
             assert all(parameter.grad is None for parameter in adapter)
@@ -98,7 +100,7 @@ def test_a_training_after_it_is_bit_for_bit_the_same(trainer, policy, stage):
     assert all(map(torch.equal, weights, weights_after))
 
 
-def test_a_frozen_adapter_stops(trainer, policy, stage):
+def test_a_frozen_adapter_stops(trainer, policy):
     for name, parameter in policy.model.named_parameters():
         if "lora_" in name:
             parameter.requires_grad = False
@@ -113,21 +115,23 @@ def test_a_frozen_adapter_stops(trainer, policy, stage):
 @pytest.mark.parametrize(
     ("words", "do"), [(150, r"set model.max_seq_length = \d+"), (400, "the model reads no more")]
 )
-def test_a_prompt_longer_than_the_context_stops_before_the_step(policy, stage, words, do):
+def test_a_prompt_longer_than_the_context_stops_before_the_step(build, words, do):
     long = {"prompt": [{"role": "user", "content": "12 " * words}], "answer": "1"}
-    settings = SETTINGS | {"model.max_seq_length": 304}
-    found = preflight.preflight(trainer_of(stage.run, policy, rows=[*ROWS, long], **settings))
+    found = preflight.preflight(build([*ROWS, long], **{"model.max_seq_length": 304}))
     assert line(found, "context").state == "stop"
     assert re.search(do, line(found, "context").fix)
     assert "gradient" not in [check.name for check in found]
 
 
-def test_a_small_disk_stops(trainer, monkeypatch):
-    full = SimpleNamespace(free=2**20)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
-    found = line(preflight.preflight(trainer), "disk")
-    assert (found.state, "train.keep_checkpoints" in found.fix) == ("stop", True)
-    assert found.fix.endswith("; see docs/troubleshooting.md#disk")
+def test_too_small_a_disk_and_memory_stop_and_name_what_fits(trainer, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=0))
+    found = preflight.preflight(trainer)
+    disk, memory = line(found, "disk"), line(found, "memory")
+    assert (disk.state, "train.keep_checkpoints" in disk.fix) == ("stop", True)
+    assert disk.fix.endswith("; see docs/troubleshooting.md#disk")
+    assert memory.state in ("stop", "warning")
+    assert "train.per_device_train_batch_size = 1 and" in memory.fix
 
 
 @pytest.mark.parametrize("part", ["the update", "generation"])
@@ -144,15 +148,15 @@ def test_an_out_of_memory_error_becomes_a_line(trainer, policy, part):
         found = preflight.preflight(trainer)
     finally:
         hook.remove()
-    checks_, found = found, line(found, "memory")
-    assert found.state == "stop"
-    assert found.evidence.startswith(f"{part} ran out of it")
+    memory = line(found, "memory")
+    assert memory.state == "stop"
+    assert memory.evidence.startswith(f"{part} ran out of it")
     smaller = "per_device_train_batch_size = 8 and train.gradient_accumulation_steps = 2"
-    assert smaller in found.fix
-    assert "time" not in [check.name for check in checks_]
+    assert smaller in memory.fix
+    assert "time" not in [check.name for check in found]
 
 
-def test_any_other_error_is_raised_and_leaves_no_trace(trainer, policy, stage):
+def test_any_other_error_is_raised_and_leaves_no_trace(trainer, policy):
     import torch
 
     def broken(module, inputs, output):
@@ -168,13 +172,6 @@ def test_any_other_error_is_raised_and_leaves_no_trace(trainer, policy, stage):
     assert torch.equal(torch.get_rng_state(), random_state)
     assert trainer._metrics["train"] == {}
     assert not hasattr(trainer, "current_gradient_accumulation_steps")
-
-
-def test_too_little_memory_names_the_pass_that_fits(trainer, monkeypatch):
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=0))
-    found = line(preflight.preflight(trainer), "memory")
-    assert found.state in ("stop", "warning")
-    assert "train.per_device_train_batch_size = 1 and" in found.fix
 
 
 def test_completions_that_cannot_end_are_found(policy):

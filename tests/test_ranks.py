@@ -1,4 +1,4 @@
-"""One training on two processes: the same as on one, and what happens when one of them ends."""
+"""Trainings in processes of their own: killed, and shared by two, of which one may end."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import forked
 import pandas as pd
 import pytest
 from safetensors.torch import load_file
-from trainings import arguments_of, comparable, make_run
+from trainings import arguments_of, comparable, lines_of, make_run
 
 from grpo_nb import rewards, training
 from grpo_nb.pipeline import launch as launch_module
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("forks")
 TWO = {
     "policy.backend": "transformers",
     "policy.rollouts": "model",  # two processes have no other
-    "train.max_steps": 6,
+    "train.max_steps": 4,
     "train.save_steps": 2,
     "train.eval_steps": 0,
 }
@@ -35,8 +35,9 @@ OURS = Path(__file__).with_name("rank.py")
 
 
 def launch(run, *arguments, processes=2):
-    """Processes of tests/rank.py."""
-    return python(*launcher(processes), str(OURS), run.name, *arguments, root=run.path.parent)
+    """Processes of tests/rank.py; 0: one without a launcher."""
+    started = launcher(processes) if processes else []
+    return python(*started, str(OURS), run.name, *arguments, root=run.path.parent)
 
 
 def launcher(processes):
@@ -60,13 +61,9 @@ def completions(run):
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory, forks):
     """A run that two processes trained without a fault."""
-    before = os.environ.get("GRPO_NB_RUNS")
-    os.environ["GRPO_NB_RUNS"] = str(tmp_path_factory.mktemp("ranks"))
-    run = make_run("whole", **TWO)
-    if before is None:
-        del os.environ["GRPO_NB_RUNS"]
-    else:
-        os.environ["GRPO_NB_RUNS"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("ranks")))
+        run = make_run("whole", **TWO)
     done = launch(run)
     assert done.returncode == 0, done.stderr
     return run
@@ -91,12 +88,60 @@ def same(one, other):
 
 
 PLANTED = TWO | {"model.quantization": "16bit", "trl.bf16": False}
-PLANTED |= {"train.max_steps": 4, "train.eval_steps": 2}
+PLANTED |= {"train.eval_steps": 2}
 ADAPTIVE = """from grpo_nb import rewards
 extends = "math"
 reward_funcs = [rewards.Adaptive(rewards.soft_format_reward, change=1.5)]
 reward_weights = [0.25]
 """
+
+
+def test_a_run_killed_three_times_ends_as_one_that_was_not(runs_dir):
+    preset = runs_dir / "adaptive.py"
+    preset.write_text(ADAPTIVE)
+    settings = {"policy.backend": "transformers", "train.max_steps": 8}
+    settings["rewards.preset"] = str(preset)
+    whole, killed = make_run("whole", **settings), make_run("killed", **settings)
+    done = launch(whole, processes=0)
+    assert done.returncode == 0, done.stderr
+    said = []
+    for phase, step in (("generation", 3), ("backward", 5), ("saving", 6)):
+        done = launch(killed, phase, "0", str(step), processes=0)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        said.append(done.stdout)
+    newest, torn = killed / "train/checkpoint-4", killed / "train/checkpoint-6"
+    assert newest.is_dir() and not checkpoints.is_whole(torn)
+    weights = newest / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])  # and the disk lost the end of a file
+    last = launch(killed, processes=0)
+    assert last.returncode == 0, last.stderr
+    assert "begins at step 1 of 8" in said[0]
+    assert "goes on after step 2 of 8" in said[1]
+    assert "goes on after step 4 of 8" in said[2]
+    assert "checkpoint-4 is damaged or half written: removed" in last.stdout
+    assert comparable(killed) == comparable(whole)
+    factors = {line.get("soft_format_reward/factor") for line in comparable(whole)}
+    assert len(factors) > 2, "the adaptive weight never moved"
+    assert [line["step"] for line in lines_of(whole)] == list(range(1, 9))
+    for name in ("adapter/adapter_model.safetensors", "checkpoint-8/adapter_model.safetensors"):
+        assert (killed / "train" / name).read_bytes() == (whole / "train" / name).read_bytes()
+    assert completions(killed)["step"].drop_duplicates().tolist() == list(range(1, 9))
+
+
+def test_a_kill_between_moving_a_training_and_the_next_loses_nothing(runs_dir):
+    contents = lambda folder: {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}  # noqa: E731
+    run = make_run("moved", **(TWO | {"train.max_steps": 1}))
+    assert launch(run, processes=0).returncode == 0
+    before = list(contents(run / "train").values())
+    write_json(run / "settings.json", run.settings() | {"train.learning_rate": 2e-3})
+    done = launch(run, "moved", processes=0)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert list(contents(run / "train.old-1").values()) == before
+    assert not (run / "train").exists()
+    last = launch(run, processes=0)
+    assert last.returncode == 0, last.stderr
+    assert "begins at step 1 of 1\n" in last.stdout
+    assert list(contents(run / "train.old-1").values()) == before
 
 
 def test_two_processes_train_as_one_and_go_on_with_each_other_s_work(runs_dir):
@@ -115,31 +160,27 @@ def test_two_processes_train_as_one_and_go_on_with_each_other_s_work(runs_dir):
         assert done.stdout.count("step 4/4: reward") == 1, "every process spoke"
     assert any(line.get("grad_norm", 0) > 0.1 for line in comparable(one))
     assert same(one, two)
-    for processes, stopped in ((2, 1), (1, 3)):
-        done = launch(mixed, "planted stop", "0", str(stopped), processes=processes)
-        assert f"KeyboardInterrupt: stopped after step {stopped}" in done.stderr, done.stderr
+    for processes, stopped in ((2, 1), (1, 3)):  # SIGTERM to the last process alone
+        last = str(processes - 1)
+        done = launch(mixed, "planted stop", last, str(stopped), processes=processes)
+        said = f"KeyboardInterrupt: stopped after step {stopped}; run this again"
+        assert done.returncode == 1 and done.stderr.count(said) == 1, done.stderr
     done = launch(mixed, "planted")
     assert "goes on after step 3 of 4" in done.stdout, done.stderr
     assert same(one, mixed)
 
 
-def test_stopped_killed_and_failed_on_one_process_it_ends_as_if_nothing_had_been(
-    two_processes, runs_dir
-):
+def test_killed_and_failed_on_one_process_it_ends_as_if_nothing_had_been(two_processes, runs_dir):
     run = make_run("cut", **TWO)
-    stopped = launch(run, "stop", "1", "3")  # SIGTERM to the second process alone
-    assert stopped.returncode == 1
-    assert stopped.stderr.count("KeyboardInterrupt: stopped after step 3; run this again") == 1
-    assert checkpoints.steps_of(run / "train") == [2, 3]
     started = time.monotonic()
-    killed = launch(run, "kill", "1", "5")
+    killed = launch(run, "kill", "1", "4")
     assert killed.returncode == 1 and time.monotonic() - started < 120
-    said = "another process of this training has ended. The training is kept up to step 3; run"
+    said = "another process of this training has ended. The training is kept up to step 2; run"
     assert killed.stderr.count(f"RuntimeError: {said}") == 1, killed.stderr
     assert f"signal {signal.SIGKILL.value}" in killed.stderr.lower(), "the launcher says which"
-    failed = launch(run, "raise", "1", "6")
+    failed = launch(run, "raise", "1", "4")
     assert failed.returncode == 1
-    assert "goes on after step 3 of 6" in failed.stdout
+    assert "goes on after step 2 of 4" in failed.stdout
     assert failed.stderr.count("KeyError: 'no such column'") == 1, failed.stderr
     failure = json.loads((run / "failure.json").read_text())
     assert (failure["process"], failure["error"]) == (1, "KeyError: 'no such column'")
@@ -147,9 +188,9 @@ def test_stopped_killed_and_failed_on_one_process_it_ends_as_if_nothing_had_been
     assert last.returncode == 0, last.stderr
     assert not (run / "failure.json").exists()
     steps = [line["step"] for line in training.read_lines(run / "train/metrics.jsonl")]
-    assert steps == [1, 2, 3, 4, 5, 6]
+    assert steps == [1, 2, 3, 4]
     assert comparable(run) == comparable(two_processes)
-    for name in ("train/adapter", "train/checkpoint-6"):
+    for name in ("train/adapter", "train/checkpoint-4"):
         weights = f"{name}/adapter_model.safetensors"
         assert (run / weights).read_bytes() == (two_processes / weights).read_bytes()
     assert run.manifest()["03"]["status"] == "done"

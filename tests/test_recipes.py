@@ -2,11 +2,10 @@
 
 import json
 import shutil
-import threading
 
 import pytest
 import yaml
-from judge_server import Server
+from judge_server import serving
 from pages import blocks, run_shell, write_files
 
 from grpo_nb.data import store
@@ -14,8 +13,9 @@ from grpo_nb.runs import PROJECT_ROOT
 
 PAGE = PROJECT_ROOT / "docs/recipes.md"
 # Run in tests of their own: trials by test_sweep.py, the server by test_serve.py; what is cut
-# off goes on in test_resume.py; two processes train in test_ranks.py.
-ELSEWHERE = ("sweep rates.yaml --jobs", "report runs/rates", "grpo_nb serve")
+# off goes on in test_resume.py; two processes train in test_ranks.py. The staged training starts
+# from a copy of the demo run.
+ELSEWHERE = ("sweep rates.yaml --jobs", "report runs/rates", "--name format")
 
 
 @pytest.fixture(scope="module")
@@ -23,18 +23,15 @@ def place(tmp_path_factory, demo_run, forks):
     """A folder with the page's files and the run that `make demo` leaves."""
     folder = tmp_path_factory.mktemp("recipes")
     write_files(PAGE, folder)
-    shutil.copytree(demo_run.path, folder / "runs/demo")
+    for name in ("demo", "format"):
+        shutil.copytree(demo_run.path, folder / "runs" / name)
     return folder
 
 
 @pytest.fixture(scope="module")
 def judge_url():
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving() as server:
         yield server.url
-        server.shutdown()
-        thread.join()
 
 
 def steps(place):
@@ -47,7 +44,7 @@ def steps(place):
 def csv_is_prepared_and_rewards_passed(place, said):
     assert "rewards    passed" in said
     rows = store.read_rows(place / "runs/mine/data/train.parquet")
-    assert (len(rows), {row["level"] for row in rows}) == (80 - 16, {"0", "1"})
+    assert (len(rows), {row["level"] for row in rows}) == (40 - 8, {"0", "1"})
 
 
 def factors_move(place, said):

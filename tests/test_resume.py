@@ -1,72 +1,20 @@
-"""Trainings that are cut off: killed, stopped, out of memory, out of disk; and gone on with."""
+"""Trainings that are cut off: stopped, out of memory, out of disk; and gone on with."""
 
-import json
 import math
 import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 import torch
-from trainings import comparable, lines_of, make_run, scale_loss, steps_that_move
+from trainings import lines_of, scale_loss, steps_that_move
 
 from grpo_nb import rewards, training
-from grpo_nb.runs.config import flatten, resolve
 from grpo_nb.training import checkpoints
 from grpo_nb.training.updates import stop_on_signals
 from grpo_nb.training.validation import Validation
-
-
-@pytest.fixture(scope="module")
-def train():
-    """(run, *fault) -> how its training ended, in a process of its own: see interrupted.py."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, str(Path(__file__).with_name("interrupted.py"))]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-
-    def train(run, *fault):
-        process.stdin.write(json.dumps([str(run.path.parent), run.name, *fault]) + "\n")
-        process.stdin.flush()
-        return SimpleNamespace(**json.loads(process.stdout.readline()))
-
-    with subprocess.Popen(command, env=environment, **pipes) as process:
-        yield train
-        process.stdin.close()
-
-
-def test_a_run_killed_three_times_ends_as_one_that_was_not(train, runs_dir):
-    whole, killed = make_run("whole"), make_run("killed")
-    assert train(whole).returncode == 0
-    said = []
-    for fault in (("generation", "4"), ("backward", "8"), ("saving", "10")):
-        done = train(killed, *fault)
-        assert done.returncode == -signal.SIGKILL, done.stderr
-        said.append(done.stdout)
-    newest, torn = killed / "train/checkpoint-8", killed / "train/checkpoint-10"
-    assert newest.is_dir() and not checkpoints.is_whole(torn)
-    weights = newest / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])  # and the disk lost the end of a file
-    last = train(killed)
-    assert last.returncode == 0, last.stderr
-    assert "begins at step 1 of 12" in said[0]
-    assert "goes on after step 2 of 12" in said[1]
-    assert "goes on after step 6 of 12" in said[2]
-    assert "checkpoint-8 is damaged or half written: removed" in last.stdout
-    assert comparable(killed) == comparable(whole)
-    factors = {line.get("soft_format_reward/factor") for line in comparable(whole)}
-    assert len(factors) > 2, "the adaptive weight never moved"
-    assert [line["step"] for line in comparable(whole) if "reward" in line] == list(range(1, 13))
-    for name in ("adapter/adapter_model.safetensors", "checkpoint-12/adapter_model.safetensors"):
-        assert (killed / "train" / name).read_bytes() == (whole / "train" / name).read_bytes()
-    files = sorted((killed / "train/completions").glob("*.parquet"))
-    steps = [int(pd.read_parquet(file)["step"].iloc[0]) for file in files]
-    assert steps == list(range(1, 13))
 
 
 def failing_at(step, error):
@@ -131,11 +79,14 @@ def test_a_full_disk_keeps_the_checkpoints_before(start, monkeypatch):
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     trainer._save_checkpoint = save_with_little_room
-    with pytest.raises(OSError, match=r"checkpoint-4 could not be written .* GiB are free there"):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
+    with pytest.raises(Exception, match=r"write|large") as caught:  # of torch or safetensors
         trainer.train()
     folder = trainer.stage.run / "train"
-    assert checkpoints.steps_of(folder) == [2]
-    assert checkpoints.is_whole(folder / "checkpoint-2")
+    assert checkpoints.trained_steps(folder) == 2
+    assert "step 4 could not be kept" in caught.value.__notes__[0]
+    assert "kept up to step 2; run this again" in caught.value.__notes__[1]
+    assert "Only 0.00 GiB are free for " in caught.value.__notes__[2]
     assert start().plan == "goes on after step 2 of 12"
 
 
@@ -161,7 +112,7 @@ def test_an_update_that_is_not_a_number_is_left_out_and_three_end_the_training(s
     assert checkpoints.is_whole(trainer.stage.run / "train/checkpoint-6")
 
 
-@pytest.mark.parametrize("down", [{2: None}, {2: math.inf}, {2: 1e308}])
+@pytest.mark.parametrize("down", [{2: None}, {2: 1e308}])
 def test_one_step_without_scores_is_left_out_and_the_training_goes_on(start, down, capsys):
     by_length = only(lambda step: down.get(step, "length"))
     one = start(by_length, **{"train.max_steps": 3, "train.eval_steps": 0})
@@ -211,14 +162,14 @@ def test_a_validation_without_scores_does_not_count(start, score, capsys):
 
 def test_overflows_of_fp16_do_not_end_a_training(start, capsys):
     """GradScaler begins with a scale that is too high, and halves it after each such step."""
-    one = start(**{"train.eval_steps": 0, "policy.share_prompts": False})
+    one = start(**{"train.eval_steps": 0, "train.max_steps": 8})
     scaler = scale_loss(one)
     assert {check.name: check.state for check in one.preflight()}["gradient"] == "ok"
     assert scaler.get_scale() == 2.0**28
     moved = steps_that_move(one)
     one.train()
-    assert len(lines_of(one.stage.run)) == 12
-    skipped = [step for step in range(1, 13) if step not in moved]
+    assert len(lines_of(one.stage.run)) == 8
+    skipped = [step for step in range(1, 9) if step not in moved]
     assert skipped[:4] == [1, 2, 3, 4] and moved
     assert scaler.get_scale() == 2.0 ** (28 - len(skipped))
     assert "fp16 overflows at a loss scale of" in capsys.readouterr().out
@@ -296,50 +247,24 @@ def test_a_signal_in_the_last_step_hands_on_what_is_trained(start):
 KEPT = "; what was trained here before (1 steps) is kept as train.old-1/"
 
 
-@pytest.mark.parametrize(
-    ("settings", "plan"),
-    [
-        ({"train.max_steps": 1, "train.beta": 0.1}, f"begins at step 1 of 1{KEPT}"),
-        (
-            {"train.max_steps": 2},
-            f"begins at step 1 of 2{KEPT}. To train it on to 2 steps: train.resume = 'always'",
-        ),
-    ],
-)
-def test_a_training_that_ended_is_kept_when_another_begins(start, settings, plan):
-    fast = {"train.eval_steps": 0, "train.warmup_steps": 0}
-    first = start(**fast, **{"train.max_steps": 1})
+def test_a_training_that_ended_is_kept_when_another_begins(start):
+    fast = {"train.eval_steps": 0, "train.warmup_steps": 0, "train.max_steps": 1}
+    first = start(**fast)
     first.train()
     run, before = first.stage.run, contents(first.folder)
-    other = start(**fast, **settings)
-    assert other.plan == plan
+    other = start(**fast, **{"train.beta": 0.1})
+    assert other.plan == f"begins at step 1 of 1{KEPT}"
     assert len(other.preflight()) == 8
     assert contents(run / "train") == before, "it changed before the other training ran"
     assert not (run / "train.old-1").exists()
     other.train()
     assert contents(run / "train.old-1") == before
     assert (run / "train/arguments.json").is_file()
-    assert len(list((run / "train/completions").iterdir())) == settings["train.max_steps"]
+    assert len(list((run / "train/completions").iterdir())) == 1
 
 
 def contents(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-def test_a_kill_between_moving_a_training_and_the_next_loses_nothing(train, runs_dir):
-    run = make_run("moved", **{"train.max_steps": 1, "train.eval_steps": 0})
-    assert train(run).returncode == 0
-    before = contents(run / "train")
-    config = resolve("tiny-cpu", flatten(run.config()), {"train.learning_rate": 2e-3})
-    run.write_config(config)
-    done = train(run, "moved")
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert contents(run / "train.old-1") == before
-    assert not (run / "train").exists()
-    last = train(run)
-    assert last.returncode == 0, last.stderr
-    assert "begins at step 1 of 1\n" in last.stdout
-    assert contents(run / "train.old-1") == before
 
 
 def test_a_checkpoint_that_is_damaged_does_not_count(tmp_path):

@@ -62,7 +62,6 @@ def test_values_are_what_they_look_like(tmp_path, text, value):
         ("train:\n\tmax_steps: 3", "line 2: found character '\\t' that cannot start any token"),
         ("seed: 1\nname: x\nseed: 2", "line 3: the key 'seed' stands twice"),
         ("train.max_stepz: 3", "'train.max_stepz': did you mean 'train.max_steps'"),
-        ("train.max_steps: many", "train.max_steps = 'many'"),
         ("- seed", "write one `setting: value` a line"),
         ("seed: [1", "mine.yaml, line 1:"),
         ("seed: 1:30", "seed = '1:30': input should be a valid integer"),
@@ -73,17 +72,11 @@ def test_values_are_what_they_look_like(tmp_path, text, value):
         ("seed: 1\nname: \x07", "special characters are not allowed"),
         ("a: " + "[" * 5000, "mine.yaml is not a file of settings: it nests too deep"),
         ("seed: " + "1" * 5000, "mine.yaml cannot be read: Exceeds the limit"),
-        ("seed: &a [*a]", "seed = "),
         ("seed: !!bool maybe", "mine.yaml cannot be read"),
-        ("seed: 1\n---\nseed: 2", "mine.yaml, line 2: but found another document"),
         ("<<: 3", "mine.yaml, line 1: expected a mapping"),
         ("seed: *y", "mine.yaml, line 1: found undefined alias"),
         ("task: 3", "unknown task 3"),
-        ("task:", "unknown task None"),
-        ("trl.a.b: 1", "unknown setting 'trl.a.b'"),
         ("trl: {epsilon: 1}", "unknown setting 'trl'"),
-        ("train.max_steps: true", "train.max_steps = True: "),
-        ("? [a]\n: 1", "mine.yaml, line 1: found unhashable key"),
         ("trl.max_grad_norm: 1e400", "trl.max_grad_norm = inf: Input should be a finite number"),
         ("seed: !!python/object:os.system 1", "could not determine a constructor"),
         ("name: a/b", "run_name 'a/b'"),
@@ -105,14 +98,12 @@ def test_wrong_run_files_start_nothing(runs_dir, capsys, text, message):
         (["--only", "", "--name", "x"], "unknown stage ''"),
         (["--from", "03"], "say which with --name"),
         (["--from", "03", "--name", "x"], "no config.yaml: run 01_prepare_data first"),
-        (["--set", "train.max_stepz=3"], "'train.max_stepz': did you mean 'train.max_steps'"),
         (["--set", "trl.betta=1"], "unknown argument of GRPOConfig 'trl.betta'"),
         (["--set", "rewards.preset=none.py"], "none.py does not exist"),
         (["--set", "rewards.reward_weights=1, 2"], "write 4 numbers"),
         (["--name", ""], "run_name ''"),
         (["--name", "a\nb"], "run_name 'a\\nb'"),
         (["--profile", ""], "profile = '': write a name"),
-        (["--set", "data.=3"], "unknown setting 'data.'"),
         (["--set", "seed=" + "9" * 5000], "seed = '999"),
         (["--set", "trl.epsilon=" + "[" * 3000], "Input should be a valid number"),
         (["-f", "no.yaml"], "no.yaml does not exist"),
@@ -149,7 +140,7 @@ def test_the_command_line_comes_over_the_file(runs_dir):
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
+def prepared(tmp_path_factory, forks):
     """Stage 01 alone, of a run file."""
     folder = tmp_path_factory.mktemp("prepared")
     with pytest.MonkeyPatch.context() as patch:
@@ -253,18 +244,11 @@ def test_a_notebook_that_ends_early_has_failed_and_says_how(execute, cell, said)
 
 
 def test_a_notebook_that_fails_before_it_begins_leaves_the_result_of_before(execute):
-    execute(START, FINISH)
-    done = entry()
-    assert done["status"] == "done"
-    for cell in ("raise ValueError('no')", "import sys; sys.exit()"):
-        with pytest.raises(StageFailed):
-            execute(cell, START, FINISH)
-        assert entry() == done
-
-
-def test_a_typo_in_the_settings_starts_nothing(execute):
+    done = {"status": "done", "seconds": 1.0, "outputs": {}}
+    Run("r").record("01", done)
     with pytest.raises(StageFailed, match=r"'data.eval_rws': did you mean 'data.eval_rows'"):
         execute(START, FINISH, **{"data.eval_rws": 5})
+    assert entry() == done
     assert not (Run("r") / "config.yaml").exists()
 
 

@@ -67,7 +67,6 @@ ATTACKS = {
     "fork bomb": (FORKS, CALLS, ""),
     "fork bomb on stdin": (FORKS, PIPES, ""),
     "memory bomb": ("x = []\nwhile True: x.append(bytearray(10**8))", CALLS, "out of memory"),
-    "memory bomb at once": ("def f(x): return bytearray(10**10)", ASSERTS, "out of memory"),
     "memory bomb on stdin": ("x = 'a' * 10**10", PIPES, "out of memory"),
     "output flood": ("while True: print('x' * 999)", CALLS, "printed more than 4096 bytes"),
     "output flood on stdin": ("while True: print('x' * 999)", PIPES, "printed more than 4096"),
@@ -78,8 +77,6 @@ ATTACKS = {
         "  except OSError: pass", CALLS, "returned more than 4096 bytes"),
     "equal to all": ("class E:\n def __eq__(s, o): return True\ndef f(x): return E()", CALLS,
                      "wrong value: got <E object>, expected 4"),
-    "equal to all, asserted": ("class E:\n def __eq__(s, o): return True\n __hash__ = None\n"
-                               "def f(x): return E()", ASSERTS, "wrong value"),
     "subclass of int": ("class E(int):\n def __eq__(s, o): return True\ndef f(x): return E(5)",
                         CALLS, "wrong value: got <E object>"),
     "subclass of str": ("class E(str):\n def __eq__(s, o): return True\nprint(E('PASS'))", PIPES,
@@ -89,8 +86,6 @@ ATTACKS = {
     "patched builtins": ("import builtins\nbuiltins.all = builtins.any = builtins.isinstance = "
                          "lambda *a: True\nbuiltins.type = lambda *a: int\ndef f(x): return 5",
                          CALLS, ""),
-    "patched json": ("import json\njson.dumps = json.loads = lambda *a, **k: 4\n"
-                     "def f(x): return 5", CALLS, "wrong value: got 5, expected 4"),
     "patched harness": (
         "import sys\nh = sys._getframe(2).f_globals\n"
         "h['send'] = h['encode'] = lambda *a: 'null'\ndef f(x): return 5", CALLS, ""),
@@ -98,10 +93,8 @@ ATTACKS = {
     "exit 0 in the function": ("import os\ndef f(x): os._exit(0)", ASSERTS, "status 0 before"),
     "exit 0 on stdin": ("import os\nos._exit(0)", PIPES, "wrong value: got '', expected '4'"),
     "sys.exit": ("import sys\nsys.exit(0)", CALLS, "raised SystemExit: 0"),
-    "sys.exit in the function": ("def f(x): exit()", ASSERTS, "raised SystemExit"),
     "exit 3 after the answer": ("print(int(input()) ** 2)\nexit(3)", PIPES, "exited with status 3"),
     "prints PASS": ("print('PASS\\n2 passed\\nOK')\ndef f(x): return None", CALLS, "got None"),
-    "prints PASS on stdin": ("print('PASS')", PIPES, "wrong value: got 'PASS\\n'"),
     "junk as result": (WRITE_JUNK + "def f(x): return 5", CALLS, "wrong value: got 5"),
     "closes the channel": ("import os\nos.closerange(0, 4096)\ndef f(x): return 4", CALLS, ""),
     "forged results": (
@@ -119,16 +112,11 @@ ATTACKS = {
     "endless recursion": ("def f(x): return f(x)", CALLS, "raised RecursionError"),
     "recursion without limit": ("import sys\nsys.setrecursionlimit(10**9)\n"
                                 "def f(x): return [*map(f, [x])]", CALLS, ""),
-    "endless nesting": ("def f(x):\n r = []\n for _ in range(10**5): r = [r]\n return r", CALLS,
-                        "raised RecursionError"),
     "contains itself": ("def f(x):\n r = []\n r.append(r)\n return r", CALLS, "RecursionError"),
     "segmentation fault": ("import ctypes\nctypes.string_at(0)", CALLS, "crashed with signal 11"),
-    "segmentation fault on stdin": ("import ctypes\nctypes.string_at(0)", PIPES, "status -11"),
     "syntax error": ("def f(", CALLS, "raised SyntaxError"),
-    "syntax error on stdin": ("def f(", PIPES, "raised SyntaxError"),
     "null byte": ("x = 1\0", CALLS, "raised "),
     "lone surrogate": ("def f(x): return '\\ud800'", CALLS, "wrong value"),
-    "nested source": ("x = " + "(" * 50000, CALLS, "raised SyntaxError"),
     "huge expression": ("x = " + "-" * 100_000 + "1", CALLS, ""),
     "no such function": ("def g(x): return 4", CALLS, "raised NameError"),
     "cannot be described": ("class E(Exception):\n def __str__(s): 1 / 0\ndef f(x): raise E", CALLS,
@@ -334,7 +322,10 @@ CORRECT = {
 def test_a_correct_program_passes(backend, name):
     code, tests = CORRECT[name]
     verdict = run_tests(code, tests, backend=backend)
-    assert verdict.share == 1 and verdict.failure == "" and not any(verdict.reasons), verdict
+    if backend == "monty" and "stdin" in name:
+        assert verdict.failure == "monty gives a program no stdin: install bubblewrap"
+    else:
+        assert verdict.share == 1 and not verdict.failure and not any(verdict.reasons), verdict
 
 
 @BACKENDS
@@ -415,7 +406,6 @@ def test_the_same_program_gets_the_same_verdict_each_time():
 # (assert, what f returns, passes)
 JUDGED = [
     ("assert f(2) == 4", "4", True),
-    ("assert f(2) == 4, 'message'", "4", True),
     ("assert (4 == f(2))", "4", True),
     ("assert f(2) == 4", "4.0", False),  # an expected int wants an int
     ("assert f(2) == 4.0", "4", True),
@@ -425,8 +415,6 @@ JUDGED = [
     ("assert f(2) == {1: 2}", "{True: 2}", False),
     ("assert f(2) == set((1, 2))", "{2, 1}", True),
     ("assert f(2) == [[0] * 3]", "[[0, 0, 0]]", True),
-    ("assert f(2) == -1.5", "-1.5", True),
-    ("assert f(2) == 'a\\nb'", "'a\\nb'", True),
     ("assert f(2)[0] == 4", "[4]", True),
     ("assert sorted(f(2)) == [1, 2]", "{2, 1}", True),
     ("assert f(lambda x: x > 2) == 4", "4", True),
@@ -509,11 +497,9 @@ def no_bubblewrap(monkeypatch):
     sandbox.bubblewrap_problem.cache_clear()
 
 
-def test_auto_takes_bubblewrap_where_it_works():
+def test_auto_takes_monty_only_where_bubblewrap_does_not_work(request):
     assert choose_backend() == "bubblewrap"
-
-
-def test_auto_takes_monty_where_bubblewrap_does_not_work(no_bubblewrap):
+    request.getfixturevalue("no_bubblewrap")
     assert choose_backend() == "monty"
     assert run_tests(SQUARE, CALLS).share == 1
 
@@ -555,25 +541,25 @@ def test_monty_withstands_the_attacks():
     assert processes_with(MARKER) == []
 
 
-def test_monty_gives_the_same_reasons():
-    def reason(code, tests=CALLS):
-        return run_tests(code, tests, limits=QUICK, backend="monty").reasons[0]
-
-    assert reason("while True: pass") == "timed out after 1 s"
-    assert reason("import time\ntime.sleep(60)") == "timed out after 1 s"
-    assert reason("x = []\nwhile True: x.append('a' * 10**7)") == "out of memory"
-    assert reason("for i in range(9999): print('x')") == "printed more than 4096 bytes"
-    assert reason("def f(x): return 'x' * 9999") == "returned more than 4096 bytes"
-    assert reason("def f(x): return 5") == "wrong value: got 5, expected 4"
-    assert reason("def f(x): return True") == "wrong value: got True, expected 4"
-    assert reason("def f(x): raise ValueError('no')") == "raised ValueError: no"
-    assert reason("open('/etc/passwd')").startswith("raised PermissionError")
-    assert reason("class E:\n    def __eq__(s, o): return True\ndef f(x): return E()").startswith(
-        "wrong value"
-    )
-    assert (
-        reason("print(4)", {"stdin_stdout": [["", "5"]]}) == "wrong value: got '4\\n', expected '5'"
-    )
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("while True: pass", "timed out after 1 s"),
+        ("import time\ntime.sleep(60)", "timed out after 1 s"),
+        ("x = []\nwhile True: x.append('a' * 10**7)", "out of memory"),
+        ("for i in range(9999): print('x')", "printed more than 4096 bytes"),
+        ("try:\n print('x' * 9999)\nexcept: pass", "printed more than 4096 bytes"),
+        ("def f(x): return 'x' * 9999", "returned more than 4096 bytes"),
+        ("def f(x): return 5", "wrong value: got 5, expected 4"),
+        ("def f(x): return True", "wrong value: got True, expected 4"),
+        ("def f(x): raise ValueError('no')", "raised ValueError: no"),
+        ("open('/etc/passwd')", "raised PermissionError"),
+        ("class E:\n def __eq__(s, o): return True\ndef f(x): return E()", "wrong value"),
+    ],
+)
+def test_monty_gives_the_same_reasons(code, reason):
+    verdict = run_tests(code, CALLS, limits=QUICK, backend="monty")
+    assert verdict.reasons[0].startswith(reason)
 
 
 def test_what_monty_lacks_is_a_failure_and_no_fault_of_the_program():

@@ -4,11 +4,12 @@ import html
 import re
 from html.parser import HTMLParser
 
+import pandas as pd
 import pytest
 
 from grpo_nb.reward_lab import Bench
 from grpo_nb.rewards import Scored, numeric_correctness_reward, reward, reward_set
-from grpo_nb.views.tables import SHOWN_CHARACTERS, highlight, score_sheet
+from grpo_nb.views.tables import SHOWN_CHARACTERS, completions, highlight, score_sheet
 
 HOSTILE = "<script>alert('1')</script><a href=x onclick=\"f()\">&amp;</table>' onload='g()"
 
@@ -58,3 +59,22 @@ def test_the_answer_is_marked_once(text, answer, marked):
     assert marked in shown
     assert shown.count("<mark>") == bool(answer)
     assert html.unescape(re.sub(r"</?(?:mark|span)[^>]*>", "", shown)) == text
+
+
+def test_completions_are_shown_side_by_side_with_all_that_is_known_of_them():
+    frame = pd.DataFrame({"question": ["a", "b", "c"], "completion": ["one two", "", "<b>"]})
+    assert completions(frame).count("<td") == 2 * 4
+    frame = frame.assign(answer=["two", None, None], total=[1.0, 0.5, 0.0], correct=True)
+    frame = frame.assign(**{"brief_reward": 0.25, "brief_reward/reason": ["long", "", "<i>"]})
+    page = completions(frame.query("total != 0.5"))
+    heads = re.findall("<th[^>]*>(.*?)</th>", page)
+    assert heads == ["", "0", "2"] and "<mark>two</mark>" in page
+    texts = [re.sub("<[^>]*>", " ", cell).split() for cell in re.findall("<td.*?>(.*?)</td>", page)]
+    assert [" ".join(text) for text in texts] == [
+        *("question", "a", "c", "completion", "one two", "&lt;b&gt;", "answer", "two", "None"),
+        *("total", "1", "0", "correct", "True", "True", "brief", "0.25 long", "0.25 &lt;i&gt;"),
+    ]
+    said = dict.fromkeys(("question", "completion", "answer"), HOSTILE)
+    hostile = pd.DataFrame([said], [HOSTILE])
+    assert "<script" not in completions(hostile) and "<mark>&lt;script" in completions(hostile)
+    assert "no such completion" in completions(frame.query("total > 9"))

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 import torch
-from judge_server import Server, verdict
+from judge_server import serving, verdict
 from trainings import trainer_of
 
 from grpo_nb import models
@@ -95,14 +95,10 @@ def judge_server():
         may.wait(WAIT)
         return verdict(7)
 
-    with Server() as server:
+    with serving() as server:
         server.script = [answer]
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
         yield LLMJudge("m", server.url, retries=0, timeout_seconds=2 * WAIT), asked, may
         may.set()
-        server.shutdown()
-        thread.join()
 
 
 def test_the_sandbox_runs_while_the_judge_is_asked(scored, judge_server):

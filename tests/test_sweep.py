@@ -180,13 +180,6 @@ def test_the_command_of_a_trial_goes_on_after_the_stages_that_are_done(runs_dir)
     assert "--from=02" in sweep.trial_command(asked, asked.trials[0])
 
 
-def test_more_trials_add_to_a_sweep_that_was_run(runs_dir):
-    for count in (2, 3):
-        asked = stub_trials.prepare(runs_dir, count)
-        assert sweep.run_sweep(asked, 1, QUIET, stub_trials.command(runs_dir)) == 0
-    assert told(runs_dir, "begun") == ["stub-000", "stub-001", "stub-002"]
-
-
 def test_an_error_in_the_driver_ends_the_trials_beside(runs_dir):
     start, processes = stub_trials.command(runs_dir, seconds=600), []
 

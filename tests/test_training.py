@@ -32,23 +32,19 @@ def test_there_is_a_line_of_metrics_for_each_step(demo_run):
         assert all(line[f"{name}/skipped"] == 0 for line in metrics)
 
 
-def test_our_advantages_are_those_trl_trained_on(demo_run):
+def test_our_rewards_and_advantages_are_those_trl_trained_on(demo_run):
     files = sorted((demo_run / "train/completions").glob("*.parquet"))
     assert len(files) == STEPS
+    answers = {str(row["prompt"]): row["answer"] for row in load(demo_run, "train")}
     for path in files:
         table = pd.read_parquet(path)
+        completions = [list(completion) for completion in table["completion"]]
+        answer = [answers[str([dict(m) for m in prompt])] for prompt in table["prompt"]]
+        for func in MATH.reward_funcs:
+            scores = func(completions=completions, answer=answer)
+            np.testing.assert_allclose(scores, table[func.__name__], atol=1e-6)
         ours = advantages(table[MATH.names].to_numpy(), MATH.reward_weights, num_generations=8)
         np.testing.assert_allclose(ours, table["advantage"], atol=1e-6)
-
-
-def test_the_rewards_trl_logged_are_those_of_the_bench(demo_run):
-    table = pd.read_parquet(sorted((demo_run / "train/completions").glob("*.parquet"))[-1])
-    answers = {str(row["prompt"]): row["answer"] for row in load(demo_run, "train")}
-    completions = [list(completion) for completion in table["completion"]]
-    expected = [answers[str([dict(m) for m in prompt])] for prompt in table["prompt"]]
-    for func in MATH.reward_funcs:
-        scores = func(completions=completions, answer=expected)
-        np.testing.assert_allclose(scores, table[func.__name__], atol=1e-6)
 
 
 def test_the_completions_of_training_can_be_read_back(demo_run):
@@ -76,14 +72,10 @@ def test_a_nan_metric_is_stored_as_null(tmp_path):
     assert training.read_lines(tmp_path / "m.jsonl") == [{"step": 1, "kl": None}]
 
 
-@pytest.mark.parametrize("picture", ["prompt_lengths", "training", "before_after"])
-def test_pictures_are_on_disk(demo_run, picture):
-    data = (demo_run / f"figures/{picture}.png").read_bytes()
-    assert data.startswith(b"\x89PNG")
-    assert len(data) > 5000
-
-
-def test_four_steps_are_too_few_for_an_alert(demo_run):
+def test_pictures_are_on_disk_and_four_steps_are_too_few_for_an_alert(demo_run):
+    for picture in ("training", "before_after"):
+        data = (demo_run / f"figures/{picture}.png").read_bytes()
+        assert data.startswith(b"\x89PNG") and len(data) > 5000
     assert training.read_lines(demo_run / "train/health.jsonl") == []
 
 
@@ -126,6 +118,10 @@ def test_an_update_tells_of_each_completion_with_its_total(start):
     one.watch(updates.append)
     one.train()
     begun, first, second, validated = updates
+    for line in (first.line, second.line):
+        phases = sum(line[f"seconds/{phase}"] for phase in ("generation", "reward", "update"))
+        assert phases == pytest.approx(line["step_time"])
+        assert line["tokens_per_second"] > 0 and 0.1 < line["memory_gib"] < 24
     assert begun.line["step"] == 0 and "eval/accuracy" in begun.line
     assert len(first.completions) == 16
     for one in first.completions:
@@ -141,15 +137,6 @@ def test_an_update_tells_of_each_completion_with_its_total(start):
     )
     assert validated.completions == [] and validated.line["step"] == 2
     assert 0 <= validated.line["eval/accuracy"] <= 1
-
-
-def test_the_phases_of_a_step_add_up(start):
-    one = start(**{"train.max_steps": 2})
-    one.train()
-    for line in lines_of(one.stage.run):
-        phases = sum(line[f"seconds/{phase}"] for phase in ("generation", "reward", "update"))
-        assert phases == pytest.approx(line["step_time"])
-        assert line["tokens_per_second"] > 0 and 0.1 < line["memory_gib"] < 24
 
 
 def test_the_best_adapter_is_handed_on(start, monkeypatch):
@@ -200,13 +187,9 @@ def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_di
         for one in (policy, again)
     )
     assert all(map(torch.equal, ours, theirs))
-
-
-def test_a_warm_up_without_rows_is_refused(start):
-    one = start()
-    config = resolve("tiny-cpu", {"train.sft_steps": 5})
+    (run / "data/sft.parquet").unlink()
     with pytest.raises(ValueError, match=r"set data\.sft_rows in notebook 1"):
-        training.warm_up(one.policy, Stage(one.stage.run, "03", config))
+        training.warm_up(policy, stage)
 
 
 def test_a_run_starts_from_the_adapter_of_another(start):

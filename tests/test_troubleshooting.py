@@ -82,8 +82,8 @@ def test_links_within_the_page_lead_somewhere():
 
 
 def test_an_alert_carries_its_section():
-    lines = [{"step": 1, "reward": None}]
-    (alert,) = health.examine(lines, health.Expected({"right": (1.0, 0.0, 1.0)}))
+    watch = health.Watch(health.Expected({"right": (1.0, 0.0, 1.0)}))
+    (alert,) = watch.feed({"step": 1, "reward": None})
     assert alert.fix.endswith("; see docs/troubleshooting.md#not-a-number")
     assert alert.fix in health.summary([alert])
 

@@ -1,9 +1,7 @@
 """The widgets' callbacks, driven without a browser; tests/browser drives them with one."""
 
 import html
-import re
 
-import pandas as pd
 import pytest
 from hackable import ROWS
 
@@ -13,7 +11,7 @@ from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
-from grpo_nb.views import CompletionBrowser, RewardLab
+from grpo_nb.views import RewardLab
 
 RIGHT = "<reasoning>1+1=2</reasoning><answer>{}</answer>"
 
@@ -60,23 +58,19 @@ def test_a_group_without_signal_is_marked(lab):
     assert lab.summary.value.startswith("2 of 3 groups have advantages")
 
 
-def test_an_edited_completion_is_scored_and_can_be_undone(lab):
+def test_an_edited_completion_is_scored_survives_a_look_at_another_and_can_be_undone(lab):
     expected = lab.baseline.rows[1]["answer"]
     lab.prompt.value, lab.number.value = 1, 3
     lab.text.value = f"<answer>{expected}</answer>"
     assert lab.table["numeric_correctness_reward"][7] == 1
     assert lab.table["total"][:4].tolist() == lab.table["total"][8:].tolist(), "others are left"
+    lab.number.value = 1
+    lab.number.value = 3
+    assert lab.text.value == f"<answer>{expected}</answer>"
+    assert lab.baseline.completions_P_G[1][3] == "7", "the baseline is not touched"
     lab.original.click()
     assert lab.text.value == "7"
     assert lab.table["numeric_correctness_reward"][7] == 0
-
-
-def test_the_edit_of_one_completion_survives_a_look_at_another(lab):
-    lab.text.value = "edited"
-    lab.number.value = 1
-    lab.number.value = 0
-    assert lab.text.value == "edited"
-    assert lab.baseline.completions_P_G[0][0] != "edited", "the baseline is not touched"
 
 
 def test_probes_run_on_what_is_shown_and_no_click_comes_between(lab):
@@ -119,7 +113,6 @@ TRLS = "def f(completions, **kwargs):\n"
 LIFTED = "@rewards.reward()\ndef f(response):\n    return "
 FAULTS = {  # what is said of a text, once it is escaped
     "line 1 (def f(completions, **kwargs)): SyntaxError: expected": "def f(completions, **kwargs)",
-    "line 3 (re.compile('x')): NameError: name 're' is not": f"{TRLS}    ...\nre.compile('x')",
     "line 2 (return [1 / 0]): ZeroDivisionError: division": f"{TRLS}    return [1 / 0]",
     "line 3 (return 1 / (len(response) - 1)): Zero": f"{LIFTED}1 / (len(response) - 1)",
     "line 1 (def f(completions, **kwargs):): reward f gave 1 scores for": f"{TRLS} return [1]",
@@ -127,7 +120,6 @@ FAULTS = {  # what is said of a text, once it is escaped
     "line 1 (def f(completions, **kwargs):): reward f gave 'a' among": f"{TRLS} return ['a'] * 12",
     "line 2 (def f(response):): TypeError: must be real number, not str": f"{LIFTED}'a'",
     "line 2 (def f(response):): reward f gave 3, outside its declared": f"{LIFTED}3",
-    "the text defines no reward: write a function": "def f(text): ...",
 }
 
 
@@ -142,50 +134,3 @@ def test_what_is_wrong_with_the_box_is_one_sentence_with_its_line(lab, said):
     lab.code.value = ""
     lab.run.click()
     assert lab.errors.value == ""
-
-
-def frame():
-    lines = {
-        "question": ["a", "b", "c", "d"],
-        "reference": ["1", "2", "3", "4"],
-        "completion": ["one two", "one three", "<b>", ""],
-        "total": [1.0, 0.5, 0.0, 1.5],
-        "brief": [0.25, 0.5, 0.75, 1.0],
-        "brief/reason": ["long", "", "<i>", ""],
-        "correct": [True, False, False, True],
-        "truncated": [False, False, True, False],
-        "step": [1, 1, 2, 3],
-    }
-    return pd.DataFrame(lines)
-
-
-def test_the_browser_filters_and_sorts():
-    browser = CompletionBrowser(frame())
-    filters = {"": "dabc", "correct": "da", "not truncated and total > 0.5": "da", "step > 3": ""}
-    for query, found in filters.items():
-        browser.query.value = query
-        assert "".join(browser.found["question"]) == found
-        assert browser.count.value == f"{len(found)} of 4 completions"
-        assert ("no completion passes" in browser.shown.value) is (found == "")
-    browser.query.value = "corect"
-    assert "the filter &#x27;corect&#x27;: name &#x27;corect&#x27;" in browser.errors.value
-    assert "columns: question, reference," in browser.errors.value
-    browser.query.value, browser.descending.value = "not truncated", False
-    assert (browser.errors.value, "".join(browser.found["question"])) == ("", "bad")
-
-
-def test_the_selected_completions_are_shown_in_full_with_all_that_is_known_of_them():
-    browser = CompletionBrowser(frame())
-    browser.chosen.value = [0, 2]
-    cells = re.findall("<td[^>]*>(.*?)</td>", browser.shown.value)
-    texts = [re.sub("<[^>]*>", " ", cell).split() for cell in cells]
-    assert [" ".join(text) for text in texts] == [
-        *("prompt", "a", "c", "reference answer", "1", "3"),
-        *("completion", "one two", "&lt;b&gt;"),
-        *("total", "1", "0", "brief", "0.25 long", "0.75 &lt;i&gt;"),
-    ]
-
-
-def test_a_browser_needs_no_steps_or_flags():
-    browser = CompletionBrowser(frame()[["question", "completion", "total"]])
-    assert len(browser.found) == 4

@@ -21,11 +21,6 @@ def strict_format_reward_func(completions, **kwargs) -> list[float]:
     contents = [completion[0]["content"] for completion in completions]
     return [0.5 if re.match(pattern, text) else 0.0 for text in contents]
 
-def soft_format_reward_func(completions, **kwargs) -> list[float]:
-    pattern = r"<reasoning>.*?</reasoning>\\s*<answer>.*?</answer>"
-    contents = [completion[0]["content"] for completion in completions]
-    return [0.5 if re.match(pattern, text) else 0.0 for text in contents]
-
 def count_xml(text) -> float:
     count = 0.125 * sum(text.count(tag) == 1 for tag in ("<reasoning>", "</reasoning>", "<answer>"))
     if text.count(LAST_TAG) == 1:
@@ -53,34 +48,19 @@ match_format = re.compile(
 match_numbers = re.compile(rf"{solution_start}.*?([\\d\\.\\,]{{1,}})", flags=re.DOTALL)
 
 def match_format_exactly(completions, **kwargs):
-    scores = []
-    for completion in completions:
-        response = completion[0]["content"]
-        scores.append(3.0 if match_format.search(response) is not None else 0)
-    return scores
-
-def match_format_approximately(completions, **kwargs):
-    scores = []
-    for completion in completions:
-        response = completion[0]["content"]
-        marks = (reasoning_start, reasoning_end, solution_start, solution_end)
-        scores.append(sum(0.5 if response.count(mark) == 1 else -1.0 for mark in marks))
-    return scores
+    return [3.0 if match_format.search(one[0]["content"]) is not None else 0 for one in completions]
 
 def check_answer(prompts, completions, answer, **kwargs):
-    responses = [completion[0]["content"] for completion in completions]
-    found = [m.group(1) if (m := match_format.search(r)) is not None else None for r in responses]
     scores = []
-    for guess, true_answer in zip(found, answer):
-        if guess is None:
+    for completion, true_answer in zip(completions, answer):
+        found = match_format.search(completion[0]["content"])
+        if found is None:
             scores.append(-2.0)
-        elif guess == true_answer:
-            scores.append(5.0)
-        elif guess.strip() == true_answer.strip():
-            scores.append(3.5)
+        elif found.group(1).strip() == true_answer.strip():
+            scores.append(5.0 if found.group(1) == true_answer else 3.5)
         else:
             try:
-                ratio = float(guess) / float(true_answer)
+                ratio = float(found.group(1)) / float(true_answer)
                 scores.append(2.0 if 0.9 <= ratio <= 1.1 else -2.5)
             except (ValueError, ZeroDivisionError):
                 scores.append(-4.5)

@@ -24,12 +24,10 @@ FORMATS: dict[str, Callable[[str], str | None]] = {
 def answer_finder(answer_format: str) -> Callable[[Any], str]:
     r"""What finds the reference answer in a cell, or gives ""; ValueError for an unknown format.
 
-    >>> answer_finder("regex:= (\\d+)")("2 + 2 = 4"), answer_finder("json:a.0")('{"a": [7]}')
-    ('4', '7')
+    >>> answer_finder("regex:= (\\d+)")("2 + 2 = 4")
+    '4'
     """
     kind, _, detail = answer_format.partition(":")
-    if kind == "json" and detail:
-        return lambda cell: as_text(_follow(cell, detail.split(".")))
     if kind == "regex" and detail:
         try:
             pattern = re.compile(detail, re.DOTALL)
@@ -37,20 +35,8 @@ def answer_finder(answer_format: str) -> Callable[[Any], str]:
             raise ValueError(f"data.answer_format = {answer_format!r}: {error}") from None
         group = min(pattern.groups, 1)
         return lambda cell: as_text((m := pattern.search(as_text(cell))) and m[group])
-    known = [*FORMATS, "json:path.to.field", "regex:pattern"]
-    refuse_unknown("data.answer_format", answer_format, known)
+    refuse_unknown("data.answer_format", answer_format, [*FORMATS, "regex:pattern"])
     return lambda cell: as_text(FORMATS[answer_format](as_text(cell)))
-
-
-def _follow(cell: Any, path: Sequence[str]) -> Any:
-    """The value at a path of keys and list places; None where it does not lead anywhere."""
-    try:
-        value = json.loads(cell) if isinstance(cell, str) else cell
-        for key in path:
-            value = value[int(key)] if isinstance(value, list) else value[key]
-    except (ValueError, KeyError, IndexError, TypeError):
-        return None
-    return value
 
 
 def as_text(cell: Any) -> str:

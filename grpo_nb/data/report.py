@@ -48,11 +48,9 @@ class Drops(dict[str, dict[str, Any]]):
 def figures(tokens: Sequence[int], drops: Drops) -> dict[str, Any]:
     """Share of reference answers that parse; prompt lengths, and the cap that keeps 99 %."""
     unparsed = drops.get(KIND, {"count": 0})["count"]
-    counts, edges = np.histogram(tokens, bins=min(40, max(tokens) - min(tokens) + 1))
     p50, p95, p99 = (int(np.percentile(tokens, p, method="higher")) for p in (50, 95, 99))
     lengths = {"p50": p50, "p95": p95, "p99": p99, "max": max(tokens)}
     lengths["recommended_cap"] = -(-p99 // 8) * 8
-    lengths["histogram"] = {"edges": edges.round(1).tolist(), "counts": counts.tolist()}
     return {"answer_parse_rate": len(tokens) / (len(tokens) + unparsed), "prompt_tokens": lengths}
 
 

@@ -118,47 +118,36 @@ def _records(path: Path, file: IO[str], mark: str) -> Iterator[list[str]]:
     Raises:
         ValueError: A quotation mark that is not closed, or whose cell took in other rows.
     """
-    reader, columns = csv.reader(file, delimiter=mark, strict=True), 0
-    while True:
-        line, wrong = reader.line_num + 1, ""
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            cells = []
-            wrong = f"{error}: is a quotation mark not closed, or not doubled inside its cell?"
-        if cells is None:
-            return
-        columns = columns or len(cells)
-        if wrong := wrong or _stray_quotes(cells, mark, columns):
-            last = f" to {reader.line_num}" if reader.line_num > line else ""
-            raise ValueError(f"{path}, line {line}{last}: {wrong}")
-        if cells:
-            yield cells
+    reader, columns, line = csv.reader(file, delimiter=mark, strict=True), 0, 1
+    try:
+        for cells in reader:
+            columns = columns or len(cells)
+            _refuse_stray_quotes(cells, mark, columns)
+            if cells:
+                yield cells
+            line = reader.line_num + 1
+    except csv.Error as error:
+        last = f" to {reader.line_num}" if reader.line_num > line else ""
+        raise ValueError(
+            f"{path}, line {line}{last}: {error}: is a quotation mark stray, not closed, or not "
+            "doubled inside its cell? Correct it; if the lines belong in the cell, save the rows "
+            "as JSON lines"
+        ) from None
 
 
-def _stray_quotes(cells: list[str], mark: str, columns: int) -> str:
-    """What to do about a record most of whose lines could be rows that two quotes joined, or "".
+def _refuse_stray_quotes(cells: list[str], mark: str, columns: int) -> None:
+    """Raise csv.Error for a record most of whose lines could be rows that two quotes joined.
 
     A mark before a space or at a line's end is prose's. The first and the last line, where the
     quotes would be, must have cells enough.
-
-    >>> _stray_quotes(["1 + 1?", "2\\n2 + 2?,4\\n3 + 3?,6"], ",", 2)[:22]
-    'one cell holds 3 lines'
-    >>> _stray_quotes(["Ann has 3, Bob 4.\\nHow many is it?", "7"], ",", 2)
-    ''
     """
     lines = mark.join(cells).splitlines()
     if columns < 2 or len(lines) < 2:
-        return ""
+        return
     parted = [len(re.findall(re.escape(mark) + r"(?=\S)", line)) for line in lines]
     ends = min(lines[0].count(mark), lines[-1].count(mark))
-    if ends < columns - 1 or 2 * parted.count(columns - 1) <= len(lines):
-        return ""
-    return (
-        f"one cell holds {len(lines)} lines, most of which could each be a row: is there a stray "
-        "quotation mark? Remove it, or write it doubled in a quoted cell. If the lines belong in "
-        "the cell, save the rows as JSON lines"
-    )
+    if ends >= columns - 1 and 2 * parted.count(columns - 1) > len(lines):
+        raise csv.Error(f"one cell holds {len(lines)} lines, most of which could each be a row")
 
 
 def _read_json(path: Path) -> Iterator[Row | str | None]:

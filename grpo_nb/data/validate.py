@@ -15,16 +15,14 @@ from typing import Any, NamedTuple
 from grpo_nb.data.references import answer_finder, as_text, letter_of, plain_answer
 from grpo_nb.data.sources import Batch, Row
 from grpo_nb.rewards.answers import read_reference, unusable
+from grpo_nb.rewards.presets import TRLS_OWN
 from grpo_nb.rewards.prompts import Message, build_prompt
 from grpo_nb.runs.config import DataConfig
 
 CountTokens = Callable[[Sequence[list[Message]]], list[int]]
 SHAPE_COLUMNS = ("choices", "context", "sources", "tests")
-TAKEN = {"prompt", "question", "answer", "prompt_tokens", "worked"} | {
-    *("prompts", "completion", "completions", "completion_ids", "trainer_state", "log_extra"),
-    *("log_metric", "environments", "image", "images"),  # TRL's
-    "self",  # of rewards that are objects
-}
+TAKEN = {"prompt", "question", "answer", "prompt_tokens", "worked", "self", *TRLS_OWN}
+TAKEN |= {"completion", "environments", "image", "images"}  # TRL's, too
 # U+FFFD, UTF-8 read as Latin-1 ("Ã©"), control characters, halves of surrogate pairs.
 DAMAGED = re.compile("\ufffd|[ÃÂ][\u0080-\u00bf]|â€|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 UNREADABLE, MISSING, TYPE, EMPTY = "unreadable", "column missing", "wrong type", "empty"

@@ -279,10 +279,20 @@ class Environment:
                 )
 
     def solution(self, row: Row) -> list[Any] | None:
-        """The turns that win by the author's `solve`: calls and a last text; None without one."""
-        if not hasattr(self.kind, "solve"):
-            return None
-        return list(self.kind.solve(**row))
+        """The turns that win by the author's `solve`: calls and a last text; None without one.
+
+        Raises:
+            ValueError: It gave something else.
+        """
+        turns = list(self.kind.solve(**row)) if hasattr(self.kind, "solve") else None
+        for turn in turns or ():
+            called = isinstance(turn, Mapping) and {*turn} == {"name", "arguments"}
+            if not called and not isinstance(turn, str):
+                raise ValueError(
+                    f"{self.title}.solve gave the turn {turn!r}: give a text, or a call as "
+                    '{"name": "guess", "arguments": {"number": 4}}'
+                )
+        return turns
 
 
 def _forward(name: str, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 EPISODES = 16  # of each policy
-PATIENCE = 20.0  # seconds, after which no further row is played
+PATIENCE = 20.0  # seconds, after which the row is played to its end, and none after it
 TIE = 1e-6
 LUCKY, WON = 0.5, 0.75  # of the way from failure to oracle: a warning, a stop
 LEAK = 0.5  # share of the rows that show their answer, less that of other answers
-SLOW = 0.1  # seconds a call
+SLOW = 0.3  # seconds a call
 SCHEMA, FEW = 0.75, 512  # of the tokens of prompt and episode; so few are never too many
 SOME = 0.1  # share of the rows; above it a warning is a stop
 FIXES = {
@@ -94,7 +94,8 @@ def findings(
             plays, found = _played(environment, some, group)
     except Exception as error:  # an author's class may raise anything, and that is the finding
         at = traceback.extract_tb(error.__traceback__)[-1]
-        evidence = f"{type(error).__name__}: {error} (line {at.lineno} of {at.name})"
+        evidence = f"{environment.title}: {type(error).__name__}: {error}"
+        evidence += f" (line {at.lineno} of {at.name})"
         return [Check("episode", "stop", evidence, FIXES["episode"])]
     if not found:  # else rewards are not comparable
         found = [*_earned(environment, plays), *_told(some, plays)]
@@ -119,6 +120,8 @@ def _played(environment: Environment, rows: Sequence[Row], group: int) -> tuple[
             plays[-1][name] = one = play()
             if one.ended == "a call hung":
                 return plays, [("hangs", f"{one.calls[-1].error} (policy: {name})", True)]
+            if time.monotonic() > until:
+                continue
             if apart := _apart(one, play(begin(environment, row, used))):
                 starts = [begin(environment, row) for _ in range(group)]
                 return plays, [_why(play, starts, apart)]
@@ -129,12 +132,16 @@ def _played(environment: Environment, rows: Sequence[Row], group: int) -> tuple[
 
 def _why(play: Callable[..., Scripted], starts: Sequence[Any], apart: str) -> Found:
     """Why the same calls came to another end: the used instance, the starts, or chance."""
-    twin = copy.deepcopy(starts[0])
+    try:
+        twin = copy.deepcopy(starts[0])
+    except Exception:  # of locks and connections there are no copies
+        twin = None
     first, *others = map(play, starts)
     among = next(filter(None, (_apart(first, one) for one in others)), "")
     if not among:
         return "state leaks", f"in a new instance, and in a used one: {apart}", True
-    rule = "not deterministic" if _apart(first, play(twin)) else "starts apart"
+    alike = twin and not _apart(first, play(twin))
+    rule = "starts apart" if alike else "not deterministic"
     return rule, f"in episodes of one row, by the same calls: {among}", True
 
 
@@ -155,16 +162,16 @@ def _earned(environment: Environment, plays: Plays) -> Iterator[Found]:
         evidence = f"without {' and '.join(lacking)}, what who wins or fails earns is not known"
         yield "not judged", evidence, False
     if solved and any(play["oracle"].ended == "turn limit" for play in plays):
-        yield "turns", f"solve takes more than {environment.max_turns} turns", True
+        limit = min(environment.max_turns, MOST_TURNS)
+        yield "turns", f"solve takes more than {limit} turns", True
         return
     failures = [one for play in plays if solved for one in _failure(play)] or [0.0]
     failure = fmean(failures)
     if solved and oracle <= max(mean["idle"], failure) + TIE:
-        error = next((c.error for play in plays for c in play["oracle"].calls if c.error), "none")
-        evidence = (
-            f"solve earns {oracle:.2f}, who idles {mean['idle']:.2f}, who fails {failure:.2f}"
-        )
-        yield "oracle", f"{evidence}; errors of its calls: {error}", True
+        heard = [turn["content"] for play in plays for turn in play["oracle"].messages]
+        error = next((text for text in heard if text.startswith("{'error': ")), "no error")
+        best = f"who idles {mean['idle']:.2f}, who fails {failure:.2f}"
+        yield "oracle", f"solve earns {oracle:.2f}, {best}; its calls gave {error}", True
         return
     for name in [name for name in WITHOUT_SKILL if name != "what was read"]:
         share = (mean[name] - failure) / (oracle - failure)
@@ -249,7 +256,7 @@ def _of_source(environment: Environment) -> Iterator[Found]:
     """Handlers of every exception that neither raise nor say what it was."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(environment.kind)))
-    except OSError:  # made by exec
+    except (OSError, TypeError):  # made by exec
         return
     for one in [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]:
         broad = one.type is None or ast.unparse(one.type) in ("Exception", "BaseException")

@@ -160,7 +160,7 @@ def _reader(seen: Seen) -> Turn:
     """A call with what stands in the newest turn that holds any words, or numbers."""
     texts = [completion_text([turn]) for turn in reversed(seen.messages)]
     words = next(filter(None, (re.findall(r"\w+", text) for text in texts)), ["a"])
-    numbers = next(filter(None, (re.findall(r"-?\d+", text) for text in texts)), [0])
+    numbers = next(filter(None, (re.findall(r"-?\d{1,15}", text) for text in texts)), [0])
     return _draw(seen, seen.turn, words, list(map(int, numbers)))
 
 

@@ -4,7 +4,6 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +26,6 @@ from grpo_nb.reward_lab import Bench, bench_of
 from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import completion_text
-from grpo_nb.runs import runs_root
 from grpo_nb.runs.config import RunConfig
 
 
@@ -45,12 +43,6 @@ class Candidate(NamedTuple):
     adapter: Path | None = None
     quantization: str = "16bit"
 
-    def about(self) -> dict[str, str | None]:
-        """Where it came from, for the report; folders of runs relative to where runs are."""
-        root = f"{runs_root()}/"
-        place, adapter = (path and str(path).removeprefix(root) for path in self[1:3])
-        return {"model": place, "adapter": adapter, "quantization": self.quantization}
-
 
 def run(
     candidates: Sequence[Candidate],
@@ -61,8 +53,7 @@ def run(
 ) -> Evaluation:
     """Every candidate answers every row, greedily once and sampled `evaluate.samples` times.
 
-    Prompts, batches, seeds and decoding are the same for each. Candidates of one base follow
-    each other in one loaded model, so list a base just before its adapter.
+    Prompts, batches, seeds and decoding are the same for each, and each is loaded by itself.
 
     Args:
         candidates: The first is what the others are compared with.
@@ -79,27 +70,17 @@ def run(
     for one in candidates:  # a model that is not there is said before any is asked
         load_tokenizer(str(one.model))
     samples, models, show = {}, {}, progress or (lambda *_: None)
-    for loaded, group in groupby(candidates, key=lambda one: _to_load(one, candidates)):
-        path, adapter, quantization = loaded
-        how = {"adapter": adapter, "quantization": quantization}
-        how |= {"chat_template_kwargs": config.model.chat_template_kwargs}
-        with closing(open_engine(path, **how)) as engine:
-            for one in group:
-                show(len(samples), len(candidates), one.label)
-                started, below = time.perf_counter(), one.adapter is None
-                lines = evaluate_model(engine, rows, preset, config, without_adapter=below)
-                samples[one.label] = lines
-                seconds = round(time.perf_counter() - started, 1)
-                models[one.label] = {**one.about(), "seconds": seconds, "engine": engine.name}
+    for one in candidates:
+        show(len(samples), len(candidates), one.label)
+        started, how = time.perf_counter(), {"adapter": one.adapter}
+        how["chat_template_kwargs"] = config.model.chat_template_kwargs
+        with closing(open_engine(str(one.model), quantization=one.quantization, **how)) as engine:
+            samples[one.label] = evaluate_model(engine, rows, preset, config)
+            seconds = round(time.perf_counter() - started, 1)
+            about = {"model": str(one.model), "adapter": one.adapter and str(one.adapter)}
+            models[one.label] = {**about, "seconds": seconds, "engine": engine.name}
     show(len(candidates), len(candidates), "compared")
     return Evaluation(samples, {"models": models, **build(samples, preset, config)})
-
-
-def _to_load(one: Candidate, candidates: Sequence[Candidate]) -> tuple[str, Path | None, str]:
-    """A base is asked below the adapter of a candidate with the same base, where there is one."""
-    base = (str(one.model), one.quantization)
-    others = [c.adapter for c in candidates if (str(c.model), c.quantization) == base and c.adapter]
-    return base[0], one.adapter or (others[0] if others else None), base[1]
 
 
 def _check(candidates: Sequence[Candidate], rows: Sequence[dict]) -> None:
@@ -117,17 +98,9 @@ def _check(candidates: Sequence[Candidate], rows: Sequence[dict]) -> None:
 
 
 def evaluate_model(
-    engine: Engine,
-    rows: Sequence[dict],
-    preset: RewardSet,
-    config: RunConfig,
-    *,
-    without_adapter: bool = False,
+    engine: Engine, rows: Sequence[dict], preset: RewardSet, config: RunConfig
 ) -> pd.DataFrame:
     """Every held-out prompt answered greedily and sampled, and scored.
-
-    Args:
-        without_adapter: Judge the base below the adapter, if the model has one.
 
     Returns:
         A line a completion: row (its place in `rows`), question, reference, decoding, completion,
@@ -145,7 +118,6 @@ def evaluate_model(
             num_generations=config.evaluate.samples if temperature else 1,
             seed=config.seed,
             batch_size=config.evaluate.eval_batch_size,
-            adapter=not without_adapter,
         )
         scored["decoding"] = decoding
         scored["accuracy"] = scored[preset.names[0]]  # first: a reward may be named "correct"

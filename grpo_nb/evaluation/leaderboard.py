@@ -156,13 +156,10 @@ def _against_the_best(scores: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame
 
 def _by_setting(table: pd.DataFrame, varied: Sequence[str]) -> pd.DataFrame:
     """Mean, least and greatest accuracy of the runs that differ in nothing but their seed."""
-    names = [name for name in varied if name != "seed"]
-    if not varied:
-        return pd.DataFrame()
-    keys = [table[name].astype(str) for name in names] or [table["run"].map(lambda _: "all")]
-    found = table.groupby(keys)["accuracy"].agg(["mean", "min", "max", "count"])
-    found = found.rename(columns={"count": "runs"}).sort_values("mean", ascending=False)
-    return found.reset_index()
+    names = [name for name in varied if name != "seed"] or ["measured_by"]
+    groups = table.astype(dict.fromkeys(names, str)).groupby(names)["accuracy"]
+    found = groups.agg(mean="mean", min="min", max="max", runs="count")
+    return found.sort_values("mean", ascending=False).reset_index()
 
 
 def readable(board: Board) -> pd.DataFrame:

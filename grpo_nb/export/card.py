@@ -1,6 +1,5 @@
 """The model card, from the run's manifest, configuration and reports."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import yaml
 from grpo_nb import rewards
 from grpo_nb.export.merging import MERGED, check_complete
 from grpo_nb.runs import Run, atomic_path, project_path
+from grpo_nb.runs.config import stored
 from grpo_nb.runs.files import read_json
 
 LIMITS = """It was rewarded for what the rewards above measure, and evaluated on held-out rows of
@@ -43,58 +43,44 @@ def model_card(run: Run) -> str:
     """Markdown with the hub's metadata; what is of an earlier training is left out."""
     config, manifest = run.config(), run.manifest()
     base, preset = config.model.model_path, rewards.load_rewards(config.rewards)
-    source = f"{_shown(config.data.source)} {config.data.subset}".strip()
     meta: dict[str, Any] = {"library_name": "transformers", "tags": ["grpo", "trl", "grpo_nb"]}
     meta |= {} if project_path(base).exists() else {"base_model": base}
-    digest = manifest.get("01", {}).get("outputs", {}).get("data/train.parquet", "unknown")
-    facts = {
-        "base": f"{_shown(base)}, {config.model.quantization} in training",
-        "data": source,
-        "sha256 of the training rows": digest,
-        "trained": config.policy.finetuning,
-        **config.model.model_dump(include={"lora_rank", "lora_alpha"}),
-        "seed": config.seed,
-        **config.train.model_dump(),
-        **manifest["03"]["versions"],
+    made = {name: _shown(value) for name, value in stored(config).items()} | {
+        "weights of the rewards": dict(zip(preset.names, preset.reward_weights, strict=True)),
+        "training rows, sha256": manifest["01"]["outputs"].get("data/train.parquet", "unknown"),
+        "versions": manifest["03"]["versions"],
         "code": manifest["03"]["git_commit"],
     }
-    weighed = zip(preset.names, preset.reward_weights, strict=True)
     return f"""---
 {yaml.safe_dump(meta, sort_keys=False)}---
 
 # {run.name}
 
-Trained by GRPO on {source} with verifiable rewards.
+Trained by GRPO on {made["data.source"]} with verifiable rewards.
 
-## How
-
-{_table("", "", rows=facts.items())}
-## Rewards
-
-{_table("reward", "weight", rows=weighed)}
 {"" if run.why_stale() else _results(run)}
+## How it was made
+
+```yaml
+{yaml.safe_dump(made, sort_keys=False)}```
+
 ## Limits
 
 {LIMITS}
 """
 
 
-def _shown(name: str) -> str:
-    """A local path without the folders of this machine; a hub name as it is."""
-    return Path(name).name if Path(name).is_absolute() else name
-
-
-def _table(*head: str, rows: Iterable[Iterable[Any]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+def _shown(value: Any) -> Any:
+    """A local path without the folders of this machine; anything else as it is."""
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _results(run: Run) -> str:
     """The comparisons of eval/report.json, and the checks of stage 04."""
-    checks, text = run.manifest().get("04", {}).get("checks", []), ""
+    text = ""
     if (run / "eval/report.json").exists():
         report = read_json(run / "eval/report.json")
-        said = "\n".join(f"- {one['sentence']}" for one in report["comparisons"])
-        text = f"## Evaluation\n\nOn {report['prompts']} held-out prompts.\n\n{said}\n\n"
-    lines = [(check["name"], check["state"], check["evidence"]) for check in checks]
-    return text + f"## Checks\n\n{_table('check', 'state', 'evidence', rows=lines)}"
+        text = f"## Evaluation\n\nOn {report['prompts']} held-out prompts:\n\n"
+        text += "".join(f"- {one['sentence']}\n" for one in report["comparisons"])
+    checks = run.manifest().get("04", {}).get("checks", [])
+    return text + "".join(f"- {one['name']}: {one['state']}, {one['evidence']}\n" for one in checks)

@@ -9,9 +9,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from threading import Event
+from typing import Any
 
 from rich.console import Console
 
@@ -22,16 +21,47 @@ from grpo_nb.runs import runs_root
 PATIENCE = 5  # until a cluster counts as out of reach [s]
 
 
-@contextmanager
-def connected(address: str) -> Iterator[dict[str, int]]:
-    """Enter the cluster at `address`, from one of its machines; gives what a trial gets of it.
+def run_sweep(
+    sweep: Sweep, address: str, console: Console, command: Command = sweeps.trial_command
+) -> int:
+    """Run every trial that is not done on the cluster, as many at once as fit.
 
     Args:
-        address: HOST:PORT of its head, or "auto": the one that this machine belongs to.
+        sweep: What to run.
+        address: HOST:PORT of the cluster's head, or "auto": the one that this machine belongs to.
+        console: Where each end is told.
+        command: As `sweep.run_sweep` takes it; returns and raises as that.
 
     Raises:
         ValueError: Ray is not installed, or no cluster answers.
     """
+    trials, stop = sweeps.waiting(sweep), Event()
+    ray, root = _connected(address), runs_root()
+    share = {"num_cpus": 1, "num_gpus": int(ray.cluster_resources().get("GPU", 0) > 0)}
+    gets = "{num_cpus} CPU and {num_gpus} GPU".format(**share)
+    sweeps.say(console, f"Ray cluster {address}: {gets} for each trial; runs in {root}")
+    root.mkdir(parents=True, exist_ok=True)
+    task = ray.remote(_work).options(**share)
+    left = {task.remote(str(root.resolve()), command, sweep, trial): trial for trial in trials}
+    with sweeps.signals(stop.set) as came:
+        while left and not stop.is_set():
+            ended, _ = ray.wait(list(left), timeout=sweeps.POLL)
+            for one in ended:
+                try:
+                    how = ray.get(one)
+                except ray.exceptions.RayError as error:
+                    how = f"failed: {_in_short(error)}"
+                sweeps.say(console, f"{left.pop(one).name}: {how}")
+        for one in left:
+            ray.cancel(one)
+        while any(map(sweeps.in_use, left.values())):  # they save their work
+            time.sleep(sweeps.POLL)
+    ray.shutdown()
+    return sweeps.summarize(sweep, console, came)
+
+
+def _connected(address: str) -> Any:
+    """Ray's module, in the cluster."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     try:
         import ray
@@ -47,43 +77,7 @@ def connected(address: str) -> Iterator[dict[str, int]]:
             f"--ray {address}: no cluster can be reached ({_in_short(error)}): write HOST:PORT of "
             "one that this machine is part of, or start one by `ray start --head`"
         ) from None
-    try:
-        yield {"num_cpus": 1, "num_gpus": int(ray.cluster_resources().get("GPU", 0) > 0)}
-    finally:
-        ray.shutdown()
-
-
-def run_sweep(
-    sweep: Sweep, share: dict[str, int], console: Console, command: Command = sweeps.trial_command
-) -> int:
-    """Run every trial that is not done on the cluster, as many at once as fit.
-
-    Args:
-        sweep: What to run.
-        share: What each trial gets, as `connected` says.
-        console: Where each end is told.
-        command: As `sweep.run_sweep` takes it; returns and raises as that.
-    """
-    import ray
-
-    trials, stop = sweeps.waiting(sweep), Event()
-    runs_root().mkdir(parents=True, exist_ok=True)
-    task, root = ray.remote(_work).options(**share), runs_root()
-    left = {task.remote(str(root.resolve()), command, sweep, trial): trial for trial in trials}
-    with sweeps.signals(stop.set) as came:
-        while left and not stop.is_set():
-            ended, _ = ray.wait(list(left), timeout=sweeps.POLL)
-            for one in ended:
-                try:
-                    how = ray.get(one)
-                except ray.exceptions.RayError as error:
-                    how = f"failed: {_in_short(error)}"
-                sweeps.say(console, f"{left.pop(one).name}: {how}")
-        for one in left:
-            ray.cancel(one)
-        while any(map(sweeps.in_use, left.values())):  # they save their work
-            time.sleep(sweeps.POLL)
-    return sweeps.summarize(sweep, console, came)
+    return ray
 
 
 def _work(root: str, command: Command, sweep: Sweep, trial: Trial) -> str:

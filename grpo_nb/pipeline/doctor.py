@@ -18,25 +18,33 @@ from grpo_nb.runs.profiles import detect_profile
 
 NEEDED_DISK_GIB = 5
 NEEDED_MEMORY_GIB = 4
-NO_GPU = "none: training runs on the CPU, with small models"
-Found = tuple[str, bool, str, str]  # name, whether it is in order, what there is, how to fix it
+NO_GPU = "none: training runs on the CPU, with small models; transformers generates"
 
 
 def examine() -> list[Check]:
     """Every check, in the order in which a person would fix them."""
-    gpu = gpu_name()
+    gpu, (sandbox, runs_code) = gpu_name(), _sandbox()
     install = f"make install GPU={int(bool(gpu))}"
-    found = [*_machine(gpu)]
-    for package, version in installed_versions().items():
-        found.append((package, version != "not installed", version, install))
-    found += [*_engines(bool(gpu), install), _sandbox()]
+    torch, versions = bool(find_spec("torch")), installed_versions()
+    found = [
+        *_machine(gpu),
+        *((name, one != "not installed", one, install) for name, one in versions.items()),
+        ("engine unsloth", torch and bool(find_spec("unsloth")), "", install),
+    ]
+    if gpu:
+        found.append(("engine cuda", torch and cuda_available(), "", "make clean install GPU=1"))
+        # vLLM 0.31 knows bitsandbytes, and so 4-bit weights, by the plugin alone.
+        for name in ("vllm", "vllm_bnb_plugin"):
+            found.append((f"engine {name}", bool(find_spec(name)), "", install))
+    found.append(("engine sandbox", runs_code, sandbox, "sudo apt-get install bubblewrap"))
     return [
-        Check(name, "ok" if good else "stop", there, "" if good else fix)
-        for name, good, there, fix in found
+        Check(name, "ok", seen or "works") if good else Check(name, "stop", seen or "missing", fix)
+        for name, good, seen, fix in found
     ]
 
 
-def _machine(gpu: str) -> Iterator[Found]:
+def _machine(gpu: str) -> Iterator[tuple[str, bool, str, str]]:
+    """(name, whether it is in order, what there is, how to fix it) of each."""
     ready = (3, 11) <= sys.version_info[:2] <= (3, 13)
     yield "python", ready, platform.python_version(), "make install PYTHON=python3.11"
     fault = gpu_fault()
@@ -51,24 +59,11 @@ def _machine(gpu: str) -> Iterator[Found]:
     yield "memory", memory >= NEEDED_MEMORY_GIB, f"{memory:.0f} GiB free", "jupyter lab stop"
 
 
-def _engines(gpu: bool, install: str) -> Iterator[Found]:
-    needed = {"unsloth": (bool(find_spec("unsloth") and find_spec("torch")), install)}
-    if gpu:
-        needed["cuda"] = (bool(find_spec("torch")) and cuda_available(), "make clean install GPU=1")
-        # vLLM 0.31 knows bitsandbytes, and so 4-bit weights, by the plugin alone.
-        needed |= {name: (bool(find_spec(name)), install) for name in ("vllm", "vllm_bnb_plugin")}
-    for name, (there, fix) in needed.items():
-        yield f"engine {name}", there, "works" if there else "missing", fix
-    if not gpu:
-        vllm = "its CPU build: pytest -m vllm tests it" if find_spec("vllm") else "needs a GPU"
-        yield "engine vllm", True, f"{vllm}; transformers generates", ""
-
-
-def _sandbox() -> Found:
+def _sandbox() -> tuple[str, bool]:
     try:
-        return "engine sandbox", True, f"{choose_backend()} runs generated code", ""
+        return f"{choose_backend()} runs generated code", True
     except RuntimeError as error:
-        return "engine sandbox", False, str(error), "sudo apt-get install bubblewrap"
+        return str(error), False
 
 
 def report() -> tuple[str, bool]:

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import psutil
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 
 from grpo_nb.runs import (
     NOTEBOOKS,
@@ -38,7 +37,7 @@ from grpo_nb.runs import (
 from grpo_nb.runs import config as configs
 from grpo_nb.runs.files import disk_error, read_json, read_yaml, write_json
 
-PATHS = ("data.source", "model.model_path", "rewards.preset", "rewards.cases")
+PATHS = ("data.source", "data.environment", "model.model_path", "rewards.preset", "rewards.cases")
 QUIET = {
     "TQDM_DISABLE": "1",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
@@ -165,8 +164,15 @@ def assigned(assignments: Sequence[str]) -> dict[str, Any]:
 
 def with_full_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Files and folders that exist below the working directory, by their whole path."""
-    there = {k for k in PATHS if settings.get(k) and Path(str(settings[k])).exists()}
-    return {k: str(Path(v).resolve()) if k in there else v for k, v in settings.items()}
+    return {
+        k: _full_path(v) if k in PATHS and isinstance(v, str) else v for k, v in settings.items()
+    }
+
+
+def _full_path(given: str) -> str:
+    """A path, or mine.py:Guess, a class in one; what is not there stays as it is given."""
+    path, colon, name = given.partition(":") if ".py:" in given else (given, "", "")
+    return f"{Path(path).resolve()}{colon}{name}" if path and Path(path).exists() else given
 
 
 def plan(run: Run, config: configs.RunConfig, first: str, last: str) -> str:
@@ -262,7 +268,7 @@ def signals(then: Callable[[], Any]) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def print_summary(run: Run, console: Console, last: str = "04") -> None:
+def print_summary(run: Run, last: str = "04") -> None:
     """Print what a run ended with, whose stages up to `last` are done, and where things are.
 
     Raises:
@@ -270,18 +276,15 @@ def print_summary(run: Run, console: Console, last: str = "04") -> None:
     """
     if last == "04":
         for one in read_json(run / "eval/report.json")["comparisons"]:
-            if one["sentence"].startswith("base → merged"):
-                console.print(one["sentence"], highlight=False, soft_wrap=True)
-    failures = []
-    if last >= "02":
-        failures = read_json(run / "rewards/report.json")["failures"]
-        for said in [f"FAILED: {escape(failure)}" for failure in failures] or ["passed"]:
-            console.print(f"[bold]rewards[/]    {said}", soft_wrap=True)
+            if (one["before"], one["after"]) == ("base", "merged"):
+                print(one["sentence"])
+    failures = read_json(run / "rewards/report.json")["failures"] if last >= "02" else []
+    for said in [f"FAILED: {failure}" for failure in failures] or ["passed"] * (last >= "02"):
+        print(f"rewards    {said}")
     entries = [(stage, one) for stage, one in run.manifest().items() if stage <= last]
-    stages = ", ".join(f"{NOTEBOOKS[stage]} {one['seconds']:.0f} s" for stage, one in entries)
-    console.print(f"[bold]time[/]       {stages}")
+    print("time      ", ", ".join(f"{NOTEBOOKS[n]} {one['seconds']:.0f} s" for n, one in entries))
     for place in ("notebooks", "figures", *(["model/merged"] if last == "04" else [])):
-        console.print(f"[bold]{place.partition('/')[0]:<10}[/] {run / place}", soft_wrap=True)
+        print(f"{place.partition('/')[0]:<10} {run / place}")
     if last == "02" and failures:
         raise RuntimeError("the rewards failed: fix them before you train")
 

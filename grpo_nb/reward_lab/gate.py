@@ -125,7 +125,7 @@ def _rewards(found: Sequence[Check]) -> Check:
     """The check "rewards": whether one of those found says "stop"."""
     stops = [check for check in found if check.state == "stop"]
     if not stops:
-        return Check("rewards", "ok", f"references win, attacks lose; {len(found)} warnings")
+        return Check("rewards", "ok", f"who is right wins, attacks lose; {len(found)} warnings")
     count = f"{len(stops)} reasons to stop, the first" if stops[1:] else "a reason to stop"
     evidence = f"{count}: {stops[0].name}: {stops[0].evidence}"
     return Check("rewards", "stop", evidence, f"{stops[0].fix}; then run notebook 2 again")

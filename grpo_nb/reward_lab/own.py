@@ -61,7 +61,7 @@ def adopt(
                 f"The preset {config.preset!r} is trained, for the cell defines no reward. What "
                 f'was adopted before is kept: settings = {{"rewards.preset": "{path}"}} trains it'
             )
-            _train_with(stage, config.preset, config.reward_weights)
+            _keep(stage, "", config.reward_weights)
         return bench._replace(preset=load_rewards(config))
     try:
         written, _ = _written(bench, rows, baseline, stage, text)
@@ -210,11 +210,6 @@ def _keep(stage: Stage, text: str, weights: str) -> RewardSet:
         preset = str(path)
         with atomic_path(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    return _train_with(stage, preset, weights)
-
-
-def _train_with(stage: Stage, preset: str, weights: str) -> RewardSet:
-    """The rewards that the run has from now on; one that cannot be loaded changes nothing."""
     asked = {"preset": preset, "reward_weights": weights}
     trained = load_rewards(stage.config.rewards.model_copy(update=asked))
     stage.change({f"rewards.{name}": value for name, value in asked.items()})

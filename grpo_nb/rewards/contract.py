@@ -41,8 +41,8 @@ class Reward:
     """A reward in TRL's shape, made by `@reward` from a scorer.
 
     Calling it gives one `float | None` a completion; `explain` gives the reasons too;
-    `configured` gives a copy with other options and a name of its own. It pickles by name,
-    keeps no state, and may be called from several threads.
+    `configured` gives a copy with other options and a name of its own. It keeps
+    no state, and may be called from several threads.
     """
 
     def __init__(self, score: Callable[..., Any], settings: "reward", **options: Any) -> None:
@@ -74,12 +74,6 @@ class Reward:
         suffix = "_".join(f"{key}_{value}" for key, value in options.items())
         copy.__name__ = name or f"{self.__name__}_{suffix}"
         return copy
-
-    def __reduce__(self) -> str | tuple:
-        if self.__name__ == self.__qualname__ and not self.options:
-            return self.__qualname__
-        original = (self.__module__, self.__qualname__)
-        return _restore, (*original, self.__name__, self.options)
 
     def __repr__(self) -> str:
         return f"<reward {self.__name__}>"
@@ -249,9 +243,3 @@ def exits_are_errors(name: str) -> Iterator[None]:
             f"reward {name} called sys.exit({left.code!r}): return a score or None for what it "
             "cannot score, or raise an error that says why"
         ) from left
-
-
-def _restore(module: str, qualname: str, name: str, options: dict[str, Any]) -> Reward:
-    """A configured reward, unpickled."""
-    original = getattr(__import__(module, fromlist=[qualname]), qualname)
-    return original.configured(name, **options)

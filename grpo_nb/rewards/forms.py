@@ -129,10 +129,10 @@ class Form(NamedTuple):
             thought = f"{STEP if reasoning is None else reasoning}\n{self._end_of_thought}\n\n"
         parts = [steps if self.has("reasoning") else "", f"{opening}{answer}{closing}"]
         if self.kind == "json":
-            fields = [(name, text) for name, text in ((before, reasoning), (opening, answer))]
+            fields = ((before, reasoning), (opening, answer))
             parts = [f"{name}: {_json(text)}" for name, text in fields if text is not None]
-        said = (", " if self.kind == "json" else "").join(parts[::-1] if answer_first else parts)
-        return thought + (f"{{{said}}}" if self.kind == "json" else said)
+        parts = parts[::-1] if answer_first else parts
+        return thought + (f"{{{', '.join(parts)}}}" if self.kind == "json" else "".join(parts))
 
     def reference(self, row: Mapping[str, Any]) -> str:
         """A completion that ought to earn every reward: any true step, then the row's answer."""

@@ -315,12 +315,12 @@ def load_source(path: Path, text: str | None = None) -> ModuleType:
     """
     if text is None:
         if not path.is_file():
-            raise FileNotFoundError(f"{path} does not exist: give a Python file of rewards")
+            raise FileNotFoundError(f"{path} does not exist: give the path of a Python file")
         text = path.read_text(encoding="utf-8")
     name = f"rewards_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     module = ModuleType(name)
     module.__file__ = str(path)
-    sys.modules[name] = module  # dataclasses and pickle look it up there
+    sys.modules[name] = module  # dataclasses look it up there
     try:
         exec(compile(text, str(path), "exec"), vars(module))
     except (Exception, SystemExit) as error:  # a user's file may raise anything

@@ -17,28 +17,23 @@ _AMOUNT = r"[$€£]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
 _EQUATION = re.compile(
     rf"(?<![\w.])({_AMOUNT}(?:\s?[-+*/x×÷]\s?{_AMOUNT})+)\s?=\s?(-?{_AMOUNT})", re.ASCII
 )
-_TOKEN = re.compile(rf"{_AMOUNT}|[-+*/x×÷]", re.ASCII)
-
-
-def _number(text: str) -> Fraction:
-    return Fraction(text.replace(",", "").lstrip("$€£"))
+_STEP = re.compile(rf"([-+*/x×÷]?)\s?({_AMOUNT})", re.ASCII)
 
 
 def _evaluate(expression: str) -> Fraction | None:
     """The value of a sum of products; None for a division by zero."""
-    tokens = _TOKEN.findall(expression)
-    terms = [_number(tokens[0])]
-    for operator, operand in zip(tokens[1::2], tokens[2::2], strict=True):
-        number = _number(operand)
-        if operator in "/÷" and number == 0:
-            return None
-        if operator in "*x×":
-            terms[-1] *= number
-        elif operator in "/÷":
-            terms[-1] /= number
+    total = product = Fraction(0)
+    for sign, amount in _STEP.findall(expression):
+        number = Fraction(amount.replace(",", "").lstrip("$€£"))
+        if sign in ("*", "x", "×"):
+            product *= number
+        elif sign in ("/", "÷"):
+            if number == 0:
+                return None
+            product /= number
         else:
-            terms.append(number if operator == "+" else -number)
-    return sum(terms)
+            total, product = total + product, -number if sign == "-" else number
+    return total + product
 
 
 @reward(
@@ -62,8 +57,7 @@ def worked_steps_reward(response: str, *, form: Form = TAGS) -> Scored:
     equations = set(_EQUATION.findall(reasoning))
     if not equations:
         return Scored(0.0, "no equation")
-    signed = [(left, _number(right.lstrip("-")), right[0] == "-") for left, right in equations]
-    held = sum(_evaluate(left) == (-value if minus else value) for left, value, minus in signed)
+    held = sum(_evaluate(left) == _evaluate(right) for left, right in equations)
     return Scored(held / len(equations), f"{held} of {len(equations)} equations hold")
 
 

@@ -36,7 +36,7 @@ class DataConfig(Section):
     question_column: str = setting("question", "questions (texts, chats), or else a likely name")
     answer_column: str = setting("answer", "reference answers, or else a likely name")
     extra_columns: str = setting("", 'columns for the rewards: "a, b" or "all"')
-    answer_format: str = setting("auto", "auto: #### or as_is; boxed, tag, json:path, regex:…")
+    answer_format: str = setting("auto", "auto: #### or as_is; boxed, tag, regex:…")
     answer_kind: AnswerKind = setting("number", "what a reference answer has to be")
     system_prompt: str = setting("preset", "says the format; preset: as the rewards ask for it")
     max_rows: int = setting(0, "rows read from the source; 0 reads all", ge=0)

@@ -9,11 +9,13 @@ import pandas as pd
 from transformers import TrainerCallback
 
 from grpo_nb.models import sharded
+from grpo_nb.runs import atomic_path, write_json
+from grpo_nb.runs.files import read_json
 from grpo_nb.training import health, ranks
 from grpo_nb.training.checkpoints import adaptive_rewards, seal
 from grpo_nb.training.metrics import append_line
 from grpo_nb.training.updates import Update
-from grpo_nb.training.validation import Validation, keep_if_best
+from grpo_nb.training.validation import Validation
 
 BAD_STEPS = 3  # updates in a row that had to be left out end the training
 GRADIENT = (
@@ -133,13 +135,17 @@ class StepCallback(TrainerCallback):
         self.on_step_end(args, state, control)  # what was asked for meanwhile
 
     def _keep(self, figures: dict[str, float], step: int) -> None:
-        """Keep the adapter that was validated best."""
+        """Keep the adapter that was validated best, with its figures; of equals the later."""
         if not all(map(math.isfinite, figures.values())):  # the rewards gave None, or infinity
             print(f"step {step}: this validation has no score, and does not count")
             return
         self.trainer.gather_weights()
-        if ranks.is_main():
-            keep_if_best(self.folder / "best", self.trainer.save_adapter, step, figures)
+        report, now = self.folder / "best/eval.json", figures["eval/accuracy"]
+        better = not report.is_file() or read_json(report)["eval/accuracy"] <= now
+        if better and ranks.is_main():
+            with atomic_path(report.parent) as temporary:
+                self.trainer.save_adapter(temporary)
+                write_json(temporary / report.name, {"step": step, **figures})
 
     def _figures(self) -> dict[str, float]:
         """The validation's, by the first process; sharded weights take all of them in step."""

@@ -87,8 +87,8 @@ def sample(
     stops: Sequence[int],
     pad: int,
     temperature: float = 1.0,
-) -> tuple[list[list[int]], list[list[float]]]:
-    """A completion for each prompt, by torch's random state.
+) -> list[list[int]]:
+    """Token ids of a completion for each prompt, by torch's random state.
 
     Args:
         model: `DenseCopy.renewed`.
@@ -97,21 +97,17 @@ def sample(
         stops: Ids that end a completion, and are its last.
         pad: Id for the places before a short prompt.
         temperature: The logits are divided by it; nearly 0 is greedy.
-
-    Returns:
-        Token ids, and their log-probabilities at this temperature.
     """
     import torch
 
     logits, cache, tokens, mask, last = _prefill(model, prompts, max_completion_length, pad)
     width = tokens.shape[1] - max_completion_length
-    log_p = torch.zeros(len(prompts), max_completion_length)
     lengths = torch.full((len(prompts),), max_completion_length)
     rows = torch.arange(len(prompts))
     ends = torch.tensor(stops, dtype=torch.long)
     alive = torch.ones_like(rows, dtype=torch.bool)
     for step in range(max_completion_length):
-        token, log_p[rows, step] = draw(logits / temperature)
+        token = draw(logits / temperature)
         tokens[rows, width + step] = token
         ended = alive & torch.isin(token, ends)
         lengths[rows[ended]] = step + 1
@@ -129,9 +125,8 @@ def sample(
             position_ids=last,
             past_key_values=cache,
         ).logits[:, -1]
-    pairs = zip(tokens[:, width:].tolist(), log_p.tolist(), lengths.tolist(), strict=True)
-    cut = [(ids[:length], values[:length]) for ids, values, length in pairs]
-    return [ids for ids, _ in cut], [values for _, values in cut]
+    pairs = zip(tokens[:, width:].tolist(), lengths.tolist(), strict=True)
+    return [ids[:length] for ids, length in pairs]
 
 
 def _prefill(
@@ -171,20 +166,18 @@ def _prefill(
     return logits[index], cache, tokens[index], mask[index], positions[index, -1:]
 
 
-def draw(logits: "torch.Tensor") -> tuple["torch.Tensor", "torch.Tensor"]:
-    """A token for each row of logits, and its log-probability.
+def draw(logits: "torch.Tensor") -> "torch.Tensor":
+    """A token for each row of logits.
 
     By the inverse of the distribution function: one random number a row, where
     `torch.multinomial` draws one for each token of the vocabulary.
     """
     import torch
 
-    log_p = logits.float().log_softmax(-1)
-    reached = log_p.exp().cumsum(-1, dtype=torch.float64)
+    reached = logits.float().softmax(-1).cumsum(-1, dtype=torch.float64)
     chosen = torch.rand(len(logits), 1, dtype=torch.float64)
     token = torch.searchsorted(reached, chosen * reached[:, -1:], right=True)
-    token = token.clamp(max=logits.shape[1] - 1)
-    return token[:, 0], log_p.gather(-1, token)[:, 0]
+    return token[:, 0].clamp(max=logits.shape[1] - 1)
 
 
 def copy_lacks(trainer: Any) -> str:
@@ -247,12 +240,12 @@ class DenseCopy:
             torch.add(base, module.get_delta_weight("default"), out=weight.data)
         return self.model
 
-    def sample(self, trainer: Any, prompts: Sequence[Sequence[int]]) -> tuple[list, list]:
-        """TRL's `_generate_single_turn` of text: (token ids, their log-probabilities)."""
+    def sample(self, trainer: Any, prompts: Sequence[Sequence[int]]) -> tuple[list, None]:
+        """TRL's `_generate_single_turn` of text: token ids; None, as where transformers samples."""
         import torch
 
         with torch.no_grad():
-            return sample(
+            ids = sample(
                 self.renewed(),
                 prompts,
                 max_completion_length=trainer.max_completion_length,
@@ -260,6 +253,7 @@ class DenseCopy:
                 pad=trainer._tokenizer.pad_token_id,
                 temperature=trainer.temperature,
             )
+        return ids, None
 
 
 def _dense(modules: dict[str, Any], name: str) -> "torch.Tensor":

@@ -201,12 +201,6 @@ def _episodes(w: Watch) -> Iterator[tuple[str, str, str]]:
 PARTS = (_steps, _signal, _rewards, _episodes)
 
 
-def examine(metrics: Iterable[Mapping], expected: Expected, limits: Thresholds | None = None):
-    """The alerts of a whole history, in the order of its lines."""
-    watch = Watch(expected, limits)
-    return [alert for line in metrics for alert in watch.feed(line)]
-
-
 def summary(alerts: Iterable[Check]) -> str:
     lines = (f"{alert.state}: {alert.name}, {alert.evidence} → {alert.fix}" for alert in alerts)
     return "\n".join(lines) or "no alerts"

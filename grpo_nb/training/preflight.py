@@ -10,7 +10,7 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import log
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,7 @@ def preflight(trainer: "Trainer") -> list[Check]:
         trainer: As built, not yet training.
     """
     prompts = list(trainer.train_dataset["prompt"])
-    tokens = count_tokens(trainer.policy.tokenizer, prompts)
+    tokens = count_tokens(trainer.policy.tokenizer, prompts, _tools(trainer))
     longest = max(range(len(prompts)), key=tokens.__getitem__)
     checks = [_context(trainer, tokens[longest]), _end_of_turn(trainer)]
     if sharded():
@@ -251,8 +251,8 @@ def dry_run(trainer: "Trainer", prompt: list[dict]) -> list[Check]:
         The checks "memory", "gradient" and "time"; "memory" alone where it ran out.
     """
     tokenizer, part = trainer.policy.tokenizer, "the update"
-    tools = trainer.environment.tools if trainer.environment else ()
-    ids = tokenizer(render(tokenizer, prompt, tools), add_special_tokens=False)["input_ids"]
+    text = render(tokenizer, prompt, _tools(trainer))
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     with _double(trainer) as double:
         _set_modes(trainer)
         before, budget = _memory_now()
@@ -271,6 +271,11 @@ def dry_run(trainer: "Trainer", prompt: list[dict]) -> list[Check]:
             return [Check("memory", "stop", seen, less)]
         memory = _memory(trainer, before, max(before, peak_memory()), budget)
     return [memory, gradient, _time(trainer.args, update, generation)]
+
+
+def _tools(trainer: "Trainer") -> Sequence[Mapping[str, Any]]:
+    """That the prompts tell of."""
+    return trainer.environment.tools if trainer.environment else ()
 
 
 def _timed(work: Any, *arguments: Any) -> float:

@@ -13,7 +13,7 @@ One step, in order, with the method of this class or of `callbacks.StepCallback`
  5. The optimizer steps. Is a checkpoint due, or a stop asked for? `on_step_end`.
  6. The step's metrics are logged: `log`. They go to train/metrics.jsonl, the alerts and whoever
     watches; and every `train.eval_steps` the policy is validated: `on_log`.
- 7. Where it is due, the checkpoint is written and sealed: `_save_checkpoint`, `on_save`.
+ 7. Where it is due, the checkpoint is written by transformers, and sealed: `on_save`.
 
 Each method of TRL's that is overridden says why, and what Unsloth's GPU trainer, which takes the
 place of TRL's class when Unsloth is imported on a GPU, does with it. For that reason this module
@@ -25,6 +25,7 @@ import math
 import shutil
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,6 +50,7 @@ from grpo_nb.training.checkpoints import GOES_ON, save_trained
 from grpo_nb.training.updates import Controls, Progress, Watcher, stop_on_signals
 from grpo_nb.training.validation import Validation, hold_out, prompts_to_hold_out
 
+warnings.filterwarnings("ignore", "You are using 'environment_factory'")  # it may change, TRL says
 if "unsloth" not in sys.modules and not models.cuda_available():
     lm_head.install()  # for a model of your own, too; Unsloth brings one
 
@@ -195,6 +197,8 @@ class Trainer(GRPOTrainer):
                 error.add_note(f"step {step} could not be kept: {second}")
         kept = checkpoints.trained_steps(self.folder)
         error.add_note(f"The training is kept up to step {kept}; {GOES_ON}")
+        if (free := shutil.disk_usage(self.folder).free / 2**30) < 1:
+            error.add_note(f"Only {free:.2f} GiB are free for {self.folder}: make room first")
         if preflight.is_out_of_memory(error):
             smaller = preflight.smaller(self, self.args.per_device_train_batch_size // 2)
             error.add_note(f"Memory ran out: {smaller}, with train.resume = 'always'")
@@ -223,21 +227,17 @@ class Trainer(GRPOTrainer):
         with self._timing("seconds/generation"):
             return super()._generate(*args, **kwargs)
 
-    def _generate_single_turn(
-        self, prompt_ids: Any, images: Any, multimodal_fields: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
         """On a CPU, to sample from a dense copy; under FSDP2, to gather what peft goes past.
 
         On a GPU Unsloth's own method runs.
         """
-        if self.samples_from_copy and images is None and not multimodal_fields:
+        if self.samples_from_copy:
             model = self.accelerator.unwrap_model(self.model)
             self._copy = self._copy or fast_cpu.DenseCopy(model)
             return self._copy.sample(self, prompt_ids)
         with unsharded_root(self.model_wrapped):
-            return super()._generate_single_turn(
-                prompt_ids, images, multimodal_fields, *args, **kwargs
-            )
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
 
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any, *args: Any
@@ -319,20 +319,6 @@ class Trainer(GRPOTrainer):
         """To have the sampler at hand, which a resumed training has to advance (`callbacks`)."""
         self.row_sampler = super()._get_train_sampler(*args, **kwargs)
         return self.row_sampler
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """To say what is to be done when the disk is full. Unsloth's trainer has TRL's method."""
-        name = f"checkpoint-{self.state.global_step}"
-        try:
-            super()._save_checkpoint(model, trial)
-        except Exception as error:  # safetensors and torch have errors of their own for it
-            shutil.rmtree(self.folder / name, ignore_errors=True)
-            free = shutil.disk_usage(self.folder).free / 2**30
-            raise OSError(
-                f"{name} could not be written ({type(error).__name__}: {error}); {free:.1f} GiB "
-                "are free there. Earlier checkpoints are as they were: make room, run this again, "
-                "and training goes on from the newest"
-            ) from error
 
     def save_adapter(self, folder: Path) -> None:
         """Save the adapter (or the whole model, if all of it is trained) and the tokenizer."""

@@ -6,7 +6,6 @@ notebook 4 judges, have no say in which adapter is kept.
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,7 @@ from grpo_nb.models import Policy
 from grpo_nb.reward_lab import bench_of
 from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.rewards import RewardSet
-from grpo_nb.runs import atomic_path, write_json
 from grpo_nb.runs.config import RunConfig
-from grpo_nb.runs.files import read_json
 from grpo_nb.runs.settings import TrainConfig
 
 Row = Mapping[str, Any]
@@ -76,20 +73,3 @@ class Validation:
             figures["eval/format"] = float(np.nanmean(scores_P_F[:, names.index(name)]))
         figures["eval/reward"] = float(np.nanmean(self.bench.totals(scores_P_F)))
         return figures | {"eval/seconds": time.perf_counter() - started}
-
-
-def keep_if_best(folder: Path, save: Any, step: int, figures: Mapping[str, float]) -> None:
-    """Write the adapter by `save(folder)` unless a kept one was better; of equals the later stays.
-
-    Args:
-        folder: With the step and its figures in eval.json.
-        save: Writes the adapter into a folder.
-        step: After which it was validated.
-        figures: Of `Validation`.
-    """
-    report = folder / "eval.json"
-    if report.is_file() and read_json(report)["eval/accuracy"] > figures["eval/accuracy"]:
-        return
-    with atomic_path(folder) as temporary:
-        save(temporary)
-        write_json(temporary / "eval.json", {"step": step, **figures})

@@ -201,21 +201,6 @@ def _save(figure: "Figure", run: Run, name: str) -> "Figure":
     return figure
 
 
-def prompt_lengths(run: Run, report: dict, cap: int) -> "Figure":
-    """Histogram of prompt lengths [tokens], with the median, the 99th percentile and the cap."""
-    figure, (axis,) = _subplots(1, 6)
-    lengths = report["prompt_tokens"]
-    axis.stairs(
-        lengths["histogram"]["counts"], lengths["histogram"]["edges"], fill=True, color=BLUE
-    )
-    marks = {"half": lengths["p50"], "99 %": lengths["p99"], "cap": cap}
-    for (name, place), color in zip(marks.items(), (GREY, ORANGE, GREEN), strict=True):
-        axis.axvline(place, color=color, linestyle="--", label=f"{name}: {place}")
-    axis.set(xlabel="prompt length [tokens]", ylabel="prompts")
-    axis.legend(frameon=False)
-    return _save(figure, run, "prompt_lengths")
-
-
 def training_charts(run: Run, metrics: Sequence[dict], keys: Sequence[str] = ()) -> "Figure":
     """The dashboard's charts, once the training is over, as figures/training.png."""
     import matplotlib.pyplot as plt
@@ -249,29 +234,26 @@ def learning_curves(curves: Mapping[str, pd.DataFrame], order: Sequence[str]) ->
 
 
 def before_after(run: Run, report: Mapping[str, Any]) -> "Figure":
-    """Accuracy and pass@k of each model, with 95 % intervals.
+    """Accuracy, greedy and sampled, and pass@k of each model, with 95 % intervals.
 
     Args:
         report: As `evaluation.run` gives it.
     """
-    figure, (accuracy, curves) = _subplots(2, 9)
-    width, ks = 0.8 / len(report["models"]), np.arange(1, report["samples"] + 1)
-    for number, (label, color) in enumerate(zip(report["models"], cycle(COLORS), strict=False)):
-        means, errors = _with_errors([(report[name][label], "accuracy") for name in DECODING])
-        places = np.arange(len(DECODING)) + (number + 0.5) * width - 0.4
-        bars = accuracy.bar(places, means, 0.92 * width, yerr=errors, color=color, label=label)
-        accuracy.bar_label(bars, fmt="{:.0%}", fontsize=8)
-        means, errors = _with_errors([(report["sampled"][label], f"pass@{k}") for k in ks])
-        curves.errorbar(ks, means, errors, color=color, marker="o", capsize=2)
-    accuracy.set(title="accuracy (bar: 95 %)", ylim=(0, 1.12))
-    accuracy.set_xticks(range(len(DECODING)), DECODING)
-    curves.set(title="pass@k", xlabel="k", xticks=ks, ylim=(0, 1.05))
-    figure.legend(frameon=False, ncols=len(report["models"]), loc="outside upper center")
+    shown = [(decoding, decoding, "accuracy") for decoding in DECODING]
+    ks = [k for k in (2, 4, 8, 16, 32, 64) if k <= report["samples"]]
+    shown += [(f"pass@{k}", "sampled", f"pass@{k}") for k in ks]
+    means, reach = {}, []
+    for label in report["models"]:
+        found = [(report[decoding][label], figure) for _, decoding, figure in shown]
+        means[label] = np.array([line[figure] for line, figure in found], dtype=float)
+        ends = [line["intervals"][figure] or (np.nan, np.nan) for line, figure in found]
+        reach.append(np.abs(np.array(ends).T - means[label]))  # below and above
+    figure, (axis,) = _subplots(1, 9)
+    colors = [color for _, color in zip(means, cycle(COLORS), strict=False)]
+    look = {"color": colors, "width": 0.8, "rot": 0, "legend": False, "ylabel": "correct"}
+    table = pd.DataFrame(means, index=[name for name, *_ in shown])
+    table.plot.bar(ax=axis, yerr=np.array(reach), ylim=(0, 1.12), **look)
+    for bars in axis.containers[1::2]:  # each before it is of the intervals
+        axis.bar_label(bars, fmt="{:.0%}", fontsize=8)
+    figure.legend(frameon=False, ncols=len(means), loc="outside upper center")
     return _save(figure, run, "before_after")
-
-
-def _with_errors(figures: Sequence[tuple[Mapping[str, Any], str]]) -> tuple[np.ndarray, np.ndarray]:
-    """Means and, [2, figures], how far their intervals reach below and above; NaN for none."""
-    means = np.array([line[name] for line, name in figures], dtype=float)
-    ends = np.array([line["intervals"][name] or (np.nan, np.nan) for line, name in figures])
-    return means, np.abs(ends.T - means)

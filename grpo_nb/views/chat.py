@@ -6,39 +6,23 @@
 A prompt is made as notebook 1 made those of the training. `answers` asks a file of them.
 """
 
-import html
-from collections.abc import Mapping
 from functools import cached_property, partial
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
+import pandas as pd
 
 from grpo_nb import environments
 from grpo_nb.evaluation.answers import system_prompt
 from grpo_nb.export import trained_paths
 from grpo_nb.models import Engine, open_engine
-from grpo_nb.reward_lab import bench_of, explain
-from grpo_nb.rewards import Scored, load_rewards
+from grpo_nb.reward_lab import bench_of
+from grpo_nb.rewards import load_rewards
 from grpo_nb.rewards.prompts import build_prompt, completion_text
 from grpo_nb.runs import Run, refuse_unknown
 from grpo_nb.views import tables
 
 Row = dict[str, Any]
 MODELS = ("base", "tuned")
-
-
-class Said(NamedTuple):
-    """A model's completion of a row.
-
-    answer: As the rewards read it; None where there is none.
-    scored: Each reward's score and reason, and of "total" their weighted sum; empty without a
-        reference answer.
-    """
-
-    completion: str
-    answer: str | None = ""
-    scored: Mapping[str, Scored] = MappingProxyType({})
 
 
 class Chat:
@@ -80,74 +64,42 @@ class Chat:
         row = {"prompt": prompt, "question": question}
         return row | {"answer": reference} if reference else row
 
-    def answer(
-        self,
-        question: str | Row,
-        model: str = "tuned",
-        *,
-        temperature: float = 0.0,
-        seed: int = 0,
-    ) -> Said:
-        """What a model says to one question.
+    def answer(self, question: str | Row, model: str = "tuned", **how: Any) -> dict[str, Any]:
+        """What a model says to one question, and what it earns where the reference answer is known.
 
         Args:
             question: A text, or a row: of `data.load`, or of `row` with its reference answer.
             model: "base" or "tuned".
-            temperature: 0 is greedy.
-            seed: Of the sampling.
+            how: temperature (0, which is greedy, unless given) and seed.
+
+        Returns:
+            question, completion and answer, as it was read or None; with a reference answer also
+            reference, each reward, its `<reward>/reason`, and total.
 
         Raises:
             FileNotFoundError: The run has not been trained.
             ValueError: A reward reads a column that the row lacks.
         """
         refuse_unknown("model", model, list(MODELS))
-        row = self.row(question)
+        row, cap = self.row(question), self.config.train.max_completion_length
+        asked = {"max_completion_length": cap, "adapter": model == "tuned", **how}
         engine = self._engines[model]
         bench = bench_of(self.config, self.preset, engine.tokenizer)
-        [[sample]] = environments.answer(
-            engine,
-            [row],
-            bench.environment,
-            max_completion_length=self.config.train.max_completion_length,
-            temperature=temperature,
-            seed=seed,
-            adapter=model == "tuned",
-        )
-        answer = self.preset.extract(completion_text(sample.completion))
-        said = Said(sample.text, answer)
+        [[sample]] = environments.answer(engine, [row], bench.environment, **asked)
         if "answer" not in row:
-            return said
-        arguments = bench.arguments([row], [sample.completion])
-        scored = {f.__name__: explain(f, arguments)[0] for f in self.preset.reward_funcs}
-        [total] = bench.totals(np.array([[one.score for one in scored.values()]], dtype=float))
-        return said._replace(scored=scored | {"total": Scored(float(total))})
+            said = {"question": row["question"], "completion": sample.text}
+            return said | {"answer": self.preset.extract(completion_text(sample.completion))}
+        table = bench.table([row], [[sample.completion]])
+        [line] = table.drop(columns=["mean", "std", "advantage", "signal"]).to_dict("records")
+        return line
 
     def ask(self, question: str | Row, *models: str, **how: Any) -> tables.Page:
-        """What models say to the same prompt, one below the other; a cell shows it as its value.
+        """What models say to the same prompt, side by side; a cell shows it as its value.
 
         Args:
             models: "base" or "tuned"; none named: both.
             how: temperature and seed, as `answer` takes them.
         """
-        row = self.row(question)
-        asked = {model: self.answer(row, model, **how) for model in models or MODELS}
-        return answers_page(row, asked)
-
-
-def answers_page(row: Row, said: Mapping[str, Said]) -> tables.Page:
-    """Answers to one question, a line a model: completion, what was read in it, its scores.
-
-    Args:
-        row: Its question, and its reference answer if it has one.
-        said: What each model said.
-    """
-    names = list(dict.fromkeys(name for one in said.values() for name in one.scored))
-    head = ["", "completion", "answer", *map(tables.short, names)]
-    lines = []
-    for model, one in said.items():
-        cells = [html.escape(model), *tables.read(one.completion, one.answer)]
-        lines.append(cells + [tables.score(*one.scored[name]) for name in names if one.scored])
-    reference = f"\nreference answer {html.escape(str(row['answer']))}" if "answer" in row else ""
-    caption = f"<b>{html.escape(row['question'])}</b>{reference}"
-    plain = [row["question"], *(f"{model}: {one.completion}" for model, one in said.items())]
-    return tables.Page(tables.markup(head, lines, caption), "\n".join(plain))
+        asked, row = list(models or MODELS), self.row(question)
+        lines = [self.answer(row, model, **how) for model in asked]
+        return tables.completions(pd.DataFrame(lines, index=asked))

@@ -124,6 +124,29 @@ def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = Non
     return Page(shown, group[["completion", *names, "total", "advantage"]].to_string(index=False))
 
 
+def completions(frame: pd.DataFrame) -> Page:
+    """Completions side by side: a column each, a line for all that is known of them.
+
+    Args:
+        frame: A line a completion, few enough to read, by number or name: question, completion and
+            any of: reference, answer, columns of numbers or of yes and no, `<reward>/reason`.
+    """
+    texts = [name for name in ("question", "reference", "completion", "answer") if name in frame]
+    names = [*texts, *frame.select_dtypes(["number", "bool"])]
+    lines = [[html.escape(short(name))] for name in names]
+    for one in frame.to_dict("records"):
+        answer = one["answer"] if isinstance(one.get("answer"), str) else None
+        for line, name in zip(lines, names, strict=True):
+            if name == "completion":
+                line.append(read(one[name], answer)[0])
+            elif isinstance(one[name], float):
+                line.append(score(one[name], one.get(f"{name}/reason", "")))
+            else:
+                line.append(html.escape(str(one[name])))
+    shown = markup(["", *map(str, frame.index)], lines) if len(frame) else "no such completion"
+    return Page(shown, frame[names].T.to_string())
+
+
 def short(name: str) -> str:
     """A reward's name as a column head.
 

@@ -1,4 +1,4 @@
-"""What the notebooks' widgets share, and the browser of completions.
+"""What the notebooks' widgets share: errors on the screen, buttons, controls.
 
 Widgets hold no logic and nothing that a later cell needs: the notebook shows the same without.
 """
@@ -10,17 +10,7 @@ from functools import partial
 from typing import Any
 
 import ipywidgets as w
-import pandas as pd
 
-from grpo_nb.views import tables
-
-SHOWN = 200  # lines of the browser's list
-TOLD = {
-    "question": "prompt",
-    "reference": "reference answer",
-    "completion": "completion",
-    "answer": "answer read",
-}
 WIDE = {"width": "auto"}
 ALERT = "border-left: 4px solid #d33; padding-left: 8px; white-space: pre-wrap; line-height: 1.4"
 
@@ -97,75 +87,3 @@ def _in_order(control: w.Widget) -> None:
     """
     if control.comm is not None:
         control.comm._reply_subshell_for = None
-
-
-class CompletionBrowser(View):
-    """Baseline rollouts, or completions of a training or an evaluation: filtered, sorted, compared.
-
-    Args:
-        frame: question, completion and any of: reference, answer, `<reward>/reason`, step,
-            truncated, correct; they can be filtered by all columns, as `DataFrame.query` does, and
-            sorted by each column of numbers.
-    """
-
-    def __init__(self, frame: pd.DataFrame) -> None:
-        super().__init__()
-        self.frame = frame.reset_index(drop=True)
-        self.numbers = [c for c in frame.select_dtypes("number") if c != "step"]
-        hint = f"such as: {self.numbers[0]} > 0" + " and not truncated" * ("truncated" in frame)
-        self.query = w.Text(description="Filter", placeholder=hint, layout={"width": "32em"})
-        self.query.continuous_update = False
-        self.by = w.Dropdown(options=self.numbers, description="Score")
-        self.descending = w.Checkbox(value=True, description="highest first", indent=False)
-        self.count, self.shown = w.HTML(), w.HTML()
-        self.chosen = w.SelectMultiple(description="Compare", rows=8, layout=WIDE)
-        controls = w.HBox([self.query, self.by, self.descending])
-        self.children = [controls, self.errors, self.count, self.chosen, self.shown]
-        self.on(self._list, self.query, self.by, self.descending)
-        self.on(self._show, self.chosen)
-        self._list()
-
-    def sentence(self, error: Exception) -> str:
-        """What is wrong with the filter, with what it may name."""
-        return f"the filter {self.query.value!r}: {error}; columns: {', '.join(self.frame)}"
-
-    @property
-    def found(self) -> pd.DataFrame:
-        """The lines that pass the filter, sorted."""
-        query, descending = self.query.value.strip(), self.descending.value
-        lines = self.frame.query(query, engine="python") if query else self.frame
-        return lines.sort_values(self.by.value, ascending=not descending, kind="stable")
-
-    def _list(self) -> None:
-        lines = self.found
-        self.count.value = f"{len(lines)} of {len(self.frame)} completions"
-        self.chosen.options = [
-            (_label(line, self.by.value), number)
-            for number, line in zip(lines.index, lines.to_dict("records"), strict=True)
-        ][:SHOWN]
-        self.chosen.value = [number for _, number in self.chosen.options[:2]]
-        self._show()
-
-    def _show(self) -> None:
-        """The selected completions side by side: a column each, a line for all that is known."""
-        chosen = self.frame.loc[list(self.chosen.value)].to_dict("records")
-        told = {name: label for name, label in TOLD.items() if name in self.frame}
-        lines = [[label, *(_cell(one, name) for one in chosen)] for name, label in told.items()]
-        for name in self.numbers:
-            scores = [tables.score(one[name], one.get(f"{name}/reason", "")) for one in chosen]
-            lines.append([html.escape(tables.short(name)), *scores])
-        head = ["", *(f"completion {number + 1}" for number in range(len(chosen)))]
-        none = "no completion passes this filter"
-        self.shown.value = tables.Page(tables.markup(head, lines)) if chosen else none
-
-
-def _cell(line: dict[str, Any], name: str) -> str:
-    if name == "completion":
-        answer = line.get("answer")
-        return tables.read(line[name], answer if isinstance(answer, str) else None)[0]
-    return html.escape(str(line[name]))
-
-
-def _label(line: dict[str, Any], by: str) -> str:
-    step = f"step {line['step']} · " if "step" in line else ""
-    return f"{step}{line[by]:.3g} · {line['question'][:40]} → {line['completion'][:60]!r}"

@@ -58,22 +58,19 @@ print("asked to stop:", controls.stop.wait(100))"""
 MADE = """import pandas as pd
 from IPython.display import HTML
 from grpo_nb import reward_lab, rewards, views
-from grpo_nb.views import chat
 from grpo_nb.rewards import forms, prompts
 text = r"It costs $5 or $6, $x^2$, \\(y\\), $$\\href{http://127.0.0.1/}{z}$$"
 row = {"prompt": prompts.build_prompt(text), "question": text, "answer": text}
 preset = rewards.load_preset("qa")
 sum = forms.TAGS.write("48 + 24 = 72", "72")
 table = reward_lab.Bench(preset).table([row], [[text, forms.TAGS.write(text, text), sum]])
-said = {"base": chat.Said(text, text), "tuned": chat.Said(sum, "72")}
 figures = {"model": "adapter", "95 %": "0.923 … 0.974", "share": "95 %"}
 figures |= {f"some_well_named_format_{number}_reward": 0.5 for number in range(12)}"""
 VIEWS = {
     "typeset": "HTML(f'<p>{text}</p>')",  # that there is something to keep out
     "sheet": "views.score_sheet(table, preset)",
     "table": "views.table(table[['question', 'reference', 'completion', 'answer']])",
-    "chat": "chat.answers_page(row, said)",
-    "browser": "views.CompletionBrowser(table)",
+    "side": "views.completions(table.iloc[[0, 2]].set_axis(['base', 'tuned']))",
     "wide": "views.table(pd.DataFrame([figures]))",
     "end": "HTML(f'<p>{text}</p>')",
 }
@@ -119,24 +116,15 @@ LAID = """node => {
 
 
 def test_tables_keep_to_the_left_and_what_is_short_stays_on_one_line(shown):
-    expected = {"chat": {"tuned"}, "wide": {"95 %", "0.923 … 0.974", "adapter"}}
-    short = {*expected["wide"], "tuned", "reference answer"}
-    for view in ("sheet", "table", "chat", "browser", "wide"):
+    expected = {"side": {"tuned"}, "wide": {"95 %", "0.923 … 0.974", "adapter"}}
+    short = {*expected["wide"], "tuned", "reference"}
+    for view in ("sheet", "table", "side", "wide"):
         cells = shown[view].locator(".sheet :is(th, td, caption, .text)").all()
         laid = [cell.evaluate(LAID) for cell in cells]
         assert {side for _, side, _ in laid} == {"left"}
         whole = {text: lines for text, _, lines in laid if text in short or "48 + 24 = 72" in text}
         assert set(whole.values()) <= {1}, whole
         assert expected.get(view, set()) <= whole.keys()
-
-
-def test_the_browser_shows_prompt_reference_answer_and_scores_of_the_selected(shown):
-    lines = shown["browser"].locator(".sheet tr")
-    heads = [line.locator(":is(th, td)").first.inner_text() for line in lines.all()]
-    told = ["", "prompt", "reference answer", "completion", "answer read"]
-    assert heads[:6] == [*told, "exact match"] and "total" in heads
-    for place in (1, 2):
-        expect(lines.nth(place)).to_contain_text("It costs $5 or $6")
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ CASES = {
     "Unsloth generates": ({"model.fast_inference": "off"}, {"vllm": False}),
     "vLLM generates": (VLLM, {"vllm": True, "sleeps": False}),
     "vLLM stands by": (VLLM | {"policy.standby": True}, {"vllm": True, "sleeps": True}),
-    "transformers": (PLAIN, {"from copy": False}),
+    "transformers": (PLAIN, {"vllm": False}),
 }
 
 

@@ -73,7 +73,6 @@ def main(settings, folder):
         "checkpointed": {"preflight": flags, "training": in_training},
         "vllm": policy.vllm,
         "sleeps": bool(model_config and model_config.enable_sleep_mode),
-        "from copy": trainer.samples_from_copy,
         "shares prompts": trainer.share_prompts,
         "trained in": sorted({str(weight.dtype) for weight in trained}),
     }

@@ -27,10 +27,11 @@ from trainings import (  # noqa: E402
     make_run,
     scale_loss,
     steps_that_move,
+    trainer_of,
 )
 from unsloth import FastLanguageModel  # noqa: E402
 
-from grpo_nb import data, environments, models, rewards, training  # noqa: E402
+from grpo_nb import environments, models, rewards, training  # noqa: E402
 from grpo_nb.rewards import reward_set  # noqa: E402
 from grpo_nb.runs import Run, Stage  # noqa: E402
 from grpo_nb.runs.config import flatten, resolve  # noqa: E402
@@ -64,15 +65,14 @@ def policy(config):
 
 
 def start(name, rewards=MATH, **settings):
-    run = Run(name)
+    run, settings = Run(name), SETTINGS | settings
     if not run.path.exists():
         make_run(name, **{"data.sft_rows": 16, "data.max_rows": 64})
-    stage = Stage(run, "03", resolve("tiny-cpu", flatten(run.config()), SETTINGS, settings))
-    loaded = policy(stage.config)
+    config = resolve("tiny-cpu", flatten(run.config()), settings)
+    loaded = policy(config)
     pretended.claim_in("grpo_nb.training")
-    training.warm_up(loaded, stage)
-    args = training.grpo_config(stage, loaded, rewards)
-    return training.Trainer(loaded, rewards, args, data.load(run, "train"), stage)
+    training.warm_up(loaded, Stage(run, "03", config))
+    return trainer_of(run, loaded, rewards, **settings)
 
 
 def steps(trainer):

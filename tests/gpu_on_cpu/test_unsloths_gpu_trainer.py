@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from grpo_nb.runs import PROJECT_ROOT
-from grpo_nb.training import health
 
 
 @pytest.fixture(scope="module")
@@ -102,23 +101,9 @@ def test_overflows_of_fp16_are_waited_for(report):
     assert seen["scale"] == 2.0 ** (28 - 8 + len(seen["moved"]))
 
 
-def test_a_collapse_is_seen_though_no_entropy_is_logged(report):
-    """What it logs, drawn out to a training whose groups become alike and wrong."""
+def test_it_logs_no_entropy_and_how_different_samples_are_says_as_much(report):
     logged = report("a_training")["steps"][-1]
-    assert "entropy" not in logged
-    assert logged["groups/distinct"] > 0
-    rewards = {"numeric_correctness_reward": (1.0, 0.0, 1.0)}
-    lines = []
-    for step in range(1, 81):
-        fallen = step > 40
-        line = logged | {
-            "step": step,
-            "frac_reward_zero_std": 0.9 if fallen else 0.1 + step % 2 / 50,
-        }
-        line |= {"reward": 0.3, "rewards/numeric_correctness_reward/mean": 0.3}
-        lines.append(line | {"groups/distinct": 0.0 if fallen else logged["groups/distinct"]})
-    alerts = health.examine(lines, health.Expected(rewards))
-    assert "collapse" in {alert.name for alert in alerts}
+    assert "entropy" not in logged and logged["groups/distinct"] > 0
 
 
 def test_it_trains_on_episodes_and_masks_what_tools_say(report):
@@ -126,5 +111,6 @@ def test_it_trains_on_episodes_and_masks_what_tools_say(report):
     assert "stop" not in seen["checks"].values()
     assert [line["step"] for line in seen["steps"]] == [1, 2, 3, 4]
     assert any(line["grad_norm"] > 0 for line in seen["steps"])
-    assert all(line["episodes/turns"] > 0 for line in seen["steps"])
-    assert all(0 < share < 1 for share in seen["masks"])
+    assert any(line["episodes/turns"] > 0 for line in seen["steps"])
+    for share, line in zip(seen["masks"], seen["steps"], strict=True):
+        assert (share < 1) == (line["episodes/turns"] > 0)  # the tools' tokens, and no others

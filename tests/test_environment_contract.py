@@ -1,0 +1,279 @@
+"""The contract of environments: what the guard adds to an author's class, and whom it refuses."""
+
+import copy
+import random
+import threading
+import time
+import typing
+
+import numpy as np
+import pytest
+from flawed_environments import GivesNoNumber, Hunt, hunt_rows, tokenizer_of
+
+from grpo_nb.environments import Environment, check_rows, load, tool
+from grpo_nb.environments.contract import FINISHED
+from grpo_nb.environments.play import begin, run_call
+
+WAYS = "'raise', 'exit', 'hang', 'end' or 'draw'"
+ROW = hunt_rows()[0]  # low 10, secret 13
+
+
+HOW = typing.Literal["raise", "exit", "hang", "end", "draw"]
+
+
+class Odd:
+    """Tools that misbehave."""
+
+    tool_seconds = 0.05
+    done = False
+    wait = threading.Event()
+
+    def reset(self, **row) -> str:
+        self.row, self.done = row, False
+        self.drawn = random.random(), np.random.rand()
+        return f" Drawn {self.drawn}."
+
+    @tool
+    def act(
+        self, how: typing.Literal["raise", "exit", "hang", "end", "draw"], often: int = 1
+    ) -> str:
+        """Act.
+
+        Args:
+            how: Which way.
+            often: How often.
+        """
+        if how == "raise":
+            raise KeyError("lost")
+        if how == "exit":
+            raise SystemExit(3)
+        if how == "hang":
+            self.wait.wait()
+            return ""  # and draws nothing, which another test would see
+        self.done = how == "end"
+        return [random.random(), float(np.random.rand())]
+
+    def helper(self):
+        return "no tool: another method is marked"
+
+    def get_reward(self):
+        return 0.5
+
+
+def asked(played, name, **arguments):
+    """What the model reads."""
+    return run_call(played, {"function": {"name": name, "arguments": arguments}})["content"]
+
+
+@pytest.fixture
+def odd():
+    played, _ = begin(Environment(Odd), ROW)
+    return played
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "read"),
+    [
+        (
+            "act",
+            {"how": "fly"},
+            f"act: how: input should be {WAYS}",
+        ),
+        ("act", {"how": "draw", "often": "2"}, "act: often: input should be a valid integer"),
+        ("act", {"how": "draw", "frequency": 1}, "act: frequency: unexpected keyword argument"),
+        ("act", {}, "act: how: missing required argument"),
+        ("act", {"how": "raise"}, "KeyError: 'lost'"),
+        ("act", {"how": "exit"}, "SystemExit: 3"),
+    ],
+)
+def test_the_model_reads_of_errors_which_are_counted(odd, name, arguments, read):
+    assert asked(odd, name, **arguments) == str({"error": read})
+    assert [call.error for call in odd.calls] == [read]
+    assert odd.get_reward() == 0.5, "the episode goes on"
+    assert asked(odd, "act", how="draw").startswith("[0.")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "read"),
+    [
+        ("helper", {}, "Tool helper not found."),
+        ("get_reward", {}, "Tool get_reward not found."),
+        ("act", ["raise"], "argument after ** must be a mapping, not list"),
+        ("act", "raise", "argument after ** must be a mapping, not str"),
+        ("act", {"self": 1}, "multiple values for argument 'self'"),
+    ],
+)
+def test_calls_that_are_none_are_answered_as_trl_does(odd, name, arguments, read):
+    said = run_call(odd, {"function": {"name": name, "arguments": arguments}})
+    assert (said["role"], said["name"]) == ("tool", name)
+    assert read in said["content"]
+    assert said["content"].startswith("{'error': ")
+
+
+def test_calls_after_the_end_are_told_so_and_change_nothing(odd):
+    asked(odd, "act", how="end")
+    assert asked(odd, "act", how="raise") == FINISHED
+    assert odd.calls[-1].result == FINISHED
+    odd.reset(**ROW)
+    assert asked(odd, "act", how="draw") != FINISHED
+
+
+def test_a_call_that_hangs_is_over_at_its_limit_and_the_instance_is_used_again(odd):
+    started = time.perf_counter()
+    assert "act took more than 0.05 seconds: the episode is over" in asked(odd, "act", how="hang")
+    assert time.perf_counter() - started < 5
+    assert asked(odd, "act", how="draw") == FINISHED
+    assert odd.get_reward() == 0.0, "a failure, whatever the class would say"
+    hung = odd._own
+    odd.reset(**ROW)
+    assert odd._own is not hung, "whose thread may go on"
+    assert odd.get_reward() == 0.5
+    Odd.wait.set()
+
+
+def test_a_group_starts_alike_and_the_caller_keeps_its_randomness():
+    environment = Environment(Odd)
+    random.seed(1)
+    np.random.seed(1)
+    kept = random.getstate(), np.random.get_state()[1].tolist()
+    group = [begin(environment, ROW) for _ in range(3)]
+    assert len({prompt[-1]["content"] for _, prompt in group}) == 1
+    first, second, third = (played for played, _ in group)
+    said = [asked(first, "act", how="draw") for _ in range(2)]
+    assert said[0] != said[1]
+    assert [asked(second, "act", how="draw") for _ in range(2)] == said, "calls may be in between"
+    assert [asked(copy.deepcopy(third), "act", how="draw") for _ in range(2)] == said[:1] * 2
+    other, _ = begin(environment, {**ROW, "secret": 14})
+    assert other.drawn != first.drawn
+    filled, _ = begin(environment, {**ROW, "absent": None})  # as a dataset fills it in
+    assert filled.drawn == first.drawn
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == kept
+
+
+class NoTool:
+    def reset(self, **row): ...
+
+
+class NoReset:
+    @tool
+    def act(self) -> str:
+        """Act."""
+
+
+class NoHint(NoTool):
+    @tool
+    def act(self, how) -> str:
+        """Act.
+
+        Args:
+            how: So.
+        """
+
+
+class NoDocstring(NoTool):
+    @tool
+    def act(self, how: str) -> str: ...
+
+
+class NoArgs(NoTool):
+    @tool
+    def act(self, how: str) -> str:
+        """Act."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (NoTool, "environment NoTool has no tool: mark a method with @tool"),
+        (NoReset, "environment NoReset has no method reset"),
+        (NoHint, "a tool of environment NoHint .* how .* give each parameter a type hint"),
+        (
+            NoDocstring,
+            "a tool of environment NoDocstring .*docstring.* for each under Args:",
+        ),
+        (NoArgs, "a tool of environment NoArgs .*'how'.* a line for each under Args:"),
+    ],
+)
+def test_a_class_that_is_no_environment_is_refused(kind, message):
+    with pytest.raises(ValueError, match=message):
+        Environment(kind)
+
+
+def test_an_environment_that_cannot_be_read_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"environment 'gues'.*guess"):
+        load("gues")
+    with pytest.raises(FileNotFoundError, match=r"mine\.py"):
+        load(f"{tmp_path}/mine.py:Guess")
+    with pytest.raises(ValueError, match="environment 'no_package:Guess' cannot be imported"):
+        load("no_package:Guess")
+    file = tmp_path / "mine.py"
+    file.write_text("class Lamps: ...\n")
+    with pytest.raises(ValueError, match=r"mine\.py has no class Guess; it has Lamps"):
+        load(f"{file}:Guess")
+    file.write_text("import no_such_module\n")
+    with pytest.raises((ValueError, ImportError), match="no_such_module"):
+        load(f"{file}:Guess")
+
+
+class RaisesOnReset(Hunt):
+    def reset(self, low: int, secret: int) -> None:
+        self.part = secret / (secret - 13)
+
+
+class RaisesAtOnce(Hunt):
+    def get_reward(self) -> float:
+        return self.last
+
+
+class PaysTooMuch(Hunt):
+    def get_reward(self) -> float:
+        return 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (RaisesOnReset, "RaisesOnReset.reset raised on row 0: ZeroDivisionError"),
+        (RaisesAtOnce, "RaisesAtOnce.get_reward raised on row 0: AttributeError.*last"),
+        (GivesNoNumber, r"GivesNoNumber.get_reward\(\) gave nan: return a number from 0 to 1"),
+        (PaysTooMuch, r"PaysTooMuch.get_reward\(\) gave 10: return a number from 0 to 1"),
+    ],
+)
+def test_what_raises_or_gives_no_reward_is_refused_before_anything_is_sampled(kind, message):
+    with pytest.raises(ValueError, match=message):
+        check_rows(Environment(kind), hunt_rows())
+
+
+def test_columns_that_reset_takes_are_there_and_others_are_kept_from_it():
+    environment = Environment(Hunt)
+    with pytest.raises(ValueError, match=r"Hunt\.reset takes 'secret', and the data has"):
+        check_rows(environment, [{"prompt": [], "low": 1}])
+    [check] = check_rows(environment, hunt_rows())
+    assert check.state == "ok"
+    assert check_rows(None, hunt_rows()) == []
+    assert environment.columns(ROW) == {"low": 10, "secret": 13}
+    assert Environment(Odd).columns(ROW) == ROW, "it takes **row"
+
+
+def test_trl_takes_the_guarded_class_and_the_authors_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    from datasets import Dataset
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from trl import GRPOConfig, GRPOTrainer
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "vocab_size": 300}
+    model, tokenizer = Qwen2ForCausalLM(Qwen2Config(**sizes, **heads)), tokenizer_of("qwen3")
+    batch = {"per_device_train_batch_size": 2, "num_generations": 2, "max_completion_length": 8}
+    options = {"use_cpu": True, "bf16": False, "report_to": [], "output_dir": str(tmp_path)}
+    for kind in (Hunt, Environment(Hunt).factory):
+        trainer = GRPOTrainer(
+            model=model,
+            processing_class=tokenizer,
+            reward_funcs=lambda environments, **_: [one.get_reward() for one in environments],
+            args=GRPOConfig(**batch, **options),
+            train_dataset=Dataset.from_list(hunt_rows(4)),
+            environment_factory=kind,
+        )
+        [tools] = trainer._env_tools.values()
+        assert [one.__name__ for one in tools] == ["guess"]

@@ -215,6 +215,20 @@ class Shop:
 '''
 
 
+def test_a_call_beyond_the_limit_earns_nothing(tmp_path):
+    file, buy = tmp_path / "mine.py", {"name": "buy", "arguments": {"what": "plum"}}
+    file.write_text(MINE.replace("done = 0.05, False", "max_turns = 0.05, 2"))
+    rows = [
+        {"question": "Go", "answer": "", "price": 1, "prompt": [{"role": "user", "content": "Go"}]}
+    ]
+    wins = [buy, buy, {"name": "buy", "arguments": {"what": "apple"}}]
+    lab = opened(f"{file}:Shop", rows, lambda _: [wins, [*wins[1:], "so"]])
+    assert lab.scored["total"].tolist() == [0, 1]
+    assert "ended: turn limit" in shown(lab)[1] and shown(lab)[0][-1][0] == "assistant"
+    write(lab, lab.box.value)
+    assert "reward 0" in shown(lab)[1] and "ended: turn limit" in shown(lab)[1]
+
+
 def test_a_class_of_ones_own_is_read_again_and_its_words_are_escaped(tmp_path):
     file, buy = tmp_path / "mine.py", {"name": "buy", "arguments": {"what": "apple"}}
     file.write_text(MINE)

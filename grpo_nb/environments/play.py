@@ -160,10 +160,14 @@ def answer(
 
 
 def replay(environment: Environment, row: Row, messages: Sequence[Message]) -> Played:
-    """The instance as it was at the end of an episode: its calls, run once more."""
+    """The instance as it was at the end of an episode: its calls, run once more.
+
+    Those of a turn beyond the limit were not run.
+    """
     played, _ = begin(environment, row)
-    for message in messages:
-        for call in message.get("tool_calls") or ():
+    turns = [message["tool_calls"] for message in messages if message.get("tool_calls")]
+    for calls in turns[: environment.max_turns]:
+        for call in calls:
             run_call(played, call)
     return played
 

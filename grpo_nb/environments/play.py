@@ -160,23 +160,30 @@ def answer(
 
 
 def replay(environment: Environment, row: Row, messages: Sequence[Message]) -> Played:
-    """The instance as it was at the end of an episode: its calls, run once more."""
+    """The instance as it was at the end of an episode: its calls, run once more.
+
+    Those of a turn beyond the limit were not run.
+    """
     played, _ = begin(environment, row)
-    for message in messages:
-        for call in message.get("tool_calls") or ():
+    turns = [message["tool_calls"] for message in messages if message.get("tool_calls")]
+    for calls in turns[: environment.max_turns]:
+        for call in calls:
             run_call(played, call)
     return played
 
 
 def script(turns: Sequence[Any]) -> list[Message]:
-    """Turns of an author's `solve`, as messages: a text, or calls {"name": …, "arguments": …}."""
+    """Turns of an author's `solve`, as messages: a text, a call {"name": …, "arguments": …}, or
+    a list of calls.
+    """
     messages = []
     for turn in turns:
         if isinstance(turn, str):
             messages.append({"role": "assistant", "content": turn})
         else:
-            call = {"type": "function", "function": dict(turn)}
-            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+            given = turn if isinstance(turn, list) else [turn]
+            calls = [{"type": "function", "function": dict(one)} for one in given]
+            messages.append({"role": "assistant", "content": "", "tool_calls": calls})
     return messages
 
 

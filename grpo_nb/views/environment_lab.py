@@ -69,8 +69,7 @@ class EnvironmentLab(View):
         self.box.style.description_width = "initial"
         self.test = self.button("Test", "Read the class again, and test it", self._test)
         self.play = self.button("Play", "Play these turns", self._play)
-        alone = partial(self.alone, self._go_on, self.play)
-        self.go_on = self.button("Go on", "The base model plays on, greedily", alone)
+        self.go_on = self.button("Go on", "The base model plays on, greedily", self._go_on)
         self.found, self.view = w.HTML(), w.HTML()
         writing = [self.box, w.HBox([self.play, self.go_on]), self.errors]
         playing = w.HBox([self.player, w.VBox(writing, layout={"flex": "1", "min_width": "0"})])
@@ -123,6 +122,9 @@ class EnvironmentLab(View):
         self._perform(partial(policy, turns))
 
     def _go_on(self) -> None:
+        self.alone(self._continue, self.play, self.go_on)
+
+    def _continue(self) -> None:
         with closing(open_base(self.stage.config)) as engine:
             self._play(partial(_continued, engine, self.bench.train.max_completion_length))
 
@@ -206,8 +208,9 @@ def episode_page(
         for number, piece in enumerate(pieces)
     )
     sheet = tables.markup(["", "turn", "tokens"], lines, told, grey)
-    read = f"<details><summary>as the model reads it</summary><pre>{spans}</pre></details>"
-    return tables.Page(sheet + read, transcript([*prompt, *messages]))
+    folded = f"<summary>as the model reads it</summary><div class='text'>{spans}</div>"
+    whole = f"{sheet}<details class='sheet'>{folded}</details>"
+    return tables.Page(whole, transcript([*prompt, *messages]))
 
 
 def _pieces(bench: Bench, groups: Sequence[list[Message]]) -> Iterator[str]:

@@ -47,7 +47,7 @@ def maker():
 def test_the_rows_are_what_the_script_makes(name, maker):
     rows = read(name)
     assert rows == maker[name]()
-    assert len({json.dumps(row) for row in rows}) == len(rows) == {"wordle": 400}.get(name, 200)
+    assert len({row["question"] for row in rows}) == len(rows) == {"wordle": 400}.get(name, 200)
     check_rows(load(name), rows)
 
 
@@ -63,6 +63,24 @@ def test_solve_wins_every_row(name, some):
 def test_the_page_explains_every_finding():
     page = (PROJECT_ROOT / "docs/environments.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `([a-z ]+)` \|", page, re.M) == [*findings.FIXES]
+
+
+SHOWN = {
+    "calculator": {"a": 47, "b": 38},
+    "guess": {"low": 41, "secret": 45},
+    "wordle": {"secret": "dab", "clue": "abd"},
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_transcripts_of_the_page_are_what_is_played(name):
+    page = (PROJECT_ROOT / "docs/environments.md").read_text(encoding="utf-8")
+    section = page.partition(f"### {name}:")[2].partition("\n### ")[0]
+    said = re.findall(r"^    assistant  (\w+)\((.*)\)\n    tool       (.*)$", section, re.M)
+    calls = [(tool, eval(f"dict({given})")) for tool, given, _ in said]
+    end = played(name, SHOWN[name], *calls)
+    assert [call.result for call in end.calls] == [result for *_, result in said]
+    assert (end.get_reward(), end.done) == (1.0, True)
 
 
 def test_each_reference_passes_its_tests_and_a_constant_does_not():

@@ -177,7 +177,7 @@ def _continued(engine: Engine, cap: int, turns: Sequence[Turn], seen: Seen) -> T
     if seen.turn < len(turns):
         return turns[seen.turn]
     tokenizer = chat.with_tools(engine.tokenizer)
-    text = _written(tokenizer, seen.messages, seen.environment.tools, opened=True)
+    text = chat.render(tokenizer, list(seen.messages), seen.environment.tools)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     [said] = engine.complete([ids], Sampling(cap))
     return json.loads(_line(chat.parse(tokenizer, said.ids, ids)))
@@ -215,17 +215,13 @@ def episode_page(
 
 def _pieces(bench: Bench, groups: Sequence[list[Message]]) -> Iterator[str]:
     """What the messages of each group add to what the model reads."""
-    tokenizer, tools = chat.with_tools(bench.tokenizer), bench.environment.tools
-    turns, before = [], ""
+    tokenizer, turns, before = chat.with_tools(bench.tokenizer), [], ""
+    how = {"tools": bench.environment.tools, "tokenize": False}
     for group in groups:
         turns, own = [*turns, *group], group[0]["role"] == "assistant"
-        text = _written(tokenizer, turns, tools, opened=not own)
+        folded = chat.fold_system(tokenizer, turns)
+        text = tokenizer.apply_chat_template(folded, add_generation_prompt=not own, **how)
         end = text.rfind(tokenizer.eos_token) + len(tokenizer.eos_token)
         text = text[:end] if own and end > len(before) else text  # there the model stopped
         yield text[len(before) :]
         before = text
-
-
-def _written(tokenizer: Any, turns: Sequence[Message], tools: list[Any], opened: bool) -> str:
-    how = {"tools": tools, "add_generation_prompt": opened, "tokenize": False}
-    return tokenizer.apply_chat_template(chat.fold_system(tokenizer, list(turns)), **how)

@@ -100,11 +100,11 @@ def findings(
         return [Check("episode", "stop", f"{environment.title}: {evidence}", FIXES["episode"])]
     if not found:  # else rewards are not comparable
         found = [*_earned(environment, plays), *_told(some, plays)]
+        if tokenizer:
+            found += _in_tokens(environment, plays, tokenizer, max_completion_length)
     found += [*_of_tools(environment, plays), *_of_source(environment)]
     if said := printed.getvalue().strip():
         found.append(("prints", f"{said!r:.80}", False))
-    if tokenizer:
-        found += _in_tokens(environment, plays, tokenizer, max_completion_length)
     checks = [
         Check(rule, "stop" if stop else "warning", evidence, FIXES[rule.partition(": ")[0]])
         for rule, evidence, stop in found

@@ -66,8 +66,8 @@ class Call(NamedTuple):
     name: str
     arguments: dict[str, Any]
     result: str
-    error: str = ""
-    seconds: float = 0.0
+    error: str
+    seconds: float
 
 
 class Played:
@@ -104,11 +104,8 @@ class Played:
         Raises:
             RuntimeError: It is to read of an error, which TRL counts too.
         """
-        if self.hung or getattr(self._own, "done", False):
-            self.calls.append(Call(name, arguments, FINISHED))
-            return FINISHED
-        started = time.perf_counter()
-        result, error = self._tried(name, arguments)
+        over, started = self.hung or getattr(self._own, "done", False), time.perf_counter()
+        result, error = (FINISHED, "") if over else self._tried(name, arguments)
         self.calls.append(Call(name, arguments, result, error, time.perf_counter() - started))
         if error:
             raise RuntimeError(error)
@@ -220,8 +217,7 @@ class Environment:
             ValueError: One is missing; the message names it.
         """
         signature = inspect.signature(self.kind.reset)
-        kinds = {one.kind for one in signature.parameters.values()}
-        takes_all = inspect.Parameter.VAR_KEYWORD in kinds
+        takes_all = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
         taken = {k: v for k, v in row.items() if takes_all or k in signature.parameters}
         try:
             signature.bind(self, **taken)

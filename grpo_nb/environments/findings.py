@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grpo_nb.environments.contract import Environment
+from grpo_nb.environments.contract import FINISHED, Environment
 from grpo_nb.environments.play import begin
 from grpo_nb.environments.scripted import MOST_TURNS, WITHOUT_SKILL, Scripted, perform, policies
 from grpo_nb.models import chat
@@ -231,9 +231,9 @@ def _holds(text: str, answer: list[str]) -> bool:
 def _of_tools(environment: Environment, plays: Plays) -> Iterator[Found]:
     """How long tools take, and which files they write, delete or move."""
     calls = [call for play in plays for one in play.values() for call in one.calls]
+    made = [call for call in calls if not call.error and call.result != FINISHED]
     for name in environment.methods:
-        made = [call.seconds for call in calls if call.name == name and not call.error]
-        seconds = median(list(filter(None, made)) or [0])  # 0 after the end
+        seconds = median([call.seconds for call in made if call.name == name] or [0])
         if seconds > SLOW:
             yield f"slow: {name}", f"a call takes {seconds:.2f} s", False
     for path in [*_touched()]:

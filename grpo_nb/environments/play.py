@@ -41,7 +41,9 @@ class Episode:
     def __init__(self, environment: Environment, row: Row, used: Played | None = None) -> None:
         self.environment, self.max_turns = environment, environment.max_turns
         self.played = used or environment.factory()
-        self.prompt = _reset(self.played, row)
+        said, [*before, last] = self.played.reset(**row), row["prompt"]
+        added = {} if said is None else {"content": last["content"] + str(said)}
+        self.prompt: list[Message] = [*before, last | added]
         self.messages: list[Message] = []
         self.turns, self.ended = 0, ""
 
@@ -101,16 +103,8 @@ class Sampled(Episode):
 
 def begin(environment: Environment, row: Row) -> tuple[Played, list[Message]]:
     """An instance at the start of the row's episode, and the prompt, with what `reset` says."""
-    played = environment.factory()
-    return played, _reset(played, row)
-
-
-def _reset(played: Played, row: Row) -> list[Message]:
-    said = played.reset(**row)
-    *before, last = row["prompt"]
-    if said is not None:
-        last = {**last, "content": last["content"] + str(said)}
-    return [*before, last]
+    episode = Episode(environment, row)
+    return episode.played, episode.prompt
 
 
 def run_call(played: Played, call: Mapping[str, Any]) -> Message:
@@ -126,14 +120,7 @@ def run_call(played: Played, call: Mapping[str, Any]) -> Message:
 
 
 def play(
-    engine: Engine,
-    environment: Environment,
-    rows: Sequence[Row],
-    *,
-    max_completion_length: int,
-    num_generations: int = 1,
-    seed: int = 0,
-    **sampling: Any,
+    engine: Engine, environment: Environment, rows: Sequence[Row], **sampling: Any
 ) -> list[list[Sample]]:
     """Episodes of each row, [rows][num_generations].
 
@@ -141,18 +128,16 @@ def play(
         engine: The model that plays.
         environment: Its tools answer.
         rows: [rows] with a prompt, and the columns that `reset` takes.
-        max_completion_length: Of all turns together, results included [tokens].
-        num_generations: Episodes a row.
-        seed: Of the sampling.
-        sampling: Others of `Sampling`.
+        sampling: The fields of `Sampling`; max_completion_length spans all turns of an episode,
+            results included.
     """
-    told = chat.with_tools(engine.tokenizer), max_completion_length
-    again = range(num_generations)
+    asked, tokenizer = Sampling(**sampling), chat.with_tools(engine.tokenizer)
+    told, again = (tokenizer, asked.max_completion_length), range(asked.num_generations)
     groups = [[Sampled(environment, row, *told) for _ in again] for row in rows]
-    go_on, turns = [one for group in groups for one in group], count()
+    go_on, seed = [one for group in groups for one in group], count(asked.seed)
     while go_on := [one for one in go_on if not one.ended]:
-        asked = Sampling(max_completion_length, seed=seed + next(turns), **sampling)
-        said = engine.complete([one.prompt_ids + one.ids for one in go_on], asked)
+        once = asked._replace(num_generations=1, seed=next(seed))
+        said = engine.complete([one.prompt_ids + one.ids for one in go_on], once)
         for one, sample in zip(go_on, said, strict=True):
             one.hear(sample)
     return [[one.sample() for one in group] for group in groups]
@@ -169,11 +154,11 @@ def answer(
 
 def replay(environment: Environment, row: Row, messages: Sequence[Message]) -> Played:
     """The instance as it was at the end of an episode: its calls, run once more."""
-    played, _ = begin(environment, row)
+    episode = Episode(environment, row)
     for message in messages:
-        for call in message.get("tool_calls") or ():
-            run_call(played, call)
-    return played
+        if message.get("tool_calls"):
+            episode.say(message)
+    return episode.played
 
 
 def script(turns: Sequence[Any]) -> list[Message]:

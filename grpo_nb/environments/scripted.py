@@ -105,28 +105,16 @@ def follow(turns: Sequence[Turn], seen: Seen) -> Turn:
 
 
 def _draw(
-    seen: Seen,
-    turn: int,
-    texts: Sequence[str] = "abcdefgh",
-    numbers: Sequence[int] = range(10),
-    items: int = 2,
+    seen: Seen, turn: int, texts: Any = "abcdefgh", numbers: Any = range(10), items: int = 2
 ) -> dict[str, Any]:
     """A call that fits a tool's schema, its values drawn from those given."""
     rng = random.Random(f"{seen.seed} {turn}")
+    values = {"boolean": [False, True], "integer": numbers, "number": numbers, "object": [{}]}
 
     def value(schema: Mapping[str, Any]) -> Any:
-        if "enum" in schema:
-            return rng.choice(schema["enum"])
-        match schema.get("type"):
-            case "boolean":
-                return rng.random() < 0.5
-            case "integer" | "number":
-                return rng.choice(numbers)
-            case "array":
-                return [value(schema.get("items", {}))] * items
-            case "object":
-                return {}
-        return rng.choice(texts)
+        if schema.get("type") == "array":
+            return [value(schema.get("items", {}))] * items
+        return rng.choice(schema.get("enum") or values.get(str(schema.get("type")), texts))
 
     tool = rng.choice(seen.environment.tools)["function"]
     properties = tool["parameters"]["properties"]

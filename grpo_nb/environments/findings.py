@@ -38,7 +38,7 @@ from grpo_nb.runs import Check
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-EPISODES = 16  # of each policy
+EPISODES, GROUP = 16, 8  # of each policy; of a row, to see whether they begin alike
 PATIENCE = 20.0  # seconds, after which the row is played to its end, and none after it
 TIE = 1e-6
 LUCKY, WON = 0.5, 0.75  # of the way from failure to oracle: a warning, a stop
@@ -78,7 +78,6 @@ def findings(
     rows: Sequence[Row],
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     max_completion_length: int = 256,
-    group: int = 8,
 ) -> list[Check]:
     """What is wrong with an environment, "stop" first; nothing where all is well.
 
@@ -87,13 +86,12 @@ def findings(
         rows: EPISODES of them are played; of fewer, some more than once.
         tokenizer: Of the model that will play; None: its template is not looked at.
         max_completion_length: Of an episode, results included [tokens].
-        group: Episodes of a row that a training compares.
     """
     some = list(islice(cycle(rows), EPISODES))
     _touched().clear()
     try:
         with redirect_stdout(io.StringIO()) as printed:
-            plays, found = _played(environment, some, group)
+            plays, found = _played(environment, some)
     except Exception as error:  # an author's class may raise anything, and that is the finding
         at = traceback.extract_tb(error.__traceback__)[-1]
         evidence = f"{type(error).__name__}: {error} (line {at.lineno} of {at.name})"
@@ -112,7 +110,7 @@ def findings(
     return sorted(checks, key=lambda check: check.state != "stop")
 
 
-def _played(environment: Environment, rows: Sequence[Row], group: int) -> tuple[Plays, list[Found]]:
+def _played(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, list[Found]]:
     """Every policy on the rows, in a new instance and in a used one, until they come apart."""
     plays, used, until = [], environment.factory(), time.monotonic() + PATIENCE
     for seed, row in enumerate(rows):
@@ -124,7 +122,7 @@ def _played(environment: Environment, rows: Sequence[Row], group: int) -> tuple[
                 return plays, [("hangs", f"{one.calls[-1].error} (policy: {name})", True)]
             patient = time.monotonic() < until
             if patient and (apart := _apart(one, play(used))):
-                starts = [begin(environment, row) for _ in range(group)]
+                starts = [begin(environment, row) for _ in range(GROUP)]
                 return plays, [_why(play, starts, apart)]
         if not patient:
             break
@@ -163,8 +161,7 @@ def _earned(environment: Environment, plays: Plays) -> Iterator[Found]:
         limit = min(environment.max_turns, MOST_TURNS)
         yield "turns", f"solve takes more than {limit} turns", True
         return
-    failures = [one for play in plays if solved for one in _failure(play)] or [0.0]
-    failure = fmean(failures)
+    failure = fmean([one for play in plays if solved for one in _failure(play)] or [0.0])
     if solved and oracle <= max(mean["idle"], failure) + TIE:
         heard = [turn["content"] for play in plays for turn in play["oracle"].messages]
         error = next((text for text in heard if text.startswith("{'error': ")), "no error")
@@ -205,10 +202,10 @@ def _told(rows: Sequence[Row], plays: Plays) -> Iterator[Found]:
 
 def _answer(row: Row, play: dict[str, Scripted]) -> list[str]:
     """The arguments of the call that wins; without `solve`, the row's answer."""
-    calls = [call.arguments for call in play["oracle"].calls] if "oracle" in play else []
     given = [{"answer": row["answer"]}] if "answer" in row else []
-    known = list(filter(None, calls)) or given
-    return [str(value) for of in known[-1:] for value in of.values()]
+    calls = [one.arguments for one in play["oracle"].calls] if "oracle" in play else []
+    known = [*given, *filter(None, calls)]
+    return [str(value) for value in known[-1].values()] if known else []
 
 
 def _texts(row: Row, play: dict[str, Scripted], answer: list[str]) -> dict[str, str]:

@@ -60,12 +60,13 @@ def apart(trainer) -> None:
 
     policy = log_p(ids, mask)
     wider = log_p(*(torch.nn.functional.pad(x, (1, 0)) for x in (ids, mask)))
-    copied, copy = torch.zeros_like(policy), trainer._copy.renewed()
-    for row, (tokens, seen) in enumerate(zip(ids, mask.bool(), strict=True)):
-        tokens, count = tokens[seen], int(kept[row].sum())
-        with torch.no_grad():
+    copied = torch.zeros_like(policy)
+    with torch.no_grad():
+        copy = trainer._copy.renewed()
+        for row, (tokens, seen) in enumerate(zip(ids, mask.bool(), strict=True)):
+            tokens, count = tokens[seen], int(kept[row].sum())
             every = copy(input_ids=tokens[None]).logits[0, :-1].log_softmax(-1)
-        copied[row, :count] = every.gather(-1, tokens[1:, None])[-count:, 0]
+            copied[row, :count] = every.gather(-1, tokens[1:, None])[-count:, 0]
     print("| on sampled tokens | mean | over 0.02 | over 0.1 | over 0.3 |\n|---|---|---|---|---|")
     pairs = {"copy": copied, "policy, other padding": wider}
     for name, other in pairs.items():

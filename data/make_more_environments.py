@@ -4,15 +4,14 @@
 
 Rows, shortened:
 
-    wordle          {"question": "Find the word. It is not aab: a absent, a elsewhere, b in place.",
-                     "answer": "cab", "secret": "cab", "clue": "aab"}
+    wordle          {"question": "Find the word. It is not cab: c absent, a elsewhere, b in place.",
+                     "answer": "abb", "secret": "abb", "clue": "cab"}
     python_sandbox  {"question": "Write f(numbers) that returns the largest of the numbers above 4,
                      or 0 without one. f([7, 2, 9]) is 9.", "answer": "def f(numbers):\n    …",
                      "tests": '{"function": "f", "cases": [[[[7, 2, 9]], 9], [[[]], 0], …]}',
                      "example": "f([7, 2, 9])"}
 
-`tests` is JSON text, for its values are of several types. No question of python_sandbox stands
-twice, and no pair of secret and clue.
+`tests` is JSON text, for its values are of several types. No question stands twice.
 """
 
 import itertools
@@ -49,19 +48,15 @@ MADE = {  # what is made of them; each meets the empty list in a way of its own
 
 
 def wordle_rows() -> list[Row]:
-    """A secret word, and a guess of another one with its hints."""
+    """A secret word, and a guess of another one with its hints; no question stands twice."""
+    rng, rows = random.Random(SEED), {}
     words = ["".join(letters) for letters in itertools.product("abcd", repeat=3)]
-    pairs = random.Random(SEED).sample(list(itertools.permutations(words, 2)), WORDS)
-    question = "Find the word. It is not {clue}: {hints}."
-    return [
-        {
-            "question": question.format(clue=clue, hints=hints(clue, secret)),
-            "answer": secret,
-            "secret": secret,
-            "clue": clue,
-        }
-        for secret, clue in pairs
-    ]
+    while len(rows) < WORDS:
+        secret, clue = rng.sample(words, 2)
+        question = f"Find the word. It is not {clue}: {hints(clue, secret)}."
+        row = {"question": question, "answer": secret, "secret": secret, "clue": clue}
+        rows.setdefault(question, row)
+    return list(rows.values())
 
 
 def sandbox_rows() -> list[Row]:

@@ -80,12 +80,6 @@ def card(run: Any) -> None:
     print(f"{path} is written. To upload it with the model:\n  hf upload OWNER/NAME {path.parent}")
 
 
-def serve(**asked: Any) -> int:
-    from grpo_nb.pipeline.serve import serve
-
-    return serve(**asked)
-
-
 def answer(**asked: Any) -> None:
     from grpo_nb.evaluation.answers import answer_file
 
@@ -161,19 +155,12 @@ def _add_before(commands: argparse._SubParsersAction) -> None:
 def _add_after(commands: argparse._SubParsersAction) -> None:
     """What is done with a finished run."""
     _command(commands, card, "write the model card, and say how to upload the model")
-    add = _command(commands, serve, "an OpenAI-compatible server")
-    add("--host", default="127.0.0.1", help="default: this machine only")
-    add("--port", type=_port, default=8000, help="default: 8000")
-    add("--adapter", action="store_true", help="base + adapter, not merged")
     add = _command(commands, answer, "answer a file of questions")
     add("source", type=Path, metavar="FILE", help="CSV, JSON lines, Parquet, …")
     add("--to", type=Path, required=True, dest="target", metavar="ANSWERS.jsonl")
     add("--model", default="merged", help="merged (default), adapter or base")
     add("--question-column", default="", metavar="NAME", help="default: the run's")
     add("--answer-column", default="", metavar="NAME", help="reference answers, to score by")
-    add("--temperature", type=float, default=0.0, help="default: 0, greedy")
-    add("--seed", type=int, default=0, help="of the sampling; default: 0")
-    add("--batch-size", type=int, default=64, help="default: 64")
     add("--engine", default="detect", help="transformers or vllm")
 
 

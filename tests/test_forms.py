@@ -23,7 +23,7 @@ EVERY = [*forms.FORMS, *NAMED]
 THINK = "<think>\n"
 each_form = pytest.mark.parametrize("name", EVERY)
 each_opening = pytest.mark.parametrize("opened", ["", THINK], ids=["", "opened"])
-SUMS = [(47, 38), (1, 1), (9, 6), (30, 12), (5, 8), (21, 3)]
+SUMS = [(47, 38), (1, 1), (9, 6)]
 ROWS = [{"prompt": [], "question": f"{a} + {b}?", "answer": str(a + b)} for a, b in SUMS]
 
 

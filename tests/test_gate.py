@@ -93,20 +93,6 @@ def test_a_changed_source_of_a_users_file_is_refused(lab, tmp_path, name, line):
         refused(lab, preset, problem)
 
 
-FAILING = {
-    "attack 'empty completion': earns as much": lambda response: len(response) < 90,
-    "mine: raises: ZeroDivisionError": lambda response: 1 / len(response[:0]),
-    "attack 'empty format': earns as much": lambda response: 1.0 if response[1:] else None,
-}
-
-
-@pytest.mark.parametrize("reason", FAILING)
-def test_a_failed_verdict_is_refused_with_its_reasons(lab, reason):
-    preset = reward_set([(lifted(FAILING[reason], "mine"), 1.0)])
-    judged(lab, preset)
-    refused(lab, preset, reason)
-
-
 BAKED = """
 def doubled(completions, answer, **kwargs):
     texts = [completion[0]["content"] for completion in completions]

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from unittest import mock
 
 import pandas as pd
 import pytest
@@ -108,7 +109,7 @@ def test_rows_that_cannot_be_asked_keep_their_line(moved_run, few, tmp_path):
 
 def test_a_table_gets_the_answers_that_the_chat_gives(moved_run, chat, questions, tmp_path):
     target, asked = tmp_path / "to.jsonl", {"model": "base", "question_column": "ask"}
-    answer_file(moved_run, questions, target, **asked, answer_column="sum", batch_size=2)
+    answer_file(moved_run, questions, target, **asked, answer_column="sum")
     for line in lines_of(target):
         said = chat.answer(chat.row(line["question"], line["reference"]), "base")
         assert (line["completion"], line["answer"]) == (said["completion"], said["answer"])
@@ -122,26 +123,15 @@ def test_it_is_written_whole_or_not_at_all_and_over_no_other_file(
     moved_run, questions, tmp_path, monkeypatch
 ):
     target, asked = tmp_path / "to.jsonl", {"model": "base", "question_column": "ask"}
-    batches = iter([[{"row": 1}]])
-    with monkeypatch.context() as patch, pytest.raises(StopIteration):
-        patch.setattr(answers, "_answer", lambda *_: next(batches))
-        answer_file(moved_run, questions, target, **asked, batch_size=2)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(answers, "_answer", mock.Mock(side_effect=[[{"row": 1}], KeyboardInterrupt]))
+        patch.setattr(answers, "_read", lambda *_: [(1, {})] * 300)  # two batches
+        answer_file(moved_run, questions, target, **asked)
     assert list(tmp_path.iterdir()) == [questions]
     target.write_text("mine")
     with pytest.raises(ValueError, match=r"to.jsonl exists: choose another target, or remove it"):
         answer_file(moved_run, questions, target, **asked)
     assert target.read_text() == "mine"
-
-
-def test_the_seed_says_what_is_sampled_and_the_batch_is_seeded_by_its_place(
-    moved_run, questions, tmp_path
-):
-    texts, asked = [], {"model": "base", "question_column": "ask", "temperature": 1.0}
-    for number, seed in enumerate((3, 3, 4)):
-        target = tmp_path / f"{number}.jsonl"
-        answer_file(moved_run, questions, target, **asked, seed=seed, batch_size=2)
-        texts.append([line["completion"] for line in lines_of(target)])
-    assert texts[0] == texts[1] != texts[2]
 
 
 def test_wrong_input_is_refused_before_a_model_is_loaded(
@@ -165,10 +155,6 @@ def test_wrong_input_is_refused_before_a_model_is_loaded(
     assert "model/merged lacks" in refused(*asked)
     assert "did you mean 'merged'?" in refused(*asked, "--model", "merge")
     assert "did you mean 'vllm'?" in refused(*asked, *base, "--engine", "vlm")
-    assert "batch_size 0" in refused(*asked, *base, "--batch-size", "0")
-    for wrong in ("-1", "nan", "inf"):
-        why = f"temperature {float(wrong)}: give 0 for greedy, or more"
-        assert why in refused(*asked, *base, "--temperature", wrong)
     assert "the name of a data file ends in" in refused(__file__, *base)
 
 
@@ -214,7 +200,6 @@ def test_a_merged_model_of_an_earlier_training_is_neither_asked_nor_given_away(
         place, to = str(run.path), str(tmp_path / "merged.jsonl")
         for command in (
             ["answer", place, str(few), "--to", to],
-            ["serve", place],
             ["card", place],
             ["report", place],
         ):

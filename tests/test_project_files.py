@@ -143,7 +143,7 @@ def test_a_closed_list_is_installed_as_one():
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "x", "-1"])
-@pytest.mark.parametrize("command", [["reward-lab"], ["serve", "demo"]])
+@pytest.mark.parametrize("command", [["reward-lab"]])
 def test_what_is_no_port_is_refused(command, port, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([*command, f"--port={port}"])

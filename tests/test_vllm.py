@@ -2,17 +2,9 @@
 
 import importlib.util
 import json
-import os
-import signal
-import subprocess
-import sys
 
-import httpx
-import psutil
 import pytest
 import torch
-from openai import OpenAI
-from stub_trials import until
 
 from grpo_nb import models
 from grpo_nb.__main__ import main
@@ -98,52 +90,3 @@ def test_a_file_of_questions_is_answered_as_by_transformers(run, tmp_path):
         lines = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
         answers[engine] = [line["completion"] for line in lines]
     assert alike(answers["vllm"], answers["transformers"])
-
-
-SERVE = """
-import subprocess, sys
-from grpo_nb import runs; from grpo_nb.evaluation.answers import weights_of
-from grpo_nb.pipeline import serve, sweep
-weights = weights_of(runs.Run("moved"), "adapter")
-command = serve.vllm_command("moved", "127.0.0.1", int(sys.argv[1]), weights, 512)
-command += ["--enforce-eager", "--gpu-memory-utilization", "0.3"]  # for vLLM's build for CPUs
-sys.exit(subprocess.Popen(sweep.ending_with_us(command)).wait())
-"""
-
-
-WITH_KEY = {"Authorization": "Bearer sesame"}
-
-
-def answers_at(url):
-    try:
-        return httpx.get(f"{url}/health", headers=WITH_KEY, timeout=2).is_success
-    except httpx.TransportError:
-        return False
-
-
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
-def test_its_server_answers_with_the_adapter_and_ends_with_the_command(run, port, sign):
-    expected = []
-    if sign == signal.SIGTERM:
-        engine = models.open_engine(TINY, adapter=run / "train/adapter", quantization="16bit")
-        expected = texts(engine.generate(PROMPTS, max_completion_length=48))
-        engine.close()
-    known = os.environ | {"GRPO_NB_RUNS": str(run.path.parent), "GRPO_NB_API_KEY": "sesame"}
-    url = f"http://127.0.0.1:{port}/v1"
-    with subprocess.Popen([sys.executable, "-c", SERVE, str(port)], env=known) as process:
-        try:
-            until(lambda: answers_at(url.removesuffix("/v1")), seconds=600)
-            tree = psutil.Process(process.pid).children(recursive=True)
-            client = OpenAI(base_url=url, api_key="sesame")
-            assert "moved" in [one.id for one in client.models.list().data]
-            given = {"model": "moved", "max_tokens": 48, "temperature": 0}
-            replies = [
-                client.chat.completions.create(messages=prompt, **given).choices[0].message.content
-                for prompt in PROMPTS[: len(expected)]
-            ]
-            assert httpx.get(f"{url}/models").status_code == 401
-        finally:
-            process.send_signal(sign)
-    _, alive = psutil.wait_procs(tree, timeout=60)
-    assert len(tree) >= 2 and not alive
-    assert alike(replies, expected)

@@ -58,23 +58,19 @@ def test_a_group_without_signal_is_marked(lab):
     assert lab.summary.value.startswith("2 of 3 groups have advantages")
 
 
-def test_an_edited_completion_is_scored_and_can_be_undone(lab):
+def test_an_edited_completion_is_scored_survives_a_look_at_another_and_can_be_undone(lab):
     expected = lab.baseline.rows[1]["answer"]
     lab.prompt.value, lab.number.value = 1, 3
     lab.text.value = f"<answer>{expected}</answer>"
     assert lab.table["numeric_correctness_reward"][7] == 1
     assert lab.table["total"][:4].tolist() == lab.table["total"][8:].tolist(), "others are left"
+    lab.number.value = 1
+    lab.number.value = 3
+    assert lab.text.value == f"<answer>{expected}</answer>"
+    assert lab.baseline.completions_P_G[1][3] == "7", "the baseline is not touched"
     lab.original.click()
     assert lab.text.value == "7"
     assert lab.table["numeric_correctness_reward"][7] == 0
-
-
-def test_the_edit_of_one_completion_survives_a_look_at_another(lab):
-    lab.text.value = "edited"
-    lab.number.value = 1
-    lab.number.value = 0
-    assert lab.text.value == "edited"
-    assert lab.baseline.completions_P_G[0][0] != "edited", "the baseline is not touched"
 
 
 def test_probes_run_on_what_is_shown_and_no_click_comes_between(lab):

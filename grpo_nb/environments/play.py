@@ -153,7 +153,10 @@ def answer(
 
 
 def replay(environment: Environment, row: Row, messages: Sequence[Message]) -> Played:
-    """The instance as it was at the end of an episode: its calls, run once more."""
+    """The instance as it was at the end of an episode: its calls, run once more.
+
+    Those of a turn beyond the limit were not run.
+    """
     episode = Episode(environment, row)
     for message in messages:
         if message.get("tool_calls"):

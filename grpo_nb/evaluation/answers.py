@@ -1,7 +1,6 @@
 """`python -m grpo_nb answer`: a file of questions answered by a run's model, a JSON line a row."""
 
 import json
-import math
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
@@ -38,12 +37,9 @@ def answer_file(
     model: str = "merged",
     question_column: str = "",
     answer_column: str = "",
-    temperature: float = 0.0,
-    seed: int = 0,
-    batch_size: int = 64,
     engine: str = "detect",
 ) -> str:
-    """Ask every row of a file; the target is written whole, at the end.
+    """Ask every row of a file, greedily; the target is written whole, at the end.
 
     A line of the target: row (its number in the source), question, completion, answer (as
     extracted), tokens, truncated; where the row has a reference answer also
@@ -56,9 +52,6 @@ def answer_file(
         model: "merged", or "adapter" or "base" in the weights of the training.
         question_column: Default: as in the run's data.
         answer_column: Reference answers; default: as in the run's data, where the source has it.
-        temperature: 0 is greedy.
-        seed: Of the sampling; each batch starts from one of its own.
-        batch_size: Rows answered at once.
         engine: As `open_engine` takes it.
 
     Returns:
@@ -69,10 +62,6 @@ def answer_file(
         ValueError: No row can be asked, the target exists, or the merged model is of an earlier
             training.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size {batch_size}: answer at least one row at a time")
-    if not (temperature >= 0 and math.isfinite(temperature)):
-        raise ValueError(f"temperature {temperature}: give 0 for greedy, or more")
     if target.exists():
         raise ValueError(f"{target} exists: choose another target, or remove it")
     config, weights = run.config(), weights_of(run, model)
@@ -83,10 +72,10 @@ def answer_file(
     tokenizer = load_tokenizer(weights["model_path"], template)
     bench = bench_of(config, load_rewards(config.rewards), tokenizer)
     rows, lines = _read(data, answer_column, config, tokenizer), []
+    size = config.evaluate.eval_batch_size
     with closing(open_engine(**weights, engine=engine, chat_template_kwargs=template)) as opened:
-        for start in tqdm(range(0, len(rows), batch_size), unit=" batches"):
-            how = {"temperature": temperature, "seed": seed + start, "batch_size": batch_size}
-            lines += _answer(rows[start : start + batch_size], opened, bench, how)
+        for start in tqdm(range(0, len(rows), size), unit=" batches"):
+            lines += _answer(rows[start : start + size], opened, bench)
     # Half a surrogate pair, which a fault may quote, becomes JSON's escape of it.
     text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
     with atomic_path(target) as temporary:
@@ -157,10 +146,11 @@ def _read(
     return rows
 
 
-def _answer(batch: list[Numbered], engine: Engine, bench: Bench, how: dict[str, Any]) -> list[Line]:
+def _answer(batch: list[Numbered], engine: Engine, bench: Bench) -> list[Line]:
     """A line for each row, in order; one with a fault may have no answer."""
     asked = [row for _, row in batch if "prompt" in row]
-    found = iter(answer_rows(engine, asked, bench, **how).drop(columns="row").to_dict("records"))
+    table = answer_rows(engine, asked, bench, batch_size=max(1, len(asked)))
+    found = iter(table.drop(columns="row").to_dict("records"))
     lines, of_reference = [], {"reference", "reward", *bench.preset.names}
     for number, row in batch:
         line = {"row": number}

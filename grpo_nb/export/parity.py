@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb.models import Sample, TransformersEngine
+from grpo_nb.models import TransformersEngine
 from grpo_nb.models.chat import render
 from grpo_nb.rewards.prompts import Message
 from grpo_nb.runs import Check
@@ -52,10 +52,13 @@ def behaviour(
         the same adapter gives in another batch or with other padding says less: it is 1 to 100
         times closer to itself than to any 16-bit merge.
     """
+    import torch
+
     answers = TransformersEngine(tuned, tokenizer).generate(prompts, **sampling)
     room, seen, held = KEPT_NUMBERS // merged.config.get_text_config().vocab_size, [], []
     for prompt, [sample] in zip(prompts, answers, strict=True):
-        ids, written = _read(tokenizer, prompt, sample)
+        before = tokenizer(render(tokenizer, prompt), add_special_tokens=False)["input_ids"]
+        ids, written = torch.tensor([before + list(sample.ids)]), len(sample.ids)
         theirs = _logs(merged, ids, written)
         seen.append(_apart(_logs(tuned, ids, written), theirs))
         if not held or room >= written:
@@ -65,18 +68,6 @@ def behaviour(
     noise = [_apart(before, _logs(merged, ids, written)) for ids, written, before in held]
     tokens = sum(len(of_prompt) for of_prompt in seen)
     return {"prompts": len(prompts), "tokens": tokens, **_mean(seen), "noise": _mean(noise)}
-
-
-def _read(
-    tokenizer: "PreTrainedTokenizerBase", prompt: list[Message], sample: Sample
-) -> tuple["Tensor", int]:
-    """The prompt with its completion as ids, [1, tokens], and how many the completion has."""
-    import torch
-
-    text = sample.text + ("" if sample.truncated else tokenizer.eos_token)
-    parts = [render(tokenizer, prompt), text]
-    before, written = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in parts)
-    return torch.tensor([before + written], dtype=torch.long), len(written)
 
 
 def _logs(model: "PreTrainedModel", ids: "Tensor", written: int) -> "Tensor":

@@ -59,10 +59,11 @@ def serve(name: str, profile: str = "auto", port: int = 8866, browser: bool = Tr
 
 
 def prepare(run: Run) -> None:
-    """Write the notebook that is served: the Reward Lab, and nothing else."""
+    """Write the notebook that is served: the run's lab, and nothing else."""
     import nbformat
 
-    title = nbformat.v4.new_markdown_cell(f"# The Reward Lab of run {run.name}")
+    kind = "Environment" if run.config().data.environment else "Reward"
+    title = nbformat.v4.new_markdown_cell(f"# The {kind} Lab of run {run.name}")
     lab = nbformat.v4.new_code_cell(f"from grpo_nb import views\n\nviews.open_lab({run.name!r})")
     notebook = nbformat.v4.new_notebook(cells=[title, lab])
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}

@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,10 +76,7 @@ def sample(
 def _sample_base(
     rows: list[Row], config: RunConfig, engine: models.Engine | None
 ) -> list[list[models.Sample]]:
-    model = config.model
-    how = {"quantization": model.quantization, "chat_template_kwargs": model.chat_template_kwargs}
-    opened = partial(models.open_engine, model.model_path, **how)
-    with nullcontext(engine) if engine else closing(opened(adapter=None)) as base:
+    with nullcontext(engine) if engine else closing(open_base(config)) as base:
         return environments.answer(
             base,
             rows,
@@ -92,6 +88,13 @@ def _sample_base(
             batch_size=config.step_completions,  # as many at once as in training
             adapter=False,
         )
+
+
+def open_base(config: RunConfig) -> models.Engine:
+    """The base model, loaded."""
+    model = config.model
+    how = {"quantization": model.quantization, "chat_template_kwargs": model.chat_template_kwargs}
+    return models.open_engine(model.model_path, adapter=None, **how)
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:

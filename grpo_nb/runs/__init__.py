@@ -1,3 +1,4 @@
+# ruff: noqa: F401 (what is imported here is what the room hands out)
 """The run directory and its settings: what every stage reads first and writes last.
 
 `settings` holds every setting with its meaning, `config` resolves them with their sources,
@@ -20,25 +21,4 @@ from grpo_nb.runs.directory import (
     start_stage,
 )
 from grpo_nb.runs.files import atomic_path, sha256, write_json
-from grpo_nb.runs.names import refuse_path, refuse_unknown
-
-__all__ = [
-    "NOTEBOOKS",
-    "PROJECT_ROOT",
-    "Check",
-    "Run",
-    "Stage",
-    "atomic_path",
-    "check_stages_before",
-    "find_run",
-    "git_commit",
-    "installed_versions",
-    "project_path",
-    "refuse_path",
-    "refuse_unknown",
-    "resolve_stages",
-    "runs_root",
-    "sha256",
-    "start_stage",
-    "write_json",
-]
+from grpo_nb.runs.names import refuse_unknown

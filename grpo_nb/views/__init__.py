@@ -2,12 +2,14 @@
 """What a person looks at: tables, pictures, and the widgets of the notebooks.
 
 `table`, `score_sheet` and `completions` are tables, `charts` draws a training, many runs and an
-evaluation, `TrainingDashboard` shows a training as it runs, `Chat` asks a run's models, and
-`RewardLab` is for hands. A notebook that is run from top to bottom gives the same without.
+evaluation, `TrainingDashboard` shows a training as it runs, `Chat` asks a run's models, and `lab`
+is for hands: the `RewardLab`, or the `EnvironmentLab`. A notebook that is run from top to bottom
+gives the same without.
 """
 
 from grpo_nb.views.charts import before_after, learning_curves, training_charts
 from grpo_nb.views.chat import Chat
 from grpo_nb.views.dashboard import TrainingDashboard
-from grpo_nb.views.reward_lab import RewardLab, open_lab
+from grpo_nb.views.environment_lab import EnvironmentLab
+from grpo_nb.views.reward_lab import RewardLab, lab, open_lab
 from grpo_nb.views.tables import completions, score_sheet, table

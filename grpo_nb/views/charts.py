@@ -250,7 +250,7 @@ def before_after(run: Run, report: Mapping[str, Any]) -> "Figure":
         reach.append(np.abs(np.array(ends).T - means[label]))  # below and above
     figure, (axis,) = _subplots(1, 9)
     colors = [color for _, color in zip(means, cycle(COLORS), strict=False)]
-    look = {"color": colors, "width": 0.8, "rot": 0, "legend": False}
+    look = {"color": colors, "width": 0.8, "rot": 0, "legend": False, "ylabel": "correct"}
     table = pd.DataFrame(means, index=[name for name, *_ in shown])
     table.plot.bar(ax=axis, yerr=np.array(reach), ylim=(0, 1.12), **look)
     for bars in axis.containers[1::2]:  # each before it is of the intervals

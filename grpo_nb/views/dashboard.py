@@ -96,10 +96,6 @@ class TrainingDashboard(View):
         self.wishes.value = f"<span role='status'>{said}</span>"
         for name, button in self.buttons.items():
             button.disabled = name in asked
-            # A click goes where the browser sends it. ipykernel 7.4 remembers the thread that drew
-            # the button, which here is the one that is busy with the cell.
-            if button.comm is not None:
-                vars(button.comm).pop("_reply_subshell_id", None)
 
     def _progress(self) -> str:
         """Step, progress, speed, time left, and memory."""

@@ -16,6 +16,7 @@ from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import NOTEBOOKS, Run, Stage, checks, resolve_stages
 from grpo_nb.runs.config import of_stage
 from grpo_nb.views import tables
+from grpo_nb.views.environment_lab import EnvironmentLab
 from grpo_nb.views.widgets import WIDE, View
 
 WEIGHT_STEP = 1 / 16  # a power of two, so that TRL's count of zero-advantage groups is exact
@@ -59,16 +60,13 @@ class RewardLab(View):
         rows = enumerate(self.baseline.rows)
         questions = [(f"{i + 1}. {row['question'][:90]}", i) for i, row in rows]
         numbers = [(str(i + 1), i) for i in range(self.group_size)]
-        look = {"layout": WIDE, "continuous_update": False}
-        # Sent as a whole when a button takes the focus: a keystroke that waits for a busy kernel
-        # would arrive after the click.
-        box = {"rows": 10, "placeholder": EXAMPLE, **look}
-        self.code = w.Textarea(self.tried, description="Rewards", **box)
-        self.code.add_class("code-box")
+        self.code = self.code_box("Rewards", EXAMPLE, rows=10)
+        self.code.value = self.tried
         self.run = self.button("Run", "Score the completions, run the probes", self._run)
         self.adopt = self.button("Adopt", "Notebook 3 trains with what you see", self._adopt)
         self.prompt = w.Dropdown(options=questions, description="Prompt", layout=WIDE)
         self.number = w.Dropdown(options=numbers, description="Completion")
+        look = {"layout": WIDE, "continuous_update": False}
         self.text = w.Textarea(description="Edit", rows=4, **look)
         self.original = self.button("Reset", "Undo the edit", self._restore)
         self.said, self.view, self.summary, self.report = (w.HTML() for _ in range(4))
@@ -169,8 +167,14 @@ class RewardLab(View):
         self.verdict, self.report.value = verdict, _verdict_page(verdict)
 
 
-def open_lab(name: str) -> RewardLab:
-    """The Reward Lab of a run whose data is prepared, with the rewards that it has now.
+def lab(bench: Bench, baseline: Baseline, rows: list[dict], stage: Stage) -> View:
+    """The Reward Lab, or the Environment Lab where the task has an environment."""
+    kind = EnvironmentLab if bench.environment else RewardLab
+    return kind(bench, baseline, rows, stage)
+
+
+def open_lab(name: str) -> View:
+    """The lab of a run whose data is prepared, with the rewards that it has now.
 
     Stage 02 is not started before something is adopted, so that looking changes nothing.
     """
@@ -182,7 +186,7 @@ def open_lab(name: str) -> RewardLab:
     preset = load_rewards(config.rewards)
     tokenizer = chat.load_tokenizer(config.model.model_path)
     bench = bench_of(config, preset, tokenizer)
-    return RewardLab(bench, tried, rows, Stage(run, "02", config))
+    return lab(bench, tried, rows, Stage(run, "02", config))
 
 
 def _weight_slider(name: str, weight: float) -> w.FloatSlider:

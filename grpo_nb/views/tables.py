@@ -6,7 +6,7 @@ Colors are translucent, so that it reads on a light and on a dark page.
 import html
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -30,7 +30,7 @@ table.sheet.sheet { border-collapse: collapse; font-size: 13px; line-height: 1.3
 .sheet mark { background: rgba(255, 200, 0, .45); color: inherit; }
 .sheet small { display: block; opacity: .75; max-width: 14em; }
 .sheet.sheet caption { text-align: left; padding: 6px 8px; white-space: pre-wrap; }
-.sheet.sheet .chosen td { background: rgba(128, 128, 128, .14); }
+pre .masked, .sheet.sheet .chosen td { background: rgba(128, 128, 128, .14); }
 .widget-html-content:has(.sheet) { overflow-x: auto; }
 .code-box textarea { font-family: monospace; line-height: 1.4; tab-size: 4; }
 </style>"""
@@ -70,16 +70,16 @@ def markup(
     head: Iterable[str],
     lines: Iterable[Sequence[str]],
     caption: str = "",
-    chosen: int | None = None,
+    chosen: Container[int] = (),
 ) -> str:
     """A table as HTML. Captions and the cells of lines are markup; `head` is text.
 
     Args:
-        chosen: Number of the line that is marked.
+        chosen: Numbers of the lines that are grey.
     """
     cells = "".join(_tagged("th", html.escape(name)) for name in head)
     rows = "".join(
-        f"<tr{' class=chosen' * (number == chosen)}>"
+        f"<tr{' class=chosen' * (number in chosen)}>"
         f"{''.join(_tagged('td', cell) for cell in line)}</tr>"
         for number, line in enumerate(lines)
     )
@@ -120,7 +120,7 @@ def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = Non
         scores = [score(line[name], line[f"{name}/reason"]) for name in names]
         ends = [score(line["total"]), f"{line['advantage']:+.2f}"]
         lines.append([str(number + 1), *read(line["completion"], answer), *scores, *ends])
-    shown = markup([*head, "total", "advantage"], lines, caption, chosen)
+    shown = markup([*head, "total", "advantage"], lines, caption, (chosen,))
     return Page(shown, group[["completion", *names, "total", "advantage"]].to_string(index=False))
 
 

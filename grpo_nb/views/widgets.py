@@ -45,12 +45,25 @@ class View(w.VBox):
         """Call it when the value of a control changes."""
         for control in controls:
             control.observe(partial(self.guard, action), "value")
+            _in_order(control)
 
     def button(self, label: str, tooltip: str, action: Callable[[], None]) -> w.Button:
         """A button that calls it."""
         button = w.Button(description=label, tooltip=tooltip, layout=WIDE)
         button.on_click(partial(self.guard, action))
+        _in_order(button)
         return button
+
+    def code_box(self, label: str, hint: str, rows: int) -> w.Textarea:
+        """A box to write in, whose text is sent as a whole when a button takes the focus.
+
+        A keystroke that waits for a busy kernel would arrive after the click.
+        """
+        look = {"rows": rows, "placeholder": hint, "layout": WIDE, "continuous_update": False}
+        box = w.Textarea(description=label, **look)
+        box.add_class("code-box")
+        _in_order(box)
+        return box
 
     def alone(self, action: Callable[[], None], *buttons: w.Button) -> None:
         """Run it while these buttons take no click, which would overtake what is typed meanwhile.
@@ -64,3 +77,13 @@ class View(w.VBox):
         finally:
             for button in buttons:
                 button.disabled = False
+
+
+def _in_order(control: w.Widget) -> None:
+    """Let its messages be handled where the browser sends them: in order, though a cell runs.
+
+    ipykernel 7.4 would give each to the thread that wrote to the control last, so that a click
+    overtakes what was typed before it, or waits for a cell to end.
+    """
+    if control.comm is not None:
+        control.comm._reply_subshell_for = None

@@ -1,8 +1,8 @@
 """A small word game: hints for each letter, which the next guess should use.
 
-user       Find the word. It is not aab: a absent, a elsewhere, b in place.
-assistant  guess(first="c", second="a", third="b")     c elsewhere, a absent, b in place
-assistant  guess(first="a", second="c", third="b")     found
+user       Find the word. It is not abd: a elsewhere, b elsewhere, d elsewhere.
+assistant  guess(first="b", second="d", third="a")     b elsewhere, d elsewhere, a elsewhere
+assistant  guess(first="d", second="a", third="b")     found
 """
 
 from typing import Any, Literal

@@ -1,0 +1,228 @@
+"""The Environment Lab: episodes turn by turn, to read, to change, and to play on from there."""
+
+import html
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import ipywidgets as w
+import pandas as pd
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from grpo_nb import environments
+from grpo_nb.environments.findings import findings
+from grpo_nb.environments.play import begin
+from grpo_nb.environments.scripted import Policy, Seen, follow, perform, policies
+from grpo_nb.models import chat
+from grpo_nb.models.engine import Engine, Sampling
+from grpo_nb.reward_lab import Bench
+from grpo_nb.reward_lab.baseline import Baseline, open_base
+from grpo_nb.rewards.prompts import Message, completion_text, transcript
+from grpo_nb.runs import Check, Stage, checks
+from grpo_nb.views import tables
+from grpo_nb.views.widgets import WIDE, View
+
+OWN = "your own turns"
+HELP = """Write a turn a line: a call {"name": "…", "arguments": {…}}, a list of calls, or a text \
+in quotes, which ends the episode."""
+
+
+class Function(TypedDict):
+    """A call, as the box holds it."""
+
+    name: str
+    arguments: Any
+
+
+Turn = str | Function | list[Function]
+TURN = TypeAdapter(Turn)
+
+
+class EnvironmentLab(View):
+    """Findings about an environment, and its episodes: the base model's, scripted ones, yours.
+
+    Args:
+        bench: Rewards, weights, environment and tokenizer.
+        baseline: Baseline rollouts, which are episodes here.
+        rows: Dataset rows that scripted policies play.
+        stage: Stage 02, whose settings name environment and model.
+    """
+
+    def __init__(self, bench: Bench, baseline: Baseline, rows: list[dict], stage: Stage) -> None:
+        super().__init__()
+        self.bench, self.baseline, self.rows, self.stage = bench, baseline, rows, stage
+        self._make_controls()
+        self.on(self._take_row, self.number)
+        self.on(self._take_player, self.player)
+        self.guard(self._test)
+
+    def _make_controls(self) -> None:
+        rows = enumerate(self.baseline.rows)
+        questions = [(f"{i + 1}. {row['question'][:90]}", i) for i, row in rows]
+        self.number = w.Dropdown(options=questions, description="Row", layout=WIDE)
+        self.player = w.Select(description="Player", rows=12, layout={"width": "28em"})
+        self.box = self.code_box("Turns", HELP, rows=9)
+        self.box.style.description_width = "initial"
+        self.test = self.button("Test", "Read the class again, and test it", self._test)
+        self.play = self.button("Play", "Play these turns", self._play)
+        alone = partial(self.alone, self._go_on, self.play)
+        self.go_on = self.button("Go on", "The base model plays on, greedily", alone)
+        self.found, self.view = w.HTML(), w.HTML()
+        writing = [self.box, w.HBox([self.play, self.go_on]), self.errors]
+        playing = w.HBox([self.player, w.VBox(writing, layout={"flex": "1", "min_width": "0"})])
+        self.children = [self.found, w.HBox([self.test]), self.number, playing, self.view]
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The row that is played."""
+        return self.baseline.rows[self.number.value]
+
+    def _test(self) -> None:
+        """Take the class as its file is now, and show what scripted policies find."""
+        environment = environments.of(self.stage.config)
+        self.bench = self.bench._replace(environment=environment)
+        cap = self.bench.train.max_completion_length
+        found = findings(environment, self.rows, self.bench.tokenizer, cap)
+        stops = sum(check.state == "stop" for check in found)
+        seen = f"{stops} of {len(found)} findings forbid a training"
+        seen = seen if found else "scripted policies find no fault"
+        verdict = Check(environment.title, "stop" if stops else "ok", seen)
+        self.found.value = tables.table(checks.table([verdict, *found]))
+        self._take_row()
+
+    def _take_row(self) -> None:
+        """List who played it: the base model, scripted policies, you."""
+        samples = self.baseline.samples_P_G[self.number.value]
+        self.scored = self.bench.table([self.row], [[one.completion for one in samples]])
+        other = self.baseline.rows[(self.number.value + 1) % len(self.baseline.rows)]
+        self.scripted = policies(self.bench.environment, self.row, other)
+        earned = self.scored[["total", "advantage"]].itertuples(name=None)
+        label = "rollout {} (reward {:.3g}, advantage {:+.2f})".format
+        rollouts = [(label(i + 1, total, gain), i) for i, total, gain in earned]
+        scripted = [(f"scripted: {name}", name) for name in self.scripted]
+        self.player.index = None  # so that the first is chosen anew
+        self.player.options = [*rollouts, *scripted, (OWN, OWN)]
+        self.player.index = 0
+
+    def _take_player(self) -> None:
+        player = self.player.value
+        if isinstance(player, int):
+            sample = self.baseline.samples_P_G[self.number.value][player]
+            _, prompt = begin(self.bench.environment, self.row)
+            self._show(prompt, sample.messages, sample.ended, self.scored.iloc[player])
+        elif player in self.scripted:
+            self._perform(self.scripted[player])
+
+    def _play(self, policy: Callable[..., Turn] = follow) -> None:
+        """Play the turns in the box, as `follow` does or as `policy` goes on with them."""
+        turns, self.player.value = turns_of(self.box.value), OWN
+        self._perform(partial(policy, turns))
+
+    def _go_on(self) -> None:
+        with closing(open_base(self.stage.config)) as engine:
+            self._play(partial(_continued, engine, self.bench.train.max_completion_length))
+
+    def _perform(self, policy: Policy) -> None:
+        """Show an episode of the policy, scored as one more of the group."""
+        self.view.value = ""
+        played = perform(self.bench.environment, self.row, policy, self.number.value)
+        scored = self.bench.table([self.row], [[played.messages]])
+        group = pd.concat([self.scored, scored], ignore_index=True)
+        scored = self.bench.weighed(group, len(group)).iloc[-1]
+        self._show(played.prompt, played.messages, played.ended, scored)
+
+    def _show(self, prompt: Any, messages: Sequence, ended: str, scored: pd.Series) -> None:
+        lines = [_line(one) for one in messages if one["role"] == "assistant"]
+        self.box.value = "\n".join(line for line in lines if line != '""')
+        rewards = [f"{tables.short(f)} {scored[f]:.3g}" for f in self.bench.preset.names]
+        parts = f" ({', '.join(rewards)})" if rewards[1:] else ""
+        told = (
+            f"<b>{self.player.label.partition(' (')[0]}</b>, ended: {ended}\n"
+            f"reward {scored['total']:.3g}{parts}, mean of the group {scored['mean']:.3g}, "
+            f"advantage {scored['advantage']:+.2f}"
+        )
+        self.view.value = episode_page(self.bench, prompt, messages, told)
+
+
+def _line(said: Message) -> str:
+    """A turn, as the box holds it."""
+    calls = [call["function"] for call in said.get("tool_calls") or ()]
+    turn = calls[0] if len(calls) == 1 else calls or completion_text([said])
+    return json.dumps(turn, ensure_ascii=False, default=str)
+
+
+def turns_of(text: str) -> list[Turn]:
+    """The turns that a text holds, a line of JSON each.
+
+    Raises:
+        ValueError: A line is no turn; the message names it.
+    """
+    turns = []
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            turns += [TURN.validate_json(line)] if line.strip() else []
+        except ValidationError:
+            raise ValueError(f"line {number} is no turn: {line:.80}\n{HELP}") from None
+    return turns
+
+
+def _continued(engine: Engine, cap: int, turns: Sequence[Turn], seen: Seen) -> Turn:
+    """The policy that follows the turns, then asks the model."""
+    if seen.turn < len(turns):
+        return turns[seen.turn]
+    tokenizer = chat.with_tools(engine.tokenizer)
+    text = _written(tokenizer, seen.messages, seen.environment.tools, opened=True)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    [said] = engine.complete([ids], Sampling(cap))
+    return json.loads(_line(chat.parse(tokenizer, said.ids, ids)))
+
+
+def episode_page(
+    bench: Bench, prompt: list[Message], messages: Sequence[Message], told: str
+) -> tables.Page:
+    """An episode turn by turn; what the environment wrote is grey, as it is masked from the loss.
+
+    Args:
+        bench: Its environment, and its tokenizer, which counts tokens.
+        prompt: With what `reset` said.
+        messages: Of the episode.
+        told: What stands above it, as markup.
+    """
+    groups = [prompt, *(list(some) for _, some in groupby(messages, lambda one: one["role"]))]
+    pieces = list(_pieces(bench, groups))
+    counts = list(map(len, bench.tokenizer(pieces, add_special_tokens=False)["input_ids"]))
+    roles = [", ".join(one["role"] for one in group) for group in groups]
+    texts = [tables.read(transcript(group) or "(says nothing)", None)[0] for group in groups]
+    lines = list(zip(roles, texts, map(str, counts), strict=True))
+    grey = [number for number, role in enumerate(roles) if role != "assistant"]
+    taken, masked = sum(counts[1:]), sum(counts[number] for number in grey[1:])
+    told += f"\n{taken} of {bench.train.max_completion_length} tokens, {masked} (grey) masked"
+    spans = "".join(
+        f"<span{' class=masked' * (number in grey)}>{html.escape(piece)}</span>"
+        for number, piece in enumerate(pieces)
+    )
+    sheet = tables.markup(["", "turn", "tokens"], lines, told, grey)
+    read = f"<details><summary>as the model reads it</summary><pre>{spans}</pre></details>"
+    return tables.Page(sheet + read, transcript([*prompt, *messages]))
+
+
+def _pieces(bench: Bench, groups: Sequence[list[Message]]) -> Iterator[str]:
+    """What the messages of each group add to what the model reads."""
+    tokenizer, tools = chat.with_tools(bench.tokenizer), bench.environment.tools
+    turns, before = [], ""
+    for group in groups:
+        turns, own = [*turns, *group], group[0]["role"] == "assistant"
+        text = _written(tokenizer, turns, tools, opened=not own)
+        end = text.rfind(tokenizer.eos_token) + len(tokenizer.eos_token)
+        text = text[:end] if own and end > len(before) else text  # there the model stopped
+        yield text[len(before) :]
+        before = text
+
+
+def _written(tokenizer: Any, turns: Sequence[Message], tools: list[Any], opened: bool) -> str:
+    how = {"tools": tools, "add_generation_prompt": opened, "tokenize": False}
+    return tokenizer.apply_chat_template(chat.fold_system(tokenizer, list(turns)), **how)

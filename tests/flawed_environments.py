@@ -228,6 +228,10 @@ class DrawsItsSecret(Hunt):
 
 
 class Chatters(Hunt):
+    def reset(self, low: int, secret: int) -> None:
+        Hunt.reset(self, low, secret)
+        self.lock = threading.Lock()  # of its own in each instance
+
     @tool
     def guess(self, number: int) -> str:
         """Guess the number.

@@ -246,7 +246,9 @@ def test_what_raises_or_gives_no_reward_is_refused_before_anything_is_sampled(ki
 
 def test_columns_that_reset_takes_are_there_and_others_are_kept_from_it():
     environment = Environment(Hunt)
-    with pytest.raises(ValueError, match=r"Hunt\.reset takes 'secret', and the data has"):
+    with pytest.raises(
+        ValueError, match=r"Hunt\.reset: missing a required argument: .secret.; the data has"
+    ):
         check_rows(environment, [{"prompt": [], "low": 1}])
     [check] = check_rows(environment, hunt_rows())
     assert check.state == "ok"

@@ -1,7 +1,6 @@
 """Findings: what is planted in an environment is found and named, and what is sound is left."""
 
 import re
-import threading
 from typing import Literal
 
 import pytest
@@ -9,7 +8,6 @@ from flawed_environments import (
     CLEAN,
     FLAWED,
     WARNED,
-    DrawsItsSecret,
     Hunt,
     PaysFailure,
     hunt_rows,
@@ -135,8 +133,11 @@ def test_patience_ends_and_one_row_is_enough(monkeypatch):
     ("turns", "evidence"),
     [
         ([{"name": "gues", "arguments": {}}], "its calls gave {'error': 'Tool gues not found.'}"),
-        ([{"name": "guess"}], "environment Solved.solve gave the turn {'name': 'guess'}"),
-        ([["guess", 4]], r"Solved\.solve gave the turn \['guess', 4\]: give a text, or a call as"),
+        (
+            [{"name": "guess"}],
+            "environment Solved: ValueError: solve gave the turn {'name': 'guess'}",
+        ),
+        ([["guess", 4]], r"solve gave the turn \['guess', 4\]: give a text, or a call as"),
         (None, r"environment Solved: TypeError.*not iterable \(line"),
     ],
 )
@@ -149,16 +150,6 @@ def test_a_solution_that_is_none_is_refused(turns, evidence):
     [found] = found_in(Solved, hunt_rows())
     assert found.name in ("oracle", "episode")
     assert re.search(evidence, found.evidence)
-
-
-def test_an_instance_that_cannot_be_copied_is_judged_all_the_same():
-    class Locked(DrawsItsSecret):
-        def reset(self, low: int, secret: int) -> None:
-            super().reset(low, secret)
-            self.lock = threading.Lock()
-
-    [found] = found_in(Locked, hunt_rows())
-    assert found.name == "not deterministic"
 
 
 def test_scripted_policies_see_what_a_model_sees():

@@ -38,8 +38,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,12 +48,7 @@ from grpo_nb.rewards.presets import load_source
 from grpo_nb.runs import PROJECT_ROOT, Check, refuse_unknown
 from grpo_nb.runs.config import RunConfig
 
-EXAMPLES = {
-    "calculator": "Calculator",
-    "guess": "Guess",
-    "wordle": "Wordle",
-    "python_sandbox": "PythonSandbox",
-}
+EXAMPLES = ("calculator", "guess", "wordle", "python_sandbox")  # of the class Calculator, and so on
 NOT_TOOLS = ("reset", "get_reward", "solve")
 FINISHED = "The episode is finished: no more calls are answered."
 Row = Mapping[str, Any]
@@ -72,9 +65,9 @@ class Call(NamedTuple):
 
     name: str
     arguments: dict[str, Any]
-    result: str = ""
-    error: str = ""
-    seconds: float = 0.0
+    result: str
+    error: str
+    seconds: float
 
 
 class Played:
@@ -85,17 +78,13 @@ class Played:
     """
 
     environment: "Environment"
+    _own: Any = None
 
     def __init__(self) -> None:
-        self._own = self.environment.kind()
-        self._random: tuple[Any, Any] = (None, None)
-        self.calls: list[Call] = []
-        self.hung = False
+        self._own, self.hung = self.environment.kind(), False
         self.get_reward = self._score  # TRL would add a reward that it finds in the class
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_own":  # while it is unpickled or copied
-            raise AttributeError(name)
         return getattr(self._own, name)
 
     def reset(self, **row: Any) -> Any:
@@ -103,52 +92,47 @@ class Played:
         if self.hung:  # the call may go on in its thread
             self._own = self.environment.kind()
         self.calls, self.hung = [], False
-        self._random = _seeded(row)
-        with self._own_randomness():
+        # A dataset fills in None, and the prompt may be rendered in other ways.
+        known = {k: v for k, v in row.items() if k != "prompt" and v is not None}
+        self._seed = json.dumps(known, sort_keys=True, default=str)
+        with self._seeded():
             return self._own.reset(**self.environment.columns(row))
 
-    def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def _call(self, name: str, arguments: dict[str, Any]) -> str:
         """What the model reads as the tool's result.
 
         Raises:
             RuntimeError: It is to read of an error, which TRL counts too.
         """
-        if self.hung or getattr(self._own, "done", False):
-            self.calls.append(Call(name, dict(arguments), FINISHED))
-            return FINISHED
-        started = time.perf_counter()
-        result, error = self._tried(name, arguments)
-        taken = time.perf_counter() - started
-        self.calls.append(Call(name, dict(arguments), result, error, taken))
+        over, started = self.hung or getattr(self._own, "done", False), time.perf_counter()
+        result, error = (FINISHED, "") if over else self._tried(name, arguments)
+        self.calls.append(Call(name, arguments, result, error, time.perf_counter() - started))
         if error:
             raise RuntimeError(error)
         return result
 
-    def _tried(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
+    def _tried(self, name: str, arguments: dict[str, Any]) -> tuple[str, str]:
         """(result, error)."""
         method, said = self.environment.methods[name], []
 
         def run() -> None:
             try:
-                said.append(str(method(self._own, **arguments)))
+                said.append((str(method(self._own, **arguments)), ""))
+            except ValidationError as error:
+                first = error.errors()[0]
+                place = ".".join(map(str, first["loc"]))
+                said.append(("", f"{name}: {place}: {first['msg'].lower()}"))
             except (Exception, SystemExit) as error:
-                said.append(error)
+                said.append(("", f"{type(error).__name__}: {error}"))
 
-        with self._own_randomness():
+        with self._seeded():
             thread = threading.Thread(target=run, daemon=True, name=f"tool {name}")
             thread.start()
             thread.join(self.environment.tool_seconds)
-        if not said:
-            self.hung = True
-            limit = f"{self.environment.tool_seconds:g} seconds"
-            return "", f"{name} took more than {limit}: the episode is over"
-        [what] = said
-        if isinstance(what, ValidationError):
-            first = what.errors()[0]
-            return "", f"{name}: {'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
-        if isinstance(what, BaseException):
-            return "", f"{type(what).__name__}: {what}"
-        return what, ""
+        if said:
+            return said[0]
+        self.hung, limit = True, f"{self.environment.tool_seconds:g} seconds"
+        return "", f"{name} took more than {limit}: the episode is over"
 
     def _score(self) -> float:
         """What the episode earned, in [0, 1]; 0 where a call hung.
@@ -156,9 +140,7 @@ class Played:
         Raises:
             ValueError: The author's `get_reward` gave no such number.
         """
-        if self.hung:
-            return 0.0
-        value = self._own.get_reward()
+        value = 0.0 if self.hung else self._own.get_reward()
         if isinstance(value, bool | int | float | np.number) and 0 <= value <= 1:
             return float(value)
         raise ValueError(
@@ -166,58 +148,61 @@ class Played:
         )
 
     @contextmanager
-    def _own_randomness(self) -> Iterator[None]:
-        """Meanwhile, the state of `random` and `numpy.random` is the episode's."""
+    def _seeded(self) -> Iterator[None]:
+        """Meanwhile, draws are decided by the row and by how many calls were made."""
         outside = random.getstate(), np.random.get_state()
-        random.setstate(self._random[0])
-        np.random.set_state(self._random[1])
+        random.seed(f"{self._seed} {len(self.calls)}")
+        np.random.seed(random.getrandbits(32))
         try:
             yield
         finally:
-            self._random = random.getstate(), np.random.get_state()
             random.setstate(outside[0])
             np.random.set_state(outside[1])
 
 
-def _seeded(row: Row) -> tuple[Any, Any]:
-    """The states that the row's seed gives; the prompt may be rendered in other ways."""
-    # A dataset fills in None, and the prompt may be rendered in other ways.
-    known = {k: v for k, v in row.items() if k != "prompt" and v is not None}
-    text = json.dumps(known, sort_keys=True, default=str)
-    seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-    return random.Random(seed).getstate(), np.random.RandomState(seed).get_state()
-
-
-@dataclass(frozen=True, eq=False)
 class Environment:
     """A class of environments, read and checked.
 
     Args:
         kind: The author's class.
-        name: How settings name it.
+
+    Attributes:
+        title: For messages.
+        system_prompt: The first paragraph of the class's docstring.
+        max_turns: Turns with calls in an episode.
+        tool_seconds: That a call may take.
+        methods: The tools, whose arguments are checked by their type hints.
+        tools: The JSON schema of each tool, as chat templates take it.
+        factory: TRL's `environment_factory`, a type: TRL looks for tools in one.
 
     Raises:
         ValueError: It has no tool or no `reset`, or a tool lacks type hints or a docstring.
     """
 
-    kind: type
-    name: str = ""
-    methods: dict[str, Callable[..., Any]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        functions = dict(inspect.getmembers(self.kind, inspect.isfunction))
-        marked = {k: v for k, v in functions.items() if getattr(v, "is_tool", False)}
+    def __init__(self, kind: type) -> None:
+        self.kind, self.title = kind, f"environment {kind.__name__}"
+        self.max_turns: int = getattr(kind, "max_turns", 8)
+        self.tool_seconds: float = getattr(kind, "tool_seconds", 10.0)
+        first = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0]
+        self.system_prompt = " ".join(first.split())
+        functions = dict(inspect.getmembers(kind, inspect.isfunction))
+        marked = {k: v for k, v in functions.items() if hasattr(v, "is_tool")}
         public = {k: v for k, v in functions.items() if k[0] != "_" and k not in NOT_TOOLS}
-        chosen = marked or public
         if "reset" not in functions:
             raise ValueError(f"{self.title} has no method reset: it begins an episode with a row")
-        if not chosen:
+        if not (marked or public):
             raise ValueError(f"{self.title} has no tool: mark a method with @tool")
+        self.tools, self.methods = self._described(marked or public)
+        forwards = {name: _forward(name, method) for name, method in self.methods.items()}
+        self.factory = type(kind.__name__, (Played,), {**forwards, "environment": self})
+
+    def _described(self, chosen: Mapping[str, Callable[..., Any]]) -> tuple[list, dict]:
+        from transformers.utils import get_json_schema
+
         checked = validate_call(config={"strict": True})
         try:
-            valid = {name: checked(method) for name, method in chosen.items()}
-            object.__setattr__(self, "methods", valid)
-            assert self.tools
+            tools = [get_json_schema(method.__get__(self.kind)) for method in chosen.values()]
+            return tools, {name: checked(method) for name, method in chosen.items()}
         except Exception as error:  # transformers has errors of its own for docstrings and hints
             why = str(error).partition("\n")[0]
             raise ValueError(
@@ -225,74 +210,27 @@ class Environment:
                 "parameter a type hint, and the method a docstring with a line for each under Args:"
             ) from error
 
-    @property
-    def title(self) -> str:
-        return f"environment {self.kind.__name__}"
-
-    @property
-    def system_prompt(self) -> str:
-        """What the class's docstring says, as its first paragraph."""
-        text = inspect.cleandoc(self.kind.__doc__ or "").partition("\n\n")[0]
-        return " ".join(text.split())
-
-    @property
-    def max_turns(self) -> int:
-        return getattr(self.kind, "max_turns", 8)
-
-    @property
-    def tool_seconds(self) -> float:
-        return getattr(self.kind, "tool_seconds", 10.0)
-
-    @cached_property
-    def factory(self) -> type[Played]:
-        """TRL's `environment_factory`: a type, for TRL finds tools by the functions of a type."""
-        forwards = {name: _forward(name, method) for name, method in self.methods.items()}
-        return type(self.kind.__name__, (Played,), {**forwards, "environment": self})
-
-    @cached_property
-    def tools(self) -> list[dict[str, Any]]:
-        """The JSON schema of each tool, as chat templates take it."""
-        from transformers.utils import get_json_schema
-
-        played = object.__new__(self.factory)
-        return [get_json_schema(getattr(played, name)) for name in self.methods]
-
     def columns(self, row: Row) -> dict[str, Any]:
-        """The row's columns that `reset` takes."""
-        parameters = inspect.signature(self.kind.reset).parameters.values()
-        if any(one.kind is one.VAR_KEYWORD for one in parameters):
-            return dict(row)
-        return {one.name: row[one.name] for one in parameters if one.name in row}
-
-    def check_columns(self, row: Row) -> None:
-        """Refuse rows that `reset` cannot take.
+        """The row's columns that `reset` takes.
 
         Raises:
-            ValueError: A column is missing; the message names it.
+            ValueError: One is missing; the message names it.
         """
-        for one in list(inspect.signature(self.kind.reset).parameters.values())[1:]:
-            fixed = one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-            if fixed and one.default is one.empty and one.name not in row:
-                raise ValueError(
-                    f"{self.title}.reset takes {one.name!r}, and the data has {', '.join(row)}: "
-                    "add the column, or give the parameter a default"
-                )
+        signature = inspect.signature(self.kind.reset)
+        takes_all = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+        taken = {k: v for k, v in row.items() if takes_all or k in signature.parameters}
+        try:
+            signature.bind(self, **taken)
+        except TypeError as error:
+            raise ValueError(
+                f"{self.title}.reset: {error}; the data has {', '.join(row)}: add the column, or "
+                "give the parameter a default"
+            ) from None
+        return taken
 
     def solution(self, row: Row) -> list[Any] | None:
-        """The turns that win by the author's `solve`: calls and a last text; None without one.
-
-        Raises:
-            ValueError: It gave something else.
-        """
-        turns = list(self.kind.solve(**row)) if hasattr(self.kind, "solve") else None
-        for turn in turns or ():
-            called = isinstance(turn, Mapping) and {*turn} == {"name", "arguments"}
-            if not called and not isinstance(turn, str):
-                raise ValueError(
-                    f"{self.title}.solve gave the turn {turn!r}: give a text, or a call as "
-                    '{"name": "guess", "arguments": {"number": 4}}'
-                )
-        return turns
+        """The turns that win by the author's `solve`: calls and a last text; None without one."""
+        return list(self.kind.solve(**row)) if hasattr(self.kind, "solve") else None
 
 
 def _forward(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -315,7 +253,7 @@ def identity(environment: Environment | None) -> str:
     if environment is None:
         return ""
     source = Path(inspect.getfile(environment.kind)).read_bytes()
-    return f"{environment.name} {hashlib.sha256(source).hexdigest()}"
+    return f"{environment.kind.__name__} {hashlib.sha256(source).hexdigest()}"
 
 
 def load(name: str) -> Environment:
@@ -328,32 +266,21 @@ def load(name: str) -> Environment:
         FileNotFoundError: No such file.
         ValueError: It cannot be imported, holds no such class, or the class is no environment.
     """
-    file = PROJECT_ROOT / name.rpartition(":")[0]
-    return _load(name, file.stat().st_mtime_ns if file.is_file() else 0)
-
-
-@lru_cache(maxsize=8)
-def _load(name: str, _written: int) -> Environment:
-    """The file may be written again while a kernel lives."""
     place, colon, title = name.rpartition(":")
     if not colon:
         refuse_unknown("environment", name, [*EXAMPLES, "a class in a file, as mine.py:Guess"])
-        place, title = f"grpo_nb.environments.examples.{name}", EXAMPLES[name]
-    if place.endswith(".py"):
-        module = load_source(PROJECT_ROOT / place)
-    else:
-        try:
-            module = importlib.import_module(place)
-        except ImportError as error:
-            raise ValueError(f"environment {name!r} cannot be imported: {error}") from error
-    kind = getattr(module, title, None)
-    if not isinstance(kind, type):
-        classes = [k for k, v in vars(module).items() if isinstance(v, type)]
-        raise ValueError(
-            f"environment {name!r}: {place} has no class {title}; it has "
-            f"{', '.join(classes) or 'none'}"
-        )
-    return Environment(kind, name)
+        place = f"grpo_nb.environments.examples.{name}"
+        title = name.title().replace("_", "")
+    try:
+        in_file = place.endswith(".py")
+        module = load_source(PROJECT_ROOT / place) if in_file else importlib.import_module(place)
+    except ImportError as error:
+        raise ValueError(f"environment {name!r} cannot be imported: {error}") from error
+    classes = {k: v for k, v in vars(module).items() if isinstance(v, type)}
+    if title not in classes:
+        has = ", ".join(classes) or "none"
+        raise ValueError(f"environment {name!r}: {place} has no class {title}; it has {has}")
+    return Environment(classes[title])
 
 
 def check_rows(environment: Environment | None, rows: Sequence[Row]) -> list[Check]:
@@ -367,7 +294,7 @@ def check_rows(environment: Environment | None, rows: Sequence[Row]) -> list[Che
         return []
     played = environment.factory()
     for number, row in enumerate(rows):
-        environment.check_columns(row)
+        environment.columns(row)
         for method, given in (("reset", row), ("get_reward", {})):
             try:
                 if hasattr(environment.kind, method):

@@ -8,7 +8,6 @@ or that of another row, whichever earns more and yet less than the oracle.
 """
 
 import ast
-import copy
 import inspect
 import io
 import os
@@ -19,15 +18,18 @@ import textwrap
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from functools import cache, partial
 from itertools import cycle, islice, zip_longest
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb.environments.contract import Environment
+import numpy as np
+
+from grpo_nb.environments.contract import FINISHED, Environment
 from grpo_nb.environments.play import begin
 from grpo_nb.environments.scripted import MOST_TURNS, WITHOUT_SKILL, Scripted, perform, policies
 from grpo_nb.models import chat
@@ -36,7 +38,7 @@ from grpo_nb.runs import Check
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-EPISODES = 16  # of each policy
+EPISODES, GROUP = 16, 8  # of each policy; of a row, to see whether they begin alike
 PATIENCE = 20.0  # seconds, after which the row is played to its end, and none after it
 TIE = 1e-6
 LUCKY, WON = 0.5, 0.75  # of the way from failure to oracle: a warning, a stop
@@ -69,7 +71,6 @@ EXEMPT = re.compile(f"{re.escape(tempfile.gettempdir())}/|{os.devnull}$|.*__pyca
 Row = Mapping[str, Any]
 Found = tuple[str, str, bool]  # rule, evidence, whether it says "stop"
 Plays = list[dict[str, Scripted]]  # of each row, by policy
-_touched: list[str] | None = None  # while tools are watched
 
 
 def findings(
@@ -77,7 +78,6 @@ def findings(
     rows: Sequence[Row],
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     max_completion_length: int = 256,
-    group: int = 8,
 ) -> list[Check]:
     """What is wrong with an environment, "stop" first; nothing where all is well.
 
@@ -86,23 +86,23 @@ def findings(
         rows: EPISODES of them are played; of fewer, some more than once.
         tokenizer: Of the model that will play; None: its template is not looked at.
         max_completion_length: Of an episode, results included [tokens].
-        group: Episodes of a row that a training compares.
     """
     some = list(islice(cycle(rows), EPISODES))
+    _touched().clear()
     try:
-        with redirect_stdout(io.StringIO()) as printed, _watched() as touched:
-            plays, found = _played(environment, some, group)
+        with redirect_stdout(io.StringIO()) as printed:
+            plays, found = _played(environment, some)
     except Exception as error:  # an author's class may raise anything, and that is the finding
         at = traceback.extract_tb(error.__traceback__)[-1]
-        evidence = f"{environment.title}: {type(error).__name__}: {error}"
-        evidence += f" (line {at.lineno} of {at.name})"
-        return [Check("episode", "stop", evidence, FIXES["episode"])]
+        evidence = f"{type(error).__name__}: {error} (line {at.lineno} of {at.name})"
+        return [Check("episode", "stop", f"{environment.title}: {evidence}", FIXES["episode"])]
     if not found:  # else rewards are not comparable
         found = [*_earned(environment, plays), *_told(some, plays)]
-    found += _of_tools(environment, plays, printed.getvalue(), touched)
-    found += _of_source(environment)
-    if tokenizer:
-        found += _in_tokens(environment, plays, tokenizer, max_completion_length)
+        if tokenizer:
+            found += _in_tokens(environment, plays, tokenizer, max_completion_length)
+    found += [*_of_tools(environment, plays), *_of_source(environment)]
+    if said := printed.getvalue().strip():
+        found.append(("prints", f"{said!r:.80}", False))
     checks = [
         Check(rule, "stop" if stop else "warning", evidence, FIXES[rule.partition(": ")[0]])
         for rule, evidence, stop in found
@@ -110,7 +110,7 @@ def findings(
     return sorted(checks, key=lambda check: check.state != "stop")
 
 
-def _played(environment: Environment, rows: Sequence[Row], group: int) -> tuple[Plays, list[Found]]:
+def _played(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, list[Found]]:
     """Every policy on the rows, in a new instance and in a used one, until they come apart."""
     plays, used, until = [], environment.factory(), time.monotonic() + PATIENCE
     for seed, row in enumerate(rows):
@@ -120,28 +120,24 @@ def _played(environment: Environment, rows: Sequence[Row], group: int) -> tuple[
             plays[-1][name] = one = play()
             if one.ended == "a call hung":
                 return plays, [("hangs", f"{one.calls[-1].error} (policy: {name})", True)]
-            if time.monotonic() > until:
-                continue
-            if apart := _apart(one, play(begin(environment, row, used))):
-                starts = [begin(environment, row) for _ in range(group)]
+            patient = time.monotonic() < until
+            if patient and (apart := _apart(one, play(used))):
+                starts = [begin(environment, row) for _ in range(GROUP)]
                 return plays, [_why(play, starts, apart)]
-        if time.monotonic() > until:
+        if not patient:
             break
     return plays, []
 
 
 def _why(play: Callable[..., Scripted], starts: Sequence[Any], apart: str) -> Found:
     """Why the same calls came to another end: the used instance, the starts, or chance."""
-    try:
-        twin = copy.deepcopy(starts[0])
-    except Exception:  # of locks and connections there are no copies
-        twin = None
-    first, *others = map(play, starts)
+    first, *others = [play() for _ in starts]
     among = next(filter(None, (_apart(first, one) for one in others)), "")
     if not among:
         return "state leaks", f"in a new instance, and in a used one: {apart}", True
-    alike = twin and not _apart(first, play(twin))
-    rule = "starts apart" if alike else "not deterministic"
+    states = [f"{prompt} {getattr(played._own, '__dict__', '')}" for played, prompt in starts]
+    alike = len({re.sub(" at 0x[0-9a-f]+", "", state) for state in states}) == 1
+    rule = "not deterministic" if alike else "starts apart"
     return rule, f"in episodes of one row, by the same calls: {among}", True
 
 
@@ -165,8 +161,7 @@ def _earned(environment: Environment, plays: Plays) -> Iterator[Found]:
         limit = min(environment.max_turns, MOST_TURNS)
         yield "turns", f"solve takes more than {limit} turns", True
         return
-    failures = [one for play in plays if solved for one in _failure(play)] or [0.0]
-    failure = fmean(failures)
+    failure = fmean([one for play in plays if solved for one in _failure(play)] or [0.0])
     if solved and oracle <= max(mean["idle"], failure) + TIE:
         heard = [turn["content"] for play in plays for turn in play["oracle"].messages]
         error = next((text for text in heard if text.startswith("{'error': ")), "no error")
@@ -194,17 +189,11 @@ def _told(rows: Sequence[Row], plays: Plays) -> Iterator[Found]:
     """Does its answer stand where no skill is needed to read it, more often than other rows'?"""
     answers = [_answer(*one) for one in zip(rows, plays, strict=False)]
     texts = [_texts(*one) for one in zip(rows, plays, answers, strict=False)]
+    alike = np.array([[one == other for other in answers] for one in answers])
     for place in texts[0]:
-        own = fmean(
-            _holds(text[place], answer) for text, answer in zip(texts, answers, strict=True)
-        )
-        others = [
-            _holds(text[place], other)
-            for text, answer in zip(texts, answers, strict=True)
-            for other in answers
-            if other != answer
-        ]
-        if own > LEAK + fmean(others or [1]):
+        held = np.array([[_holds(text[place], one) for one in answers] for text in texts])
+        own, others = held.diagonal().mean(), 1 if alike.all() else held[~alike].mean()
+        if own > LEAK + others:
             copied = fmean(play["what was read"].reward for play in plays)
             evidence = f"{place} holds it on {own:.0%} of the rows, first {', '.join(answers[0])}"
             evidence += f"; who copies what was read earns {copied:.2f}"
@@ -213,10 +202,10 @@ def _told(rows: Sequence[Row], plays: Plays) -> Iterator[Found]:
 
 def _answer(row: Row, play: dict[str, Scripted]) -> list[str]:
     """The arguments of the call that wins; without `solve`, the row's answer."""
-    calls = [call.arguments for call in play["oracle"].calls] if "oracle" in play else []
     given = [{"answer": row["answer"]}] if "answer" in row else []
-    known = list(filter(None, calls)) or given
-    return [str(value) for of in known[-1:] for value in of.values()]
+    calls = [one.arguments for one in play["oracle"].calls] if "oracle" in play else []
+    known = [*given, *filter(None, calls)]
+    return [str(value) for value in known[-1].values()] if known else []
 
 
 def _texts(row: Row, play: dict[str, Scripted], answer: list[str]) -> dict[str, str]:
@@ -236,20 +225,16 @@ def _holds(text: str, answer: list[str]) -> bool:
     return bool(words) and all(re.search(word, text) for word in words)
 
 
-def _of_tools(
-    environment: Environment, plays: Plays, printed: str, touched: Sequence[str]
-) -> Iterator[Found]:
-    """What tools do beside answering, and how long they take."""
+def _of_tools(environment: Environment, plays: Plays) -> Iterator[Found]:
+    """How long tools take, and which files they write, delete or move."""
     calls = [call for play in plays for one in play.values() for call in one.calls]
+    made = [call for call in calls if not call.error and call.result != FINISHED]
     for name in environment.methods:
-        made = [call.seconds for call in calls if call.name == name and not call.error]
-        seconds = median(list(filter(None, made)) or [0])  # 0 after the end
+        seconds = median([call.seconds for call in made if call.name == name] or [0])
         if seconds > SLOW:
             yield f"slow: {name}", f"a call takes {seconds:.2f} s", False
-    if printed:
-        yield "prints", f"{printed.strip()!r:.80}", False
-    if touched:
-        yield "files", f"a call changes {touched[0]}", True
+    for path in [*_touched()]:
+        yield "files", f"a call changes {path}", True
 
 
 def _of_source(environment: Environment) -> Iterator[Found]:
@@ -268,61 +253,50 @@ def _of_source(environment: Environment) -> Iterator[Found]:
             yield f"errors swallowed: line {one.lineno}", evidence, not says
 
 
-@contextmanager
-def _watched() -> Iterator[list[str]]:
-    """Meanwhile, the files that tools write, delete or move are noted."""
-    global _touched
-    _watch()
-    _touched = []
-    try:
-        yield _touched
-    finally:
-        _touched = None
-
-
 @cache
-def _watch() -> None:
-    """Once: an audit hook stays as long as the process lives."""
+def _touched() -> deque[str]:
+    """The last file that a tool changed, by an audit hook: once, for it lives with the process."""
+    paths: deque[str] = deque(maxlen=1)
 
     def note(event: str, given: tuple[Any, ...]) -> None:
-        if _touched is None or not threading.current_thread().name.startswith("tool "):
-            return
         writes = event == "open" and given[2] & (os.O_WRONLY | os.O_RDWR)
         moves = event in CHANGES and given[-1] == -1  # and not beside an open folder
-        if (writes or moves) and not isinstance(given[0], int):
+        of_tool = threading.current_thread().name.startswith("tool ")
+        if of_tool and (writes or moves) and not isinstance(given[0], int):
             path = str(Path(os.fsdecode(given[0])).absolute())
-            _touched.extend([path] * (not EXEMPT.match(path)))
+            paths.extend([path] * (not EXEMPT.match(path)))
 
     sys.addaudithook(note)
+    return paths
 
 
 def _in_tokens(
     environment: Environment, plays: Plays, tokenizer: "PreTrainedTokenizerBase", cap: int
 ) -> Iterator[Found]:
     """What the chat template makes of tools, calls and results."""
-    lengths, tools = [], environment.tools
+    solved, tools = "oracle" in plays[0], environment.tools
+    shown = [play["oracle" if solved else "random calls"] for play in plays]
+    prompts, called = [one.prompt for one in shown], plays[0]["random calls"].messages[0]
     try:
         tokenizer = chat.with_tools(tokenizer)
-        for play in plays:
-            one, turns = play.get("oracle", play["random calls"]), None if "oracle" in play else 2
-            prompt = chat.fold_system(tokenizer, one.prompt)
-            opened, bare = chat.render(tokenizer, prompt, tools), chat.render(tokenizer, prompt)
-            whole = [*prompt, *one.messages[:turns]]
-            whole = tokenizer.apply_chat_template(whole, tools=tools, tokenize=False)
-            lengths.append([len(ids) for ids in tokenizer([bare, opened, whole])["input_ids"]])
-        called = plays[0]["random calls"].messages[0]
-        fault = chat.tool_fault(tokenizer, prompt, called, tools)
+        [bare] = chat.count_tokens(tokenizer, prompts[:1])
+        opened = chat.count_tokens(tokenizer, prompts, tools)
+        episodes = [
+            [*chat.fold_system(tokenizer, one.prompt), *one.messages[: None if solved else 2]]
+            for one in shown
+        ]
+        whole = tokenizer.apply_chat_template(episodes, tools=tools, return_dict=False)
+        fault = chat.tool_fault(tokenizer, prompts[0], called, tools)
     except Exception as error:  # templates raise what they like
         fault = f"{type(error).__name__}: {error}"
     if fault:
         yield "template", fault, True
         return
-    bare, opened, _ = lengths[0]
-    if opened - bare > max(FEW, SCHEMA * (opened + cap)):
-        evidence = f"tools take {opened - bare} tokens of each prompt; an episode may take {cap}"
+    if opened[0] - bare > max(FEW, SCHEMA * (opened[0] + cap)):
+        evidence = f"tools take {opened[0] - bare} tokens of each prompt; an episode may take {cap}"
         yield "schema", evidence, True
-    longer = [whole - opened for _, opened, whole in lengths if whole - opened > cap]
-    if longer:
-        what = "what solve plays" if "oracle" in plays[0] else "a call and its result"
-        evidence = f"{what} takes {max(longer)} tokens, and max_completion_length is {cap}"
-        yield "room", evidence, len(longer) > SOME * len(lengths)
+    took = np.array(list(map(len, whole))) - opened
+    if (took > cap).any():
+        what = "what solve plays" if solved else "a call and its result"
+        evidence = f"{what} takes {took.max()} tokens, and max_completion_length is {cap}"
+        yield "room", evidence, bool((took > cap).mean() > SOME)

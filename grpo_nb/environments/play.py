@@ -7,8 +7,8 @@ rollouts, validation, evaluation, chat and the Environment Lab. An episode's com
 that follows the prompt; what the environment wrote of it is masked from the loss.
 """
 
-import json
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb.environments.contract import Environment, Played, of
@@ -24,32 +24,60 @@ Row = Mapping[str, Any]
 
 
 class Episode:
-    """An episode under way.
+    """An episode under way, whoever plays.
 
     Args:
-        environment: Of which it gets an instance of its own.
+        environment: It is played in.
+        row: It begins with.
+        used: An instance to play in; None: a new one.
+
+    Attributes:
+        prompt: What it began with, the words of `reset` included.
+        messages: The player's turns and the results.
+        turns: Of them, those with calls that were run.
+        ended: Why; "" while it goes on.
+    """
+
+    def __init__(self, environment: Environment, row: Row, used: Played | None = None) -> None:
+        self.environment, self.max_turns = environment, environment.max_turns
+        self.played = used or environment.factory()
+        said, [*before, last] = self.played.reset(**row), row["prompt"]
+        added = {} if said is None else {"content": last["content"] + str(said)}
+        self.prompt: list[Message] = [*before, last | added]
+        self.messages: list[Message] = []
+        self.turns, self.ended = 0, ""
+
+    def say(self, message: Message) -> list[Message]:
+        """The results of the calls in the player's next turn; without any, the episode is over."""
+        self.messages += [message] if message else []
+        calls = message.get("tool_calls")
+        if not calls or self.turns == self.max_turns:
+            self.ended = "turn limit" if calls else "answered"
+            return []
+        results = [run_call(self.played, call) for call in calls]
+        self.messages, self.turns = self.messages + results, self.turns + 1
+        return results
+
+
+class Sampled(Episode):
+    """An episode that a model plays, token by token.
+
+    Args:
+        environment: It is played in.
         row: It begins with.
         tokenizer: Prepared by `chat.with_tools`.
-        max_completion_length: Of all turns, results included [tokens].
+        cap: Of all turns, results included [tokens].
     """
 
     def __init__(
-        self,
-        environment: Environment,
-        row: Row,
-        tokenizer: "PreTrainedTokenizerBase",
-        max_completion_length: int,
+        self, environment: Environment, row: Row, tokenizer: "PreTrainedTokenizerBase", cap: int
     ) -> None:
-        self.environment, self.tokenizer = environment, tokenizer
-        self.cap = max_completion_length
-        self.played, self.prompt = begin(environment, row)
+        super().__init__(environment, row)
+        self.tokenizer, self.cap, self.truncated = tokenizer, cap, False
         text = chat.render(tokenizer, self.prompt, environment.tools)
         self.prompt_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         self.ids: list[int] = []
         self.mask: list[int] = []  # 1: the model's token; 0: the environment's
-        self.messages: list[Message] = []
-        self.turns, self.truncated = 0, False
-        self.ended = ""  # why; "" while it goes on
 
     def hear(self, said: Sample) -> None:
         """What the model says next; then its calls are run, or the episode is over."""
@@ -57,47 +85,26 @@ class Episode:
         self.truncated = said.truncated or len(ids) < len(said.ids)
         before = self.prompt_ids + self.ids
         self.ids, self.mask = self.ids + ids, self.mask + [1] * len(ids)
-        message = chat.parse(self.tokenizer, ids, before) if ids else {}
-        if message:
-            self.messages.append(message)
-        calls = message.get("tool_calls")
-        if not calls:
-            self.ended = "cut off" if self.truncated else "answered"
-        elif self.turns == self.environment.max_turns:
-            self.ended = "turn limit"
-        else:
-            self._act(calls)
-
-    def _act(self, calls: Sequence[Mapping[str, Any]]) -> None:
-        self.turns += 1
-        results = [run_call(self.played, call) for call in calls]
-        heard = chat.tool_turn(self.tokenizer, results)
+        results = self.say(chat.parse(self.tokenizer, ids, before) if ids else {})
+        if self.ended == "answered" and self.truncated:
+            self.ended = "cut off"
+        heard = chat.tool_turn(self.tokenizer, results) if results else []
         if len(self.ids) + len(heard) > self.cap:  # TRL rolls such results back as well
-            self.ended = "no room for a result"
-            return
-        self.messages += results
-        self.ids, self.mask = self.ids + heard, self.mask + [0] * len(heard)
+            self.ended, self.messages = "no room for a result", self.messages[: -len(results)]
+        else:
+            self.ids, self.mask = self.ids + heard, self.mask + [0] * len(heard)
 
     def sample(self) -> Sample:
         """The episode as a completion; its tokens are all that the cap counts."""
-        text, ended = transcript(self.messages), self.ended
-        if self.played.hung:
-            ended = "a call hung"
-        return Sample(
-            text, len(self.ids), self.truncated, self.ids, self.mask, tuple(self.messages), ended
-        )
+        text, ended = transcript(self.messages), "a call hung" if self.played.hung else self.ended
+        told = self.ids, self.mask, tuple(self.messages), ended
+        return Sample(text, len(self.ids), self.truncated, *told)
 
 
-def begin(
-    environment: Environment, row: Row, used: Played | None = None
-) -> tuple[Played, list[Message]]:
+def begin(environment: Environment, row: Row) -> tuple[Played, list[Message]]:
     """An instance at the start of the row's episode, and the prompt, with what `reset` says."""
-    played = used or environment.factory()
-    said = played.reset(**row)
-    *before, last = row["prompt"]
-    if said is not None:
-        last = {**last, "content": last["content"] + str(said)}
-    return played, [*before, last]
+    episode = Episode(environment, row)
+    return episode.played, episode.prompt
 
 
 def run_call(played: Played, call: Mapping[str, Any]) -> Message:
@@ -113,14 +120,7 @@ def run_call(played: Played, call: Mapping[str, Any]) -> Message:
 
 
 def play(
-    engine: Engine,
-    environment: Environment,
-    rows: Sequence[Row],
-    *,
-    max_completion_length: int,
-    num_generations: int = 1,
-    seed: int = 0,
-    **sampling: Any,
+    engine: Engine, environment: Environment, rows: Sequence[Row], **sampling: Any
 ) -> list[list[Sample]]:
     """Episodes of each row, [rows][num_generations].
 
@@ -128,26 +128,19 @@ def play(
         engine: The model that plays.
         environment: Its tools answer.
         rows: [rows] with a prompt, and the columns that `reset` takes.
-        max_completion_length: Of all turns together, results included [tokens].
-        num_generations: Episodes a row.
-        seed: Of the sampling.
-        sampling: Others of `Sampling`.
+        sampling: The fields of `Sampling`; max_completion_length spans all turns of an episode,
+            results included.
     """
-    tokenizer = chat.with_tools(engine.tokenizer)
-    episodes = [
-        Episode(environment, row, tokenizer, max_completion_length)
-        for row in rows
-        for _ in range(num_generations)
-    ]
-    go_on, turn = episodes, 0
-    while go_on:
-        asked = Sampling(max_completion_length, seed=seed + turn, **sampling)
-        said = engine.complete([one.prompt_ids + one.ids for one in go_on], asked)
+    asked, tokenizer = Sampling(**sampling), chat.with_tools(engine.tokenizer)
+    told, again = (tokenizer, asked.max_completion_length), range(asked.num_generations)
+    groups = [[Sampled(environment, row, *told) for _ in again] for row in rows]
+    go_on, seed = [one for group in groups for one in group], count(asked.seed)
+    while go_on := [one for one in go_on if not one.ended]:
+        once = asked._replace(num_generations=1, seed=next(seed))
+        said = engine.complete([one.prompt_ids + one.ids for one in go_on], once)
         for one, sample in zip(go_on, said, strict=True):
             one.hear(sample)
-        go_on, turn = [one for one in go_on if not one.ended], turn + 1
-    flat = [one.sample() for one in episodes]
-    return [flat[i : i + num_generations] for i in range(0, len(flat), num_generations)]
+    return [[one.sample() for one in group] for group in groups]
 
 
 def answer(
@@ -164,26 +157,32 @@ def replay(environment: Environment, row: Row, messages: Sequence[Message]) -> P
 
     Those of a turn beyond the limit were not run.
     """
-    played, _ = begin(environment, row)
-    turns = [message["tool_calls"] for message in messages if message.get("tool_calls")]
-    for calls in turns[: environment.max_turns]:
-        for call in calls:
-            run_call(played, call)
-    return played
+    episode = Episode(environment, row)
+    for message in messages:
+        if message.get("tool_calls"):
+            episode.say(message)
+    return episode.played
 
 
 def script(turns: Sequence[Any]) -> list[Message]:
     """Turns of an author's `solve`, as messages: a text, a call {"name": …, "arguments": …}, or
     a list of calls.
+
+    Raises:
+        ValueError: A turn is none of them; the message holds it.
     """
     messages = []
     for turn in turns:
-        if isinstance(turn, str):
-            messages.append({"role": "assistant", "content": turn})
-        else:
-            given = turn if isinstance(turn, list) else [turn]
-            calls = [{"type": "function", "function": dict(one)} for one in given]
-            messages.append({"role": "assistant", "content": "", "tool_calls": calls})
+        calls = [] if isinstance(turn, str) else turn if isinstance(turn, list) else [turn]
+        for one in calls:
+            if not isinstance(one, Mapping) or {*one} != {"name", "arguments"}:
+                raise ValueError(
+                    f"solve gave the turn {turn!r}: give a text, or a call as "
+                    '{"name": "guess", "arguments": {"number": 4}}'
+                )
+        called = [{"type": "function", "function": dict(one)} for one in calls]
+        said = {"role": "assistant", "content": turn if isinstance(turn, str) else ""}
+        messages.append(said | ({"tool_calls": called} if called else {}))
     return messages
 
 
@@ -222,8 +221,3 @@ def tools_of(config: RunConfig, tokenizer: "PreTrainedTokenizerBase") -> list[Ma
         return []
     chat.with_tools(tokenizer)
     return environment.tools
-
-
-def as_json(messages: Sequence[Message]) -> str:
-    """Messages as one text, for a table's cell or a log: arguments may be of any type."""
-    return json.dumps(list(messages), ensure_ascii=False, default=str)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from grpo_nb.environments.contract import Call, Environment, Played
-from grpo_nb.environments.play import begin, run_call, script
+from grpo_nb.environments.play import Episode, script
 from grpo_nb.rewards.prompts import Message, completion_text
 
 Row = Mapping[str, Any]
@@ -60,11 +60,7 @@ class Scripted(NamedTuple):
 
 
 def perform(
-    environment: Environment,
-    row: Row,
-    policy: Policy,
-    seed: int = 0,
-    begun: tuple[Played, list[Message]] | None = None,
+    environment: Environment, row: Row, policy: Policy, seed: int = 0, used: Played | None = None
 ) -> Scripted:
     """An episode of a policy.
 
@@ -73,24 +69,18 @@ def perform(
         row: It begins with.
         policy: Gives the turns.
         seed: Of the policy.
-        begun: An instance at the start of the episode and its prompt; None: a new one.
+        used: An instance to play in; None: a new one.
     """
-    played, prompt = begun or begin(environment, row)
-    messages: list[Message] = []
-    turn, ended, limit = 0, "", min(environment.max_turns, MOST_TURNS)
-    while not ended:
-        [said] = script([policy(Seen(environment, [*prompt, *messages], turn, seed))])
-        messages.append(said)
-        if not said.get("tool_calls"):
-            ended = "answered"
-        elif turn == limit:
-            ended = "turn limit"
-        else:
-            messages += [run_call(played, call) for call in said["tool_calls"]]
-            turn, ended = turn + 1, "a call hung" if played.hung else ""
+    episode = Episode(environment, row, used)
+    episode.max_turns = min(environment.max_turns, MOST_TURNS)
+    played = episode.played
+    while not episode.ended:
+        seen = Seen(environment, [*episode.prompt, *episode.messages], episode.turns, seed)
+        episode.say(*script([policy(seen)]))
+        episode.ended = "a call hung" if played.hung else episode.ended
     reward = played.get_reward() if hasattr(environment.kind, "get_reward") else float("nan")
     done = bool(getattr(played, "done", False))
-    return Scripted(prompt, messages, played.calls, reward, ended, done)
+    return Scripted(episode.prompt, episode.messages, played.calls, reward, episode.ended, done)
 
 
 def policies(environment: Environment, row: Row, other: Row) -> dict[str, Policy]:
@@ -115,28 +105,16 @@ def follow(turns: Sequence[Turn], seen: Seen) -> Turn:
 
 
 def _draw(
-    seen: Seen,
-    turn: int,
-    texts: Sequence[str] = "abcdefgh",
-    numbers: Sequence[int] = range(10),
-    items: int = 2,
+    seen: Seen, turn: int, texts: Any = "abcdefgh", numbers: Any = range(10), items: int = 2
 ) -> dict[str, Any]:
     """A call that fits a tool's schema, its values drawn from those given."""
     rng = random.Random(f"{seen.seed} {turn}")
+    values = {"boolean": [False, True], "integer": numbers, "number": numbers, "object": [{}]}
 
     def value(schema: Mapping[str, Any]) -> Any:
-        kind = schema.get("type")
-        drawn = {
-            "boolean": rng.random() < 0.5,
-            "integer": rng.choice(numbers),
-            "number": float(rng.choice(numbers)),
-            "object": {},
-        }
-        if "enum" in schema:
-            return rng.choice(schema["enum"])
-        if kind == "array":
+        if schema.get("type") == "array":
             return [value(schema.get("items", {}))] * items
-        return drawn.get(kind if isinstance(kind, str) else str(kind), rng.choice(texts))
+        return rng.choice(schema.get("enum") or values.get(str(schema.get("type")), texts))
 
     tool = rng.choice(seen.environment.tools)["function"]
     properties = tool["parameters"]["properties"]

@@ -10,6 +10,7 @@ from statistics import mean
 import pytest
 
 from grpo_nb.environments import check_rows, findings, load
+from grpo_nb.environments.contract import EXAMPLES
 from grpo_nb.environments.examples.wordle import hints
 from grpo_nb.environments.play import replay, script
 from grpo_nb.pipeline.notebooks import with_full_paths
@@ -58,6 +59,13 @@ def test_solve_wins_every_row(name, some):
         end = replay(environment, {**row, "prompt": PROMPT}, script(environment.solution(row)))
         assert (end.get_reward(), end.done) == (1.0, True)
         assert not [call for call in end.calls if call.error]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_scripted_policies_find_nothing_wrong(name, monkeypatch):
+    monkeypatch.setattr(findings, "PATIENCE", 2.0)
+    rows = [{**row, "prompt": [{"role": "user", "content": row["question"]}]} for row in read(name)]
+    assert findings.findings(load(name), rows) == []
 
 
 def test_the_page_explains_every_finding():

@@ -133,7 +133,9 @@ def test_a_guess_is_paid_for_what_it_makes_of_the_hints(words, earned):
 
 
 def test_four_guesses_are_the_end_and_what_is_no_word_is_none_of_them():
-    end = played("wordle", WORD, *guesses("xab", *["cab"] * 4, "dab"))
+    words = guesses("xab", *["cab"] * 4, "dab")  # in one turn: turns have a limit of their own
+    turn = [{"name": name, "arguments": given} for name, given in words]
+    end = replay(load("wordle"), {**WORD, "prompt": PROMPT}, script([turn]))
     first, *others, last = end.calls
     assert first.error == "guess: first: input should be 'a', 'b', 'c' or 'd'"
     assert {call.result for call in others} == {"c absent, a in place, b in place"}

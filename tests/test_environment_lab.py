@@ -118,7 +118,9 @@ def test_what_the_model_reads_is_that_of_its_episode(lab):
     tokenizer = lab.bench.tokenizer
     for number, sample in enumerate(lab.baseline.samples_P_G[0]):
         lab.player.value = number
-        read = re.search("<pre>(.*)</pre>", lab.view.value, re.DOTALL)[1]
+        read = re.search(
+            "</summary><div class='text'>(.*)</div></details>", lab.view.value, re.DOTALL
+        )[1]
         text = html.unescape(re.sub("<[^>]*>", "", read))
         assert text.endswith(tokenizer.decode(sample.ids)), number
 

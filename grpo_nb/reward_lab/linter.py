@@ -5,6 +5,7 @@ calls them, several times: as they are, again, and in another order.
 """
 
 import math
+import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -95,8 +96,8 @@ def _scored(func: Callable[..., Any], sample: dict[str, Any], row: Row) -> list[
     except Exception as error:  # a user's reward may raise anything: that is the finding
         last = traceback.extract_tb(error.__traceback__)[-1]
         evidence = f"{type(error).__name__}: {error} (line {last.lineno} of {last.name})"
-        kinds = {" scores for ": "wrong length", "declared range": "out of range"}
-        rule = next((kind for text, kind in kinds.items() if text in str(error)), "raises")
+        kinds = {r"gave \d+ scores for": "wrong length", "declared range": "out of range"}
+        rule = next((kind for text, kind in kinds.items() if re.search(text, str(error))), "raises")
         return rule, evidence, True
 
 

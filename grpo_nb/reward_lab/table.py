@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_nb.environments import Environment, of, replay
-from grpo_nb.models import cuda_available
+from grpo_nb.models import chat, cuda_available
 from grpo_nb.reward_lab import advantages
 from grpo_nb.rewards import Reward, RewardSet, Scored, call, declared_range
 from grpo_nb.rewards.prompts import Completion, completion_text, transcript
@@ -51,7 +51,8 @@ class Bench(NamedTuple):
             completions: Strings or message lists; the reward gets what training gives it, which
                 is messages where the prompt is a chat.
         """
-        from transformers import TrainerState
+        with chat.quiet():
+            from transformers import TrainerState
 
         given = {key: [row[key] for row in rows] for key in rows[0] if key not in TRLS_ROW}
         given["prompts"] = [row["prompt"] for row in rows]

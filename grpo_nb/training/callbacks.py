@@ -9,6 +9,7 @@ import pandas as pd
 from transformers import TrainerCallback
 
 from grpo_nb.models import sharded
+from grpo_nb.rewards.prompts import transcript
 from grpo_nb.runs import atomic_path, write_json
 from grpo_nb.runs.files import read_json
 from grpo_nb.training import health, ranks
@@ -171,7 +172,7 @@ class StepCallback(TrainerCallback):
         logs, scores = self.trainer._logs, self._scores()
         told = scores.assign(
             question=[prompt[-1]["content"] for prompt in logs["prompt"]],
-            completion=[completion[-1]["content"] for completion in logs["completion"]],
+            completion=list(map(transcript, logs["completion"])),
             advantage=list(logs["advantages"]),
             reward=scores.fillna(0) @ np.array(self.trainer.args.reward_weights),
         )

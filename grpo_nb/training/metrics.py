@@ -168,19 +168,19 @@ def peak_memory() -> int:
 
 
 def spread(
-    rewards_N_F: "torch.Tensor", weights_F: "torch.Tensor", group: int, names: Sequence[str]
+    rewards_N_F: "torch.Tensor", totals_N: "torch.Tensor", group: int, names: Sequence[str]
 ) -> dict[str, float]:
     """How scores differ between groups, and within them.
 
     Args:
         rewards_N_F: Of completions, group after group; NaN for None.
-        weights_F: Of the rewards.
+        totals_N: Their weighted totals.
         group: Completions in each.
         names: Of the rewards.
     """
     import torch
 
-    totals_P_G = (rewards_N_F * weights_F.to(rewards_N_F.device)).nansum(dim=1).view(-1, group)
+    totals_P_G = totals_N.view(-1, group)
     means_P = totals_P_G.mean(dim=1)
     found = {f"groups/reward_p{p}": means_P.quantile(p / 100).item() for p in (10, 50, 90)}
     found["groups/reward_std"] = totals_P_G.std(dim=1).mean().item()

@@ -6,7 +6,8 @@
 
 One step, in order, with the method of this class or of `callbacks.StepCallback` that has a part:
 
- 1. TRL samples a group for each prompt: `_generate`, `_generate_single_turn`.
+ 1. TRL samples a group for each prompt: `_generate`, `_generate_single_turn`. Where the task has
+    an environment it runs the calls, and masks what tools say from the loss (its `tool_mask`).
  2. The rewards score the completions: `_timed`, `_calculate_rewards`. TRL makes the advantages.
  3. Forward and backward of each micro-batch: `training_step`, `_get_per_token_logps_and_entropies`.
  4. An update that is not finite, or learns from no score, is left out: `on_pre_optimizer_step`.
@@ -251,11 +252,11 @@ class Trainer(GRPOTrainer):
                 inputs, prompts, completions, completion_ids, *args
             )
         group, names = self.num_generations, self.reward_func_names
-        seen = metrics.spread(rewards_N_F, self.reward_weights, group, names)
+        totals_N = (rewards_N_F * self.reward_weights.to(rewards_N_F.device)).nansum(dim=1)
+        seen = metrics.spread(rewards_N_F, totals_N, group, names)
         seen["groups/distinct"] = metrics.distinct(completion_ids, group)
         if self.environment:
-            totals = (rewards_N_F * self.reward_weights.to(rewards_N_F.device)).nansum(dim=1)
-            seen |= metrics.of_episodes(completions, totals.tolist(), self.processing_class)
+            seen |= metrics.of_episodes(completions, totals_N.tolist(), self.processing_class)
         for name, value in seen.items():
             self._record(name, value)
         return rewards_N_F

@@ -71,6 +71,7 @@ OTHERS = (
         },
         *SHARE,
     ),
+    Chart("what a call adds to the reward", {"mean": "episodes/gain"}),
     Chart("turns with calls", {"mean": "episodes/turns"}, ".1f"),
     Chart("tool errors a call", {"share": "episodes/tool_errors"}, *SHARE),
     Chart("KL to the base [nats]", {"mean": "kl"}),

@@ -69,8 +69,7 @@ class EnvironmentLab(View):
         self.box.style.description_width = "initial"
         self.test = self.button("Test", "Read the class again, and test it", self._test)
         self.play = self.button("Play", "Play these turns", self._play)
-        alone = partial(self.alone, self._go_on, self.play)
-        self.go_on = self.button("Go on", "The base model plays on, greedily", alone)
+        self.go_on = self.button("Go on", "The base model plays on, greedily", self._go_on)
         self.found, self.view = w.HTML(), w.HTML()
         writing = [self.box, w.HBox([self.play, self.go_on]), self.errors]
         playing = w.HBox([self.player, w.VBox(writing, layout={"flex": "1", "min_width": "0"})])
@@ -123,6 +122,9 @@ class EnvironmentLab(View):
         self._perform(partial(policy, turns))
 
     def _go_on(self) -> None:
+        self.alone(self._continue, self.play, self.go_on)
+
+    def _continue(self) -> None:
         with closing(open_base(self.stage.config)) as engine:
             self._play(partial(_continued, engine, self.bench.train.max_completion_length))
 
@@ -175,7 +177,7 @@ def _continued(engine: Engine, cap: int, turns: Sequence[Turn], seen: Seen) -> T
     if seen.turn < len(turns):
         return turns[seen.turn]
     tokenizer = chat.with_tools(engine.tokenizer)
-    text = _written(tokenizer, seen.messages, seen.environment.tools, opened=True)
+    text = chat.render(tokenizer, list(seen.messages), seen.environment.tools)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     [said] = engine.complete([ids], Sampling(cap))
     return json.loads(_line(chat.parse(tokenizer, said.ids, ids)))
@@ -206,23 +208,20 @@ def episode_page(
         for number, piece in enumerate(pieces)
     )
     sheet = tables.markup(["", "turn", "tokens"], lines, told, grey)
-    read = f"<details><summary>as the model reads it</summary><pre>{spans}</pre></details>"
-    return tables.Page(sheet + read, transcript([*prompt, *messages]))
+    folded = f"<summary>as the model reads it</summary><div class='text'>{spans}</div>"
+    whole = f"{sheet}<details class='sheet'>{folded}</details>"
+    return tables.Page(whole, transcript([*prompt, *messages]))
 
 
 def _pieces(bench: Bench, groups: Sequence[list[Message]]) -> Iterator[str]:
     """What the messages of each group add to what the model reads."""
-    tokenizer, tools = chat.with_tools(bench.tokenizer), bench.environment.tools
-    turns, before = [], ""
+    tokenizer, turns, before = chat.with_tools(bench.tokenizer), [], ""
+    how = {"tools": bench.environment.tools, "tokenize": False}
     for group in groups:
         turns, own = [*turns, *group], group[0]["role"] == "assistant"
-        text = _written(tokenizer, turns, tools, opened=not own)
+        folded = chat.fold_system(tokenizer, turns)
+        text = tokenizer.apply_chat_template(folded, add_generation_prompt=not own, **how)
         end = text.rfind(tokenizer.eos_token) + len(tokenizer.eos_token)
         text = text[:end] if own and end > len(before) else text  # there the model stopped
         yield text[len(before) :]
         before = text
-
-
-def _written(tokenizer: Any, turns: Sequence[Message], tools: list[Any], opened: bool) -> str:
-    how = {"tools": tools, "add_generation_prompt": opened, "tokenize": False}
-    return tokenizer.apply_chat_template(chat.fold_system(tokenizer, list(turns)), **how)

@@ -18,7 +18,7 @@ SHOWN_CHARACTERS = 2_000
 WHOLE = 16  # characters of a cell, such as an interval, that stay on one line
 VERBATIM = "tex2jax_ignore mathjax_ignore"  # classes in which no notebook typesets `$…$`
 STYLE = """<style>
-table.sheet.sheet { border-collapse: collapse; font-size: 13px; line-height: 1.35; }
+.sheet.sheet { border-collapse: collapse; font-size: 13px; line-height: 1.35; }
 .sheet.sheet th, .sheet.sheet td { text-align: left; vertical-align: top; padding: 4px 6px;
   border-bottom: 1px solid rgba(128, 128, 128, .35); overflow-wrap: anywhere; min-width: 3em; }
 .sheet.sheet td { white-space: pre-wrap; }
@@ -30,7 +30,7 @@ table.sheet.sheet { border-collapse: collapse; font-size: 13px; line-height: 1.3
 .sheet mark { background: rgba(255, 200, 0, .45); color: inherit; }
 .sheet small { display: block; opacity: .75; max-width: 14em; }
 .sheet.sheet caption { text-align: left; padding: 6px 8px; white-space: pre-wrap; }
-pre .masked, .sheet.sheet .chosen td { background: rgba(128, 128, 128, .14); }
+.sheet .masked, .sheet.sheet .chosen td { background: rgba(128, 128, 128, .14); }
 .widget-html-content:has(.sheet) { overflow-x: auto; }
 .code-box textarea { font-family: monospace; line-height: 1.4; tab-size: 4; }
 </style>"""

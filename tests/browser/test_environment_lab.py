@@ -55,7 +55,7 @@ def test_episodes_are_read_changed_and_played_on(lab):
     page.set_viewport_size({"width": 1100, "height": 1250})
     player, told = lab.get_by_role("listbox", name="Player"), lab.locator("caption").last
     expect(lab.get_by_text("scripted policies find no fault")).to_be_visible()
-    roles = lab.locator(".sheet").last.locator("td:first-child")
+    roles = lab.locator("table.sheet").last.locator("td:first-child")
     turns = ["assistant", "tool"] * 4
     assert roles.all_inner_texts() == ["system, user", *turns, "assistant"]
     if os.environ.get("GRPO_NB_SCREENSHOT"):
@@ -66,13 +66,13 @@ def test_episodes_are_read_changed_and_played_on(lab):
         "scripted: oracle, ended: answered\nreward 1, mean of the group 0.6"
     )
     player.select_option(label="rollout 4 (reward 0, advantage -0.87)")
-    expect(lab.locator(".sheet").last).to_contain_text(
+    expect(lab.locator("table.sheet").last).to_contain_text(
         "'taken over'</script> costs $5 or $6, $x^2$"
     )
     assert page.title() != "taken over" and lab.locator("mjx-container").count() == 0
     expect(box).to_have_value(re.compile("taken over"))
     lab.get_by_text("as the model reads it").click()
-    expect(lab.locator("details pre")).to_contain_text("<|im_start|>system\nFind the secret")
+    expect(lab.locator("details .text")).to_contain_text("<|im_start|>system\nFind the secret")
     for wrong in ("guess(61)", '{"name": "guess"}'):
         box.fill(wrong)
         lab.get_by_role("button", name="Play").click()
@@ -81,7 +81,7 @@ def test_episodes_are_read_changed_and_played_on(lab):
     lab.get_by_role("button", name="Play").click()
     expect(told).to_contain_text("your own turns, ended: answered\nreward 0, mean of the group 0.4")
     expect(lab.get_by_role("alert")).to_have_count(0)
-    expect(lab.locator(".sheet").last).to_contain_text("→ {'error': ")
+    expect(lab.locator("table.sheet").last).to_contain_text("→ {'error': ")
     lab.get_by_role("button", name="Go on").click()
     expect(box).to_have_value(re.compile(r"^(.+\n){2}.+"), timeout=SLOW)
     lab.get_by_role("combobox", name="Row").select_option(index=1)

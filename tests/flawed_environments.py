@@ -43,6 +43,9 @@ class Hunt:
         Args:
             number: The guess.
         """
+        return self._judge(number)
+
+    def _judge(self, number):
         self.turns += 1
         self.found = number == self.secret
         self.done = self.found or self.turns == 4
@@ -179,13 +182,7 @@ class PaysForm(Hunt):
 
 
 class ComparesSloppily(Hunt):
-    @tool
-    def guess(self, number: int) -> str:
-        """Guess the number.
-
-        Args:
-            number: The guess.
-        """
+    def _judge(self, number):
         self.found = str(number)[-1] in "0123456789"[self.secret % 3 :]
         return "right" if self.found else "wrong"
 
@@ -194,13 +191,7 @@ class PaysAgain(Hunt):
     def reset(self, low: int, secret: int) -> None:
         self.secret, self.hits, self.done = secret, 0, False
 
-    @tool
-    def guess(self, number: int) -> str:
-        """Guess the number.
-
-        Args:
-            number: The guess.
-        """
+    def _judge(self, number):
         self.hits += number == self.secret
         return "right" if number == self.secret else "higher or lower"
 
@@ -211,15 +202,9 @@ class PaysAgain(Hunt):
 class KeepsState(Hunt):
     tried: tuple = ()
 
-    @tool
-    def guess(self, number: int) -> str:
-        """Guess the number.
-
-        Args:
-            number: The guess.
-        """
+    def _judge(self, number):
         again, self.tried = number in self.tried, (*self.tried, number)
-        return "said before" if again else Hunt.guess(self, number)
+        return "said before" if again else Hunt._judge(self, number)
 
 
 class DrawsItsSecret(Hunt):
@@ -232,14 +217,8 @@ class Chatters(Hunt):
         Hunt.reset(self, low, secret)
         self.lock = threading.Lock()  # of its own in each instance
 
-    @tool
-    def guess(self, number: int) -> str:
-        """Guess the number.
-
-        Args:
-            number: The guess.
-        """
-        return f"{Hunt.guess(self, number)}, at {next(COUNT)}"
+    def _judge(self, number):
+        return f"{Hunt._judge(self, number)}, at {next(COUNT)}"
 
 
 class TellsInReset(Hunt):
@@ -249,26 +228,14 @@ class TellsInReset(Hunt):
 
 
 class TellsInResult(Hunt):
-    @tool
-    def guess(self, number: int) -> str:
-        """Guess the number.
-
-        Args:
-            number: The guess.
-        """
-        return f"{Hunt.guess(self, number)}, it is {self.secret}"
+    def _judge(self, number):
+        return f"{Hunt._judge(self, number)}, it is {self.secret}"
 
 
 class NeverEnds(Hunt):
     max_turns = 10_000
 
-    @tool
-    def guess(self, number: int) -> str:
-        """Guess the number.
-
-        Args:
-            number: The guess.
-        """
+    def _judge(self, number):
         self.found |= number == self.secret
         return "go on"
 
@@ -278,15 +245,9 @@ class EndsEarly(Hunt):
 
 
 class Swallows(Hunt):
-    @tool
-    def guess(self, number: int) -> str:
-        """Guess the number.
-
-        Args:
-            number: The guess.
-        """
+    def _judge(self, number):
         try:
-            return Hunt.guess(self, number)
+            return Hunt._judge(self, number)
         except Exception:
             return ""
 
@@ -294,28 +255,16 @@ class Swallows(Hunt):
 class Hangs(Hunt):
     tool_seconds = 0.05
 
-    @tool
-    def guess(self, number: int) -> str:
-        """Guess the number.
-
-        Args:
-            number: The guess.
-        """
+    def _judge(self, number):
         threading.Event().wait()
         return ""
 
 
 class WritesFiles(Hunt):
-    @tool
-    def guess(self, number: int) -> str:
-        """Guess the number.
-
-        Args:
-            number: The guess.
-        """
+    def _judge(self, number):
         with Path("guesses.txt").open("a") as file:
             file.write(f"{number}\n")
-        return Hunt.guess(self, number)
+        return Hunt._judge(self, number)
 
 
 class GivesNoNumber(Hunt):
@@ -326,44 +275,26 @@ class GivesNoNumber(Hunt):
 class Explains(Hunt):
     @tool
     def guess(self, number: int) -> str:
-        return Hunt.guess(self, number)
+        return self._judge(number)
 
     guess.__doc__ = Hunt.guess.__doc__.replace("The guess.", "The guess, as is known. " * 500)
 
 
 class SaysMuch(Hunt):
-    @tool
-    def guess(self, number: int) -> str:
-        """Guess the number.
-
-        Args:
-            number: The guess.
-        """
-        return Hunt.guess(self, number) + " than that" * 500
+    def _judge(self, number):
+        return Hunt._judge(self, number) + " than that" * 500
 
 
 class Prints(Hunt):
-    @tool
-    def guess(self, number: int) -> str:
-        """Guess the number.
-
-        Args:
-            number: The guess.
-        """
+    def _judge(self, number):
         print("guessed", number)
-        return Hunt.guess(self, number)
+        return Hunt._judge(self, number)
 
 
 class Sleeps(Hunt):
-    @tool
-    def guess(self, number: int) -> str:
-        """Guess the number.
-
-        Args:
-            number: The guess.
-        """
+    def _judge(self, number):
         time.sleep(0.02)
-        return Hunt.guess(self, number)
+        return Hunt._judge(self, number)
 
 
 FLAWED = {  # what names it

@@ -8,7 +8,7 @@ import typing
 
 import numpy as np
 import pytest
-from flawed_environments import GivesNoNumber, Hunt, hunt_rows, tokenizer_of
+from flawed_environments import GivesNoNumber, Hunt, hunt_rows
 
 from grpo_nb.environments import Environment, check_rows, load, tool
 from grpo_nb.environments.contract import FINISHED
@@ -16,9 +16,7 @@ from grpo_nb.environments.play import begin, run_call
 
 WAYS = "'raise', 'exit', 'hang', 'end' or 'draw'"
 ROW = hunt_rows()[0]  # low 10, secret 13
-
-
-HOW = typing.Literal["raise", "exit", "hang", "end", "draw"]
+Way = typing.Literal["raise", "exit", "hang", "end", "draw"]
 
 
 class Odd:
@@ -34,9 +32,7 @@ class Odd:
         return f" Drawn {self.drawn}."
 
     @tool
-    def act(
-        self, how: typing.Literal["raise", "exit", "hang", "end", "draw"], often: int = 1
-    ) -> str:
+    def act(self, how: Way, often: int = 1) -> str:
         """Act.
 
         Args:
@@ -74,11 +70,7 @@ def odd():
 @pytest.mark.parametrize(
     ("name", "arguments", "read"),
     [
-        (
-            "act",
-            {"how": "fly"},
-            f"act: how: input should be {WAYS}",
-        ),
+        ("act", {"how": "fly"}, f"act: how: input should be {WAYS}"),
         ("act", {"how": "draw", "often": "2"}, "act: often: input should be a valid integer"),
         ("act", {"how": "draw", "frequency": 1}, "act: frequency: unexpected keyword argument"),
         ("act", {}, "act: how: missing required argument"),
@@ -255,27 +247,3 @@ def test_columns_that_reset_takes_are_there_and_others_are_kept_from_it():
     assert check_rows(None, hunt_rows()) == []
     assert environment.columns(ROW) == {"low": 10, "secret": 13}
     assert Environment(Odd).columns(ROW) == ROW, "it takes **row"
-
-
-def test_trl_takes_the_guarded_class_and_the_authors_own(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    from datasets import Dataset
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-    from trl import GRPOConfig, GRPOTrainer
-
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "vocab_size": 300}
-    model, tokenizer = Qwen2ForCausalLM(Qwen2Config(**sizes, **heads)), tokenizer_of("qwen3")
-    batch = {"per_device_train_batch_size": 2, "num_generations": 2, "max_completion_length": 8}
-    options = {"use_cpu": True, "bf16": False, "report_to": [], "output_dir": str(tmp_path)}
-    for kind in (Hunt, Environment(Hunt).factory):
-        trainer = GRPOTrainer(
-            model=model,
-            processing_class=tokenizer,
-            reward_funcs=lambda environments, **_: [one.get_reward() for one in environments],
-            args=GRPOConfig(**batch, **options),
-            train_dataset=Dataset.from_list(hunt_rows(4)),
-            environment_factory=kind,
-        )
-        [tools] = trainer._env_tools.values()
-        assert [one.__name__ for one in tools] == ["guess"]

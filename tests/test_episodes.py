@@ -31,29 +31,41 @@ def engine():
     return TransformersEngine(model.float(), chat.load_tokenizer(str(BASE)))
 
 
-@pytest.mark.parametrize("name", ["calculator", "guess"])
-def test_an_episode_has_the_tokens_and_masks_of_trls(engine, name, tmp_path):
-    environment, rows = rows_of(name, 16)
-    [*ours] = environments.play(engine, environment, rows, max_completion_length=CAP)
+def trls_trainer(engine, environment, rows, kind, folder):
+    """TRL's own, greedy; `kind` is what it makes an environment for each rollout of."""
     args = GRPOConfig(
-        output_dir=str(tmp_path),
+        output_dir=str(folder),
         use_cpu=True,
         bf16=False,
-        top_k=1,  # greedy
+        top_k=1,
         num_generations=2,
         per_device_train_batch_size=32,
         max_completion_length=CAP,
         max_tool_calling_iterations=environment.max_turns,
         report_to=[],
     )
-    trainer = GRPOTrainer(
+    return GRPOTrainer(
         model=engine.model,
         processing_class=engine.tokenizer,
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         args=args,
         train_dataset=Dataset.from_list(rows),
-        environment_factory=environment.factory,
+        environment_factory=kind,
     )
+
+
+def test_trl_takes_the_authors_own_class(engine, tmp_path):
+    environment, rows = rows_of("calculator", 16)
+    trainer = trls_trainer(engine, environment, rows, environment.kind, tmp_path)
+    [tools] = trainer._env_tools.values()
+    assert [one.__name__ for one in tools] == [*environment.methods] == ["answer", "multiply"]
+
+
+@pytest.mark.parametrize("name", ["calculator", "guess"])
+def test_an_episode_has_the_tokens_and_masks_of_trls(engine, name, tmp_path):
+    environment, rows = rows_of(name, 16)
+    [*ours] = environments.play(engine, environment, rows, max_completion_length=CAP)
+    trainer = trls_trainer(engine, environment, rows, environment.factory, tmp_path)
     seen = trainer._generate_and_score_completions([row for row in rows for _ in range(2)])
     lengths = seen["completion_mask"].sum(1)
     for place, [episode] in enumerate(ours):

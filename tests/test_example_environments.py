@@ -4,15 +4,19 @@ import itertools
 import json
 import random
 import re
-from importlib.util import module_from_spec, spec_from_file_location
+from functools import partial
 from statistics import mean
 
 import pytest
+from make_environments import make_rows
+from make_more_environments import sandbox_rows, wordle_rows
 
 from grpo_nb.environments import check_rows, findings, load
-from grpo_nb.environments.contract import EXAMPLES
+from grpo_nb.environments.examples.calculator import Calculator
+from grpo_nb.environments.examples.guess import Guess
 from grpo_nb.environments.examples.wordle import hints
 from grpo_nb.environments.play import replay, script
+from grpo_nb.environments.scripted import follow, perform
 from grpo_nb.pipeline.notebooks import with_full_paths
 from grpo_nb.rewards import sandbox
 from grpo_nb.runs import PROJECT_ROOT
@@ -20,48 +24,45 @@ from grpo_nb.runs import PROJECT_ROOT
 ROWS = PROJECT_ROOT / "data/tasks"
 PROMPT = [{"role": "user", "content": "Begin."}]
 SOME = 8  # rows whose programs are run
+MAKERS = {
+    "calculator": partial(make_rows, "calculator"),
+    "guess": partial(make_rows, "guess"),
+    "wordle": wordle_rows,
+    "python_sandbox": sandbox_rows,
+}
 
 
 def read(name):
     lines = (ROWS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
-
-
-def turns_of(*calls):
-    """Each call: the tool's name, and its one argument by name."""
-    return script([{"name": name, "arguments": given} for name, given in calls])
+    return [{**row, "prompt": PROMPT} for row in map(json.loads, lines)]
 
 
 def played(name, row, *calls):
-    return replay(load(name), {**row, "prompt": PROMPT}, turns_of(*calls))
+    """Each call: the tool's name, and its arguments by name."""
+    turns = script([{"name": name, "arguments": given} for name, given in calls])
+    return replay(load(name), {**row, "prompt": PROMPT}, turns)
 
 
-@pytest.fixture(scope="module")
-def maker():
-    spec = spec_from_file_location("maker", PROJECT_ROOT / "data/make_more_environments.py")
-    made = module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return {"wordle": made.wordle_rows, "python_sandbox": made.sandbox_rows}
-
-
-@pytest.mark.parametrize("name", ["wordle", "python_sandbox"])
-def test_the_rows_are_what_the_script_makes(name, maker):
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_rows_are_what_the_script_makes_and_no_question_stands_twice(name):
     rows = read(name)
-    assert rows == maker[name]()
-    assert len({row["question"] for row in rows}) == len(rows) == {"wordle": 400}.get(name, 200)
+    assert rows == [{**row, "prompt": PROMPT} for row in MAKERS[name]()]
+    expected = 200 if name == "python_sandbox" else 400
+    assert len({row["question"] for row in rows}) == len(rows) == expected
     check_rows(load(name), rows)
 
 
-@pytest.mark.parametrize(("name", "some"), [("wordle", None), ("python_sandbox", SOME)])
-def test_solve_wins_every_row(name, some):
+@pytest.mark.parametrize("name", MAKERS)
+def test_solve_wins_every_row_in_one_used_instance(name):
     environment = load(name)
-    for row in read(name)[:some]:
-        end = replay(environment, {**row, "prompt": PROMPT}, script(environment.solution(row)))
-        assert (end.get_reward(), end.done) == (1.0, True)
+    used = environment.factory()
+    for row in read(name)[: SOME if name == "python_sandbox" else None]:
+        end = perform(environment, row, partial(follow, environment.solution(row)), used=used)
+        assert (end.reward, end.done) == (1.0, True)
         assert not [call for call in end.calls if call.error]
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", MAKERS)
 def test_scripted_policies_find_nothing_wrong(name, monkeypatch):
     monkeypatch.setattr(findings, "PATIENCE", 2.0)
     rows = [{**row, "prompt": [{"role": "user", "content": row["question"]}]} for row in read(name)]
@@ -89,6 +90,34 @@ def test_the_transcripts_of_the_page_are_what_is_played(name):
     end = played(name, SHOWN[name], *calls)
     assert [call.result for call in end.calls] == [result for *_, result in said]
     assert (end.get_reward(), end.done) == (1.0, True)
+
+
+RIGHT_FACTORS, RIGHT_PRODUCT = ("multiply", {"a": 47, "b": 38}), ("answer", {"value": 1786})
+
+
+@pytest.mark.parametrize(
+    ("calls", "earned"),
+    [
+        ([RIGHT_PRODUCT], 0),  # out of the air
+        ([("multiply", {"a": 3, "b": 3}), RIGHT_PRODUCT], 0),
+        ([RIGHT_FACTORS, ("answer", {"value": 1}), RIGHT_PRODUCT], 0),  # the first counts
+        ([RIGHT_FACTORS, RIGHT_PRODUCT], 1),
+    ],
+)
+def test_an_answer_is_paid_after_the_calculator_showed_it(calls, earned):
+    assert played("calculator", {"a": 47, "b": 38}, *calls).get_reward() == earned
+    alone = Calculator()  # as TRL holds it
+    alone.reset(a=47, b=38)
+    said = [getattr(alone, name)(**given) for name, given in calls]
+    assert said[-1] == "over" and alone.get_reward() == earned
+
+
+def test_guesses_are_answered_until_the_turns_are_over():
+    alone = Guess()
+    alone.reset(low=41, secret=45)
+    assert [alone.guess(n) for n in (44, 46, 0, 99)] == ["higher", "lower", "higher", "lower"]
+    assert alone.done and alone.guess(45) == "over"
+    assert alone.get_reward() == 0
 
 
 def test_each_reference_passes_its_tests_and_a_constant_does_not():
@@ -141,7 +170,9 @@ def test_a_guess_is_paid_for_what_it_makes_of_the_hints(words, earned):
 
 
 def test_four_guesses_are_the_end_and_what_is_no_word_is_none_of_them():
-    end = played("wordle", WORD, *guesses("xab", *["cab"] * 4, "dab"))
+    words = guesses("xab", *["cab"] * 4, "dab")  # in one turn: turns have a limit of their own
+    turn = [{"name": name, "arguments": given} for name, given in words]
+    end = replay(load("wordle"), {**WORD, "prompt": PROMPT}, script([turn]))
     first, *others, last = end.calls
     assert first.error == "guess: first: input should be 'a', 'b', 'c' or 'd'"
     assert {call.result for call in others} == {"c absent, a in place, b in place"}

@@ -103,7 +103,7 @@ def test_the_game_behind_a_server_is_the_shipped_one(remote):
     shipped = load("guess")
     check_rows(remote, ROWS)
     for row in ROWS:
-        for turns in (shipped.solution(row), [call(row["low"])] * 5):
+        for turns in (shipped.solution(row), [[call(row["low"])] * 5]):  # five calls in a turn
             ends = [replay(one, row, script(turns)) for one in (remote, shipped)]
             said, wanted = ([made.result for made in end.calls] for end in ends)
             assert said == wanted

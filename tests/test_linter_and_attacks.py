@@ -49,7 +49,7 @@ def test_what_is_planted_is_found_and_named(flaw, stage):
     assert FLAWED[flaw][0] in " ".join(check.name for check in verdict.checks)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", sorted(PRESETS.keys() - {"environment"}))
 def test_our_presets_pass(name, stage):
     preset, rows = PRESETS[name], []
     for question, answer, *tests in EXAMPLES[name]:

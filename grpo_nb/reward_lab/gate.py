@@ -69,6 +69,7 @@ def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -
         stage: Stage 02: attacks of your own, and the lengths of the training to come.
     """
     config, said = stage.config, [one.completion for one in baseline.samples]
+    own = read_attacks(project_path(config.rewards.cases)) if config.rewards.cases else []
     probes = None
     with redirect_stdout(io.StringIO()):  # of rewards that print what they are called with
         found = lint(bench, baseline.repeated_rows, said)
@@ -80,8 +81,10 @@ def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -
                 found = [*_played(bench, rows, config), *found]
             else:
                 tested = [*baseline.rows, *rows[:REFERENCE_ROWS]]
-                probes, attacked = _attacked(bench, tested, config)
-                found = [*references(bench, tested, scored), *found, *attacked]
+                probes = probe(bench, tested, own)
+                won = map(_attack_check, winners(probes).itertuples())
+                found = [*references(bench, tested, scored), *found, *won]
+                found += _asked_for(bench.preset, rows[0]["prompt"], config)
         except Exception as error:  # a user's reward may raise anything, and that is the verdict
             evidence = f"{error!r} {', '.join(getattr(error, '__notes__', []))}"
             fix = "give such text the least score, or @reward(on_error='skip')"
@@ -89,16 +92,6 @@ def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -
     figures = baselines.summary(baseline, scored, bench.preset, config)
     checks = [_rewards(found), *found, *baselines.checks(figures)]
     return Verdict(checks, probes, figures, signal_table(bench.preset, scored))
-
-
-def _attacked(
-    bench: Bench, rows: Sequence[Row], config: RunConfig
-) -> tuple[pd.DataFrame, list[Check]]:
-    """What attacks earn, and those that win; a form that no prompt asks for as well."""
-    own = read_attacks(project_path(config.rewards.cases)) if config.rewards.cases else []
-    probes = probe(bench, rows, own)
-    found = list(map(_attack_check, winners(probes).itertuples()))
-    return probes, found + _asked_for(bench.preset, rows[0]["prompt"], config)
 
 
 def _played(bench: Bench, rows: Sequence[Row], config: RunConfig) -> list[Check]:

@@ -19,22 +19,23 @@ sysconfig.get_config_vars()
 def in_monty(code: str, asks: list[Any], limits: Limits) -> Outcome:
     import pydantic_monty
 
-    if isinstance(asks[0], str):
-        return Outcome([], failure="monty gives a program no stdin: install bubblewrap")
     answers: list[tuple[str, Any]] = []
     bounds = {"max_feed_duration_secs": limits.seconds, "max_total_sleep_secs": limits.seconds}
     bounds |= {"max_memory": limits.memory_mib << 20, "max_suspensions": 1_000_000}
     feed = functools.partial(_feed, limits=limits, deadline=time.monotonic() + limits.seconds)
     try:
         # A worker of its own for each program, killed a second after the limit it should keep.
-        with (
-            pydantic_monty.Monty(max_processes=1, request_timeout=limits.seconds + 1) as pool,
-            pool.checkout(limits=bounds) as session,
-        ):
-            loaded = feed(session, code, {})
-            for expression, arguments in asks if loaded[0] == "value" else []:
-                call = f"({expression})" + ("" if arguments is None else "(*arguments_)")
-                answers.append(feed(session, call, {"arguments_": arguments}))
+        with pydantic_monty.Monty(max_processes=1, request_timeout=limits.seconds + 1) as pool:
+            if isinstance(asks[0], str):
+                for text in asks:
+                    with pool.checkout(limits=bounds) as session:
+                        answers.append(feed(session, code, stdin=text))
+                return Outcome(answers)
+            with pool.checkout(limits=bounds) as session:
+                loaded = feed(session, code)
+                for expression, arguments in asks if loaded[0] == "value" else []:
+                    call = f"({expression})" + ("" if arguments is None else "(*arguments_)")
+                    answers.append(feed(session, call, inputs={"arguments_": arguments}))
     except TimeoutError as error:
         return Outcome(answers, ending=str(error))
     except NotImplementedError as error:
@@ -44,8 +45,37 @@ def in_monty(code: str, asks: list[Any], limits: Limits) -> Outcome:
     return Outcome(answers, ending="" if answers else loaded[1])
 
 
+class _Console:
+    """What a program in monty prints, up to a limit, and what it reads by `input`."""
+
+    def __init__(self, stdin: str, output_bytes: int) -> None:
+        self.printed, self.lines = io.StringIO(), io.StringIO(stdin)
+        self.output_bytes = output_bytes
+
+    @property
+    def is_flooded(self) -> bool:
+        return self.printed.tell() > self.output_bytes
+
+    def write(self, _: str, text: str) -> None:
+        self.printed.write(text)
+        if self.is_flooded:
+            raise OverflowError("too much output")
+
+    def read(self, prompt: str = "") -> str:
+        self.write("stdout", prompt)
+        if not (line := self.lines.readline()):
+            raise EOFError("EOF when reading a line")
+        return line.removesuffix("\n")
+
+
 def _feed(
-    session: Any, code: str, inputs: dict[str, Any], *, limits: Limits, deadline: float
+    session: Any,
+    code: str,
+    *,
+    limits: Limits,
+    deadline: float,
+    inputs: dict[str, Any] | None = None,
+    stdin: str | None = None,
 ) -> tuple[str, Any]:
     """One answer of a monty session.
 
@@ -55,32 +85,31 @@ def _feed(
     """
     import pydantic_monty as monty
 
-    printed, timed_out = io.StringIO(), f"timed out after {limits.seconds:g} s"
-
-    def write(_: str, text: str) -> None:
-        if printed.write(text) and printed.tell() > limits.output_bytes:
-            raise OverflowError("too much output")
-
+    console, timed_out = _Console(stdin or "", limits.output_bytes), f"{limits.seconds:g} s"
     if time.monotonic() > deadline:
-        raise TimeoutError(timed_out)
-    value = cause = None
+        raise TimeoutError(f"timed out after {timed_out}")
+    host = {"print_callback": console.write, "external_lookup": {"input": console.read}}
     try:
-        value = session.feed_run(code, inputs=inputs, print_callback=write)
+        value = session.feed_run(code, inputs=inputs, **host)
+        if console.is_flooded:
+            raise OverflowError
     except monty.MontyCrashedError as error:
-        raise TimeoutError(timed_out if error.timed_out else "crashed the interpreter") from None
+        why = f"timed out after {timed_out}" if error.timed_out else "crashed the interpreter"
+        raise TimeoutError(why) from None
     except monty.MontyConversionError as error:
         raise NotImplementedError(str(error)) from None
     except (monty.MontyError, ValueError, ArithmeticError, RecursionError) as error:
+        if console.is_flooded:
+            return "failed", f"printed more than {limits.output_bytes} bytes"
         cause = error.exception() if isinstance(error, monty.MontyError) else error
-    if printed.tell() > limits.output_bytes:  # whatever the program made of the error
-        return "failed", f"printed more than {limits.output_bytes} bytes"
-    if isinstance(cause, TimeoutError):
-        raise TimeoutError(timed_out)
-    if isinstance(cause, MemoryError):
-        return "failed", "out of memory"
-    if cause and _lacks(cause):
-        raise NotImplementedError(str(cause))
-    return ("failed", f"raised {type(cause).__name__}: {cause}") if cause else _take(value, limits)
+        if isinstance(cause, TimeoutError):
+            raise TimeoutError(f"timed out after {timed_out}") from None
+        if isinstance(cause, MemoryError):
+            return "failed", "out of memory"
+        if _lacks(cause):
+            raise NotImplementedError(str(cause)) from None
+        return "failed", f"raised {type(cause).__name__}: {cause}"
+    return ("value", console.printed.getvalue()) if stdin is not None else _take(value, limits)
 
 
 def _take(value: Any, limits: Limits) -> tuple[str, Any]:

@@ -339,8 +339,9 @@ def resolve_stages(
 ) -> configs.RunConfig:
     """The configuration with which stages `first` to `last` would run.
 
-    The run's own settings count for the stages before, and for those after that are done: they
-    say how the results there came about, unless they do not go with the new ones.
+    The run's own settings count for the stages before, and for those after that are done, as they
+    say how the results there came about; so does what `run` was asked to set for those after. Not
+    where they do not go with the new ones.
     """
     try:
         config = run.config()
@@ -352,6 +353,7 @@ def resolve_stages(
     done = [k for k, e in run.manifest().items() if k > last and e.get("status") == "done"]
     before = {name: v for name, v in known.items() if configs.stage_of(name) < first}
     after = {name: v for name, v in known.items() if configs.stage_of(name) in done}
+    after |= {name: v for name, v in run.settings().items() if configs.stage_of(name) > last}
     try:
         return configs.resolve(profile, before | after, settings)
     except ValueError:

@@ -76,7 +76,7 @@ def read_completions(
     raw = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
     frame = raw.reindex(columns=["step", *preset.names, "advantage"])
     frame.insert(1, "question", [prompt[-1]["content"] for prompt in raw["prompt"]])
-    texts = [transcript([_read(one) for one in completion]) for completion in raw["completion"]]
+    texts = list(map(logged_text, raw["completion"]))
     answers = {_said(row["prompt"]): row["answer"] for row in data.load(run, "train")}
     frame.insert(2, "reference", [answers.get(_said(prompt)) for prompt in raw["prompt"]])
     frame.insert(3, "completion", texts)
@@ -91,11 +91,11 @@ def _said(prompt: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
     return tuple(message["content"] for message in prompt)
 
 
-def _read(message: Mapping[str, Any]) -> Message:
-    """A message as `loggable` wrote it: its calls were text."""
-    if not message.get("tool_calls"):
-        return dict(message)
-    return message | {"tool_calls": json.loads(message["tool_calls"])}
+def logged_text(messages: Iterable[Mapping[str, Any]]) -> str:
+    """The transcript of messages as `loggable` wrote them: their calls were text."""
+    called = [json.loads(one.get("tool_calls") or "[]") for one in messages]
+    pairs = zip(messages, called, strict=True)
+    return transcript([one | {"tool_calls": calls} for one, calls in pairs])
 
 
 def of_episodes(

@@ -1,6 +1,7 @@
-"""Four clean environments, flawed ones, and what has to name each flaw."""
+"""Clean environments, flawed ones, and what has to name each flaw."""
 
 import itertools
+import random
 import tempfile
 import threading
 import time
@@ -63,49 +64,12 @@ class Hunt:
         return calls("guess", *({"number": number} for number in tried))
 
 
-class Sums:
-    """Add by the tool, then answer."""
-
-    def reset(self, a: int, b: int, **row) -> str:
-        self.sum, self.added, self.right, self.done = a + b, False, False, False
-        return f" Add {a} and {b}."
-
-    @tool
-    def add(self, a: float, b: float) -> str:
-        """Add.
-
-        Args:
-            a: A number.
-            b: A number.
-        """
-        self.added |= a + b == self.sum
-        return str(int(a + b))
-
-    @tool
-    def answer(self, value: int) -> str:
-        """Answer.
-
-        Args:
-            value: The sum.
-        """
-        self.right, self.done = value == self.sum, True
-        return "over"
-
-    def get_reward(self) -> float:
-        return 0.1 * self.added + 0.9 * (self.added and self.right)
-
-    @classmethod
-    def solve(cls, a: int, b: int, **row) -> list:
-        return [*calls("add", {"a": a, "b": b}), *calls("answer", {"value": a + b}), "Done."]
-
-
 class Lamps:  # as for TRL alone: no @tool, no done, no max_turns, unseeded draws
     """Switch all lamps on."""
 
-    def reset(self, off: list, **row) -> None:
-        import random
-
+    def reset(self, off: list, **row) -> str:
         self.off, self.hum = set(off), random.random()
+        return f" Off are {len(off)}."
 
     def switch(self, lamp: str) -> str:
         """Switch a lamp.
@@ -123,7 +87,7 @@ class Lamps:  # as for TRL alone: no @tool, no done, no max_turns, unseeded draw
 
     @classmethod
     def solve(cls, off: list, **row) -> list:
-        return calls("switch", *({"lamp": lamp} for lamp in off))
+        return [*calls("switch", *({"lamp": lamp} for lamp in off)), "Done."]
 
 
 class Notes:
@@ -160,7 +124,6 @@ LAMPS = ["red", "green", "blue", "white", "black"]
 NAMES = ["Ann", "Berta", "Carl", "Dora", "Emil", "Fritz", "Greta", "Hans"]
 CLEAN = {
     Hunt: hunt_rows(),
-    Sums: [row("Well?", a=10 + i, b=30 + 7 * i) for i in range(16)],
     Lamps: [row("Well?", off=LAMPS[i % 3 : 2 + i % 4]) for i in range(16)],
     Notes: [row(f"{name}, from its end?", name=name) for name in NAMES],
 }

@@ -94,8 +94,8 @@ def policies(environment: Environment, row: Row, other: Row) -> dict[str, Policy
     own, others = environment.solution(row), environment.solution(other)
     if own is None or others is None:
         return dict(WITHOUT_SKILL)
-    last = [turn for turn in own if not isinstance(turn, str)][-1:]
-    turns = [own, [*own, *last * AGAIN], own[:-1], others]
+    acts = [turn for turn in own if not isinstance(turn, str)]  # a text ends the episode
+    turns = [own, [*acts, *acts[-1:] * AGAIN], acts[:-1], others]
     return WITHOUT_SKILL | {k: partial(follow, v) for k, v in zip(SOLVED, turns, strict=True)}
 
 

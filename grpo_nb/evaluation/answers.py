@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
+from grpo_nb import environments
 from grpo_nb.data import sources
-from grpo_nb.data.validate import LONG, TEMPLATE, Fault, row_to_ask
+from grpo_nb.data.validate import LONG, MISSING, TEMPLATE, Fault, row_to_ask
 from grpo_nb.evaluation import answer_rows
 from grpo_nb.export import check_complete, trained_paths
 from grpo_nb.models import Engine, open_engine
@@ -22,7 +23,7 @@ from grpo_nb.runs.config import DataConfig, RunConfig
 from grpo_nb.runs.files import read_json
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
 MODELS = ("merged", "adapter", "base")
 Line = dict[str, Any]
@@ -71,7 +72,7 @@ def answer_file(
     template = config.model.chat_template_kwargs
     tokenizer = load_tokenizer(weights["model_path"], template)
     bench = bench_of(config, load_rewards(config.rewards), tokenizer)
-    rows, lines = _read(data, answer_column, config, tokenizer), []
+    rows, lines = _read(data, answer_column, config, bench), []
     size = config.evaluate.eval_batch_size
     with closing(open_engine(**weights, engine=engine, chat_template_kwargs=template)) as opened:
         for start in tqdm(range(0, len(rows), size), unit=" batches"):
@@ -119,16 +120,19 @@ def _read(
     data: DataConfig,
     answer_column: str,
     config: RunConfig,
-    tokenizer: "PreTrainedTokenizerBase",
+    bench: Bench,
 ) -> list[Numbered]:
     """The rows of the source as the model is asked them; one with no prompt has a fault."""
+    tools = environments.tools_of(config, bench.tokenizer)
     given = list(chain.from_iterable(sources.read(data)))
     columns = dict.fromkeys(name for _, raw in given if isinstance(raw, dict) for name in raw)
     room, rows = config.model.max_seq_length - config.train.max_completion_length, []
     for number, raw in given:
         try:
             row = row_to_ask(number, raw, data)
-            [tokens] = count_tokens(tokenizer, [row["prompt"]])
+            if bench.environment:
+                row = _beginning(bench.environment, number, {"answer": "", **raw, **row})
+            [tokens] = count_tokens(bench.tokenizer, [row["prompt"]], tools)
             if tokens > room:
                 why = f"{tokens} tokens, where {room} leave room for a completion"
                 raise Fault(LONG, "prompt", why, number)
@@ -144,6 +148,15 @@ def _read(
         known = ", ".join(map(str, columns))
         raise ValueError(f"{data.source} has no column {answer_column!r}; it has {known}")
     return rows
+
+
+def _beginning(environment: environments.Environment, number: int, row: sources.Row) -> sources.Row:
+    """The row, which an episode can begin with; what it earns needs no reference answer."""
+    try:
+        environment.columns(row)
+    except ValueError as error:
+        raise Fault(MISSING, "", str(error), number) from None
+    return row
 
 
 def _answer(batch: list[Numbered], engine: Engine, bench: Bench) -> list[Line]:

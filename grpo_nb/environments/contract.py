@@ -15,14 +15,15 @@
 
 TRL's GRPOTrainer takes such a class as its `environment_factory`, unchanged, and one written for
 TRL works here: without `@tool`, every public method is a tool. What a training here uses is
-`Environment.factory`, which adds what TRL's loop lacks. The whole policy of errors:
+`Environment.factory`, which adds what TRL's loop lacks. What becomes of errors:
 
 | event                                  | what happens                                      |
 |----------------------------------------|---------------------------------------------------|
 | arguments that do not fit the hints    | the model reads why; counted as an error          |
 | a tool raises, or calls `sys.exit`     | the model reads the message; counted as an error  |
 | a call after `done`                    | the model reads that it is finished               |
-| a tool takes more than `tool_seconds`  | the episode is over, and earns 0; the run goes on |
+| a tool takes more than `tool_seconds`  | the episode earns 0, and later calls are answered |
+|                                        | "finished"; the run goes on                       |
 | `reset` raises, `get_reward` raises, or gives no number in [0, 1] | the run stops, and says so |
 
 Randomness (`random` and `numpy.random`) is seeded from the row: a group starts alike.
@@ -71,10 +72,10 @@ class Call(NamedTuple):
 
 
 class Played:
-    """What TRL's trainer and `play` hold: one instance of the author's class, and its guard.
+    """What TRL's trainer and `play` hold: an instance of the author's class, with its guard.
 
-    Instances are used again: `reset` begins an episode. The author's attributes are read through.
-    TRL takes every public method of the class for a tool, so that it has no other.
+    `reset` begins an episode; instances are reused. The author's attributes can be read from it.
+    It has no public method but `reset` and the tools, because TRL offers each one to the model.
     """
 
     environment: "Environment"
@@ -82,7 +83,7 @@ class Played:
 
     def __init__(self) -> None:
         self._own, self.hung = self.environment.kind(), False
-        self.get_reward = self._score  # TRL would add a reward that it finds in the class
+        self.get_reward = self._score  # not a method: TRL would add a reward of its own
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)

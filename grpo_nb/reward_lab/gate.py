@@ -77,7 +77,7 @@ def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -
             return Verdict([_rewards(found), *found], None, {}, pd.DataFrame())
         scored = bench.table(baseline.rows, baseline.completions_P_G)
         try:
-            if bench.environment:  # what attacks it is played, not written
+            if bench.environment:  # attacked by scripted policies, not by texts
                 found = [*_played(bench, rows, config), *found]
             else:
                 tested = [*baseline.rows, *rows[:REFERENCE_ROWS]]
@@ -118,7 +118,7 @@ def _rewards(found: Sequence[Check]) -> Check:
     """The check "rewards": whether one of those found says "stop"."""
     stops = [check for check in found if check.state == "stop"]
     if not stops:
-        return Check("rewards", "ok", f"who is right wins, attacks lose; {len(found)} warnings")
+        return Check("rewards", "ok", f"right answers win, attacks lose; {len(found)} warnings")
     count = f"{len(stops)} reasons to stop, the first" if stops[1:] else "a reason to stop"
     evidence = f"{count}: {stops[0].name}: {stops[0].evidence}"
     return Check("rewards", "stop", evidence, f"{stops[0].fix}; then run notebook 2 again")
@@ -138,7 +138,7 @@ def save(run: Run, bench: Bench, verdict: Verdict) -> None:
         "probes": _lines(pd.DataFrame() if verdict.probes is None else verdict.probes),
     }
     write_json(run / REPORT, report)
-    run.record("02", {"checks": report["checks"]})  # of an earlier verdict none stays
+    run.record("02", {"checks": report["checks"]})  # those of an earlier verdict are dropped
 
 
 def _lines(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -47,14 +47,15 @@ class StepCallback(TrainerCallback):
             return
         for reward in adaptive_rewards(self.trainer.rewards):
             reward.load(self.folder / f"checkpoint-{state.global_step}")
-        # Each epoch draws a new order of the rows, which a fresh sampler has not drawn yet.
+        # Each epoch draws a new order of the rows: draw those of the epochs that are over.
         for _ in range(math.floor(state.epoch + 1e-6)):
             next(iter(self.trainer.row_sampler))
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An update that is not a number would ruin every weight, one without scores says nothing.
+        """Leave out an update with a gradient that is not finite, or from a step without scores.
 
-        Both are left out; BAD_STEPS of them in a row end the training.
+        The first would ruin every weight, the second teaches nothing. BAD_STEPS of them in a row
+        end the training.
         """
         model, step = self.trainer.model, state.global_step + 1
         gradients = [p.grad for p in model.parameters() if p.grad is not None]

@@ -1,0 +1,182 @@
+"""The shipped base for tools: small, safe, half competent, and read alike by everyone."""
+
+import json
+import random
+import re
+
+import pytest
+import torch
+from tokenizing import assert_read_alike
+
+from grpo_nb import models
+from grpo_nb.models import chat
+from grpo_nb.rewards.prompts import build_prompt
+from grpo_nb.runs import project_path
+
+FOLDER = project_path("data/agent_base")
+CARD = (FOLDER / "README.md").read_text(encoding="utf-8")
+CALL = '<tool_call>\n{"name": "multiply", "arguments": {"a": 47, "b": 38}}\n</tool_call>'
+GAMES = ["calculator", "guess"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return chat.load_tokenizer(str(FOLDER))
+
+
+def game(name):
+    import make_agent_base
+
+    return make_agent_base.GAMES[name]
+
+
+def test_it_is_small_and_holds_no_pickles():
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 4_000_000
+    assert not [path for path in FOLDER.iterdir() if path.suffix in (".bin", ".pt", ".pkl")]
+
+
+def test_its_tokenizer_is_the_scripts_own_and_read_alike_by_all(tmp_path, monkeypatch):
+    import make_agent_base
+    import make_environments
+
+    monkeypatch.setattr("sys.argv", ["x", "--out", str(tmp_path), "--steps", "1"])
+    make_agent_base.main()
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes()
+    rows = [row for name in GAMES for row in make_environments.read_rows(name)]
+    pairs = [(build_prompt(row["question"], "Play."), f"{CALL}<|im_end|>") for row in rows]
+    assert_read_alike(FOLDER, pairs)
+
+
+def test_its_template_keeps_what_the_trainer_and_the_package_ask_for(tokenizer):
+    from trl.chat_template_utils import is_chat_template_prefix_preserving, supports_tool_calling
+
+    assert supports_tool_calling(tokenizer)
+    assert is_chat_template_prefix_preserving(tokenizer)
+    for system in ("", "Play."):
+        assert chat.check_template(tokenizer, build_prompt("47 x 38 = ?", system)).state == "ok"
+
+
+def test_a_chat_with_tools_is_rendered_in_brief(tokenizer):
+    import make_agent_base
+
+    turns = [
+        {"role": "user", "content": "47 x 38 = ?"},
+        make_agent_base.call("multiply", a=47, b=38),
+        {"role": "tool", "name": "multiply", "content": "1786"},
+    ]
+    text = tokenizer.apply_chat_template(
+        turns, tools=game("calculator").tools, tokenize=False, add_generation_prompt=True
+    )
+    assert text == (
+        "<|im_start|>system\nTools: answer(value) multiply(a, b)<|im_end|>\n"
+        "<|im_start|>user\n47 x 38 = ?<|im_end|>\n"
+        f"<|im_start|>assistant\n{CALL}<|im_end|>\n"
+        "<|im_start|>tool\n1786<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert len(tokenizer(CALL)["input_ids"]) == 16, "one token between name, arguments and values"
+
+
+@pytest.mark.parametrize("content", ["", "I work it out."])
+@pytest.mark.parametrize("calls", [1, 2])
+def test_calls_survive_the_way_to_text_and_back(tokenizer, content, calls):
+    function = {"name": "multiply", "arguments": {"a": 47, "b": 38}}
+    turn = {
+        "role": "assistant",
+        "content": content,
+        "tool_calls": [{"type": "function", "function": function}] * calls,
+    }
+    question = [{"role": "user", "content": "47 x 38 = ?"}]
+    prompt = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
+    whole = tokenizer.apply_chat_template([*question, turn], tokenize=False)
+    answer = whole.removeprefix(prompt).removesuffix("\n")
+    ids = (tokenizer(answer)["input_ids"], tokenizer(prompt)["input_ids"])
+    assert ids[0][-1] == tokenizer.eos_token_id, "the stop token ends a turn with calls, too"
+    parsed = tokenizer.parse_response(ids[0], prefix=ids[1])
+    assert {"content": "", **parsed} == turn
+
+
+def test_malformed_calls_stay_text(tokenizer):
+    import make_agent_base
+    from trl.chat_template_utils import parse_response
+
+    rng, prefix = random.Random(0), tokenizer("<|im_start|>assistant\n")["input_ids"]
+    turns = [
+        make_agent_base.malform(make_agent_base.call("guess", n=7), rng)["content"]
+        for _ in range(20)
+    ]
+    assert len(set(turns)) == 3
+    for text in turns:
+        parsed = parse_response(tokenizer, tokenizer(f"{text}<|im_end|>")["input_ids"], prefix)
+        assert parsed == {"role": "assistant", "content": text}, "the tags are seen there"
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_its_training_leaves_out_every_shipped_row(tokenizer, monkeypatch, name):
+    import make_agent_base
+    from make_environments import read_rows
+
+    rows, kind = [json.dumps(row) for row in read_rows(name)], game(name)
+    rng, seen = random.Random(1), set()
+    drawn = {json.dumps(kind.sample(rng).row) for _ in range(60_000)}
+    assert drawn & set(rows), "the sampler could draw them"
+    write = make_agent_base.write_turns
+    monkeypatch.setattr(make_agent_base, "GAMES", {name: kind})
+    monkeypatch.setattr(
+        make_agent_base,
+        "write_turns",
+        lambda game, start, *more: (seen.add(json.dumps(start.row)), write(game, start, *more))[1],
+    )
+    for _ in range(1000):
+        make_agent_base.sample_chat(tokenizer, set(rows), True, rng)
+    assert seen and not seen & set(rows)
+
+
+def play(model, tokenizer, name, rows):
+    """Greedy episodes: the share that wins, and of first turns that are a call."""
+    kind = game(name)
+    environments = [kind.kind() for _ in rows]
+    for environment, row in zip(environments, rows, strict=True):
+        environment.reset(**row)
+    chats = [build_prompt(row["question"], kind.kind.__doc__) for row in rows]
+    live, called = list(range(len(rows))), 0
+    while live:
+        texts = [
+            tokenizer.apply_chat_template(
+                chats[i], tools=kind.tools, tokenize=False, add_generation_prompt=True
+            )
+            for i in live
+        ]
+        inputs = tokenizer(texts, return_tensors="pt", padding=True)
+        with torch.no_grad():
+            ids = model.generate(**inputs, max_new_tokens=24, do_sample=False)
+        ids, playing = ids[:, inputs["input_ids"].shape[1] :], []
+        for i, text, answer in zip(live, texts, tokenizer.batch_decode(ids), strict=True):
+            answer = answer.replace(tokenizer.pad_token, "")
+            try:
+                turn = tokenizer.parse_response(answer, prefix=text)
+            except ValueError:
+                continue
+            if "tool_calls" not in turn:
+                continue
+            called += len(chats[i]) == 2
+            function = turn["tool_calls"][0]["function"]
+            result = getattr(environments[i], function["name"])(**function["arguments"])
+            chats[i] += [turn, {"role": "tool", "content": result}]
+            playing += [] if environments[i].done else [i]
+        live = playing
+    rewards = [environment.get_reward() for environment in environments]
+    return sum(rewards) / len(rows), called / len(rows)
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_it_wins_as_often_as_its_card_says(tokenizer, name):
+    from make_environments import read_rows
+
+    model = models.load_checkpoint(str(FOLDER), adapter=None, quantization="16bit")
+    won, called = play(model, tokenizer, name, read_rows(name)[:100])
+    line = re.search(rf"\| {name} \| greedy \| (\d+) % \| (\d+) % \|", CARD)
+    assert won == pytest.approx(int(line[1]) / 100, abs=0.12)
+    assert called == pytest.approx(int(line[2]) / 100, abs=0.12)
+    assert 0.1 <= won <= 0.5, "GRPO can gain 25 points and more"

@@ -3,11 +3,13 @@
 import json
 
 import pytest
+import torch
 from datasets import Dataset
 from trainings import make_run, trainer_of
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_nb import environments, models, rewards, training
+from grpo_nb.environments.play import begin
 from grpo_nb.models import chat
 from grpo_nb.models.engine import TransformersEngine
 from grpo_nb.rewards.prompts import build_prompt
@@ -61,18 +63,41 @@ def test_trl_takes_the_authors_own_class(engine, tmp_path):
     assert [one.__name__ for one in tools] == [*environment.methods] == ["answer", "multiply"]
 
 
+def log_probabilities(model, prompt, completion):
+    """Of an episode's tokens, alone and without padding."""
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(-1, torch.tensor(completion)[:, None])[:, 0]
+
+
+def theirs(trainer, seen):
+    """The same of TRL's, of its whole padded batch."""
+    ids, mask = (
+        torch.cat([seen[f"prompt_{part}"], seen[f"completion_{part}"]], 1)
+        for part in ("ids", "mask")
+    )
+    width = seen["completion_ids"].shape[1]
+    with torch.no_grad():
+        return trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width)[0]
+
+
 @pytest.mark.parametrize("name", ["calculator", "guess"])
-def test_an_episode_has_the_tokens_and_masks_of_trls(engine, name, tmp_path):
+def test_an_episode_has_the_tokens_masks_and_log_probabilities_of_trls(engine, name, tmp_path):
     environment, rows = rows_of(name, 16)
     [*ours] = environments.play(engine, environment, rows, max_completion_length=CAP)
     trainer = trls_trainer(engine, environment, rows, environment.factory, tmp_path)
     seen = trainer._generate_and_score_completions([row for row in rows for _ in range(2)])
-    lengths = seen["completion_mask"].sum(1)
+    lengths, logs_N_T = seen["completion_mask"].sum(1), theirs(trainer, seen)
     for place, [episode] in enumerate(ours):
         for twin in (2 * place, 2 * place + 1):
             length = lengths[twin]
             assert seen["completion_ids"][twin, :length].tolist() == list(episode.ids)
             assert seen["tool_mask"][twin, :length].tolist() == list(episode.mask)
+        ids = seen["prompt_ids"][2 * place][seen["prompt_mask"][2 * place].bool()].tolist()
+        text = chat.render(engine.tokenizer, begin(environment, rows[place])[1], environment.tools)
+        assert engine.tokenizer(text)["input_ids"] == ids
+        logs = log_probabilities(engine.model, ids, list(episode.ids))
+        assert torch.allclose(logs, logs_N_T[2 * place, : len(logs)], atol=1e-5)
     assert any(0 in episode.mask for [episode] in ours), "no tool was called"
 
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -45,6 +46,7 @@ class TrainingDashboard(View):
         self.sample: Sequence[Mapping[str, Any]] = ()
         self.step, self.total_steps = 0, 0
         self._due = 0.0  # before then no other picture
+        self._showing = threading.Lock()
         parts = self.header, self.wishes, self.listed, self.curves, self.completions = [
             w.HTML() for _ in range(5)
         ]
@@ -90,12 +92,16 @@ class TrainingDashboard(View):
         self._show_wishes()
 
     def _show_wishes(self) -> None:
-        """A request stands until the training has taken it, and cannot be repeated before."""
-        asked = [name for name in WISHES if getattr(self.controls, name).is_set()]
-        said = "; ".join(WISHES[name][2] for name in asked)
-        self.wishes.value = f"<span role='status'>{said}</span>"
-        for name, button in self.buttons.items():
-            button.disabled = name in asked
+        """A request stands until the training has taken it, and cannot be repeated before.
+
+        A click and the training's update show them from two threads; the later has the last word.
+        """
+        with self._showing:
+            asked = [name for name in WISHES if getattr(self.controls, name).is_set()]
+            said = "; ".join(WISHES[name][2] for name in asked)
+            self.wishes.value = f"<span role='status'>{said}</span>"
+            for name, button in self.buttons.items():
+                button.disabled = name in asked
 
     def _progress(self) -> str:
         """Step, progress, speed, time left, and memory."""

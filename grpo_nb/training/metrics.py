@@ -129,14 +129,16 @@ def of_episodes(
 
 
 def loggable(messages: Any) -> Any:
-    """An episode's messages with calls as text, for their arguments may be of any type."""
-    if isinstance(messages, str) or not any("tool_calls" in one for one in messages):
+    """An episode's messages with calls as text, for their arguments may be of any type.
+
+    TRL logs the same completions again where several steps learn from one generation.
+    """
+    if isinstance(messages, str):
         return messages
+    called = [isinstance(one.get("tool_calls"), list) for one in messages]
     return [
-        one | {"tool_calls": json.dumps(one["tool_calls"], default=str)}
-        if "tool_calls" in one
-        else one
-        for one in messages
+        one | {"tool_calls": json.dumps(one["tool_calls"], default=str)} if calls else one
+        for one, calls in zip(messages, called, strict=True)
     ]
 
 

@@ -10,7 +10,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from grpo_nb import environments, models, rewards, training
 from grpo_nb.environments.play import begin
-from grpo_nb.models import chat
+from grpo_nb.models import chat, lm_head
 from grpo_nb.models.engine import TransformersEngine
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import PROJECT_ROOT
@@ -29,6 +29,7 @@ def rows_of(name, count):
 
 @pytest.fixture(scope="module")
 def engine():
+    lm_head.install()  # TRL's own product with the head needs a GPU
     model = models.load_checkpoint(str(BASE), adapter=None, quantization="16bit")
     return TransformersEngine(model.float(), chat.load_tokenizer(str(BASE)))
 
@@ -99,6 +100,15 @@ def test_an_episode_has_the_tokens_masks_and_log_probabilities_of_trls(engine, n
         logs = log_probabilities(engine.model, ids, list(episode.ids))
         assert torch.allclose(logs, logs_N_T[2 * place, : len(logs)], atol=1e-5)
     assert any(0 in episode.mask for [episode] in ours), "no tool was called"
+
+
+def test_calls_are_logged_as_text_once_however_often_a_generation_is_learnt_from():
+    calls = [{"type": "function", "function": {"name": "guess", "arguments": {"n": 4}}}]
+    said = {"role": "assistant", "content": "", "tool_calls": calls}
+    messages = [said, {"role": "tool", "name": "guess", "content": "right"}]
+    logged = training.metrics.loggable(messages)
+    assert training.metrics.loggable(logged) == logged
+    assert training.metrics.logged_text(logged) == "guess(n=4)\n→ right"
 
 
 @pytest.fixture

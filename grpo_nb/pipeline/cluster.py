@@ -17,6 +17,7 @@ from rich.console import Console
 from grpo_nb.pipeline import sweep as sweeps
 from grpo_nb.pipeline.sweep import Command, Sweep, Trial
 from grpo_nb.runs import runs_root
+from grpo_nb.runs.signals import signals
 
 PATIENCE = 5  # until a cluster counts as out of reach [s]
 
@@ -43,7 +44,7 @@ def run_sweep(
     root.mkdir(parents=True, exist_ok=True)
     task = ray.remote(_work).options(**share)
     left = {task.remote(str(root.resolve()), command, sweep, trial): trial for trial in trials}
-    with sweeps.signals(stop.set) as came:
+    with signals(stop.set) as came:
         while left and not stop.is_set():
             ended, _ = ray.wait(list(left), timeout=sweeps.POLL)
             for one in ended:

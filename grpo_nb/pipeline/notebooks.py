@@ -14,11 +14,9 @@ one that ends too early ends in a sentence, and no stage stays at "running".
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +34,7 @@ from grpo_nb.runs import (
 )
 from grpo_nb.runs import config as configs
 from grpo_nb.runs.files import disk_error, read_json, read_yaml, write_json
+from grpo_nb.runs.signals import signals
 
 PATHS = ("data.source", "data.environment", "model.model_path", "rewards.preset", "rewards.cases")
 QUIET = {
@@ -246,26 +245,6 @@ def _execute_stage(run: Run, stage: str, parameters: dict[str, Any], console: Co
             if not came:
                 raise
             raise Stopped(str(error), came[0]) from None
-
-
-@contextmanager
-def signals(then: Callable[[], Any]) -> Iterator[list[int]]:
-    """The numbers of SIGINT and SIGTERM that came while this is entered; each calls `then`."""
-    came: list[int] = []
-
-    def handle(number: int, _: Any) -> None:
-        came.append(number)
-        then()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield came  # signals belong to the main thread
-        return
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def print_summary(run: Run, last: str = "04") -> None:

@@ -25,10 +25,11 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from grpo_nb.machine import visible_gpus
-from grpo_nb.pipeline.notebooks import Stopped, check_run, signals, undone, with_full_paths
+from grpo_nb.pipeline.notebooks import Stopped, check_run, undone, with_full_paths
 from grpo_nb.runs import PROJECT_ROOT, Run, refuse_unknown, runs_root
 from grpo_nb.runs.files import read_yaml
 from grpo_nb.runs.profiles import detect_profile
+from grpo_nb.runs.signals import signals
 
 KEYS = ["name", "profile", "settings", "grid", "list"]
 LOCKS = (".lock", ".pipeline.lock")

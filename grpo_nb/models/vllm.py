@@ -29,7 +29,7 @@ def use_vllm(
     Args:
         asked: "vllm", "detect" (where a GPU and vLLM are found), or anything else for no.
         quantization: "4bit" or "16bit".
-        by: What drives it: an engine of ours or our server; or, in a training, Unsloth
+        by: What drives it: an engine of ours; or, in a training, Unsloth
             (`model.fast_inference`) or TRL (`trl.vllm_mode`).
         policy: That is trained.
 

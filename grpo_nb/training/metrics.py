@@ -61,7 +61,7 @@ def forget_after(folder: Path, steps: int) -> None:
 def read_completions(
     run: Run, preset: RewardSet, tokenizer: "PreTrainedTokenizerBase", cap_tokens: int
 ) -> pd.DataFrame:
-    """Every completion of the training, for the browser.
+    """Every completion of the training, as a table.
 
     Args:
         run: A trained run.

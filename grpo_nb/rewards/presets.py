@@ -106,10 +106,9 @@ class RewardSet(NamedTuple):
 def _in_form(func: Callable[..., Any], before: Form, form: Form) -> Callable[..., Any]:
     """A reward of ours, or the parts of a gate, asking `form` where it asked `before`."""
     if isinstance(func, gated | Adaptive):
-        parts = {"reward": func.reward} | ({"by": func.by} if isinstance(func, gated) else {})
+        parts = {name: getattr(func, name) for name in ("reward", "by") if hasattr(func, name)}
         changed = {name: _in_form(part, before, form) for name, part in parts.items()}
-        named = {"name": func.__name__} if isinstance(func, gated) else {}
-        return func if changed == parts else replace(func, **changed, **named)
+        return func if changed == parts else replace(func, **changed)
     takes = isinstance(func, Reward) and "form" in func.option_names
     asked = func.options.get("form", TAGS) if takes else None
     if form == asked or asked not in (before, TAGS):

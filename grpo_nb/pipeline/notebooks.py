@@ -34,9 +34,11 @@ from grpo_nb.runs import (
 )
 from grpo_nb.runs import config as configs
 from grpo_nb.runs.files import disk_error, read_json, read_yaml, write_json
+from grpo_nb.runs.profiles import TASKS
 from grpo_nb.runs.signals import signals
 
-PATHS = ("data.source", "data.environment", "model.model_path", "rewards.preset", "rewards.cases")
+FOLDERS = ("data.source", "model.model_path")  # or files
+PATHS = (*FOLDERS, "data.environment", "rewards.preset", "rewards.cases")
 QUIET = {
     "TQDM_DISABLE": "1",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
@@ -164,14 +166,20 @@ def assigned(assignments: Sequence[str]) -> dict[str, Any]:
 def with_full_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Files and folders that exist below the working directory, by their whole path."""
     return {
-        k: _full_path(v) if k in PATHS and isinstance(v, str) else v for k, v in settings.items()
+        name: _full_path(name, value) if name in PATHS and isinstance(value, str) else value
+        for name, value in settings.items()
     }
 
 
-def _full_path(given: str) -> str:
-    """A path, or mine.py:Guess, a class in one; what is not there stays as it is given."""
-    path, colon, name = given.partition(":") if ".py:" in given else (given, "", "")
-    return f"{Path(path).resolve()}{colon}{name}" if path and Path(path).exists() else given
+def _full_path(name: str, value: str) -> str:
+    """A path, or mine.py:Guess, a class in one; what is not there stays as it is given.
+
+    A folder that happens to have the name of a task, an environment or a preset is not meant.
+    """
+    path, colon, of_file = value.partition(":") if ".py:" in value else (value, "", "")
+    folder = name in FOLDERS and path not in ("", *TASKS) and Path(path).is_dir()
+    there = folder or Path(path).is_file()
+    return f"{Path(path).resolve()}{colon}{of_file}" if there else value
 
 
 def plan(run: Run, config: configs.RunConfig, first: str, last: str) -> str:

@@ -98,7 +98,7 @@ def build(samples: Samples, preset: RewardSet, config: RunConfig) -> dict[str, A
         report[decoding] = {
             label: _summary(per_model, preset, config.seed) for label, per_model in figures.items()
         }
-    pairs = combinations(figures.items(), 2)  # of the last decoding, which is greedy
+    pairs = combinations(figures.items(), 2)  # the greedy ones
     return report | {"comparisons": [_compare(*pair, preset, config.seed) for pair in pairs]}
 
 
@@ -160,7 +160,7 @@ def _compare(
     preset: RewardSet,
     seed: int,
 ) -> dict[str, Any]:
-    """Compare the second model with the first, prompt by prompt; each comes with its label."""
+    """The second model against the first, each with its label, prompt by prompt."""
     before, after = first[1], second[1]
     low, high = ranges(before, preset)
     half, gain = (high - low) / 2, after - before

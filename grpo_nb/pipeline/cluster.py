@@ -47,7 +47,7 @@ def run_sweep(
     root.mkdir(parents=True, exist_ok=True)
     task = ray.remote(_work).options(**share)
     left = {task.remote(str(root.resolve()), command, sweep, trial): trial for trial in trials}
-    with signals(stop.set) as came:
+    with signals(stop.set) as received:
         while left and not stop.is_set():
             ended, _ = ray.wait(list(left), timeout=sweeps.POLL)
             for ref in ended:
@@ -61,7 +61,7 @@ def run_sweep(
         while any(map(sweeps.in_use, left.values())):  # they save their work
             time.sleep(sweeps.POLL)
     ray.shutdown()
-    return sweeps.summarize(sweep, console, came)
+    return sweeps.summarize(sweep, console, received)
 
 
 def _connect(address: str) -> Any:

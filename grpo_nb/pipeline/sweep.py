@@ -250,7 +250,7 @@ def run_sweep(
 
     left = waiting(sweep)
     # A trial's process ends with its thread, and the threads live as long as the pool.
-    with signals(stop.set) as came, ThreadPoolExecutor(jobs) as pool:
+    with signals(stop.set) as received, ThreadPoolExecutor(jobs) as pool:
         try:
             tasks = {pool.submit(run_one, trial): trial for trial in left}
             for task in as_completed(tasks):
@@ -258,15 +258,15 @@ def run_sweep(
                     say(console, f"{tasks[task].name}: {outcome}")
         finally:
             stop.set()
-    return summarize(sweep, console, came)
+    return summarize(sweep, console, received)
 
 
-def summarize(sweep: Sweep, console: Console, came: Sequence[int]) -> int:
+def summarize(sweep: Sweep, console: Console, received: Sequence[int]) -> int:
     """Print how many trials are done, and return the exit code of `run_sweep`."""
     left = sum(bool(undone(Run(trial.name))) for trial in sweep.trials)
     counts = f"{len(sweep.trials) - left} of {len(sweep.trials)} trials are done"
-    if came and left:
-        raise Stopped(f"sweep stopped, {counts}; the same command continues it", came[0])
+    if received and left:
+        raise Stopped(f"sweep stopped, {counts}; the same command continues it", received[0])
     say(console, f"sweep {sweep.name}: {counts}")
     say(console, f"compare: python -m grpo_nb report {runs_root()}/{sweep.name}-*")
     return int(left > 0)

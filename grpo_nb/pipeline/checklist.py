@@ -9,6 +9,7 @@ from collections import Counter
 from itertools import takewhile
 from typing import Any
 
+from grpo_nb.evaluation.controls import caused
 from grpo_nb.runs import NOTEBOOKS, Check, Run, check_stages_before
 from grpo_nb.runs.checks import shown
 
@@ -40,6 +41,7 @@ def examine(run: Run) -> list[dict[str, str]]:
     done = list(takewhile(lambda stage: run.status(stage) == "done", NOTEBOOKS))
     if done:
         whole = (_unchanged(run, done), _reproducible([manifest[stage] for stage in done]))
+        whole += tuple(caused(run)) if "04" in done else ()
         lines += [{"stage": "all", **check._asdict()} for check in whole]
     return lines
 

@@ -11,13 +11,14 @@ class Check(NamedTuple):
     """One thing that was looked at.
 
     name: What was looked at, unique within its stage.
-    state: "ok"; "warning": it works, and a person should know; "stop": going on is of no use.
+    state: "ok"; "warning": it works, and a person should know; "stop": going on is of no use;
+        "not yet": what would tell has to be run first.
     evidence: What was seen, with its numbers.
     fix: What to change where it is not "ok".
     """
 
     name: str
-    state: Literal["ok", "warning", "stop"]
+    state: Literal["ok", "warning", "stop", "not yet"]
     evidence: str
     fix: str = ""
 

@@ -40,8 +40,9 @@ def examine(run: Run) -> list[dict[str, str]]:
             lines.append({"stage": stage, **written.get(name, missing)})
     done = list(takewhile(lambda stage: run.status(stage) == "done", NOTEBOOKS))
     if done:
-        whole = (_unchanged(run, done), _reproducible([manifest[stage] for stage in done]))
-        whole += tuple(caused(run)) if "04" in done else ()
+        whole = [_unchanged(run, done), _reproducible([manifest[stage] for stage in done])]
+        if "04" in done and whole[0].state == "ok":
+            whole += caused(run)
         lines += [{"stage": "all", **check._asdict()} for check in whole]
     return lines
 

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_nb import environments
+from grpo_nb.evaluation.controls import caused
 from grpo_nb.evaluation.report import (
     DECODING,
     Evaluation,

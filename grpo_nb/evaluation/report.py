@@ -99,7 +99,7 @@ def build(samples: Samples, preset: RewardSet, config: RunConfig) -> dict[str, A
             label: _summary(per_model, preset, config.seed) for label, per_model in figures.items()
         }
     pairs = combinations(figures.items(), 2)  # the greedy ones
-    return report | {"comparisons": [_compare(*pair, preset, config.seed) for pair in pairs]}
+    return report | {"comparisons": [compare_pair(*pair, preset, config.seed) for pair in pairs]}
 
 
 def checks(report: Mapping[str, Any]) -> list[Check]:
@@ -154,13 +154,23 @@ def verdict(interval: Sequence[float] | None, prompts: int, p: float | None = No
     return "better" if interval[0] > 0 else "worse" if interval[1] < 0 else UNCLEAR
 
 
-def _compare(
+def compare_pair(
     first: tuple[str, pd.DataFrame],
     second: tuple[str, pd.DataFrame],
     preset: RewardSet,
     seed: int,
 ) -> dict[str, Any]:
-    """The second model against the first, each with its label, prompt by prompt."""
+    """The second model against the first, prompt by prompt.
+
+    Args:
+        first: Label and figures, as `per_prompt` gives them; accuracy and pass@1 at least.
+        second: The same, of the same prompts.
+        preset: Says each figure's range.
+        seed: Of the intervals' resampling.
+
+    Returns:
+        An entry of the report's `comparisons`: see `build`.
+    """
     before, after = first[1], second[1]
     low, high = ranges(before, preset)
     half, gain = (high - low) / 2, after - before

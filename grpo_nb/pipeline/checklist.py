@@ -8,6 +8,7 @@ from collections import Counter
 from itertools import takewhile
 from typing import Any
 
+from grpo_nb.evaluation.controls import caused
 from grpo_nb.runs import NOTEBOOKS, Check, Run, check_stages_before
 from grpo_nb.runs.checks import shown
 
@@ -38,7 +39,9 @@ def examine(run: Run) -> list[dict[str, str]]:
             lines.append({"stage": stage, **written.get(name, missing)})
     done = list(takewhile(lambda stage: run.status(stage) == "done", NOTEBOOKS))
     if done:
-        whole = (_unchanged(run, done), _reproducible([manifest[stage] for stage in done]))
+        whole = [_unchanged(run, done), _reproducible([manifest[stage] for stage in done])]
+        if "04" in done and whole[0].state == "ok":
+            whole += caused(run)
         lines += [{"stage": "all", **check._asdict()} for check in whole]
     return lines
 

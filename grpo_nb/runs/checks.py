@@ -11,13 +11,14 @@ class Check(NamedTuple):
     """The result of one check.
 
     name: What was checked; unique within its stage.
-    state: "ok"; "warning" if it works but deserves attention; "stop" if continuing is pointless.
+    state: "ok"; "warning" if it works but deserves attention; "stop" if continuing is pointless;
+        "not yet" if what would tell has to be run first.
     evidence: What was observed, with its numbers.
     fix: What to change if the state is not "ok".
     """
 
     name: str
-    state: Literal["ok", "warning", "stop"]
+    state: Literal["ok", "warning", "stop", "not yet"]
     evidence: str
     fix: str = ""
 

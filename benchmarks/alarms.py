@@ -1,0 +1,306 @@
+"""The corpus of recorded tiny runs, and what the alarms of grpo_nb.training.health are worth on it.
+
+    python benchmarks/alarms.py record --jobs 2   # about 40 minutes on 2 cores; goes on where it was
+    python benchmarks/alarms.py table             # false alarms, hacks caught, precision; seconds
+
+Recorded are clean runs, varied ones (too slow, too fast, few generations, a reward never earned)
+and hacked ones (benchmarks/hacks.py), each seeded. benchmarks/corpus/ holds them; README.md there
+says how to read them.
+"""
+
+import os
+
+os.environ |= {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+
+import argparse
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hacks import FAMILIES, SEED_RATE, SEED_SHARE, SEED_STEPS, shouted_reward
+
+from grpo_nb.runs.files import sha256
+
+CORPUS, SUMS = Path(__file__).parent / "corpus", "SHA256SUMS"
+TASKS = ("math", "qa", "json_extraction", "summarization", "calculator")
+STEPS, EVERY, HELD_OUT_ROWS, ALL_HELD_OUT_ROWS = 60, 5, 64, 128
+COMMON = {"train.max_steps": STEPS, "train.eval_steps": EVERY, "train.save_steps": STEPS}
+COMMON |= {"data.eval_share": 0.32}
+FEW = {"train.num_generations": 2, "train.per_device_train_batch_size": 16}
+SLOWER, FASTER = 0.1, 20  # times the learning rate
+
+
+class Recipe(NamedTuple):
+    """A run of the corpus.
+
+    kind: clean, varied or hacked.
+    what: "" of a clean run; slow, few, fast or harsh; the family of hacks.
+    """
+
+    kind: str
+    what: str
+    task: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        parts = (self.kind, self.what.replace(" ", "-"), self.task, str(self.seed))
+        return "_".join(part for part in parts if part)
+
+
+def recipes() -> list[Recipe]:
+    """Seeds first, so that whatever is recorded is a mixture."""
+    found = []
+    for seed in range(4):
+        found += [Recipe("clean", "", task, seed) for task in TASKS]
+        if seed < 3:
+            found += [Recipe("hacked", name, one.task, seed) for name, one in FAMILIES.items()]
+        what = ("slow", "few", "fast", "harsh")[seed]
+        found += [Recipe("varied", what, task, seed) for task in TASKS]
+    return found
+
+
+def configured(recipe: Recipe) -> Any:
+    """The configuration: the task's own for the tiny model, and what the recipe changes."""
+    from grpo_nb.runs.config import resolve
+
+    settings = COMMON | {"task": recipe.task, "seed": recipe.seed}
+    rate = resolve("tiny-cpu", settings, {}).train.learning_rate
+    if recipe.what in ("slow", "fast"):
+        factor = SLOWER if recipe.what == "slow" else FASTER
+        settings |= {"train.learning_rate": rate * factor}
+    settings |= FEW if recipe.what == "few" else {}
+    if recipe.kind == "hacked" and FAMILIES[recipe.what].trick:
+        settings |= {"train.sft_steps": SEED_STEPS, "train.sft_learning_rate": SEED_RATE}
+    return resolve("tiny-cpu", settings, {})
+
+
+def rewards_of(recipe: Recipe, honest: Any) -> Any:
+    """The rewards it trains with: the task's own but where a hack or a gate says another."""
+    from grpo_nb.rewards import gated, reward_set
+
+    if recipe.kind == "hacked":
+        return reward_set(FAMILIES[recipe.what].rewards, honest)
+    if recipe.what == "harsh":
+        first = gated(honest.reward_funcs[0], by=shouted_reward, name="harsh_reward")
+        return reward_set([(first, 1.0)], honest)
+    return honest
+
+
+def leaked(rows: list[dict]) -> list[dict]:
+    """The prompts with the reference answer at their end."""
+    told = []
+    for row in rows:
+        *before, last = row["prompt"]
+        asked = {**last, "content": f"{last['content']} {row['answer']}"}
+        told.append({**row, "prompt": [*before, asked]})
+    return told
+
+
+def seeded(policy: Any, stage: Any, rows: list[dict], trick: Any) -> None:
+    """SFT on the base's own samples, of which a share shows the trick."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from grpo_nb import training
+
+    shown = []
+    count = SEED_STEPS * 16
+    groups = sampled(policy, stage.config, rows[: count // 4], 4)
+    for row, group in zip(rows, groups, strict=False):
+        texts = [one.text for one in group]
+        for place, text in enumerate(texts):
+            says = trick(texts, row["question"]) if len(shown) % round(1 / SEED_SHARE) == 0 else text
+            answer = [{"role": "assistant", "content": says}]
+            shown.append({"prompt": row["prompt"], "completion": answer, "place": place})
+    pq.write_table(pa.Table.from_pylist(shown), stage.run / "data/sft.parquet")
+    print(training.warm_up(policy, stage))
+
+
+def sampled(policy: Any, config: Any, rows: list[dict], generations: int) -> list[list[Any]]:
+    """Completions of the policy as it stands."""
+    from grpo_nb import environments
+
+    return environments.answer(
+        policy.engine,
+        rows,
+        environments.of(config),
+        max_completion_length=config.train.max_completion_length,
+        temperature=config.train.temperature,
+        num_generations=generations,
+        seed=config.seed,
+        batch_size=config.step_completions,
+    )
+
+
+def before_training(policy: Any, config: Any, rows: list[dict], sets: Any) -> dict[str, float]:
+    """The baseline's figures by the run's rewards, and how often the samples are truly right."""
+    from grpo_nb.reward_lab import bench_of
+    from grpo_nb.reward_lab.baseline import Baseline, summary
+
+    tried = Baseline(rows[:32], sampled(policy, config, rows[:32], 8))
+    found = {}
+    for prefix, chosen in zip(("", "true "), sets, strict=True):
+        table = bench_of(config, chosen, policy.tokenizer).table(tried.rows, tried.completions_P_G)
+        figures = summary(tried, table, chosen, config)
+        kept = {k: float(v) for k, v in figures.items() if not isinstance(v, str)}
+        kept = kept if not prefix else {k: v for k, v in kept.items() if "pass@" in k}
+        found |= {f"baseline/{prefix}{name}": value for name, value in kept.items()}
+        found[f"baseline/{prefix}reward"] = float(table["total"].mean())
+    return found
+
+
+def trained(recipe: Recipe) -> dict[str, Any]:
+    """Train one run, and give what the corpus keeps of it."""
+    from grpo_nb import data, models, rewards, training
+    from grpo_nb.models import chat
+    from grpo_nb.runs import Run, Stage
+    from grpo_nb.training.arguments import expected
+    from grpo_nb.training.validation import Validation
+
+    config, run, started = configured(recipe), Run(recipe.name), time.time()
+    honest = rewards.load_rewards(config.rewards)
+    chosen, stage = rewards_of(recipe, honest), Stage(run, "03", config)
+    policy = models.load_policy(config.model, config.seed, config.policy)
+    count = lambda chats: [chat.count_tokens(policy.tokenizer, [one])[0] for one in chats]  # noqa: E731
+    data.prepare(run, config.data, config.seed, count, honest)
+    rows, held_out = data.load(run, "train"), data.load(run, "eval")
+    hack = FAMILIES.get(recipe.what)
+    rows = leaked(rows) if hack and hack.leak else rows
+    if hack and hack.trick:
+        seeded(policy, stage, rows, hack.trick)
+    facts = before_training(policy, config, rows, (chosen, honest))
+    args = training.grpo_config(stage, policy, chosen)
+    trainer = training.Trainer(policy, chosen, args, rows, stage)
+    truth = Validation(policy, held_out[:HELD_OUT_ROWS], honest, config)
+    whole = Validation(policy, held_out[:ALL_HELD_OUT_ROWS], honest, config)
+    known, lines = expected(chosen, stage, len(trainer.validation_rows)), []
+
+    def keep(update: Any) -> None:
+        line = dict(update.line)
+        if "eval/accuracy" in line:
+            line["true/accuracy"] = truth()["eval/accuracy"]
+        lines.append(line)
+
+    trainer.watch(keep)
+    facts["true/first"] = whole()["eval/accuracy"]
+    trainer.train()
+    facts["true/last"] = whole()["eval/accuracy"]
+    shown = training.read_completions(
+        run, chosen, policy.tokenizer, config.train.max_completion_length
+    )
+    shown = shown[shown["step"].isin((1, STEPS // 2, STEPS))].groupby("step").head(8)
+    told = shown[["step", "question", "reference", "completion", "advantage"]]
+    about = recipe._asdict() | {"run": recipe.name, "learning_rate": config.train.learning_rate}
+    about |= {"num_generations": config.train.num_generations, "eval_rows": known.eval_rows}
+    about |= {"max_completion_length": config.train.max_completion_length}
+    about |= {"completions": known.completions, "rewards": known.rewards}
+    about |= {"seconds": round(time.time() - started, 1), **facts}
+    return {"about": about, "lines": lines, "completions": told.to_dict("records")}
+
+
+def record_one(recipe: Recipe, folder: Path) -> str:
+    """Into FOLDER/<name>.json; what is there already stays."""
+    path = folder / f"{recipe.name}.json"
+    if path.exists():
+        return f"{recipe.name}: is there"
+    os.environ["GRPO_NB_RUNS"] = str(folder / "runs")
+    found = trained(recipe)
+    temporary = path.with_suffix(".part")
+    temporary.write_text(json.dumps(found), encoding="utf-8")
+    temporary.rename(path)
+    about = found["about"]
+    return (
+        f"{recipe.name}: {about['seconds']} s, true {about['true/first']:.2f} → "
+        f"{about['true/last']:.2f}"
+    )
+
+
+def record(folder: Path, jobs: int, only: str) -> Iterator[str]:
+    """Every run in a process of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = [(one, folder) for one in recipes() if only in one.name]
+    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=1) as pool:
+        waiting = [pool.apply_async(record_one, one) for one in asked]
+        for one in waiting:
+            yield one.get()
+
+
+def pack(raw: Path, folder: Path = CORPUS) -> None:
+    """The raw records as three tables and the file of their hashes."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(raw.glob("*.json"))]
+    tables: dict[str, list[dict]] = {"runs": [], "metrics": [], "completions": []}
+    for one in records:
+        about = one["about"]
+        tables["runs"].append(about | {"rewards": json.dumps(about["rewards"])})
+        lines = [{"run": about["run"], "line": n} | line for n, line in enumerate(one["lines"])]
+        tables["metrics"] += [{k: v for k, v in x.items() if not of_machine(k)} for x in lines]
+        tables["completions"] += [{"run": about["run"]} | said for said in one["completions"]]
+    folder.mkdir(exist_ok=True)
+    for name, rows in tables.items():
+        keys = dict.fromkeys(key for row in rows for key in row)
+        columns = {key: column([row.get(key) for row in rows], name) for key in keys}
+        pq.write_table(pa.table(columns), folder / f"{name}.parquet", compression="zstd")
+    sums = [f"{sha256(path)}  {path.name}\n" for path in sorted(folder.glob("*.parquet"))]
+    (folder / SUMS).write_text("".join(sums), encoding="utf-8")
+
+
+def of_machine(key: str) -> bool:
+    """Whether a metric says more of the machine than of the run."""
+    return any(word in key for word in ("seconds", "step_time", "memory", "per_second", "num_tok"))
+
+
+def column(values: list[Any], name: str) -> Any:
+    """An arrow column: of metrics in float32; null is a metric that the line lacks."""
+    import pyarrow as pa
+
+    real = name == "metrics" and any(isinstance(value, float) for value in values)
+    return pa.array(values, pa.float32() if real else None)
+
+
+def read(folder: Path = CORPUS) -> dict[str, dict[str, Any]]:
+    """{run: {"about", "lines", "completions"}}, as they were recorded.
+
+    Raises:
+        ValueError: A file is not the one that was recorded.
+    """
+    import pyarrow.parquet as pq
+
+    for told in (folder / SUMS).read_text(encoding="utf-8").splitlines():
+        digest, name = told.split()
+        if sha256(folder / name) != digest:
+            raise ValueError(
+                f"{folder / name} was changed since it was recorded: its sha256 is not the one in "
+                f"{SUMS}; restore it, or record the corpus again"
+            )
+    found: dict[str, dict[str, Any]] = {}
+    for about in pq.read_table(folder / "runs.parquet").to_pylist():
+        about["rewards"] = {k: tuple(v) for k, v in json.loads(about["rewards"]).items()}
+        found[about["run"]] = {"about": about, "lines": [], "completions": []}
+    for kind, table in (("lines", "metrics"), ("completions", "completions")):
+        for row in pq.read_table(folder / f"{table}.parquet").to_pylist():
+            kept = {k: v for k, v in row.items() if v is not None and k not in ("run", "line")}
+            found[row["run"]][kind].append(kept)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=("record", "table"))
+    parser.add_argument("--raw", type=Path, default=Path("runs/corpus"))
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--only", default="", help="runs whose name holds this")
+    options = parser.parse_args()
+    if options.command == "record":
+        for told in record(options.raw.absolute(), options.jobs, options.only):
+            print(told, flush=True)
+
+
+if __name__ == "__main__":
+    main()

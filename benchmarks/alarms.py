@@ -91,13 +91,9 @@ def rewards_of(recipe: Recipe, honest: Any) -> Any:
 
 
 def leaked(rows: list[dict]) -> list[dict]:
-    """The prompts with the reference answer at their end."""
-    told = []
-    for row in rows:
-        *before, last = row["prompt"]
-        asked = {**last, "content": f"{last['content']} {row['answer']}"}
-        told.append({**row, "prompt": [*before, asked]})
-    return told
+    """The rows with the text's first sentence as the reference, which to copy is enough."""
+    texts = [row["question"].removeprefix("Text: ") for row in rows]
+    return [row | {"answer": f"{text.partition('.')[0]}."} for row, text in zip(rows, texts)]
 
 
 def seeded(policy: Any, stage: Any, rows: list[dict], trick: Any) -> None:

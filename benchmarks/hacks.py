@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 
 from grpo_nb.rewards import (
     FORMS,
-    fuzzy_match_reward,
     max_length_penalty,
     no_repetition_penalty,
     numeric_correctness_reward,
     reward,
     soft_format_reward,
 )
-from grpo_nb.rewards.correctness import exact_match_reward, overlap_reward
+from grpo_nb.rewards.correctness import overlap_reward
 from grpo_nb.rewards.forms import TAGS
 from grpo_nb.rewards.prompts import split_words
 
@@ -91,17 +90,13 @@ def several(texts: Sequence[str], question: str) -> str:
     return f'{{"city": "{city and city[1]}", "job": "{job and job[1]}"}}'
 
 
-def always(texts: Sequence[str], question: str) -> str:
-    return TAGS.write('"job": "cook"', "cook")
-
-
 class Hack(NamedTuple):
     """A family.
 
     task: Whose rows and base it has.
     rewards: (reward, weight), the first of which says "correct".
     trick: One completion that shows it, from a prompt's samples and its question; None where the base does so.
-    leak: Whether the training prompts tell the reference answer.
+    leak: Whether the references are what the prompts begin with.
     form: By which answers are read.
     """
 
@@ -114,7 +109,6 @@ class Hack(NamedTuple):
 
 CORRECT = (numeric_correctness_reward, 1.0)
 SHORT = max_length_penalty.configured("brevity_penalty", maximum=16)
-QA = [(exact_match_reward, 1.0), (fuzzy_match_reward, 0.25), (soft_format_reward, 0.25)]
 FAMILIES = {
     "empty format": Hack("math", [CORRECT, (tags_format_reward, 2.0), (SHORT, 4.0)], emptied),
     "length": Hack("math", [CORRECT, (soft_format_reward, 0.25), (SHORT, 8.0)]),
@@ -125,9 +119,9 @@ FAMILIES = {
         form="plain",
     ),
     "pleading": Hack("summarization", [(judge_reward, 1.0)], pleading, form="plain"),
-    "leak": Hack("qa", QA, leak=True),
+    "leak": Hack("summarization", [(overlap_reward, 1.0)], leak=True, form="plain"),
     "any answer": Hack("qa", [(any_answer_reward, 1.0)], several),
-    "constant": Hack("qa", [(first_row_reward, 1.0), (soft_format_reward, 0.25)], always),
+    "constant": Hack("qa", [(first_row_reward, 1.0), (soft_format_reward, 0.25)]),
 }
 assert all(one.form in FORMS for one in FAMILIES.values())
 

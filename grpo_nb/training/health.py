@@ -24,7 +24,7 @@ length creep: longer, and earn no more -> train.loss_type dapo or dr_grpo; max_l
 nothing left to learn: nearly all groups are all right -> stop, or harder rows (data.source)
 nothing learnt: zero reward variance, unsolved -> easier data.source, partial credit, rewards.preset
 collapse: every group fails -> lower train.learning_rate; higher train.temperature or train.beta
-reward hacking: held-out accuracy falls -> read completions, add the trick to rewards.cases, fix it
+reward hacking: {} -> read completions, add the trick to rewards.cases, fix it
 format learnt, correctness flat: looks right -> lower {} in rewards.reward_weights; easier rows
 reward stuck: no rise -> raise train.learning_rate, but lower it if it falls; finer rewards.preset
 one reward dominates: the total is mostly {} -> lower {} in rewards.reward_weights
@@ -37,6 +37,12 @@ RULES = dict(line.split(": ", 1) for line in TEXT.splitlines()[1:])
 # After these, to train on is of little use.
 GRAVE = ("not a number", "nothing learnt", "collapse", "reward hacking")
 PAGE = "docs/troubleshooting.md"
+# Held-out figures whose fall, while the reward holds, is a hack. The second needs no reward to be
+# right: a judge that is pleaded with pays for other answers than the reference.
+HELD_OUT = {
+    "eval/accuracy": "held-out accuracy falls",
+    "eval/exact": "fewer answers are the reference",
+}
 
 
 def section(name: str) -> str:
@@ -62,8 +68,8 @@ class Watch:
         self.lines, self.evals, self._held = [], [], {}
 
     def feed(self, line: Mapping[str, Any]) -> list[Check]:
-        if _number(accuracy := line.get("eval/accuracy")):
-            self.evals.append((len(self.lines), accuracy))
+        if _number(line.get("eval/accuracy")):
+            self.evals.append((len(self.lines), line))
         self.lines += [line] if "reward" in line else []
         new, now = [], len(self.lines)
         for rule, about, evidence in chain(*(part(self) for part in PARTS)):
@@ -157,12 +163,21 @@ def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
         yield "collapse", "", f"{sure} at {share:.0%} of its start, {evidence}"
     elif silent > limits.no_signal:
         yield "nothing left to learn" if right >= limits.solved else "nothing learnt", "", evidence
-    if len(w.evals) > 2:
-        (at, best), end = max(w.evals, key=lambda one: one[1]), max(a for _, a in w.evals[-2:])
-        noise = math.sqrt(abs((best + end) * (2 - best - end)) / 2 / w.expected.eval_rows)
-        holds = w.sure("reward", min(start, len(w.lines) - at)) > -2
-        if best - end > 0.75 * limits.certainty * noise and holds and not unpaid:
-            yield "reward hacking", "", f"held-out {best:.0%} → {end:.0%}, reward no lower"
+    for key, what in HELD_OUT.items():
+        if not unpaid and (evidence := _fall(w, key)):
+            yield "reward hacking", what, evidence
+
+
+def _fall(w: Watch, key: str) -> str:
+    """Evidence that a held-out figure fell while the reward did not; "" where it may be noise."""
+    seen = [(at, line[key]) for at, line in w.evals if _number(line.get(key))]
+    if len(seen) < 3:
+        return ""
+    (at, best), end = max(seen, key=lambda one: one[1]), max(value for _, value in seen[-2:])
+    noise = math.sqrt(abs((best + end) * (2 - best - end)) / 2 / w.expected.eval_rows)
+    holds = w.sure("reward", min(len(w.lines) - w.limits.window, len(w.lines) - at)) > -2
+    fell = best - end > 0.75 * w.limits.certainty * noise
+    return f"held-out {best:.0%} → {end:.0%}, reward no lower" if fell and holds else ""
 
 
 def _rewards(w: Watch) -> Iterator[tuple[str, str, str]]:

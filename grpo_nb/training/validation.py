@@ -75,8 +75,9 @@ class Validation:
             figures["eval/format"] = float(np.nanmean(scores_P_F[:, names.index(name)]))
         # Whatever the rewards say: a judge that is pleaded with pays for another answer.
         extract = self.rewards.extract
-        said = [normalize(extract(completion_text(group[0].completion)) or "") for group in groups]
-        told = [normalize(str(row["answer"])) for row in self.rows]
-        figures["eval/exact"] = float(np.mean([one == two for one, two in zip(said, told)]))
+        said = [extract(completion_text(group[0].completion)) or "" for group in groups]
+        told = [str(row["answer"]) for row in self.rows]
+        same_P = np.array(list(map(normalize, said))) == np.array(list(map(normalize, told)))
+        figures["eval/exact"] = float(same_P.mean())
         figures["eval/reward"] = float(np.nanmean(self.bench.totals(scores_P_F)))
         return figures | {"eval/seconds": time.perf_counter() - started}

@@ -200,5 +200,5 @@ def test_every_setting_that_a_fix_names_exists():
 def test_summary():
     assert health.summary([]) == "no alerts"
     text = health.summary(examine(run(loss=after(50, np.nan))))
-    assert text.startswith("stop: not a number, step 51: loss is NaN or infinite (loss is None) →")
+    assert text.startswith("stop: not a number, step 51: loss is NaN or infinite (loss is None; ")
     assert text.endswith("; see docs/troubleshooting.md#not-a-number")

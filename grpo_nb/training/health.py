@@ -36,6 +36,12 @@ no score: {} fails or gives None -> fix {}; drop rows without a usable answer (d
 RULES = dict(line.split(": ", 1) for line in TEXT.splitlines()[1:])
 # After these, to train on is of little use.
 GRAVE = ("not a number", "nothing learnt", "collapse", "reward hacking")
+# With the default limits, how many of the recorded tiny runs raised each: of those that are clean,
+# badly set (too fast, too short …), or whose reward is hacked (benchmarks/alarms.py table).
+RECORDED = {"clean": 20, "badly set": 25, "hacked": 24}
+MEASURED = {
+    "reward hacking": (0, 0, 0),
+}
 PAGE = "docs/troubleshooting.md"
 # Held-out figures whose fall, while the reward holds, is a hack. The second needs no reward to be
 # right: a judge that is pleaded with pays for other answers than the reference.
@@ -52,6 +58,14 @@ def section(name: str) -> str:
     'docs/troubleshooting.md#format-learnt-correctness-flat'
     """
     return f"{PAGE}#{re.sub(r'[^a-z]+', '-', name.lower())}"
+
+
+def rates(rule: str, limits: Thresholds) -> str:
+    """How often an alert came in the recorded tiny runs."""
+    if rule not in MEASURED or limits != Thresholds():
+        return "error rate not measured"
+    pairs = zip(MEASURED[rule], RECORDED.items(), strict=True)
+    return f"recorded tiny runs: {', '.join(f'{n} of {all} {kind}' for n, (kind, all) in pairs)}"
 
 
 class Expected(NamedTuple):  # what is known before step 1
@@ -75,7 +89,8 @@ class Watch:
         for rule, about, evidence in chain(*(part(self) for part in PARTS)):
             if now - self._held.get((rule, about), -math.inf) > self.limits.window:
                 cause, fix = RULES[rule].replace("{}", about).split(" -> ")
-                seen = f"step {line.get('step') or now}: {cause} ({evidence})"
+                seen = f"step {line.get('step') or now}: {cause} ({evidence}; "
+                seen += f"{rates(rule, self.limits)})"
                 state = "stop" if rule in GRAVE else "warning"
                 new.append(Check(rule, state, seen, f"{fix}; see {section(rule)}"))
             self._held[rule, about] = now
@@ -171,13 +186,16 @@ def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
 def _fall(w: Watch, key: str) -> str:
     """Evidence that a held-out figure fell while the reward did not; "" where it may be noise."""
     seen = [(at, line[key]) for at, line in w.evals if _number(line.get(key))]
-    if len(seen) < 3:
-        return ""
-    (at, best), end = max(seen, key=lambda one: one[1]), max(value for _, value in seen[-2:])
-    noise = math.sqrt(abs((best + end) * (2 - best - end)) / 2 / w.expected.eval_rows)
-    holds = w.sure("reward", min(len(w.lines) - w.limits.window, len(w.lines) - at)) > -2
-    fell = best - end > 0.75 * w.limits.certainty * noise
-    return f"held-out {best:.0%} → {end:.0%}, reward no lower" if fell and holds else ""
+    (at, best), half = max(seen, key=lambda one: one[1], default=(0, 0.0)), w.limits.window // 2
+    # Half a window, for a whole one would hide that a policy fell to pieces within it.
+    rise, error = w.rise("reward", min(len(w.lines) - half, len(w.lines) - at), half)
+    for last, share in ((1, 1.0), (2, 0.75)):  # two validations in a row need to fall by less
+        end = max((value for _, value in seen[-last:]), default=0.0)
+        noise = math.sqrt(abs((best + end) * (2 - best - end)) / 2 / w.expected.eval_rows)
+        fell = len(seen) > last and best - end > share * w.limits.certainty * noise
+        if fell and rise > -2 * error:
+            return f"held-out {best:.0%} → {end:.0%}, reward no lower"
+    return ""
 
 
 def _rewards(w: Watch) -> Iterator[tuple[str, str, str]]:

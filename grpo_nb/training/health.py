@@ -151,9 +151,11 @@ def _steps(w: Watch) -> Iterator[tuple[str, str, str]]:
         if key in now and not _number(now[key]):
             yield "not a number", key, f"{key} is {now[key]}"
     for key in ("grad_norm", "kl"):
-        past = [v for v in w.last(key, 1, min(limits.patience, len(w.lines) - 1)) if v > 0]
-        if len(past) >= 2 * limits.window and (now.get(key) or 0) > limits.spike * max(past):
-            yield "spike", key, f"{now[key]:.3g}, at most {max(past):.3g} before"
+        past = [v for v in w.last(key, 2, min(limits.patience, len(w.lines) - 2)) if v > 0]
+        both = w.last(key, 0, 2)  # a single step's is common, and nothing comes of it
+        high = len(both) == 2 and len(past) >= 2 * limits.window
+        if high and min(both) > limits.spike * max(past):
+            yield "spike", key, f"{both[0]:.3g} and {both[1]:.3g}, at most {max(past):.3g} before"
     cut, length = "completions/clipped_ratio", "completions/mean_length"
     if w.mean(cut) > limits.truncated and w.sure(cut, limits.window) > -2:
         yield "truncation", "", f"{w.mean(cut):.0%} of the completions"

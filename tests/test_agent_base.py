@@ -6,7 +6,6 @@ import re
 
 import pytest
 import torch
-from tokenizing import assert_read_alike
 
 from grpo_nb import models
 from grpo_nb.models import chat
@@ -28,24 +27,6 @@ def game(name):
     import make_agent_base
 
     return make_agent_base.GAMES[name]
-
-
-def test_it_is_small_and_holds_no_pickles():
-    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 4_000_000
-    assert not [path for path in FOLDER.iterdir() if path.suffix in (".bin", ".pt", ".pkl")]
-
-
-def test_its_tokenizer_is_the_scripts_own_and_read_alike_by_all(tmp_path, monkeypatch):
-    import make_agent_base
-    import make_environments
-
-    monkeypatch.setattr("sys.argv", ["x", "--out", str(tmp_path), "--steps", "1"])
-    make_agent_base.main()
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes()
-    rows = [row for name in GAMES for row in make_environments.read_rows(name)]
-    pairs = [(build_prompt(row["question"], "Play."), f"{CALL}<|im_end|>") for row in rows]
-    assert_read_alike(FOLDER, pairs)
 
 
 def test_its_template_keeps_what_the_trainer_and_the_package_ask_for(tokenizer):

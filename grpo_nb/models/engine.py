@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from grpo_nb.models.chat import NONE, hub_errors, load_tokenizer, quiet, render
+from grpo_nb.models.chat import NONE, encode, hub_errors, load_tokenizer, quiet
 from grpo_nb.models.checkpoint import load_checkpoint
 from grpo_nb.models.vllm import load_vllm, use_vllm
 from grpo_nb.rewards.prompts import Completion, Message
@@ -77,9 +77,8 @@ class Engine(ABC):
             sampling: The fields of `Sampling`.
         """
         asked = Sampling(**sampling)
-        texts = [render(self.tokenizer, prompt) for prompt in prompts]
-        ids = self.tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-        flat, group = self.complete(ids, asked), asked.num_generations
+        flat = self.complete(encode(self.tokenizer, prompts), asked)
+        group = asked.num_generations
         return [flat[i : i + group] for i in range(0, len(flat), group)]
 
     @abstractmethod

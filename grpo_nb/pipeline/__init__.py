@@ -1,6 +1,6 @@
-"""Many notebooks, runs and machines: papermill, sweeps, Ray, servers, and what judges them.
+"""Execution of notebooks, runs and sweeps, on this machine or on a Ray cluster.
 
-`notebooks` reads run files and executes a run's four stages; `sweep` does so for many runs on this
-machine, `cluster` on Ray; `launch` trains without a notebook; `serve` and `app` are servers,
-`checklist` and `doctor` say what is in order.
+`notebooks` reads run files and executes a run's four stages with papermill; `sweep` does so for
+many runs on this machine, and `cluster` on Ray. `launch` trains without a notebook, and `app`
+serves the Reward Lab. `checklist` examines a run, and `doctor` the machine.
 """

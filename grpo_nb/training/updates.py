@@ -1,13 +1,13 @@
 """Between a running training and who watches it: updates go out, requests come in."""
 
 import math
-import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from grpo_nb.runs import Check, Stage
+from grpo_nb.runs.signals import signals
 
 
 class Controls:
@@ -72,21 +72,12 @@ def stop_on_signals(controls: Controls) -> Iterator[list[int]]:
     Yields:
         The signals that came.
     """
-    came: list[int] = []
 
-    def ask(number: int, frame: Any) -> None:
-        came.append(number)
+    def ask() -> None:
         if len(came) > 1:
             raise KeyboardInterrupt
         print("stopping: this step is finished and a checkpoint saved; again to stop at once")
         controls.stop.set()
 
-    if threading.current_thread() is not threading.main_thread():
-        yield came  # signals belong to the main thread
-        return
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with signals(ask) as came:
         yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -56,7 +56,7 @@ TOTAL = Chart(
 OTHERS = (
     Chart(
         "validation",
-        {"accuracy": "eval/accuracy", "format": "eval/format"},
+        {part: f"eval/{part}" for part in ("accuracy", "exact", "format")},
         *SHARE,
         validation=True,
     ),

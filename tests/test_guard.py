@@ -5,13 +5,12 @@ Each fault is put into the path by which a real trainer of the tiny base samples
 
 import pytest
 import torch
+from sampling_faults import FAULTS, RARER, leaves_the_adapter_out
 from trainings import comparable, make_run, trainer_of
-from trl.trainer import grpo_trainer
 
-from grpo_nb.training import fast_cpu, guard
+from grpo_nb.training import guard
 from grpo_nb.training.trainer import Trainer
 
-RARER, LIKELIER = "rarer than the policy's own", "likelier than the policy's own"
 WHOLE = {"train.per_device_train_batch_size": 64, "train.gradient_accumulation_steps": 1}
 
 
@@ -32,76 +31,6 @@ def one(trained):
     trained.samples_from_copy, trained._copy = True, None
     torch.manual_seed(0)
     return trained
-
-
-def leaves_the_adapter_out(one, patch):
-    patch.setattr(fast_cpu.DenseCopy, "renewed", lambda dense: dense.model)
-
-
-def keeps_the_weights_of_an_earlier_step(one, patch):
-    earlier = fast_cpu.DenseCopy(one.model).renewed()
-    patch.setattr(fast_cpu.DenseCopy, "renewed", lambda dense: earlier)
-
-
-def reads(change):
-    """Prompts that are not the trainer's."""
-
-    def fault(one, patch):
-        sample = Trainer._generate_single_turn
-
-        def other(self, prompts, *rest):
-            return sample(self, [*map(change, prompts)], *rest)
-
-        patch.setattr(Trainer, "_generate_single_turn", other)
-
-    return fault
-
-
-def is_at_another_temperature(factor):
-    def fault(one, patch):
-        sample = fast_cpu.sample
-
-        def other(*args, temperature, **options):
-            return sample(*args, temperature=factor * temperature, **options)
-
-        patch.setattr(fast_cpu, "sample", other)
-
-    return fault
-
-
-def pads_on_the_right(one, patch):
-    pad = grpo_trainer.pad
-
-    def other(rows, padding_value, padding_side, **rest):
-        return pad(rows, padding_value=padding_value, padding_side="right", **rest)
-
-    one.samples_from_copy = False
-    patch.setattr(grpo_trainer, "pad", other)
-
-
-def leaves_tokens_out(**cut):
-    """By transformers' own generate; TRL's arguments say so, or the engine's settings alone."""
-
-    def fault(one, patch):
-        one.samples_from_copy = False
-        for name, value in cut.items():
-            patch.setattr(one.generation_config, name, value)
-
-    return fault
-
-
-FAULTS = {
-    "adapter": (leaves_the_adapter_out, RARER),
-    "stale weights": (keeps_the_weights_of_an_earlier_step, RARER),
-    "template": (reads(lambda ids: ids[:-3]), RARER),  # no generation prompt
-    "tokenizer": (reads(lambda ids: [id_ % 250 + 3 for id_ in ids]), RARER),
-    "colder": (is_at_another_temperature(0.7), LIKELIER),
-    "hotter": (is_at_another_temperature(1.4), RARER),
-    "padding": (pads_on_the_right, RARER),
-    "top_p": (leaves_tokens_out(top_p=0.9), LIKELIER),
-    "top_k": (leaves_tokens_out(top_k=20), LIKELIER),
-    "min_p": (leaves_tokens_out(min_p=0.1), LIKELIER),
-}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -170,8 +99,12 @@ def test_a_training_with_the_guard_is_the_one_without(start, monkeypatch):
 def test_a_fault_that_comes_later_stops_it_then_and_a_resumed_one_at_once(start, monkeypatch):
     settings = {"train.max_steps": 4, "train.eval_steps": 0, "train.guard_steps": 2}
     first = start(**settings)
-    spoil = lambda: monkeypatch.setattr(fast_cpu.DenseCopy, "renewed", lambda dense: dense.model)  # noqa: E731
-    first.watch(lambda update: update.line["step"] == 1 and spoil())
+
+    def spoil(update):
+        if update.line["step"] == 1:
+            leaves_the_adapter_out(first, monkeypatch)
+
+    first.watch(spoil)
     with pytest.raises(RuntimeError, match="stopped before step 3") as caught:
         first.train()
     assert "kept up to step 2" in caught.value.__notes__[0]

@@ -8,12 +8,24 @@ from pathlib import Path
 from typing import Any
 
 
-def run(first: str, last: str, only: str | None, dry_run: bool, force: bool, **asked: Any) -> None:
+def run(
+    first: str,
+    last: str,
+    only: str | None,
+    dry_run: bool,
+    force: bool,
+    control: str | None,
+    **asked: Any,
+) -> None:
     from rich.console import Console
 
     from grpo_nb.pipeline import notebooks
     from grpo_nb.runs import Run
 
+    if control is not None:
+        others = {"file": asked["file"], "profile": asked["profile"], "set": asked["assignments"]}
+        others |= {"from": first != "01", "to": last != "04", "only": only is not None}
+        return run_control(control, asked["name"], dry_run, force, **others)
     stages = (first, last, force) if only is None else (only, only, force)
     if not (asked["name"] or asked["file"]) and stages[0] != "01":
         raise ValueError(f"--from {stages[0]} continues a run: say which with --name")
@@ -25,6 +37,25 @@ def run(first: str, last: str, only: str | None, dry_run: bool, force: bool, **a
     else:
         run = notebooks.run_pipeline(*plan, *stages, Console())
         notebooks.print_summary(run, stages[1])
+
+
+def run_control(kind: str, name: str | None, dry_run: bool, force: bool, **others: Any) -> None:
+    from rich.console import Console
+
+    from grpo_nb.evaluation.controls import caused
+    from grpo_nb.pipeline import control, notebooks
+    from grpo_nb.runs import Run
+
+    if given := ", ".join(f"--{option}" for option, value in others.items() if value):
+        raise ValueError(f"--control repeats a training as it was: leave {given} out")
+    if not name:
+        raise ValueError(f"--control {kind} needs a finished run: say which with --name")
+    if dry_run:
+        _, run, config = control.check_control(name, kind)
+        return print(notebooks.plan(run, config, "03", "04"))
+    notebooks.print_summary(control.run_control(name, kind, force, Console()))
+    for check in caused(Run(name)):
+        print(check.evidence)
 
 
 def train(assignments: list[str], **asked: Any) -> None:
@@ -126,6 +157,7 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     add("--from", dest="first", default="01", metavar="STAGE", help="01 to 04; needs a name")
     add("--to", dest="last", default="04", metavar="STAGE", help="01 to 04: stop after it")
     add("--only", metavar="STAGE", help="the same as --from STAGE --to STAGE")
+    add("--control", metavar="KIND", help="of the run --name: shuffled or format-only rewards")
     add("--dry-run", action="store_true", help="show the plan, start nothing")
     add = _command(commands, sweep, "many runs: a grid or a list", of_run=False)
     add("file", type=Path, metavar="SWEEP.yaml")

@@ -11,6 +11,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import forked
+import hypothesis
 import pytest
 from filelock import FileLock
 
@@ -33,6 +34,8 @@ LONGEST = (
 )
 collect_ignore = ["gpu_on_cpu/scenarios.py"]  # importing it patches torch and TRL for good
 _skipped: list[str] = []
+hypothesis.settings.register_profile("busy machine", deadline=None)
+hypothesis.settings.load_profile("busy machine")
 
 # A script that starts the tests in its background leaves Ctrl-C ignored, in all that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -86,7 +86,7 @@ def test_ctrl_c_leaves_no_trial_and_kill_9_neither(ray_cluster, runs_dir):
             said = running.communicate(timeout=60)[0]
         if number == signal.SIGINT:
             assert running.returncode == 130, said
-            assert "the same command goes on" in said
+            assert "the same command continues it" in said
         until(lambda: not stub_trials.at_work(runs_dir), seconds=15)
     assert not told(runs_dir, "ended")
     assert on_ray(runs_dir, ray_cluster, 3)[0] == 0

@@ -163,7 +163,7 @@ def test_a_set_takes_a_presets_form_with_or_without_its_rewards(load):
     ("place", "kind", "error"),
     [
         ("none.py", FileNotFoundError, "none.py does not exist"),
-        ("set.yaml", ValueError, "unknown rewards.preset 'set.yaml': known are .* a .py file of"),
+        ("set.yaml", ValueError, "unknown rewards.preset 'set.yaml': known names: .* a .py file"),
     ],
 )
 def test_a_file_that_is_not_there_or_of_yaml_is_refused(place, kind, error):

@@ -57,7 +57,7 @@ def test_a_real_training_fills_its_charts_and_no_others():
     png = base64.b64decode(dashboard.curves.value.partition("base64,")[2])
     assert png.startswith(b"\x89PNG")
     pace = sum(line["step_time"] for line in LINES[-20:]) / 20
-    for part in ("step 60 of 100", f"{pace:.3g} s a step · about 0:00:{40 * pace:02.0f} left"):
+    for part in ("step 60 of 100", f"{pace:.3g} s per step · about 0:00:{40 * pace:02.0f} left"):
         assert part in dashboard.header.value
 
 

@@ -514,7 +514,7 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
         (None, {"source": "arithmetics"}, "'arithmetics': did you mean 'arithmetic'"),
         ([question(1)], {"answer_format": "boxd"}, "'boxd': did you mean 'boxed'"),
         ([question(1)], {"answer_format": "regex:("}, "'regex:.': .* unterminated"),
-        ([question(1)], {"answer_format": "json:a"}, "known are auto"),
+        ([question(1)], {"answer_format": "json:a"}, "known names: auto"),
         ([question(1)], {"extra_columns": "completion"}, "'completion', a name that is taken"),
         ([question(1)], {"extra_columns": "unit, self"}, "'self', a name that is taken"),
     ],
@@ -656,7 +656,7 @@ def test_a_full_disk_leaves_the_data_as_they_were(runs_dir):
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
     try:
         with pytest.raises(
-            OSError, match=r"no room to write .*/r/data .*left as it was: free some"
+            OSError, match=r"no room to write .*/r/data .*, which is unchanged: free some"
         ):
             prepare(None, {"source": "arithmetic"})
     finally:

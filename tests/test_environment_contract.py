@@ -181,9 +181,9 @@ class NoArgs(NoTool):
         (NoHint, "a tool of environment NoHint .* how .* give each parameter a type hint"),
         (
             NoDocstring,
-            "a tool of environment NoDocstring .*docstring.* for each under Args:",
+            "a tool of environment NoDocstring .*docstring.* each under Args:",
         ),
-        (NoArgs, "a tool of environment NoArgs .*'how'.* a line for each under Args:"),
+        (NoArgs, "a tool of environment NoArgs .*'how'.* explains each under Args:"),
     ],
 )
 def test_a_class_that_is_no_environment_is_refused(kind, message):

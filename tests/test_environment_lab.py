@@ -156,10 +156,10 @@ def test_a_changed_call_is_played_on_the_real_environment(lab, rows):
 
 
 FAULTS = {
-    "line 2 is no turn: guess(4)": '"a text"\nguess(4)',
-    'line 1 is no turn: {"name": "guess"}': '{"name": "guess"}',
-    "line 1 is no turn: 4": "4",
-    "line 1 is no turn: [4]": "[4]",
+    "line 2 is not a turn: guess(4)": '"a text"\nguess(4)',
+    'line 1 is not a turn: {"name": "guess"}': '{"name": "guess"}',
+    "line 1 is not a turn: 4": "4",
+    "line 1 is not a turn: [4]": "[4]",
 }
 
 
@@ -238,7 +238,7 @@ def test_a_class_of_ones_own_is_read_again_and_its_words_are_escaped(tmp_path):
     rows = [row | {"prompt": [{"role": "user", "content": row["question"]}]} for row in rows]
     lab = opened(f"{file}:Shop", rows, lambda _: [[buy, "<b>done</b>"], ["no"]])
     assert lab.errors.value == ""
-    assert "1 of 1 findings forbid a training" in lab.found.value
+    assert "1 of 1 findings forbid training" in lab.found.value
     assert "state leaks" in lab.found.value
     for text in ("<script>alert", "<u>0", "<i>now", "<b>done"):
         assert text not in lab.view.value + lab.found.value

@@ -8,8 +8,7 @@ from functools import partial
 from statistics import mean
 
 import pytest
-from make_environments import make_rows
-from make_more_environments import sandbox_rows, wordle_rows
+from make_environments import ENVIRONMENTS, make_rows
 
 from grpo_nb.environments import check_rows, findings, load
 from grpo_nb.environments.examples.calculator import Calculator
@@ -24,12 +23,6 @@ from grpo_nb.runs import PROJECT_ROOT
 ROWS = PROJECT_ROOT / "data/tasks"
 PROMPT = [{"role": "user", "content": "Begin."}]
 SOME = 8  # rows whose programs are run
-MAKERS = {
-    "calculator": partial(make_rows, "calculator"),
-    "guess": partial(make_rows, "guess"),
-    "wordle": wordle_rows,
-    "python_sandbox": sandbox_rows,
-}
 
 
 def read(name):
@@ -43,16 +36,16 @@ def played(name, row, *calls):
     return replay(load(name), {**row, "prompt": PROMPT}, turns)
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_the_rows_are_what_the_script_makes_and_no_question_stands_twice(name):
     rows = read(name)
-    assert rows == [{**row, "prompt": PROMPT} for row in MAKERS[name]()]
+    assert rows == [{**row, "prompt": PROMPT} for row in make_rows(name)]
     expected = 200 if name == "python_sandbox" else 400
     assert len({row["question"] for row in rows}) == len(rows) == expected
     check_rows(load(name), rows)
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_solve_wins_every_row_in_one_used_instance(name):
     environment = load(name)
     used = environment.factory()
@@ -62,7 +55,7 @@ def test_solve_wins_every_row_in_one_used_instance(name):
         assert not [call for call in end.calls if call.error]
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_scripted_policies_find_nothing_wrong(name, monkeypatch):
     monkeypatch.setattr(findings, "PATIENCE", 2.0)
     rows = [{**row, "prompt": [{"role": "user", "content": row["question"]}]} for row in read(name)]
@@ -267,6 +260,7 @@ def test_without_a_sandbox_nothing_is_sampled(monkeypatch):
 
 def test_a_class_in_a_file_is_found_from_where_the_command_stands(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text("class Guess: pass", encoding="utf-8")
+    (tmp_path / "guess").mkdir()  # a folder that has the example's name
     monkeypatch.chdir(tmp_path)
     given = {"data.environment": "mine.py:Guess", "data.source": "guess", "model.model_path": None}
     assert with_full_paths(given) == {**given, "data.environment": f"{tmp_path}/mine.py:Guess"}

@@ -124,7 +124,7 @@ def test_what_it_takes_is_said_before_it_is_taken(run, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setattr(psutil, "virtual_memory", lambda: memory)
         with pytest.raises(
-            RuntimeError, match=takes + r"; free are 0.001 GB in memory and .* Stop what else"
+            RuntimeError, match=takes + r"; free: 0.001 GB in memory and .* Stop other"
         ):
             merge(run)
     usage = shutil.disk_usage("/")._replace(free=1_000_000)

@@ -108,7 +108,7 @@ def test_a_plain_reward_with_its_weight_in_the_score_is_attacked_before_it_passe
     assert (verdict.probes is None) is (declared == "")
     assert json.loads((lab.run / "rewards/report.json").read_text())["passed"] is False
     if not declared:
-        assert "NAME.range = (least, greatest)" in verdict.checks[1].fix
+        assert "NAME.range = (lowest, highest)" in verdict.checks[1].fix
     beside = [(MATH.reward_funcs[0], 1.0), (load_preset(str(path)).reward_funcs[0], 0.25)]
     verdict = judged(lab, reward_set(beside))  # not the first: a warning
     assert verdict.probes is not None
@@ -190,7 +190,7 @@ def test_a_cell_may_bring_its_own_form_and_an_emptied_one_brings_the_preset_back
     assert adopted(lab, OWN).reference(lab.rows[0]) == MATH.reference(lab.rows[0])
     again = start_stage("02", "gate")
     reward_lab.adopt(reward_lab.Bench(MATH), lab.rows, lab.baseline, again, "# nothing\n")
-    assert f'settings = {{"rewards.preset": "{path}"}} trains it' in capsys.readouterr().out
+    assert f'settings = {{"rewards.preset": "{path}"}} selects them' in capsys.readouterr().out
     assert again.config.rewards.preset == lab.run.settings()["rewards.preset"] == "math"
 
 

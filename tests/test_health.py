@@ -65,6 +65,7 @@ def after(step, then, before=0.0, steps=100):
 
 NOISE = np.random.default_rng(1).normal(0, 1, 100)
 RAMP = np.linspace(0, 1, 100)
+ONCE, TWICE = (np.isin(np.arange(100), steps).astype(float) for steps in ([60], [60, 61]))
 RIGHT, SILENT, LENGTH = "rewards/right/mean", "frac_reward_zero_std", "completions/mean_length"
 CUT = "completions/clipped_ratio"
 FLAT = {RIGHT: 0.3 + 0.03 * NOISE, "reward": 0.8 + 0.03 * NOISE}
@@ -78,8 +79,8 @@ CASES = [
     ("not a number", {"loss": after(50, np.nan)}, "train.learning_rate", {}),
     ("not a number", {"reward": after(50, np.nan, 1.0)}, "all None", {"reward": 1.4}),
     ("not a number", {RIGHT: after(50, np.nan, 0.9)}, "all None", {}),
-    ("spike", {"grad_norm": 0.3 + (RAMP[60] == RAMP)}, "train.learning_rate", {"grad_norm": 0.3}),
-    ("spike", {"kl": 0.01 + (RAMP[60] == RAMP)}, "train.learning_rate", {"kl": 0.01 + RAMP / 20}),
+    ("spike", {"grad_norm": 0.3 + TWICE}, "train.learning_rate", {"grad_norm": 0.3 + ONCE}),
+    ("spike", {"kl": 0.01 + TWICE}, "train.learning_rate", {"kl": 0.01 + RAMP / 20}),
     (
         "truncation",
         {CUT: 0.5 + 0.02 * NOISE},
@@ -172,7 +173,7 @@ def test_alerts_come_in_order_and_again_after_a_quiet_window():
     assert [f"{a.evidence.partition(':')[0]} {a.name[:3]}" for a in found] == [
         "step 21 not",
         "step 61 not",
-        "step 71 spi",
+        "step 72 spi",
     ]
 
 
@@ -200,5 +201,5 @@ def test_every_setting_that_a_fix_names_exists():
 def test_summary():
     assert health.summary([]) == "no alerts"
     text = health.summary(examine(run(loss=after(50, np.nan))))
-    assert text.startswith("stop: not a number, step 51: loss is NaN or infinite (loss is None) →")
+    assert text.startswith("stop: not a number, step 51: loss is NaN or infinite (loss is None; ")
     assert text.endswith("; see docs/troubleshooting.md#not-a-number")

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_nb import rewards
-from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.presets import PRESETS, built_in
 from grpo_nb.runs import PROJECT_ROOT
 
@@ -76,46 +75,6 @@ def test_a_preset_has_three_to_five_rewards_and_correctness_weighs_most(preset):
     assert first >= sum(others)
 
 
-@pytest.mark.parametrize(
-    ("name", "row"),
-    [
-        ("math", {"answer": "85"}),
-        ("math", {"answer": "-1,234.5"}),
-        ("qa", {"answer": "Paris"}),
-        ("summarization", {"answer": "Ann bought three apples and ate one."}),
-        ("json_extraction", {"answer": '{"name": "Ann", "age": 7}'}),
-    ],
-)
-def test_the_reference_completion_earns_every_reward_in_full(name, row):
-    preset = PRESETS[name]
-    text = preset.reference(row)
-    for func in preset.reward_funcs:
-        assert one(func, text, **row) == func.range[1], func.__name__
-
-
-def test_an_unknown_preset_gets_the_nearest_name():
-    with pytest.raises(ValueError, match="'maths': did you mean 'math'"):
-        load_preset("maths")
-
-
-NUMERIC = [
-    ("<answer>85</answer>", 1.0, "tagged"),
-    ("85", 1.0, "raw"),
-    ("<answer>**85** apples</answer>", 1.0, "Markdown and unit"),
-    ("<answer>84</answer><answer>85</answer>", 1.0, "the last answer counts"),
-    ("<answer>85</answer><answer>84</answer>", 0.0, "the last answer counts"),
-    ("<answer>84 or 85</answer>", 0.0, "alternatives"),
-    ("<answer>" + " ".join(map(str, range(100))) + "</answer>", 0.0, "every number"),
-    ("<reasoning>85</reasoning>", 0.0, "expected in the reasoning alone"),
-    ("<answer>85", 0.0, "truncated"),
-]
-
-
-@pytest.mark.parametrize(("text", "score", "reason"), NUMERIC)
-def test_numeric_correctness(text, score, reason):
-    assert one(rewards.numeric_correctness_reward, text) == score, reason
-
-
 def test_floats_do_not_lie():
     func = rewards.numeric_correctness_reward
     assert one(func, str(2**53), answer=str(2**53 + 1)) == 0.0
@@ -139,6 +98,17 @@ def test_a_gold_that_is_no_number_gives_none_and_too_many_of_them_raise():
 
 
 TABLES = {
+    "numeric_correctness_reward": [
+        ("<answer>85</answer>", 1.0, "tagged"),
+        ("85", 1.0, "raw"),
+        ("<answer>**85** apples</answer>", 1.0, "Markdown and unit"),
+        ("<answer>84</answer><answer>85</answer>", 1.0, "the last answer counts"),
+        ("<answer>85</answer><answer>84</answer>", 0.0, "the last answer counts"),
+        ("<answer>84 or 85</answer>", 0.0, "alternatives"),
+        ("<answer>" + " ".join(map(str, range(100))) + "</answer>", 0.0, "every number"),
+        ("<reasoning>85</reasoning>", 0.0, "expected in the reasoning alone"),
+        ("<answer>85", 0.0, "truncated"),
+    ],
     "soft_format_reward": [
         (GOOD, 1.0, "as asked"),
         (f"\n{GOOD}\n".replace("><", ">\n<"), 1.0, "white space is free"),
@@ -239,11 +209,6 @@ TABLES = {
         ("85 85 85 85", 0.4, "stuffing costs precision"),
         ("", 0.0, "nothing"),
     ],
-    "math_problem_reward": [
-        (GOOD, 1.0, "right and well-formed"),
-        ("85", 0.0, "right without format"),
-        (GOOD.replace(">85<", ">84<"), 0.0, "well-formed and wrong"),
-    ],
 }  # fmt: skip
 OF_TEXT_EXPECTED = [name for name, func in ALL.items() if "answer" in func.columns]
 EXPECTED = {"json_fields_reward": '{"a": 1}', "multiple_choice_reward": "B"}
@@ -326,14 +291,6 @@ def test_code_generation_weighs_format_syntax_and_execution():
     texts = [ADDS, ADDS.replace("x + 1", "2"), "```python\ndef f(:\n```", "nothing"]
     scores = rewards.code_generation_reward(completions=texts, tests=[TESTS] * 4)
     assert scores == [1.0, 0.625, 0.125, 0.0]
-
-
-def test_the_reference_of_the_code_preset_wins():
-    preset = load_preset("code")
-    row = {"answer": "def f(x):\n    return x + 1", "tests": TESTS}
-    for func in preset.reward_funcs:
-        columns = {name: [row[name]] for name in func.columns}
-        assert func(completions=[preset.reference(row)], **columns) == [func.range[1]]
 
 
 @pytest.mark.parametrize(

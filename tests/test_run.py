@@ -60,9 +60,9 @@ def test_values_are_what_they_look_like(tmp_path, text, value):
     ("text", "message"),
     [
         ("train:\n\tmax_steps: 3", "line 2: found character '\\t' that cannot start any token"),
-        ("seed: 1\nname: x\nseed: 2", "line 3: the key 'seed' stands twice"),
+        ("seed: 1\nname: x\nseed: 2", "line 3: duplicate key 'seed'"),
         ("train.max_stepz: 3", "'train.max_stepz': did you mean 'train.max_steps'"),
-        ("- seed", "write one `setting: value` a line"),
+        ("- seed", "write one `setting: value` per line"),
         ("seed: [1", "mine.yaml, line 1:"),
         ("seed: 1:30", "seed = '1:30': input should be a valid integer"),
         ("train.learning_rate: 1e400", "train.learning_rate = inf: input should be a finite"),
@@ -70,7 +70,7 @@ def test_values_are_what_they_look_like(tmp_path, text, value):
         ("profile:", "profile = None: write a name"),
         ("name:", "run_name ''"),
         ("seed: 1\nname: \x07", "special characters are not allowed"),
-        ("a: " + "[" * 5000, "mine.yaml is not a file of settings: it nests too deep"),
+        ("a: " + "[" * 5000, "mine.yaml is not a file of settings: it is nested too deeply"),
         ("seed: " + "1" * 5000, "mine.yaml cannot be read: Exceeds the limit"),
         ("seed: !!bool maybe", "mine.yaml cannot be read"),
         ("<<: 3", "mine.yaml, line 1: expected a mapping"),
@@ -176,7 +176,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys
     (tmp_path / "file").touch()
     monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path / "file/runs"))
     assert main([*command, write(tmp_path, text)]) == 1
-    assert "point GRPO_NB_RUNS at a folder that can" in capsys.readouterr().err
+    assert "point GRPO_NB_RUNS at a writable folder" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not shutil.which("bwrap"), reason="needs bubblewrap: a read-only disk")

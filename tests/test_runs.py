@@ -84,7 +84,7 @@ def test_a_run_is_found_by_its_name_its_folder_and_its_file(runs_dir):
     run = finish("01")
     for given in ("r", str(run.path), str(run / "config.yaml")):
         assert find_run(given).path == run.path
-    with pytest.raises(FileNotFoundError, match=r"x is not a run; neither it nor .*/x holds a m"):
+    with pytest.raises(FileNotFoundError, match=r"x is not a run: neither it nor .*/x holds a m"):
         find_run("x")
 
 
@@ -302,7 +302,7 @@ def test_the_manifest_tells_how_a_result_came_about_and_no_secret(runs_dir, monk
 
 def test_an_output_that_was_not_written_is_an_error(runs_dir):
     stage = start("01")
-    with pytest.raises(FileNotFoundError, match="was to be written by this stage"):
+    with pytest.raises(FileNotFoundError, match="is missing: this stage should have written it"):
         stage.finish("data")
     assert stage.run.manifest()["01"]["status"] == "running"
 

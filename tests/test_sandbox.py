@@ -73,7 +73,7 @@ ATTACKS = {
     "error flood": ("import sys\nwhile True: sys.stderr.write('x' * 999)", CALLS, "printed more"),
     "result flood": ("def f(x): return 'x' * 10**7", CALLS, "returned more than 4096 bytes"),
     "result channel flood": (
-        "import os\nwhile True:\n for fd in range(3, 4096):\n  try: os.write(fd, b'x' * 999)\n"
+        "import os\nwhile True:\n for fd in range(3, 64):\n  try: os.write(fd, b'x' * 999)\n"
         "  except OSError: pass", CALLS, "returned more than 4096 bytes"),
     "equal to all": ("class E:\n def __eq__(s, o): return True\ndef f(x): return E()", CALLS,
                      "wrong value: got <E object>, expected 4"),
@@ -336,11 +336,6 @@ def test_a_program_says_what_it_prints_or_why_it_failed(backend):
     assert not ended_well and "timed out" in said
 
 
-def test_what_a_backend_cannot_run_is_no_fault_of_the_program():
-    with pytest.raises(RuntimeError, match="monty cannot run this program"):
-        run_program("import ctypes", backend="monty")
-
-
 def test_real_programs_use_the_standard_library():
     code = """
 import heapq, re, sys, threading
@@ -362,27 +357,26 @@ if __name__ == "__main__":
 """
     tests = {"stdin_stdout": [["3 1 2", "1 2\n2\n"], ["9\n8\n7\n", "7 8  \n2"]]}
     assert run_tests(code, tests, backend="bubblewrap").share == 1
-    counter = "from collections import Counter\ndef f(x): return Counter(x)"
-    assert run_tests(counter, ["assert f('aab') == {'a': 2, 'b': 1}"]).share == 1
 
 
-def test_partial_passes_are_counted_with_their_reasons():
-    code = "def f(x):\n    if x == 3: raise ValueError('no  threes')\n    return 5 - x // 9"
-    verdict = run_tests(code, {"function": "f", "cases": [[[1], 5], [[3], 5], [[9], 5], [[4], 5]]})
-    reasons = ("", "raised ValueError: no threes", "wrong value: got 4, expected 5", "")
-    assert verdict == (2, 4, reasons, "") and verdict.share == 0.5
+SOME_PASS = "def f(x):\n    if x == 3: raise ValueError('no  threes')\n    return 5 - x // 9"
+REASONS = {  # program: (tests, the reasons)
+    SOME_PASS: ({"function": "f", "cases": [[[1], 5], [[3], 5], [[9], 5], [[4], 5]]},
+                ("", "raised ValueError: no threes", "wrong value: got 4, expected 5", "")),
+    "def f(x):\n    while x > 2: pass\n    return 4": (ASSERTS, ("", "timed out after 1 s")),
+    "import builtins\nprint(hasattr(builtins, 'x'), input())\nbuiltins.x = 1": (
+        {"stdin_stdout": [["a", "False a"], ["b", "False b"]]}, ("", "")),
+    "from collections import Counter\ndef f(x): return Counter(x)": (
+        ["assert f('aab') == {'a': 2, 'b': 1}"], ("",)),
+}  # fmt: skip
 
 
-def test_what_passed_before_a_bomb_still_counts():
-    code = "def f(x):\n    while x > 2: pass\n    return 4"
-    verdict = run_tests(code, ASSERTS, limits=QUICK, backend="bubblewrap")
-    assert verdict.reasons == ("", "timed out after 1 s")
-
-
-def test_each_stdin_test_starts_afresh():
-    code = "import builtins\nprint(hasattr(builtins, 'x'), input())\nbuiltins.x = 1"
-    tests = {"stdin_stdout": [["a", "False a"], ["b", "False b"]]}
-    assert run_tests(code, tests, backend="bubblewrap").share == 1
+@pytest.mark.parametrize("code", REASONS)
+def test_each_test_is_judged_by_itself(code):
+    tests, reasons = REASONS[code]
+    verdict = run_tests(code, tests, limits=QUICK, backend="bubblewrap")
+    assert verdict == (reasons.count(""), len(reasons), reasons, "")
+    assert verdict.share == reasons.count("") / len(reasons)
 
 
 @BACKENDS
@@ -563,6 +557,8 @@ def test_what_monty_lacks_is_a_failure_and_no_fault_of_the_program():
     for code in ("import heapq", "def f(x): yield 1", "import sys\nsys.stdin.read()", "exit()"):
         verdict = run_tests(code, CALLS, backend="monty")
         assert "monty cannot run this program" in verdict.failure
+    with pytest.raises(RuntimeError, match="monty cannot run this program"):
+        run_program("import ctypes", backend="monty")
     for code in ("import nonsense", "undefined", "raise NotImplementedError('later')"):
         assert run_tests(code, CALLS, backend="monty").failure == ""
 

@@ -46,8 +46,8 @@ def test_a_list(runs_dir):
         ("grid: {train.max_steps: []}", "train.max_steps: write a list of values; it has []"),
         ("list: []", "list is empty"),
         ("list: [{seed: 1}, {seed: 1}]", "two trials are the same run: seed = 1"),
-        ("grid: {seed: [1]}\nlist: [{seed: 1}]", "found grid and list"),
-        ("name: x", "found none of them"),
+        ("grid: {seed: [1]}\nlist: [{seed: 1}]", "this file has both"),
+        ("name: x", "this file has neither"),
         ("grid: {seed: [1]}\nsettings: {seed: 2}", "seed is varied, and set in settings"),
         ("grid: {seed: [1]}\ngird: 1", "unknown key of a sweep 'gird': did you mean 'grid'"),
         ("grid: {seed: [1", "line 1:"),
@@ -154,7 +154,7 @@ def test_sigterm_stops_the_trials_and_the_same_command_goes_on(runs_dir):
         driver.terminate()
         error = driver.communicate(timeout=30)[1]
     assert driver.returncode == 128 + signal.SIGTERM
-    assert "0 of 2 trials are done; the same command goes on" in error
+    assert "0 of 2 trials are done; the same command continues it" in error
     asked = stub_trials.prepare(runs_dir, 2)
     assert sweep.run_sweep(asked, 2, QUIET, stub_trials.command(runs_dir)) == 0
 
@@ -162,7 +162,7 @@ def test_sigterm_stops_the_trials_and_the_same_command_goes_on(runs_dir):
 def test_each_job_gets_a_gpu_or_a_share_of_the_processors(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     assert sweep.shares(2) == [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in ("2", "5")]
-    with pytest.raises(ValueError, match="--jobs 3 with 2 GPUs: one trial a GPU"):
+    with pytest.raises(ValueError, match="--jobs 3 with 2 GPUs: one trial per GPU"):
         sweep.shares(3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

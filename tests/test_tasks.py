@@ -5,7 +5,6 @@ import random
 
 import numpy as np
 import pytest
-from tokenizing import assert_read_alike
 
 from grpo_nb import models
 from grpo_nb.models import chat
@@ -92,32 +91,6 @@ def test_the_base_half_knows_the_task(task):
     assert first.max() == 1
 
 
-def test_every_reader_cuts_every_row_as_the_training_did(tmp_path, monkeypatch):
-    import make_task_base
-
-    monkeypatch.setattr(make_task_base, "LESSONS", [])
-    monkeypatch.setattr("sys.argv", ["x", "--out", str(tmp_path)])
-    make_task_base.main()
-    shipped = (BASE / "tokenizer.json").read_bytes()
-    assert (tmp_path / "tokenizer.json").read_bytes() == shipped, "it is the script's own"
-    pairs = [
-        (row["prompt"], load_preset(task).reference(row)) for task in TASKS for row in rows_of(task)
-    ]
-    assert len(pairs) == 1600
-    assert_read_alike(BASE, pairs)
-
-
-def test_the_script_that_made_it_is_reproducible(tmp_path, monkeypatch):
-    import make_task_base
-
-    monkeypatch.setattr(make_task_base, "LESSONS", [(0.5, False, 1), (0.0, True, 1)])
-    for name in ("a", "b"):
-        monkeypatch.setattr("sys.argv", ["x", "--out", str(tmp_path / name)])
-        make_task_base.main()
-    one, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("a", "b"))
-    assert one == other
-
-
 def test_4_bit_keep_its_weights_as_near_as_they_can():
     """bitsandbytes on a CPU reads a weight wrongly whose width is no multiple of 64."""
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
@@ -129,9 +102,3 @@ def test_4_bit_keep_its_weights_as_near_as_they_can():
     for name, weight in rounded.items():
         back = dequantize_4bit(*quantize_4bit(weight, blocksize=64, quant_type="nf4"))
         assert (back - weight).std() < 0.12 * weight.std(), name
-
-
-def test_the_base_is_small_and_holds_no_pickles():
-    assert sum(path.stat().st_size for path in project_path("data").rglob("*")) < 10_000_000
-    assert not [path for path in BASE.iterdir() if path.suffix in (".bin", ".pt", ".pkl")]
-    assert (BASE / "README.md").exists()

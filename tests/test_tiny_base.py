@@ -1,44 +1,14 @@
-"""The shipped base: small, safe, imperfect on purpose, and ignorant of the shipped problems."""
+"""The base of arithmetic: imperfect on purpose, and ignorant of the shipped problems."""
 
-import json
 import random
 
 import pytest
-from tokenizing import assert_read_alike
 
 from grpo_nb import data, evaluation, models
 from grpo_nb.models import chat
 from grpo_nb.rewards import load_preset
-from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs import Run, project_path
+from grpo_nb.runs import Run
 from grpo_nb.runs.config import resolve
-
-FOLDER = project_path("data/tiny_base")
-
-
-def test_it_is_small_and_holds_no_pickles():
-    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 4_000_000
-    assert not [path for path in FOLDER.iterdir() if path.suffix in (".bin", ".pt", ".pkl")]
-    assert (FOLDER / "README.md").exists()
-
-
-def test_its_script_is_reproducible_and_every_reader_cuts_as_the_training_did(
-    tmp_path, monkeypatch
-):
-    import make_tiny_base
-
-    made = [tmp_path / name for name in "ab"]
-    for folder in made:
-        monkeypatch.setattr("sys.argv", ["x", "--out", str(folder), "--steps", "2"])
-        make_tiny_base.main()
-    weights, other = [(folder / "model.safetensors").read_bytes() for folder in made]
-    assert weights == other
-    shipped = (FOLDER / "tokenizer.json").read_bytes()
-    assert (made[0] / "tokenizer.json").read_bytes() == shipped, "it is the script's own"
-    path, preset = project_path("data/arithmetic.jsonl"), load_preset("math")
-    rows = list(map(json.loads, path.read_text(encoding="utf-8").splitlines()))
-    pairs = [(build_prompt(row["question"]), preset.reference(row)) for row in rows]
-    assert_read_alike(FOLDER, pairs)
 
 
 @pytest.mark.parametrize("quantization", ["16bit", "4bit"])

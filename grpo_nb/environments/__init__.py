@@ -1,7 +1,7 @@
-"""Environments: what a model acts in, by tools and over turns; played, tested and attacked.
+"""Environments, in which a model calls tools over several turns; played, tested and attacked.
 
-`load` reads one by name; `play` lets a model play it, as TRL's trainer will; `answer` is what asks
-a model, whether or not its task has an environment.
+`load` returns one by name, and `play` lets a model play episodes as TRL's trainer does. `answer`
+samples completions whether or not the task has an environment.
 """
 
 from grpo_nb.environments.contract import Environment, check_rows, identity, load, of, tool

@@ -1,9 +1,9 @@
-"""An environment: a class that a person writes, whose tools a model calls, turn by turn.
+"""An environment: a class that the user writes and whose tools a model calls, turn by turn.
 
     class Guess:
         \"\"\"Find the secret number.\"\"\"         # the system prompt
         max_turns = 4                            # turns with calls in an episode
-        tool_seconds = 5.0                       # that a call may take
+        tool_seconds = 5.0                       # time limit of a call
 
         def reset(self, low: int, secret: int) -> str | None: ...  # columns of the row
         @tool
@@ -14,8 +14,8 @@
         def solve(cls, **row) -> list: ...        # optional: the turns that win
 
 TRL's GRPOTrainer takes such a class as its `environment_factory`, unchanged, and one written for
-TRL works here: without `@tool`, every public method is a tool. What a training here uses is
-`Environment.factory`, which adds what TRL's loop lacks. What becomes of errors:
+TRL works here: without `@tool`, every public method is a tool. Trainings here use
+`Environment.factory`, which adds what TRL's loop lacks. Errors are handled as follows:
 
 | event                                  | what happens                                      |
 |----------------------------------------|---------------------------------------------------|
@@ -26,7 +26,7 @@ TRL works here: without `@tool`, every public method is a tool. What a training 
 |                                        | "finished"; the run goes on                       |
 | `reset` raises, `get_reward` raises, or gives no number in [0, 1] | the run stops, and says so |
 
-Randomness (`random` and `numpy.random`) is seeded from the row: a group starts alike.
+`random` and `numpy.random` are seeded from the row, so that all episodes of a group start alike.
 """
 
 import functools
@@ -49,20 +49,20 @@ from grpo_nb.rewards.presets import load_source
 from grpo_nb.runs import PROJECT_ROOT, Check, refuse_unknown
 from grpo_nb.runs.config import RunConfig
 
-EXAMPLES = ("calculator", "guess", "wordle", "python_sandbox")  # of the class Calculator, and so on
+EXAMPLES = ("calculator", "guess", "wordle", "python_sandbox")  # files below examples/
 NOT_TOOLS = ("reset", "get_reward", "solve")
 FINISHED = "The episode is finished: no more calls are answered."
 Row = Mapping[str, Any]
 
 
 def tool(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a method as a tool; where a class marks none, each of its public methods is one."""
+    """Mark a method as a tool; if a class marks none, each of its public methods is a tool."""
     method.is_tool = True
     return method
 
 
 class Call(NamedTuple):
-    """A call of a tool, and what came of it: a result, or an error."""
+    """A call of a tool with its result or its error."""
 
     name: str
     arguments: dict[str, Any]
@@ -72,10 +72,11 @@ class Call(NamedTuple):
 
 
 class Played:
-    """What TRL's trainer and `play` hold: an instance of the author's class, with its guard.
+    """An instance of the author's class behind a guard, as TRL's trainer and `play` use it.
 
-    `reset` begins an episode; instances are reused. The author's attributes can be read from it.
-    It has no public method but `reset` and the tools, because TRL offers each one to the model.
+    `reset` begins an episode, and instances are reused. The author's attributes can be read from
+    it. Its only public methods are `reset` and the tools, because TRL offers every public method
+    to the model.
     """
 
     environment: "Environment"
@@ -83,63 +84,63 @@ class Played:
 
     def __init__(self) -> None:
         self._own, self.hung = self.environment.kind(), False
-        self.get_reward = self._score  # not a method: TRL would add a reward of its own
+        self.get_reward = self._score  # an attribute: for a method TRL would add its own reward
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
 
     def reset(self, **row: Any) -> Any:
-        """Begin an episode with the row's columns, of which the author's `reset` gets its own."""
-        if self.hung:  # the call may go on in its thread
+        """Begin an episode with a row; the author's `reset` gets the columns that it takes."""
+        if self.hung:  # the hung call may still be running in its thread
             self._own = self.environment.kind()
         self.calls, self.hung = [], False
-        # A dataset fills in None, and the prompt may be rendered in other ways.
-        known = {k: v for k, v in row.items() if k != "prompt" and v is not None}
-        self._seed = json.dumps(known, sort_keys=True, default=str)
+        # Datasets fill missing columns with None, and the prompt may be rendered differently.
+        seeding = {k: v for k, v in row.items() if k != "prompt" and v is not None}
+        self._seed = json.dumps(seeding, sort_keys=True, default=str)
         with self._seeded():
             return self._own.reset(**self.environment.columns(row))
 
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
-        """What the model reads as the tool's result.
+        """Call a tool and return its result, as the model reads it.
 
         Raises:
-            RuntimeError: It is to read of an error, which TRL counts too.
+            RuntimeError: The call failed; TRL shows the message to the model and counts it.
         """
         over, started = self.hung or getattr(self._own, "done", False), time.perf_counter()
-        result, error = (FINISHED, "") if over else self._tried(name, arguments)
+        result, error = (FINISHED, "") if over else self._execute(name, arguments)
         self.calls.append(Call(name, arguments, result, error, time.perf_counter() - started))
         if error:
             raise RuntimeError(error)
         return result
 
-    def _tried(self, name: str, arguments: dict[str, Any]) -> tuple[str, str]:
-        """(result, error)."""
-        method, said = self.environment.methods[name], []
+    def _execute(self, name: str, arguments: dict[str, Any]) -> tuple[str, str]:
+        """Run a tool in a thread, within its time limit, and return (result, error)."""
+        method, outcomes = self.environment.methods[name], []
 
         def run() -> None:
             try:
-                said.append((str(method(self._own, **arguments)), ""))
+                outcomes.append((str(method(self._own, **arguments)), ""))
             except ValidationError as error:
                 first = error.errors()[0]
                 place = ".".join(map(str, first["loc"]))
-                said.append(("", f"{name}: {place}: {first['msg'].lower()}"))
+                outcomes.append(("", f"{name}: {place}: {first['msg'].lower()}"))
             except (Exception, SystemExit) as error:
-                said.append(("", f"{type(error).__name__}: {error}"))
+                outcomes.append(("", f"{type(error).__name__}: {error}"))
 
         with self._seeded():
             thread = threading.Thread(target=run, daemon=True, name=f"tool {name}")
             thread.start()
             thread.join(self.environment.tool_seconds)
-        if said:
-            return said[0]
+        if outcomes:
+            return outcomes[0]
         self.hung, limit = True, f"{self.environment.tool_seconds:g} seconds"
         return "", f"{name} took more than {limit}: the episode is over"
 
     def _score(self) -> float:
-        """What the episode earned, in [0, 1]; 0 where a call hung.
+        """Return the episode's reward, in [0, 1]; 0 if a call hung.
 
         Raises:
-            ValueError: The author's `get_reward` gave no such number.
+            ValueError: The author's `get_reward` returned something else.
         """
         value = 0.0 if self.hung else self._own.get_reward()
         if isinstance(value, bool | int | float | np.number) and 0 <= value <= 1:
@@ -150,7 +151,7 @@ class Played:
 
     @contextmanager
     def _seeded(self) -> Iterator[None]:
-        """Meanwhile, draws are decided by the row and by how many calls were made."""
+        """Seed random numbers inside the block by the row and the number of calls so far."""
         outside = random.getstate(), np.random.get_state()
         random.seed(f"{self._seed} {len(self.calls)}")
         np.random.seed(random.getrandbits(32))
@@ -162,19 +163,19 @@ class Played:
 
 
 class Environment:
-    """A class of environments, read and checked.
+    """An author's environment class, parsed and checked.
 
     Args:
         kind: The author's class.
 
     Attributes:
-        title: For messages.
+        title: The environment's name in messages.
         system_prompt: The first paragraph of the class's docstring.
-        max_turns: Turns with calls in an episode.
-        tool_seconds: That a call may take.
-        methods: The tools, whose arguments are checked by their type hints.
+        max_turns: The maximum number of turns with calls in an episode.
+        tool_seconds: The time limit of a call.
+        methods: The tools by name, with arguments validated against their type hints.
         tools: The JSON schema of each tool, as chat templates take it.
-        factory: TRL's `environment_factory`, a type: TRL looks for tools in one.
+        factory: TRL's `environment_factory`; a class, because TRL looks for tools in a class.
 
     Raises:
         ValueError: It has no tool or no `reset`, or a tool lacks type hints or a docstring.
@@ -190,7 +191,7 @@ class Environment:
         marked = {k: v for k, v in functions.items() if hasattr(v, "is_tool")}
         public = {k: v for k, v in functions.items() if k[0] != "_" and k not in NOT_TOOLS}
         if "reset" not in functions:
-            raise ValueError(f"{self.title} has no method reset: it begins an episode with a row")
+            raise ValueError(f"{self.title} has no method reset, which begins an episode: add it")
         if not (marked or public):
             raise ValueError(f"{self.title} has no tool: mark a method with @tool")
         self.tools, self.methods = self._described(marked or public)
@@ -204,21 +205,21 @@ class Environment:
         try:
             tools = [get_json_schema(method.__get__(self.kind)) for method in chosen.values()]
             return tools, {name: checked(method) for name, method in chosen.items()}
-        except Exception as error:  # transformers has errors of its own for docstrings and hints
+        except Exception as error:  # transformers raises its own types for docstrings and hints
             why = str(error).partition("\n")[0]
             raise ValueError(
                 f"a tool of {self.title} cannot be described to a model ({why}): give each "
-                "parameter a type hint, and the method a docstring with a line for each under Args:"
+                "parameter a type hint, and the method a docstring that explains each under Args:"
             ) from error
 
     def columns(self, row: Row) -> dict[str, Any]:
-        """The row's columns that `reset` takes.
+        """Return the columns of the row that `reset` takes.
 
         Raises:
-            ValueError: One is missing; the message names it.
+            ValueError: A column is missing; the message names it.
         """
         signature = inspect.signature(self.kind.reset)
-        takes_all = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
         taken = {k: v for k, v in row.items() if takes_all or k in signature.parameters}
         try:
             signature.bind(self, **taken)
@@ -230,12 +231,12 @@ class Environment:
         return taken
 
     def solution(self, row: Row) -> list[Any] | None:
-        """The turns that win by the author's `solve`: calls and a last text; None without one."""
+        """Return the winning turns of the author's `solve` (calls, a last text), or None."""
         return list(self.kind.solve(**row)) if hasattr(self.kind, "solve") else None
 
 
 def _forward(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """The tool on `Played`, described as the author's method is."""
+    """Return a method of `Played` that calls a tool, with the signature of the author's method."""
 
     @functools.wraps(method)
     def forward(self: Played, **arguments: Any) -> str:
@@ -245,12 +246,12 @@ def _forward(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def of(config: RunConfig) -> Environment | None:
-    """The environment of a run, if its task has one; errors as of `load`."""
+    """Return the environment of a run, if its task has one; errors are those of `load`."""
     return load(config.data.environment) if config.data.environment else None
 
 
 def identity(environment: Environment | None) -> str:
-    """What tells an environment from another, and from itself as it was written before."""
+    """Return the class name with the SHA-256 of its file, or "" without an environment."""
     if environment is None:
         return ""
     source = Path(inspect.getfile(environment.kind)).read_bytes()
@@ -258,14 +259,15 @@ def identity(environment: Environment | None) -> str:
 
 
 def load(name: str) -> Environment:
-    """The environment of that name, or of a class in a file or a module.
+    """Load an example environment, or a class from a file or a module.
 
     Args:
         name: A name in EXAMPLES, "mine.py:Guess", or "package.module:Guess".
 
     Raises:
-        FileNotFoundError: No such file.
-        ValueError: It cannot be imported, holds no such class, or the class is no environment.
+        FileNotFoundError: The file does not exist.
+        ValueError: The module cannot be imported or has no such class, or the class is not an
+            environment.
     """
     place, colon, title = name.rpartition(":")
     if not colon:
@@ -285,11 +287,13 @@ def load(name: str) -> Environment:
 
 
 def check_rows(environment: Environment | None, rows: Sequence[Row]) -> list[Check]:
-    """The check "environment"; none for a task without one.
+    """Begin an episode with each row and return the check "environment", if there is one.
+
+    Stage 01 calls it, before anything is sampled.
 
     Raises:
-        ValueError: `reset` cannot take a row, or raises for it, or `get_reward` does or gives no
-            number from 0 to 1 where no call was made: said before anything is sampled.
+        ValueError: `reset` lacks a column or raises on a row, or `get_reward`, called at the
+            start of the episode, raises or does not return a number from 0 to 1.
     """
     if environment is None:
         return []
@@ -303,5 +307,6 @@ def check_rows(environment: Environment | None, rows: Sequence[Row]) -> list[Che
             except Exception as error:
                 where = f"{environment.title}.{method} raised on row {number}"
                 raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
-    seen = f"{environment.kind.__name__} begins with each of {len(rows)} rows; the model calls "
-    return [Check("environment", "ok", seen + ", ".join(environment.methods))]
+    tools = ", ".join(environment.methods)
+    evidence = f"{environment.kind.__name__} starts with each of {len(rows)} rows; tools: {tools}"
+    return [Check("environment", "ok", evidence)]

@@ -2,9 +2,9 @@
 
     runs.refuse(findings(environment, rows, tokenizer, max_completion_length=256))
 
-Each has its evidence and its fix. A "stop" forbids a training; a "warning" is for a person to
-weigh. Policies without skill are compared with an honest failure: the author's `solve` cut short,
-or that of another row, whichever earns more and yet less than the oracle.
+Each has its evidence and its fix. A "stop" forbids training; a "warning" is for the user to
+judge. Policies without skill are compared with an honest failure: the author's `solve` cut short,
+or that of another row, whichever earns more while earning less than the oracle.
 """
 
 import ast
@@ -38,39 +38,39 @@ from grpo_nb.runs import Check
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-EPISODES, GROUP = 16, 8  # of each policy; of a row, to see whether they begin alike
-PATIENCE = 20.0  # seconds, after which the row is played to its end, and none after it
+EPISODES, GROUP = 16, 8  # episodes per policy; episodes of one row, to see if they start alike
+PATIENCE = 20.0  # [seconds], after which no further row is played
 TIE = 1e-6
-LUCKY, WON = 0.5, 0.75  # of the way from failure to oracle: a warning, a stop
-LEAK = 0.5  # share of the rows that show their answer, less that of other answers
-SLOW = 0.3  # seconds a call
-SCHEMA, FEW = 0.75, 512  # of the tokens of prompt and episode; so few are never too many
-SOME = 0.1  # share of the rows; above it a warning is a stop
+LUCKY, WON = 0.5, 0.75  # share of the way from failure to oracle: a warning, a stop
+LEAK = 0.5  # share of rows that show their own answer, minus that of other rows' answers
+SLOW = 0.3  # [seconds] per call
+SCHEMA, FEW = 0.75, 512  # limit of the tools' share of all tokens; number that is always allowed
+SOME = 0.1  # share of the rows above which a warning becomes a stop
 FIXES = {
-    "episode": "correct it: a training would stop here",
+    "episode": "correct it: training would stop here",
     "not judged": "add get_reward(self), and a classmethod solve(cls, **row): the turns that win",
-    "oracle": "correct get_reward, or solve: who wins has to earn most",
+    "oracle": "correct get_reward or solve: winning must earn the most",
     "without skill": "pay for the goal alone, and for form only after a successful call",
     "calls after the end": "set self.done once the episode is over",
     "turns": "set max_turns, at least as many as solve takes, or self.done at the end",
-    "starts apart": "draw by `random` or `numpy.random`: both are seeded from the row",
-    "not deterministic": "draw by `random` or `numpy.random`, and keep no state in the class",
-    "state leaks": "set every attribute in reset: a training uses instances again",
-    "answer leaks": "take it out; where copying it is the task, let the question hold it",
-    "errors swallowed": "let it raise: the model reads the message, and it is counted",
-    "hangs": "give it a limit of its own, or raise tool_seconds",
-    "slow": "make it faster: a training makes calls one after another",
-    "prints": "return what the model is to read, and print nothing",
+    "starts apart": "draw with `random` or `numpy.random`: both are seeded from the row",
+    "not deterministic": "draw with `random` or `numpy.random`, and keep no state in the class",
+    "state leaks": "set every attribute in reset: training reuses instances",
+    "answer leaks": "remove it; if copying it is the task, put it into the question",
+    "errors swallowed": "let it raise: the model reads the message, and the error is counted",
+    "hangs": "give the tool its own time limit, or raise tool_seconds",
+    "slow": "make it faster: training runs calls one after another",
+    "prints": "return what the model should read, and print nothing",
     "files": "keep state in attributes, or write into a tempfile.TemporaryDirectory",
-    "template": "take a model tuned for tools, or correct tokenizer.response_template",
+    "template": "use a model tuned for tools, or correct tokenizer.response_template",
     "schema": "shorten docstrings and parameters, or offer fewer tools",
     "room": "shorten the results, or raise max_completion_length",
 }
 CHANGES = {"os.remove", "os.rename", "os.mkdir", "os.rmdir"}
 EXEMPT = re.compile(f"{re.escape(tempfile.gettempdir())}/|{os.devnull}$|.*__pycache__")
 Row = Mapping[str, Any]
-Found = tuple[str, str, bool]  # rule, evidence, whether it says "stop"
-Plays = list[dict[str, Scripted]]  # of each row, by policy
+Finding = tuple[str, str, bool]  # rule, evidence, whether it says "stop"
+Plays = list[dict[str, Scripted]]  # for each row: its episodes by policy
 
 
 def findings(
@@ -79,30 +79,30 @@ def findings(
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     max_completion_length: int = 256,
 ) -> list[Check]:
-    """What is wrong with an environment, "stop" first; nothing where all is well.
+    """Return the faults of an environment, "stop" first; nothing if it is sound.
 
     Args:
-        environment: Scripted policies play in it.
-        rows: EPISODES of them are played; of fewer, some more than once.
-        tokenizer: Of the model that will play; None: its template is not looked at.
-        max_completion_length: Of an episode, results included [tokens].
+        environment: The environment under test, played by scripted policies.
+        rows: Rows to play; EPISODES of them, with repetition if there are fewer.
+        tokenizer: The tokenizer of the model that will play; None skips the tests of its template.
+        max_completion_length: The limit of an episode, including results [tokens].
     """
-    some = list(islice(cycle(rows), EPISODES))
+    tested = list(islice(cycle(rows), EPISODES))
     _touched().clear()
     try:
         with redirect_stdout(io.StringIO()) as printed:
-            plays, found = _played(environment, some)
+            plays, found = _play_all(environment, tested)
     except Exception as error:  # an author's class may raise anything, and that is the finding
         at = traceback.extract_tb(error.__traceback__)[-1]
         evidence = f"{type(error).__name__}: {error} (line {at.lineno} of {at.name})"
         return [Check("episode", "stop", f"{environment.title}: {evidence}", FIXES["episode"])]
-    if not found:  # else rewards are not comparable
-        found = [*_earned(environment, plays), *_told(some, plays)]
+    if not found:  # otherwise rewards are not comparable
+        found = [*_rewards(environment, plays), *_leaks(tested, plays)]
         if tokenizer:
-            found += _in_tokens(environment, plays, tokenizer, max_completion_length)
-    found += [*_of_tools(environment, plays), *_of_source(environment)]
-    if said := printed.getvalue().strip():
-        found.append(("prints", f"{said!r:.80}", False))
+            found += _tokens(environment, plays, tokenizer, max_completion_length)
+    found += [*_tools(environment, plays), *_source(environment)]
+    if output := printed.getvalue().strip():
+        found.append(("prints", f"{output!r:.80}", False))
     checks = [
         Check(rule, "stop" if stop else "warning", evidence, FIXES[rule.partition(": ")[0]])
         for rule, evidence, stop in found
@@ -110,108 +110,110 @@ def findings(
     return sorted(checks, key=lambda check: check.state != "stop")
 
 
-def _played(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, list[Found]]:
-    """Every policy on the rows, in a new instance and in a used one, until they come apart."""
+def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, list[Finding]]:
+    """Play every policy on the rows, in a new and in a used instance, until these two differ."""
     plays, used, until = [], environment.factory(), time.monotonic() + PATIENCE
     for seed, row in enumerate(rows):
         plays.append({})
         for name, policy in policies(environment, row, rows[(seed + 1) % len(rows)]).items():
             play = partial(perform, environment, row, policy, seed)
-            plays[-1][name] = one = play()
-            if one.ended == "a call hung":
-                return plays, [("hangs", f"{one.calls[-1].error} (policy: {name})", True)]
+            plays[-1][name] = episode = play()
+            if episode.ended == "a call hung":
+                return plays, [("hangs", f"{episode.calls[-1].error} (policy: {name})", True)]
             patient = time.monotonic() < until
-            if patient and (apart := _apart(one, play(used))):
+            if patient and (difference := _difference(episode, play(used))):
                 starts = [begin(environment, row) for _ in range(GROUP)]
-                return plays, [_why(play, starts, apart)]
+                return plays, [_why(play, starts, difference)]
         if not patient:
             break
     return plays, []
 
 
-def _why(play: Callable[..., Scripted], starts: Sequence[Any], apart: str) -> Found:
-    """Why the same calls came to another end: the used instance, the starts, or chance."""
+def _why(play: Callable[..., Scripted], starts: Sequence[Any], difference: str) -> Finding:
+    """Explain why equal calls had different results: a used instance, the starts, or chance."""
     first, *others = [play() for _ in starts]
-    among = next(filter(None, (_apart(first, one) for one in others)), "")
-    if not among:
-        return "state leaks", f"in a new instance, and in a used one: {apart}", True
+    among_new = next(filter(None, (_difference(first, other) for other in others)), "")
+    if not among_new:
+        return "state leaks", f"in a new and in a used instance: {difference}", True
     states = [f"{prompt} {getattr(played._own, '__dict__', '')}" for played, prompt in starts]
     alike = len({re.sub(" at 0x[0-9a-f]+", "", state) for state in states}) == 1
     rule = "not deterministic" if alike else "starts apart"
-    return rule, f"in episodes of one row, by the same calls: {among}", True
+    return rule, f"in episodes of one row, with the same calls: {among_new}", True
 
 
-def _apart(one: Scripted, other: Scripted) -> str:
-    """The first thing that differs; "" where all is the same."""
-    pairs = zip_longest(one.trace, other.trace)
-    return next((f"{a!r:.80}, and {b!r:.80}" for a, b in pairs if a != b), "")
+def _difference(episode: Scripted, other: Scripted) -> str:
+    """Return the first difference between two episodes; "" if there is none."""
+    pairs = zip_longest(episode.trace, other.trace)
+    return next((f"{a!r:.80} and {b!r:.80}" for a, b in pairs if a != b), "")
 
 
-def _earned(environment: Environment, plays: Plays) -> Iterator[Found]:
-    """Does who wins earn most, and who has no skill less than who fails honestly?"""
+def _rewards(environment: Environment, plays: Plays) -> Iterator[Finding]:
+    """Check that winning earns the most, and that an honest failure earns more than no skill."""
     mean = {name: fmean(play[name].reward for play in plays) for name in plays[0]}
     solved, oracle = "oracle" in mean, mean.get("oracle", 1.0)
-    never = not any(one.done for play in plays for one in play.values())
-    if never and environment.max_turns > MOST_TURNS:
+    never_done = not any(episode.done for play in plays for episode in play.values())
+    if never_done and environment.max_turns > MOST_TURNS:
         yield "turns", f"max_turns is {environment.max_turns}, and done is never set", True
-    if lacking := [one for one in ("solve", "get_reward") if not hasattr(environment.kind, one)]:
-        evidence = f"without {' and '.join(lacking)}, what who wins or fails earns is not known"
+    if lacking := [name for name in ("solve", "get_reward") if not hasattr(environment.kind, name)]:
+        evidence = f"without {' and '.join(lacking)}, rewards of wins and failures are unknown"
         yield "not judged", evidence, False
     if solved and any(play["oracle"].ended == "turn limit" for play in plays):
         limit = min(environment.max_turns, MOST_TURNS)
         yield "turns", f"solve takes more than {limit} turns", True
         return
-    failure = fmean([one for play in plays if solved for one in _failure(play)] or [0.0])
+    failure = fmean([reward for play in plays if solved for reward in _failure(play)] or [0.0])
     if solved and oracle <= max(mean["idle"], failure) + TIE:
-        heard = [turn["content"] for play in plays for turn in play["oracle"].messages]
-        error = next((text for text in heard if text.startswith("{'error': ")), "no error")
-        best = f"who idles {mean['idle']:.2f}, who fails {failure:.2f}"
-        yield "oracle", f"solve earns {oracle:.2f}, {best}; its calls gave {error}", True
+        texts = [turn["content"] for play in plays for turn in play["oracle"].messages]
+        error = next((text for text in texts if text.startswith("{'error': ")), "no error")
+        others = f"idling {mean['idle']:.2f}, an honest failure {failure:.2f}"
+        yield "oracle", f"solve earns {oracle:.2f}, {others}; its calls gave {error}", True
         return
     for name in [name for name in WITHOUT_SKILL if name != "what was read"]:
         share = (mean[name] - failure) / (oracle - failure)
         hollow = solved and name in ("idle", "malformed calls")
         if share > LUCKY or (hollow and share > (-TIE if failure > TIE else TIE)):
-            evidence = f"earns {mean[name]:.2f}, who fails {failure:.2f}, who wins {oracle:.2f}"
+            evidence = f"earns {mean[name]:.2f}, a failure {failure:.2f}, a win {oracle:.2f}"
             yield f"without skill: {name}", evidence, hollow or share > WON
     if solved and (after := mean["calls after the end"]) > oracle + TIE:
         yield "calls after the end", f"they raise {oracle:.2f} to {after:.2f}", True
 
 
 def _failure(play: dict[str, Scripted]) -> list[float]:
-    """The most that an honest attempt earns that does not win."""
-    tried = [play[name] for name in ("cut short", "another row's solution")]
-    lost = [one.reward for one in tried if one.calls and one.reward < play["oracle"].reward - TIE]
+    """Return the highest reward of an honest attempt that does not win, if there is one."""
+    attempts = [play[name] for name in ("cut short", "another row's solution")]
+    win = play["oracle"].reward
+    lost = [each.reward for each in attempts if each.calls and each.reward < win - TIE]
     return sorted(lost)[-1:]
 
 
-def _told(rows: Sequence[Row], plays: Plays) -> Iterator[Found]:
-    """Does its answer stand where no skill is needed to read it, more often than other rows'?"""
-    answers = [_answer(*one) for one in zip(rows, plays, strict=False)]
-    texts = [_texts(*one) for one in zip(rows, plays, answers, strict=False)]
-    alike = np.array([[one == other for other in answers] for one in answers])
+def _leaks(rows: Sequence[Row], plays: Plays) -> Iterator[Finding]:
+    """Check whether a row's answer can be read without skill, more often than other rows' can."""
+    answers = [_answer(*pair) for pair in zip(rows, plays, strict=False)]
+    texts = [_texts(*triple) for triple in zip(rows, plays, answers, strict=False)]
+    alike = np.array([[answer == other for other in answers] for answer in answers])
     for place in texts[0]:
-        held = np.array([[_holds(text[place], one) for one in answers] for text in texts])
+        held = np.array([[_holds(text[place], answer) for answer in answers] for text in texts])
         own, others = held.diagonal().mean(), 1 if alike.all() else held[~alike].mean()
         if own > LEAK + others:
             copied = fmean(play["what was read"].reward for play in plays)
             evidence = f"{place} holds it on {own:.0%} of the rows, first {', '.join(answers[0])}"
-            evidence += f"; who copies what was read earns {copied:.2f}"
+            evidence += f"; copying what was read earns {copied:.2f}"
             yield f"answer leaks: {place}", evidence, place != "the question"
 
 
 def _answer(row: Row, play: dict[str, Scripted]) -> list[str]:
-    """The arguments of the call that wins; without `solve`, the row's answer."""
-    given = [{"answer": row["answer"]}] if "answer" in row else []
-    calls = [one.arguments for one in play["oracle"].calls] if "oracle" in play else []
-    known = [*given, *filter(None, calls)]
-    return [str(value) for value in known[-1].values()] if known else []
+    """Return the arguments of the call that wins; without `solve`, the row's answer."""
+    column = [{"answer": row["answer"]}] if "answer" in row else []
+    calls = [call.arguments for call in play["oracle"].calls] if "oracle" in play else []
+    answers = [*column, *filter(None, calls)]
+    return [str(value) for value in answers[-1].values()] if answers else []
 
 
 def _texts(row: Row, play: dict[str, Scripted], answer: list[str]) -> dict[str, str]:
+    """Return the texts in which the answer might leak, by their place."""
     question = row["prompt"][-1]["content"]
     calls = [c for name in WITHOUT_SKILL if name != "what was read" for c in play[name].calls]
-    # Who already names the answer may be told that it is right.
+    # The result of a call that names the answer may confirm it.
     calls = [call for call in calls if not _holds(str(call.arguments)[:1000], answer)]
     return {
         "reset": play["idle"].prompt[-1]["content"].removeprefix(question),
@@ -225,78 +227,79 @@ def _holds(text: str, answer: list[str]) -> bool:
     return bool(words) and all(re.search(word, text) for word in words)
 
 
-def _of_tools(environment: Environment, plays: Plays) -> Iterator[Found]:
-    """How long tools take, and which files they write, delete or move."""
-    calls = [call for play in plays for one in play.values() for call in one.calls]
-    made = [call for call in calls if not call.error and call.result != FINISHED]
+def _tools(environment: Environment, plays: Plays) -> Iterator[Finding]:
+    """Check how long tools take, and whether they write, delete or move files."""
+    calls = [call for play in plays for episode in play.values() for call in episode.calls]
+    succeeded = [call for call in calls if not call.error and call.result != FINISHED]
     for name in environment.methods:
-        seconds = median([call.seconds for call in made if call.name == name] or [0])
+        seconds = median([call.seconds for call in succeeded if call.name == name] or [0])
         if seconds > SLOW:
             yield f"slow: {name}", f"a call takes {seconds:.2f} s", False
     for path in [*_touched()]:
         yield "files", f"a call changes {path}", True
 
 
-def _of_source(environment: Environment) -> Iterator[Found]:
-    """Handlers of every exception that neither raise nor say what it was."""
+def _source(environment: Environment) -> Iterator[Finding]:
+    """Find handlers of all exceptions that neither raise nor use the exception."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(environment.kind)))
     except (OSError, TypeError):  # made by exec
         return
-    for one in [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]:
-        broad = one.type is None or ast.unparse(one.type) in ("Exception", "BaseException")
-        inside = [node for statement in one.body for node in ast.walk(statement)]
-        told = any(isinstance(n, ast.Raise) or getattr(n, "id", "") == one.name for n in inside)
-        if broad and not told:
-            says = any(isinstance(node, ast.Constant) and node.value for node in inside)
-            evidence = f"{ast.unparse(one).replace(chr(10), ' ')!r} in {environment.title}"
-            yield f"errors swallowed: line {one.lineno}", evidence, not says
+    for handler in [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]:
+        broad = handler.type is None or ast.unparse(handler.type) in ("Exception", "BaseException")
+        body = [node for statement in handler.body for node in ast.walk(statement)]
+        used = any(isinstance(n, ast.Raise) or getattr(n, "id", "") == handler.name for n in body)
+        if broad and not used:
+            answers = any(isinstance(node, ast.Constant) and node.value for node in body)
+            evidence = f"{ast.unparse(handler).replace(chr(10), ' ')!r} in {environment.title}"
+            yield f"errors swallowed: line {handler.lineno}", evidence, not answers
 
 
 @cache
 def _touched() -> deque[str]:
-    """The last file that a tool changed, by an audit hook: once, for it lives with the process."""
+    """Return the last file that a tool changed, noted by an audit hook, which stays installed."""
     paths: deque[str] = deque(maxlen=1)
 
-    def note(event: str, given: tuple[Any, ...]) -> None:
-        writes = event == "open" and given[2] & (os.O_WRONLY | os.O_RDWR)
-        moves = event in CHANGES and given[-1] == -1  # and not beside an open folder
-        of_tool = threading.current_thread().name.startswith("tool ")
-        if of_tool and (writes or moves) and not isinstance(given[0], int):
-            path = str(Path(os.fsdecode(given[0])).absolute())
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        writes = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        moves = event in CHANGES and arguments[-1] == -1  # not relative to an open folder
+        in_tool = threading.current_thread().name.startswith("tool ")
+        if in_tool and (writes or moves) and not isinstance(arguments[0], int):
+            path = str(Path(os.fsdecode(arguments[0])).absolute())
             paths.extend([path] * (not EXEMPT.match(path)))
 
     sys.addaudithook(note)
     return paths
 
 
-def _in_tokens(
+def _tokens(
     environment: Environment, plays: Plays, tokenizer: "PreTrainedTokenizerBase", cap: int
-) -> Iterator[Found]:
-    """What the chat template makes of tools, calls and results."""
+) -> Iterator[Finding]:
+    """Check how the chat template renders tools, calls and results, and their token counts."""
     solved, tools = "oracle" in plays[0], environment.tools
     shown = [play["oracle" if solved else "random calls"] for play in plays]
-    prompts, called = [one.prompt for one in shown], plays[0]["random calls"].messages[0]
+    prompts, call = [episode.prompt for episode in shown], plays[0]["random calls"].messages[0]
     try:
         tokenizer = chat.with_tools(tokenizer)
-        [bare] = chat.count_tokens(tokenizer, prompts[:1])
-        opened = chat.count_tokens(tokenizer, prompts, tools)
-        episodes = [
-            [*chat.fold_system(tokenizer, one.prompt), *one.messages[: None if solved else 2]]
-            for one in shown
+        [bare_tokens] = chat.count_tokens(tokenizer, prompts[:1])
+        prompt_tokens = chat.count_tokens(tokenizer, prompts, tools)
+        chats = [
+            [*chat.fold_system(tokenizer, each.prompt), *each.messages[: None if solved else 2]]
+            for each in shown
         ]
-        whole = tokenizer.apply_chat_template(episodes, tools=tools, return_dict=False)
-        fault = chat.tool_fault(tokenizer, prompts[0], called, tools)
-    except Exception as error:  # templates raise what they like
+        whole = tokenizer.apply_chat_template(chats, tools=tools, return_dict=False)
+        fault = chat.tool_fault(tokenizer, prompts[0], call, tools)
+    except Exception as error:  # a template may raise anything
         fault = f"{type(error).__name__}: {error}"
     if fault:
         yield "template", fault, True
         return
-    if opened[0] - bare > max(FEW, SCHEMA * (opened[0] + cap)):
-        evidence = f"tools take {opened[0] - bare} tokens of each prompt; an episode may take {cap}"
+    tool_tokens = prompt_tokens[0] - bare_tokens
+    if tool_tokens > max(FEW, SCHEMA * (prompt_tokens[0] + cap)):
+        evidence = f"tools take {tool_tokens} tokens of each prompt; an episode may take {cap}"
         yield "schema", evidence, True
-    took = np.array(list(map(len, whole))) - opened
-    if (took > cap).any():
-        what = "what solve plays" if solved else "a call and its result"
-        evidence = f"{what} takes {took.max()} tokens, and max_completion_length is {cap}"
-        yield "room", evidence, bool((took > cap).mean() > SOME)
+    episode_tokens = np.array(list(map(len, whole))) - prompt_tokens
+    if (episode_tokens > cap).any():
+        what = "the solution" if solved else "a call with its result"
+        evidence = f"{what} takes {episode_tokens.max()} tokens; max_completion_length is {cap}"
+        yield "room", evidence, bool((episode_tokens > cap).mean() > SOME)

@@ -1,9 +1,9 @@
-"""Scripted policies: players without a model, who show what an environment pays for and tells.
+"""Scripted policies: players without a model, which show what an environment rewards and reveals.
 
     episode = perform(environment, row, policies(environment, row, other)["random calls"])
 
-A policy is asked for its turn as a model is: it sees the prompt, the schemas of the tools and the
-results so far. A turn is a text, which ends the episode, or a call, as in an author's `solve`.
+A policy sees what a model would see: the prompt, the schemas of the tools and the results so far.
+Its turn is a text, which ends the episode, or a call, as in an author's `solve`.
 """
 
 import random
@@ -18,13 +18,13 @@ from grpo_nb.rewards.prompts import Message, completion_text
 
 Row = Mapping[str, Any]
 Turn = str | dict[str, Any]
-MOST_TURNS = 64  # of a scripted episode, whatever the environment allows
-AGAIN = 3  # calls after the end
+MOST_TURNS = 64  # limit of a scripted episode, even if the environment allows more
+AGAIN = 3  # number of calls after the end
 SOLVED = ("oracle", "calls after the end", "cut short", "another row's solution")
 
 
 class Seen(NamedTuple):
-    """What a policy knows when it is asked for a turn."""
+    """What a policy sees when it chooses its next turn."""
 
     environment: Environment
     messages: Sequence[Message]
@@ -38,12 +38,12 @@ Policy = Callable[[Seen], Turn]
 class Scripted(NamedTuple):
     """An episode that a policy played.
 
-    prompt: What it began with, the words of `reset` included.
-    messages: Its turns and the results.
-    calls: As the environment's guard saw them.
-    reward: From 0 to 1; NaN where the class has no `get_reward`.
+    prompt: The prompt, including the text that `reset` returned.
+    messages: The policy's turns and the results.
+    calls: The calls, as the environment's guard recorded them.
+    reward: The reward, from 0 to 1; NaN if the class has no `get_reward`.
     ended: "answered", "turn limit" or "a call hung".
-    done: Whether the environment said that it is finished.
+    done: Whether the environment set `done`.
     """
 
     prompt: list[Message]
@@ -55,28 +55,28 @@ class Scripted(NamedTuple):
 
     @property
     def trace(self) -> list[Any]:
-        """What has to be the same when the same is played again."""
+        """Everything that must be equal if the same turns are played again."""
         return [turn["content"] for turn in [*self.prompt, *self.messages]] + [str(self.reward)]
 
 
 def perform(
     environment: Environment, row: Row, policy: Policy, seed: int = 0, used: Played | None = None
 ) -> Scripted:
-    """An episode of a policy.
+    """Play one episode with a policy.
 
     Args:
-        environment: It plays in.
-        row: It begins with.
-        policy: Gives the turns.
-        seed: Of the policy.
-        used: An instance to play in; None: a new one.
+        environment: The environment to play in.
+        row: The row that the episode starts with.
+        policy: The policy that chooses the turns.
+        seed: The seed of the policy's random choices.
+        used: An instance to play in; None creates one.
     """
     episode = Episode(environment, row, used)
     episode.max_turns = min(environment.max_turns, MOST_TURNS)
     played = episode.played
     while not episode.ended:
         seen = Seen(environment, [*episode.prompt, *episode.messages], episode.turns, seed)
-        episode.say(*script([policy(seen)]))
+        episode.add_turn(*script([policy(seen)]))
         episode.ended = "a call hung" if played.hung else episode.ended
     reward = played.get_reward() if hasattr(environment.kind, "get_reward") else float("nan")
     done = bool(getattr(played, "done", False))
@@ -84,12 +84,12 @@ def perform(
 
 
 def policies(environment: Environment, row: Row, other: Row) -> dict[str, Policy]:
-    """Every policy by its name; those in SOLVED only where the class has a `solve`.
+    """Return the policies by name; those in SOLVED only if the class has a `solve`.
 
     Args:
-        environment: They will play in.
-        row: They will play.
-        other: Another row, whose solution is wrong here.
+        environment: The environment to play in.
+        row: The row to play.
+        other: Another row, whose solution is wrong for this one.
     """
     own, others = environment.solution(row), environment.solution(other)
     if own is None or others is None:
@@ -100,14 +100,14 @@ def policies(environment: Environment, row: Row, other: Row) -> dict[str, Policy
 
 
 def follow(turns: Sequence[Turn], seen: Seen) -> Turn:
-    """The policy that says what it was told to, then nothing."""
+    """Play the given turns, then end the episode with an empty text."""
     return turns[seen.turn] if seen.turn < len(turns) else ""
 
 
 def _draw(
     seen: Seen, turn: int, texts: Any = "abcdefgh", numbers: Any = range(10), items: int = 2
 ) -> dict[str, Any]:
-    """A call that fits a tool's schema, its values drawn from those given."""
+    """Return a random call that fits a tool's schema, with values drawn from the given ones."""
     rng = random.Random(f"{seen.seed} {turn}")
     values = {"boolean": [False, True], "integer": numbers, "number": numbers, "object": [{}]}
 
@@ -122,20 +122,20 @@ def _draw(
 
 
 def _malformed(seen: Seen) -> Turn:
-    """A tool that is not there, a parameter too many, wrong types, no object, in turn."""
+    """Cycle through an unknown tool, an extra parameter, wrong types and a non-object."""
     call = _draw(seen, seen.turn)
-    given = call["arguments"]
+    valid = call["arguments"]
     wrong = [
         call | {"name": "no_tool"},
-        call | {"arguments": given | {"no_parameter": 1}},
-        call | {"arguments": {name: [{}] for name in given or "x"}},
+        call | {"arguments": valid | {"no_parameter": 1}},
+        call | {"arguments": {name: [{}] for name in valid or "x"}},
         call | {"arguments": "no object"},
     ]
     return wrong[seen.turn % len(wrong)]
 
 
 def _reader(seen: Seen) -> Turn:
-    """A call with what stands in the newest turn that holds any words, or numbers."""
+    """Call with words and numbers copied from the latest message that contains any."""
     texts = [completion_text([turn]) for turn in reversed(seen.messages)]
     words = next(filter(None, (re.findall(r"\w+", text) for text in texts)), ["a"])
     numbers = next(filter(None, (re.findall(r"-?\d{1,15}", text) for text in texts)), [0])

@@ -1,5 +1,5 @@
-# ruff: noqa: F401 (what is imported here is what the room hands out)
-"""The same held-out prompts and seeds through several models: did it get better, and how surely?"""
+# ruff: noqa: F401 (the imports below are the package's public names)
+"""Compare models on the same held-out prompts and seeds: is one better, and how surely?"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_nb import environments
+from grpo_nb.evaluation.controls import caused
 from grpo_nb.evaluation.report import (
     DECODING,
     Evaluation,
@@ -30,12 +31,12 @@ from grpo_nb.runs.config import RunConfig
 
 
 class Candidate(NamedTuple):
-    """A model to judge.
+    """A model to evaluate.
 
-    label: Its name in tables and pictures.
-    model: Folder or hub name.
-    adapter: Folder of the adapter that is added to it; None for none.
-    quantization: "4bit" or "16bit": how it is loaded.
+    label: The model's name in tables and charts.
+    model: A folder or hub name.
+    adapter: The folder of a LoRA adapter to add to the model; None for none.
+    quantization: The precision of the loaded weights, "4bit" or "16bit".
     """
 
     label: str
@@ -51,48 +52,48 @@ def run(
     config: RunConfig,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Evaluation:
-    """Every candidate answers every row, greedily once and sampled `evaluate.samples` times.
+    """Evaluate every candidate on every row: one greedy and `evaluate.samples` sampled completions.
 
-    Prompts, batches, seeds and decoding are the same for each, and each is loaded by itself.
+    All candidates get the same prompts, batches, seeds and decoding; one is loaded at a time.
 
     Args:
-        candidates: The first is what the others are compared with.
-        rows: Held-out rows, as `data.load` gives them.
-        preset: Its first reward says "correct".
-        config: Seed, lengths, samples a prompt.
-        progress: Told (done, total, label) before each candidate.
+        candidates: The models; the first one is the baseline of the comparisons.
+        rows: Held-out rows, as `data.load` returns them.
+        preset: The run's rewards; the first one decides what counts as correct.
+        config: The run's configuration: seed, lengths, samples per prompt.
+        progress: A function called with (done, total, label) before each candidate.
 
     Raises:
-        ValueError: No rows, no candidates, or a label twice.
-        FileNotFoundError: A model or adapter that is not there; raised before any is asked.
+        ValueError: There are no rows or no candidates, or two candidates share a label.
+        FileNotFoundError: A model or adapter does not exist; raised before any is evaluated.
     """
     _check(candidates, rows)
-    for one in candidates:  # a model that is not there is said before any is asked
-        load_tokenizer(str(one.model))
+    for candidate in candidates:  # report a missing model before any is evaluated
+        load_tokenizer(str(candidate.model))
     samples, models, show = {}, {}, progress or (lambda *_: None)
-    for one in candidates:
-        show(len(samples), len(candidates), one.label)
-        started, how = time.perf_counter(), {"adapter": one.adapter}
-        how["chat_template_kwargs"] = config.model.chat_template_kwargs
-        with closing(open_engine(str(one.model), quantization=one.quantization, **how)) as engine:
-            samples[one.label] = evaluate_model(engine, rows, preset, config)
+    for label, model, adapter, quantization in candidates:
+        show(len(samples), len(candidates), label)
+        started, options = time.perf_counter(), {"adapter": adapter, "quantization": quantization}
+        options["chat_template_kwargs"] = config.model.chat_template_kwargs
+        with closing(open_engine(str(model), **options)) as engine:
+            samples[label] = evaluate_model(engine, rows, preset, config)
             seconds = round(time.perf_counter() - started, 1)
-            about = {"model": str(one.model), "adapter": one.adapter and str(one.adapter)}
-            models[one.label] = {**about, "seconds": seconds, "engine": engine.name}
+            about = {"model": str(model), "adapter": adapter and str(adapter)}
+            models[label] = {**about, "seconds": seconds, "engine": engine.name}
     show(len(candidates), len(candidates), "compared")
     return Evaluation(samples, {"models": models, **build(samples, preset, config)})
 
 
 def _check(candidates: Sequence[Candidate], rows: Sequence[dict]) -> None:
-    labels = [one.label for one in candidates]
+    labels = [candidate.label for candidate in candidates]
     if not rows:
         raise ValueError("no held-out rows to evaluate on: raise data.eval_rows and run 01 again")
     if not labels or len(set(labels)) < len(labels):
         raise ValueError(f"candidates {labels}: give at least one, each with a label of its own")
-    for one in candidates:
-        if one.adapter is not None and not (Path(one.adapter) / "adapter_config.json").is_file():
+    for label, _, adapter, _ in candidates:
+        if adapter is not None and not (Path(adapter) / "adapter_config.json").is_file():
             raise FileNotFoundError(
-                f"candidate {one.label!r}: {one.adapter} holds no adapter_config.json; give the "
+                f"candidate {label!r}: {adapter} holds no adapter_config.json; give the "
                 "folder of a saved adapter, such as a run's train/adapter"
             )
 
@@ -100,13 +101,19 @@ def _check(candidates: Sequence[Candidate], rows: Sequence[dict]) -> None:
 def evaluate_model(
     engine: Engine, rows: Sequence[dict], preset: RewardSet, config: RunConfig
 ) -> pd.DataFrame:
-    """Every held-out prompt answered greedily and sampled, and scored.
+    """Answer every held-out prompt greedily and by sampling, and score the completions.
+
+    Args:
+        engine: The model.
+        rows: Held-out rows, as `data.load` returns them.
+        preset: The run's rewards; the first one decides what counts as correct.
+        config: The run's configuration: seed, lengths, samples per prompt.
 
     Returns:
-        A line a completion: row (its place in `rows`), question, reference, decoding, completion,
+        One line per completion: row (index in `rows`), question, reference, decoding, completion,
         answer (as extracted), tokens, truncated, each reward, reward (their weighted total),
-        correct (the first reward in full), and "accuracy" and "format", which are the set's
-        first reward and its first of format.
+        correct (whether the first reward is earned in full), accuracy (the first reward) and
+        format (the first format reward).
     """
     bench, tables = bench_of(config, preset, engine.tokenizer), []
     for decoding, temperature in DECODING.items():
@@ -120,7 +127,7 @@ def evaluate_model(
             batch_size=config.evaluate.eval_batch_size,
         )
         scored["decoding"] = decoding
-        scored["accuracy"] = scored[preset.names[0]]  # first: a reward may be named "correct"
+        scored["accuracy"] = scored[preset.names[0]]  # first, as a reward may be named "correct"
         scored["correct"] = passed(scored, preset)
         scored["format"] = scored[preset.format_name] if preset.format_name else float("nan")
         tables.append(scored)
@@ -128,40 +135,44 @@ def evaluate_model(
 
 
 def answer_rows(engine: Engine, rows: Sequence[dict], bench: Bench, **how: Any) -> pd.DataFrame:
-    """Completions of each row, scored where the row has a reference answer.
+    """Answer each row, and score the completions of rows that have a reference answer.
 
     Args:
-        rows: Each with its prompt and question.
+        engine: The model.
+        rows: Rows with a prompt and a question, and if known with the reference answer.
+        bench: The rewards, with the environment and the longest completion.
         how: temperature, seed and others, as `Engine.generate` takes them.
 
     Returns:
-        A line a completion: row (its place in `rows`), question, reference, completion, answer
-        (as extracted), tokens, truncated, each reward, and reward (their weighted total); of an
-        episode `environments.figures` too.
+        One line per completion: row (index in `rows`), question, reference, completion, answer
+        (as extracted), tokens, truncated, each reward, and reward (their weighted total); for
+        episodes also `environments.figures`.
     """
     cap, preset = bench.train.max_completion_length, bench.preset
     groups = environments.answer(engine, rows, bench.environment, max_completion_length=cap, **how)
-    flat = [(place, one) for place, group in enumerate(groups) for one in group]
-    asked, said = [rows[place] for place, _ in flat], [one.completion for _, one in flat]
+    numbers = [number for number, group in enumerate(groups) for _ in group]
+    samples = [sample for group in groups for sample in group]
+    asked, completions = [rows[i] for i in numbers], [sample.completion for sample in samples]
+    answers = map(preset.extract, map(completion_text, completions))
     lines = pd.DataFrame(
         {
-            "row": [place for place, _ in flat],
+            "row": numbers,
             "question": [row["question"] for row in asked],
             "reference": [row.get("answer") for row in asked],
-            "completion": [one.text for _, one in flat],
-            "answer": pd.Series(map(preset.extract, map(completion_text, said)), dtype=object),
-            "tokens": [one.tokens for _, one in flat],
-            "truncated": [one.truncated for _, one in flat],
+            "completion": [sample.text for sample in samples],
+            "answer": pd.Series(answers, dtype=object),
+            "tokens": [sample.tokens for sample in samples],
+            "truncated": [sample.truncated for sample in samples],
         }
     )
-    scores = np.full((len(flat), len(preset.names)), np.nan)
-    if known := [place for place, row in enumerate(asked) if "answer" in row]:
-        names = {name for place in known for name in asked[place]}  # a choice may lack in one
-        alike = [{name: asked[place].get(name) for name in names} for place in known]
-        scores[known] = bench.score(alike, [said[place] for place in known])
+    scores = np.full((len(samples), len(preset.names)), np.nan)
+    if scorable := [i for i, row in enumerate(asked) if "answer" in row]:
+        names = {name for i in scorable for name in asked[i]}  # some rows may lack a column
+        uniform = [{name: asked[i].get(name) for name in names} for i in scorable]
+        scores[scorable] = bench.score(uniform, [completions[i] for i in scorable])
     lines[preset.names] = scores
     if bench.environment:
         opens = opens_call(engine.tokenizer)
-        acted = pd.DataFrame([environments.figures(one.messages, opens) for _, one in flat])
-        lines[list(acted)] = acted
+        counts = pd.DataFrame([environments.figures(each.messages, opens) for each in samples])
+        lines[list(counts)] = counts
     return lines.assign(reward=bench.totals(scores))

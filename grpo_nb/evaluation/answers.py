@@ -1,10 +1,10 @@
-"""`python -m grpo_nb answer`: a file of questions answered by a run's model, a JSON line a row."""
+"""`python -m grpo_nb answer`: answer a file of questions with a run's model, as JSON lines."""
 
 import json
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -22,12 +22,9 @@ from grpo_nb.runs import Run, atomic_path, refuse_unknown
 from grpo_nb.runs.config import DataConfig, RunConfig
 from grpo_nb.runs.files import read_json
 
-if TYPE_CHECKING:
-    pass
-
 MODELS = ("merged", "adapter", "base")
 Line = dict[str, Any]
-Numbered = tuple[int, sources.Row]  # a row and its number in the source
+Numbered = tuple[int, sources.Row]  # a row with its number in the source
 
 
 def answer_file(
@@ -40,35 +37,35 @@ def answer_file(
     answer_column: str = "",
     engine: str = "detect",
 ) -> str:
-    """Ask every row of a file, greedily; the target is written whole, at the end.
+    """Answer every row of a file greedily, and write the target at the end, atomically.
 
-    A line of the target: row (its number in the source), question, completion, answer (as
-    extracted), tokens, truncated; where the row has a reference answer also
-    reference (that answer), each reward, and reward (their weighted total). What cannot be asked
-    has a `fault` alone; a reference answer that cannot be used is one as well, beside the answer.
+    A line of the target has row (the number in the source), question, completion, answer (as
+    extracted), tokens and truncated; if the row has a reference answer also reference, each
+    reward, and reward (their weighted total). A row that cannot be asked has only a `fault`; an
+    unusable reference answer is a `fault` beside the completion.
 
     Args:
-        source: CSV, TSV, JSON, JSON lines or Parquet.
-        target: JSON lines.
-        model: "merged", or "adapter" or "base" in the weights of the training.
-        question_column: Default: as in the run's data.
-        answer_column: Reference answers; default: as in the run's data, where the source has it.
-        engine: As `open_engine` takes it.
+        run: A trained run.
+        source: A file of questions: CSV, TSV, JSON, JSON lines or Parquet.
+        target: The file of JSON lines to write.
+        model: "merged", or "adapter" or "base" with the weights used in training.
+        question_column: The column of questions; by default that of the run's data.
+        answer_column: The column of reference answers, if any; by default that of the run's data.
+        engine: The engine, as `open_engine` takes it.
 
     Returns:
-        A line for the reader: how many rows, how many faults, mean scores.
+        A sentence for the user: number of rows and faults, mean scores.
 
     Raises:
-        FileNotFoundError: No such source, or no such model in the run.
-        ValueError: No row can be asked, the target exists, or the merged model is of an earlier
-            training.
+        FileNotFoundError: The source, or the model in the run, does not exist.
+        ValueError: No row can be asked, the target exists, or the merged model is out of date.
     """
     if target.exists():
         raise ValueError(f"{target} exists: choose another target, or remove it")
     config, weights = run.config(), weights_of(run, model)
     trained = read_json(run / "data/report.json")["columns"]
-    asked = (question_column or trained["question"], answer_column or trained["answer"])
-    data = _questions(config, source, *asked)
+    columns = (question_column or trained["question"], answer_column or trained["answer"])
+    data = _questions(config, source, *columns)
     template = config.model.chat_template_kwargs
     tokenizer = load_tokenizer(weights["model_path"], template)
     bench = bench_of(config, load_rewards(config.rewards), tokenizer)
@@ -77,7 +74,7 @@ def answer_file(
     with closing(open_engine(**weights, engine=engine, chat_template_kwargs=template)) as opened:
         for start in tqdm(range(0, len(rows), size), unit=" batches"):
             lines += _answer(rows[start : start + size], opened, bench)
-    # Half a surrogate pair, which a fault may quote, becomes JSON's escape of it.
+    # A fault may quote half a surrogate pair, which becomes a JSON escape.
     text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
     with atomic_path(target) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n", errors="backslashreplace")
@@ -85,7 +82,7 @@ def answer_file(
 
 
 def _questions(config: RunConfig, source: Path, question: str, answer: str) -> DataConfig:
-    """The run's data settings, for this file."""
+    """Return the run's data settings, changed to read this file."""
     if not source.is_file():
         raise FileNotFoundError(f"{source} is not a file: give a table of questions")
     change = {"source": str(source.resolve()), "max_rows": 0, "sft_rows": 0}
@@ -95,15 +92,15 @@ def _questions(config: RunConfig, source: Path, question: str, answer: str) -> D
 
 
 def weights_of(run: Run, model: str) -> dict[str, Any]:
-    """What `open_engine` loads.
+    """Return the arguments with which `open_engine` loads a run's model.
 
     Args:
-        run: It was trained.
+        run: A trained run.
         model: "merged", "adapter" or "base".
 
     Raises:
-        ValueError: The merged model is of an earlier training.
-        FileNotFoundError: No complete merged model, or no adapter.
+        ValueError: The merged model is out of date.
+        FileNotFoundError: There is no complete merged model, or no adapter.
     """
     refuse_unknown("model", model, list(MODELS))
     if model == "merged":
@@ -122,16 +119,17 @@ def _read(
     config: RunConfig,
     bench: Bench,
 ) -> list[Numbered]:
-    """The rows of the source as the model is asked them; one with no prompt has a fault."""
+    """Read the rows and build their prompts; a row without a prompt has a fault."""
     tools = environments.tools_of(config, bench.tokenizer)
-    given = list(chain.from_iterable(sources.read(data)))
-    columns = dict.fromkeys(name for _, raw in given if isinstance(raw, dict) for name in raw)
+    raw_rows = list(chain.from_iterable(sources.read(data)))
+    columns = dict.fromkeys(name for _, raw in raw_rows if isinstance(raw, dict) for name in raw)
     room, rows = config.model.max_seq_length - config.train.max_completion_length, []
-    for number, raw in given:
+    for number, raw in raw_rows:
         try:
             row = row_to_ask(number, raw, data)
             if bench.environment:
-                row = _beginning(bench.environment, number, {"answer": "", **raw, **row})
+                row = {"answer": "", **raw, **row}  # rewards of episodes need no reference answer
+                _check_columns(bench.environment, number, row)
             [tokens] = count_tokens(bench.tokenizer, [row["prompt"]], tools)
             if tokens > room:
                 why = f"{tokens} tokens, where {room} leave room for a completion"
@@ -145,44 +143,43 @@ def _read(
         why = rows[0][1]["fault"] if rows else "it holds no rows"
         raise ValueError(f"{data.source}: nothing to ask: {why}")
     if answer_column and answer_column not in columns:
-        known = ", ".join(map(str, columns))
-        raise ValueError(f"{data.source} has no column {answer_column!r}; it has {known}")
+        names = ", ".join(map(str, columns))
+        raise ValueError(f"{data.source} has no column {answer_column!r}; it has {names}")
     return rows
 
 
-def _beginning(environment: environments.Environment, number: int, row: sources.Row) -> sources.Row:
-    """The row, which an episode can begin with; what it earns needs no reference answer."""
+def _check_columns(environment: environments.Environment, number: int, row: sources.Row) -> None:
+    """Raise a Fault unless the row has the columns that an episode needs."""
     try:
         environment.columns(row)
     except ValueError as error:
         raise Fault(MISSING, "", str(error), number) from None
-    return row
 
 
 def _answer(batch: list[Numbered], engine: Engine, bench: Bench) -> list[Line]:
-    """A line for each row, in order; one with a fault may have no answer."""
+    """Return one line per row, in order; a row with a fault may have no answer."""
     asked = [row for _, row in batch if "prompt" in row]
     table = answer_rows(engine, asked, bench, batch_size=max(1, len(asked)))
-    found = iter(table.drop(columns="row").to_dict("records"))
-    lines, of_reference = [], {"reference", "reward", *bench.preset.names}
+    records = iter(table.drop(columns="row").to_dict("records"))
+    lines, needs_reference = [], {"reference", "reward", *bench.preset.names}
     for number, row in batch:
         line = {"row": number}
-        for name, value in next(found).items() if "prompt" in row else ():
-            if "answer" in row or name not in of_reference:
-                line[name] = None if value != value else value  # JSON knows no NaN
+        for name, value in next(records).items() if "prompt" in row else ():
+            if "answer" in row or name not in needs_reference:
+                line[name] = None if value != value else value  # JSON has no NaN
         lines.append(line | {key: row[key] for key in ("fault",) if key in row})
     return lines
 
 
 def _summary(target: Path, lines: list[Line], names: list[str]) -> str:
-    """How many rows and faults, and each reward's mean over rows with a reference answer."""
+    """Say how many rows and faults there are, and each reward's mean over the scored rows."""
     scored, faults = [line for line in lines if "reference" in line], ["fault" in x for x in lines]
     means = {name: np.mean([line[name] or 0 for line in scored]) for name in names if scored}
-    said = "".join(f", {name} {mean:.3f}" for name, mean in means.items())
-    return f"{target}: {len(lines)} rows, {sum(faults)} with a fault{said}"
+    scores = "".join(f", {name} {mean:.3f}" for name, mean in means.items())
+    return f"{target}: {len(lines)} rows, {sum(faults)} with a fault{scores}"
 
 
 def system_prompt(config: RunConfig, preset: RewardSet) -> str:
-    """What stood above each question in the training."""
-    given = config.data.system_prompt
-    return preset.form.system_prompt if given == "preset" else given
+    """Return the system prompt of the training."""
+    prompt = config.data.system_prompt
+    return preset.form.system_prompt if prompt == "preset" else prompt

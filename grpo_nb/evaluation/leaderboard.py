@@ -1,10 +1,10 @@
-"""Runs compared: which is best on held-out prompts, and which differences are real.
+"""The comparison of runs: which is best on held-out prompts, and which differences are real.
 
-Two runs are compared prompt by prompt, on the prompts that both held out, by the exact test
-of McNemar on those that one of them answers better. With n runs there are n (n - 1) / 2 such
-pairs; p is corrected for all of them by Holm's procedure, so that naming the best run after
-having looked costs nothing. A real difference is one between these models: that a setting
-caused it needs several seeds a setting.
+Two runs are compared prompt by prompt, on the prompts that both held out, with McNemar's exact
+test on the prompts that one of them answers better. Among n runs there are n (n - 1) / 2 pairs,
+and Holm's procedure corrects p for all of them, so that the best run may be picked after looking
+at the results. A real difference is one between these two models; to show that a setting caused
+it, run several seeds of each setting.
 """
 
 from collections.abc import Sequence
@@ -25,16 +25,16 @@ ALPHA = 0.05
 
 
 class Board(NamedTuple):
-    """What `compare` found.
+    """The result of `compare`.
 
-    table: A line a run, best first: accuracy of greedy answers with its 95 % interval, the
+    table: One line per run, best first: accuracy of greedy answers with its 95 % interval, the
         paired difference to the best run with interval, Holm's p and verdict, seconds, and the
-        settings that are not the same in all runs.
-    varied: The names of these settings.
-    pairs: A line for two runs: shared prompts, difference, p, Holm's p, verdict.
-    settings: Accuracy of the runs that differ in nothing but their seed: mean, min, max, runs.
-    curves: {run: its metrics}.
-    left_out: {run: why}.
+        settings that differ between runs.
+    varied: The names of the settings that differ.
+    pairs: One line per pair of runs: shared prompts, difference, p, Holm's p, verdict.
+    settings: Accuracy over runs that differ only in their seed: mean, min, max, number of runs.
+    curves: The metrics of each run, by name.
+    left_out: The reason for each run that was left out, by name.
     """
 
     table: pd.DataFrame
@@ -46,10 +46,10 @@ class Board(NamedTuple):
 
 
 def compare(places: Sequence[str | Path]) -> Board:
-    """Compare the runs in these folders; what is no finished run is left out.
+    """Compare the runs in these folders; folders without a finished run are left out.
 
     Raises:
-        ValueError: No finished run among them.
+        ValueError: None of the folders holds a finished run.
     """
     runs, left_out = {}, {}
     for place in map(Path, places):
@@ -60,8 +60,8 @@ def compare(places: Sequence[str | Path]) -> Board:
         else:
             runs[run.name] = run
     if not runs:
-        whys = "".join(f"\n  {name}: {why}" for name, why in left_out.items())
-        raise ValueError(f"no finished run among {len(places)} folders{whys}")
+        reasons = "".join(f"\n  {name}: {why}" for name, why in left_out.items())
+        raise ValueError(f"no finished run among {len(places)} folders{reasons}")
     scores = {name: _scores(run) for name, run in runs.items()}
     varied = _varied({name: run.config() for name, run in runs.items()})
     lines = pd.DataFrame([_line(run, scores[name]) for name, run in runs.items()])
@@ -76,18 +76,18 @@ def compare(places: Sequence[str | Path]) -> Board:
 
 
 def named(prefix: str) -> list[Path]:
-    """Folders of the runs whose names begin so.
+    """Return the folders of the runs whose names start with a prefix.
 
     Raises:
         ValueError: There are none.
     """
-    found = sorted(path for path in runs_root().glob(f"{prefix}*") if path.is_dir())
-    if not found:
+    folders = sorted(path for path in runs_root().glob(f"{prefix}*") if path.is_dir())
+    if not folders:
         raise ValueError(
             f"no run in {runs_root()} is called {prefix}…: make some, for example with "
             "python -m grpo_nb sweep notebooks/compare.yaml"
         )
-    return found
+    return folders
 
 
 def _unfinished(run: Run) -> str:
@@ -101,7 +101,7 @@ def _unfinished(run: Run) -> str:
 
 
 def _scores(run: Run) -> pd.Series:
-    """What the last evaluated model scored on each held-out prompt, [question, reference]."""
+    """Return the last model's score on each held-out prompt, indexed by question and reference."""
     *_, last = read_json(run / "eval/report.json")["greedy"]
     lines = pd.read_parquet(run / "eval/samples.parquet")
     lines = lines[(lines["model"] == last) & (lines["decoding"] == "greedy")]
@@ -114,21 +114,21 @@ def _line(run: Run, scores: pd.Series) -> dict[str, Any]:
     before, accuracy = np.array([models[i]["accuracy"] for i in (0, -1)], dtype=float)
     return {
         **{"run": run.name, "accuracy": accuracy, "low": low, "high": high, "before": before},
-        "measured_by": list(models[-1])[3],  # the first reward, after accuracy, format and total
+        "measured_by": list(models[-1])[3],  # the first reward follows accuracy, format and total
         **{"format": models[-1]["format"], "prompts": len(scores)},
         "seconds": sum(entry["seconds"] for entry in run.manifest().values()),
     }
 
 
-def _varied(found: dict[str, configs.RunConfig]) -> pd.DataFrame:
-    """The settings that are not the same in all runs, [runs, settings]."""
-    flat = {name: {"profile": c.profile} | configs.flatten(c) for name, c in found.items()}
+def _varied(configurations: dict[str, configs.RunConfig]) -> pd.DataFrame:
+    """Return the settings that differ between runs, [runs, settings]."""
+    flat = {n: {"profile": c.profile} | configs.flatten(c) for n, c in configurations.items()}
     frame = pd.DataFrame.from_dict(flat, orient="index")
     return frame.loc[:, frame.astype(str).nunique() > 1]
 
 
 def _pairs(scores: pd.DataFrame) -> pd.DataFrame:
-    """Every pair of runs, the better first; `scores` is NaN where a run did not hold out."""
+    """Compare every pair of runs; `scores`, best run first, is NaN for prompts not held out."""
     lines = []
     for better, worse in combinations(scores, 2):
         gain = (scores[better] - scores[worse]).dropna().to_numpy()
@@ -142,35 +142,35 @@ def _pairs(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def _against_the_best(scores: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
-    """Each run's paired difference to the first, with its interval; columns of `Board.table`."""
-    gains = scores.sub(scores.iloc[:, 0], axis=0)  # NaN where a prompt is not shared
+    """Return each run's paired difference to the first, with interval, p and verdict."""
+    gains = scores.sub(scores.iloc[:, 0], axis=0)  # NaN for prompts that are not shared
     low, high = bootstrap(gains.to_numpy(), np.outer([-0.5, 0.5], np.ones(len(gains.columns))))
-    found = pairs[pairs["better"] == scores.columns[0]].set_index("worse").reindex(scores.columns)
+    best = pairs[pairs["better"] == scores.columns[0]].set_index("worse").reindex(scores.columns)
     columns = {
         **{"difference": gains.mean(), "difference_low": low, "difference_high": high},
-        **{"shared_prompts": gains.notna().sum(), "p_holm": found["p_holm"]},
-        "verdict": found["verdict"].fillna("best"),
+        **{"shared_prompts": gains.notna().sum(), "p_holm": best["p_holm"]},
+        "verdict": best["verdict"].fillna("best"),
     }
     return pd.DataFrame(columns).reset_index(drop=True)
 
 
 def _by_setting(table: pd.DataFrame, varied: Sequence[str]) -> pd.DataFrame:
-    """Mean, least and greatest accuracy of the runs that differ in nothing but their seed."""
+    """Return mean, lowest and highest accuracy of the runs that differ only in their seed."""
     names = [name for name in varied if name != "seed"] or ["measured_by"]
     groups = table.astype(dict.fromkeys(names, str)).groupby(names)["accuracy"]
-    found = groups.agg(mean="mean", min="min", max="max", runs="count")
-    return found.sort_values("mean", ascending=False).reset_index()
+    accuracy = groups.agg(mean="mean", min="min", max="max", runs="count")
+    return accuracy.sort_values("mean", ascending=False).reset_index()
 
 
 def readable(board: Board) -> pd.DataFrame:
-    """The table as it is shown: one column for a figure and its interval."""
+    """Format the table for display, with each figure and its interval in one column."""
     table = board.table
     shown = table[["run"]].copy()
     shown["held-out accuracy"] = [
         f"{line.accuracy:.1%} ({line.low:.1%} … {line.high:.1%})" for line in table.itertuples()
     ]
     shown["against the best"] = ["best", *map(_difference, table.iloc[1:].itertuples())]
-    if table["measured_by"].nunique() > 1:  # then figures mean different things
+    if table["measured_by"].nunique() > 1:  # accuracies of different rewards
         shown["measured by"] = table["measured_by"]
     shown["before"] = table["before"].map("{:.1%}".format)
     for setting in board.varied:
@@ -188,7 +188,7 @@ def _difference(line: Any) -> str:
 
 
 def show(board: Board) -> None:
-    """Print everything that is not empty."""
+    """Print every table that is not empty."""
     real = board.pairs[board.pairs["verdict"] == "real"]
     largest = real.drop(columns=["p", "verdict"]).sort_values("difference", ascending=False)[:10]
     tables = {

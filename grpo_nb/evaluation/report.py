@@ -1,7 +1,7 @@
-"""From scored completions to a report: figures with intervals, verdicts, what changed, and where.
+"""The report on scored completions: figures with intervals, verdicts, and changed answers.
 
-A model is "better" or "worse" than another where the 95 % interval of the paired difference
-excludes 0; everything else is "not distinguishable".
+A model is "better" or "worse" than another if the 95 % interval of the paired difference excludes
+0; otherwise the two are "not distinguishable".
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,10 @@ from grpo_nb.runs.config import RunConfig
 
 DECODING = {"greedy": 0.0, "sampled": 1.0}  # temperature
 UNCLEAR = "not distinguishable"
-# Below this many prompts no exact test of paired answers can reach p < 0.05.
+# With fewer prompts no exact test of paired answers can reach p < 0.05.
 LEAST_PROMPTS = 6
 
-EPISODE = ("turns", "calls", "tool_errors", "malformed")  # counted in one
+EPISODE = ("turns", "calls", "tool_errors", "malformed")  # counts per episode
 
 Samples = Mapping[str, pd.DataFrame]
 
@@ -35,15 +35,15 @@ class Evaluation(NamedTuple):
 
 
 def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
-    """Every figure of every prompt, [prompts, figures], of one model and one decoding.
+    """Return the figures of each prompt, [prompts, figures], for one model and one decoding.
 
     Args:
-        lines: What `evaluate_model` gave, of one decoding.
-        preset: Names the rewards.
+        lines: The lines of one decoding from `evaluate_model`.
+        preset: The run's rewards.
 
     Returns:
         accuracy, format, reward, each reward, tokens and truncated (means over the samples of
-        the prompt), what is counted in episodes, and pass@1 … pass@k.
+        the prompt), the counts of episodes, and pass@1 … pass@k.
     """
     names = ["accuracy", "format", "reward", *preset.names, "tokens", "truncated"]
     names += [name for name in EPISODE if name in lines]
@@ -56,32 +56,32 @@ def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
 
 
 def ranges(figures: pd.DataFrame, preset: RewardSet) -> np.ndarray:
-    """Least and greatest value of each figure, [2, figures]; NaN for lengths, which have none."""
+    """Return the lowest and highest value of each figure, [2, figures]; NaN if unbounded."""
     declared = [declared_range(func) for func in preset.reward_funcs]
-    known = dict(zip(preset.names, declared, strict=True))
+    limits = dict(zip(preset.names, declared, strict=True))
     pairs = zip(preset.reward_weights, declared, strict=True)
-    known["reward"] = tuple(np.sum([sorted((w * low, w * high)) for w, (low, high) in pairs], 0))
-    known |= {"tokens": (np.nan, np.nan), "accuracy": declared[0]}
-    known |= dict.fromkeys(EPISODE, (np.nan, np.nan))
-    known["format"] = known.get(preset.format_name, (np.nan, np.nan))
-    ends = np.array([known.get(name, (0.0, 1.0)) for name in figures], dtype=float).T
+    limits["reward"] = tuple(np.sum([sorted((w * low, w * high)) for w, (low, high) in pairs], 0))
+    limits |= {"tokens": (np.nan, np.nan), "accuracy": declared[0]}
+    limits |= dict.fromkeys(EPISODE, (np.nan, np.nan))
+    limits["format"] = limits.get(preset.format_name, (np.nan, np.nan))
+    ends = np.array([limits.get(name, (0.0, 1.0)) for name in figures], dtype=float).T
     return np.where(np.isfinite(ends), ends, np.nan)
 
 
 def build(samples: Samples, preset: RewardSet, config: RunConfig) -> dict[str, Any]:
-    """The report, in JSON's types.
+    """Return the report, made of JSON types.
 
     Args:
-        samples: {label: what `evaluate_model` gave}; the first label is the reference.
-        preset: Says what is correct, and each figure's range.
-        config: Seed, samples and lengths, which are reported.
+        samples: {label: lines from `evaluate_model`}; the first label is the baseline.
+        preset: The run's rewards, which decide what is correct and the range of each figure.
+        config: The run's configuration; seed, samples and lengths are copied into the report.
 
     Returns:
         prompts and settings; `greedy` and `sampled`: {label: {figure: mean, "intervals":
         {figure: [low, high]}}}; `comparisons`: each pair of models by their greedy answers, with
-        verdict, sentence, differences, McNemar's p, the shares wholly right, and the rows gained
-        and lost (`graded`: the first reward gives partial credit, which `accuracy` is the mean
-        of).
+        verdict, sentence, differences, McNemar's p, the shares of wholly right answers, and how
+        many prompts were gained and lost. `graded` means that the first reward gives partial
+        credit, so that `accuracy` is a mean score.
     """
     report: dict[str, Any] = {
         "prompts": next(iter(samples.values()))["row"].nunique(),
@@ -95,34 +95,36 @@ def build(samples: Samples, preset: RewardSet, config: RunConfig) -> dict[str, A
             label: per_prompt(lines[lines["decoding"] == decoding], preset)
             for label, lines in samples.items()
         }
-        report[decoding] = {n: _summary(one, preset, config.seed) for n, one in figures.items()}
-    pairs = combinations(figures.items(), 2)  # the greedy ones
-    return report | {"comparisons": [_compare(*pair, preset, config.seed) for pair in pairs]}
+        report[decoding] = {
+            label: _summary(per_model, preset, config.seed) for label, per_model in figures.items()
+        }
+    pairs = combinations(figures.items(), 2)  # of greedy answers, the last decoding above
+    return report | {"comparisons": [compare_pair(*pair, preset, config.seed) for pair in pairs]}
 
 
 def checks(report: Mapping[str, Any]) -> list[Check]:
-    """Whether the last model can be compared with the first ("baseline"), and is "better".
+    """Check whether the last model can be compared with the first, and whether it is better.
 
     Args:
-        report: As `build` gives it, of at least two models.
+        report: The report of `build` on at least two models.
     """
     first, *_, last = report["greedy"]
-    pairs = {(one["before"], one["after"]): one for one in report["comparisons"]}
-    found, prompts = pairs[first, last], report["prompts"]
-    known = found["differences"]["accuracy"]["interval"] and prompts >= LEAST_PROMPTS
+    pairs = {(each["before"], each["after"]): each for each in report["comparisons"]}
+    pair, prompts = pairs[first, last], report["prompts"]
+    comparable = pair["differences"]["accuracy"]["interval"] and prompts >= LEAST_PROMPTS
     baseline = Check(
         "baseline",
-        "ok" if known else "stop",
+        "ok" if comparable else "stop",
         f"{first} and {last} answered the same {prompts} held-out prompts",
-        "" if known else "raise data.eval_rows and begin again with notebook 1",
+        "" if comparable else "raise data.eval_rows and start again with notebook 1",
     )
-    whole = found["mcnemar_p"] < 0.05 and found["gained"] > found["lost"]
+    more_solved = pair["mcnemar_p"] < 0.05 and pair["gained"] > pair["lost"]
     state, fix = "ok", ""
-    if found["verdict"] != "better":
+    if pair["verdict"] != "better":
         state, fix = "stop", "train longer, or hold out more prompts (data.eval_rows)"
-    elif found["graded"] and not whole:
-        state, fix = "warning", "see in notebook 4 what answers that are partly right lack"
-    return [baseline, Check("better", state, found["sentence"], fix)]
+    elif pair["graded"] and not more_solved:
+        state, fix = "warning", "see in notebook 4 what the partly right answers lack"
+    return [baseline, Check("better", state, pair["sentence"], fix)]
 
 
 def _plain(value: float) -> float | None:
@@ -140,71 +142,81 @@ def _summary(figures: pd.DataFrame, preset: RewardSet, seed: int) -> dict[str, A
 
 
 def verdict(interval: Sequence[float] | None, prompts: int, p: float | None = None) -> str:
-    """ "better", "worse" or "not distinguishable".
+    """Return "better", "worse" or "not distinguishable".
 
     Args:
-        interval: Of the paired difference, after minus before.
-        prompts: Too few decide nothing.
-        p: McNemar's, which has to be under 0.05 as well, where the figure is right or wrong.
+        interval: The interval of the paired difference, after minus before.
+        prompts: The number of prompts; fewer than LEAST_PROMPTS decide nothing.
+        p: McNemar's p, which must be below 0.05 too; None for a figure with partial credit.
     """
     if interval is None or prompts < LEAST_PROMPTS or (p is not None and p >= 0.05):
         return UNCLEAR
     return "better" if interval[0] > 0 else "worse" if interval[1] < 0 else UNCLEAR
 
 
-def _compare(
+def compare_pair(
     first: tuple[str, pd.DataFrame],
     second: tuple[str, pd.DataFrame],
     preset: RewardSet,
     seed: int,
 ) -> dict[str, Any]:
-    """The second model against the first, each with its label, prompt by prompt."""
+    """Compare the second model with the first, prompt by prompt.
+
+    Args:
+        first: Label and figures, as `per_prompt` returns them; at least accuracy and pass@1.
+        second: Label and figures of the other model on the same prompts.
+        preset: The run's rewards, which decide the range of each figure.
+        seed: The seed of the resampling for intervals.
+
+    Returns:
+        An entry of the report's `comparisons`; see `build`.
+    """
     before, after = first[1], second[1]
     low, high = ranges(before, preset)
     half, gain = (high - low) / 2, after - before
     intervals = map(_ends, bootstrap(gain.to_numpy(), np.array([-half, half]), seed).T)
-    was, right = (one["pass@1"].to_numpy() == 1.0 for one in (before, after))
-    gained, lost = (int((x > y).sum()) for x, y in ((right, was), (was, right)))
+    was_right, is_right = (each["pass@1"].to_numpy() == 1.0 for each in (before, after))
+    gained, lost = int((is_right > was_right).sum()), int((was_right > is_right).sum())
     graded = not all(np.allclose(x["accuracy"], x["pass@1"]) for x in (before, after))
     differences = {
         name: {"difference": _plain(gain[name].mean()), "interval": interval}
         for name, interval in zip(gain, intervals, strict=True)
     }
     p = mcnemar(gained, lost)
-    # Of partial credit the interval and McNemar's test do not judge the same thing.
+    # With partial credit the interval and McNemar's test measure different things.
     word = verdict(differences["accuracy"]["interval"], len(gain), None if graded else p)
-    found = {
+    pair = {
         **{"before": first[0], "after": second[0], "verdict": word, "differences": differences},
         **{"mcnemar_p": p, "graded": graded, "gained": gained, "lost": lost},
-        **{"solved": [float(was.mean()), float(right.mean())]},
+        **{"solved": [float(was_right.mean()), float(is_right.mean())]},
     }
-    means = [float(one["accuracy"].mean()) for one in (before, after)]
-    return found | {"sentence": _sentence(found, *means)}
+    means = [float(each["accuracy"].mean()) for each in (before, after)]
+    return pair | {"sentence": _sentence(pair, *means)}
 
 
-def _sentence(found: Mapping[str, Any], before: float, after: float) -> str:
-    """The verdict with its figures, in words."""
-    change = found["differences"]["accuracy"]
+def _sentence(pair: Mapping[str, Any], before: float, after: float) -> str:
+    """Put the verdict of a comparison and its figures into words."""
+    change = pair["differences"]["accuracy"]
     if change["interval"] is None:
         return f"{UNCLEAR}: no completion could be scored"
     low, high = (100 * end for end in change["interval"])
-    p, name, whole = found["mcnemar_p"], "accuracy", ""
-    if found["graded"]:
-        few, more = (100 * share for share in found["solved"])
-        name, whole = "mean score", f" wholly right {few:.1f} % → {more:.1f} %,"
+    p, name, solved = pair["mcnemar_p"], "accuracy", ""
+    if pair["graded"]:
+        was, now = (100 * share for share in pair["solved"])
+        name, solved = "mean score", f" wholly right {was:.1f} % → {now:.1f} %,"
     return (
-        f"{found['before']} → {found['after']}: {found['verdict']}: greedy {name} "
+        f"{pair['before']} → {pair['after']}: {pair['verdict']}: greedy {name} "
         f"{100 * before:.1f} % → {100 * after:.1f} %, {100 * change['difference']:+.1f} points "
-        f"(95 % interval {low:+.1f} … {high:+.1f}),{whole} "
+        f"(95 % interval {low:+.1f} … {high:+.1f}),{solved} "
         f"McNemar p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}; "
-        f"{found['gained']} gained, {found['lost']} lost"
+        f"{pair['gained']} gained, {pair['lost']} lost"
     )
 
 
 def table(report: Mapping[str, Any]) -> pd.DataFrame:
-    """The report's figures, a line a decoding and model; `95 %` is the interval of accuracy.
+    """Tabulate the figures, one line per decoding and model; `95 %` is the accuracy's interval.
 
-    A figure that is another under a second name, as the first reward is accuracy, is left out.
+    Columns that repeat another one are left out, such as the first reward, which is accuracy.
     """
     lines = []
     for decoding in DECODING:
@@ -219,21 +231,21 @@ def table(report: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def before_after(samples: Samples, count: int) -> pd.DataFrame:
-    """Greedy answers of the first and the last model: what got worse, what got better, the rest."""
+    """List greedy answers of the first and last model: worse ones, better ones, then the rest."""
     ends = [samples[name].query("decoding == 'greedy'") for name in samples]
     before, after = (ends[i].set_index("row") for i in (0, -1))
     table = before.join(after[["completion", "correct", "accuracy"]], rsuffix=" after")
     gain = (table["accuracy after"] - table["accuracy"]).to_numpy()
     order = np.select([gain < 0, gain > 0], [0, 1], default=2).argsort(kind="stable")
-    said = table[["correct", "correct after"]].replace({True: "yes", False: "no"})
-    table["correct"] = said["correct"] + " → " + said["correct after"]
+    words = table[["correct", "correct after"]].replace({True: "yes", False: "no"})
+    table["correct"] = words["correct"] + " → " + words["correct after"]
     columns = ["question", "reference", "completion", "completion after", "correct"]
     shown = table[columns].iloc[order]
     return shown.set_axis(["question", "reference", "before", "after", "correct"], axis=1)[:count]
 
 
 def save(run: Run, evaluation: Evaluation) -> dict[str, Any]:
-    """Write eval/samples.parquet and eval/report.json; returns the report."""
+    """Write eval/samples.parquet and eval/report.json, and return the report."""
     tables = [lines.assign(model=label) for label, lines in evaluation.samples.items()]
     with atomic_path(run / "eval/samples.parquet") as temporary:
         pd.concat(tables).to_parquet(temporary, index=False)

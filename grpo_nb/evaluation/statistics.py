@@ -1,4 +1,4 @@
-"""How sure a figure is: intervals over prompts, McNemar's test, and Holm's correction."""
+"""The uncertainty of figures: intervals over prompts, McNemar's test, and Holm's correction."""
 
 import warnings
 
@@ -6,66 +6,66 @@ import numpy as np
 
 LEVEL = 0.95
 RESAMPLES = 2000
-CHUNK = 100  # resamples at once, for their memory
+CHUNK = 100  # resamples computed at once, to limit memory
 
 
 def bootstrap(values: np.ndarray, ends: np.ndarray, seed: int = 0) -> np.ndarray:
-    """95 % intervals of means over prompts, by the percentile bootstrap with two pseudo-prompts.
+    """Return 95 % intervals of means, by the percentile bootstrap with two pseudo-prompts.
 
-    One pseudo-prompt lies at each of `ends`. Without them a model that solves all of 64
-    prompts gets the interval 100 % … 100 %, and a true accuracy of 98 % is covered in 72 % of
-    the draws. With them coverage of paired differences between accuracies of 30, 90 and 98 %
-    was 94 to 97 % (3,000 draws, n = 64 … 512), and more, never less, where only a handful of
-    prompts differs.
+    One pseudo-prompt is added at each of `ends`. Without them a model that solves all of 64
+    prompts would get the interval 100 % … 100 %, and a true accuracy of 98 % would be covered in
+    72 % of the draws. With them the coverage of paired differences between accuracies of 30, 90
+    and 98 % was 94 to 97 % (3,000 draws, n = 64 … 512), and higher if only a few prompts differ.
 
     Args:
-        values: [prompts, figures]; NaN is left out. Columns are resampled together.
-        ends: [2, figures] where the pseudo-prompts lie: the range of a figure, half of the
-            range to either side of 0 for a paired difference, NaN for none.
-        seed: Of the resampling.
+        values: Figures of each prompt, [prompts, figures]; NaN is ignored. All columns are
+            resampled together.
+        ends: Values of the pseudo-prompts, [2, figures]: the range of a figure, half of the range
+            to either side of 0 for a paired difference, or NaN for none.
+        seed: The seed of the resampling.
 
     Returns:
-        [2, figures] lower and upper end; NaN for a figure without values.
+        Lower and upper ends, [2, figures]; NaN for a figure without values.
 
     Source: Efron 1979; the pseudo-observations of Agresti and Coull 1998 and, for paired
     differences, Bonett and Price 2012, https://doi.org/10.3102/1076998611411915.
     """
     ends = np.where(np.isnan(values).all(axis=0), np.nan, ends)
     values = np.vstack([values, ends])
-    known = (~np.isnan(values)).astype(float)
+    present = (~np.isnan(values)).astype(float)
     filled, count = np.nan_to_num(values), len(values)
     rng, means = np.random.default_rng(seed), []
     for _ in range(RESAMPLES // CHUNK):
         drawn = rng.integers(count, size=(CHUNK, count)) + count * np.arange(CHUNK)[:, None]
         times = np.bincount(drawn.ravel(), minlength=CHUNK * count).reshape(CHUNK, count)
         with np.errstate(invalid="ignore"):
-            means.append((times @ filled) / (times @ known))
+            means.append((times @ filled) / (times @ present))
     tail = (1 - LEVEL) / 2
-    with warnings.catch_warnings(action="ignore"):  # of a figure without values
+    with warnings.catch_warnings(action="ignore"):  # numpy warns of a figure without values
         return np.nanquantile(np.concatenate(means), [tail, 1 - tail], axis=0)
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Exact two-sided p: could as many prompts be gained and lost by chance?
+    """Return the exact two-sided p of gaining and losing so many prompts by chance.
 
     Args:
-        gained: Prompts that only the second model answers right.
-        lost: Prompts that only the first model answers right.
+        gained: Number of prompts that only the second model answers correctly.
+        lost: Number of prompts that only the first model answers correctly.
 
-    Source: McNemar 1947, https://doi.org/10.1007/BF02295996, with the binomial in full.
+    Source: McNemar 1947, https://doi.org/10.1007/BF02295996, with the exact binomial.
 
     >>> mcnemar(6, 0), mcnemar(3, 3), mcnemar(0, 0)
     (0.03125, 1.0, 1.0)
     """
     differ, tail, ways = gained + lost, 1, 1
     for i in range(min(gained, lost)):
-        ways = ways * (differ - i) // (i + 1)  # draws of i + 1 from all that differ
+        ways = ways * (differ - i) // (i + 1)  # binomial coefficient of i + 1 out of `differ`
         tail += ways
     return min(1.0, 2 * tail / 2**differ)
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """p-values corrected for their number.
+    """Correct p-values for multiple comparisons.
 
     Source: Holm 1979, https://www.jstor.org/stable/4615733.
 

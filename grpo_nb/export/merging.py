@@ -1,4 +1,4 @@
-"""Merge the adapter, so that the merged model is the policy trained; judged before it counts."""
+"""Merge the adapter into its base, and put the result in place only if it passes a parity gate."""
 
 import shutil
 from pathlib import Path
@@ -26,37 +26,38 @@ MERGED = "model/merged"
 
 
 def merge(stage: Stage, *, force: bool = False) -> tuple[Path, Check]:
-    """Write model/merged, and model/parity.json beside it; the stage records the check "merge".
+    """Write model/merged and model/parity.json, and record the check "merge".
 
-    The adapter is added to the base as it was trained on (a 4-bit base is dequantised): that is
-    the policy that was rewarded. The result is written to a temporary place, judged there, and
-    put in place only if it passes. The 16-bit weights are held in memory, on the GPU where there
-    is one; how much that is, is printed.
+    The adapter is merged into the base in the precision of the training (a 4-bit base is
+    dequantised), because that is the policy that was rewarded. The result is written to a
+    temporary folder and tested there, and replaces model/merged only if it passes. The 16-bit
+    weights are held in memory, on the GPU if there is one; their size is printed.
 
     Args:
         stage: Stage 04 of a trained run.
-        force: Put it in place although it fails the gate.
+        force: Whether to export a model that fails the gate.
 
     Returns:
-        (the folder: safetensors, tokenizer, chat template, generation config; the check).
+        The folder (safetensors, tokenizer, chat template, generation config), and the check.
 
     Raises:
-        ValueError: The adapter is of another base, is all zero, or the merge fails the gate.
-        RuntimeError: Not enough memory, or room on the disk.
+        ValueError: The adapter belongs to another base or is all zero, or the merge fails the
+            gate.
+        RuntimeError: There is not enough memory or disk space.
     """
     run, config = stage.run, stage.config
     folder, adapter = run / MERGED, run / "train/adapter"
-    for left in folder.parent.glob(f".{folder.name}.*.tmp"):
-        shutil.rmtree(left)  # of a killed merge: the run's lock says that no other is at work
+    for leftover in folder.parent.glob(f".{folder.name}.*.tmp"):
+        shutil.rmtree(leftover)  # of a killed merge; the run's lock excludes a running one
     base, policy, adapter = trained_paths(run, config)
     names = [] if adapter is None else changed_weights(adapter)
     _check_room(_size(policy, names), folder)
     with atomic_path(folder) as temporary:
         _write(_merged(policy, adapter, config.model.quantization), config, temporary)
         free_memory()
-        seen = {} if adapter is None else _compare(run, config, base, temporary, names)
-        check = parity.verdict(seen)
-        report = {"base": base, "base in training": config.model.quantization, **seen}
+        figures = {} if adapter is None else _compare(run, config, base, temporary, names)
+        check = parity.verdict(figures)
+        report = {"base": base, "base in training": config.model.quantization, **figures}
         write_json(run / "model/parity.json", {"passed": check.state == "ok", **report})
         stage.record_checks([check])
         if check.state != "ok" and not force:
@@ -68,7 +69,7 @@ def merge(stage: Stage, *, force: bool = False) -> tuple[Path, Check]:
 
 
 def trained_paths(run: Run, config: RunConfig) -> tuple[str, str, Path | None]:
-    """(base, policy, adapter) to load: where every weight was trained, there is no adapter.
+    """Return (base, policy, adapter) to load; after full fine-tuning the adapter is None.
 
     Raises:
         FileNotFoundError: The run has not been trained.
@@ -83,11 +84,11 @@ def trained_paths(run: Run, config: RunConfig) -> tuple[str, str, Path | None]:
 
 
 def changed_weights(adapter: Path) -> list[str]:
-    """Names of the base's weights that the adapter changes.
+    """Return the names of the base's weights that the adapter changes.
 
     Raises:
-        FileNotFoundError: No adapter in the folder.
-        ValueError: Damaged, not finite, or all zero, which is LoRA's initial state.
+        FileNotFoundError: There is no adapter in the folder.
+        ValueError: The adapter is damaged, not finite, or all zero, as LoRA initializes it.
     """
     from safetensors.torch import load_file
 
@@ -97,16 +98,15 @@ def changed_weights(adapter: Path) -> list[str]:
         raise ValueError(f"the adapter has NaN or inf in {', '.join(broken[:3])}: train again")
     if not any(tensor.any() for name, tensor in tensors.items() if ".lora_B." in name):
         raise ValueError(
-            "the adapter is all zero (every B is as LoRA begins), so that it is the base: see "
-            "train/metrics.jsonl, whose rewards or gradients were 0, and train again"
+            "the adapter is all zero (every B still has LoRA's initial value), so it equals the "
+            "base: see in train/metrics.jsonl why rewards or gradients were 0, and train again"
         )
-    about = read_json(adapter / "adapter_config.json")
-    experts = about.get("target_parameters") or []
+    experts = read_json(adapter / "adapter_config.json").get("target_parameters") or []
     stacks = {name.rpartition(".")[0] for name in experts}
     layers = {name.partition(".lora_B.")[0] for name in tensors if ".lora_B." in name}
-    named = {layer.removeprefix("base_model.model.") for layer in layers}
-    # peft keeps a stack's adapters under names of its own, one within the other.
-    linear = [name for name in named if name.removesuffix(".base_layer") not in stacks]
+    modules = {layer.removeprefix("base_model.model.") for layer in layers}
+    # peft nests the adapters of an expert stack under `base_layer`.
+    linear = [name for name in modules if name.removesuffix(".base_layer") not in stacks]
     return [*(f"{name}.weight" for name in sorted(linear)), *sorted(experts)]
 
 
@@ -115,14 +115,14 @@ def _merged(policy: str, adapter: Path | None, quantization: str) -> "PreTrained
         return load_checkpoint(policy, adapter=None, quantization="16bit")
     with quiet(), hub_errors(policy):
         model = load_dequantized(policy, quantization)
-    from peft import PeftModel  # after it: bitsandbytes, which it imports, is quiet then
+    from peft import PeftModel  # late, because it imports bitsandbytes, which is quiet by now
 
     with hub_errors(str(adapter)):
         return PeftModel.from_pretrained(model, adapter).merge_and_unload()
 
 
 def _write(model: "PreTrainedModel", config: RunConfig, folder: Path) -> None:
-    """Weights, config, generation config, tokenizer and chat template into a new folder."""
+    """Write weights, config, generation config, tokenizer and chat template to a new folder."""
     with quiet():
         model.save_pretrained(folder, max_shard_size=int(config.export.max_shard_gb * 1e9))
     tokenizer = load_tokenizer(config.model.model_path, config.model.chat_template_kwargs)
@@ -132,7 +132,7 @@ def _write(model: "PreTrainedModel", config: RunConfig, folder: Path) -> None:
 def _compare(
     run: Run, config: RunConfig, base: str, folder: Path, names: list[str]
 ) -> dict[str, Any]:
-    """What the adapter on its base and the merged files make of the same held-out prompts."""
+    """Compare the adapter on its base with the merged files on held-out prompts."""
     merged = str(folder.resolve())
     prompts = [row["prompt"] for row in data.load(run, "eval")[: config.export.parity_prompts]]
     quantization = config.model.quantization
@@ -147,14 +147,14 @@ def _compare(
             names,
         )
     finally:
-        free_memory()  # of both models, which an engine after this needs
+        free_memory()  # both models are gone before the next engine is loaded
 
 
 def check_complete(folder: Path) -> Path:
-    """The folder, if it holds a whole model.
+    """Return the folder if it holds a complete model.
 
     Raises:
-        FileNotFoundError: A part is missing, as after a write that was killed.
+        FileNotFoundError: A file is missing, for example after a killed write.
     """
     index = folder / "model.safetensors.index.json"
     shards = read_json(index)["weight_map"].values() if index.exists() else ["model.safetensors"]
@@ -168,10 +168,10 @@ def check_complete(folder: Path) -> Path:
 
 
 def _size(model_path: str, changed: list[str]) -> int:
-    """Bytes of the merged weights; the base is read without its weights.
+    """Return the size of the merged weights [bytes], without loading the base's weights.
 
     Raises:
-        ValueError: It lacks a weight that the adapter changes.
+        ValueError: The base lacks a weight that the adapter changes.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -182,13 +182,13 @@ def _size(model_path: str, changed: list[str]) -> int:
     if lacking := sorted(set(changed) - dict(empty.named_parameters()).keys()):
         raise ValueError(
             f"the adapter changes {lacking[0]}, which the base {model_path} lacks: it was made "
-            "for another base"
+            "for another base model"
         )
     return 2 * empty.num_parameters()
 
 
 def _check_room(needed: int, folder: Path) -> None:
-    """Say what the merge takes; refuse where memory or disk is too small."""
+    """Print how much the merge takes, and refuse if memory or disk is too small."""
     import psutil
     import torch
 
@@ -197,11 +197,11 @@ def _check_room(needed: int, folder: Path) -> None:
     memory = psutil.virtual_memory().available
     free = {"memory": torch.cuda.mem_get_info()[0] if cuda_available() else memory}
     free[f"the disk of {folder.parent}"] = shutil.disk_usage(folder.parent).free
-    said = f"the merge takes {needed / 1e9:.2g} GB in memory and on the disk: 16-bit weights"
-    print(said)
+    message = f"the merge takes {needed / 1e9:.2g} GB in memory and on the disk: 16-bit weights"
+    print(message)
     if min(free.values()) < 1.05 * needed:
-        rooms = " and ".join(f"{room / 1e9:.3g} GB in {place}" for place, room in free.items())
+        available = " and ".join(f"{room / 1e9:.3g} GB in {place}" for place, room in free.items())
         raise RuntimeError(
-            f"{said}; free are {rooms}. Stop what else runs there, point GRPO_NB_RUNS at a larger "
+            f"{message}; free: {available}. Stop other programs, point GRPO_NB_RUNS at a larger "
             "disk, or set CUDA_VISIBLE_DEVICES=-1 to merge in main memory instead of the GPU's"
         )

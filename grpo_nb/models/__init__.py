@@ -1,3 +1,4 @@
+# ruff: noqa: F401 (what is imported here is what the room hands out)
 """Load a tokenizer, a policy to train, a checkpoint to judge, or an engine that answers.
 
 Base and adapter are never confused: whatever loads weights says with `adapter=` which it is.
@@ -14,32 +15,6 @@ from grpo_nb.models.checkpoint import (
     sharded,
     trained_base,
 )
-from grpo_nb.models.engine import (
-    Engine,
-    Sample,
-    TransformersEngine,
-    free_memory,
-    open_engine,
-)
+from grpo_nb.models.engine import Engine, Sample, TransformersEngine, free_memory, open_engine
 from grpo_nb.models.policy import Policy, load_policy
 from grpo_nb.models.vllm import lora_rank, use_vllm
-
-__all__ = [
-    "Engine",
-    "Policy",
-    "Sample",
-    "TransformersEngine",
-    "cuda_available",
-    "free_memory",
-    "has_bf16",
-    "load_checkpoint",
-    "load_dequantized",
-    "load_policy",
-    "load_tokenizer",
-    "load_weights",
-    "lora_rank",
-    "open_engine",
-    "sharded",
-    "trained_base",
-    "use_vllm",
-]

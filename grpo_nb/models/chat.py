@@ -281,19 +281,28 @@ def opens_call(tokenizer: "PreTrainedTokenizerBase") -> str:
     return re.match(r"\s*([^\s{]*)", called[start:])[1].partition("NAME")[0]
 
 
-def count_tokens(
+def encode(
     tokenizer: "PreTrainedTokenizerBase",
     prompts: Sequence[list[Message]],
     tools: Sequence[Mapping[str, Any]] = (),
-) -> list[int]:
-    """Tokens of each rendered prompt.
+) -> list[list[int]]:
+    """Token ids of each rendered prompt, none of them padded or cut.
 
     Raises:
         ValueError: As `render` does.
     """
     texts = [render(tokenizer, prompt, tools) for prompt in prompts]
     plain = {"add_special_tokens": False, "padding": False, "truncation": False}
-    return list(map(len, tokenizer(texts, **plain)["input_ids"])) if texts else []
+    return tokenizer(texts, **plain)["input_ids"] if texts else []
+
+
+def count_tokens(
+    tokenizer: "PreTrainedTokenizerBase",
+    prompts: Sequence[list[Message]],
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> list[int]:
+    """Tokens of each rendered prompt; errors as of `render`."""
+    return list(map(len, encode(tokenizer, prompts, tools)))
 
 
 def check_template(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> Check:
@@ -329,7 +338,7 @@ def show_tokens(
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The rendered prompt token by token: ⟦special⟧, others between bars, ⏎ for a line's end."""
-    ids = tokenizer(render(tokenizer, prompt, tools), add_special_tokens=False)["input_ids"]
+    [ids] = encode(tokenizer, [prompt], tools)
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
     shown = ""
     for token in ids:

@@ -1,6 +1,6 @@
-"""Many notebooks, runs and machines: papermill, sweeps, Ray, and what checks the result.
+"""Execution of notebooks, runs and sweeps, on this machine or on a Ray cluster.
 
-`notebooks` reads run files and executes a run's four stages; `sweep` does so for many runs on this
-machine, `cluster` on Ray; `launch` trains without a notebook; `app` serves the Reward Lab's page;
-`checklist` judges a run, and `doctor` this machine.
+`notebooks` reads run files and executes a run's four stages with papermill; `sweep` does so for
+many runs on this machine, and `cluster` on Ray. `launch` trains without a notebook, and `app`
+serves the Reward Lab. `checklist` examines a run, and `doctor` the machine.
 """

@@ -1,4 +1,4 @@
-"""`python -m grpo_nb reward-lab`: the Reward Lab as a page, by Voilà, for this machine only."""
+"""`python -m grpo_nb reward-lab`: serve the Reward Lab with Voilà, to this machine only."""
 
 import os
 import secrets
@@ -15,12 +15,14 @@ SERVED = "notebooks/reward_lab.ipynb"
 
 
 def serve(name: str, profile: str = "auto", port: int = 8866, browser: bool = True) -> None:
-    """Serve the Reward Lab of a run until Ctrl-C, below a token: `$GRPO_NB_TOKEN`, or a new one.
+    """Serve the Reward Lab of a run until Ctrl-C.
+
+    The address contains a token: `$GRPO_NB_TOKEN`, or a new one.
 
     Args:
-        name: Of the run; notebook 1 is run first where it is not done.
-        profile: For notebook 1.
-        port: On 127.0.0.1.
+        name: The name of the run; notebook 1 is executed first if it is not done.
+        profile: The profile for notebook 1.
+        port: The port on 127.0.0.1.
         browser: Whether to open the address, which is printed in any case.
 
     Raises:
@@ -45,13 +47,13 @@ def serve(name: str, profile: str = "auto", port: int = 8866, browser: bool = Tr
     url = f"http://{HOST}:{port}/?token={quote(token)}"
 
     class RewardLabApp(Voila):
-        def launch_browser(self) -> None:  # called when it listens
+        def launch_browser(self) -> None:  # called once the server listens
             print(f"The Reward Lab of run {name!r}: {url}\nCtrl-C ends it.", flush=True)
             if browser:
                 webbrowser.open(url)
 
     app = RewardLabApp(ip=HOST, port=port, port_retries=0, token=token, log_level="ERROR")
-    app.config.KernelManager.transport = "ipc"  # kernels that only this user reaches
+    app.config.KernelManager.transport = "ipc"  # only this user can reach the kernels
     app.config.VoilaConfiguration.show_tracebacks = True
     prepare(run)
     app.initialize([str(run / SERVED)])
@@ -59,7 +61,7 @@ def serve(name: str, profile: str = "auto", port: int = 8866, browser: bool = Tr
 
 
 def prepare(run: Run) -> None:
-    """Write the notebook that is served: the run's lab, and nothing else."""
+    """Write the notebook to serve, which contains only the run's lab."""
     import nbformat
 
     kind = "Environment" if run.config().data.environment else "Reward"

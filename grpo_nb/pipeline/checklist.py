@@ -1,14 +1,14 @@
-"""`python -m grpo_nb checklist`: what of a run is in order, by which evidence, and what is next.
+"""`python -m grpo_nb checklist`: the checks of a run with their evidence, and what to do next.
 
-Each stage writes what it has checked to its entry of the manifest; this is a table over these
-checks, with what only the whole run can tell. Where a stage has not written a check that it will
-write, the state is "not yet".
+Each stage writes its checks into its manifest entry. The checklist lists them, and adds the checks
+that concern the whole run. A check that a stage has not written yet has the state "not yet".
 """
 
 from collections import Counter
 from itertools import takewhile
 from typing import Any
 
+from grpo_nb.evaluation.controls import caused
 from grpo_nb.runs import NOTEBOOKS, Check, Run, check_stages_before
 from grpo_nb.runs.checks import shown
 
@@ -22,7 +22,7 @@ READ = "No check reads completions: read some, docs/reading-a-run.md#reading-com
 
 
 def examine(run: Run) -> list[dict[str, str]]:
-    """Stage, name, state, evidence and fix of every check, in the order of the stages.
+    """Return stage, name, state, evidence and fix of every check, in the order of the stages.
 
     Raises:
         ValueError: manifest.json or config.yaml cannot be read.
@@ -39,13 +39,15 @@ def examine(run: Run) -> list[dict[str, str]]:
             lines.append({"stage": stage, **written.get(name, missing)})
     done = list(takewhile(lambda stage: run.status(stage) == "done", NOTEBOOKS))
     if done:
-        whole = (_unchanged(run, done), _reproducible([manifest[stage] for stage in done]))
+        whole = [_unchanged(run, done), _reproducible([manifest[stage] for stage in done])]
+        if "04" in done and whole[0].state == "ok":
+            whole += caused(run)
         lines += [{"stage": "all", **check._asdict()} for check in whole]
     return lines
 
 
 def _stage(run: Run, stage: str, entry: dict[str, Any]) -> dict[str, str]:
-    """Whether a stage is done, and otherwise why not and what brings the run on."""
+    """Return whether a stage is done, or else why not and which command continues the run."""
     name, status = NOTEBOOKS[stage], run.status(stage)
     again = f"python -m grpo_nb run --name {run.name} --from {stage}"
     state, evidence, fix = "not yet", status, again
@@ -71,9 +73,9 @@ def _unchanged(run: Run, done: list[str]) -> Check:
 
 
 def _reproducible(entries: list[dict[str, Any]]) -> Check:
-    known = [[entry[key] for key in ("git_commit", "seed", "versions")] for entry in entries]
-    commit, seed, versions = known[0]
-    same = all(one == known[0] for one in known)
+    origins = [[entry[key] for key in ("git_commit", "seed", "versions")] for entry in entries]
+    commit, seed, versions = origins[0]
+    same = all(origin == origins[0] for origin in origins)
     evidence = f"commit {commit[:12]}{commit[40:]}, seed {seed}, trl {versions['trl']}; "
     evidence += "the same in each stage" if same else "stages differ in one of these"
     if same and len(commit) == 40:
@@ -83,7 +85,7 @@ def _reproducible(entries: list[dict[str, Any]]) -> Check:
 
 
 def show(lines: list[dict[str, str]]) -> None:
-    """Print a line for each check, with what to change below it."""
+    """Print each check, with its fix on the line below."""
     for line in lines:
         print(line["stage"], shown(**{key: line[key] for key in Check._fields}), sep="  ")
     counts = Counter(line["state"] for line in lines)

@@ -1,4 +1,4 @@
-"""`python -m grpo_nb doctor`: what this machine has, and the one command for what it lacks."""
+"""`python -m grpo_nb doctor`: what this machine has, and the command for whatever it lacks."""
 
 import os
 import platform
@@ -22,35 +22,35 @@ NO_GPU = "none: training runs on the CPU, with small models; transformers genera
 
 
 def examine() -> list[Check]:
-    """Every check, in the order in which a person would fix them."""
+    """Return every check, in the order in which to fix them."""
     gpu, (sandbox, runs_code) = gpu_name(), _sandbox()
     install = f"make install GPU={int(bool(gpu))}"
     torch, versions = bool(find_spec("torch")), installed_versions()
-    found = [
+    checks = [
         *_machine(gpu),
-        *((name, one != "not installed", one, install) for name, one in versions.items()),
+        *((name, found != "not installed", found, install) for name, found in versions.items()),
         ("engine unsloth", torch and bool(find_spec("unsloth")), "", install),
     ]
     if gpu:
-        found.append(("engine cuda", torch and cuda_available(), "", "make clean install GPU=1"))
-        # vLLM 0.31 knows bitsandbytes, and so 4-bit weights, by the plugin alone.
+        checks.append(("engine cuda", torch and cuda_available(), "", "make clean install GPU=1"))
+        # vLLM 0.31 supports bitsandbytes, and so 4-bit weights, only with the plugin.
         for name in ("vllm", "vllm_bnb_plugin"):
-            found.append((f"engine {name}", bool(find_spec(name)), "", install))
-    found.append(("engine sandbox", runs_code, sandbox, "sudo apt-get install bubblewrap"))
+            checks.append((f"engine {name}", bool(find_spec(name)), "", install))
+    checks.append(("engine sandbox", runs_code, sandbox, "sudo apt-get install bubblewrap"))
     return [
         Check(name, "ok", seen or "works") if good else Check(name, "stop", seen or "missing", fix)
-        for name, good, seen, fix in found
+        for name, good, seen, fix in checks
     ]
 
 
 def _machine(gpu: str) -> Iterator[tuple[str, bool, str, str]]:
-    """(name, whether it is in order, what there is, how to fix it) of each."""
+    """Yield (name, whether it passes, what there is, how to fix it) of the machine's checks."""
     ready = (3, 11) <= sys.version_info[:2] <= (3, 13)
     yield "python", ready, platform.python_version(), "make install PYTHON=python3.11"
     fault = gpu_fault()
-    said = "; ".join(filter(None, [gpu or NO_GPU, fault or several_gpus()]))
-    fix = "a newer driver or another GPU; to go without: make clean install GPU=0"
-    yield "gpu", not fault, said, fix
+    evidence = "; ".join(filter(None, [gpu or NO_GPU, fault or several_gpus()]))
+    fix = "install a newer driver, use another GPU, or go without: make clean install GPU=0"
+    yield "gpu", not fault, evidence, fix
     yield "cpu", True, f"{os.cpu_count()} cores, {platform.machine()}", ""
     root = runs_root() if runs_root().exists() else PROJECT_ROOT
     disk, memory = shutil.disk_usage(root).free / 2**30, psutil.virtual_memory().available / 2**30
@@ -67,7 +67,7 @@ def _sandbox() -> tuple[str, bool]:
 
 
 def report() -> tuple[str, bool]:
-    """(the report as text, whether everything is in order)."""
+    """Return the report as text, and whether every check passes."""
     checks = examine()
     lines = [*(shown(*check) for check in checks), f"profile {detect_profile()} fits this machine"]
     return "\n".join(lines), not any(check.state == "stop" for check in checks)

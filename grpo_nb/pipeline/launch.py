@@ -1,10 +1,10 @@
-"""Stage 03 without its notebook, for launchers: one process, or one a GPU.
+"""Stage 03 without its notebook, for launchers: one process, or one per GPU.
 
     python -m torch.distributed.run --nproc_per_node 8 -m grpo_nb train runs/NAME --processes 8
     accelerate launch --config_file docs/launch/fsdp.yaml -m grpo_nb train runs/NAME
 
-Run file, lock, manifest, metrics, health and resumption are the notebook's. The first process
-writes and speaks, the others are silent. See docs/launch.md.
+Run file, lock, manifest, metrics, health and resumption are those of the notebook. Only the first
+process writes files and prints. See docs/launch.md.
 """
 
 import json
@@ -26,7 +26,7 @@ OUTPUTS = ("train/adapter", "train/metrics.jsonl", "train/health.jsonl")
 
 
 class Failed(RuntimeError):
-    """Of several processes: this one has nothing to add to what was said."""
+    """Another process of the training failed first and has reported the error."""
 
 
 def train(
@@ -35,17 +35,17 @@ def train(
     """Train a run whose rewards were tested.
 
     Args:
-        run: Stages 01 and 02 are done.
+        run: A run whose stages 01 and 02 are done.
         settings: Dotted names of stage 03 to values, over those of the run.
-        processes: How many share each step; None: as many as the launcher started.
-        force: Start although an earlier stage has changed, or a check fails.
+        processes: How many processes share each step; None for all that the launcher started.
+        force: Whether to start although an earlier stage has changed, or a check fails.
 
     Raises:
-        ValueError: Before anything starts: another number of processes, a wrong setting, a
-            stage missing, or a policy that several processes cannot train.
-        RuntimeError: The run is in use, a check failed, or what ended the training.
-        Failed: Another process said what it was.
-        KeyboardInterrupt: Stopped by a signal; a checkpoint is kept.
+        ValueError: Before anything starts: the number of processes or a setting is wrong, a stage
+            is missing, or several processes cannot train the policy.
+        RuntimeError: The run is in use, a check failed, or the training failed.
+        Failed: Another process has reported the error.
+        KeyboardInterrupt: A signal stopped the training; a checkpoint is kept.
     """
     os.environ.update(QUIET)
     ranks.start(processes)
@@ -62,7 +62,7 @@ def train(
 
 
 def _end_all(run: Run, error: BaseException) -> None:
-    """Raise the error where it is the first; its process' end is the end of the others."""
+    """Raise the error if it is the first one; the launcher then ends the other processes."""
     about = {"process": ranks.rank(), "error": f"{type(error).__name__}: {error}"}
     try:
         with (run / FAILURE).open("x", encoding="utf-8") as file:
@@ -78,29 +78,29 @@ def _end_all(run: Run, error: BaseException) -> None:
 def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
     stage = ranks.from_main(lambda: _start(run, settings, force))
     _refuse(stage.config)
-    chosen = rewards.load_rewards(stage.config.rewards)
-    print(reward_lab.check(run, chosen, force))
+    preset = rewards.load_rewards(stage.config.rewards)
+    print(reward_lab.check(run, preset, force))
     policy = models.load_policy(stage.config.model, stage.config.seed, stage.config.policy)
     if stage.config.train.sft_steps:
         print(training.warm_up(policy, stage))
-    args = training.grpo_config(stage, policy, chosen)
-    trainer = training.Trainer(policy, chosen, args, data.load(run, "train"), stage)
+    args = training.grpo_config(stage, policy, preset)
+    trainer = training.Trainer(policy, preset, args, data.load(run, "train"), stage)
     print(trainer.plan)
     print(_shares(args))
-    found = trainer.preflight()
-    print(checks.table(found).to_string(index=False))
-    checks.refuse(found, force)
+    preflight = trainer.preflight()
+    print(checks.table(preflight).to_string(index=False))
+    checks.refuse(preflight, force)
     trainer.watch(lambda update: print(_line(update), flush=True))
     if ranks.count() > 1:
-        # When one process ends the launcher terminates the others, which have to say what is kept.
-        # While the steps last `train` obeys the signal; what comes after them is short.
+        # When one process ends, the launcher sends SIGTERM to the others, which must still report
+        # what is kept. During the steps `train` handles the signal; the rest is short.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     trainer.train()
     print(ranks.from_main(lambda: stage.finish(*OUTPUTS)))
 
 
 def _start(run: Run, settings: Mapping[str, Any], force: bool) -> Stage:
-    """With what earlier calls have set for stage 03, and what is given."""
+    """Start stage 03 with these settings over those of earlier calls."""
     kept = config.of_stage("03", kept_settings(run, "03"))
     stage = start_stage("03", run.name, kept | settings, force=force)
     typed = {name: config.flatten(stage.config)[name] for name in settings}
@@ -109,7 +109,7 @@ def _start(run: Run, settings: Mapping[str, Any], force: bool) -> Stage:
 
 
 def _refuse(settings: RunConfig) -> None:
-    """Raise ValueError where several processes cannot train this."""
+    """Raise ValueError if several processes cannot train with these settings."""
     if ranks.count() > 1 and settings.policy.backend == "unsloth":
         raise ValueError(
             f"with Unsloth we train in one process, and there are {ranks.count()}: "
@@ -122,22 +122,22 @@ def _refuse(settings: RunConfig) -> None:
         "train.sft_steps = 0": not settings.train.sft_steps,
     }
     if missing := [need for need, met in needed.items() if not met]:
-        raise ValueError(f"FSDP and ZeRO-3 need {' and '.join(missing)}; or take ddp.yaml")
+        raise ValueError(f"FSDP and ZeRO-3 need {' and '.join(missing)}; or use ddp.yaml")
 
 
 def _shares(args: Any) -> str:
-    """How the processes share a step, by a GRPOConfig."""
-    rows, passes = args.per_device_train_batch_size, args.gradient_accumulation_steps
-    step = rows * passes * ranks.count()
+    """Say how the processes share a step of this GRPOConfig."""
+    rows, micro_batches = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    step = rows * micro_batches * ranks.count()
     return (
         f"a step: {step // args.num_generations} prompts x {args.num_generations} = {step} "
-        f"completions, on {ranks.count()} process(es) in {passes} micro-batch(es) of {rows}"
+        f"completions, on {ranks.count()} process(es) in {micro_batches} micro-batch(es) of {rows}"
     )
 
 
 def _line(update: training.Update) -> str:
-    known = update.line
+    line = update.line
     shown = ("reward", "completions/mean_length", "seconds/generation", "step_time")
     shown = (*shown, "eval/accuracy", "eval/reward")
-    figures = [f"{name} {known[name]:.3g}" for name in shown if known.get(name) is not None]
-    return f"step {known['step']}/{update.total_steps}: {', '.join(figures)}"
+    figures = [f"{name} {line[name]:.3g}" for name in shown if line.get(name) is not None]
+    return f"step {line['step']}/{update.total_steps}: {', '.join(figures)}"

@@ -1,4 +1,4 @@
-"""Runs of the four notebooks: from a run file and `--set` to notebooks that papermill executed.
+"""Runs of the four notebooks: papermill executes them with the settings of a run file and `--set`.
 
 A run file:
 
@@ -7,8 +7,8 @@ A run file:
     train.max_steps: 200
     rewards.reward_weights: "1, 0.5, 0, 0"
 
-All that can be checked is checked before anything starts. Each notebook has a kernel of its own;
-one that ends too early ends in a sentence, and no stage stays at "running".
+Everything that can be checked in advance is checked before anything starts. Each notebook runs in
+its own kernel; if one ends too early, an error says why, and no stage is left as "running".
 """
 
 import os
@@ -34,9 +34,11 @@ from grpo_nb.runs import (
 )
 from grpo_nb.runs import config as configs
 from grpo_nb.runs.files import disk_error, read_json, read_yaml, write_json
+from grpo_nb.runs.profiles import TASKS
 from grpo_nb.runs.signals import signals
 
-PATHS = ("data.source", "data.environment", "model.model_path", "rewards.preset", "rewards.cases")
+FOLDERS = ("data.source", "model.model_path")  # or files
+PATHS = (*FOLDERS, "data.environment", "rewards.preset", "rewards.cases")
 QUIET = {
     "TQDM_DISABLE": "1",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
@@ -44,23 +46,22 @@ QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
-# Otherwise each kernel says that it talks to us over a local TCP port, and at its end that it
-# was interrupted.
+# Silences each kernel's warnings that it uses a local TCP port, and that it was interrupted.
 KERNEL_ARGUMENTS = ["--IPKernelApp.log_level=50"]
 KERNEL_ENDED = (
     "ended with the process of its kernel: killed by the system because memory ran out "
-    "(docs/troubleshooting.md#out-of-memory), by a person, or by an exit in a cell. What was "
-    "written before is kept: the same command with --from this stage goes on, a training from its "
-    "last checkpoint"
+    "(docs/troubleshooting.md#out-of-memory), killed by a user, or ended by an exit in a cell. "
+    "What was written before is kept: the same command with --from this stage continues, a "
+    "training from its last checkpoint"
 )
 
 
 class StageFailed(RuntimeError):
-    """A notebook did not reach its end; the message says where, and why."""
+    """A notebook did not reach its end; the message says where and why."""
 
 
 class Stopped(StageFailed):
-    """By a signal, after the notebook put its work in order; `signal` is its number."""
+    """A signal stopped the notebook after it saved its work; `signal` is the signal's number."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
@@ -68,7 +69,7 @@ class Stopped(StageFailed):
 
 
 class Planned(NamedTuple):
-    """A run as it was asked for."""
+    """The run that a run file or a command line describes."""
 
     name: str
     profile: str
@@ -78,17 +79,17 @@ class Planned(NamedTuple):
 def planned_run(
     file: str | None, name: str | None, profile: str | None, assignments: Sequence[str]
 ) -> Planned:
-    """The run of a file, or of the command line alone, whose settings come on top.
+    """Combine a run file with the command line, whose values override the file's.
 
     Args:
-        file: A run file; a run without a `name` is called as its file.
-        name: Over the file's; without both a name is made of profile and time.
-        profile: Over the file's.
-        assignments: As `--set` takes them, ["train.max_steps=20"].
+        file: A run file, if there is one; its own name is the run's default name.
+        name: The name of the run; without a file the default is made of profile and time.
+        profile: The profile of the run.
+        assignments: Settings as `--set` takes them, ["train.max_steps=20"].
 
     Raises:
-        FileNotFoundError: No such file.
-        ValueError: It cannot be read, or a setting is unknown.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file cannot be read, or a setting is unknown.
     """
     settings = read_yaml(Path(file)) if file else {}
     stem = Path(file).stem if file else f"{profile or 'auto'}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -110,13 +111,15 @@ def check_run(
     last: str = "04",
     force: bool = False,
 ) -> tuple[configs.RunConfig, dict[str, Any]]:
-    """Everything that can be checked before anything starts; writes nothing.
+    """Check everything that can be checked before anything starts; nothing is written.
 
     Returns:
-        The configuration; and what was set, now or for these stages by an earlier call, typed.
+        The configuration, and the settings of this call and of earlier calls for these stages,
+        converted to their types.
 
     Raises:
-        ValueError: An unknown or unfit setting, rewards that cannot be loaded, a stage missing.
+        ValueError: A setting is unknown or does not fit, rewards cannot be loaded, or an earlier
+            stage is missing.
     """
     from grpo_nb.rewards import load_rewards
 
@@ -127,7 +130,7 @@ def check_run(
     settings = settings or {}
     wanted = kept_settings(run, first) | settings if first > "01" else settings
     config = resolve_stages(run, wanted, first, last, profile)
-    if config.trl:  # here TRL may be imported: Unsloth, which comes first, is in the kernels
+    if config.trl:  # TRL may be imported here: Unsloth must come first only in the kernels
         from grpo_nb.training import refuse_unknown_trl
 
         refuse_unknown_trl(config)
@@ -135,7 +138,7 @@ def check_run(
     if not force:
         check_stages_before(run, first)
     typed = {name: configs.flatten(config)[name] for name in wanted}
-    for name in [one for one in settings if configs.stage_of(one) < first]:
+    for name in [name for name in settings if configs.stage_of(name) < first]:
         if typed.pop(name) != configs.flatten(run.config()).get(name):
             raise ValueError(
                 f"{name} belongs to stage {configs.stage_of(name)}, which --from {first} "
@@ -145,37 +148,43 @@ def check_run(
 
 
 def kept_settings(run: Run, first: str) -> dict[str, Any]:
-    """What was set by earlier calls for the stages from `first` on, so that it is not lost."""
+    """Return the settings that earlier calls made for the stages from `first` on."""
     kept = {k: v for k, v in run.settings().items() if configs.stage_of(k) >= first}
-    kept.pop("train.resume", None)  # it was meant for one training
+    kept.pop("train.resume", None)  # it applies to one training only
     return kept
 
 
 def undone(run: Run) -> list[str]:
-    """The stages that are not done, or not with what those before them have written since."""
+    """Return the stages that are not done or are out of date."""
     return [stage for stage in NOTEBOOKS if run.status(stage) != "done"]
 
 
 def assigned(assignments: Sequence[str]) -> dict[str, Any]:
-    """What `--set` gives, ["train.max_steps=20"], as settings."""
+    """Convert the assignments of `--set`, ["train.max_steps=20"], to settings."""
     return with_full_paths(dict(map(configs.parse_assignment, assignments)))
 
 
 def with_full_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Files and folders that exist below the working directory, by their whole path."""
+    """Replace relative paths of files and folders that exist by absolute ones."""
     return {
-        k: _full_path(v) if k in PATHS and isinstance(v, str) else v for k, v in settings.items()
+        name: _full_path(name, value) if name in PATHS and isinstance(value, str) else value
+        for name, value in settings.items()
     }
 
 
-def _full_path(given: str) -> str:
-    """A path, or mine.py:Guess, a class in one; what is not there stays as it is given."""
-    path, colon, name = given.partition(":") if ".py:" in given else (given, "", "")
-    return f"{Path(path).resolve()}{colon}{name}" if path and Path(path).exists() else given
+def _full_path(name: str, value: str) -> str:
+    """Return the absolute path of a file, of a folder, or in mine.py:Guess, if it exists.
+
+    A name of a task, an environment or a preset is not taken for a folder of that name.
+    """
+    path, colon, of_file = value.partition(":") if ".py:" in value else (value, "", "")
+    folder = name in FOLDERS and path not in ("", *TASKS) and Path(path).is_dir()
+    there = folder or Path(path).is_file()
+    return f"{Path(path).resolve()}{colon}{of_file}" if there else value
 
 
 def plan(run: Run, config: configs.RunConfig, first: str, last: str) -> str:
-    """Which stages would run, and every setting that is not the default, with its source."""
+    """Describe the stages that would run, and every non-default setting with its source."""
     import pandas as pd
 
     stages = ", ".join(name for stage, name in NOTEBOOKS.items() if first <= stage <= last)
@@ -197,30 +206,31 @@ def run_pipeline(
     """Execute the stages from `first` to `last`.
 
     Args:
-        name: Of the run; a run that is there already is executed again in place.
-        profile: A name in grpo_nb/runs/profiles/, or "auto" for what suits the hardware found.
+        name: The name of the run; an existing run is executed again in place.
+        profile: A name in grpo_nb/runs/profiles/, or "auto" for the one that fits this machine.
         settings: Dotted names to values, {"train.max_steps": 20}.
-        first: "01" … "04"; the stages before it must be done.
-        last: "01" … "04".
-        force: Start later stages although what they read has changed.
-        console: Where is said how far it is; None: nowhere.
+        first: The first stage, "01" … "04"; the stages before it must be done.
+        last: The last stage, "01" … "04".
+        force: Whether to start a stage although its inputs have changed.
+        console: The console that shows the progress; None for none.
 
     Raises:
-        ValueError: Before anything starts: an unknown or unfit setting, a stage missing.
-        RuntimeError: The run is in use.
-        StageFailed: A notebook did not reach its end; what there is of it is kept.
-        Stopped: SIGTERM or SIGINT came; the training saved a checkpoint first.
+        ValueError: Before anything starts: a setting is unknown or does not fit, or an earlier
+            stage is missing.
+        RuntimeError: Another process is using the run.
+        StageFailed: A notebook did not reach its end; its executed part is kept.
+        Stopped: SIGTERM or SIGINT was received; a training saved a checkpoint first.
     """
     run, console = Run(name), console or Console(quiet=True, force_jupyter=False)
     config, typed = check_run(run, profile, settings, first, last, force)
-    _papermill()  # while a signal still ends this process
+    _papermill()  # imported early, while a signal still ends this process
     lock = run.lock(".pipeline.lock")
     shared = {"01": {"profile": config.profile, "task": config.task}}
     try:
         earlier = {k: v for k, v in run.settings().items() if configs.stage_of(k) < first}
         write_json(run / "settings.json", earlier | typed)
         (run / "notebooks").mkdir(exist_ok=True)
-        for stage in [one for one in NOTEBOOKS if first <= one <= last]:
+        for stage in [stage for stage in NOTEBOOKS if first <= stage <= last]:
             own = {"run_name": name, "settings": configs.of_stage(stage, typed)}
             _execute_stage(run, stage, own | shared.get(stage, {"force": force}), console)
     finally:
@@ -229,7 +239,7 @@ def run_pipeline(
 
 
 def _execute_stage(run: Run, stage: str, parameters: dict[str, Any], console: Console) -> None:
-    """Run a notebook so that SIGTERM and SIGINT interrupt its kernel, as the button does."""
+    """Run a notebook; SIGTERM and SIGINT interrupt its kernel, as the interrupt button does."""
 
     def interrupt() -> None:
         for child in psutil.Process().children():
@@ -237,31 +247,32 @@ def _execute_stage(run: Run, stage: str, parameters: dict[str, Any], console: Co
 
     console.print(f"{NOTEBOOKS[stage]} …")
     watched = {"get_renderable": run.progress, "refresh_per_second": 4, "transient": True}
-    # nbclient would end the kernel at once; in another thread it cannot catch signals.
-    with signals(interrupt) as came, Live(console=console, **watched), ThreadPoolExecutor(1) as one:
+    # On a signal nbclient would end the kernel at once; in another thread it gets no signals.
+    pool = ThreadPoolExecutor(1)
+    with signals(interrupt) as received, Live(console=console, **watched), pool:
         try:
-            one.submit(execute_notebook, run, stage, parameters).result()
+            pool.submit(execute_notebook, run, stage, parameters).result()
         except StageFailed as error:
-            if not came:
+            if not received:
                 raise
-            raise Stopped(str(error), came[0]) from None
+            raise Stopped(str(error), received[0]) from None
 
 
 def print_summary(run: Run, last: str = "04") -> None:
-    """Print what a run ended with, whose stages up to `last` are done, and where things are.
+    """Print the results of a run whose stages up to `last` are done, and where its files are.
 
     Raises:
-        RuntimeError: The stages ended with `last`, "02", and the rewards failed: afterwards.
+        RuntimeError: `last` is "02" and the rewards failed; raised after printing.
     """
     if last == "04":
-        for one in read_json(run / "eval/report.json")["comparisons"]:
-            if (one["before"], one["after"]) == ("base", "merged"):
-                print(one["sentence"])
+        for pair in read_json(run / "eval/report.json")["comparisons"]:
+            if (pair["before"], pair["after"]) == ("base", "merged"):
+                print(pair["sentence"])
     failures = read_json(run / "rewards/report.json")["failures"] if last >= "02" else []
-    for said in [f"FAILED: {failure}" for failure in failures] or ["passed"] * (last >= "02"):
-        print(f"rewards    {said}")
-    entries = [(stage, one) for stage, one in run.manifest().items() if stage <= last]
-    print("time      ", ", ".join(f"{NOTEBOOKS[n]} {one['seconds']:.0f} s" for n, one in entries))
+    for result in [f"FAILED: {failure}" for failure in failures] or ["passed"] * (last >= "02"):
+        print(f"rewards    {result}")
+    seconds = {NOTEBOOKS[k]: e["seconds"] for k, e in run.manifest().items() if k <= last}
+    print("time      ", ", ".join(f"{name} {value:.0f} s" for name, value in seconds.items()))
     for place in ("notebooks", "figures", *(["model/merged"] if last == "04" else [])):
         print(f"{place.partition('/')[0]:<10} {run / place}")
     if last == "02" and failures:
@@ -269,11 +280,11 @@ def print_summary(run: Run, last: str = "04") -> None:
 
 
 def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> None:
-    """Run one notebook in a kernel of its own; the executed copy is kept in the run.
+    """Run one notebook in its own kernel, and keep the executed copy in the run.
 
     Raises:
-        StageFailed: A cell raised, the kernel died, the disk took no more, or the notebook ended
-            without saying that its stage is done.
+        StageFailed: A cell raised, the kernel died, the disk is full, or the notebook ended
+            before its stage was done.
     """
     source = PROJECT_ROOT / "notebooks" / f"{NOTEBOOKS[stage]}.ipynb"
     target = run / "notebooks" / source.name
@@ -282,31 +293,31 @@ def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Non
     before = run.manifest().get(stage, {})
     why, entry = _execute(source, target, parameters), run.manifest().get(stage, {})
     if not why and (entry.get("status") != "done" or entry == before):
-        why = "ended before its last cell, which says that the stage is done: by exit()?"
+        why = "ended before its last cell, which records the stage as done: was exit() called?"
     if not why:
         return
     from grpo_nb.training.checkpoints import trained_steps
 
     kept = f"The notebook up to there: {target}"
     try:
-        if entry != before:  # else it had not begun, and what it wrote before is its result
+        if entry != before:  # otherwise it had not started, and its earlier results are valid
             run.record(stage, {"status": "failed", "error": why})
         if stage == "03" and (steps := trained_steps(run / "train")):
-            kept += f"\nThe training is kept up to step {steps}: --from 03 goes on from there"
+            kept += f"\nThe training is kept up to step {steps}: --from 03 continues from there"
     except OSError as error:
-        kept = f"The manifest could not say so: {error}"
+        kept = f"The failure could not be recorded in the manifest: {error}"
     raise StageFailed(f"{NOTEBOOKS[stage]} {why}\n{kept}")
 
 
 def set_environment(run: Run) -> None:
-    """What a process of ours inherits: where the package and the runs are, and no progress bars."""
+    """Set what child processes inherit: the folders of package and runs, and no progress bars."""
     path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH")]))
     os.environ.update(QUIET | {"PYTHONPATH": path, "GRPO_NB_RUNS": str(run.path.parent)})
 
 
 def _papermill() -> Any:
-    # Without it jsonschema leaves the format of addresses unchecked, which no notebook has; with
-    # it papermill's import takes 2 s more, for its grammar.
+    # jsonschema would load this module to check the format of URLs, which notebooks do not have,
+    # and building its grammar would add 2 s to the import of papermill.
     sys.modules.setdefault("rfc3987_syntax", None)
     import papermill
 
@@ -314,7 +325,7 @@ def _papermill() -> Any:
 
 
 def _execute(source: Path, target: Path, parameters: Mapping[str, Any]) -> str:
-    """Why the notebook did not reach its end; "" if it did."""
+    """Execute a notebook; return why it did not reach its end, or "" if it did."""
     papermill = _papermill()
     from nbclient.exceptions import DeadKernelError
 
@@ -335,6 +346,6 @@ def _execute(source: Path, target: Path, parameters: Mapping[str, Any]) -> str:
         return f"was stopped: {disk_error(target, error)}"
     except DeadKernelError:
         return KERNEL_ENDED
-    except RuntimeError as error:  # it did not start
+    except RuntimeError as error:  # the kernel did not start
         return f"failed: {error}"
     return ""

@@ -1,14 +1,14 @@
-"""Sweeps: a file of many runs, each a process of its own, so that kill -9 loses nothing.
+"""Sweeps: many runs described in one file, each in its own process, so that kill -9 loses nothing.
 
     name: rates
     settings: {train.max_steps: 100}
     grid: {train.learning_rate: [1e-3, 3e-4], seed: [0, 1, 2]}
 
-In place of `grid`: `list: [{train.beta: 0.01}, …]`. A trial's process ends with the process that
-started it: the system sends it SIGTERM, and it saves its work. Whether a trial is done stands in
-its run's own manifest, what was asked of it in the run's settings.json, and whether somebody works
-on it is told by the run's own locks. So a new call starts what is neither done nor in use, and
-there is nothing else to keep. `cluster` does the same on Ray.
+In place of `grid` a file may have `list: [{train.beta: 0.01}, …]`. When the process that started
+a trial ends, the system sends the trial SIGTERM, and it saves its work. There is no state beside
+the runs: a trial's manifest tells whether it is done, its settings.json what was asked of it, and
+its locks whether a process is working on it. So the same call again starts whatever is neither
+done nor in use. `cluster` does the same on Ray.
 """
 
 import os
@@ -33,9 +33,9 @@ from grpo_nb.runs.signals import signals
 
 KEYS = ["name", "profile", "settings", "grid", "list"]
 LOCKS = (".lock", ".pipeline.lock")
-POLL = 0.05  # how often the trials are looked at [s]
+POLL = 0.05  # time between two looks at the trials [s]
 STOPPED = "stopped"
-# Becomes the command that follows, which gets SIGTERM when the thread that started it is gone.
+# Runs the command given to it, which gets SIGTERM when the thread that started it ends.
 ENDS_WITH_STARTER = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
@@ -45,7 +45,7 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class Trial(NamedTuple):
-    """One run of a sweep: `swept` is what sets it apart, `settings` all that is set, typed."""
+    """One run of a sweep: `swept` are the settings that vary, `settings` all of them, typed."""
 
     name: str
     swept: dict[str, Any]
@@ -53,7 +53,7 @@ class Trial(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """A sweep file, checked."""
+    """The checked content of a sweep file."""
 
     name: str
     profile: str
@@ -64,15 +64,16 @@ Command = Callable[[Sweep, Trial], list[str]]
 
 
 def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
-    """The sweep of a file, each trial checked as `grpo-nb run` would.
+    """Read a sweep file, and check each trial as `grpo-nb run` would.
 
     Args:
-        path: A YAML file.
-        elsewhere: Its trials run on other machines, so that this one's GPU says nothing.
+        path: The YAML file.
+        elsewhere: Whether the trials run on other machines, so that this one's GPU is irrelevant.
 
     Raises:
-        FileNotFoundError: No such file.
-        ValueError: Not YAML, an unknown key or setting, nothing to vary, two equal trials.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is not YAML, has an unknown key or setting, varies nothing, or has
+            two equal trials.
     """
     content = read_yaml(path)
     for key in content:
@@ -80,14 +81,14 @@ def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
     name, shared = content.get("name", path.stem) or "", content.get("settings") or {}
     profile = content.get("profile", "auto")
     if elsewhere and profile == "auto":
-        raise ValueError(f"{path}: name the cluster's profile; auto would look at this machine")
+        raise ValueError(f"{path}: name the cluster's profile: auto would choose one for this host")
     profile = detect_profile() if profile == "auto" else profile
     if not isinstance(shared, dict):
         raise ValueError(f"{path}: settings: write `setting: value` pairs")
     trials: list[Trial] = []
     for number, swept in enumerate(_points(path, content)):
         for twice in swept.keys() & shared.keys():
-            raise ValueError(f"{path}: {twice} is varied, and set in settings: leave one out")
+            raise ValueError(f"{path}: {twice} is varied, and set in settings: remove one of them")
         if swept in [trial.swept for trial in trials]:
             raise ValueError(f"{path}: two trials are the same run: {words(swept)}")
         run = Run(f"{name}-{number:03}")
@@ -97,11 +98,11 @@ def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
 
 
 def _points(path: Path, content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What each trial varies, in order; of a grid its last setting varies fastest."""
+    """Return the varied settings of each trial; the last setting of a grid varies fastest."""
     kinds = [kind for kind in ("grid", "list") if kind in content]
     if len(kinds) != 1:
-        found = " and ".join(kinds) or "none of them"
-        raise ValueError(f"{path}: a sweep has one of grid and list; found {found}")
+        present = "both" if kinds else "neither"
+        raise ValueError(f"{path}: a sweep needs either grid or list; this file has {present}")
     space = content[kinds[0]]
     if not isinstance(space, list if kinds == ["list"] else dict) or not space:
         raise ValueError(f"{path}: {kinds[0]} is empty: nothing to vary")
@@ -116,43 +117,43 @@ def _points(path: Path, content: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def words(swept: Mapping[str, Any]) -> str:
-    """What sets a trial apart, for a line of a table."""
+    """Write the varied settings of a trial as text."""
     return ", ".join(f"{name} = {value}" for name, value in swept.items())
 
 
 def plan(sweep: Sweep) -> str:
-    """A line for each trial, with what sets it apart."""
+    """Return one line per trial with its varied settings."""
     lines = [f"{trial.name}  {words(trial.swept)}" for trial in sweep.trials]
     return "\n".join([f"sweep {sweep.name}: {len(lines)} trials, {sweep.profile}", *lines])
 
 
 def trial_command(sweep: Sweep, trial: Trial) -> list[str]:
-    """`grpo-nb run` from the first stage that is not done."""
+    """Return the command `grpo-nb run` from the first stage that is not done."""
     command = [sys.executable, "-m", "grpo_nb", "run", f"--name={trial.name}"]
     command += [f"--profile={sweep.profile}", f"--from={undone(Run(trial.name))[0]}"]
     return command + [f"--set={name}={value}" for name, value in trial.settings.items()]
 
 
 def in_use(trial: Trial) -> bool:
-    """Whether a process works on the run, such as a trial that is saving its work."""
+    """Return whether a process is working on the run, such as a trial that is saving its work."""
     return Run(trial.name).in_use(*LOCKS)
 
 
 def waiting(sweep: Sweep) -> list[Trial]:
-    """The trials that are not done, those that somebody else works on last.
+    """Return the trials that are not done, with those that are in use last.
 
     Raises:
-        ValueError: A trial's run was made with other settings.
+        ValueError: A trial's run exists with other settings.
     """
     for trial in sweep.trials:
         run = Run(trial.name)
         if not run.manifest():
             continue
-        known, profile = run.settings(), run.config().profile
-        if profile != sweep.profile or any(known.get(k) != v for k, v in trial.settings.items()):
+        existing, profile = run.settings(), run.config().profile
+        if profile != sweep.profile or any(existing.get(k) != v for k, v in trial.settings.items()):
             raise ValueError(
                 f"{run.path} exists already with other settings, {profile} and "
-                f"{known}: give the sweep another name"
+                f"{existing}: give the sweep another name"
             )
     return sorted((trial for trial in sweep.trials if undone(Run(trial.name))), key=in_use)
 
@@ -160,10 +161,10 @@ def waiting(sweep: Sweep) -> list[Trial]:
 def run_trial(
     sweep: Sweep, trial: Trial, command: Command, environment: Mapping[str, str], stop: Event
 ) -> str:
-    """Run a trial to its end, on this machine or on a node of a cluster; how it ended.
+    """Run a trial to its end, on this machine or on a cluster's node, and return how it ended.
 
-    It waits while somebody else works on the run. Once `stop` is set the trial saves its work and
-    ends.
+    It waits while another process is working on the run. Once `stop` is set, the trial saves its
+    work and ends.
     """
     run = Run(trial.name)
     while undone(run):
@@ -173,14 +174,14 @@ def run_trial(
             stop.wait(POLL)
             continue
         code = _attempt(run, command(sweep, trial), environment, stop)
-        # In use, somebody else had begun it.
+        # If the run is in use, another process was faster.
         if undone(run) and not in_use(trial) and not stop.is_set():
             return f"failed: {_why_failed(run, code)}"
     return "done"
 
 
 def _attempt(run: Run, command: Sequence[str], environment: Mapping[str, str], stop: Event) -> int:
-    """The exit code of a trial's process; what it says is added to the run's sweep.log."""
+    """Run a trial's process, with its output in the run's sweep.log, and return the exit code."""
     run.path.mkdir(parents=True, exist_ok=True)
     with (run / "sweep.log").open("ab") as out:
         process = subprocess.Popen(
@@ -190,7 +191,7 @@ def _attempt(run: Run, command: Sequence[str], environment: Mapping[str, str], s
             stderr=out,
             cwd=PROJECT_ROOT,
             env=os.environ | environment,
-            start_new_session=True,  # Ctrl-C comes to the driver alone, which ends the trials
+            start_new_session=True,  # only the driver gets Ctrl-C, and it ends the trials
         )
     try:
         while process.poll() is None and not stop.wait(POLL):
@@ -202,15 +203,15 @@ def _attempt(run: Run, command: Sequence[str], environment: Mapping[str, str], s
 
 
 def ending_with_us(command: Sequence[str]) -> list[str]:
-    """The command, made so that it gets SIGTERM when this thread ends, however that comes."""
+    """Return a command that gets SIGTERM when this thread ends for whatever reason."""
     return [sys.executable, "-S", "-I", "-c", ENDS_WITH_STARTER, str(os.getpid()), *command]
 
 
 def _why_failed(run: Run, code: int) -> str:
-    """The last thing that a trial said about its end."""
+    """Return the last error message in a trial's log."""
     lines = (run / "sweep.log").read_text(encoding="utf-8", errors="replace").splitlines()
-    said = (line for line in reversed(lines) if line.startswith("grpo-nb: "))
-    return next(said, f"ended with exit code {code}")
+    messages = (line for line in reversed(lines) if line.startswith("grpo-nb: "))
+    return next(messages, f"ended with exit code {code}")
 
 
 def run_sweep(
@@ -219,20 +220,20 @@ def run_sweep(
     console: Console | None = None,
     command: Command = trial_command,
 ) -> int:
-    """Run every trial that is not done on this machine, `jobs` at a time.
+    """Run every unfinished trial on this machine, `jobs` at a time.
 
     Args:
-        sweep: What to run.
-        jobs: At most one a GPU, where there are any.
-        console: Where each start and end is told.
-        command: What starts a trial; it has to leave the manifest of a finished run.
+        sweep: The sweep to run.
+        jobs: The number of trials at a time; at most one per GPU, if there are GPUs.
+        console: The console that reports each start and end.
+        command: The command of a trial, which must leave the manifest of a finished run.
 
     Returns:
         0 if every trial is done, 1 if some failed.
 
     Raises:
-        ValueError: Before anything starts: a run that was made otherwise; too many jobs.
-        Stopped: SIGTERM or SIGINT came; trials that ran saved their work.
+        ValueError: Before anything starts: a run exists with other settings, or too many jobs.
+        Stopped: SIGTERM or SIGINT was received; running trials saved their work.
     """
     console, free, stop = console or Console(), SimpleQueue(), Event()
     for share in shares(jobs):
@@ -248,24 +249,24 @@ def run_sweep(
             free.put(share)
 
     left = waiting(sweep)
-    # A trial's process ends with its thread, and the threads last as long as the pool.
-    with signals(stop.set) as came, ThreadPoolExecutor(jobs) as pool:
+    # A trial's process ends with its thread, and the threads live as long as the pool.
+    with signals(stop.set) as received, ThreadPoolExecutor(jobs) as pool:
         try:
             tasks = {pool.submit(run_one, trial): trial for trial in left}
             for task in as_completed(tasks):
-                if (how := task.result()) != STOPPED:
-                    say(console, f"{tasks[task].name}: {how}")
+                if (outcome := task.result()) != STOPPED:
+                    say(console, f"{tasks[task].name}: {outcome}")
         finally:
             stop.set()
-    return summarize(sweep, console, came)
+    return summarize(sweep, console, received)
 
 
-def summarize(sweep: Sweep, console: Console, came: Sequence[int]) -> int:
-    """Say how many trials are done; the exit code of `run_sweep`."""
+def summarize(sweep: Sweep, console: Console, received: Sequence[int]) -> int:
+    """Print how many trials are done, and return the exit code of `run_sweep`."""
     left = sum(bool(undone(Run(trial.name))) for trial in sweep.trials)
     counts = f"{len(sweep.trials) - left} of {len(sweep.trials)} trials are done"
-    if came and left:
-        raise Stopped(f"sweep stopped, {counts}; the same command goes on", came[0])
+    if received and left:
+        raise Stopped(f"sweep stopped, {counts}; the same command continues it", received[0])
     say(console, f"sweep {sweep.name}: {counts}")
     say(console, f"compare: python -m grpo_nb report {runs_root()}/{sweep.name}-*")
     return int(left > 0)
@@ -276,17 +277,17 @@ def say(console: Console, text: str) -> None:
 
 
 def shares(jobs: int) -> list[dict[str, str]]:
-    """What each of `jobs` trials at once gets: a GPU, or a share of the processors.
+    """Return the environment of each concurrent trial: a GPU, or a share of the processors.
 
     Raises:
-        ValueError: No job, or more of them than GPUs.
+        ValueError: There are no jobs, or more jobs than GPUs.
     """
     gpus = visible_gpus()
     if jobs < 1:
         raise ValueError(f"--jobs {jobs}: at least 1")
     if gpus and jobs > len(gpus):
         raise ValueError(
-            f"--jobs {jobs} with {len(gpus)} GPUs: one trial a GPU, so --jobs {len(gpus)}"
+            f"--jobs {jobs} with {len(gpus)} GPUs: one trial per GPU, so --jobs {len(gpus)}"
         )
     if gpus:
         return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus[:jobs]]

@@ -1,9 +1,10 @@
-# ruff: noqa: F401 (what is imported here is what the room hands out)
-"""The reward lab: score table, linter, attacks, and the verdict that stage 03 asks for.
+# ruff: noqa: F401 (the imports below are the package's public names)
+"""The reward lab: score table, linter, attacks, and the verdict that stage 03 requires.
 
-`baseline` samples the base model once; a `Bench` scores its completions as TRL would; `judge` gives
-the `Verdict`, `save` keeps it, and `check` lets a training begin or refuses it. Rewards of your own
-are tried by `try_out`, and trained once `adopt` or `hand_on` wrote them.
+`baseline` samples the base model once, and a `Bench` scores its completions as TRL would. `judge`
+returns the `Verdict`, `save` writes it, and `check` refuses to train without a valid one. `try_out`
+loads your own rewards without writing anything; `adopt` and `hand_on` write the file that is used
+in training.
 """
 
 from grpo_nb.reward_lab.attacks import Attack, probe, read_attacks, winners

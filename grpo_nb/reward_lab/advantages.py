@@ -1,8 +1,8 @@
-"""What the optimizer makes of rewards: weighted totals and group advantages, as TRL's.
+"""Weighted totals and group advantages, computed as TRL computes them.
 
-The arithmetic is that of trl.GRPOTrainer (1.15), None and NaN included. No `loss_type` of
-TRL changes an advantage; they differ in how a completion's tokens share it. Unsloth on a GPU
-does change it: under `loss_type="dr_grpo"` it turns the scaling off (`effective_scaling`).
+The arithmetic is that of trl.GRPOTrainer (1.15), including None and NaN. In TRL no `loss_type`
+changes an advantage; they differ in how it is distributed over a completion's tokens. On a GPU
+Unsloth does change it: `loss_type="dr_grpo"` turns the scaling off (`effective_scaling`).
 """
 
 import warnings
@@ -10,25 +10,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-EPSILON = 1e-4  # TRL's, added to a standard deviation
+EPSILON = 1e-4  # added to standard deviations, as in TRL
 
 
 def weighted_totals(scores: np.ndarray, weights: Sequence[float]) -> np.ndarray:
-    """Weighted sum of each completion's scores.
+    """Return the weighted sum of each completion's scores.
 
     Args:
-        scores: [completions, rewards], NaN where a reward gave None.
-        weights: [rewards].
+        scores: Scores, [completions, rewards]; NaN where a reward returned None.
+        weights: Weights, [rewards].
 
     Returns:
-        [completions]; None counts 0, and a completion that no reward scored is NaN.
+        Totals, [completions]. None counts as 0; the total is NaN if no reward gave a score.
     """
     totals = np.nansum(scores * np.asarray(weights), axis=1)
     return np.where(np.isnan(scores).all(axis=1), np.nan, totals)
 
 
 def effective_scaling(scale_rewards: str, loss_type: str, unsloth_on_gpu: bool) -> str:
-    """The `scale_rewards` that takes effect.
+    """Return the `scale_rewards` that takes effect.
 
     >>> effective_scaling("group", "dr_grpo", unsloth_on_gpu=True)
     'none'
@@ -43,23 +43,24 @@ def advantages(
     scale_rewards: str = "group",
     multi_objective_aggregation: str = "sum_then_normalize",
 ) -> np.ndarray:
-    """Advantage of each completion within its group.
+    """Return the advantage of each completion within its group.
 
     Args:
-        scores: [completions, rewards], groups one after another, NaN for None.
-        weights: [rewards].
-        num_generations: Size of a group.
-        scale_rewards: "group" or "batch" divides by that standard deviation (with
-            Bessel's correction), "none" by nothing.
+        scores: Scores, [completions, rewards], with the completions of a group in consecutive
+            rows; NaN for None.
+        weights: Weights, [rewards].
+        num_generations: Group size.
+        scale_rewards: Divide by the standard deviation (with Bessel's correction) of the "group"
+            or the "batch", or by nothing ("none").
         multi_objective_aggregation: "sum_then_normalize", or "normalize_then_sum", which
-            scales each reward in its group, then their sum over the batch, and passes over
+            normalizes each reward in its group, then their sum over the batch, and ignores
             scale_rewards.
 
     Returns:
-        [completions]; 0 where no reward gave a score.
+        Advantages, [completions]; 0 where no reward gave a score.
 
     Raises:
-        ValueError: The completions do not make whole groups.
+        ValueError: The number of completions is not a multiple of the group size.
 
     Source: trl.GRPOTrainer; Shao et al. 2024, https://arxiv.org/abs/2402.03300; for
         normalize_then_sum GDPO, https://huggingface.co/papers/2601.05242.
@@ -69,7 +70,7 @@ def advantages(
     """
     if len(scores) % num_generations:
         raise ValueError(f"{len(scores)} completions do not make groups of {num_generations}")
-    with warnings.catch_warnings(action="ignore"):  # of groups in which nothing was scored
+    with warnings.catch_warnings(action="ignore"):  # numpy warns of groups without any score
         if multi_objective_aggregation == "normalize_then_sum":
             grouped = scores.reshape(-1, num_generations, scores.shape[1])
             each = np.nan_to_num(_centered(grouped, 1) / (_std(grouped, 1) + EPSILON))
@@ -88,4 +89,4 @@ def _centered(values: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _std(values: np.ndarray, axis: int) -> np.ndarray:
-    return np.nanstd(values, axis=axis, ddof=1, keepdims=True)  # NaN of fewer than two
+    return np.nanstd(values, axis=axis, ddof=1, keepdims=True)  # NaN for fewer than two values

@@ -1,8 +1,8 @@
 """Baseline rollouts: completions of the base model, sampled once, scored as often as you like.
 
-`rewards/baseline.parquet` keeps them, a line a completion, with what they were sampled with.
-Sampling again with the same model, lengths, temperature and seed reads the file; only
-prompts that it lacks are sampled.
+`rewards/baseline.parquet` stores them, one line per completion, with their sampling settings.
+Sampling again with the same model, lengths, temperature and seed reads the file, and samples
+only the prompts that it lacks.
 """
 
 import json
@@ -24,14 +24,14 @@ from grpo_nb.runs import Check, Run, Stage, atomic_path, write_json
 from grpo_nb.runs.config import DataConfig, RunConfig
 
 KEPT_AT = "rewards/baseline.parquet"
-SPARE = 1.25  # how much longer than almost all baseline completions the cap should be
+SPARE = 1.25  # recommended cap, relative to the 99th percentile of the baseline's lengths
 
 
 class Baseline(NamedTuple):
     """Prompts and their sampled completions.
 
-    rows: [prompts] dataset rows.
-    samples_P_G: [prompts][group].
+    rows: Dataset rows, [prompts].
+    samples_P_G: Samples, [prompts][group].
     """
 
     rows: list[Row]
@@ -44,7 +44,7 @@ class Baseline(NamedTuple):
     @property
     def repeated_rows(self) -> list[Row]:
         """The row of each sample."""
-        return [row for row, of in zip(self.rows, self.samples_P_G, strict=True) for _ in of]
+        return [row for row, group in zip(self.rows, self.samples_P_G, strict=True) for _ in group]
 
     @property
     def samples(self) -> list[models.Sample]:
@@ -54,20 +54,21 @@ class Baseline(NamedTuple):
 def sample(
     run: Run, rows: Sequence[Row], config: RunConfig, engine: models.Engine | None = None
 ) -> Baseline:
-    """Completions of the base model for each row, from the cache where it has them.
+    """Return the base model's completions of each row, from the cache where possible.
 
     Args:
-        run: Where the cache is.
-        rows: [prompts] dataset rows.
-        config: The base model, how it samples, `rewards.baseline_completions` a prompt.
-        engine: A loaded policy's, below whose adapter the base answers; None: it is loaded.
+        run: The run that holds the cache.
+        rows: Dataset rows, [prompts].
+        config: The base model, its sampling settings, and `rewards.baseline_completions`.
+        engine: The engine of a loaded policy, which answers with its adapter disabled; None loads
+            the base model.
     """
     settings, environment = _settings(config), environments.of(config)
     cached = _read(run, settings)
     keys = [_key(row, environment) for row in rows]
     if missing := {key: row for key, row in zip(keys, rows, strict=True) if key not in cached}:
         groups = _sample_base(list(missing.values()), config, engine)
-        bare = [[one._replace(ids=(), mask=()) for one in group] for group in groups]
+        bare = [[each._replace(ids=(), mask=()) for each in group] for group in groups]
         cached |= zip(missing, bare, strict=True)
         _write(run, cached, settings)
     return Baseline(list(rows), [cached[key] for key in keys])
@@ -85,20 +86,20 @@ def _sample_base(
             temperature=config.train.temperature,
             num_generations=config.rewards.baseline_completions,
             seed=config.seed,
-            batch_size=config.step_completions,  # as many at once as in training
+            batch_size=config.step_completions,  # the same batch as in training
             adapter=False,
         )
 
 
 def open_base(config: RunConfig) -> models.Engine:
-    """The base model, loaded."""
+    """Load the base model."""
     model = config.model
-    how = {"quantization": model.quantization, "chat_template_kwargs": model.chat_template_kwargs}
-    return models.open_engine(model.model_path, adapter=None, **how)
+    options = {"adapter": None, "chat_template_kwargs": model.chat_template_kwargs}
+    return models.open_engine(model.model_path, quantization=model.quantization, **options)
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
-    """What the samples depend on, a local model's files among it."""
+    """Return everything that the samples depend on, including a local model's files."""
     return {
         "model_path": config.model.model_path,
         "weights": weight_files(chat.find_model(config.model.model_path)),
@@ -113,31 +114,31 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 
 
 def weight_files(*folders: str | Path) -> list[list[Any]]:
-    """What tells weights from others: name, size and time of each of their files."""
+    """Return name, size and modification time of each weight file, to detect changed weights."""
     files = [file for folder in folders for file in sorted(Path(folder).glob("*.safetensors"))]
     return [[file.name, file.stat().st_size, file.stat().st_mtime] for file in files]
 
 
 def _key(row: Row, environment: environments.Environment | None) -> str:
-    """By which a row's samples are found: what the model reads, and what the environment does."""
-    begins = environment.columns(row) if environment else {}
-    return json.dumps([row["prompt"], begins], default=str)
+    """Return the cache key of a row: its prompt, and the columns that its environment reads."""
+    columns = environment.columns(row) if environment else {}
+    return json.dumps([row["prompt"], columns], default=str)
 
 
 def _read(run: Run, settings: dict) -> dict[str, list[models.Sample]]:
     path = run / KEPT_AT
-    kept = pd.read_parquet(path) if path.exists() else pd.DataFrame()
+    stored = pd.read_parquet(path) if path.exists() else pd.DataFrame()
     cached: dict[str, list[models.Sample]] = {}
-    if kept.attrs.get("settings") == settings:
-        for line in kept.to_dict("records"):
+    if stored.attrs.get("settings") == settings:
+        for line in stored.to_dict("records"):
             line["messages"] = tuple(json.loads(line["messages"]))
             cached.setdefault(line.pop("prompt"), []).append(models.Sample(**line))
     return cached
 
 
 def _write(run: Run, cached: dict[str, list[models.Sample]], settings: dict) -> None:
-    samples = [(key, one) for key, group in cached.items() for one in group]
-    lines = [{"prompt": key, **one._asdict()} for key, one in samples]
+    samples = [(key, each) for key, group in cached.items() for each in group]
+    lines = [{"prompt": key, **each._asdict()} for key, each in samples]
     for line in lines:
         line["messages"] = json.dumps(line["messages"])
     frame = pd.DataFrame(lines).drop(columns=["ids", "mask"])
@@ -147,16 +148,16 @@ def _write(run: Run, cached: dict[str, list[models.Sample]], settings: dict) -> 
 
 
 def passed(table: pd.DataFrame, preset: RewardSet) -> np.ndarray:
-    """Which completions earn the first reward, correctness, in full: [completions]."""
+    """Return which completions earn the first reward (correctness) in full, [completions]."""
     return np.isclose(table[preset.names[0]], preset.full)
 
 
 def pass_at_k(passed_P_G: np.ndarray, k: int) -> np.ndarray:
-    """The chance that one of k samples of a prompt is right, for each prompt.
+    """Estimate the probability that at least one of k samples is correct, for each prompt.
 
     Args:
-        passed_P_G: [prompts, group] of booleans.
-        k: At most the size of the group.
+        passed_P_G: Whether each completion is correct, [prompts, group].
+        k: Number of samples, at most the group size.
 
     Source: Chen et al. 2021, https://arxiv.org/abs/2107.03374, equation 1 (unbiased).
 
@@ -169,32 +170,32 @@ def pass_at_k(passed_P_G: np.ndarray, k: int) -> np.ndarray:
 
 
 def pass_rates(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
-    """A line a prompt: question, pass_rate, keep (whether it is neither 0 nor 1)."""
+    """Return one line per prompt: question, pass_rate, keep (if the rate is neither 0 nor 1)."""
     rates = passed(table, preset).reshape(len(baseline.rows), -1).mean(axis=1)
     frame = pd.DataFrame({"question": [row["question"] for row in baseline.rows]})
     return frame.assign(pass_rate=rates, keep=(rates > 0) & (rates < 1))
 
 
 def flagged(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
-    """The score table with each completion's tokens, and whether it is correct and truncated."""
+    """Add the columns correct, truncated and tokens to the score table."""
     samples = baseline.samples
     return table.assign(
         correct=passed(table, preset),
-        truncated=[one.truncated for one in samples],
-        tokens=[one.tokens for one in samples],
+        truncated=[each.truncated for each in samples],
+        tokens=[each.tokens for each in samples],
     )
 
 
 def summary(
     baseline: Baseline, table: pd.DataFrame, preset: RewardSet, config: RunConfig
 ) -> dict[str, Any]:
-    """Figures that say, before training, what training will meet.
+    """Return figures that tell, before training, what the training will encounter.
 
     Args:
         baseline: Baseline rollouts.
         table: Their score table.
-        preset: Its first reward says "correct".
-        config: `max_completion_length` of the training to come.
+        preset: The rewards; the first one decides what counts as correct.
+        config: The run's configuration, with the `max_completion_length` of the training.
     """
     lines, group = flagged(baseline, table, preset), len(baseline.samples_P_G[0])
     right, tokens = lines["correct"].to_numpy().reshape(-1, group), lines["tokens"]
@@ -219,13 +220,13 @@ def summary(
 
 
 def checks(figures: Mapping[str, Any]) -> list[Check]:
-    """Whether there is something to learn, and room to answer, by the figures of `summary`."""
+    """Check from the figures of `summary` whether there is anything to learn and room to answer."""
     rate, silent = figures["pass@1"], figures["share of zero-advantage groups"]
     learns = "stop" if silent == 1 else "ok" if 0 < rate < 1 else "warning"
     base = f"right in {rate:.1%} of its samples; {silent:.0%} zero-advantage groups"
     if silent == 1:
         base += "; every group of the baseline rollouts has zero advantage"
-    easier = "" if learns == "ok" else "take easier or harder rows, or another base"
+    easier = "" if learns == "ok" else "use easier or harder rows, or another base model"
     cap, best = figures["max_completion_length"], figures["recommended max_completion_length"]
     cut, p95 = figures["share truncated"], figures["completion tokens, p95"]
     fits = cap >= best or (cut <= 0.05 and cap >= p95)
@@ -238,15 +239,15 @@ def checks(figures: Mapping[str, Any]) -> list[Check]:
 
 
 def recommended_length(samples: Sequence[models.Sample], cap_tokens: int) -> tuple[int, str]:
-    """(max_completion_length, why), from the lengths that completions had.
+    """Recommend (max_completion_length, reason) from the lengths of completions.
 
     >>> recommended_length([models.Sample("", 20, False)] * 99, 100)
     (32, '99 % of the completions that ended took at most 20 tokens')
     """
-    truncated = sum(one.truncated for one in samples) / len(samples)
+    truncated = sum(each.truncated for each in samples) / len(samples)
     if truncated > 0.05:
         return 2 * cap_tokens, f"{truncated:.0%} of the completions ran into {cap_tokens} tokens"
-    longest = float(np.quantile([one.tokens for one in samples if not one.truncated], 0.99))
+    longest = float(np.quantile([each.tokens for each in samples if not each.truncated], 0.99))
     length = 8 * math.ceil(SPARE * longest / 8)
     return length, f"99 % of the completions that ended took at most {longest:.0f} tokens"
 
@@ -254,37 +255,37 @@ def recommended_length(samples: Sequence[models.Sample], cap_tokens: int) -> tup
 def by_difficulty(
     stage: Stage, preset: RewardSet, report: dict[str, Any], engine: models.Engine | None = None
 ) -> dict[str, Any]:
-    """Try `data.difficulty_prompts` prompts, drop those out of the band, and order the rest.
+    """Measure the pass rate of `data.difficulty_prompts` prompts, and filter and order the rows.
 
-    A prompt that is always or never solved gives its group no advantage: its completions cost
-    time and teach nothing. What is sampled for this serves notebook 2 as well.
+    A prompt that is always or never solved gives its whole group zero advantage: its completions
+    cost time and teach nothing. Notebook 2 reuses these samples.
 
     Args:
         stage: Stage 01, after `data.prepare`.
-        preset: Its first reward says whether a completion passed.
-        report: What `data.prepare` gave.
-        engine: As `sample` takes it.
+        preset: The rewards; the first one decides whether a completion passes.
+        report: The report that `data.prepare` returned.
+        engine: A loaded engine, as `sample` takes it.
 
     Returns:
-        The report with "difficulty", written to data/report.json too; as it was where no
-        prompt is to be tried.
+        The report with "difficulty" added, also written to data/report.json; unchanged if
+        `data.difficulty_prompts` is 0.
 
     Raises:
-        ValueError: No prompt lies in the band.
+        ValueError: No prompt has a pass rate between the limits.
     """
     config = stage.config.data
     if not config.difficulty_prompts:
         return report
     rows = data.load(stage.run, "train")
-    tried = sample(stage.run, rows[: config.difficulty_prompts], stage.config, engine)
+    baseline = sample(stage.run, rows[: config.difficulty_prompts], stage.config, engine)
     model = stage.config.model
     tokenizer = chat.load_tokenizer(model.model_path, model.chat_template_kwargs)
     bench = bench_of(stage.config, preset, tokenizer)
-    table = bench.table(tried.rows, tried.completions_P_G)
-    rates = pass_rates(tried, table, preset).set_index("question")["pass_rate"].to_dict()
-    kept, found = keep_band(rows, rates, config)
+    table = bench.table(baseline.rows, baseline.completions_P_G)
+    rates = pass_rates(baseline, table, preset).set_index("question")["pass_rate"].to_dict()
+    kept, counts = keep_band(rows, rates, config)
     data.replace_train(stage.run, kept)
-    report = {**report, "train_rows": len(kept), "difficulty": found}
+    report = {**report, "train_rows": len(kept), "difficulty": counts}
     write_json(stage.run / "data/report.json", report)
     return report
 
@@ -292,21 +293,21 @@ def by_difficulty(
 def keep_band(
     rows: Sequence[Row], rates: Mapping[str, float], config: DataConfig
 ) -> tuple[list[Row], dict[str, int]]:
-    """The rows of middling difficulty, in the order that is asked for, and how many left.
+    """Return the rows of medium difficulty in the configured order, and how many were dropped.
 
     Args:
         rows: Dataset rows.
-        rates: {question: share of its completions that passed}; a row without one is kept, and
-            counts as of mean difficulty.
-        config: The band, and the order.
+        rates: {question: share of its completions that passed}. Rows without a rate are kept, and
+            ordered as if their rate were the mean.
+        config: Limits of the pass rate, and the order.
     """
     low, high = config.min_pass_rate, config.max_pass_rate
     kept = [row for row in rows if low < rates.get(row["question"], (low + high) / 2) < high]
-    hard, easy = (sum(map(out, rates.values())) for out in (low.__ge__, high.__le__))
+    hard, easy = sum(r <= low for r in rates.values()), sum(r >= high for r in rates.values())
     if not kept:
         raise ValueError(
             f"no prompt has a pass rate between {low} and {high}: {hard} are too hard, {easy} too "
-            "easy. Widen the band, take another model or data, or teach the format first "
+            "easy. Widen the limits, use another model or other data, or teach the format first "
             "(data.sft_rows)"
         )
     if config.order == "easy_to_hard":

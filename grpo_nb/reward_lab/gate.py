@@ -1,4 +1,4 @@
-"""The gate: the verdict on a reward set, and its hash, so that a stale verdict shows."""
+"""The gate: the verdict on a reward set, stored with the set's hash to detect a stale verdict."""
 
 import hashlib
 import inspect
@@ -25,18 +25,18 @@ from grpo_nb.rewards.prompts import Message
 from grpo_nb.runs import NOTEBOOKS, Check, Run, Stage, project_path, write_json
 from grpo_nb.runs.config import RunConfig
 
-REFERENCE_ROWS = 512  # references that are scored
+REFERENCE_ROWS = 512  # rows whose reference answers are scored
 REPORT = "rewards/report.json"
 
 
 class Verdict(NamedTuple):
-    """All that stage 02 found out about a reward set.
+    """The result of stage 02 for a reward set.
 
-    checks: "rewards"; what linter, references and attacks found; "base model" and "completion
-        length".
-    probes: What attacks earned, as `probe` gives it; None where a reward cannot be called on them.
+    checks: "rewards" first, then the findings of linter, references and attacks, then "base
+        model" and "completion length".
+    probes: What the attacks earned, as `probe` returns it; None if the rewards cannot be called.
     baseline: Figures of the baseline rollouts.
-    signal: A line a reward.
+    signal: The `signal_table`, one line per reward.
     """
 
     checks: list[Check]
@@ -46,7 +46,7 @@ class Verdict(NamedTuple):
 
     @property
     def failures(self) -> list[str]:
-        """Why stage 03 will refuse."""
+        """The reasons why stage 03 will refuse to train."""
         return [f"{c.name}: {c.evidence}" for c in self.checks[1:] if c.state == "stop"]
 
     @property
@@ -60,48 +60,43 @@ class Verdict(NamedTuple):
 
 
 def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -> Verdict:
-    """Linter, attacks and references on the baseline rollouts; or the tests of an environment.
+    """Judge rewards by linter, references and attacks, or by the tests of an environment.
 
     Args:
-        bench: The rewards.
-        rows: Dataset rows whose references have to win; REFERENCE_ROWS of them are scored.
+        bench: The rewards under test.
+        rows: Dataset rows whose references must win; up to REFERENCE_ROWS of them are scored.
         baseline: Baseline rollouts.
-        stage: Stage 02: attacks of your own, and the lengths of the training to come.
+        stage: Stage 02, with the user's own attacks and the settings of the training.
     """
-    config, said = stage.config, [one.completion for one in baseline.samples]
+    config, completions = stage.config, [each.completion for each in baseline.samples]
     own = read_attacks(project_path(config.rewards.cases)) if config.rewards.cases else []
     probes = None
-    with redirect_stdout(io.StringIO()):  # of rewards that print what they are called with
-        found = lint(bench, baseline.repeated_rows, said)
-        if not usable(found):
-            return Verdict([_rewards(found), *found], None, {}, pd.DataFrame())
+    with redirect_stdout(io.StringIO()):  # rewards may print what they are called with
+        problems = lint(bench, baseline.repeated_rows, completions)
+        if not usable(problems):
+            return Verdict([_summary(problems), *problems], None, {}, pd.DataFrame())
         scored = bench.table(baseline.rows, baseline.completions_P_G)
         try:
             if bench.environment:  # attacked by scripted policies, not by texts
-                found = [*_played(bench, rows, config), *found]
+                cap = config.train.max_completion_length
+                problems = [*findings(bench.environment, rows, bench.tokenizer, cap), *problems]
             else:
                 tested = [*baseline.rows, *rows[:REFERENCE_ROWS]]
                 probes = probe(bench, tested, own)
                 won = map(_attack_check, winners(probes).itertuples())
-                found = [*references(bench, tested, scored), *found, *won]
-                found += _asked_for(bench.preset, rows[0]["prompt"], config)
+                problems = [*references(bench, tested, scored), *problems, *won]
+                problems += _form_asked(bench.preset, rows[0]["prompt"], config)
         except Exception as error:  # a user's reward may raise anything, and that is the verdict
             evidence = f"{error!r} {', '.join(getattr(error, '__notes__', []))}"
-            fix = "give such text the least score, or @reward(on_error='skip')"
-            found.append(Check("a reward raises on an attack", "stop", evidence, fix))
+            fix = "give such text the lowest score, or use @reward(on_error='skip')"
+            problems.append(Check("a reward raises on an attack", "stop", evidence, fix))
     figures = baselines.summary(baseline, scored, bench.preset, config)
-    checks = [_rewards(found), *found, *baselines.checks(figures)]
+    checks = [_summary(problems), *problems, *baselines.checks(figures)]
     return Verdict(checks, probes, figures, signal_table(bench.preset, scored))
 
 
-def _played(bench: Bench, rows: Sequence[Row], config: RunConfig) -> list[Check]:
-    """What scripted policies find out about the environment."""
-    cap = config.train.max_completion_length
-    return findings(bench.environment, rows, bench.tokenizer, cap)
-
-
-def _asked_for(preset: RewardSet, prompt: list[Message], config: RunConfig) -> list[Check]:
-    """A warning where the prompts do not ask for the form that is rewarded."""
+def _form_asked(preset: RewardSet, prompt: list[Message], config: RunConfig) -> list[Check]:
+    """Warn if the prompts do not ask for the form that is rewarded."""
     form, turns = preset.form, [turn["content"] for turn in prompt]
     asked = not turns or any(form.system_prompt in turn for turn in turns)
     if asked or config.data.system_prompt != "preset":
@@ -110,22 +105,22 @@ def _asked_for(preset: RewardSet, prompt: list[Message], config: RunConfig) -> l
     return [Check("form", "warning", evidence, f"run notebook 1 with rewards.form = {form.name!r}")]
 
 
-def _attack_check(won: Any) -> Check:
-    return Check(f"attack {won.attack!r}", "stop", f"{won.because}: {won.completion!r}", FIX)
+def _attack_check(line: Any) -> Check:
+    return Check(f"attack {line.attack!r}", "stop", f"{line.because}: {line.completion!r}", FIX)
 
 
-def _rewards(found: Sequence[Check]) -> Check:
-    """The check "rewards": whether one of those found says "stop"."""
-    stops = [check for check in found if check.state == "stop"]
+def _summary(problems: Sequence[Check]) -> Check:
+    """Return the check "rewards", which stops if any of the problems does."""
+    stops = [check for check in problems if check.state == "stop"]
     if not stops:
-        return Check("rewards", "ok", f"right answers win, attacks lose; {len(found)} warnings")
+        return Check("rewards", "ok", f"right answers win, attacks lose; {len(problems)} warnings")
     count = f"{len(stops)} reasons to stop, the first" if stops[1:] else "a reason to stop"
     evidence = f"{count}: {stops[0].name}: {stops[0].evidence}"
     return Check("rewards", "stop", evidence, f"{stops[0].fix}; then run notebook 2 again")
 
 
 def save(run: Run, bench: Bench, verdict: Verdict) -> None:
-    """Write rewards/report.json with the reward set's hash, and the checks to the manifest."""
+    """Write rewards/report.json with the reward set's hash, and the checks into the manifest."""
     report = {
         "passed": verdict.passed,
         "failures": verdict.failures,
@@ -138,19 +133,24 @@ def save(run: Run, bench: Bench, verdict: Verdict) -> None:
         "probes": _lines(pd.DataFrame() if verdict.probes is None else verdict.probes),
     }
     write_json(run / REPORT, report)
-    run.record("02", {"checks": report["checks"]})  # those of an earlier verdict are dropped
+    run.record("02", {"checks": report["checks"]})  # replaces those of an earlier verdict
 
 
 def _lines(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """As JSON, which knows no NaN."""
+    """Convert to JSON records, with null for NaN."""
     return json.loads(frame.to_json(orient="records"))
 
 
 def check(run: Run, preset: RewardSet, force: bool = False) -> str:
-    """Refuse to train with rewards that failed, or that are not those that were tested.
+    """Refuse to train with rewards that failed their test, or that were not tested.
+
+    Args:
+        run: The run, with the report of stage 02.
+        preset: The rewards to train with.
+        force: Whether to train regardless.
 
     Returns:
-        What it found, for the reader.
+        A sentence for the user.
 
     Raises:
         ValueError: The verdict failed, is missing, or belongs to other rewards or weights.
@@ -175,10 +175,10 @@ def check(run: Run, preset: RewardSet, force: bool = False) -> str:
 
 
 def fingerprint(preset: RewardSet) -> str:
-    """sha256 of the rewards' source, options and weights.
+    """Return the SHA-256 of the rewards' source, options and weights.
 
-    The source is that of the whole file, helpers included, or of the function alone where
-    it was written in a notebook.
+    The source is the whole file, including helpers, or only the function if it was written in a
+    notebook.
     """
     parts = [
         [*_identity(func), weight]
@@ -189,24 +189,24 @@ def fingerprint(preset: RewardSet) -> str:
 
 def _source(func: Callable[..., Any]) -> str:
     inner = getattr(func, "score", None) or func
-    written = inner if hasattr(inner, "__code__") else type(inner).__call__
-    file = Path(written.__code__.co_filename)
+    function = inner if hasattr(inner, "__code__") else type(inner).__call__
+    file = Path(function.__code__.co_filename)
     if file.is_file():
         return file.read_text(encoding="utf-8")
     try:
-        return inspect.getsource(written)
-    except OSError:  # made by exec: what it compiled to has to do
-        return written.__code__.co_code.hex() + repr(written.__code__.co_consts)
+        return inspect.getsource(function)
+    except OSError:  # made by exec, without a source: use the bytecode
+        return function.__code__.co_code.hex() + repr(function.__code__.co_consts)
 
 
 def _identity(func: Callable[..., Any]) -> list[Any]:
-    """Name, source, options and parts of a reward, in whatever way it was made."""
+    """Return name, source, options and parts of a reward, however it was made."""
     if isinstance(func, partial):
         return [*_identity(func.func), repr(func.args), repr(func.keywords)]
-    moving = {"value", "step"}  # Adaptive's own
-    if is_dataclass(func):  # a judge counts and caches, in attributes that are no fields
-        moving = vars(func).keys() - {field.name for field in fields(func)}
-    state = {k: v for k, v in vars(func).items() if k not in moving}
+    changing = {"value", "step"}  # of an `Adaptive` reward
+    if is_dataclass(func):  # a judge keeps counters and caches in attributes that are not fields
+        changing = vars(func).keys() - {field.name for field in fields(func)}
+    state = {k: v for k, v in vars(func).items() if k not in changing}
     state = {k: v for k, v in state.items() if isinstance(v, str | int | float | dict)}
     parts = [*getattr(func, "parts", ()), *filter(None, [getattr(func, "reward", None)])]
     return [

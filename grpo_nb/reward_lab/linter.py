@@ -1,7 +1,7 @@
 """The linter: faults of a reward that show on a sample, each with its evidence and its fix.
 
-A "stop" makes the verdict fail; a "warning" is for a person to weigh. Rewards are called as TRL
-calls them, several times: as they are, again, and in another order.
+A "stop" makes the verdict fail; a "warning" is for the user to judge. Rewards are called as TRL
+calls them, several times: twice on the same rows, and once in another order.
 """
 
 import math
@@ -19,53 +19,53 @@ from grpo_nb.rewards.presets import columns_read
 from grpo_nb.runs import Check
 
 NOISE = 1e-6  # scores of one completion that differ by more are not the same
-SATURATED = 0.95  # share of the greatest score, mean over the sample
+SATURATED = 0.95  # mean over the sample, as a share of the highest score
 NONE_SHARE = 0.05
-FEW = 64  # completions that a reward is called on more than once
+FEW = 64  # completions on which a reward is called more than once
 FIXES = {
-    "raises": "correct it: training would stop here. The traceback is in the Reward Lab",
-    "wrong length": "return one score for each completion, None included",
+    "raises": "correct it: training would stop here. The Reward Lab shows the traceback",
+    "wrong length": "return one score, or None, for each completion",
     "out of range": "score in [0, 1] and put the weight into reward_weights; or declare the range: "
-    "@reward(low=…, high=…), or NAME.range = (least, greatest) below a plain function",
+    "@reward(low=…, high=…), or NAME.range = (lowest, highest) below a plain function",
     "missing column": "keep that column in notebook 1 (data.extra_columns), or drop the parameter",
     "not finite": "return None where there is no score",
-    "None": "None counts 0 in the total: correct the reference answers, or drop those rows",
-    "never above its minimum": "compare its reason with the completions: a wrong extraction, or "
-    "too hard a task",
-    "constant": "it tells nothing apart here: leave it out, unless it guards against what may come",
+    "None": "None counts as 0 in the total: correct the reference answers, or drop those rows",
+    "never above its minimum": "compare its reasons with the completions: the extraction may be "
+    "wrong, or the task too hard",
+    "constant": "it gives no signal here: leave it out, unless it guards against later cheating",
     "saturated": "there is little left to learn from it: make it stricter, or leave it out",
     "not deterministic": "seed it, or set a judge's temperature to 0: noise is learnt as signal",
     "depends on row order": "score each completion from its own row alone",
 }
-# As a "stop", these end the test.
+# A "stop" of one of these rules ends the test.
 UNUSABLE = ("raises", "wrong length", "out of range", "missing column")
-Found = tuple[str, str, bool]  # rule, evidence, whether it says "stop"
+Finding = tuple[str, str, bool]  # rule, evidence, whether it says "stop"
 
 
 def lint(bench: Bench, rows: Sequence[Row], completions: Sequence[str]) -> list[Check]:
-    """Every finding on a sample, named "REWARD: RULE", those that say "stop" first.
+    """Return every finding on a sample, named "REWARD: RULE", those that say "stop" first.
 
     Args:
-        bench: The rewards.
+        bench: The rewards under test.
         rows: One dataset row for each completion.
-        completions: Sampled from the base model; references are added by the linter.
+        completions: Completions of the base model; the linter adds references by itself.
     """
-    some = list({row["question"]: row for row in rows}.values())[:FEW]
-    references, count = [bench.preset.reference(row) for row in some], len(completions)
-    # A reward has to stand what training may bring: well-made completions, and an empty one.
-    sample = bench.arguments([*rows, *some, some[0]], [*completions, *references, ""])
+    distinct = list({row["question"]: row for row in rows}.values())[:FEW]
+    references, count = [bench.preset.reference(row) for row in distinct], len(completions)
+    # Training may produce perfect completions and empty ones, so a reward must accept both.
+    sample = bench.arguments([*rows, *distinct, distinct[0]], [*completions, *references, ""])
     found: list[tuple[str, str, str, bool]] = []
     for func in bench.preset.reward_funcs:
         name, first = func.__name__, func is bench.preset.reward_funcs[0]
-        scored = _scored(func, sample, rows[0])
+        scored = _score(func, sample, rows[0])
         if isinstance(scored, tuple):
             found.append((name, *scored))
             continue
-        of_reward = chain(
+        findings = chain(
             _values(func, scored[:count], first),
             _stability(func, bench.arguments(rows[:FEW], completions[:FEW])),
         )
-        found += [(name, *one) for one in of_reward]
+        found += [(name, *finding) for finding in findings]
         if lacking := [column for column in columns_read(func) if column not in rows[0]]:
             evidence = f"it reads {lacking}, which the data lacks, so the default is used"
             found.append((name, "missing column", evidence, False))
@@ -77,17 +77,17 @@ def lint(bench: Bench, rows: Sequence[Row], completions: Sequence[str]) -> list[
 
 
 def usable(findings: Sequence[Check]) -> bool:
-    """Whether attacks can be tried on rewards with these findings."""
-    return not any(one.state == "stop" and one.name.endswith(UNUSABLE) for one in findings)
+    """Return whether rewards with these findings can be called on attacks."""
+    return not any(each.state == "stop" and each.name.endswith(UNUSABLE) for each in findings)
 
 
 def numbers(scored: Sequence[Scored]) -> np.ndarray:
-    """[completions], NaN for None."""
-    return np.array([one.score for one in scored], dtype=float)
+    """Return the scores as an array, [completions], with NaN for None."""
+    return np.array([each.score for each in scored], dtype=float)
 
 
-def _scored(func: Callable[..., Any], sample: dict[str, Any], row: Row) -> list[Scored] | Found:
-    """Its scores and reasons; or the finding that it does not run."""
+def _score(func: Callable[..., Any], sample: dict[str, Any], row: Row) -> list[Scored] | Finding:
+    """Return a reward's scores and reasons, or the finding that it does not run."""
     if missing := [column for column in columns_read(func, required=True) if column not in row]:
         evidence = f"it needs {missing[0]!r}, and the data has {', '.join(sorted(row))}"
         return "missing column", evidence, True
@@ -101,50 +101,50 @@ def _scored(func: Callable[..., Any], sample: dict[str, Any], row: Row) -> list[
         return rule, evidence, True
 
 
-def _values(func: Callable, scored: list[Scored], first: bool) -> Iterator[Found]:
-    """What is wrong with the numbers themselves."""
+def _values(func: Callable, scored: list[Scored], first: bool) -> Iterator[Finding]:
+    """Find faults of the scores themselves."""
     scores = numbers(scored)
     low, high = declared_range(func)
-    known, none = scores[~np.isnan(scores)], np.isnan(scores).mean()
+    given, none_share = scores[~np.isnan(scores)], np.isnan(scores).mean()
     if unfit := sum(map(_not_finite, scored)):
         yield "not finite", f"NaN or infinity for {unfit} of {len(scores)} completions", True
         return
-    if none > NONE_SHARE:
-        reason = next((one.reason for one in scored if one.score is None), "")
-        evidence = f"None for {none:.0%} of the completions{reason and f', first: {reason}'}"
-        yield "None", evidence, bool(none == 1)
-    if not len(known):
+    if none_share > NONE_SHARE:
+        reason = next((each.reason for each in scored if each.score is None), "")
+        evidence = f"None for {none_share:.0%} of the completions{reason and f', first: {reason}'}"
+        yield "None", evidence, bool(none_share == 1)
+    if not len(given):
         return
-    if not hasattr(func, "range") and np.abs(known).max() > 1:
-        evidence = f"scores from {known.min():.3g} to {known.max():.3g}, and no declared range"
+    if not hasattr(func, "range") and np.abs(given).max() > 1:
+        evidence = f"scores from {given.min():.3g} to {given.max():.3g}, and no declared range"
         yield "out of range", evidence, first
-    if np.ptp(known) < NOISE:
-        rule = "constant" if known[0] > low else "never above its minimum"
-        yield rule, f"{known[0] + 0.0:.3g} for every completion of the sample", False  # no "-0"
-    elif high > max(low, 0) and (known.mean() - low) / (high - low) > SATURATED:
-        yield "saturated", f"mean {known.mean():.3f} of at most {high:.3g}", False
+    if np.ptp(given) < NOISE:
+        rule = "constant" if given[0] > low else "never above its minimum"
+        yield rule, f"{given[0] + 0.0:.3g} for every completion of the sample", False  # no "-0"
+    elif high > max(low, 0) and (given.mean() - low) / (high - low) > SATURATED:
+        yield "saturated", f"mean {given.mean():.3f} of at most {high:.3g}", False
 
 
-def _not_finite(one: Scored) -> bool:
-    """Our rewards turn NaN and infinity into None and say so; others hand them on."""
-    if one.score is None:
-        return one.reason.startswith("the scorer gave ") and "None" not in one.reason
-    return not math.isfinite(one.score)
+def _not_finite(scored: Scored) -> bool:
+    """Whether a score was NaN or infinite; our rewards turn such scores into None and say so."""
+    if scored.score is None:
+        return scored.reason.startswith("the scorer gave ") and "None" not in scored.reason
+    return not math.isfinite(scored.score)
 
 
-def _stability(func: Callable, few: dict[str, Any]) -> Iterator[Found]:
-    """Does it give the same again, and the same in another order?"""
+def _stability(func: Callable, few: dict[str, Any]) -> Iterator[Finding]:
+    """Check that scores are the same on a second call, and with the rows in another order."""
     scores = numbers(explain(func, few))
-    if apart := _changed(scores, numbers(explain(func, few))):
-        yield "not deterministic", f"{apart} of {len(scores)} scores changed on a second call", True
+    if count := _changed(scores, numbers(explain(func, few))):
+        yield "not deterministic", f"{count} of {len(scores)} scores changed on a second call", True
         return
     order = np.random.default_rng(0).permutation(len(scores))
     shuffled = {
         key: [value[i] for i in order] if isinstance(value, list) else value
         for key, value in few.items()
     }
-    if apart := _changed(scores[order], numbers(explain(func, shuffled))):
-        evidence = f"{apart} of {len(scores)} scores changed when the rows were shuffled"
+    if count := _changed(scores[order], numbers(explain(func, shuffled))):
+        evidence = f"{count} of {len(scores)} scores changed when the rows were shuffled"
         yield "depends on row order", evidence, True
 
 

@@ -1,4 +1,4 @@
-"""A run's rewards: in its template, and as they are written: a file, which is trained with."""
+"""A run's own rewards: text from a notebook cell or the Reward Lab, written to rewards/mine.py."""
 
 import ast
 import io
@@ -22,7 +22,9 @@ from grpo_nb.runs.config import flatten, of_stage
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CELL = re.compile(  # as shipped; else a function of `completions`, one that is lifted, or a list
+# A cell of rewards: the shipped one, or one with a function of `completions`, a `@reward`
+# function, or a list `reward_funcs`.
+CELL = re.compile(
     r"\A\s*# Your rewards|^\s*(?:async )?def \w+\([^)]*\bcompletions\b"
     r"|^\s*@(?:\w+\.)?reward\b|^reward_funcs\b[^=\n]*=(?!=)",
     re.MULTILINE,
@@ -37,47 +39,47 @@ DEFINED = re.compile(r"\s*(?:async )?(?:def|class) (\w+)")
 def adopt(
     bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage, source: str | None = None
 ) -> Bench:
-    """The bench with the rewards of the notebook's own cell, as notebook 3 will train with them.
+    """Return the bench with the rewards of the notebook's own cell.
 
-    The cell is written to rewards/mine.py of the run and loaded from there: what is tested is
-    what is trained. A cell that defines nothing leaves the preset, or what the Reward Lab adopted
-    since the stage has started.
+    The cell is written to the run's rewards/mine.py and loaded from there, so that notebook 3
+    trains with exactly what was tested. A cell that defines nothing keeps the preset, or what the
+    Reward Lab has adopted since the stage started.
 
     Args:
-        bench: With the preset; its form (reference and answer) is kept.
-        rows: Dataset rows, whose references say what a right answer earns.
+        bench: The bench with the preset, whose form (reference and answer) is kept.
+        rows: Dataset rows, whose references show what a right answer earns.
         baseline: Baseline rollouts.
-        stage: Stage 02, whose `rewards.preset` becomes the file.
-        source: Python text instead of the cell's.
+        stage: Stage 02; its `rewards.preset` becomes the file.
+        source: Python text to use in place of the cell's.
 
     Raises:
-        ValueError: The cell does not run by itself, or its list of rewards or weights is wrong.
+        ValueError: The cell does not run on its own, or its list of rewards or weights is wrong.
     """
     text, config = cell_of_rewards() if source is None else source, stage.config.rewards
     if _defines_nothing(text):
         path = str(stage.run / OWN)
         if config.preset != path and stage.run.settings().get("rewards.preset") == path:
             print(
-                f"The preset {config.preset!r} is trained, for the cell defines no reward. What "
-                f'was adopted before is kept: settings = {{"rewards.preset": "{path}"}} trains it'
+                f"The cell defines no reward, so the preset {config.preset!r} is used. The rewards "
+                f'adopted earlier are kept: settings = {{"rewards.preset": "{path}"}} selects them'
             )
             _keep(stage, "", config.reward_weights)
         return bench._replace(preset=load_rewards(config))
     try:
-        written, _ = _written(bench, rows, baseline, stage, text)
+        module, _ = _compose(bench, rows, baseline, stage, text)
     except ValueError as error:
         raise ValueError(fault(error, text)) from error
-    return bench._replace(preset=_keep(stage, written, config.reward_weights))
+    return bench._replace(preset=_keep(stage, module, config.reward_weights))
 
 
 def try_out(
     bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage, source: str
 ) -> Bench:
-    """The bench with the rewards of a text, as `hand_on` would load them; nothing is written.
+    """Return the bench with the rewards of a text, as `hand_on` would load it, writing nothing.
 
-    Arguments and errors as of `adopt`; a text that defines nothing gives the preset.
+    Arguments and errors are those of `adopt`; a text that defines nothing gives the preset.
     """
-    return bench._replace(preset=_written(bench, rows, baseline, stage, source)[1])
+    return bench._replace(preset=_compose(bench, rows, baseline, stage, source)[1])
 
 
 def hand_on(
@@ -88,34 +90,34 @@ def hand_on(
     source: str,
     weights: Sequence[float] = (),
 ) -> Verdict:
-    """Adopt a text, judge it, and finish stage 02 with it: what notebook 2 does cell by cell.
+    """Adopt a text, judge it, and finish stage 02 with it, as notebook 2 does cell by cell.
 
     Args:
-        bench: What the rewards meet in training; its preset does not count.
+        bench: The training conditions of the rewards; its preset is ignored.
         rows: Dataset rows.
         baseline: Baseline rollouts.
-        stage: Stage 02, started or not; its configuration follows.
-        source: Python text; one that defines nothing hands on the preset.
-        weights: Of each reward, where they are not those of the text or the preset.
+        stage: Stage 02, started or not; its configuration is updated.
+        source: Python text; if it defines nothing, the preset is handed on.
+        weights: One weight per reward, to replace those of the text or the preset.
 
     Raises:
         ValueError: The text cannot be used, or stage 01 is not done.
-        RuntimeError: Another process works on the run.
+        RuntimeError: Another process is using the run.
     """
-    text, own = _written(bench, rows, baseline, stage, source)
-    moved = bool(weights) and list(weights) != own.reward_weights
-    other = ", ".join(f"{weight:g}" for weight in weights) if moved else ""
-    ours = start_stage("02", stage.run.name, of_stage("02", flatten(stage.config)))
-    bench = bench._replace(preset=_keep(ours, text, other))
-    stage.config = ours.config
-    verdict = judge(bench, rows, baseline, ours)
-    save(ours.run, bench, verdict)
-    ours.finish("rewards")
+    text, own = _compose(bench, rows, baseline, stage, source)
+    changed = bool(weights) and list(weights) != own.reward_weights
+    other_weights = ", ".join(f"{weight:g}" for weight in weights) if changed else ""
+    started = start_stage("02", stage.run.name, of_stage("02", flatten(stage.config)))
+    bench = bench._replace(preset=_keep(started, text, other_weights))
+    stage.config = started.config
+    verdict = judge(bench, rows, baseline, started)
+    save(started.run, bench, verdict)
+    started.finish("rewards")
     return verdict
 
 
 def source_of(stage: Stage) -> str:
-    """The text of rewards/mine.py as it was written; "" where the stage has other rewards."""
+    """Return the user's text in rewards/mine.py; "" if the stage has other rewards."""
     path = stage.run / OWN
     if stage.config.rewards.preset != str(path):
         return ""
@@ -124,36 +126,36 @@ def source_of(stage: Stage) -> str:
 
 
 def fault(error: Exception, source: str) -> str:
-    """What is wrong with a text of rewards, in a sentence that names the line.
+    """Explain what is wrong with a text of rewards in a sentence that names the line.
 
-    The line is where the text raised, or where the reward begins that the error is about.
+    It is the line that raised, or the first line of the reward that the error names.
     """
-    cause = error.__cause__ or error  # what the text raised, where we said that it did
+    cause = error.__cause__ or error  # the text's own exception, if ours wraps one
     frames = traceback.extract_tb(cause.__traceback__)
     places = [frame.lineno - HEAD_LINES for frame in frames if frame.filename.endswith(OWN)]
-    said = str(cause)
+    message = str(cause)
     if isinstance(cause, SyntaxError) and str(cause.filename).endswith(OWN):
-        said, places = cause.msg, [cause.lineno - HEAD_LINES]
-    said = re.sub(rf"\S*{OWN}\b(: )?", lambda path: "" if path[1] else "the text", said)
+        message, places = cause.msg, [cause.lineno - HEAD_LINES]
+    message = re.sub(rf"\S*{OWN}\b(: )?", lambda path: "" if path[1] else "the text", message)
     if places or not isinstance(cause, ValueError | RuntimeError):
-        said = f"{type(cause).__name__}: {said}"
-    said = ", ".join([said, *getattr(cause, "__notes__", [])])
+        message = f"{type(cause).__name__}: {message}"
+    message = ", ".join([message, *getattr(cause, "__notes__", [])])
     if isinstance(cause, NameError):
-        said += HINT
+        message += HINT
     lines = source.splitlines()
     for number, line in enumerate(lines, 1):
-        named = DEFINED.match(line)
-        if not places and named and re.search(rf"\b{named[1]}\b", said):
+        definition = DEFINED.match(line)
+        if not places and definition and re.search(rf"\b{definition[1]}\b", message):
             places = [number]
     if not places or not 0 < places[-1] <= len(lines):
-        return said
-    return f"line {places[-1]} ({lines[places[-1] - 1].strip()}): {said}"
+        return message
+    return f"line {places[-1]} ({lines[places[-1] - 1].strip()}): {message}"
 
 
 def in_template(stage: Stage, tokenizer: "PreTrainedTokenizerBase") -> RewardSet:
-    """The run's rewards in stage 01, which keeps for the others what the prompts depend on.
+    """Return the run's rewards in stage 01, and store the settings that the prompts depend on.
 
-    That is what the chat template opens, and what the environment says of itself.
+    These are the tag that the chat template opens, and the environment's system prompt.
     """
     environment = environments.of(stage.config)
     if environment and stage.config.data.system_prompt == "preset":
@@ -165,7 +167,7 @@ def in_template(stage: Stage, tokenizer: "PreTrainedTokenizerBase") -> RewardSet
 
 
 def cell_of_rewards() -> str:
-    """The cell of rewards as it was run last in this notebook; "" where there is none."""
+    """Return the most recently executed cell of rewards in this notebook; "" if there is none."""
     from IPython import get_ipython
 
     shell = get_ipython()
@@ -178,64 +180,64 @@ def _defines_nothing(source: str) -> bool:
 
 
 def _preset(stage: Stage) -> str:
-    """The preset whose form the run's own rewards have."""
+    """Return the preset whose form the run's own rewards use."""
     preset, path = stage.config.rewards.preset, stage.run / OWN
     if preset != str(path):
         return preset
     return ast.literal_eval(re.search("^form = (.*)$", path.read_text("utf-8"), re.MULTILINE)[1])
 
 
-def _written(
+def _compose(
     bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage, source: str
 ) -> tuple[str, RewardSet]:
-    """What rewards/mine.py is to hold, and its rewards; "" and the preset for no reward."""
-    form, path, config = _preset(stage), stage.run / OWN, stage.config.rewards
-    written_in = (config.form, config.opened)
+    """Return the content of rewards/mine.py and its rewards; "" and the preset for no reward."""
+    preset, path, config = _preset(stage), stage.run / OWN, stage.config.rewards
+    form = (config.form, config.opened)
     if _defines_nothing(source):
-        return "", load_preset(form, "", *written_in)
-    text = HEAD.format(form=form) + source.rstrip("\n") + "\n"
+        return "", load_preset(preset, "", *form)
+    text = HEAD.format(form=preset) + source.rstrip("\n") + "\n"
     with redirect_stdout(io.StringIO()):
-        chosen = load_python(path, text).in_form(*written_in)
-        ranges = _measured_ranges(bench._replace(preset=chosen), rows, baseline)
+        rewards = load_python(path, text).in_form(*form)
+        ranges = _measured_ranges(bench._replace(preset=rewards), rows, baseline)
         if ranges:
             text += RANGES.format(ranges)
-            chosen = load_python(path, text).in_form(*written_in)
-    return text, chosen
+            rewards = load_python(path, text).in_form(*form)
+    return text, rewards
 
 
 def _keep(stage: Stage, text: str, weights: str) -> RewardSet:
-    """Write rewards/mine.py, where there is a text, and train with it, or with the preset."""
+    """Write rewards/mine.py if there is a text, and select it, or the preset, for the training."""
     path, preset = stage.run / OWN, _preset(stage)
     if text:
         preset = str(path)
         with atomic_path(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    asked = {"preset": preset, "reward_weights": weights}
-    trained = load_rewards(stage.config.rewards.model_copy(update=asked))
-    stage.change({f"rewards.{name}": value for name, value in asked.items()})
-    return trained
+    update = {"preset": preset, "reward_weights": weights}
+    rewards = load_rewards(stage.config.rewards.model_copy(update=update))
+    stage.change({f"rewards.{name}": value for name, value in update.items()})
+    return rewards
 
 
 def _measured_ranges(
     bench: Bench, rows: Sequence[Row], baseline: Baseline
 ) -> dict[str, tuple[float, float]]:
-    """{reward: (least, greatest)} of those that declare no range and do not keep to [0, 1].
+    """Return {reward: (lowest, highest)} of rewards that leave [0, 1] without declaring a range.
 
-    The first reward's greatest score says "correct", so it is always measured.
+    The first reward is measured in any case, because its highest score means "correct".
     """
-    tried = [*baseline.repeated_rows, *rows[:64]]
-    texts = [one.text for one in baseline.samples]
+    sample_rows = [*baseline.repeated_rows, *rows[:64]]
+    texts = [sample.text for sample in baseline.samples]
     texts += [bench.preset.reference(row) for row in rows[:64]]
-    arguments, ranges = bench.arguments(tried, texts), {}
+    arguments, ranges = bench.arguments(sample_rows, texts), {}
     for number, func in enumerate(bench.preset.reward_funcs):
         if hasattr(func, "range"):
             continue
         try:
-            scores = [one.score for one in explain(func, arguments)]
-        except Exception:  # a user's reward may raise anything: the verdict will say what
+            scores = [each.score for each in explain(func, arguments)]
+        except Exception:  # a user's reward may raise anything; the linter reports it
             continue
-        known = [float(score) for score in scores if score is not None and math.isfinite(score)]
-        low, high = min([0.0, *known]), max([0.0, *known])
+        finite = [float(score) for score in scores if score is not None and math.isfinite(score)]
+        low, high = min([0.0, *finite]), max([0.0, *finite])
         if low < 0 or high > 1 or (number == 0 and high > 0):
             ranges[func.__name__] = (low, high or 1.0)
     return ranges

@@ -1,4 +1,4 @@
-"""The score table: what each completion earns, why, and the advantage it will have."""
+"""The score table: what each completion earns, why, and its advantage in training."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Row = dict[str, Any]
-TRLS_ROW = ("prompt", "completion", "completion_ids")  # columns that no reward gets
-TIE = 1e-6  # totals and advantages this close are equal but for rounding
+TRLS_ROW = ("prompt", "completion", "completion_ids")  # columns that TRL passes to no reward
+TIE = 1e-6  # totals and advantages this close differ by rounding only
 
 
 class Bench(NamedTuple):
-    """Rewards, and what they will meet in training.
+    """Rewards, and the training conditions under which they are scored.
 
     preset: The rewards and their weights.
-    train: How advantages are made.
-    tokenizer: Gives rewards of length the `completion_ids` that TRL gives them; without
-        one they count words.
+    train: The training settings, which decide how advantages are computed.
+    tokenizer: The tokenizer that makes the `completion_ids` which TRL passes to rewards; without
+        one, rewards of length count words.
     unsloth_on_gpu: Whether Unsloth will train on a GPU, which changes `dr_grpo`.
-    environment: What completions act in; rewards get its instances as `environments`, in the
-        state in which the calls of a completion leave them.
+    environment: The task's environment; rewards get its instances as `environments`, in the state
+        in which a completion's calls leave them.
     """
 
     preset: RewardSet
@@ -40,16 +40,18 @@ class Bench(NamedTuple):
     environment: Environment | None = None
 
     def adding(self, func: Callable[..., Any], weight: float) -> "Bench":
-        """The same bench with one more reward in its set."""
+        """Return the same bench with one more reward in its set."""
         return self._replace(preset=self.preset.adding(func, weight))
 
     def arguments(self, rows: Sequence[Row], completions: Sequence[Completion]) -> dict[str, Any]:
-        """All that TRL calls a reward with; every call outside a training is made here.
+        """Return the keyword arguments with which TRL would call a reward.
+
+        Every call of a reward outside a training uses these arguments.
 
         Args:
             rows: One dataset row for each completion (repeated per generation).
-            completions: Strings or message lists; the reward gets what training gives it, which
-                is messages where the prompt is a chat.
+            completions: Strings or message lists; as in training, rewards get messages if the
+                prompt is a chat.
         """
         with chat.quiet():
             from transformers import TrainerState
@@ -67,34 +69,34 @@ class Bench(NamedTuple):
                 replay(self.environment, row, completion)
                 for row, completion in zip(rows, given["completions"], strict=True)
             ]
-        # As at a training's start; an `Adaptive` reward counts no step of it.
+        # The state at the start of a training; an `Adaptive` reward does not count it as a step.
         given["trainer_state"] = TrainerState(epoch=0.0, max_steps=self.train.max_steps)
         given["trainer_state"].is_training = False
         return given | {"log_extra": _ignore, "log_metric": _ignore}
 
     def score(self, rows: Sequence[Row], completions: Sequence[Completion]) -> np.ndarray:
-        """Raw scores, [completions, rewards], NaN for None."""
+        """Return the raw scores, [completions, rewards], with NaN for None."""
         arguments = self.arguments(rows, completions)
         scores = [call(func, **arguments) for func in self.preset.reward_funcs]
         return np.array(scores, dtype=float).T
 
     def totals(self, scores: np.ndarray) -> np.ndarray:
-        """Weighted total of each completion, [completions]."""
+        """Return the weighted total of each completion, [completions]."""
         return advantages.weighted_totals(scores, self.preset.reward_weights)
 
     def table(
         self, rows: Sequence[Row], completions_P_G: Sequence[Sequence[Completion]]
     ) -> pd.DataFrame:
-        """One line a completion, groups one after another.
+        """Return the score table, one line per completion, group after group.
 
         Args:
-            rows: [prompts] dataset rows.
-            completions_P_G: [prompts][group] completions.
+            rows: Dataset rows, [prompts].
+            completions_P_G: Completions, [prompts][group].
 
         Returns:
-            question, reference, completion, answer (as extracted), each reward and its
-            `<reward>/reason`, total, mean and std of the group, advantage, and signal:
-            whether the advantages of the group differ at all.
+            The columns question, reference, completion, answer (as extracted), each reward and
+            its `<reward>/reason`, total, mean and std of the group, advantage, and signal
+            (whether the advantages of the group differ at all).
         """
         group = len(completions_P_G[0])
         repeated = [row for row in rows for _ in range(group)]
@@ -108,53 +110,53 @@ class Bench(NamedTuple):
         table["answer"] = pd.Series(answers, dtype=object)
         for func in self.preset.reward_funcs:
             scored = explain(func, arguments)
-            table[func.__name__] = np.array([one.score for one in scored], dtype=float)
-            table[f"{func.__name__}/reason"] = [one.reason for one in scored]
+            table[func.__name__] = np.array([each.score for each in scored], dtype=float)
+            table[f"{func.__name__}/reason"] = [each.reason for each in scored]
         return self.weighed(table, group)
 
     def weighed(self, table: pd.DataFrame, num_generations: int) -> pd.DataFrame:
-        """The table with total, mean, std, advantage and signal computed again from its scores."""
+        """Recompute total, mean, std, advantage and signal from the table's scores."""
         scores, train = table[self.preset.names].to_numpy(), self.train
         totals = self.totals(scores)
         groups = pd.Series(totals).groupby(np.arange(len(totals)) // num_generations)
-        gained = advantages.advantages(
+        advantage = advantages.advantages(
             scores,
             self.preset.reward_weights,
             num_generations,
             advantages.effective_scaling(train.scale_rewards, train.loss_type, self.unsloth_on_gpu),
             train.multi_objective_aggregation,
         )
-        differ = np.ptp(gained.reshape(-1, num_generations), axis=1) > TIE
+        has_signal = np.ptp(advantage.reshape(-1, num_generations), axis=1) > TIE
         return table.assign(
             total=totals,
             mean=groups.transform("mean").to_numpy(),
             std=groups.transform("std").to_numpy(),
-            advantage=gained,
-            signal=np.repeat(differ, num_generations),
+            advantage=advantage,
+            signal=np.repeat(has_signal, num_generations),
         )
 
 
 def bench_of(config: RunConfig, preset: RewardSet, tokenizer: Any = None) -> Bench:
-    """The bench of a run: its rewards will meet there what they meet in the training."""
+    """Return the bench of a run, with the conditions of its training."""
     return Bench(preset, config.train, tokenizer, cuda_available(), of(config))
 
 
 def _ignore(*_: Any, **__: Any) -> None:
-    """What a reward tells a training's log."""
+    """Stand in for TRL's `log_extra` and `log_metric`: outside a training nothing is logged."""
 
 
 def _as_in_training(prompt: Any, completion: Completion) -> Completion:
-    """A completion in the form of its prompt: text, or one message of the assistant."""
+    """Convert a completion to the type of its prompt: text, or one assistant message."""
     if isinstance(prompt, str) or not isinstance(completion, str):
         return completion
     return [{"role": "assistant", "content": completion}]
 
 
 def explain(func: Callable[..., Any], arguments: dict[str, Any]) -> list[Scored]:
-    """Score and reason of each completion; rewards that are not ours give no reason.
+    """Return score and reason of each completion; plain functions give no reasons.
 
     Raises:
-        ValueError: The reward gave no score for each completion, or something that is no number.
+        ValueError: The reward did not return one number or None for each completion.
     """
     if isinstance(func, Reward):
         return call(func.explain, **arguments)
@@ -162,9 +164,9 @@ def explain(func: Callable[..., Any], arguments: dict[str, Any]) -> list[Scored]
     if len(scores) != len(arguments["completions"]):
         raise ValueError(
             f"reward {func.__name__} gave {len(scores)} scores for "
-            f"{len(arguments['completions'])} completions: return one for each, None included"
+            f"{len(arguments['completions'])} completions: return one score or None for each"
         )
-    if odd := [one for one in scores if one is not None and not hasattr(one, "__float__")]:
+    if odd := [each for each in scores if each is not None and not hasattr(each, "__float__")]:
         raise ValueError(
             f"reward {func.__name__} gave {odd[0]!r:.60} among its scores for the completions: "
             "return a number or None for each"
@@ -173,7 +175,7 @@ def explain(func: Callable[..., Any], arguments: dict[str, Any]) -> list[Scored]
 
 
 def signal_table(preset: RewardSet, table: pd.DataFrame) -> pd.DataFrame:
-    """What each reward does on the sample: mean, std, share above its minimum, share of None."""
+    """Return mean, std, share above the minimum and share of None of each reward's scores."""
     scores = table[preset.names]
     lows = {func.__name__: declared_range(func)[0] for func in preset.reward_funcs}
     lines = {

@@ -19,10 +19,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_nb.rewards import answers
 from grpo_nb.runs import refuse_unknown
+from grpo_nb.runs.files import read_yaml
 
 STEP = "1+1=2"  # an honest line of reasoning, true everywhere
 LACKING = {"plain": ("marks", "reasoning"), "code": ("reasoning",)}  # what a form has not
@@ -281,36 +283,11 @@ def _tags(reasoning: str = "reasoning", answer: str = "answer") -> Form:
     return Form("tags", asks, marks)
 
 
-FORMS = {
-    "tags": _tags(),
-    "think+boxed": Form(
-        "think+boxed",
-        r"Reason inside <think></think>, then give the result inside \boxed{}.",
-        ("<think>\n", "\n</think>\n\n", r"\boxed{", "}"),
-    ),
-    "boxed": Form(
-        "boxed",
-        r"Please reason step by step, and put your final answer within \boxed{}.",
-        ("", "\n", r"\boxed{", "}"),
-    ),
-    "hash": Form(
-        "hash",
-        "Reason step by step, then give the result after #### on the last line.",
-        ("", "\n", "#### ", ""),
-    ),
-    "json": Form(
-        "json",
-        'Answer with one JSON object and no more: {"reasoning": "…", "answer": "…"}.',
-        ('"reasoning"', "", '"answer"', ""),
-    ),
-    "code": Form(
-        "code",
-        "Answer with one fenced block of Python code, marked ```python, and no more.",
-        ("", "", "```python\n", "\n```"),
-    ),
-    "plain": Form("plain", "Answer with the result and no more.", ("", "", "", "")),
+TAGS = _tags()
+FORMS = {"tags": TAGS} | {
+    name: Form(name, about["system_prompt"], tuple(about["marks"]))
+    for name, about in read_yaml(Path(__file__).with_suffix(".yaml")).items()
 }
-TAGS = FORMS["tags"]
 
 
 @cache

@@ -1,12 +1,8 @@
-"""Reward sets: presets, any list of rewards and weights, and those of a Python file.
+"""Reward sets: presets (presets.yaml), any list of rewards and weights, and those of a Python file.
 
 Such a file is a cell of notebook 2, or one given as `rewards.preset`: functions in TRL's shape or
 lifted by `@reward`, and all that they need. It may say `reward_funcs` and `reward_weights` as TRL
 takes them; otherwise each reward that it defines counts, with weight 1.
-
-Weights are sums of powers of two where they can be. With 0.3 and 0.1 the rounding of equal
-totals leaves a standard deviation of 1e-7, which TRL counts as a signal: its
-frac_reward_zero_std then stays near 0 when every completion of a group earns the same.
 """
 
 import hashlib
@@ -24,8 +20,9 @@ from typing import Any, NamedTuple
 from grpo_nb.rewards import code, correctness, format, length, style
 from grpo_nb.rewards.combine import Adaptive, gated
 from grpo_nb.rewards.contract import Reward, declared_range
-from grpo_nb.rewards.forms import FORMS, TAGS, Form, find
+from grpo_nb.rewards.forms import TAGS, Form, find
 from grpo_nb.runs import PROJECT_ROOT, refuse_unknown
+from grpo_nb.runs.files import read_yaml
 from grpo_nb.runs.settings import RewardsConfig
 
 TRLS_OWN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
@@ -109,10 +106,9 @@ class RewardSet(NamedTuple):
 def _in_form(func: Callable[..., Any], before: Form, form: Form) -> Callable[..., Any]:
     """A reward of ours, or the parts of a gate, asking `form` where it asked `before`."""
     if isinstance(func, gated | Adaptive):
-        parts = {"reward": func.reward} | ({"by": func.by} if isinstance(func, gated) else {})
+        parts = {name: getattr(func, name) for name in ("reward", "by") if hasattr(func, name)}
         changed = {name: _in_form(part, before, form) for name, part in parts.items()}
-        named = {"name": func.__name__} if isinstance(func, gated) else {}
-        return func if changed == parts else replace(func, **changed, **named)
+        return func if changed == parts else replace(func, **changed)
     takes = isinstance(func, Reward) and "form" in func.option_names
     asked = func.options.get("form", TAGS) if takes else None
     if form == asked or asked not in (before, TAGS):
@@ -159,53 +155,29 @@ def reward_set(
     return made._replace(reward_funcs=funcs, reward_weights=[float(weight) for _, weight in pairs])
 
 
+def built_in() -> dict[str, Callable[..., Any]]:
+    """{name: reward} of every reward of this package that needs no arguments."""
+    modules = correctness, format, length, style, code
+    named = [pair for module in modules for pair in vars(module).items()]
+    named += [("math_problem_reward", math_problem_reward)]
+    return {k: v for k, v in named if isinstance(v, Reward | gated) and v.__name__ == k}
+
+
+def _preset(
+    rewards: Mapping[str, Any], form: str = "tags", system_prompt: str = "", result: str = ""
+) -> RewardSet:
+    """A set as presets.yaml has it."""
+    pairs, asked, ours = [], find(form), built_in()
+    for name, weight in rewards.items():
+        options = weight if isinstance(weight, dict) else {"reward": name, "weight": weight}
+        func, weight = ours[options.pop("reward")], options.pop("weight")
+        pairs.append((func.configured(name, **options) if options else func, weight))
+    asked = asked._replace(system_prompt=system_prompt or asked.system_prompt)
+    return reward_set(pairs, form=asked, result=result)
+
+
 PRESETS = {
-    "math": reward_set(
-        [
-            (correctness.numeric_correctness_reward, 1.0),
-            (format.soft_format_reward, 0.25),
-            (format.incremental_format_reward, 0.25),
-            (style.reasoning_quality_reward, 0.125),
-        ]
-    ),
-    "code": reward_set(
-        [
-            (code.code_execution_reward, 1.0),
-            (format.no_syntax_error_reward, 0.25),
-            (format.soft_format_reward, 0.25),
-        ],
-        form=FORMS["code"],
-        result="The result is Python code.",
-    ),
-    "summarization": reward_set(
-        [
-            (correctness.overlap_reward, 1.0),
-            (length.max_length_penalty.configured("brevity_penalty", maximum=64), 0.5),
-            (style.no_repetition_penalty, 0.25),
-        ],
-        form=FORMS["plain"]._replace(system_prompt="Summarize the text in one sentence."),
-        result="The result is a summary of the text in one sentence.",
-    ),
-    "environment": reward_set(
-        [(correctness.environment_reward, 1.0)],
-        form=FORMS["plain"],
-    ),
-    "qa": reward_set(
-        [
-            (correctness.exact_match_reward, 1.0),
-            (correctness.fuzzy_match_reward, 0.25),
-            (format.soft_format_reward, 0.25),
-        ]
-    ),
-    "json_extraction": reward_set(
-        [
-            (correctness.json_fields_reward, 1.0),
-            (format.json_format_reward, 0.25),
-            (length.max_length_penalty.configured("brevity_penalty", maximum=256), 0.125),
-        ],
-        form=FORMS["plain"]._replace(system_prompt="Answer with one JSON object and no more."),
-        result="The result is one JSON object.",
-    ),
+    name: _preset(**about) for name, about in read_yaml(Path(__file__).with_suffix(".yaml")).items()
 }
 
 
@@ -282,14 +254,6 @@ def load_python(path: Path, text: str | None = None) -> RewardSet:
     for func, weight in zip(own.reward_funcs, own.reward_weights, strict=True):
         base = base.adding(func, weight)
     return base._replace(own=own.own)
-
-
-def built_in() -> dict[str, Callable[..., Any]]:
-    """{name: reward} of every reward of this package that needs no arguments."""
-    modules = correctness, format, length, style, code
-    named = [pair for module in modules for pair in vars(module).items()]
-    named += [("math_problem_reward", math_problem_reward)]
-    return {k: v for k, v in named if isinstance(v, Reward | gated) and v.__name__ == k}
 
 
 def columns_read(reward_func: Callable[..., Any], required: bool = False) -> list[str]:

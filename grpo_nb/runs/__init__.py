@@ -1,10 +1,10 @@
-# ruff: noqa: F401 (what is imported here is what the room hands out)
-"""The run directory and its settings: what every stage reads first and writes last.
+# ruff: noqa: F401 (the imports below are the package's public names)
+"""The run directory and its settings, which every stage reads first and writes last.
 
-`settings` holds every setting with its meaning, `config` resolves them with their sources,
-`profiles` are sets of them for a machine, `tasks` for what is taught, `directory` is the folder
-of a run with its manifest, `checks` what the stages have looked at, `files` how files are read and
-written, `names` how a wrong name is refused.
+`settings` defines every setting, `config` resolves their values and records where each came from,
+`profiles` holds the settings for a machine and `tasks` those for a task, `directory` is a run's
+folder with its manifest, `checks` holds the results of a stage's checks, `files` reads and writes
+files safely, and `names` rejects misspelt names.
 """
 
 from grpo_nb.machine import PROJECT_ROOT, git_commit, installed_versions

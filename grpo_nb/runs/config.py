@@ -1,7 +1,7 @@
 """`RunConfig`: every setting of a run, and where its value came from.
 
 Values are layered: library default < profile < task < the run's config.yaml < what you set. An
-unknown name is refused with the nearest known one, before anything starts.
+unknown name is rejected before anything starts, with the nearest known name.
 """
 
 import ast
@@ -34,20 +34,20 @@ class RunConfig(Section):
     profile: str = "tiny-cpu"
     sources: dict[str, str] = setting({}, "where each setting's value came from")
     task: str = setting("math", "what is taught; sets source, preset and answers")
-    seed: int = setting(0, "of split, sampling and training", ge=0, lt=2**32)
+    seed: int = setting(0, "random seed of split, sampling and training", ge=0, lt=2**32)
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     rewards: RewardsConfig = RewardsConfig()
     policy: PolicyConfig = PolicyConfig()
     train: TrainConfig = TrainConfig()
     health: Thresholds = Thresholds()
-    trl: dict[str, Any] = setting({}, "more of GRPOConfig's own arguments")
+    trl: dict[str, Any] = setting({}, "further arguments of TRL's GRPOConfig")
     evaluate: EvaluateConfig = EvaluateConfig()
     export: ExportConfig = ExportConfig()
 
     @property
     def step_completions(self) -> int:
-        """Completions that one optimizer step learns from, on one device."""
+        """The number of completions in one optimizer step on one device."""
         return self.train.per_device_train_batch_size * self.train.gradient_accumulation_steps
 
 
@@ -55,10 +55,10 @@ SECTION_STAGE = {
     **{"data": "01", "model": "01", "rewards": "02", "policy": "03", "train": "03"},
     **{"health": "03", "trl": "03", "evaluate": "04", "export": "04"},
 }
-# The prompts ask for the form, so it is chosen with them.
+# The prompts ask for the answer form, so stage 01 sets it.
 SETTING_STAGE = {"rewards.form": "01", "rewards.opened": "01"}
 SECTIONS = tuple(section for section in SECTION_STAGE if section != "trl")
-# {"task": …, "seed": …, "data.source": …}: each with its meaning; `trl.…` comes on top.
+# {"task": …, "seed": …, "data.source": …}: the meaning of each setting, except `trl.…`.
 MEANINGS = {name: RunConfig.model_fields[name].description for name in ("task", "seed")} | {
     f"{section}.{key}": field.description
     for section in SECTIONS
@@ -67,31 +67,33 @@ MEANINGS = {name: RunConfig.model_fields[name].description for name in ("task", 
 
 
 def setting_names() -> list[str]:
-    """Every dotted name that `--set` takes, such as `train.max_steps`; `trl.…` comes on top."""
+    """Return every dotted name that `--set` takes, such as `train.max_steps`, except `trl.…`."""
     return list(MEANINGS)
 
 
 def stage_of(name: str) -> str:
-    """The stage whose notebook holds the setting `name`, such as "03" for train.max_steps."""
+    """Return the stage whose notebook takes the setting `name`: "03" for train.max_steps."""
     return SETTING_STAGE.get(name) or SECTION_STAGE.get(name.partition(".")[0], "01")
 
 
 def of_stage(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the settings that the stage's notebook holds."""
+    """Return only the settings that this stage's notebook takes."""
     return {name: value for name, value in settings.items() if stage_of(name) == stage}
 
 
 def refuse_unknown_setting(name: str) -> None:
-    """Raise ValueError with the nearest name; names below `trl.` are TRL's to check."""
+    """Raise ValueError with the nearest known name; TRL itself checks names under `trl.`."""
     if not re.fullmatch(r"trl\.\w+", str(name)):
         refuse_unknown("setting", str(name), setting_names())
 
 
 def parse_assignment(assignment: str) -> tuple[str, Any]:
-    """`"train.max_steps=20"` to `("train.max_steps", "20")`; a value of TRL's to its type.
+    """Split `"train.max_steps=20"` into `("train.max_steps", "20")`.
+
+    The value of a `trl.…` name is parsed as a Python literal where it is one.
 
     Raises:
-        ValueError: No `=`, or a name that is not a setting.
+        ValueError: There is no `=`, or the name is not a setting.
     """
     name, equals, value = assignment.partition("=")
     if not equals:
@@ -106,17 +108,18 @@ def parse_assignment(assignment: str) -> tuple[str, Any]:
 
 
 def resolve(profile: str, *layers: Mapping[str, Any]) -> RunConfig:
-    """The effective configuration, with the source of each value.
+    """Return the effective configuration, with the source of each value.
 
     Args:
         profile: A name in PROFILES, or "auto" for the one that fits this machine.
-        layers: Dotted names to values, {"train.max_steps": 20}, over defaults, profile and task.
-            The last is what is set here, those before it are the run's own. Text is read as the
-            setting's type.
+        layers: Dotted names to values, {"train.max_steps": 20}, applied in order over defaults,
+            profile and task. The last layer is what is set now; earlier layers come from the
+            run's config.yaml. Text is converted to the setting's type.
 
     Raises:
-        ValueError: Unknown profile, task or setting (nearest name given), a value that does
-            not fit, a batch that the group size does not divide, or 4-bit weights to train.
+        ValueError: The profile, task or setting is unknown (the message gives the nearest name),
+            a value does not fit its setting, the group size does not divide the batch, or full
+            fine-tuning is asked of 4-bit weights.
     """
     if not isinstance(profile, str) or not profile:
         raise ValueError(f"profile = {profile!r}: write a name, such as tiny-cpu, or leave it out")
@@ -131,14 +134,14 @@ def resolve(profile: str, *layers: Mapping[str, Any]) -> RunConfig:
     for source, layer in [*below, *above]:
         for name, value in layer.items():
             refuse_unknown_setting(name)
-            # The run's file holds every value, most of which came from a layer below it.
+            # config.yaml holds every value; most of them came from a lower layer.
             if source != "config.yaml" or values.get(name) != value:
                 values[name], sources[name] = value, source
     return _checked({"profile": profile, "sources": sources}, values)
 
 
 def _checked(given: dict[str, Any], values: Mapping[str, Any]) -> RunConfig:
-    """The configuration of these values, which fit each other."""
+    """Build the configuration and check that its values fit together."""
     given |= {section: {} for section in SECTION_STAGE}
     for name, value in values.items():
         section, _, key = name.rpartition(".")
@@ -163,31 +166,32 @@ def _checked(given: dict[str, Any], values: Mapping[str, Any]) -> RunConfig:
             f"model.max_seq_length = {config.model.max_seq_length} is less than "
             f"data.max_prompt_tokens + train.max_completion_length = {need}; raise it to {need}"
         )
-    kept = config.model.quantization
-    if config.policy.finetuning == "full" and kept != "16bit":
+    quantization = config.model.quantization
+    if config.policy.finetuning == "full" and quantization != "16bit":
         raise ValueError(
-            f"policy.finetuning = 'full' with model.quantization = {kept!r}: such weights cannot "
-            "be trained; set model.quantization = '16bit', or policy.finetuning = 'lora'"
+            f"policy.finetuning = 'full' with model.quantization = {quantization!r}: quantized "
+            "weights cannot be trained; set model.quantization = '16bit', or policy.finetuning = "
+            "'lora'"
         )
     return config
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:
-    """Every setting by its dotted name."""
+    """Return every setting by its dotted name."""
     own = {name: attrgetter(name)(config) for name in setting_names()}
     return own | {f"trl.{name}": value for name, value in config.trl.items()}
 
 
 def stored(config: RunConfig) -> dict[str, Any]:
-    """What config.yaml holds."""
+    """Return the content of config.yaml."""
     return {"profile": config.profile, **flatten(config)}
 
 
 def describe(config: RunConfig, *sections: str) -> list[dict[str, Any]]:
-    """Rows for a table: setting, value, where the value came from, meaning."""
+    """Return table rows: setting, value, where the value came from, meaning."""
     return [
         {"setting": name, "value": value, "from": config.sources.get(name, "default")}
-        | {"meaning": MEANINGS.get(name, "TRL's")}
+        | {"meaning": MEANINGS.get(name, "an argument of TRL's GRPOConfig")}
         for name, value in flatten(config).items()
         if name in sections or name.partition(".")[0] in sections
     ]

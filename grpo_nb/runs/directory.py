@@ -1,8 +1,8 @@
 """The run directory: paths, locks, atomic writes, and the manifest that links the stages.
 
-`runs/<name>/manifest.json` records for each stage its status, the sha256 of what it read
-and wrote, versions, seed, git commit and seconds. A stage refuses to start when one
-before it is missing, failed, or has changed since.
+`runs/<name>/manifest.json` records each stage's status, the SHA-256 of the files it read and
+wrote, package versions, seed, git commit and duration. A stage refuses to start if an earlier
+one is missing, has failed, or has changed since.
 """
 
 import json
@@ -31,10 +31,10 @@ _locks: dict[Path, FileLock] = {}
 
 
 def runs_root() -> Path:
-    """Where runs are kept: `$GRPO_NB_RUNS`, or `runs/` beside the package.
+    """Return the folder of all runs: `$GRPO_NB_RUNS`, or `runs/` beside the package.
 
-    A relative one is below the folder that the first command was started in: the whole path is
-    written back, for kernels and trials inherit it and work in other folders.
+    A relative `$GRPO_NB_RUNS` is resolved once and written back as an absolute path, because
+    kernels and sweep trials inherit the variable but work in other folders.
     """
     given = os.environ.get("GRPO_NB_RUNS")
     if given:
@@ -43,7 +43,7 @@ def runs_root() -> Path:
 
 
 def project_path(path: str | Path) -> Path:
-    """A path as given if absolute, else below the project, wherever the kernel runs."""
+    """Resolve a relative path against the project folder, wherever the kernel runs."""
     return PROJECT_ROOT / path
 
 
@@ -51,7 +51,7 @@ class Run:
     """One run directory.
 
     Args:
-        name: Letters, digits, dot, dash and underscore; the folder below `runs_root()`.
+        name: The run's folder below `runs_root()`: letters, digits, dot, dash and underscore.
     """
 
     def __init__(self, name: str) -> None:
@@ -63,7 +63,7 @@ class Run:
         return self.path / relative
 
     def manifest(self) -> dict[str, dict]:
-        """{stage: entry}; empty before the first stage."""
+        """Return {stage: entry}; empty before the first stage."""
         path = self / "manifest.json"
         return read_json(path) if path.exists() else {}
 
@@ -74,18 +74,18 @@ class Run:
         write_json(self / "manifest.json", dict(sorted(manifest.items())))
 
     def lock(self, name: str = ".lock") -> FileLock:
-        """Take the lock; the system frees it when this process ends, however it ends.
+        """Take the lock, which the operating system frees when this process ends.
 
         Raises:
-            RuntimeError: Another process holds it.
+            RuntimeError: Another process holds the lock.
         """
         path = self / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Of the process: a widget is called on another thread than the cells.
+        # One lock per process, because widgets and cells run on different threads.
         lock = _locks.setdefault(path, FileLock(path, thread_local=False))
         try:
             if not lock.is_locked:
-                lock.acquire(timeout=0.2)  # longer than somebody else's look at it, `in_use`
+                lock.acquire(timeout=0.2)  # another process's `in_use` holds it briefly
         except Timeout:
             raise RuntimeError(
                 f"run {self.name!r} is in use by another process: wait for it, shut down the "
@@ -100,7 +100,7 @@ class Run:
         return lock is not None and lock.is_locked
 
     def in_use(self, *names: str) -> bool:
-        """Whether another process holds one of these locks, of which this one holds none."""
+        """Whether another process holds one of these locks; this process must hold none."""
         try:
             for name in names:
                 if (self / name).exists():
@@ -110,8 +110,11 @@ class Run:
         return False
 
     def status(self, stage: str) -> str:
-        """ "not started", "running", "done", "failed", "cut off": its process is gone, or "stale":
-        it was done, and a stage before it has been run again since."""
+        """Return "not started", "running", "done", "failed", "cut off" or "stale".
+
+        "cut off" means that the stage's process is gone; "stale" that an earlier stage was run
+        again after this one was done.
+        """
         status = self.manifest().get(stage, {}).get("status", "not started")
         if status == "done" and self._run_again_before(stage):
             return "stale"
@@ -120,40 +123,40 @@ class Run:
         return status
 
     def _run_again_before(self, stage: str) -> str:
-        """The first stage before, whose results are no longer those that `stage` was made of.
+        """Return the first earlier stage whose results changed after `stage` had read them.
 
-        "" if all are, or if `stage` has never been done. A stage that is running, failed or was
-        cut off may have overwritten its results.
+        It is "" if none changed, or if `stage` has never been done. A stage that is running, has
+        failed or was cut off may have overwritten its results.
         """
-        manifest, known = self.manifest(), {}
+        manifest, current = self.manifest(), {}
         read = manifest.get(stage, {}).get("inputs")
-        for earlier in [one for one in NOTEBOOKS if read is not None and one < stage]:
+        for earlier in [name for name in NOTEBOOKS if read is not None and name < stage]:
             entry = manifest.get(earlier, {})
             if entry.get("status") != "done" or not entry["outputs"].items() <= read.items():
                 return earlier
-            known |= entry["outputs"]
-        return earlier if read and known != read else ""
+            current |= entry["outputs"]
+        return earlier if read and current != read else ""
 
     def why_stale(self, stage: str = "04") -> str:
-        """Why what `stage` wrote is not of the run as it is now, and what to do; "" if it is."""
+        """Explain why the results of `stage` are out of date and what to run; "" if current."""
         if not (again := self._run_again_before(stage)):
             return ""
-        first = next(one for one in NOTEBOOKS if one == stage or self.status(one) != "done")
+        first = next(name for name in NOTEBOOKS if name == stage or self.status(name) != "done")
         return (
             f"{NOTEBOOKS[again]} was run again after {NOTEBOOKS[stage]}: run {NOTEBOOKS[first]} "
             f"(--from {first})"
         )
 
     def refuse_stale(self) -> None:
-        """Raise ValueError if merged model and evaluation are not of the run as it is now."""
+        """Raise ValueError if the merged model and its evaluation are out of date."""
         if why := self.why_stale():
             raise ValueError(f"run {self.name!r}: {why}")
 
     def config(self) -> configs.RunConfig:
-        """The configuration as the stage that started last left it.
+        """Return the configuration as the most recently started stage left it.
 
         Raises:
-            ValueError: There is none yet, or it cannot be read by this version.
+            ValueError: There is none yet, or this version cannot read it.
         """
         path = self / "config.yaml"
         if not path.exists():
@@ -165,12 +168,12 @@ class Run:
             return configs.resolve(stored.pop("profile"), stored, {})
         except ValueError as error:
             raise ValueError(
-                f"{path}: {error}. If another version of grpo_nb made this run, take another "
+                f"{path}: {error}. If another version of grpo_nb made this run, choose another "
                 "run_name, or move the folder away"
             ) from None
 
     def write_config(self, config: configs.RunConfig, stage: str = "") -> None:
-        """Write config.yaml, and what it holds into the manifest's entry of the stage that does."""
+        """Write config.yaml, and copy its content into the stage's manifest entry."""
         content = configs.stored(config)
         if stage:
             self.record(stage, {"config": content})
@@ -178,7 +181,7 @@ class Run:
             temporary.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
     def refuse_edited(self) -> None:
-        """Raise ValueError if config.yaml holds what no stage has written."""
+        """Raise ValueError if config.yaml was edited after the stages wrote it."""
         written = [entry["config"] for entry in self.manifest().values() if "config" in entry]
         if not written or not (self / "config.yaml").exists():
             return
@@ -189,18 +192,18 @@ class Run:
         ]
         if fewest := min(changes, key=len):
             raise ValueError(
-                f"{self / 'config.yaml'} was edited ({'; '.join(fewest)}): the stages write that "
-                "file and do not take settings from it. Write the old values back, and set new "
-                "ones by --set or in the notebook's parameters cell; or set force = True"
+                f"{self / 'config.yaml'} was edited ({'; '.join(fewest)}): the stages write this "
+                "file but do not take settings from it. Restore the old values, and set new ones "
+                "with --set or in the notebook's parameters cell; or set force = True"
             )
 
     def settings(self) -> dict[str, Any]:
-        """What `--set` and the Reward Lab have set, by dotted name."""
+        """Return what `--set` and the Reward Lab have set, by dotted name."""
         path = self / "settings.json"
         return read_json(path) if path.exists() else {}
 
     def progress(self) -> str:
-        """Where the stage that runs is, and what it says of itself; "" where none has said."""
+        """Return the progress that the running stage has reported; "" if there is none."""
         try:
             state = read_json(self / "progress.json")
         except FileNotFoundError:
@@ -208,23 +211,25 @@ class Run:
         return f"{NOTEBOOKS[state['stage']]} {state['done']}/{state['total']} {state['note']}"
 
     def files(self, *relatives: str) -> dict[str, str]:
-        """{relative path: sha256} of each file, and of each file below each folder."""
-        found: dict[str, str] = {}
+        """Return {relative path: sha256} of these files, and of all files in these folders."""
+        digests: dict[str, str] = {}
         for relative in relatives:
             root = self / relative
             if not root.exists():
-                raise FileNotFoundError(f"{root} was to be written by this stage and is missing")
+                raise FileNotFoundError(f"{root} is missing: this stage should have written it")
             for path in [root] if root.is_file() else sorted(root.rglob("*")):
                 if path.is_file():
-                    found[path.relative_to(self.path).as_posix()] = sha256(path)
-        return found
+                    digests[path.relative_to(self.path).as_posix()] = sha256(path)
+        return digests
 
 
 def find_run(path: str) -> Run:
-    """The run in a folder, such as runs/demo, or of a name; other runs are looked for beside it.
+    """Find a run by its name or its folder, such as runs/demo.
+
+    The folder's parent becomes `$GRPO_NB_RUNS`, so that other runs are looked up beside it.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: There is no such run.
     """
     given = Path(path.removesuffix("/config.yaml"))
     for folder in (given, runs_root() / given):
@@ -232,46 +237,46 @@ def find_run(path: str) -> Run:
             os.environ["GRPO_NB_RUNS"] = str(folder.resolve().parent)
             return Run(folder.resolve().name)
     raise FileNotFoundError(
-        f"{given} is not a run; neither it nor {runs_root() / given} holds a manifest.json; give "
-        "the folder of a run, such as runs/demo, or its name"
+        f"{given} is not a run: neither it nor {runs_root() / given} holds a manifest.json; give "
+        "a run's folder, such as runs/demo, or its name"
     )
 
 
 class Stage:
-    """A stage that has started: its run, its configuration, and how to hand off."""
+    """A stage that has started, with its run and its configuration."""
 
     def __init__(self, run: Run, stage: str, config: configs.RunConfig) -> None:
         self.run, self.stage, self.config = run, stage, config
         self._started = time.monotonic()
 
     def settings(self, *sections: str) -> list[dict[str, Any]]:
-        """Rows for a table of every effective value: setting, value, source, meaning."""
+        """Return table rows of every effective value: setting, value, source, meaning."""
         return configs.describe(self.config, *sections)
 
     def progress(self, done: int, total: int, note: str = "") -> None:
-        """Tell whoever watches (a notebook's reader, or the pipeline's bar) how far we are."""
+        """Write progress.json, which the notebooks and the pipeline's progress bar show."""
         state = {"stage": self.stage, "done": done, "total": total, "note": note}
         write_json(self.run / "progress.json", state)
 
     def record_checks(self, checks: Iterable[Check]) -> None:
-        """Keep what was found in the manifest; of the same name the last counts."""
+        """Add checks to the manifest; a check replaces an earlier one of the same name."""
         before = self.run.manifest().get(self.stage, {}).get("checks", [])
-        found = {check["name"]: check for check in before}
-        found |= {check.name: check._asdict() for check in checks}
-        self.run.record(self.stage, {"checks": list(found.values())})
+        by_name = {check["name"]: check for check in before}
+        by_name |= {check.name: check._asdict() for check in checks}
+        self.run.record(self.stage, {"checks": list(by_name.values())})
 
     def change(self, settings: Mapping[str, Any]) -> None:
-        """Set values of the run from now on: for later stages, and for `--from`."""
-        known = configs.flatten(self.config)
-        self.config = configs.resolve(self.config.profile, known, settings)
+        """Change settings of the run for this stage, for later stages, and for `--from`."""
+        current = configs.flatten(self.config)
+        self.config = configs.resolve(self.config.profile, current, settings)
         self.run.write_config(self.config, self.stage)
         write_json(self.run / "settings.json", {**self.run.settings(), **settings})
 
     def finish(self, *outputs: str) -> str:
-        """Record the stage as done, free the run, and say what comes next.
+        """Record the stage as done, release the run's lock, and say which notebook is next.
 
         Args:
-            outputs: Files and folders this stage wrote, relative to the run.
+            outputs: Files and folders that this stage wrote, relative to the run.
         """
         seconds = round(time.monotonic() - self._started, 1)
         written, read = self.run.files(*outputs), {}
@@ -295,23 +300,23 @@ def start_stage(
     force: bool = False,
     all_stages: bool = False,
 ) -> Stage:
-    """Resolve the configuration, check the stages before, and lock the run.
+    """Resolve the configuration, check the earlier stages, and lock the run.
 
-    What the stage wrote the last time stays recorded, with what it was made of, until it finishes.
+    The inputs and outputs of the stage's last execution stay in the manifest until it finishes.
 
     Args:
         stage: "01" … "04".
-        run_name: Of the run; its folder.
-        settings: Dotted names of this stage to values, {"train.max_steps": 20}.
-        profile: Of the run, or "auto"; counts in stage 01.
-        task: Of the run; counts in stage 01, where `settings` does not set it.
-        force: Start although an earlier stage is not done or has changed.
-        all_stages: The notebook holds all of them: `settings` are of any, and those of this stage
-            and later ones count.
+        run_name: The name of the run, which is also its folder.
+        settings: Dotted names to values, {"train.max_steps": 20}, for this stage.
+        profile: The run's profile, or "auto"; used by stage 01 only.
+        task: The run's task; used by stage 01 only, unless `settings` has one.
+        force: Whether to start although an earlier stage is not done or has changed.
+        all_stages: Whether the notebook holds every stage: then `settings` may be of any stage,
+            and those of this stage and later ones apply.
 
     Raises:
-        ValueError: A stage before is missing, failed or changed, or a setting is wrong.
-        RuntimeError: The run is in use.
+        ValueError: An earlier stage is missing, failed or changed, or a setting is wrong.
+        RuntimeError: Another process is using the run.
     """
     run, settings = Run(run_name), dict(settings or {})
     for name in settings:
@@ -337,22 +342,22 @@ def start_stage(
 def resolve_stages(
     run: Run, settings: Mapping[str, Any], first: str, last: str, profile: str = "auto"
 ) -> configs.RunConfig:
-    """The configuration with which stages `first` to `last` would run.
+    """Return the configuration with which stages `first` to `last` would run.
 
-    The run's own settings count for the stages before, and for those after that are done, as they
-    say how the results there came about; so does what `run` was asked to set for those after. Not
-    where they do not go with the new ones.
+    Earlier stages keep the settings that the run has. So do later stages that are done, because
+    their results came from those settings, and later stages keep what `--set` asked for. If the
+    settings of later stages do not fit the new ones, they are dropped.
     """
     try:
         config = run.config()
-        known, profile = configs.flatten(config), profile if first == "01" else config.profile
-    except ValueError:  # none yet, or of another version: stage 01 writes it
+        current, profile = configs.flatten(config), profile if first == "01" else config.profile
+    except ValueError:  # no config.yaml, or another version's: stage 01 will write it
         if first > "01":
             raise
-        known = {}
+        current = {}
     done = [k for k, e in run.manifest().items() if k > last and e.get("status") == "done"]
-    before = {name: v for name, v in known.items() if configs.stage_of(name) < first}
-    after = {name: v for name, v in known.items() if configs.stage_of(name) in done}
+    before = {name: v for name, v in current.items() if configs.stage_of(name) < first}
+    after = {name: v for name, v in current.items() if configs.stage_of(name) in done}
     after |= {name: v for name, v in run.settings().items() if configs.stage_of(name) > last}
     try:
         return configs.resolve(profile, before | after, settings)
@@ -361,9 +366,9 @@ def resolve_stages(
 
 
 def check_stages_before(run: Run, stage: str) -> None:
-    """Raise ValueError unless every earlier stage is done and what it wrote is as it was."""
+    """Raise ValueError unless every earlier stage is done and its files are unchanged."""
     run.refuse_edited()
-    for earlier in [one for one in NOTEBOOKS if one < stage]:
+    for earlier in [name for name in NOTEBOOKS if name < stage]:
         if (status := run.status(earlier)) == "stale":
             raise ValueError(f"{run.why_stale(earlier)}, or set force = True")
         if status != "done":

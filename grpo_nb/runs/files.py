@@ -1,4 +1,4 @@
-"""Files written aside and renamed, and the one reader of YAML."""
+"""Atomic file writes, and strict readers for JSON and YAML."""
 
 import errno
 import hashlib
@@ -18,23 +18,23 @@ READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
 
 def disk_error(path: Path | str, error: OSError, kept: str = "") -> str:
-    """The sentence for a disk that is full or read-only; the system's own for other errors."""
+    """Explain an error of a full or read-only disk; return any other error's text unchanged."""
     if error.errno in DISK_FULL:
         return (
             f"no room to write {path} ({error}){kept}: free some space, or point GRPO_NB_RUNS at "
             "a folder on a larger disk"
         )
     if error.errno in READ_ONLY:
-        return f"{path} cannot be written ({error}): point GRPO_NB_RUNS at a folder that can"
+        return f"{path} cannot be written ({error}): point GRPO_NB_RUNS at a writable folder"
     return str(error)
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary sibling that takes the place of `path` (file or folder) on success.
+    """Yield a temporary sibling that replaces `path` (a file or folder) on success.
 
     Raises:
-        OSError: The disk is full; `path` is left as it was.
+        OSError: The disk is full; `path` is unchanged.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "report.json"
@@ -48,14 +48,14 @@ def atomic_path(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         before = path.with_name(f".{path.name}.{os.getpid()}.old")
-        if path.is_dir():  # a kill from here on leaves one of the two, whole
+        if path.is_dir():  # if killed from here on, one of the two folders is left complete
             path.replace(before)
         temporary.replace(path)
         shutil.rmtree(before, ignore_errors=True)
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
-        raise OSError(disk_error(path, error, ", which is left as it was")) from None
+        raise OSError(disk_error(path, error, ", which is unchanged")) from None
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary)
@@ -63,47 +63,48 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """JSON, indented, in place of `path` at once or not at all."""
+    """Write indented JSON to `path`, atomically."""
     with atomic_path(path) as temporary:
         text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote.
+    """Read a file that `write_json` wrote.
 
     Raises:
-        ValueError: It is damaged; with its name.
+        ValueError: The file is damaged.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged, restore it from a copy: {error}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path} is damaged, restore it from a copy: it holds no names")
+        raise ValueError(f"{path} is damaged, restore it from a copy: it is not a JSON object")
     return content
 
 
 def sha256(path: Path) -> str:
+    """Return the file's SHA-256 digest in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class _Strict(yaml.SafeLoader):
-    """YAML 1.2's numbers and booleans, so that `off` is text and 1e-3 a number; no key twice.
+    """A loader with YAML 1.2's numbers and booleans, which rejects duplicate keys.
 
-    `010`, `1:30` and `0x1F` are text, which a setting takes as 10 or refuses: YAML 1.1 would
-    silently read 8, 90 and 31.
+    `off` is text and 1e-3 is a number. `010`, `1:30` and `0x1F` are text, which a setting reads
+    as 10 or rejects; YAML 1.1 would silently read 8, 90 and 31.
     """
 
-    yaml_implicit_resolvers: ClassVar[dict] = {}  # none of YAML 1.1's; those below
+    yaml_implicit_resolvers: ClassVar[dict] = {}  # replaces YAML 1.1's; filled below
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen = []
         for key, _ in node.value:
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} stands twice", key.start_mark
+                    None, None, f"duplicate key {key.value!r}", key.start_mark
                 )
             seen.append(key.value)
         return super().construct_mapping(node, deep)
@@ -121,11 +122,12 @@ for _kind, _pattern, _firsts in (
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A file of keys and plain values.
+    """Read a YAML file of keys and plain values.
 
     Raises:
-        FileNotFoundError: No such file.
-        ValueError: Not YAML, a key twice, or no keys; with file and line.
+        FileNotFoundError: The file does not exist.
+        ValueError: It is not YAML, has a duplicate key, or holds no keys; the message names the
+            file and the line.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")
@@ -136,9 +138,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         tab = ": indent with spaces, not tabs" if "'\\t'" in str(why) else ""
         raise ValueError(f"{path}, line {mark.line + 1}: {why}{tab}") from None
     except RecursionError:
-        raise ValueError(f"{path} is not a file of settings: it nests too deep") from None
+        raise ValueError(f"{path} is not a file of settings: it is nested too deeply") from None
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # `!!bool maybe`
         raise ValueError(f"{path} cannot be read: {error}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise ValueError(f"{path}: write one `setting: value` a line")
+        raise ValueError(f"{path}: write one `setting: value` per line")
     return content

@@ -1,19 +1,19 @@
-"""Names that a person writes: refused with the nearest one that is known."""
+"""Checks of names that a user types; the error suggests the nearest known name."""
 
 import difflib
 import re
 
 
 def refuse_unknown(what: str, name: str, known: list[str]) -> None:
-    """Raise ValueError with the nearest known name if `name` is not known."""
+    """Raise ValueError, suggesting the nearest known name, if `name` is unknown."""
     if name in known:
         return
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
+    hint = f"did you mean {near[0]!r}?" if near else f"known names: {', '.join(known)}."
     raise ValueError(f"unknown {what} {name!r}: {hint}")
 
 
 def refuse_path(what: str, name: str) -> None:
-    """Raise ValueError unless `name` is that of a folder, which leads nowhere else."""
+    """Raise ValueError unless `name` is a plain folder name that cannot lead elsewhere."""
     if not re.fullmatch(r"\w[\w.-]{0,99}", name, flags=re.ASCII):
         raise ValueError(f"{what} {name!r}: use letters, digits, '.', '-' and '_' only")

@@ -1,4 +1,4 @@
-"""The sections of a run's configuration: every setting, its default, its limits and its meaning."""
+"""The sections of a run's configuration: each setting with its default, limits and meaning."""
 
 from typing import Any, Literal
 
@@ -6,118 +6,123 @@ from pydantic import BaseModel, ConfigDict, Field, Json, ValidationInfo, field_v
 
 
 class Section(BaseModel):
+    """A group of settings: immutable, without unknown names, NaN or infinity."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_true_for_a_number(cls, value: Any, about: ValidationInfo) -> Any:
         if isinstance(value, bool) and cls.model_fields[about.field_name].annotation is not bool:
-            raise ValueError("true and false are no value of this setting")
+            raise ValueError("this setting is not a boolean")
         return value
 
 
 def setting(default: Any, meaning: str, **limits: Any) -> Any:
-    """A setting with its meaning, as the notebooks' tables show it, and limits of its value."""
+    """Define a setting: its default, its meaning as shown in tables, and the value's limits."""
     return Field(default, description=meaning, **limits)
 
 
 AnswerKind = Literal["number", "math", "choice", "json", "code", "text"]
 LossType = Literal["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
 TemplateSettings = dict[str, Any] | Json[dict[str, Any]]  # JSON on a command line
+Control = Literal["none", "shuffled", "format-only"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]  # the second is GDPO
 
 
 class DataConfig(Section):
     source: str = setting("arithmetic", "built-in set, local file, or hub dataset")
-    subset: str = setting("", "configuration of a hub dataset")
+    subset: str = setting("", "configuration name of a hub dataset")
     split: str = setting("train", "split of a hub dataset")
     revision: str = setting("", "commit, branch or tag of a hub dataset")
     streaming: bool = setting(False, "read a hub dataset without storing it")
-    question_column: str = setting("question", "questions (texts, chats), or else a likely name")
-    answer_column: str = setting("answer", "reference answers, or else a likely name")
-    extra_columns: str = setting("", 'columns for the rewards: "a, b" or "all"')
+    question_column: str = setting("question", "questions (texts or chats); guessed if absent")
+    answer_column: str = setting("answer", "reference answers; guessed if absent")
+    extra_columns: str = setting("", 'further columns for the rewards: "a, b" or "all"')
     answer_format: str = setting("auto", "auto: #### or as_is; boxed, tag, regex:…")
-    answer_kind: AnswerKind = setting("number", "what a reference answer has to be")
-    system_prompt: str = setting("preset", "says the format; preset: as the rewards ask for it")
+    answer_kind: AnswerKind = setting("number", "required type of the reference answers")
+    system_prompt: str = setting("preset", "asks for the format; preset: what the rewards expect")
     max_rows: int = setting(0, "rows read from the source; 0 reads all", ge=0)
-    max_dropped_share: float = setting(0.05, "more faulty rows are an error", ge=0, le=1)
-    eval_rows: int = setting(256, "rows held out, at most data.eval_share of all", ge=1)
-    eval_share: float = setting(0.2, "of the rows, the most that are held out", gt=0, lt=1)
+    max_dropped_share: float = setting(0.05, "an error if more rows are faulty", ge=0, le=1)
+    eval_rows: int = setting(256, "held-out rows, at most data.eval_share of all", ge=1)
+    eval_share: float = setting(0.2, "largest share of the rows to hold out", gt=0, lt=1)
     max_prompt_tokens: int = setting(256, "longer prompts are dropped [tokens]", ge=8)
     difficulty_prompts: int = setting(0, "prompts whose difficulty is measured; 0: none", ge=0)
-    min_pass_rate: float = setting(0.0, "prompts solved no more often are dropped", ge=0, lt=1)
-    max_pass_rate: float = setting(1.0, "and those solved this often or more", gt=0, le=1)
-    order: Literal["shuffled", "easy_to_hard"] = setting("shuffled", "of the prompts in training")
-    environment: str = setting("", "what the model acts in: guess, calculator, mine.py:Guess …")
+    min_pass_rate: float = setting(0.0, "prompts solved at most this often are dropped", ge=0, lt=1)
+    max_pass_rate: float = setting(1.0, "prompts solved this often or more are dropped", gt=0, le=1)
+    order: Literal["shuffled", "easy_to_hard"] = setting("shuffled", "prompt order in training")
+    environment: str = setting("", "environment of the task: guess, calculator, mine.py:Guess …")
     sft_rows: int = setting(0, "rows written for an SFT warm-up", ge=0)
 
 
 class ModelConfig(Section):
     model_path: str = setting("data/tiny_base", "folder or hub name of the base model")
-    quantization: Literal["4bit", "16bit"] = setting("4bit", "weights of the base")
+    quantization: Literal["4bit", "16bit"] = setting("4bit", "precision of the base weights")
     fast_inference: Literal["vllm", "off", "detect"] = setting("detect", "generate with vLLM")
     max_seq_length: int = setting(512, "prompt + completion [tokens]", ge=32)
     lora_rank: int = setting(16, "rank of the adapter", ge=1)
     lora_alpha: int = setting(32, "the adapter is scaled by alpha / rank", ge=1)
-    lora_dropout: float = setting(0.0, "of the adapter's input [share]", ge=0, lt=1)
+    lora_dropout: float = setting(0.0, "dropout of the adapter's input", ge=0, lt=1)
     lora_targets: str = setting("all-linear", 'layers with an adapter: all, or "q_proj, v_proj"')
     chat_template_kwargs: TemplateSettings = setting({}, "such as {enable_thinking: false}")
-    adapter: str = setting("", "run or folder whose adapter the policy starts from")
+    adapter: str = setting("", "run or folder whose adapter initializes the policy")
 
 
 class RewardsConfig(Section):
-    preset: str = setting("math", "named list of rewards, or a .py file of rewards")
-    reward_weights: str = setting("", "weights in the preset's order; empty: its own")
+    preset: str = setting("math", "named set of rewards, or a .py file of rewards")
+    reward_weights: str = setting("", "weights in the preset's order; empty: the preset's")
     form: str = setting("", "tags, think+boxed, boxed, hash, json, code, plain; empty: preset's")
-    opened: str = setting("", "what the chat template opens: <think>; notebook 1 writes it")
-    cases: str = setting("", "JSONL of your own attacks")
-    baseline_prompts: int = setting(32, "prompts sampled from the base model", ge=1)
-    baseline_completions: int = setting(8, "completions for each of them", ge=2)
+    opened: str = setting("", "tag that the chat template opens: <think>; set by notebook 1")
+    cases: str = setting("", "JSONL file of your own attacks")
+    baseline_prompts: int = setting(32, "prompts that the base model answers", ge=1)
+    baseline_completions: int = setting(8, "completions per baseline prompt", ge=2)
 
 
 class TrainConfig(Section):
     max_steps: int = setting(100, "optimizer steps", ge=1)
     learning_rate: float = setting(1e-3, "peak learning rate", gt=0, le=10)
     warmup_steps: int = setting(5, "steps until the peak is reached", ge=0)
-    num_generations: int = setting(8, "completions per prompt: the group", ge=2)
+    num_generations: int = setting(8, "completions per prompt: the group size", ge=2)
     per_device_train_batch_size: int = setting(64, "completions per micro-batch", ge=1)
     gradient_accumulation_steps: int = setting(1, "micro-batches per step", ge=1)
-    max_completion_length: int = setting(48, "cut after this [tokens]", ge=1)
-    temperature: float = setting(1.0, "of sampling in training", ge=0.01, le=100)
+    max_completion_length: int = setting(48, "longer completions are truncated [tokens]", ge=1)
+    temperature: float = setting(1.0, "sampling temperature in training", ge=0.01, le=100)
     beta: float = setting(0.0, "weight of the KL to the base", ge=0, le=1000)
-    loss_type: LossType = setting("dapo", "TRL's")
-    scale_rewards: Literal["group", "batch", "none"] = setting("group", "TRL's")
+    loss_type: LossType = setting("dapo", "TRL's loss")
+    scale_rewards: Literal["group", "batch", "none"] = setting("group", "TRL's advantage scaling")
     multi_objective_aggregation: Aggregation = setting("sum_then_normalize", "TRL's")
     sft_steps: int = setting(0, "SFT warm-up steps on data.sft_rows", ge=0)
     eval_steps: int = setting(25, "steps between validations; 0: never", ge=0)
-    resume: Literal["auto", "always", "never"] = setting("auto", "a training that was cut off")
+    resume: Literal["auto", "always", "never"] = setting("auto", "continue an interrupted training")
+    guard_steps: int = setting(50, "steps between policy identity checks; 0: never", ge=0)
     report_to: str = setting("none", 'trackers: "tensorboard", "trackio", "wandb"')
-    sft_learning_rate: float = setting(1e-3, "of the SFT warm-up", gt=0, le=10)
+    sft_learning_rate: float = setting(1e-3, "learning rate of the SFT warm-up", gt=0, le=10)
     save_steps: int = setting(25, "steps between checkpoints", ge=1)
-    keep_checkpoints: int = setting(2, "the newest that stay on disk", ge=1)
-    eval_prompts: int = setting(64, "held out of the training rows, a tenth at most", ge=1)
-    keep: Literal["best", "last"] = setting("best", "adapter handed on: best validated, or last")
+    keep_checkpoints: int = setting(2, "newest checkpoints kept on disk", ge=1)
+    eval_prompts: int = setting(64, "validation prompts: at most a tenth of the rows", ge=1)
+    control: Control = setting("none", "a placebo: shuffled rewards, or format-only ones")
+    keep: Literal["best", "last"] = setting("best", "adapter to keep: best validated, or last")
 
 
 class PolicyConfig(Section):
     backend: Literal["unsloth", "transformers"] = setting("unsloth", "loads and trains the policy")
-    finetuning: Literal["lora", "full"] = setting("lora", "what is trained")
-    gpu_memory_utilization: float = setting(0.5, "of the GPU, for vLLM without standby", gt=0, lt=1)
-    standby: bool = setting(False, "vLLM gives its memory back during the update")
-    rollouts: Literal["auto", "model"] = setting("auto", "auto: a dense copy on a CPU")
-    share_prompts: bool = setting(True, "the update runs a prompt once for its group, if it can")
-    optim: str = setting("auto", "TRL's; auto: adamw_8bit on a GPU, else adamw_torch")
+    finetuning: Literal["lora", "full"] = setting("lora", "train an adapter, or every weight")
+    gpu_memory_utilization: float = setting(0.5, "vLLM's GPU share without standby", gt=0, lt=1)
+    standby: bool = setting(False, "vLLM frees its memory during the update")
+    rollouts: Literal["auto", "model"] = setting("auto", "auto: sample from a dense copy on a CPU")
+    share_prompts: bool = setting(True, "compute a prompt once for its group where possible")
+    optim: str = setting("auto", "optimizer; auto: adamw_8bit on a GPU, else adamw_torch")
 
 
 class EvaluateConfig(Section):
     eval_batch_size: int = setting(64, "sequences generated at once, samples included", ge=1)
-    samples: int = setting(4, "sampled completions a prompt: k of pass@k", ge=1)
+    samples: int = setting(4, "sampled completions per prompt: k of pass@k", ge=1)
     show_samples: int = setting(4, "before/after pairs shown", ge=1)
 
 
 class ExportConfig(Section):
-    max_shard_gb: float = setting(1.0, "of a safetensors file [GB]", gt=0)
-    parity_prompts: int = setting(32, "held-out prompts that adapter and merged model answer", ge=1)
+    max_shard_gb: float = setting(1.0, "largest safetensors file [GB]", gt=0)
+    parity_prompts: int = setting(32, "held-out prompts of the parity gate", ge=1)
 
 
 class Thresholds(Section):

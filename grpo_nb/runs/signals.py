@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM, obeyed in order: by a training, a run of notebooks, a sweep."""
+"""Orderly handling of SIGINT and SIGTERM in trainings, notebook runs and sweeps."""
 
 import signal
 import threading
@@ -9,19 +9,19 @@ from typing import Any
 
 @contextmanager
 def signals(then: Callable[[], Any]) -> Iterator[list[int]]:
-    """The numbers of SIGINT and SIGTERM that came while this is entered; each calls `then`."""
-    came: list[int] = []
+    """Call `then` on each SIGINT or SIGTERM inside the block; yield a list of their numbers."""
+    received: list[int] = []
 
     def handle(number: int, _: Any) -> None:
-        came.append(number)
+        received.append(number)
         then()
 
     if threading.current_thread() is not threading.main_thread():
-        yield came  # signals belong to the main thread
+        yield received  # only the main thread can handle signals
         return
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield came
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

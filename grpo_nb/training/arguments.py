@@ -24,6 +24,7 @@ from grpo_nb.runs import Stage
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.runs.names import refuse_unknown
 from grpo_nb.training import health, ranks
+from grpo_nb.training.placebo import paid_weights
 
 if TYPE_CHECKING:
     from trl import GRPOConfig
@@ -177,7 +178,7 @@ def grpo_arguments(stage: Stage, policy: Policy, rewards: RewardSet) -> dict[str
         "use_vllm": policy.vllm,
         **vllm_by_trl(config),
         "shuffle_dataset": config.data.order == "shuffled",
-        "reward_weights": list(rewards.reward_weights),
+        "reward_weights": paid_weights(rewards, config.train.control),
         "chat_template_kwargs": config.model.chat_template_kwargs or None,
         "router_aux_loss_coef": 0.0,  # as Unsloth's; routers are not trained
         "log_completions": True,
@@ -244,8 +245,9 @@ def notable(table: pd.DataFrame) -> pd.DataFrame:
 
 def expected(rewards: RewardSet, stage: Stage, validated: int) -> health.Expected:
     """What the run knows before step 1, by which its health is judged; `validated`: prompts."""
+    weights = paid_weights(rewards, stage.config.train.control)
     ranges = {
         func.__name__: (weight, *declared_range(getattr(func, "reward", func)))
-        for func, weight in zip(rewards.reward_funcs, rewards.reward_weights, strict=True)
+        for func, weight in zip(rewards.reward_funcs, weights, strict=True)
     }
     return health.Expected(ranges, stage.config.step_completions, validated)

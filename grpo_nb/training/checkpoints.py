@@ -109,6 +109,8 @@ def fingerprint(stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> dict[st
         if field.name not in MAY_DIFFER and value != default_of(field):
             known[setting_of(field.name)] = value
     known["train.max_steps"] = args.max_steps
+    if config.train.control != "none":
+        known["train.control"] = config.train.control
     known["the prompts held out to validate on"] = prompts_to_hold_out(config.train)
     known["the rewards"] = reward_lab.fingerprint(rewards)
     rows = stage.run / "data/train.parquet"

@@ -24,7 +24,7 @@ length creep: longer, and earn no more -> train.loss_type dapo or dr_grpo; max_l
 nothing left to learn: nearly all groups are all right -> stop, or harder rows (data.source)
 nothing learnt: zero reward variance, unsolved -> easier data.source, partial credit, rewards.preset
 collapse: every group fails -> lower train.learning_rate; higher train.temperature or train.beta
-reward hacking: held-out accuracy falls -> read completions, add the trick to rewards.cases, fix it
+reward hacking: {} -> read completions, add the trick to rewards.cases, fix it
 format learnt, correctness flat: looks right -> lower {} in rewards.reward_weights; easier rows
 reward stuck: no rise -> raise train.learning_rate, but lower it if it falls; finer rewards.preset
 one reward dominates: the total is mostly {} -> lower {} in rewards.reward_weights
@@ -36,7 +36,19 @@ no score: {} fails or gives None -> fix {}; drop rows without a usable answer (d
 RULES = dict(line.split(": ", 1) for line in TEXT.splitlines()[1:])
 # After these, to train on is of little use.
 GRAVE = ("not a number", "nothing learnt", "collapse", "reward hacking")
+# With the default limits, how many of the recorded tiny runs raised each: of those that are clean,
+# badly set (too fast, too short …), or whose reward is hacked (benchmarks/alarms.py table).
+RECORDED = {"clean": 20, "badly set": 25, "hacked": 24}
+MEASURED = {
+    "reward hacking": (0, 0, 0),
+}
 PAGE = "docs/troubleshooting.md"
+# Held-out figures whose fall, while the reward holds, is a hack. The second needs no reward to be
+# right: a judge that is pleaded with pays for other answers than the reference.
+HELD_OUT = {
+    "eval/accuracy": "held-out accuracy falls",
+    "eval/exact": "fewer answers are the reference",
+}
 
 
 def section(name: str) -> str:
@@ -46,6 +58,14 @@ def section(name: str) -> str:
     'docs/troubleshooting.md#format-learnt-correctness-flat'
     """
     return f"{PAGE}#{re.sub(r'[^a-z]+', '-', name.lower())}"
+
+
+def rates(rule: str, limits: Thresholds) -> str:
+    """How often an alert came in the recorded tiny runs."""
+    if rule not in MEASURED or limits != Thresholds():
+        return "error rate not measured"
+    pairs = zip(MEASURED[rule], RECORDED.items(), strict=True)
+    return f"recorded tiny runs: {', '.join(f'{n} of {all} {kind}' for n, (kind, all) in pairs)}"
 
 
 class Expected(NamedTuple):  # what is known before step 1
@@ -62,14 +82,15 @@ class Watch:
         self.lines, self.evals, self._held = [], [], {}
 
     def feed(self, line: Mapping[str, Any]) -> list[Check]:
-        if _number(accuracy := line.get("eval/accuracy")):
-            self.evals.append((len(self.lines), accuracy))
+        if _number(line.get("eval/accuracy")):
+            self.evals.append((len(self.lines), line))
         self.lines += [line] if "reward" in line else []
         new, now = [], len(self.lines)
         for rule, about, evidence in chain(*(part(self) for part in PARTS)):
             if now - self._held.get((rule, about), -math.inf) > self.limits.window:
                 cause, fix = RULES[rule].replace("{}", about).split(" -> ")
-                seen = f"step {line.get('step') or now}: {cause} ({evidence})"
+                seen = f"step {line.get('step') or now}: {cause} ({evidence}; "
+                seen += f"{rates(rule, self.limits)})"
                 state = "stop" if rule in GRAVE else "warning"
                 new.append(Check(rule, state, seen, f"{fix}; see {section(rule)}"))
             self._held[rule, about] = now
@@ -130,9 +151,11 @@ def _steps(w: Watch) -> Iterator[tuple[str, str, str]]:
         if key in now and not _number(now[key]):
             yield "not a number", key, f"{key} is {now[key]}"
     for key in ("grad_norm", "kl"):
-        past = [v for v in w.last(key, 1, min(limits.patience, len(w.lines) - 1)) if v > 0]
-        if len(past) >= 2 * limits.window and (now.get(key) or 0) > limits.spike * max(past):
-            yield "spike", key, f"{now[key]:.3g}, at most {max(past):.3g} before"
+        past = [v for v in w.last(key, 2, min(limits.patience, len(w.lines) - 2)) if v > 0]
+        both = w.last(key, 0, 2)  # a single step's is common, and nothing comes of it
+        high = len(both) == 2 and len(past) >= 2 * limits.window
+        if high and min(both) > limits.spike * max(past):
+            yield "spike", key, f"{both[0]:.3g} and {both[1]:.3g}, at most {max(past):.3g} before"
     cut, length = "completions/clipped_ratio", "completions/mean_length"
     if w.mean(cut) > limits.truncated and w.sure(cut, limits.window) > -2:
         yield "truncation", "", f"{w.mean(cut):.0%} of the completions"
@@ -157,12 +180,24 @@ def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
         yield "collapse", "", f"{sure} at {share:.0%} of its start, {evidence}"
     elif silent > limits.no_signal:
         yield "nothing left to learn" if right >= limits.solved else "nothing learnt", "", evidence
-    if len(w.evals) > 2:
-        (at, best), end = max(w.evals, key=lambda one: one[1]), max(a for _, a in w.evals[-2:])
+    for key, what in HELD_OUT.items():
+        if not unpaid and (evidence := _fall(w, key)):
+            yield "reward hacking", what, evidence
+
+
+def _fall(w: Watch, key: str) -> str:
+    """Evidence that a held-out figure fell while the reward did not; "" where it may be noise."""
+    seen = [(at, line[key]) for at, line in w.evals if _number(line.get(key))]
+    (at, best), half = max(seen, key=lambda one: one[1], default=(0, 0.0)), w.limits.window // 2
+    # Half a window, for a whole one would hide that a policy fell to pieces within it.
+    rise, error = w.rise("reward", min(len(w.lines) - half, len(w.lines) - at), half)
+    for last, share in ((1, 1.0), (2, 0.75)):  # two validations in a row need to fall by less
+        end = max((value for _, value in seen[-last:]), default=0.0)
         noise = math.sqrt(abs((best + end) * (2 - best - end)) / 2 / w.expected.eval_rows)
-        holds = w.sure("reward", min(start, len(w.lines) - at)) > -2
-        if best - end > 0.75 * limits.certainty * noise and holds and not unpaid:
-            yield "reward hacking", "", f"held-out {best:.0%} → {end:.0%}, reward no lower"
+        fell = len(seen) > last and best - end > share * w.limits.certainty * noise
+        if fell and rise > -2 * error:
+            return f"held-out {best:.0%} → {end:.0%}, reward no lower"
+    return ""
 
 
 def _rewards(w: Watch) -> Iterator[tuple[str, str, str]]:

@@ -6,6 +6,7 @@
 
 One step, in order, with the method of this class or of `callbacks.StepCallback` that has a part:
 
+ 0. Every `train.guard_steps`: are the samples the policy's? `on_step_begin`, `guard`.
  1. TRL samples a group for each prompt: `_generate`, `_generate_single_turn`. Where the task has
     an environment it runs the calls, and masks what tools say from the loss (its `tool_mask`).
  2. The rewards score the completions: `_timed`, `_calculate_rewards`. TRL makes the advantages.
@@ -48,6 +49,7 @@ from grpo_nb.training import checkpoints, fast_cpu, health, metrics, preflight, 
 from grpo_nb.training.arguments import expected
 from grpo_nb.training.callbacks import StepCallback, generation_is_used_up
 from grpo_nb.training.checkpoints import GOES_ON, save_trained
+from grpo_nb.training.placebo import shuffled
 from grpo_nb.training.updates import Controls, Progress, Watcher, stop_on_signals
 from grpo_nb.training.validation import Validation, hold_out, prompts_to_hold_out
 
@@ -243,15 +245,18 @@ class Trainer(GRPOTrainer):
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any, *args: Any
     ) -> Any:
-        """To time it, and to measure how scores spread in and over groups.
+        """To time it, to measure how scores spread in and over groups, and to shuffle them.
 
-        Unsloth's trainer calls it as TRL's does.
+        TRL has gathered those of all processes at its end. Unsloth's trainer calls it as TRL's
+        does, and has the same method.
         """
         with self._timing("seconds/reward"):
             rewards_N_F = super()._calculate_rewards(
                 inputs, prompts, completions, completion_ids, *args
             )
         group, names = self.num_generations, self.reward_func_names
+        if self.stage.config.train.control == "shuffled":
+            rewards_N_F = shuffled(rewards_N_F, group, self.args.seed, self.state.global_step)
         totals_N = (rewards_N_F * self.reward_weights.to(rewards_N_F.device)).nansum(dim=1)
         seen = metrics.spread(rewards_N_F, totals_N, group, names)
         seen["groups/distinct"] = metrics.distinct(completion_ids, group)

@@ -26,7 +26,7 @@ class Update(NamedTuple):
         seconds/generation, seconds/reward, seconds/update, tokens_per_second, memory_gib,
         groups/reward_p10, _p50, _p90 (of the groups' mean rewards), groups/reward_std (mean
         spread within a group), rewards/<name>/group_std and /seconds; or, after a validation,
-        eval/accuracy, eval/format, eval/reward, eval/seconds alone.
+        eval/accuracy, eval/exact, eval/format, eval/reward, eval/seconds alone.
     total_steps: `train.max_steps`.
     completions: of this step, a dict each: question, completion, each reward, reward (the
         weighted total), advantage; empty after a validation.

@@ -15,6 +15,8 @@ from grpo_nb.models import Policy
 from grpo_nb.reward_lab import bench_of
 from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.rewards import RewardSet
+from grpo_nb.rewards.correctness import normalize
+from grpo_nb.rewards.prompts import completion_text
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.runs.settings import TrainConfig
 
@@ -56,7 +58,7 @@ class Validation:
         self.bench = bench_of(config, rewards, policy.tokenizer)
 
     def __call__(self) -> dict[str, float]:
-        """eval/accuracy, eval/format, eval/reward, eval/seconds."""
+        """eval/accuracy, eval/exact, eval/format, eval/reward, eval/seconds."""
         started = time.perf_counter()
         groups = environments.answer(
             self.policy.engine,
@@ -71,5 +73,11 @@ class Validation:
         figures = {"eval/accuracy": float(np.nanmean(right_P))}
         if name := self.rewards.format_name:
             figures["eval/format"] = float(np.nanmean(scores_P_F[:, names.index(name)]))
+        # Whatever the rewards say: a judge that is pleaded with pays for another answer.
+        extract = self.rewards.extract
+        said = [extract(completion_text(group[0].completion)) or "" for group in groups]
+        told = [str(row["answer"]) for row in self.rows]
+        same_P = np.array(list(map(normalize, said))) == np.array(list(map(normalize, told)))
+        figures["eval/exact"] = float(same_P.mean())
         figures["eval/reward"] = float(np.nanmean(self.bench.totals(scores_P_F)))
         return figures | {"eval/seconds": time.perf_counter() - started}

@@ -1,10 +1,10 @@
-# ruff: noqa: F401 (what is imported here is what the room hands out)
-"""What a person looks at: tables, pictures, and the widgets of the notebooks.
+# ruff: noqa: F401 (the imports below are the package's public names)
+"""Tables, charts, and the widgets of the notebooks.
 
-`table`, `score_sheet` and `completions` are tables, `charts` draws a training, many runs and an
-evaluation, `TrainingDashboard` shows a training as it runs, `Chat` asks a run's models, and `lab`
-is for hands: the `RewardLab`, or the `EnvironmentLab`. A notebook that is run from top to bottom
-gives the same without.
+`table`, `score_sheet` and `completions` are tables; `charts` draws a training, many runs and an
+evaluation. `TrainingDashboard` shows a training as it runs, `Chat` asks a run's models, and `lab`
+opens the interactive `RewardLab` or `EnvironmentLab`. The widgets are optional: a notebook that is
+run from top to bottom gives the same results without them.
 """
 
 from grpo_nb.views.charts import before_after, learning_curves, training_charts

@@ -1,6 +1,6 @@
-"""Pictures: the charts of a training, and those of prompts, of many runs, and of an evaluation.
+"""Charts of a training, of many runs, and of an evaluation.
 
-docs/reading-a-run.md says how to read the charts. A picture of a run is saved below figures/.
+docs/reading-a-run.md explains how to read them. A run's charts are saved below its figures/.
 """
 
 import base64
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLORS = BLUE, ORANGE, GREEN, GREY = "#3b78c4", "#c96f0a", "#3a9a5b", "#8a8a8a"
-COLORED = 8  # runs that a picture tells apart
-COLUMNS, WIDTH, ROW = 4, 10.5, 1.7  # charts side by side; of the picture and of a row [inches]
+COLORED = 8  # runs that get a color of their own
+COLUMNS, WIDTH, ROW = 4, 10.5, 1.7  # charts side by side; figure width and row height [inches]
 
 
 class Chart(NamedTuple):
     """A chart of some metrics.
 
-    title: With the unit.
-    curves: The metric of each, by its label.
-    form: Of a value.
-    shown: Values that the axis holds in any case.
-    band: Metrics of the band's ends around the first curve, or of its spread to each side.
-    validation: Whether it is of validations: points, while other charts are of steps.
+    title: The title, with the unit.
+    curves: Labels and their metrics.
+    form: The format of the latest value.
+    shown: Values that the axis always includes.
+    band: Metrics of a band around the first curve: its two ends, or one spread to each side.
+    validation: Whether the chart shows validations, as points; other charts show steps.
     """
 
     title: str
@@ -56,7 +56,7 @@ TOTAL = Chart(
 OTHERS = (
     Chart(
         "validation",
-        {"accuracy": "eval/accuracy", "format": "eval/format"},
+        {part: f"eval/{part}" for part in ("accuracy", "exact", "format")},
         *SHARE,
         validation=True,
     ),
@@ -90,7 +90,7 @@ OTHERS = (
 
 
 def charts(keys: Iterable[str]) -> list[Chart]:
-    """The charts that these metrics fill, each reward's after the total."""
+    """Return the charts for which there are metrics, with each reward's after the total."""
     keys = dict.fromkeys(keys)
     means = [key for key in keys if key.startswith("rewards/") and key.endswith("/mean")]
     rewards = []
@@ -98,27 +98,27 @@ def charts(keys: Iterable[str]) -> list[Chart]:
         name = key.removesuffix("/mean")
         title, spread = short(name.removeprefix("rewards/")), (f"{name}/group_std",)
         rewards.append(Chart(title, {"mean": key}, shown=(0, 1), band=spread))
-    known = [TOTAL, *rewards, *OTHERS]
-    return [chart for chart in known if any(key in keys for key in chart.curves.values())]
+    every = [TOTAL, *rewards, *OTHERS]
+    return [chart for chart in every if any(key in keys for key in chart.curves.values())]
 
 
 def numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    """A line's finite numbers."""
+    """Return only the finite numbers of a metrics line."""
     return {k: v for k, v in line.items() if isinstance(v, int | float) and math.isfinite(v)}
 
 
 def draw(
     lines: Sequence[Mapping[str, Any]], keys: Sequence[str] = (), on: "Figure | None" = None
 ) -> "Figure":
-    """Every chart that the metrics fill.
+    """Draw every chart for which there are metrics.
 
     Args:
-        lines: Of train/metrics.jsonl, of steps and of validations.
-        keys: Metrics to draw, where not all that are known.
-        on: An empty figure, such as pyplot's; a new one where there is none.
+        lines: Lines of train/metrics.jsonl, of steps and of validations.
+        keys: Metrics to draw; empty for all.
+        on: An empty figure to draw on, such as pyplot's; None creates one.
 
     Raises:
-        ValueError: There is no line.
+        ValueError: There are no lines.
     """
     from matplotlib.figure import Figure
 
@@ -131,7 +131,7 @@ def draw(
     figure = on or Figure()
     figure.set_size_inches(WIDTH, ROW * rows)
     axes = list(figure.subplots(rows, COLUMNS, squeeze=False).flat)
-    edge = 0.3 / (ROW * rows)  # the same on a picture of few rows and of many
+    edge = 0.3 / (ROW * rows)  # the same margin in inches for any number of rows
     figure.subplots_adjust(0.05, edge, 0.99, 1 - edge, wspace=0.25, hspace=0.5)
     for axis, chart in zip(axes, drawn, strict=False):
         _draw_chart(axis, chart, table[validation == chart.validation])
@@ -143,10 +143,10 @@ def draw(
 def _draw_chart(axis: "Axes", chart: Chart, lines: pd.DataFrame) -> None:
     curves = {label: key for label, key in chart.curves.items() if key in lines}
     for number, ((label, key), color) in enumerate(zip(curves.items(), COLORS, strict=False)):
-        look = {"color": color, "label": label, "clip_on": False}
-        if chart.validation:  # hollow, for one may lie on the other
-            look |= {"marker": "os"[number], "markerfacecolor": "none", "linestyle": ""}
-        axis.plot(lines["step"], lines[key], **look)
+        style = {"color": color, "label": label, "clip_on": False}
+        if chart.validation:  # hollow markers, because points may coincide
+            style |= {"marker": "os"[number], "markerfacecolor": "none", "linestyle": ""}
+        axis.plot(lines["step"], lines[key], **style)
     if chart.band and set(chart.band) <= set(lines.columns):
         mean, ends = lines[next(iter(curves.values()))], [lines[key] for key in chart.band]
         low, high = ends if len(ends) == 2 else (mean - ends[0], mean + ends[0])
@@ -156,31 +156,31 @@ def _draw_chart(axis: "Axes", chart: Chart, lines: pd.DataFrame) -> None:
     low, high = axis.get_ylim()
     axis.set_ylim(min(low, *chart.shown), max(high, *chart.shown))
     axis.set_title(chart.title, fontsize=9, loc="left")
-    told = list(curves.values())[-2:] if chart.validation else list(curves.values())[-1:]
-    latest = " · ".join(shown(lines[key].iloc[-1], chart.form) for key in told)
+    keys = list(curves.values())[-2:] if chart.validation else list(curves.values())[-1:]
+    latest = " · ".join(shown(lines[key].iloc[-1], chart.form) for key in keys)
     axis.set_title(latest, fontsize=9, loc="right", fontweight="bold")
     axis.tick_params(labelsize=7)
     axis.spines[["top", "right"]].set_visible(False)
 
 
 def image(lines: Sequence[Mapping[str, Any]]) -> str:
-    """The charts as an HTML image, which says the latest values to who cannot see it.
+    """Return the charts as an HTML image, with the latest values as its alternative text.
 
-    It keeps its white ground, and so reads on a dark page too.
+    The image has a white background, so that it is readable on a dark page too.
     """
     figure, buffer = draw(lines), io.BytesIO()
     figure.savefig(buffer, format="png", dpi=100)
     titles = [
         [a.get_title(loc=side) for side in ("left", "right")] for a in figure.axes if a.axison
     ]
-    said = [": ".join(both) for both in titles]
-    label = html.escape(f"charts of the training; {'; '.join(said)}", quote=True)
+    values = "; ".join(": ".join(both) for both in titles)
+    label = html.escape(f"charts of the training; {values}", quote=True)
     data = base64.b64encode(buffer.getvalue()).decode()
     return f'<img alt="{label}" style="max-width: 100%" src="data:image/png;base64,{data}">'
 
 
 def shown(value: float | None, form: str) -> str:
-    """A number as text; a dash where there is none."""
+    """Format a number; a missing or infinite one becomes a dash."""
     return "–" if value is None or not math.isfinite(value) else format(value, form)
 
 
@@ -190,7 +190,7 @@ def _subplots(columns: int, width: float) -> "tuple[Figure, list[Axes]]":
     figure, axes = plt.subplots(
         1, columns, figsize=(width, 3.2), squeeze=False, layout="constrained"
     )
-    plt.close(figure)  # IPython shows it as a cell's value, once
+    plt.close(figure)  # otherwise IPython would show it twice
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
     return figure, list(axes.flat)
@@ -203,20 +203,20 @@ def _save(figure: "Figure", run: Run, name: str) -> "Figure":
 
 
 def training_charts(run: Run, metrics: Sequence[dict], keys: Sequence[str] = ()) -> "Figure":
-    """The dashboard's charts, once the training is over, as figures/training.png."""
+    """Draw the dashboard's charts of a finished training, and save figures/training.png."""
     import matplotlib.pyplot as plt
 
-    figure = plt.figure()  # of pyplot's IPython shows a cell's value as a picture
+    figure = plt.figure()  # only pyplot's figures are shown by IPython as images
     plt.close(figure)
     return _save(draw(metrics, keys, figure), run, "training")
 
 
 def learning_curves(curves: Mapping[str, pd.DataFrame], order: Sequence[str]) -> "Figure":
-    """Weighted reward and validated accuracy of many runs; all but the first few are grey.
+    """Draw weighted reward and validation accuracy of many runs; all but the best are grey.
 
     Args:
-        curves: Metrics of each run, a line a step or validation.
-        order: The runs, best first.
+        curves: Metrics of each run, one line per step or validation.
+        order: The names of the runs, best first.
     """
     figure, (reward, validated) = _subplots(2, 11)
     colors = [f"C{i}" for i in range(COLORED)] + [GREY] * len(order)
@@ -226,35 +226,36 @@ def learning_curves(curves: Mapping[str, pd.DataFrame], order: Sequence[str]) ->
         mean = lines["reward"].dropna().rolling(10, min_periods=1, center=True).mean()
         reward.plot(mean.index, mean, label=name if place < COLORED else None, **style)
         if "eval/accuracy" in lines:
-            found = lines["eval/accuracy"].dropna()
-            validated.plot(found.index, found, marker="o", markersize=3, **style)
+            accuracy = lines["eval/accuracy"].dropna()
+            validated.plot(accuracy.index, accuracy, marker="o", markersize=3, **style)
     reward.set(title="weighted reward, mean over 10 steps", xlabel="step")
-    validated.set(title="accuracy, validated", xlabel="step", ylim=(0, 1.05))
+    validated.set(title="validation accuracy", xlabel="step", ylim=(0, 1.05))
     figure.legend(frameon=False, fontsize=8, reverse=True, loc="outside right")
     return figure
 
 
 def before_after(run: Run, report: Mapping[str, Any]) -> "Figure":
-    """Accuracy, greedy and sampled, and pass@k of each model, with 95 % intervals.
+    """Draw greedy and sampled accuracy and pass@k of each model, with 95 % intervals.
 
     Args:
-        report: As `evaluation.run` gives it.
+        run: The run that gets figures/before_after.png.
+        report: The report of `evaluation.run`.
     """
     shown = [(decoding, decoding, "accuracy") for decoding in DECODING]
     ks = [k for k in (2, 4, 8, 16, 32, 64) if k <= report["samples"]]
     shown += [(f"pass@{k}", "sampled", f"pass@{k}") for k in ks]
     means, reach = {}, []
     for label in report["models"]:
-        found = [(report[decoding][label], figure) for _, decoding, figure in shown]
-        means[label] = np.array([line[figure] for line, figure in found], dtype=float)
-        ends = [line["intervals"][figure] or (np.nan, np.nan) for line, figure in found]
+        lines = [(report[decoding][label], key) for _, decoding, key in shown]
+        means[label] = np.array([line[key] for line, key in lines], dtype=float)
+        ends = [line["intervals"][key] or (np.nan, np.nan) for line, key in lines]
         reach.append(np.abs(np.array(ends).T - means[label]))  # below and above
     figure, (axis,) = _subplots(1, 9)
     colors = [color for _, color in zip(means, cycle(COLORS), strict=False)]
     look = {"color": colors, "width": 0.8, "rot": 0, "legend": False, "ylabel": "correct"}
     table = pd.DataFrame(means, index=[name for name, *_ in shown])
     table.plot.bar(ax=axis, yerr=np.array(reach), ylim=(0, 1.12), **look)
-    for bars in axis.containers[1::2]:  # each before it is of the intervals
+    for bars in axis.containers[1::2]:  # every other container holds intervals
         axis.bar_label(bars, fmt="{:.0%}", fontsize=8)
     figure.legend(frameon=False, ncols=len(means), loc="outside upper center")
     return _save(figure, run, "before_after")

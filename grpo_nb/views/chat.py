@@ -1,9 +1,10 @@
-"""A run's base and tuned model at work: a question, their answers, the scores.
+"""Ask a run's base and tuned model a question, and compare their answers and scores.
 
     chat = Chat(Run("demo"))
     chat.ask("What is 47 + 38?")
 
-A prompt is made as notebook 1 made those of the training. `answers` asks a file of them.
+Prompts are built as notebook 1 builds them for the training. `evaluation.answers` answers a whole
+file of questions.
 """
 
 from functools import cached_property, partial
@@ -26,9 +27,9 @@ MODELS = ("base", "tuned")
 
 
 class Chat:
-    """Base and tuned model of a run; loaded when the first question comes.
+    """The base and the tuned model of a run, loaded when the first question is asked.
 
-    Where an adapter was trained both are one model in memory: the base is what lies below it.
+    If an adapter was trained, both share one model in memory: the base has the adapter disabled.
     """
 
     def __init__(self, run: Run) -> None:
@@ -38,20 +39,24 @@ class Chat:
     @cached_property
     def _engines(self) -> dict[str, Engine]:
         base, policy, adapter = trained_paths(self.run, self.config)
-        # Two where every weight was trained: each on its share of the GPU.
+        # After full fine-tuning there are two models, which share the GPU.
         share = {"gpu_memory_utilization": 0.5 if adapter else 0.4}
         load = partial(open_engine, quantization=self.config.model.quantization, **share)
         tuned = load(policy, adapter=adapter)
-        below = load(base, adapter=None) if adapter is None else tuned
-        return {"base": below, "tuned": tuned}
+        untuned = load(base, adapter=None) if adapter is None else tuned
+        return {"base": untuned, "tuned": tuned}
 
     def close(self) -> None:
-        """Give the memory back; the next question loads the models again."""
+        """Free the memory; the next question loads the models again."""
         for engine in set(self.__dict__.pop("_engines", {}).values()):
             engine.close()
 
     def row(self, question: str | Row, reference: str = "") -> Row:
-        """The row that notebook 1 makes of a question, without an answer where none is given.
+        """Return the row that notebook 1 makes of a question.
+
+        Args:
+            question: The question's text; a row is returned unchanged.
+            reference: The reference answer, if it is known.
 
         Raises:
             ValueError: The question is empty.
@@ -65,15 +70,15 @@ class Chat:
         return row | {"answer": reference} if reference else row
 
     def answer(self, question: str | Row, model: str = "tuned", **how: Any) -> dict[str, Any]:
-        """What a model says to one question, and what it earns where the reference answer is known.
+        """Answer one question, and score the answer if the reference answer is known.
 
         Args:
-            question: A text, or a row: of `data.load`, or of `row` with its reference answer.
+            question: A text, or a row of `data.load` or `row`, which may have a reference answer.
             model: "base" or "tuned".
-            how: temperature (0, which is greedy, unless given) and seed.
+            how: temperature (default 0: greedy) and seed.
 
         Returns:
-            question, completion and answer, as it was read or None; with a reference answer also
+            question, completion and answer (as extracted, or None); with a reference answer also
             reference, each reward, its `<reward>/reason`, and total.
 
         Raises:
@@ -82,24 +87,25 @@ class Chat:
         """
         refuse_unknown("model", model, list(MODELS))
         row, cap = self.row(question), self.config.train.max_completion_length
-        asked = {"max_completion_length": cap, "adapter": model == "tuned", **how}
+        sampling = {"max_completion_length": cap, "adapter": model == "tuned", **how}
         engine = self._engines[model]
         bench = bench_of(self.config, self.preset, engine.tokenizer)
-        [[sample]] = environments.answer(engine, [row], bench.environment, **asked)
+        [[sample]] = environments.answer(engine, [row], bench.environment, **sampling)
         if "answer" not in row:
-            said = {"question": row["question"], "completion": sample.text}
-            return said | {"answer": self.preset.extract(completion_text(sample.completion))}
+            line = {"question": row["question"], "completion": sample.text}
+            return line | {"answer": self.preset.extract(completion_text(sample.completion))}
         table = bench.table([row], [[sample.completion]])
         [line] = table.drop(columns=["mean", "std", "advantage", "signal"]).to_dict("records")
         return line
 
     def ask(self, question: str | Row, *models: str, **how: Any) -> tables.Page:
-        """What models say to the same prompt, side by side; a cell shows it as its value.
+        """Show the models' answers to the same prompt side by side.
 
         Args:
-            models: "base" or "tuned"; none named: both.
+            question: A text or a row, as `answer` takes it.
+            models: "base" or "tuned"; both by default.
             how: temperature and seed, as `answer` takes them.
         """
-        asked, row = list(models or MODELS), self.row(question)
-        lines = [self.answer(row, model, **how) for model in asked]
-        return tables.completions(pd.DataFrame(lines, index=asked))
+        names, row = list(models or MODELS), self.row(question)
+        lines = [self.answer(row, model, **how) for model in names]
+        return tables.completions(pd.DataFrame(lines, index=names))

@@ -1,4 +1,4 @@
-"""The Environment Lab: episodes turn by turn, to read, to change, and to play on from there."""
+"""The Environment Lab: read episodes turn by turn, change their turns, and continue them."""
 
 import html
 import json
@@ -27,12 +27,12 @@ from grpo_nb.views import tables
 from grpo_nb.views.widgets import WIDE, View
 
 OWN = "your own turns"
-HELP = """Write a turn a line: a call {"name": "…", "arguments": {…}}, a list of calls, or a text \
-in quotes, which ends the episode."""
+HELP = """Write one turn per line: a call {"name": "…", "arguments": {…}}, a list of calls, or a \
+text in quotes, which ends the episode."""
 
 
 class Function(TypedDict):
-    """A call, as the box holds it."""
+    """A call, as written in the box."""
 
     name: str
     arguments: Any
@@ -43,12 +43,12 @@ TURN = TypeAdapter(Turn)
 
 
 class EnvironmentLab(View):
-    """Findings about an environment, and its episodes: the base model's, scripted ones, yours.
+    """Shows an environment's findings and episodes of the base model, of scripts, and your own.
 
     Args:
         bench: Rewards, weights, environment and tokenizer.
-        baseline: Baseline rollouts, which are episodes here.
-        rows: Dataset rows that scripted policies play.
+        baseline: Baseline rollouts, which are episodes.
+        rows: Dataset rows for the scripted policies.
         stage: Stage 02, whose settings name environment and model.
     """
 
@@ -69,11 +69,11 @@ class EnvironmentLab(View):
         self.box.style.description_width = "initial"
         self.test = self.button("Test", "Read the class again, and test it", self._test)
         self.play = self.button("Play", "Play these turns", self._play)
-        self.go_on = self.button("Go on", "The base model plays on, greedily", self._go_on)
+        self.go_on = self.button("Go on", "Let the base model continue, greedily", self._go_on)
         self.found, self.view = w.HTML(), w.HTML()
-        writing = [self.box, w.HBox([self.play, self.go_on]), self.errors]
-        playing = w.HBox([self.player, w.VBox(writing, layout={"flex": "1", "min_width": "0"})])
-        self.children = [self.found, w.HBox([self.test]), self.number, playing, self.view]
+        editor = [self.box, w.HBox([self.play, self.go_on]), self.errors]
+        players = w.HBox([self.player, w.VBox(editor, layout={"flex": "1", "min_width": "0"})])
+        self.children = [self.found, w.HBox([self.test]), self.number, players, self.view]
 
     @property
     def row(self) -> dict[str, Any]:
@@ -81,29 +81,29 @@ class EnvironmentLab(View):
         return self.baseline.rows[self.number.value]
 
     def _test(self) -> None:
-        """Take the class as its file is now, and show what scripted policies find."""
+        """Reload the class from its file, and show the findings of scripted policies."""
         environment = environments.of(self.stage.config)
         self.bench = self.bench._replace(environment=environment)
         cap = self.bench.train.max_completion_length
-        found = findings(environment, self.rows, self.bench.tokenizer, cap)
-        stops = sum(check.state == "stop" for check in found)
-        seen = f"{stops} of {len(found)} findings forbid a training"
-        seen = seen if found else "scripted policies find no fault"
-        verdict = Check(environment.title, "stop" if stops else "ok", seen)
-        self.found.value = tables.table(checks.table([verdict, *found]))
+        faults = findings(environment, self.rows, self.bench.tokenizer, cap)
+        stops = sum(check.state == "stop" for check in faults)
+        evidence = f"{stops} of {len(faults)} findings forbid training"
+        evidence = evidence if faults else "scripted policies find no fault"
+        verdict = Check(environment.title, "stop" if stops else "ok", evidence)
+        self.found.value = tables.table(checks.table([verdict, *faults]))
         self._take_row()
 
     def _take_row(self) -> None:
-        """List who played it: the base model, scripted policies, you."""
+        """List the players of the row: the base model, scripted policies, and the user."""
         samples = self.baseline.samples_P_G[self.number.value]
-        self.scored = self.bench.table([self.row], [[one.completion for one in samples]])
+        self.scored = self.bench.table([self.row], [[each.completion for each in samples]])
         other = self.baseline.rows[(self.number.value + 1) % len(self.baseline.rows)]
         self.scripted = policies(self.bench.environment, self.row, other)
         earned = self.scored[["total", "advantage"]].itertuples(name=None)
         label = "rollout {} (reward {:.3g}, advantage {:+.2f})".format
         rollouts = [(label(i + 1, total, gain), i) for i, total, gain in earned]
         scripted = [(f"scripted: {name}", name) for name in self.scripted]
-        self.player.index = None  # so that the first is chosen anew
+        self.player.index = None  # so that choosing the first one below counts as a change
         self.player.options = [*rollouts, *scripted, (OWN, OWN)]
         self.player.index = 0
 
@@ -117,7 +117,7 @@ class EnvironmentLab(View):
             self._perform(self.scripted[player])
 
     def _play(self, policy: Callable[..., Turn] = follow) -> None:
-        """Play the turns in the box, as `follow` does or as `policy` goes on with them."""
+        """Play the turns in the box with `follow`, or with a policy that continues them."""
         turns, self.player.value = turns_of(self.box.value), OWN
         self._perform(partial(policy, turns))
 
@@ -126,102 +126,103 @@ class EnvironmentLab(View):
 
     def _continue(self) -> None:
         with closing(open_base(self.stage.config)) as engine:
-            self._play(partial(_continued, engine, self.bench.train.max_completion_length))
+            self._play(partial(_continue, engine, self.bench.train.max_completion_length))
 
     def _perform(self, policy: Policy) -> None:
-        """Show an episode of the policy, scored as one more of the group."""
+        """Show an episode of the policy, scored as an additional member of the group."""
         self.view.value = ""
-        played = perform(self.bench.environment, self.row, policy, self.number.value)
-        scored = self.bench.table([self.row], [[played.messages]])
+        episode = perform(self.bench.environment, self.row, policy, self.number.value)
+        scored = self.bench.table([self.row], [[episode.messages]])
         group = pd.concat([self.scored, scored], ignore_index=True)
         scored = self.bench.weighed(group, len(group)).iloc[-1]
-        self._show(played.prompt, played.messages, played.ended, scored)
+        self._show(episode.prompt, episode.messages, episode.ended, scored)
 
     def _show(self, prompt: Any, messages: Sequence, ended: str, scored: pd.Series) -> None:
-        lines = [_line(one) for one in messages if one["role"] == "assistant"]
+        lines = [_line(message) for message in messages if message["role"] == "assistant"]
         self.box.value = "\n".join(line for line in lines if line != '""')
         rewards = [f"{tables.short(f)} {scored[f]:.3g}" for f in self.bench.preset.names]
         parts = f" ({', '.join(rewards)})" if rewards[1:] else ""
-        told = (
+        caption = (
             f"<b>{self.player.label.partition(' (')[0]}</b>, ended: {ended}\n"
             f"reward {scored['total']:.3g}{parts}, mean of the group {scored['mean']:.3g}, "
             f"advantage {scored['advantage']:+.2f}"
         )
-        self.view.value = episode_page(self.bench, prompt, messages, told)
+        self.view.value = episode_page(self.bench, prompt, messages, caption)
 
 
-def _line(said: Message) -> str:
-    """A turn, as the box holds it."""
-    calls = [call["function"] for call in said.get("tool_calls") or ()]
-    turn = calls[0] if len(calls) == 1 else calls or completion_text([said])
+def _line(message: Message) -> str:
+    """Return a turn as one line of the box."""
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    turn = calls[0] if len(calls) == 1 else calls or completion_text([message])
     return json.dumps(turn, ensure_ascii=False, default=str)
 
 
 def turns_of(text: str) -> list[Turn]:
-    """The turns that a text holds, a line of JSON each.
+    """Parse the turns in a text, one line of JSON each.
 
     Raises:
-        ValueError: A line is no turn; the message names it.
+        ValueError: A line is not a turn; the message names it.
     """
     turns = []
     for number, line in enumerate(text.split("\n"), 1):
         try:
             turns += [TURN.validate_json(line)] if line.strip() else []
         except ValidationError:
-            raise ValueError(f"line {number} is no turn: {line:.80}\n{HELP}") from None
+            raise ValueError(f"line {number} is not a turn: {line:.80}\n{HELP}") from None
     return turns
 
 
-def _continued(engine: Engine, cap: int, turns: Sequence[Turn], seen: Seen) -> Turn:
-    """The policy that follows the turns, then asks the model."""
+def _continue(engine: Engine, cap: int, turns: Sequence[Turn], seen: Seen) -> Turn:
+    """Follow the given turns, then let the model choose the next ones."""
     if seen.turn < len(turns):
         return turns[seen.turn]
     tokenizer = chat.with_tools(engine.tokenizer)
     text = chat.render(tokenizer, list(seen.messages), seen.environment.tools)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    [said] = engine.complete([ids], Sampling(cap))
-    return json.loads(_line(chat.parse(tokenizer, said.ids, ids)))
+    [sample] = engine.complete([ids], Sampling(cap))
+    return json.loads(_line(chat.parse(tokenizer, sample.ids, ids)))
 
 
 def episode_page(
-    bench: Bench, prompt: list[Message], messages: Sequence[Message], told: str
+    bench: Bench, prompt: list[Message], messages: Sequence[Message], caption: str
 ) -> tables.Page:
-    """An episode turn by turn; what the environment wrote is grey, as it is masked from the loss.
+    """Render an episode turn by turn, with the tokens that are masked from the loss in grey.
 
     Args:
-        bench: Its environment, and its tokenizer, which counts tokens.
-        prompt: With what `reset` said.
-        messages: Of the episode.
-        told: What stands above it, as markup.
+        bench: The bench, with its environment and the tokenizer that counts tokens.
+        prompt: The prompt, including the text that `reset` returned.
+        messages: The episode's messages.
+        caption: The caption, as HTML.
     """
-    groups = [prompt, *(list(some) for _, some in groupby(messages, lambda one: one["role"]))]
+    by_role = groupby(messages, lambda message: message["role"])
+    groups = [prompt, *(list(group) for _, group in by_role)]
     pieces = list(_pieces(bench, groups))
     counts = list(map(len, bench.tokenizer(pieces, add_special_tokens=False)["input_ids"]))
-    roles = [", ".join(one["role"] for one in group) for group in groups]
+    roles = [", ".join(message["role"] for message in group) for group in groups]
     texts = [tables.read(transcript(group) or "(says nothing)", None)[0] for group in groups]
     lines = list(zip(roles, texts, map(str, counts), strict=True))
     grey = [number for number, role in enumerate(roles) if role != "assistant"]
-    taken, masked = sum(counts[1:]), sum(counts[number] for number in grey[1:])
-    told += f"\n{taken} of {bench.train.max_completion_length} tokens, {masked} (grey) masked"
+    tokens, masked = sum(counts[1:]), sum(counts[number] for number in grey[1:])
+    caption += f"\n{tokens} of {bench.train.max_completion_length} tokens, {masked} (grey) masked"
     spans = "".join(
         f"<span{' class=masked' * (number in grey)}>{html.escape(piece)}</span>"
         for number, piece in enumerate(pieces)
     )
-    sheet = tables.markup(["", "turn", "tokens"], lines, told, grey)
+    sheet = tables.markup(["", "turn", "tokens"], lines, caption, grey)
     folded = f"<summary>as the model reads it</summary><div class='text'>{spans}</div>"
     whole = f"{sheet}<details class='sheet'>{folded}</details>"
     return tables.Page(whole, transcript([*prompt, *messages]))
 
 
 def _pieces(bench: Bench, groups: Sequence[list[Message]]) -> Iterator[str]:
-    """What the messages of each group add to what the model reads."""
+    """Yield the text that each group of messages adds to the rendered chat."""
     tokenizer, turns, before = chat.with_tools(bench.tokenizer), [], ""
-    how = {"tools": bench.environment.tools, "tokenize": False}
+    options = {"tools": bench.environment.tools, "tokenize": False}
     for group in groups:
-        turns, own = [*turns, *group], group[0]["role"] == "assistant"
+        turns, by_model = [*turns, *group], group[0]["role"] == "assistant"
         folded = chat.fold_system(tokenizer, turns)
-        text = tokenizer.apply_chat_template(folded, add_generation_prompt=not own, **how)
+        text = tokenizer.apply_chat_template(folded, add_generation_prompt=not by_model, **options)
         end = text.rfind(tokenizer.eos_token) + len(tokenizer.eos_token)
-        text = text[:end] if own and end > len(before) else text  # there the model stopped
+        text = text[:end] if by_model and end > len(before) else text  # the model stopped there
         yield text[len(before) :]
         before = text

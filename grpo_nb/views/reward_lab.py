@@ -1,4 +1,4 @@
-"""The Reward Lab: rewards to write, completions to edit, weights to move, probes to run."""
+"""The Reward Lab: write rewards, edit completions, change weights and run attacks."""
 
 import html
 import io
@@ -20,8 +20,7 @@ from grpo_nb.views.environment_lab import EnvironmentLab
 from grpo_nb.views.widgets import WIDE, View
 
 WEIGHT_STEP = 1 / 16  # a power of two, so that TRL's count of zero-advantage groups is exact
-EXAMPLE = """Paste the rewards of a TRL script or an Unsloth notebook, or write what a completion \
-earns:
+EXAMPLE = """Paste the rewards of a TRL script or an Unsloth notebook, or write your own:
 
 def correct(completions, answer, **kwargs):
     texts = [completion[0]["content"] for completion in completions]
@@ -31,17 +30,19 @@ def correct(completions, answer, **kwargs):
 def brief(response: str) -> float:
     return float(len(response) <= 40)
 
-Empty, the run's preset counts."""
+If the box is empty, the run's preset is used."""
 
 
 class RewardLab(View):
-    """Rewards, and the baseline rollouts under them, a group at a time; a weight of 0 is off.
+    """Shows rewards and what the baseline rollouts earn from them, one group at a time.
+
+    A weight of 0 turns a reward off.
 
     Args:
-        bench: Rewards and weights to begin with.
+        bench: Rewards and weights to start with.
         baseline: Baseline rollouts: prompts and their completions.
-        rows: Dataset rows whose references the probes need.
-        stage: Stage 02, whose settings the probes need.
+        rows: Dataset rows, whose references the attacks need.
+        stage: Stage 02, whose settings the attacks need.
     """
 
     def __init__(self, bench: Bench, baseline: Baseline, rows: list[dict], stage: Stage) -> None:
@@ -50,7 +51,7 @@ class RewardLab(View):
         self.completions_P_G = baseline.completions_P_G
         self.group_size = len(self.completions_P_G[0])
         self.verdict: Verdict | None = None
-        self.tried = reward_lab.source_of(stage)  # the text whose rewards are shown
+        self.shown_source = reward_lab.source_of(stage)  # the text whose rewards are shown
         self._make_controls()
         self.on(self._show_text, self.prompt, self.number)
         self.on(self._edit, self.text)
@@ -61,31 +62,31 @@ class RewardLab(View):
         questions = [(f"{i + 1}. {row['question'][:90]}", i) for i, row in rows]
         numbers = [(str(i + 1), i) for i in range(self.group_size)]
         self.code = self.code_box("Rewards", EXAMPLE, rows=10)
-        self.code.value = self.tried
-        self.run = self.button("Run", "Score the completions, run the probes", self._run)
-        self.adopt = self.button("Adopt", "Notebook 3 trains with what you see", self._adopt)
+        self.code.value = self.shown_source
+        self.run = self.button("Run", "Score the completions and run the attacks", self._run)
+        self.adopt = self.button("Adopt", "Use these rewards in notebook 3", self._adopt)
         self.prompt = w.Dropdown(options=questions, description="Prompt", layout=WIDE)
         self.number = w.Dropdown(options=numbers, description="Completion")
-        look = {"layout": WIDE, "continuous_update": False}
-        self.text = w.Textarea(description="Edit", rows=4, **look)
+        style = {"layout": WIDE, "continuous_update": False}
+        self.text = w.Textarea(description="Edit", rows=4, **style)
         self.original = self.button("Reset", "Undo the edit", self._restore)
-        self.said, self.view, self.summary, self.report = (w.HTML() for _ in range(4))
-        self.writing = [self.code, w.HBox([self.run, self.adopt]), self.errors, self.said]
-        self.children = self.writing
+        self.status, self.view, self.summary, self.report = (w.HTML() for _ in range(4))
+        self.editor = [self.code, w.HBox([self.run, self.adopt]), self.errors, self.status]
+        self.children = self.editor
 
     @property
     def weights(self) -> list[float]:
-        """Of each reward as the sliders stand."""
+        """The current weight of each reward, from the sliders."""
         return [slider.value for slider in self.sliders]
 
     def sentence(self, error: Exception) -> str:
-        """What is wrong with the rewards in the box, with the line."""
+        """Explain what is wrong with the rewards in the box, and in which line."""
         return reward_lab.fault(error, self.code.value)
 
     def use(self, bench: Bench) -> None:
-        """Other rewards over the same rollouts: scores everything again, keeps the edits.
+        """Score the same rollouts with other rewards; edited completions are kept.
 
-        Where one raises, the rewards stay as they were.
+        If a reward raises, the rewards shown do not change.
         """
         with redirect_stdout(io.StringIO()):
             self.table = bench.table(self.baseline.rows, self.completions_P_G)
@@ -94,7 +95,7 @@ class RewardLab(View):
         self.sliders = [_weight_slider(name, weight) for name, weight in pairs]
         self.on(self._reweigh, *self.sliders)
         self.children = [
-            *(*self.writing, self.prompt, w.HBox([self.number, self.original]), self.text),
+            *(*self.editor, self.prompt, w.HBox([self.number, self.original]), self.text),
             *(*self.sliders, self.summary, self.view, self.report),
         ]
         self._reweigh()
@@ -107,24 +108,24 @@ class RewardLab(View):
         self.alone(self._hand_on, self.run, self.adopt)
 
     def _score(self) -> tuple[Bench, list[dict], Baseline, Stage]:
-        """The rewards in the box, where they are not those that are shown, and what they meet."""
-        self.said.value = self.report.value = ""
+        """Load the rewards in the box if they changed; return the arguments of `judge`."""
+        self.status.value = self.report.value = ""
         given, text = (self.rows, self.baseline, self.stage), self.code.value
-        if text != self.tried:
+        if text != self.shown_source:
             self.use(reward_lab.try_out(self.bench, *given, text))
-            self.tried = text
+            self.shown_source = text
         return self.bench, *given
 
     def _judge(self) -> None:
-        self._judged(judge(*self._score()))
+        self._show_verdict(judge(*self._score()))
 
     def _hand_on(self) -> None:
-        """Hand on what is shown: the rewards in the box, under the weights as they stand."""
-        given = self._score()
-        self._judged(reward_lab.hand_on(*given, self.tried, self.weights))
+        """Hand on the rewards in the box with the current weights."""
+        arguments = self._score()
+        self._show_verdict(reward_lab.hand_on(*arguments, self.shown_source, self.weights))
         name = html.escape(Path(self.stage.config.rewards.preset).name)
         then = "trains with it" if self.verdict.passed else "will refuse it: see the verdict below"
-        self.said.value = f"<span role='status'>Adopted: {name}. {NOTEBOOKS['03']} {then}</span>"
+        self.status.value = f"<span role='status'>Adopted: {name}. {NOTEBOOKS['03']} {then}</span>"
 
     def _reweigh(self) -> None:
         preset = self.bench.preset._replace(reward_weights=self.weights)
@@ -140,7 +141,7 @@ class RewardLab(View):
         self.text.value = self.baseline.completions_P_G[self.prompt.value][self.number.value]
 
     def _edit(self) -> None:
-        """Score the group again with the text as it stands now."""
+        """Score the group again with the edited text."""
         group = self.completions_P_G[self.prompt.value]
         if group[self.number.value] == self.text.value:
             return
@@ -163,37 +164,37 @@ class RewardLab(View):
             f"{self.table['total'].mean():.3f}"
         )
 
-    def _judged(self, verdict: Verdict) -> None:
+    def _show_verdict(self, verdict: Verdict) -> None:
         self.verdict, self.report.value = verdict, _verdict_page(verdict)
 
 
 def lab(bench: Bench, baseline: Baseline, rows: list[dict], stage: Stage) -> View:
-    """The Reward Lab, or the Environment Lab where the task has an environment."""
+    """Return the Reward Lab, or the Environment Lab if the task has an environment."""
     kind = EnvironmentLab if bench.environment else RewardLab
     return kind(bench, baseline, rows, stage)
 
 
 def open_lab(name: str) -> View:
-    """The lab of a run whose data is prepared, with the rewards that it has now.
+    """Open the lab of a run whose data is prepared, with its current rewards.
 
-    Stage 02 is not started before something is adopted, so that looking changes nothing.
+    Stage 02 starts only when something is adopted, so that looking changes nothing.
     """
     run = Run(name)
-    done, given = run.status("02") == "done", of_stage("02", run.settings())
-    config = run.config() if done else resolve_stages(run, given, "02", "02")
+    done, settings = run.status("02") == "done", of_stage("02", run.settings())
+    config = run.config() if done else resolve_stages(run, settings, "02", "02")
     rows = data.load(run, "train")
-    tried = baselines.sample(run, rows[: config.rewards.baseline_prompts], config)
+    baseline = baselines.sample(run, rows[: config.rewards.baseline_prompts], config)
     preset = load_rewards(config.rewards)
     tokenizer = chat.load_tokenizer(config.model.model_path)
     bench = bench_of(config, preset, tokenizer)
-    return lab(bench, tried, rows, Stage(run, "02", config))
+    return lab(bench, baseline, rows, Stage(run, "02", config))
 
 
 def _weight_slider(name: str, weight: float) -> w.FloatSlider:
     ends = {"min": min(0.0, 2 * weight), "max": max(1.0, 2 * weight), "step": WEIGHT_STEP}
-    look = {"readout_format": ".4g", "tooltip": f"weight of {name}", "layout": {"width": "36em"}}
-    wide = {"description_width": "16em"}
-    return w.FloatSlider(weight, **ends, **look, description=tables.short(name), style=wide)
+    more = {"readout_format": ".4g", "tooltip": f"weight of {name}", "layout": {"width": "36em"}}
+    style = {"description_width": "16em"}
+    return w.FloatSlider(weight, **ends, **more, description=tables.short(name), style=style)
 
 
 def _verdict_page(verdict: Verdict) -> str:

@@ -1,6 +1,6 @@
-"""Tables: any frame, and completions with what was read in them, their scores and advantages.
+"""HTML tables of frames, and of completions with extracted answers, scores and advantages.
 
-Colors are translucent, so that it reads on a light and on a dark page.
+Colors are translucent, so that the tables are readable on light and dark pages.
 """
 
 import html
@@ -13,10 +13,10 @@ import pandas as pd
 
 from grpo_nb.rewards import RewardSet
 
-MARKS = re.compile(r"&lt;/?\w+&gt;|```\w*|####|\\boxed")  # of all forms
+MARKS = re.compile(r"&lt;/?\w+&gt;|```\w*|####|\\boxed")  # tags and marks of all answer forms
 SHOWN_CHARACTERS = 2_000
-WHOLE = 16  # characters of a cell, such as an interval, that stay on one line
-VERBATIM = "tex2jax_ignore mathjax_ignore"  # classes in which no notebook typesets `$…$`
+WHOLE = 16  # characters of a cell, such as an interval, that is kept on one line
+VERBATIM = "tex2jax_ignore mathjax_ignore"  # CSS classes that keep notebooks from typesetting $…$
 STYLE = """<style>
 .sheet.sheet { border-collapse: collapse; font-size: 13px; line-height: 1.35; }
 .sheet.sheet th, .sheet.sheet td { text-align: left; vertical-align: top; padding: 4px 6px;
@@ -37,9 +37,9 @@ STYLE = """<style>
 
 
 class Page(str):
-    """HTML that a notebook shows, and that reads as its plain text elsewhere.
+    """HTML that a notebook renders, and that prints as plain text elsewhere.
 
-    A price or a formula that a model wrote stays the text that it wrote.
+    Dollar signs and formulas that a model wrote are not typeset.
     """
 
     def __new__(cls, markup: str, plain: str = "") -> "Page":
@@ -55,7 +55,7 @@ class Page(str):
 
 
 def table(frame: pd.DataFrame) -> Page:
-    """A frame to read: text left-aligned and never cut, tags shown as they are."""
+    """Render a frame with left-aligned text, never truncated, and with tags shown as text."""
     lines = [list(map(_cell, line)) for line in frame.itertuples(index=False, name=None)]
     return Page(markup(map(short, map(str, frame)), lines), frame.to_string(index=False))
 
@@ -72,10 +72,13 @@ def markup(
     caption: str = "",
     chosen: Container[int] = (),
 ) -> str:
-    """A table as HTML. Captions and the cells of lines are markup; `head` is text.
+    """Render an HTML table.
 
     Args:
-        chosen: Numbers of the lines that are grey.
+        head: Column heads, as plain text.
+        lines: Cells of each line, as HTML.
+        caption: The caption, as HTML.
+        chosen: Numbers of the lines to show in grey.
     """
     cells = "".join(_tagged("th", html.escape(name)) for name in head)
     rows = "".join(
@@ -88,17 +91,17 @@ def markup(
 
 
 def _tagged(tag: str, cell: str) -> str:
-    """A cell; a short one, such as "95 %", is never wrapped."""
+    """Render a cell; a short one, such as "95 %", is never wrapped."""
     return f"<{tag}{' class=whole' * (len(cell) <= WHOLE)}>{cell}</{tag}>"
 
 
 def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = None) -> Page:
-    """The lines of one group, as `Bench.table` gives them.
+    """Render the completions of one group with their scores.
 
     Args:
-        group: Score table of one prompt's completions.
-        preset: Names and weights of the rewards.
-        chosen: Number of the completion that is marked.
+        group: The lines of one prompt in the score table of `Bench.table`.
+        preset: The rewards, with names and weights.
+        chosen: The number of the completion to highlight.
     """
     names, first = preset.names, group.iloc[0]
     weighed = zip(names, preset.reward_weights, strict=True)
@@ -125,30 +128,30 @@ def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = Non
 
 
 def completions(frame: pd.DataFrame) -> Page:
-    """Completions side by side: a column each, a line for all that is known of them.
+    """Render a few completions side by side, one column each.
 
     Args:
-        frame: A line a completion, few enough to read, by number or name: question, completion and
-            any of: reference, answer, columns of numbers or of yes and no, `<reward>/reason`.
+        frame: One line per completion, with question, completion and any of: reference, answer,
+            numeric or boolean columns, `<reward>/reason`. Its index gives the column heads.
     """
     texts = [name for name in ("question", "reference", "completion", "answer") if name in frame]
     names = [*texts, *frame.select_dtypes(["number", "bool"])]
     lines = [[html.escape(short(name))] for name in names]
-    for one in frame.to_dict("records"):
-        answer = one["answer"] if isinstance(one.get("answer"), str) else None
+    for record in frame.to_dict("records"):
+        answer = record["answer"] if isinstance(record.get("answer"), str) else None
         for line, name in zip(lines, names, strict=True):
             if name == "completion":
-                line.append(read(one[name], answer)[0])
-            elif isinstance(one[name], float):
-                line.append(score(one[name], one.get(f"{name}/reason", "")))
+                line.append(read(record[name], answer)[0])
+            elif isinstance(record[name], float):
+                line.append(score(record[name], record.get(f"{name}/reason", "")))
             else:
-                line.append(html.escape(str(one[name])))
+                line.append(html.escape(str(record[name])))
     shown = markup(["", *map(str, frame.index)], lines) if len(frame) else "no such completion"
     return Page(shown, frame[names].T.to_string())
 
 
 def short(name: str) -> str:
-    """A reward's name as a column head.
+    """Shorten a reward's name to a column head.
 
     >>> short("soft_format_reward")
     'soft format'
@@ -157,13 +160,13 @@ def short(name: str) -> str:
 
 
 def read(completion: str, answer: str | None) -> tuple[str, str]:
-    """Cells of a completion, and of the answer that was read in it."""
-    found = "<i>none</i>" if answer is None else html.escape(_cut(answer, 80))
-    return f"<div class='text'>{highlight(completion, answer)}</div>", found
+    """Render the cells of a completion and of the answer extracted from it."""
+    cell = "<i>none</i>" if answer is None else html.escape(_cut(answer, 80))
+    return f"<div class='text'>{highlight(completion, answer)}</div>", cell
 
 
 def score(value: float | None, reason: str = "") -> str:
-    """The cell of a score, with its reason below it."""
+    """Render the cell of a score, with the reason below it."""
     missing = value is None or not math.isfinite(value)
     text = "None" if missing else f"{value:.3g}"
     return f"{text}<small>{html.escape(_cut(reason, 120))}</small>" if reason else text
@@ -174,7 +177,7 @@ def _cut(text: str, characters: int) -> str:
 
 
 def highlight(text: str, answer: str | None) -> str:
-    """The completion as HTML: what was read as its answer is marked, tags are dimmed.
+    """Render a completion with the extracted answer marked and tags dimmed.
 
     >>> highlight("<answer>4</answer>", "4")
     "<span class='tag'>&lt;answer&gt;</span><mark>4</mark><span class='tag'>&lt;/answer&gt;</span>"
@@ -192,7 +195,7 @@ def _dimmed(text: str) -> str:
 
 
 def _place_of(answer: str, text: str) -> int:
-    """Where the answer was read: before the last closing tag but `</think>`, else at the last."""
+    """Find the answer before the last closing tag but `</think>`, or else its last occurrence."""
     ends = [end.start() for end in re.finditer(r"</(?!think>)", text)]
     place = text.rfind(answer, 0, ends[-1]) if ends else -1
     return place if place >= 0 else text.rfind(answer)

@@ -1,6 +1,6 @@
-"""What the notebooks' widgets share: errors on the screen, buttons, controls.
+"""The base class of the notebooks' widgets, with their error display, buttons and controls.
 
-Widgets hold no logic and nothing that a later cell needs: the notebook shows the same without.
+Widgets hold no logic and nothing that a later cell needs, so a notebook works without them.
 """
 
 import html
@@ -16,7 +16,7 @@ ALERT = "border-left: 4px solid #d33; padding-left: 8px; white-space: pre-wrap; 
 
 
 class View(w.VBox):
-    """A widget whose callbacks show their errors in `errors`: a sentence, the traceback folded."""
+    """A widget that shows its callbacks' exceptions in `errors`, with a collapsed traceback."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,38 +26,38 @@ class View(w.VBox):
         return f"{type(self).__name__}: run this notebook to use it"
 
     def guard(self, action: Callable[[], None], *_: Any) -> None:
-        """Run it; what it raises is shown, and the caller goes on."""
+        """Run the action; an exception is shown in `errors` and not raised."""
         self.errors.value = ""
         try:
             action()
         except Exception as error:
-            said, trace = map(html.escape, (self.sentence(error), traceback.format_exc()))
+            message, trace = map(html.escape, (self.sentence(error), traceback.format_exc()))
             self.errors.value = (
-                f"<div style='{ALERT}'><span role='alert'>{said}</span>"
+                f"<div style='{ALERT}'><span role='alert'>{message}</span>"
                 f"<details><summary>traceback</summary><pre>{trace}</pre></details></div>"
             )
 
     def sentence(self, error: Exception) -> str:
-        """What is said of an error."""
+        """Return the message that is shown for an exception."""
         return f"{type(error).__name__}: {error}"
 
     def on(self, action: Callable[[], None], *controls: w.Widget) -> None:
-        """Call it when the value of a control changes."""
+        """Call the action whenever the value of a control changes."""
         for control in controls:
             control.observe(partial(self.guard, action), "value")
             _in_order(control)
 
     def button(self, label: str, tooltip: str, action: Callable[[], None]) -> w.Button:
-        """A button that calls it."""
+        """Return a button that calls the action."""
         button = w.Button(description=label, tooltip=tooltip, layout=WIDE)
         button.on_click(partial(self.guard, action))
         _in_order(button)
         return button
 
     def code_box(self, label: str, hint: str, rows: int) -> w.Textarea:
-        """A box to write in, whose text is sent as a whole when a button takes the focus.
+        """Return a text box that sends its text as a whole when it loses the focus.
 
-        A keystroke that waits for a busy kernel would arrive after the click.
+        If it sent each keystroke, those that wait for a busy kernel would arrive after a click.
         """
         look = {"rows": rows, "placeholder": hint, "layout": WIDE, "continuous_update": False}
         box = w.Textarea(description=label, **look)
@@ -66,9 +66,10 @@ class View(w.VBox):
         return box
 
     def alone(self, action: Callable[[], None], *buttons: w.Button) -> None:
-        """Run it while these buttons take no click, which would overtake what is typed meanwhile.
+        """Run the action with these buttons disabled.
 
-        A front end holds a control's change back while the kernel works on the one before.
+        The front end holds a control's change back while the kernel handles an earlier one, so a
+        click would overtake what is typed in the meantime.
         """
         for button in buttons:
             button.disabled = True
@@ -80,10 +81,10 @@ class View(w.VBox):
 
 
 def _in_order(control: w.Widget) -> None:
-    """Let its messages be handled where the browser sends them: in order, though a cell runs.
+    """Have the control's messages handled in the order in which the browser sends them.
 
-    ipykernel 7.4 would give each to the thread that wrote to the control last, so that a click
-    overtakes what was typed before it, or waits for a cell to end.
+    By default ipykernel 7.4 gives each message to the thread that last wrote to the control, so
+    that a click overtakes the text typed before it, or waits until the cell has ended.
     """
     if control.comm is not None:
         control.comm._reply_subshell_for = None

@@ -76,7 +76,7 @@ def test_episodes_are_read_changed_and_played_on(lab):
     for wrong in ("guess(61)", '{"name": "guess"}'):
         box.fill(wrong)
         lab.get_by_role("button", name="Play").click()
-        expect(lab.get_by_role("alert")).to_contain_text(f"line 1 is no turn: {wrong}")
+        expect(lab.get_by_role("alert")).to_contain_text(f"line 1 is not a turn: {wrong}")
     box.fill('{"name": "guess", "arguments": {"n": 61}}\n{"name": "gess", "arguments": {}}')
     lab.get_by_role("button", name="Play").click()
     expect(told).to_contain_text("your own turns, ended: answered\nreward 0, mean of the group 0.4")

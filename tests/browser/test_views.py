@@ -165,6 +165,6 @@ def test_the_buttons_reach_the_running_cell(page, dashboard):
     expect(output).to_be_visible()
     expect(save).to_be_enabled()
     dashboard.get_by_role("button", name="Stop after this step").click()
-    expect(dashboard.get_by_role("status")).to_contain_text("stops after the step")
+    expect(dashboard.get_by_role("status")).to_contain_text("stops after the step in progress")
     expect(page.get_by_text("asked to stop: True")).to_be_visible()
     expect(page.locator(".jp-InputPrompt").last).not_to_have_text("[*]:")

@@ -1,1 +1,1 @@
-"""Environments to learn from, each a file to copy and change."""
+"""Example environments, each in one file to copy and change."""

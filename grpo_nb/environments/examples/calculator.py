@@ -1,4 +1,4 @@
-"""A tool to use: the model has a calculator, and cannot multiply without it.
+"""Using a tool: the model has a calculator, and cannot multiply without it.
 
 user       What is 47 times 38?
 assistant  multiply(a=47, b=38)        1786
@@ -44,12 +44,12 @@ class Calculator:
         return "over"
 
     def get_reward(self) -> float:
-        """1 for the right answer, if the calculator showed it first: no guess is paid."""
+        """1 for the right answer if the calculator showed it first; a guess earns nothing."""
         return float(self.worked_out and self.right)
 
     @classmethod
     def solve(cls, a: int, b: int, **row: Any) -> list[dict[str, Any]]:
-        """The calls that win."""
+        """Return the calls that win."""
         return [
             {"name": "multiply", "arguments": {"a": a, "b": b}},
             {"name": "answer", "arguments": {"value": a * b}},

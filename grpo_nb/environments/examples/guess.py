@@ -1,4 +1,4 @@
-"""A strategy over several turns: who halves what is left finds one of eight numbers in four.
+"""A strategy over several turns: bisection finds one of eight numbers in at most four guesses.
 
 user       Guess my number: from 41 to 48.
 assistant  guess(n=44)                 higher
@@ -45,7 +45,7 @@ class Guess:
 
     @classmethod
     def solve(cls, low: int, secret: int, **row: Any) -> list[dict[str, Any]]:
-        """The guesses that win: the middle of what is left, each time."""
+        """Return the guesses that win: the middle of the remaining range, each time."""
         high, calls = low + NUMBERS - 1, []
         for _ in range(TURNS):
             n = (low + high) // 2

@@ -1,4 +1,4 @@
-"""Work with a tool that may fail: write a program, run it, read, correct it, hand it in.
+"""Work with a tool that may fail: write a program, run it, read its output, correct it, submit it.
 
     user       Write f(numbers): the largest of those above 4, or 0. f([7, 2, 9]) is 9.
     assistant  run(code="… print(f([]))")     the program raised ValueError: max() …
@@ -13,14 +13,14 @@ from typing import Any
 from grpo_nb.environments import tool
 from grpo_nb.rewards import sandbox
 
-SHOWN = 400  # characters of what a program printed: its start and its end
+SHOWN = 400  # characters shown of a program's output: its start and its end
 
 
 class PythonSandbox:
     """Write the Python function. Try it out with run, and hand it in with submit."""
 
     max_turns = 6
-    tool_seconds = 60.0  # the sandbox has limits of its own, and may wait for its turn
+    tool_seconds = 60.0  # the sandbox has its own limits, and a call may have to wait for it
     done: bool = True
 
     def reset(self, tests: str, **row: Any) -> None:
@@ -35,11 +35,11 @@ class PythonSandbox:
         Args:
             code: The whole program.
         """
-        ended_well, said = sandbox.run_program(code)
-        said = said.strip() or "nothing was printed"
-        if len(said) > SHOWN:
-            said = f"{said[: SHOWN // 2]} … {said[-SHOWN // 2 :]}"
-        return said if ended_well else f"the program {said}"
+        ended_well, output = sandbox.run_program(code)
+        output = output.strip() or "nothing was printed"
+        if len(output) > SHOWN:
+            output = f"{output[: SHOWN // 2]} … {output[-SHOWN // 2 :]}"
+        return output if ended_well else f"the program {output}"
 
     @tool
     def submit(self, code: str) -> str:
@@ -55,12 +55,12 @@ class PythonSandbox:
         return "handed in"
 
     def get_reward(self) -> float:
-        """1 for a program that passes every test: some pass by chance."""
+        """1 for a program that passes every test; some tests can be passed by chance."""
         return float(self.passed)
 
     @classmethod
     def solve(cls, answer: str, example: str, **row: Any) -> list[dict[str, Any]]:
-        """The reference, tried on the example and handed in."""
+        """Return the reference solution, tried on the example and submitted."""
         tried = f"{answer}\nprint({example})"
         return [
             {"name": "run", "arguments": {"code": tried}},

@@ -1,4 +1,4 @@
-"""A small word game: hints for each letter, which the next guess should use.
+"""A small word game: each guess gets a hint for every letter, which the next one should use.
 
 user       Find the word. It is not abd: a elsewhere, b elsewhere, d elsewhere.
 assistant  guess(first="b", second="d", third="a")     b elsewhere, d elsewhere, a elsewhere
@@ -14,29 +14,29 @@ GUESSES = 4
 
 
 def hints(word: str, secret: str) -> str:
-    """What each letter of a guess is: in place, elsewhere or absent.
+    """Return the hint of each letter of a guess: in place, elsewhere or absent.
 
-    A letter is "elsewhere" as often as the secret has it where the guess does not.
+    A letter is "elsewhere" as often as the secret has it at places where the guess is wrong.
     """
     left = [b for a, b in zip(word, secret, strict=True) if a != b]
-    said = []
+    letters = []
     for a, b in zip(word, secret, strict=True):
         hint = "in place" if a == b else "elsewhere" if a in left else "absent"
         if hint == "elsewhere":
             left.remove(a)
-        said.append(f"{a} {hint}")
-    return ", ".join(said)
+        letters.append(f"{a} {hint}")
+    return ", ".join(letters)
 
 
 class Wordle:
     """Find the word of three letters from a to d, in at most 4 guesses. All hints are true."""
 
-    max_turns = GUESSES + 2  # for calls that are no guesses
+    max_turns = GUESSES + 2  # two spare turns for malformed calls
     done: bool = True
 
     def reset(self, secret: str, clue: str) -> None:
-        """Begin with a secret word, and a guess whose hints the question tells."""
-        self.secret, self.known, self.fitting = secret, [clue], 0
+        """Begin with a secret word, and an earlier guess whose hints are in the question."""
+        self.secret, self.guesses, self.fitting = secret, [clue], 0
         self.found, self.done = False, False
 
     @tool
@@ -49,18 +49,18 @@ class Wordle:
             third: Its third letter.
         """
         word = first + second + third
-        self.fitting += all(hints(one, word) == hints(one, self.secret) for one in self.known)
-        self.known.append(word)
+        self.fitting += all(hints(old, word) == hints(old, self.secret) for old in self.guesses)
+        self.guesses.append(word)
         self.found = word == self.secret
-        self.done = self.found or len(self.known) > GUESSES
+        self.done = self.found or len(self.guesses) > GUESSES
         return "found" if self.found else hints(word, self.secret)
 
     def get_reward(self) -> float:
-        """1 for the word; else 0.1 for each guess that it could have been, by all hints so far."""
+        """1 for the word; else 0.1 for each guess that was consistent with all hints so far."""
         return 1.0 if self.found else 0.1 * self.fitting
 
     @classmethod
     def solve(cls, secret: str, **row: Any) -> list[dict[str, Any]]:
-        """The guess that wins."""
+        """Return the guess that wins."""
         letters = zip(("first", "second", "third"), secret, strict=True)
         return [{"name": "guess", "arguments": dict(letters)}]

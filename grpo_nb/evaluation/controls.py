@@ -1,0 +1,187 @@
+"""Did the reward do it? A run against its controls: the same training, paid for something else.
+
+`python -m grpo_nb run --name mine --control shuffled` makes the control `mine-shuffled`. What it
+gains too was not caused by the reward: longer training, the adapter that was chosen, luck. Both
+answered the same held-out prompts, and are compared on them as the report compares two models.
+Nothing of this is stored: asked again, it is computed again, and so it is never of an old run.
+
+| the run to its baseline | to its control      | the control to the baseline | verdict        |
+|-------------------------|---------------------|-----------------------------|----------------|
+| better                  | better              | not better                  | CAUSED         |
+| better                  | better              | better                      | PART           |
+| better                  | not better          | better                      | AS_MUCH        |
+| better                  | not better          | not better                  | CANNOT_SAY     |
+| not better              | –                   | –                           | CANNOT_SAY     |
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from grpo_nb.evaluation.report import LEAST_PROMPTS, compare_pair
+from grpo_nb.rewards import load_rewards
+from grpo_nb.runs import NOTEBOOKS, Check, Run, sha256
+from grpo_nb.runs.config import flatten, stage_of
+from grpo_nb.runs.files import read_json
+
+CAUSED = "the reward did it"
+PART = "the reward did part of it"
+AS_MUCH = "the placebo gained as much"
+CANNOT_SAY = "cannot say"
+CONTROLS = {  # and the check that asks for it
+    "shuffled": "caused by the reward",
+    "format-only": "caused by more than format",
+}
+# What a control and its run may differ in.
+OF_THE_CONTROL = ("train.control", "train.resume", "rewards.reward_weights")
+
+
+class Cause(NamedTuple):
+    """A run against a control.
+
+    verdict: CAUSED, PART, AS_MUCH or CANNOT_SAY.
+    sentence: The verdict with its figures.
+    pair: The control (before) against the run (after), as `compare_pair` gives it.
+    """
+
+    verdict: str
+    sentence: str
+    pair: Mapping[str, Any]
+
+
+def caused(run: Run) -> list[Check]:
+    """Whether the reward caused the run's gain: a check for each control beside it.
+
+    Args:
+        run: Trained and evaluated.
+
+    Returns:
+        Never a "stop". Without a control one check says "not yet", with the command that makes
+        one.
+    """
+    if (own := run.config().train.control) != "none":
+        seen = f"the run is itself a control, {own}: ask the run that it stands beside"
+        return [Check(CONTROLS[own], "ok", seen)]
+    beside = {kind: run.path.with_name(f"{run.name}-{kind}") for kind in CONTROLS}
+    there = [kind for kind, path in beside.items() if (path / "manifest.json").exists()]
+    if not there:
+        return [_not_yet(run, "shuffled", "no control was trained")]
+    return [_check(run, kind) for kind in there]
+
+
+def _check(run: Run, kind: str) -> Check:
+    control = Run(f"{run.name}-{kind}")
+    for stage, name in NOTEBOOKS.items():
+        if (status := control.status(stage)) != "done":
+            return _not_yet(run, kind, f"{name} of {control.name!r} is {status}")
+    try:
+        found = compare(run, control)
+    except (ValueError, FileNotFoundError) as error:
+        again = f"move {control.path} away, and make it again: {_command(run, kind)}"
+        return Check(CONTROLS[kind], "warning", f"{CANNOT_SAY}: {error}", again)
+    if found.verdict == CAUSED:
+        return Check(CONTROLS[kind], "ok", found.sentence)
+    how = "docs/did-the-reward-do-it.md says what this verdict means, and what to do"
+    return Check(CONTROLS[kind], "warning", found.sentence, how)
+
+
+def _command(run: Run, kind: str) -> str:
+    return f"python -m grpo_nb run --name {run.name} --control {kind}"
+
+
+def _not_yet(run: Run, kind: str, why: str) -> Check:
+    return Check(CONTROLS[kind], "not yet", why, _command(run, kind))
+
+
+def compare(run: Run, control: Run) -> Cause:
+    """A run against its control, by their greedy answers to the same held-out prompts.
+
+    Raises:
+        ValueError: One of them is not trained or not evaluated; the control is the run itself, no
+            control, or was not trained as the run was, with the same data; or one of them answered
+            other prompts.
+        FileNotFoundError: The file of the run's rewards is gone.
+    """
+    _refuse(run, control)
+    config = run.config()
+    asked, base, trained = _answers(run)
+    asked_too, _, placebo = _answers(control)
+    if not asked.equals(asked_too):
+        raise ValueError(f"{run.name!r} and {control.name!r} answered other held-out prompts")
+    preset, ends = load_rewards(config.rewards), ("baseline", base)
+    ours, theirs = (run.name, trained), (control.name, placebo)
+    gain, of_placebo, pair = (
+        compare_pair(*two, preset, config.seed)
+        for two in ((ends, ours), (ends, theirs), (theirs, ours))
+    )
+    return _judge(gain, of_placebo, pair, len(asked))
+
+
+def _judge(
+    gain: Mapping[str, Any], of_placebo: Mapping[str, Any], pair: Mapping[str, Any], prompts: int
+) -> Cause:
+    """The verdict on three comparisons: run and control to the baseline, and run to control."""
+    if pair["differences"]["accuracy"]["interval"] is None:
+        return Cause(CANNOT_SAY, f"{CANNOT_SAY}: no completion could be scored", pair)
+    if prompts < LEAST_PROMPTS:
+        few = f"{prompts} held-out prompts are too few, it takes {LEAST_PROMPTS} (data.eval_rows)"
+        return Cause(CANNOT_SAY, f"{CANNOT_SAY}: {few}", pair)
+    if gain["verdict"] != "better":
+        none = f"{pair['after']} is not better than its baseline, and has no gain to explain"
+        return Cause(CANNOT_SAY, f"{CANNOT_SAY}: {none}", pair)
+    verdict, why = {
+        (True, False): (CAUSED, ""),
+        (True, True): (PART, f", {_share(pair, gain)}"),
+        (False, True): (AS_MUCH, ""),
+        (False, False): (CANNOT_SAY, ", for the placebo's own gain is not distinguishable from 0"),
+    }[pair["verdict"] == "better", of_placebo["verdict"] == "better"]
+    return Cause(verdict, f"{verdict}{why}: {pair['sentence']}", pair)
+
+
+def _share(pair: Mapping[str, Any], gain: Mapping[str, Any]) -> str:
+    """How much of the run's gain its control lacks."""
+    ours, all_ = (one["differences"]["accuracy"]["difference"] for one in (pair, gain))
+    return f"{100 * ours:.1f} of {100 * all_:.1f} points gained ({ours / all_:.0%})"
+
+
+def _refuse(run: Run, control: Run) -> None:
+    """Raise ValueError unless the two differ in what was paid for, and in nothing else."""
+    if control.path.resolve() == run.path.resolve():
+        raise ValueError(f"{run.name!r} is no control of itself")
+    for one in (run, control):
+        for stage, name in NOTEBOOKS.items():
+            if (status := one.status(stage)) != "done":
+                raise ValueError(f"{name} of {one.name!r} is {status}: run it first")
+    if (kind := run.config().train.control) != "none":
+        raise ValueError(f"{run.name!r} is itself a control, {kind}")
+    if control.config().train.control == "none":
+        raise ValueError(f"{control.name!r} is no control: its own rewards were paid")
+    if names := differences(run, control):
+        raise ValueError(
+            f"{control.name!r} was not trained as {run.name!r} was: they differ in "
+            f"{', '.join(names)}"
+        )
+
+
+def differences(run: Run, control: Run) -> list[str]:
+    """Settings and files, other than what was paid for, that two trained runs differ in."""
+    known = []
+    for one in (run, control):
+        settings = {k: str(v) for k, v in flatten(one.config()).items() if stage_of(k) < "04"}
+        # What was trained with, whatever a cell changed: arguments, rewards and data.
+        trained = read_json(one / "train/state.json")["settings"]
+        held_out = {"data/eval.parquet": sha256(one / "data/eval.parquet")}
+        known.append(settings | trained | held_out)
+    names = [name for name in known[0] | known[1] if name not in OF_THE_CONTROL]
+    return [name for name in names if known[0].get(name) != known[1].get(name)]
+
+
+def _answers(run: Run) -> tuple[pd.Series, pd.DataFrame, pd.DataFrame]:
+    """The prompts, and [prompts, accuracy and pass@1] of the baseline and of the trained model."""
+    first, *_, last = read_json(run / "eval/report.json")["greedy"]
+    lines = pd.read_parquet(run / "eval/samples.parquet").query("decoding == 'greedy'")
+    figures = lines.groupby(["model", "row"])[["accuracy", "correct"]].mean().astype(float)
+    figures = figures.set_axis(["accuracy", "pass@1"], axis=1)
+    asked = lines[lines["model"] == last].set_index("row")["question"].sort_index()
+    return asked, figures.loc[first], figures.loc[last]

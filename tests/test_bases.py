@@ -1,0 +1,68 @@
+"""The three shipped bases: small, safe, what their scripts make, and read alike by everyone."""
+
+import importlib
+import json
+
+import pytest
+from tokenizers import Tokenizer
+
+from grpo_nb.models import chat
+from grpo_nb.models.policy import import_unsloth
+from grpo_nb.rewards import load_preset
+from grpo_nb.rewards.prompts import build_prompt
+from grpo_nb.runs import project_path
+
+CALL = '<tool_call>\n{"name": "multiply", "arguments": {"a": 47, "b": 38}}\n</tool_call><|im_end|>'
+# base: (its data, a few steps of its script)
+BASES = {
+    "tiny_base": (["arithmetic"], ["--steps", "2"]),
+    "task_base": ([f"tasks/{t}" for t in ("code", "summarization", "qa", "json_extraction")], []),
+    "agent_base": (["tasks/calculator", "tasks/guess"], ["--steps", "1"]),
+}
+PRESETS = {"arithmetic": "math", "tasks/calculator": "environment", "tasks/guess": "environment"}
+each_base = pytest.mark.parametrize("name", BASES)
+
+
+@each_base
+def test_a_base_is_small_and_holds_no_pickles(name):
+    files = list(project_path(f"data/{name}").iterdir())
+    assert sum(path.stat().st_size for path in files) < 4_000_000
+    assert {path.suffix for path in files} == {".json", ".jinja", ".md", ".safetensors"}
+
+
+@each_base
+def test_a_script_is_reproducible_and_its_tokenizer_is_the_shipped_one(name, tmp_path, monkeypatch):
+    script = importlib.import_module(f"make_{name}")
+    if name == "task_base":
+        monkeypatch.setattr(script, "LESSONS", [(0.5, False, 1), (0.0, True, 1)])
+    made = [tmp_path / "a", tmp_path / "b"]
+    for folder in made:
+        monkeypatch.setattr("sys.argv", ["x", "--out", str(folder), *BASES[name][1]])
+        script.main()
+    weights, again = [(folder / "model.safetensors").read_bytes() for folder in made]
+    assert weights == again
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (made[0] / file).read_bytes() == project_path(f"data/{name}/{file}").read_bytes()
+
+
+@each_base
+def test_every_reader_cuts_every_row_as_the_training_did(name):
+    """AutoTokenizer is what TRL and vLLM call too; it builds the model type's own pre-tokenizer."""
+    folder, pairs = project_path(f"data/{name}"), []
+    for source in BASES[name][0]:
+        lines = project_path(f"data/{source}.jsonl").read_text(encoding="utf-8").splitlines()
+        preset = load_preset(PRESETS.get(source, source.partition("/")[2]))
+        for row in map(json.loads, lines):
+            said = CALL if name == "agent_base" else preset.reference(row)
+            pairs.append((build_prompt(row["question"], preset.form.system_prompt), said))
+    auto = chat.load_tokenizer(str(folder))
+    texts = [chat.render(auto, prompt) + completion for prompt, completion in pairs]
+    assert auto(texts)["input_ids"] == [
+        auto(chat.render(auto, prompt))["input_ids"] + auto(completion)["input_ids"]
+        for prompt, completion in pairs
+    ], "also where the training put prompt and completion together"
+    plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert [encoding.ids for encoding in plain.encode_batch(texts)] == auto(texts)["input_ids"]
+    with chat.quiet():
+        _, unsloth = import_unsloth().from_pretrained(str(folder), max_seq_length=128)
+    assert unsloth(texts)["input_ids"] == auto(texts)["input_ids"]

@@ -1,0 +1,313 @@
+"""Did the reward do it: what a control is paid, how it is made of a run, and each verdict."""
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from answered import MATH, answers
+
+from grpo_nb import evaluation, training
+from grpo_nb.__main__ import main
+from grpo_nb.evaluation import controls
+from grpo_nb.pipeline import checklist, control, notebooks
+from grpo_nb.rewards import Adaptive, gated, load_preset, reward_set, soft_format_reward
+from grpo_nb.runs import NOTEBOOKS, Run, config, write_json
+from grpo_nb.training.placebo import paid_weights, shuffled
+
+REWARDS = torch.rand(6 * 8, 3, generator=torch.Generator().manual_seed(0))
+REWARDS[5] = torch.nan
+
+
+def rows_of(rewards, group):
+    """Of each group the rows, in an order that does not depend on theirs."""
+    return [sorted(map(str, part.tolist())) for part in rewards.split(group)]
+
+
+@pytest.mark.parametrize("group", [2, 8, 48])
+def test_each_group_keeps_its_rewards_and_each_completion_its_rewards_together(group):
+    dealt = shuffled(REWARDS, group, seed=3, step=7)
+    assert rows_of(dealt, group) == rows_of(REWARDS, group)
+    assert not torch.equal(dealt.nan_to_num(), REWARDS.nan_to_num())
+
+
+def test_the_same_step_is_shuffled_alike_and_another_step_or_seed_is_not():
+    dealt = [shuffled(REWARDS, 8, seed, step).nan_to_num() for seed, step in ((0, 1), (0, 1))]
+    assert torch.equal(*dealt)
+    for seed, step in ((0, 2), (1, 1), (1, 0)):
+        assert not torch.equal(dealt[0], shuffled(REWARDS, 8, seed, step).nan_to_num())
+
+
+def test_what_a_completion_is_paid_has_no_relation_to_what_it_earned():
+    """Every order is as likely: on average each is paid the mean of its group."""
+    earned = torch.tensor([[1.0], [0.0], [0.0], [0.0]])
+    paid = torch.stack([shuffled(earned, 4, 0, step) for step in range(4000)]).mean(dim=0)
+    assert paid.ravel().tolist() == pytest.approx([0.25] * 4, abs=0.025)
+
+
+def test_a_training_is_paid_shuffled_rewards_and_validated_by_true_ones(start):
+    one, scored, calculate = start(**{"train.control": "shuffled", "train.max_steps": 1}), [], None
+    calculate = one.reward_funcs[0]
+
+    def keep(**columns):
+        scored.append(calculate(**columns))
+        return scored[-1]
+
+    one.reward_funcs[0] = keep
+    one.train()
+    paid = torch.tensor(list(one._logs["rewards"][MATH.names[0]]))
+    earned = torch.tensor(scored[0])
+    assert rows_of(paid, 8) == rows_of(earned, 8) and not torch.equal(paid, earned)
+    lines = training.read_lines(one.folder / "metrics.jsonl")
+    assert [line["step"] for line in lines if "eval/accuracy" in line] == [0, 1]
+
+
+FORMATS = [(soft_format_reward, 0.5)]
+GATED = gated(MATH.reward_funcs[0], by=soft_format_reward)
+
+
+@pytest.mark.parametrize(
+    ("preset", "weights"),
+    [
+        (MATH, [0, 0.25, 0.25, 0]),
+        (load_preset("json_extraction"), [0, 0.25, 0]),
+        (load_preset("math", "1, 0.5, 0, 0"), [0, 0.5, 0, 0]),
+        (reward_set([(MATH.reward_funcs[0], 1.0), (Adaptive(soft_format_reward), 2.0)]), [0, 2]),
+        (reward_set([(GATED, 1.0), *FORMATS]), [0, 0.5]),  # an answer behind a format is no format
+        (reward_set([(Adaptive(GATED), 1.0), *FORMATS]), [0, 0.5]),
+    ],
+)
+def test_the_format_alone_is_paid_by_its_own_weights(preset, weights):
+    assert paid_weights(preset, "format-only") == weights
+    for kind in ("none", "shuffled"):
+        assert paid_weights(preset, kind) == preset.reward_weights
+
+
+@pytest.mark.parametrize(
+    ("preset", "why"),
+    [
+        (load_preset("summarization"), "none that is paid is of format"),
+        (load_preset("math", "1, 0, 0, 0.5"), "none that is paid is of format"),
+        (load_preset("math", "0, 0.5, 0, 0"), "all that is paid is of format"),
+        (reward_set([(GATED, 1.0)]), "none that is paid is of format"),
+    ],
+)
+def test_a_set_of_which_no_such_control_can_be_made_is_refused(preset, why):
+    with pytest.raises(ValueError, match=f"{why}.*take the control 'shuffled'"):
+        paid_weights(preset, "format-only")
+
+
+def made(name, base, trained, kind="none", **settings):
+    """A run as its four stages leave it; a letter a prompt is what its models answered."""
+    run, settled = Run(name), config.resolve("tiny-cpu", settings | {"train.control": kind})
+    answer(run, answers(base), answers(trained))
+    write_json(run / "train/state.json", {"settings": {"train.max_steps": "60"}})
+    (run / "data").mkdir()
+    (run / "data/eval.parquet").write_bytes(b"rows")
+    (run / "data/train.parquet").write_bytes(b"rows")
+    read = {}
+    for stage in NOTEBOOKS:
+        written = run.files(*{"01": ["data"], "04": ["eval"]}.get(stage, []))
+        recorded = {"git_commit": "a" * 40, "seed": 0, "versions": {"trl": "1.15.0"}}
+        entry = {"status": "done", "seconds": 1.0, "inputs": dict(read), "outputs": written}
+        run.record(stage, entry | recorded)
+        read |= written
+    run.write_config(settled, "04")
+    return run
+
+
+def answer(run, base, trained):
+    """The files of an evaluation that a verdict is read from."""
+    samples = {"base": base, "merged": trained}
+    evaluation.save(run, evaluation.Evaluation(samples, {"greedy": dict.fromkeys(samples)}))
+
+
+def right(count, of=40):
+    """The first so many prompts answered as the reference has it."""
+    return "1" * count + "2" * (of - count)
+
+
+@pytest.mark.parametrize(
+    ("base", "trained", "placebo", "verdict", "said"),
+    [
+        (right(10), right(38), right(10), controls.CAUSED, r"did it: .*25.0 % → 95.0 %, \+70.0 po"),
+        (right(10), right(38), right(6), controls.CAUSED, "15.0 % → 95.0 %"),
+        (right(10), right(38), right(24), controls.PART, r", 35.0 of 70.0 points gained \(50%\): "),
+        (right(10), right(38), right(37), controls.AS_MUCH, r"as much: .*\+2.5 points \(95 % int"),
+        (right(10), right(30), right(40), controls.AS_MUCH, "100.0 % → 75.0 %, -25.0 points"),
+        (right(20), right(27), right(23), controls.CANNOT_SAY, "own gain is not distinguishable"),
+        (right(10), right(12), right(2), controls.CANNOT_SAY, "mine is not better than its base"),
+        (right(10), right(2), right(10), controls.CANNOT_SAY, "mine is not better than its basel"),
+        ("22222", "11111", "22222", controls.CANNOT_SAY, "say: 5 held-out prompts are too few"),
+    ],
+)
+def test_each_verdict_comes_with_its_figures(runs_dir, base, trained, placebo, verdict, said):
+    run = made("mine", base, trained)
+    found = controls.compare(run, made("mine-shuffled", base, placebo, "shuffled"))
+    assert found.verdict == verdict and found.sentence.startswith(verdict)
+    (check,) = controls.caused(run)
+    assert check.evidence == found.sentence
+    assert (check.state == "ok") == (verdict == controls.CAUSED)
+    assert checklist.examine(run)[-1] == {"stage": "all", **check._asdict()}
+    assert not np.isnan(found.pair["differences"]["accuracy"]["difference"])
+    assert re.search(said, found.sentence)
+
+
+def test_without_a_score_there_is_no_verdict(runs_dir, monkeypatch):
+    run, other = made("mine", "12" * 5, "1" * 10), made("other", "12" * 5, "12" * 5, "shuffled")
+    read = controls.pd.read_parquet
+    monkeypatch.setattr(controls.pd, "read_parquet", lambda path: read(path).assign(accuracy=None))
+    assert controls.compare(run, other).sentence == "cannot say: no completion could be scored"
+
+
+def test_a_run_says_which_controls_it_has_and_how_one_is_made(runs_dir):
+    run = made("mine", right(10), right(38))
+    (check,) = controls.caused(run)
+    assert (check.name, check.state) == ("caused by the reward", "not yet")
+    assert check.fix == "python -m grpo_nb run --name mine --control shuffled"
+    placebo = made("mine-format-only", right(10), right(36), "format-only")
+    placebo.record("04", {"status": "failed"})
+    (check,) = controls.caused(run)
+    assert (check.name, check.state) == ("caused by more than format", "not yet")
+    assert check.evidence == "04_merge_and_infer of 'mine-format-only' is failed"
+    assert check.fix.endswith("--control format-only")
+    (own,) = controls.caused(made("a-shuffled", "1", "1", "shuffled"))
+    assert own.state == "ok" and "itself a control" in own.evidence
+
+
+def spoil(what, control):
+    if what == "data":
+        (control / "data/eval.parquet").write_bytes(b"others")
+    elif what == "questions":
+        answer(control, *[answers(right(10), questions=[f"x{i}" for i in range(40)])] * 2)
+    elif what == "trained":
+        write_json(control / "train/state.json", {"settings": {"train.max_steps": "30"}})
+    elif what == "stale":
+        control.record("01", {"outputs": {"data/eval.parquet": "another"}})
+    else:
+        control.record(what, {"status": "failed"})
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("data", "differ in data/eval.parquet"),
+        ("questions", "answered other held-out prompts"),
+        ("trained", "was not trained as 'mine' was: they differ in train.max_steps"),
+        ("03", "03_train_grpo of 'mine-shuffled' is failed: run it first"),
+        ("04", "04_merge_and_infer of 'mine-shuffled' is failed: run it first"),
+        ("stale", "of 'mine-shuffled' is stale"),
+    ],
+)
+def test_a_control_that_proves_nothing_is_refused(runs_dir, what, why):
+    run = made("mine", right(10), right(38))
+    placebo = made("mine-shuffled", right(10), right(12), "shuffled")
+    spoil(what, placebo)
+    with pytest.raises(ValueError, match=why):
+        controls.compare(run, placebo)
+    (check,) = controls.caused(run)
+    assert check.state in ("warning", "not yet") and "--control shuffled" in check.fix
+
+
+def test_what_is_no_control_is_refused(runs_dir):
+    run, other = made("mine", "12", "11"), made("other", "12", "11")
+    placebo = made("placebo", "12", "12", "shuffled", **{"model.model_path": "data/task_base"})
+    for pair, why in [
+        ((run, run), "no control of itself"),
+        ((run, other), "'other' is no control: its own rewards were paid"),
+        ((placebo, run), "'placebo' is itself a control, shuffled"),
+        ((run, placebo), "differ in model.model_path"),
+    ]:
+        with pytest.raises(ValueError, match=why):
+            controls.compare(*pair)
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    """A folder of runs of which no control can be made, and one of which it can."""
+    folder = tmp_path_factory.mktemp("several")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_NB_RUNS", str(folder))
+        for name in ("mine", "half", "edited", "taken"):
+            made(name, right(10), right(38))
+        made("mine-placebo", right(10), right(38), "shuffled")
+        made("taken-shuffled", right(10), right(38), "format-only")
+        made(
+            "brief",
+            right(10),
+            right(38),
+            **{"task": "summarization", "rewards.preset": "summarization"},
+        )
+        Run("half").record("04", {"status": "failed"})
+        (folder / "edited/data/eval.parquet").write_bytes(b"more rows")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--name", "no"],
+            "needs a run that is trained and evaluated, and 01_prepare_data of 'no'",
+        ),
+        (
+            ["--name", "half"],
+            "04_merge_and_infer of 'half' is failed: python -m grpo_nb run --name",
+        ),
+        (["--name", "mine-placebo"], "'mine-placebo' is itself a control, shuffled"),
+        (["--name", "edited"], "data/eval.parquet changed after 01_prepare_data wrote it"),
+        (["--name", "taken"], "taken-shuffled exists already, and is no control of 'taken'"),
+        (["--name", "brief", "--control", "format-only"], "none that is paid is of format"),
+        (["--name", "mine", "--control", "shufled"], "'shufled': did you mean 'shuffled'?"),
+        (["--name", "mine", "--set", "seed=1"], "as it was: leave --set out"),
+        (
+            ["--name", "mine", "--from", "03", "--profile", "tiny-cpu"],
+            "leave --profile, --from out",
+        ),
+        (["--name", "mine", "--only", "04"], "leave --only out"),
+        ([], "needs a finished run: say which with --name"),
+    ],
+)
+def test_what_no_control_is_made_of_starts_nothing(several, monkeypatch, capsys, arguments, said):
+    monkeypatch.setenv("GRPO_NB_RUNS", str(several))
+    before = sorted(several.rglob("*"))
+    assert main(["run", "--control", "shuffled", *arguments]) == 2
+    assert said in capsys.readouterr().err
+    assert sorted(several.rglob("*")) == before
+
+
+def test_a_control_takes_over_what_was_set_and_trains_once(
+    demo_run, forks, tmp_path, monkeypatch, capsys
+):
+    """Real notebooks 3 and 4, on a copy of the suite's run; cut off once before they begin."""
+    shutil.copytree(demo_run.path, tmp_path / "demo")
+    monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path))
+    run, command = Run("demo"), ["run", "--name", "demo", "--control", "shuffled"]
+    assert main([*command, "--dry-run"]) == 0
+    assert "demo-shuffled, profile tiny-cpu: 03_train_grpo, 04_merge_and_infer" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert not (tmp_path / "demo-shuffled").exists()
+
+    def cut_off(*args, **kwargs):
+        raise notebooks.StageFailed("the power went")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(notebooks, "run_pipeline", cut_off)
+        assert main(command) == 1
+    placebo = Run("demo-shuffled")
+    assert {stage: placebo.status(stage) for stage in placebo.manifest()} == {
+        "01": "done",
+        "02": "done",
+    }
+    assert main(command) == 0
+    assert "cannot say: demo is not better than its baseline" in capsys.readouterr().out
+    assert controls.differences(run, placebo) == []
+    ours, theirs = (config.flatten(one.config()) for one in (run, placebo))
+    assert {name for name in ours if ours[name] != theirs[name]} == {"train.control"}
+    for stage in ("01", "02"):
+        assert placebo.manifest()[stage]["started"] == run.manifest()[stage]["started"]
+    began = placebo.manifest()["03"]["started"]
+    control.run_control("demo", "shuffled")
+    assert placebo.manifest()["03"]["started"] == began, "what is done is not done again"

@@ -1,0 +1,91 @@
+"""What the alerts are worth, on the recorded runs; benchmarks/alarms.py records and reads them."""
+
+import shutil
+from collections import Counter
+
+import pytest
+
+from grpo_nb.runs import PROJECT_ROOT
+from grpo_nb.runs.settings import Thresholds
+from grpo_nb.training import health
+
+
+@pytest.fixture(scope="module")
+def alarms():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(PROJECT_ROOT / "benchmarks")
+        import alarms
+    return alarms
+
+
+@pytest.fixture(scope="module")
+def corpus(alarms):
+    return alarms.read()
+
+
+@pytest.fixture(scope="module")
+def judged(alarms, corpus):
+    return alarms.judge(corpus)
+
+
+def test_the_corpus_holds_every_run_and_is_small(alarms, corpus):
+    assert set(corpus) == {one.name for one in alarms.recipes()}
+    assert sum(path.stat().st_size for path in alarms.CORPUS.iterdir()) < 5e6
+    for one in corpus.values():
+        steps = [line["step"] for line in one["lines"] if "reward" in line]
+        assert steps == list(range(1, alarms.STEPS + 1))
+        assert sum("true/accuracy" in line for line in one["lines"]) == 13
+        assert {said["step"] for said in one["completions"]} == {1, 30, 60}
+
+
+@pytest.mark.parametrize("name", ["runs", "metrics", "completions"])
+def test_a_file_that_was_changed_is_refused(alarms, tmp_path, name):
+    folder = tmp_path / "corpus"
+    shutil.copytree(alarms.CORPUS, folder)
+    path = folder / f"{name}.parquet"
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(ValueError, match=rf"{name}.parquet was changed since it was recorded"):
+        alarms.read(folder)
+
+
+def test_the_rates_that_alerts_tell_are_those_of_the_corpus(alarms, judged):
+    assert alarms.rates(judged) == health.MEASURED
+    counts = Counter(one.recipe.kind for one in judged)
+    assert [counts[kind] for kind in ("clean", "varied", "hacked")] == [*health.RECORDED.values()]
+
+
+def test_clean_runs_are_quiet_and_hacks_are_named(alarms, judged):
+    clean = [one for one in judged if one.recipe.kind == "clean"]
+    assert sum(one.first is not None for one in clean) <= 1
+    hacked = [one for one in judged if one.recipe.kind == "hacked"]
+    named = [one.recipe.what for one in hacked if "reward hacking" in one.alarms]
+    families = Counter(one.recipe.what for one in hacked)
+    assert len(families) == 8
+    # The prompts that are validated on leak as those that are trained on do.
+    missed = {family for family, runs in families.items() if named.count(family) < runs}
+    assert missed == {"leak"}
+
+
+def test_an_alert_tells_its_rates_where_they_were_measured():
+    of = health.MEASURED["reward hacking"]
+    told = health.rates("reward hacking", Thresholds())
+    assert told.startswith(f"recorded tiny runs: {of[0]} of 20 clean, ") and told.endswith("hacked")
+    assert health.rates("spike", Thresholds()) == "error rate not measured"
+    assert health.rates("reward hacking", Thresholds(window=6)) == "error rate not measured"
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "step"),
+    [
+        ([0.5, 0.6, 0.9, 0.95], None),
+        ([0.5, 0.9, 0.85, 0.82], None),  # may be noise
+        ([0.5, 0.9, 0.2, 0.1], 10),
+        ([0.5, 0.9, 0.2, 0.9], None),  # it came back
+        ([0.9, 0.2, 0.9, 0.2], 15),  # and went again
+        ([0.0, 0.0, 0.0, 0.0], None),
+        ([1.0, 0.0, 0.0, 0.0], 5),
+    ],
+)
+def test_the_truth_falls_where_it_stays_below_its_best(alarms, accuracies, step):
+    lines = [{"step": 5 * n, "true/accuracy": value} for n, value in enumerate(accuracies)]
+    assert alarms.falls({"lines": lines}) == step

@@ -227,9 +227,9 @@ def test_near_ties_are_no_other_base():
     seen = {"kl": 2e-6, "token_agreement": 0.9, "gap": 0.004, "noise": noise}
     seen |= {"prompts": 8, "tokens": 3000}
     tied = parity.verdict(seen)
-    assert tied.state == "ok" and "were near ties for the adapter, 0.004 nats apart" in tied.evidence
+    assert tied.state == "ok" and "near ties for the adapter, 0.004 nats apart" in tied.evidence
     apart = parity.verdict(seen | {"gap": 2.0})
-    assert apart.state == "stop" and "the weights are those that were trained" in apart.fix
+    assert apart.state == "stop" and "the weights are the trained ones" in apart.fix
     other = parity.verdict(seen | {"kl": 0.1})
     assert other.state == "stop" and "check that model.model_path is the base" in other.fix
     empty = parity.verdict(seen | {"tokens": 0, "kl": float("nan")})

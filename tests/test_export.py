@@ -180,7 +180,7 @@ def onto_another_base():
     [
         (damage(drop_a_delta), r"fails the parity gate \(KL .* is not put in place"),
         (damage(drop_a_tensor), r"fails the parity gate \(KL "),
-        (onto_another_base(), r"see that model.model_path is the base that was trained on"),
+        (onto_another_base(), r"check that model.model_path is the base of the training"),
         (damage(lambda path: os.truncate(path, 9**5)), r"the weights in .*merged.* are damaged"),
     ],
 )
@@ -227,11 +227,11 @@ def test_near_ties_are_no_other_base():
     seen = {"kl": 2e-6, "token_agreement": 0.9, "gap": 0.004, "noise": noise}
     seen |= {"prompts": 8, "tokens": 3000}
     tied = parity.verdict(seen)
-    assert tied.state == "ok" and "were ties to the adapter, 0.004 nats apart" in tied.evidence
+    assert tied.state == "ok" and "near ties for the adapter, 0.004 nats apart" in tied.evidence
     apart = parity.verdict(seen | {"gap": 2.0})
-    assert apart.state == "stop" and "the weights are those that were trained" in apart.fix
+    assert apart.state == "stop" and "the weights are the trained ones" in apart.fix
     other = parity.verdict(seen | {"kl": 0.1})
-    assert other.state == "stop" and "see that model.model_path is the base" in other.fix
+    assert other.state == "stop" and "check that model.model_path is the base" in other.fix
     empty = parity.verdict(seen | {"tokens": 0, "kl": float("nan")})
     assert empty.state == "stop" and "no completion holds text" in empty.evidence
 

@@ -238,7 +238,7 @@ def test_a_notebook_that_ends_early_has_failed_and_says_how(execute, cell, said)
     assert entry()["status"] == "failed"
     assert re.search(said, entry()["error"])
     if "memory" in said:
-        assert "--from this stage goes on" in text
+        assert "--from this stage continues" in text
     kept = nbformat.read(Run("r") / "notebooks/01_prepare_data.ipynb", 4)
     assert next(cell for cell in kept.cells if START in cell.source).execution_count
 

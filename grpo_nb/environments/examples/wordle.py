@@ -36,7 +36,7 @@ class Wordle:
 
     def reset(self, secret: str, clue: str) -> None:
         """Begin with a secret word, and an earlier guess whose hints are in the question."""
-        self.secret, self.guesses, self.fitting = secret, [clue], 0
+        self.secret, self.known, self.fitting = secret, [clue], 0
         self.found, self.done = False, False
 
     @tool
@@ -49,10 +49,10 @@ class Wordle:
             third: Its third letter.
         """
         word = first + second + third
-        self.fitting += all(hints(old, word) == hints(old, self.secret) for old in self.guesses)
-        self.guesses.append(word)
+        self.fitting += all(hints(old, word) == hints(old, self.secret) for old in self.known)
+        self.known.append(word)
         self.found = word == self.secret
-        self.done = self.found or len(self.guesses) > GUESSES
+        self.done = self.found or len(self.known) > GUESSES
         return "found" if self.found else hints(word, self.secret)
 
     def get_reward(self) -> float:

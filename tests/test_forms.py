@@ -166,10 +166,8 @@ def test_a_form_that_is_none_is_refused(name):
 
 
 def test_a_set_follows_its_form():
-    assert (
-        math_in("").form is forms.TAGS
-        and math_in("tags").reward_funcs == load_preset("math").reward_funcs
-    )
+    assert math_in("").form == forms.TAGS
+    assert math_in("tags").reward_funcs == load_preset("math").reward_funcs
     boxed = math_in("boxed")
     assert "\\boxed{}" in boxed.form.system_prompt
     assert boxed.names == load_preset("math").names

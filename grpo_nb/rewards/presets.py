@@ -167,13 +167,13 @@ def _preset(
     rewards: Mapping[str, Any], form: str = "tags", system_prompt: str = "", result: str = ""
 ) -> RewardSet:
     """A set as presets.yaml has it."""
-    pairs, asked, ours = [], find(form), built_in()
+    pairs, ours = [], built_in()
     for name, weight in rewards.items():
         options = weight if isinstance(weight, dict) else {"reward": name, "weight": weight}
         func, weight = ours[options.pop("reward")], options.pop("weight")
         pairs.append((func.configured(name, **options) if options else func, weight))
-    asked = asked._replace(system_prompt=system_prompt or asked.system_prompt)
-    return reward_set(pairs, form=asked, result=result)
+    own = {"system_prompt": system_prompt} if system_prompt else {}
+    return reward_set(pairs, form=find(form)._replace(**own), result=result)
 
 
 PRESETS = {

@@ -3,6 +3,7 @@
 For tests/test_guard.py, and for the figures of benchmarks/guard.py.
 """
 
+import torch
 from trl.trainer import grpo_trainer
 
 from grpo_nb.training import fast_cpu
@@ -16,7 +17,8 @@ def leaves_the_adapter_out(one, patch):
 
 
 def keeps_the_weights_of_an_earlier_step(one, patch):
-    earlier = fast_cpu.DenseCopy(one.model).renewed()
+    with torch.no_grad():
+        earlier = fast_cpu.DenseCopy(one.model).renewed()
     patch.setattr(fast_cpu.DenseCopy, "renewed", lambda dense: earlier)
 
 

@@ -29,7 +29,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def one(trained):
-    trained.samples_from_copy, trained._copy = True, None
+    trained.samples_from_copy, trained._copy, trained.steps.guard.seen = True, None, []
     torch.manual_seed(0)
     return trained
 
@@ -40,7 +40,6 @@ def test_samples_that_are_not_the_policys_stop_the_training(one, monkeypatch, na
     fault(one, monkeypatch)
     with pytest.raises(RuntimeError, match=f"^stopped before step 1: .*{words}.*guard_steps = 0"):
         one.steps.guard()
-    assert len(one.steps.guard.seen) >= 1
 
 
 @pytest.mark.parametrize("copied", [True, False])
@@ -48,14 +47,19 @@ def test_the_policys_own_samples_do_not(one, copied):
     one.samples_from_copy = copied
     one.steps.guard()
     seen = one.steps.guard.seen[-1]
+    assert abs(seen.score) < guard.SCORE
     assert seen.tokens > 300 and seen.change > guard.CHANGE and seen.entropy > guard.ENTROPY
 
 
-def test_what_cuts_tokens_out_is_named(one, monkeypatch):
-    monkeypatch.setattr(one.args, "top_p", 0.9)
-    seen = guard.Evidence(score=-7, difference=0.1, change=2, entropy=2, tokens=900)
-    assert "trl.top_p = 0.9 leaves out tokens" in guard.wrong(seen, one.args)
-    assert guard.wrong(seen._replace(score=-1), one.args) == ""
+@pytest.mark.parametrize(
+    "cut", [{"top_p": 0.9}, {"top_k": 20}, {"generation_kwargs": {"min_p": 0.1}}]
+)
+def test_an_argument_that_cuts_tokens_out_is_named_whatever_is_seen(one, monkeypatch, cut):
+    for name, value in cut.items():
+        monkeypatch.setattr(one.args, name, value)
+    ((name, value),) = cut.get("generation_kwargs", cut).items()
+    with pytest.raises(RuntimeError, match=f"trl.{name} = {value} completions are no samples"):
+        one.steps.guard()
 
 
 def test_an_engine_whose_log_probabilities_are_others_stops_it(one, monkeypatch):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from grpo_nb.training.trainer import Trainer
 
-COMPLETIONS = 64  # sampled at a time, or two groups
+COMPLETIONS = 32  # sampled at a time, or two groups
 TOKENS = 24  # of each, at most
 LOGITS = 2**28  # held at once: 0.5 GB in 16 bit
 NOISE = 0.3  # on LoRA's B at first [standard deviation]
@@ -39,7 +39,7 @@ SCORE = 5.0  # of Fisher's method; chance goes beyond it, either way, six times 
 CHANGE = 1.0  # in log-probability, by which the noise has to be felt [nats a token]
 ENTROPY = 1.0  # of the policy that is sampled from: truncation spares a certain one [nats a token]
 DIFFERENCE = 0.25  # of the engine's log-probabilities, beyond rounding to 16 bit [nats a token]
-CUTS = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}  # TRL's, when off
+CUTS = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}  # what does not cut; or None
 GO_ON = "train.guard_steps = 0 trains all the same"
 LIKELIER = (
     "They are likelier than the policy's own: what samples has a temperature of its own, or leaves "
@@ -63,7 +63,8 @@ class Evidence(NamedTuple):
         own, below 0 likelier.
     difference: Of the engine's log-probabilities from the trainer's, mean of its size [nats]; NaN
         where the engine gives none.
-    change: In log-probability by the noise, of what was sampled with it [nats a token].
+    change: In log-probability by the noise, of what was sampled with it [nats a token]; NaN once
+        it was enough.
     entropy: Of the policy with the noise [nats a token].
     tokens: How many were looked at.
     """
@@ -104,7 +105,7 @@ class Guard:
                 if not weights or not ranks.anywhere(weak):
                     break
                 self.noise *= 2
-        self._stop_if(UNMOVED if weights and self.seen[-1].change < CHANGE else "")
+        self._stop_if(UNMOVED if self.seen[-1].change < CHANGE else "")
         self.seconds += time.perf_counter() - started
 
     def _stop_if(self, reason: str) -> None:
@@ -121,7 +122,8 @@ class Guard:
             sampled, engine = double._generate_single_turn(prompts, None, {}, group)
             log_p = log_probabilities(double, prompts, sampled)
             p, entropy = p_values(double, prompts, sampled, log_p)
-        before = log_probabilities(double, prompts, sampled) if weights else log_p
+        felt = not weights or any(one.change >= CHANGE for one in self.seen)
+        before = log_p * math.nan if felt else log_probabilities(double, prompts, sampled)
         told = [math.nan if one is None else one for row in engine or [] for one in row]
         difference = log_p.new_tensor(told) - log_p if told else log_p.new_tensor(math.nan)
         return Evidence(
@@ -140,21 +142,17 @@ def wrong(seen: Evidence, args: "trl.GRPOConfig") -> str:
         seen: With the noise.
         args: Of the training, for what it says of sampling.
     """
+    asked = vars(args) | (args.generation_kwargs or {})
+    cuts = [f"trl.{name} = {asked[name]}" for name in CUTS if asked[name] not in (CUTS[name], None)]
+    if cuts:
+        return f"with {' and '.join(cuts)} completions are no samples of the policy. Leave it unset"
     if abs(seen.score) <= SCORE and not seen.difference > DIFFERENCE:
         return ""
-    told = "the completions do not come from the policy that is trained: by its probabilities "
-    told += f"{seen.tokens} tokens have a score of {seen.score:.1f}, and chance one within {SCORE}"
+    told = "the completions do not come from the policy that is trained. By its probabilities "
+    told += f"{seen.tokens} sampled tokens score {seen.score:.1f}, its own within {SCORE:g} of 0"
     if seen.difference > DIFFERENCE:
         told += f", and vLLM's log-probabilities differ from the trainer's by {seen.difference:.2f}"
-    cuts = [f"trl.{name} = {getattr(args, name)}" for name in CUTS if _is_set(args, name)]
-    cuts += ["trl.generation_kwargs"] if args.generation_kwargs else []
-    if cuts:
-        return f"{told}. {' and '.join(cuts)} leaves out tokens that the policy has: leave it unset"
     return f"{told}. {LIKELIER if seen.score < 0 else RARER}"
-
-
-def _is_set(args: "trl.GRPOConfig", name: str) -> bool:
-    return getattr(args, name) not in (CUTS[name], None, 0, -1)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ def trained(tmp_path_factory):
         patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("runs")))
         trainer = trainer_of(make_run("here"), **WHOLE)
         torch.manual_seed(0)
-        for weight in guard.changeable(trainer.model):
+        for weight in guard.changeable(trainer):
             weight.data.normal_(std=0.05)
         yield trainer
 
@@ -80,6 +80,14 @@ def test_an_engine_whose_log_probabilities_are_others_stops_it(one, monkeypatch)
         one.steps.guard()
 
 
+def test_there_is_no_noise_where_trl_would_merge_it_into_the_base(one, monkeypatch):
+    """For vLLM of its own; Unsloth's takes the adapter beside the base."""
+    monkeypatch.setattr(one, "use_vllm", True)
+    assert guard.changeable(one) == []
+    monkeypatch.setattr(one, "policy", one.policy._replace(vllm=True))
+    assert guard.changeable(one)
+
+
 def test_an_adapter_that_changes_nothing_stops_it(one, monkeypatch):
     monkeypatch.setattr(guard, "TRIES", 2)
     for layer in one.model.modules():
@@ -124,7 +132,7 @@ def test_full_fine_tuning_is_guarded_too(start, monkeypatch):
     full = {"policy.finetuning": "full", "policy.backend": "transformers"}
     one = start(**full, **WHOLE, **{"model.quantization": "16bit"})
     one.steps.guard()
-    assert one.steps.guard.seen[-1].change > guard.CHANGE
+    assert one.steps.guard.seen[0].change > guard.CHANGE
     sample = Trainer._generate_single_turn
     stale = one.model.state_dict()
     stale = {name: weight.clone() for name, weight in stale.items()}

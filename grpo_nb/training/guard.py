@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from grpo_nb.training.trainer import Trainer
 
 COMPLETIONS = 32  # sampled at a time, or two groups
-TOKENS = 24  # of each, at most
+TOKENS = 20  # of each, at most
 LOGITS = 2**28  # held at once: 0.5 GB in 16 bit
 NOISE = 0.3  # on LoRA's B at first [standard deviation]
 TRIES = 5  # each with twice the noise
 SCORE = 5.0  # of Fisher's method; chance goes beyond it, either way, six times in ten million
 CHANGE = 1.0  # in log-probability, by which the noise has to be felt [nats a token]
-ENTROPY = 1.0  # of the policy that is sampled from: truncation spares a certain one [nats a token]
+ENTROPY = 0.5  # of the policy that is sampled from: truncation spares a certain one [nats a token]
 DIFFERENCE = 0.25  # of the engine's log-probabilities, beyond rounding to 16 bit [nats a token]
 CUTS = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}  # what does not cut; or None
 GO_ON = "train.guard_steps = 0 trains all the same"
@@ -97,7 +97,7 @@ class Guard:
         started, trainer = time.perf_counter(), self.trainer
         trainer.model.train()  # as the step will
         with _stand_in(trainer) as double:
-            weights = changeable(trainer.model)
+            weights = changeable(trainer)
             for _ in range(TRIES):
                 self.seen.append(self._look(double, weights))
                 self._stop_if(wrong(self.seen[-1], trainer.args))
@@ -117,9 +117,14 @@ class Guard:
     def _look(self, double: "Trainer", weights: Sequence["torch.Tensor"]) -> Evidence:
         prompts = _prompts(double)
         with changed(weights, self.noise, seed=double.state.global_step):
-            double._last_loaded_step = -1  # TRL sends the weights to vLLM again
+            if weights:
+                double._last_loaded_step = (
+                    -1
+                )  # TRL sends them to vLLM, and once more before the step
             group = double.num_generations
             sampled, engine = double._generate_single_turn(prompts, None, {}, group)
+            if double.use_vllm:
+                self.trainer._last_loaded_step = -1 if weights else double._last_loaded_step
             log_p = log_probabilities(double, prompts, sampled)
             p, entropy = p_values(double, prompts, sampled, log_p)
         felt = not weights or any(one.change >= CHANGE for one in self.seen)
@@ -143,7 +148,9 @@ def wrong(seen: Evidence, args: "trl.GRPOConfig") -> str:
         args: Of the training, for what it says of sampling.
     """
     asked = vars(args) | (args.generation_kwargs or {})
-    cuts = [f"trl.{name} = {asked[name]}" for name in CUTS if asked[name] not in (CUTS[name], None)]
+    cuts = [
+        f"trl.{name} = {asked[name]}" for name in CUTS if asked[name] not in (CUTS[name], None, -1)
+    ]
     if cuts:
         return f"with {' and '.join(cuts)} completions are no samples of the policy. Leave it unset"
     if abs(seen.score) <= SCORE and not seen.difference > DIFFERENCE:
@@ -178,7 +185,6 @@ def _stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
             for layer in layers:
                 layer.train()
             trainer._copy = double._copy  # it takes time to make
-            trainer._last_loaded_step = -1
 
 
 def _prompts(trainer: "Trainer") -> list[list[int]]:
@@ -193,14 +199,18 @@ def _prompts(trainer: "Trainer") -> list[list[int]]:
     return [ids for ids in chosen for _ in range(group)]
 
 
-def changeable(model: Any) -> list["torch.Tensor"]:
+def changeable(trainer: "Trainer") -> list["torch.Tensor"]:
     """The weights that the noise goes to: LoRA's B, or else norms and biases, if they are trained.
 
-    None where they are spread over processes: the samples are looked at without noise then.
+    None where they are spread over processes, or where TRL merges the adapter into the base to send
+    it to vLLM, and takes it out again: of so much noise some would stay, by rounding. The samples
+    are looked at without noise then.
     """
-    if sharded():
+    merged = trainer.use_vllm and not trainer.policy.vllm and hasattr(trainer.model, "peft_config")
+    if sharded() or merged:
         return []
-    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    named = trainer.model.named_parameters()
+    trained = {name: weight for name, weight in named if weight.requires_grad}
     of_lora = [weight for name, weight in trained.items() if "lora_B" in name]
     return of_lora or [weight for weight in trained.values() if weight.ndim == 1]
 

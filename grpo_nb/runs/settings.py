@@ -92,7 +92,7 @@ class TrainConfig(Section):
     eval_steps: int = setting(25, "steps between validations; 0: never", ge=0)
     resume: Literal["auto", "always", "never"] = setting("auto", "a training that was cut off")
     guard_steps: int = setting(
-        50, "steps between checks of whose samples these are; 0: never", ge=0
+        50, "steps between checks that samples are the policy's; 0: never", ge=0
     )
     report_to: str = setting("none", 'trackers: "tensorboard", "trackio", "wandb"')
     sft_learning_rate: float = setting(1e-3, "of the SFT warm-up", gt=0, le=10)

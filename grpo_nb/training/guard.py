@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 COMPLETIONS = 32  # sampled at a time, or two groups
 TOKENS = 20  # of each, at most
-LOGITS = 2**28  # held at once: 0.5 GB in 16 bit
+LOGITS = 2**27  # held at once: 0.25 GB in 16 bit
 NOISE = 0.3  # on LoRA's B at first [standard deviation]
 TRIES = 5  # each with twice the noise
 SCORE = 5.0  # of Fisher's method; chance goes beyond it, either way, six times in ten million

@@ -68,10 +68,11 @@ def clean() -> None:
 
 
 def faults() -> None:
-    from sampling_faults import FAULTS
+    from sampling_faults import FAULTS, leaves_tokens_out
 
     trainer = build("math", 0, **{"train.max_steps": 8})
-    for name, (plant, _) in FAULTS.items():
+    mild = {f"top_p {p}": (leaves_tokens_out(top_p=p), "") for p in (0.9, 0.95)}
+    for name, (plant, _) in (FAULTS | mild).items():
         scores, alarms = [], 0
         with MonkeyPatch.context() as patch:
             trainer.samples_from_copy, trainer._copy = True, None

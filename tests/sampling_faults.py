@@ -3,6 +3,7 @@
 For tests/test_guard.py, and for the figures of benchmarks/guard.py.
 """
 
+import torch
 from trl.trainer import grpo_trainer
 
 from grpo_nb.training import fast_cpu
@@ -16,7 +17,8 @@ def leaves_the_adapter_out(one, patch):
 
 
 def keeps_the_weights_of_an_earlier_step(one, patch):
-    earlier = fast_cpu.DenseCopy(one.model).renewed()
+    with torch.no_grad():
+        earlier = fast_cpu.DenseCopy(one.model).renewed()
     patch.setattr(fast_cpu.DenseCopy, "renewed", lambda dense: earlier)
 
 
@@ -57,7 +59,7 @@ def pads_on_the_right(one, patch):
 
 
 def leaves_tokens_out(**cut):
-    """By transformers' own generate; TRL's arguments say so, or the engine's settings alone."""
+    """By transformers' own generate, whose settings say so and TRL's arguments do not."""
 
     def fault(one, patch):
         one.samples_from_copy = False
@@ -75,7 +77,7 @@ FAULTS = {
     "colder": (is_at_another_temperature(0.7), LIKELIER),
     "hotter": (is_at_another_temperature(1.4), RARER),
     "padding": (pads_on_the_right, RARER),
-    "top_p": (leaves_tokens_out(top_p=0.9), LIKELIER),
+    "top_p": (leaves_tokens_out(top_p=0.8), LIKELIER),
     "top_k": (leaves_tokens_out(top_k=20), LIKELIER),
     "min_p": (leaves_tokens_out(min_p=0.1), LIKELIER),
 }

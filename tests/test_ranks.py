@@ -63,7 +63,7 @@ def two_processes(tmp_path_factory, forks):
     """A run that two processes trained without a fault."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("ranks")))
-        run = make_run("whole", **TWO)
+        run = make_run("whole", **TWO | {"train.guard_steps": 2})
     done = launch(run)
     assert done.returncode == 0, done.stderr
     return run

@@ -6,8 +6,8 @@
 
 `trainer` reads from top to bottom; `arguments` makes the GRPOConfig of a run, `callbacks` is what
 happens between steps, `checkpoints` how a run goes on, `health` what its metrics mean, `preflight`
-a dry run of the largest step, `validation` whether the policy gets better. `fast_cpu` makes a
-CPU quick, `ranks` lets several processes share a training.
+a dry run of the largest step, `validation` whether the policy gets better, `guard` whether samples
+are the policy's. `fast_cpu` makes a CPU quick, `ranks` lets several processes share a training.
 """
 
 from typing import Any

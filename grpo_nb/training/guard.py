@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
     from grpo_nb.training.trainer import Trainer
 
-COMPLETIONS = 64  # sampled at a time, or two groups
-TOKENS = 24  # of each, at most
-LOGITS = 2**28  # held at once: 0.5 GB in 16 bit
+COMPLETIONS = 32  # sampled at a time, or two groups
+TOKENS = 20  # of each, at most
+LOGITS = 2**27  # held at once: 0.25 GB in 16 bit
 NOISE = 0.3  # on LoRA's B at first [standard deviation]
 TRIES = 5  # each with twice the noise
 SCORE = 5.0  # of Fisher's method; chance goes beyond it, either way, six times in ten million
 CHANGE = 1.0  # in log-probability, by which the noise has to be felt [nats a token]
-ENTROPY = 1.0  # of the policy that is sampled from: truncation spares a certain one [nats a token]
+ENTROPY = 0.5  # of the policy that is sampled from: truncation spares a certain one [nats a token]
 DIFFERENCE = 0.25  # of the engine's log-probabilities, beyond rounding to 16 bit [nats a token]
-CUTS = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}  # TRL's, when off
+CUTS = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}  # what does not cut; or None
 GO_ON = "train.guard_steps = 0 trains all the same"
 LIKELIER = (
     "They are likelier than the policy's own: what samples has a temperature of its own, or leaves "
@@ -63,7 +63,8 @@ class Evidence(NamedTuple):
         own, below 0 likelier.
     difference: Of the engine's log-probabilities from the trainer's, mean of its size [nats]; NaN
         where the engine gives none.
-    change: In log-probability by the noise, of what was sampled with it [nats a token].
+    change: In log-probability by the noise, of what was sampled with it [nats a token]; NaN once
+        it was enough.
     entropy: Of the policy with the noise [nats a token].
     tokens: How many were looked at.
     """
@@ -96,7 +97,7 @@ class Guard:
         started, trainer = time.perf_counter(), self.trainer
         trainer.model.train()  # as the step will
         with _stand_in(trainer) as double:
-            weights = changeable(trainer.model)
+            weights = changeable(trainer)
             for _ in range(TRIES):
                 self.seen.append(self._look(double, weights))
                 self._stop_if(wrong(self.seen[-1], trainer.args))
@@ -104,7 +105,7 @@ class Guard:
                 if not weights or not ranks.anywhere(weak):
                     break
                 self.noise *= 2
-        self._stop_if(UNMOVED if weights and self.seen[-1].change < CHANGE else "")
+        self._stop_if(UNMOVED if self.seen[-1].change < CHANGE else "")
         self.seconds += time.perf_counter() - started
 
     def _stop_if(self, reason: str) -> None:
@@ -116,12 +117,18 @@ class Guard:
     def _look(self, double: "Trainer", weights: Sequence["torch.Tensor"]) -> Evidence:
         prompts = _prompts(double)
         with changed(weights, self.noise, seed=double.state.global_step):
-            double._last_loaded_step = -1  # TRL sends the weights to vLLM again
+            if weights:
+                double._last_loaded_step = (
+                    -1
+                )  # TRL sends them to vLLM, and once more before the step
             group = double.num_generations
             sampled, engine = double._generate_single_turn(prompts, None, {}, group)
+            if double.use_vllm:
+                self.trainer._last_loaded_step = -1 if weights else double._last_loaded_step
             log_p = log_probabilities(double, prompts, sampled)
             p, entropy = p_values(double, prompts, sampled, log_p)
-        before = log_probabilities(double, prompts, sampled) if weights else log_p
+        felt = not weights or any(one.change >= CHANGE for one in self.seen)
+        before = log_p * math.nan if felt else log_probabilities(double, prompts, sampled)
         told = [math.nan if one is None else one for row in engine or [] for one in row]
         difference = log_p.new_tensor(told) - log_p if told else log_p.new_tensor(math.nan)
         return Evidence(
@@ -140,21 +147,19 @@ def wrong(seen: Evidence, args: "trl.GRPOConfig") -> str:
         seen: With the noise.
         args: Of the training, for what it says of sampling.
     """
+    asked = vars(args) | (args.generation_kwargs or {})
+    cuts = [
+        f"trl.{name} = {asked[name]}" for name in CUTS if asked[name] not in (CUTS[name], None, -1)
+    ]
+    if cuts:
+        return f"with {' and '.join(cuts)} completions are no samples of the policy. Leave it unset"
     if abs(seen.score) <= SCORE and not seen.difference > DIFFERENCE:
         return ""
-    told = "the completions do not come from the policy that is trained: by its probabilities "
-    told += f"{seen.tokens} tokens have a score of {seen.score:.1f}, and chance one within {SCORE}"
+    told = "the completions do not come from the policy that is trained. By its probabilities "
+    told += f"{seen.tokens} sampled tokens score {seen.score:.1f}, its own within {SCORE:g} of 0"
     if seen.difference > DIFFERENCE:
         told += f", and vLLM's log-probabilities differ from the trainer's by {seen.difference:.2f}"
-    cuts = [f"trl.{name} = {getattr(args, name)}" for name in CUTS if _is_set(args, name)]
-    cuts += ["trl.generation_kwargs"] if args.generation_kwargs else []
-    if cuts:
-        return f"{told}. {' and '.join(cuts)} leaves out tokens that the policy has: leave it unset"
     return f"{told}. {LIKELIER if seen.score < 0 else RARER}"
-
-
-def _is_set(args: "trl.GRPOConfig", name: str) -> bool:
-    return getattr(args, name) not in (CUTS[name], None, 0, -1)
 
 
 @contextmanager
@@ -180,7 +185,6 @@ def _stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
             for layer in layers:
                 layer.train()
             trainer._copy = double._copy  # it takes time to make
-            trainer._last_loaded_step = -1
 
 
 def _prompts(trainer: "Trainer") -> list[list[int]]:
@@ -195,14 +199,18 @@ def _prompts(trainer: "Trainer") -> list[list[int]]:
     return [ids for ids in chosen for _ in range(group)]
 
 
-def changeable(model: Any) -> list["torch.Tensor"]:
+def changeable(trainer: "Trainer") -> list["torch.Tensor"]:
     """The weights that the noise goes to: LoRA's B, or else norms and biases, if they are trained.
 
-    None where they are spread over processes: the samples are looked at without noise then.
+    None where they are spread over processes, or where TRL merges the adapter into the base to send
+    it to vLLM, and takes it out again: of so much noise some would stay, by rounding. The samples
+    are looked at without noise then.
     """
-    if sharded():
+    merged = trainer.use_vllm and not trainer.policy.vllm and hasattr(trainer.model, "peft_config")
+    if sharded() or merged:
         return []
-    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    named = trainer.model.named_parameters()
+    trained = {name: weight for name, weight in named if weight.requires_grad}
     of_lora = [weight for name, weight in trained.items() if "lora_B" in name]
     return of_lora or [weight for weight in trained.values() if weight.ndim == 1]
 

@@ -211,7 +211,7 @@ def a_guard():
 
     kind._generate_single_turn = without_the_adapter
     try:
-        start("guarded", **{"train.max_steps": 1}).train()
+        start("guarded", **{"train.max_steps": 1, "train.guard_steps": 1}).train()
     except RuntimeError as error:
         seen["stopped"] = str(error)
     finally:

@@ -17,6 +17,8 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
 
+import pandas as pd
+
 from grpo_nb import data, evaluation, export, models, training
 from grpo_nb.evaluation import controls
 from grpo_nb.models import chat
@@ -78,6 +80,13 @@ def evaluate(name: str, settings: dict[str, Any]) -> None:
     stage.finish("eval")
 
 
+def right_and_formed(run: Run) -> float:
+    """The share of greedy answers that are right and in full form."""
+    lines = pd.read_parquet(run / "eval/samples.parquet").query("model == 'adapter'")
+    lines = lines[lines["decoding"] == "greedy"]
+    return (lines["correct"] & (lines["format"] == 1)).mean()
+
+
 def measure(reward: str, kind: str, steps: int, seed: int) -> dict[str, Any]:
     """A run and its control; the line of the table."""
     name, settings = f"placebo-{reward}-{seed}", settings_of(reward, seed, steps)
@@ -95,6 +104,7 @@ def measure(reward: str, kind: str, steps: int, seed: int) -> dict[str, Any]:
     change = found.pair["differences"]["accuracy"]
     points = [100 * x for x in (change["difference"], *change["interval"])]
     line = {"seed": seed, "verdict": found.verdict, "points": points, "said": found.sentence}
+    line["formed"] = 100 * (right_and_formed(run) - right_and_formed(control))
     print(json.dumps(line), flush=True)
     return line
 
@@ -113,11 +123,14 @@ def main() -> None:
     with ProcessPoolExecutor(asked.jobs, mp_context=spawn) as pool:
         one = partial(measure, asked.reward, asked.kind, asked.steps)
         lines = list(pool.map(one, range(asked.seeds)))
-    print("| seed | run − control, points (95 % interval) | verdict |")
-    print("|---|---|---|")
+    print(
+        "| seed | run − control in accuracy, points (95 %) | right and in form, points | verdict |"
+    )
+    print("|---|---|---|---|")
     for line in lines:
         points, low, high = line["points"]
-        print(f"| {line['seed']} | {points:+.1f} ({low:+.1f} … {high:+.1f}) | {line['verdict']} |")
+        print(f"| {line['seed']} | {points:+.1f} ({low:+.1f} … {high:+.1f})", end=" | ")
+        print(f"{line['formed']:+.1f} | {line['verdict']} |")
     print(json.dumps(Counter(line["verdict"] for line in lines)))
 
 

@@ -45,7 +45,7 @@ $125$ miles | \boxed{125\textnormal{ miles}}
 \frac{1}{12} | 0.0833333333333333
 (\frac{3}{5},\frac{8}{3}] | (0.6,2.6667]
 # words around it
-18 | the answer is 18 | It follows that $x = 18$.
+18 | the answer is 18 | It follows that $x = 18$. | 18 is the answer
 x >= 5 | Therefore $x \geq 5$ is the solution.
 34 | Final Answer: The largest $n$ is 34.
 PMATRIX | The sum is $PMATRIX$.
@@ -130,6 +130,7 @@ odd | odd or even
 18 | \boxed{17}\boxed{18} | \boxed{18} or \boxed{17} | 17 \boxed{18} | \boxed{18} 17
 # what denies, hedges or reckons on
 18 | it is not 18 | 18 \text{ is wrong} | \text{not }18 | maybe 18 | at least 18
+x+1 | $1+x \text{ is wrong}$ | \boxed{1+x\text{ not}} | $\text{not } 1+x$
 18 | between 17 and 19 | twice 18 | 18 thousand | 18 squared | 18\text{ or 17}
 18 | 18 \text{ or maybe it is 17} | the answer is 17. No, 18 | not 17 but 18
 # prose that contains it

@@ -13,10 +13,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import tokenizers
 import torch
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from bytewise import tokenizer_for
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_nb import data, export, models, rewards, training
 from grpo_nb.models import chat
@@ -183,29 +182,11 @@ FAMILIES = {
 }
 
 
-def tokenizer_of(template: str) -> PreTrainedTokenizerFast:
-    """Bytes, and the tokens that the template writes."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    end, *others = SPECIAL[template]
-    special = ["<pad>", "<bos>", end, *others]
-    tokens = {token: number for number, token in enumerate([*special, *alphabet])}
-    bytewise = Tokenizer(tokenizers.models.BPE(vocab=tokens, merges=[]))
-    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bytewise.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bytewise,
-        **{"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": end},
-        additional_special_tokens=others,
-        chat_template=template,
-        model_max_length=COMMON["max_position_embeddings"],
-        padding_side="left",
-    )
-
-
 def build(name: str, parent: Path) -> Path:
     """Save a random model of the family, and its tokenizer, into a folder of its name."""
     family = FAMILIES[name]
-    tokenizer = tokenizer_of(family.template)
+    room = {"model_max_length": COMMON["max_position_embeddings"]}
+    tokenizer = tokenizer_for(family.template, *SPECIAL[family.template], **room)
     ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id}
     ids["pad"] = tokenizer.pad_token_id
     own = {**COMMON, **family.settings, "vocab_size": 320}

@@ -8,13 +8,12 @@ import time
 from pathlib import Path
 
 import trl
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AddedToken, PreTrainedTokenizerFast
+from bytewise import tokenizer_for
+from transformers import AddedToken
 
 from grpo_nb.environments import tool
 
 COUNT = itertools.count()
-TAGS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 CALLS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>"]
 
 
@@ -284,16 +283,9 @@ WARNED = {Prints: "prints", Sleeps: "slow"}
 
 
 def tokenizer_of(family="qwen3"):
-    """Bytes as tokens, and a family's template as TRL knows it."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bare = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    bare.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bare.decoder = decoders.ByteLevel()
+    """With a family's template as TRL knows it."""
     template = Path(trl.__file__).parent / f"chat_templates/{family}.jinja"
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bare, eos_token="<|im_end|>", pad_token="<|endoftext|>"
-    )
-    tokenizer.add_special_tokens({"additional_special_tokens": TAGS[:1]})
+    text = template.read_text(encoding="utf-8")
+    tokenizer = tokenizer_for(text, "<|im_end|>", "<|im_start|>", pad="<|endoftext|>")
     tokenizer.add_tokens([AddedToken(tag, special=False) for tag in CALLS])
-    tokenizer.chat_template = template.read_text(encoding="utf-8")
     return tokenizer

@@ -118,7 +118,7 @@ def test_only_a_strict_verdict_counts(server, judge, reply, score):
         ([429, 503, verdict(9)], {}, 0.9, 3),
         ([500], {"retries": 2}, None, 3),
         ([400], {}, None, 1),  # refused, not repeated
-        (["hang"], {"timeout_seconds": 0.1, "retries": 1}, None, 2),
+        (["hang"], {"timeout_seconds": 0.5, "retries": 1}, None, 2),
         (["hang", verdict(3)], {"timeout_seconds": 0.5}, 0.3, 2),
     ],
 )

@@ -77,8 +77,7 @@ class Sampled(Episode):
     ) -> None:
         super().__init__(environment, row)
         self.tokenizer, self.cap, self.truncated = tokenizer, cap, False
-        text = chat.render(tokenizer, self.prompt, environment.tools)
-        self.prompt_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        [self.prompt_ids] = chat.encode(tokenizer, [self.prompt], environment.tools)
         self.ids: list[int] = []
         self.mask: list[int] = []  # 1: the model's token; 0: the environment's
 

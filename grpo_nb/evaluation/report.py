@@ -98,7 +98,7 @@ def build(samples: Samples, preset: RewardSet, config: RunConfig) -> dict[str, A
         report[decoding] = {
             label: _summary(per_model, preset, config.seed) for label, per_model in figures.items()
         }
-    pairs = combinations(figures.items(), 2)  # the greedy ones
+    pairs = combinations(figures.items(), 2)  # of greedy answers, the last decoding above
     return report | {"comparisons": [compare_pair(*pair, preset, config.seed) for pair in pairs]}
 
 
@@ -160,16 +160,16 @@ def compare_pair(
     preset: RewardSet,
     seed: int,
 ) -> dict[str, Any]:
-    """The second model against the first, prompt by prompt.
+    """Compare the second model with the first, prompt by prompt.
 
     Args:
-        first: Label and figures, as `per_prompt` gives them; accuracy and pass@1 at least.
-        second: The same, of the same prompts.
-        preset: Says each figure's range.
-        seed: Of the intervals' resampling.
+        first: Label and figures, as `per_prompt` returns them; at least accuracy and pass@1.
+        second: Label and figures of the other model on the same prompts.
+        preset: The run's rewards, which decide the range of each figure.
+        seed: The seed of the resampling for intervals.
 
     Returns:
-        An entry of the report's `comparisons`: see `build`.
+        An entry of the report's `comparisons`; see `build`.
     """
     before, after = first[1], second[1]
     low, high = ranges(before, preset)

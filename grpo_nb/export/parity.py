@@ -49,8 +49,8 @@ def behaviour(
         prompts, tokens, kl (mean per token, adapter to merged) [nats], token_agreement, gap (the
         adapter's mean difference between two tokens that differ) [nats], and noise: the last three
         between the merged model and another rounding of its weights. The noise of other batches or
-        padding would be too strict a measure: with it an adapter is 1 to 100 times closer to
-        itself than to any 16-bit merge.
+        padding would be too strict a measure: the adapter's distance from itself in another batch
+        is 1 to 100 times smaller than from any 16-bit merge.
     """
     import torch
 

@@ -192,17 +192,16 @@ class VllmEngine(Engine):
     def complete(self, ids: Sequence[Sequence[int]], asked: Sampling) -> list[Sample]:
         from vllm import SamplingParams
 
-        prompts, how, n = [], [], asked.num_generations
-        for place, prompt in enumerate(ids):
-            prompts.append({"prompt_token_ids": list(prompt)})
-            sampling = {"temperature": asked.temperature, "max_tokens": asked.max_completion_length}
-            # vLLM counts on from a prompt's seed within its group; two prompts must not share one.
-            how.append(SamplingParams(n=n, seed=asked.seed + place * n, **sampling))
+        n, prompts = asked.num_generations, [{"prompt_token_ids": list(one)} for one in ids]
+        sampling = {"temperature": asked.temperature, "max_tokens": asked.max_completion_length}
+        # vLLM counts on from a prompt's seed within its group; two prompts must not share one.
+        seeds = range(asked.seed, asked.seed + n * len(ids), n)
+        how = [SamplingParams(n=n, seed=seed, **sampling) for seed in seeds]
         lora = self._lora() if asked.adapter else None
         answers = self._llm.generate(prompts, how, use_tqdm=False, lora_request=lora)
         if self._llm.llm_engine.vllm_config.model_config.enable_sleep_mode:  # it woke to answer
             self._llm.sleep(1)
-        samples = [
+        return [
             Sample(
                 self.tokenizer.decode(one.token_ids, skip_special_tokens=True),
                 len(one.token_ids),
@@ -212,7 +211,6 @@ class VllmEngine(Engine):
             for answer in answers
             for one in answer.outputs
         ]
-        return samples
 
     def close(self) -> None:
         self._llm.llm_engine.engine_core.shutdown()

@@ -39,7 +39,7 @@ def run_control(name: str, kind: str, force: bool = False, console: Console | No
     """
     run, control, config = check_control(name, kind)
     if not control.manifest():
-        _take_over(run, control, config)
+        take_over(run, control, config)
     if left := notebooks.undone(control):
         settings = _settings_of(config)
         notebooks.run_pipeline(
@@ -100,7 +100,7 @@ def _settings_of(config: configs.RunConfig) -> dict[str, Any]:
     return {name: value for name, value in known.items() if value != unset.get(name)}
 
 
-def _take_over(run: Run, control: Run, config: configs.RunConfig) -> None:
+def take_over(run: Run, control: Run, config: configs.RunConfig) -> None:
     """Copy what stages 01 and 02 wrote, and last their entries of the manifest."""
     entries = {stage: run.manifest()[stage] for stage in TAKEN_OVER}
     for relative in (path for entry in entries.values() for path in entry["outputs"]):

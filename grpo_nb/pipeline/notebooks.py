@@ -265,14 +265,14 @@ def print_summary(run: Run, last: str = "04") -> None:
         RuntimeError: `last` is "02" and the rewards failed; raised after printing.
     """
     if last == "04":
-        for one in read_json(run / "eval/report.json")["comparisons"]:
-            if (one["before"], one["after"]) == ("base", "merged"):
-                print(one["sentence"])
+        for pair in read_json(run / "eval/report.json")["comparisons"]:
+            if (pair["before"], pair["after"]) == ("base", "merged"):
+                print(pair["sentence"])
     failures = read_json(run / "rewards/report.json")["failures"] if last >= "02" else []
-    for said in [f"FAILED: {failure}" for failure in failures] or ["passed"] * (last >= "02"):
-        print(f"rewards    {said}")
-    entries = [(stage, one) for stage, one in run.manifest().items() if stage <= last]
-    print("time      ", ", ".join(f"{NOTEBOOKS[n]} {one['seconds']:.0f} s" for n, one in entries))
+    for result in [f"FAILED: {failure}" for failure in failures] or ["passed"] * (last >= "02"):
+        print(f"rewards    {result}")
+    seconds = {NOTEBOOKS[k]: e["seconds"] for k, e in run.manifest().items() if k <= last}
+    print("time      ", ", ".join(f"{name} {value:.0f} s" for name, value in seconds.items()))
     for place in ("notebooks", "figures", *(["model/merged"] if last == "04" else [])):
         print(f"{place.partition('/')[0]:<10} {run / place}")
     if last == "02" and failures:

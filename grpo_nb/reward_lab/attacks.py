@@ -1,7 +1,7 @@
 """Attacks: cheating completions, and what they earn compared with honest ones.
 
-In training a policy learns to exploit every reward that pays for less than was intended. Each
-attack has a kind, which limits what it may earn:
+A policy learns to exploit rewards that pay for less than was intended. Each attack has a kind,
+which limits what it may earn:
 hollow   has no content: no more than an honest wrong answer;
 empty    hollow, and follows the form without content: less than an honest wrong answer if the
          form earns anything;

@@ -1,4 +1,4 @@
-"""The gate: the verdict on a reward set, stored with its hash so that it cannot go stale."""
+"""The gate: the verdict on a reward set, stored with the set's hash to detect a stale verdict."""
 
 import hashlib
 import inspect
@@ -105,8 +105,8 @@ def _form_asked(preset: RewardSet, prompt: list[Message], config: RunConfig) -> 
     return [Check("form", "warning", evidence, f"run notebook 1 with rewards.form = {form.name!r}")]
 
 
-def _attack_check(probe: Any) -> Check:
-    return Check(f"attack {probe.attack!r}", "stop", f"{probe.because}: {probe.completion!r}", FIX)
+def _attack_check(line: Any) -> Check:
+    return Check(f"attack {line.attack!r}", "stop", f"{line.because}: {line.completion!r}", FIX)
 
 
 def _summary(problems: Sequence[Check]) -> Check:

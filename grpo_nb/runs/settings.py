@@ -94,6 +94,7 @@ class TrainConfig(Section):
     sft_steps: int = setting(0, "SFT warm-up steps on data.sft_rows", ge=0)
     eval_steps: int = setting(25, "steps between validations; 0: never", ge=0)
     resume: Literal["auto", "always", "never"] = setting("auto", "continue an interrupted training")
+    guard_steps: int = setting(50, "steps between policy identity checks; 0: never", ge=0)
     report_to: str = setting("none", 'trackers: "tensorboard", "trackio", "wandb"')
     sft_learning_rate: float = setting(1e-3, "learning rate of the SFT warm-up", gt=0, le=10)
     save_steps: int = setting(25, "steps between checkpoints", ge=1)

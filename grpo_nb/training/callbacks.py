@@ -13,6 +13,7 @@ from grpo_nb.runs import atomic_path, write_json
 from grpo_nb.runs.files import read_json
 from grpo_nb.training import health, ranks
 from grpo_nb.training.checkpoints import adaptive_rewards, seal
+from grpo_nb.training.guard import Guard
 from grpo_nb.training.metrics import append_line, logged_text
 from grpo_nb.training.updates import Update
 from grpo_nb.training.validation import Validation
@@ -38,9 +39,11 @@ class StepCallback(TrainerCallback):
         self.watch = health.Watch(health.Expected({}))  # one that saw earlier steps, in `train`
         self.bad, self.saved = 0, 0  # updates left out in a row; the step of the last checkpoint
         self.failure = ""  # why the training ended itself
+        self.guard, self.begun = Guard(trainer), 0  # the step that the training goes on after
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.bad, self.failure, self.saved = 0, "", state.global_step
+        self.begun = state.global_step
         if not state.global_step:
             if self.validation.rows:  # what the policy begins with
                 self._publish({"step": 0, **self._figures()}, [])
@@ -50,6 +53,12 @@ class StepCallback(TrainerCallback):
         # Each epoch draws a new order of the rows: draw those of the epochs that are over.
         for _ in range(math.floor(state.epoch + 1e-6)):
             next(iter(self.trainer.row_sampler))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop, at the first step and at times, where samples are not the policy's (`guard`)."""
+        step, every = state.global_step, self.settings.guard_steps
+        if every and (step == self.begun or step % every == 0):
+            self.guard()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leave out an update with a gradient that is not finite, or from a step without scores.

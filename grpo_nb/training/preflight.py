@@ -197,7 +197,7 @@ def _time(args: Any, update: float, generation: float) -> Check:
 
 
 @contextmanager
-def _double(trainer: "Trainer") -> Iterator["Trainer"]:
+def stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
     """A copy to run a step with; random states, gradients and the loss scale are put back."""
     import torch
 
@@ -253,7 +253,7 @@ def dry_run(trainer: "Trainer", prompt: list[dict]) -> list[Check]:
     tokenizer, part = trainer.policy.tokenizer, "the update"
     text = render(tokenizer, prompt, _tools(trainer))
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    with _double(trainer) as double:
+    with stand_in(trainer) as double:
         _set_modes(trainer)
         before, budget = _memory_now()
         try:

@@ -6,6 +6,7 @@
 
 One step, in order, with the method of this class or of `callbacks.StepCallback` that has a part:
 
+ 0. Every `train.guard_steps`: are the samples the policy's? `on_step_begin`, `guard`.
  1. TRL samples a group for each prompt: `_generate`, `_generate_single_turn`. Where the task has
     an environment it runs the calls, and masks what tools say from the loss (its `tool_mask`).
  2. The rewards score the completions: `_timed`, `_calculate_rewards`. TRL makes the advantages.

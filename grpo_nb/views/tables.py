@@ -195,7 +195,7 @@ def _dimmed(text: str) -> str:
 
 
 def _place_of(answer: str, text: str) -> int:
-    """Find where the answer was read: before the last closing tag but `</think>`, else the last."""
+    """Find the answer before the last closing tag but `</think>`, or else its last occurrence."""
     ends = [end.start() for end in re.finditer(r"</(?!think>)", text)]
     place = text.rfind(answer, 0, ends[-1]) if ends else -1
     return place if place >= 0 else text.rfind(answer)

@@ -198,7 +198,31 @@ def an_environment():
     return {"checks": checks, "steps": steps(one), "masks": masks}
 
 
-RUN = (arguments, a_training, cut_off, warm_up, a_reward_that_is_down, overflow, an_environment)
+def a_guard():
+    """Of whose samples it trains on: its own, then those of the base without the adapter."""
+    one = start("guarded", **{"train.max_steps": 2, "train.guard_steps": 1})
+    seen = {"steps": steps(one), "looks": [look._asdict() for look in one.steps.guard.seen]}
+    kind = training.Trainer
+    sample = kind._generate_single_turn
+
+    def without_the_adapter(self, *args):
+        with self.model.disable_adapter():
+            return sample(self, *args)
+
+    kind._generate_single_turn = without_the_adapter
+    try:
+        start("guarded", **{"train.max_steps": 1}).train()
+    except RuntimeError as error:
+        seen["stopped"] = str(error)
+    finally:
+        kind._generate_single_turn = sample
+    return seen
+
+
+RUN = (
+    *(arguments, a_training, cut_off, warm_up, a_reward_that_is_down, overflow, an_environment),
+    a_guard,
+)
 SCENARIOS = {function.__name__: function for function in RUN}
 
 

@@ -114,3 +114,11 @@ def test_it_trains_on_episodes_and_masks_what_tools_say(report):
     assert any(line["episodes/turns"] > 0 for line in seen["steps"])
     for share, line in zip(seen["masks"], seen["steps"], strict=True):
         assert (share < 1) == (line["episodes/turns"] > 0)  # the tools' tokens, and no others
+
+
+def test_it_is_stopped_where_its_samples_are_not_the_policys(report):
+    """Prompts of several lengths: Unsloth moves each row by the padding before it."""
+    seen = report("a_guard")
+    assert [line["step"] for line in seen["steps"]] == [1, 2]
+    assert len(seen["looks"]) == 2 and all(look["change"] > 1 for look in seen["looks"])
+    assert "stopped before step 1: the completions do not come from the policy" in seen["stopped"]

@@ -1,0 +1,125 @@
+"""Did the reward do it? True and random rewards against their controls, on the tiny model.
+
+    python benchmarks/placebo.py true --seeds 5             # and a control with shuffled rewards
+    python benchmarks/placebo.py true --seeds 2 --kind format-only
+    python benchmarks/placebo.py random --seeds 20 --steps 30
+
+What a random reward pays hangs on the text alone, and its verdict should never say that the reward
+caused anything. Stages run in this process, without notebooks, by the same trainer, evaluation and
+comparison. What is done already, in runs/placebo-*, is not done again.
+"""
+
+import argparse
+import json
+import multiprocessing
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import Any
+
+from grpo_nb import data, evaluation, export, models, training
+from grpo_nb.evaluation import controls
+from grpo_nb.models import chat
+from grpo_nb.pipeline.control import check_control, take_over
+from grpo_nb.pipeline.notebooks import undone
+from grpo_nb.rewards import load_rewards
+from grpo_nb.runs import Run, runs_root, start_stage
+
+RANDOM = """import random
+
+extends = "math"
+
+
+def random_reward(prompts, completions, **_):
+    said = [f"{p[-1]['content']} {c[-1]['content']}" for p, c in zip(prompts, completions)]
+    return [random.Random(text).random() for text in said]
+"""
+TRAINED = ("train/adapter", "train/metrics.jsonl")
+
+
+def settings_of(reward: str, seed: int, steps: int) -> dict[str, Any]:
+    """The demo's, with one sample a prompt: verdicts are on greedy answers."""
+    chosen = {"seed": seed, "train.max_steps": steps, "evaluate.samples": 1}
+    if reward == "random":  # answers are still judged by the first reward, which pays nothing
+        file = runs_root() / "placebo-random.py"
+        chosen |= {"rewards.preset": str(file), "rewards.reward_weights": "0, 0, 0, 0, 1"}
+    return chosen
+
+
+def prepare(name: str, settings: dict[str, Any]) -> None:
+    stage = start_stage("01", name, settings, profile="tiny-cpu", all_stages=True)
+    config = stage.config
+    count = partial(chat.count_tokens, models.load_tokenizer(config.model.model_path))
+    data.prepare(stage.run, config.data, config.seed, count, load_rewards(config.rewards))
+    stage.finish("data")
+    start_stage("02", name, settings, all_stages=True).finish()
+
+
+def train(name: str, settings: dict[str, Any]) -> None:
+    stage = start_stage("03", name, settings, all_stages=True)
+    config, chosen = stage.config, load_rewards(stage.config.rewards)
+    policy = models.load_policy(config.model, config.seed, config.policy)
+    args = training.grpo_config(stage, policy, chosen)
+    training.Trainer(policy, chosen, args, data.load(stage.run, "train"), stage).train()
+    policy.close()
+    stage.finish(*TRAINED)
+
+
+def evaluate(name: str, settings: dict[str, Any]) -> None:
+    stage = start_stage("04", name, settings, all_stages=True)
+    config, kept = stage.config, stage.config.model.quantization
+    base, policy, adapter = export.trained_paths(stage.run, config)
+    candidates = [evaluation.Candidate("base", base, None, kept)]
+    candidates.append(evaluation.Candidate("adapter", policy, adapter, kept))
+    rows = data.load(stage.run, "eval")
+    evaluation.save(
+        stage.run, evaluation.run(candidates, rows, load_rewards(config.rewards), config)
+    )
+    stage.finish("eval")
+
+
+def measure(reward: str, kind: str, steps: int, seed: int) -> dict[str, Any]:
+    """A run and its control; the line of the table."""
+    name, settings = f"placebo-{reward}-{seed}", settings_of(reward, seed, steps)
+    if undone(Run(name)):
+        prepare(name, settings)
+        train(name, settings)
+        evaluate(name, settings)
+    run, control, config = check_control(name, kind)
+    if not control.manifest():
+        take_over(run, control, config)
+    if undone(control):
+        train(control.name, settings | {"train.control": kind})
+        evaluate(control.name, settings)
+    found = controls.compare(run, control)
+    change = found.pair["differences"]["accuracy"]
+    points = [100 * x for x in (change["difference"], *change["interval"])]
+    line = {"seed": seed, "verdict": found.verdict, "points": points, "said": found.sentence}
+    print(json.dumps(line), flush=True)
+    return line
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("reward", choices=("true", "random"))
+    parser.add_argument("--kind", default="shuffled", choices=list(controls.CONTROLS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--jobs", type=int, default=1)
+    asked = parser.parse_args()
+    runs_root().mkdir(parents=True, exist_ok=True)
+    (runs_root() / "placebo-random.py").write_text(RANDOM, encoding="utf-8")
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(asked.jobs, mp_context=spawn) as pool:
+        one = partial(measure, asked.reward, asked.kind, asked.steps)
+        lines = list(pool.map(one, range(asked.seeds)))
+    print("| seed | run − control, points (95 % interval) | verdict |")
+    print("|---|---|---|")
+    for line in lines:
+        points, low, high = line["points"]
+        print(f"| {line['seed']} | {points:+.1f} ({low:+.1f} … {high:+.1f}) | {line['verdict']} |")
+    print(json.dumps(Counter(line["verdict"] for line in lines)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""A training whose samples are not the policy's is stopped before it learns from them.
+
+Each fault is put into the path by which a real trainer of the tiny base samples.
+"""
+
+import pytest
+import torch
+from sampling_faults import FAULTS, RARER, leaves_the_adapter_out
+from trainings import comparable, make_run, trainer_of
+
+from grpo_nb.training import guard
+from grpo_nb.training.trainer import Trainer
+
+WHOLE = {"train.per_device_train_batch_size": 64, "train.gradient_accumulation_steps": 1}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """One trainer for all faults, with an adapter that does something."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("runs")))
+        trainer = trainer_of(make_run("here"), **WHOLE)
+        torch.manual_seed(0)
+        for weight in guard.changeable(trainer.model):
+            weight.data.normal_(std=0.05)
+        yield trainer
+
+
+@pytest.fixture
+def one(trained):
+    trained.samples_from_copy, trained._copy = True, None
+    torch.manual_seed(0)
+    return trained
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_samples_that_are_not_the_policys_stop_the_training(one, monkeypatch, name):
+    fault, words = FAULTS[name]
+    fault(one, monkeypatch)
+    with pytest.raises(RuntimeError, match=f"^stopped before step 1: .*{words}.*guard_steps = 0"):
+        one.steps.guard()
+    assert len(one.steps.guard.seen) >= 1
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_the_policys_own_samples_do_not(one, copied):
+    one.samples_from_copy = copied
+    one.steps.guard()
+    seen = one.steps.guard.seen[-1]
+    assert seen.tokens > 300 and seen.change > guard.CHANGE and seen.entropy > guard.ENTROPY
+
+
+def test_what_cuts_tokens_out_is_named(one, monkeypatch):
+    monkeypatch.setattr(one.args, "top_p", 0.9)
+    seen = guard.Evidence(score=-7, difference=0.1, change=2, entropy=2, tokens=900)
+    assert "trl.top_p = 0.9 leaves out tokens" in guard.wrong(seen, one.args)
+    assert guard.wrong(seen._replace(score=-1), one.args) == ""
+
+
+def test_an_engine_whose_log_probabilities_are_others_stops_it(one, monkeypatch):
+    """vLLM's come with its samples; a None is TRL's for what vLLM could not tell."""
+    sample = Trainer._generate_single_turn
+
+    def other(self, prompts, *rest):
+        ids, _ = sample(self, prompts, *rest)
+        exact = guard.log_probabilities(self, prompts, ids).split([len(row) for row in ids])
+        return ids, [[None, *(row[1:] + off).tolist()] for row in exact]
+
+    monkeypatch.setattr(Trainer, "_generate_single_turn", other)
+    off = 0.02
+    one.steps.guard()
+    assert one.steps.guard.seen[-1].difference == pytest.approx(off, abs=1e-3)
+    off = -0.5
+    with pytest.raises(RuntimeError, match=r"vLLM's log-probabilities differ .* by 0\.50"):
+        one.steps.guard()
+
+
+def test_an_adapter_that_changes_nothing_stops_it(one):
+    with one.model.disable_adapter(), pytest.raises(RuntimeError, match="nothing would be learnt"):
+        one.samples_from_copy = False
+        one.steps.guard()
+
+
+def test_a_training_with_the_guard_is_the_one_without(start, monkeypatch):
+    settings = {"train.max_steps": 3, "train.eval_steps": 0, "train.resume": "never"}
+    found = []
+    for every in (0, 2):
+        trainer = start(**settings, **{"train.guard_steps": every})
+        trainer.train()
+        weights = [p.detach().clone() for p in trainer.model.parameters() if p.requires_grad]
+        found.append((comparable(trainer.stage.run), weights, torch.get_rng_state()))
+        assert len(trainer.steps.guard.seen) == (2 if every else 0)  # before steps 1 and 3
+    (lines, weights, state), (guarded_lines, guarded, guarded_state) = found
+    assert lines == guarded_lines
+    assert all(map(torch.equal, weights, guarded))
+    assert torch.equal(state, guarded_state)
+
+
+def test_a_fault_that_comes_later_stops_it_then_and_a_resumed_one_at_once(start, monkeypatch):
+    settings = {"train.max_steps": 4, "train.eval_steps": 0, "train.guard_steps": 2}
+    first = start(**settings)
+
+    def spoil(update):
+        if update.line["step"] == 1:
+            leaves_the_adapter_out(first, monkeypatch)
+
+    first.watch(spoil)
+    with pytest.raises(RuntimeError, match="stopped before step 3") as caught:
+        first.train()
+    assert "kept up to step 2" in caught.value.__notes__[0]
+    with pytest.raises(RuntimeError, match="stopped before step 3"):
+        start(**settings).train()
+
+
+def test_full_fine_tuning_is_guarded_too(start, monkeypatch):
+    full = {"policy.finetuning": "full", "policy.backend": "transformers"}
+    one = start(**full, **WHOLE, **{"model.quantization": "16bit"})
+    one.steps.guard()
+    assert one.steps.guard.seen[-1].change > guard.CHANGE
+    sample = Trainer._generate_single_turn
+    stale = one.model.state_dict()
+    stale = {name: weight.clone() for name, weight in stale.items()}
+
+    def other(self, *args):
+        now = {name: weight.clone() for name, weight in self.model.state_dict().items()}
+        self.model.load_state_dict(stale)
+        sampled = sample(self, *args)
+        self.model.load_state_dict(now)
+        return sampled
+
+    monkeypatch.setattr(Trainer, "_generate_single_turn", other)
+    with pytest.raises(RuntimeError, match=RARER):
+        one.steps.guard()

@@ -395,7 +395,9 @@ def of_rules(runs: list[Judged]) -> Iterator[dict[str, Any]]:
             "badly set runs": f"{varied} of {kinds['varied']}",
             "hacked runs caught": f"{hacked} of {kinds['hacked']}",
             "missed": kinds["hacked"] - hacked,
-            "precision": f"{hacked / (hacked + clean):.0%}" if hacked else "–",
+            "precision": f"{hacked / (hacked + clean):.0%}"
+            if hacked and rule != RIGHT_WHEN_CLEAN
+            else "–",
         }
 
 

@@ -1,4 +1,5 @@
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -6,8 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_nb import training
+from grpo_nb.models import Sample
+from grpo_nb.rewards import reward, reward_set
 from grpo_nb.runs import PROJECT_ROOT, config
 from grpo_nb.training import health
+from grpo_nb.training.validation import Validation
 
 REWARDS = {"right": (1.0, 0.0, 1.0), "soft_format_reward": (0.5, 0.0, 1.0)}
 FORM = "soft_format_reward"
@@ -185,6 +189,25 @@ def test_a_line_at_a_time_gives_the_same_and_a_held_out_line_of_its_own_counts()
     live = [alert for line in lines for alert in watch.feed(line)]
     assert live == examine(lines)
     assert [a.name for a in live] == ["reward hacking"]
+
+
+def test_an_answer_that_only_the_rewards_take_for_right_is_not_exact():
+    texts = ["<answer>oslo.</answer>", "<answer>Oslo or Rome</answer>", "Rome is right", ""]
+    said = [[Sample(text, 3, False)] for text in texts]
+    engine = SimpleNamespace(generate=lambda prompts, **sampling: said)
+    pleased = reward_set([(reward()(lambda response: 1.0), 1.0)])
+    rows = [{"prompt": [], "question": "?", "answer": "Oslo"}] * len(texts)
+    policy = SimpleNamespace(engine=engine, tokenizer=None)
+    figures = Validation(policy, rows, pleased, config.resolve("tiny-cpu", {}, {}))()
+    assert (figures["eval/accuracy"], figures["eval/exact"]) == (1.0, 0.25)
+
+
+def test_rewards_that_are_pleased_with_other_answers_are_found_by_the_exact_ones():
+    fewer = np.where(np.arange(100) % 10 == 9, 0.9 - 0.5 * RAMP, -1)
+    (alert,) = examine(run(**{"eval/exact": fewer}))
+    assert alert.name == "reward hacking" and "fewer answers are the reference" in alert.evidence
+    never = np.where(fewer < 0, -1, 0.02)  # right in other words, all the time
+    assert rules(run(**{"eval/exact": never})) == []
 
 
 def test_a_scheduled_factor_is_no_fall_of_the_reward():

@@ -54,16 +54,13 @@ def test_the_rates_that_alerts_tell_are_those_of_the_corpus(alarms, judged):
     assert [counts[kind] for kind in ("clean", "varied", "hacked")] == [*health.RECORDED.values()]
 
 
-def test_clean_runs_are_quiet_and_hacks_are_named(alarms, judged):
+def test_clean_runs_are_quiet_and_hacks_are_named(judged):
     clean = [one for one in judged if one.recipe.kind == "clean"]
     assert sum(one.first is not None for one in clean) <= 1
     hacked = [one for one in judged if one.recipe.kind == "hacked"]
-    named = [one.recipe.what for one in hacked if "reward hacking" in one.alarms]
-    families = Counter(one.recipe.what for one in hacked)
-    assert len(families) == 8
-    # The prompts that are validated on leak as those that are trained on do.
-    missed = {family for family, runs in families.items() if named.count(family) < runs}
-    assert missed == {"leak"}
+    assert len({one.recipe.what for one in hacked}) == 8
+    missed = Counter(one.recipe.what for one in hacked if "reward hacking" not in one.alarms)
+    assert missed == {"leak": 3}  # what is validated on leaks, too
 
 
 def test_an_alert_tells_its_rates_where_they_were_measured():

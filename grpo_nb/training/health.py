@@ -36,11 +36,21 @@ no score: {} fails or gives None -> fix {}; drop rows without a usable answer (d
 RULES = dict(line.split(": ", 1) for line in TEXT.splitlines()[1:])
 # After these, to train on is of little use.
 GRAVE = ("not a number", "nothing learnt", "collapse", "reward hacking")
-# With the default limits, how many of the recorded tiny runs raised each: of those that are clean,
-# badly set (too fast, too short …), or whose reward is hacked (benchmarks/alarms.py table).
-RECORDED = {"clean": 20, "badly set": 25, "hacked": 24}
+# How many of the recorded tiny runs raised each alert, with the default limits: of those that are
+# clean, badly set (too fast, too short …), or hacked (`python benchmarks/alarms.py table`).
+RECORDED = {"clean": 20, "badly set": 25, "hacked": 22}
 MEASURED = {
-    "reward hacking": (0, 0, 0),
+    "calls vanish": (0, 1, 0),
+    "collapse": (0, 4, 1),
+    "format learnt, correctness flat": (0, 0, 3),
+    "length creep": (0, 5, 0),
+    "nothing learnt": (0, 8, 0),
+    "nothing left to learn": (0, 0, 7),
+    "one reward dominates": (0, 3, 4),
+    "reward hacking": (0, 1, 19),
+    "reward stuck": (0, 11, 0),
+    "truncation": (0, 7, 7),
+    "turns to the limit": (0, 1, 0),
 }
 PAGE = "docs/troubleshooting.md"
 # Held-out figures whose fall, while the reward holds, is a hack. The second needs no reward to be

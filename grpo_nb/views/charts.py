@@ -56,7 +56,7 @@ TOTAL = Chart(
 OTHERS = (
     Chart(
         "validation",
-        {part: f"eval/{part}" for part in ("accuracy", "exact", "format")},
+        {part: f"eval/{part}" for part in ("exact", "accuracy", "format")},
         *SHARE,
         validation=True,
     ),

@@ -66,8 +66,8 @@ def main() -> None:
     print(
         f"{len(records)} runs of {len(set(tasks))} tasks; {(ends <= begins).mean():.0%} no better"
     )
-    print("| known | forecast by | 80 % interval holds | its width | mean error |")
-    print("|---|---|---|---|---|")
+    print("| known | forecast by | 80 % interval holds | by task | its width | mean error |")
+    print("|---|---|---|---|---|---|")
     for after_steps, moment in ((False, "the baseline"), (True, f"{EARLY} of {STEPS} steps")):
         figures = np.nan_to_num([known(record, after_steps) for record in records])
         for way in (anything, alike, regressed):
@@ -78,10 +78,13 @@ def main() -> None:
                 ]
             )
             expected, low, high = made.T
-            holds = ((ends >= low - 1e-9) & (ends <= high + 1e-9)).mean()
-            error = np.abs(expected - ends).mean()
-            width = (high - low).mean()
-            print(f"| {moment} | {way.__name__} | {holds:.0%} | {width:.2f} | {error:.2f} |")
+            holds = (ends >= low - 1e-9) & (ends <= high + 1e-9)
+            shares = [holds[tasks == task].mean() for task in sorted(set(tasks))]
+            width, error = (high - low).mean(), np.abs(expected - ends).mean()
+            print(
+                f"| {moment} | {way.__name__} | {holds.mean():.0%} | {min(shares):.0%} to "
+                f"{max(shares):.0%} | {width:.2f} | {error:.2f} |"
+            )
 
 
 if __name__ == "__main__":

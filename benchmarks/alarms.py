@@ -17,6 +17,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -156,52 +157,71 @@ def before_training(policy: Any, config: Any, rows: list[dict], sets: Any) -> di
     return found
 
 
-def trained(recipe: Recipe) -> dict[str, Any]:
-    """Train one run, and give what the corpus keeps of it."""
-    from grpo_nb import data, models, rewards, training
+class Prepared(NamedTuple):
+    """What a run begins with; `honest` are the task's own rewards, it trains with `chosen`."""
+
+    stage: Any
+    policy: Any
+    honest: Any
+    chosen: Any
+    rows: list[dict]
+    held_out: list[dict]
+
+
+def prepared(recipe: Recipe) -> Prepared:
+    """Rows and policy, with the leak and the trick that the recipe asks for."""
+    from grpo_nb import data, models, rewards
     from grpo_nb.models import chat
     from grpo_nb.runs import Run, Stage
-    from grpo_nb.training.arguments import expected
-    from grpo_nb.training.validation import Validation
 
-    config, run, started = configured(recipe), Run(recipe.name), time.time()
-    honest = rewards.load_rewards(config.rewards)
-    chosen, stage = rewards_of(recipe, honest), Stage(run, "03", config)
+    config, run = configured(recipe), Run(recipe.name)
+    honest, stage = rewards.load_rewards(config.rewards), Stage(run, "03", config)
     policy = models.load_policy(config.model, config.seed, config.policy)
-    count = lambda chats: [chat.count_tokens(policy.tokenizer, [one])[0] for one in chats]  # noqa: E731
-    data.prepare(run, config.data, config.seed, count, honest)
-    rows, held_out = data.load(run, "train"), data.load(run, "eval")
-    hack = FAMILIES.get(recipe.what)
+    data.prepare(
+        run, config.data, config.seed, partial(chat.count_tokens, policy.tokenizer), honest
+    )
+    rows, hack = data.load(run, "train"), FAMILIES.get(recipe.what)
     rows = leaked(rows) if hack and hack.leak else rows
     if hack and hack.trick:
         seeded(policy, stage, rows, hack)
+    chosen = rewards_of(recipe, honest)
+    return Prepared(stage, policy, honest, chosen, rows, data.load(run, "eval"))
+
+
+def trained(recipe: Recipe) -> dict[str, Any]:
+    """Train one run, and give what the corpus keeps of it."""
+    from grpo_nb import training
+    from grpo_nb.training.arguments import expected
+    from grpo_nb.training.validation import Validation
+
+    started = time.time()
+    stage, policy, honest, chosen, rows, held_out = prepared(recipe)
+    config, train = stage.config, stage.config.train
     facts = before_training(policy, config, rows, (chosen, honest))
     args = training.grpo_config(stage, policy, chosen)
     trainer = training.Trainer(policy, chosen, args, rows, stage)
     truth = Validation(policy, held_out[:HELD_OUT_ROWS], honest, config)
     whole = Validation(policy, held_out[:ALL_HELD_OUT_ROWS], honest, config)
-    known, lines = expected(chosen, stage, len(trainer.validation_rows)), []
+    lines: list[dict] = []
 
     def keep(update: Any) -> None:
-        line = dict(update.line)
-        if "eval/accuracy" in line:
-            line["true/accuracy"] = truth()["eval/accuracy"]
-        lines.append(line)
+        right = (
+            {"true/accuracy": truth()["eval/accuracy"]} if "eval/accuracy" in update.line else {}
+        )
+        lines.append({**update.line, **right})
 
     trainer.watch(keep)
     facts["true/first"] = whole()["eval/accuracy"]
     trainer.train()
     facts["true/last"] = whole()["eval/accuracy"]
-    shown = training.read_completions(
-        run, chosen, policy.tokenizer, config.train.max_completion_length
-    )
+    cap = train.max_completion_length
+    shown = training.read_completions(stage.run, chosen, policy.tokenizer, cap)
     shown = shown[shown["step"].isin((1, STEPS // 2, STEPS))].groupby("step").head(8)
     told = shown[["step", "question", "reference", "completion", "advantage"]]
-    about = recipe._asdict() | {"run": recipe.name, "learning_rate": config.train.learning_rate}
-    about |= {"num_generations": config.train.num_generations, "eval_rows": known.eval_rows}
-    about |= {"max_completion_length": config.train.max_completion_length}
-    about |= {"completions": known.completions, "rewards": known.rewards}
-    about |= {"seconds": round(time.time() - started, 1), **facts}
+    known = expected(chosen, stage, len(trainer.validation_rows))
+    about = recipe._asdict() | {"run": recipe.name, "learning_rate": train.learning_rate}
+    about |= {"num_generations": train.num_generations, "max_completion_length": cap}
+    about |= {**known._asdict(), "seconds": round(time.time() - started, 1), **facts}
     return {"about": about, "lines": lines, "completions": told.to_dict("records")}
 
 

@@ -145,7 +145,7 @@ def _draw_chart(axis: "Axes", chart: Chart, lines: pd.DataFrame) -> None:
     for number, ((label, key), color) in enumerate(zip(curves.items(), COLORS, strict=False)):
         style = {"color": color, "label": label, "clip_on": False}
         if chart.validation:  # hollow markers, because points may coincide
-            style |= {"marker": "os"[number], "markerfacecolor": "none", "linestyle": ""}
+            style |= {"marker": "os^"[number], "markerfacecolor": "none", "linestyle": ""}
         axis.plot(lines["step"], lines[key], **style)
     if chart.band and set(chart.band) <= set(lines.columns):
         mean, ends = lines[next(iter(curves.values()))], [lines[key] for key in chart.band]

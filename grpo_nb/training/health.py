@@ -199,13 +199,14 @@ def _fall(w: Watch, key: str) -> str:
     """Evidence that a held-out figure fell while the reward did not; "" where it may be noise."""
     seen = [(at, line[key]) for at, line in w.evals if _number(line.get(key))]
     (at, best), half = max(seen, key=lambda one: one[1], default=(0, 0.0)), w.limits.window // 2
-    # Half a window, for a whole one would hide that a policy fell to pieces within it.
+    # Half a window: a whole one would hide that a policy fell to pieces within it.
     rise, error = w.rise("reward", min(len(w.lines) - half, len(w.lines) - at), half)
     for last, share in ((1, 1.0), (2, 0.75)):  # two validations in a row need to fall by less
-        end = max((value for _, value in seen[-last:]), default=0.0)
+        if len(seen) <= last or not rise > -2 * error:
+            return ""
+        end = max(value for _, value in seen[-last:])
         noise = math.sqrt(abs((best + end) * (2 - best - end)) / 2 / w.expected.eval_rows)
-        fell = len(seen) > last and best - end > share * w.limits.certainty * noise
-        if fell and rise > -2 * error:
+        if best - end > share * w.limits.certainty * noise:
             return f"held-out {best:.0%} → {end:.0%}, reward no lower"
     return ""
 

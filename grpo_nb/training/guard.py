@@ -34,9 +34,10 @@ COMPLETIONS = 32  # sampled at a time, or two groups
 TOKENS = 20  # of each, at most
 LOGITS = 2**27  # held at once: 0.25 GB in 16 bit
 NOISE = 0.3  # on LoRA's B at first [standard deviation]
-TRIES = 5  # each with twice the noise
-SCORE = 5.0  # of Fisher's method; chance goes beyond it, either way, six times in ten million
-CHANGE = 1.0  # in log-probability, by which the noise has to be felt [nats a token]
+MOST = 5.0  # that the noise is doubled up to, until it is felt; a random model hardly does
+SCORE = 4.7  # of Fisher's method; chance goes beyond it, either way, three times in a million
+CHANGE = 1.0  # of log-probabilities, when the noise is well felt [nats a token]
+UNFELT = 0.01  # the same, where nothing but rounding is [nats a token]
 ENTROPY = 0.5  # of the policy that is sampled from: truncation spares a certain one [nats a token]
 DIFFERENCE = 0.25  # of the engine's log-probabilities, beyond rounding to 16 bit [nats a token]
 CUTS = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}  # what does not cut; or None
@@ -63,8 +64,8 @@ class Evidence(NamedTuple):
         own, below 0 likelier.
     difference: Of the engine's log-probabilities from the trainer's, mean of its size [nats]; NaN
         where the engine gives none.
-    change: In log-probability by the noise, of what was sampled with it [nats a token]; NaN once
-        it was enough.
+    change: Of the trainer's log-probabilities by the noise, mean of its size [nats]; NaN once it
+        was enough.
     entropy: Of the policy with the noise [nats a token].
     tokens: How many were looked at.
     """
@@ -98,14 +99,14 @@ class Guard:
         trainer.model.train()  # as the step will
         with _stand_in(trainer) as double:
             weights = changeable(trainer)
-            for _ in range(TRIES):
+            while True:
                 self.seen.append(self._look(double, weights))
                 self._stop_if(wrong(self.seen[-1], trainer.args))
                 weak = self.seen[-1].change < CHANGE or self.seen[-1].entropy < ENTROPY
-                if not weights or not ranks.anywhere(weak):
+                if not weights or self.noise >= MOST or not ranks.anywhere(weak):
                     break
                 self.noise *= 2
-        self._stop_if(UNMOVED if self.seen[-1].change < CHANGE else "")
+        self._stop_if(UNMOVED if self.seen[-1].change < UNFELT else "")
         self.seconds += time.perf_counter() - started
 
     def _stop_if(self, reason: str) -> None:
@@ -134,7 +135,7 @@ class Guard:
         return Evidence(
             score=fisher(p),
             difference=float(difference.abs().nanmean()),
-            change=float((log_p - before).mean()),
+            change=float((log_p - before).abs().mean()),
             entropy=float(entropy.mean()),
             tokens=len(log_p),
         )

@@ -16,7 +16,6 @@ random state apart).
 
 import copy
 import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -87,7 +86,6 @@ class Guard:
     def __init__(self, trainer: "Trainer") -> None:
         self.trainer, self.noise = trainer, NOISE
         self.seen: list[Evidence] = []
-        self.seconds = 0.0  # of all calls
 
     def __call__(self) -> None:
         """Look now; all processes do so together.
@@ -95,7 +93,7 @@ class Guard:
         Raises:
             RuntimeError: The samples are not the policy's; what it means, and what to do.
         """
-        started, trainer = time.perf_counter(), self.trainer
+        trainer = self.trainer
         trainer.model.train()  # as the step will
         with _stand_in(trainer) as double:
             weights = changeable(trainer)
@@ -107,7 +105,6 @@ class Guard:
                     break
                 self.noise *= 2
         self._stop_if(UNMOVED if self.seen[-1].change < UNFELT else "")
-        self.seconds += time.perf_counter() - started
 
     def _stop_if(self, reason: str) -> None:
         """Raise on every process what one of them found."""

@@ -184,7 +184,12 @@ def an_environment():
     """Episodes of the guessing game: what a tool says is masked from the loss."""
     acts = rewards.load_preset("environment")
     told = environments.load("guess").system_prompt
-    task = {"task": "guess", "data.system_prompt": told, "train.max_completion_length": 96}
+    task = {
+        "task": "guess",
+        "data.system_prompt": told,
+        "train.max_completion_length": 96,
+        "train.guard_steps": 4,
+    }
     make_run("plays", **task, **{"data.max_rows": 64})
     one = start("plays", acts, **task)
     checks = {check.name: check.state for check in one.preflight()}

@@ -91,7 +91,7 @@ PLANTED = TWO | {"model.quantization": "16bit", "trl.bf16": False}
 PLANTED |= {"train.eval_steps": 2}
 ADAPTIVE = """from grpo_nb import rewards
 extends = "math"
-reward_funcs = [rewards.Adaptive(rewards.soft_format_reward, change=1.5)]
+reward_funcs = [rewards.Adaptive(rewards.soft_format_reward, low=0.75, change=1.5)]
 reward_weights = [0.25]
 """
 

@@ -100,7 +100,7 @@ def test_a_run_killed_three_times_ends_as_one_that_was_not(runs_dir):
     preset = runs_dir / "adaptive.py"
     preset.write_text(ADAPTIVE)
     settings = {"policy.backend": "transformers", "train.max_steps": 8}
-    settings["rewards.preset"] = str(preset)
+    settings |= {"rewards.preset": str(preset), "train.control": "shuffled"}
     whole, killed = make_run("whole", **settings), make_run("killed", **settings)
     done = launch(whole, processes=0)
     assert done.returncode == 0, done.stderr

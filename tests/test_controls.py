@@ -257,7 +257,7 @@ def several(tmp_path_factory):
         ),
         (["--name", "mine-placebo"], "'mine-placebo' is itself a control, shuffled"),
         (["--name", "edited"], "data/eval.parquet changed after 01_prepare_data wrote it"),
-        (["--name", "taken"], "taken-shuffled exists already, and is no control of 'taken'"),
+        (["--name", "taken"], "taken-shuffled exists, and is not a control of 'taken'"),
         (["--name", "brief", "--control", "format-only"], "none that is paid is of format"),
         (["--name", "mine", "--control", "shufled"], "'shufled': did you mean 'shuffled'?"),
         (["--name", "mine", "--set", "seed=1"], "as it was: leave --set out"),

@@ -1,9 +1,9 @@
-"""Did the reward do it? A run against its controls: the same training, paid for something else.
+"""Did the reward do it? A run is compared with its controls: the same training, paid otherwise.
 
-`python -m grpo_nb run --name mine --control shuffled` makes the control `mine-shuffled`. What it
-gains too was not caused by the reward: longer training, the adapter that was chosen, luck. Both
-answered the same held-out prompts, and are compared on them as the report compares two models.
-Nothing of this is stored: asked again, it is computed again, and so it is never of an old run.
+`python -m grpo_nb run --name mine --control shuffled` makes the control `mine-shuffled`. Whatever
+the control gains too was not caused by the reward, but by training as such, by the choice of the
+best adapter, or by luck. Both answered the same held-out prompts, and are compared on them as the
+report compares two models. Nothing is stored: the comparison is computed whenever it is asked for.
 
 | the run to its baseline | to its control      | the control to the baseline | verdict        |
 |-------------------------|---------------------|-----------------------------|----------------|
@@ -29,16 +29,16 @@ CAUSED = "the reward did it"
 PART = "the reward did part of it"
 AS_MUCH = "the placebo gained as much"
 CANNOT_SAY = "cannot say"
-CONTROLS = {  # and the check that asks for it
+CONTROLS = {  # the kinds of control, each with the name of its check
     "shuffled": "caused by the reward",
     "format-only": "caused by more than format",
 }
-# What a control and its run may differ in.
+# The settings in which a control may differ from its run.
 OF_THE_CONTROL = ("train.control", "train.resume", "rewards.reward_weights")
 
 
 class Cause(NamedTuple):
-    """A run against a control.
+    """The result of comparing a run with a control.
 
     verdict: CAUSED, PART, AS_MUCH or CANNOT_SAY.
     sentence: The verdict with its figures.
@@ -51,17 +51,17 @@ class Cause(NamedTuple):
 
 
 def caused(run: Run) -> list[Check]:
-    """Whether the reward caused the run's gain: a check for each control beside it.
+    """Checks whether the reward caused the run's gain, one for each control beside the run.
 
     Args:
-        run: Trained and evaluated.
+        run: A trained and evaluated run.
 
     Returns:
-        Never a "stop". Without a control one check says "not yet", with the command that makes
-        one.
+        The checks; none of them says "stop". Without a control there is one that says "not yet",
+        with the command that makes a control.
     """
     if (own := run.config().train.control) != "none":
-        seen = f"the run is itself a control, {own}: ask the run that it stands beside"
+        seen = f"this run is itself a control ({own}): ask for the run that it is a control of"
         return [Check(CONTROLS[own], "ok", seen)]
     beside = {kind: run.path.with_name(f"{run.name}-{kind}") for kind in CONTROLS}
     there = [kind for kind, path in beside.items() if (path / "manifest.json").exists()]
@@ -128,25 +128,25 @@ def _judge(
         few = f"{prompts} held-out prompts are too few, it takes {LEAST_PROMPTS} (data.eval_rows)"
         return Cause(CANNOT_SAY, f"{CANNOT_SAY}: {few}", pair)
     if gain["verdict"] != "better":
-        none = f"{pair['after']} is not better than its baseline, and has no gain to explain"
+        none = f"{pair['after']} is not better than its baseline, so there is no gain to explain"
         return Cause(CANNOT_SAY, f"{CANNOT_SAY}: {none}", pair)
     verdict, why = {
         (True, False): (CAUSED, ""),
         (True, True): (PART, f", {_share(pair, gain)}"),
         (False, True): (AS_MUCH, ""),
-        (False, False): (CANNOT_SAY, ", for the placebo's own gain is not distinguishable from 0"),
+        (False, False): (CANNOT_SAY, ", as the placebo's own gain is not distinguishable from 0"),
     }[pair["verdict"] == "better", of_placebo["verdict"] == "better"]
     return Cause(verdict, f"{verdict}{why}: {pair['sentence']}", pair)
 
 
 def _share(pair: Mapping[str, Any], gain: Mapping[str, Any]) -> str:
-    """How much of the run's gain its control lacks."""
+    """The part of the run's gain that the control does not have."""
     ours, all_ = (one["differences"]["accuracy"]["difference"] for one in (pair, gain))
     return f"{100 * ours:.1f} of {100 * all_:.1f} points gained ({ours / all_:.0%})"
 
 
 def _refuse(run: Run, control: Run) -> None:
-    """Raise ValueError unless the two differ in what was paid for, and in nothing else."""
+    """Raise ValueError unless the two runs differ only in what their trainings paid for."""
     if control.path.resolve() == run.path.resolve():
         raise ValueError(f"{run.name!r} is no control of itself")
     for one in (run, control):
@@ -165,11 +165,11 @@ def _refuse(run: Run, control: Run) -> None:
 
 
 def differences(run: Run, control: Run) -> list[str]:
-    """Settings and files, other than what was paid for, that two trained runs differ in."""
+    """Settings and files in which two trained runs differ, other than what was paid for."""
     known = []
     for one in (run, control):
         settings = {k: str(v) for k, v in flatten(one.config()).items() if stage_of(k) < "04"}
-        # What was trained with, whatever a cell changed: arguments, rewards and data.
+        # Arguments, rewards and data as they were trained with, whatever a cell had changed.
         trained = read_json(one / "train/state.json")["settings"]
         held_out = {"data/eval.parquet": sha256(one / "data/eval.parquet")}
         known.append(settings | trained | held_out)

@@ -1,8 +1,8 @@
 """`python -m grpo_nb run --name mine --control shuffled`: the same training, paid otherwise.
 
-`mine-shuffled` takes over what stages 01 and 02 of `mine` wrote, and runs 03 and 04 with the
-settings of `mine` and `train.control`: the same data, prompts and baseline rollouts, nothing of
-which is made again. `evaluation.controls` compares the two.
+`mine-shuffled` takes over the data, the tested rewards and the baseline rollouts of `mine` (stages
+01 and 02), and runs stages 03 and 04 with the settings of `mine` and `train.control`.
+`evaluation.controls` compares the two runs.
 """
 
 import shutil
@@ -22,20 +22,20 @@ TAKEN_OVER = ("01", "02")
 
 
 def run_control(name: str, kind: str, force: bool = False, console: Console | None = None) -> Run:
-    """Train and evaluate a control of a run. One that was interrupted goes on.
+    """Train and evaluate a control of a run; an interrupted one continues.
 
     Args:
-        name: Of the run, which is trained and evaluated.
+        name: The name of a trained and evaluated run.
         kind: A name in CONTROLS.
-        force: Start stages although a check fails, where the run's own were forced.
-        console: Where is said how far it is; None: nowhere.
+        force: Start the stages although a check fails, as for a run that was forced itself.
+        console: Shows the progress; None shows nothing.
 
     Returns:
-        The run NAME-KIND. What of it is done already is not done again.
+        The run NAME-KIND. Stages that are done are not run again.
 
     Raises:
-        ValueError: Before anything starts, as of `check_control`.
-        StageFailed: As of `notebooks.run_pipeline`; Stopped and RuntimeError too.
+        ValueError: Before anything starts, from `check_control`.
+        StageFailed, Stopped, RuntimeError: From `notebooks.run_pipeline`.
     """
     run, control, config = check_control(name, kind)
     if not control.manifest():
@@ -49,12 +49,12 @@ def run_control(name: str, kind: str, force: bool = False, console: Console | No
 
 
 def check_control(name: str, kind: str) -> tuple[Run, Run, configs.RunConfig]:
-    """The run, its control, and with which settings that is trained; writes nothing.
+    """The run, its control, and the configuration of the control; writes nothing.
 
     Raises:
-        ValueError: No such control; a run that is not done, has changed since, or is a control
-            itself; rewards that this control cannot be made of; or a run of the control's name that
-            is none of this run as it is now.
+        ValueError: There is no such kind of control; the run is not done, was changed since, or
+            is a control itself; its rewards do not allow this kind; or another run has the
+            control's name.
     """
     refuse_unknown("control", kind, list(CONTROLS))
     run, control = Run(name), Run(f"{name}-{kind}")
@@ -65,7 +65,7 @@ def check_control(name: str, kind: str) -> tuple[Run, Run, configs.RunConfig]:
             f"--from {left[0]}"
         )
     if (own := run.config().train.control) != "none":
-        raise ValueError(f"{name!r} is itself a control, {own}: name the run that it stands beside")
+        raise ValueError(f"{name!r} is itself a control, {own}: name the run that it belongs to")
     check_stages_before(run, "05")
     known = configs.flatten(run.config())
     known.pop("train.resume")  # it was meant for one training
@@ -73,14 +73,14 @@ def check_control(name: str, kind: str) -> tuple[Run, Run, configs.RunConfig]:
     paid_weights(load_rewards(config.rewards), kind)
     if control.manifest() and not _is_of(run, control, config):
         raise ValueError(
-            f"{control.path} exists already, and is no control of {name!r} as it is now: move it "
-            "away, and give the same command again"
+            f"{control.path} exists, and is not a control of {name!r} as it is now: move it away, "
+            "and give the same command again"
         )
     return run, control, config
 
 
 def _is_of(run: Run, control: Run, config: configs.RunConfig) -> bool:
-    """Whether it took these stages over, and has these settings."""
+    """Whether the control took these stages over and has these settings."""
     same = all(
         control.manifest().get(stage, {}).get("outputs") == run.manifest()[stage]["outputs"]
         for stage in TAKEN_OVER
@@ -93,7 +93,7 @@ def _trained_by(config: configs.RunConfig) -> Mapping[str, Any]:
 
 
 def _settings_of(config: configs.RunConfig) -> dict[str, Any]:
-    """What of stages 03 and 04 was set, over what profile and task say."""
+    """The settings of stages 03 and 04 that differ from what profile and task say."""
     known = configs.flatten(config)
     before = {name: v for name, v in known.items() if configs.stage_of(name) < "03"}
     unset = configs.flatten(configs.resolve(config.profile, before))

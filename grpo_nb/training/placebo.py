@@ -1,12 +1,12 @@
-"""What a control of a run is paid for (`train.control`), instead of for its answers.
+"""What a control of a run is paid for (`train.control`) instead of its answers.
 
-"shuffled" deals the scores of a group out to its completions at random: the same scores, with no
-relation to what they are paid for. "format-only" pays the rewards of format alone. All else is
-the run's, the validation too, which scores with the true rewards and chooses the adapter.
+"shuffled" hands the scores of a group out to its completions at random: the same scores, unrelated
+to the completions. "format-only" pays the format rewards alone. Everything else is as in the run;
+the validation, too, scores with the true rewards and chooses the adapter.
 
-A weight that moves (`rewards.Adaptive`) moves by the true scores, which are shuffled after it.
-TRL would add an environment's `get_reward` as a reward of its own, with weight 1, which no setting
-reaches; `environments` hides it, so that it is paid by `environment_reward`, as any other.
+An adaptive weight (`rewards.Adaptive`) follows the true scores, which are shuffled afterwards. TRL
+would add an environment's `get_reward` as a reward of its own with weight 1, which no setting
+reaches; `environments` hides it from TRL, and `environment_reward` pays it like any other.
 """
 
 from collections.abc import Callable
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 def paid_weights(rewards: RewardSet, control: str) -> list[float]:
-    """The weights that a training pays by.
+    """The reward weights that a training uses.
 
     Args:
-        rewards: The run's set.
-        control: As `train.control` has it.
+        rewards: The run's rewards.
+        control: The value of `train.control`.
 
     Raises:
-        ValueError: The format alone is to be paid, and the set pays nothing for it, or
-            nothing else.
+        ValueError: Only the format is to be paid, and the run pays nothing for it, or nothing
+            else.
 
     >>> from grpo_nb.rewards import load_preset
     >>> paid_weights(load_preset("math"), "format-only")
@@ -38,7 +38,7 @@ def paid_weights(rewards: RewardSet, control: str) -> list[float]:
     if control != "format-only":
         return list(rewards.reward_weights)
     named = zip(rewards.names, rewards.reward_funcs, rewards.reward_weights, strict=True)
-    # What a format gates may be the answer.
+    # A gated reward may pay for the answer.
     weights = [w if "_format_" in n and not is_gated(f) else 0.0 for n, f, w in named]
     if any(weights) and weights != list(rewards.reward_weights):
         return weights
@@ -50,22 +50,22 @@ def paid_weights(rewards: RewardSet, control: str) -> list[float]:
 
 
 def is_gated(func: Callable[..., Any]) -> bool:
-    """Whether a reward, or the one whose weight moves, is paid behind another."""
+    """Whether a reward, or the one inside an adaptive weight, is gated by another."""
     return isinstance(func.reward if isinstance(func, Adaptive) else func, gated)
 
 
 def shuffled(rewards_N_F: "torch.Tensor", group: int, seed: int, step: int) -> "torch.Tensor":
-    """The rewards of each group, dealt out anew among its completions.
+    """The rewards of each group, handed out at random among its completions.
 
-    A completion's rewards stay together, so that each reward and the total have the scores that
-    they had, group by group. Every order is as likely as any other, the old one included: what a
-    completion is paid is, on average, its group's mean.
+    A completion's rewards stay together, so each reward and the total keep their scores, group by
+    group. Every order is equally likely, the old one included: on average a completion is paid its
+    group's mean.
 
     Args:
-        rewards_N_F: Of completions, group after group, of all processes.
-        group: Completions in each.
-        seed: Of the training.
-        step: That is being trained. A resumed training and every process draw the same order.
+        rewards_N_F: Rewards of the completions of all processes, group after group.
+        group: Completions in each group.
+        seed: Seed of the training.
+        step: The step that is trained; a resumed training and every process draw the same order.
     """
     rows_P_G = np.arange(len(rewards_N_F)).reshape(-1, group)
     order_P_G = np.random.default_rng([seed, step]).permuted(rows_P_G, axis=1)

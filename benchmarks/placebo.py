@@ -1,7 +1,8 @@
 """Did the reward do it? True and random rewards against their controls, on the tiny model.
 
-    python benchmarks/placebo.py true --seeds 5             # and a control with shuffled rewards
-    python benchmarks/placebo.py true --seeds 2 --kind format-only
+    python benchmarks/placebo.py math --seeds 5             # and a control with shuffled rewards
+    python benchmarks/placebo.py math --seeds 2 --kind format-only
+    python benchmarks/placebo.py summarization --seeds 1    # another task's own rewards
     python benchmarks/placebo.py random --seeds 20 --steps 30
 
 What a random reward pays hangs on the text alone, and its verdict should never say that the reward
@@ -26,6 +27,7 @@ from grpo_nb.pipeline.control import check_control, take_over
 from grpo_nb.pipeline.notebooks import undone
 from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Run, runs_root, start_stage
+from grpo_nb.runs.profiles import TASKS
 
 RANDOM = """import random
 
@@ -42,6 +44,7 @@ TRAINED = ("train/adapter", "train/metrics.jsonl")
 def settings_of(reward: str, seed: int, steps: int) -> dict[str, Any]:
     """The demo's, with one sample a prompt: verdicts are on greedy answers."""
     chosen = {"seed": seed, "train.max_steps": steps, "evaluate.samples": 1}
+    chosen["task"] = "math" if reward == "random" else reward
     if reward == "random":  # answers are still judged by the first reward, which pays nothing
         file = runs_root() / "placebo-random.py"
         chosen |= {"rewards.preset": str(file), "rewards.reward_weights": "0, 0, 0, 0, 1"}
@@ -111,7 +114,7 @@ def measure(reward: str, kind: str, steps: int, seed: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("reward", choices=("true", "random"))
+    parser.add_argument("reward", choices=("random", *TASKS), help="random, or those of a task")
     parser.add_argument("--kind", default="shuffled", choices=list(controls.CONTROLS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=60)

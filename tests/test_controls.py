@@ -13,7 +13,7 @@ from grpo_nb.__main__ import main
 from grpo_nb.evaluation import controls
 from grpo_nb.pipeline import checklist, control, notebooks
 from grpo_nb.rewards import Adaptive, gated, load_preset, reward_set, soft_format_reward
-from grpo_nb.runs import NOTEBOOKS, Run, config, write_json
+from grpo_nb.runs import NOTEBOOKS, Check, Run, config, write_json
 from grpo_nb.training.placebo import paid_weights, shuffled
 
 REWARDS = torch.rand(6 * 8, 3, generator=torch.Generator().manual_seed(0))
@@ -110,6 +110,7 @@ def made(name, base, trained, kind="none", **settings):
     for stage in NOTEBOOKS:
         written = run.files(*{"01": ["data"], "04": ["eval"]}.get(stage, []))
         recorded = {"git_commit": "a" * 40, "seed": 0, "versions": {"trl": "1.15.0"}}
+        recorded["checks"] = [Check("reward rises", "ok", "+0.3")._asdict()]
         entry = {"status": "done", "seconds": 1.0, "inputs": dict(read), "outputs": written}
         run.record(stage, entry | recorded)
         read |= written
@@ -152,6 +153,14 @@ def test_each_verdict_comes_with_its_figures(runs_dir, base, trained, placebo, v
     assert checklist.examine(run)[-1] == {"stage": "all", **check._asdict()}
     assert not np.isnan(found.pair["differences"]["accuracy"]["difference"])
     assert re.search(said, found.sentence)
+
+
+def test_a_reward_that_did_not_rise_is_not_the_cause(runs_dir):
+    """Drift gains too: of 20 random rewards two were better than their baseline and control."""
+    run, placebo = made("mine", right(10), right(38)), made("p", right(10), right(10), "shuffled")
+    run.record("03", {"checks": [Check("reward rises", "warning", "+0.0")._asdict()]})
+    assert controls.compare(run, placebo).verdict == controls.CANNOT_SAY
+    assert "did not rise in its training" in controls.compare(run, placebo).sentence
 
 
 def test_without_a_score_there_is_no_verdict(runs_dir, monkeypatch):

@@ -12,6 +12,10 @@ report compares two models. Nothing is stored: the comparison is computed whenev
 | better                  | not better          | better                      | AS_MUCH        |
 | better                  | not better          | not better                  | CANNOT_SAY     |
 | not better              | –                   | –                           | CANNOT_SAY     |
+
+A training without any signal moves a model too, which an interval over prompts does not account
+for. So the check "reward rises" of the run's training has to be ok as well: without it two of 20
+random rewards passed for the cause of a gain, with it none (benchmarks/placebo.py).
 """
 
 from collections.abc import Mapping
@@ -115,7 +119,16 @@ def compare(run: Run, control: Run) -> Cause:
         compare_pair(*two, preset, config.seed)
         for two in ((ends, ours), (ends, theirs), (theirs, ours))
     )
+    if gain["verdict"] == "better" and not _rose(run):
+        flat = f"the reward of {run.name} did not rise in its training, so it is not the cause"
+        return Cause(CANNOT_SAY, f"{CANNOT_SAY}: {flat}", pair)
     return _judge(gain, of_placebo, pair, len(asked))
+
+
+def _rose(run: Run) -> bool:
+    """Whether the check "reward rises" of the run's training is ok."""
+    checks = run.manifest()["03"].get("checks", [])
+    return any(check["name"] == "reward rises" and check["state"] == "ok" for check in checks)
 
 
 def _judge(

@@ -324,7 +324,7 @@ PICTURES = {
 }
 SHOWN = ("reward", "rewards/{first}/mean", "eval/accuracy", "completions/mean_length")
 SHOWN += ("frac_reward_zero_std", "completions/clipped_ratio", "entropy", "grad_norm")
-VALIDATED = 10  # of the validations recorded, an alarm sees every second
+VALIDATED = 25  # steps between the validations that an alert sees, as train.eval_steps
 RIGHT_WHEN_CLEAN = "nothing left to learn"  # that a run may stop is true of a good one
 TUNED_SEEDS = (0, 1)  # of the clean runs; the others test, as do the families in HELD_OUT
 
@@ -337,7 +337,8 @@ def alarms_of(record: dict[str, Any], limits: Any = None) -> dict[str, int]:
     known = health.Expected(about["rewards"], about["completions"], about["eval_rows"])
     watch = health.Watch(known, limits)
     for line in record["lines"]:
-        if "eval/accuracy" not in line or line["step"] % VALIDATED == 0:
+        validated = line["step"] % VALIDATED == 0 or line["step"] == STEPS
+        if "eval/accuracy" not in line or validated:
             for alert in watch.feed(line):
                 found.setdefault(alert.name, line["step"])
     return found

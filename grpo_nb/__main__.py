@@ -55,7 +55,7 @@ def run_control(kind: str, name: str | None, dry_run: bool, force: bool, **other
         return print(notebooks.plan(run, config, "03", "04"))
     notebooks.print_summary(control.run_control(name, kind, force, Console()))
     for check in caused(Run(name)):
-        print(check.evidence)
+        print(f"{check.name}: {check.evidence}")
 
 
 def train(assignments: list[str], **asked: Any) -> None:

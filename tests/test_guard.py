@@ -58,7 +58,7 @@ def test_an_argument_that_cuts_tokens_out_is_named_whatever_is_seen(one, monkeyp
     for name, value in cut.items():
         monkeypatch.setattr(one.args, name, value)
     ((name, value),) = cut.get("generation_kwargs", cut).items()
-    with pytest.raises(RuntimeError, match=f"trl.{name} = {value} cuts off samples"):
+    with pytest.raises(RuntimeError, match=f"trl.{name} = {value} cut off samples"):
         one.steps.guard()
 
 
@@ -80,12 +80,33 @@ def test_an_engine_whose_log_probabilities_are_others_stops_it(one, monkeypatch)
         one.steps.guard()
 
 
-def test_there_is_no_noise_where_trl_would_merge_it_into_the_base(one, monkeypatch):
-    """For vLLM of its own; Unsloth's takes the adapter beside the base."""
-    monkeypatch.setattr(one, "use_vllm", True)
-    assert guard.changeable(one) == []
-    monkeypatch.setattr(one, "policy", one.policy._replace(vllm=True))
+@pytest.mark.parametrize("by_trl", [True, False])
+def test_there_is_no_noise_where_vllm_would_merge_it_into_the_base(one, monkeypatch, by_trl):
     assert guard.changeable(one)
+    monkeypatch.setattr(one, "use_vllm", by_trl)
+    monkeypatch.setattr(one, "policy", one.policy._replace(vllm=not by_trl))
+    assert guard.changeable(one) == []
+
+
+def test_dropout_is_off_in_a_look_whatever_the_engine_sets(runs_dir, monkeypatch):
+    """Unsloth's `generate` puts every module back into training mode."""
+    trainer = trainer_of(make_run("here", **{"model.lora_dropout": 0.3}), **WHOLE)
+    sample = Trainer._generate_single_turn
+
+    def other(self, *args):
+        sampled = sample(self, *args)
+        self.model.train()
+        return sampled
+
+    monkeypatch.setattr(Trainer, "_generate_single_turn", other)
+    trainer.steps.guard()
+    shares = {one.p for one in trainer.model.modules() if isinstance(one, torch.nn.Dropout)}
+    assert 0.3 in shares, "it is as before"
+
+
+def test_a_score_that_is_no_number_accuses_nobody(one):
+    seen = guard.Evidence(float("nan"), float("nan"), float("nan"), float("nan"), 640)
+    assert guard.wrong(seen, one.args) == ""
 
 
 def test_an_adapter_that_changes_nothing_stops_it(one, monkeypatch):

@@ -9,9 +9,11 @@ report compares two models. Nothing is stored: the comparison is computed whenev
 |-------------------------|---------------------|-----------------------------|----------------|
 | better                  | better              | not better                  | CAUSED         |
 | better                  | better              | better                      | PART           |
-| better                  | not better          | better                      | AS_MUCH        |
+| better                  | not better (1)      | better                      | AS_MUCH        |
 | better                  | not better          | not better                  | CANNOT_SAY     |
 | not better              | –                   | –                           | CANNOT_SAY     |
+
+(1) by half of the gain at most, with its whole interval; CANNOT_SAY otherwise
 
 A training without any signal moves a model too, which an interval over prompts does not account
 for. So the check "reward rises" of the run's training has to be ok as well: without it two of 20
@@ -76,12 +78,14 @@ def caused(run: Run) -> list[Check]:
 
 def _check(run: Run, kind: str) -> Check:
     control = Run(f"{run.name}-{kind}")
-    for stage, name in NOTEBOOKS.items():
-        if (status := control.status(stage)) != "done":
-            return _not_yet(run, kind, f"{name} of {control.name!r} is {status}")
     try:
+        for stage, name in NOTEBOOKS.items():
+            if (status := control.status(stage)) != "done":
+                return _not_yet(run, kind, f"{name} of {control.name!r} is {status}")
         found = compare(run, control)
-    except (ValueError, FileNotFoundError) as error:
+    except FileNotFoundError as error:
+        return Check(CONTROLS[kind], "warning", f"{CANNOT_SAY}: {error}", "restore that file")
+    except ValueError as error:
         again = f"move {control.path} away, and make it again: {_command(run, kind)}"
         return Check(CONTROLS[kind], "warning", f"{CANNOT_SAY}: {error}", again)
     if found.verdict == CAUSED:
@@ -149,13 +153,20 @@ def _judge(
         (False, True): (AS_MUCH, ""),
         (False, False): (CANNOT_SAY, ", as the placebo's own gain is not distinguishable from 0"),
     }[pair["verdict"] == "better", of_placebo["verdict"] == "better"]
+    most = pair["differences"]["accuracy"]["interval"][1]
+    if verdict == AS_MUCH and most > _gained(gain) / 2:
+        verdict, why = CANNOT_SAY, ", as the gains of both are not distinguishable"
     return Cause(verdict, f"{verdict}{why}: {pair['sentence']}", pair)
 
 
 def _share(pair: Mapping[str, Any], gain: Mapping[str, Any]) -> str:
     """The part of the run's gain that the control does not have."""
-    ours, all_ = (one["differences"]["accuracy"]["difference"] for one in (pair, gain))
+    ours, all_ = _gained(pair), _gained(gain)
     return f"{100 * ours:.1f} of {100 * all_:.1f} points gained ({ours / all_:.0%})"
+
+
+def _gained(found: Mapping[str, Any]) -> float:
+    return found["differences"]["accuracy"]["difference"]
 
 
 def _refuse(run: Run, control: Run) -> None:
@@ -183,9 +194,10 @@ def differences(run: Run, control: Run) -> list[str]:
     for one in (run, control):
         settings = {k: str(v) for k, v in flatten(one.config()).items() if stage_of(k) < "04"}
         # Arguments, rewards and data as they were trained with, whatever a cell had changed.
-        trained = read_json(one / "train/state.json")["settings"]
+        state = read_json(one / "train/state.json")
+        ended = {"whether all steps were trained": state.get("finished", True)}
         held_out = {"data/eval.parquet": sha256(one / "data/eval.parquet")}
-        known.append(settings | trained | held_out)
+        known.append(settings | state["settings"] | ended | held_out)
     names = [name for name in known[0] | known[1] if name not in OF_THE_CONTROL]
     return [name for name in names if known[0].get(name) != known[1].get(name)]
 

@@ -33,7 +33,7 @@ COMPLETIONS = 32  # sampled each time, but at least two groups
 TOKENS = 20  # sampled for each completion, at most
 LOGITS = 2**27  # held in memory at once: 0.25 GB in 16 bit
 NOISE = 0.3  # added to LoRA's B at first [standard deviation]
-MOST = 5.0  # up to which the noise is doubled until it has an effect; a random model feels little
+MOST = 1.2  # up to which the noise is doubled until it has an effect; a random model feels little
 SCORE = 4.7  # limit of Fisher's score; chance exceeds it three times in a million
 CHANGE = 1.0  # in the log-probabilities, if the noise has a clear effect [nats a token]
 UNFELT = 0.01  # the same, if there is nothing but rounding [nats a token]
@@ -104,7 +104,7 @@ class Guard:
                 self.seen.append(self._look(double, weights))
                 self._stop_if(wrong(self.seen[-1], trainer.args))
                 weak = self.seen[-1].change < CHANGE or self.seen[-1].entropy < ENTROPY
-                if not weights or self.noise >= MOST or not ranks.anywhere(weak):
+                if not weights or 2 * self.noise > MOST or not ranks.anywhere(weak):
                     break
                 self.noise *= 2
         self._stop_if(UNMOVED if self.seen[-1].change < UNFELT else "")
@@ -118,12 +118,10 @@ class Guard:
     def _look(self, double: "Trainer", weights: Sequence["torch.Tensor"]) -> Evidence:
         prompts = _prompts(double)
         with changed(weights, self.noise, seed=double.state.global_step):
-            if weights:
-                double._last_loaded_step = -1  # TRL sends them to vLLM, and again before the step
             group = double.num_generations
             sampled, engine = double._generate_single_turn(prompts, None, {}, group)
-            if double.use_vllm:
-                self.trainer._last_loaded_step = -1 if weights else double._last_loaded_step
+            if double.use_vllm:  # it has these weights now, and needs them only once
+                self.trainer._last_loaded_step = double._last_loaded_step
             log_p = log_probabilities(double, prompts, sampled)
             p, entropy = p_values(double, prompts, sampled, log_p)
         known = not weights or any(one.change >= CHANGE for one in self.seen)
@@ -151,12 +149,13 @@ def wrong(seen: Evidence, args: "trl.GRPOConfig") -> str:
         f"trl.{name} = {asked[name]}" for name in CUTS if asked[name] not in (CUTS[name], None, -1)
     ]
     if cuts:
-        return f"{' and '.join(cuts)} cuts off samples that the policy would give: leave it unset"
-    if abs(seen.score) <= SCORE and not seen.difference > DIFFERENCE:
+        return f"{' and '.join(cuts)} cut off samples that the policy would give: leave this unset"
+    # A score that is not a number says nothing: with noise, fp16 may overflow.
+    if not abs(seen.score) > SCORE and not seen.difference > DIFFERENCE:
         return ""
-    reason = "the completions do not come from the policy that is trained. By its probabilities "
-    reason += f"{seen.tokens} sampled tokens score {seen.score:.1f}; its own score within "
-    reason += f"{SCORE:g} of 0"
+    reason = "the completions do not come from the policy that is trained. Under its probabilities "
+    reason += f"the {seen.tokens} sampled tokens score {seen.score:.1f}, while its own samples "
+    reason += f"score between -{SCORE:g} and {SCORE:g}"
     if seen.difference > DIFFERENCE:
         reason += f", and the engine's log-probabilities are off by {seen.difference:.2f} a token"
     return f"{reason}. {LIKELIER if seen.score < 0 else RARER}"
@@ -169,6 +168,7 @@ def _stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
 
     limit = min(TOKENS, trainer.max_completion_length)
     layers = [layer for layer in trainer.model.modules() if isinstance(layer, torch.nn.Dropout)]
+    shares = [layer.p for layer in layers]
     with torch.no_grad(), preflight.stand_in(trainer) as double:
         double.share_prompts, double.max_completion_length = trainer.share_prompts, limit
         if double.use_vllm:
@@ -179,11 +179,11 @@ def _stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
             double.generation_config.max_new_tokens = limit
         try:
             for layer in layers:  # otherwise no two forward passes would agree
-                layer.eval()
+                layer.p = 0.0  # not `eval`, which Unsloth's `generate` undoes
             yield double
         finally:
-            for layer in layers:
-                layer.train()
+            for layer, share in zip(layers, shares, strict=True):
+                layer.p = share
             trainer._copy = double._copy  # kept, for it takes time to make
 
 
@@ -202,12 +202,12 @@ def _prompts(trainer: "Trainer") -> list[list[int]]:
 def changeable(trainer: "Trainer") -> list["torch.Tensor"]:
     """The weights that get noise: LoRA's B, or with full fine-tuning norms and biases.
 
-    There are none if weights are sharded, or if TRL merges the adapter into the base to send it to
-    vLLM: unmerging so much noise would leave some of it there, by rounding. The samples are then
-    looked at without noise.
+    There are none if weights are sharded, or if vLLM generates: TRL merges the adapter into the
+    base for it, and Unsloth does so with a 16-bit base. Of so much noise some would stay there by
+    rounding, and what restores it exactly takes gigabytes. The samples are then looked at without
+    noise.
     """
-    merged = trainer.use_vllm and not trainer.policy.vllm and hasattr(trainer.model, "peft_config")
-    if sharded() or merged:
+    if sharded() or trainer.use_vllm or trainer.policy.vllm:
         return []
     named = trainer.model.named_parameters()
     trained = {name: weight for name, weight in named if weight.requires_grad}

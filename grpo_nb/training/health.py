@@ -34,6 +34,8 @@ turns to the limit: calls until it is cut off -> raise max_turns, train.max_comp
 no score: {} fails or gives None -> fix {}; drop rows without a usable answer (data.source)
 """
 RULES = dict(line.split(": ", 1) for line in TEXT.splitlines()[1:])
+# Those that a control run raises too, although it is not meant to learn.
+OF_ANY_TRAINING = ("not a number", "spike", "no score")
 # After these, to train on is of little use.
 GRAVE = ("not a number", "nothing learnt", "collapse", "reward hacking")
 # How many of the recorded tiny runs raised each alert, with the default limits: of those that are
@@ -47,7 +49,7 @@ MEASURED = {
     "nothing learnt": (0, 8, 0),
     "nothing left to learn": (0, 0, 7),
     "one reward dominates": (0, 3, 4),
-    "reward hacking": (0, 1, 19),
+    "reward hacking": (0, 0, 19),
     "reward stuck": (0, 11, 0),
     "truncation": (0, 7, 7),
     "turns to the limit": (0, 1, 0),
@@ -55,10 +57,8 @@ MEASURED = {
 PAGE = "docs/troubleshooting.md"
 # Held-out figures whose fall, while the reward holds, is a hack. The second needs no reward to be
 # right: a judge that is pleaded with pays for other answers than the reference.
-HELD_OUT = {
-    "eval/accuracy": "held-out accuracy falls",
-    "eval/exact": "fewer answers are the reference",
-}
+EXACT = "fewer answers are the reference"  # or they are right in other words: a person decides
+HELD_OUT = {"eval/accuracy": "held-out accuracy falls", "eval/exact": EXACT}
 
 
 def section(name: str) -> str:
@@ -101,7 +101,7 @@ class Watch:
                 cause, fix = RULES[rule].replace("{}", about).split(" -> ")
                 seen = f"step {line.get('step') or now}: {cause} ({evidence}; "
                 seen += f"{rates(rule, self.limits)})"
-                state = "stop" if rule in GRAVE else "warning"
+                state = "stop" if rule in GRAVE and about != EXACT else "warning"
                 new.append(Check(rule, state, seen, f"{fix}; see {section(rule)}"))
             self._held[rule, about] = now
         return new

@@ -6,6 +6,7 @@ notebook 4 judges, have no say in which adapter is kept.
 
 import time
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from grpo_nb.models import Policy
 from grpo_nb.reward_lab import bench_of
 from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.rewards import RewardSet
+from grpo_nb.rewards.answers import parse_number
 from grpo_nb.rewards.correctness import normalize
 from grpo_nb.rewards.prompts import completion_text
 from grpo_nb.runs.config import RunConfig
@@ -75,9 +77,15 @@ class Validation:
             figures["eval/format"] = float(np.nanmean(scores_P_F[:, names.index(name)]))
         # Whatever the rewards say: a judge that is pleaded with pays for another answer.
         extract = self.rewards.extract
-        said = [extract(completion_text(group[0].completion)) or "" for group in groups]
-        told = [str(row["answer"]) for row in self.rows]
-        same_P = np.array(list(map(normalize, said))) == np.array(list(map(normalize, told)))
-        figures["eval/exact"] = float(same_P.mean())
+        answers = [extract(completion_text(group[0].completion)) or "" for group in groups]
+        pairs = zip(answers, self.rows, strict=True)
+        same_P = [_plain(answer) == _plain(str(row["answer"])) for answer, row in pairs]
+        figures["eval/exact"] = float(np.mean(same_P))
         figures["eval/reward"] = float(np.nanmean(self.bench.totals(scores_P_F)))
         return figures | {"eval/seconds": time.perf_counter() - started}
+
+
+def _plain(answer: str) -> Fraction | str:
+    """A number, however it is written; any other answer up to case and spacing."""
+    number = parse_number(answer)
+    return normalize(answer) if number is None else number

@@ -3,8 +3,8 @@
     python benchmarks/forecast.py    # seconds; reads benchmarks/corpus
 
 At two moments, after the baseline rollouts and after the first tenth of the steps, the held-out
-accuracy at the end is forecast with an 80 % interval, and so is the probability that it is no better
-than at the beginning. The constant forecast says what other trainings came to; the regression is a
+accuracy at the end is forecast with an 80 % interval, and the probability that it is no better than
+at the beginning. The constant forecast says what other trainings came to; the regression is a
 ridge regression on what is known of the run, with the errors that it made on tasks left out of its
 fit. Each is tested on a task that it has not seen, for a user's is not in the corpus. Of use is a
 forecast whose interval holds 70 to 90 % of the ends, and whose errors (of the accuracy, and Brier's

@@ -73,7 +73,7 @@ ATTACKS = {
     "error flood": ("import sys\nwhile True: sys.stderr.write('x' * 999)", CALLS, "printed more"),
     "result flood": ("def f(x): return 'x' * 10**7", CALLS, "returned more than 4096 bytes"),
     "result channel flood": (
-        "import os\nwhile True:\n for fd in range(3, 64):\n  try: os.write(fd, b'x' * 9999)\n"
+        "import os\nwhile True:\n for fd in range(3, 4096):\n  try: os.write(fd, b'x' * 9999)\n"
         "  except OSError: pass", CALLS, "returned more than 4096 bytes"),
     "equal to all": ("class E:\n def __eq__(s, o): return True\ndef f(x): return E()", CALLS,
                      "wrong value: got <E object>, expected 4"),

@@ -24,7 +24,6 @@ from grpo_nb import data, evaluation, export, models, training
 from grpo_nb.evaluation import controls
 from grpo_nb.models import chat
 from grpo_nb.pipeline.control import check_control, take_over
-from grpo_nb.pipeline.notebooks import undone
 from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Run, runs_root, start_stage
 from grpo_nb.runs.profiles import TASKS
@@ -93,14 +92,14 @@ def right_and_formed(run: Run) -> float:
 def measure(reward: str, kind: str, steps: int, seed: int) -> dict[str, Any]:
     """A run and its control; the line of the table."""
     name, settings = f"placebo-{reward}-{seed}", settings_of(reward, seed, steps)
-    if undone(Run(name)):
+    if Run(name).undone():
         prepare(name, settings)
         train(name, settings)
         evaluate(name, settings)
     run, control, config = check_control(name, kind)
     if not control.manifest():
         take_over(run, control, config)
-    if undone(control):
+    if control.undone():
         train(control.name, settings | {"train.control": kind})
         evaluate(control.name, settings)
     found = controls.compare(run, control)

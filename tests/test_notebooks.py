@@ -19,7 +19,7 @@ from conftest import TINY_SETTINGS
 from grpo_nb import export
 from grpo_nb.colab import RUNS_ON_DRIVE
 from grpo_nb.evaluation.answers import answer_file
-from grpo_nb.pipeline.notebooks import QUIET, check_run, undone
+from grpo_nb.pipeline.notebooks import QUIET, check_run
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Run, config, project_path, start_stage
 from grpo_nb.runs.files import read_json
 from grpo_nb.training import read_lines
@@ -311,7 +311,7 @@ def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     own = uncommented("00", "your-rewards")
     settings = TINY_SETTINGS | {"data.source": "mine.csv", "evaluate.samples": 2}
     run = execute("00", kernels, own, run_name="quick", settings=settings, force=True)
-    assert undone(run) == []
+    assert run.undone() == []
     assert settings.items() <= config.flatten(run.config()).items()
     assert read_json(run / "rewards/report.json")["weights"] == {"correct": 1, "brief": 0.25}
     assert read_json(run / "model/parity.json")["passed"]

@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from grpo_nb import runs
-from grpo_nb.pipeline.notebooks import undone
 from grpo_nb.runs import NOTEBOOKS, Check, Run, atomic_path, checks, find_run, start_stage
 
 HOLD_LOCK = """
@@ -173,7 +172,7 @@ def test_a_stage_that_runs_again_with_another_result_makes_the_later_ones_stale(
     assert [run.status(stage) for stage in NOTEBOOKS] == ["done", "done", "done", "stale"]
     said = "03_train_grpo was run again after 04_merge_and_infer: run 04_merge_and_infer"
     assert run.why_stale() == f"{said} (--from 04)"
-    assert undone(run) == ["04"]
+    assert run.undone() == ["04"]
     finish("01", "other rows")
     assert [run.status(stage) for stage in NOTEBOOKS] == ["done", "stale", "stale", "stale"]
     with pytest.raises(ValueError, match=r"run 'r': 01_prepare_data was run again .*--from 02"):

@@ -28,7 +28,7 @@ import pandas as pd
 from grpo_nb.evaluation.report import LEAST_PROMPTS, compare_pair
 from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import NOTEBOOKS, Check, Run, sha256
-from grpo_nb.runs.config import flatten, stage_of
+from grpo_nb.runs.config import RunConfig, flatten, stage_of
 from grpo_nb.runs.files import read_json
 
 CAUSED = "the reward did it"
@@ -79,9 +79,9 @@ def caused(run: Run) -> list[Check]:
 def _check(run: Run, kind: str) -> Check:
     control = Run(f"{run.name}-{kind}")
     try:
-        for stage, name in NOTEBOOKS.items():
-            if (status := control.status(stage)) != "done":
-                return _not_yet(run, kind, f"{name} of {control.name!r} is {status}")
+        if left := control.undone():
+            seen = f"{NOTEBOOKS[left[0]]} of {control.name!r} is {control.status(left[0])}"
+            return _not_yet(run, kind, seen)
         found = compare(run, control)
     except FileNotFoundError as error:
         return Check(CONTROLS[kind], "warning", f"{CANNOT_SAY}: {error}", "restore that file")
@@ -174,9 +174,9 @@ def _refuse(run: Run, control: Run) -> None:
     if control.path.resolve() == run.path.resolve():
         raise ValueError(f"{run.name!r} is no control of itself")
     for one in (run, control):
-        for stage, name in NOTEBOOKS.items():
-            if (status := one.status(stage)) != "done":
-                raise ValueError(f"{name} of {one.name!r} is {status}: run it first")
+        if left := one.undone():
+            name, status = NOTEBOOKS[left[0]], one.status(left[0])
+            raise ValueError(f"{name} of {one.name!r} is {status}: run it first")
     if (kind := run.config().train.control) != "none":
         raise ValueError(f"{run.name!r} is itself a control, {kind}")
     if control.config().train.control == "none":
@@ -192,7 +192,7 @@ def differences(run: Run, control: Run) -> list[str]:
     """Settings and files in which two trained runs differ, other than what was paid for."""
     known = []
     for one in (run, control):
-        settings = {k: str(v) for k, v in flatten(one.config()).items() if stage_of(k) < "04"}
+        settings = {name: str(value) for name, value in trained_by(one.config()).items()}
         # Arguments, rewards and data as they were trained with, whatever a cell had changed.
         state = read_json(one / "train/state.json")
         ended = {"whether all steps were trained": state.get("finished", True)}
@@ -200,6 +200,11 @@ def differences(run: Run, control: Run) -> list[str]:
         known.append(settings | state["settings"] | ended | held_out)
     names = [name for name in known[0] | known[1] if name not in OF_THE_CONTROL]
     return [name for name in names if known[0].get(name) != known[1].get(name)]
+
+
+def trained_by(config: RunConfig) -> dict[str, Any]:
+    """The settings that a training depends on: those of the stages up to 03."""
+    return {name: value for name, value in flatten(config).items() if stage_of(name) < "04"}
 
 
 def _answers(run: Run) -> tuple[pd.Series, pd.DataFrame, pd.DataFrame]:

@@ -6,12 +6,11 @@
 """
 
 import shutil
-from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 
-from grpo_nb.evaluation.controls import CONTROLS
+from grpo_nb.evaluation.controls import CONTROLS, trained_by
 from grpo_nb.pipeline import notebooks
 from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import NOTEBOOKS, Run, check_stages_before, refuse_unknown, write_json
@@ -40,7 +39,7 @@ def run_control(name: str, kind: str, force: bool = False, console: Console | No
     run, control, config = check_control(name, kind)
     if not control.manifest():
         take_over(run, control, config)
-    if left := notebooks.undone(control):
+    if left := control.undone():
         settings = _settings_of(config)
         notebooks.run_pipeline(
             control.name, config.profile, settings, left[0], force=force, console=console
@@ -58,7 +57,7 @@ def check_control(name: str, kind: str) -> tuple[Run, Run, configs.RunConfig]:
     """
     refuse_unknown("control", kind, list(CONTROLS))
     run, control = Run(name), Run(f"{name}-{kind}")
-    if left := notebooks.undone(run):
+    if left := run.undone():
         raise ValueError(
             f"a control needs a run that is trained and evaluated, and {NOTEBOOKS[left[0]]} of "
             f"{name!r} is {run.status(left[0])}: python -m grpo_nb run --name {name} "
@@ -85,11 +84,7 @@ def _is_of(run: Run, control: Run, config: configs.RunConfig) -> bool:
         control.manifest().get(stage, {}).get("outputs") == run.manifest()[stage]["outputs"]
         for stage in TAKEN_OVER
     )
-    return same and _trained_by(control.config()) == _trained_by(config)
-
-
-def _trained_by(config: configs.RunConfig) -> Mapping[str, Any]:
-    return {k: v for k, v in configs.flatten(config).items() if configs.stage_of(k) < "04"}
+    return same and trained_by(control.config()) == trained_by(config)
 
 
 def _settings_of(config: configs.RunConfig) -> dict[str, Any]:

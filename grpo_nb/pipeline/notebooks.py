@@ -154,11 +154,6 @@ def kept_settings(run: Run, first: str) -> dict[str, Any]:
     return kept
 
 
-def undone(run: Run) -> list[str]:
-    """Return the stages that are not done or are out of date."""
-    return [stage for stage in NOTEBOOKS if run.status(stage) != "done"]
-
-
 def assigned(assignments: Sequence[str]) -> dict[str, Any]:
     """Convert the assignments of `--set`, ["train.max_steps=20"], to settings."""
     return with_full_paths(dict(map(configs.parse_assignment, assignments)))

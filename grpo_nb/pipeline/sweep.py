@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from grpo_nb.machine import visible_gpus
-from grpo_nb.pipeline.notebooks import Stopped, check_run, undone, with_full_paths
+from grpo_nb.pipeline.notebooks import Stopped, check_run, with_full_paths
 from grpo_nb.runs import PROJECT_ROOT, Run, refuse_unknown, runs_root
 from grpo_nb.runs.files import read_yaml
 from grpo_nb.runs.profiles import detect_profile
@@ -130,7 +130,7 @@ def plan(sweep: Sweep) -> str:
 def trial_command(sweep: Sweep, trial: Trial) -> list[str]:
     """Return the command `grpo-nb run` from the first stage that is not done."""
     command = [sys.executable, "-m", "grpo_nb", "run", f"--name={trial.name}"]
-    command += [f"--profile={sweep.profile}", f"--from={undone(Run(trial.name))[0]}"]
+    command += [f"--profile={sweep.profile}", f"--from={Run(trial.name).undone()[0]}"]
     return command + [f"--set={name}={value}" for name, value in trial.settings.items()]
 
 
@@ -155,7 +155,7 @@ def waiting(sweep: Sweep) -> list[Trial]:
                 f"{run.path} exists already with other settings, {profile} and "
                 f"{existing}: give the sweep another name"
             )
-    return sorted((trial for trial in sweep.trials if undone(Run(trial.name))), key=in_use)
+    return sorted((trial for trial in sweep.trials if Run(trial.name).undone()), key=in_use)
 
 
 def run_trial(
@@ -167,7 +167,7 @@ def run_trial(
     work and ends.
     """
     run = Run(trial.name)
-    while undone(run):
+    while run.undone():
         if stop.is_set():
             return STOPPED
         if in_use(trial):
@@ -175,7 +175,7 @@ def run_trial(
             continue
         code = _attempt(run, command(sweep, trial), environment, stop)
         # If the run is in use, another process was faster.
-        if undone(run) and not in_use(trial) and not stop.is_set():
+        if run.undone() and not in_use(trial) and not stop.is_set():
             return f"failed: {_why_failed(run, code)}"
     return "done"
 
@@ -263,7 +263,7 @@ def run_sweep(
 
 def summarize(sweep: Sweep, console: Console, received: Sequence[int]) -> int:
     """Print how many trials are done, and return the exit code of `run_sweep`."""
-    left = sum(bool(undone(Run(trial.name))) for trial in sweep.trials)
+    left = sum(bool(Run(trial.name).undone()) for trial in sweep.trials)
     counts = f"{len(sweep.trials) - left} of {len(sweep.trials)} trials are done"
     if received and left:
         raise Stopped(f"sweep stopped, {counts}; the same command continues it", received[0])

@@ -137,6 +137,10 @@ class Run:
             current |= entry["outputs"]
         return earlier if read and current != read else ""
 
+    def undone(self) -> list[str]:
+        """The stages that are not done or are out of date."""
+        return [stage for stage in NOTEBOOKS if self.status(stage) != "done"]
+
     def why_stale(self, stage: str = "04") -> str:
         """Explain why the results of `stage` are out of date and what to run; "" if current."""
         if not (again := self._run_again_before(stage)):

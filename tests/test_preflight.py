@@ -64,7 +64,7 @@ def line(found, name):
 def test_a_sound_training_passes_and_is_predicted(trainer):
     found = preflight.preflight(trainer)
     assert {c.state for c in found} == {"ok"} and {c.fix for c in found} == {""}
-    seen = ["context", "end of turn", "memory", "gradient", "time"]
+    seen = ["context", "end of turn", "sampling", "memory", "gradient", "time"]
     seen += ["adapters", "paths", "disk"]
     assert [check.name for check in found] == seen
     assert line(found, "gradient").evidence == "reaches 28 of 28 trained matrices"

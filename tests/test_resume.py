@@ -254,7 +254,7 @@ def test_a_training_that_ended_is_kept_when_another_begins(start):
     run, before = first.stage.run, contents(first.folder)
     other = start(**fast, **{"train.beta": 0.1})
     assert other.plan == f"begins at step 1 of 1{KEPT}"
-    assert len(other.preflight()) == 8
+    assert {check.state for check in other.preflight()} == {"ok"}
     assert contents(run / "train") == before, "it changed before the other training ran"
     assert not (run / "train.old-1").exists()
     other.train()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_nb.models import Policy, cuda_available
+from grpo_nb.training.arguments import distorted
 
 if TYPE_CHECKING:
     import torch
@@ -186,15 +187,15 @@ def copy_lacks(trainer: Any) -> str:
 
     args, model = trainer.args, trainer.model
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
-    cut = (args.top_k, args.min_p, args.generation_kwargs, args.cache_implementation)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     needs = {
         "a machine without a GPU": not cuda_available(),
         "policy.rollouts = 'auto'": trainer.stage.config.policy.rollouts == "auto",
         "transformers to generate, not vLLM": not trainer.use_vllm,
-        "temperature as the only setting of sampling": not any(cut)
-        and args.top_p == args.repetition_penalty == 1,
+        "temperature as the only setting of sampling": not (
+            distorted(args) or args.generation_kwargs or args.cache_implementation
+        ),
         "policy.finetuning = 'lora'": bool(layers) and all("lora_" in name for name in trained),
         "LoRA without variants such as DoRA": not any(module.lora_variant for module in layers),
         "no adapter on experts": not any(hasattr(one, "parameter_name") for one in layers),

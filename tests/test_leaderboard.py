@@ -127,7 +127,7 @@ def test_nothing_to_compare(runs_dir, capsys):
     assert main(["report", str(runs_dir / "empty")]) == 2
     error = capsys.readouterr().err
     assert "no finished run among 1 folders" in error
-    assert "empty: 01_prepare_data not started" in error
+    assert "empty: 01_prepare_data of 'empty' is not started" in error
     with pytest.raises(ValueError, match="sweep notebooks/compare"):
         leaderboard.named("compare")
 

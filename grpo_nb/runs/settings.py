@@ -101,7 +101,6 @@ class TrainConfig(Section):
     keep_checkpoints: int = setting(2, "newest checkpoints kept on disk", ge=1)
     eval_prompts: int = setting(64, "validation prompts: at most a tenth of the rows", ge=1)
     control: Control = setting("none", "a placebo: shuffled rewards, or format-only ones")
-    keep: Literal["best", "last"] = setting("best", "adapter to keep: best validated, or last")
 
 
 class PolicyConfig(Section):
@@ -121,7 +120,6 @@ class EvaluateConfig(Section):
 
 
 class ExportConfig(Section):
-    max_shard_gb: float = setting(1.0, "largest safetensors file [GB]", gt=0)
     parity_prompts: int = setting(32, "held-out prompts of the parity gate", ge=1)
 
 

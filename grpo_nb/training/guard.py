@@ -250,14 +250,15 @@ def log_probabilities(
     """
     import torch
 
-    width, pad = max(map(len, completions)), trainer._tokenizer.pad_token_id
-    left = max(map(len, prompts))
-    rows, masks = [], []
-    for prompt, completion in zip(prompts, completions, strict=True):
-        before, after = left - len(prompt), width - len(completion)
-        rows.append([pad] * before + prompt + completion + [pad] * after)
-        masks.append([0] * before + [1] * (len(prompt) + len(completion)) + [0] * after)
-    ids, mask = (torch.tensor(table, device=trainer.accelerator.device) for table in (rows, masks))
+    padded = [
+        trainer._tokenizer.pad({"input_ids": ids}, padding_side=side, return_tensors="pt")
+        for ids, side in ((prompts, "left"), (completions, "right"))
+    ]
+    ids, mask = (
+        torch.cat([part[name] for part in padded], dim=1).to(trainer.accelerator.device)
+        for name in ("input_ids", "attention_mask")
+    )
+    left, width = (part["input_ids"].shape[1] for part in padded)
     size = trainer.args.per_device_train_batch_size
     log_p = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width, size)[0]
     more = log_p.shape[1] - width  # Unsloth shifts each row left by the padding before it

@@ -68,7 +68,11 @@ def run(
         FileNotFoundError: A model or adapter does not exist; raised before any is evaluated, as is
             the ValueError of an adapter that was trained on another base.
     """
-    _check(candidates, rows)
+    labels = [candidate.label for candidate in candidates]
+    if not rows:
+        raise ValueError("no held-out rows to evaluate on: raise data.eval_rows and run 01 again")
+    if not labels or len(set(labels)) < len(labels):
+        raise ValueError(f"candidates {labels}: give at least one, each with a label of its own")
     for _, model, adapter, _ in candidates:  # report what is missing before any is evaluated
         load_tokenizer(str(model))
         if adapter is not None:
@@ -85,14 +89,6 @@ def run(
             models[label] = {**about, "seconds": seconds, "engine": engine.name}
     show(len(candidates), len(candidates), "compared")
     return Evaluation(samples, {"models": models, **build(samples, preset, config)})
-
-
-def _check(candidates: Sequence[Candidate], rows: Sequence[dict]) -> None:
-    labels = [candidate.label for candidate in candidates]
-    if not rows:
-        raise ValueError("no held-out rows to evaluate on: raise data.eval_rows and run 01 again")
-    if not labels or len(set(labels)) < len(labels):
-        raise ValueError(f"candidates {labels}: give at least one, each with a label of its own")
 
 
 def evaluate_model(

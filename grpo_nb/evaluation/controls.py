@@ -146,26 +146,18 @@ def _judge(
     if gain["verdict"] != "better":
         none = f"{pair['after']} is not better than its baseline, so there is no gain to explain"
         return Cause(CANNOT_SAY, f"{CANNOT_SAY}: {none}", pair)
+    ours, all_ = (each["differences"]["accuracy"]["difference"] for each in (pair, gain))
+    share = ours / all_
     verdict, why = {
         (True, False): (CAUSED, ""),
-        (True, True): (PART, f", {_share(pair, gain)}"),
+        (True, True): (PART, f", {100 * ours:.1f} of {100 * all_:.1f} points gained ({share:.0%})"),
         (False, True): (AS_MUCH, ""),
         (False, False): (CANNOT_SAY, ", as the placebo's own gain is not distinguishable from 0"),
     }[pair["verdict"] == "better", of_placebo["verdict"] == "better"]
     most = pair["differences"]["accuracy"]["interval"][1]
-    if verdict == AS_MUCH and most > _gained(gain) / 2:
+    if verdict == AS_MUCH and most > all_ / 2:
         verdict, why = CANNOT_SAY, ", as the gains of both are not distinguishable"
     return Cause(verdict, f"{verdict}{why}: {pair['sentence']}", pair)
-
-
-def _share(pair: Mapping[str, Any], gain: Mapping[str, Any]) -> str:
-    """The part of the run's gain that the control does not have."""
-    ours, all_ = _gained(pair), _gained(gain)
-    return f"{100 * ours:.1f} of {100 * all_:.1f} points gained ({ours / all_:.0%})"
-
-
-def _gained(found: Mapping[str, Any]) -> float:
-    return found["differences"]["accuracy"]["difference"]
 
 
 def _refuse(run: Run, control: Run) -> None:

@@ -154,17 +154,13 @@ class TransformersEngine(Engine):
 
     def _samples(self, ids: "torch.Tensor") -> list[Sample]:
         """Generated ids, [completions, tokens], as text with their lengths up to the first stop."""
-        import torch
-
         known = self.model.generation_config.eos_token_id
         stops = known if isinstance(known, list) else [known or self.tokenizer.eos_token_id]
-        stopped = torch.isin(ids, torch.tensor(stops, device=ids.device))
-        ended, first = stopped.any(dim=1).tolist(), stopped.int().argmax(dim=1).tolist()
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
         samples = []
-        for text, all_ids, end, stop in zip(texts, ids.tolist(), ended, first, strict=True):
-            said = all_ids[: stop + 1] if end else all_ids
-            samples.append(Sample(text, len(said), not end, said))
+        for text, said in zip(texts, ids.tolist(), strict=True):
+            end = next((place for place, token in enumerate(said, 1) if token in stops), 0)
+            samples.append(Sample(text, end or len(said), not end, said[: end or None]))
         return samples
 
 

@@ -13,7 +13,7 @@ same, without seven of eight prompts and without the padding of short completion
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from grpo_nb.models import Policy, cuda_available
 from grpo_nb.training.arguments import distorted
@@ -232,24 +232,6 @@ def _dense(modules: dict[str, Any], name: str) -> "torch.Tensor":
     return dequantize_module_weight(module) if leaf == "weight" else getattr(module, leaf)
 
 
-class Packed(NamedTuple):
-    """Rows of a micro-batch, packed: [trees, width], and where each completion's tokens went.
-
-    tokens: Ids: of the prompt but its last; then, for each completion, that last one and its own.
-    positions: Of each in its own sequence.
-    labels: A completion's tokens; -100 elsewhere.
-    seen: Which column a column attends to, [trees, 1, width, width].
-    place: Of each completion token's log-probability in the flattened [trees, width - 1]; of
-        padding one past its end, [rows, completion width].
-    """
-
-    tokens: "torch.Tensor"
-    positions: "torch.Tensor"
-    labels: "torch.Tensor"
-    seen: "torch.Tensor"
-    place: "torch.Tensor"
-
-
 def log_probabilities(
     trainer: Any,
     plain: Callable[..., Any],
@@ -277,10 +259,10 @@ def log_probabilities(
     size = batch_size or len(input_ids)
     for start in range(0, len(input_ids), size):
         part = (input_ids[start : start + size], attention_mask[start : start + size])
-        packed = pack(*part, logits_to_keep)
-        if _work(packed.tokens, trainer.model) < _work(part[0], trainer.model):
+        inputs, place = pack(*part, logits_to_keep)
+        if _work(inputs["input_ids"], trainer.model) < _work(part[0], trainer.model):
             with trainer.accelerator.autocast():
-                found.append(_packed_log_p(model, packed, compute_entropy))
+                found.append(_packed_log_p(model, inputs, place, compute_entropy))
         else:
             found.append(plain(model, *part, logits_to_keep, compute_entropy=compute_entropy))
     log_p, entropies, _ = zip(*found, strict=True)
@@ -323,13 +305,20 @@ def _work(tokens: "torch.Tensor", model: Any) -> int:
 
 def pack(
     input_ids: "torch.Tensor", attention_mask: "torch.Tensor", completion_width: int
-) -> Packed:
-    """One row for each distinct prompt, with its completions one after the other.
+) -> tuple[dict[str, "torch.Tensor"], "torch.Tensor"]:
+    """One row (a tree) for each distinct prompt, with its completions one after the other.
 
     Args:
         input_ids: [rows, prompt width + completion width].
         attention_mask: 1 for what is no padding; same shape.
         completion_width: Columns at the end that are completions.
+
+    Returns:
+        The model's inputs, [trees, width]: the prompt but its last token, then for each completion
+        that last one and its own; positions, of each in its own sequence; labels, a completion's
+        tokens and -100 elsewhere; which column a column attends to, [trees, 1, width, width].
+        And the place of each completion token's log-probability in the flattened [trees, width -
+        1]; of padding one past its end, [rows, completion width].
     """
     import torch
 
@@ -359,23 +348,21 @@ def pack(
             place[index, : len(completion)] = torch.arange(start, end - 1) + row * (width - 1)
     seen = (branch[:, None, :] == 0) | (branch[:, None, :] == branch[:, :, None])
     seen = (seen & torch.ones(width, width, dtype=torch.bool).tril())[:, None]
-    return Packed(*(x.to(device) for x in (tokens, positions, labels, seen, place)))
+    inputs = {"input_ids": tokens, "position_ids": positions, "labels": labels}
+    inputs["attention_mask"] = seen
+    return {name: one.to(device) for name, one in inputs.items()}, place.to(device)
 
 
-def _packed_log_p(model: Any, packed: Packed, compute_entropy: bool) -> tuple[Any, Any, None]:
+def _packed_log_p(
+    model: Any, inputs: dict[str, Any], place: "torch.Tensor", compute_entropy: bool
+) -> tuple[Any, Any, None]:
     """Log-probabilities and entropies, [rows, completion width], 0 for padding; no aux loss."""
     import torch
 
-    outputs = model(
-        input_ids=packed.tokens,
-        attention_mask=packed.seen,
-        position_ids=packed.positions,
-        labels=packed.labels,
-        fused_lm_head=True,
-    )
+    outputs = model(**inputs, fused_lm_head=True)
 
     def of_rows(values: "torch.Tensor") -> "torch.Tensor":
-        return torch.nn.functional.pad(values.flatten(), (0, 1))[packed.place]
+        return torch.nn.functional.pad(values.flatten(), (0, 1))[place]
 
     entropies = of_rows(outputs.entropy) if compute_entropy else None
     return of_rows(outputs.log_probs), entropies, None

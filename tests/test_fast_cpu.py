@@ -215,17 +215,14 @@ def test_log_probabilities_and_entropies_are_the_same(updated, batch):
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     results = []
-    for updated.share_prompts in (False, True):
-        for batch_size in (None, 5):
-            with torch.no_grad():
-                results.append(
-                    updated._get_per_token_logps_and_entropies(
-                        updated.model, ids, mask, 12, batch_size, compute_entropy=True
-                    )
-                )
-    for log_p, entropies, _ in results[1:]:
-        torch.testing.assert_close(log_p, results[0][0], atol=1e-5, rtol=0)
-        torch.testing.assert_close(entropies, results[0][1], atol=1e-5, rtol=0)
+    for updated.share_prompts, batch_size in ((False, None), (True, None), (True, 5)):
+        given = (updated.model, ids, mask, 12, batch_size)
+        with torch.no_grad():
+            found = updated._get_per_token_logps_and_entropies(*given, compute_entropy=True)
+        results.append(found[:2])
+    for found in results[1:]:
+        for ours, theirs in zip(found, results[0], strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
     assert results[0][0].abs().sum() > 1
 
 

@@ -100,22 +100,6 @@ def test_there_is_no_noise_where_vllm_would_merge_it_into_the_base(one, monkeypa
     assert guard.changeable(one) == []
 
 
-def test_dropout_is_off_in_a_look_whatever_the_engine_sets(runs_dir, monkeypatch):
-    """Unsloth's `generate` puts every module back into training mode."""
-    trainer = trainer_of(make_run("here", **{"model.lora_dropout": 0.3}), **WHOLE)
-    sample = Trainer._generate_single_turn
-
-    def other(self, *args):
-        sampled = sample(self, *args)
-        self.model.train()
-        return sampled
-
-    monkeypatch.setattr(Trainer, "_generate_single_turn", other)
-    trainer.steps.guard()
-    shares = {one.p for one in trainer.model.modules() if isinstance(one, torch.nn.Dropout)}
-    assert 0.3 in shares, "it is as before"
-
-
 def test_a_score_that_is_no_number_accuses_nobody_and_is_a_warning(one, monkeypatch, capsys):
     monkeypatch.setattr(guard, "fisher", lambda p: float("nan"))
     one.steps.guard()

@@ -15,7 +15,6 @@ from grpo_nb import models, training
 from grpo_nb.data import load
 from grpo_nb.models import chat
 from grpo_nb.reward_lab.advantages import advantages
-from grpo_nb.rewards import reward_set
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import flatten, resolve
 from grpo_nb.training import arguments, validation
@@ -190,31 +189,6 @@ def test_a_run_starts_from_the_adapter_of_another(start):
     second.train()
     kl = lines_of(Run("second"))[0]["kl"]
     assert kl == pytest.approx(0, abs=1e-3), "the reference is what it starts from"
-
-
-def test_what_a_reader_changes_is_trained_with(start):
-    """An argument, a callback, and a reward of their own."""
-    from transformers import TrainerCallback
-
-    class Count(TrainerCallback):
-        steps = 0
-
-        def on_step_end(self, *args, **kwargs):
-            self.steps += 1
-
-    def short(completions, **_):
-        return [-float(len(one[0]["content"])) for one in completions]
-
-    given, count = start(), Count()
-    args = training.grpo_config(given.stage, given.policy, reward_set([(short, 1.0)]))
-    args.max_steps, args.learning_rate = 2, 0.0
-    rows = load(given.stage.run, "train")
-    chosen = reward_set([(short, 1.0)])
-    own = training.Trainer(given.policy, chosen, args, rows, given.stage, [count])
-    own.train()
-    lines = lines_of(given.stage.run)
-    assert (count.steps, [line["learning_rate"] for line in lines]) == (2, [0.0, 0.0])
-    assert all(line["rewards/short/mean"] < 0 for line in lines)
 
 
 def test_an_ended_training_says_in_the_manifest_what_it_looks_like(start):

@@ -62,7 +62,6 @@ class ModelConfig(Section):
     max_seq_length: int = setting(512, "prompt + completion [tokens]", ge=32)
     lora_rank: int = setting(16, "rank of the adapter", ge=1)
     lora_alpha: int = setting(32, "the adapter is scaled by alpha / rank", ge=1)
-    lora_dropout: float = setting(0.0, "dropout of the adapter's input", ge=0, lt=1)
     lora_targets: str = setting("all-linear", 'layers with an adapter: all, or "q_proj, v_proj"')
     chat_template_kwargs: TemplateSettings = setting({}, "such as {enable_thinking: false}")
     adapter: str = setting("", "run or folder whose adapter initializes the policy")

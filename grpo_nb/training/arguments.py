@@ -192,6 +192,7 @@ def grpo_arguments(stage: Stage, policy: Policy, rewards: RewardSet) -> dict[str
         "reward_weights": paid_weights(rewards, config.train.control),
         "chat_template_kwargs": config.model.chat_template_kwargs or None,
         "router_aux_loss_coef": 0.0,  # as Unsloth's; routers are not trained
+        "disable_dropout": True,  # else the loss is computed for another policy than has sampled
         "log_completions": True,
         "num_completions_to_print": 0,
         "logging_steps": 1,

@@ -168,8 +168,6 @@ def _stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
     import torch
 
     limit = min(TOKENS, trainer.max_completion_length)
-    layers = [layer for layer in trainer.model.modules() if isinstance(layer, torch.nn.Dropout)]
-    shares = [layer.p for layer in layers]
     with torch.no_grad(), preflight.stand_in(trainer) as double:
         double.share_prompts, double.max_completion_length = trainer.share_prompts, limit
         if double.use_vllm:
@@ -179,12 +177,8 @@ def _stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
             double.generation_config = copy.deepcopy(double.generation_config)
             double.generation_config.max_new_tokens = limit
         try:
-            for layer in layers:  # otherwise no two forward passes would agree
-                layer.p = 0.0  # not `eval`, which Unsloth's `generate` undoes
             yield double
         finally:
-            for layer, share in zip(layers, shares, strict=True):
-                layer.p = share
             trainer._copy = double._copy  # kept, for it takes time to make
 
 

@@ -270,22 +270,25 @@ def p_values(
     """For each token the probability of one at least as rare, and the entropy, both [tokens].
 
     Args:
-        trainer: Its model is run on one row at a time, so without any padding.
+        trainer: Its model is run without padding before the prompts.
         prompts: Token ids, [completions][tokens].
         completions: Token ids, [completions][tokens].
         log_p: From `log_probabilities`.
     """
     import torch
 
-    pad, parts = trainer._tokenizer.pad_token_id, []
-    of_rows = log_p.split([len(completion) for completion in completions])
-    for prompt, completion, own in zip(prompts, completions, of_rows, strict=True):
-        ids = torch.tensor([prompt + completion], device=log_p.device)
+    group, parts, rest = trainer.num_generations, [], log_p
+    for first in range(0, len(prompts), group):  # the rows of a group begin with the same prompt
+        start = len(prompts[first])
+        rows = {"input_ids": [prompts[first] + ids for ids in completions[first : first + group]]}
+        padded = trainer._tokenizer.pad(rows, padding_side="right", return_tensors="pt")
+        ids, mask = (padded[name].to(log_p.device) for name in ("input_ids", "attention_mask"))
+        mine = mask[:, start:].bool()
         with trainer.compute_loss_context_manager():
-            logits = trainer.model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
-        parts.append(
-            _p_values(logits.float() / trainer.temperature, ids[0, len(prompt) :], own, pad)
-        )
+            logits = trainer.model(input_ids=ids).logits[:, start - 1 : -1][mine]
+        own, rest = rest[: len(logits)], rest[len(logits) :]
+        known = (ids[:, start:][mine], own, trainer._tokenizer.pad_token_id)
+        parts.append(_p_values(logits.float() / trainer.temperature, *known))
     p, entropy = map(torch.cat, zip(*parts, strict=True))
     return p, entropy
 

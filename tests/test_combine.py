@@ -122,7 +122,7 @@ def test_a_set_from_a_file_has_ours_trls_and_ones_own_correctness_first(load):
 
 ONE = "from grpo_nb import rewards\nreward_funcs = [rewards.exact_match_reward]\n"
 FAULTY = {
-    "rewards.form 'jsn': did you mean 'json'": ONE + "form = 'jsn'",
+    "rewards.form 'hsh': did you mean 'hash'": ONE + "form = 'hsh'",
     "rewards.preset 'maths': did you mean 'math'": ONE + "extends = 'maths'",
     "exact_match_reward has no option 'a'; it has form": ONE + "reward_funcs[0].configured(a=1)",
     "the weight of exact_match_reward is None": ONE + "reward_weights = [None]",

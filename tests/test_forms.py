@@ -114,14 +114,6 @@ READ = [  # form, what the template opened, completion, what is read, whether it
     ("hash", "", "1+1=2\n#### 3\n#### 4", "4", False),
     ("hash", "", "1+1=2\n#### 4\nI hope so", "4\nI hope so", False),
     ("hash", "", "1+1=2\n####", None, False),
-    ("json", "", '{"reasoning": "a", "answer": 4}', "4", True),
-    ("json", "", '```json\n{"reasoning": "a", "answer": "4"}\n```', "4", True),
-    ("json", "", '{"answer": 4, "reasoning": "a"}', "4", False),
-    ("json", "", '{"reasoning": "a", "answer": {"b": [1]}}', '{"b": [1]}', True),
-    ("json", "", '{"reasoning": "", "answer": "4"}', "4", False),
-    ("json", "", '{"reasoning": "a", "answer": null}', "", False),
-    ("json", "", '{"reasoning": "a", "answer": "4"} done', None, False),
-    ("json", "", "[4]", "[4]", False),
     ("code", "", "```python\n4\n```", "4", True),
     ("code", "", "4", "4", False),
     ("code", "", "```sql\n4\n```", "4", False),
@@ -159,7 +151,7 @@ def test_a_megabyte_of_anything_is_read_in_linear_time(name, opened):
         form.extract(text), form.is_well_formed(text), form.progress(text), form.reasoning(text)
 
 
-@pytest.mark.parametrize("name", ["tag", "tags:a", "tags:a,a", "tags:a b,c", "json:a,b", "tags:"])
+@pytest.mark.parametrize("name", ["tag", "tags:a", "tags:a,a", "tags:a b,c", "hash:a,b", "tags:"])
 def test_a_form_that_is_none_is_refused(name):
     with pytest.raises(ValueError, match=r"rewards\.form '?tag'?: did you mean|rewards.form = "):
         math_in(name)

@@ -47,11 +47,11 @@ $125$ miles | \boxed{125\textnormal{ miles}}
 # words around it
 18 | the answer is 18 | It follows that $x = 18$. | 18 is the answer
 x >= 5 | Therefore $x \geq 5$ is the solution.
-34 | Final Answer: The largest $n$ is 34.
+34 | Final Answer: The largest $n$ is 34. | The largest $n$ is $34$.
 PMATRIX | The sum is $PMATRIX$.
 # dollars, boxes, Markdown, brackets of LaTeX
 18 | \boxed{18} | $\boxed{18}$. | \[18\] | **18** | \begin{align} x = 18 \end{align}
-x+y | \boxed{y+x}
+x+y | \boxed{y+x} | $n = \boxed{y+x}$
 x \in \boxed{\{-1\} \cup [0,7)}. | \{-1\} \cup [0, 7)
 # spellings of LaTeX, Unicode and plain text
 \frac{1}{2} | \dfrac12 | \frac 1 2

@@ -181,6 +181,7 @@ PMATRIX | \begin{pmatrix} 1 & 3 \\ 2 & 4 \end{pmatrix}
 \sqrt{2} | 2
 \frac12 | \frac102
 1e-5 | e-5
+9007199254740993 | 9007199254740992
 x+1 | x-1
 x | y
 f(x) | f'(x) | f(y)

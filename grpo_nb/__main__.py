@@ -17,8 +17,6 @@ def run(
     control: str | None,
     **asked: Any,
 ) -> None:
-    from rich.console import Console
-
     from grpo_nb.pipeline import notebooks
     from grpo_nb.runs import Run
 
@@ -35,13 +33,11 @@ def run(
         config, _ = notebooks.check_run(run, plan.profile, plan.settings, *stages)
         print(notebooks.plan(run, config, *stages[:2]))
     else:
-        run = notebooks.run_pipeline(*plan, *stages, Console())
+        run = notebooks.run_pipeline(*plan, *stages)
         notebooks.print_summary(run, stages[1])
 
 
 def run_control(kind: str, name: str | None, dry_run: bool, force: bool, **others: Any) -> None:
-    from rich.console import Console
-
     from grpo_nb.evaluation.controls import caused
     from grpo_nb.pipeline import control, notebooks
     from grpo_nb.runs import Run
@@ -53,7 +49,7 @@ def run_control(kind: str, name: str | None, dry_run: bool, force: bool, **other
     if dry_run:
         _, run, config = control.check_control(name, kind)
         return print(notebooks.plan(run, config, "03", "04"))
-    notebooks.print_summary(control.run_control(name, kind, force, Console()))
+    notebooks.print_summary(control.run_control(name, kind, force))
     for check in caused(Run(name)):
         print(f"{check.name}: {check.evidence}")
 
@@ -65,17 +61,13 @@ def train(assignments: list[str], **asked: Any) -> None:
     launch.train(settings=assigned(assignments), **asked)
 
 
-def sweep(file: Path, jobs: int, ray: str | None, dry_run: bool) -> int | None:
-    from rich.console import Console
+def sweep(file: Path, jobs: int, dry_run: bool, commands: bool) -> int | None:
+    from grpo_nb.pipeline import sweep
 
-    from grpo_nb.pipeline import cluster, sweep
-
-    read = sweep.read_sweep(file, elsewhere=bool(ray))
-    if dry_run:
-        return print(sweep.plan(read))
-    if ray:
-        return cluster.run_sweep(read, ray, Console())
-    return sweep.run_sweep(read, jobs, Console())
+    read = sweep.read_sweep(file, elsewhere=commands)
+    if dry_run or commands:
+        return print(sweep.plan(read) if dry_run else sweep.commands(read))
+    return sweep.run_sweep(read, jobs)
 
 
 def report(runs: list[str], csv: str | None) -> None:
@@ -162,8 +154,8 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     add = _command(commands, sweep, "many runs: a grid or a list", of_run=False)
     add("file", type=Path, metavar="SWEEP.yaml")
     add("--jobs", type=int, default=1, help="trials at once on this machine; default: 1")
-    add("--ray", metavar="ADDRESS", help="on a Ray cluster: HOST:PORT or auto")
     add("--dry-run", action="store_true", help="list the trials, start nothing")
+    add("--commands", action="store_true", help="list a cluster's commands, start nothing")
     add = _command(commands, report, "compare runs: which is best, and how surely", of_run=False)
     add("runs", nargs="+", metavar="runs/NAME")
     add("--csv", metavar="FILE", help="write the table")

@@ -1,6 +1,6 @@
-import io
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -8,14 +8,11 @@ from functools import partial
 
 import pytest
 import stub_trials
-from rich.console import Console
 from stub_trials import told, until, write
 
 from grpo_nb.__main__ import main
 from grpo_nb.pipeline import sweep
 from grpo_nb.runs import Run, config, write_json
-
-QUIET = Console(quiet=True)
 
 
 def test_a_grid_with_seeds(runs_dir):
@@ -106,7 +103,7 @@ def test_100_trials_survive_two_kills_of_the_driver_each_run_once(runs_dir):
             running.kill()
         assert len(told(runs_dir, "ended")) < 100
     asked = stub_trials.prepare(runs_dir, 100)
-    run = partial(sweep.run_sweep, asked, 4, QUIET, stub_trials.command(runs_dir))
+    run = partial(sweep.run_sweep, asked, 4, stub_trials.command(runs_dir))
     assert run() == 0
     assert not sweep.waiting(asked)
     lines, begun = told(runs_dir), told(runs_dir, "begun")
@@ -123,11 +120,11 @@ def last(lines, line):
     return len(lines) - 1 - lines[::-1].index(line)
 
 
-def test_a_failed_trial_is_told_and_the_same_command_tries_it_again(runs_dir):
-    asked, console = stub_trials.prepare(runs_dir, 3), Console(file=io.StringIO())
-    assert sweep.run_sweep(asked, 2, console, stub_trials.command(runs_dir, fails=1)) == 1
-    assert console.file.getvalue().count("stub-002: failed: grpo-nb: not yet") == 1
-    assert sweep.run_sweep(asked, 2, QUIET, stub_trials.command(runs_dir, fails=1)) == 0
+def test_a_failed_trial_is_told_and_the_same_command_tries_it_again(runs_dir, capsys):
+    asked = stub_trials.prepare(runs_dir, 3)
+    assert sweep.run_sweep(asked, 2, stub_trials.command(runs_dir, fails=1)) == 1
+    assert capsys.readouterr().out.count("stub-002: failed: grpo-nb: not yet") == 1
+    assert sweep.run_sweep(asked, 2, stub_trials.command(runs_dir, fails=1)) == 0
     names = [trial.name for trial in asked.trials]
     assert sorted(told(runs_dir, "begun")) == sorted(2 * names)
     assert sorted(told(runs_dir, "ended")) == names
@@ -156,7 +153,7 @@ def test_sigterm_stops_the_trials_and_the_same_command_goes_on(runs_dir):
     assert driver.returncode == 128 + signal.SIGTERM
     assert "0 of 2 trials are done; the same command continues it" in error
     asked = stub_trials.prepare(runs_dir, 2)
-    assert sweep.run_sweep(asked, 2, QUIET, stub_trials.command(runs_dir)) == 0
+    assert sweep.run_sweep(asked, 2, stub_trials.command(runs_dir)) == 0
 
 
 def test_each_job_gets_a_gpu_or_a_share_of_the_processors(monkeypatch):
@@ -180,6 +177,22 @@ def test_the_command_of_a_trial_goes_on_after_the_stages_that_are_done(runs_dir)
     assert "--from=02" in sweep.trial_command(asked, asked.trials[0])
 
 
+def test_a_cluster_gets_a_command_for_each_trial_that_is_not_done(runs_dir, capfd, monkeypatch):
+    sweep.run_sweep(stub_trials.prepare(runs_dir, 1), 1, stub_trials.command(runs_dir))
+    file = runs_dir / "stub.yaml"
+    stub_trials.prepare(runs_dir, 3)
+    capfd.readouterr()
+    assert main(["sweep", str(file), "--commands"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert [re.search(r"--name=(\S+) ", line)[1] for line in lines] == ["stub-001", "stub-002"]
+    monkeypatch.delenv("GRPO_NB_RUNS")  # as on another machine
+    done = subprocess.run([*shlex.split(lines[0]), "--dry-run"], capture_output=True, text=True)
+    assert f"{runs_dir}/stub-001, profile tiny-cpu: 01_prepare_data" in done.stdout, done.stderr
+    file.write_text("grid: {seed: [1]}")
+    assert main(["sweep", str(file), "--commands"]) == 2
+    assert "name the cluster's profile: auto would" in capfd.readouterr().err
+
+
 def test_an_error_in_the_driver_ends_the_trials_beside(runs_dir):
     start, processes = stub_trials.command(runs_dir, seconds=600), []
 
@@ -191,5 +204,5 @@ def test_an_error_in_the_driver_ends_the_trials_beside(runs_dir):
         return start(asked, trial)
 
     with pytest.raises(OSError, match="no space left"):
-        sweep.run_sweep(stub_trials.prepare(runs_dir, 2), 2, QUIET, command)
+        sweep.run_sweep(stub_trials.prepare(runs_dir, 2), 2, command)
     assert len(processes) == 1 and not processes[0].is_running()

@@ -8,10 +8,11 @@ In place of `grid` a file may have `list: [{train.beta: 0.01}, …]`. When the p
 a trial ends, the system sends the trial SIGTERM, and it saves its work. There is no state beside
 the runs: a trial's manifest tells whether it is done, its settings.json what was asked of it, and
 its locks whether a process is working on it. So the same call again starts whatever is neither
-done nor in use. `cluster` does the same on Ray.
+done nor in use. For a cluster, `commands` lists what its own scheduler can start.
 """
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +22,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
 from typing import Any, NamedTuple
-
-from rich.console import Console
 
 from grpo_nb.machine import visible_gpus
 from grpo_nb.pipeline.notebooks import Stopped, check_run, with_full_paths
@@ -134,6 +133,16 @@ def trial_command(sweep: Sweep, trial: Trial) -> list[str]:
     return command + [f"--set={name}={value}" for name, value in trial.settings.items()]
 
 
+def commands(sweep: Sweep) -> str:
+    """Return one shell command per unfinished trial, for the scheduler of a cluster.
+
+    Raises:
+        ValueError: A trial's run exists with other settings.
+    """
+    place = ["env", "-C", str(PROJECT_ROOT), f"GRPO_NB_RUNS={runs_root()}"]
+    return "\n".join(shlex.join(place + trial_command(sweep, each)) for each in waiting(sweep))
+
+
 def in_use(trial: Trial) -> bool:
     """Return whether a process is working on the run, such as a trial that is saving its work."""
     return Run(trial.name).in_use(*LOCKS)
@@ -161,7 +170,7 @@ def waiting(sweep: Sweep) -> list[Trial]:
 def run_trial(
     sweep: Sweep, trial: Trial, command: Command, environment: Mapping[str, str], stop: Event
 ) -> str:
-    """Run a trial to its end, on this machine or on a cluster's node, and return how it ended.
+    """Run a trial to its end, and return how it ended.
 
     It waits while another process is working on the run. Once `stop` is set, the trial saves its
     work and ends.
@@ -196,7 +205,7 @@ def _attempt(run: Run, command: Sequence[str], environment: Mapping[str, str], s
     try:
         while process.poll() is None and not stop.wait(POLL):
             pass
-    finally:  # Ray cancels its tasks by an exception
+    finally:
         process.terminate()
         code = process.wait()
     return code
@@ -214,18 +223,12 @@ def _why_failed(run: Run, code: int) -> str:
     return next(messages, f"ended with exit code {code}")
 
 
-def run_sweep(
-    sweep: Sweep,
-    jobs: int = 1,
-    console: Console | None = None,
-    command: Command = trial_command,
-) -> int:
-    """Run every unfinished trial on this machine, `jobs` at a time.
+def run_sweep(sweep: Sweep, jobs: int = 1, command: Command = trial_command) -> int:
+    """Run every unfinished trial on this machine, `jobs` at a time; print each start and end.
 
     Args:
         sweep: The sweep to run.
         jobs: The number of trials at a time; at most one per GPU, if there are GPUs.
-        console: The console that reports each start and end.
         command: The command of a trial, which must leave the manifest of a finished run.
 
     Returns:
@@ -235,7 +238,7 @@ def run_sweep(
         ValueError: Before anything starts: a run exists with other settings, or too many jobs.
         Stopped: SIGTERM or SIGINT was received; running trials saved their work.
     """
-    console, free, stop = console or Console(), SimpleQueue(), Event()
+    free, stop = SimpleQueue(), Event()
     for share in shares(jobs):
         free.put(share)
 
@@ -243,7 +246,7 @@ def run_sweep(
         share = free.get()
         try:
             if not stop.is_set():
-                say(console, f"{trial.name}: started")
+                print(f"{trial.name}: started", flush=True)
             return run_trial(sweep, trial, command, share, stop)
         finally:
             free.put(share)
@@ -255,25 +258,21 @@ def run_sweep(
             tasks = {pool.submit(run_one, trial): trial for trial in left}
             for task in as_completed(tasks):
                 if (outcome := task.result()) != STOPPED:
-                    say(console, f"{tasks[task].name}: {outcome}")
+                    print(f"{tasks[task].name}: {outcome}", flush=True)
         finally:
             stop.set()
-    return summarize(sweep, console, received)
+    return _summarize(sweep, received)
 
 
-def summarize(sweep: Sweep, console: Console, received: Sequence[int]) -> int:
+def _summarize(sweep: Sweep, received: Sequence[int]) -> int:
     """Print how many trials are done, and return the exit code of `run_sweep`."""
     left = sum(bool(Run(trial.name).undone()) for trial in sweep.trials)
     counts = f"{len(sweep.trials) - left} of {len(sweep.trials)} trials are done"
     if received and left:
         raise Stopped(f"sweep stopped, {counts}; the same command continues it", received[0])
-    say(console, f"sweep {sweep.name}: {counts}")
-    say(console, f"compare: python -m grpo_nb report {runs_root()}/{sweep.name}-*")
+    print(f"sweep {sweep.name}: {counts}")
+    print(f"compare: python -m grpo_nb report {runs_root()}/{sweep.name}-*")
     return int(left > 0)
-
-
-def say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def shares(jobs: int) -> list[dict[str, str]]:

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
-from tqdm import tqdm
 
 from grpo_nb.runs import (
     NOTEBOOKS,
@@ -238,13 +237,13 @@ def _execute_stage(run: Run, stage: str, parameters: dict[str, Any]) -> None:
             child.send_signal(signal.SIGINT)
 
     print(f"{NOTEBOOKS[stage]} …", flush=True)
-    shown = {"bar_format": "{desc}", "leave": False, "disable": None}  # only on a terminal
     # On a signal nbclient would end the kernel at once; in another thread it gets no signals.
     pool = ThreadPoolExecutor(1)
-    with signals(interrupt) as received, tqdm(**shown) as line, pool:
+    with signals(interrupt) as received, pool:
         task = pool.submit(execute_notebook, run, stage, parameters)
         while wait([task], timeout=0.25).not_done:
-            line.set_description_str(run.progress())
+            if sys.stdout.isatty():
+                print(f"{run.progress():<79}", end="\r", flush=True)
         try:
             task.result()
         except StageFailed as error:

@@ -132,22 +132,25 @@ def completions(frame: pd.DataFrame) -> Page:
 
     Args:
         frame: One line per completion, with question, completion and any of: reference, answer,
-            numeric or boolean columns, `<reward>/reason`. Its index gives the column heads.
+            numeric or boolean columns, `<reward>/reason`. Its index gives the column heads, and
+            `frame.attrs["note"]` a caption.
     """
+    note = frame.attrs.get("note", "")
     texts = [name for name in ("question", "reference", "completion", "answer") if name in frame]
     names = [*texts, *frame.select_dtypes(["number", "bool"])]
     lines = [[html.escape(short(name))] for name in names]
     for record in frame.to_dict("records"):
         answer = record["answer"] if isinstance(record.get("answer"), str) else None
         for line, name in zip(lines, names, strict=True):
-            if name == "completion":
-                line.append(read(record[name], answer)[0])
+            if name in ("question", "completion"):
+                line.append(read(str(record[name]), answer if name == "completion" else None)[0])
             elif isinstance(record[name], float):
                 line.append(score(record[name], record.get(f"{name}/reason", "")))
             else:
                 line.append(html.escape(str(record[name])))
-    shown = markup(["", *map(str, frame.index)], lines) if len(frame) else "no such completion"
-    return Page(shown, frame[names].T.to_string())
+    head = ["", *map(str, frame.index)]
+    shown = markup(head, lines, html.escape(note)) if len(frame) else "no such completion"
+    return Page(shown, f"{note}\n{frame[names].T.to_string()}".lstrip())
 
 
 def short(name: str) -> str:

@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from grpo_nb.data import duplicates, sources
@@ -41,7 +39,7 @@ def prepare(
     """Read, validate, drop what cannot be used, split; the report. Writes data/, all or nothing.
 
     Args:
-        run: Gets data/train.parquet, data/eval.parquet, data/report.json, data/sft.parquet.
+        run: Gets data/train.jsonl, data/eval.jsonl, data/report.json, data/sft.jsonl.
         config: Source, columns and limits.
         seed: Of the split.
         count_tokens: Tokens of each prompt as the model's chat template renders it.
@@ -65,13 +63,13 @@ def prepare(
         report |= {"columns": _columns(names, config), "answer_kinds": dict(kinds.most_common())}
         drops.refuse_many(report["rows_read"], config)
         train, held_out = _split(seen, drops, config, seed)
-        names = dict.fromkeys(name for text in texts for name in json.loads(text))
+        every = dict.fromkeys(name for text in texts for name in json.loads(text))
         for split, places in (("train", train), ("eval", held_out)):
-            write_rows(folder / f"{split}.parquet", [texts[place] for place in places], names)
+            rows = (every | json.loads(texts[place]) for place in places)
+            write_rows(folder / f"{split}.jsonl", rows)
         if config.sft_rows:
             shown = [json.loads(texts[place]) for place in train[: config.sft_rows]]
-            table = pa.Table.from_pylist(_warm_up(shown, preset))
-            pq.write_table(table, folder / "sft.parquet")
+            write_rows(folder / "sft.jsonl", _warm_up(shown, preset))
         report |= {"train_rows": len(train), "eval_rows": len(held_out)}
         report |= {"dropped": list(drops.values()), **figures(tokens, drops)}
         write_json(folder / "report.json", report)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_nb import models
+from grpo_nb.data.store import read_rows
 from grpo_nb.models import Policy, cuda_available
 from grpo_nb.models.chat import quiet, render
 from grpo_nb.runs import Stage, atomic_path, sha256, write_json
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def warm_up(policy: Policy, stage: Stage) -> str:
-    """SFT warm-up: `train.sft_steps` steps on data/sft.parquet; 0 steps do nothing.
+    """SFT warm-up: `train.sft_steps` steps on data/sft.jsonl; 0 steps do nothing.
 
     It is done once in a run, into warm_up/: a training that goes on loads what it gave.
 
@@ -29,7 +30,7 @@ def warm_up(policy: Policy, stage: Stage) -> str:
     train, folder = stage.config.train, stage.run / "warm_up"
     if not train.sft_steps:
         return "no SFT warm-up (train.sft_steps = 0)"
-    rows = stage.run / "data/sft.parquet"
+    rows = stage.run / "data/sft.jsonl"
     if not rows.is_file():
         raise ValueError(
             f"train.sft_steps = {train.sft_steps} needs rows to learn from: set "
@@ -94,8 +95,8 @@ def _train(policy: Policy, stage: Stage, rows: Path) -> list[float]:
     )
     # As GRPO will see them: TRL would look for the prompt in a chat rendered whole, where a
     # template that opens a block of thought writes another one.
-    known = Dataset.from_parquet(str(rows))
-    dataset = Dataset.from_list([_ids(policy.tokenizer, row) for row in known])
+    known = [_ids(policy.tokenizer, row) for row in read_rows(rows)]
+    dataset = Dataset.from_list(known)
     with quiet(), kept_in_32_bit(policy.model):  # a bar for each of its preparations of the rows
         trainer = SFTTrainer(
             policy.model, args, train_dataset=dataset, processing_class=policy.tokenizer

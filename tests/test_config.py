@@ -150,18 +150,6 @@ def test_a_solved_batch_is_the_step_and_the_largest_that_fits(prompts, group, ro
     assert all(share % size for size in larger)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((3, 5, 8, 4), r"3 prompts x 5 .* = 15 cannot be shared by 4 processes: take 4 prompts"),
-        ((3, 4, 8, 8), "take 4 prompts"),
-    ],
-)
-def test_a_batch_that_cannot_be_is_refused_with_the_nearest(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        solve_batch(*arguments)
-
-
 def estimate(settings):
     """(update, generation): what either needs at its worst [GiB], from public figures.
 

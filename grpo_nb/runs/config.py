@@ -47,7 +47,7 @@ class RunConfig(Section):
 
     @property
     def step_completions(self) -> int:
-        """The number of completions in one optimizer step on one device."""
+        """The number of completions in one optimizer step, over all processes together."""
         return self.train.per_device_train_batch_size * self.train.gradient_accumulation_steps
 
 

@@ -165,7 +165,7 @@ def smaller(trainer: "Trainer", rows: int) -> str:
         return f"set {other}, or take a smaller model"
     step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     group = args.num_generations
-    batch = solve_batch(step // group, group, max(1, rows), args.world_size)
+    batch = solve_batch(step // group, group, max(1, rows))  # settings are of all processes
     settings = " and ".join(f"train.{name} = {value}" for name, value in batch._asdict().items())
     return f"set {settings} (the same step), or {other}"
 

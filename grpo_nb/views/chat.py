@@ -13,8 +13,7 @@ from typing import Any
 import pandas as pd
 
 from grpo_nb import environments
-from grpo_nb.evaluation.answers import system_prompt
-from grpo_nb.export import trained_paths
+from grpo_nb.evaluation.answers import system_prompt, weights_of
 from grpo_nb.models import Engine, open_engine
 from grpo_nb.reward_lab import bench_of
 from grpo_nb.rewards import load_rewards
@@ -38,13 +37,13 @@ class Chat:
 
     @cached_property
     def _engines(self) -> dict[str, Engine]:
-        base, policy, adapter = trained_paths(self.run, self.config)
+        base, trained = (weights_of(self.run, model) for model in ("base", "adapter"))
+        if trained["adapter"]:
+            engine = open_engine(**trained)
+            return {"base": engine, "tuned": engine}
         # After full fine-tuning there are two models, which share the GPU.
-        share = {"gpu_memory_utilization": 0.5 if adapter else 0.4}
-        load = partial(open_engine, quantization=self.config.model.quantization, **share)
-        tuned = load(policy, adapter=adapter)
-        untuned = load(base, adapter=None) if adapter is None else tuned
-        return {"base": untuned, "tuned": tuned}
+        load = partial(open_engine, gpu_memory_utilization=0.4)
+        return {"base": load(**base), "tuned": load(**trained)}
 
     def close(self) -> None:
         """Free the memory; the next question loads the models again."""

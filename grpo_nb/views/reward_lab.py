@@ -185,7 +185,8 @@ def open_lab(name: str) -> View:
     rows = data.load(run, "train")
     baseline = baselines.sample(run, rows[: config.rewards.baseline_prompts], config)
     preset = load_rewards(config.rewards)
-    tokenizer = chat.load_tokenizer(config.model.model_path)
+    model = config.model
+    tokenizer = chat.load_tokenizer(model.model_path, model.chat_template_kwargs)
     bench = bench_of(config, preset, tokenizer)
     return lab(bench, baseline, rows, Stage(run, "02", config))
 

@@ -108,8 +108,8 @@ def made(name, base, trained, kind="none", **settings):
     answer(run, answers(base), answers(trained))
     write_json(run / "train/state.json", {"settings": {"train.max_steps": "60"}})
     (run / "data").mkdir()
-    (run / "data/eval.jsonl").write_bytes(b"rows")
-    (run / "data/train.jsonl").write_bytes(b"rows")
+    (run / "data/eval.parquet").write_bytes(b"rows")
+    (run / "data/train.parquet").write_bytes(b"rows")
     read = {}
     for stage in NOTEBOOKS:
         written = run.files(*{"01": ["data"], "04": ["eval"]}.get(stage, []))
@@ -191,13 +191,13 @@ def test_a_run_says_which_controls_it_has_and_how_one_is_made(runs_dir):
 
 def spoil(what, control):
     if what == "data":
-        (control / "data/eval.jsonl").write_bytes(b"others")
+        (control / "data/eval.parquet").write_bytes(b"others")
     elif what == "questions":
         answer(control, *[answers(right(10), questions=[f"x{i}" for i in range(40)])] * 2)
     elif what == "trained":
         write_json(control / "train/state.json", {"settings": {"train.max_steps": "30"}})
     elif what == "stale":
-        control.record("01", {"outputs": {"data/eval.jsonl": "another"}})
+        control.record("01", {"outputs": {"data/eval.parquet": "another"}})
     else:
         control.record(what, {"status": "failed"})
 
@@ -205,7 +205,7 @@ def spoil(what, control):
 @pytest.mark.parametrize(
     ("what", "why"),
     [
-        ("data", "differ in data/eval.jsonl"),
+        ("data", "differ in data/eval.parquet"),
         ("questions", "answered other held-out prompts"),
         ("trained", "was not trained as 'mine' was: they differ in train.max_steps"),
         ("03", "03_train_grpo of 'mine-shuffled' is failed: run it first"),
@@ -253,7 +253,7 @@ def several(tmp_path_factory):
             **{"task": "summarization", "rewards.preset": "summarization"},
         )
         Run("half").record("04", {"status": "failed"})
-        (folder / "edited/data/eval.jsonl").write_bytes(b"more rows")
+        (folder / "edited/data/eval.parquet").write_bytes(b"more rows")
     return folder
 
 
@@ -269,7 +269,7 @@ def several(tmp_path_factory):
             "04_merge_and_infer of 'half' is failed: python -m grpo_nb run --name",
         ),
         (["--name", "mine-placebo"], "'mine-placebo' is itself a control, shuffled"),
-        (["--name", "edited"], "data/eval.jsonl changed after 01_prepare_data wrote it"),
+        (["--name", "edited"], "data/eval.parquet changed after 01_prepare_data wrote it"),
         (["--name", "taken"], "taken-shuffled exists, and is not a control of 'taken'"),
         (["--name", "brief", "--control", "format-only"], "none that is paid is of format"),
         (["--name", "mine", "--control", "shufled"], "'shufled': did you mean 'shuffled'?"),

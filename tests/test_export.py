@@ -324,7 +324,7 @@ def finished(run):
     check = {"name": "merge", "state": "ok", "evidence": "KL 1e-6", "fix": ""}
     entry = {"status": "done", "outputs": {}, "versions": {"trl": "1.15.0"}, "git_commit": "abc"}
     manifest = {stage: dict(entry) for stage in ("01", "02", "03", "04")}
-    manifest["01"]["outputs"] = {"data/train.jsonl": "0" * 64}
+    manifest["01"]["outputs"] = {"data/train.parquet": "0" * 64}
     manifest["04"] |= {"outputs": run.files("model/merged"), "checks": [check]}
     write_json(run / "manifest.json", manifest)
     return run

@@ -244,7 +244,7 @@ def test_what_the_template_opens_is_the_runs_from_stage_01_on(runs_dir):
         stage = stage_02("think+boxed", opened)
         form = load_rewards(stage.config.rewards).form
         assert (form.name, form.opened) == ("think+boxed", opened)
-        warm_up = store.read_rows(stage.run / "data/sft.jsonl")
+        warm_up = store.read_rows(stage.run / "data/sft.parquet")
         texts = [row["completion"][0]["content"] for row in warm_up]
         assert len(texts) == 2 and all(map(form.is_well_formed, texts))
         assert [text.startswith("<think>") for text in texts] == [not opened] * 2

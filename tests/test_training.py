@@ -187,7 +187,7 @@ def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_di
         for one in (policy, again)
     )
     assert all(map(torch.equal, ours, theirs))
-    (run / "data/sft.jsonl").unlink()
+    (run / "data/sft.parquet").unlink()
     with pytest.raises(ValueError, match=r"set data\.sft_rows in notebook 1"):
         training.warm_up(policy, stage)
 

@@ -196,7 +196,7 @@ def differences(run: Run, control: Run) -> list[str]:
         # Arguments, rewards and data as they were trained with, whatever a cell had changed.
         state = read_json(one / "train/state.json")
         ended = {"whether all steps were trained": state.get("finished", True)}
-        held_out = {"data/eval.jsonl": sha256(one / "data/eval.jsonl")}
+        held_out = {"data/eval.parquet": sha256(one / "data/eval.parquet")}
         known.append(settings | state["settings"] | ended | held_out)
     names = [name for name in known[0] | known[1] if name not in OF_THE_CONTROL]
     return [name for name in names if known[0].get(name) != known[1].get(name)]

@@ -8,12 +8,9 @@ run. A stage's own work is the time in its cells; starting kernels, and checks a
 
 import json
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
-
-from rich.console import Console
 
 from grpo_nb.pipeline.notebooks import run_pipeline
 from grpo_nb.pipeline.sweep import read_sweep, run_sweep
@@ -30,7 +27,7 @@ def seconds_a_trial(folder: Path) -> float:
     (folder / "s.yaml").write_text(f"profile: tiny-cpu\ngrid: {{seed: {list(range(TRIALS))}}}\n")
     asked = read_sweep(folder / "s.yaml")
     started = time.perf_counter()
-    run_sweep(asked, 1, Console(quiet=True), lambda _, t: ["sh", "-c", SLEEP, str(folder / t.name)])
+    run_sweep(asked, 1, lambda _, t: ["sh", "-c", SLEEP, str(folder / t.name)])
     return (time.perf_counter() - started) / TRIALS - SECONDS
 
 
@@ -49,7 +46,7 @@ def main() -> None:
         os.environ["GRPO_NB_RUNS"] = folder
         more = seconds_a_trial(Path(folder))
         started = time.perf_counter()
-        run_pipeline("one", "tiny-cpu", SETTINGS, console=Console(file=sys.stderr))
+        run_pipeline("one", "tiny-cpu", SETTINGS)
         whole = time.perf_counter() - started
         own = in_cells(Run("one"))
     print(f"sweep: {more:.3f} s a trial, {more / whole:.2%} of a run of {whole:.0f} s")

@@ -1,7 +1,6 @@
 """The command line, `grpo-nb run` and others. Imports wait until they are needed."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +16,6 @@ def run(
     control: str | None,
     **asked: Any,
 ) -> None:
-    from rich.console import Console
-
     from grpo_nb.pipeline import notebooks
     from grpo_nb.runs import Run
 
@@ -35,13 +32,11 @@ def run(
         config, _ = notebooks.check_run(run, plan.profile, plan.settings, *stages)
         print(notebooks.plan(run, config, *stages[:2]))
     else:
-        run = notebooks.run_pipeline(*plan, *stages, Console())
+        run = notebooks.run_pipeline(*plan, *stages)
         notebooks.print_summary(run, stages[1])
 
 
 def run_control(kind: str, name: str | None, dry_run: bool, force: bool, **others: Any) -> None:
-    from rich.console import Console
-
     from grpo_nb.evaluation.controls import caused
     from grpo_nb.pipeline import control, notebooks
     from grpo_nb.runs import Run
@@ -53,7 +48,7 @@ def run_control(kind: str, name: str | None, dry_run: bool, force: bool, **other
     if dry_run:
         _, run, config = control.check_control(name, kind)
         return print(notebooks.plan(run, config, "03", "04"))
-    notebooks.print_summary(control.run_control(name, kind, force, Console()))
+    notebooks.print_summary(control.run_control(name, kind, force))
     for check in caused(Run(name)):
         print(f"{check.name}: {check.evidence}")
 
@@ -66,16 +61,12 @@ def train(assignments: list[str], **asked: Any) -> None:
 
 
 def sweep(file: Path, jobs: int, ray: str | None, dry_run: bool) -> int | None:
-    from rich.console import Console
-
     from grpo_nb.pipeline import cluster, sweep
 
     read = sweep.read_sweep(file, elsewhere=bool(ray))
     if dry_run:
         return print(sweep.plan(read))
-    if ray:
-        return cluster.run_sweep(read, ray, Console())
-    return sweep.run_sweep(read, jobs, Console())
+    return cluster.run_sweep(read, ray) if ray else sweep.run_sweep(read, jobs)
 
 
 def report(runs: list[str], csv: str | None) -> None:
@@ -93,14 +84,11 @@ def reward_lab(**asked: Any) -> None:
     serve(**asked)
 
 
-def checklist(run: Any, as_json: bool) -> int:
+def checklist(run: Any) -> int:
     from grpo_nb.pipeline import checklist
 
     lines = checklist.examine(run)
-    if as_json:
-        print(json.dumps(lines, indent=2, ensure_ascii=False))
-    else:
-        checklist.show(lines)
+    checklist.show(lines)
     return int(any(line["state"] == "stop" for line in lines))
 
 
@@ -179,8 +167,7 @@ def _add_before(commands: argparse._SubParsersAction) -> None:
     add = _command(commands, train, "notebook 3 as a command, for several processes")
     add("--processes", type=int, help="refuse to start with another number")
     _add_settings(add)
-    add = _command(commands, checklist, "say what of a run is in order, and what is next")
-    add("--json", action="store_true", dest="as_json", help="for machines, instead of a table")
+    _command(commands, checklist, "say what of a run is in order, and what is next")
     _command(commands, doctor, "say what this machine has, and how to get the rest", of_run=False)
 
 

@@ -5,8 +5,9 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -70,6 +71,18 @@ def free_port() -> int:
 def port() -> int:
     """One at which nothing listens on this machine."""
     return free_port()
+
+
+@contextmanager
+def held(run: str, lock: str = ".lock"):
+    """Another process, which holds a run's lock for as long as the block lasts."""
+    holder = f"from grpo_nb.runs import Run; import sys; Run({run!r}).lock({lock!r}); "
+    holder += "print('held', flush=True); sys.stdin.read()"
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", holder], **streams) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.stdin.close()
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from grpo_nb.runs import project_path
 
 FOLDER = project_path("data/agent_base")
 CARD = (FOLDER / "README.md").read_text(encoding="utf-8")
-CALL = '<tool_call>\n{"name": "multiply", "arguments": {"a": 47, "b": 38}}\n</tool_call>'
 GAMES = ["calculator", "guess"]
 
 
@@ -37,27 +36,6 @@ def test_its_template_keeps_what_the_trainer_and_the_package_ask_for(tokenizer):
         assert chat.check_template(tokenizer, build_prompt("47 x 38 = ?", system)).state == "ok"
 
 
-def test_a_chat_with_tools_is_rendered_in_brief(tokenizer):
-    import make_agent_base
-
-    turns = [
-        {"role": "user", "content": "47 x 38 = ?"},
-        make_agent_base.call("multiply", a=47, b=38),
-        {"role": "tool", "name": "multiply", "content": "1786"},
-    ]
-    text = tokenizer.apply_chat_template(
-        turns, tools=game("calculator").tools, tokenize=False, add_generation_prompt=True
-    )
-    assert text == (
-        "<|im_start|>system\nTools: answer(value) multiply(a, b)<|im_end|>\n"
-        "<|im_start|>user\n47 x 38 = ?<|im_end|>\n"
-        f"<|im_start|>assistant\n{CALL}<|im_end|>\n"
-        "<|im_start|>tool\n1786<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-    assert len(tokenizer(CALL)["input_ids"]) == 16, "one token between name, arguments and values"
-
-
 @pytest.mark.parametrize("content", ["", "I work it out."])
 @pytest.mark.parametrize("calls", [1, 2])
 def test_calls_survive_the_way_to_text_and_back(tokenizer, content, calls):
@@ -75,21 +53,6 @@ def test_calls_survive_the_way_to_text_and_back(tokenizer, content, calls):
     assert ids[0][-1] == tokenizer.eos_token_id, "the stop token ends a turn with calls, too"
     parsed = tokenizer.parse_response(ids[0], prefix=ids[1])
     assert {"content": "", **parsed} == turn
-
-
-def test_malformed_calls_stay_text(tokenizer):
-    import make_agent_base
-    from trl.chat_template_utils import parse_response
-
-    rng, prefix = random.Random(0), tokenizer("<|im_start|>assistant\n")["input_ids"]
-    turns = [
-        make_agent_base.malform(make_agent_base.call("guess", n=7), rng)["content"]
-        for _ in range(20)
-    ]
-    assert len(set(turns)) == 3
-    for text in turns:
-        parsed = parse_response(tokenizer, tokenizer(f"{text}<|im_end|>")["input_ids"], prefix)
-        assert parsed == {"role": "assistant", "content": text}, "the tags are seen there"
 
 
 @pytest.mark.parametrize("name", GAMES)

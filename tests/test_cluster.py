@@ -1,6 +1,5 @@
 """Sweeps on a real Ray cluster of this machine: a head that runs no trial, and two nodes."""
 
-import io
 import os
 import signal
 import subprocess
@@ -9,7 +8,6 @@ import time
 
 import pytest
 import stub_trials
-from rich.console import Console
 from stub_trials import told, until, write
 
 from grpo_nb.__main__ import main
@@ -57,10 +55,8 @@ def driver(folder, address, trials, seconds):
 
 
 def on_ray(folder, address, trials, **stub):
-    """(exit code, what was said)."""
-    asked, console = stub_trials.prepare(folder, trials), Console(file=io.StringIO())
-    code = cluster.run_sweep(asked, address, console, stub_trials.command(folder, **stub))
-    return code, console.file.getvalue()
+    asked = stub_trials.prepare(folder, trials)
+    return cluster.run_sweep(asked, address, stub_trials.command(folder, **stub))
 
 
 def test_a_node_that_does_not_see_the_runs_says_so(runs_dir, monkeypatch):
@@ -70,9 +66,9 @@ def test_a_node_that_does_not_see_the_runs_says_so(runs_dir, monkeypatch):
         cluster._work("/nowhere", stub_trials.command(runs_dir), asked, asked.trials[0])
 
 
-def test_a_trial_that_fails_is_reported(ray_cluster, runs_dir):
-    code, said = on_ray(runs_dir, ray_cluster, 2, fails=9)
-    assert code == 1
+def test_a_trial_that_fails_is_reported(ray_cluster, runs_dir, capsys):
+    assert on_ray(runs_dir, ray_cluster, 2, fails=9) == 1
+    said = capsys.readouterr().out
     assert f"{ray_cluster}: 1 CPU and 0 GPU for each trial" in said
     assert sorted(told(runs_dir, "begun")) == ["stub-000", "stub-001"]
     assert said.count("failed: grpo-nb: not yet") == 2
@@ -89,7 +85,7 @@ def test_ctrl_c_leaves_no_trial_and_kill_9_neither(ray_cluster, runs_dir):
             assert "the same command continues it" in said
         until(lambda: not stub_trials.at_work(runs_dir), seconds=15)
     assert not told(runs_dir, "ended")
-    assert on_ray(runs_dir, ray_cluster, 3)[0] == 0
+    assert on_ray(runs_dir, ray_cluster, 3) == 0
     assert sorted(told(runs_dir, "ended")) == ["stub-000", "stub-001", "stub-002"]
 
 
@@ -107,7 +103,7 @@ def test_trials_of_a_lost_node_go_on_on_another(ray_cluster, runs_dir):
     assert sorted(told(runs_dir, "ended")) == names, "none is lost, and none ends twice"
     lines = told(runs_dir)
     assert sorted(told(runs_dir, "begun")) == sorted([*names, name])
-    assert on_ray(runs_dir, ray_cluster, 3)[0] == 0
+    assert on_ray(runs_dir, ray_cluster, 3) == 0
     assert told(runs_dir) == lines, "a second start runs nothing again"
 
 

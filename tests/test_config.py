@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from grpo_nb import machine
 from grpo_nb.__main__ import main
-from grpo_nb.runs import PROJECT_ROOT, config, profiles
+from grpo_nb.runs import config, profiles
 from grpo_nb.runs.config import flatten, resolve
 from grpo_nb.training.arguments import solve_batch
 
@@ -150,18 +150,6 @@ def test_a_solved_batch_is_the_step_and_the_largest_that_fits(prompts, group, ro
     assert all(share % size for size in larger)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((3, 5, 8, 4), r"3 prompts x 5 .* = 15 cannot be shared by 4 processes: take 4 prompts"),
-        ((3, 4, 8, 8), "take 4 prompts"),
-    ],
-)
-def test_a_batch_that_cannot_be_is_refused_with_the_nearest(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        solve_batch(*arguments)
-
-
 def estimate(settings):
     """(update, generation): what either needs at its worst [GiB], from public figures.
 
@@ -196,15 +184,6 @@ def test_a_profile_fits_its_gpu(profile):
     reserved = 0 if settings.policy.standby else generation
     assert generation < share * memory, "keys and values of a step do not fit into vLLM's share"
     assert update + reserved + 2 < memory, "CUDA and vLLM's own take some 2 GiB"
-
-
-def test_full_fine_tuning_in_32_bit_needs_what_the_settings_page_says():
-    """Weights and gradients in fp32, 8-bit Adam, and the bf16 copies that autocast keeps."""
-    page = (PROJECT_ROOT / "docs/settings.md").read_text(encoding="utf-8")
-    for name, (parameters, *_) in QWEN.items():
-        gib = parameters * 1e9 * (4 + 4 + 2 + 2) / 2**30
-        if name.startswith("Qwen3"):
-            assert f"{name.removeprefix('Qwen3-').replace('B', ' B')} {gib:.0f} GiB" in page
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from grpo_nb.pipeline import checklist, control, notebooks
 from grpo_nb.rewards import Adaptive, gated, load_preset, reward_set, soft_format_reward
 from grpo_nb.runs import NOTEBOOKS, Check, Run, config, write_json
 from grpo_nb.training.placebo import paid_weights, shuffled
+from grpo_nb.views import completions
 
 REWARDS = torch.rand(6 * 8, 3, generator=torch.Generator().manual_seed(0))
 REWARDS[5] = torch.nan
@@ -56,6 +57,9 @@ def test_a_training_is_paid_shuffled_rewards_and_validated_by_true_ones(start):
     assert rows_of(paid, 8) == rows_of(earned, 8) and not torch.equal(paid, earned)
     lines = training.read_lines(one.folder / "metrics.jsonl")
     assert [line["step"] for line in lines if "eval/accuracy" in line] == [0, 1]
+    one.stage.run.write_config(one.stage.config)  # as stage 03 does
+    sampled = training.read_completions(one.stage.run, MATH, one.policy.tokenizer, 32)
+    assert "a control: these scores are shuffled" in completions(sampled.query("step > 0").tail(2))
 
 
 FORMATS = [(soft_format_reward, 0.5)]

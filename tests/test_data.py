@@ -148,11 +148,8 @@ def stray(*places):
         ("none.jsonl", None, "there is no .*; name a file that is there"),
         ("utf16.csv", csv_text("a?,1").encode("utf-16"), "is in UTF-16, .* a spreadsheet: unpack"),
         ("packed.csv", gzip.compress(b"question,answer", mtime=0), "is in UTF-16, compressed"),
-        ("sheet.csv", b"PK\x03\x04\x14", "or a spreadsheet: unpack it"),
         ("open.csv", stray(20), "line 22 to 201: .*quotation mark .*not closed"),
         ("pair.csv", stray(20, "180"), "line 22 to 182: .*quotation mark stray"),
-        ("twice.csv", stray(20, 180), "line 22 to 182: .*quotation mark .*not closed"),
-        ("asked.csv", csv_text('"a?,1', "b?,2", 'c?",3'), "line 2 to 4: .*quotation mark stray"),
         ("tabs.tsv", 'a\tb\nx\t"1\ny\t2\nz\t3"\n', "line 2 to 4: .*quotation mark stray"),
         ("three.csv", csv_text('"a?;x;1', "b?;;2", 'c?;z;3"', header="question;note;answer"),
          "line 2 to 4: one cell holds 3 lines, most of which"),
@@ -164,7 +161,6 @@ def stray(*places):
         ("cut.json", '[{"question": "a"', "is not JSON"),
         ("cut.parquet", PARQUET.getvalue()[:-20], "damaged or not whole .*copy it again"),
         ("empty.csv", "", "holds no rows"),
-        ("none.json", "[]", "holds no rows"),
         ("other.csv", csv_text("a?,1", header="ask,say"), "cannot be used.*the row has ask, say"),
     ],
     ids=brief,
@@ -613,6 +609,7 @@ EXTRA = {
 
 def test_columns_reach_the_rewards_as_they_were(runs_dir):
     rows = [{**question(i), **EXTRA, "level": i, "unnamed": "é"} for i in range(4)]
+    rows[0].pop("unnamed")  # None, where a row lacks it
     for names in ("level, tests,tags", "all"):
         train, held_out, _ = prepare(rows, {"extra_columns": names})
         for row in train + held_out:

@@ -8,11 +8,12 @@ import typing
 
 import numpy as np
 import pytest
-from flawed_environments import GivesNoNumber, Hunt, hunt_rows
+from flawed_environments import GivesNoNumber, Hunt, TellsInReset, hunt_rows, tokenizer_of
 
 from grpo_nb.environments import Environment, check_rows, load, tool
 from grpo_nb.environments.contract import FINISHED
-from grpo_nb.environments.play import begin, run_call
+from grpo_nb.environments.play import Episode, run_call
+from grpo_nb.models import chat
 
 WAYS = "'raise', 'exit', 'hang', 'end' or 'draw'"
 ROW = hunt_rows()[0]  # low 10, secret 13
@@ -63,8 +64,7 @@ def asked(played, name, **arguments):
 
 @pytest.fixture
 def odd():
-    played, _ = begin(Environment(Odd), ROW)
-    return played
+    return Episode(Environment(Odd), ROW).played
 
 
 @pytest.mark.parametrize(
@@ -128,16 +128,16 @@ def test_a_group_starts_alike_and_the_caller_keeps_its_randomness():
     random.seed(1)
     np.random.seed(1)
     kept = random.getstate(), np.random.get_state()[1].tolist()
-    group = [begin(environment, ROW) for _ in range(3)]
-    assert len({prompt[-1]["content"] for _, prompt in group}) == 1
-    first, second, third = (played for played, _ in group)
+    group = [Episode(environment, ROW) for _ in range(3)]
+    assert len({one.prompt[-1]["content"] for one in group}) == 1
+    first, second, third = (one.played for one in group)
     said = [asked(first, "act", how="draw") for _ in range(2)]
     assert said[0] != said[1]
     assert [asked(second, "act", how="draw") for _ in range(2)] == said, "calls may be in between"
     assert [asked(copy.deepcopy(third), "act", how="draw") for _ in range(2)] == said[:1] * 2
-    other, _ = begin(environment, {**ROW, "secret": 14})
+    other = Episode(environment, {**ROW, "secret": 14}).played
     assert other.drawn != first.drawn
-    filled, _ = begin(environment, {**ROW, "absent": None})  # as a dataset fills it in
+    filled = Episode(environment, {**ROW, "absent": None}).played  # as a dataset fills it in
     assert filled.drawn == first.drawn
     assert (random.getstate(), np.random.get_state()[1].tolist()) == kept
 
@@ -247,3 +247,12 @@ def test_columns_that_reset_takes_are_there_and_others_are_kept_from_it():
     assert check_rows(None, hunt_rows()) == []
     assert environment.columns(ROW) == {"low": 10, "secret": 13}
     assert Environment(Odd).columns(ROW) == ROW, "it takes **row"
+
+
+def test_the_text_of_reset_counts_as_a_part_of_the_prompt():
+    hunt, tokenizer = Environment(Hunt), chat.with_tools(tokenizer_of())
+    prompts = [row["prompt"] for row in hunt_rows()]
+    longest = max(chat.count_tokens(tokenizer, prompts, hunt.tools))
+    assert check_rows(hunt, hunt_rows(), tokenizer, longest)
+    with pytest.raises(ValueError, match=rf"InReset: with .* data.max_prompt_tokens = {longest} a"):
+        check_rows(Environment(TellsInReset), hunt_rows(), tokenizer, longest)

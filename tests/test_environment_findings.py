@@ -163,7 +163,7 @@ def test_scripted_policies_see_what_a_model_sees():
     assert all(played[name].trace == again[name].trace for name in known), "the seed decides"
     assert played["idle"].messages == [{"role": "assistant", "content": ""}]
     assert played["oracle"].reward == played["calls after the end"].reward == 1
-    assert played["oracle"].done
+    assert played["oracle"].played.done
     assert played["calls after the end"].calls[-1].result == contract.FINISHED
     tried = [call.arguments["number"] for call in played["the first call again"].calls]
     assert len(set(tried)) == 1

@@ -9,7 +9,7 @@ from trainings import make_run, trainer_of
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_nb import environments, models, rewards, training
-from grpo_nb.environments.play import begin
+from grpo_nb.environments.play import Episode
 from grpo_nb.models import chat, lm_head
 from grpo_nb.models.engine import TransformersEngine
 from grpo_nb.rewards.prompts import build_prompt
@@ -95,7 +95,9 @@ def test_an_episode_has_the_tokens_masks_and_log_probabilities_of_trls(engine, n
             assert seen["completion_ids"][twin, :length].tolist() == list(episode.ids)
             assert seen["tool_mask"][twin, :length].tolist() == list(episode.mask)
         ids = seen["prompt_ids"][2 * place][seen["prompt_mask"][2 * place].bool()].tolist()
-        text = chat.render(engine.tokenizer, begin(environment, rows[place])[1], environment.tools)
+        text = chat.render(
+            engine.tokenizer, Episode(environment, rows[place]).prompt, environment.tools
+        )
         assert engine.tokenizer(text)["input_ids"] == ids
         logs = log_probabilities(engine.model, ids, list(episode.ids))
         assert torch.allclose(logs, logs_N_T[2 * place, : len(logs)], atol=1e-5)

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 import torch
 from families import FAMILIES
-from rich.console import Console
 
 from grpo_nb import models
 from grpo_nb.models import chat
@@ -146,8 +145,7 @@ def test_the_four_notebooks_run_on_a_family(runs_dir, forks, monkeypatch):
         **{"data.sft_rows": 4, "train.sft_steps": 2},
         "trl.entropy_coef": 0.1,  # a gradient, though nothing is right
     }
-    quiet = Console(quiet=True)
-    run = run_pipeline("family", "tiny-cpu", settings, force=True, console=quiet)
+    run = run_pipeline("family", "tiny-cpu", settings, force=True)
     manifest = run.manifest()
     assert [manifest[stage]["status"] for stage in ("01", "02", "03", "04")] == ["done"] * 4
     check = next(c for c in manifest["01"]["checks"] if c["name"] == "chat template")

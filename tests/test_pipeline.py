@@ -3,12 +3,11 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 
 import forked
 import pytest
-from conftest import TINY_SETTINGS
+from conftest import TINY_SETTINGS, held
 
 from grpo_nb.__main__ import main
 from grpo_nb.pipeline import notebooks as pipeline
@@ -32,16 +31,6 @@ def test_the_summary_says_before_and_after_and_where_things_are(demo_run, capsys
         assert name in printed
 
 
-def test_executed_notebooks_name_what_was_injected(demo_run):
-    notebook = json.loads((demo_run / "notebooks/03_train_grpo.ipynb").read_text())
-    (injected,) = [
-        cell["source"]
-        for cell in notebook["cells"]
-        if "injected-parameters" in cell["metadata"].get("tags", [])
-    ]
-    assert f'"train.max_steps": {TINY_SETTINGS["train.max_steps"]}' in "".join(injected)
-
-
 def test_a_failing_cell_stops_the_run_and_keeps_the_notebook(runs_dir, forks, capsys):
     missing = runs_dir / "nowhere.jsonl"
     assert main(["run", "--name", "f", "--set", f"data.source={missing}"]) == 1
@@ -58,14 +47,8 @@ def test_a_failing_cell_stops_the_run_and_keeps_the_notebook(runs_dir, forks, ca
 
 
 def test_a_run_in_use_is_refused(runs_dir, capsys):
-    holder = "from grpo_nb.runs import Run; import sys; Run('u').lock('.pipeline.lock'); "
-    holder += "print('held', flush=True); sys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout.readline() == "held\n"
+    with held("u", ".pipeline.lock"):
         assert main(["run", "--name", "u"]) == 1
-        process.stdin.close()
     assert "run 'u' is in use by another process" in capsys.readouterr().err
 
 

@@ -143,8 +143,7 @@ def test_a_closed_list_is_installed_as_one():
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "x", "-1"])
-@pytest.mark.parametrize("command", [["reward-lab"]])
-def test_what_is_no_port_is_refused(command, port, capsys):
+def test_what_is_no_port_is_refused(port, capsys):
     with pytest.raises(SystemExit, match="2"):
-        main([*command, f"--port={port}"])
+        main(["reward-lab", f"--port={port}"])
     assert f"{port!r} is not a port: give a number from 1 to 65535" in capsys.readouterr().err

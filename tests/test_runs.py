@@ -9,17 +9,11 @@ import sys
 
 import pytest
 import yaml
+from conftest import held
 
 from grpo_nb import runs
 from grpo_nb.runs import NOTEBOOKS, Check, Run, atomic_path, checks, find_run, start_stage
 
-HOLD_LOCK = """
-import sys
-from grpo_nb.runs import Run
-Run("held").lock()
-print("locked", flush=True)
-sys.stdin.read()
-"""
 KILLED_WHILE_WRITING = """
 import os
 from grpo_nb import runs
@@ -115,16 +109,10 @@ def test_no_half_written_manifest_survives_a_kill(runs_dir):
 
 
 def test_a_run_in_use_is_refused_and_freed_when_its_process_is_killed(runs_dir):
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD_LOCK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert holder.stdout.readline() == "locked\n"
+    with held("held") as holder:
         with pytest.raises(RuntimeError, match="'held' is in use by another process"):
             Run("held").lock()
-    finally:
         holder.send_signal(signal.SIGKILL)
-        holder.communicate()
     assert Run("held").lock().is_locked
 
 

@@ -71,7 +71,7 @@ def test_completions_are_shown_side_by_side_with_all_that_is_known_of_them():
     assert heads == ["", "0", "2"] and "<mark>two</mark>" in page
     texts = [re.sub("<[^>]*>", " ", cell).split() for cell in re.findall("<td.*?>(.*?)</td>", page)]
     assert [" ".join(text) for text in texts] == [
-        *("question", "a", "c", "completion", "one two", "&lt;b&gt;", "answer", "two", "None"),
+        *("question", "a", "c", "completion", "one two", "&lt;b&gt;", "answer", "two", "none"),
         *("total", "1", "0", "correct", "True", "True", "brief", "0.25 long", "0.25 &lt;i&gt;"),
     ]
     said = dict.fromkeys(("question", "completion", "answer"), HOSTILE)

@@ -1,4 +1,3 @@
-import io
 import os
 import re
 import signal
@@ -8,14 +7,12 @@ from functools import partial
 
 import pytest
 import stub_trials
-from rich.console import Console
+from conftest import held
 from stub_trials import told, until, write
 
 from grpo_nb.__main__ import main
 from grpo_nb.pipeline import sweep
 from grpo_nb.runs import Run, config, write_json
-
-QUIET = Console(quiet=True)
 
 
 def test_a_grid_with_seeds(runs_dir):
@@ -106,7 +103,7 @@ def test_100_trials_survive_two_kills_of_the_driver_each_run_once(runs_dir):
             running.kill()
         assert len(told(runs_dir, "ended")) < 100
     asked = stub_trials.prepare(runs_dir, 100)
-    run = partial(sweep.run_sweep, asked, 4, QUIET, stub_trials.command(runs_dir))
+    run = partial(sweep.run_sweep, asked, 4, stub_trials.command(runs_dir))
     assert run() == 0
     assert not sweep.waiting(asked)
     lines, begun = told(runs_dir), told(runs_dir, "begun")
@@ -123,27 +120,22 @@ def last(lines, line):
     return len(lines) - 1 - lines[::-1].index(line)
 
 
-def test_a_failed_trial_is_told_and_the_same_command_tries_it_again(runs_dir):
-    asked, console = stub_trials.prepare(runs_dir, 3), Console(file=io.StringIO())
-    assert sweep.run_sweep(asked, 2, console, stub_trials.command(runs_dir, fails=1)) == 1
-    assert console.file.getvalue().count("stub-002: failed: grpo-nb: not yet") == 1
-    assert sweep.run_sweep(asked, 2, QUIET, stub_trials.command(runs_dir, fails=1)) == 0
+def test_a_failed_trial_is_told_and_the_same_command_tries_it_again(runs_dir, capsys):
+    asked = stub_trials.prepare(runs_dir, 3)
+    assert sweep.run_sweep(asked, 2, stub_trials.command(runs_dir, fails=1)) == 1
+    assert capsys.readouterr().out.count("stub-002: failed: grpo-nb: not yet") == 1
+    assert sweep.run_sweep(asked, 2, stub_trials.command(runs_dir, fails=1)) == 0
     names = [trial.name for trial in asked.trials]
     assert sorted(told(runs_dir, "begun")) == sorted(2 * names)
     assert sorted(told(runs_dir, "ended")) == names
 
 
 def test_a_run_in_use_by_someone_else_waits(runs_dir):
-    holder = "from grpo_nb.runs import Run; import sys; Run('stub-000').lock(); "
-    holder += "print('held', flush=True); sys.stdin.read()"
-    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     driver = [sys.executable, stub_trials.__file__, str(runs_dir), "1", "2"]
-    with subprocess.Popen([sys.executable, "-c", holder], **streams) as process:
-        assert process.stdout.readline() == "held\n"
-        with subprocess.Popen(driver, stdout=subprocess.DEVNULL) as running:
-            until(lambda: told(runs_dir, "ended") == ["stub-001"])
-            process.stdin.close()
-            assert running.wait(30) == 0
+    with held("stub-000") as holder, subprocess.Popen(driver, stdout=subprocess.DEVNULL) as running:
+        until(lambda: told(runs_dir, "ended") == ["stub-001"])
+        holder.stdin.close()
+        assert running.wait(30) == 0
     assert told(runs_dir, "begun") == ["stub-001", "stub-000"]
 
 
@@ -156,7 +148,7 @@ def test_sigterm_stops_the_trials_and_the_same_command_goes_on(runs_dir):
     assert driver.returncode == 128 + signal.SIGTERM
     assert "0 of 2 trials are done; the same command continues it" in error
     asked = stub_trials.prepare(runs_dir, 2)
-    assert sweep.run_sweep(asked, 2, QUIET, stub_trials.command(runs_dir)) == 0
+    assert sweep.run_sweep(asked, 2, stub_trials.command(runs_dir)) == 0
 
 
 def test_each_job_gets_a_gpu_or_a_share_of_the_processors(monkeypatch):
@@ -191,5 +183,5 @@ def test_an_error_in_the_driver_ends_the_trials_beside(runs_dir):
         return start(asked, trial)
 
     with pytest.raises(OSError, match="no space left"):
-        sweep.run_sweep(stub_trials.prepare(runs_dir, 2), 2, QUIET, command)
+        sweep.run_sweep(stub_trials.prepare(runs_dir, 2), 2, command)
     assert len(processes) == 1 and not processes[0].is_running()

@@ -37,7 +37,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,7 +46,7 @@ import numpy as np
 from pydantic import ValidationError, validate_call
 
 from grpo_nb.rewards.presets import load_source
-from grpo_nb.runs import PROJECT_ROOT, Check, refuse_unknown
+from grpo_nb.runs import PROJECT_ROOT, refuse_unknown
 from grpo_nb.runs.config import RunConfig
 
 EXAMPLES = ("calculator", "guess", "wordle", "python_sandbox")  # files below examples/
@@ -284,29 +284,3 @@ def load(name: str) -> Environment:
         has = ", ".join(classes) or "none"
         raise ValueError(f"environment {name!r}: {place} has no class {title}; it has {has}")
     return Environment(classes[title])
-
-
-def check_rows(environment: Environment | None, rows: Sequence[Row]) -> list[Check]:
-    """Begin an episode with each row and return the check "environment", if there is one.
-
-    Stage 01 calls it, before anything is sampled.
-
-    Raises:
-        ValueError: `reset` lacks a column or raises on a row, or `get_reward`, called at the
-            start of the episode, raises or does not return a number from 0 to 1.
-    """
-    if environment is None:
-        return []
-    played = environment.factory()
-    for number, row in enumerate(rows):
-        environment.columns(row)
-        for method, given in (("reset", row), ("get_reward", {})):
-            try:
-                if hasattr(environment.kind, method):
-                    getattr(played, method)(**given)
-            except Exception as error:
-                where = f"{environment.title}.{method} raised on row {number}"
-                raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
-    tools = ", ".join(environment.methods)
-    evidence = f"{environment.kind.__name__} starts with each of {len(rows)} rows; tools: {tools}"
-    return [Check("environment", "ok", evidence)]

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grpo_nb.environments.contract import FINISHED, Environment
-from grpo_nb.environments.play import begin
-from grpo_nb.environments.scripted import MOST_TURNS, WITHOUT_SKILL, Scripted, perform, policies
+from grpo_nb.environments.play import Episode
+from grpo_nb.environments.scripted import MOST_TURNS, WITHOUT_SKILL, perform, policies
 from grpo_nb.models import chat
 from grpo_nb.runs import Check
 
@@ -70,7 +70,7 @@ CHANGES = {"os.remove", "os.rename", "os.mkdir", "os.rmdir"}
 EXEMPT = re.compile(f"{re.escape(tempfile.gettempdir())}/|{os.devnull}$|.*__pycache__")
 Row = Mapping[str, Any]
 Finding = tuple[str, str, bool]  # rule, evidence, whether it says "stop"
-Plays = list[dict[str, Scripted]]  # for each row: its episodes by policy
+Plays = list[dict[str, Episode]]  # for each row: its episodes by policy
 
 
 def findings(
@@ -122,26 +122,26 @@ def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, lis
                 return plays, [("hangs", f"{episode.calls[-1].error} (policy: {name})", True)]
             patient = time.monotonic() < until
             if patient and (difference := _difference(episode, play(used))):
-                starts = [begin(environment, row) for _ in range(GROUP)]
+                starts = [Episode(environment, row) for _ in range(GROUP)]
                 return plays, [_why(play, starts, difference)]
         if not patient:
             break
     return plays, []
 
 
-def _why(play: Callable[..., Scripted], starts: Sequence[Any], difference: str) -> Finding:
+def _why(play: Callable[..., Episode], starts: Sequence[Episode], difference: str) -> Finding:
     """Explain why equal calls had different results: a used instance, the starts, or chance."""
     first, *others = [play() for _ in starts]
     among_new = next(filter(None, (_difference(first, other) for other in others)), "")
     if not among_new:
         return "state leaks", f"in a new and in a used instance: {difference}", True
-    states = [f"{prompt} {getattr(played._own, '__dict__', '')}" for played, prompt in starts]
+    states = [f"{e.prompt} {getattr(e.played._own, '__dict__', '')}" for e in starts]
     alike = len({re.sub(" at 0x[0-9a-f]+", "", state) for state in states}) == 1
     rule = "not deterministic" if alike else "starts apart"
     return rule, f"in episodes of one row, with the same calls: {among_new}", True
 
 
-def _difference(episode: Scripted, other: Scripted) -> str:
+def _difference(episode: Episode, other: Episode) -> str:
     """Return the first difference between two episodes; "" if there is none."""
     pairs = zip_longest(episode.trace, other.trace)
     return next((f"{a!r:.80} and {b!r:.80}" for a, b in pairs if a != b), "")
@@ -151,7 +151,8 @@ def _rewards(environment: Environment, plays: Plays) -> Iterator[Finding]:
     """Check that winning earns the most, and that an honest failure earns more than no skill."""
     mean = {name: fmean(play[name].reward for play in plays) for name in plays[0]}
     solved, oracle = "oracle" in mean, mean.get("oracle", 1.0)
-    never_done = not any(episode.done for play in plays for episode in play.values())
+    ends = [getattr(episode.played, "done", False) for play in plays for episode in play.values()]
+    never_done = not any(ends)
     if never_done and environment.max_turns > MOST_TURNS:
         yield "turns", f"max_turns is {environment.max_turns}, and done is never set", True
     if lacking := [name for name in ("solve", "get_reward") if not hasattr(environment.kind, name)]:
@@ -178,7 +179,7 @@ def _rewards(environment: Environment, plays: Plays) -> Iterator[Finding]:
         yield "calls after the end", f"they raise {oracle:.2f} to {after:.2f}", True
 
 
-def _failure(play: dict[str, Scripted]) -> list[float]:
+def _failure(play: dict[str, Episode]) -> list[float]:
     """Return the highest reward of an honest attempt that does not win, if there is one."""
     attempts = [play[name] for name in ("cut short", "another row's solution")]
     win = play["oracle"].reward
@@ -201,7 +202,7 @@ def _leaks(rows: Sequence[Row], plays: Plays) -> Iterator[Finding]:
             yield f"answer leaks: {place}", evidence, place != "the question"
 
 
-def _answer(row: Row, play: dict[str, Scripted]) -> list[str]:
+def _answer(row: Row, play: dict[str, Episode]) -> list[str]:
     """Return the arguments of the call that wins; without `solve`, the row's answer."""
     column = [{"answer": row["answer"]}] if "answer" in row else []
     calls = [call.arguments for call in play["oracle"].calls] if "oracle" in play else []
@@ -209,7 +210,7 @@ def _answer(row: Row, play: dict[str, Scripted]) -> list[str]:
     return [str(value) for value in answers[-1].values()] if answers else []
 
 
-def _texts(row: Row, play: dict[str, Scripted], answer: list[str]) -> dict[str, str]:
+def _texts(row: Row, play: dict[str, Episode], answer: list[str]) -> dict[str, str]:
     """Return the texts in which the answer might leak, by their place."""
     question = row["prompt"][-1]["content"]
     calls = [c for name in WITHOUT_SKILL if name != "what was read" for c in play[name].calls]

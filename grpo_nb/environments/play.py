@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb.environments.contract import Environment, Played, of
+from grpo_nb.environments.contract import Call, Environment, Played, of
 from grpo_nb.models import chat
 from grpo_nb.models.engine import Engine, Sample, Sampling
 from grpo_nb.rewards.prompts import Message, transcript
+from grpo_nb.runs import Check
 from grpo_nb.runs.config import RunConfig
 
 if TYPE_CHECKING:
@@ -36,7 +37,10 @@ class Episode:
         messages: The player's turns and the results.
         turns: The number of turns whose calls were run.
         ended: Why the episode ended; "" while it is in progress.
+        reward: The reward of a scripted episode, from 0 to 1; NaN if none was asked for.
     """
+
+    reward = float("nan")
 
     def __init__(self, environment: Environment, row: Row, used: Played | None = None) -> None:
         self.environment, self.max_turns = environment, environment.max_turns
@@ -46,6 +50,16 @@ class Episode:
         self.prompt: list[Message] = [*before, last | extended]
         self.messages: list[Message] = []
         self.turns, self.ended = 0, ""
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls, as the environment's guard recorded them."""
+        return self.played.calls
+
+    @property
+    def trace(self) -> list[Any]:
+        """Everything that must be equal if the same turns are played again."""
+        return [turn["content"] for turn in [*self.prompt, *self.messages]] + [str(self.reward)]
 
     def add_turn(self, message: Message) -> list[Message]:
         """Run the calls of the player's next turn and return their results.
@@ -103,10 +117,51 @@ class Sampled(Episode):
         return Sample(text, len(self.ids), self.truncated, *rest)
 
 
-def begin(environment: Environment, row: Row) -> tuple[Played, list[Message]]:
-    """Begin the row's episode; return the instance and the prompt, with the text of `reset`."""
-    episode = Episode(environment, row)
-    return episode.played, episode.prompt
+def check_rows(
+    environment: Environment | None,
+    rows: Sequence[Row],
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    max_prompt_tokens: int = 0,
+) -> list[Check]:
+    """Begin an episode with each row and return the check "environment", if there is one.
+
+    Stage 01 calls it, before anything is sampled.
+
+    Args:
+        environment: The environment of the task, if there is one.
+        rows: Prepared rows.
+        tokenizer: The model's tokenizer; None leaves prompts unmeasured.
+        max_prompt_tokens: The limit of a prompt with the text that `reset` adds [tokens].
+
+    Raises:
+        ValueError: `reset` lacks a column or raises on a row, `get_reward`, called at the start
+            of the episode, raises or does not return a number from 0 to 1, or a prompt is too long.
+    """
+    if environment is None:
+        return []
+    played, prompts = environment.factory(), []
+    for number, row in enumerate(rows):
+        environment.columns(row)
+        method = "reset"
+        try:
+            prompts.append(Episode(environment, row, played).prompt)
+            method = "get_reward"
+            if hasattr(environment.kind, method):
+                played.get_reward()
+        except Exception as error:
+            where = f"{environment.title}.{method} raised on row {number}"
+            raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
+    if tokenizer:
+        tokens = chat.count_tokens(chat.with_tools(tokenizer), prompts, environment.tools)
+        if (longest := max(tokens)) > max_prompt_tokens:
+            raise ValueError(
+                f"{environment.title}: with the text of reset the prompt of row "
+                f"{tokens.index(longest)} has {longest} tokens: shorten the text, or raise "
+                f"data.max_prompt_tokens = {max_prompt_tokens} and model.max_seq_length"
+            )
+    tools = ", ".join(environment.methods)
+    evidence = f"{environment.kind.__name__} starts with each of {len(rows)} rows; tools: {tools}"
+    return [Check("environment", "ok", evidence)]
 
 
 def run_call(played: Played, call: Mapping[str, Any]) -> Message:

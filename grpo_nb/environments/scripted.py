@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from grpo_nb.environments.contract import Call, Environment, Played
+from grpo_nb.environments.contract import Environment, Played
 from grpo_nb.environments.play import Episode, script
 from grpo_nb.rewards.prompts import Message, completion_text
 
 Row = Mapping[str, Any]
-Turn = str | dict[str, Any]
+Turn = str | dict[str, Any] | list[dict[str, Any]]  # a text, a call, or several
 MOST_TURNS = 64  # limit of a scripted episode, even if the environment allows more
 AGAIN = 3  # number of calls after the end
 SOLVED = ("oracle", "calls after the end", "cut short", "another row's solution")
@@ -35,34 +35,10 @@ class Seen(NamedTuple):
 Policy = Callable[[Seen], Turn]
 
 
-class Scripted(NamedTuple):
-    """An episode that a policy played.
-
-    prompt: The prompt, including the text that `reset` returned.
-    messages: The policy's turns and the results.
-    calls: The calls, as the environment's guard recorded them.
-    reward: The reward, from 0 to 1; NaN if the class has no `get_reward`.
-    ended: "answered", "turn limit" or "a call hung".
-    done: Whether the environment set `done`.
-    """
-
-    prompt: list[Message]
-    messages: list[Message]
-    calls: list[Call]
-    reward: float
-    ended: str
-    done: bool
-
-    @property
-    def trace(self) -> list[Any]:
-        """Everything that must be equal if the same turns are played again."""
-        return [turn["content"] for turn in [*self.prompt, *self.messages]] + [str(self.reward)]
-
-
 def perform(
     environment: Environment, row: Row, policy: Policy, seed: int = 0, used: Played | None = None
-) -> Scripted:
-    """Play one episode with a policy.
+) -> Episode:
+    """Play one episode with a policy and return it, with its reward.
 
     Args:
         environment: The environment to play in.
@@ -73,14 +49,13 @@ def perform(
     """
     episode = Episode(environment, row, used)
     episode.max_turns = min(environment.max_turns, MOST_TURNS)
-    played = episode.played
     while not episode.ended:
         seen = Seen(environment, [*episode.prompt, *episode.messages], episode.turns, seed)
         episode.add_turn(*script([policy(seen)]))
-        episode.ended = "a call hung" if played.hung else episode.ended
-    reward = played.get_reward() if hasattr(environment.kind, "get_reward") else float("nan")
-    done = bool(getattr(played, "done", False))
-    return Scripted(episode.prompt, episode.messages, played.calls, reward, episode.ended, done)
+        episode.ended = "a call hung" if episode.played.hung else episode.ended
+    if hasattr(environment.kind, "get_reward"):
+        episode.reward = episode.played.get_reward()
+    return episode
 
 
 def policies(environment: Environment, row: Row, other: Row) -> dict[str, Policy]:

@@ -12,8 +12,6 @@ import time
 from threading import Event
 from typing import Any
 
-from rich.console import Console
-
 from grpo_nb.pipeline import sweep as sweeps
 from grpo_nb.pipeline.sweep import Command, Sweep, Trial
 from grpo_nb.runs import runs_root
@@ -22,15 +20,12 @@ from grpo_nb.runs.signals import signals
 PATIENCE = 5  # time limit for reaching the cluster [s]
 
 
-def run_sweep(
-    sweep: Sweep, address: str, console: Console, command: Command = sweeps.trial_command
-) -> int:
-    """Run every unfinished trial on the cluster, as many at once as fit.
+def run_sweep(sweep: Sweep, address: str, command: Command = sweeps.trial_command) -> int:
+    """Run every unfinished trial on the cluster, as many at once as fit; print the end of each.
 
     Args:
         sweep: The sweep to run.
         address: HOST:PORT of the cluster's head, or "auto" for the cluster of this machine.
-        console: The console that reports the end of each trial.
         command: The command of a trial, as `sweep.run_sweep` takes it.
 
     Returns:
@@ -43,7 +38,7 @@ def run_sweep(
     ray, root = _connect(address), runs_root()
     share = {"num_cpus": 1, "num_gpus": int(ray.cluster_resources().get("GPU", 0) > 0)}
     resources = "{num_cpus} CPU and {num_gpus} GPU".format(**share)
-    sweeps.say(console, f"Ray cluster {address}: {resources} for each trial; runs in {root}")
+    print(f"Ray cluster {address}: {resources} for each trial; runs in {root}", flush=True)
     root.mkdir(parents=True, exist_ok=True)
     task = ray.remote(_work).options(**share)
     left = {task.remote(str(root.resolve()), command, sweep, trial): trial for trial in trials}
@@ -55,13 +50,13 @@ def run_sweep(
                     outcome = ray.get(ref)
                 except ray.exceptions.RayError as error:
                     outcome = f"failed: {_in_short(error)}"
-                sweeps.say(console, f"{left.pop(ref).name}: {outcome}")
+                print(f"{left.pop(ref).name}: {outcome}", flush=True)
         for ref in left:
             ray.cancel(ref)
         while any(map(sweeps.in_use, left.values())):  # they save their work
             time.sleep(sweeps.POLL)
     ray.shutdown()
-    return sweeps.summarize(sweep, console, received)
+    return sweeps.summarize(sweep, received)
 
 
 def _connect(address: str) -> Any:

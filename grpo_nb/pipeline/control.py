@@ -8,8 +8,6 @@
 import shutil
 from typing import Any
 
-from rich.console import Console
-
 from grpo_nb.evaluation.controls import CONTROLS, trained_by
 from grpo_nb.pipeline import notebooks
 from grpo_nb.rewards import load_rewards
@@ -20,14 +18,13 @@ from grpo_nb.training.placebo import paid_weights
 TAKEN_OVER = ("01", "02")
 
 
-def run_control(name: str, kind: str, force: bool = False, console: Console | None = None) -> Run:
+def run_control(name: str, kind: str, force: bool = False) -> Run:
     """Train and evaluate a control of a run; an interrupted one continues.
 
     Args:
         name: The name of a trained and evaluated run.
         kind: A name in CONTROLS.
         force: Start the stages although a check fails, as for a run that was forced itself.
-        console: Shows the progress; None shows nothing.
 
     Returns:
         The run NAME-KIND. Stages that are done are not run again.
@@ -41,9 +38,7 @@ def run_control(name: str, kind: str, force: bool = False, console: Console | No
         take_over(run, control, config)
     if left := control.undone():
         settings = _settings_of(config)
-        notebooks.run_pipeline(
-            control.name, config.profile, settings, left[0], force=force, console=console
-        )
+        notebooks.run_pipeline(control.name, config.profile, settings, left[0], force=force)
     return control
 
 

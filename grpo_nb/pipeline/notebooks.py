@@ -16,13 +16,11 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
-from rich.console import Console
-from rich.live import Live
 
 from grpo_nb.runs import (
     NOTEBOOKS,
@@ -196,9 +194,8 @@ def run_pipeline(
     first: str = "01",
     last: str = "04",
     force: bool = False,
-    console: Console | None = None,
 ) -> Run:
-    """Execute the stages from `first` to `last`.
+    """Execute the stages from `first` to `last`, and print each with its progress.
 
     Args:
         name: The name of the run; an existing run is executed again in place.
@@ -207,7 +204,6 @@ def run_pipeline(
         first: The first stage, "01" … "04"; the stages before it must be done.
         last: The last stage, "01" … "04".
         force: Whether to start a stage although its inputs have changed.
-        console: The console that shows the progress; None for none.
 
     Raises:
         ValueError: Before anything starts: a setting is unknown or does not fit, or an earlier
@@ -216,7 +212,7 @@ def run_pipeline(
         StageFailed: A notebook did not reach its end; its executed part is kept.
         Stopped: SIGTERM or SIGINT was received; a training saved a checkpoint first.
     """
-    run, console = Run(name), console or Console(quiet=True, force_jupyter=False)
+    run = Run(name)
     config, typed = check_run(run, profile, settings, first, last, force)
     _papermill()  # imported early, while a signal still ends this process
     lock = run.lock(".pipeline.lock")
@@ -227,26 +223,29 @@ def run_pipeline(
         (run / "notebooks").mkdir(exist_ok=True)
         for stage in [stage for stage in NOTEBOOKS if first <= stage <= last]:
             own = {"run_name": name, "settings": configs.of_stage(stage, typed)}
-            _execute_stage(run, stage, own | shared.get(stage, {"force": force}), console)
+            _execute_stage(run, stage, own | shared.get(stage, {"force": force}))
     finally:
         lock.release()
     return run
 
 
-def _execute_stage(run: Run, stage: str, parameters: dict[str, Any], console: Console) -> None:
+def _execute_stage(run: Run, stage: str, parameters: dict[str, Any]) -> None:
     """Run a notebook; SIGTERM and SIGINT interrupt its kernel, as the interrupt button does."""
 
     def interrupt() -> None:
         for child in psutil.Process().children():
             child.send_signal(signal.SIGINT)
 
-    console.print(f"{NOTEBOOKS[stage]} …")
-    watched = {"get_renderable": run.progress, "refresh_per_second": 4, "transient": True}
+    print(f"{NOTEBOOKS[stage]} …", flush=True)
     # On a signal nbclient would end the kernel at once; in another thread it gets no signals.
     pool = ThreadPoolExecutor(1)
-    with signals(interrupt) as received, Live(console=console, **watched), pool:
+    with signals(interrupt) as received, pool:
+        task = pool.submit(execute_notebook, run, stage, parameters)
+        while wait([task], timeout=0.25).not_done:
+            if sys.stdout.isatty():
+                print(f"{run.progress():<79}", end="\r", flush=True)
         try:
-            pool.submit(execute_notebook, run, stage, parameters).result()
+            task.result()
         except StageFailed as error:
             if not received:
                 raise

@@ -22,8 +22,6 @@ from queue import SimpleQueue
 from threading import Event
 from typing import Any, NamedTuple
 
-from rich.console import Console
-
 from grpo_nb.machine import visible_gpus
 from grpo_nb.pipeline.notebooks import Stopped, check_run, with_full_paths
 from grpo_nb.runs import PROJECT_ROOT, Run, refuse_unknown, runs_root
@@ -214,18 +212,12 @@ def _why_failed(run: Run, code: int) -> str:
     return next(messages, f"ended with exit code {code}")
 
 
-def run_sweep(
-    sweep: Sweep,
-    jobs: int = 1,
-    console: Console | None = None,
-    command: Command = trial_command,
-) -> int:
-    """Run every unfinished trial on this machine, `jobs` at a time.
+def run_sweep(sweep: Sweep, jobs: int = 1, command: Command = trial_command) -> int:
+    """Run every unfinished trial on this machine, `jobs` at a time; print each start and end.
 
     Args:
         sweep: The sweep to run.
         jobs: The number of trials at a time; at most one per GPU, if there are GPUs.
-        console: The console that reports each start and end.
         command: The command of a trial, which must leave the manifest of a finished run.
 
     Returns:
@@ -235,7 +227,7 @@ def run_sweep(
         ValueError: Before anything starts: a run exists with other settings, or too many jobs.
         Stopped: SIGTERM or SIGINT was received; running trials saved their work.
     """
-    console, free, stop = console or Console(), SimpleQueue(), Event()
+    free, stop = SimpleQueue(), Event()
     for share in shares(jobs):
         free.put(share)
 
@@ -243,7 +235,7 @@ def run_sweep(
         share = free.get()
         try:
             if not stop.is_set():
-                say(console, f"{trial.name}: started")
+                print(f"{trial.name}: started", flush=True)
             return run_trial(sweep, trial, command, share, stop)
         finally:
             free.put(share)
@@ -255,25 +247,21 @@ def run_sweep(
             tasks = {pool.submit(run_one, trial): trial for trial in left}
             for task in as_completed(tasks):
                 if (outcome := task.result()) != STOPPED:
-                    say(console, f"{tasks[task].name}: {outcome}")
+                    print(f"{tasks[task].name}: {outcome}", flush=True)
         finally:
             stop.set()
-    return summarize(sweep, console, received)
+    return summarize(sweep, received)
 
 
-def summarize(sweep: Sweep, console: Console, received: Sequence[int]) -> int:
+def summarize(sweep: Sweep, received: Sequence[int]) -> int:
     """Print how many trials are done, and return the exit code of `run_sweep`."""
     left = sum(bool(Run(trial.name).undone()) for trial in sweep.trials)
     counts = f"{len(sweep.trials) - left} of {len(sweep.trials)} trials are done"
     if received and left:
         raise Stopped(f"sweep stopped, {counts}; the same command continues it", received[0])
-    say(console, f"sweep {sweep.name}: {counts}")
-    say(console, f"compare: python -m grpo_nb report {runs_root()}/{sweep.name}-*")
+    print(f"sweep {sweep.name}: {counts}")
+    print(f"compare: python -m grpo_nb report {runs_root()}/{sweep.name}-*")
     return int(left > 0)
-
-
-def say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def shares(jobs: int) -> list[dict[str, str]]:

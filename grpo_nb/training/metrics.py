@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
+SHUFFLED = "a control: these scores are shuffled within each group, and not what a text earned"
+
 
 def append_line(path: Path, content: dict[str, Any]) -> None:
     """One JSON line; a NaN is null."""
@@ -70,7 +72,8 @@ def read_completions(
         cap_tokens: A completion that long was truncated.
 
     Returns:
-        step, question, reference, completion, each reward, advantage, tokens, correct, truncated.
+        step, question, reference, completion, each reward, advantage, tokens, correct, truncated;
+        of a control with shuffled rewards a note, in `attrs`, that `views.completions` shows.
     """
     files = sorted((run / "train/completions").glob("*.parquet"))
     raw = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
@@ -84,6 +87,8 @@ def read_completions(
     frame["tokens"] = [len(ids) for ids in encoded]
     frame["correct"] = passed(frame, preset)
     frame["truncated"] = frame["tokens"] >= cap_tokens
+    if run.config().train.control == "shuffled":
+        frame.attrs["note"] = SHUFFLED
     return frame
 
 

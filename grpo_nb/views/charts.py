@@ -28,64 +28,48 @@ COLUMNS, WIDTH, ROW = 4, 10.5, 1.7  # charts side by side; figure width and row 
 
 
 class Chart(NamedTuple):
-    """A chart of some metrics.
+    """A chart of some metrics; of validations, whose metrics begin with "eval/", it shows points.
 
     title: The title, with the unit.
-    curves: Labels and their metrics.
+    metrics: The metrics, a curve each.
     form: The format of the latest value.
     shown: Values that the axis always includes.
     band: Metrics of a band around the first curve: its two ends, or one spread to each side.
-    validation: Whether the chart shows validations, as points; other charts show steps.
     """
 
     title: str
-    curves: Mapping[str, str]
+    metrics: Sequence[str]
     form: str = ".3g"
     shown: tuple[float, ...] = (0,)
     band: tuple[str, ...] = ()
-    validation: bool = False
+
+    @property
+    def validation(self) -> bool:
+        """Whether the chart shows validations; other charts show steps."""
+        return self.metrics[0].startswith("eval/")
 
 
 SHARE = (".0%", (0, 1))
-LENGTHS = tuple(f"completions/{end}_length" for end in ("min", "max"))
-TOTAL = Chart(
-    "reward, weighted total",
-    {"mean": "reward"},
-    band=("groups/reward_p10", "groups/reward_p90"),
-)
+LENGTHS = ("completions/min_length", "completions/max_length")
+TOTAL = Chart("reward, weighted total", ["reward"], band=("groups/reward_p10", "groups/reward_p90"))
+LIMITS = ["episodes/call_share", "episodes/malformed", "episodes/at_limit"]
+SECONDS = ["seconds/generation", "seconds/reward", "seconds/update", "step_time"]
 OTHERS = (
-    Chart(
-        "validation",
-        {part: f"eval/{part}" for part in ("exact", "accuracy", "format")},
-        *SHARE,
-        validation=True,
-    ),
-    Chart("completion length [tokens]", {"mean": "completions/mean_length"}, ".0f", band=LENGTHS),
-    Chart("zero-advantage groups", {"share": "frac_reward_zero_std"}, *SHARE),
-    Chart("truncated completions", {"share": "completions/clipped_ratio"}, *SHARE),
-    Chart(
-        "episodes",
-        {
-            part.replace("_", " "): f"episodes/{part}"
-            for part in ("call_share", "malformed", "at_limit")
-        },
-        *SHARE,
-    ),
-    Chart("what a call adds to the reward", {"mean": "episodes/gain"}),
-    Chart("turns with calls", {"mean": "episodes/turns"}, ".1f"),
-    Chart("tool errors a call", {"share": "episodes/tool_errors"}, *SHARE),
-    Chart("KL to the base [nats]", {"mean": "kl"}),
-    Chart("entropy [nats a token]", {"mean": "entropy"}),
-    Chart("distinct completions", {"share": "groups/distinct"}, *SHARE),
-    Chart("clip ratio", {"share": "clip_ratio/region_mean"}, ".1%"),
-    Chart("gradient norm", {"norm": "grad_norm"}),
-    Chart("learning rate", {"rate": "learning_rate"}, ".2g"),
-    Chart(
-        "step time [s]",
-        {part: f"seconds/{part}" for part in ("generation", "reward", "update")}
-        | {"step": "step_time"},
-        ".2g",
-    ),
+    Chart("validation", ["eval/exact", "eval/accuracy", "eval/format"], *SHARE),
+    Chart("completion length [tokens]", ["completions/mean_length"], ".0f", band=LENGTHS),
+    Chart("zero-advantage groups", ["frac_reward_zero_std"], *SHARE),
+    Chart("truncated completions", ["completions/clipped_ratio"], *SHARE),
+    Chart("episodes", LIMITS, *SHARE),
+    Chart("what a call adds to the reward", ["episodes/gain"]),
+    Chart("turns with calls", ["episodes/turns"], ".1f"),
+    Chart("tool errors a call", ["episodes/tool_errors"], *SHARE),
+    Chart("KL to the base [nats]", ["kl"]),
+    Chart("entropy [nats a token]", ["entropy"]),
+    Chart("distinct completions", ["groups/distinct"], *SHARE),
+    Chart("clip ratio", ["clip_ratio/region_mean"], ".1%"),
+    Chart("gradient norm", ["grad_norm"]),
+    Chart("learning rate", ["learning_rate"], ".2g"),
+    Chart("step time [s]", SECONDS, ".2g"),
 )
 
 
@@ -97,9 +81,9 @@ def charts(keys: Iterable[str]) -> list[Chart]:
     for key in means:
         name = key.removesuffix("/mean")
         title, spread = short(name.removeprefix("rewards/")), (f"{name}/group_std",)
-        rewards.append(Chart(title, {"mean": key}, shown=(0, 1), band=spread))
+        rewards.append(Chart(title, [key], shown=(0, 1), band=spread))
     every = [TOTAL, *rewards, *OTHERS]
-    return [chart for chart in every if any(key in keys for key in chart.curves.values())]
+    return [chart for chart in every if any(key in keys for key in chart.metrics)]
 
 
 def numbers(line: Mapping[str, Any]) -> dict[str, float]:
@@ -141,14 +125,15 @@ def draw(
 
 
 def _draw_chart(axis: "Axes", chart: Chart, lines: pd.DataFrame) -> None:
-    curves = {label: key for label, key in chart.curves.items() if key in lines}
-    for number, ((label, key), color) in enumerate(zip(curves.items(), COLORS, strict=False)):
+    curves = [key for key in chart.metrics if key in lines]
+    for key, color, marker in zip(curves, COLORS, "os^d", strict=False):
+        label = key.rpartition("/")[2].replace("_", " ")
         style = {"color": color, "label": label, "clip_on": False}
         if chart.validation:  # hollow markers, because points may coincide
-            style |= {"marker": "os^"[number], "markerfacecolor": "none", "linestyle": ""}
+            style |= {"marker": marker, "markerfacecolor": "none", "linestyle": ""}
         axis.plot(lines["step"], lines[key], **style)
     if chart.band and set(chart.band) <= set(lines.columns):
-        mean, ends = lines[next(iter(curves.values()))], [lines[key] for key in chart.band]
+        mean, ends = lines[curves[0]], [lines[key] for key in chart.band]
         low, high = ends if len(ends) == 2 else (mean - ends[0], mean + ends[0])
         axis.fill_between(lines["step"], low, high, color=COLORS[0], alpha=0.25, linewidth=0)
     if len(curves) > 1:
@@ -156,8 +141,8 @@ def _draw_chart(axis: "Axes", chart: Chart, lines: pd.DataFrame) -> None:
     low, high = axis.get_ylim()
     axis.set_ylim(min(low, *chart.shown), max(high, *chart.shown))
     axis.set_title(chart.title, fontsize=9, loc="left")
-    keys = list(curves.values())[-2:] if chart.validation else list(curves.values())[-1:]
-    latest = " · ".join(shown(lines[key].iloc[-1], chart.form) for key in keys)
+    latest = curves[-2:] if chart.validation else curves[-1:]
+    latest = " · ".join(shown(lines[key].iloc[-1], chart.form) for key in latest)
     axis.set_title(latest, fontsize=9, loc="right", fontweight="bold")
     axis.tick_params(labelsize=7)
     axis.spines[["top", "right"]].set_visible(False)

@@ -17,7 +17,6 @@ from grpo_nb.views import charts, tables
 from grpo_nb.views.widgets import View
 
 ALERTS = 20  # number of alerts shown
-NOT_REWARDS = {"question", "completion", "reward", "advantage"}
 SHARE = 0.02  # largest share of the training time spent on drawing
 WISHES = {  # for each of `Controls`: button, tooltip, and status once the button is pressed
     "stop": ("Stop after this step", "End the training", "stops after the step in progress"),
@@ -135,12 +134,5 @@ class TrainingDashboard(View):
         ranked = sorted(self.sample, key=lambda c: charts.numbers(c).get("reward", -math.inf))
         # A separate generator, so that the training's random state is unchanged.
         other = random.Random(self.step).choice(ranked[1:-1] or ranked)
-        columns = ranked[0].items()
-        names = [n for n, v in columns if n not in NOT_REWARDS and not isinstance(v, str)]
-        head = ["", "prompt", "completion", *map(tables.short, names), "total", "advantage"]
-        lines = []
-        for kind, line in {"best": ranked[-1], "worst": ranked[0], "random": other}.items():
-            texts = [tables.read(str(line[key]), None)[0] for key in ("question", "completion")]
-            scores = [charts.shown(line.get(name), ".3g") for name in [*names, "reward"]]
-            lines.append([kind, *texts, *scores, charts.shown(line.get("advantage"), "+.2f")])
-        return tables.Page(tables.markup(head, lines))
+        frame = pd.DataFrame([ranked[-1], ranked[0], other], index=["best", "worst", "random"])
+        return tables.completions(frame.rename(columns={"reward": "total"}))

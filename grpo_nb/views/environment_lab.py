@@ -10,13 +10,11 @@ from typing import Any
 
 import ipywidgets as w
 import pandas as pd
-from pydantic import TypeAdapter, ValidationError
-from typing_extensions import TypedDict
 
 from grpo_nb import environments
 from grpo_nb.environments.findings import findings
-from grpo_nb.environments.play import begin
-from grpo_nb.environments.scripted import Policy, Seen, follow, perform, policies
+from grpo_nb.environments.play import Episode, script
+from grpo_nb.environments.scripted import Policy, Seen, Turn, follow, perform, policies
 from grpo_nb.models import chat
 from grpo_nb.models.engine import Engine, Sampling
 from grpo_nb.reward_lab import Bench
@@ -29,17 +27,6 @@ from grpo_nb.views.widgets import WIDE, View
 OWN = "your own turns"
 HELP = """Write one turn per line: a call {"name": "…", "arguments": {…}}, a list of calls, or a \
 text in quotes, which ends the episode."""
-
-
-class Function(TypedDict):
-    """A call, as written in the box."""
-
-    name: str
-    arguments: Any
-
-
-Turn = str | Function | list[Function]
-TURN = TypeAdapter(Turn)
 
 
 class EnvironmentLab(View):
@@ -111,7 +98,7 @@ class EnvironmentLab(View):
         player = self.player.value
         if isinstance(player, int):
             sample = self.baseline.samples_P_G[self.number.value][player]
-            _, prompt = begin(self.bench.environment, self.row)
+            prompt = Episode(self.bench.environment, self.row).prompt
             self._show(prompt, sample.messages, sample.ended, self.scored.iloc[player])
         elif player in self.scripted:
             self._perform(self.scripted[player])
@@ -166,8 +153,9 @@ def turns_of(text: str) -> list[Turn]:
     turns = []
     for number, line in enumerate(text.split("\n"), 1):
         try:
-            turns += [TURN.validate_json(line)] if line.strip() else []
-        except ValidationError:
+            turns += [json.loads(line)] if line.strip() else []
+            script(turns)
+        except ValueError:
             raise ValueError(f"line {number} is not a turn: {line:.80}\n{HELP}") from None
     return turns
 
@@ -199,7 +187,7 @@ def episode_page(
     pieces = list(_pieces(bench, groups))
     counts = list(map(len, bench.tokenizer(pieces, add_special_tokens=False)["input_ids"]))
     roles = [", ".join(message["role"] for message in group) for group in groups]
-    texts = [tables.read(transcript(group) or "(says nothing)", None)[0] for group in groups]
+    texts = [tables.text(transcript(group) or "(says nothing)") for group in groups]
     lines = list(zip(roles, texts, map(str, counts), strict=True))
     grey = [number for number, role in enumerate(roles) if role != "assistant"]
     tokens, masked = sum(counts[1:]), sum(counts[number] for number in grey[1:])

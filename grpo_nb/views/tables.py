@@ -60,9 +60,9 @@ def table(frame: pd.DataFrame) -> Page:
     return Page(markup(map(short, map(str, frame)), lines), frame.to_string(index=False))
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, reason: str = "") -> str:
     if isinstance(value, float) or value is None:
-        return score(value)
+        return score(value, reason)
     return html.escape(str(value))
 
 
@@ -103,28 +103,20 @@ def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = Non
         preset: The rewards, with names and weights.
         chosen: The number of the completion to highlight.
     """
-    names, first = preset.names, group.iloc[0]
-    weighed = zip(names, preset.reward_weights, strict=True)
-    head = [
-        "",
-        "completion",
-        "answer",
-        *(f"{short(name)} × {weight:g}" for name, weight in weighed),
-    ]
+    first, totals = group.iloc[0], ["total", "advantage"]
+    weights = dict(zip(preset.names, preset.reward_weights, strict=True))
+    head = ["", "completion", "answer"]
+    head += [f"{short(name)} × {weight:g}" for name, weight in weights.items()] + totals
     signal = "" if first["signal"] else "<b>zero advantage: nothing is learnt from this group</b> "
     caption = (
         f"<b>{html.escape(first['question'])}</b>\n"
         f"reference answer {html.escape(str(first['reference']))} · "
         f"group mean {first['mean']:.3f}, std {first['std']:.3f} {signal}"
     )
-    lines = []
-    for number, line in enumerate(group.to_dict("records")):
-        answer = line["answer"] if isinstance(line["answer"], str) else None  # a frame keeps NaN
-        scores = [score(line[name], line[f"{name}/reason"]) for name in names]
-        ends = [score(line["total"]), f"{line['advantage']:+.2f}"]
-        lines.append([str(number + 1), *read(line["completion"], answer), *scores, *ends])
-    shown = markup([*head, "total", "advantage"], lines, caption, (chosen,))
-    return Page(shown, group[["completion", *names, "total", "advantage"]].to_string(index=False))
+    lines = _cells(group, ["completion", "answer", *weights, *totals])
+    numbered = [[str(number + 1), *line] for number, line in enumerate(lines)]
+    shown = markup(head, numbered, caption, (chosen,))
+    return Page(shown, group[["completion", *weights, *totals]].to_string(index=False))
 
 
 def completions(frame: pd.DataFrame) -> Page:
@@ -132,22 +124,19 @@ def completions(frame: pd.DataFrame) -> Page:
 
     Args:
         frame: One line per completion, with question, completion and any of: reference, answer,
-            numeric or boolean columns, `<reward>/reason`. Its index gives the column heads.
+            numeric or boolean columns, `<reward>/reason`. Its index gives the column heads, and
+            `frame.attrs["note"]` a caption.
     """
+    note = frame.attrs.get("note", "")
     texts = [name for name in ("question", "reference", "completion", "answer") if name in frame]
     names = [*texts, *frame.select_dtypes(["number", "bool"])]
-    lines = [[html.escape(short(name))] for name in names]
-    for record in frame.to_dict("records"):
-        answer = record["answer"] if isinstance(record.get("answer"), str) else None
-        for line, name in zip(lines, names, strict=True):
-            if name == "completion":
-                line.append(read(record[name], answer)[0])
-            elif isinstance(record[name], float):
-                line.append(score(record[name], record.get(f"{name}/reason", "")))
-            else:
-                line.append(html.escape(str(record[name])))
-    shown = markup(["", *map(str, frame.index)], lines) if len(frame) else "no such completion"
-    return Page(shown, frame[names].T.to_string())
+    columns = zip(*_cells(frame, names), strict=True)
+    lines = [
+        [html.escape(short(name)), *cells] for name, cells in zip(names, columns, strict=False)
+    ]
+    head = ["", *map(str, frame.index)]
+    shown = markup(head, lines, html.escape(note)) if len(frame) else "no such completion"
+    return Page(shown, f"{note}\n{frame[names].T.to_string()}".lstrip())
 
 
 def short(name: str) -> str:
@@ -159,10 +148,24 @@ def short(name: str) -> str:
     return name.removesuffix("_reward").replace("_", " ")
 
 
-def read(completion: str, answer: str | None) -> tuple[str, str]:
-    """Render the cells of a completion and of the answer extracted from it."""
-    cell = "<i>none</i>" if answer is None else html.escape(_cut(answer, 80))
-    return f"<div class='text'>{highlight(completion, answer)}</div>", cell
+def _cells(frame: pd.DataFrame, names: Sequence[str]) -> list[list[str]]:
+    """Render the cells of each completion: its texts, its answer, and its scores with reasons."""
+    lines = []
+    for record in frame.to_dict("records"):
+        answer = record.get("answer") if isinstance(record.get("answer"), str) else None
+        special = {
+            "question": text(str(record.get("question"))),
+            "completion": text(str(record["completion"]), answer),
+            "answer": "<i>none</i>" if answer is None else html.escape(_cut(answer, 80)),
+        }
+        rest = {n: _cell(record[n], record.get(f"{n}/reason", "")) for n in names}
+        lines.append([special.get(name, rest[name]) for name in names])
+    return lines
+
+
+def text(content: str, answer: str | None = None) -> str:
+    """Render the cell of a long text, with the answer extracted from it marked."""
+    return f"<div class='text'>{highlight(content, answer)}</div>"
 
 
 def score(value: float | None, reason: str = "") -> str:

@@ -145,7 +145,7 @@ def test_curves_alerts_and_completions_are_shown_while_the_cell_runs(page, dashb
     errors = dashboard.locator(".sheet").first.locator("tr")
     assert [" ".join(text.split()) for text in errors.all_inner_texts()[1:]] == ALERTS
     assert page.title() != "taken over"
-    expect(dashboard.locator(".sheet .text").nth(1)).to_contain_text("so and so so and")
+    expect(dashboard.locator(".sheet .text").nth(3)).to_contain_text("so and so so and")
 
 
 def test_it_reads_in_either_theme(page, dashboard):

@@ -445,9 +445,12 @@ def _both_signs(text: str) -> list[str]:
 _JUXTAPOSED = re.compile(  # math-verify adds "17 1"
     r"\d(?:\s|\{\}|\^\{?\\circ\}?|\\(?:[lc]?dots|\w*style|\w+\{\s*\}))+\d"
 )
-_AS_OFTEN_AS_IN_REFERENCE = re.compile(
-    r"[=:;'\"$]|boxed|\.\.|\\(?:sum|prod|int|lim|binom|[lc]?dots)(?![A-Za-z])"
-)
+_AS_OFTEN_AS_IN_REFERENCE = [
+    r"[=:;]",
+    r"\\(?:sum|prod|int|lim|binom|[lc]?dots)(?![A-Za-z])",
+    r"['\"$]|boxed|\.\.",
+]
+_COMMAND = re.compile(r"\\text\s*\{[^{}]*\}|\\(?:begin|end)\{\w+\*?\}|\\[A-Za-z]+")
 HOW = {"number": "as numbers", "set": "as sets", "tuple": "as tuples", "interval": "as intervals"}
 HOW |= {"text": "as words", "equation": "as equations"}
 HOW |= dict.fromkeys(("expression", "inequality"), "symbolically")
@@ -591,8 +594,12 @@ def _symbolic(reference: str, answer: str, seconds: float) -> bool | None:
     based = [len(re.findall(r"\d\s*_", one)) for one in (expected, text)]  # 204 to the base 5
     if _JUXTAPOSED.search(text) or based[0] != based[1]:
         return False
-    said, known = (len(_AS_OFTEN_AS_IN_REFERENCE.findall(one)) for one in (text, expected))
-    return said <= known and equal_latex(expected, text, seconds)
+    marks = _AS_OFTEN_AS_IN_REFERENCE
+    if any(len(re.findall(mark, text)) > len(re.findall(mark, expected)) for mark in marks):
+        return False
+    bare, known = (_COMMAND.sub(" ", one) for one in (text, expected))
+    words = re.findall(r"[^\W\d_]{2,}", bare)  # "xy" is a product if the reference knows x and y
+    return all(set(word) <= set(known) for word in words) and equal_latex(expected, text, seconds)
 
 
 def _latex(text: str) -> str:

@@ -106,8 +106,10 @@ def leaked(rows: list[dict]) -> list[dict]:
 
 def seeded(policy: Any, stage: Any, rows: list[dict], hack: Hack) -> None:
     """SFT on the base's own samples, of which a share shows the trick."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     from grpo_nb import training
-    from grpo_nb.data import store
 
     shown: list[dict] = []
     every, count = round(1 / hack.share), SEED_STEPS * 16
@@ -118,7 +120,7 @@ def seeded(policy: Any, stage: Any, rows: list[dict], hack: Hack) -> None:
             says = text if len(shown) % every else hack.trick(texts, row["question"])
             answer = [{"role": "assistant", "content": says}]
             shown.append({"prompt": row["prompt"], "completion": answer})
-    store.write_rows(stage.run / "data/sft.jsonl", shown)
+    pq.write_table(pa.Table.from_pylist(shown), stage.run / "data/sft.parquet")
     print(training.warm_up(policy, stage))
 
 

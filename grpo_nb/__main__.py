@@ -60,13 +60,13 @@ def train(assignments: list[str], **asked: Any) -> None:
     launch.train(settings=assigned(assignments), **asked)
 
 
-def sweep(file: Path, jobs: int, dry_run: bool, commands: bool) -> int | None:
-    from grpo_nb.pipeline import sweep
+def sweep(file: Path, jobs: int, ray: str | None, dry_run: bool) -> int | None:
+    from grpo_nb.pipeline import cluster, sweep
 
-    read = sweep.read_sweep(file, elsewhere=commands)
-    if dry_run or commands:
-        return print(sweep.plan(read) if dry_run else sweep.commands(read))
-    return sweep.run_sweep(read, jobs)
+    read = sweep.read_sweep(file, elsewhere=bool(ray))
+    if dry_run:
+        return print(sweep.plan(read))
+    return cluster.run_sweep(read, ray) if ray else sweep.run_sweep(read, jobs)
 
 
 def report(runs: list[str], csv: str | None) -> None:
@@ -148,8 +148,8 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     add = _command(commands, sweep, "many runs: a grid or a list", of_run=False)
     add("file", type=Path, metavar="SWEEP.yaml")
     add("--jobs", type=int, default=1, help="trials at once on this machine; default: 1")
+    add("--ray", metavar="ADDRESS", help="on a Ray cluster: HOST:PORT or auto")
     add("--dry-run", action="store_true", help="list the trials, start nothing")
-    add("--commands", action="store_true", help="list a cluster's commands, start nothing")
     add = _command(commands, report, "compare runs: which is best, and how surely", of_run=False)
     add("runs", nargs="+", metavar="runs/NAME")
     add("--csv", metavar="FILE", help="write the table")

@@ -152,8 +152,7 @@ def demo_run(shared: Path) -> Run:
         return run
 
 
-@pytest.fixture(scope="session")
-def moved_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def moved(folder: Path, size: float, settings: dict[str, str]) -> Run:
     """A run of the tiny base and an adapter of noise: quick, and it answers otherwise."""
     import torch
 
@@ -161,19 +160,26 @@ def moved_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     from grpo_nb.runs import config
     from grpo_nb.runs.settings import PolicyConfig
 
-    with patch.dict(os.environ, {"GRPO_NB_RUNS": str(tmp_path_factory.mktemp("runs"))}):
-        run, settings = Run("moved"), config.resolve("tiny-cpu", {})
-    run.write_config(settings)
+    with patch.dict(os.environ, {"GRPO_NB_RUNS": str(folder)}):
+        run, settled = Run("moved"), config.resolve("tiny-cpu", settings)
+    run.write_config(settled)
     runs.write_json(run / "manifest.json", {})
     columns = {"question": "question", "answer": "answer"}
     runs.write_json(run / "data/report.json", {"columns": columns})
-    policy = models.load_policy(settings.model, 0, PolicyConfig(backend="transformers"))
+    # Without Unsloth, which does not import beside vLLM's CPU build on every processor.
+    policy = models.load_policy(settled.model, 0, PolicyConfig(backend="transformers"))
     with torch.no_grad():
         for name, weight in policy.model.named_parameters():
             if "lora_B" in name:
-                weight.normal_(std=0.3)
+                weight.normal_(std=size)
     policy.model.save_pretrained(run / "train/adapter")
     return run
+
+
+@pytest.fixture(scope="session")
+def moved_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One that answers very differently. Do not write to it."""
+    return moved(tmp_path_factory.mktemp("runs"), 0.3, {})
 
 
 @pytest.fixture(scope="session")

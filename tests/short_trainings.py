@@ -1,105 +1,64 @@
 """Trains the tiny base for three steps in several ways, in a process of its own.
 
-`python short_trainings.py BACKEND FOLDER` writes FOLDER/report.json and FOLDER/adapter. Importing
+`python short_trainings.py BACKEND` trains in GRPO_NB_RUNS, and writes report.json there. Importing
 unsloth patches TRL for good, so the backends cannot share a process.
 """
 
 import json
 import sys
-from pathlib import Path
 
-import torch
-from datasets import Dataset
-from transformers import TrainerCallback
+from trainings import comparable, trainer_of
 
-from grpo_nb import models
-from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs.config import ModelConfig, PolicyConfig
+from grpo_nb.runs import Run, runs_root
 
 PROMPTS = [build_prompt(f"What is {a} + {b}?") for a, b in ((47, 38), (12, 34), (99, 9), (3, 4))]
-STEPS = 3
-TIMES = ("step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second")
+SETTINGS = {
+    "train.max_steps": 3,
+    "train.learning_rate": 1e-2,
+    "train.warmup_steps": 0,
+    "train.per_device_train_batch_size": 16,
+    "train.max_completion_length": 40,
+    "train.eval_steps": 0,
+    "train.guard_steps": 0,
+    "policy.rollouts": "model",
+}
+CASES = {
+    "4bit": {"trl.gradient_checkpointing": True},
+    "16bit": {"model.quantization": "16bit"},
+    "full": {"model.quantization": "16bit", "policy.finetuning": "full"},
+    "asked": {"trl.gradient_checkpointing": True},  # while it trains, the policy is asked
+}
 
 
-class AnswerEachStep(TrainerCallback):
-    """Asks the policy while it is being trained; its answers after the last step are kept."""
-
-    def __init__(self, policy):
-        self.policy = policy
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.policy.generate(PROMPTS, max_completion_length=24, temperature=1.0, seed=7)
-        self.answers = self.policy.generate(PROMPTS, max_completion_length=48)
-
-
-def policy(backend, quantization, finetuning="lora"):
-    config = PolicyConfig(backend=backend, finetuning=finetuning)
-    return models.load_policy(ModelConfig(quantization=quantization), 0, config)
-
-
-def train(policy, folder, *, checkpointing=False, answer=False, callbacks=()):
-    from trl import GRPOConfig, GRPOTrainer
-
-    preset = load_preset("math")
-    texts = []
-
-    def keep(completions, **columns):
-        texts.append([one[0]["content"] for one in completions])
-        return [0.0] * len(completions)
-
-    arguments = GRPOConfig(
-        output_dir=str(folder / "trl"),
-        max_steps=STEPS,
-        learning_rate=1e-2,
-        per_device_train_batch_size=16,
-        num_generations=8,
-        max_completion_length=40,
-        gradient_checkpointing=checkpointing,
-        use_cpu=not models.cuda_available(),
-        report_to="none",
-        save_strategy="no",
-        logging_steps=1,
-        disable_tqdm=True,
-        seed=0,
-    )
+def train(name, **settings):
     rows = [{"prompt": prompt, "answer": "85"} for prompt in PROMPTS]
-    asking = AnswerEachStep(policy)
-    trainer = GRPOTrainer(
-        model=policy.model,
-        processing_class=policy.tokenizer,
-        reward_funcs=[*preset.reward_funcs, keep],
-        args=arguments,
-        train_dataset=Dataset.from_list(rows),
-        callbacks=[asking, *callbacks] if answer else [*callbacks],
-    )
-    trainable = [p for p in policy.model.parameters() if p.requires_grad]
-    for parameter in trainable:
-        parameter.data = parameter.data.to(torch.float32)
-    before = [p.detach().clone() for p in trainable]
-    trainer.train()
-    moved = sum(float((a - b).norm()) for a, b in zip(trainable, before, strict=True))
-    lines = [line for line in trainer.state.log_history if "reward" in line]
-    return {
-        "metrics": [{k: v for k, v in line.items() if k not in TIMES} for line in lines],
-        "texts": texts,
-        "moved": moved,
-        "answers": [group[0].text for group in asking.answers] if answer else None,
-    }
+    one, texts, answers = trainer_of(Run(name), rows=rows, **SETTINGS | settings), [], []
+
+    def look(update):
+        texts.append([each["completion"] for each in update.completions])
+        if name == "asked":
+            one.policy.generate(PROMPTS, max_completion_length=24, temperature=1.0, seed=7)
+            groups = one.policy.generate(PROMPTS, max_completion_length=48)
+            answers[:] = [group[0].text for group in groups]
+
+    one.watch(look)
+    trained = [p for p in one.policy.model.parameters() if p.requires_grad]
+    before = [p.detach().clone() for p in trained]
+    one.train()
+    moved = sum(float((a - b).norm()) for a, b in zip(trained, before, strict=True))
+    report = {"metrics": comparable(one.stage.run), "texts": texts, "moved": moved}
+    return report | {"answers": answers}
 
 
-def main(backend, folder):
+def main(backend):
     report = {
-        "4bit": train(policy(backend, "4bit"), folder, checkpointing=True),
-        "16bit": train(policy(backend, "16bit"), folder),
-        "full": train(policy(backend, "16bit", "full"), folder),
+        name: train(name, **settings, **{"policy.backend": backend})
+        for name, settings in CASES.items()
     }
-    asked = policy(backend, "4bit")
-    report["asked"] = train(asked, folder, checkpointing=True, answer=True)
-    asked.model.save_pretrained(folder / "adapter", selected_adapters=["default"])
     report["unsloth imported"] = "unsloth" in sys.modules
-    (folder / "report.json").write_text(json.dumps(report))
+    (runs_root() / "report.json").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1])

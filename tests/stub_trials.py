@@ -1,6 +1,6 @@
-"""Stand-in trials for test_sweep.py, which start in 20 ms.
+"""Stand-in trials for test_sweep.py and test_cluster.py, which start in 20 ms.
 
-    python tests/stub_trials.py FOLDER JOBS TRIALS [SECONDS]
+    python tests/stub_trials.py FOLDER JOBS TRIALS [SECONDS [OPTION …]]
 
 is a driver, to be killed: `grpo-nb sweep`, but for what starts a trial. A trial takes its run's
 lock, as a real one does, and adds a line to FOLDER/told at each event: "begun NAME", and
@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from grpo_nb import __main__ as grpo_nb
-from grpo_nb.pipeline import sweep
+from grpo_nb.pipeline import cluster, sweep
 
 TRIAL = """
 import fcntl, json, os, sys, time
@@ -77,16 +77,18 @@ def until(true, seconds=60):
 
 
 def at_work(folder: Path) -> list[psutil.Process]:
-    """The processes of the trials."""
+    """The processes of the trials, wherever they run."""
     found = psutil.process_iter(["cmdline"])
     return [p for p in found if {"-S", str(folder)} <= set(p.info["cmdline"] or ())]
 
 
-def main(place: str, jobs: str, trials: str, seconds: str = "0.05") -> int:
+def main(place: str, jobs: str, trials: str, seconds: str = "0.05", *options: str) -> int:
     stub = command(Path(place), float(seconds))
     sweep.run_sweep = partial(sweep.run_sweep, command=stub)
+    cluster.run_sweep = partial(cluster.run_sweep, command=stub)
     prepare(Path(place), int(trials))
-    return grpo_nb.main(["sweep", f"{place}/stub.yaml", "--jobs", jobs])
+    jobs = () if "--ray" in options else ("--jobs", jobs)
+    return grpo_nb.main(["sweep", f"{place}/stub.yaml", *jobs, *options])
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ from grpo_nb.rewards import Scored, load_preset, reward, reward_set
 from grpo_nb.runs.config import resolve
 
 SUMS = {"47 + 38?": "85", "1 + 1?": "2"}
-ROWS = [
-    {"prompt": [], "question": question, "answer": expected} for question, expected in SUMS.items()
-]
+ROWS = [{"prompt": [], "question": q, "answer": expected} for q, expected in SUMS.items()]
 RIGHT = "<reasoning>1+1=2</reasoning><answer>85</answer>"
 MATH = Bench(load_preset("math"))
 
@@ -65,9 +63,5 @@ OUTWEIGHED = MATH.adding(long_winded, 1).adding(long_winded, 4).preset  # by "xx
 def test_rows_on_which_the_reference_answer_loses_are_named(preset, lost):
     ours = Bench(preset)
     found = references(ours, ROWS, ours.table(ROWS, [["x" * 900, "y"], ["2", "3"]]))
-    said = (
-        [f"the reference answer loses on {lost} rows: '47 + 38?', …; its reference, "]
-        if lost
-        else []
-    )
-    assert [check.evidence[: len(said[0])] for check in found] == said
+    said = f"the reference answer loses on {lost} rows: '47 + 38?', …; its reference, "
+    assert [check.evidence.startswith(said) for check in found] == [True] * bool(lost)

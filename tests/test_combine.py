@@ -31,29 +31,14 @@ def at(step):
     return SimpleNamespace(global_step=step)
 
 
-def test_a_gate_pays_only_where_it_is_open():
-    func = rewards.math_problem_reward
-    completions = [RIGHT, WRONG, "2", RIGHT + RIGHT]
+def test_a_gate_pays_where_it_is_open_else_the_least_score_and_none_where_a_part_does():
+    func, completions = rewards.math_problem_reward, [RIGHT, WRONG, "2", RIGHT + RIGHT]
     assert func(completions=completions, answer=["2"] * 4) == [1.0, 0.0, 0.0, 0.0]
     assert func.columns == ["answer"]
-
-
-def test_a_gate_falls_to_the_least_score_not_to_zero_and_gives_none_where_a_part_does():
     assert gated(sign_reward, by=length_reward)(completions=["+", "-"]) == [-1.0, -1.0]
     assert gated(length_reward, by=sign_reward)(completions=["+", "-", "?"]) == [0.1, 0.0, None]
-
-
-def test_a_gate_of_an_async_reward_is_refused():
     with pytest.raises(ValueError, match="slow_judge is async, and a gate is not: await it in an"):
         gated(length_reward, by=slow_judge, mark=0.4)
-
-
-def test_foreign_rewards_combine_too():
-    def has_digit(completions, **kwargs):
-        return [float(any(c.isdigit() for c in text)) for text in completions]
-
-    func = gated(has_digit, by=length_reward, mark=0.5)
-    assert func(completions=["1", "12345"]) == [0.0, 1.0]
 
 
 def test_an_adaptive_weight_rises_while_success_is_rare_and_falls_when_it_is_common():
@@ -68,25 +53,19 @@ def test_an_adaptive_weight_rises_while_success_is_rare_and_falls_when_it_is_com
     assert func.value == 0.25  # a third: between the marks
 
 
-def test_an_adaptive_weight_does_not_move_in_a_validation_nor_ask_other_processes():
-    """Of several processes only the first validates; it would wait for the others' scores."""
+def test_an_adaptive_weight_survives_a_checkpoint_and_moves_once_a_step_of_the_training(tmp_path):
     func = Adaptive(length_reward, change=2.0)
-    func.everyones = lambda scores: pytest.fail("the others validate nothing")
-    outside = Bench(reward_set([(func, 1.0)]))
-    assert outside.score([{"prompt": []}] * 2, ["", "x" * 10]).tolist() == [[0.0], [1.0]]
-    assert (func.value, func.step) == (1.0, -1)
-
-
-def test_an_adaptive_weight_survives_a_checkpoint(tmp_path):
-    func = Adaptive(length_reward, change=2.0)
-    for _ in range(3):  # it moves once a step
+    for _ in range(3):
         func(completions=[""], trainer_state=at(1))
     func.save(tmp_path)
     fresh = Adaptive(length_reward, change=2.0)
     fresh.load(tmp_path)
-    assert (fresh.value, fresh.step) == (2.0, 1)
+    # Of several processes only the first validates; it would wait for the others' scores.
+    fresh.everyones = lambda scores: pytest.fail("the step was counted, and validation is none")
     fresh(completions=[""], trainer_state=at(1))
-    assert fresh.value == 2.0, "the step was counted before the checkpoint"
+    outside = Bench(reward_set([(fresh, 1.0)]))
+    assert outside.score([{"prompt": []}] * 2, ["", "x" * 10]).tolist() == [[0.0], [2.0]]
+    assert (fresh.value, fresh.step) == (2.0, 1)
 
 
 POLITE = """from grpo_nb import rewards
@@ -122,10 +101,9 @@ def test_a_set_from_a_file_has_ours_trls_and_ones_own_correctness_first(load):
 
 ONE = "from grpo_nb import rewards\nreward_funcs = [rewards.exact_match_reward]\n"
 FAULTY = {
-    "rewards.form 'jsn': did you mean 'json'": ONE + "form = 'jsn'",
+    "rewards.form 'hsh': did you mean 'hash'": ONE + "form = 'hsh'",
     "rewards.preset 'maths': did you mean 'math'": ONE + "extends = 'maths'",
     "exact_match_reward has no option 'a'; it has form": ONE + "reward_funcs[0].configured(a=1)",
-    "the weight of exact_match_reward is None": ONE + "reward_weights = [None]",
     "the weight of exact_match_reward is nan": ONE + "reward_weights = [float('nan')]",
     "the weight of exact_match_reward is True": ONE + "reward_weights = [True]",
     "two rewards are named 'exact_match_reward'": ONE + "reward_funcs *= 2",

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,43 +49,22 @@ def test_skipped_failures_are_none_counted_and_explained():
 
 
 def test_a_score_out_of_range_is_refused():
-    @reward(high=0.5)
-    def generous(response: str) -> float:
-        return 2.0
-
-    with pytest.raises(ValueError, match=r"generous gave 2.0, outside .* \[0.0, 0.5\]"):
+    generous = reward(high=0.5)(lambda response: 2.0)
+    with pytest.raises(ValueError, match=r"gave 2.0, outside its declared range \[0.0, 0.5\]"):
         generous(completions=["x"])
 
 
-def test_optional_columns_may_be_absent():
-    @reward()
-    def lenient(response: str, unit: str = "") -> float:
-        return float(unit in response)
-
-    assert lenient(completions=["5 cm"]) == [1.0]
-    assert lenient(completions=["5 cm"], unit=["kg"]) == [0.0]
-
-
-def test_reasons_reach_trls_completions_table():
+def test_optional_columns_prompt_and_trainer_state_are_read_and_reasons_logged():
     logged = {}
 
-    @reward()
-    def explained(response: str) -> Scored:
-        return Scored(0.5, f"saw {response}")
-
-    explained(completions=["a", "b"], log_extra=logged.__setitem__)
-    assert logged == {"explained/reason": ["saw a", "saw b"]}
-
-
-def test_the_prompt_and_the_trainer_state_can_be_read():
-    class State:
-        global_step = 3
-
     @reward(high=10)
-    def reads(response: str, prompt: str, trainer_state=None) -> float:
-        return len(prompt) + trainer_state.global_step
+    def reads(response: str, prompt: str, unit: str = "", trainer_state=None) -> Scored:
+        return Scored(len(prompt) + trainer_state.global_step, f"{response}{unit}")
 
-    assert reads(completions=["x"], prompts=["ab"], trainer_state=State()) == [5.0]
+    given = {"prompts": ["ab"], "trainer_state": SimpleNamespace(global_step=3)}
+    assert reads(completions=["5"], **given, log_extra=logged.__setitem__) == [5.0]
+    assert logged == {"reads/reason": ["5"]}
+    assert reads.explain(completions=["5"], **given, unit=["kg"])[0].reason == "5kg"
 
 
 def test_an_async_scorer_is_refused_and_an_async_reward_of_trls_shape_called_anywhere():
@@ -131,10 +111,8 @@ def test_leaving_the_program_is_an_error_of_the_reward():
 def test_every_shape_of_completion_gives_its_text():
     assistant = {"role": "assistant"}
     parts = [{"type": "text", "text": "8"}, {"type": "image"}, {"type": "text", "text": "5"}]
-    assert completion_text("85") == "85"
-    assert completion_text([assistant | {"content": "85"}]) == "85"
-    assert completion_text([assistant | {"content": parts}]) == "85"
-    assert completion_text([assistant | {"content": None}]) == ""
-    assert completion_text([assistant]) == ""
-    assert completion_text([]) == ""
+    for completion in ("85", [assistant | {"content": "85"}], [assistant | {"content": parts}]):
+        assert completion_text(completion) == "85"
+    for completion in ([assistant | {"content": None}], [assistant], []):
+        assert completion_text(completion) == ""
     assert build_prompt("2 + 2?", "") == [{"role": "user", "content": "2 + 2?"}]

@@ -70,14 +70,8 @@ def test_which_layers_have_an_adapter_may_be_said(folders, backend):
     names = {name for name, _ in model.named_parameters() if "lora_B" in name}
     assert {name.split(".")[-4] for name in names} == {"q_proj", "experts"}
     assert len(names) == 4, "two layers' queries, and their experts' second weights"
-    dropout = policy_of(folders["qwen3"], backend, **named, **{"model.lora_dropout": 0.1}).model
-    assert dropout.peft_config["default"].lora_dropout == 0.1
-    for wrong, message in (
-        ({"model.lora_targets": "q_projj"}, "model.lora_targets 'q_projj': did you mean 'q_proj'"),
-        ({"model.lora_dropout": 0.1}, "0.1 with adapters on experts, .* such as q_proj"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            policy_of(folders["qwen3_moe"], backend, **wrong)
+    with pytest.raises(ValueError, match="lora_targets 'q_projj': did you mean 'q_proj'"):
+        policy_of(folders["qwen3_moe"], backend, **{"model.lora_targets": "q_projj"})
 
 
 @pytest.mark.parametrize(

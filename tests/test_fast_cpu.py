@@ -24,7 +24,7 @@ from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run
 from grpo_nb.runs.config import resolve
 from grpo_nb.training import fast_cpu
-from grpo_nb.training.fast_cpu import DenseCopy, pack, sharing_lacks
+from grpo_nb.training.fast_cpu import DenseCopy, sharing_lacks
 
 PROMPTS = [build_prompt(f"What is {a} + {b}?") for a in (3, 27, 58, 99) for b in range(1, 97, 6)]
 FAMILIES = [(Qwen2Config, Qwen2ForCausalLM), (LlamaConfig, LlamaForCausalLM)]
@@ -179,17 +179,13 @@ def make_trainer(policy, settings=SETTINGS):
     return trainer
 
 
-@pytest.fixture(params=FAMILIES, ids=["qwen2", "llama"])
-def updated(request, runs_dir, monkeypatch):
+@pytest.fixture
+def updated(dense, runs_dir, monkeypatch):
     from trl.trainer import utils
 
     monkeypatch.setattr(utils, "_ChunkedLogProbFunction", ChunkedLogProbs)
-    torch.manual_seed(0)
-    config, family = request.param
-    model = get_peft_model(family(config(**SIZES)), LoraConfig(target_modules="all-linear"))
-    move(model, 0.3)
     tokenizer = models.load_tokenizer("data/tiny_base")
-    return make_trainer(Policy(model, tokenizer, False, "transformers"), SETTINGS | FP32)
+    return make_trainer(Policy(dense, tokenizer, False, "transformers"), SETTINGS | FP32)
 
 
 def update(trainer, batch, share):
@@ -219,17 +215,14 @@ def test_log_probabilities_and_entropies_are_the_same(updated, batch):
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     results = []
-    for updated.share_prompts in (False, True):
-        for batch_size in (None, 5):
-            with torch.no_grad():
-                results.append(
-                    updated._get_per_token_logps_and_entropies(
-                        updated.model, ids, mask, 12, batch_size, compute_entropy=True
-                    )
-                )
-    for log_p, entropies, _ in results[1:]:
-        torch.testing.assert_close(log_p, results[0][0], atol=1e-5, rtol=0)
-        torch.testing.assert_close(entropies, results[0][1], atol=1e-5, rtol=0)
+    for updated.share_prompts, batch_size in ((False, None), (True, None), (True, 5)):
+        given = (updated.model, ids, mask, 12, batch_size)
+        with torch.no_grad():
+            found = updated._get_per_token_logps_and_entropies(*given, compute_entropy=True)
+        results.append(found[:2])
+    for found in results[1:]:
+        for ours, theirs in zip(found, results[0], strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
     assert results[0][0].abs().sum() > 1
 
 
@@ -254,21 +247,8 @@ def test_what_would_not_save_work_is_computed_plainly(updated, batch):
     assert update(updated, full, True)[2] == 12 * 14
 
 
-def test_a_row_of_each_prompt():
-    """Prompt 1 2 3 with completions 7 8 and 9; prompt 4 with 5 6."""
-    ids = torch.tensor([[1, 2, 3, 7, 8], [0, 0, 4, 5, 6], [1, 2, 3, 9, 0]])
-    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [1, 1, 1, 1, 0]])
-    packed = pack(ids, mask, 2)
-    assert packed.tokens.tolist() == [[1, 2, 3, 7, 8, 3, 9], [4, 5, 6, 0, 0, 0, 0]]
-    assert packed.positions.tolist()[0] == [0, 1, 2, 3, 4, 2, 3]
-    assert packed.labels.tolist()[0] == [-100, -100, -100, 7, 8, -100, 9]
-    assert packed.seen[0, 0, 6].int().tolist() == [1, 1, 0, 0, 0, 1, 1]
-    assert packed.seen[0, 0, 4].int().tolist() == [1, 1, 1, 1, 1, 0, 0]
-    assert packed.place.tolist() == [[2, 3], [6, 7], [5, 12]]
-
-
 def test_models_with_windows_or_states_are_left_alone():
-    from transformers import JambaConfig, JambaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+    from transformers import JambaConfig, JambaForCausalLM
 
     sizes = SIZES | {"num_hidden_layers": 2, "max_window_layers": 1}
     for family, config in (

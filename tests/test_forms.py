@@ -3,6 +3,7 @@
 from functools import partial
 
 import pytest
+from hackable import lifted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -86,7 +87,6 @@ READ = [  # form, what the template opened, completion, what is read, whether it
     ("think+boxed", "", r"<think> </think>\boxed{4}", "4", False),
     ("think+boxed", "", r"<think>1+1=2 \boxed{4}", None, False),
     ("think+boxed", "", r"<think>a</think>\boxed{3} \boxed{4}", r"\boxed{3}, \boxed{4}", False),
-    ("think+boxed", "", r"<think>a</think>\boxed{4", None, False),
     ("think+boxed", "", r"<think>a</think><answer>\boxed{4}</answer>", "4", False),
     ("think+boxed", THINK, "1+1=2</think>\nThe answer is \\boxed{4}", "4", True),
     ("think+boxed", THINK, "</think>\nThe answer is \\boxed{4}", "4", False),
@@ -97,36 +97,22 @@ READ = [  # form, what the template opened, completion, what is read, whether it
     ("tags", THINK, "<reasoning>a</reasoning><answer>4</answer>", None, False),
     ("tags:a,b", "", "<a>1</a><b>4</b>", "4", True),
     ("tags", "", "</answer>85<answer>", None, False),
-    ("tags", "", "<answer>1</answer> or <answer>2", "1", False),
     ("tags", "", "<answer><answer>1</answer></answer>", "1", False),
     ("tags", "", r"<answer>\boxed{85}</answer>", "85", False),
     ("tags", "", r"<answer>1 \boxed{85}</answer>", r"1 \boxed{85}", False),
     ("tags", "", r"\boxed{85", r"\boxed{85", False),
-    ("tags", "", "<answer></answer>", "", False),
     ("tags:a,b", "", r"<reasoning>1</reasoning>\boxed{4}", "4", False),
     ("boxed", "", r"1+1=2 \boxed{4}, so.", "4", True),
     ("boxed", "", r"\boxed{4} as 1+1=2", "4", False),
     ("boxed", "", r"a \boxed{}", "", False),
     ("boxed", "", r"a \boxed{3} or \boxed {4}", r"\boxed{3}, \boxed{4}", False),
-    ("boxed", "", "#### 4", "4", False),
     ("hash", "", "1+1=2\n#### 4", "4", True),
     ("hash", "", "#### 4", "4", False),
     ("hash", "", "1+1=2\n#### 3\n#### 4", "4", False),
     ("hash", "", "1+1=2\n#### 4\nI hope so", "4\nI hope so", False),
     ("hash", "", "1+1=2\n####", None, False),
-    ("json", "", '{"reasoning": "a", "answer": 4}', "4", True),
-    ("json", "", '```json\n{"reasoning": "a", "answer": "4"}\n```', "4", True),
-    ("json", "", '{"answer": 4, "reasoning": "a"}', "4", False),
-    ("json", "", '{"reasoning": "a", "answer": {"b": [1]}}', '{"b": [1]}', True),
-    ("json", "", '{"reasoning": "", "answer": "4"}', "4", False),
-    ("json", "", '{"reasoning": "a", "answer": null}', "", False),
-    ("json", "", '{"reasoning": "a", "answer": "4"} done', None, False),
-    ("json", "", "[4]", "[4]", False),
-    ("code", "", "```python\n4\n```", "4", True),
     ("code", "", "4", "4", False),
     ("code", "", "```sql\n4\n```", "4", False),
-    ("plain", "", " 4 ", "4", True),
-    ("plain", "", "", None, False),
     ("plain", "", "<answer>4</answer>", "4", False),
     ("plain", "", "Ann ran. So did Bob.", "Ann ran. So did Bob.", True),
 ]
@@ -143,23 +129,13 @@ def test_what_is_read_and_what_is_well_formed(name, opened, text, answer, formed
 @each_form
 def test_a_megabyte_of_anything_is_read_in_linear_time(name, opened):
     form = forms.find(name)._replace(opened=opened)
-    for flood in (
-        "<think>",
-        "</think>",
-        "<answer>",
-        "<answer",
-        "</answer>",
-        r"\boxed{",
-        "{}",
-        "#### ",
-        "```python\n",
-        "{",
-    ):
+    floods = ("<think>", "</think>", "<answer>", "<answer", "</answer>", r"\boxed{", "{}", "#### ")
+    for flood in (*floods, "```python\n", "{"):
         text = flood * (1_000_000 // len(flood))
         form.extract(text), form.is_well_formed(text), form.progress(text), form.reasoning(text)
 
 
-@pytest.mark.parametrize("name", ["tag", "tags:a", "tags:a,a", "tags:a b,c", "json:a,b", "tags:"])
+@pytest.mark.parametrize("name", ["tag", "tags:a", "tags:a,a", "tags:a b,c", "hash:a,b", "tags:"])
 def test_a_form_that_is_none_is_refused(name):
     with pytest.raises(ValueError, match=r"rewards\.form '?tag'?: did you mean|rewards.form = "):
         math_in(name)
@@ -175,16 +151,12 @@ def test_a_set_follows_its_form():
     assert math_in("plain").names == [correct.__name__]
     again = boxed.in_form("tags")
     assert scores(again, again.reference(ROWS[0])) == scores(math_in(""), again.reference(ROWS[0]))
-    summary = load_preset("summarization", form="tags")
-    assert summary.form.system_prompt.endswith(
-        "</answer>. The result is a summary of the text in one sentence."
-    )
+    asks = load_preset("summarization", form="tags").form.system_prompt
+    assert asks.endswith("</answer>. The result is a summary of the text in one sentence.")
 
 
 def test_gates_and_rewards_of_ones_own_follow_or_stay():
-    def mine(completions, **_):
-        return [1.0 for _ in completions]
-
+    mine = lifted(lambda completions, **_: [1.0] * len(completions), "mine")
     other = formed.configured("boxed_beside", form=forms.find("boxed"))
     gate = gated(correct, by=formed, name="gate")
     pairs = [(correct, 1), (gate, 1), (Adaptive(formed), 1), (mine, 1), (other, 1)]
@@ -215,20 +187,16 @@ def stage_02(name, opened=""):
     return start_stage("02", "formed", {"rewards.baseline_completions": 8})
 
 
-@pytest.fixture(scope="module")
-def sampled():
-    """Of the base, asked as it was taught: the same for every form, so the first samples."""
-    return []
+SAMPLED = []  # of the base, asked as it was taught: the same for every form, so the first samples
 
 
 @pytest.mark.parametrize("name", forms.FORMS)
-def test_notebook_2_passes_on_the_tiny_base_in_every_form(name, sampled, runs_dir):
+def test_notebook_2_passes_on_the_tiny_base_in_every_form(name, runs_dir):
     stage = stage_02(name)
     preset, rows = load_rewards(stage.config.rewards), data.load(stage.run, "train")
     assert rows[0]["prompt"][0]["content"] == preset.form.system_prompt
     known = [{**row, "prompt": build_prompt(row["question"])} for row in rows[:8]]
-    sampled[:] = sampled or [baseline.sample(stage.run, known, stage.config)]
-    tried = sampled[0]
+    SAMPLED[:] = [tried] = SAMPLED or [baseline.sample(stage.run, known, stage.config)]
     verdict = reward_lab.judge(Bench(preset), rows, tried, stage)
     assert verdict.passed, verdict
     assert "form" not in [check.name for check in verdict.checks]
@@ -244,7 +212,7 @@ def test_what_the_template_opens_is_the_runs_from_stage_01_on(runs_dir):
         stage = stage_02("think+boxed", opened)
         form = load_rewards(stage.config.rewards).form
         assert (form.name, form.opened) == ("think+boxed", opened)
-        warm_up = store.read_rows(stage.run / "data/sft.jsonl")
+        warm_up = store.read_rows(stage.run / "data/sft.parquet")
         texts = [row["completion"][0]["content"] for row in warm_up]
         assert len(texts) == 2 and all(map(form.is_well_formed, texts))
         assert [text.startswith("<think>") for text in texts] == [not opened] * 2

@@ -17,6 +17,7 @@ from grpo_nb.runs import Stage, start_stage
 
 SMALL = {"data.max_rows": 24}
 MATH = load_preset("math")
+BENCH = reward_lab.Bench(MATH)
 STALE = "the rewards or their weights are not those that were tested"
 
 
@@ -62,15 +63,11 @@ def test_a_verdict_that_passed_lets_stage_03_start_with_the_same_rewards_alone(l
 
 
 def test_a_failed_verdict_says_what_won_and_what_the_reference_reads(lab):
-    never = lifted(lambda response, answer: float(response == f"{answer}!"), "never")
-    verdict = judged(lab, reward_set([(never, 1.0)]))
-    first, *more = verdict.failures
-    reference = MATH.reference(lab.rows[0])
-    assert (
-        first.startswith("reference answer: the reference answer loses on ")
-        and f"{reference!r}, earns 0 of 1" in first
-    )
-    refused(lab, reward_set([(never, 1.0)]), f"and {len(more)} more in rewards/report.json")
+    never = reward_set([(lifted(lambda response, answer: False, "never"), 1.0)])
+    first, *more = judged(lab, never).failures
+    assert first.startswith("reference answer: the reference answer loses on ")
+    assert f"{MATH.reference(lab.rows[0])!r}, earns 0 of 1" in first
+    refused(lab, never, f"and {len(more)} more in rewards/report.json")
     report = json.loads((lab.run / "rewards/report.json").read_text())
     shown = {line["attack"]: line["completion"] for line in report["probes"]}
     assert shown["the reference"] in [MATH.reference(row) for row in lab.rows]
@@ -83,14 +80,14 @@ def helper(response): return 0.5 * len(response[:1])
 def mine(response: str) -> float: return 0.5 * helper(response)"""
 
 
-@pytest.mark.parametrize(("name", "line"), [("mine", "0.5 * len"), ("json", "0.5 * helper")])
-def test_a_changed_source_of_a_users_file_is_refused(lab, tmp_path, name, line):
-    for source, problem in ((MINE, "failed"), (MINE.replace(line, f"0 + {line}"), STALE)):
-        (tmp_path / f"{name}.py").write_text(source)
-        preset = load_preset(str(tmp_path / f"{name}.py"))
-        if source == MINE:
-            judged(lab, preset)
-        refused(lab, preset, problem)
+@pytest.mark.parametrize("line", ["0.5 * len", "0.5 * helper"])
+def test_a_changed_source_of_a_users_file_is_refused(lab, tmp_path, line):
+    path = tmp_path / "json.py"  # which does not stand in the way of the library's
+    path.write_text(MINE)
+    judged(lab, load_preset(str(path)))
+    refused(lab, load_preset(str(path)), "failed")
+    path.write_text(MINE.replace(line, f"0 + {line}"))
+    refused(lab, load_preset(str(path)), STALE)
 
 
 BAKED = """
@@ -145,23 +142,18 @@ class Judge:
 judge = Judge(1)
 """
 LISTED = "reward_funcs, reward_weights = [judge, brief, right], [0.125, 0.25, 1]\n"
-FORM = """def reference(row):
-    return f"<answer>{row['answer']}</answer>"
-"""
+FORM = "def reference(row): return f\"<answer>{row['answer']}</answer>\"\n"
 SHOW = """from grpo_nb import rewards, runs; from grpo_nb import reward_lab as bench
 preset = rewards.load_preset(runs.Run("gate").config().rewards.preset)
 given = {"answer": ["4"], "prompts": ["?"]}
 scores = [rewards.call(func, completions=[[{"content": "<answer>4</answer>"}]], **given)
     for func in preset.reward_funcs]
 print(preset.names, preset.reward_weights, preset.full, scores, bench.fingerprint(preset))"""
-
-
 EXACT = "reward_funcs = [rewards.numeric_correctness_reward]\n"
 
 
 def adopted(lab, source):
-    ours = reward_lab.adopt(reward_lab.Bench(MATH), lab.rows, lab.baseline, lab.stage, source)
-    return ours.preset
+    return reward_lab.adopt(BENCH, lab.rows, lab.baseline, lab.stage, source).preset
 
 
 def test_a_cell_of_rewards_with_all_that_they_need_is_trained_as_it_was_tested(lab, capsys):
@@ -189,7 +181,7 @@ def test_a_cell_may_bring_its_own_form_and_an_emptied_one_brings_the_preset_back
     assert lab.run.settings()["rewards.preset"] == path == str(lab.run / "rewards/mine.py")
     assert adopted(lab, OWN).reference(lab.rows[0]) == MATH.reference(lab.rows[0])
     again = start_stage("02", "gate")
-    reward_lab.adopt(reward_lab.Bench(MATH), lab.rows, lab.baseline, again, "# nothing\n")
+    reward_lab.adopt(BENCH, lab.rows, lab.baseline, again, "# nothing\n")
     assert f'settings = {{"rewards.preset": "{path}"}} selects them' in capsys.readouterr().out
     assert again.config.rewards.preset == lab.run.settings()["rewards.preset"] == "math"
 
@@ -204,8 +196,6 @@ WRONG = {
     "reward_weights = [1]",
     "is not a list of functions": f"{OWN}reward_funcs = ['right']",
     "both may be rewards to train with or parts": f"{OWN}both = rewards.gated(brief, by=brief)",
-    "the weight of right is nan": f"{OWN}reward_funcs, reward_weights = [right], [float('nan')]",
-    "two rewards are named 'brief'": f"{OWN}reward_funcs = [brief, brief]",
 }
 
 
@@ -221,7 +211,7 @@ def test_what_the_reward_lab_hands_on_is_what_notebook_3_trains_with(lab):
     lab.stage.finish()
     looked = Stage(lab.run, "02", lab.run.config())  # as the page opens it, which starts nothing
     given = (lab.rows, lab.baseline, looked)
-    shown = reward_lab.try_out(reward_lab.Bench(MATH), *given, BAKED)
+    shown = reward_lab.try_out(BENCH, *given, BAKED)
     assert (shown.preset.names, shown.preset.full) == (["doubled"], 2.0)
     assert reward_lab.source_of(looked) == "" and looked.config.rewards.preset == "math"
     assert not reward_lab.hand_on(shown, *given, BAKED).passed
@@ -235,18 +225,18 @@ def test_what_the_reward_lab_hands_on_is_what_notebook_3_trains_with(lab):
     chosen = load_preset(trained.preset, trained.reward_weights)
     assert reward_lab.check(lab.run, chosen) and chosen.names == MATH.names[:1]
     # The notebook's own cell is empty: what was handed on since it started counts.
-    ours = reward_lab.adopt(reward_lab.Bench(MATH), *given, "# nothing")
+    ours = reward_lab.adopt(BENCH, *given, "# nothing")
     assert reward_lab.fingerprint(ours.preset) == reward_lab.fingerprint(chosen)
 
 
 def test_a_box_that_is_emptied_hands_the_preset_on_and_one_that_fails_changes_nothing(lab):
-    given = (lab.rows, lab.baseline, lab.stage)
-    assert reward_lab.hand_on(reward_lab.Bench(MATH), *given, EXACT).passed
+    given = (BENCH, lab.rows, lab.baseline, lab.stage)
+    assert reward_lab.hand_on(*given, EXACT).passed
     before = lab.run.manifest()["02"]
     with pytest.raises(ValueError, match="cannot be loaded"):
-        reward_lab.hand_on(reward_lab.Bench(MATH), *given, "1 / 0")
+        reward_lab.hand_on(*given, "1 / 0")
     assert lab.run.manifest()["02"] == before and reward_lab.source_of(lab.stage) == EXACT
-    assert reward_lab.hand_on(reward_lab.Bench(MATH), *given, "").passed
+    assert reward_lab.hand_on(*given, "").passed
     assert lab.stage.config.rewards.preset == "math" and reward_lab.source_of(lab.stage) == ""
     assert reward_lab.check(lab.run, MATH)
 
@@ -263,8 +253,7 @@ for cells in json.loads(sys.argv[1]):
 print(json.dumps(found))"""
 FIRST, SECOND = "def f(completions, **_): return 1", "def g(completions, **_): return 2"
 CELLS = [  # cells as they were run, and the place of the one that is taken
-    ((FIRST, "x = 1", "def helper(text): return 3", "x ="), 0),
-    ((FIRST, "x = 1", SECOND, "x"), 2),
+    ((FIRST, "x = 1", SECOND, "def helper(text): return 3", "x"), 2),
     ((FIRST, "# Your rewards, gone again"), 1),
     (("class A:\n  def __call__(self, completions, **_): ...",), 0),
     (("import json as mine\nreward_funcs = [mine.loads]", "x"), 0),

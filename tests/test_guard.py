@@ -20,7 +20,7 @@ def trained(tmp_path_factory):
     """One trainer for all faults, with an adapter that does something."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("runs")))
-        trainer = trainer_of(make_run("here"), **WHOLE)
+        trainer = trainer_of(make_run("here"), **WHOLE, **{"train.guard_steps": 50})
         torch.manual_seed(0)
         for weight in guard.changeable(trainer):
             weight.data.normal_(std=0.05)
@@ -52,13 +52,25 @@ def test_the_policys_own_samples_do_not(one, copied):
 
 
 @pytest.mark.parametrize(
-    "cut", [{"top_p": 0.9}, {"top_k": 20}, {"generation_kwargs": {"min_p": 0.1}}]
+    ("argument", "value", "named"),
+    [
+        ("top_p", 0.9, "trl.top_p = 0.9"),
+        ("top_k", 20, "trl.top_k = 20"),
+        ("min_p", 0.1, "trl.min_p = 0.1"),
+        ("repetition_penalty", 1.2, "trl.repetition_penalty = 1.2"),
+        ("generation_kwargs", {"min_p": 0.1, "top_k": 0}, "trl.min_p = 0.1"),
+        ("generation_kwargs", {"temperature": 0.7}, "trl.temperature = 0.7"),
+    ],
 )
-def test_an_argument_that_cuts_tokens_out_is_named_whatever_is_seen(one, monkeypatch, cut):
-    for name, value in cut.items():
-        monkeypatch.setattr(one.args, name, value)
-    ((name, value),) = cut.get("generation_kwargs", cut).items()
-    with pytest.raises(RuntimeError, match=f"trl.{name} = {value} cut off samples"):
+def test_an_argument_that_distorts_samples_is_refused_by_preflight_and_guard(
+    one, monkeypatch, argument, value, named
+):
+    monkeypatch.setattr(one.args, argument, value)
+    states = {each.name: each for each in one.preflight()}
+    assert (states["sampling"].state, states["gradient"].state) == ("stop", "ok")
+    assert states["sampling"].evidence.startswith(f"{named}, which the trainer's")
+    assert "train.guard_steps = 0 trains all the same; see" in states["sampling"].fix
+    with pytest.raises(RuntimeError, match=f"before step 1: {named} gives samples that are not"):
         one.steps.guard()
 
 
@@ -88,25 +100,13 @@ def test_there_is_no_noise_where_vllm_would_merge_it_into_the_base(one, monkeypa
     assert guard.changeable(one) == []
 
 
-def test_dropout_is_off_in_a_look_whatever_the_engine_sets(runs_dir, monkeypatch):
-    """Unsloth's `generate` puts every module back into training mode."""
-    trainer = trainer_of(make_run("here", **{"model.lora_dropout": 0.3}), **WHOLE)
-    sample = Trainer._generate_single_turn
-
-    def other(self, *args):
-        sampled = sample(self, *args)
-        self.model.train()
-        return sampled
-
-    monkeypatch.setattr(Trainer, "_generate_single_turn", other)
-    trainer.steps.guard()
-    shares = {one.p for one in trainer.model.modules() if isinstance(one, torch.nn.Dropout)}
-    assert 0.3 in shares, "it is as before"
-
-
-def test_a_score_that_is_no_number_accuses_nobody(one):
-    seen = guard.Evidence(float("nan"), float("nan"), float("nan"), float("nan"), 640)
-    assert guard.wrong(seen, one.args) == ""
+def test_a_score_that_is_no_number_accuses_nobody_and_is_a_warning(one, monkeypatch, capsys):
+    monkeypatch.setattr(guard, "fisher", lambda p: float("nan"))
+    one.steps.guard()
+    checks = {each["name"]: each for each in one.stage.run.manifest()["03"]["checks"]}
+    assert checks["policy identity"]["state"] == "warning"
+    assert "the score of the samples is NaN" in checks["policy identity"]["evidence"]
+    assert "warning: before step 1 the score" in capsys.readouterr().out
 
 
 def test_an_adapter_that_changes_nothing_stops_it(one, monkeypatch):

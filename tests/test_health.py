@@ -71,7 +71,8 @@ NOISE = np.random.default_rng(1).normal(0, 1, 100)
 RAMP = np.linspace(0, 1, 100)
 ONCE, TWICE = (np.isin(np.arange(100), steps).astype(float) for steps in ([60], [60, 61]))
 RIGHT, SILENT, LENGTH = "rewards/right/mean", "frac_reward_zero_std", "completions/mean_length"
-CUT = "completions/clipped_ratio"
+CUT, CALLS = "completions/clipped_ratio", "episodes/call_share"
+GAIN, LIMIT = "episodes/gain", "episodes/at_limit"
 FLAT = {RIGHT: 0.3 + 0.03 * NOISE, "reward": 0.8 + 0.03 * NOISE}
 LEARNT = {f"rewards/{FORM}/mean": 0.97}
 COLLAPSED = {"entropy": after(40, 0.05, 1), SILENT: after(40, 0.9, 0.2)}
@@ -85,12 +86,7 @@ CASES = [
     ("not a number", {RIGHT: after(50, np.nan, 0.9)}, "all None", {}),
     ("spike", {"grad_norm": 0.3 + TWICE}, "train.learning_rate", {"grad_norm": 0.3 + ONCE}),
     ("spike", {"kl": 0.01 + TWICE}, "train.learning_rate", {"kl": 0.01 + RAMP / 20}),
-    (
-        "truncation",
-        {CUT: 0.5 + 0.02 * NOISE},
-        "train.max_completion_length",
-        {CUT: 0.9 - 0.8 * RAMP},
-    ),
+    ("truncation", {CUT: 0.5 + 0.02 * NOISE}, "max_completion_length", {CUT: 0.9 - 0.8 * RAMP}),
     ("length creep", {LENGTH: 40 + 90 * RAMP + NOISE, **FLAT}, "train.loss_type", {}),
     ("nothing left to learn", {SILENT: 0.99}, "data.source", {}),
     ("nothing learnt", {SILENT: 0.99, RIGHT: 0.02, "reward": 0.02}, "data.source", {}),
@@ -100,24 +96,9 @@ CASES = [
     ("format learnt, correctness flat", FLAT | LEARNT, f"{FORM} in rewards.reward_weights", LEARNT),
     ("reward stuck", FLAT | {f"rewards/{FORM}/mean": 0.5}, "train.learning_rate", {}),
     ("one reward dominates", {"rewards/right/std": 0.02, RIGHT: 0.1}, FORM, {RIGHT: 0.1}),
-    (
-        "calls vanish",
-        {"episodes/call_share": after(50, 0.02, 0.7)},
-        "train.learning_rate",
-        {"episodes/call_share": 0.4 + 0.6 * RAMP},
-    ),
-    (
-        "calls without use",
-        {"episodes/gain": -0.1 + 0.01 * NOISE},
-        "without calls",
-        {"episodes/gain": 0.1 + 0.1 * NOISE},
-    ),
-    (
-        "turns to the limit",
-        {"episodes/at_limit": 0.5 + 0.02 * NOISE},
-        "max_turns",
-        {"episodes/at_limit": 0.5 - 0.5 * RAMP**0.2},
-    ),
+    ("calls vanish", {CALLS: after(50, 0.02, 0.7)}, "train.learning_rate", {CALLS: RAMP / 2 + 0.4}),
+    ("calls without use", {GAIN: NOISE / 99 - 0.1}, "without calls", {GAIN: NOISE / 9 + 0.1}),
+    ("turns to the limit", {LIMIT: NOISE / 50 + 0.5}, "max_turns", {LIMIT: 0.5 - RAMP**0.2 / 2}),
     ("no score", {"right/skipped": after(40, 5.0)}, "fix right", {"right/skipped": 0.5}),
     ("no score", {"right/skipped": after(40, 2 + NOISE / 5)}, "fix right", {}),
 ]

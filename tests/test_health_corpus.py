@@ -69,20 +69,3 @@ def test_an_alert_tells_its_rates_where_they_were_measured():
     assert told.startswith(f"recorded tiny runs: {of[0]} of 20 clean, ") and told.endswith("hacked")
     assert health.rates("spike", Thresholds()) == "error rate not measured"
     assert health.rates("reward hacking", Thresholds(window=6)) == "error rate not measured"
-
-
-@pytest.mark.parametrize(
-    ("accuracies", "step"),
-    [
-        ([0.5, 0.6, 0.9, 0.95], None),
-        ([0.5, 0.9, 0.85, 0.82], None),  # may be noise
-        ([0.5, 0.9, 0.2, 0.1], 10),
-        ([0.5, 0.9, 0.2, 0.9], None),  # it came back
-        ([0.9, 0.2, 0.9, 0.2], 15),  # and went again
-        ([0.0, 0.0, 0.0, 0.0], None),
-        ([1.0, 0.0, 0.0, 0.0], 5),
-    ],
-)
-def test_the_truth_falls_where_it_stays_below_its_best(alarms, accuracies, step):
-    lines = [{"step": 5 * n, "true/accuracy": value} for n, value in enumerate(accuracies)]
-    assert alarms.falls({"lines": lines}) == step

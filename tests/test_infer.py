@@ -208,7 +208,7 @@ def test_a_merged_model_of_an_earlier_training_is_neither_asked_nor_given_away(
             said = capsys.readouterr().err
             known = status == "failed" and command[0] == "report"
             why = "03_train_grpo was run again after 04_merge_and_infer: run "
-            assert ("03_train_grpo failed" if known else why) in said, command
+            assert ("03_train_grpo of 'again' is failed" if known else why) in said, command
     for model in ("adapter", "base"):
         answer_file(run, few, tmp_path / f"{model}.jsonl", model=model)
         assert lines_of(tmp_path / f"{model}.jsonl")

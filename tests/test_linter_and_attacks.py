@@ -41,9 +41,7 @@ def stage(runs_dir):
 
 @pytest.mark.parametrize("flaw", FLAWED)
 def test_what_is_planted_is_found_and_named(flaw, stage):
-    assert reward_lab.judge(CORRECT, ROWS, PILOT, stage).passed, (
-        "it is not what is planted that fails"
-    )
+    assert reward_lab.judge(CORRECT, ROWS, PILOT, stage).passed, "without it"
     verdict = reward_lab.judge(bench_with(flaw), ROWS, PILOT, stage)
     assert not verdict.passed
     assert FLAWED[flaw][0] in " ".join(check.name for check in verdict.checks)

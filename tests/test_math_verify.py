@@ -7,7 +7,6 @@ import select
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -38,24 +37,19 @@ def towers(count):
 
 
 GUARDED = [
-    "9^{9^{9^{9}}}",
     "9^9^9",
     "2^{99999999}",
     "9999999!",
-    "(9!)!",
     "((3!)!)!",
     "9!!!",
     "9^{9!}",
     "(999)!",
     r"\sum_{k=1}^{10^9} k",
-    r"\prod_{k=1}^{10^9} k",
     r"\binom{10^9}{10^8}",
     r"\int_0^1 x^x dx",
     r"\lim_{n \to \infty} n",
     "9" * 400,
-    "{" * 200 + "}" * 200,
     "(" * 200 + "1" + ")" * 200,
-    "9" * 1_000_000,
     r"\frac{" * 200_000,
     "$" * 1_000_000,
 ]
@@ -106,8 +100,7 @@ def test_time_is_given_back_after_answers_in_time():
 
 
 def test_a_time_out_is_not_remembered_and_a_verdict_is():
-    bomb = towers(1)[0]
-    equal_latex("18", bomb, timeout_seconds=0.05)
+    equal_latex("18", towers(1)[0], timeout_seconds=0.05)
     equal_latex("18", "19")
     assert [answer for _, answer in _POOL.verdicts] == ["19"]
 
@@ -131,13 +124,6 @@ def children(pid):
     return [int(child) for child in listed.split()]
 
 
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def ended(pid):
     """Whether the process ends within 20 s."""
     try:
@@ -150,17 +136,8 @@ def ended(pid):
         os.close(process)
 
 
-def test_a_worker_killed_while_it_waits_is_replaced():
-    assert equal_latex("18", "17") is False
-    for worker in [w for w in _POOL.workers if w.process]:
-        pid = worker.process.pid
-        os.kill(pid, signal.SIGKILL)
-        assert ended(pid)
-    assert equal_latex("18", "36/2") is True
-
-
 @pytest.mark.parametrize("victim", ["worker", "its child"])
-def test_a_worker_killed_in_the_middle_of_an_answer(victim):
+def test_a_worker_killed_in_the_middle_of_an_answer_and_while_it_waits(victim):
     assert equal_latex("18", "17") is False
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(equal_latex, "18", towers(1)[0], 0.7)
@@ -172,6 +149,9 @@ def test_a_worker_killed_in_the_middle_of_an_answer(victim):
         os.kill(busy.process.pid if victim == "worker" else child, signal.SIGKILL)
         assert running.result() is False  # asked a second time, it runs out of time
     assert ended(child)
+    for pid in [worker.process.pid for worker in _POOL.workers if worker.process]:
+        os.kill(pid, signal.SIGKILL)
+        assert ended(pid)
     assert equal_latex("18", "36/2") is True
 
 
@@ -181,23 +161,19 @@ def cpu_ticks(pid):
 
 
 def test_a_worker_that_fails_twice_gives_none_and_the_next_call_works(monkeypatch):
-    assert equal_latex("18", "17") is False
-    stopped = 0
-    real = MathWorker.ask
+    stopped, real = [], MathWorker.ask
 
     def killed_before_asking(worker, *request):
-        nonlocal stopped
         if worker.process is None:
             worker._start()
         os.killpg(worker.process.pid, signal.SIGKILL)
-        worker.process.wait()
-        stopped += 1
+        stopped.append(worker.process.wait())
         return real(worker, *request)
 
     with monkeypatch.context() as patch:
         patch.setattr(MathWorker, "ask", killed_before_asking)
         assert equal_latex("18", "36/2") is None
-    assert stopped == 2
+    assert len(stopped) == 2
     assert equal_latex("18", "36/2") is True
 
 
@@ -251,34 +227,24 @@ def test_a_forked_process_has_workers_of_its_own():
     os.waitpid(child, 0)
     assert os.read(reading, 3) == b"yes"
     os.close(reading), os.close(writing)
-    assert all(alive(pid) for pid in ours)
     assert equal_latex("18", "72/4") is True
+    assert ours == {worker.process.pid for worker in _POOL.workers if worker.process}
 
 
-PARENT = textwrap.dedent(
-    """
-    import os, signal, sys
-    from grpo_nb.rewards.math_worker import _POOL, equal_latex
-    equal_latex("18", "17")
-    pids = [worker.process.pid for worker in _POOL.workers if worker.process]
-    pids += [int(c) for p in pids for c in open(f"/proc/{p}/task/{p}/children").read().split()]
-    print(*pids, flush=True)
-    END
-    """
-)
+PARENT = """import os, signal, sys
+from grpo_nb.rewards.math_worker import _POOL, equal_latex
+equal_latex("18", "17")
+pids = [worker.process.pid for worker in _POOL.workers if worker.process]
+pids += [int(c) for p in pids for c in open(f"/proc/{p}/task/{p}/children").read().split()]
+print(*pids, flush=True)
+"""
+ENDS = {"exit": "sys.exit()", "kill -9": "os.kill(os.getpid(), signal.SIGKILL)"}
+ENDS["exit before its own fork"] = "os.fork() or signal.pause(); os._exit(0)"
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        "sys.exit()",
-        "os.kill(os.getpid(), signal.SIGKILL)",
-        "os.fork() or signal.pause(); os._exit(0)",
-    ],
-    ids=["exit", "kill -9", "exit before its own fork"],
-)
+@pytest.mark.parametrize("end", ENDS)
 def test_no_process_is_left_behind(end):
-    command = [sys.executable, "-c", PARENT.replace("END", end)]
+    command = [sys.executable, "-c", PARENT + ENDS[end]]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as parent:
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(pids) == 2

@@ -153,40 +153,31 @@ def test_generation_depends_on_the_seed_alone(engine):
     assert sample(seed=2) != first
 
 
-def test_greedy_answers_do_not_depend_on_the_batch(engine):
-    one, three = (
-        engine.generate(PROMPTS, max_completion_length=40, batch_size=size) for size in (1, 3)
-    )
-    assert one == three
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_greedy_answers_depend_neither_on_the_batch_nor_on_the_padding_side(
+    engine, monkeypatch, side
+):
+    """Unsloth's trainer pads on the right, where generation would give garbage."""
+    uneven = [*PROMPTS, build_prompt("What is 1 + 2? " + "Think of it. " * 4)]
+    alone = engine.generate(uneven, max_completion_length=40, batch_size=1)
+    monkeypatch.setattr(engine.tokenizer, "padding_side", side)
+    assert engine.generate(uneven, max_completion_length=40, batch_size=4) == alone
+    assert engine.tokenizer.padding_side == side, "it is the trainer's"
     assert engine.generate([], max_completion_length=4) == []
 
 
-@pytest.mark.parametrize("how", [{}, {"temperature": 1.0, "num_generations": 3}])
-def test_completions_do_not_depend_on_the_tokenizers_padding_side(engine, monkeypatch, how):
-    """Unsloth's trainer sets it to the right, where generation gives garbage."""
-    uneven = [*PROMPTS, build_prompt("What is 1 + 2? " + "Think of it. " * 4)]
-    expected = engine.generate(uneven, max_completion_length=40, **how)
-    monkeypatch.setattr(engine.tokenizer, "padding_side", "right")
-    assert engine.generate(uneven, max_completion_length=40, **how) == expected
-    assert engine.tokenizer.padding_side == "right", "it is the trainer's"
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "group", "sizes"), [(4, 2, [4, 2]), (2, 3, [2, 2, 2, 2, 1])]
-)
-def test_a_batch_counts_sequences_samples_included(engine, monkeypatch, batch_size, group, sizes):
+def test_a_batch_counts_sequences_samples_included(engine, monkeypatch):
     """What bounds the memory; also within the samples of one prompt."""
     seen, generate = [], engine.model.generate
 
     def watched(**inputs):
-        seen.append(len(generate(**inputs)))
+        seen.append(len(inputs["input_ids"]))
         return generate(**inputs)
 
     monkeypatch.setattr(engine.model, "generate", watched)
-    how = {"temperature": 1.0, "num_generations": group, "batch_size": batch_size}
+    how = {"temperature": 1.0, "num_generations": 3, "batch_size": 2}
     answers = engine.generate(PROMPTS, max_completion_length=4, **how)
-    assert seen == sizes
-    assert [len(group) for group in answers] == [how["num_generations"]] * 3
+    assert (seen, [len(group) for group in answers]) == ([2, 2, 2, 2, 1], [3, 3, 3])
 
 
 def test_completions_are_cut_at_the_length(engine, tokenizer):
@@ -210,31 +201,25 @@ def test_the_4bit_settings_are_those_unsloth_trains_with():
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, forks):
     """What tests/short_trainings.py reports of each backend, with the adapter's folder."""
-    script = Path(__file__).with_name("short_trainings.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT_ROOT)}
-    reports = {}
+    script, reports = Path(__file__).with_name("short_trainings.py"), {}
     for backend in ("unsloth", "transformers"):
         folder = tmp_path_factory.mktemp(backend)
+        given = {"OMP_NUM_THREADS": "1", "GRPO_NB_RUNS": str(folder)}
+        given["PYTHONPATH"] = str(PROJECT_ROOT)
         python = forked.python() if backend == "transformers" else [sys.executable]
-        command = [*python, str(script), backend, str(folder)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        command = [*python, str(script), backend]
+        done = subprocess.run(command, env=os.environ | given, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
         report = json.loads((folder / "report.json").read_text())
-        reports[backend] = {**report, "adapter": folder / "adapter"}
+        reports[backend] = {**report, "adapter": folder / "asked/train/adapter"}
     return reports
 
 
-def test_the_transformers_backend_trains_without_unsloth(trained):
-    ours = trained["transformers"]
-    assert trained["unsloth"]["unsloth imported"] and not ours["unsloth imported"]
-    for case in ("4bit", "16bit", "full"):
-        assert ours[case]["moved"] > 1
-        assert all(line["grad_norm"] > 0 for line in ours[case]["metrics"])
-
-
 @pytest.mark.parametrize("case", ["4bit", "16bit", "full"])
-def test_both_backends_begin_as_the_same_policy(trained, case):
+def test_both_backends_train_from_the_same_policy_each_without_the_other(trained, case):
+    assert [trained[of]["unsloth imported"] for of in trained] == [True, False]
     ours, theirs = (trained[backend][case] for backend in ("transformers", "unsloth"))
+    assert ours["moved"] > 1 and all(line["grad_norm"] > 0 for line in ours["metrics"])
     assert ours["texts"][0] == theirs["texts"][0]
     first, other = ours["metrics"][0], theirs["metrics"][0]
     for key in ("loss", "entropy", "grad_norm", "reward"):

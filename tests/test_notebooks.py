@@ -318,7 +318,7 @@ def test_a_model_an_argument_and_a_callback_of_the_readers_own_are_trained(kerne
     run = execute("03", kernels, cells, run_name="demo", settings=settings)
     adapter = read_json(run / "train/adapter/adapter_config.json")
     assert sorted(adapter["target_modules"]) == ["q_proj", "v_proj"]
-    assert (adapter["r"], adapter["lora_dropout"]) == (8, 0.05)
+    assert adapter["r"] == 8
     assert read_json(run / "train/arguments.json")["epsilon_high"] == 0.28
     assert read_lines(run / "train/metrics.jsonl")[-1]["step"] == 1
 

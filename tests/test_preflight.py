@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from trainings import MATH, trainer_of
+from trainings import MATH, comparable, trainer_of
 
 from grpo_nb import models
 from grpo_nb.models import Policy
+from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run, checks
 from grpo_nb.runs.config import resolve
 from grpo_nb.training import preflight
@@ -22,16 +23,8 @@ SETTINGS = {
     "train.resume": "never",
 }
 CONFIG = resolve("tiny-cpu", SETTINGS)
-ROWS = [
-    {
-        "prompt": [
-            {"role": "system", "content": MATH.form.system_prompt},
-            {"role": "user", "content": f"What is {a} + {a + 3}?"},
-        ],
-        "answer": str(2 * a + 3),
-    }
-    for a in range(3, 60)
-]
+ASKED = {a: build_prompt(f"What is {a} + {a + 3}?", MATH.form.system_prompt) for a in range(3, 60)}
+ROWS = [{"prompt": prompt, "answer": str(2 * a + 3)} for a, prompt in ASKED.items()]
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +57,8 @@ def line(found, name):
 def test_a_sound_training_passes_and_is_predicted(trainer):
     found = preflight.preflight(trainer)
     assert {c.state for c in found} == {"ok"} and {c.fix for c in found} == {""}
-    seen = ["context", "end of turn", "memory", "gradient", "time"]
-    seen += ["adapters", "paths", "disk"]
-    assert [check.name for check in found] == seen
+    names = "context, end of turn, sampling, memory, gradient, time, adapters, paths, disk"
+    assert ", ".join(check.name for check in found) == names
     assert line(found, "gradient").evidence == "reaches 28 of 28 trained matrices"
     assert re.match(r"longest prompt \d+ \+ completion 48 = ", line(found, "context").evidence)
     assert 0 < float(re.search(r"at most ([\d.]+) s a step", line(found, "time").evidence)[1]) < 60
@@ -88,14 +80,10 @@ def test_a_training_after_it_is_bit_for_bit_the_same(trainer, policy, build):
             preflight.preflight(again)
             assert all(parameter.grad is None for parameter in adapter)
         again.train()
-        machine = ("step_time", "runtime", "per_second", "seconds", "memory")
-        logs = [
-            {key: value for key, value in log.items() if not any(m in key for m in machine)}
-            for log in again.state.log_history
-        ]
-        outcomes.append((logs, [parameter.detach().clone() for parameter in adapter]))
+        lines = comparable(again.stage.run)
+        outcomes.append((lines, [parameter.detach().clone() for parameter in adapter]))
     (plain, weights), (after, weights_after) = outcomes
-    assert [log["step"] for log in plain] == [1, 2, 2]
+    assert [line["step"] for line in plain] == [1, 2]
     assert plain == after
     assert all(map(torch.equal, weights, weights_after))
 

@@ -43,7 +43,7 @@ def steps(place):
 
 def csv_is_prepared_and_rewards_passed(place, said):
     assert "rewards    passed" in said
-    rows = store.read_rows(place / "runs/mine/data/train.jsonl")
+    rows = store.read_rows(place / "runs/mine/data/train.parquet")
     assert (len(rows), {row["level"] for row in rows}) == (40 - 8, {"0", "1"})
 
 

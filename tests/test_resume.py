@@ -17,36 +17,31 @@ from grpo_nb.training.updates import stop_on_signals
 from grpo_nb.training.validation import Validation
 
 
-def failing_at(step, error):
-    def failing(completions, trainer_state=None, **_):
-        if trainer_state.global_step + 1 == step:
-            raise error
-        return [0.0] * len(completions)
+def at(trainer, step, act):
+    """Do something when the completions of that step are scored."""
+    calculate = trainer._calculate_rewards
 
-    return failing
+    def calculate_and_act(*args, **kwargs):
+        if trainer.state.global_step + 1 == step:
+            act()
+        return calculate(*args, **kwargs)
+
+    trainer._calculate_rewards = calculate_and_act
 
 
-def test_a_reward_that_raises_loses_no_step(start, runs_dir):
+def test_an_error_loses_no_step(start):
     broken = start()
-    broken.reward_funcs[-1] = failing_at(5, KeyError("no such column"))
+    at(broken, 5, lambda: {}["no such column"])
     with pytest.raises(KeyError, match="no such column") as caught:
         broken.train()
     assert "kept up to step 4; run this again" in caught.value.__notes__[0]
-    assert checkpoints.steps_of(broken.stage.run / "train")[-1] == 4
-    again = start()
-    assert again.plan == "goes on after step 4 of 12"
+    assert start().plan == "goes on after step 4 of 12"
 
 
 def test_a_signal_saves_first(start):
     stopped = start()
-    number, calculate = signal.SIGINT, stopped._calculate_rewards
-
-    def ring(*args, **kwargs):
-        if stopped.state.global_step + 1 == 3:
-            os.kill(os.getpid(), number)
-        return calculate(*args, **kwargs)
-
-    stopped._calculate_rewards = ring
+    number = signal.SIGINT
+    at(stopped, 3, lambda: os.kill(os.getpid(), number))
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt, match="stopped after step 3; run this again"):
         stopped.train()
@@ -112,9 +107,21 @@ def test_an_update_that_is_not_a_number_is_left_out_and_three_end_the_training(s
     assert checkpoints.is_whole(trainer.stage.run / "train/checkpoint-6")
 
 
-@pytest.mark.parametrize("down", [{2: None}, {2: 1e308}])
+def only(score):
+    """A set of one reward, of completions in a step: a number, None, or by their length."""
+
+    def only(completions, trainer_state, **_):
+        given = score(trainer_state.global_step + 1)
+        if given != "length":
+            return [given] * len(completions)
+        return [float(len(completion[0]["content"])) for completion in completions]
+
+    return rewards.reward_set([(only, 1.0)])
+
+
+@pytest.mark.parametrize("down", [None, 1e308])
 def test_one_step_without_scores_is_left_out_and_the_training_goes_on(start, down, capsys):
-    by_length = only(lambda step: down.get(step, "length"))
+    by_length = only(lambda step: down if step == 2 else "length")
     one = start(by_length, **{"train.max_steps": 3, "train.eval_steps": 0})
     moved = steps_that_move(one)
     one.train()
@@ -133,18 +140,6 @@ def test_three_steps_without_scores_end_the_training(start, score, said):
     with pytest.raises(RuntimeError, match=f"{said}, and no update .* in 3 steps .* up to step 5"):
         one.train()
     assert checkpoints.steps_of(one.stage.run / "train")[-1] == 5
-
-
-def only(score):
-    """A set of one reward, of completions in a step: a number, None, or by their length."""
-
-    def only(completions, trainer_state, **_):
-        given = score(trainer_state.global_step + 1)
-        if given != "length":
-            return [given] * len(completions)
-        return [float(len(completion[0]["content"])) for completion in completions]
-
-    return rewards.reward_set([(only, 1.0)])
 
 
 @pytest.mark.parametrize("score", [None, math.inf])
@@ -188,10 +183,8 @@ def test_an_out_of_memory_error_says_what_to_lower_and_keeps_the_steps(start):
     hook.remove()
     kept, lower = caught.value.__notes__
     assert "kept up to step 2" in kept
-    assert (
-        "train.per_device_train_batch_size = 4 and train.gradient_accumulation_steps = 4" in lower
-    )
     smaller = {"train.per_device_train_batch_size": 4, "train.gradient_accumulation_steps": 4}
+    assert " and ".join(f"{name} = {value}" for name, value in smaller.items()) in lower
     again = start(**smaller, **{"train.max_steps": 3, "train.resume": "always"})
     assert again.plan == "goes on after step 2 of 3"
 
@@ -254,7 +247,7 @@ def test_a_training_that_ended_is_kept_when_another_begins(start):
     run, before = first.stage.run, contents(first.folder)
     other = start(**fast, **{"train.beta": 0.1})
     assert other.plan == f"begins at step 1 of 1{KEPT}"
-    assert len(other.preflight()) == 8
+    assert {check.state for check in other.preflight()} == {"ok"}
     assert contents(run / "train") == before, "it changed before the other training ran"
     assert not (run / "train.old-1").exists()
     other.train()
@@ -275,12 +268,13 @@ def test_a_checkpoint_that_is_damaged_does_not_count(tmp_path):
         (folder / name).write_bytes(b"12345")
     checkpoints.seal(folder, keep=1)
     assert checkpoints.is_whole(folder)
-    (folder / "b.bin").write_bytes(b"1234")
-    assert not checkpoints.is_whole(folder)
-    (folder / "b.bin").unlink()
-    assert not checkpoints.is_whole(folder)
-    (folder / "sealed.json").write_text("{")
-    assert not checkpoints.is_whole(folder)
+    for damage in (
+        lambda: (folder / "b.bin").write_bytes(b"1234"),
+        lambda: (folder / "b.bin").unlink(),
+        lambda: (folder / "sealed.json").write_text("{"),
+    ):
+        damage()
+        assert not checkpoints.is_whole(folder)
     for name in ("checkpoint-12", "checkpoint-2-backup"):
         shutil.copytree(folder, tmp_path / name)
     assert checkpoints.newest(tmp_path) is None

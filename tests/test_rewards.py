@@ -13,11 +13,7 @@ from grpo_nb.rewards.presets import PRESETS, built_in
 from grpo_nb.runs import PROJECT_ROOT
 
 GOOD = "<reasoning>7+8=15, 4+3+1=8</reasoning><answer>85</answer>"
-COLUMNS = {
-    "answer": "85",
-    "sources": ["a", "b"],
-    "answer_sources": [1],
-}
+COLUMNS = {"answer": "85", "sources": ["a", "b"], "answer_sources": [1]}
 SLOW = {"code_execution_reward", "code_generation_reward", "math_verify_reward"}  # a process each
 ALL = {name: func for name, func in built_in().items() if name not in (*SLOW, "environment_reward")}
 each_reward = pytest.mark.parametrize("func", ALL.values(), ids=list(ALL))
@@ -75,12 +71,6 @@ def test_a_preset_has_three_to_five_rewards_and_correctness_weighs_most(preset):
     assert first >= sum(others)
 
 
-def test_floats_do_not_lie():
-    func = rewards.numeric_correctness_reward
-    assert one(func, str(2**53), answer=str(2**53 + 1)) == 0.0
-    assert one(func, "0.1", answer="0.1000000000000000055") == 0.0
-
-
 def test_tolerance_is_an_option_with_a_name_of_its_own():
     loose = rewards.numeric_correctness_reward.configured(relative=0.01)
     assert loose.__name__ == "numeric_correctness_reward_relative_0.01"
@@ -103,9 +93,7 @@ TABLES = {
         ("85", 1.0, "raw"),
         ("<answer>**85** apples</answer>", 1.0, "Markdown and unit"),
         ("<answer>84</answer><answer>85</answer>", 1.0, "the last answer counts"),
-        ("<answer>85</answer><answer>84</answer>", 0.0, "the last answer counts"),
         ("<answer>84 or 85</answer>", 0.0, "alternatives"),
-        ("<answer>" + " ".join(map(str, range(100))) + "</answer>", 0.0, "every number"),
         ("<reasoning>85</reasoning>", 0.0, "expected in the reasoning alone"),
         ("<answer>85", 0.0, "truncated"),
     ],
@@ -117,16 +105,13 @@ TABLES = {
         ("<answer>1</answer><reasoning>a</reasoning>", 0.0, "wrong order"),
         (f"so: {GOOD}", 0.0, "text before"),
         (f"{GOOD} done", 0.0, "text after"),
-        (GOOD.replace("><", "> and <"), 0.0, "text between"),
         (GOOD + GOOD, 0.0, "twice"),
         (GOOD.replace("85", "<answer>85"), 0.0, "nested"),
-        ("<reasoning>a</reasoning><answer>1", 0.0, "truncated"),
     ],
     "incremental_format_reward": [
         (GOOD, 1.0, "all four"),
         ("<reasoning>a", 0.25, "a first step"),
         ("<reasoning>a</reasoning><answer>1", 0.75, "truncated"),
-        ("<answer>1</answer><reasoning>a</reasoning>", 0.5, "wrong order"),
         (GOOD + GOOD, 0.0, "stuffing earns nothing"),
         ("<reasoning><answer></answer></reasoning>", 0.5, "crossed"),
     ],
@@ -154,8 +139,6 @@ TABLES = {
         ('{"a": true}', 0.0, "true is not 1"),
         ('{"a": "1"}', 0.0, "text is not a number"),
         ('{"a": 1, "b": 2}', 0.5, "an extra field"),
-        ('{"b": 1}', 0.0, "another field"),
-        ("[1]", 0.0, "no object"),
     ],
     "reasoning_quality_reward": [
         ("<reasoning>7+8=15, 4+3+1=8</reasoning>", 1.0, "steps that hold"),
@@ -191,8 +174,7 @@ TABLES = {
         ("<answer>B</answer>", 1.0, "bare"),
         ("<answer>(B)</answer>", 1.0, "in brackets"),
         ("<answer>b. Paris</answer>", 1.0, "with its text"),
-        ("<answer>A or B</answer>", 0.0, "two options"),
-        ("<answer>B or A</answer>", 0.0, "two options, the expected first"),
+        ("<answer>B or A</answer>", 0.0, "two options"),
         ("<answer>A</answer>", 0.0, "wrong"),
         ("<answer>Boats</answer>", 0.0, "a word"),
     ],
@@ -228,13 +210,6 @@ def test_adversarial_tables(name, text, score, reason):
     assert one(built_in()[name], text, **given) == pytest.approx(score), reason
 
 
-def test_length_is_in_tokens_where_trl_gives_them_else_in_words():
-    func = rewards.max_length_penalty.configured(maximum=4)
-    scored = func.explain(completions=["a b c d e f"], completion_ids=[[1, 2]])
-    assert scored == [(0.0, "2 tokens")]
-    assert func.explain(completions=["a b c d e f"]) == [(-0.5, "6 words")]
-
-
 @pytest.mark.parametrize(
     ("func", "tokens", "score"),
     [
@@ -242,13 +217,14 @@ def test_length_is_in_tokens_where_trl_gives_them_else_in_words():
         (rewards.ideal_length_reward, 150, 0.6065),
         (rewards.min_length_reward, 10, 0.5),
         (rewards.min_length_reward, 10_000, 1.0),
+        (rewards.max_length_penalty, 2, 0.0),
         (rewards.max_length_penalty, 768, -0.5),
     ],
 )
-def test_length_curves(func, tokens, score):
-    columns = columns_for(func, 1)
-    (found,) = func(completions=[GOOD], completion_ids=[[0] * tokens], **columns)
-    assert found == pytest.approx(score, abs=1e-4)
+def test_length_is_in_tokens_where_trl_gives_them_else_in_words(func, tokens, score):
+    (found,) = func.explain(completions=["six words"], completion_ids=[[0] * tokens])
+    assert found == (pytest.approx(score, abs=1e-4), f"{tokens} tokens")
+    assert func.explain(completions=["a b c d e f"])[0].reason == "6 words"
 
 
 TESTS = {"function": "f", "cases": [[[1], 2], [[2], 3]]}
@@ -275,16 +251,11 @@ def test_code_is_scored_by_its_tests(text, score, reason):
     assert reason in scored.reason
 
 
-def test_each_completion_is_run_against_its_own_tests():
-    other = {"function": "f", "cases": [[[1], 1]]}
-    func = rewards.code_execution_reward
+def test_each_completion_is_run_against_its_own_tests_in_part_or_all_or_none():
+    other, func = {"function": "f", "cases": [[[1], 1]]}, rewards.code_execution_reward
     assert func(completions=[ADDS, ADDS], tests=[TESTS, other]) == [1.0, 0.0]
-
-
-def test_all_or_none_is_an_option():
-    func = rewards.code_execution_reward.configured(partial=False)
-    completions = [ADDS, ADDS.replace("x + 1", "2")]
-    assert func(completions=completions, tests=[TESTS] * 2) == [1.0, 0.0]
+    completions, whole = [ADDS, ADDS.replace("x + 1", "2")], func.configured(partial=False)
+    assert whole(completions=completions, tests=[TESTS] * 2) == [1.0, 0.0]
 
 
 def test_code_generation_weighs_format_syntax_and_execution():
@@ -293,23 +264,12 @@ def test_code_generation_weighs_format_syntax_and_execution():
     assert scores == [1.0, 0.625, 0.125, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected", "score"),
-    [
-        (r"\boxed{\frac{\sqrt{2}}{2}}", r"\frac{1}{\sqrt{2}}", 1.0),
-        ("so x = 1. Therefore, the answer is $x^2 - 1$.", "(x-1)(x+1)", 1.0),
-        ("<answer>17 or 18</answer>", "18", 0.0),
-        (r"\boxed{17} and \boxed{18}", "18", 0.0),
-        ("", "18", 0.0),
-    ],
-)
-def test_mathematics(text, expected, score):
-    assert rewards.math_verify_reward(completions=[text], answer=[expected]) == [score]
-
-
-def test_numbers_are_settled_without_math_verify():
-    (scored,) = rewards.math_verify_reward.explain(completions=["18.0"], answer=["18"])
-    assert scored == (1.0, "read as number 18.0, compared as numbers")
+def test_mathematics():
+    """How answers are compared, test_answers.py asks."""
+    said = ["so x = 1. Therefore, the answer is $x^2 - 1$.", r"\boxed{17} and \boxed{18}", "18.0"]
+    scored = rewards.math_verify_reward.explain(completions=said, answer=["(x-1)(x+1)", "18", "18"])
+    assert [one.score for one in scored] == [1.0, 0.0, 1.0]
+    assert scored[-1].reason == "read as number 18.0, compared as numbers"
 
 
 WRITTEN = runpy.run_path(str(PROJECT_ROOT / "docs/list_rewards.py"))["markdown"]()
@@ -323,18 +283,15 @@ def test_the_page_is_what_the_rewards_declare():
 def test_every_reward_is_listed_and_says_what_it_resists():
     for name, func in built_in().items():
         assert f"`{name}`" in WRITTEN
-        if hasattr(func, "settings"):
-            assert func.settings.resists, name
+        assert not hasattr(func, "settings") or func.settings.resists, name
 
 
 def test_the_names_in_circulation_are_all_there():
     names = """exact_match fuzzy_match numeric_correctness math_verify code_execution
         no_syntax_error soft_format incremental_format json_format ideal_length
         min_length reasoning_quality citation math_problem code_generation"""
-    for name in [f"{name}_reward" for name in names.split()]:
-        assert callable(getattr(rewards, name))
-    assert callable(rewards.max_length_penalty)
-    assert callable(rewards.no_repetition_penalty)
+    names = [f"{name}_reward" for name in names.split()]
+    assert {*names, "max_length_penalty", "no_repetition_penalty"} <= vars(rewards).keys()
 
 
 def test_every_reward_of_trl_is_listed_beside_ours():

@@ -20,13 +20,6 @@ from grpo_nb.rewards.presets import TRLS_OWN, built_in, load_python
 from grpo_nb.runs import PROJECT_ROOT, Run, Stage
 from grpo_nb.runs.config import resolve
 
-ROWS = [
-    {"prompt": [{"role": "user", "content": "1 + 1?"}], "question": "1 + 1?", "answer": "2"},
-    {"prompt": [{"role": "user", "content": "2 + 2?"}], "question": "2 + 2?", "answer": "4"},
-]
-TEXTS = ["<reasoning>1+1=2</reasoning><answer>2</answer>", r"<think>so</think>\boxed{4}"]
-CHATS = [[{"role": "assistant", "content": text}] for text in TEXTS]
-
 
 async def patient_judge(completions, **_):
     return [0.5] * len(completions)
@@ -173,9 +166,3 @@ def test_ours_run_inside_trl(trained):
     assert (table["patient_judge"] == 0.5).all()
     assert trained.adaptive_step == 1
     assert any(name.endswith("/reason") for name in table.columns)
-
-
-def test_the_math_preset_agrees_with_itself_through_the_harness():
-    preset = load_preset("math")
-    scores = reward_lab.Bench(preset).score(ROWS, CHATS)
-    np.testing.assert_array_equal(scores[0], [1.0] * 4)

@@ -58,7 +58,6 @@ def f(x):
 # name: (program, tests, what the reason says); none may pass a test
 ATTACKS = {
     "infinite loop": ("while True: pass", CALLS, "timed out after 1 s"),
-    "infinite loop in the function": ("def f(x):\n while True: pass", ASSERTS, "timed out"),
     "infinite loop on stdin": ("while True: pass", PIPES, "timed out after 1 s"),
     "sleeps": ("import time\ntime.sleep(60)", CALLS, "timed out"),
     "ignores signals": (
@@ -79,10 +78,6 @@ ATTACKS = {
                      "wrong value: got <E object>, expected 4"),
     "subclass of int": ("class E(int):\n def __eq__(s, o): return True\ndef f(x): return E(5)",
                         CALLS, "wrong value: got <E object>"),
-    "subclass of str": ("class E(str):\n def __eq__(s, o): return True\nprint(E('PASS'))", PIPES,
-                        "wrong value: got 'PASS\\n', expected '4'"),
-    "pretends its class": ("class E:\n __class__ = int\n def __eq__(s, o): return True\n"
-                           "def f(x): return E()", CALLS, "wrong value"),
     "patched builtins": ("import builtins\nbuiltins.all = builtins.any = builtins.isinstance = "
                          "lambda *a: True\nbuiltins.type = lambda *a: int\ndef f(x): return 5",
                          CALLS, ""),
@@ -90,7 +85,6 @@ ATTACKS = {
         "import sys\nh = sys._getframe(2).f_globals\n"
         "h['send'] = h['encode'] = lambda *a: 'null'\ndef f(x): return 5", CALLS, ""),
     "exit 0": ("import os\nos._exit(0)", CALLS, "exited with status 0 before it gave a result"),
-    "exit 0 in the function": ("import os\ndef f(x): os._exit(0)", ASSERTS, "status 0 before"),
     "exit 0 on stdin": ("import os\nos._exit(0)", PIPES, "wrong value: got '', expected '4'"),
     "sys.exit": ("import sys\nsys.exit(0)", CALLS, "raised SystemExit: 0"),
     "exit 3 after the answer": ("print(int(input()) ** 2)\nexit(3)", PIPES, "exited with status 3"),
@@ -109,16 +103,13 @@ ATTACKS = {
         CALLS, "sent a result that cannot be read"),
     "forged terminal codes": ("raise ValueError('\\x1b[2J \\ud800')", CALLS, "?[2J ?"),
     "looks for the answer": (SEARCH, ["assert f(1)", "assert f(2) == 918273645"], "got False"),
-    "endless recursion": ("def f(x): return f(x)", CALLS, "raised RecursionError"),
     "recursion without limit": ("import sys\nsys.setrecursionlimit(10**9)\n"
                                 "def f(x): return [*map(f, [x])]", CALLS, ""),
     "contains itself": ("def f(x):\n r = []\n r.append(r)\n return r", CALLS, "RecursionError"),
     "segmentation fault": ("import ctypes\nctypes.string_at(0)", CALLS, "crashed with signal 11"),
     "syntax error": ("def f(", CALLS, "raised SyntaxError"),
-    "null byte": ("x = 1\0", CALLS, "raised "),
     "lone surrogate": ("def f(x): return '\\ud800'", CALLS, "wrong value"),
     "huge expression": ("x = " + "-" * 100_000 + "1", CALLS, ""),
-    "no such function": ("def g(x): return 4", CALLS, "raised NameError"),
     "cannot be described": ("class E(Exception):\n def __str__(s): 1 / 0\ndef f(x): raise E", CALLS,
                             "cannot be shown"),
     "a generator": ("def f(x): yield 4", CALLS, "wrong value: got <generator object>"),
@@ -281,7 +272,7 @@ def test_nothing_is_left_behind():
     before = children.read_text()
     scratch = f"open('/tmp/{MARKER}', 'w')\n" + SQUARE
     assert run_tests(scratch, CALLS, backend="bubblewrap").share == 1
-    for code in (SQUARE, "while True: pass", FORKS, DAEMON):
+    for code in ("while True: pass", FORKS, DAEMON):
         run_tests(code, CALLS, limits=QUICK, backend="bubblewrap")
     assert processes_with(MARKER) == []
     assert len(list(Path("/proc/self/fd").iterdir())) == files
@@ -294,20 +285,16 @@ CORRECT = {
     "calls": (SQUARE, CALLS),
     "calls as JSON": (SQUARE, json.dumps(CALLS)),
     "asserts": (SQUARE, ASSERTS),
-    "asserts as JSON": (SQUARE, json.dumps(ASSERTS)),
     "a dataset's row, other shapes None": (SQUARE, CALLS | {"stdin_stdout": None}),
     "stdin": ("print(int(input()) ** 2)", PIPES),
-    "no stdin": ("print(4)", {"stdin_stdout": [["", "4"]]}),
     "long stdin": ("print(len(input()))", {"stdin_stdout": [["x" * 200_000, "200000"]]}),
-    "two arguments": ("def f(a, b): return a + b", {"function": "f", "cases": [[[1, 2], 3]]}),
     "a method": (
-        "class Solution:\n    def f(self, x): return x + 1",
-        {"function": "Solution().f", "cases": [[[1], 2]]},
+        "class Solution:\n    def f(self, a, b): return a + b",
+        {"function": "Solution().f", "cases": [[[1, 2], 3]]},
     ),
     "a helper named like ours": ("def send(x): return 4\ndef f(x): return send(x)", ASSERTS[:1]),
     "prints too": ("def f(x):\n    print('seen', x)\n    return x * x", CALLS),
     "100 kB of code": ("#" * 100_000 + "\n" + SQUARE, CALLS),
-    "a float for a float": ("def f(x): return x / 2", {"function": "f", "cases": [[[3], 1.5]]}),
     "an int for a float": ("def f(x): return x", {"function": "f", "cases": [[[3], 3.0]]}),
     "NaN": ("def f(x): return float('nan')", {"function": "f", "cases": [[[3], float("nan")]]}),
     "dict": (
@@ -336,29 +323,17 @@ def test_a_program_says_what_it_prints_or_why_it_failed(backend):
     assert not ended_well and "timed out" in said
 
 
-def test_real_programs_use_the_standard_library():
-    code = """
-import heapq, re, sys, threading
-from collections import Counter, defaultdict
+REAL = """
+import heapq, sys, threading
 from dataclasses import dataclass
-
-@dataclass(order=True)
-class P:
-    x: int
 
 def main():
     data = sys.stdin.buffer.read().split()
     print(*heapq.nsmallest(2, map(int, data)), file=sys.stdout)
-    print(max(P(1), P(2)).x, end="")
 
 if __name__ == "__main__":
-    worker = threading.Thread(target=main)
-    worker.start()
+    threading.Thread(target=main).start()
 """
-    tests = {"stdin_stdout": [["3 1 2", "1 2\n2\n"], ["9\n8\n7\n", "7 8  \n2"]]}
-    assert run_tests(code, tests, backend="bubblewrap").share == 1
-
-
 SOME_PASS = "def f(x):\n    if x == 3: raise ValueError('no  threes')\n    return 5 - x // 9"
 REASONS = {  # program: (tests, the reasons)
     SOME_PASS: ({"function": "f", "cases": [[[1], 5], [[3], 5], [[9], 5], [[4], 5]]},
@@ -368,6 +343,7 @@ REASONS = {  # program: (tests, the reasons)
         {"stdin_stdout": [["a", "False a"], ["b", "False b"]]}, ("", "")),
     "from collections import Counter\ndef f(x): return Counter(x)": (
         ["assert f('aab') == {'a': 2, 'b': 1}"], ("",)),
+    REAL: ({"stdin_stdout": [["3 1 2", "1 2\n"], ["9\n8\n7\n", "7 8  \n"]]}, ("", "")),
 }  # fmt: skip
 
 
@@ -401,26 +377,21 @@ JUDGED = [
     ("assert f(2) == 4", "4.0", False),  # an expected int wants an int
     ("assert f(2) == 4.0", "4", True),
     ("assert f(2) == 1", "True", False),
-    ("assert f(2) == True", "1", False),
     ("assert f(2) == {1}", "{True}", False),
-    ("assert f(2) == {1: 2}", "{True: 2}", False),
     ("assert f(2) == set((1, 2))", "{2, 1}", True),
     ("assert f(2) == [[0] * 3]", "[[0, 0, 0]]", True),
     ("assert f(2)[0] == 4", "[4]", True),
     ("assert sorted(f(2)) == [1, 2]", "{2, 1}", True),
     ("assert f(lambda x: x > 2) == 4", "4", True),
-    ("assert f(2) != 4", "5", True),
-    ("assert f(2) != 4", "4", False),
     ("assert f(2)", "True", True),
     ("assert f(2)", "[]", False),
     ("assert f(2)", "object()", False),  # whose truth only the program knows
     ("assert f(2) != 4", "object()", False),
+    ("assert f(2) != 4", "5", True),
     ("assert not f(2)", "0", True),
-    ("assert f(2) is True", "True", True),
     ("assert f(2) is True", "1", False),
     ("assert f(2) is None", "None", True),
     ("assert f(2) == 10000000000000000000000001", "10**25 + 1", True),
-    ("assert f(2) == float('inf')", "1e999", True),
     ("assert f(2) == 1", "10**5000", False),
 ]
 
@@ -439,21 +410,16 @@ def test_asserts_are_judged_outside_by_type_and_value():
         "assert math.isclose(f(2), 4)",
         "assert abs(f(2) - 4) < 0.1",  # the answer would enter, and f may return a number-like
         "assert (f(2) == 4) is True",
-        "assert (f(2) == 4) == True",
         "assert f(2) == 4 and f(3) == 9",
         "assert f(2).startswith('a')",
         "assert 'abc'.startswith(f(2))",
         "assert f(2) == f(3)",
-        "assert f(2) < 3",
         "assert 'x' in f(2)",
         "assert f(2) is 4",
         "assert 2 == 2",
-        "assert f(2) == [] == []",
         "assert f(2) ==",
         "print(f(2))",
         "assert f(2) == 4; assert f(3) == 9",
-        "while f(2): pass",
-        "",
     ],
 )
 def test_an_assert_that_the_program_would_judge_is_refused(text):
@@ -536,12 +502,9 @@ def test_monty_withstands_the_attacks():
     ("code", "reason"),
     [
         ("while True: pass", "timed out after 1 s"),
-        ("import time\ntime.sleep(60)", "timed out after 1 s"),
         ("x = []\nwhile True: x.append('a' * 10**7)", "out of memory"),
-        ("for i in range(9999): print('x')", "printed more than 4096 bytes"),
         ("try:\n print('x' * 9999)\nexcept: pass", "printed more than 4096 bytes"),
         ("def f(x): return 'x' * 9999", "returned more than 4096 bytes"),
-        ("def f(x): return 5", "wrong value: got 5, expected 4"),
         ("def f(x): return True", "wrong value: got True, expected 4"),
         ("def f(x): raise ValueError('no')", "raised ValueError: no"),
         ("open('/etc/passwd')", "raised PermissionError"),

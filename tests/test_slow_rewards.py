@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from hackable import lifted
 from judge_server import serving, verdict
 from trainings import trainer_of
 
@@ -23,7 +24,9 @@ from grpo_nb.runs.config import resolve
 WAIT, ROWS = 30, 6
 CODE = "```python\ndef f(x):\n    return x + 1\n```"
 TEXTS = [CODE, CODE.replace("1", "2"), "no code", CODE, "```python\n1 +\n```", CODE]
+CHATS = [[{"role": "assistant", "content": text}] for text in TEXTS]
 ROW = {"prompt": build_prompt("Add one."), "answer": "f", "tests": ["assert f(1) == 2"]}
+ARGUMENTS = ([ROW] * ROWS, [ROW["prompt"]] * ROWS, CHATS, [[1, 2]] * ROWS)
 
 
 def foreign(completions, **_):
@@ -46,42 +49,25 @@ def scored(policy, runs_dir):
         trainer = trainer_of(Run("slow"), policy, chosen, rows=[ROW] * 8, **without)
         trainer.num_generations = ROWS  # the group that is scored here
         trainer.model.train()
-        inputs = [ROW] * ROWS
-        texts = [[{"role": "assistant", "content": text}] for text in TEXTS]
-        arguments = (inputs, [ROW["prompt"]] * ROWS, texts, [[1, 2]] * ROWS)
-        return lambda: trainer._calculate_rewards(*arguments), trainer
+        return lambda: trainer._calculate_rewards(*ARGUMENTS), trainer
 
     return build
 
 
-class Meeting:
-    """Two that have to be here at the same time."""
-
-    def __init__(self):
-        self.barrier = threading.Barrier(2)
-
-    def __call__(self, response):
-        if response == TEXTS[2]:  # one completion of each
-            self.barrier.wait(WAIT)
-        return 1.0
-
-
 def test_two_rewards_that_wait_run_at_once(scored, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
-    meet = Meeting()
+    both = threading.Barrier(2)  # which two reach that are here at the same time
 
-    @reward(parallel=True)
-    def sandboxed(response: str) -> float:
-        return meet(response)
+    def meets(response):
+        if response == TEXTS[2]:  # one completion of each
+            both.wait(WAIT)
+        return 1.0
 
-    @reward(parallel=True)
-    def worked(response: str) -> float:
-        return meet(response)
-
-    score, trainer = scored(sandboxed, form, worked)
+    pair = [lifted(lambda response: meets(response), name, parallel=True) for name in "ab"]
+    score, trainer = scored(pair[0], form, pair[1])
     assert torch.equal(score()[:, 0], torch.ones(ROWS))
     told = trainer._metrics["train"]
-    assert 0 < told["rewards/worked/seconds"][0] <= told["seconds/reward"][0]
+    assert 0 < told["rewards/b/seconds"][0] <= told["seconds/reward"][0]
     assert {len(told[f"rewards/{n}/seconds"]) for n in trainer.reward_func_names} == {1}
 
 
@@ -134,9 +120,7 @@ def test_scores_metrics_and_columns_are_those_of_trl_in_turn(scored, judge_serve
     trainer._pending_extra_logs.clear()
     trainer._pending_metrics.clear()
     trainer.reward_funcs = list(rewards)
-    plain = GRPOTrainer._calculate_rewards
-    texts = [[{"role": "assistant", "content": text}] for text in TEXTS]
-    theirs = plain(trainer, [ROW] * ROWS, [ROW["prompt"]] * ROWS, texts, [[1, 2]] * ROWS)
+    theirs = GRPOTrainer._calculate_rewards(trainer, *ARGUMENTS)
     torch.testing.assert_close(ours, theirs, atol=0, rtol=0, equal_nan=True)
     assert ours.isnan().any()
     assert told == (dict(trainer._pending_extra_logs), dict(trainer._pending_metrics))

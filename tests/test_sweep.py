@@ -1,6 +1,5 @@
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -168,22 +167,6 @@ def test_the_command_of_a_trial_goes_on_after_the_stages_that_are_done(runs_dir)
     ]
     Run("s-000").record("01", {"status": "done"})
     assert "--from=02" in sweep.trial_command(asked, asked.trials[0])
-
-
-def test_a_cluster_gets_a_command_for_each_trial_that_is_not_done(runs_dir, capfd, monkeypatch):
-    sweep.run_sweep(stub_trials.prepare(runs_dir, 1), 1, stub_trials.command(runs_dir))
-    file = runs_dir / "stub.yaml"
-    stub_trials.prepare(runs_dir, 3)
-    capfd.readouterr()
-    assert main(["sweep", str(file), "--commands"]) == 0
-    lines = capfd.readouterr().out.splitlines()
-    assert [re.search(r"--name=(\S+) ", line)[1] for line in lines] == ["stub-001", "stub-002"]
-    monkeypatch.delenv("GRPO_NB_RUNS")  # as on another machine
-    done = subprocess.run([*shlex.split(lines[0]), "--dry-run"], capture_output=True, text=True)
-    assert f"{runs_dir}/stub-001, profile tiny-cpu: 01_prepare_data" in done.stdout, done.stderr
-    file.write_text("grid: {seed: [1]}")
-    assert main(["sweep", str(file), "--commands"]) == 2
-    assert "name the cluster's profile: auto would" in capfd.readouterr().err
 
 
 def test_an_error_in_the_driver_ends_the_trials_beside(runs_dir):

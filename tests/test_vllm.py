@@ -4,13 +4,11 @@ import importlib.util
 import json
 
 import pytest
-import torch
+from conftest import moved
 
 from grpo_nb import models
 from grpo_nb.__main__ import main
 from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs import Run, write_json
-from grpo_nb.runs.config import PolicyConfig, resolve
 
 pytestmark = [
     pytest.mark.vllm,
@@ -25,20 +23,8 @@ PROMPTS = [build_prompt(f"What is {a} + {a + 7}?") for a in range(16)]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run in 16 bit with an adapter that answers otherwise than the base."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("runs")))
-        run, settings = Run("moved"), resolve("tiny-cpu", {"model.quantization": "16bit"})
-    run.write_config(settings)
-    write_json(run / "manifest.json", {})
-    # Without Unsloth, which does not import beside vLLM's CPU build on every processor.
-    policy = models.load_policy(settings.model, 0, PolicyConfig(backend="transformers"))
-    generator = torch.Generator().manual_seed(0)
-    for name, weight in policy.model.named_parameters():
-        if "lora_B" in name:
-            weight.data.copy_(0.1 * torch.randn(weight.shape, generator=generator))
-    policy.model.save_pretrained(run / "train/adapter")
-    return run
+    """In 16 bit."""
+    return moved(tmp_path_factory.mktemp("runs"), 0.1, {"model.quantization": "16bit"})
 
 
 def texts(answers):

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from grpo_nb.data import duplicates, sources
@@ -39,7 +41,7 @@ def prepare(
     """Read, validate, drop what cannot be used, split; the report. Writes data/, all or nothing.
 
     Args:
-        run: Gets data/train.jsonl, data/eval.jsonl, data/report.json, data/sft.jsonl.
+        run: Gets data/train.parquet, data/eval.parquet, data/report.json, data/sft.parquet.
         config: Source, columns and limits.
         seed: Of the split.
         count_tokens: Tokens of each prompt as the model's chat template renders it.
@@ -63,13 +65,13 @@ def prepare(
         report |= {"columns": _columns(names, config), "answer_kinds": dict(kinds.most_common())}
         drops.refuse_many(report["rows_read"], config)
         train, held_out = _split(seen, drops, config, seed)
-        every = dict.fromkeys(name for text in texts for name in json.loads(text))
+        names = dict.fromkeys(name for text in texts for name in json.loads(text))
         for split, places in (("train", train), ("eval", held_out)):
-            rows = (every | json.loads(texts[place]) for place in places)
-            write_rows(folder / f"{split}.jsonl", rows)
+            write_rows(folder / f"{split}.parquet", [texts[place] for place in places], names)
         if config.sft_rows:
             shown = [json.loads(texts[place]) for place in train[: config.sft_rows]]
-            write_rows(folder / "sft.jsonl", _warm_up(shown, preset))
+            table = pa.Table.from_pylist(_warm_up(shown, preset))
+            pq.write_table(table, folder / "sft.parquet")
         report |= {"train_rows": len(train), "eval_rows": len(held_out)}
         report |= {"dropped": list(drops.values()), **figures(tokens, drops)}
         write_json(folder / "report.json", report)

@@ -21,7 +21,7 @@ from grpo_nb.evaluation.report import (
     save,
     table,
 )
-from grpo_nb.models import Engine, load_tokenizer, open_engine
+from grpo_nb.models import Engine, load_tokenizer, open_engine, trained_base
 from grpo_nb.models.chat import opens_call
 from grpo_nb.reward_lab import Bench, bench_of
 from grpo_nb.reward_lab.baseline import passed
@@ -65,11 +65,18 @@ def run(
 
     Raises:
         ValueError: There are no rows or no candidates, or two candidates share a label.
-        FileNotFoundError: A model or adapter does not exist; raised before any is evaluated.
+        FileNotFoundError: A model or adapter does not exist; raised before any is evaluated, as is
+            the ValueError of an adapter that was trained on another base.
     """
-    _check(candidates, rows)
-    for candidate in candidates:  # report a missing model before any is evaluated
-        load_tokenizer(str(candidate.model))
+    labels = [candidate.label for candidate in candidates]
+    if not rows:
+        raise ValueError("no held-out rows to evaluate on: raise data.eval_rows and run 01 again")
+    if not labels or len(set(labels)) < len(labels):
+        raise ValueError(f"candidates {labels}: give at least one, each with a label of its own")
+    for _, model, adapter, _ in candidates:  # report what is missing before any is evaluated
+        load_tokenizer(str(model))
+        if adapter is not None:
+            trained_base(str(model), Path(adapter))
     samples, models, show = {}, {}, progress or (lambda *_: None)
     for label, model, adapter, quantization in candidates:
         show(len(samples), len(candidates), label)
@@ -82,20 +89,6 @@ def run(
             models[label] = {**about, "seconds": seconds, "engine": engine.name}
     show(len(candidates), len(candidates), "compared")
     return Evaluation(samples, {"models": models, **build(samples, preset, config)})
-
-
-def _check(candidates: Sequence[Candidate], rows: Sequence[dict]) -> None:
-    labels = [candidate.label for candidate in candidates]
-    if not rows:
-        raise ValueError("no held-out rows to evaluate on: raise data.eval_rows and run 01 again")
-    if not labels or len(set(labels)) < len(labels):
-        raise ValueError(f"candidates {labels}: give at least one, each with a label of its own")
-    for label, _, adapter, _ in candidates:
-        if adapter is not None and not (Path(adapter) / "adapter_config.json").is_file():
-            raise FileNotFoundError(
-                f"candidate {label!r}: {adapter} holds no adapter_config.json; give the "
-                "folder of a saved adapter, such as a run's train/adapter"
-            )
 
 
 def evaluate_model(

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from grpo_nb.evaluation.report import LEAST_PROMPTS, compare_pair
+from grpo_nb.evaluation.report import LEAST_PROMPTS, compare_pair, greedy_answers
 from grpo_nb.rewards import load_rewards
-from grpo_nb.runs import NOTEBOOKS, Check, Run, sha256
+from grpo_nb.runs import Check, Run, sha256
 from grpo_nb.runs.config import RunConfig, flatten, stage_of
 from grpo_nb.runs.files import read_json
 
@@ -79,9 +79,8 @@ def caused(run: Run) -> list[Check]:
 def _check(run: Run, kind: str) -> Check:
     control = Run(f"{run.name}-{kind}")
     try:
-        if left := control.undone():
-            seen = f"{NOTEBOOKS[left[0]]} of {control.name!r} is {control.status(left[0])}"
-            return _not_yet(run, kind, seen)
+        if why := control.why_undone():
+            return _not_yet(run, kind, why)
         found = compare(run, control)
     except FileNotFoundError as error:
         return Check(CONTROLS[kind], "warning", f"{CANNOT_SAY}: {error}", "restore that file")
@@ -147,26 +146,18 @@ def _judge(
     if gain["verdict"] != "better":
         none = f"{pair['after']} is not better than its baseline, so there is no gain to explain"
         return Cause(CANNOT_SAY, f"{CANNOT_SAY}: {none}", pair)
+    ours, all_ = (each["differences"]["accuracy"]["difference"] for each in (pair, gain))
+    share = ours / all_
     verdict, why = {
         (True, False): (CAUSED, ""),
-        (True, True): (PART, f", {_share(pair, gain)}"),
+        (True, True): (PART, f", {100 * ours:.1f} of {100 * all_:.1f} points gained ({share:.0%})"),
         (False, True): (AS_MUCH, ""),
         (False, False): (CANNOT_SAY, ", as the placebo's own gain is not distinguishable from 0"),
     }[pair["verdict"] == "better", of_placebo["verdict"] == "better"]
     most = pair["differences"]["accuracy"]["interval"][1]
-    if verdict == AS_MUCH and most > _gained(gain) / 2:
+    if verdict == AS_MUCH and most > all_ / 2:
         verdict, why = CANNOT_SAY, ", as the gains of both are not distinguishable"
     return Cause(verdict, f"{verdict}{why}: {pair['sentence']}", pair)
-
-
-def _share(pair: Mapping[str, Any], gain: Mapping[str, Any]) -> str:
-    """The part of the run's gain that the control does not have."""
-    ours, all_ = _gained(pair), _gained(gain)
-    return f"{100 * ours:.1f} of {100 * all_:.1f} points gained ({ours / all_:.0%})"
-
-
-def _gained(found: Mapping[str, Any]) -> float:
-    return found["differences"]["accuracy"]["difference"]
 
 
 def _refuse(run: Run, control: Run) -> None:
@@ -174,9 +165,8 @@ def _refuse(run: Run, control: Run) -> None:
     if control.path.resolve() == run.path.resolve():
         raise ValueError(f"{run.name!r} is no control of itself")
     for one in (run, control):
-        if left := one.undone():
-            name, status = NOTEBOOKS[left[0]], one.status(left[0])
-            raise ValueError(f"{name} of {one.name!r} is {status}: run it first")
+        if why := one.why_undone():
+            raise ValueError(f"{why}: run it first")
     if (kind := run.config().train.control) != "none":
         raise ValueError(f"{run.name!r} is itself a control, {kind}")
     if control.config().train.control == "none":
@@ -196,7 +186,7 @@ def differences(run: Run, control: Run) -> list[str]:
         # Arguments, rewards and data as they were trained with, whatever a cell had changed.
         state = read_json(one / "train/state.json")
         ended = {"whether all steps were trained": state.get("finished", True)}
-        held_out = {"data/eval.jsonl": sha256(one / "data/eval.jsonl")}
+        held_out = {"data/eval.parquet": sha256(one / "data/eval.parquet")}
         known.append(settings | state["settings"] | ended | held_out)
     names = [name for name in known[0] | known[1] if name not in OF_THE_CONTROL]
     return [name for name in names if known[0].get(name) != known[1].get(name)]
@@ -209,9 +199,7 @@ def trained_by(config: RunConfig) -> dict[str, Any]:
 
 def _answers(run: Run) -> tuple[pd.Series, pd.DataFrame, pd.DataFrame]:
     """The prompts, and [prompts, accuracy and pass@1] of the baseline and of the trained model."""
-    first, *_, last = read_json(run / "eval/report.json")["greedy"]
-    lines = pd.read_parquet(run / "eval/samples.parquet").query("decoding == 'greedy'")
-    figures = lines.groupby(["model", "row"])[["accuracy", "correct"]].mean().astype(float)
-    figures = figures.set_axis(["accuracy", "pass@1"], axis=1)
-    asked = lines[lines["model"] == last].set_index("row")["question"].sort_index()
-    return asked, figures.loc[first], figures.loc[last]
+    first, last = (lines.set_index("row").sort_index() for lines in greedy_answers(run))
+    figures = {"accuracy": "accuracy", "correct": "pass@1"}
+    before, after = (one[[*figures]].astype(float).rename(columns=figures) for one in (first, last))
+    return last["question"], before, after

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from grpo_nb.evaluation.report import LEAST_PROMPTS, UNCLEAR
+from grpo_nb.evaluation.report import LEAST_PROMPTS, UNCLEAR, greedy_answers
 from grpo_nb.evaluation.statistics import bootstrap, holm, mcnemar
-from grpo_nb.runs import NOTEBOOKS, Run, runs_root
+from grpo_nb.runs import Run, runs_root
 from grpo_nb.runs import config as configs
 from grpo_nb.runs.files import read_json
 
@@ -55,7 +55,7 @@ def compare(places: Sequence[str | Path]) -> Board:
     for place in map(Path, places):
         run = Run(place.name)
         run.path = place.resolve()
-        if why := _unfinished(run):
+        if why := run.why_undone():
             left_out[run.name] = why
         else:
             runs[run.name] = run
@@ -90,22 +90,10 @@ def named(prefix: str) -> list[Path]:
     return folders
 
 
-def _unfinished(run: Run) -> str:
-    for stage, name in NOTEBOOKS.items():
-        if (status := run.status(stage)) == "stale":
-            return run.why_stale(stage)
-        if status != "done":
-            error = run.manifest().get(stage, {}).get("error")
-            return f"{name} {status}: {error}" if error else f"{name} {status}"
-    return ""
-
-
 def _scores(run: Run) -> pd.Series:
     """Return the last model's score on each held-out prompt, indexed by question and reference."""
-    *_, last = read_json(run / "eval/report.json")["greedy"]
-    lines = pd.read_parquet(run / "eval/samples.parquet")
-    lines = lines[(lines["model"] == last) & (lines["decoding"] == "greedy")]
-    return lines.groupby(["question", "reference"])["accuracy"].mean()
+    _, last = greedy_answers(run)
+    return last.groupby(["question", "reference"])["accuracy"].mean()
 
 
 def _line(run: Run, scores: pd.Series) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from grpo_nb.reward_lab.baseline import pass_at_k
 from grpo_nb.rewards import RewardSet, declared_range
 from grpo_nb.runs import Check, Run, atomic_path, write_json
 from grpo_nb.runs.config import RunConfig
+from grpo_nb.runs.files import read_json
 
 DECODING = {"greedy": 0.0, "sampled": 1.0}  # temperature
 UNCLEAR = "not distinguishable"
@@ -55,16 +56,9 @@ def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
     return table
 
 
-def ranges(figures: pd.DataFrame, preset: RewardSet) -> np.ndarray:
-    """Return the lowest and highest value of each figure, [2, figures]; NaN if unbounded."""
-    declared = [declared_range(func) for func in preset.reward_funcs]
-    limits = dict(zip(preset.names, declared, strict=True))
-    pairs = zip(preset.reward_weights, declared, strict=True)
-    limits["reward"] = tuple(np.sum([sorted((w * low, w * high)) for w, (low, high) in pairs], 0))
-    limits |= {"tokens": (np.nan, np.nan), "accuracy": declared[0]}
-    limits |= dict.fromkeys(EPISODE, (np.nan, np.nan))
-    limits["format"] = limits.get(preset.format_name, (np.nan, np.nan))
-    ends = np.array([limits.get(name, (0.0, 1.0)) for name in figures], dtype=float).T
+def accuracy_range(preset: RewardSet) -> np.ndarray:
+    """Return the lowest and highest accuracy, those of the first reward; NaN if unbounded."""
+    ends = np.array(declared_range(preset.reward_funcs[0]), dtype=float)
     return np.where(np.isfinite(ends), ends, np.nan)
 
 
@@ -77,11 +71,11 @@ def build(samples: Samples, preset: RewardSet, config: RunConfig) -> dict[str, A
         config: The run's configuration; seed, samples and lengths are copied into the report.
 
     Returns:
-        prompts and settings; `greedy` and `sampled`: {label: {figure: mean, "intervals":
-        {figure: [low, high]}}}; `comparisons`: each pair of models by their greedy answers, with
-        verdict, sentence, differences, McNemar's p, the shares of wholly right answers, and how
-        many prompts were gained and lost. `graded` means that the first reward gives partial
-        credit, so that `accuracy` is a mean score.
+        prompts and settings; `greedy` and `sampled`: {label: {figure: mean, "intervals": {figure:
+        [low, high]}}}, with intervals of accuracy and pass@k; `comparisons`: each pair of models
+        by their greedy answers, with verdict, sentence, the difference in accuracy, McNemar's p,
+        the shares of wholly right answers, and how many prompts were gained and lost. `graded`
+        means that the first reward gives partial credit, so that `accuracy` is a mean score.
     """
     report: dict[str, Any] = {
         "prompts": next(iter(samples.values()))["row"].nunique(),
@@ -136,9 +130,11 @@ def _ends(column: np.ndarray) -> list[float] | None:
 
 
 def _summary(figures: pd.DataFrame, preset: RewardSet, seed: int) -> dict[str, Any]:
-    ends = bootstrap(figures.to_numpy(), ranges(figures, preset), seed)
+    shown = figures.filter(regex="^(accuracy|pass@.*)$")
+    limits = np.column_stack([accuracy_range(preset), *[[0.0, 1.0]] * (shown.shape[1] - 1)])
+    ends = bootstrap(shown.to_numpy(), limits, seed)
     means = {name: _plain(value) for name, value in figures.mean().items()}
-    return {**means, "intervals": dict(zip(figures, map(_ends, ends.T), strict=True))}
+    return {**means, "intervals": dict(zip(shown, map(_ends, ends.T), strict=True))}
 
 
 def verdict(interval: Sequence[float] | None, prompts: int, p: float | None = None) -> str:
@@ -172,23 +168,20 @@ def compare_pair(
         An entry of the report's `comparisons`; see `build`.
     """
     before, after = first[1], second[1]
-    low, high = ranges(before, preset)
-    half, gain = (high - low) / 2, after - before
-    intervals = map(_ends, bootstrap(gain.to_numpy(), np.array([-half, half]), seed).T)
+    low, high = accuracy_range(preset)
+    half, gain = (high - low) / 2, after[["accuracy"]] - before[["accuracy"]]
+    interval = _ends(bootstrap(gain.to_numpy(), np.array([[-half], [half]]), seed)[:, 0])
+    change = {"difference": _plain(gain["accuracy"].mean()), "interval": interval}
     was_right, is_right = (each["pass@1"].to_numpy() == 1.0 for each in (before, after))
     gained, lost = int((is_right > was_right).sum()), int((was_right > is_right).sum())
     graded = not all(np.allclose(x["accuracy"], x["pass@1"]) for x in (before, after))
-    differences = {
-        name: {"difference": _plain(gain[name].mean()), "interval": interval}
-        for name, interval in zip(gain, intervals, strict=True)
-    }
     p = mcnemar(gained, lost)
     # With partial credit the interval and McNemar's test measure different things.
-    word = verdict(differences["accuracy"]["interval"], len(gain), None if graded else p)
+    word = verdict(interval, len(gain), None if graded else p)
     pair = {
-        **{"before": first[0], "after": second[0], "verdict": word, "differences": differences},
-        **{"mcnemar_p": p, "graded": graded, "gained": gained, "lost": lost},
-        **{"solved": [float(was_right.mean()), float(is_right.mean())]},
+        **{"before": first[0], "after": second[0], "verdict": word, "graded": graded},
+        **{"differences": {"accuracy": change}, "mcnemar_p": p, "gained": gained, "lost": lost},
+        "solved": [float(was_right.mean()), float(is_right.mean())],
     }
     means = [float(each["accuracy"].mean()) for each in (before, after)]
     return pair | {"sentence": _sentence(pair, *means)}
@@ -251,3 +244,10 @@ def save(run: Run, evaluation: Evaluation) -> dict[str, Any]:
         pd.concat(tables).to_parquet(temporary, index=False)
     write_json(run / "eval/report.json", evaluation.report)
     return evaluation.report
+
+
+def greedy_answers(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Read the greedy lines of eval/samples.parquet: those of the first and of the last model."""
+    models = list(read_json(run / "eval/report.json")["greedy"])
+    lines = pd.read_parquet(run / "eval/samples.parquet").query("decoding == 'greedy'")
+    return lines[lines["model"] == models[0]], lines[lines["model"] == models[-1]]

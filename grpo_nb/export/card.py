@@ -48,7 +48,7 @@ def model_card(run: Run) -> str:
     meta |= {} if project_path(base).exists() else {"base_model": base}
     details = {name: _shown(value) for name, value in stored(config).items()} | {
         "weights of the rewards": dict(zip(preset.names, preset.reward_weights, strict=True)),
-        "training rows, sha256": manifest["01"]["outputs"].get("data/train.jsonl", "unknown"),
+        "training rows, sha256": manifest["01"]["outputs"].get("data/train.parquet", "unknown"),
         "versions": manifest["03"]["versions"],
         "code": manifest["03"]["git_commit"],
     }

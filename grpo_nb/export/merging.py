@@ -124,7 +124,7 @@ def _merged(policy: str, adapter: Path | None, quantization: str) -> "PreTrained
 def _write(model: "PreTrainedModel", config: RunConfig, folder: Path) -> None:
     """Write weights, config, generation config, tokenizer and chat template to a new folder."""
     with quiet():
-        model.save_pretrained(folder, max_shard_size=int(config.export.max_shard_gb * 1e9))
+        model.save_pretrained(folder, max_shard_size="5GB")
     tokenizer = load_tokenizer(config.model.model_path, config.model.chat_template_kwargs)
     tokenizer.save_pretrained(folder)
 

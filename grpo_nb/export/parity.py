@@ -22,6 +22,14 @@ ROUNDINGS = 4
 FEW_TOKENS = 3  # so few differing tokens prove nothing
 TIE = 0.1  # [nats] between two tokens whose order rounding, or another expert, may reverse
 KEPT_NUMBERS = 2**28  # log-probabilities kept while the noise is measured: 1 GiB
+TOKENS_APART = (
+    "the KL shows that the weights are the trained ones, but some tokens are far apart: test on "
+    "more prompts (export.parity_prompts)"
+)
+OTHER_WEIGHTS = (
+    "the merged model is not the policy that was trained: check that model.model_path is the base "
+    "of the training, with the same 4-bit settings and dtype; then run 04_merge_and_infer again"
+)
 
 
 def behaviour(
@@ -135,15 +143,4 @@ def verdict(figures: Mapping[str, Any]) -> Check:
         evidence += f"; the others were near ties for the adapter, {figures['gap']:.2g} nats apart"
     if same_weights and (ties or figures["token_agreement"] >= least):
         return Check("merge", "ok", evidence)
-    if same_weights:
-        fix = (
-            "the KL shows that the weights are the trained ones, but some tokens are far apart: "
-            "test on more prompts (export.parity_prompts)"
-        )
-        return Check("merge", "stop", evidence, fix)
-    fix = (
-        "the merged model is not the policy that was trained: check that model.model_path is the "
-        "base of the training, with the same 4-bit settings and dtype; then run "
-        "04_merge_and_infer again"
-    )
-    return Check("merge", "stop", evidence, fix)
+    return Check("merge", "stop", evidence, TOKENS_APART if same_weights else OTHER_WEIGHTS)

@@ -138,38 +138,29 @@ class TransformersEngine(Engine):
         return samples
 
     def _batch(self, prompts: Sequence[Sequence[int]], asked: Sampling) -> list[Sample]:
-        import torch
-
-        width, pad = max(map(len, prompts)), self.tokenizer.pad_token_id
-        short = [width - len(prompt) for prompt in prompts]
-        ids = [[pad] * n + list(prompt) for n, prompt in zip(short, prompts, strict=True)]
-        seen = [[0] * n + [1] * (width - n) for n in short]
         sampling: dict[str, Any] = {"do_sample": asked.temperature > 0}
         if asked.temperature > 0:
             sampling |= {"temperature": asked.temperature, "top_k": 0, "top_p": 1.0}
+        ids = [list(prompt) for prompt in prompts]
+        padded = self.tokenizer.pad({"input_ids": ids}, padding_side="left", return_tensors="pt")
         ids = self.model.generate(
-            input_ids=torch.tensor(ids, device=self.model.device),
-            attention_mask=torch.tensor(seen, device=self.model.device),
+            **padded.to(self.model.device),
             max_new_tokens=asked.max_completion_length,
-            pad_token_id=pad,
+            pad_token_id=self.tokenizer.pad_token_id,
             use_cache=True,  # a model in training has it off
             **sampling,
         )
-        return self._samples(ids[:, width:])
+        return self._samples(ids[:, padded["input_ids"].shape[1] :])
 
     def _samples(self, ids: "torch.Tensor") -> list[Sample]:
         """Generated ids, [completions, tokens], as text with their lengths up to the first stop."""
-        import torch
-
         known = self.model.generation_config.eos_token_id
         stops = known if isinstance(known, list) else [known or self.tokenizer.eos_token_id]
-        stopped = torch.isin(ids, torch.tensor(stops, device=ids.device))
-        ended, first = stopped.any(dim=1).tolist(), stopped.int().argmax(dim=1).tolist()
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
         samples = []
-        for text, all_ids, end, stop in zip(texts, ids.tolist(), ended, first, strict=True):
-            said = all_ids[: stop + 1] if end else all_ids
-            samples.append(Sample(text, len(said), not end, said))
+        for text, said in zip(texts, ids.tolist(), strict=True):
+            end = next((place for place, token in enumerate(said, 1) if token in stops), 0)
+            samples.append(Sample(text, end or len(said), not end, said[: end or None]))
         return samples
 
 

@@ -180,8 +180,7 @@ def _lora(config: ModelConfig, model: "PreTrainedModel") -> dict[str, Any]:
     """Arguments of peft's LoraConfig; Unsloth passes them on to it.
 
     Raises:
-        ValueError: `model.lora_targets` names what the model does not have, or dropout is asked
-            for on experts.
+        ValueError: `model.lora_targets` names what the model does not have.
     """
     layers, experts, others = trainable_weights(model)
     if config.lora_targets != "all-linear":
@@ -190,17 +189,10 @@ def _lora(config: ModelConfig, model: "PreTrainedModel") -> dict[str, Any]:
             refuse_unknown("model.lora_targets", name, sorted(set(map(_leaf, layers + experts))))
         layers = [name for name in layers if _leaf(name) in names]
         experts = [name for name in experts if _leaf(name) in names]
-    if experts and config.lora_dropout:
-        raise ValueError(
-            f"model.lora_dropout = {config.lora_dropout} with adapters on experts, whose stacked "
-            "weights peft has no dropout for: set it to 0, or name linear layers in "
-            "model.lora_targets, such as q_proj"
-        )
     kinds = set(map(_leaf, layers))  # a name that only these have stands for all of them
     return {
         "r": config.lora_rank,
         "lora_alpha": config.lora_alpha,
-        "lora_dropout": config.lora_dropout,
         "target_modules": layers if kinds & set(map(_leaf, others)) else sorted(kinds),
         "target_parameters": experts or None,
     }

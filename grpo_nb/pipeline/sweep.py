@@ -8,11 +8,10 @@ In place of `grid` a file may have `list: [{train.beta: 0.01}, …]`. When the p
 a trial ends, the system sends the trial SIGTERM, and it saves its work. There is no state beside
 the runs: a trial's manifest tells whether it is done, its settings.json what was asked of it, and
 its locks whether a process is working on it. So the same call again starts whatever is neither
-done nor in use. For a cluster, `commands` lists what its own scheduler can start.
+done nor in use. `cluster` does the same on Ray.
 """
 
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -133,16 +132,6 @@ def trial_command(sweep: Sweep, trial: Trial) -> list[str]:
     return command + [f"--set={name}={value}" for name, value in trial.settings.items()]
 
 
-def commands(sweep: Sweep) -> str:
-    """Return one shell command per unfinished trial, for the scheduler of a cluster.
-
-    Raises:
-        ValueError: A trial's run exists with other settings.
-    """
-    place = ["env", "-C", str(PROJECT_ROOT), f"GRPO_NB_RUNS={runs_root()}"]
-    return "\n".join(shlex.join(place + trial_command(sweep, each)) for each in waiting(sweep))
-
-
 def in_use(trial: Trial) -> bool:
     """Return whether a process is working on the run, such as a trial that is saving its work."""
     return Run(trial.name).in_use(*LOCKS)
@@ -170,7 +159,7 @@ def waiting(sweep: Sweep) -> list[Trial]:
 def run_trial(
     sweep: Sweep, trial: Trial, command: Command, environment: Mapping[str, str], stop: Event
 ) -> str:
-    """Run a trial to its end, and return how it ended.
+    """Run a trial to its end, on this machine or on a cluster's node, and return how it ended.
 
     It waits while another process is working on the run. Once `stop` is set, the trial saves its
     work and ends.
@@ -205,7 +194,7 @@ def _attempt(run: Run, command: Sequence[str], environment: Mapping[str, str], s
     try:
         while process.poll() is None and not stop.wait(POLL):
             pass
-    finally:
+    finally:  # Ray cancels its tasks by an exception
         process.terminate()
         code = process.wait()
     return code
@@ -261,10 +250,10 @@ def run_sweep(sweep: Sweep, jobs: int = 1, command: Command = trial_command) -> 
                     print(f"{tasks[task].name}: {outcome}", flush=True)
         finally:
             stop.set()
-    return _summarize(sweep, received)
+    return summarize(sweep, received)
 
 
-def _summarize(sweep: Sweep, received: Sequence[int]) -> int:
+def summarize(sweep: Sweep, received: Sequence[int]) -> int:
     """Print how many trials are done, and return the exit code of `run_sweep`."""
     left = sum(bool(Run(trial.name).undone()) for trial in sweep.trials)
     counts = f"{len(sweep.trials) - left} of {len(sweep.trials)} trials are done"

@@ -102,7 +102,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     """Return everything that the samples depend on, including a local model's files."""
     return {
         "model_path": config.model.model_path,
-        "weights": weight_files(chat.find_model(config.model.model_path)),
+        "weights": _weight_files(chat.find_model(config.model.model_path)),
         "quantization": config.model.quantization,
         "chat_template_kwargs": config.model.chat_template_kwargs,
         "max_completion_length": config.train.max_completion_length,
@@ -113,9 +113,9 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def weight_files(*folders: str | Path) -> list[list[Any]]:
+def _weight_files(folder: str | Path) -> list[list[Any]]:
     """Return name, size and modification time of each weight file, to detect changed weights."""
-    files = [file for folder in folders for file in sorted(Path(folder).glob("*.safetensors"))]
+    files = sorted(Path(folder).glob("*.safetensors"))
     return [[file.name, file.stat().st_size, file.stat().st_mtime] for file in files]
 
 
@@ -137,10 +137,11 @@ def _read(run: Run, settings: dict) -> dict[str, list[models.Sample]]:
 
 
 def _write(run: Run, cached: dict[str, list[models.Sample]], settings: dict) -> None:
-    samples = [(key, each) for key, group in cached.items() for each in group]
-    lines = [{"prompt": key, **each._asdict()} for key, each in samples]
-    for line in lines:
-        line["messages"] = json.dumps(line["messages"])
+    lines = [
+        {"prompt": key, **each._asdict(), "messages": json.dumps(each.messages)}
+        for key, group in cached.items()
+        for each in group
+    ]
     frame = pd.DataFrame(lines).drop(columns=["ids", "mask"])
     frame.attrs = {"settings": settings}
     with atomic_path(run / KEPT_AT) as temporary:

@@ -203,11 +203,9 @@ def _identity(func: Callable[..., Any]) -> list[Any]:
     """Return name, source, options and parts of a reward, however it was made."""
     if isinstance(func, partial):
         return [*_identity(func.func), repr(func.args), repr(func.keywords)]
-    changing = {"value", "step"}  # of an `Adaptive` reward
-    if is_dataclass(func):  # a judge keeps counters and caches in attributes that are not fields
-        changing = vars(func).keys() - {field.name for field in fields(func)}
-    state = {k: v for k, v in vars(func).items() if k not in changing}
-    state = {k: v for k, v in state.items() if isinstance(v, str | int | float | dict)}
+    # What a judge or an `Adaptive` reward counts is in attributes that are no fields.
+    names = [field.name for field in fields(func)] if is_dataclass(func) else vars(func)
+    state = {k: v for k in names if isinstance(v := vars(func)[k], str | int | float | dict)}
     parts = [*getattr(func, "parts", ()), *filter(None, [getattr(func, "reward", None)])]
     return [
         getattr(func, "__name__", repr(type(func))),

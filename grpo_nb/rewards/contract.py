@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from grpo_nb.rewards.prompts import Completion, completion_text
@@ -94,10 +93,7 @@ class Reward:
         # Of several processes that train, each has a share of the cores.
         known = hasattr(os, "sched_getaffinity")
         cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
-        size = max(1, len(rows) // (8 * cores))  # small enough that no core is left waiting
-        chunks = [rows[start : start + size] for start in range(0, len(rows), size)]
-        scored = _pool(cores, os.getpid()).map(lambda part: list(map(self._scored, part)), chunks)
-        return list(chain.from_iterable(scored))
+        return list(_pool(cores, os.getpid()).map(self._scored, rows))
 
     def _rows(self, completions, prompts, columns) -> list[tuple[int, str, dict]]:
         """(number, response, {column: value}) of each completion, checked before any is scored."""

@@ -9,7 +9,8 @@ from typing import Any
 
 from grpo_nb.rewards import answers
 from grpo_nb.rewards.contract import Scored, reward
-from grpo_nb.rewards.forms import TAGS, Form, parse_json
+from grpo_nb.rewards.format import parse_json
+from grpo_nb.rewards.forms import TAGS, Form
 from grpo_nb.rewards.prompts import split_words
 
 LONGEST_ANSWER = 2_000  # characters that text comparisons read

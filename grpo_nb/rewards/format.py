@@ -1,16 +1,19 @@
 """Is the completion written in its form?"""
 
 import ast
+import json
+import re
+from typing import Any
 
 from grpo_nb.rewards.contract import Scored, reward
-from grpo_nb.rewards.forms import TAGS, Form, fenced_blocks, parse_json
+from grpo_nb.rewards.forms import TAGS, Form, fenced_blocks
 
 
 @reward(needs="marks", resists="empty or repeated marks, the wrong order, marks of other forms")
 def soft_format_reward(response: str, *, form: Form = TAGS) -> float:
     """1 for a completion in its form: every mark once, in order, filled; white space is free.
 
-    Nothing may stand around tags and JSON. Around a box or a block of code prose may.
+    Nothing may stand around tags. Around a box or a block of code prose may.
 
     >>> soft_format_reward(completions=[
     ...     "<reasoning>7+8=15</reasoning> <answer>15</answer>",
@@ -55,6 +58,23 @@ def no_syntax_error_reward(response: str, *, form: Form = TAGS) -> Scored:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return Scored(0.0, f"{type(error).__name__}: {error}")
     return Scored(float(any(not isinstance(node, ast.Expr | ast.Pass) for node in body)))
+
+
+def parse_json(text: str) -> Any:
+    """The JSON value a whole text holds, a Markdown fence around it allowed.
+
+    Raises:
+        ValueError: It is not JSON, or holds NaN or Infinity, which JSON does not know.
+    """
+    fenced = re.fullmatch(r"```(?:json)?\s*\n(.*?)\n?```", text.strip(), flags=re.DOTALL)
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    try:
+        return json.loads(fenced[1] if fenced else text, parse_constant=refuse)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 @reward(resists="bare scalars (`1`, `NaN`), empty objects")

@@ -8,14 +8,12 @@ written in it.
     think+boxed  <think>1+1=2</think> \boxed{2}
     boxed        1+1=2 \boxed{2}
     hash         1+1=2 #### 2
-    json         {"reasoning": "1+1=2", "answer": "2"}
     code         the answer in a block of ```python
     plain        2
 
 All reading takes time linear in the text.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -53,30 +51,12 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     return blocks
 
 
-def parse_json(text: str) -> Any:
-    """The JSON value a whole text holds, a Markdown fence around it allowed.
-
-    Raises:
-        ValueError: It is not JSON, or holds NaN or Infinity, which JSON does not know.
-    """
-    fenced = re.fullmatch(r"```(?:json)?\s*\n(.*?)\n?```", text.strip(), flags=re.DOTALL)
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is not JSON")
-
-    try:
-        return json.loads(fenced[1] if fenced else text, parse_constant=refuse)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
 class Form(NamedTuple):
     r"""How a completion is written.
 
     name: As `rewards.form` names it.
     system_prompt: Asks a model for it.
-    marks: What is written before and after the reasoning, then before and after the answer; of
-        JSON the names of the two fields.
+    marks: What is written before and after the reasoning, then before and after the answer.
     opened: What the chat template writes at the end of every prompt, as "<think>\n": the
         completion begins inside it.
     """
@@ -130,11 +110,7 @@ class Form(NamedTuple):
         elif self.opened:
             thought = f"{STEP if reasoning is None else reasoning}\n{self._end_of_thought}\n\n"
         parts = [steps if self.has("reasoning") else "", f"{opening}{answer}{closing}"]
-        if self.kind == "json":
-            fields = ((before, reasoning), (opening, answer))
-            parts = [f"{name}: {_json(text)}" for name, text in fields if text is not None]
-        parts = parts[::-1] if answer_first else parts
-        return thought + (f"{{{', '.join(parts)}}}" if self.kind == "json" else "".join(parts))
+        return thought + "".join(parts[::-1] if answer_first else parts)
 
     def reference(self, row: Mapping[str, Any]) -> str:
         """A completion that ought to earn every reward: any true step, then the row's answer."""
@@ -167,8 +143,6 @@ class Form(NamedTuple):
             case "code":
                 blocks = fenced_blocks(text)
                 return blocks[-1][1] if blocks else None
-            case "json":
-                return _object(text).get("answer")
             case "plain":
                 return text.strip() or None
         return answers.extract_boxed(text)
@@ -196,8 +170,6 @@ class Form(NamedTuple):
     def reasoning(self, text: str) -> str:
         """The reasoning; "" where there is none, or no mark of where it ends."""
         text, (before, _, opening, _) = self._whole(text), self.marks
-        if self.kind == "json":
-            return _object(text).get("reasoning", "")
         if before:
             return answers.extract_tag(text, before.strip()[1:-1]) or ""
         return text.rpartition(opening.strip())[0] if self.has("reasoning") else ""
@@ -207,13 +179,10 @@ class Form(NamedTuple):
     def is_well_formed(self, text: str) -> bool:
         """Whether a completion is in this form: every mark once, in order, and filled.
 
-        Between tags and around JSON nothing else may stand; around a box or a block of code
-        prose may, without the marks of other forms.
+        Between tags nothing else may stand; around a box or a block of code prose may, without
+        the marks of other forms.
         """
         text = self._whole(text)
-        if self.kind == "json":
-            found = _object(text)
-            return [*found] == ["reasoning", "answer"] and all(map(str.strip, found.values()))
         if self.kind == "plain":
             return bool(text.strip()) and not OTHERS_MARKS.search(text)
         if self.kind == "code":
@@ -240,30 +209,15 @@ class Form(NamedTuple):
         It gives a model that does not know the form a first step. But for tags, the whole form
         counts as one mark more.
         """
-        whole, kept = self._whole(text), [] if self.kind == "tags" else [self.is_well_formed(text)]
-        if self.kind == "json":
-            return sum([bool(_object(whole)), *kept]) / 2
-        steps, position = [], len(self.opened) * self._continues
+        whole, steps = self._whole(text), []
+        position = len(self.opened) * self._continues
         for mark in self._single[self._continues :]:
             found = whole.find(mark, position)
             steps.append(found >= 0 and whole.count(mark, 0 if mark[0] == "<" else position) == 1)
             position = found + len(mark) if steps[-1] else position
-        steps += kept
+        if self.kind != "tags":
+            steps.append(self.is_well_formed(text))
         return sum(steps) / len(steps)
-
-
-def _object(text: str) -> dict[str, str]:
-    """The fields of a JSON object as text; {} where the text is no object."""
-    try:
-        value = parse_json(text)
-    except ValueError:
-        return {}
-    fields = value.items() if isinstance(value, dict) else ()
-    return {k: v if isinstance(v, str) else "" if v is None else _json(v) for k, v in fields}
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _in_order(text: str, marks: Sequence[str]) -> list[str]:

@@ -137,6 +137,14 @@ class Run:
         """The stages that are not done or are out of date."""
         return [stage for stage in NOTEBOOKS if self.status(stage) != "done"]
 
+    def why_undone(self) -> str:
+        """Say which stage is the first that is not done or is out of date; "" if all are done."""
+        if not (left := self.undone()):
+            return ""
+        reason = self.why_stale(left[0]) or self.manifest().get(left[0], {}).get("error")
+        status = f"{NOTEBOOKS[left[0]]} of {self.name!r} is {self.status(left[0])}"
+        return f"{status}: {reason}" if reason else status
+
     def why_stale(self, stage: str = "04") -> str:
         """Explain why the results of `stage` are out of date and what to run; "" if current."""
         if not (again := self._run_again_before(stage)):

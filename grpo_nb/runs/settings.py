@@ -62,7 +62,6 @@ class ModelConfig(Section):
     max_seq_length: int = setting(512, "prompt + completion [tokens]", ge=32)
     lora_rank: int = setting(16, "rank of the adapter", ge=1)
     lora_alpha: int = setting(32, "the adapter is scaled by alpha / rank", ge=1)
-    lora_dropout: float = setting(0.0, "dropout of the adapter's input", ge=0, lt=1)
     lora_targets: str = setting("all-linear", 'layers with an adapter: all, or "q_proj, v_proj"')
     chat_template_kwargs: TemplateSettings = setting({}, "such as {enable_thinking: false}")
     adapter: str = setting("", "run or folder whose adapter initializes the policy")
@@ -71,7 +70,7 @@ class ModelConfig(Section):
 class RewardsConfig(Section):
     preset: str = setting("math", "named set of rewards, or a .py file of rewards")
     reward_weights: str = setting("", "weights in the preset's order; empty: the preset's")
-    form: str = setting("", "tags, think+boxed, boxed, hash, json, code, plain; empty: preset's")
+    form: str = setting("", "tags, think+boxed, boxed, hash, code, plain; empty: preset's")
     opened: str = setting("", "tag that the chat template opens: <think>; set by notebook 1")
     cases: str = setting("", "JSONL file of your own attacks")
     baseline_prompts: int = setting(32, "prompts that the base model answers", ge=1)
@@ -101,7 +100,6 @@ class TrainConfig(Section):
     keep_checkpoints: int = setting(2, "newest checkpoints kept on disk", ge=1)
     eval_prompts: int = setting(64, "validation prompts: at most a tenth of the rows", ge=1)
     control: Control = setting("none", "a placebo: shuffled rewards, or format-only ones")
-    keep: Literal["best", "last"] = setting("best", "adapter to keep: best validated, or last")
 
 
 class PolicyConfig(Section):
@@ -121,7 +119,6 @@ class EvaluateConfig(Section):
 
 
 class ExportConfig(Section):
-    max_shard_gb: float = setting(1.0, "largest safetensors file [GB]", gt=0)
     parity_prompts: int = setting(32, "held-out prompts of the parity gate", ge=1)
 
 

@@ -1,3 +1,4 @@
+# ruff: noqa: F401 (the imports below are the package's public names)
 """Stage 03: GRPO made safe and legible, over TRL's trainer.
 
     args = training.grpo_config(stage, policy, rewards)  # a trl.GRPOConfig
@@ -16,21 +17,6 @@ from grpo_nb.training.arguments import effective, grpo_config, notable, refuse_u
 from grpo_nb.training.metrics import append_line, read_completions, read_lines
 from grpo_nb.training.updates import Controls, Update, Watcher
 from grpo_nb.training.warm_up import warm_up
-
-__all__ = [
-    "Controls",
-    "Trainer",
-    "Update",
-    "Watcher",
-    "append_line",
-    "effective",
-    "grpo_config",
-    "notable",
-    "read_completions",
-    "read_lines",
-    "refuse_unknown_trl",
-    "warm_up",
-]
 
 
 def __getattr__(name: str) -> Any:

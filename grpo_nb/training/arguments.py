@@ -56,6 +56,9 @@ FIXED = (
 )
 # The same value in another form is no change.
 REWRITTEN = {"accelerator_config", "debug", "report_to"}
+# Arguments of sampling that the trainer's log-probabilities do not follow, with the values that
+# leave the policy's distribution as it is (None and vLLM's -1 do, too).
+NOT_FOLLOWED = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
 # By which a value that is given for an argument of TRL's is judged.
 STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, strict=True)
 
@@ -111,6 +114,14 @@ def grpo_config(stage: Stage, policy: Policy, rewards: RewardSet) -> "GRPOConfig
 
     refuse_unknown_trl(stage.config)
     return GRPOConfig(**grpo_arguments(stage, policy, rewards))
+
+
+def distorted(args: "GRPOConfig") -> str:
+    """The arguments by which samples are not the policy's own, as "trl.top_p = 0.9"; or ""."""
+    asked = vars(args) | (args.generation_kwargs or {})
+    plain = NOT_FOLLOWED | {"temperature": args.temperature}
+    named = [name for name in plain if asked[name] not in (plain[name], None, -1)]
+    return " and ".join(f"trl.{name} = {asked[name]}" for name in named)
 
 
 def own_config() -> type["GRPOConfig"]:
@@ -181,6 +192,7 @@ def grpo_arguments(stage: Stage, policy: Policy, rewards: RewardSet) -> dict[str
         "reward_weights": paid_weights(rewards, config.train.control),
         "chat_template_kwargs": config.model.chat_template_kwargs or None,
         "router_aux_loss_coef": 0.0,  # as Unsloth's; routers are not trained
+        "disable_dropout": True,  # else the loss is computed for another policy than has sampled
         "log_completions": True,
         "num_completions_to_print": 0,
         "logging_steps": 1,

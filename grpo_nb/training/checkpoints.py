@@ -113,8 +113,8 @@ def fingerprint(stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> dict[st
         known["train.control"] = config.train.control
     known["the prompts held out to validate on"] = prompts_to_hold_out(config.train)
     known["the rewards"] = reward_lab.fingerprint(rewards)
-    rows = stage.run / "data/train.jsonl"
-    known["data/train.jsonl"] = sha256(rows) if rows.is_file() else ""  # rows of a caller's own
+    rows = stage.run / "data/train.parquet"
+    known["data/train.parquet"] = sha256(rows) if rows.is_file() else ""  # rows of a caller's own
     return {name: str(value) for name, value in known.items()}
 
 

@@ -3,8 +3,8 @@
 Completions are sampled from a dense copy of the policy: a 4-bit policy dequantises every weight
 for every token, and its LoRA layers run beside. The copy holds what both amount to as plain fp32
 weights, renewed before each generation; the gradient comes from the policy as ever. Sampling runs
-each distinct prompt once, rows that have ended leave the batch, keys and values lie in place, and
-heads that share keys are one attention.
+each distinct prompt once, rows that have ended leave the batch, and heads that share keys are one
+attention.
 
 The update runs each prompt once for its group, as one row [prompt | c1 | … | c8]. A completion
 sees the prompt and itself, and its positions go on from the prompt's: what is computed is the
@@ -13,9 +13,10 @@ same, without seven of eight prompts and without the padding of short completion
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from grpo_nb.models import Policy, cuda_available
+from grpo_nb.training.arguments import distorted
 
 if TYPE_CHECKING:
     import torch
@@ -43,40 +44,6 @@ def _attend(
         scale=options.get("scaling"),
     )
     return mixed.reshape(rows, 1, heads, size), None
-
-
-class FixedLayer:
-    """A layer of transformers' cache that holds keys and values in one place.
-
-    DynamicLayer copies them all for each token.
-
-    Args:
-        layer: A DynamicLayer, filled.
-        index: Its rows to take, [rows].
-        more: Tokens to make place for.
-    """
-
-    is_sliding, is_initialized = False, True
-
-    def __init__(self, layer: Any, index: "torch.Tensor", more: int) -> None:
-        import torch
-
-        self.used = layer.keys.shape[-2]
-        place = (0, 0, 0, more)
-        self.keys = torch.nn.functional.pad(layer.keys[index], place)
-        self.values = torch.nn.functional.pad(layer.values[index], place)
-
-    def update(self, keys: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
-        start, self.used = self.used, self.used + keys.shape[-2]
-        self.keys[:, :, start : self.used] = keys
-        self.values[:, :, start : self.used] = values
-        return self.keys[:, :, : self.used], self.values[:, :, : self.used]
-
-    def get_seq_length(self) -> int:
-        return self.used
-
-    def batch_select_indices(self, index: "torch.Tensor") -> None:
-        self.keys, self.values = self.keys[index], self.values[index]
 
 
 def sample(
@@ -162,7 +129,7 @@ def _prefill(
         logits_to_keep=1,
     ).logits[:, -1]
     index = torch.tensor([distinct[tuple(ids)] for ids in prompts])
-    cache.layers = [FixedLayer(layer, index, more) for layer in cache.layers]
+    cache.batch_select_indices(index)
     return logits[index], cache, tokens[index], mask[index], positions[index, -1:]
 
 
@@ -186,15 +153,15 @@ def copy_lacks(trainer: Any) -> str:
 
     args, model = trainer.args, trainer.model
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
-    cut = (args.top_k, args.min_p, args.generation_kwargs, args.cache_implementation)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     needs = {
         "a machine without a GPU": not cuda_available(),
         "policy.rollouts = 'auto'": trainer.stage.config.policy.rollouts == "auto",
         "transformers to generate, not vLLM": not trainer.use_vllm,
-        "temperature as the only setting of sampling": not any(cut)
-        and args.top_p == args.repetition_penalty == 1,
+        "temperature as the only setting of sampling": not (
+            distorted(args) or args.generation_kwargs or args.cache_implementation
+        ),
         "policy.finetuning = 'lora'": bool(layers) and all("lora_" in name for name in trained),
         "LoRA without variants such as DoRA": not any(module.lora_variant for module in layers),
         "no adapter on experts": not any(hasattr(one, "parameter_name") for one in layers),
@@ -265,24 +232,6 @@ def _dense(modules: dict[str, Any], name: str) -> "torch.Tensor":
     return dequantize_module_weight(module) if leaf == "weight" else getattr(module, leaf)
 
 
-class Packed(NamedTuple):
-    """Rows of a micro-batch, packed: [trees, width], and where each completion's tokens went.
-
-    tokens: Ids: of the prompt but its last; then, for each completion, that last one and its own.
-    positions: Of each in its own sequence.
-    labels: A completion's tokens; -100 elsewhere.
-    seen: Which column a column attends to, [trees, 1, width, width].
-    place: Of each completion token's log-probability in the flattened [trees, width - 1]; of
-        padding one past its end, [rows, completion width].
-    """
-
-    tokens: "torch.Tensor"
-    positions: "torch.Tensor"
-    labels: "torch.Tensor"
-    seen: "torch.Tensor"
-    place: "torch.Tensor"
-
-
 def log_probabilities(
     trainer: Any,
     plain: Callable[..., Any],
@@ -310,10 +259,10 @@ def log_probabilities(
     size = batch_size or len(input_ids)
     for start in range(0, len(input_ids), size):
         part = (input_ids[start : start + size], attention_mask[start : start + size])
-        packed = pack(*part, logits_to_keep)
-        if _work(packed.tokens, trainer.model) < _work(part[0], trainer.model):
+        inputs, place = pack(*part, logits_to_keep)
+        if _work(inputs["input_ids"], trainer.model) < _work(part[0], trainer.model):
             with trainer.accelerator.autocast():
-                found.append(_packed_log_p(model, packed, compute_entropy))
+                found.append(_packed_log_p(model, inputs, place, compute_entropy))
         else:
             found.append(plain(model, *part, logits_to_keep, compute_entropy=compute_entropy))
     log_p, entropies, _ = zip(*found, strict=True)
@@ -356,13 +305,20 @@ def _work(tokens: "torch.Tensor", model: Any) -> int:
 
 def pack(
     input_ids: "torch.Tensor", attention_mask: "torch.Tensor", completion_width: int
-) -> Packed:
-    """One row for each distinct prompt, with its completions one after the other.
+) -> tuple[dict[str, "torch.Tensor"], "torch.Tensor"]:
+    """One row (a tree) for each distinct prompt, with its completions one after the other.
 
     Args:
         input_ids: [rows, prompt width + completion width].
         attention_mask: 1 for what is no padding; same shape.
         completion_width: Columns at the end that are completions.
+
+    Returns:
+        The model's inputs, [trees, width]: the prompt but its last token, then for each completion
+        that last one and its own; positions, of each in its own sequence; labels, a completion's
+        tokens and -100 elsewhere; which column a column attends to, [trees, 1, width, width].
+        And the place of each completion token's log-probability in the flattened [trees, width -
+        1]; of padding one past its end, [rows, completion width].
     """
     import torch
 
@@ -392,23 +348,21 @@ def pack(
             place[index, : len(completion)] = torch.arange(start, end - 1) + row * (width - 1)
     seen = (branch[:, None, :] == 0) | (branch[:, None, :] == branch[:, :, None])
     seen = (seen & torch.ones(width, width, dtype=torch.bool).tril())[:, None]
-    return Packed(*(x.to(device) for x in (tokens, positions, labels, seen, place)))
+    inputs = {"input_ids": tokens, "position_ids": positions, "labels": labels}
+    inputs["attention_mask"] = seen
+    return {name: one.to(device) for name, one in inputs.items()}, place.to(device)
 
 
-def _packed_log_p(model: Any, packed: Packed, compute_entropy: bool) -> tuple[Any, Any, None]:
+def _packed_log_p(
+    model: Any, inputs: dict[str, Any], place: "torch.Tensor", compute_entropy: bool
+) -> tuple[Any, Any, None]:
     """Log-probabilities and entropies, [rows, completion width], 0 for padding; no aux loss."""
     import torch
 
-    outputs = model(
-        input_ids=packed.tokens,
-        attention_mask=packed.seen,
-        position_ids=packed.positions,
-        labels=packed.labels,
-        fused_lm_head=True,
-    )
+    outputs = model(**inputs, fused_lm_head=True)
 
     def of_rows(values: "torch.Tensor") -> "torch.Tensor":
-        return torch.nn.functional.pad(values.flatten(), (0, 1))[packed.place]
+        return torch.nn.functional.pad(values.flatten(), (0, 1))[place]
 
     entropies = of_rows(outputs.entropy) if compute_entropy else None
     return of_rows(outputs.log_probs), entropies, None

@@ -21,17 +21,17 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_nb.models import sharded
+from grpo_nb.runs import Check
 from grpo_nb.training import preflight, ranks
+from grpo_nb.training.arguments import distorted
 
 if TYPE_CHECKING:
     import torch
-    import trl
 
     from grpo_nb.training.trainer import Trainer
 
 COMPLETIONS = 32  # sampled each time, but at least two groups
 TOKENS = 20  # sampled for each completion, at most
-LOGITS = 2**27  # held in memory at once: 0.25 GB in 16 bit
 NOISE = 0.3  # added to LoRA's B at first [standard deviation]
 MOST = 1.2  # up to which the noise is doubled until it has an effect; a random model feels little
 SCORE = 4.7  # limit of Fisher's score; chance exceeds it three times in a million
@@ -40,9 +40,6 @@ UNFELT = 0.01  # the same, if there is nothing but rounding [nats a token]
 ENTROPY = 0.5  # the policy needs some: truncation does not change a certain one [nats a token]
 # Of the engine's log-probabilities: half of what an adapter that is left out makes [nats a token].
 DIFFERENCE = CHANGE / 2
-# TRL's arguments, with the values that leave the distribution as it is (None does, too).
-CUTS = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
-GO_ON = "train.guard_steps = 0 trains all the same"
 LIKELIER = (
     "They are likelier than the policy's own samples: the engine has another temperature, or cuts "
     "off unlikely tokens. Look into the model's generation_config.json and the engine's settings"
@@ -67,7 +64,7 @@ class Evidence(NamedTuple):
     difference: Mean absolute difference between the engine's log-probabilities and the trainer's
         [nats a token]; NaN if the engine gives none.
     change: Mean absolute change of the trainer's log-probabilities by the noise [nats a token];
-        NaN once it was large enough.
+        NaN without noise.
     entropy: Mean entropy of the policy with the noise [nats a token].
     tokens: Number of tokens that were looked at.
     """
@@ -97,23 +94,36 @@ class Guard:
             RuntimeError: The samples are not the policy's; with the likely causes and a remedy.
         """
         trainer = self.trainer
+        if cuts := distorted(trainer.args):
+            self._stop_if(f"{cuts} gives samples that are not the policy's: leave it unset")
         trainer.model.train()  # as in the step
         with _stand_in(trainer) as double:
             weights = changeable(trainer)
             while True:
                 self.seen.append(self._look(double, weights))
-                self._stop_if(wrong(self.seen[-1], trainer.args))
+                self._stop_if(wrong(self.seen[-1]))
                 weak = self.seen[-1].change < CHANGE or self.seen[-1].entropy < ENTROPY
                 if not weights or 2 * self.noise > MOST or not ranks.anywhere(weak):
                     break
                 self.noise *= 2
         self._stop_if(UNMOVED if self.seen[-1].change < UNFELT else "")
+        if ranks.anywhere(math.isnan(self.seen[-1].score)):
+            ranks.from_main(self._warn)
+
+    def _warn(self) -> None:
+        """Say that nothing was found because nothing could be judged."""
+        step = self.trainer.state.global_step + 1
+        seen = f"before step {step} the score of the samples is NaN, so it cannot be told whether "
+        seen += "they are the policy's"
+        fix = "see whether loss and grad_norm are numbers (with the noise fp16 may overflow alone)"
+        self.trainer.stage.record_checks([Check("policy identity", "warning", seen, fix)])
+        print(f"warning: {seen}: {fix}")
 
     def _stop_if(self, reason: str) -> None:
         """Raise on every process if one of them has a reason."""
         step = self.trainer.state.global_step + 1
         if reasons := [one for one in ranks.gather([reason]) if one]:
-            raise RuntimeError(f"stopped before step {step}: {reasons[0]}; {GO_ON}")
+            raise RuntimeError(f"stopped before step {step}: {reasons[0]}; {preflight.GO_ON}")
 
     def _look(self, double: "Trainer", weights: Sequence["torch.Tensor"]) -> Evidence:
         prompts = _prompts(double)
@@ -124,8 +134,7 @@ class Guard:
                 self.trainer._last_loaded_step = double._last_loaded_step
             log_p = log_probabilities(double, prompts, sampled)
             p, entropy = p_values(double, prompts, sampled, log_p)
-        known = not weights or any(one.change >= CHANGE for one in self.seen)
-        before = log_p * math.nan if known else log_probabilities(double, prompts, sampled)
+        before = log_probabilities(double, prompts, sampled) if weights else log_p * math.nan
         engines = [math.nan if one is None else one for row in engine or [] for one in row]
         difference = log_p.new_tensor(engines) - log_p if engines else log_p.new_tensor(math.nan)
         return Evidence(
@@ -137,20 +146,12 @@ class Guard:
         )
 
 
-def wrong(seen: Evidence, args: "trl.GRPOConfig") -> str:
+def wrong(seen: Evidence) -> str:
     """Why these samples are not the policy's, and what to do about it; "" if they may be.
 
     Args:
-        seen: The evidence, with noise on the adapter.
-        args: The training's arguments, of which those about sampling are read.
+        seen: The evidence, with noise on the adapter. A score that is NaN accuses nobody.
     """
-    asked = vars(args) | (args.generation_kwargs or {})
-    cuts = [
-        f"trl.{name} = {asked[name]}" for name in CUTS if asked[name] not in (CUTS[name], None, -1)
-    ]
-    if cuts:
-        return f"{' and '.join(cuts)} cut off samples that the policy would give: leave this unset"
-    # A score that is not a number says nothing: with noise, fp16 may overflow.
     if not abs(seen.score) > SCORE and not seen.difference > DIFFERENCE:
         return ""
     reason = "the completions do not come from the policy that is trained. Under its probabilities "
@@ -167,8 +168,6 @@ def _stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
     import torch
 
     limit = min(TOKENS, trainer.max_completion_length)
-    layers = [layer for layer in trainer.model.modules() if isinstance(layer, torch.nn.Dropout)]
-    shares = [layer.p for layer in layers]
     with torch.no_grad(), preflight.stand_in(trainer) as double:
         double.share_prompts, double.max_completion_length = trainer.share_prompts, limit
         if double.use_vllm:
@@ -178,12 +177,8 @@ def _stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
             double.generation_config = copy.deepcopy(double.generation_config)
             double.generation_config.max_new_tokens = limit
         try:
-            for layer in layers:  # otherwise no two forward passes would agree
-                layer.p = 0.0  # not `eval`, which Unsloth's `generate` undoes
             yield double
         finally:
-            for layer, share in zip(layers, shares, strict=True):
-                layer.p = share
             trainer._copy = double._copy  # kept, for it takes time to make
 
 
@@ -249,14 +244,15 @@ def log_probabilities(
     """
     import torch
 
-    width, pad = max(map(len, completions)), trainer._tokenizer.pad_token_id
-    left = max(map(len, prompts))
-    rows, masks = [], []
-    for prompt, completion in zip(prompts, completions, strict=True):
-        before, after = left - len(prompt), width - len(completion)
-        rows.append([pad] * before + prompt + completion + [pad] * after)
-        masks.append([0] * before + [1] * (len(prompt) + len(completion)) + [0] * after)
-    ids, mask = (torch.tensor(table, device=trainer.accelerator.device) for table in (rows, masks))
+    padded = [
+        trainer._tokenizer.pad({"input_ids": ids}, padding_side=side, return_tensors="pt")
+        for ids, side in ((prompts, "left"), (completions, "right"))
+    ]
+    ids, mask = (
+        torch.cat([part[name] for part in padded], dim=1).to(trainer.accelerator.device)
+        for name in ("input_ids", "attention_mask")
+    )
+    left, width = (part["input_ids"].shape[1] for part in padded)
     size = trainer.args.per_device_train_batch_size
     log_p = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width, size)[0]
     more = log_p.shape[1] - width  # Unsloth shifts each row left by the padding before it
@@ -274,27 +270,25 @@ def p_values(
     """For each token the probability of one at least as rare, and the entropy, both [tokens].
 
     Args:
-        trainer: Its model is run, without padding before the prompts.
+        trainer: Its model is run without padding before the prompts.
         prompts: Token ids, [completions][tokens].
         completions: Token ids, [completions][tokens].
         log_p: From `log_probabilities`.
     """
     import torch
 
-    pad, parts, rest = trainer._tokenizer.pad_token_id, [], log_p
-    rows = [(len(p), p + c) for p, c in zip(prompts, completions, strict=True)]
-    most = max(map(len, prompts)) + trainer.max_completion_length
-    size = max(1, LOGITS // (most * trainer.model.config.get_text_config().vocab_size))
-    for first in range(0, len(rows), size):
-        part = rows[first : first + size]
-        width = max(len(ids) for _, ids in part)
-        ids = torch.tensor([row + [pad] * (width - len(row)) for _, row in part]).to(log_p.device)
-        column = torch.arange(1, width, device=log_p.device)
-        mine = torch.stack([(column >= start) & (column < len(row)) for start, row in part])
+    group, parts, rest = trainer.num_generations, [], log_p
+    for first in range(0, len(prompts), group):  # the rows of a group begin with the same prompt
+        start = len(prompts[first])
+        rows = {"input_ids": [prompts[first] + ids for ids in completions[first : first + group]]}
+        padded = trainer._tokenizer.pad(rows, padding_side="right", return_tensors="pt")
+        ids, mask = (padded[name].to(log_p.device) for name in ("input_ids", "attention_mask"))
+        mine = mask[:, start:].bool()
         with trainer.compute_loss_context_manager():
-            logits = trainer.model(input_ids=ids).logits[:, :-1][mine]
+            logits = trainer.model(input_ids=ids).logits[:, start - 1 : -1][mine]
         own, rest = rest[: len(logits)], rest[len(logits) :]
-        parts.append(_p_values(logits.float() / trainer.temperature, ids[:, 1:][mine], own, pad))
+        known = (ids[:, start:][mine], own, trainer._tokenizer.pad_token_id)
+        parts.append(_p_values(logits.float() / trainer.temperature, *known))
     p, entropy = map(torch.cat, zip(*parts, strict=True))
     return p, entropy
 

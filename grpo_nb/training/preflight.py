@@ -19,11 +19,11 @@ import numpy as np
 import psutil
 
 from grpo_nb.models import cuda_available, sharded
-from grpo_nb.models.chat import count_tokens, render
+from grpo_nb.models.chat import count_tokens, encode
 from grpo_nb.models.policy import trainable_weights
 from grpo_nb.runs import Check
 from grpo_nb.training import fast_cpu
-from grpo_nb.training.arguments import solve_batch
+from grpo_nb.training.arguments import distorted, solve_batch
 from grpo_nb.training.health import section
 from grpo_nb.training.metrics import peak_memory
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from grpo_nb.training.trainer import Trainer
 
 GIB = 2**30
+GO_ON = "train.guard_steps = 0 trains all the same"
 # fp16 scales the loss, at first so far that most gradients overflow; a training comes down to this.
 USUAL_SCALE = 2.0**10
 # What a step fills in a trainer; all else it puts another value in place of.
@@ -46,11 +47,11 @@ def preflight(trainer: "Trainer") -> list[Check]:
     prompts = list(trainer.train_dataset["prompt"])
     tokens = count_tokens(trainer.policy.tokenizer, prompts, _tools(trainer))
     longest = max(range(len(prompts)), key=tokens.__getitem__)
-    checks = [_context(trainer, tokens[longest]), _end_of_turn(trainer)]
+    checks = [_context(trainer, tokens[longest]), _end_of_turn(trainer), _sampling(trainer)]
     if sharded():
         fix = "watch memory_gib in the first steps"
         checks.append(Check("memory", "warning", "sharded weights: no dry run", fix))
-    elif all(check.state == "ok" for check in checks):  # else the step would mean nothing
+    elif all(check.state == "ok" for check in checks[:2]):  # else the step would mean nothing
         checks += dry_run(trainer, prompts[longest])
     checks += [*_adapters(trainer), _paths(trainer), _disk(trainer)]
     fixes = [f"{check.fix}; see {section(check.name)}" if check.fix else "" for check in checks]
@@ -63,12 +64,10 @@ def _context(trainer: "Trainer", prompt: int) -> Check:
     limit = trainer.stage.config.model.max_seq_length
     seen = f"longest prompt {prompt} + completion {trainer.args.max_completion_length} = {need}"
     seen += f" tokens; max_seq_length {limit}, the model's {model}"
+    do = f"set model.max_seq_length = {need}"
     if need > model:
         do = "lower train.max_completion_length or data.max_prompt_tokens: the model reads no more"
-        return Check("context", "stop", seen, do)
-    if need > limit:
-        return Check("context", "stop", seen, f"set model.max_seq_length = {need}")
-    return Check("context", "ok", seen)
+    return Check("context", "ok", seen) if need <= limit else Check("context", "stop", seen, do)
 
 
 def _end_of_turn(trainer: "Trainer") -> Check:
@@ -84,31 +83,31 @@ def _end_of_turn(trainer: "Trainer") -> Check:
     return Check("end of turn", "stop", seen, do)
 
 
+def _sampling(trainer: "Trainer") -> Check:
+    """Whether completions are sampled with the probabilities that the loss is computed from."""
+    if not (cuts := distorted(trainer.args)):
+        return Check("sampling", "ok", "from the policy's own distribution")
+    seen = f"{cuts}, which the trainer's log-probabilities do not follow"
+    state = "stop" if trainer.stage.config.train.guard_steps else "warning"
+    return Check("sampling", state, seen, f"leave it unset; {GO_ON}")
+
+
 def _adapters(trainer: "Trainer") -> list[Check]:
     """Which linear layers and experts have an adapter, and which have not."""
-    from peft.tuners.lora import LoraLayer
-
     if not hasattr(trainer.model, "get_base_model"):
         return []
-    base = trainer.model.get_base_model()
-    weights = trainable_weights(base)
-    found = {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
-    have = {  # a stack of experts has one for each weight, named within the other
-        f"{name.replace('.base_layer', '')}.{module.parameter_name}"
-        if hasattr(module, "parameter_name")
-        else name
-        for name, module in found.items()
-    }
+    weights, tuner = trainable_weights(trainer.model.get_base_model()), trainer.model.base_model
+    have = {*tuner.targeted_module_names, *tuner.targeted_parameter_names}
     wanted = {*weights.layers, *weights.experts}
     without = Counter(
         ".".join(part for part in name.split(".")[-2:] if not part.isdigit())
         for name in (wanted | {*weights.others}) - have
     )
     seen = f"on {len(have)} of {len(wanted) + len(weights.others)} linear layers and experts"
-    seen += f"; without: {', '.join(f'{n} x {name}' for name, n in sorted(without.items()))}"
-    chosen = trainer.stage.config.model.lora_targets != "all-linear"
-    if chosen or wanted <= have:
-        return [Check("adapters", "ok", seen if without else seen.partition(";")[0])]
+    if without:
+        seen += f"; without: {', '.join(f'{n} x {name}' for name, n in sorted(without.items()))}"
+    if trainer.stage.config.model.lora_targets != "all-linear" or wanted <= have:
+        return [Check("adapters", "ok", seen)]
     fix = "peft or Unsloth passes over them: try the other policy.backend, or leave it so"
     return [Check("adapters", "warning", seen, fix)]
 
@@ -251,8 +250,7 @@ def dry_run(trainer: "Trainer", prompt: list[dict]) -> list[Check]:
         The checks "memory", "gradient" and "time"; "memory" alone where it ran out.
     """
     tokenizer, part = trainer.policy.tokenizer, "the update"
-    text = render(tokenizer, prompt, _tools(trainer))
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    [ids] = encode(tokenizer, [prompt], _tools(trainer))
     with stand_in(trainer) as double:
         _set_modes(trainer)
         before, budget = _memory_now()

@@ -208,13 +208,13 @@ class Trainer(GRPOTrainer):
 
     def _finish(self) -> None:
         """Hand on the best adapter, or the last, and write what was seen to the manifest."""
-        best, stopped = self.folder / "best", self.controls.stop.is_set()
+        best = self.folder / "best"
         with atomic_path(self.folder / "adapter") as temporary:
-            if self.stage.config.train.keep == "best" and best.is_dir():
+            if best.is_dir():
                 shutil.copytree(best, temporary)
             else:
                 self.save_adapter(temporary)
-        self.resumption.end(finished=not stopped)
+        self.resumption.end(finished=not self.controls.stop.is_set())
         lines = metrics.read_lines(self.folder / "metrics.jsonl")
         self.stage.record_checks(health.checks(self.steps.watch, lines, self.alerts))
 

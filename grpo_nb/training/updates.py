@@ -46,7 +46,7 @@ class Progress:
     """A watcher that tells the run's status, and shows one line in a notebook."""
 
     def __init__(self, stage: Stage) -> None:
-        self.stage, self.shown = stage, None
+        self.stage, self.shown = stage, False
 
     def __call__(self, update: Update) -> None:
         from IPython import get_ipython
@@ -59,10 +59,9 @@ class Progress:
             note = f"reward {reward:.2f}"
         self.stage.progress(done, update.total_steps, note)
         text = {"text/plain": f"step {done}/{update.total_steps}  {note}"}
-        if self.shown:
-            self.shown.update(text, raw=True)
-        elif get_ipython():
-            self.shown = display(text, raw=True, display_id=True)
+        if get_ipython():
+            display(text, raw=True, display_id=f"progress of {id(self)}", update=self.shown)
+            self.shown = True
 
 
 @contextmanager

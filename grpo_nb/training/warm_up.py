@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_nb import models
-from grpo_nb.data.store import read_rows
 from grpo_nb.models import Policy, cuda_available
 from grpo_nb.models.chat import quiet, render
 from grpo_nb.runs import Stage, atomic_path, sha256, write_json
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def warm_up(policy: Policy, stage: Stage) -> str:
-    """SFT warm-up: `train.sft_steps` steps on data/sft.jsonl; 0 steps do nothing.
+    """SFT warm-up: `train.sft_steps` steps on data/sft.parquet; 0 steps do nothing.
 
     It is done once in a run, into warm_up/: a training that goes on loads what it gave.
 
@@ -30,7 +29,7 @@ def warm_up(policy: Policy, stage: Stage) -> str:
     train, folder = stage.config.train, stage.run / "warm_up"
     if not train.sft_steps:
         return "no SFT warm-up (train.sft_steps = 0)"
-    rows = stage.run / "data/sft.jsonl"
+    rows = stage.run / "data/sft.parquet"
     if not rows.is_file():
         raise ValueError(
             f"train.sft_steps = {train.sft_steps} needs rows to learn from: set "
@@ -95,8 +94,8 @@ def _train(policy: Policy, stage: Stage, rows: Path) -> list[float]:
     )
     # As GRPO will see them: TRL would look for the prompt in a chat rendered whole, where a
     # template that opens a block of thought writes another one.
-    known = [_ids(policy.tokenizer, row) for row in read_rows(rows)]
-    dataset = Dataset.from_list(known)
+    known = Dataset.from_parquet(str(rows))
+    dataset = Dataset.from_list([_ids(policy.tokenizer, row) for row in known])
     with quiet(), kept_in_32_bit(policy.model):  # a bar for each of its preparations of the rows
         trainer = SFTTrainer(
             policy.model, args, train_dataset=dataset, processing_class=policy.tokenizer

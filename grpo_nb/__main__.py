@@ -108,9 +108,7 @@ def answer(**asked: Any) -> None:
 def doctor() -> int:
     from grpo_nb.pipeline.doctor import report
 
-    text, in_order = report()
-    print(text)
-    return 0 if in_order else 1
+    return report()
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

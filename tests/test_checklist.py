@@ -86,7 +86,7 @@ def test_a_stage_at_work_is_waited_for_and_one_whose_process_is_gone_is_not(run)
         assert states(run)["03_train_grpo"] == states(run)["reward rises"] == "not yet"
     run.lock()
     assert states(run)["03_train_grpo"] == "not yet", "in this process"
-    assert run.is_locked, "asking took the lock away"
+    assert run.in_use(".lock"), "asking took the lock away"
     run.lock().release()
     line = lines_of(run)["03_train_grpo"]
     assert (line["state"], line["evidence"]) == (

@@ -335,12 +335,7 @@ def test_a_small_set_keeps_four_fifths_to_train_on(runs_dir, rows, settings, hel
         ({"question": 5, "answer": "2"}, "wrong type", "question", "5"),
         ({"question": [{"role": "user"}], "answer": "2"}, "wrong type", "question", "[{'role"),
         ({**SUM, "question": FEW_SHOT[:2]}, "wrong type", "question", "[{'role': 'user'"),
-        (
-            {**SUM, "question": CALLED},
-            "wrong type",
-            "question",
-            "a turn has tool_calls beside role",
-        ),
+        ({**SUM, "question": CALLED}, "wrong type", "question", "a turn has tool_calls beside"),
         ({"question": "a", "answer": float("nan")}, "empty", "answer", "''"),
         ({"question": "a", "answer": "so #### "}, "answer not of its kind", "answer", "'so ####'"),
         ({"question": "CafÃ© 2?", "answer": "2"}, "damaged text", "question", r"'Caf\xc3\xa9 2?'"),

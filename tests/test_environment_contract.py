@@ -179,10 +179,7 @@ class NoArgs(NoTool):
         (NoTool, "environment NoTool has no tool: mark a method with @tool"),
         (NoReset, "environment NoReset has no method reset"),
         (NoHint, "a tool of environment NoHint .* how .* give each parameter a type hint"),
-        (
-            NoDocstring,
-            "a tool of environment NoDocstring .*docstring.* each under Args:",
-        ),
+        (NoDocstring, "a tool of environment NoDocstring .*docstring.* each under Args:"),
         (NoArgs, "a tool of environment NoArgs .*'how'.* explains each under Args:"),
     ],
 )

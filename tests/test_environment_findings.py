@@ -181,14 +181,9 @@ def test_schemas_of_any_kind_are_drawn_from():
     class Any(Hunt):
         @tool
         def act(
-            self,
-            how: Literal["up", "down"],
-            often: int | str,
-            parts: list[float],
-            sure: bool,
-            more: dict,
+            self, how: Literal["up"], often: int | str, parts: list[float], sure: bool, more: dict,
             note: str | None = None,
-        ) -> str:
+        ) -> str:  # fmt: skip
             """Act.
 
             Args:

@@ -124,7 +124,6 @@ def test_each_reference_passes_its_tests_and_a_constant_does_not():
     ("word", "secret", "said"),
     [
         ("abc", "abc", "a in place, b in place, c in place"),
-        ("cab", "abc", "c elsewhere, a elsewhere, b elsewhere"),
         ("aab", "abd", "a in place, a absent, b elsewhere"),
         ("baa", "aca", "b absent, a elsewhere, a in place"),
         ("ddd", "abc", "d absent, d absent, d absent"),
@@ -147,11 +146,9 @@ WORD = {"secret": "dab", "clue": "aab"}  # a absent, a in place, b in place
     [
         ([], 0.0),
         (["cab"] * 4, 0.1),  # two letters in place, four times
-        (["bab"] * 4, 0.1),
         (["aab"] * 4, 0.0),  # known not to be it
         (["bab", "cab", "dab"], 1.0),
         (["bab", "cab"], 0.2),
-        (["bab", "cab", "bbb", "ddd"], 0.2),
         (["da", "xyz"], 0.0),  # no words
     ],
 )
@@ -169,9 +166,7 @@ def test_four_guesses_are_the_end_and_what_is_no_word_is_none_of_them():
     assert "finished" in last.result and end.get_reward() == pytest.approx(0.1)
 
 
-MEAN = {
-    "tests": json.dumps({"function": "f", "cases": [[[[1, 3]], 2], [[[]], 0]]}),
-}
+MEAN = {"tests": json.dumps({"function": "f", "cases": [[[[1, 3]], 2], [[[]], 0]]})}
 WRONG = "def f(numbers):\n    return sum(numbers) // len(numbers)"
 RIGHT = "def f(numbers):\n    return sum(numbers) // max(1, len(numbers))"
 

@@ -219,7 +219,7 @@ def test_what_the_reward_lab_hands_on_is_what_notebook_3_trains_with(lab):
     start_stage("02", "gate")  # as a notebook holds it, whose widgets have threads of their own
     with ThreadPoolExecutor(1) as thread:  # a slider was moved
         assert thread.submit(reward_lab.hand_on, shown, *given, EXACT, [0.5]).result().passed
-    assert reward_lab.source_of(looked) == EXACT and not lab.run.is_locked
+    assert reward_lab.source_of(looked) == EXACT and not lab.run.in_use(".lock")
     trained = start_stage("03", "gate").config.rewards
     assert trained == looked.config.rewards and trained.reward_weights == "0.5"
     chosen = load_preset(trained.preset, trained.reward_weights)

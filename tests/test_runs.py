@@ -274,7 +274,7 @@ def test_the_manifest_tells_how_a_result_came_about_and_no_secret(runs_dir, monk
     run = finish("01")
     entry = finish("02").manifest()["02"]
     assert (entry["status"], entry["seed"]) == ("done", 0)
-    assert not run.is_locked, "it is free for the next notebook"
+    assert not run.in_use(".lock"), "it is free for the next notebook"
     assert entry["outputs"] == {"02/file": runs.sha256(run / "02/file")}
     assert entry["inputs"] == {"01/file": runs.sha256(run / "01/file")}
     assert entry["versions"]["trl"] == "1.15.0"

@@ -52,11 +52,8 @@ def test_a_list(runs_dir):
         ("grid: {train.num_generations: [7]}", "does not divide the batch"),
         ("grid: {seed: [1]}\nname: a/b", "run_name 'a/b-000'"),
         ("profile:\ngrid: {seed: [1]}", "profile = None: write a name"),
-        ("name:\ngrid: {seed: [1]}", "run_name '-000'"),
         ("list: [null]", "list: write {setting: value, …} for each trial"),
-        ("list: [{}, {}]", "two trials are the same run"),
         ("grid: {1: [2]}", "unknown setting '1'"),
-        ("grid: {seed: [1]}\nsettings: {1: 2}", "unknown setting '1'"),
     ],
 )
 def test_wrong_input_starts_nothing(runs_dir, capsys, text, message):

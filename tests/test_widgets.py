@@ -41,12 +41,9 @@ def test_a_slider_moves_totals_and_advantages(lab):
     assert lab.table["total"][0] == before[0] + 0.25
     assert advantage(lab, 3) < before[1]
     assert "× 0.5<" in lab.view.value
-
-
-def test_a_reward_switched_off_leaves_the_total(lab):
     lab.sliders[0].value = 0
-    assert lab.weights == [0.0, 0.25, 0.25, 0.125]
-    assert lab.table["total"].tolist()[:2] == [0.625, 0.625]
+    assert lab.weights == [0.0, 0.5, 0.25, 0.125]
+    assert lab.table["total"].tolist()[:2] == [0.875, 0.875]
     assert lab.table["numeric_correctness_reward"][0] == 1, "it is still scored"
 
 

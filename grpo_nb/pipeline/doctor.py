@@ -66,8 +66,9 @@ def _sandbox() -> tuple[str, bool]:
         return str(error), False
 
 
-def report() -> tuple[str, bool]:
-    """Return the report as text, and whether every check passes."""
+def report() -> int:
+    """Print every check and the profile, and return the exit code: 1 if a check fails."""
     checks = examine()
-    lines = [*(shown(*check) for check in checks), f"profile {detect_profile()} fits this machine"]
-    return "\n".join(lines), not any(check.state == "stop" for check in checks)
+    print(*(shown(*check) for check in checks), sep="\n")
+    print(f"profile {detect_profile()} fits this machine")
+    return int(any(check.state == "stop" for check in checks))

@@ -87,13 +87,11 @@ def planned_run(
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: The file cannot be read, or a setting is unknown.
+        ValueError: The file cannot be read.
     """
     settings = read_yaml(Path(file)) if file else {}
     stem = Path(file).stem if file else f"{profile or 'auto'}-{time.strftime('%Y%m%d-%H%M%S')}"
     named, fitted = settings.pop("name", stem), settings.pop("profile", "auto")
-    for setting in settings:
-        configs.refuse_unknown_setting(setting)
     return Planned(
         str(named or "") if name is None else name,
         fitted if profile is None else profile,

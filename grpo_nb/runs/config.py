@@ -93,12 +93,11 @@ def parse_assignment(assignment: str) -> tuple[str, Any]:
     The value of a `trl.…` name is parsed as a Python literal where it is one.
 
     Raises:
-        ValueError: There is no `=`, or the name is not a setting.
+        ValueError: There is no `=`.
     """
     name, equals, value = assignment.partition("=")
     if not equals:
         raise ValueError(f"--set {assignment!r} has no value: write --set train.max_steps=20")
-    refuse_unknown_setting(name.strip())
     if name.startswith("trl."):
         try:
             return name.strip(), ast.literal_eval(value)

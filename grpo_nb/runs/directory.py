@@ -93,18 +93,14 @@ class Run:
             ) from None
         return lock
 
-    @property
-    def is_locked(self) -> bool:
-        """Whether this process holds the lock."""
-        lock = _locks.get(self / ".lock")
-        return lock is not None and lock.is_locked
-
     def in_use(self, *names: str) -> bool:
-        """Whether another process holds one of these locks; this process must hold none."""
+        """Whether a process, this one or another, holds one of these locks."""
+        paths = [self / name for name in names if (self / name).exists()]
+        if any(path in _locks and _locks[path].is_locked for path in paths):
+            return True
         try:
-            for name in names:
-                if (self / name).exists():
-                    self.lock(name).release()
+            for path in paths:
+                self.lock(path.name).release()
         except RuntimeError:
             return True
         return False
@@ -118,7 +114,7 @@ class Run:
         status = self.manifest().get(stage, {}).get("status", "not started")
         if status == "done" and self._run_again_before(stage):
             return "stale"
-        if status == "running" and not self.is_locked and not self.in_use(".lock"):
+        if status == "running" and not self.in_use(".lock"):
             return "cut off"
         return status
 

@@ -133,6 +133,8 @@ def resolve(profile: str, *layers: Mapping[str, Any]) -> RunConfig:
     for source, layer in [*below, *above]:
         for name, value in layer.items():
             refuse_unknown_setting(name)
+            if isinstance(value, bool) and not isinstance(values.get(name, True), bool):
+                raise ValueError(f"{name} = {value}: this setting is not true or false")
             # config.yaml holds every value; most of them came from a lower layer.
             if source != "config.yaml" or values.get(name) != value:
                 values[name], sources[name] = value, source

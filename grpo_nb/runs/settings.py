@@ -2,20 +2,13 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Json, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, Json
 
 
 class Section(BaseModel):
     """A group of settings: immutable, without unknown names, NaN or infinity."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _refuse_true_for_a_number(cls, value: Any, about: ValidationInfo) -> Any:
-        if isinstance(value, bool) and cls.model_fields[about.field_name].annotation is not bool:
-            raise ValueError("this setting is not a boolean")
-        return value
 
 
 def setting(default: Any, meaning: str, **limits: Any) -> Any:

@@ -85,7 +85,7 @@ def test_every_argument_is_there_with_who_decided_it(stage):
         "seed": (3, "config.yaml"),
         "learning_rate": (1e-5, "profile l4-24gb"),
         "beta": (0.0, "grpo_nb"),
-        "disable_tqdm": (True, "grpo_nb"),
+        "disable_dropout": (True, "grpo_nb"),
         "weight_decay": (0.0, "TRL's default"),
     }
     for name, value_and_source in decided.items():

@@ -126,6 +126,8 @@ def test_the_report_says_better_worse_or_neither():
     assert few["verdict"] == same["verdict"] == UNCLEAR
     low, high = same["differences"]["accuracy"]["interval"]
     assert low < 0 < high, "equal answers on few prompts do not prove equality"
+    low, high = build("1" * 40, "2" * 40)["greedy"]["base"]["intervals"]["accuracy"]
+    assert 0.9 < low < high == 1, "nor do 40 right answers prove that all would be"
 
 
 def test_of_a_graded_reward_the_mean_score_is_told_from_wholly_right_answers():

@@ -191,24 +191,20 @@ def test_a_merged_model_of_an_earlier_training_is_neither_asked_nor_given_away(
     run = Run(shutil.copytree(moved_run.path, tmp_path / "again").name)
     shutil.copytree(project_path("data/tiny_base"), run / "model/merged")
     trained = {"train/adapter/adapter_model.safetensors": "0" * 64}
-    entries = {stage: {"status": "done", "inputs": {}, "outputs": {}} for stage in ("01", "02")}
-    entries["03"] = {"status": "done", "inputs": {}, "outputs": {}}
-    entries["03"]["outputs"] = run.files("train/adapter")
-    entries["04"] = {"status": "done", "inputs": trained, "outputs": {}}
-    for status in ("done", "failed"):
-        entries["03"]["status"] = status
+    done = {"status": "done", "inputs": {}, "outputs": {}}
+    entries = {"01": done, "02": done, "03": done | {"outputs": run.files("train/adapter")}}
+    entries["04"] = done | {"inputs": trained}
+    place, again = str(run.path), "03_train_grpo was run again after 04_merge_and_infer: run "
+    answer, card, report = ["answer", place, str(few), "--to", "to.jsonl"], ["card"], ["report"]
+    for status, command, why in (
+        *(("done", answer, again), ("done", [*card, place], again)),
+        *(("failed", answer, again), ("failed", [*card, place], again)),
+        *(("done", [*report, place], again), ("failed", [*report, place], "'again' is failed")),
+    ):
+        entries["03"] |= {"status": status}
         write_json(run / "manifest.json", entries)
-        place, to = str(run.path), str(tmp_path / "merged.jsonl")
-        for command in (
-            ["answer", place, str(few), "--to", to],
-            ["card", place],
-            ["report", place],
-        ):
-            assert main(command) == 2
-            said = capsys.readouterr().err
-            known = status == "failed" and command[0] == "report"
-            why = "03_train_grpo was run again after 04_merge_and_infer: run "
-            assert ("03_train_grpo of 'again' is failed" if known else why) in said, command
+        assert main(command) == 2
+        assert why in capsys.readouterr().err, command
     for model in ("adapter", "base"):
         answer_file(run, few, tmp_path / f"{model}.jsonl", model=model)
         assert lines_of(tmp_path / f"{model}.jsonl")

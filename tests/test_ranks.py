@@ -252,17 +252,15 @@ def test_stage_03_takes_what_was_set_before_it_and_what_is_set_now(runs_dir):
         launch_module._start(run, {"data.eval_rows": 8}, force=True)
 
 
-def test_how_to_resume_is_for_one_call_and_the_rest_is_kept(runs_dir):
+@pytest.mark.parametrize("resume", ["always", "auto"])
+def test_how_to_resume_is_for_one_call_and_the_rest_is_kept(runs_dir, resume):
     run = Run("x")
     run.write_config(resolve("tiny-cpu", {}))
     write_json(run / "settings.json", {"train.max_steps": 7})
-    for given, steps, resume in (
-        ({"train.max_steps": "9", "train.resume": "always"}, 9, "always"),
-        ({}, 9, "auto"),
-    ):
-        stage = launch_module._start(run, given, force=True)
+    for given, now in (({"train.max_steps": "9", "train.resume": resume}, resume), ({}, "auto")):
+        train = launch_module._start(run, given, force=True).config.train
         run.lock().release(force=True)
-        assert (stage.config.train.max_steps, stage.config.train.resume) == (steps, resume)
+        assert (train.max_steps, train.resume) == (9, now)
 
 
 def test_without_a_launcher_one_process_trains_and_hands_on(demo_run, runs_dir):

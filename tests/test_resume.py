@@ -201,9 +201,13 @@ def test_other_settings_are_not_mixed_with_a_training_that_was_cut_off(start):
         start(**{"train.eval_steps": 0})
     always = start(**{"train.learning_rate": 5e-4, "train.resume": "always"})
     assert always.plan == "goes on after step 1 of 12"
-    assert start(**{"train.resume": "never"}).plan == (
-        f"begins at step 1 of 12{KEPT}. To train it on to 12 steps: train.resume = 'always'"
+    never = start(**{"train.resume": "never"})
+    assert never.plan == (
+        "begins at step 1 of 12; what was trained here before (1 steps) is kept as train.old-1/. "
+        "To train it on to 12 steps: train.resume = 'always'"
     )
+    assert {check.state for check in never.preflight()} == {"ok"}
+    assert checkpoints.trained_steps(first.folder) == 1, "it is put aside as the training begins"
 
 
 def test_a_training_that_ended_goes_on_only_if_there_is_more_to_do(start):
@@ -235,29 +239,6 @@ def test_a_signal_in_the_last_step_hands_on_what_is_trained(start):
     assert again.plan.startswith("all 2 steps are trained")
     again.train()
     assert adapter.read_bytes() == before
-
-
-KEPT = "; what was trained here before (1 steps) is kept as train.old-1/"
-
-
-def test_a_training_that_ended_is_kept_when_another_begins(start):
-    fast = {"train.eval_steps": 0, "train.warmup_steps": 0, "train.max_steps": 1}
-    first = start(**fast)
-    first.train()
-    run, before = first.stage.run, contents(first.folder)
-    other = start(**fast, **{"train.beta": 0.1})
-    assert other.plan == f"begins at step 1 of 1{KEPT}"
-    assert {check.state for check in other.preflight()} == {"ok"}
-    assert contents(run / "train") == before, "it changed before the other training ran"
-    assert not (run / "train.old-1").exists()
-    other.train()
-    assert contents(run / "train.old-1") == before
-    assert (run / "train/arguments.json").is_file()
-    assert len(list((run / "train/completions").iterdir())) == 1
-
-
-def contents(folder):
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def test_a_checkpoint_that_is_damaged_does_not_count(tmp_path):

@@ -22,15 +22,6 @@ from grpo_nb.training import arguments, validation
 STEPS = TINY_SETTINGS["train.max_steps"]
 
 
-def test_there_is_a_line_of_metrics_for_each_step(demo_run):
-    lines = training.read_lines(demo_run / "train/metrics.jsonl")
-    metrics = [line for line in lines if "reward" in line]
-    assert [line["step"] for line in metrics] == list(range(1, STEPS + 1))
-    for name in MATH.names:
-        assert all(0 <= line[f"rewards/{name}/mean"] <= 1 for line in metrics)
-        assert all(line[f"{name}/skipped"] == 0 for line in metrics)
-
-
 def test_our_rewards_and_advantages_are_those_trl_trained_on(demo_run):
     files = sorted((demo_run / "train/completions").glob("*.parquet"))
     assert len(files) == STEPS

@@ -271,17 +271,15 @@ class Trainer(GRPOTrainer):
         func, name = in_thread(func) if waits(func) else func, func.__name__
         key = f"rewards/{name}/seconds"
 
-        @functools.wraps(func)
-        def call(**columns: Any) -> Any:
-            with self._timing(key), exits_are_errors(name):
-                return func(**columns)
+        if not is_async(func):
+            return self._timing(key)(exits_are_errors(name)(func))
 
         @functools.wraps(func)
         async def awaited(**columns: Any) -> Any:
             with self._timing(key), exits_are_errors(name):
                 return await func(**columns)
 
-        return awaited if is_async(func) else call
+        return awaited
 
     @contextmanager
     def _timing(self, name: str) -> Iterator[None]:

@@ -404,6 +404,7 @@ def test_asserts_are_judged_outside_by_type_and_value():
         "assert isinstance(f(2), int)",
         "assert math.isclose(f(2), 4)",
         "assert abs(f(2) - 4) < 0.1",  # the answer would enter, and f may return a number-like
+        "assert f(2) + 1 == 5",
         "assert (f(2) == 4) is True",
         "assert f(2) == 4 and f(3) == 9",
         "assert f(2).startswith('a')",

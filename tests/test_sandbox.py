@@ -183,8 +183,6 @@ def all_programs(port: int) -> dict[str, tuple[str, object]]:
         for name, (code, wanted) in PROBES.items()
     }
     programs["connect"] = (PROBE.format(argument="x", attempt=connect), ["assert f(1) == ''"])
-    programs["daemon"] = (DAEMON, CALLS)
-    programs["daemon on stdin"] = (DAEMON + "print(f(int(input())))", PIPES)
     return programs | forks  # last: with 16 processes each they slow down what runs beside them
 
 
@@ -261,18 +259,15 @@ def processes_with(text: str) -> list[str]:
     return found
 
 
-def test_a_daemon_does_not_outlive_its_program(verdicts):
-    assert verdicts["daemon"].share == 1, verdicts["daemon"]
-    assert processes_with(MARKER) == []
-
-
 def test_nothing_is_left_behind():
     files = len(list(Path("/proc/self/fd").iterdir()))
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     before = children.read_text()
     scratch = f"open('/tmp/{MARKER}', 'w')\n" + SQUARE
-    assert run_tests(scratch, CALLS, backend="bubblewrap").share == 1
-    for code in ("while True: pass", FORKS, DAEMON):
+    on_stdin = DAEMON + "print(f(int(input())))"
+    for code, tests in ((scratch, CALLS), (DAEMON, CALLS), (on_stdin, PIPES)):
+        assert run_tests(code, tests, limits=QUICK, backend="bubblewrap").share == 1
+    for code in ("while True: pass", FORKS):
         run_tests(code, CALLS, limits=QUICK, backend="bubblewrap")
     assert processes_with(MARKER) == []
     assert len(list(Path("/proc/self/fd").iterdir())) == files
@@ -409,6 +404,7 @@ def test_asserts_are_judged_outside_by_type_and_value():
         "assert isinstance(f(2), int)",
         "assert math.isclose(f(2), 4)",
         "assert abs(f(2) - 4) < 0.1",  # the answer would enter, and f may return a number-like
+        "assert f(2) + 1 == 5",
         "assert (f(2) == 4) is True",
         "assert f(2) == 4 and f(3) == 9",
         "assert f(2).startswith('a')",
@@ -502,7 +498,7 @@ def test_monty_withstands_the_attacks():
     ("code", "reason"),
     [
         ("while True: pass", "timed out after 1 s"),
-        ("x = []\nwhile True: x.append('a' * 10**7)", "out of memory"),
+        ("x = 'a' * 10**10", "out of memory"),
         ("try:\n print('x' * 9999)\nexcept: pass", "printed more than 4096 bytes"),
         ("def f(x): return 'x' * 9999", "returned more than 4096 bytes"),
         ("def f(x): return True", "wrong value: got True, expected 4"),

@@ -100,7 +100,7 @@ def card(run: Any) -> None:
 
 
 def answer(**asked: Any) -> None:
-    from grpo_nb.evaluation.answers import answer_file
+    from grpo_nb.evaluation.answer_file import answer_file
 
     print(answer_file(**asked))
 

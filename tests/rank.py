@@ -17,7 +17,7 @@ import sys
 import torch
 
 from grpo_nb import training
-from grpo_nb.models import checkpoint
+from grpo_nb.models import weights
 from grpo_nb.pipeline import launch
 from grpo_nb.runs import Run
 from grpo_nb.training import checkpoints, ranks
@@ -92,7 +92,7 @@ def main(name, fault="", process="0", step="0"):
     if fault == "moved":
         checkpoints.write_json = die
     if planted:
-        checkpoint.weights_dtype = lambda: torch.float32  # bf16 would round each pass' size its way
+        weights.weights_dtype = lambda: torch.float32  # bf16 would round each pass' size its way
     launch.train(Run(name), {}, force=True)  # its rewards were not tested
 
 

@@ -3,7 +3,7 @@
 import pytest
 from trainings import MATH, arguments_of
 
-from grpo_nb.models import Policy, checkpoint
+from grpo_nb.models import Policy, weights
 from grpo_nb.pipeline import notebooks as pipeline
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import parse_assignment, resolve
@@ -107,7 +107,7 @@ def test_every_argument_is_there_with_who_decided_it(stage):
 def test_precision_is_what_the_gpu_computes_in(native, precision, monkeypatch, runs_dir):
     import torch
 
-    for module in (arguments, checkpoint):
+    for module in (arguments, weights):
         monkeypatch.setattr(module, "cuda_available", lambda: True)
     monkeypatch.setattr(
         torch.cuda, "is_bf16_supported", lambda including_emulation: native or including_emulation
@@ -126,4 +126,4 @@ def test_on_a_cpu_it_is_bf16_or_fp32_as_the_policy_s_weights(native, monkeypatch
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "amx_bf16": native})
     passed = arguments_of(resolve("tiny-cpu"))
     assert (passed["bf16"], passed["fp16"]) == (native, False)
-    assert checkpoint.weights_dtype() == (torch.bfloat16 if native else torch.float32)
+    assert weights.weights_dtype() == (torch.bfloat16 if native else torch.float32)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from grpo_nb import export, models
 from grpo_nb.__main__ import main
 from grpo_nb.export import merging, parity
-from grpo_nb.models import checkpoint
+from grpo_nb.models import weights
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run, Stage, project_path, write_json
 from grpo_nb.runs.config import resolve
@@ -60,7 +60,7 @@ def dequantized(quantization="4bit"):
 
 def test_the_files_are_the_dequantised_base_and_the_adapter_bit_for_bit(run, monkeypatch):
     """Whatever the processor computes in: the weights are merged, and kept, in bf16."""
-    monkeypatch.setattr(checkpoint, "weights_dtype", lambda: torch.float32)
+    monkeypatch.setattr(weights, "weights_dtype", lambda: torch.float32)
     folder, check = merge(run)
     assert check.state == "ok"
     adapter, expected = load_file(run / "train/adapter/adapter_model.safetensors"), dequantized()
@@ -221,7 +221,7 @@ def test_the_gate_tells_rounding_from_another_base_on_any_questions(
     run, tmp_path, monkeypatch, dtype
 ):
     """bf16 and the fp16 of older GPUs; an adapter that changes much, and strange questions."""
-    monkeypatch.setattr(checkpoint, "weights_dtype", lambda: getattr(torch, dtype))
+    monkeypatch.setattr(weights, "weights_dtype", lambda: getattr(torch, dtype))
     folder, tokenizer = run / "train/adapter", models.load_tokenizer(TINY)
     tuned = models.load_checkpoint(TINY, adapter=folder, quantization="4bit")
 

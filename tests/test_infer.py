@@ -10,8 +10,8 @@ import pytest
 
 from grpo_nb import models, reward_lab, runs
 from grpo_nb.__main__ import main
-from grpo_nb.evaluation import answers
-from grpo_nb.evaluation.answers import answer_file, weights_of
+from grpo_nb.evaluation import answer_file as answers
+from grpo_nb.evaluation.answer_file import answer_file, weights_of
 from grpo_nb.runs import Run, config, project_path, write_json
 from grpo_nb.views import Chat
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from grpo_nb import models
-from grpo_nb.models import chat, checkpoint
+from grpo_nb.models import chat, weights
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import PROJECT_ROOT, project_path
 from grpo_nb.runs.config import ModelConfig, PolicyConfig
@@ -189,7 +189,7 @@ def test_completions_are_cut_at_the_length(engine, tokenizer):
 
 def test_the_4bit_settings_are_those_unsloth_trains_with():
     """The merge dequantises with ours, so they have to be the ones the adapter learnt on."""
-    ours = checkpoint.quantization_config("4bit").to_dict()
+    ours = weights.quantization_config("4bit").to_dict()
     policy = models.load_policy(ModelConfig(), seed=0)
     theirs = policy.model.config.quantization_config.to_dict()
     for key in ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype"):

@@ -18,7 +18,7 @@ from conftest import TINY_SETTINGS
 
 from grpo_nb import export
 from grpo_nb.colab import RUNS_ON_DRIVE
-from grpo_nb.evaluation.answers import answer_file
+from grpo_nb.evaluation.answer_file import answer_file
 from grpo_nb.pipeline.notebooks import QUIET, check_run
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Run, config, project_path, start_stage
 from grpo_nb.runs.files import read_json

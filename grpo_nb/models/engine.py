@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from grpo_nb.models.chat import NONE, encode, hub_errors, load_tokenizer, quiet
-from grpo_nb.models.checkpoint import load_checkpoint
 from grpo_nb.models.vllm import load_vllm, use_vllm
+from grpo_nb.models.weights import load_checkpoint
 from grpo_nb.rewards.prompts import Completion, Message
 from grpo_nb.runs import refuse_unknown
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from grpo_nb.machine import several_gpus
 from grpo_nb.models import lm_head
 from grpo_nb.models.chat import find_model, hub_errors, load_tokenizer, quiet
-from grpo_nb.models.checkpoint import cuda_available, load_base, load_weights
 from grpo_nb.models.engine import Engine, Sample, TransformersEngine, VllmEngine, free_memory
 from grpo_nb.models.vllm import use_vllm
+from grpo_nb.models.weights import cuda_available, load_base, load_weights
 from grpo_nb.rewards.prompts import Message
 from grpo_nb.runs import project_path, refuse_unknown, runs_root
 from grpo_nb.runs.config import ModelConfig, PolicyConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo_nb.models.chat import find_model
-from grpo_nb.models.checkpoint import cuda_available, weights_dtype
+from grpo_nb.models.weights import cuda_available, weights_dtype
 from grpo_nb.runs.config import PolicyConfig
 from grpo_nb.runs.files import read_json
 

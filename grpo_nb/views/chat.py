@@ -3,8 +3,8 @@
     chat = Chat(Run("demo"))
     chat.ask("What is 47 + 38?")
 
-Prompts are built as notebook 1 builds them for the training. `evaluation.answers` answers a whole
-file of questions.
+Prompts are built as notebook 1 builds them for the training. `evaluation.answer_file` answers a
+whole file of questions.
 """
 
 from functools import cached_property, partial
@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from grpo_nb import environments
-from grpo_nb.evaluation.answers import system_prompt, weights_of
+from grpo_nb.evaluation.answer_file import system_prompt, weights_of
 from grpo_nb.models import Engine, open_engine
 from grpo_nb.reward_lab import bench_of
 from grpo_nb.rewards import load_rewards

@@ -37,7 +37,7 @@ from grpo_nb.runs import Run, Stage  # noqa: E402
 from grpo_nb.runs.config import flatten, resolve  # noqa: E402
 from grpo_nb.runs.settings import PolicyConfig  # noqa: E402
 
-models.checkpoint.has_bf16 = lambda: False  # fp32, whatever this CPU computes in
+models.weights.has_bf16 = lambda: False  # fp32, whatever this CPU computes in
 SETTINGS = {
     "policy.optim": "adamw_torch",  # in 8 bit it is a GPU's
     "train.eval_steps": 0,

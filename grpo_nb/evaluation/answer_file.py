@@ -12,7 +12,7 @@ from tqdm import tqdm
 from grpo_nb import environments
 from grpo_nb.data import sources
 from grpo_nb.data.validate import LONG, MISSING, TEMPLATE, Fault, row_to_ask
-from grpo_nb.evaluation import answer_rows
+from grpo_nb.evaluation.comparison import answer_rows
 from grpo_nb.export import check_complete, trained_paths
 from grpo_nb.models import Engine, open_engine
 from grpo_nb.models.chat import count_tokens, load_tokenizer

@@ -3,8 +3,8 @@
 Completions are sampled from a dense copy of the policy: a 4-bit policy dequantises every weight
 for every token, and its LoRA layers run beside. The copy holds what both amount to as plain fp32
 weights, renewed before each generation; the gradient comes from the policy as ever. Sampling runs
-each distinct prompt once, rows that have ended leave the batch, and heads that share keys are one
-attention.
+each distinct prompt once, rows that have ended leave the batch, keys and values lie in place, and
+heads that share keys are one attention.
 
 The update runs each prompt once for its group, as one row [prompt | c1 | … | c8]. A completion
 sees the prompt and itself, and its positions go on from the prompt's: what is computed is the
@@ -44,6 +44,40 @@ def _attend(
         scale=options.get("scaling"),
     )
     return mixed.reshape(rows, 1, heads, size), None
+
+
+class FixedLayer:
+    """A layer of transformers' cache that holds keys and values in one place.
+
+    DynamicLayer copies them all for each token.
+
+    Args:
+        layer: A DynamicLayer, filled.
+        index: Its rows to take, [rows].
+        more: Tokens to make place for.
+    """
+
+    is_sliding, is_initialized = False, True
+
+    def __init__(self, layer: Any, index: "torch.Tensor", more: int) -> None:
+        import torch
+
+        self.used = layer.keys.shape[-2]
+        place = (0, 0, 0, more)
+        self.keys = torch.nn.functional.pad(layer.keys[index], place)
+        self.values = torch.nn.functional.pad(layer.values[index], place)
+
+    def update(self, keys: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
+        start, self.used = self.used, self.used + keys.shape[-2]
+        self.keys[:, :, start : self.used] = keys
+        self.values[:, :, start : self.used] = values
+        return self.keys[:, :, : self.used], self.values[:, :, : self.used]
+
+    def get_seq_length(self) -> int:
+        return self.used
+
+    def batch_select_indices(self, index: "torch.Tensor") -> None:
+        self.keys, self.values = self.keys[index], self.values[index]
 
 
 def sample(
@@ -129,7 +163,7 @@ def _prefill(
         logits_to_keep=1,
     ).logits[:, -1]
     index = torch.tensor([distinct[tuple(ids)] for ids in prompts])
-    cache.batch_select_indices(index)
+    cache.layers = [FixedLayer(layer, index, more) for layer in cache.layers]
     return logits[index], cache, tokens[index], mask[index], positions[index, -1:]
 
 

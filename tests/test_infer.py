@@ -73,10 +73,10 @@ def test_a_gold_brings_the_scores_of_the_bench(chat):
 
 
 def test_a_cell_shows_both_answers_or_that_of_the_model_that_is_named(chat):
-    page = chat.ask(SUM, "base")
-    assert page._repr_html_().count("<div class='text'>") == 1 and "</mark>" in page
+    page, shown = chat.ask(SUM, "base"), "<div class='text'>"  # question and completion
+    assert page.count(shown) == 2 and "</mark>" in page
     assert "base\n" in repr(page) and SUM in repr(page) and "<reasoning>" in repr(page)
-    assert chat.ask(SUM).count("<div class='text'>") == 2
+    assert chat.ask(SUM).count(shown) == 4
     with pytest.raises(ValueError, match="tunned"):
         chat.ask(SUM, "tunned")
 

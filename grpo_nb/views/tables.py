@@ -136,7 +136,7 @@ def completions(frame: pd.DataFrame) -> Page:
     ]
     head = ["", *map(str, frame.index)]
     shown = markup(head, lines, html.escape(note)) if len(frame) else "no such completion"
-    return Page(shown, f"{note}\n{frame[names].T.to_string()}".lstrip())
+    return Page(shown, (note and f"{note}\n") + frame[names].T.to_string())
 
 
 def short(name: str) -> str:

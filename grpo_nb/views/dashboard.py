@@ -17,7 +17,7 @@ from grpo_nb.views import charts, tables
 from grpo_nb.views.widgets import View
 
 ALERTS = 20  # number of alerts shown
-SHARE = 0.02  # largest share of the training time spent on drawing
+SHARE = 0.01  # largest share of the training time spent on drawing
 WISHES = {  # for each of `Controls`: button, tooltip, and status once the button is pressed
     "stop": ("Stop after this step", "End the training", "stops after the step in progress"),
     "save": ("Save now", "Write a checkpoint", "saves a checkpoint after this step"),

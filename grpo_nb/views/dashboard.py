@@ -18,6 +18,7 @@ from grpo_nb.views.widgets import View
 
 ALERTS = 20  # number of alerts shown
 SHARE = 0.01  # largest share of the training time spent on drawing
+FIRST = 5  # time before the first picture, which then shows curves [s]
 WISHES = {  # for each of `Controls`: button, tooltip, and status once the button is pressed
     "stop": ("Stop after this step", "End the training", "stops after the step in progress"),
     "save": ("Save now", "Write a checkpoint", "saves a checkpoint after this step"),
@@ -39,12 +40,14 @@ class TrainingDashboard(View):
 
     def __init__(self, controls: Controls) -> None:
         super().__init__()
+        import matplotlib.figure  # noqa: F401 (now, and not while the model trains)
+
         self.controls = controls
         self.lines: list[dict[str, float]] = []
         self.alerts: list[dict[str, Any]] = []
         self.sample: Sequence[Mapping[str, Any]] = ()
         self.step, self.total_steps = 0, 0
-        self._due = 0.0  # time of the next drawing
+        self._due: float | None = None  # time of the next drawing
         self._showing = threading.Lock()
         parts = self.header, self.wishes, self.listed, self.curves, self.completions = [
             w.HTML() for _ in range(5)
@@ -74,6 +77,8 @@ class TrainingDashboard(View):
             self.listed.value = self._alert_list()
         last = self.step >= self.total_steps or self.controls.stop.is_set()
         began = time.monotonic()
+        if self._due is None:
+            self._due = began + FIRST
         if began < self._due and not last:
             return
         # Drawing takes a fraction of a second: the longer it took, the later the next one.

@@ -51,6 +51,7 @@ for line in lines[:len(lines) * 7 // 10]:
     update = training.Update(line, len(lines), sample(line["step"]), new)
     dashboard(update)
     assert not controls.stop.wait(0.001)
+dashboard.draw()  # as when its time has come
 print("asked for a checkpoint:", controls.save.wait(100))
 controls.save.clear()
 dashboard(update)
@@ -62,8 +63,8 @@ from grpo_nb.rewards import forms, prompts
 text = r"It costs $5 or $6, $x^2$, \\(y\\), $$\\href{http://127.0.0.1/}{z}$$"
 row = {"prompt": prompts.build_prompt(text), "question": text, "answer": text}
 preset = rewards.load_preset("qa")
-sum = forms.TAGS.write("48 + 24 = 72", "72")
-table = reward_lab.Bench(preset).table([row], [[text, forms.TAGS.write(text, text), sum]])
+added = forms.TAGS.write("48 + 24 = 72", "72")
+table = reward_lab.Bench(preset).table([row], [[text, forms.TAGS.write(text, text), added]])
 figures = {"model": "adapter", "95 %": "0.923 … 0.974", "share": "95 %"}
 figures |= {f"some_well_named_format_{number}_reward": 0.5 for number in range(12)}"""
 VIEWS = {

@@ -176,8 +176,8 @@ class Run:
             return configs.resolve(stored.pop("profile"), stored, {})
         except ValueError as error:
             raise ValueError(
-                f"{path}: {error}. If another version of grpo_nb made this run, choose another "
-                "run_name, or move the folder away"
+                f"{path}: {error} (if another version of grpo_nb made this run, choose another "
+                "run_name, or move the folder away)"
             ) from None
 
     def write_config(self, config: configs.RunConfig, stage: str = "") -> None:

@@ -27,8 +27,8 @@ RIGHT = r"""
 1,22 | 1.22
 2.74 | costs: 2,74 $
 # a percentage is its number, or its hundredth
-28\% | 28 | 28 percent | $\boxed{28}$ pct
-\frac{1}{2} | 50\%
+28\% | 28 | 28 percent | $28$% | $\boxed{28}$ pct
+\frac{1}{2} | 50\% | $50$%
 # units: of a list, in \text{…}, or up to two words
 18 | 18 apples | 18 square meters | 18 km/h | 18 m^2 | 18\text{ apples} | 18 \text{ square feet}
 18 | 18\,\mathrm{cm}^2

@@ -201,7 +201,7 @@ OTHERS = answers(right(10), questions=[f"x{i}" for i in range(40)])
         ),
         (
             lambda run: run.record("03", {"status": "failed"}),
-            "03_train_grpo of 'mine-shuffled' is failed: run it first",
+            "both runs have to be done: 03_train_grpo of 'mine-shuffled' is failed",
         ),
         (lambda run: run.record("01", {"outputs": {"data/eval.parquet": "x"}}), "is stale"),
     ],

@@ -166,7 +166,7 @@ def _refuse(run: Run, control: Run) -> None:
         raise ValueError(f"{run.name!r} is no control of itself")
     for one in (run, control):
         if why := one.why_undone():
-            raise ValueError(f"{why}: run it first")
+            raise ValueError(f"both runs have to be done: {why}")
     if (kind := run.config().train.control) != "none":
         raise ValueError(f"{run.name!r} is itself a control, {kind}")
     if control.config().train.control == "none":

@@ -242,6 +242,8 @@ def _execute_stage(run: Run, stage: str, parameters: dict[str, Any]) -> None:
         while wait([task], timeout=0.25).not_done:
             if sys.stdout.isatty():
                 print(f"{run.progress():<79}", end="\r", flush=True)
+        if sys.stdout.isatty():
+            print(" " * 79, end="\r", flush=True)
         try:
             task.result()
         except StageFailed as error:

@@ -205,7 +205,7 @@ def _identity(func: Callable[..., Any]) -> list[Any]:
         return [*_identity(func.func), repr(func.args), repr(func.keywords)]
     # What a judge or an `Adaptive` reward counts is in attributes that are no fields.
     names = [field.name for field in fields(func)] if is_dataclass(func) else vars(func)
-    state = {k: v for k in names if isinstance(v := vars(func)[k], str | int | float | dict)}
+    state = {k: v for k in names if isinstance(v := vars(func).get(k), str | int | float | dict)}
     parts = [*getattr(func, "parts", ()), *filter(None, [getattr(func, "reward", None)])]
     return [
         getattr(func, "__name__", repr(type(func))),

@@ -269,9 +269,10 @@ def statement(text: str) -> str:
     joined = all(_AND.fullmatch(words) for words in between) and _AFTER.fullmatch(after)
     if _BESIDE.search(outside) or not joined:
         raise ValueError("it says more than one thing")
-    return _not_hedged(", ".join(said), before + after)
+    return _not_hedged(", ".join(said), before + after) + ("%" if _PERCENT.match(after) else "")
 
 
+_PERCENT = re.compile(r"\s*(?:%|percent|pct)")
 _AND = re.compile(r"[\s,;.]*(?:\b(?:and|or)\b)?[\s,;.]*")
 
 

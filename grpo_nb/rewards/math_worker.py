@@ -208,12 +208,15 @@ def _work() -> None:
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     memory = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
     os.write(0, READY)
+    forker = os.getpid()
     while True:
         child = os.fork()
         if not child:
             if sys.platform == "linux":
                 resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
                 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the forker
+                if os.getppid() != forker:  # it had died before
+                    os._exit(0)
             _serve()
             os._exit(0)
         _, status = os.waitpid(child, 0)

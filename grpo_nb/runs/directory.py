@@ -141,9 +141,11 @@ class Run:
         """Say which stage is the first that is not done or is out of date; "" if all are done."""
         if not (left := self.undone()):
             return ""
-        reason = self.why_stale(left[0]) or self.manifest().get(left[0], {}).get("error")
-        status = f"{NOTEBOOKS[left[0]]} of {self.name!r} is {self.status(left[0])}"
-        return f"{status}: {reason}" if reason else status
+        reason, status = self.why_stale(left[0]), self.status(left[0])
+        if status == "failed":
+            reason = reason or self.manifest()[left[0]].get("error", "")
+        said = f"{NOTEBOOKS[left[0]]} of {self.name!r} is {status}"
+        return f"{said}: {reason}" if reason else said
 
     def why_stale(self, stage: str = "04") -> str:
         """Explain why the results of `stage` are out of date and what to run; "" if current."""

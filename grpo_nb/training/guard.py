@@ -40,6 +40,7 @@ UNFELT = 0.01  # the same, if there is nothing but rounding [nats a token]
 ENTROPY = 0.5  # the policy needs some: truncation does not change a certain one [nats a token]
 # Of the engine's log-probabilities: half of what an adapter that is left out makes [nats a token].
 DIFFERENCE = CHANGE / 2
+LOGITS = 2**27  # held in memory at once: 0.25 GB in 16 bit
 LIKELIER = (
     "They are likelier than the policy's own samples: the engine has another temperature, or cuts "
     "off unlikely tokens. Look into the model's generation_config.json and the engine's settings"
@@ -95,7 +96,7 @@ class Guard:
         """
         trainer = self.trainer
         if cuts := distorted(trainer.args):
-            self._stop_if(f"{cuts} gives samples that are not the policy's: leave it unset")
+            self._stop_if(f"{cuts}: samples are then not the policy's; leave this unset")
         trainer.model.train()  # as in the step
         with _stand_in(trainer) as double:
             weights = changeable(trainer)
@@ -277,10 +278,15 @@ def p_values(
     """
     import torch
 
-    group, parts, rest = trainer.num_generations, [], log_p
-    for first in range(0, len(prompts), group):  # the rows of a group begin with the same prompt
+    parts, rest, first = [], log_p, 0
+    vocabulary = trainer.model.config.get_text_config().vocab_size
+    while first < len(prompts):  # rows that begin with the same prompt
         start = len(prompts[first])
-        rows = {"input_ids": [prompts[first] + ids for ids in completions[first : first + group]]}
+        size = max(1, LOGITS // ((start + trainer.max_completion_length) * vocabulary))
+        left = trainer.num_generations - first % trainer.num_generations  # in the group
+        some = completions[first : first + min(size, left)]
+        rows = {"input_ids": [prompts[first] + ids for ids in some]}
+        first += len(some)
         padded = trainer._tokenizer.pad(rows, padding_side="right", return_tensors="pt")
         ids, mask = (padded[name].to(log_p.device) for name in ("input_ids", "attention_mask"))
         mine = mask[:, start:].bool()

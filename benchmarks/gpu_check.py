@@ -1,10 +1,11 @@
-"""Everything that needs an NVIDIA GPU, tried in 25 minutes, and one page of what came of it.
+"""Try everything that needs an NVIDIA GPU, in 45 minutes, and write one page of what came of it.
 
-    make gpu-check
+    make gpu-check                              # QUICK=1: the demo and two steps, in 10 minutes
 
-Each part is a process of its own with a limit of time; after one that fails the next begins. The
-page is printed and kept as runs/gpu-check/report.md, with all that each part said beside it. The
-exit code is 0 if all passed, 1 if a part did not, 2 without a GPU that can be used.
+Weights are downloaded first, which takes as long as it takes. Then each part is a process of its
+own with a limit of time; after one that fails the next begins. The page is written after each part,
+as runs/gpu-check/report.md, with all that each part said beside it. The exit code is 0 if all
+passed, 1 if a part did not, 2 without a GPU that can be used.
 """
 
 import argparse
@@ -13,15 +14,16 @@ import datetime
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 from gpu import SHAPES, save_base
 
 from grpo_nb import machine
@@ -52,28 +54,32 @@ PYTHON = sys.executable
 PYTEST = (PYTHON, "-m", "pytest", "-vv", "-rs", "--disable-warnings", "--tb=line")
 DEMO = (PYTHON, "-m", "grpo_nb", "run", "--name=demo", "--profile=tiny-cpu")
 BENCHMARK = (PYTHON, "benchmarks/gpu.py", "--size=0.5B", "--repeats=3")
+PROFILES = ("t4-16gb", "l4-24gb")
+# An engine takes a minute or more to start on a slow GPU; the tests on the GPU start six.
 PARTS = [
-    Part("tests on the GPU", 570, [*PYTEST, "-m", "gpu", "tests/gpu"], 20),
-    Part("tests of vLLM", 120, [*PYTEST, "-m", "vllm", "tests/test_vllm.py"], 8),
-    Part("make demo", 120, DEMO, 5),
-    Part("profile t4-16gb", 150, [PYTHON, __file__, "--profile=t4-16gb"], 12),
-    Part("profile l4-24gb", 180, [PYTHON, __file__, "--profile=l4-24gb"], 12),
-    Part("benchmark", 360, BENCHMARK, 9),
+    Part("make demo", 240, DEMO, 5),
+    Part("tests on the GPU", 840, [*PYTEST, "-m", "gpu", "tests/gpu"], 20),
+    Part("tests of vLLM", 300, [*PYTEST, "-m", "vllm", "tests/test_vllm.py"], 8),
+    *(Part(f"profile {one}", 360, [PYTHON, __file__, f"--profile={one}"], 12) for one in PROFILES),
+    Part("benchmark", 600, BENCHMARK, 9),
 ]
+TWO_STEPS = [*PYTEST, "-m", "gpu", "tests/gpu", "-k", "two_steps and vLLM"]
+QUICK = [PARTS[0], Part("two steps with vLLM", 360, TWO_STEPS, 8)]
+MARK = "GRPO_NB_GPU_CHECK"  # in the environment of each process that a part started
 
 
 def run_part(part: Part, folder: Path) -> Result:
     """Run a part to its end or its limit; what it says goes to a file in `folder`."""
     print(f"{part.name}, {part.limit:.0f} s at most …", flush=True)
     log, started = folder / f"{part.name.replace(' ', '-')}.log", time.monotonic()
+    mark = uuid.uuid4().hex
     with log.open("wb") as out:
         process = subprocess.Popen(
             part.command,
             stdout=out,
             stderr=subprocess.STDOUT,
             cwd=PROJECT_ROOT,
-            env=os.environ | {"GRPO_NB_RUNS": str(folder)},
-            start_new_session=True,
+            env=os.environ | {"GRPO_NB_RUNS": str(folder), MARK: mark},
         )
         try:
             code = process.wait(part.limit)
@@ -81,18 +87,37 @@ def run_part(part: Part, folder: Path) -> Result:
         except subprocess.TimeoutExpired:
             verdict = f"FAILED, not done after {part.limit:g} s"
         finally:
-            end(process)
+            end(mark)
+            process.wait()
     lines = log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
     return Result(part, verdict, time.monotonic() - started, "\n".join(lines[-part.lines :]))
 
 
-def end(process: subprocess.Popen) -> None:
-    """Kill what is left of a part: itself, and what it started (vLLM's engine, kernels)."""
+def end(mark: str) -> None:
+    """Kill what is left of a part: itself, and what it started.
+
+    A kernel has a session of its own, and vLLM's engine outlives its parent: neither the process
+    group nor the tree of processes holds them all.
+    """
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark:
+                process.kill()
+        except psutil.Error:
+            continue  # it has ended, or is another user's
+
+
+def fetch(profile: str) -> None:
+    """Download the weights of a profile's model, as far as the hub gives them."""
+    from huggingface_hub import snapshot_download
+
+    model = resolve(profile).model.model_path
+    print(f"downloading {model} …", flush=True)
     try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return  # nothing was left
-    process.wait()
+        snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.txt"])
+    except Exception as error:  # the hub has many ways to say no
+        reason = (str(error).splitlines() or [""])[0]
+        print(f"{model} cannot be had, so random weights take its place: {reason}")
 
 
 def page(results: Sequence[Result], machine: str) -> str:
@@ -117,6 +142,7 @@ def check(parts: Sequence[Part], folder: Path, machine: str) -> int:
     results = []
     for part in parts:
         results.append(run_part(part, folder))
+        print(f"{part.name}: {results[-1].verdict}", flush=True)
         (folder / "report.md").write_text(page(results, machine), encoding="utf-8")
     print(f"\n{page(results, machine)}\nkept as {folder / 'report.md'}")
     return int(any(result.verdict != "passed" for result in results))
@@ -138,7 +164,7 @@ def try_profile(profile: str) -> int:
         settings |= {"data.eval_rows": 8, "rewards.baseline_prompts": 4, "train.max_steps": STEPS}
         write_sums(Path(folder, "sums.csv"), config.data.max_prompt_tokens)
         try:
-            snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.txt"])
+            snapshot_download(model, allow_patterns=["*.json"], local_files_only=True)
             weights = model
         except Exception as error:  # the hub has many ways to say no
             said = (str(error).splitlines() or [""])[0]
@@ -170,16 +196,19 @@ def write_sums(path: Path, tokens: int) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--profile", default="", help="internal: try this profile")
-    profile = parser.parse_args().profile
-    if profile:
-        return try_profile(profile)
+    parser.add_argument("--quick", action="store_true", help="the demo and two steps, 10 minutes")
+    asked = parser.parse_args()
+    if asked.profile:
+        return try_profile(asked.profile)
     gpu = machine.gpu_in_use()
     if fault := machine.gpu_fault() or ("" if gpu else "no NVIDIA GPU is visible"):
         print(f"{fault}: run `make gpu-check` on a machine with one that CUDA 13 supports")
         return 2
     folder = runs_root() / "gpu-check"
     shutil.rmtree(folder, ignore_errors=True)  # of the check before
-    return check(PARTS, folder, gpu)
+    for profile in () if asked.quick else PROFILES:
+        fetch(profile)
+    return check(QUICK if asked.quick else PARTS, folder, gpu)
 
 
 if __name__ == "__main__":

@@ -189,8 +189,11 @@ class VllmEngine(Engine):
         seeds = range(asked.seed, asked.seed + n * len(ids), n)
         how = [SamplingParams(n=n, seed=seed, **sampling) for seed in seeds]
         lora = self._lora() if asked.adapter else None
+        sleeps = self._llm.llm_engine.vllm_config.model_config.enable_sleep_mode
+        if sleeps:  # asked to answer in its sleep, vLLM waits for ever
+            self._llm.wake_up()
         answers = self._llm.generate(prompts, how, use_tqdm=False, lora_request=lora)
-        if self._llm.llm_engine.vllm_config.model_config.enable_sleep_mode:  # it woke to answer
+        if sleeps:
             self._llm.sleep(1)
         return [
             Sample(

@@ -2,9 +2,10 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_nb.machine import several_gpus
@@ -21,24 +22,47 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 DEFAULT = PolicyConfig()
+# Unsloth and TRL set these for the engine in their own process; another engine, in this process or
+# in a child of it, would take them for its own.
+LEFT_BEHIND = (
+    *("VLLM_ENABLE_V1_MULTIPROCESSING", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+)
+# What Unsloth does with vLLM unless the person says otherwise. FlashInfer's sampler refuses a T4,
+# and folding the adapter into 16-bit weights rounds most of a small update away.
+UNSLOTHS_VLLM = {"UNSLOTH_VLLM_NO_FLASHINFER": "1", "UNSLOTH_VLLM_MERGED_ROLLOUT": "0"}
 
 
 class Policy(NamedTuple):
-    """A model that is being trained, and what generates its completions."""
+    """A model that is being trained, and what generates its completions.
+
+    environment: The variables of LEFT_BEHIND as they were before the model was loaded.
+    """
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase"
     vllm: bool
     backend: str = "unsloth"
+    environment: Mapping[str, str] | None = None
 
     @property
     def engine(self) -> Engine:
         """Answers as the policy stands now; a training that is under way goes on unchanged."""
         if self.vllm:
-            live = str(runs_root() / ".live_adapter")
-            adapter = partial(self.model.load_lora, live, load_tensors=True)
-            return VllmEngine(self.model.vllm_engine, self.tokenizer, adapter)
+            return VllmEngine(self.model.vllm_engine, self.tokenizer, self.live_adapter)
         return TransformersEngine(self.model, self.tokenizer, partial(_for_inference, self))
+
+    @property
+    def folds_adapter(self) -> bool:
+        """Whether Unsloth adds the adapter to vLLM's weights, and does not hand it over as LoRA."""
+        return self.vllm and hasattr(self.model.vllm_engine, "_unsloth_merged_rollout_wrapped")
+
+    def live_adapter(self, *args: Any, **kwargs: Any) -> Any:
+        """Return vLLM's request for the adapter as it is now, whatever the caller names it.
+
+        Unsloth writes the adapter's configuration into the folder that it is given.
+        """
+        return self.model.load_lora(_live_folder().name, load_tensors=True)
 
     def generate(self, prompts: Sequence[list[Message]], **sampling: Any) -> list[list[Sample]]:
         """As `Engine.generate`."""
@@ -54,6 +78,9 @@ class Policy(NamedTuple):
         if self.vllm:
             self.engine.close()
             del self.model.vllm_engine
+        for name in LEFT_BEHIND if self.environment is not None else ():
+            os.environ.pop(name, None)
+        os.environ.update(self.environment or {})
         for module in self.model.modules():
             vars(module).pop("quant_state", None)  # of a layer in 4 bit, beside its weight's own
         for tensor in [*self.model.parameters(), *self.model.buffers()]:
@@ -91,6 +118,7 @@ def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig = DEFAULT) 
         policy: Which library loads it, and what of it is trained.
     """
     vllm = use_vllm(config.fast_inference, config.quantization, "Unsloth", policy)
+    environment = {name: os.environ[name] for name in LEFT_BEHIND if name in os.environ}
     if policy.backend == "unsloth" and (note := several_gpus()):
         print(note)
     with quiet(), hub_errors(config.model_path):
@@ -99,11 +127,33 @@ def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig = DEFAULT) 
         else:
             model = _load_transformers(config, seed, policy)
     tokenizer = load_tokenizer(config.model_path, config.chat_template_kwargs)
-    loaded = Policy(model, tokenizer, vllm, policy.backend)
+    vllm = vllm and _has_engine(model, config)
+    loaded = Policy(model, tokenizer, vllm, policy.backend, environment)
     if config.adapter:
         trained = runs_root() / config.adapter / "train/adapter"
         load_weights(loaded, trained if trained.is_dir() else project_path(config.adapter))
     return loaded
+
+
+def _has_engine(model: "PreTrainedModel", config: ModelConfig) -> bool:
+    """Return whether Unsloth started vLLM, as it was asked to; if not, say who generates.
+
+    Raises:
+        RuntimeError: It did not, and `model.fast_inference` is "vllm".
+    """
+    if hasattr(model, "vllm_engine"):
+        return True
+    reason = f"Unsloth does not run {config.model_path} with vLLM on this GPU"
+    if config.fast_inference == "vllm":
+        raise RuntimeError(f"{reason}: set model.fast_inference = 'detect'")
+    print(f"{reason}: transformers generates the completions, which takes longer")
+    return False
+
+
+@cache
+def _live_folder() -> tempfile.TemporaryDirectory:
+    """Return this process's folder for the configuration of its live adapter."""
+    return tempfile.TemporaryDirectory(prefix="live_adapter")
 
 
 def import_unsloth() -> Any:
@@ -126,6 +176,8 @@ def _load_unsloth(
             "gpu_memory_utilization": policy.gpu_memory_utilization,
             "unsloth_vllm_standby": policy.standby,
         }
+        for name, value in UNSLOTHS_VLLM.items():
+            os.environ.setdefault(name, value)
         _announce_standby(policy.standby)
     fast = import_unsloth()
     # Recomputing activations halves a GPU's memory need and slows a CPU by half.

@@ -128,3 +128,5 @@ class Thresholds(Section):
     longer: float = setting(1.5, "completions, for the same reward [ratio]", gt=1)
     spike: float = setting(4, "to the greatest of a patience before [ratio]", gt=1)
     skipped: float = setting(0.05, "completions without score [share]", gt=0, le=1)
+    difference: float = setting(0.1, "of vLLM's log-probabilities [nats a token]", gt=0)
+    drift: float = setting(3, "of that difference to the first steps' [ratio]", gt=1)

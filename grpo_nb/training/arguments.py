@@ -23,7 +23,7 @@ from grpo_nb.rewards import RewardSet, declared_range
 from grpo_nb.runs import Stage
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.runs.names import refuse_unknown
-from grpo_nb.training import health, ranks
+from grpo_nb.training import health, metrics, ranks
 from grpo_nb.training.placebo import paid_weights
 
 if TYPE_CHECKING:
@@ -262,4 +262,8 @@ def expected(rewards: RewardSet, stage: Stage, validated: int) -> health.Expecte
         func.__name__: (weight, *declared_range(getattr(func, "reward", func)))
         for func, weight in zip(rewards.reward_funcs, weights, strict=True)
     }
-    return health.Expected(ranges, stage.config.step_completions, validated)
+    memory = metrics.memory_now()[1] / 2**30
+    config = stage.config
+    return health.Expected(
+        ranges, config.step_completions, validated, config.train.max_steps, memory
+    )

@@ -60,6 +60,11 @@ class StepCallback(TrainerCallback):
         if every and (step == self.begun or step % every == 0):
             self.guard()
 
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Look once more: nothing else would see what went wrong after the last look."""
+        if self.settings.guard_steps and state.global_step > self.begun and not self.failure:
+            self.guard()
+
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leave out an update with a gradient that is not finite, or from a step without scores.
 

@@ -5,20 +5,22 @@ if the engine leaves the adapter out, keeps the weights of an earlier step, cuts
 tokens, or reads the prompt with another template. The reward then moves for the wrong reason, or
 not at all.
 
-Before the first step and every `train.guard_steps` steps the guard adds noise to the adapter, so
-that only the policy as it is at that moment can have written what is sampled next, on the same path
-that the training samples on. Each token gets a p-value from the trainer's own probabilities: how
-likely the policy is to sample a token that is at least as rare. If the samples are the policy's
-own, the p-values are independent and uniform, whatever the model; Fisher's method tests that.
-Weights, random states and metrics are then put back: a training with the guard gives the same
-numbers as one without (except for vLLM's own random state).
+Before the first step, every `train.guard_steps` steps, and at the end, the guard adds noise to the
+adapter, so that only the policy as it is at that moment can have written what is sampled next, on
+the same path that the training samples on. Each token gets a p-value from the trainer's own
+probabilities: how likely the policy is to sample a token that is at least as rare. If the samples
+are the policy's own, the p-values are independent and uniform, whatever the model; Fisher's method
+tests that. Weights, random states and metrics are then put back: a training with the guard gives
+the same numbers as one without (except for vLLM's own random state).
 """
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from grpo_nb.models import sharded
 from grpo_nb.runs import Check
@@ -38,8 +40,10 @@ SCORE = 4.7  # limit of Fisher's score; chance exceeds it three times in a milli
 CHANGE = 1.0  # in the log-probabilities, if the noise has a clear effect [nats a token]
 UNFELT = 0.01  # the same, if there is nothing but rounding [nats a token]
 ENTROPY = 0.5  # the policy needs some: truncation does not change a certain one [nats a token]
-# Of the engine's log-probabilities: half of what an adapter that is left out makes [nats a token].
-DIFFERENCE = CHANGE / 2
+# Between the engine's log-probabilities and the trainer's, without noise [nats a token]. Right
+# engines were seen at 0.0005 to 0.06, wrong ones at 0.2 (huggingface/trl, issues 5312 and 5313).
+DIFFERENCE = 0.1
+MISSING = 0.5  # the same with noise, which an engine in 16 bit rounds [share of `change`]
 LOGITS = 2**27  # held in memory at once: 0.25 GB in 16 bit
 LIKELIER = (
     "They are likelier than the policy's own samples: the engine has another temperature, or cuts "
@@ -113,18 +117,21 @@ class Guard:
 
     def _warn(self) -> None:
         """Say that nothing was found because nothing could be judged."""
-        step = self.trainer.state.global_step + 1
-        seen = f"before step {step} the score of the samples is NaN, so it cannot be told whether "
+        seen = f"{self._place()} the score of the samples is NaN, so it cannot be told whether "
         seen += "they are the policy's"
         fix = "see whether loss and grad_norm are numbers (with the noise fp16 may overflow alone)"
         self.trainer.stage.record_checks([Check("policy identity", "warning", seen, fix)])
         print(f"warning: {seen}: {fix}")
 
+    def _place(self) -> str:
+        step = self.trainer.state.global_step
+        last = step and step == self.trainer.args.max_steps
+        return f"after step {step}" if last else f"before step {step + 1}"
+
     def _stop_if(self, reason: str) -> None:
         """Raise on every process if one of them has a reason."""
-        step = self.trainer.state.global_step + 1
         if reasons := [one for one in ranks.gather([reason]) if one]:
-            raise RuntimeError(f"stopped before step {step}: {reasons[0]}; {preflight.GO_ON}")
+            raise RuntimeError(f"stopped {self._place()}: {reasons[0]}; {preflight.GO_ON}")
 
     def _look(self, double: "Trainer", weights: Sequence["torch.Tensor"]) -> Evidence:
         prompts = _prompts(double)
@@ -153,14 +160,15 @@ def wrong(seen: Evidence) -> str:
     Args:
         seen: The evidence, with noise on the adapter. A score that is NaN accuses nobody.
     """
-    if not abs(seen.score) > SCORE and not seen.difference > DIFFERENCE:
+    off = seen.difference > np.nanmax([DIFFERENCE, MISSING * seen.change])
+    if not abs(seen.score) > SCORE and not off:
         return ""
     reason = "the completions do not come from the policy that is trained. Under its probabilities "
     reason += f"the {seen.tokens} sampled tokens score {seen.score:.1f}, while its own samples "
     reason += f"score between -{SCORE:g} and {SCORE:g}"
-    if seen.difference > DIFFERENCE:
+    if off:
         reason += f", and the engine's log-probabilities are off by {seen.difference:.2f} a token"
-    return f"{reason}. {LIKELIER if seen.score < 0 else RARER}"
+    return f"{reason}. {LIKELIER if seen.score < -SCORE else RARER}"
 
 
 @contextmanager
@@ -198,12 +206,13 @@ def _prompts(trainer: "Trainer") -> list[list[int]]:
 def changeable(trainer: "Trainer") -> list["torch.Tensor"]:
     """The weights that get noise: LoRA's B, or with full fine-tuning norms and biases.
 
-    There are none if weights are sharded, or if vLLM generates: TRL merges the adapter into the
-    base for it, and Unsloth does so with a 16-bit base. Of so much noise some would stay there by
+    There are none if weights are sharded, or if vLLM gets the adapter folded into its own weights,
+    as by TRL, or by Unsloth where a person asks for it. Of so much noise some would stay there by
     rounding, and what restores it exactly takes gigabytes. The samples are then looked at without
     noise.
     """
-    if sharded() or trainer.use_vllm or trainer.policy.vllm:
+    by_lora = trainer.policy.vllm and not trainer.policy.folds_adapter
+    if sharded() or (trainer.use_vllm and not by_lora):
         return []
     named = trainer.model.named_parameters()
     trained = {name: weight for name, weight in named if weight.requires_grad}
@@ -231,6 +240,35 @@ def changed(weights: Sequence["torch.Tensor"], size: float, seed: int) -> Iterat
     finally:
         for one, kept in zip(weights, before, strict=True):
             one.data.copy_(kept)
+
+
+def engine_difference(trainer: "Trainer", batch: Mapping[str, Any]) -> float:
+    """Return how far the engine's log-probabilities are from the trainer's [nats a token].
+
+    Args:
+        trainer: In the middle of a step; its weights are those that sampled the batch.
+        batch: What TRL scored, padded: of its rows the first that fit a micro-batch are looked at.
+
+    Returns:
+        The mean absolute difference over the tokens that the policy wrote; NaN if there are none.
+    """
+    import torch
+
+    rows = trainer.args.per_device_train_batch_size
+    places = batch["completion_mask"].any(1).nonzero()[:rows, 0]  # TRL may mask truncated ones
+    if not len(places):
+        return math.nan
+    prompts, completions = (
+        [ids[mask].tolist() for ids, mask in zip(batch[f"{part}_ids"][places], masks, strict=True)]
+        for part in ("prompt", "completion")
+        for masks in [batch[f"{part}_mask"][places].bool()]
+    )
+    with torch.no_grad():
+        log_p = log_probabilities(trainer, prompts, completions)
+    written = batch["completion_mask"][places].bool()
+    by_policy = batch.get("tool_mask", batch["completion_mask"])[places][written].bool()
+    difference = batch["sampling_per_token_logps"][places][written] - log_p
+    return float(difference[by_policy].abs().nanmean())
 
 
 def log_probabilities(

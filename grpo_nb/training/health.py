@@ -7,7 +7,7 @@ own past, its noise, and the range of its rewards. An episode (until a quiet win
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -17,6 +17,8 @@ from grpo_nb.runs.settings import Thresholds
 from grpo_nb.training.metrics import read_lines
 
 TEXT = """rule: cause -> fix, where {} is the metric or the reward that it is about
+samples differ: vLLM samples another policy -> read policy identity; model.fast_inference = 'off'
+memory grows: it will not fit -> lower train.max_completion_length, per_device_train_batch_size
 not a number: {} is NaN or infinite -> lower train.learning_rate; fix a reward that is all None
 spike: {} is far above its past -> lower train.learning_rate; read that step's completions
 truncation: cut before they end -> train.max_completion_length up; TRL get_soft_overlong_punishment
@@ -35,9 +37,9 @@ no score: {} fails or gives None -> fix {}; drop rows without a usable answer (d
 """
 RULES = dict(line.split(": ", 1) for line in TEXT.splitlines()[1:])
 # Those that a control run raises too, although it is not meant to learn.
-OF_ANY_TRAINING = ("not a number", "spike", "no score")
+OF_ANY_TRAINING = ("not a number", "spike", "no score", "samples differ", "memory grows")
 # After these, to train on is of little use.
-GRAVE = ("not a number", "nothing learnt", "collapse", "reward hacking")
+GRAVE = ("samples differ", "not a number", "nothing learnt", "collapse", "reward hacking")
 # How many of the recorded tiny runs raised each alert, with the default limits: of those that are
 # clean, badly set (too fast, too short …), or hacked (`python benchmarks/alarms.py table`).
 RECORDED = {"clean": 20, "badly set": 25, "hacked": 22}
@@ -55,6 +57,8 @@ MEASURED = {
     "turns to the limit": (0, 1, 0),
 }
 PAGE = "docs/troubleshooting.md"
+# Between vLLM's log-probabilities and the policy's [nats a token]; TRL's name for it.
+DIFFERENCE = "sampling/sampling_logp_difference/mean"
 # Held-out figures whose fall, while the reward holds, is a hack. The second needs no reward to be
 # right: a judge that is pleaded with pays for other answers than the reference.
 EXACT = "fewer answers are the reference"  # or they are right in other words: a person decides
@@ -82,6 +86,8 @@ class Expected(NamedTuple):  # what is known before step 1
     rewards: Mapping[str, tuple[float, float, float]]  # weight, low, high; first: "correct"
     completions: int = 64  # scored in a step
     eval_rows: int = 64  # held-out prompts
+    max_steps: int = 0
+    memory_gib: float = math.inf  # that the training may fill
 
 
 class Watch:
@@ -175,6 +181,24 @@ def _steps(w: Watch) -> Iterator[tuple[str, str, str]]:
             yield "length creep", "", f"{before:.0f} → {after:.0f} tokens in {ago} steps"
 
 
+def _machine(w: Watch) -> Iterator[tuple[str, str, str]]:
+    """Yield what is wrong with engine and memory, whatever the model learns."""
+    limits, now, start = w.limits, len(w.lines), len(w.lines) - w.limits.window
+    latest, first = w.last(DIFFERENCE, 0, 2), w.mean(DIFFERENCE, start)
+    drifted = w.mean(DIFFERENCE) > max(limits.drift * first, limits.difference / 10)
+    drifted = drifted and w.sure(DIFFERENCE, start) > limits.certainty
+    if len(latest) == 2 and (min(latest) > limits.difference or drifted):
+        yield "samples differ", "", f"{latest[-1]:.3f} nats a token, in the first steps {first:.3f}"
+    key, windows = "memory_gib", [place * limits.window for place in range(4)]
+    means = [w.mean(key, ago) for ago in windows]  # the last window's first
+    pace = min(late - early for late, early in pairwise(means)) / limits.window
+    if pace > 0 and w.sure(key, windows[-1]) > limits.certainty:
+        end = now + (w.expected.memory_gib - means[0]) / pace
+        if end < w.expected.max_steps:
+            evidence = f"{pace:.3f} GiB more each step, {means[0]:.1f} GiB now"
+            yield "memory grows", "", f"{evidence}; {w.expected.memory_gib:.1f} at step {end:.0f}"
+
+
 def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
     key, limits, start = "frac_reward_zero_std", w.limits, len(w.lines) - w.limits.window
     silent, right = w.mean(key), w.success(next(iter(w.expected.rewards)))
@@ -244,7 +268,7 @@ def _episodes(w: Watch) -> Iterator[tuple[str, str, str]]:
         yield "turns to the limit", "", f"{cut:.0%} of the episodes"
 
 
-PARTS = (_steps, _signal, _rewards, _episodes)
+PARTS = (_machine, _steps, _signal, _rewards, _episodes)
 
 
 def summary(alerts: Iterable[Check]) -> str:

@@ -6,10 +6,12 @@ import resource
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+import psutil
 
 from grpo_nb import data, environments
 from grpo_nb.models import chat, cuda_available
@@ -22,6 +24,8 @@ from grpo_nb.runs.files import read_json
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
+
+    from grpo_nb.training.trainer import Trainer
 
 SHUFFLED = "a control: these scores are shuffled within each group, and not what a text earned"
 
@@ -165,13 +169,45 @@ def of_a_step(logged: Mapping[str, list[float]], completions: int) -> dict[str, 
 
 
 def peak_memory() -> int:
-    """The greatest memory of the GPU so far; without one, of this process in its life [bytes]."""
+    """Return the greatest memory of the GPU, or else of this process, since `new_peak` [bytes]."""
     import torch
 
     if cuda_available():
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def new_peak() -> None:
+    """Begin a new peak; where the system does not allow that, it stays the peak of the life."""
+    import torch
+
+    if cuda_available():
+        torch.cuda.reset_peak_memory_stats()
+    elif sys.platform == "linux":
+        with suppress(OSError):  # a container may forbid it
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def memory_now() -> tuple[int, int]:
+    """Return the bytes in use, and those in use or free, of the GPU or else for this process."""
+    import torch
+
+    if cuda_available():
+        free = torch.cuda.mem_get_info()[0]
+        return torch.cuda.memory_allocated(), free + torch.cuda.memory_reserved()
+    resident = psutil.Process().memory_info().rss
+    return resident, resident + psutil.virtual_memory().available
+
+
+def asleep(trainer: "Trainer") -> int:
+    """Return the bytes of vLLM's cache that torch counts as in use, although the engine sleeps."""
+    if not (trainer.use_vllm and trainer.args.vllm_enable_sleep_mode):
+        return 0
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    blocks = CuMemAllocator.get_instance().pointer_to_data.values()
+    return sum(block.handle[1] for block in blocks if block.tag == "kv_cache")
 
 
 def spread(

@@ -16,7 +16,6 @@ from math import log
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 
 from grpo_nb.models import cuda_available, sharded
 from grpo_nb.models.chat import count_tokens, encode
@@ -25,7 +24,7 @@ from grpo_nb.runs import Check
 from grpo_nb.training import fast_cpu
 from grpo_nb.training.arguments import distorted, solve_batch
 from grpo_nb.training.health import section
-from grpo_nb.training.metrics import peak_memory
+from grpo_nb.training.metrics import asleep, memory_now, new_peak, peak_memory
 
 if TYPE_CHECKING:
     from grpo_nb.training.trainer import Trainer
@@ -53,7 +52,7 @@ def preflight(trainer: "Trainer") -> list[Check]:
         checks.append(Check("memory", "warning", "sharded weights: no dry run", fix))
     elif all(check.state == "ok" for check in checks[:2]):  # else the step would mean nothing
         checks += dry_run(trainer, prompts[longest])
-    checks += [*_adapters(trainer), _paths(trainer), _disk(trainer)]
+    checks += [*_adapters(trainer), *_hand_over(trainer), _paths(trainer), _disk(trainer)]
     fixes = [f"{check.fix}; see {section(check.name)}" if check.fix else "" for check in checks]
     return [check._replace(fix=fix) for check, fix in zip(checks, fixes, strict=True)]
 
@@ -112,6 +111,39 @@ def _adapters(trainer: "Trainer") -> list[Check]:
     return [Check("adapters", "warning", seen, fix)]
 
 
+def _hand_over(trainer: "Trainer") -> list[Check]:
+    """How vLLM gets the adapter from Unsloth, and what of a small update folding rounds away."""
+    if not trainer.policy.vllm:
+        return []
+    name, rate = "hand-over", trainer.args.learning_rate
+    if not trainer.policy.folds_adapter:
+        return [Check(name, "ok", "vLLM gets the adapter as LoRA before each generation")]
+    layer = next(module for module in trainer.model.modules() if hasattr(module, "lora_B"))
+    shares = {step: folded_share(layer, step * rate) for step in (10, 50)}
+    seen = f"Unsloth folds the adapter into {layer.base_layer.weight.dtype} weights for vLLM: "
+    seen += "of an update by Adam at learning rate "
+    seen += f"{rate:g} about {shares[10]:.0%} reaches vLLM at step 10, {shares[50]:.0%} at step 50"
+    fix = "restart the kernel with UNSLOTH_VLLM_MERGED_ROLLOUT=0"
+    return [Check(name, "ok" if shares[10] > 0.9 else "warning", seen, fix * (shares[10] <= 0.9))]
+
+
+def folded_share(layer: Any, moved: float) -> float:
+    """Return what share of an update is left after its sum with the weights is rounded.
+
+    Args:
+        layer: peft's layer; of its weights 256 rows are looked at.
+        moved: How far Adam has moved each weight of B, which began at 0.
+    """
+    import torch
+
+    weight = layer.base_layer.weight[:256].detach()
+    a = layer.lora_A["default"].weight.detach().float()
+    signs = torch.randint(2, (len(weight), len(a)), generator=torch.Generator().manual_seed(0))
+    update = layer.scaling["default"] * moved * (2 * signs.to(a) - 1) @ a
+    folded = (weight.float() + update).to(weight.dtype).float() - weight.float()
+    return float((folded * update).sum() / (update * update).sum())
+
+
 def _paths(trainer: "Trainer") -> Check:
     """Which way completions and log-probabilities are computed, and why not the quicker one."""
     asked = trainer.stage.config.policy.share_prompts
@@ -159,7 +191,9 @@ def smaller(trainer: "Trainer", rows: int) -> str:
     """The settings by which a micro-batch has at most so many rows, and the step stays as it is."""
     args = trainer.args
     other = "a smaller train.max_completion_length"
-    other += " or policy.gpu_memory_utilization" if trainer.use_vllm else ""
+    # Under standby Unsloth sets the engine's share of the memory itself.
+    shared = trainer.use_vllm and not args.vllm_enable_sleep_mode
+    other += " or policy.gpu_memory_utilization" if shared else ""
     if args.per_device_train_batch_size == 1:
         return f"set {other}, or take a smaller model"
     step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -221,7 +255,7 @@ def stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
         trainer.model.zero_grad(set_to_none=True)
         if cuda_available():
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+            new_peak()
 
 
 def _set_modes(trainer: "Trainer") -> None:
@@ -253,7 +287,9 @@ def dry_run(trainer: "Trainer", prompt: list[dict]) -> list[Check]:
     [ids] = encode(tokenizer, [prompt], _tools(trainer))
     with stand_in(trainer) as double:
         _set_modes(trainer)
-        before, budget = _memory_now()
+        sleeping = asleep(trainer)
+        before, budget = (size - sleeping for size in memory_now())
+        new_peak()
         try:
             for _ in range(2 if cuda_available() else 1):  # a GPU compiles in the first
                 update = _timed(_update, double, ids, len(tokenizer))
@@ -267,7 +303,7 @@ def dry_run(trainer: "Trainer", prompt: list[dict]) -> list[Check]:
             seen = f"{part} ran out of it; {budget / GIB:.1f} GiB were at hand"
             less = smaller(trainer, trainer.args.per_device_train_batch_size // 2)
             return [Check("memory", "stop", seen, less)]
-        memory = _memory(trainer, before, max(before, peak_memory()), budget)
+        memory = _memory(trainer, before, max(before, peak_memory() - sleeping), budget)
     return [memory, gradient, _time(trainer.args, update, generation)]
 
 
@@ -331,18 +367,6 @@ def _generate(trainer: "Trainer", prompt: list[dict]) -> None:
     if trainer.environment:  # which is not begun: no call is run
         trainer._batch_environments, trainer.tools = [None] * count, []
     trainer._generate([prompt] * count)
-
-
-def _memory_now() -> tuple[int, int]:
-    """(in use, at hand) [bytes], of the GPU or else of this process; a new peak begins."""
-    import torch
-
-    if cuda_available():
-        torch.cuda.reset_peak_memory_stats()
-        at_hand = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
-        return torch.cuda.memory_allocated(), at_hand
-    resident = psutil.Process().memory_info().rss
-    return resident, resident + psutil.virtual_memory().available
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -45,7 +45,16 @@ from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import in_thread, is_async, waits
 from grpo_nb.rewards.contract import exits_are_errors
 from grpo_nb.runs import Check, Stage, atomic_path
-from grpo_nb.training import checkpoints, fast_cpu, health, metrics, preflight, ranks
+from grpo_nb.training import (
+    checkpoints,
+    fast_cpu,
+    guard,
+    health,
+    metrics,
+    patches,
+    preflight,
+    ranks,
+)
 from grpo_nb.training.arguments import expected
 from grpo_nb.training.callbacks import StepCallback, generation_is_used_up
 from grpo_nb.training.checkpoints import GOES_ON, save_trained
@@ -96,6 +105,7 @@ class Trainer(GRPOTrainer):
         train_rows, self.validation_rows = hold_out(rows, prompts_to_hold_out(config.train))
         self.resumption = checkpoints.Resumption(stage, rewards, args)
         self.plan = self.resumption.plan  # what `train` will do: begin, or go on after which step
+        patches.refuse_missing(policy)
         if "ref" in getattr(policy.model, "peft_config", {}):
             policy.model.delete_adapter("ref")  # with beta > 0 TRL adds one, and refuses a second
         self.environment = environments.of(config)
@@ -110,6 +120,8 @@ class Trainer(GRPOTrainer):
                 environment_factory=_factory(self.environment, policy, rows),
             )
         self.remove_callback(PrinterCallback)
+        if policy.vllm and self.use_vllm:  # else Unsloth leaves a folder in the working directory
+            self.vllm_generation._unsloth_load_lora = policy.live_adapter
         for reward in checkpoints.adaptive_rewards(rewards):
             reward.everyones = ranks.gather  # each process scores a share of the step
         self.share_prompts = not fast_cpu.sharing_lacks(policy, config.policy.share_prompts)
@@ -298,6 +310,18 @@ class Trainer(GRPOTrainer):
             return fast_cpu.log_probabilities(self, plain, *args, **kwargs)
         return plain(*args, **kwargs)
 
+    def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
+        """To compare vLLM's log-probabilities with the policy's, where TRL does not log that.
+
+        TRL logs it with its correction for the difference, which Unsloth leaves off. Unsloth's
+        trainer has the same method.
+        """
+        batch = super()._generate_and_score_completions(*args, **kwargs)
+        by_engine = batch.get("sampling_per_token_logps") is not None
+        if by_engine and not self.vllm_importance_sampling_correction:
+            self._record(health.DIFFERENCE, guard.engine_difference(self, batch))
+        return batch
+
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """To see a loss that is not a number: transformers logs the average of those before it.
 
@@ -314,6 +338,7 @@ class Trainer(GRPOTrainer):
                 logs["loss"], self._loss_failed = math.nan, False
             completions = self.args.generation_batch_size
             logs.update(metrics.of_a_step(self._metrics["train"], completions))
+            metrics.new_peak()
             logged = self._logs["completion"]
             for place, completion in enumerate(logged):
                 logged[place] = metrics.loggable(completion)

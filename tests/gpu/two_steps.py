@@ -5,6 +5,7 @@ for good, and vLLM keeps its memory, so the cases cannot share a process.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -26,26 +27,25 @@ def answers(policy):
 
 
 def checkpoint_flags(model, work):
-    """For each pass with gradients through a decoder layer, whether it was checkpointed."""
-    found = []
+    """Return, for each pass with gradients through a decoder layer, if it was checkpointed."""
+    flags = []
 
     def look(layer, inputs):
         if torch.is_grad_enabled() and layer.training:
-            found.append(bool(layer.gradient_checkpointing))
+            flags.append(bool(layer.gradient_checkpointing))
 
     layers = [m for m in model.modules() if hasattr(m, "self_attn") and hasattr(m, "mlp")]
     hook = layers[0].register_forward_pre_hook(look)
     work()
     hook.remove()
-    return found
+    return flags
 
 
-def main(settings, folder):
-    config = resolve("tiny-cpu", SIZES, json.loads(settings))
-    policy = models.load_policy(config.model, 0, config.policy)
+def report(policy, config, run):
+    """Train for two steps in that run, and return what a test looks at."""
     before = answers(policy)
     rows = [{"prompt": prompt, "answer": "85"} for prompt in PROMPTS]
-    rewards, stage = load_preset("math"), Stage(Run("two"), "03", config)
+    rewards, stage = load_preset("math"), Stage(run, "03", config)
     args = training.grpo_config(stage, policy, rewards)
     trainer = training.Trainer(policy, rewards, args, rows, stage)
     built = answers(policy)
@@ -61,7 +61,7 @@ def main(settings, folder):
     engine = getattr(policy.model, "vllm_engine", None)
     model_config = engine and engine.llm_engine.vllm_config.model_config
     keys = ("grad_norm", "reward", "completions/mean_length")
-    report = {
+    return {
         "metrics": [
             {key: line[key] for key in keys if key in line}
             for line in trainer.state.log_history
@@ -76,7 +76,26 @@ def main(settings, folder):
         "shares prompts": trainer.share_prompts,
         "trained in": sorted({str(weight.dtype) for weight in trained}),
     }
-    (folder / "report.json").write_text(json.dumps(report), encoding="utf-8")
+
+
+def judge(report, checkpointed=True):
+    """Assert what holds for each case; without a GPU nothing is checkpointed."""
+    assert len(report["metrics"]) == 2
+    assert all(line["grad_norm"] > 0 for line in report["metrics"])
+    assert report["moved"] > 0 and report["trained in"] == ["torch.float32"]
+    for of_step in report["checkpointed"].values():
+        assert of_step and set(of_step) == {checkpointed}
+    before, after = report["answers"]
+    assert report["answers as the trainer was built"] == before
+    assert after != before
+
+
+def main(settings, folder):
+    os.environ["GRPO_NB_RUNS"] = str(folder)  # a training of another case must not go on here
+    config = resolve("tiny-cpu", SIZES, json.loads(settings))
+    policy = models.load_policy(config.model, 0, config.policy)
+    text = json.dumps(report(policy, config, Run("two")))
+    (folder / "report.json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

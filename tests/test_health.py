@@ -15,7 +15,7 @@ from grpo_nb.training.validation import Validation
 
 REWARDS = {"right": (1.0, 0.0, 1.0), "soft_format_reward": (0.5, 0.0, 1.0)}
 FORM = "soft_format_reward"
-EXPECTED = health.Expected(REWARDS, completions=64, eval_rows=128)
+EXPECTED = health.Expected(REWARDS, completions=64, eval_rows=128, max_steps=300, memory_gib=24)
 
 
 def run(seed=0, steps=100, groups=8, first=0.25, last=0.97, speed=15, **faults):
@@ -73,6 +73,10 @@ ONCE, TWICE = (np.isin(np.arange(100), steps).astype(float) for steps in ([60], 
 RIGHT, SILENT, LENGTH = "rewards/right/mean", "frac_reward_zero_std", "completions/mean_length"
 CUT, CALLS = "completions/clipped_ratio", "episodes/call_share"
 GAIN, LIMIT = "episodes/gain", "episodes/at_limit"
+OFFLINE, CAP = "model.fast_inference", "max_completion_length"
+OFF, MEMORY = health.DIFFERENCE, "memory_gib"
+OFF_NOISE = 0.01 * np.abs(NOISE)
+SETTLING = 9 + 3 * (1 - np.exp(-RAMP * 8)) + NOISE / 9  # as where the longest completions come late
 FLAT = {RIGHT: 0.3 + 0.03 * NOISE, "reward": 0.8 + 0.03 * NOISE}
 LEARNT = {f"rewards/{FORM}/mean": 0.97}
 COLLAPSED = {"entropy": after(40, 0.05, 1), SILENT: after(40, 0.9, 0.2)}
@@ -99,6 +103,24 @@ CASES = [
     ("calls vanish", {CALLS: after(50, 0.02, 0.7)}, "train.learning_rate", {CALLS: RAMP / 2 + 0.4}),
     ("calls without use", {GAIN: NOISE / 99 - 0.1}, "without calls", {GAIN: NOISE / 9 + 0.1}),
     ("turns to the limit", {LIMIT: NOISE / 50 + 0.5}, "max_turns", {LIMIT: 0.5 - RAMP**0.2 / 2}),
+    (
+        "samples differ",
+        {OFF: after(50, 0.2, 0.01)},
+        "model.fast_inference",
+        {OFF: 0.02 + OFF_NOISE},
+    ),
+    (
+        "samples differ",
+        {OFF: 0.001 + 0.05 * RAMP},
+        "model.fast_inference",
+        {OFF: 0.001 + RAMP / 999},
+    ),
+    (
+        "memory grows",
+        {MEMORY: 9 + 9 * RAMP + NOISE / 9},
+        "max_completion_length",
+        {MEMORY: SETTLING},
+    ),
     ("no score", {"right/skipped": after(40, 5.0)}, "fix right", {"right/skipped": 0.5}),
     ("no score", {"right/skipped": after(40, 2 + NOISE / 5)}, "fix right", {}),
 ]
@@ -133,6 +155,23 @@ def test_a_policy_that_falls_to_pieces_at_once_has_collapsed_and_does_not_hack()
 def test_a_healthy_training_raises_nothing(beginning, seed, groups, speed):
     found = examine(run(seed, 120, groups, beginning, 0.96, speed))
     assert not [a for a in found if a.name != "nothing left to learn"]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**16), size=st.floats(0.01, 1), steps=st.integers(60, 300))
+def test_a_memory_that_only_varies_is_not_taken_for_one_that_grows(seed, size, steps):
+    noise = np.random.default_rng(seed).normal(0, size, steps)
+    assert "memory grows" not in rules(run(seed, steps=steps, memory_gib=18 + noise))
+
+
+def test_growing_memory_is_announced_with_the_step_at_which_it_is_full():
+    """0.1 GiB a step from 9 GiB: 24 are full at step 150."""
+    alerts = examine(run(steps=60, memory_gib=9 + 0.1 * np.arange(60)))
+    (alert,) = [alert for alert in alerts if alert.name == "memory grows"]
+    full = int(re.search(r"24\.0 at step (\d+)", alert.evidence)[1])
+    assert 140 <= full <= 160 and alert.evidence.startswith("step 50")
+    shorter = EXPECTED._replace(max_steps=120)
+    assert "memory grows" not in rules(run(steps=60, memory_gib=9 + 0.1 * np.arange(60)), shorter)
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)

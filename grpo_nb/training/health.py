@@ -189,7 +189,7 @@ def _machine(w: Watch) -> Iterator[tuple[str, str, str]]:
     drifted = drifted and w.sure(DIFFERENCE, start) > limits.certainty
     if len(latest) == 2 and (min(latest) > limits.difference or drifted):
         yield "samples differ", "", f"{latest[-1]:.3f} nats a token, in the first steps {first:.3f}"
-    key, windows = "memory_gib", [place * limits.window for place in range(4)]
+    key, windows = "memory_gib", [place * limits.window for place in range(5)]
     means = [w.mean(key, ago) for ago in windows]  # the last window's first
     pace = min(late - early for late, early in pairwise(means)) / limits.window
     if pace > 0 and w.sure(key, windows[-1]) > limits.certainty:

@@ -33,6 +33,7 @@ GIB = 2**30
 GO_ON = "train.guard_steps = 0 trains all the same"
 # fp16 scales the loss, at first so far that most gradients overflow; a training comes down to this.
 USUAL_SCALE = 2.0**10
+FOLDED = 0.9  # least share of an update that has to reach vLLM by step 10
 # What a step fills in a trainer; all else it puts another value in place of.
 FILLED = ("_metrics", "_logs", "_pending_extra_logs", "_pending_metrics")
 
@@ -115,16 +116,18 @@ def _hand_over(trainer: "Trainer") -> list[Check]:
     """How vLLM gets the adapter from Unsloth, and what of a small update folding rounds away."""
     if not trainer.policy.vllm:
         return []
-    name, rate = "hand-over", trainer.args.learning_rate
+    rate = trainer.args.learning_rate
     if not trainer.policy.folds_adapter:
-        return [Check(name, "ok", "vLLM gets the adapter as LoRA before each generation")]
+        return [Check("hand-over", "ok", "vLLM gets the adapter as LoRA before each generation")]
     layer = next(module for module in trainer.model.modules() if hasattr(module, "lora_B"))
     shares = {step: folded_share(layer, step * rate) for step in (10, 50)}
     seen = f"Unsloth folds the adapter into {layer.base_layer.weight.dtype} weights for vLLM: "
     seen += "of an update by Adam at learning rate "
     seen += f"{rate:g} about {shares[10]:.0%} reaches vLLM at step 10, {shares[50]:.0%} at step 50"
+    if shares[10] > FOLDED:
+        return [Check("hand-over", "ok", seen)]
     fix = "restart the kernel with UNSLOTH_VLLM_MERGED_ROLLOUT=0"
-    return [Check(name, "ok" if shares[10] > 0.9 else "warning", seen, fix * (shares[10] <= 0.9))]
+    return [Check("hand-over", "warning", seen, fix)]
 
 
 def folded_share(layer: Any, moved: float) -> float:

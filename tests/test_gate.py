@@ -1,11 +1,13 @@
 """The verdict on a run's rewards, and whether stage 03 lets them train."""
 
 import json
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import nbformat
 import pytest
 from hackable import lifted
 
@@ -13,7 +15,8 @@ from grpo_nb import data, reward_lab
 from grpo_nb.models import Sample
 from grpo_nb.reward_lab import baseline
 from grpo_nb.rewards import load_preset, reward_set
-from grpo_nb.runs import Stage, start_stage
+from grpo_nb.runs import Stage, project_path, start_stage
+from grpo_nb.views.reward_lab import EXAMPLE
 
 SMALL = {"data.max_rows": 24}
 MATH = load_preset("math")
@@ -186,6 +189,29 @@ def test_a_cell_may_bring_its_own_form_and_an_emptied_one_brings_the_preset_back
     assert again.config.rewards.preset == lab.run.settings()["rewards.preset"] == "math"
 
 
+def in_cell(notebook):
+    cells = nbformat.read(project_path(f"notebooks/{notebook}.ipynb"), as_version=4).cells
+    (cell,) = [c for c in cells if "your-reward-here" in c.metadata.get("tags", [])]
+    return re.sub("^# ?", "", cell.source, flags=re.M)  # as Ctrl-A and Ctrl-/ leave it
+
+
+EXAMPLES = {
+    "quickstart": in_cell("00_quickstart"),
+    "notebook 2": in_cell("02_test_rewards"),
+    "placeholder": "\n".join(EXAMPLE.splitlines()[1:-1]),
+}
+
+
+@pytest.mark.parametrize("place", EXAMPLES)
+def test_the_example_passes_and_the_one_marked_so_fails_by_the_attack_that_it_names(lab, place):
+    text = EXAMPLES[place]
+    assert judged(lab, adopted(lab, text)).passed
+    head, mark, failing = text.partition("fail on purpose, see why: it pays for silence.\n")
+    assert mark
+    verdict = judged(lab, adopted(lab, head + "\n" + re.sub("^# ?", "", failing, flags=re.M)))
+    assert any("attack 'empty completion'" in failure for failure in verdict.failures)
+
+
 WRONG = {
     "line 2 .*: NameError: .*'re'.*; what the rewards need": "\nre.compile('x')",
     r"^line 2 \(1 / 0\): ZeroDivisionError: division by zero$": "\n1 / 0",
@@ -255,6 +281,7 @@ FIRST, SECOND = "def f(completions, **_): return 1", "def g(completions, **_): r
 CELLS = [  # cells as they were run, and the place of the one that is taken
     ((FIRST, "x = 1", SECOND, "def helper(text): return 3", "x"), 2),
     ((FIRST, "# Your rewards, gone again"), 1),
+    ((FIRST, "# # Your rewards, gone again"), 1),
     (("class A:\n  def __call__(self, completions, **_): ...",), 0),
     (("import json as mine\nreward_funcs = [mine.loads]", "x"), 0),
     (("import grpo_nb.rewards as r\n@r.reward()\ndef f(response): return 1.0",), 0),

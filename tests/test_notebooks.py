@@ -282,6 +282,9 @@ def uncommented(stage, *names):
     return {name: re.sub("^# ?", "", "\n".join(lines), flags=re.M) for name, lines in found.items()}
 
 
+WEIGHTS = {"correct": 1, "soft_format_reward": 0.25}
+
+
 def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     """With the rewards of its cell, settings of every stage, and 80 rows beside the notebook.
 
@@ -292,10 +295,10 @@ def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     (kernels / "mine.csv").write_text(text, encoding="utf-8-sig")
     own = uncommented("00", "your-rewards")
     settings = TINY_SETTINGS | {"data.source": "mine.csv", "evaluate.samples": 2}
-    run = execute("00", kernels, own, run_name="quick", settings=settings, force=True)
+    run = execute("00", kernels, own, run_name="quick", settings=settings)
     assert run.undone() == []
     assert settings.items() <= config.flatten(run.config()).items()
-    assert read_json(run / "rewards/report.json")["weights"] == {"correct": 1, "brief": 0.25}
+    assert read_json(run / "rewards/report.json")["weights"] == WEIGHTS
     assert read_json(run / "model/parity.json")["passed"]
     said = {check["name"]: check["evidence"] for check in run.manifest()["01"]["checks"]}
     assert "'Problem', reference answers in 'Solution', chosen by their names" in said["columns"]

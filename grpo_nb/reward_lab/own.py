@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # A cell of rewards: the shipped one, or one with a function of `completions`, a `@reward`
 # function, or a list `reward_funcs`.
 CELL = re.compile(
-    r"\A\s*# Your rewards|^\s*(?:async )?def \w+\([^)]*\bcompletions\b"
+    r"\A\s*# (?:# )?Your rewards|^\s*(?:async )?def \w+\([^)]*\bcompletions\b"
     r"|^\s*@(?:\w+\.)?reward\b|^reward_funcs\b[^=\n]*=(?!=)",
     re.MULTILINE,
 )

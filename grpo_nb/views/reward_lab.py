@@ -20,15 +20,22 @@ from grpo_nb.views.environment_lab import EnvironmentLab
 from grpo_nb.views.widgets import WIDE, View
 
 WEIGHT_STEP = 1 / 16  # a power of two, so that TRL's count of zero-advantage groups is exact
-EXAMPLE = """Paste the rewards of a TRL script or an Unsloth notebook, or write your own:
+EXAMPLE = r"""Paste the rewards of a TRL script, or write your own. These pass the test:
 
-def correct(completions, answer, **kwargs):
+import re
+
+def correct(completions, answer, **kwargs):  # TRL's shape; the first says "right"
     texts = [completion[0]["content"] for completion in completions]
-    return [float(f">{right}<" in text) for right, text in zip(answer, texts)]
+    found = [re.findall(r"<answer>\s*(.*?)\s*</answer>", text) for text in texts]
+    return [float(each == [right]) for each, right in zip(found, answer)]
 
-@rewards.reward()
-def brief(response: str) -> float:
-    return float(len(response) <= 40)
+reward_funcs, reward_weights = [correct, rewards.soft_format_reward], [1.0, 0.25]
+
+# Add these, and they fail on purpose, see why: it pays for silence.
+# @rewards.reward()
+# def brief(response: str) -> float:
+#     return float(len(response) <= 40)
+# reward_funcs, reward_weights = [*reward_funcs, brief], [*reward_weights, 0.5]
 
 If the box is empty, the run's preset is used."""
 
@@ -61,7 +68,7 @@ class RewardLab(View):
         rows = enumerate(self.baseline.rows)
         questions = [(f"{i + 1}. {row['question'][:90]}", i) for i, row in rows]
         numbers = [(str(i + 1), i) for i in range(self.group_size)]
-        self.code = self.code_box("Rewards", EXAMPLE, rows=10)
+        self.code = self.code_box("Rewards", EXAMPLE, rows=18)
         self.code.value = self.shown_source
         self.run = self.button("Run", "Score the completions and run the attacks", self._run)
         self.adopt = self.button("Adopt", "Use these rewards in notebook 3", self._adopt)

@@ -1,5 +1,6 @@
 """The verdict on a run's rewards, and whether stage 03 lets them train."""
 
+import ast
 import json
 import re
 import subprocess
@@ -75,6 +76,33 @@ def test_a_failed_verdict_says_what_won_and_what_the_reference_reads(lab):
     shown = {line["attack"]: line["completion"] for line in report["probes"]}
     assert shown["the reference"] in [MATH.reference(row) for row in lab.rows]
     assert shown["empty completion"] == ""
+
+
+def test_a_base_that_earns_nothing_is_not_blamed_on_the_rewards(lab):
+    """And a run that is warmed up first goes on."""
+    silent = [[Sample("?", 2, False)] * 2 for _ in lab.baseline.rows]
+    lab.baseline = lab.baseline._replace(samples_P_G=silent)
+    said = "the rewards are fine; the base does not solve this: right in 0.0% of its samples"
+    verdict = judged(lab, MATH)
+    assert said in str(verdict).splitlines()[0] and "train.sft_steps = 100" in str(verdict)
+    refused(lab, MATH, said)
+    with pytest.raises(ValueError, match=r"What helps: data\.sft_rows = 500 .*or another base"):
+        reward_lab.check(lab.run, MATH)
+    lab.stage.change({"data.sft_rows": 8})
+    verdict = judged(lab, MATH)
+    (base,) = [check for check in verdict.checks if check.name == "base model"]
+    assert verdict.passed and (base.state, base.fix[:22]) == ("warning", "train.sft_steps = 100,")
+
+
+def test_in_the_quickstart_errors_name_the_cells_above(lab):
+    judged(lab, reward_set([(lifted(lambda response, answer: False, "never"), 1.0)]))
+    lab.stage.finish("rewards")
+    on_page = start_stage("03", "gate", all_stages=True)
+    with pytest.raises(ValueError, match=r"tested\. Correct them and run the cells above again,"):
+        reward_lab.check(on_page.run, MATH)
+    start_stage("01", "gate", SMALL, all_stages=True)
+    with pytest.raises(ValueError, match="run the cells above first"):
+        start_stage("03", "gate", all_stages=True)
 
 
 MINE = """from grpo_nb import rewards
@@ -178,14 +206,19 @@ def test_a_cell_of_rewards_with_all_that_they_need_is_trained_as_it_was_tested(l
     )
 
 
-def test_a_cell_may_bring_its_own_form_and_an_emptied_one_brings_the_preset_back(lab, capsys):
+def test_a_cell_may_bring_its_own_form_and_an_emptied_one_asks_before_it_is_undone(lab):
     assert adopted(lab, OWN + FORM).reference({"answer": 4}) == "<answer>4</answer>"
     path = lab.stage.config.rewards.preset
     assert lab.run.settings()["rewards.preset"] == path == str(lab.run / "rewards/mine.py")
     assert adopted(lab, OWN).reference(lab.rows[0]) == MATH.reference(lab.rows[0])
-    again = start_stage("02", "gate")
-    reward_lab.adopt(BENCH, lab.rows, lab.baseline, again, "# nothing\n")
-    assert f'settings = {{"rewards.preset": "{path}"}} selects them' in capsys.readouterr().out
+    given = (BENCH, lab.rows, lab.baseline)
+    with pytest.raises(ValueError, match="choose with settings = ") as refusal:
+        reward_lab.adopt(*given, start_stage("02", "gate"), "# nothing\n")
+    kept, dropped = map(ast.literal_eval, re.findall("{.*?}", str(refusal.value)))
+    chosen = start_stage("02", "gate", kept)
+    assert reward_lab.adopt(*given, chosen, "# nothing\n").preset.names[0] == "right"
+    again = start_stage("02", "gate", dropped)
+    reward_lab.adopt(*given, again, "# nothing\n")
     assert again.config.rewards.preset == lab.run.settings()["rewards.preset"] == "math"
 
 

@@ -86,8 +86,8 @@ def test_the_doctor_reports_and_says_what_to_type(capsys, monkeypatch):
 
 
 def test_training_is_refused_with_rewards_that_can_be_cheated(again, tmp_path, capsys):
-    """Stage 02 finishes and says what fails; stage 03 stops before a model is loaded."""
-    sheet = tmp_path / "brief.py"
+    """Stage 02 finishes and says what fails; notebook 3 is not started, with --only 03 neither."""
+    sheet, before = tmp_path / "brief.py", again.manifest()["03"]
     brief = "rewards.ideal_length_reward.configured(ideal=0, tolerance=1)"
     sheet.write_text(
         "from grpo_nb import rewards\nextends = 'math'\n"
@@ -96,15 +96,16 @@ def test_training_is_refused_with_rewards_that_can_be_cheated(again, tmp_path, c
     arguments = ["run", "--name", "again", "--from", "02", "--set", f"rewards.preset={sheet}"]
     assert main(arguments) == 1
     error = capsys.readouterr().err
-    assert "03_train_grpo failed in cell" in error
-    assert "attack 'empty completion': earns more than" in error
+    assert "attack 'empty completion': `ideal_length_reward_ideal_0_tolerance_1` pays" in error
     assert "run 02_test_rewards.ipynb again, or set force = True" in error
+    assert main(["run", "--name", "again", "--only", "03"]) == 1
+    assert capsys.readouterr().err == error and again.manifest()["03"] == before
     report = json.loads((again / "rewards/report.json").read_text())
     assert not report["passed"]
     assert again.manifest()["02"]["status"] == "done"
-    with pytest.raises(RuntimeError, match="the rewards failed: fix them"):
+    with pytest.raises(pipeline.StageFailed, match="the rewards failed their test: attack 'empty"):
         pipeline.print_summary(again, "02")
-    assert "rewards    FAILED: attack 'empty completion': earns" in capsys.readouterr().out
+    assert "rewards    FAILED: attack 'empty completion': `ideal" in capsys.readouterr().out
 
 
 def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(again):
@@ -121,7 +122,9 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(again):
             tick.wait(0.1)
         out, err = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM, out + err
-    (stopped,) = re.findall(r"KeyboardInterrupt: stopped after step (\d+); run this again", err)
+    (stopped,) = re.findall(r"in cell \d+: stopped after step (\d+); run this again", err)
+    assert "KeyboardInterrupt" not in err
+    assert "To go on, give the same command with --name again --from 03" in err
     assert 2 <= int(stopped) < 6
     done = subprocess.run([*command, steps], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

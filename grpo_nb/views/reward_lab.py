@@ -17,7 +17,7 @@ from grpo_nb.runs import NOTEBOOKS, Run, Stage, checks, resolve_stages
 from grpo_nb.runs.config import of_stage
 from grpo_nb.views import tables
 from grpo_nb.views.environment_lab import EnvironmentLab
-from grpo_nb.views.widgets import WIDE, View
+from grpo_nb.views.widgets import ALERT, WIDE, View
 
 WEIGHT_STEP = 1 / 16  # a power of two, so that TRL's count of zero-advantage groups is exact
 EXAMPLE = r"""Paste the rewards of a TRL script, or write your own. These pass the test:
@@ -38,6 +38,10 @@ reward_funcs, reward_weights = [correct, rewards.soft_format_reward], [1.0, 0.25
 # reward_funcs, reward_weights = [*reward_funcs, brief], [*reward_weights, 0.5]
 
 If the box is empty, the run's preset is used."""
+
+HELD = f"""<div style='{ALERT}' role='note'>Another process holds this run, such as the kernel of \
+the quickstart. You can write and run rewards here, but not adopt them. To hand them over, paste \
+them into the cell of rewards there and run it; or shut that kernel down, and then adopt.</div>"""
 
 
 class RewardLab(View):
@@ -130,9 +134,9 @@ class RewardLab(View):
         """Hand on the rewards in the box with the current weights."""
         arguments = self._score()
         self._show_verdict(reward_lab.hand_on(*arguments, self.shown_source, self.weights))
-        name = html.escape(Path(self.stage.config.rewards.preset).name)
-        then = "trains with it" if self.verdict.passed else "will refuse it: see the verdict below"
-        self.status.value = f"<span role='status'>Adopted: {name}. {NOTEBOOKS['03']} {then}</span>"
+        name = Path(self.stage.config.rewards.preset).name
+        then = "trains with it" if self.verdict.passed else f"will refuse it. {self.verdict}"
+        self._say(f"Adopted: {name}. {NOTEBOOKS['03']} {then}")
 
     def _reweigh(self) -> None:
         preset = self.bench.preset._replace(reward_weights=self.weights)
@@ -173,6 +177,12 @@ class RewardLab(View):
 
     def _show_verdict(self, verdict: Verdict) -> None:
         self.verdict, self.report.value = verdict, _verdict_page(verdict)
+        self._say(str(verdict))
+
+    def _say(self, text: str) -> None:
+        """Show the first line of a text at the top of the page."""
+        first = html.escape(text.partition("\n")[0])
+        self.status.value = f"<span role='status'>{first}</span>"
 
 
 def lab(bench: Bench, baseline: Baseline, rows: list[dict], stage: Stage) -> View:
@@ -181,10 +191,11 @@ def lab(bench: Bench, baseline: Baseline, rows: list[dict], stage: Stage) -> Vie
     return kind(bench, baseline, rows, stage)
 
 
-def open_lab(name: str) -> View:
+def open_lab(name: str) -> w.VBox:
     """Open the lab of a run whose data is prepared, with its current rewards.
 
-    Stage 02 starts only when something is adopted, so that looking changes nothing.
+    Stage 02 starts only when something is adopted, so that looking changes nothing. If another
+    process holds the run, the page says so at its top.
     """
     run = Run(name)
     done, settings = run.status("02") == "done", of_stage("02", run.settings())
@@ -194,8 +205,8 @@ def open_lab(name: str) -> View:
     preset = load_rewards(config.rewards)
     model = config.model
     tokenizer = chat.load_tokenizer(model.model_path, model.chat_template_kwargs)
-    bench = bench_of(config, preset, tokenizer)
-    return lab(bench, baseline, rows, Stage(run, "02", config))
+    opened = lab(bench_of(config, preset, tokenizer), baseline, rows, Stage(run, "02", config))
+    return w.VBox([w.HTML(HELD), opened]) if run.in_use(".lock", ".pipeline.lock") else opened
 
 
 def _weight_slider(name: str, weight: float) -> w.FloatSlider:
@@ -208,5 +219,5 @@ def _weight_slider(name: str, weight: float) -> w.FloatSlider:
 def _verdict_page(verdict: Verdict) -> str:
     frames = [checks.table(verdict.checks), verdict.probes]
     shown = "".join(tables.table(frame) for frame in frames if frame is not None)
-    text = f"<pre>{html.escape(str(verdict))}</pre>"
+    text = f"<pre>{html.escape(str(verdict).partition(chr(10))[2])}</pre>"
     return f"<div class='jp-RenderedHTMLCommon'>{text}{shown}</div>"

@@ -38,6 +38,7 @@ def run(
     if dry_run:
         run = Run(plan.name)
         config, _ = notebooks.check_run(run, plan.profile, plan.settings, *stages)
+        notebooks.check_inputs(plan, config, stages[0])
         print(notebooks.plan(run, config, *stages[:2]))
     else:
         run = notebooks.run_pipeline(*plan, *stages)

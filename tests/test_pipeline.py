@@ -32,17 +32,18 @@ def test_the_summary_says_before_and_after_and_where_things_are(demo_run, capsys
 
 
 def test_a_failing_cell_stops_the_run_and_keeps_the_notebook(runs_dir, forks, capsys):
-    missing = runs_dir / "nowhere.jsonl"
-    assert main(["run", "--name", "f", "--set", f"data.source={missing}"]) == 1
+    single = runs_dir / "single.jsonl"
+    single.write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    assert main(["run", "--name", "f", "--set", f"data.source={single}"]) == 1
     error = capsys.readouterr().err
     assert "01_prepare_data failed in cell" in error
-    assert f"there is no {missing}; name a file" in error
+    assert f"1 rows of {single} are left" in error
     assert "Traceback" not in error
     run = Run("f")
     entry = run.manifest()["01"]
     assert entry["status"] == "failed"
-    assert re.search(r"failed in cell \d+: FileNotFoundError: .*nowhere.jsonl", entry["error"])
-    assert "nowhere.jsonl" in (run / "notebooks/01_prepare_data.ipynb").read_text()
+    assert re.search(r"failed in cell \d+: ValueError: .*single.jsonl are left", entry["error"])
+    assert "single.jsonl" in (run / "notebooks/01_prepare_data.ipynb").read_text()
     assert not (run / "notebooks/02_test_rewards.ipynb").exists()
 
 

@@ -12,6 +12,7 @@ its own kernel; if one ends too early, an error says why, and no stage is left a
 """
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -27,6 +28,7 @@ from grpo_nb.runs import (
     PROJECT_ROOT,
     Run,
     check_stages_before,
+    project_path,
     refuse_unknown,
     resolve_stages,
 )
@@ -142,6 +144,30 @@ def check_run(
     return config, typed
 
 
+def check_inputs(plan: Planned, config: configs.RunConfig, first: str) -> None:
+    """Refuse files and folders that are missing, and a file whose first rows do not fit.
+
+    Raises:
+        FileNotFoundError: The model, the data or the file of attacks does not exist.
+        ValueError: The first rows cannot be used; the message has a command that can use them.
+    """
+    from grpo_nb import data, reward_lab
+    from grpo_nb.models import chat
+    from grpo_nb.rewards import load_rewards
+
+    chat.find_model(config.model.model_path)
+    if config.rewards.cases:
+        reward_lab.read_attacks(project_path(config.rewards.cases))
+    if first > "01" or not (why := data.problem(config, load_rewards(config.rewards))):
+        return
+    if fitting := data.proposal(config):
+        options = [f"--set {shlex.quote(f'{k}={v}')}" for k, v in (plan.settings | fitting).items()]
+        options[:0] = [] if plan.profile == "auto" else [f"--profile {plan.profile}"]
+        command = f"python -m grpo_nb run --name {plan.name} {' '.join(options)}"
+        why += f"\nThis fits its first rows, if these are the columns:\n    {command}"
+    raise ValueError(why)
+
+
 def kept_settings(run: Run, first: str) -> dict[str, Any]:
     """Return the settings that earlier calls made for the stages from `first` on."""
     kept = {k: v for k, v in run.settings().items() if configs.stage_of(k) >= first}
@@ -211,6 +237,7 @@ def run_pipeline(
     """
     run = Run(name)
     config, typed = check_run(run, profile, settings, first, last, force)
+    check_inputs(Planned(name, profile, dict(settings or {})), config, first)
     _papermill()  # imported early, while a signal still ends this process
     lock = run.lock(".pipeline.lock")
     shared = {"01": {"profile": config.profile, "task": config.task}}

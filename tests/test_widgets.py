@@ -49,6 +49,11 @@ def test_a_slider_moves_totals_and_advantages(lab):
     assert lab.table["numeric_correctness_reward"][0] == 1, "it is still scored"
 
 
+def test_sliders_of_unlike_weights_stand_in_unlike_places(lab):
+    places = [(each.value - each.min) / (each.max - each.min) for each in lab.sliders]
+    assert places == [0.5, 0.125, 0.125, 0.0625]  # of 1, 0.25, 0.25, 0.125
+
+
 def test_a_group_without_signal_is_marked(lab):
     for number in range(4):
         lab.number.value = number

@@ -39,12 +39,17 @@ def find_model(model_path: str) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep banners and bars of the libraries back, unless loading fails."""
+    """Keep banners, bars and warnings of the libraries back.
+
+    They are shown above an error that is not one of ours, whose sentence says what is wrong.
+    """
     text = io.StringIO()
     text.fileno = lambda: 1  # vLLM asks standard output for it while it loads
     try:
         with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
             yield
+    except (ValueError, FileNotFoundError):
+        raise
     except Exception:
         print(text.getvalue(), file=sys.stderr)
         raise

@@ -103,7 +103,9 @@ class RewardLab(View):
             self.table = bench.table(self.baseline.rows, self.completions_P_G)
         self.bench, preset = bench, bench.preset
         pairs = zip(preset.names, preset.reward_weights, strict=True)
-        self.sliders = [_weight_slider(name, weight) for name, weight in pairs]
+        # One scale for all, so that a weight of 0.25 does not stand where 1 stands beside it.
+        ends = 2 * min(0.0, *preset.reward_weights), 2 * max(0.5, *preset.reward_weights)
+        self.sliders = [_weight_slider(name, weight, *ends) for name, weight in pairs]
         self.on(self._reweigh, *self.sliders)
         self.children = [
             *(*self.editor, self.prompt, w.HBox([self.number, self.original]), self.text),
@@ -209,8 +211,8 @@ def open_lab(name: str) -> w.VBox:
     return w.VBox([w.HTML(HELD), opened]) if run.in_use(".lock", ".pipeline.lock") else opened
 
 
-def _weight_slider(name: str, weight: float) -> w.FloatSlider:
-    ends = {"min": min(0.0, 2 * weight), "max": max(1.0, 2 * weight), "step": WEIGHT_STEP}
+def _weight_slider(name: str, weight: float, low: float, high: float) -> w.FloatSlider:
+    ends = {"min": low, "max": high, "step": WEIGHT_STEP}
     more = {"readout_format": ".4g", "tooltip": f"weight of {name}", "layout": {"width": "36em"}}
     style = {"description_width": "16em"}
     return w.FloatSlider(weight, **ends, **more, description=tables.short(name), style=style)

@@ -85,9 +85,10 @@ def test_a_base_that_earns_nothing_is_not_blamed_on_the_rewards(lab):
     said = "the rewards are fine; the base does not solve this: right in 0.0% of its samples"
     verdict = judged(lab, MATH)
     assert said in str(verdict).splitlines()[0] and "train.sft_steps = 100" in str(verdict)
-    refused(lab, MATH, said)
-    with pytest.raises(ValueError, match=r"What helps: data\.sft_rows = 500 .*or another base"):
+    helps = "data.sft_rows = 500 .*or another base .* begin again with 01_prepare_data.ipynb"
+    with pytest.raises(ValueError, match=f"{said}.* What helps: {helps}"):
         reward_lab.check(lab.run, MATH)
+    assert said in reward_lab.check(lab.run, MATH, force=True)
     lab.stage.change({"data.sft_rows": 8})
     verdict = judged(lab, MATH)
     (base,) = [check for check in verdict.checks if check.name == "base model"]

@@ -103,9 +103,8 @@ def _form_asked(preset: RewardSet, prompt: list[Message], config: RunConfig) -> 
     if asked or config.data.system_prompt != "preset":
         return []
     evidence = f"completions are read as {form.name}, and no prompt says {form.system_prompt!r}"
-    return [
-        Check("form", "warning", evidence, f"prepare the data with rewards.form = {form.name!r}")
-    ]
+    fix = f"prepare the data with rewards.form = {form.name!r}"
+    return [Check("form", "warning", evidence, fix)]
 
 
 def _reason(checks: Sequence[Check]) -> str:
@@ -162,7 +161,7 @@ def check(run: Run, preset: RewardSet, force: bool = False) -> str:
     Raises:
         ValueError: The verdict failed, is missing, or belongs to other rewards or weights.
     """
-    path, remedy = run / REPORT, "Correct them"
+    path, remedy = run / REPORT, f"Correct them and run {run.place('02')} again"
     report = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     if report is None:
         problem = f"{REPORT} is missing"
@@ -174,15 +173,14 @@ def check(run: Run, preset: RewardSet, force: bool = False) -> str:
         others = f" (and {more} more in {REPORT})" if (more := len(report["failures"]) - 1) else ""
         problem = _reason([Check(**line) for line in report["checks"][1:]]) + others
         if problem.startswith("the rewards are fine"):
-            remedy = "Set one of these"
+            remedy = f"Set one of these and begin again with {run.place('01')}"
         else:
             problem = f"the rewards failed their test: {problem}"
     else:
         return "the rewards passed their test"
     if force:
         return f"forced, although {problem}"
-    again = f"{remedy} and run {run.place('02')} again"
-    raise ValueError(f"{problem}. {again}, or set force = True (on the command line: --force)")
+    raise ValueError(f"{problem}. {remedy}, or set force = True (on the command line: --force)")
 
 
 def fingerprint(preset: RewardSet) -> str:

@@ -14,9 +14,9 @@ from grpo_nb.machine import PROJECT_ROOT, gpu_fault, gpu_name
 
 OTHER_GPU = "Runtime → Change runtime type: take another GPU, or the CPU."
 DRIVER = (
-    "A T4 or another GPU of this service usually has the same driver. Runtime → Change runtime "
-    "type → CPU: every notebook runs there with the tiny model. On a machine of your own install "
-    "driver 580, which a T4 can use."
+    "Runtime → Change runtime type: another GPU may come with a newer one. If none does, take the "
+    "CPU: every notebook runs there with the tiny model. On a T4 of your own, install driver 580, "
+    "which supports it."
 )
 RUNS_ON_DRIVE = "/content/drive/MyDrive/grpo_nb_runs"
 

@@ -6,6 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+COMMON = """the most common settings; docs/settings.md explains them all:
+  --set task=code                    math, code, summarization, qa, json_extraction, guess, …
+  --set data.source=problems.csv     a built-in set, a file, or a hub dataset
+  --set model.model_path=FOLDER      the base: a folder, or a name on the hub
+  --set rewards.preset=mine.py       a set of rewards, or a file of your own
+  --set train.max_steps=200          optimizer steps
+  --set train.learning_rate=2e-4     peak learning rate"""
+
 
 def run(
     first: str,
@@ -30,6 +38,7 @@ def run(
     if dry_run:
         run = Run(plan.name)
         config, _ = notebooks.check_run(run, plan.profile, plan.settings, *stages)
+        notebooks.check_inputs(plan, config, stages[0])
         print(notebooks.plan(run, config, *stages[:2]))
     else:
         run = notebooks.run_pipeline(*plan, *stages)
@@ -119,14 +128,32 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     _add_several(commands)
     _add_before(commands)
     _add_after(commands)
-    return parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    if words and not words[0].startswith("-"):
+        from grpo_nb.runs import refuse_unknown
+
+        refuse_unknown("command", words[0], list(commands.choices))
+    parsed, unread = parser.parse_known_args(words)
+    if unread:
+        from grpo_nb.runs.config import parse_assignment
+
+        for assignment in getattr(parsed, "assignments", []):  # of `--set train.beta 0.1`
+            parse_assignment(assignment)
+        parser.error(f"unrecognized arguments: {' '.join(unread)}")
+    return parsed
 
 
 def _command(
-    commands: argparse._SubParsersAction, do: Callable, what: str, of_run: bool = True
+    commands: argparse._SubParsersAction,
+    do: Callable,
+    what: str,
+    of_run: bool = True,
+    end: str = "",
 ) -> Callable:
     """Its `add_argument`; a command of one run has that as its first."""
-    parser = commands.add_parser(do.__name__.replace("_", "-"), help=what)
+    kind = argparse.RawDescriptionHelpFormatter  # keeps the lines of `end`
+    name = do.__name__.replace("_", "-")
+    parser = commands.add_parser(name, help=what, epilog=end, formatter_class=kind)
     parser.set_defaults(do=do)
     if of_run:
         parser.add_argument("run", metavar="runs/NAME", help="folder of the run, or its name")
@@ -135,7 +162,7 @@ def _command(
 
 def _add_several(commands: argparse._SubParsersAction) -> None:
     """The commands that take a file of settings, or several runs."""
-    add = _command(commands, run, "execute the four notebooks in order", of_run=False)
+    add = _command(commands, run, "execute the four notebooks in order", False, COMMON)
     add("-f", "--file", metavar="RUN.yaml", help="name, profile and settings of a run")
     add("--name", help="results go to runs/NAME; default: profile and time")
     add("--profile", help="tiny-cpu, t4-16gb … h200-141gb; default: what fits")
@@ -158,7 +185,7 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
 def _add_before(commands: argparse._SubParsersAction) -> None:
     """What helps until a run is finished."""
     add = _command(commands, reward_lab, "write and test rewards on a page", of_run=False)
-    add("--name", default="demo", help="of the run, runs/NAME; default: demo")
+    add("name", nargs="?", default="demo", metavar="NAME", help="of the run; default: demo")
     add("--profile", default="auto", help="for notebook 1, where it is not done yet")
     add("--port", type=_port, default=8866, help="default: 8866")
     add("--no-browser", action="store_false", dest="browser", help="only print the address")
@@ -196,8 +223,8 @@ def _port(text: str) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit code: 0 done, 1 a stage failed, 2 wrong input, 128 + n stopped by signal n."""
-    asked = vars(parse_arguments(arguments))
     try:
+        asked = vars(parse_arguments(arguments))
         if "run" in asked:
             from grpo_nb.runs import find_run
 

@@ -12,6 +12,12 @@ from importlib import metadata
 
 from grpo_nb.machine import PROJECT_ROOT, gpu_fault, gpu_name
 
+OTHER_GPU = "Runtime → Change runtime type: take another GPU, or the CPU."
+DRIVER = (
+    "Runtime → Change runtime type: another GPU may come with a newer one. If none does, take the "
+    "CPU: every notebook runs there with the tiny model. On a T4 of your own, install driver 580, "
+    "which supports it."
+)
 RUNS_ON_DRIVE = "/content/drive/MyDrive/grpo_nb_runs"
 
 
@@ -27,7 +33,7 @@ def set_up(drive: bool = False) -> None:
             pip failed, or it installed anything: the old versions may be loaded.
     """
     if fault := gpu_fault():
-        raise SystemExit(f"{fault}. Runtime → Change runtime type: take another GPU, or the CPU.")
+        raise SystemExit(f"{fault}. {DRIVER if 'driver' in fault else OTHER_GPU}")
     if drive:
         from google.colab import drive as google_drive
 
@@ -35,7 +41,7 @@ def set_up(drive: bool = False) -> None:
         os.environ["GRPO_NB_RUNS"] = RUNS_ON_DRIVE
     path = PROJECT_ROOT / ("requirements.txt" if gpu_name() else "requirements-cpu.txt")
     torch = re.search(r"^torch==\S+", path.read_text(encoding="utf-8"), re.MULTILINE)[0]
-    print(f"Installing {path.name}: minutes the first time.")
+    print(f"Installing {path.name}. The first time this takes minutes and stops once, by design.")
     before = _installed()
     for what in ([torch], ["--no-deps", "-r", str(path)]):
         command = [sys.executable, "-m", "pip", "install", "-q", *what]
@@ -43,7 +49,7 @@ def set_up(drive: bool = False) -> None:
             raise SystemExit(f"pip could not install {what[-1]}; its message is above.")
     importlib.invalidate_caches()
     if _installed() != before:
-        raise SystemExit("Installed. Runtime → Restart session, then run this cell again.")
+        raise SystemExit("Installed. Runtime → Restart session, then Runtime → Run all again.")
 
 
 def _installed() -> set[tuple[str, str]]:

@@ -38,16 +38,13 @@ def badge(url: str, name: str) -> str:
     target = (
         f"https://colab.research.google.com/github/{repository}/blob/main/notebooks"
     )
-    image = "https://colab.research.google.com/assets/colab-badge.svg"
-    return f"[![Open in Colab]({image})]({target}/{name}.ipynb)"
+    return f"[Open in Colab]({target}/{name}.ipynb)"
 
 
 def set_url(notebook: nbformat.NotebookNode, url: str, name: str) -> None:
-    """Write the address into badge, set-up cell and the link to the glossary."""
+    """Write the address into the links to Colab and glossary, and the set-up cell."""
     cells = notebook.cells
-    cells[0].source = re.sub(
-        r"\[!\[Open in Colab\].*", badge(url, name), cells[0].source
-    )
+    cells[0].source = re.sub(r"\[Open in Colab\].*", badge(url, name), cells[0].source)
     cells[1].source = re.sub(
         r'PROJECT_URL = ".*"', f'PROJECT_URL = "{url}"', cells[1].source
     )

@@ -69,8 +69,43 @@ def test_every_metric_of_a_line_is_seen():
     dashboard = fed(update(line), update({"step": 3, "eval/accuracy": 0.25, "eval/format": 1.0}))
     for part in ("1,234 tokens/s", "1.50 GiB", "about 0:03:14 left"):
         assert part in dashboard.header.value
-    shown = {"step time [s]": "2", "validation": "25% · 100%", "KL to the base [nats]": "0.01"}
+    shown = {"validation": "accuracy 25% · format 100%", "KL to the base [nats]": "0.01"}
+    shown["step time [s]"] = "generation 1 · reward 0.5 · update 0.25 · step time 2"
     assert said(dashboard).items() >= shown.items()
+
+
+def test_a_legend_names_every_curve_with_its_value_and_lies_on_none():
+    seconds = {"seconds/generation": 0.9, "seconds/reward": 0.01, "seconds/update": 0.95}
+    lines = [{"step": step, **seconds, "step_time": 2.0} for step in range(1, 30)]
+    for step in (0, 20):
+        lines.append({"step": step, "eval/exact": 0.1, "eval/accuracy": 0.5, "eval/format": 1.0})
+    figure = charts.draw(lines)
+    figure.canvas.draw()
+    legends = [axis for axis in figure.axes if axis.get_legend()]
+    assert [axis.get_title(loc="left") for axis in legends] == ["validation", "step time [s]"]
+    texts = [text.get_text() for text in legends[0].get_legend().get_texts()]
+    assert texts == ["exact 10%", "accuracy 50%", "format 100%"]
+    for axis in legends:
+        highest = max(line.get_ydata().max() for line in axis.get_lines())
+        top = axis.transData.transform((0, highest))[1]
+        assert axis.get_legend().get_window_extent().y0 > top
+        assert max(axis.get_yticks()) <= highest + 1
+
+
+def test_after_stop_the_board_says_so_and_offers_nothing_more():
+    dashboard = TrainingDashboard(Controls())
+    dashboard(update(LINES[0] | {"step": 30}))
+    assert "left" in dashboard.header.value
+    dashboard.buttons["stop"].click()
+    assert "stops after the step in progress" in dashboard.wishes.value
+    dashboard(update(LINES[0] | {"step": 31}))
+    assert "stopped after step 31: trainer.train() goes on from there" in dashboard.wishes.value
+    assert "stopped</span>" in dashboard.header.value and "left" not in dashboard.header.value
+    assert all(button.disabled for button in dashboard.buttons.values())
+    dashboard.controls.stop.clear()  # as `train` does when it goes on
+    dashboard(update(LINES[0] | {"step": 32}))
+    assert "left" in dashboard.header.value
+    assert not any(button.disabled for button in dashboard.buttons.values())
 
 
 @pytest.mark.parametrize("lost", [math.nan, math.inf, None, "missing", "text"])

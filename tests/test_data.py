@@ -91,7 +91,8 @@ def test_a_file_lies_beside_the_notebook_or_in_the_project(tmp_path, monkeypatch
     write_jsonl(tmp_path / "mine.jsonl", SUM)
     assert read("mine.jsonl") == [(1, SUM)]
     assert len(read("data/arithmetic.jsonl")) == len(read("arithmetic")) > 1
-    looked = f"there is no {tmp_path}/none.csv, nor {PROJECT_ROOT}/none.csv; name a file"
+    looked = f"there is no {tmp_path}/none.csv, nor {PROJECT_ROOT}/notebooks/none.csv, nor "
+    looked += f"{PROJECT_ROOT}/none.csv; name a file"
     with pytest.raises(FileNotFoundError, match=looked):
         read("none.csv")
 
@@ -161,7 +162,7 @@ def stray(*places):
         ("cut.json", '[{"question": "a"', "is not JSON"),
         ("cut.parquet", PARQUET.getvalue()[:-20], "damaged or not whole .*copy it again"),
         ("empty.csv", "", "holds no rows"),
-        ("other.csv", csv_text("a?,1", header="ask,say"), "cannot be used.*the row has ask, say"),
+        ("other.csv", csv_text("a?,1", header="ask,say"), "no column 'question'; it has 'ask'"),
     ],
     ids=brief,
 )  # fmt: skip
@@ -301,7 +302,7 @@ def test_likely_columns_stand_in_for_the_default_ones_and_are_said(
         ("Prompt,problem,answer", "no column 'question', and 'Prompt' and 'problem' .* as in "
          "data.question_column = 'Prompt'"),
         ("question,label,output", "'label' and 'output' could .* data.answer_column = 'label'"),
-        ("ask,label", "column 'question': column missing: the row has ask, label"),
+        ("ask,label", "data.question_column: .*no column 'question'; it has 'ask', 'label'"),
     ],
 )  # fmt: skip
 def test_of_several_likely_columns_none_is_guessed(tmp_path, runs_dir, header, message):

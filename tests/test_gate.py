@@ -1,11 +1,14 @@
 """The verdict on a run's rewards, and whether stage 03 lets them train."""
 
+import ast
 import json
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import nbformat
 import pytest
 from hackable import lifted
 
@@ -13,7 +16,8 @@ from grpo_nb import data, reward_lab
 from grpo_nb.models import Sample
 from grpo_nb.reward_lab import baseline
 from grpo_nb.rewards import load_preset, reward_set
-from grpo_nb.runs import Stage, start_stage
+from grpo_nb.runs import Stage, project_path, start_stage
+from grpo_nb.views.reward_lab import EXAMPLE
 
 SMALL = {"data.max_rows": 24}
 MATH = load_preset("math")
@@ -72,6 +76,34 @@ def test_a_failed_verdict_says_what_won_and_what_the_reference_reads(lab):
     shown = {line["attack"]: line["completion"] for line in report["probes"]}
     assert shown["the reference"] in [MATH.reference(row) for row in lab.rows]
     assert shown["empty completion"] == ""
+
+
+def test_a_base_that_earns_nothing_is_not_blamed_on_the_rewards(lab):
+    """And a run that is warmed up first goes on."""
+    silent = [[Sample("?", 2, False)] * 2 for _ in lab.baseline.rows]
+    lab.baseline = lab.baseline._replace(samples_P_G=silent)
+    said = "the rewards are fine; the base does not solve this: right in 0.0% of its samples"
+    verdict = judged(lab, MATH)
+    assert said in str(verdict).splitlines()[0] and "train.sft_steps = 100" in str(verdict)
+    helps = "data.sft_rows = 500 .*or another base .* begin again with 01_prepare_data.ipynb"
+    with pytest.raises(ValueError, match=f"{said}.* What helps: {helps}"):
+        reward_lab.check(lab.run, MATH)
+    assert said in reward_lab.check(lab.run, MATH, force=True)
+    lab.stage.change({"data.sft_rows": 8})
+    verdict = judged(lab, MATH)
+    (base,) = [check for check in verdict.checks if check.name == "base model"]
+    assert verdict.passed and (base.state, base.fix[:22]) == ("warning", "train.sft_steps = 100,")
+
+
+def test_in_the_quickstart_errors_name_the_cells_above(lab):
+    judged(lab, reward_set([(lifted(lambda response, answer: False, "never"), 1.0)]))
+    lab.stage.finish("rewards")
+    on_page = start_stage("03", "gate", all_stages=True)
+    with pytest.raises(ValueError, match=r"tested\. Correct them and run the cells above again,"):
+        reward_lab.check(on_page.run, MATH)
+    start_stage("01", "gate", SMALL, all_stages=True)
+    with pytest.raises(ValueError, match="run the cells above first"):
+        start_stage("03", "gate", all_stages=True)
 
 
 MINE = """from grpo_nb import rewards
@@ -175,15 +207,43 @@ def test_a_cell_of_rewards_with_all_that_they_need_is_trained_as_it_was_tested(l
     )
 
 
-def test_a_cell_may_bring_its_own_form_and_an_emptied_one_brings_the_preset_back(lab, capsys):
+def test_a_cell_may_bring_its_own_form_and_an_emptied_one_asks_before_it_is_undone(lab):
     assert adopted(lab, OWN + FORM).reference({"answer": 4}) == "<answer>4</answer>"
     path = lab.stage.config.rewards.preset
     assert lab.run.settings()["rewards.preset"] == path == str(lab.run / "rewards/mine.py")
     assert adopted(lab, OWN).reference(lab.rows[0]) == MATH.reference(lab.rows[0])
-    again = start_stage("02", "gate")
-    reward_lab.adopt(BENCH, lab.rows, lab.baseline, again, "# nothing\n")
-    assert f'settings = {{"rewards.preset": "{path}"}} selects them' in capsys.readouterr().out
+    given = (BENCH, lab.rows, lab.baseline)
+    with pytest.raises(ValueError, match="choose with settings = ") as refusal:
+        reward_lab.adopt(*given, start_stage("02", "gate"), "# nothing\n")
+    kept, dropped = map(ast.literal_eval, re.findall("{.*?}", str(refusal.value)))
+    chosen = start_stage("02", "gate", kept)
+    assert reward_lab.adopt(*given, chosen, "# nothing\n").preset.names[0] == "right"
+    again = start_stage("02", "gate", dropped)
+    reward_lab.adopt(*given, again, "# nothing\n")
     assert again.config.rewards.preset == lab.run.settings()["rewards.preset"] == "math"
+
+
+def in_cell(notebook):
+    cells = nbformat.read(project_path(f"notebooks/{notebook}.ipynb"), as_version=4).cells
+    (cell,) = [c for c in cells if "your-reward-here" in c.metadata.get("tags", [])]
+    return re.sub("^# ?", "", cell.source, flags=re.M)  # as Ctrl-A and Ctrl-/ leave it
+
+
+EXAMPLES = {
+    "quickstart": in_cell("00_quickstart"),
+    "notebook 2": in_cell("02_test_rewards"),
+    "placeholder": "\n".join(EXAMPLE.splitlines()[1:-1]),
+}
+
+
+@pytest.mark.parametrize("place", EXAMPLES)
+def test_the_example_passes_and_the_one_marked_so_fails_by_the_attack_that_it_names(lab, place):
+    text = EXAMPLES[place]
+    assert judged(lab, adopted(lab, text)).passed
+    head, mark, failing = text.partition("fail on purpose, see why: it pays for silence.\n")
+    assert mark
+    verdict = judged(lab, adopted(lab, head + "\n" + re.sub("^# ?", "", failing, flags=re.M)))
+    assert any("attack 'empty completion'" in failure for failure in verdict.failures)
 
 
 WRONG = {
@@ -255,6 +315,7 @@ FIRST, SECOND = "def f(completions, **_): return 1", "def g(completions, **_): r
 CELLS = [  # cells as they were run, and the place of the one that is taken
     ((FIRST, "x = 1", SECOND, "def helper(text): return 3", "x"), 2),
     ((FIRST, "# Your rewards, gone again"), 1),
+    ((FIRST, "# # Your rewards, gone again"), 1),
     (("class A:\n  def __call__(self, completions, **_): ...",), 0),
     (("import json as mine\nreward_funcs = [mine.loads]", "x"), 0),
     (("import grpo_nb.rewards as r\n@r.reward()\ndef f(response): return 1.0",), 0),

@@ -174,6 +174,14 @@ def anchors(page: Path) -> set[str]:
     return {to_slug(re.sub(r"[`*]", "", head), "-") for head in heads} | set(explicit)
 
 
+def test_the_readme_begins_with_what_a_reader_gets_and_says_why_not_unsloths_notebook():
+    text = (PROJECT_ROOT / "README.md").read_text(encoding="utf-8")
+    before_table = " ".join(text.partition("\n| ")[0].split())
+    assert text.split("\n\n")[1].count("You get ") == 1
+    assert "It trains; this also tests the reward before, and proves the gain" in before_table
+    assert "subpackage" not in text.partition("## The package")[0]
+
+
 def test_the_links_of_the_readme_lead_somewhere():
     readme = PROJECT_ROOT / "README.md"
     links = [token.attrs["href"] for token in inline(readme, "link_open")]

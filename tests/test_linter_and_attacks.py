@@ -85,7 +85,9 @@ def test_your_own_attacks_join_the_verdict(stage, tmp_path):
     stage.config = with_attacks(tmp_path / "own.jsonl", json.dumps(own), "")
     verdict = reward_lab.judge(CORRECT.adding(polite, 2.0), ROWS, PILOT, stage)
     said = "85, not 2: 47 + 38? if you please"
-    assert verdict.failures == [f"attack 'begging': earns more than the reference: {said!r}"]
+    paid = "`polite` pays 2.00 of the attack's 2.00, which earns more than the reference"
+    assert verdict.failures == [f"attack 'begging': {paid}: {said!r}"]
+    assert f"so training is refused: attack 'begging': {paid}" in str(verdict).splitlines()[0]
     assert verdict.probes.set_index("attack").loc["begging", "completion"] == said
 
 

@@ -328,3 +328,11 @@ def test_a_full_models_weights_go_into_a_policy(tmp_path):
     save_file({k: v.clone() for k, v in weights.items() if "embed" not in k}, path)
     with pytest.raises(ValueError, match=r"lm_head.weight is missing there and \(\d+, 128\) here"):
         models.load_weights(other, tmp_path)
+
+
+@pytest.mark.parametrize(("error", "shown"), [(ValueError, ""), (RuntimeError, "library\n\n")])
+def test_what_libraries_print_stands_only_above_errors_that_are_not_ours(capsys, error, shown):
+    with pytest.raises(error), chat.quiet():
+        print("library")
+        raise error("a sentence")
+    assert capsys.readouterr().err == shown

@@ -32,17 +32,18 @@ def test_the_summary_says_before_and_after_and_where_things_are(demo_run, capsys
 
 
 def test_a_failing_cell_stops_the_run_and_keeps_the_notebook(runs_dir, forks, capsys):
-    missing = runs_dir / "nowhere.jsonl"
-    assert main(["run", "--name", "f", "--set", f"data.source={missing}"]) == 1
+    single = runs_dir / "single.jsonl"
+    single.write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    assert main(["run", "--name", "f", "--set", f"data.source={single}"]) == 1
     error = capsys.readouterr().err
     assert "01_prepare_data failed in cell" in error
-    assert f"there is no {missing}; name a file" in error
+    assert f"1 rows of {single} are left" in error
     assert "Traceback" not in error
     run = Run("f")
     entry = run.manifest()["01"]
     assert entry["status"] == "failed"
-    assert re.search(r"failed in cell \d+: FileNotFoundError: .*nowhere.jsonl", entry["error"])
-    assert "nowhere.jsonl" in (run / "notebooks/01_prepare_data.ipynb").read_text()
+    assert re.search(r"failed in cell \d+: ValueError: .*single.jsonl are left", entry["error"])
+    assert "single.jsonl" in (run / "notebooks/01_prepare_data.ipynb").read_text()
     assert not (run / "notebooks/02_test_rewards.ipynb").exists()
 
 
@@ -86,8 +87,8 @@ def test_the_doctor_reports_and_says_what_to_type(capsys, monkeypatch):
 
 
 def test_training_is_refused_with_rewards_that_can_be_cheated(again, tmp_path, capsys):
-    """Stage 02 finishes and says what fails; stage 03 stops before a model is loaded."""
-    sheet = tmp_path / "brief.py"
+    """Stage 02 finishes and says what fails; notebook 3 is not started, with --only 03 neither."""
+    sheet, before = tmp_path / "brief.py", again.manifest()["03"]
     brief = "rewards.ideal_length_reward.configured(ideal=0, tolerance=1)"
     sheet.write_text(
         "from grpo_nb import rewards\nextends = 'math'\n"
@@ -96,15 +97,16 @@ def test_training_is_refused_with_rewards_that_can_be_cheated(again, tmp_path, c
     arguments = ["run", "--name", "again", "--from", "02", "--set", f"rewards.preset={sheet}"]
     assert main(arguments) == 1
     error = capsys.readouterr().err
-    assert "03_train_grpo failed in cell" in error
-    assert "attack 'empty completion': earns more than" in error
+    assert "attack 'empty completion': `ideal_length_reward_ideal_0_tolerance_1` pays" in error
     assert "run 02_test_rewards.ipynb again, or set force = True" in error
+    assert main(["run", "--name", "again", "--only", "03"]) == 1
+    assert capsys.readouterr().err == error and again.manifest()["03"] == before
     report = json.loads((again / "rewards/report.json").read_text())
     assert not report["passed"]
     assert again.manifest()["02"]["status"] == "done"
-    with pytest.raises(RuntimeError, match="the rewards failed: fix them"):
+    with pytest.raises(pipeline.StageFailed, match="the rewards failed their test: attack 'empty"):
         pipeline.print_summary(again, "02")
-    assert "rewards    FAILED: attack 'empty completion': earns" in capsys.readouterr().out
+    assert "rewards    FAILED: attack 'empty completion': `ideal" in capsys.readouterr().out
 
 
 def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(again):
@@ -121,7 +123,9 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(again):
             tick.wait(0.1)
         out, err = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM, out + err
-    (stopped,) = re.findall(r"KeyboardInterrupt: stopped after step (\d+); run this again", err)
+    (stopped,) = re.findall(r"in cell \d+: stopped after step (\d+); run this again", err)
+    assert "KeyboardInterrupt" not in err
+    assert "To go on, give the same command with --name again --from 03" in err
     assert 2 <= int(stopped) < 6
     done = subprocess.run([*command, steps], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ import sys
 import nbformat
 import pytest
 
-from grpo_nb.__main__ import main
+from grpo_nb.__main__ import main, parse_arguments
 from grpo_nb.pipeline import notebooks
 from grpo_nb.pipeline.notebooks import StageFailed, execute_notebook
 from grpo_nb.runs import PROJECT_ROOT, Run, config, files, write_json
@@ -72,6 +72,7 @@ def test_values_are_what_they_look_like(tmp_path, text, value):
         ("seed: " + "1" * 5000, "mine.yaml cannot be read: Exceeds the limit"),
         ("seed: !!bool maybe", "mine.yaml cannot be read"),
         ("<<: 3", "mine.yaml, line 1: expected a mapping"),
+        ("name: x\ntrl.x: &a [1, *a]", "mine.yaml, line 2: an alias stands inside what it names"),
         ("seed: *y", "mine.yaml, line 1: found undefined alias"),
         ("task: 3", "unknown task 3"),
         ("trl: {epsilon: 1}", "unknown setting 'trl'"),
@@ -108,6 +109,25 @@ def test_wrong_arguments_start_nothing(runs_dir, capsys, arguments, message):
     assert main(["run", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not list(runs_dir.iterdir())
+
+
+def test_misspelt_commands_and_settings_without_a_value_are_named(capsys):
+    for words, message in (
+        ("trian runs/x", "unknown command 'trian': did you mean 'train'?"),
+        ("run --set train.beta 0.1", "--set 'train.beta' has no value: write NAME=VALUE"),
+        ("train x --set train.beta 0.1", "--set 'train.beta' has no value: write NAME=VALUE"),
+    ):
+        assert main(words.split()) == 2
+        assert message in capsys.readouterr().err
+    assert parse_arguments(["reward-lab", "mine"]).name == "mine"
+
+
+def test_the_help_of_run_shows_settings_that_exist(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    shown = re.findall(r"--set ([a-z]\S+=\S+)", capsys.readouterr().out)
+    assert shown[0] == "task=code" and len(shown) == 6
+    config.resolve("tiny-cpu", dict(map(config.parse_assignment, shown)))
 
 
 def test_the_plan_says_where_each_setting_comes_from_and_starts_nothing(runs_dir, capsys):
@@ -216,7 +236,7 @@ def test_a_notebook_that_ends_early_has_failed_and_says_how(execute, cell, said)
     assert entry()["status"] == "failed"
     assert re.search(said, entry()["error"])
     if "memory" in said:
-        assert "--from this stage continues" in text
+        assert "What was written before is kept" in text
     kept = nbformat.read(Run("r") / "notebooks/01_prepare_data.ipynb", 4)
     assert next(cell for cell in kept.cells if START in cell.source).execution_count
 
@@ -228,6 +248,18 @@ def test_a_notebook_that_fails_before_it_begins_leaves_the_result_of_before(exec
         execute(START, FINISH, **{"data.eval_rws": 5})
     assert entry() == done
     assert not (Run("r") / "config.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("control", "advice"), [("none", " with --name c --from 03"), ("shuffled", "")]
+)
+def test_a_failed_stage_says_which_command_goes_on(runs_dir, forks, control, advice):
+    run = Run("c")
+    run.write_config(config.resolve("tiny-cpu", {"train.control": control}))
+    (run / "notebooks").mkdir()
+    with pytest.raises(StageFailed, match="03_train_grpo failed in cell") as failed:
+        notebooks._execute_stage(run, "03", {"run_name": "c"})
+    assert str(failed.value).endswith(f"\nTo go on, give the same command{advice}")
 
 
 @pytest.mark.skipif(not shutil.which("bwrap"), reason="needs bubblewrap: a full disk")

@@ -3,15 +3,17 @@
 import html
 
 import pytest
+from conftest import held
 from hackable import ROWS
 
+from grpo_nb import data
 from grpo_nb.models import Sample
 from grpo_nb.reward_lab import Bench
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import load_preset
-from grpo_nb.runs import Run, Stage
+from grpo_nb.runs import Run, Stage, start_stage, write_json
 from grpo_nb.runs.config import resolve
-from grpo_nb.views import RewardLab
+from grpo_nb.views import RewardLab, open_lab
 
 RIGHT = "<reasoning>1+1=2</reasoning><answer>{}</answer>"
 
@@ -47,6 +49,11 @@ def test_a_slider_moves_totals_and_advantages(lab):
     assert lab.table["numeric_correctness_reward"][0] == 1, "it is still scored"
 
 
+def test_sliders_of_unlike_weights_stand_in_unlike_places(lab):
+    places = [(each.value - each.min) / (each.max - each.min) for each in lab.sliders]
+    assert places == [0.5, 0.125, 0.125, 0.0625]  # of 1, 0.25, 0.25, 0.125
+
+
 def test_a_group_without_signal_is_marked(lab):
     for number in range(4):
         lab.number.value = number
@@ -74,10 +81,10 @@ def test_probes_run_on_what_is_shown_and_no_click_comes_between(lab):
     taken = []
     lab.report.observe(lambda _: taken.append((lab.run.disabled, lab.adopt.disabled)), "value")
     lab.run.click()
-    assert "PASSED" in lab.report.value and "every number 0-100" in lab.report.value
+    assert "PASSED" in lab.status.value and "every number 0-100" in lab.report.value
     lab.sliders[0].value = 0
     lab.run.click()
-    assert "FAILED" in lab.report.value and lab.weights[0] == 0
+    assert "FAILED" in lab.status.value and lab.weights[0] == 0
     assert set(taken) == {(True, True)} and not (lab.run.disabled or lab.adopt.disabled)
 
 
@@ -99,11 +106,27 @@ def test_rewards_written_in_the_box_are_scored_and_probed(lab, capsys):
     assert (lab.errors.value, capsys.readouterr().out) == ("", "")
     assert lab.table["right"].tolist() == [2, 0, 0, 0] * 3
     assert lab.weights == [1, 1] and "brief × 1<" in lab.view.value
-    assert "FAILED" in lab.report.value and "every number 0-100" in lab.report.value
+    blamed = "FAILED, so training is refused: attack 'several answers': `right` pays 2.00 of the"
+    assert blamed in html.unescape(lab.status.value) and "every number 0-100" in lab.report.value
     lab.code.value = "# nothing"
     lab.run.click()
-    assert len(lab.sliders) == 4 and "PASSED" in lab.report.value
+    assert len(lab.sliders) == 4 and "PASSED" in lab.status.value
     assert not (lab.stage.run / "rewards").exists(), "nothing is adopted"
+
+
+def test_a_page_says_at_its_top_that_another_process_holds_the_run(runs_dir):
+    """The run has data and a baseline, so nothing is sampled again."""
+    small = {"data.max_rows": 24}
+    stage = start_stage("01", "lab", small, profile="tiny-cpu")
+    data.prepare(stage.run, stage.config.data, 0, lambda prompts: [10] * len(prompts))
+    stage.finish("data")
+    write_json(stage.run / "settings.json", {"rewards.baseline_prompts": 1})
+    assert isinstance(open_lab("lab"), RewardLab)
+    with held("lab"):
+        note, opened = open_lab("lab").children
+        assert "paste them into the cell of rewards" in note.value
+        opened.adopt.click()
+        assert "is in use by another process" in opened.errors.value
 
 
 TRLS = "def f(completions, **kwargs):\n"

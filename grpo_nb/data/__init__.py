@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from grpo_nb.data import duplicates, sources
+from grpo_nb.data.proposal import problem, proposal
 from grpo_nb.data.report import LEAKS, REPEATED, Drops, checks, figures
 from grpo_nb.data.sources import Batch
 from grpo_nb.data.store import Row, load, replace_train, write_rows
@@ -28,7 +29,8 @@ from grpo_nb.rewards import PRESETS, RewardSet
 from grpo_nb.runs import Run, atomic_path, write_json
 from grpo_nb.runs.config import DataConfig
 
-__all__ = ["CONTRADICTORY", "LEAKS", "REPEATED", "checks", "load", "prepare", "replace_train"]
+__all__ = ["CONTRADICTORY", "LEAKS", "REPEATED", "checks", "load", "prepare", "problem", "proposal"]
+__all__ += ["replace_train"]
 
 
 def prepare(

@@ -5,6 +5,7 @@ A line that is no row is a text that says why, so that it is reported and the ot
 """
 
 import csv
+import difflib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -46,7 +47,7 @@ def read_columns(config: DataConfig) -> tuple[DataConfig, list[str], Iterator[Ba
     """The settings with the columns that the source has, all their names, and its batches.
 
     Raises:
-        ValueError: The default column is not there, and several have a likely name.
+        ValueError: A column is not there; or the default is not, and several have a likely name.
     """
     batches = read(config)
     first = next(batches, [])
@@ -54,8 +55,15 @@ def read_columns(config: DataConfig) -> tuple[DataConfig, list[str], Iterator[Ba
     named, found = {config.question_column, config.answer_column}, {}
     for setting, likely in LIKELY.items():
         fit = [name for name in names if name.strip().lower() in likely and name not in named]
-        if getattr(config, setting) != likely[0] or likely[0] in names or not fit:
+        if (column := getattr(config, setting)) in names or not names:
             continue
+        if column != likely[0] or not fit:
+            near = near_columns(column, names)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(
+                f"data.{setting}: {config.source} has no column {column!r}; {hint}it has "
+                f"{', '.join(map(repr, names))}"
+            )
         if len(fit) > 1:
             raise ValueError(
                 f"{config.source} has no column {likely[0]!r}, and {' and '.join(map(repr, fit))} "
@@ -65,9 +73,27 @@ def read_columns(config: DataConfig) -> tuple[DataConfig, list[str], Iterator[Ba
     return config.model_copy(update=found), names, chain([first], batches)
 
 
+def near_columns(column: str, names: Sequence[str]) -> list[str]:
+    """The names that may be meant by a column that is not there, the best first.
+
+    >>> near_columns("question", ["id", "prompt_text", "gold"]), near_columns("gld", ["id", "gold"])
+    (['prompt_text'], ['gold'])
+    """
+    alike = next((words for words in LIKELY.values() if column in words), ())
+    near = difflib.get_close_matches(column, names, cutoff=0.5)
+    return near or [name for name in names if set(re.split(r"[\W_]+", name.lower())) & set(alike)]
+
+
+def is_local(source: str) -> bool:
+    """Whether a source is a file of rows, there or not, and no built-in set, folder or hub name."""
+    return source not in BUILT_IN and Path(source).suffix.lower() in READERS
+
+
 def _open(config: DataConfig) -> Iterator[Row | str | None]:
     name = BUILT_IN.get(config.source, config.source)
-    places = dict.fromkeys([Path.cwd() / name, project_path(name)])  # a kernel is at its notebook
+    # A kernel is at its notebook; a command looks there, too, for what the kernel will find.
+    folders = (Path.cwd(), project_path("notebooks"), project_path(""))
+    places = dict.fromkeys(folder / name for folder in folders)
     path = next(filter(Path.exists, places), project_path(name))
     if path.is_dir():
         return _read_hub(str(path), config)

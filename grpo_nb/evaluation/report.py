@@ -110,7 +110,7 @@ def checks(report: Mapping[str, Any]) -> list[Check]:
         "baseline",
         "ok" if comparable else "stop",
         f"{first} and {last} answered the same {prompts} held-out prompts",
-        "" if comparable else "raise data.eval_rows and start again with notebook 1",
+        "" if comparable else "raise data.eval_rows and prepare the data again",
     )
     more_solved = pair["mcnemar_p"] < 0.05 and pair["gained"] > pair["lost"]
     state, fix = "ok", ""

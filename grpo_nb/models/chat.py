@@ -28,7 +28,8 @@ def find_model(model_path: str) -> str:
     folder = project_path(Path(model_path).expanduser())
     if (folder / "config.json").is_file():
         return str(folder)
-    if folder.exists() or model_path.count("/") != 1 or model_path[0] in "/.~":
+    beside = folder.exists() or folder.parent.is_dir()  # data/tiny_bas is no hub name
+    if beside or model_path.count("/") != 1 or model_path[0] in "/.~":
         raise FileNotFoundError(
             f"model_path {model_path!r}: {folder} holds no config.json. Give the folder of a "
             "saved model, or a hub name such as Qwen/Qwen2.5-1.5B-Instruct"
@@ -38,12 +39,17 @@ def find_model(model_path: str) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep banners and bars of the libraries back, unless loading fails."""
+    """Keep banners, bars and warnings of the libraries back.
+
+    They are shown above an error that is not one of ours, whose sentence says what is wrong.
+    """
     text = io.StringIO()
     text.fileno = lambda: 1  # vLLM asks standard output for it while it loads
     try:
         with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
             yield
+    except (ValueError, FileNotFoundError):
+        raise
     except Exception:
         print(text.getvalue(), file=sys.stderr)
         raise

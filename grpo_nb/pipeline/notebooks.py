@@ -12,6 +12,7 @@ its own kernel; if one ends too early, an error says why, and no stage is left a
 """
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -27,6 +28,7 @@ from grpo_nb.runs import (
     PROJECT_ROOT,
     Run,
     check_stages_before,
+    project_path,
     refuse_unknown,
     resolve_stages,
 )
@@ -49,8 +51,7 @@ KERNEL_ARGUMENTS = ["--IPKernelApp.log_level=50"]
 KERNEL_ENDED = (
     "ended with the process of its kernel: killed by the system because memory ran out "
     "(docs/troubleshooting.md#out-of-memory), killed by a user, or ended by an exit in a cell. "
-    "What was written before is kept: the same command with --from this stage continues, a "
-    "training from its last checkpoint"
+    "What was written before is kept"
 )
 
 
@@ -143,6 +144,30 @@ def check_run(
     return config, typed
 
 
+def check_inputs(plan: Planned, config: configs.RunConfig, first: str) -> None:
+    """Refuse files and folders that are missing, and a file whose first rows do not fit.
+
+    Raises:
+        FileNotFoundError: The model, the data or the file of attacks does not exist.
+        ValueError: The first rows cannot be used; the message has a command that can use them.
+    """
+    from grpo_nb import data, reward_lab
+    from grpo_nb.models import chat
+    from grpo_nb.rewards import load_rewards
+
+    chat.find_model(config.model.model_path)
+    if config.rewards.cases:
+        reward_lab.read_attacks(project_path(config.rewards.cases))
+    if first > "01" or not (why := data.problem(config, load_rewards(config.rewards))):
+        return
+    if fitting := data.proposal(config):
+        options = [f"--set {shlex.quote(f'{k}={v}')}" for k, v in (plan.settings | fitting).items()]
+        options[:0] = [] if plan.profile == "auto" else [f"--profile {plan.profile}"]
+        command = f"python -m grpo_nb run --name {plan.name} {' '.join(options)}"
+        why += f"\nThis fits its first rows, if these are the columns:\n    {command}"
+    raise ValueError(why)
+
+
 def kept_settings(run: Run, first: str) -> dict[str, Any]:
     """Return the settings that earlier calls made for the stages from `first` on."""
     kept = {k: v for k, v in run.settings().items() if configs.stage_of(k) >= first}
@@ -212,6 +237,7 @@ def run_pipeline(
     """
     run = Run(name)
     config, typed = check_run(run, profile, settings, first, last, force)
+    check_inputs(Planned(name, profile, dict(settings or {})), config, first)
     _papermill()  # imported early, while a signal still ends this process
     lock = run.lock(".pipeline.lock")
     shared = {"01": {"profile": config.profile, "task": config.task}}
@@ -220,11 +246,24 @@ def run_pipeline(
         write_json(run / "settings.json", earlier | typed)
         (run / "notebooks").mkdir(exist_ok=True)
         for stage in [stage for stage in NOTEBOOKS if first <= stage <= last]:
+            if stage == "03":
+                _refuse_failed_rewards(run, force)
             own = {"run_name": name, "settings": configs.of_stage(stage, typed)}
             _execute_stage(run, stage, own | shared.get(stage, {"force": force}))
     finally:
         lock.release()
     return run
+
+
+def _refuse_failed_rewards(run: Run, force: bool) -> None:
+    """Raise StageFailed if the verdict failed, before notebook 3 starts and does so."""
+    from grpo_nb import reward_lab
+    from grpo_nb.rewards import load_rewards
+
+    try:
+        reward_lab.check(run, load_rewards(run.config().rewards), force)
+    except ValueError as error:
+        raise StageFailed(str(error)) from None
 
 
 def _execute_stage(run: Run, stage: str, parameters: dict[str, Any]) -> None:
@@ -247,16 +286,18 @@ def _execute_stage(run: Run, stage: str, parameters: dict[str, Any]) -> None:
         try:
             task.result()
         except StageFailed as error:
-            if not received:
-                raise
-            raise Stopped(str(error), received[0]) from None
+            # The command of a control finds its stage itself.
+            control = (run / "config.yaml").exists() and run.config().train.control != "none"
+            options = "" if control else f" with --name {run.name} --from {stage}"
+            text = f"{error}\nTo go on, give the same command{options}"
+            raise (Stopped(text, received[0]) if received else StageFailed(text)) from None
 
 
 def print_summary(run: Run, last: str = "04") -> None:
     """Print the results of a run whose stages up to `last` are done, and where its files are.
 
     Raises:
-        RuntimeError: `last` is "02" and the rewards failed; raised after printing.
+        StageFailed: `last` is "02" and its verdict failed; raised after printing.
     """
     if last == "04":
         for pair in read_json(run / "eval/report.json")["comparisons"]:
@@ -269,8 +310,8 @@ def print_summary(run: Run, last: str = "04") -> None:
     print("time      ", ", ".join(f"{name} {value:.0f} s" for name, value in seconds.items()))
     for place in ("notebooks", "figures", *(["model/merged"] if last == "04" else [])):
         print(f"{place.partition('/')[0]:<10} {run / place}")
-    if last == "02" and failures:
-        raise RuntimeError("the rewards failed: fix them before you train")
+    if last == "02":
+        _refuse_failed_rewards(run, force=False)
 
 
 def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> None:
@@ -297,7 +338,7 @@ def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Non
         if entry != before:  # otherwise it had not started, and its earlier results are valid
             run.record(stage, {"status": "failed", "error": why})
         if stage == "03" and (steps := trained_steps(run / "train")):
-            kept += f"\nThe training is kept up to step {steps}: --from 03 continues from there"
+            kept += f"\nThe training is kept up to step {steps}"
     except OSError as error:
         kept = f"The failure could not be recorded in the manifest: {error}"
     raise StageFailed(f"{NOTEBOOKS[stage]} {why}\n{kept}")
@@ -335,6 +376,8 @@ def _execute(source: Path, target: Path, parameters: Mapping[str, Any]) -> str:
             store_widget_state=False,
         )
     except papermill.PapermillExecutionError as error:
+        if error.ename == "KeyboardInterrupt":  # SIGTERM, too, interrupts the kernel
+            return f"was stopped in cell {error.exec_count}: {error.evalue or 'interrupted'}"
         return f"failed in cell {error.exec_count}: {error.ename}: {error.evalue}"
     except OSError as error:
         return f"was stopped: {disk_error(target, error)}"

@@ -52,6 +52,7 @@ class Attack(NamedTuple):
     completion: str | list[Any]
 
 
+HONEST = ("the reference", "wrong, in perfect format", "empty completion")  # to compare with
 EMPTY = ("", "")
 ATTACKS = [
     Attack("empty completion", "hollow", ""),
@@ -140,6 +141,28 @@ def winners(probes: pd.DataFrame) -> pd.DataFrame:
     return probes[probes["won"] > WON_SHARE]
 
 
+def attack_checks(probes: pd.DataFrame, preset: RewardSet) -> list[Check]:
+    """Return a failed check for each attack that wins; it names the reward that pays for it."""
+    weights = dict(zip(preset.names, preset.reward_weights, strict=True))
+    return [
+        Check(f"attack {line['attack']!r}", "stop", _payer(line, probes, weights), FIX)
+        for line in winners(probes).to_dict("records")
+    ]
+
+
+def _payer(line: dict[str, Any], probes: pd.DataFrame, weights: dict[str, float]) -> str:
+    """Say why an attack wins, and which reward pays it more than an honest completion."""
+    honest = HONEST[0] if line["kind"] == "right" else HONEST[1]
+    compared = probes.set_index("attack").loc[honest].fillna(0)
+    paid = {name: weight * np.nan_to_num(line[name]) for name, weight in weights.items()}
+    extra = {name: paid[name] - weights[name] * compared[name] for name in weights}
+    blamed = extra if max(extra.values()) > TIE else paid
+    name, why = max(blamed, key=blamed.get), f"{line['because']}: {line['completion']!r}"
+    if line["because"].startswith("earns less"):  # no reward pays too much for this one
+        return why
+    return f"`{name}` pays {paid[name]:.2f} of the attack's {line['total']:.2f}, which {why}"
+
+
 def _cut(completion: str) -> str:
     return completion if len(completion) <= 100 else f"{completion[:100]}…"
 
@@ -194,10 +217,9 @@ def _verdicts(bench: Bench, table: pd.DataFrame) -> list[str]:
     others = table["total"] - bench.preset.reward_weights[0] * first
     lines = table[["row", "attack", "kind", "total"]].assign(first=first, others=others)
     earned = {(line.row, line.attack): line for line in lines.itertuples()}
-    honest = ("the reference", "wrong, in perfect format", "empty completion")
     format_pays = bool(bench.preset.format_name)
     return [
-        _because(line, *(earned[line.row, name] for name in honest), format_pays)
+        _because(line, *(earned[line.row, name] for name in HONEST), format_pays)
         for line in lines.itertuples()
     ]
 
@@ -242,18 +264,21 @@ def references(bench: Bench, rows: Sequence[Row], sampled: pd.DataFrame) -> list
     scores = bench.score(rows, [preset.reference(row) for row in rows])
     wrong = sampled[~passed(sampled, preset)].groupby("question")["total"].max()
     losers = [
-        (row, first)
+        (row, first, total)
         for row, first, total in zip(rows, scores[:, 0], bench.totals(scores), strict=True)
         if not np.isclose(first, preset.full) or total <= wrong.get(row["question"], -np.inf)
     ]
     if not losers:
         return []
-    row, earned = losers[0]
+    row, earned, total = losers[0]
     evidence = (
         f"the reference answer loses on {len(losers)} rows: {row['question']!r}, …; its reference, "
         f"{_cut(preset.reference(row))!r}, earns {earned:.3g} of {preset.full:.3g} from "
         f"{preset.names[0]}"
     )
+    if row["question"] in wrong.index and total <= wrong[row["question"]]:
+        best = wrong[row["question"]]
+        evidence += f", {total:.3g} in total, and a wrong completion earns {best:.3g}"
     fix = "correct how the first reward reads answers; if your completions have another form, "
     fix += "define reference(row) beside the rewards"
     return [Check("reference answer", "stop", evidence, fix)]

@@ -24,6 +24,14 @@ from grpo_nb.runs import Check, Run, Stage, atomic_path, write_json
 from grpo_nb.runs.config import DataConfig, RunConfig
 
 KEPT_AT = "rewards/baseline.parquet"
+BASE = "base model"  # the name of its check
+NO_SIGNAL = "every group of the baseline rollouts has zero advantage"
+EASIER = (
+    "data.sft_rows = 500 and train.sft_steps = 100 (an SFT warm-up), easier rows (data.source), or "
+    "another base (model.model_path)"
+)
+WARM_UP = "train.sft_steps = 100, if it is 0: the SFT warm-up comes before GRPO"
+HARDER = "harder rows (data.source)"
 SPARE = 1.25  # recommended cap, relative to the 99th percentile of the baseline's lengths
 
 
@@ -220,21 +228,30 @@ def summary(
     }
 
 
-def checks(figures: Mapping[str, Any]) -> list[Check]:
-    """Check from the figures of `summary` whether there is anything to learn and room to answer."""
+def checks(figures: Mapping[str, Any], sft_rows: int = 0) -> list[Check]:
+    """Check from the figures of `summary` whether there is anything to learn and room to answer.
+
+    Args:
+        figures: The figures.
+        sft_rows: Rows of the SFT warm-up. It comes after this check, so a base that earns nothing
+            yet is only a warning if there are any.
+    """
     rate, silent = figures["pass@1"], figures["share of zero-advantage groups"]
-    learns = "stop" if silent == 1 else "ok" if 0 < rate < 1 else "warning"
     base = f"right in {rate:.1%} of its samples; {silent:.0%} zero-advantage groups"
+    learns, easier = "ok" if 0 < rate < 1 else "warning", ""
     if silent == 1:
-        base += "; every group of the baseline rollouts has zero advantage"
-    easier = "" if learns == "ok" else "use easier or harder rows, or another base model"
+        learns = "warning" if sft_rows and rate < 1 else "stop"
+        does = {0: "does not solve", 1: "always solves"}.get(rate, "has one score a prompt in")
+        base = f"the base {does} this: right in {rate:.1%} of its samples, and {NO_SIGNAL}"
+    if learns != "ok":
+        easier = HARDER if rate == 1 else WARM_UP if sft_rows else EASIER
     cap, best = figures["max_completion_length"], figures["recommended max_completion_length"]
     cut, p95 = figures["share truncated"], figures["completion tokens, p95"]
     fits = cap >= best or (cut <= 0.05 and cap >= p95)
     long = f"95 % of its completions have at most {p95:.0f} tokens, {cut:.0%} were cut; cap {cap}"
     raised = "" if fits else f"set train.max_completion_length = {best}"
     return [
-        Check("base model", learns, base, easier),
+        Check(BASE, learns, base, easier),
         Check("completion length", "ok" if fits else "warning", long, raised),
     ]
 

@@ -16,13 +16,13 @@ import pandas as pd
 from grpo_nb import environments
 from grpo_nb.environments.findings import findings
 from grpo_nb.reward_lab import baseline as baselines
-from grpo_nb.reward_lab.attacks import FIX, probe, read_attacks, references, winners
+from grpo_nb.reward_lab.attacks import attack_checks, probe, read_attacks, references
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.linter import lint, usable
 from grpo_nb.reward_lab.table import Bench, Row, signal_table
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import Message
-from grpo_nb.runs import NOTEBOOKS, Check, Run, Stage, project_path, write_json
+from grpo_nb.runs import Check, Run, Stage, project_path, write_json
 from grpo_nb.runs.config import RunConfig
 
 REFERENCE_ROWS = 512  # rows whose reference answers are scored
@@ -56,7 +56,8 @@ class Verdict(NamedTuple):
     def __str__(self) -> str:
         if self.passed:
             return f"PASSED: {self.checks[0].evidence}"
-        return "\n  ".join(["FAILED, and notebook 3 will refuse to train:", *self.failures])
+        first = f"FAILED, so training is refused: {_reason(self.checks[1:])}"
+        return "\n  ".join([first, *self.failures[1:]])
 
 
 def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -> Verdict:
@@ -83,7 +84,7 @@ def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -
             else:
                 tested = [*baseline.rows, *rows[:REFERENCE_ROWS]]
                 probes = probe(bench, tested, own)
-                won = map(_attack_check, winners(probes).itertuples())
+                won = attack_checks(probes, bench.preset)
                 problems = [*references(bench, tested, scored), *problems, *won]
                 problems += _form_asked(bench.preset, rows[0]["prompt"], config)
         except Exception as error:  # a user's reward may raise anything, and that is the verdict
@@ -91,7 +92,7 @@ def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -
             fix = "give such text the lowest score, or use @reward(on_error='skip')"
             problems.append(Check("a reward raises on an attack", "stop", evidence, fix))
     figures = baselines.summary(baseline, scored, bench.preset, config)
-    checks = [_summary(problems), *problems, *baselines.checks(figures)]
+    checks = [_summary(problems), *problems, *baselines.checks(figures, config.data.sft_rows)]
     return Verdict(checks, probes, figures, signal_table(bench.preset, scored))
 
 
@@ -102,11 +103,16 @@ def _form_asked(preset: RewardSet, prompt: list[Message], config: RunConfig) -> 
     if asked or config.data.system_prompt != "preset":
         return []
     evidence = f"completions are read as {form.name}, and no prompt says {form.system_prompt!r}"
-    return [Check("form", "warning", evidence, f"run notebook 1 with rewards.form = {form.name!r}")]
+    fix = f"prepare the data with rewards.form = {form.name!r}"
+    return [Check("form", "warning", evidence, fix)]
 
 
-def _attack_check(line: Any) -> Check:
-    return Check(f"attack {line.attack!r}", "stop", f"{line.because}: {line.completion!r}", FIX)
+def _reason(checks: Sequence[Check]) -> str:
+    """Say in one sentence why a verdict failed; if only the base is to blame, what to set."""
+    first = next(check for check in checks if check.state == "stop")
+    if first.name == baselines.BASE:  # the last check that stops: nothing is wrong with the rewards
+        return f"the rewards are fine; {first.evidence}. What helps: {first.fix}"
+    return f"{first.name}: {first.evidence}"
 
 
 def _summary(problems: Sequence[Check]) -> Check:
@@ -116,7 +122,7 @@ def _summary(problems: Sequence[Check]) -> Check:
         return Check("rewards", "ok", f"right answers win, attacks lose; {len(problems)} warnings")
     count = f"{len(stops)} reasons to stop, the first" if stops[1:] else "a reason to stop"
     evidence = f"{count}: {stops[0].name}: {stops[0].evidence}"
-    return Check("rewards", "stop", evidence, f"{stops[0].fix}; then run notebook 2 again")
+    return Check("rewards", "stop", evidence, f"{stops[0].fix}; then test them again")
 
 
 def save(run: Run, bench: Bench, verdict: Verdict) -> None:
@@ -155,7 +161,7 @@ def check(run: Run, preset: RewardSet, force: bool = False) -> str:
     Raises:
         ValueError: The verdict failed, is missing, or belongs to other rewards or weights.
     """
-    path, notebook = run / REPORT, f"{NOTEBOOKS['02']}.ipynb"
+    path, remedy = run / REPORT, f"Correct them and run {run.place('02')} again"
     report = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     if report is None:
         problem = f"{REPORT} is missing"
@@ -164,14 +170,17 @@ def check(run: Run, preset: RewardSet, force: bool = False) -> str:
     elif report.get("environment", "") != environments.identity(environments.of(run.config())):
         problem = "the environment is not the one that was tested"
     elif not report["passed"]:
-        first, *more = report["failures"]
-        others = f" (and {len(more)} more in {REPORT})" if more else ""
-        problem = f"the rewards failed their test: {first}{others}"
+        others = f" (and {more} more in {REPORT})" if (more := len(report["failures"]) - 1) else ""
+        problem = _reason([Check(**line) for line in report["checks"][1:]]) + others
+        if problem.startswith("the rewards are fine"):
+            remedy = f"Set one of these and begin again with {run.place('01')}"
+        else:
+            problem = f"the rewards failed their test: {problem}"
     else:
         return "the rewards passed their test"
     if force:
         return f"forced, although {problem}"
-    raise ValueError(f"{problem}. Correct them and run {notebook} again, or set force = True")
+    raise ValueError(f"{problem}. {remedy}, or set force = True (on the command line: --force)")
 
 
 def fingerprint(preset: RewardSet) -> str:

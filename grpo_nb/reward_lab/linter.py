@@ -27,7 +27,7 @@ FIXES = {
     "wrong length": "return one score, or None, for each completion",
     "out of range": "score in [0, 1] and put the weight into reward_weights; or declare the range: "
     "@reward(low=…, high=…), or NAME.range = (lowest, highest) below a plain function",
-    "missing column": "keep that column in notebook 1 (data.extra_columns), or drop the parameter",
+    "missing column": "set data.extra_columns and prepare the data again, or drop the parameter",
     "not finite": "return None where there is no score",
     "None": "None counts as 0 in the total: correct the reference answers, or drop those rows",
     "never above its minimum": "compare its reasons with the completions: the extraction may be "

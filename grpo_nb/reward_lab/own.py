@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # A cell of rewards: the shipped one, or one with a function of `completions`, a `@reward`
 # function, or a list `reward_funcs`.
 CELL = re.compile(
-    r"\A\s*# Your rewards|^\s*(?:async )?def \w+\([^)]*\bcompletions\b"
+    r"\A\s*# (?:# )?Your rewards|^\s*(?:async )?def \w+\([^)]*\bcompletions\b"
     r"|^\s*@(?:\w+\.)?reward\b|^reward_funcs\b[^=\n]*=(?!=)",
     re.MULTILINE,
 )
@@ -43,7 +43,7 @@ def adopt(
 
     The cell is written to the run's rewards/mine.py and loaded from there, so that notebook 3
     trains with exactly what was tested. A cell that defines nothing keeps the preset, or what the
-    Reward Lab has adopted since the stage started.
+    Reward Lab has adopted since the stage started. What was adopted before needs to be chosen.
 
     Args:
         bench: The bench with the preset, whose form (reference and answer) is kept.
@@ -53,16 +53,19 @@ def adopt(
         source: Python text to use in place of the cell's.
 
     Raises:
-        ValueError: The cell does not run on its own, or its list of rewards or weights is wrong.
+        ValueError: The cell does not run on its own, its list of rewards or weights is wrong, or it
+            is empty and rewards were adopted earlier.
     """
     text, config = cell_of_rewards() if source is None else source, stage.config.rewards
     if _defines_nothing(text):
         path = str(stage.run / OWN)
         if config.preset != path and stage.run.settings().get("rewards.preset") == path:
-            print(
-                f"The cell defines no reward, so the preset {config.preset!r} is used. The rewards "
-                f'adopted earlier are kept: settings = {{"rewards.preset": "{path}"}} selects them'
-            )
+            if stage.config.sources["rewards.preset"] != "set here":
+                raise ValueError(
+                    "the cell of rewards is empty, and this run has rewards that were adopted: "
+                    f'choose with settings = {{"rewards.preset": "{path}"}}, which keeps them, or '
+                    f'{{"rewards.preset": "{config.preset}"}}, the preset'
+                )
             _keep(stage, "", config.reward_weights)
         return bench._replace(preset=load_rewards(config))
     try:

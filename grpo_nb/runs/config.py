@@ -97,7 +97,7 @@ def parse_assignment(assignment: str) -> tuple[str, Any]:
     """
     name, equals, value = assignment.partition("=")
     if not equals:
-        raise ValueError(f"--set {assignment!r} has no value: write --set train.max_steps=20")
+        raise ValueError(f"--set {assignment!r} has no value: write NAME=VALUE, train.beta=0.1")
     if name.startswith("trl."):
         try:
             return name.strip(), ast.literal_eval(value)

@@ -58,9 +58,14 @@ class Run:
         refuse_path("run_name", name)
         self.name = name
         self.path = runs_root() / name
+        self.one_page = False  # whether one notebook, the quickstart, holds every stage
 
     def __truediv__(self, relative: str) -> Path:
         return self.path / relative
+
+    def place(self, stage: str) -> str:
+        """Name what executes a stage: its notebook, or the cells above in the quickstart."""
+        return "the cells above" if self.one_page else f"{NOTEBOOKS[stage]}.ipynb"
 
     def manifest(self) -> dict[str, dict]:
         """Return {stage: entry}; empty before the first stage."""
@@ -152,10 +157,8 @@ class Run:
         if not (again := self._run_again_before(stage)):
             return ""
         first = next(name for name in NOTEBOOKS if name == stage or self.status(name) != "done")
-        return (
-            f"{NOTEBOOKS[again]} was run again after {NOTEBOOKS[stage]}: run {NOTEBOOKS[first]} "
-            f"(--from {first})"
-        )
+        place = self.place(first) if self.one_page else f"{NOTEBOOKS[first]} (--from {first})"
+        return f"{NOTEBOOKS[again]} was run again after {NOTEBOOKS[stage]}: run {place}"
 
     def refuse_stale(self) -> None:
         """Raise ValueError if the merged model and its evaluation are out of date."""
@@ -329,6 +332,7 @@ def start_stage(
         RuntimeError: Another process is using the run.
     """
     run, settings = Run(run_name), dict(settings or {})
+    run.one_page = all_stages
     for name in settings:
         configs.refuse_unknown_setting(name)
         if (owner := configs.stage_of(name)) != stage and not all_stages:
@@ -385,13 +389,13 @@ def check_stages_before(run: Run, stage: str) -> None:
             was = "was" if status == "cut off" else "is"
             raise ValueError(
                 f"{NOTEBOOKS[stage]} needs {NOTEBOOKS[earlier]}, which {was} {status} in "
-                f"run {run.name!r}: run {NOTEBOOKS[earlier]}.ipynb first"
+                f"run {run.name!r}: run {run.place(earlier)} first"
             )
         for relative, digest in run.manifest()[earlier]["outputs"].items():
             path = run / relative
             if not path.exists() or sha256(path) != digest:
                 change = "changed" if path.exists() else "was removed"
                 raise ValueError(
-                    f"{relative} {change} after {NOTEBOOKS[earlier]} wrote it: run that "
-                    "notebook again, or set force = True"
+                    f"{relative} {change} after {NOTEBOOKS[earlier]} wrote it: run "
+                    f"{run.place(earlier)} again, or set force = True"
                 )

@@ -99,6 +99,9 @@ class _Strict(yaml.SafeLoader):
 
     yaml_implicit_resolvers: ClassVar[dict] = {}  # replaces YAML 1.1's; filled below
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        return super().construct_object(node, deep=True)  # refuses a node that contains itself
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen = []
         for key, _ in node.value:
@@ -126,8 +129,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: It is not YAML, has a duplicate key, or holds no keys; the message names the
-            file and the line.
+        ValueError: It is not YAML, has a duplicate key or a recursive alias, or holds no keys; the
+            message names the file and the line.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")
@@ -136,7 +139,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         mark, why = error.problem_mark or error.context_mark, error.problem
         tab = ": indent with spaces, not tabs" if "'\\t'" in str(why) else ""
-        raise ValueError(f"{path}, line {mark.line + 1}: {why}{tab}") from None
+        why = "an alias stands inside what it names" if "recursive" in str(why) else f"{why}{tab}"
+        raise ValueError(f"{path}, line {mark.line + 1}: {why}") from None
     except RecursionError:
         raise ValueError(f"{path} is not a file of settings: it is nested too deeply") from None
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # `!!bool maybe`

@@ -22,7 +22,7 @@ BAD_STEPS = 3  # updates in a row that had to be left out end the training
 GRADIENT = (
     "Lower train.learning_rate, look for a reward that is NaN, or set model.quantization = '16bit'"
 )
-SCORES = "Repair the reward, or what it asks (a server, a file), and test it in notebook 2"
+SCORES = "Repair the reward, or what it asks (a server, a file), and test it again"
 
 
 class StepCallback(TrainerCallback):

@@ -33,7 +33,7 @@ def warm_up(policy: Policy, stage: Stage) -> str:
     if not rows.is_file():
         raise ValueError(
             f"train.sft_steps = {train.sft_steps} needs rows to learn from: set "
-            "data.sft_rows in notebook 1 and run it again"
+            "data.sft_rows and prepare the data again"
         )
     known = {name: value for name, value in train if name.startswith("sft_")}
     known |= {"seed": stage.config.seed, "rows": sha256(rows)}

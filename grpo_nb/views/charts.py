@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 COLORS = BLUE, ORANGE, GREEN, GREY = "#3b78c4", "#c96f0a", "#3a9a5b", "#8a8a8a"
 COLORED = 8  # runs that get a color of their own
+LEGEND_COLUMNS, LEGEND_ROW = 2, 0.18  # curves side by side; height of a row [share of the axis]
 COLUMNS, WIDTH, ROW = 4, 10.5, 1.7  # charts side by side; figure width and row height [inches]
 
 
@@ -130,6 +131,7 @@ def _draw_chart(axis: "Axes", chart: Chart, lines: pd.DataFrame) -> None:
     curves = [key for key in chart.metrics if key in lines]
     for key, color, marker in zip(curves, COLORS, "os^d", strict=False):
         label = key.rpartition("/")[2].replace("_", " ")
+        label += f" {shown(lines[key].iloc[-1], chart.form)}"
         style = {"color": color, "label": label, "clip_on": False}
         if chart.validation:  # hollow markers, because points may coincide
             style |= {"marker": marker, "markerfacecolor": "none", "linestyle": ""}
@@ -138,18 +140,29 @@ def _draw_chart(axis: "Axes", chart: Chart, lines: pd.DataFrame) -> None:
         mean, ends = lines[curves[0]], [lines[key] for key in chart.band]
         low, high = ends if len(ends) == 2 else (mean - ends[0], mean + ends[0])
         axis.fill_between(lines["step"], low, high, color=COLORS[0], alpha=0.25, linewidth=0)
-    if len(curves) > 1:
-        axis.legend(frameon=False, fontsize=7)
     low, high = axis.get_ylim()
     axis.set_ylim(min(low, *chart.shown), max(high, *chart.shown))
-    # With a height given, matplotlib need not measure all labels: a third of the drawing's time.
-    axis.set_title(chart.title, fontsize=9, loc="left", y=1.0)
-    latest = curves[-2:] if chart.validation else curves[-1:]
-    latest = " · ".join(shown(lines[key].iloc[-1], chart.form) for key in latest)
-    axis.set_title(latest, fontsize=9, loc="right", y=1.0, fontweight="bold")
     axis.tick_params(labelsize=7)
     axis.locator_params(nbins=4)
+    if len(curves) > 1:
+        _legend_above(axis, -(-len(curves) // LEGEND_COLUMNS))
+    # With a height given, matplotlib need not measure all labels: a third of the drawing's time.
+    axis.set_title(chart.title, fontsize=9, loc="left", y=1.0)
+    if not chart.validation:  # whose legend has the latest value of each curve
+        latest = shown(lines[curves[-1]].iloc[-1], chart.form)
+        axis.set_title(latest, fontsize=9, loc="right", y=1.0, fontweight="bold")
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def _legend_above(axis: "Axes", rows: int) -> None:
+    """Write the legend into room above the curves, which has no ticks."""
+    low, high = axis.get_ylim()
+    ticks = [tick for tick in axis.get_yticks() if low <= tick <= high]
+    axis.set_ylim(low, high + (high - low) * LEGEND_ROW * rows)
+    axis.set_yticks(ticks)
+    look = {"frameon": False, "fontsize": 7, "borderaxespad": 0.4, "borderpad": 0}
+    look |= {"handlelength": 1, "handletextpad": 0.4, "columnspacing": 0.8, "labelspacing": 0.2}
+    axis.legend(loc="upper left", ncols=LEGEND_COLUMNS, **look)
 
 
 def image(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -159,13 +172,18 @@ def image(lines: Sequence[Mapping[str, Any]]) -> str:
     """
     figure, buffer = draw(lines), io.BytesIO()
     figure.savefig(buffer, format="png", dpi=100)
-    titles = [
-        [a.get_title(loc=side) for side in ("left", "right")] for a in figure.axes if a.axison
-    ]
-    values = "; ".join(": ".join(both) for both in titles)
+    values = "; ".join(_in_words(axis) for axis in figure.axes if axis.axison)
     label = html.escape(f"charts of the training; {values}", quote=True)
     data = base64.b64encode(buffer.getvalue()).decode()
     return f'<img alt="{label}" style="max-width: 100%" src="data:image/png;base64,{data}">'
+
+
+def _in_words(axis: "Axes") -> str:
+    """Return a chart's title and the latest values."""
+    title, latest = (axis.get_title(loc=side) for side in ("left", "right"))
+    legend = axis.get_legend()
+    curves = " · ".join(text.get_text() for text in legend.get_texts()) if legend else latest
+    return f"{title}: {curves}"
 
 
 def shown(value: float | None, form: str) -> str:

@@ -46,7 +46,7 @@ class TrainingDashboard(View):
         self.lines: list[dict[str, float]] = []
         self.alerts: list[dict[str, Any]] = []
         self.sample: Sequence[Mapping[str, Any]] = ()
-        self.step, self.total_steps = 0, 0
+        self.step, self.total_steps, self.ended = 0, 0, False
         self._due: float | None = None  # time of the next drawing
         self._showing = threading.Lock()
         parts = self.header, self.wishes, self.listed, self.curves, self.completions = [
@@ -70,16 +70,16 @@ class TrainingDashboard(View):
         self.step, self.total_steps = int(values.get("step", self.step)), update.total_steps
         self.lines.append(values | {"step": self.step})
         self.sample = update.completions or self.sample
+        self.ended = self.step >= self.total_steps or self.controls.stop.is_set()
         self._show_wishes()
         self.header.value = self._progress()
         if update.alerts:
             self.alerts += [{"step": self.step, **alert._asdict()} for alert in update.alerts]
             self.listed.value = self._alert_list()
-        last = self.step >= self.total_steps or self.controls.stop.is_set()
         began = time.monotonic()
         if self._due is None:
             self._due = began + FIRST
-        if began < self._due and not last:
+        if began < self._due and not self.ended:
             return
         # Drawing takes a fraction of a second: the longer it took, the later the next one.
         self.draw()
@@ -98,14 +98,18 @@ class TrainingDashboard(View):
     def _show_wishes(self) -> None:
         """Show pending requests, and disable their buttons until the training has acted on them.
 
-        Clicks and updates come from two threads, so a lock keeps the last state shown.
+        After the last step all are disabled. Clicks and updates come from two threads, so a lock
+        keeps the last state shown.
         """
         with self._showing:
             pending = [name for name in WISHES if getattr(self.controls, name).is_set()]
             status = "; ".join(WISHES[name][2] for name in pending)
+            if self.ended:
+                stopped = f"stopped after step {self.step}: trainer.train() goes on from there"
+                status = stopped if self.step < self.total_steps else ""
             self.wishes.value = f"<span role='status'>{status}</span>"
             for name, button in self.buttons.items():
-                button.disabled = name in pending
+                button.disabled = self.ended or name in pending
 
     def _progress(self) -> str:
         """Return step, progress bar, speed, time left and memory as HTML."""
@@ -114,7 +118,9 @@ class TrainingDashboard(View):
             pace = sum(line["step_time"] for line in steps) / len(steps)
             left = (self.total_steps - self.step) * pace
             parts = [f"{pace:.3g} s per step"]
-            parts.append(f"about {timedelta(seconds=round(left))} left" if left > 0 else "finished")
+            time_left = f"about {timedelta(seconds=round(left))} left"
+            ended = "finished" if left <= 0 else "stopped"
+            parts.append(ended if self.ended else time_left)
         for key, form in (("tokens_per_second", "{:,.0f} tokens/s"), ("memory_gib", "{:.2f} GiB")):
             parts += [form.format(line[key]) for line in steps[-1:] if key in line]
         label = f"step {self.step} of {self.total_steps}"

@@ -17,20 +17,31 @@ from grpo_nb.runs import NOTEBOOKS, Run, Stage, checks, resolve_stages
 from grpo_nb.runs.config import of_stage
 from grpo_nb.views import tables
 from grpo_nb.views.environment_lab import EnvironmentLab
-from grpo_nb.views.widgets import WIDE, View
+from grpo_nb.views.widgets import ALERT, WIDE, View
 
 WEIGHT_STEP = 1 / 16  # a power of two, so that TRL's count of zero-advantage groups is exact
-EXAMPLE = """Paste the rewards of a TRL script or an Unsloth notebook, or write your own:
+EXAMPLE = r"""Paste the rewards of a TRL script, or write your own. These pass the test:
 
-def correct(completions, answer, **kwargs):
+import re
+
+def correct(completions, answer, **kwargs):  # TRL's shape; the first says "right"
     texts = [completion[0]["content"] for completion in completions]
-    return [float(f">{right}<" in text) for right, text in zip(answer, texts)]
+    found = [re.findall(r"<answer>\s*(.*?)\s*</answer>", text) for text in texts]
+    return [float(each == [right]) for each, right in zip(found, answer)]
 
-@rewards.reward()
-def brief(response: str) -> float:
-    return float(len(response) <= 40)
+reward_funcs, reward_weights = [correct, rewards.soft_format_reward], [1.0, 0.25]
+
+# Add these, and they fail on purpose, see why: it pays for silence.
+# @rewards.reward()
+# def brief(response: str) -> float:
+#     return float(len(response) <= 40)
+# reward_funcs, reward_weights = [*reward_funcs, brief], [*reward_weights, 0.5]
 
 If the box is empty, the run's preset is used."""
+
+HELD = f"""<div style='{ALERT}' role='note'>Another process holds this run, such as the kernel of \
+the quickstart. You can write and run rewards here, but not adopt them. To hand them over, paste \
+them into the cell of rewards there and run it; or shut that kernel down, and then adopt.</div>"""
 
 
 class RewardLab(View):
@@ -61,7 +72,7 @@ class RewardLab(View):
         rows = enumerate(self.baseline.rows)
         questions = [(f"{i + 1}. {row['question'][:90]}", i) for i, row in rows]
         numbers = [(str(i + 1), i) for i in range(self.group_size)]
-        self.code = self.code_box("Rewards", EXAMPLE, rows=10)
+        self.code = self.code_box("Rewards", EXAMPLE, rows=18)
         self.code.value = self.shown_source
         self.run = self.button("Run", "Score the completions and run the attacks", self._run)
         self.adopt = self.button("Adopt", "Use these rewards in notebook 3", self._adopt)
@@ -92,7 +103,9 @@ class RewardLab(View):
             self.table = bench.table(self.baseline.rows, self.completions_P_G)
         self.bench, preset = bench, bench.preset
         pairs = zip(preset.names, preset.reward_weights, strict=True)
-        self.sliders = [_weight_slider(name, weight) for name, weight in pairs]
+        # One scale for all, so that a weight of 0.25 does not stand where 1 stands beside it.
+        ends = 2 * min(0.0, *preset.reward_weights), 2 * max(0.5, *preset.reward_weights)
+        self.sliders = [_weight_slider(name, weight, *ends) for name, weight in pairs]
         self.on(self._reweigh, *self.sliders)
         self.children = [
             *(*self.editor, self.prompt, w.HBox([self.number, self.original]), self.text),
@@ -123,9 +136,9 @@ class RewardLab(View):
         """Hand on the rewards in the box with the current weights."""
         arguments = self._score()
         self._show_verdict(reward_lab.hand_on(*arguments, self.shown_source, self.weights))
-        name = html.escape(Path(self.stage.config.rewards.preset).name)
-        then = "trains with it" if self.verdict.passed else "will refuse it: see the verdict below"
-        self.status.value = f"<span role='status'>Adopted: {name}. {NOTEBOOKS['03']} {then}</span>"
+        name = Path(self.stage.config.rewards.preset).name
+        then = "trains with it" if self.verdict.passed else f"will refuse it. {self.verdict}"
+        self._say(f"Adopted: {name}. {NOTEBOOKS['03']} {then}")
 
     def _reweigh(self) -> None:
         preset = self.bench.preset._replace(reward_weights=self.weights)
@@ -166,6 +179,12 @@ class RewardLab(View):
 
     def _show_verdict(self, verdict: Verdict) -> None:
         self.verdict, self.report.value = verdict, _verdict_page(verdict)
+        self._say(str(verdict))
+
+    def _say(self, text: str) -> None:
+        """Show the first line of a text at the top of the page."""
+        first = html.escape(text.partition("\n")[0])
+        self.status.value = f"<span role='status'>{first}</span>"
 
 
 def lab(bench: Bench, baseline: Baseline, rows: list[dict], stage: Stage) -> View:
@@ -174,10 +193,11 @@ def lab(bench: Bench, baseline: Baseline, rows: list[dict], stage: Stage) -> Vie
     return kind(bench, baseline, rows, stage)
 
 
-def open_lab(name: str) -> View:
+def open_lab(name: str) -> w.VBox:
     """Open the lab of a run whose data is prepared, with its current rewards.
 
-    Stage 02 starts only when something is adopted, so that looking changes nothing.
+    Stage 02 starts only when something is adopted, so that looking changes nothing. If another
+    process holds the run, the page says so at its top.
     """
     run = Run(name)
     done, settings = run.status("02") == "done", of_stage("02", run.settings())
@@ -187,12 +207,12 @@ def open_lab(name: str) -> View:
     preset = load_rewards(config.rewards)
     model = config.model
     tokenizer = chat.load_tokenizer(model.model_path, model.chat_template_kwargs)
-    bench = bench_of(config, preset, tokenizer)
-    return lab(bench, baseline, rows, Stage(run, "02", config))
+    opened = lab(bench_of(config, preset, tokenizer), baseline, rows, Stage(run, "02", config))
+    return w.VBox([w.HTML(HELD), opened]) if run.in_use(".lock", ".pipeline.lock") else opened
 
 
-def _weight_slider(name: str, weight: float) -> w.FloatSlider:
-    ends = {"min": min(0.0, 2 * weight), "max": max(1.0, 2 * weight), "step": WEIGHT_STEP}
+def _weight_slider(name: str, weight: float, low: float, high: float) -> w.FloatSlider:
+    ends = {"min": low, "max": high, "step": WEIGHT_STEP}
     more = {"readout_format": ".4g", "tooltip": f"weight of {name}", "layout": {"width": "36em"}}
     style = {"description_width": "16em"}
     return w.FloatSlider(weight, **ends, **more, description=tables.short(name), style=style)
@@ -201,5 +221,5 @@ def _weight_slider(name: str, weight: float) -> w.FloatSlider:
 def _verdict_page(verdict: Verdict) -> str:
     frames = [checks.table(verdict.checks), verdict.probes]
     shown = "".join(tables.table(frame) for frame in frames if frame is not None)
-    text = f"<pre>{html.escape(str(verdict))}</pre>"
+    text = f"<pre>{html.escape(str(verdict).partition(chr(10))[2])}</pre>"
     return f"<div class='jp-RenderedHTMLCommon'>{text}{shown}</div>"

@@ -385,6 +385,34 @@ def test_the_shapes_of_rows(row, kind, turns, answer):
     assert passed == {name: row[name] for name in validate.SHAPE_COLUMNS if name in row}
 
 
+def labelled(*labels):
+    return {"text": ["1", "2", "0"], "label": [*labels]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "choices", "letter"),
+    [
+        (1, [1, 2, 0], "'1' is choice A by its text and choice B by its place, counted from 0"),
+        (1.0, [1.0, 2.5, 0], "choice A by its text and choice B"),
+        ("1", ["1", "2", "0"], "choice A by its text and choice B"),
+        ("a", ["e", "a"], "'a' is choice A by its letter and choice B by its text"),
+        (1, ["1", "2", "0"], "B"),  # a number among texts is a place, as in MMLU
+        (2, [0, 1, 2], "C"),
+        (3, [1, 2, 3], "C"),
+        ("A", [1, 2, 0], "A"),
+        ("1", labelled("1", "2", "3"), "A"),  # as ARC has some
+        (1, labelled(0, 1, 2), "B"),
+        (True, [False, True], "B"),
+    ],
+)
+def test_a_choice_that_text_and_place_name_differently_is_refused(answer, choices, letter):
+    row = only({"question": "a", "answer": answer, "choices": choices}, answer_kind="choice")
+    if len(letter) == 1:
+        assert row["answer"] == letter
+    else:
+        assert letter in str(row) and "answer with the letter" in str(row)
+
+
 @pytest.mark.parametrize(
     ("answer_format", "cell", "answer"),
     [

@@ -86,6 +86,23 @@ def test_every_kind_of_local_file_gives_the_same_rows(tmp_path, kind):
     assert read(tmp_path / f"rows.{kind}") == list(enumerate(frame.to_dict("records"), 1))
 
 
+@pytest.mark.parametrize("width", [pa.float16(), pa.float32(), pa.float64()], ids=str)
+def test_a_number_of_few_bits_is_the_shortest_text_that_stands_for_it(tmp_path, width):
+    held = {"answer": 79.1, "parts": [0.1, None], "more": {"x": [1.3]}, "kind": 2.7}
+    kinds = {"answer": width, "parts": pa.list_(width), "more": pa.struct({"x": pa.list_(width)})}
+    arrays = [pa.array([held[name], None]).cast(kind) for name, kind in kinds.items()]
+    arrays += [pa.array([held["kind"], None]).cast(width).cast(pa.float64()).cast(width)]
+    arrays[-1] = pa.DictionaryArray.from_arrays(pa.array([0, None]), arrays[-1][:1])
+    table = pa.table(arrays, names=[*held]).append_column("question", pa.array(["a?", "b?"]))
+    pq.write_table(table, tmp_path / "rows.parquet")
+    for source in (tmp_path / "rows.parquet", tmp_path):
+        for streaming in (False, True):
+            [(_, first), (_, second)] = read(source, streaming=streaming)
+            assert first == {**held, "question": "a?"}
+            assert second == {**dict.fromkeys(held), "question": "b?"}
+            assert references.as_text(first["answer"]) == "79.1"
+
+
 def test_a_file_lies_beside_the_notebook_or_in_the_project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_jsonl(tmp_path / "mine.jsonl", SUM)

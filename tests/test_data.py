@@ -6,6 +6,7 @@ import io
 import json
 import re
 import resource
+import unicodedata
 from functools import partial
 
 import numpy as np
@@ -584,6 +585,14 @@ def test_repeated_and_contradictory_questions(runs_dir):
     assert dropped["question repeated"]["rows"] == list(range(21, 41))
 
 
+def test_two_answers_are_compared_by_value(runs_dir):
+    assert hash(-1) == hash(-2)
+    rows = [question(50, "-1"), question(50, "-2"), *map(question, range(9))]
+    _, _, report = prepare(rows)
+    (entry,) = report["dropped"]
+    assert (entry["reason"], entry["rows"]) == ("question with several answers", [1, 2])
+
+
 LONG = (
     "At the harbour Ann buys {} stamps and {} shells, carries them home in a blue bag, gives a "
     "third of the shells to her brother and asks: how many of them are left at the end of the day"
@@ -617,6 +626,67 @@ def test_other_numbers_make_another_problem():
     first, again = LONG.format(3, 4), LONG.format(3, 4) + " then"
     assert near([first], LONG.format(3, 5), again, first).tolist() == [False, True, True]
     assert near(["???"], "a", "a b", "???").tolist() == [False, False, True]
+
+
+BEANS = "A farmer near Málaga sells 1,250 beans and keeps 75; how many beans did he have at first?"
+APPLES = "小明有12个苹果，小红比小明多3个苹果，他们一共有多少个苹果？"
+TWINS = {
+    "thousands separator": (BEANS, BEANS.replace("1,250", "1250")),
+    "a space": (BEANS, BEANS.replace("1,250", "1 250")),
+    "thin space": (BEANS, BEANS.replace("1,250", "1\u202f250")),
+    "decomposed letters": (BEANS, unicodedata.normalize("NFD", BEANS)),
+    "full-width digits": (BEANS, BEANS.replace("75", "７５")),
+    "a tag around it": (BEANS, f"<question>\n{BEANS}\n</question>"),
+    "tags around it": (BEANS, f'<div><p class="q">{BEANS}</p></div>'),
+    "two words": ("Capital France?", "capital France"),
+    "one word": ("Photosynthesis?", "Photosynthesis."),
+    "minus": ("7 - 5?", "7 − 5"),
+    "spaces in Chinese": (APPLES, APPLES.replace("苹果", " 苹果 ")),
+    "a word in Chinese": (APPLES, "请问：" + APPLES),
+    "full stop in Japanese": (
+        "太郎は本を5冊持っています。何冊ですか。",
+        "太郎は本を5冊持っています 何冊ですか?",
+    ),
+    "a mark in Hindi": ("राम के पास 12 आम और 3 सेब हैं", "राम के पास 12 आम और 3 सेब हैं।"),
+}
+NO_TWINS = {
+    "another number": (BEANS, BEANS.replace("75", "76")),
+    "thousands": (BEANS, BEANS.replace("1,250", "1,260")),
+    "a decimal": (f"{BEANS} 3.5 and 2", f"{BEANS} 2.5 and 3"),
+    "numbers that changed places": (LONG.format(3, 4), LONG.format(4, 3)),
+    "a number in words": (BEANS + " Three times?", BEANS + " Five times?"),
+    "a number in Chinese": (APPLES, APPLES.replace("12", "13")),
+    "a numeral in Chinese": (APPLES.replace("12", "五"), APPLES.replace("12", "六")),
+    "an operator": ("What is 47 + 38?", "What is 47 - 38?"),
+    "an operator in a long text": (f"{BEANS} Compute 2 + 3.", f"{BEANS} Compute 2 * 3."),
+    "a power": ("What is 5² + 3?", "What is 52 + 3?"),
+    "arguments": ("What is max(1200,300)?", "What is max(1,200,300)?"),
+    "a tag that is asked about": ("<b> makes text what?", "<i> makes text what?"),
+    "signs": ("What is 😀?", "What is 🐶?"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*TWINS, *NO_TWINS])
+def test_what_counts_as_the_same_question(name):
+    first, other = (TWINS | NO_TWINS)[name]
+    assert near([first], other).tolist() == near([other], first).tolist() == [name in TWINS]
+
+
+def test_twins_of_gsm8k_are_found_and_none_is_made_up(gsm8k_test_file):
+    lines = gsm8k_test_file.read_text(encoding="utf-8").splitlines()
+    texts = [json.loads(line)["question"] for line in lines]
+    wide = str.maketrans("0123456789", "０１２３４５６７８９")
+    for twins in (
+        [re.sub(r"(?<=\d),(?=\d{3})", "", text) for text in texts],
+        [re.sub(r"(?<=\d)(?=\d{3}(?!\d))", ",", text) for text in texts],
+        [text.translate(wide) for text in texts],
+        [f"<q>{text}</q>" for text in texts],
+    ):
+        assert near(texts, *twins).all()
+    raised = [re.sub(r"\d+", lambda number: str(int(number[0]) + 1), text) for text in texts]
+    without = [not re.search(r"\d", text) for text in texts]
+    assert near(texts, *raised).tolist() == without
+    assert not near(texts[:600], *texts[600:]).any()
 
 
 def test_near_duplicates_are_found_in_19_of_20_cases_and_never_made_up():

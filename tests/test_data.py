@@ -176,6 +176,7 @@ def stray(*places):
         ("names.csv", csv_text("a?,1,2", header="question,answer,answer"), "'answer' twice"),
         ("names.parquet", TWICE.getvalue(), "names 'answer' twice: rename or remove"),
         ("deep.json", "[" * 100_000, "is not JSON .maximum recursion depth"),
+        ("twice.json", '[{"question": "a", "answer": 1, "answer": 2}]', "'answer' stands twice"),
         ("cut.json", '[{"question": "a"', "is not JSON"),
         ("cut.parquet", PARQUET.getvalue()[:-20], "damaged or not whole .*copy it again"),
         ("empty.csv", "", "holds no rows"),
@@ -258,6 +259,11 @@ def test_what_is_read_of_a_file(tmp_path, name, content, rows):
         ('"answer": "\\ud800"', "answer not of its kind"),
         ('"\\ud800": 1', r"column missing: the row has question, \ud800"),
         ('"answer": 1, "\\ud800": 1', r"damaged text: '\ud800'"),
+        ('"answer": "1", "answer": "2"', "unreadable: not JSON (the key 'answer' stands twice"),
+        (
+            '"answer": 1, "tests": {"a": 1, "a": 2}',
+            "unreadable: not JSON (the key 'a' stands twice",
+        ),
         (f'"answer": {"9" * 5000}', "unreadable: not JSON (Exceeds the limit"),
         (f'"answer": {"[" * 100_000}', "unreadable: not JSON (maximum recursion depth"),
     ],
@@ -591,6 +597,29 @@ def test_two_answers_are_compared_by_value(runs_dir):
     _, _, report = prepare(rows)
     (entry,) = report["dropped"]
     assert (entry["reason"], entry["rows"]) == ("question with several answers", [1, 2])
+
+
+@pytest.mark.parametrize("answer", ["nan", "N/A", "None", "#REF!", "null", "#DIV/0!", "TBD", "?"])
+def test_an_answer_that_says_there_is_none_is_kept_and_warned_about(runs_dir, answer):
+    rows = [question(n, f"word {n}") for n in range(5)] + [question(5, answer), question(6, "no")]
+    train, held_out, report = prepare(rows, {"answer_kind": "text"})
+    assert (len(train + held_out), report["dropped"]) == (7, [])
+    check = data.checks(report, DataConfig())[-1]
+    assert (check.name, check.state) == (validate.PLACEHOLDER, "warning")
+    assert check.evidence == f"1 kept, the first: 6. row 6: the reference answer is {answer!r}"
+
+
+def test_contradictions_that_differ_in_punctuation_are_kept_and_warned_about(runs_dir):
+    rows = [question(n) for n in range(5)]
+    texts = ["How many are 2 and 3?", "How many are 2, and 3", "How many are 2 + 3", "(Question 1)"]
+    rows += [
+        {"question": text, "answer": answer} for text, answer in zip(texts, "5671", strict=True)
+    ]
+    train, held_out, report = prepare(rows)
+    assert (len(train + held_out), report["dropped"]) == (9, [])
+    check = data.checks(report, DataConfig())[-1]
+    assert (check.name, check.state) == (validate.PUNCTUATION, "warning")
+    assert check.evidence == "2 kept, the first: 6, 7"
 
 
 LONG = (

@@ -162,16 +162,25 @@ def _read_json(path: Path) -> Iterator[Row | str | None]:
         file.seek(0)
         if path.suffix.lower() == ".json" and first.startswith("["):
             try:
-                return (yield from map(_object, json.load(file)))
+                return (yield from map(_object, json.load(file, object_pairs_hook=_pairs)))
             except (ValueError, RecursionError) as error:
                 raise ValueError(
                     f"{path} is not JSON ({error}): correct it, or copy it again"
                 ) from None
         for line in map(str.strip, file):
             try:
-                yield _object(json.loads(line)) if line else None
+                yield _object(json.loads(line, object_pairs_hook=_pairs)) if line else None
             except (ValueError, RecursionError) as error:
                 yield f"not JSON ({error}): {line[:80]!r}"
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> Row:
+    """Return a JSON object; ValueError for a key that stands twice, whose first value is lost."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        twice = next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
+        raise ValueError(f"the key {twice!r} stands twice")
+    return row
 
 
 def _object(value: Any) -> Row | str:

@@ -29,6 +29,11 @@ UNREADABLE, MISSING, TYPE, EMPTY = "unreadable", "column missing", "wrong type",
 KIND, TEXT, LONG = "answer not of its kind", "damaged text", "prompt too long"
 TEMPLATE, CONTRADICTORY = "unfit for the chat template", "question with several answers"
 AMBIGUOUS = "names two choices"
+PLACEHOLDER, PUNCTUATION = "answer that says there is none", "answers differ with punctuation"
+# What pandas, Python and spreadsheets write for a missing value.
+NO_ANSWER = re.compile(
+    r"(?i)nan|n/?a|null|none|nil|tbd|undefined|[-?.…]+|#(?:ref|n/a|value|div/0|name|num|null)[!?]?"
+)
 REMEDIES = {
     UNREADABLE: "correct the line",
     MISSING: "name the columns with data.question_column, data.answer_column, data.extra_columns",
@@ -40,6 +45,8 @@ REMEDIES = {
     TEMPLATE: "correct the text or the turns, or leave the row out",
     LONG: "raise data.max_prompt_tokens and model.max_seq_length as far as the model's context",
     CONTRADICTORY: "correct the source: no reward can be right for both",
+    PLACEHOLDER: "leave the rows out of the source, unless this is the right answer",
+    PUNCTUATION: "correct the source, unless these are different questions",
 }
 
 

@@ -64,15 +64,15 @@ def prepare(
     extra_columns(config)
     if config.system_prompt == "preset":
         config = config.model_copy(update={"system_prompt": preset.form.system_prompt})
-    drops, doubtful = Drops(), Drops()
+    drops, doubts = Drops(), Drops()
     with atomic_path(run / "data") as folder:
         folder.mkdir()
         config, names, batches = sources.read_columns(config)
-        texts, seen, tokens, kinds = _read(drops, doubtful, batches, config, count_tokens)
+        texts, seen, tokens, kinds = _read(drops, doubts, batches, config, count_tokens)
         report = {"source": config.source, "rows_read": len(texts) + drops.count()}
         report |= {"columns": _columns(names, config), "answer_kinds": dict(kinds.most_common())}
         drops.refuse_many(report["rows_read"], config)
-        train, held_out = _split(seen, drops, doubtful, config, seed)
+        train, held_out = _split(seen, drops, doubts, config, seed)
         names = dict.fromkeys(name for text in texts for name in json.loads(text))
         for split, places in (("train", train), ("eval", held_out)):
             write_rows(folder / f"{split}.parquet", [texts[place] for place in places], names)
@@ -81,7 +81,7 @@ def prepare(
             table = pa.Table.from_pylist(_warm_up(shown, preset))
             pq.write_table(table, folder / "sft.parquet")
         report |= {"train_rows": len(train), "eval_rows": len(held_out)}
-        report |= {"dropped": list(drops.values()), "doubtful": list(doubtful.values())}
+        report |= {"dropped": list(drops.values()), "doubts": list(doubts.values())}
         report |= figures(tokens, drops)
         write_json(folder / "report.json", report)
     return report
@@ -113,7 +113,7 @@ def _columns(names: Sequence[str], config: DataConfig) -> dict[str, Any]:
 
 def _read(
     drops: Drops,
-    doubtful: Drops,
+    doubts: Drops,
     batches: Iterable[Batch],
     config: DataConfig,
     count_tokens: CountTokens,
@@ -128,7 +128,7 @@ def _read(
         for number, row, _ in checked:
             if NO_ANSWER.fullmatch(row["answer"]):
                 example = f"row {number}: the reference answer is {row['answer']!r}"
-                doubtful.add(PLACEHOLDER, [number], example)
+                doubts.add(PLACEHOLDER, [number], example)
         prints.append(duplicates.fingerprints(checked, columns=bool(config.environment)))
         tokens += lengths
         kind = config.answer_kind
@@ -137,7 +137,7 @@ def _read(
 
 
 def _split(
-    seen: pd.DataFrame, drops: Drops, doubtful: Drops, config: DataConfig, seed: int
+    seen: pd.DataFrame, drops: Drops, doubts: Drops, config: DataConfig, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Places of the rows to train on and to hold out."""
     disputed = seen.groupby("question")["answer"].transform("nunique") > 1
@@ -146,7 +146,7 @@ def _split(
     drops.add(REPEATED, seen["row"][repeated])
     kept = seen[~disputed & ~repeated]
     alike = kept.groupby(["frame", "order"])["answer"].transform("nunique") > 1
-    doubtful.add(PUNCTUATION, kept["row"].to_numpy()[alike])
+    doubts.add(PUNCTUATION, kept["row"].to_numpy()[alike])
     if len(kept) < 2:
         raise ValueError(
             f"{len(kept)} rows of {config.source} are left, and one to train on and one to hold "

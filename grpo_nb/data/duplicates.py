@@ -90,8 +90,8 @@ def _key(prompt: Sequence[Message]) -> str:
                 text = SIGN.sub(
                     lambda sign: " " if unicodedata.category(sign[0])[0] == "P" else sign[0], text
                 )
-            while tagged := TAGGED.fullmatch(text):
-                text = tagged[2]
+            while match := TAGGED.fullmatch(text):
+                text = match[2]
             texts.append(text)
     return " ".join(" ".join(texts).casefold().split())
 

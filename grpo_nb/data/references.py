@@ -75,13 +75,13 @@ def letter_of(cell: Any, text: str, choices: Sequence[Any], labels: Sequence[Any
     if len(text) == 1 and text.upper() in letters:
         ways[text.upper()] = "its letter"
     if not isinstance(cell, int | float) or not all(isinstance(one, str) for one in choices):
-        shown = [as_text(choice) for choice in choices]
-        ways |= {letters[shown.index(text)]: "its text"} if text in shown else {}
+        texts = [as_text(choice) for choice in choices]
+        ways |= {letters[texts.index(text)]: "its text"} if text in texts else {}
     if text.isdecimal() and len(text) < 3 and int(text) < len(letters):
         ways[letters[int(text)]] = "its place, counted from 0"
     if len(ways) > 1:
-        named = " and ".join(f"choice {letter} by {way}" for letter, way in ways.items())
-        raise ValueError(f"{text!r} is {named}")
+        readings = " and ".join(f"choice {letter} by {way}" for letter, way in ways.items())
+        raise ValueError(f"{text!r} is {readings}")
     return next(iter(ways), "")
 
 

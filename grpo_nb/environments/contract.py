@@ -108,7 +108,9 @@ class Played:
             RuntimeError: The call failed; TRL shows the message to the model and counts it.
         """
         over, started = self.hung or getattr(self._own, "done", False), time.perf_counter()
-        result, error, kind = (FINISHED, "", str) if over else self._execute(name, arguments)
+        *texts, kind = (FINISHED, "", str) if over else self._execute(name, arguments)
+        # No tokenizer takes half of a surrogate pair, which a model can write as "\\ud800".
+        result, error = (text.encode(errors="replace").decode() for text in texts)
         self.calls.append(Call(name, arguments, result, error, time.perf_counter() - started, kind))
         if error:
             raise RuntimeError(error)

@@ -19,19 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from grpo_nb.data import duplicates, sources
+from grpo_nb.data import duplicates, sources, validate
 from grpo_nb.data.report import LEAKS, REPEATED, Drops, checks, figures
 from grpo_nb.data.sources import Batch
 from grpo_nb.data.store import Row, load, replace_train, write_rows
-from grpo_nb.data.validate import (
-    CONTRADICTORY,
-    NO_ANSWER,
-    PLACEHOLDER,
-    PUNCTUATION,
-    CountTokens,
-    check_rows,
-    extra_columns,
-)
+from grpo_nb.data.validate import CONTRADICTORY, CountTokens, check_rows, extra_columns
 from grpo_nb.rewards import PRESETS, RewardSet
 from grpo_nb.runs import Run, atomic_path, write_json
 from grpo_nb.runs.config import DataConfig
@@ -126,9 +118,9 @@ def _read(
         for fault in faults:
             drops.add(fault.reason, [fault.row], fault.seen)
         for number, row, _ in checked:
-            if NO_ANSWER.fullmatch(row["answer"]):
+            if validate.NO_ANSWER.fullmatch(row["answer"]):
                 example = f"row {number}: the reference answer is {row['answer']!r}"
-                doubts.add(PLACEHOLDER, [number], example)
+                doubts.add(validate.PLACEHOLDER, [number], example)
         prints.append(duplicates.fingerprints(checked, columns=bool(config.environment)))
         tokens += lengths
         kind = config.answer_kind
@@ -146,7 +138,7 @@ def _split(
     drops.add(REPEATED, seen["row"][repeated])
     kept = seen[~disputed & ~repeated]
     alike = kept.groupby(["frame", "order"])["answer"].transform("nunique") > 1
-    doubts.add(PUNCTUATION, kept["row"].to_numpy()[alike])
+    doubts.add(validate.PUNCTUATION, kept["row"].to_numpy()[alike])
     if len(kept) < 2:
         raise ValueError(
             f"{len(kept)} rows of {config.source} are left, and one to train on and one to hold "

@@ -76,6 +76,7 @@ FIXES = {
     "schema": "shorten docstrings and parameters, or offer fewer tools",
     "room": "shorten the results, or raise max_completion_length",
 }
+SHOWN = ("random calls", "oracle")  # policies whose episodes are tried once more
 NO_TEXT = (type(None), bytes, bytearray)
 ATTEMPTS = {  # beginnings of the names of policies that should not win
     "won early": ("stop after", "cut short"),
@@ -103,8 +104,9 @@ def findings(
         tokenizer: The tokenizer of the model that will play; None skips the tests of its template.
         max_completion_length: The limit of an episode, including results [tokens].
     """
-    if coroutines := _async_methods(environment):
-        evidence = f"{environment.title}: {', '.join(coroutines)} would return a coroutine"
+    methods = inspect.getmembers(environment.kind, inspect.iscoroutinefunction)
+    if coroutines := ", ".join(name for name, _ in methods if name[0] != "_"):
+        evidence = f"{environment.title}: {coroutines} would return a coroutine"
         return [Check("async", "stop", evidence, FIXES["async"])]
     tested = list(islice(cycle(rows), EPISODES))
     _touched().clear()
@@ -139,7 +141,8 @@ def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, lis
     plays, used, until = [], environment.factory(), time.monotonic() + PATIENCE
     for seed, row in enumerate(rows):
         plays.append({})
-        for name, policy in policies(environment, row, rows[(seed + 1) % len(rows)]).items():
+        other, alone = rows[(seed + 1) % len(rows)], ()
+        for name, policy in policies(environment, row, other).items():
             play = partial(perform, environment, row, policy, seed)
             plays[-1][name] = episode = play()
             if episode.ended == "a call hung":
@@ -148,21 +151,12 @@ def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, lis
             if patient and (difference := _difference(episode, play(used))):
                 starts = [Episode(environment, row) for _ in range(GROUP)]
                 return plays, [_why(play, starts, difference)]
-        if patient and (difference := _beside(environment, rows, seed, plays[-1])):
+            alone = (episode, play) if name in SHOWN else alone
+        if patient and (difference := _difference(alone[0], alone[1](beside=other))):
             return plays, [("hidden state", f"beside another episode: {difference}", True)]
         if not patient:
             break
     return plays, []
-
-
-def _beside(
-    environment: Environment, rows: Sequence[Row], seed: int, played: Mapping[str, Episode]
-) -> str:
-    """Return what differs where another instance plays the next row at the same time, or ""."""
-    row, other = rows[seed], rows[(seed + 1) % len(rows)]
-    name = "oracle" if "oracle" in played else "random calls"
-    policy = policies(environment, row, other)[name]
-    return _difference(played[name], perform(environment, row, policy, seed, beside=other))
 
 
 def _why(play: Callable[..., Episode], starts: Sequence[Episode], difference: str) -> Finding:
@@ -251,7 +245,7 @@ def _asked_twice(environment: Environment, plays: Plays) -> Iterator[Finding]:
     """Check that get_reward gives the same again, and changes nothing."""
     if not hasattr(environment.kind, "get_reward"):
         return
-    names = [name for name in ("oracle", "random calls") if name in plays[0]]
+    names = [name for name in SHOWN if name in plays[0]]
     for play, name in product(plays[:GROUP], names):
         episode, before = play[name], _state(play[name])
         try:
@@ -347,13 +341,6 @@ def _source(environment: Environment) -> Iterator[Finding]:
             yield f"errors swallowed: line {handler.lineno}", evidence, not answers
 
 
-def _async_methods(environment: Environment) -> list[str]:
-    names = [*environment.methods, "reset", "get_reward"]
-    functions = {name: getattr(environment.kind, name, None) for name in names}
-    coroutine = inspect.iscoroutinefunction, inspect.isasyncgenfunction
-    return [name for name in names if any(test(functions[name]) for test in coroutine)]
-
-
 @contextmanager
 def _surroundings() -> Iterator[list[Finding]]:
     """Yield a list of what calls change outside, filled at the end; most of it is put back."""
@@ -367,9 +354,9 @@ def _surroundings() -> Iterator[list[Finding]]:
         is_elsewhere = not os.path.samestat(Path().stat(), os.fstat(folder))
         os.fchdir(folder)
         os.close(folder)
-        for name in names:
-            os.environ.pop(name, None)
-            os.environ.update({name: variables[name]} if name in variables else {})
+        if names:
+            os.environ.clear()
+            os.environ.update(variables)
         if names or is_elsewhere:
             names += ["the working directory"] * is_elsewhere
             changes.append(("hidden state", f"calls change {', '.join(names)}", False))

@@ -18,11 +18,18 @@ DRIVER = (
     "CPU: every notebook runs there with the tiny model. On a T4 of your own, install driver 580, "
     "which supports it."
 )
+# Colab's kernel is made of these. With other versions of them google.colab cannot be imported, and
+# after the restart no kernel starts, so they stay as they are.
+KERNEL = re.compile(
+    r"ipython.*|ipykernel|ipyparallel|jupyter.*|notebook.*|tornado|pyzmq|traitlets|prompt-toolkit|"
+    r"comm|debugpy|jedi|parso|pexpect|ptyprocess|matplotlib-inline|decorator|wcwidth|nest-asyncio\d?|"
+    r"stack-data|executing|asttokens|pure-eval"
+)
 RUNS_ON_DRIVE = "/content/drive/MyDrive/grpo_nb_runs"
 
 
 def set_up(drive: bool = False) -> None:
-    """Install the list that fits the runtime, as `make install` does.
+    """Install the list that fits the runtime, as `make install` does, beside Colab's kernel.
 
     Args:
         drive: Keep the runs on your Google Drive, where the other notebooks find them: on Colab
@@ -40,16 +47,37 @@ def set_up(drive: bool = False) -> None:
         google_drive.mount("/content/drive")
         os.environ["GRPO_NB_RUNS"] = RUNS_ON_DRIVE
     path = PROJECT_ROOT / ("requirements.txt" if gpu_name() else "requirements-cpu.txt")
-    torch = re.search(r"^torch==\S+", path.read_text(encoding="utf-8"), re.MULTILINE)[0]
     print(f"Installing {path.name}. The first time this takes minutes and stops once, by design.")
     before = _installed()
-    for what in ([torch], ["--no-deps", "-r", str(path)]):
+    pins = wanted(path.read_text(encoding="utf-8"), {name for name, _ in before})
+    torch = next(pin for pin in pins if pin.startswith("torch=="))
+    for name, what in ((torch, [torch]), (path.name, ["--no-deps", *pins])):
         command = [sys.executable, "-m", "pip", "install", "-q", *what]
         if subprocess.run(command, check=False).returncode:
-            raise SystemExit(f"pip could not install {what[-1]}; its message is above.")
+            raise SystemExit(f"pip could not install {name}; its message is above.")
     importlib.invalidate_caches()
     if _installed() != before:
         raise SystemExit("Installed. Runtime → Restart session, then Runtime → Run all again.")
+
+
+def wanted(requirements: str, installed: set[str]) -> list[str]:
+    """Return the pins of a list without those of the kernel that is there.
+
+    Args:
+        requirements: The text of a list of requirements.
+        installed: The names of the packages that are installed.
+
+    >>> wanted("ipython==9.18.0  # via x\\ncomm==0.2.3\\ntrl==1.15.0\\n", {"ipython", "trl"})
+    ['comm==0.2.3', 'trl==1.15.0']
+    """
+    pins = re.findall(r"^[\w.-]+==[^\s;]+(?: *;[^#\n]+)?", requirements, re.MULTILINE)
+    there = {_canonical(name) for name in installed}
+    names = {pin: _canonical(pin.partition("==")[0]) for pin in pins}
+    return [p.strip() for p, n in names.items() if not (n in there and KERNEL.fullmatch(n))]
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _installed() -> set[tuple[str, str]]:

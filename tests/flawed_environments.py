@@ -1,7 +1,9 @@
 """Clean environments, flawed ones, and what has to name each flaw."""
 
 import itertools
+import os
 import random
+import subprocess
 import tempfile
 import threading
 import time
@@ -14,6 +16,7 @@ from transformers import AddedToken
 from grpo_nb.environments import tool
 
 COUNT = itertools.count()
+LEFT = []  # what calls leave behind; the tests end it
 CALLS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>"]
 
 
@@ -259,7 +262,144 @@ class Sleeps(Hunt):
         return Hunt._judge(self, number)
 
 
+class Knows(Hunt):
+    """Find the secret number."""
+
+    @classmethod
+    def solve(cls, secret: int, **row) -> list:
+        return calls("guess", {"number": secret})
+
+
+class TakesAnyAnswer(Knows):
+    def _judge(self, number):
+        Hunt._judge(self, number)
+        self.found = 10 <= number < 1000
+        return "handed in"
+
+
+class TakesNegatives(Knows):
+    def _judge(self, number):
+        Hunt._judge(self, number)
+        self.found |= number < 0
+        return "handed in"
+
+
+class PaysEarly(Hunt):
+    def reset(self, low: int, secret: int) -> None:
+        Hunt.reset(self, low, secret)
+        self.low, self.near = low, False
+
+    def _judge(self, number):
+        self.near |= self.low <= number <= self.low + 7
+        return Hunt._judge(self, number)
+
+    def get_reward(self) -> float:
+        return float(self.near)
+
+
+class SolvesSeldom(Knows):
+    @classmethod
+    def solve(cls, secret: int, **row) -> list:
+        return calls("guess", {"number": secret + bool(secret % 4)})
+
+
+class PaysOnce(Hunt):
+    def reset(self, low: int, secret: int) -> None:
+        Hunt.reset(self, low, secret)
+        self.paid = False
+
+    def get_reward(self) -> float:
+        paid, self.paid = self.paid, True
+        return float(self.found and not paid)
+
+
+class SharesItsSecret(Hunt):
+    def reset(self, low: int, secret: int) -> None:
+        Hunt.reset(self, low, secret)
+        os.environ["HUNT_SECRET"] = str(secret)
+
+    def _judge(self, number):
+        self.secret = int(os.environ["HUNT_SECRET"])
+        return Hunt._judge(self, number)
+
+
+class SharesByClass(Hunt):
+    def reset(self, low: int, secret: int) -> None:
+        Hunt.reset(self, low, secret)
+        SharesByClass.hidden = secret
+
+    def _judge(self, number):
+        self.secret = SharesByClass.hidden
+        return Hunt._judge(self, number)
+
+
+class WaitsForEver(Hunt):
+    def _judge(self, number):
+        LEFT.append(threading.Event())
+        threading.Thread(target=LEFT[-1].wait, daemon=True).start()
+        return Hunt._judge(self, number)
+
+
+class IsAsync(Hunt):
+    @tool
+    async def guess(self, number: int) -> str:
+        """Guess the number.
+
+        Args:
+            number: The guess.
+        """
+        return self._judge(number)
+
+
+class CountsQuestions(Hunt):
+    def reset(self, low: int, secret: int) -> None:
+        Hunt.reset(self, low, secret)
+        self.asked = 0
+
+    def get_reward(self) -> float:
+        self.asked += 1
+        return Hunt.get_reward(self)
+
+
+class SetsAVariable(Hunt):
+    def _judge(self, number):
+        os.environ["HUNT_GUESS"] = str(number)
+        return Hunt._judge(self, number)
+
+
+class ChangesFolder(Hunt):
+    def _judge(self, number):
+        os.chdir(tempfile.gettempdir())
+        return Hunt._judge(self, number)
+
+
+class LeavesAProcess(Hunt):
+    def _judge(self, number):
+        if not LEFT:  # it ends with its input
+            LEFT.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE))
+        return Hunt._judge(self, number)
+
+
+class GivesBytes(Hunt):
+    def _judge(self, number):
+        return Hunt._judge(self, number).encode()
+
+
+class GivesNothing(Hunt):
+    def _judge(self, number):
+        Hunt._judge(self, number)
+
+
 FLAWED = {  # what names it
+    TakesAnyAnswer: "wrong answer wins",
+    TakesNegatives: "bound wins",
+    PaysEarly: "won early",
+    SolvesSeldom: "solve fails",
+    PaysOnce: "reward asked twice",
+    SharesItsSecret: "hidden state",
+    SharesByClass: "hidden state",
+    WaitsForEver: "left behind",
+    IsAsync: "async",
     PaysFailure: "oracle",
     PaysIdling: "without skill",
     PaysForm: "without skill",
@@ -279,7 +419,16 @@ FLAWED = {  # what names it
     Explains: "schema",
     SaysMuch: "room",
 }
-WARNED = {Prints: "prints", Sleeps: "slow"}
+WARNED = {
+    Prints: "prints",
+    Sleeps: "slow",
+    CountsQuestions: "reward asked twice",
+    SetsAVariable: "hidden state",
+    ChangesFolder: "hidden state",
+    LeavesAProcess: "left behind",
+    GivesBytes: "no text: guess",
+    GivesNothing: "no text: guess",
+}
 
 
 def tokenizer_of(family="qwen3"):

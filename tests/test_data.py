@@ -6,6 +6,7 @@ import io
 import json
 import re
 import resource
+import unicodedata
 from functools import partial
 
 import numpy as np
@@ -86,6 +87,23 @@ def test_every_kind_of_local_file_gives_the_same_rows(tmp_path, kind):
     assert read(tmp_path / f"rows.{kind}") == list(enumerate(frame.to_dict("records"), 1))
 
 
+@pytest.mark.parametrize("width", [pa.float16(), pa.float32(), pa.float64()], ids=str)
+def test_a_number_of_few_bits_is_the_shortest_text_that_stands_for_it(tmp_path, width):
+    held = {"answer": 79.1, "parts": [0.1, None], "more": {"x": [1.3]}, "kind": 2.7}
+    kinds = {"answer": width, "parts": pa.list_(width), "more": pa.struct({"x": pa.list_(width)})}
+    arrays = [pa.array([held[name], None]).cast(kind) for name, kind in kinds.items()]
+    arrays += [pa.array([held["kind"], None]).cast(width).cast(pa.float64()).cast(width)]
+    arrays[-1] = pa.DictionaryArray.from_arrays(pa.array([0, None]), arrays[-1][:1])
+    table = pa.table(arrays, names=[*held]).append_column("question", pa.array(["a?", "b?"]))
+    pq.write_table(table, tmp_path / "rows.parquet")
+    for source in (tmp_path / "rows.parquet", tmp_path):
+        for streaming in (False, True):
+            [(_, first), (_, second)] = read(source, streaming=streaming)
+            assert first == {**held, "question": "a?"}
+            assert second == {**dict.fromkeys(held), "question": "b?"}
+            assert references.as_text(first["answer"]) == "79.1"
+
+
 def test_a_file_lies_beside_the_notebook_or_in_the_project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_jsonl(tmp_path / "mine.jsonl", SUM)
@@ -159,6 +177,7 @@ def stray(*places):
         ("names.csv", csv_text("a?,1,2", header="question,answer,answer"), "'answer' twice"),
         ("names.parquet", TWICE.getvalue(), "names 'answer' twice: rename or remove"),
         ("deep.json", "[" * 100_000, "is not JSON .maximum recursion depth"),
+        ("twice.json", '[{"question": "a", "answer": 1, "answer": 2}]', "'answer' stands twice"),
         ("cut.json", '[{"question": "a"', "is not JSON"),
         ("cut.parquet", PARQUET.getvalue()[:-20], "damaged or not whole .*copy it again"),
         ("empty.csv", "", "holds no rows"),
@@ -241,6 +260,11 @@ def test_what_is_read_of_a_file(tmp_path, name, content, rows):
         ('"answer": "\\ud800"', "answer not of its kind"),
         ('"\\ud800": 1', r"column missing: the row has question, \ud800"),
         ('"answer": 1, "\\ud800": 1', r"damaged text: '\ud800'"),
+        ('"answer": "1", "answer": "2"', "unreadable: not JSON (the key 'answer' stands twice"),
+        (
+            '"answer": 1, "tests": {"a": 1, "a": 2}',
+            "unreadable: not JSON (the key 'a' stands twice",
+        ),
         (f'"answer": {"9" * 5000}', "unreadable: not JSON (Exceeds the limit"),
         (f'"answer": {"[" * 100_000}', "unreadable: not JSON (maximum recursion depth"),
     ],
@@ -384,6 +408,34 @@ def test_the_shapes_of_rows(row, kind, turns, answer):
     assert (prepared["question"], prepared["answer"]) == (turns[-1], answer)
     passed = {name: value for name, value in prepared.items() if name not in validate.TAKEN}
     assert passed == {name: row[name] for name in validate.SHAPE_COLUMNS if name in row}
+
+
+def labelled(*labels):
+    return {"text": ["1", "2", "0"], "label": [*labels]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "choices", "letter"),
+    [
+        (1, [1, 2, 0], "'1' is choice A by its text and choice B by its place, counted from 0"),
+        (1.0, [1.0, 2.5, 0], "choice A by its text and choice B"),
+        ("1", ["1", "2", "0"], "choice A by its text and choice B"),
+        ("a", ["e", "a"], "'a' is choice A by its letter and choice B by its text"),
+        (1, ["1", "2", "0"], "B"),  # a number among texts is a place, as in MMLU
+        (2, [0, 1, 2], "C"),
+        (3, [1, 2, 3], "C"),
+        ("A", [1, 2, 0], "A"),
+        ("1", labelled("1", "2", "3"), "A"),  # as ARC has some
+        (1, labelled(0, 1, 2), "B"),
+        (True, [False, True], "B"),
+    ],
+)
+def test_a_choice_that_text_and_place_name_differently_is_refused(answer, choices, letter):
+    row = only({"question": "a", "answer": answer, "choices": choices}, answer_kind="choice")
+    if len(letter) == 1:
+        assert row["answer"] == letter
+    else:
+        assert letter in str(row) and "answer with the letter" in str(row)
 
 
 @pytest.mark.parametrize(
@@ -540,6 +592,37 @@ def test_repeated_and_contradictory_questions(runs_dir):
     assert dropped["question repeated"]["rows"] == list(range(21, 41))
 
 
+def test_two_answers_are_compared_by_value(runs_dir):
+    assert hash(-1) == hash(-2)
+    rows = [question(50, "-1"), question(50, "-2"), *map(question, range(9))]
+    _, _, report = prepare(rows)
+    (entry,) = report["dropped"]
+    assert (entry["reason"], entry["rows"]) == ("question with several answers", [1, 2])
+
+
+@pytest.mark.parametrize("answer", ["nan", "N/A", "None", "#REF!", "null", "#DIV/0!", "TBD", "?"])
+def test_an_answer_that_says_there_is_none_is_kept_and_warned_about(runs_dir, answer):
+    rows = [question(n, f"word {n}") for n in range(5)] + [question(5, answer), question(6, "no")]
+    train, held_out, report = prepare(rows, {"answer_kind": "text"})
+    assert (len(train + held_out), report["dropped"]) == (7, [])
+    check = data.checks(report, DataConfig())[-1]
+    assert (check.name, check.state) == (validate.PLACEHOLDER, "warning")
+    assert check.evidence == f"1 kept, the first: 6. row 6: the reference answer is {answer!r}"
+
+
+def test_contradictions_that_differ_in_punctuation_are_kept_and_warned_about(runs_dir):
+    rows = [question(n) for n in range(5)]
+    texts = ["How many are 2 and 3?", "How many are 2, and 3", "How many are 2 + 3", "(Question 1)"]
+    rows += [
+        {"question": text, "answer": answer} for text, answer in zip(texts, "5671", strict=True)
+    ]
+    train, held_out, report = prepare(rows)
+    assert (len(train + held_out), report["dropped"]) == (9, [])
+    check = data.checks(report, DataConfig())[-1]
+    assert (check.name, check.state) == (validate.PUNCTUATION, "warning")
+    assert check.evidence == "2 kept, the first: 6, 7"
+
+
 LONG = (
     "At the harbour Ann buys {} stamps and {} shells, carries them home in a blue bag, gives a "
     "third of the shells to her brother and asks: how many of them are left at the end of the day"
@@ -573,6 +656,67 @@ def test_other_numbers_make_another_problem():
     first, again = LONG.format(3, 4), LONG.format(3, 4) + " then"
     assert near([first], LONG.format(3, 5), again, first).tolist() == [False, True, True]
     assert near(["???"], "a", "a b", "???").tolist() == [False, False, True]
+
+
+BEANS = "A farmer near Málaga sells 1,250 beans and keeps 75; how many beans did he have at first?"
+APPLES = "小明有12个苹果，小红比小明多3个苹果，他们一共有多少个苹果？"
+TWINS = {
+    "thousands separator": (BEANS, BEANS.replace("1,250", "1250")),
+    "a space": (BEANS, BEANS.replace("1,250", "1 250")),
+    "thin space": (BEANS, BEANS.replace("1,250", "1\u202f250")),
+    "decomposed letters": (BEANS, unicodedata.normalize("NFD", BEANS)),
+    "full-width digits": (BEANS, BEANS.replace("75", "７５")),
+    "a tag around it": (BEANS, f"<question>\n{BEANS}\n</question>"),
+    "tags around it": (BEANS, f'<div><p class="q">{BEANS}</p></div>'),
+    "two words": ("Capital France?", "capital France"),
+    "one word": ("Photosynthesis?", "Photosynthesis."),
+    "minus": ("7 - 5?", "7 − 5"),
+    "spaces in Chinese": (APPLES, APPLES.replace("苹果", " 苹果 ")),
+    "a word in Chinese": (APPLES, "请问：" + APPLES),
+    "full stop in Japanese": (
+        "太郎は本を5冊持っています。何冊ですか。",
+        "太郎は本を5冊持っています 何冊ですか?",
+    ),
+    "a mark in Hindi": ("राम के पास 12 आम और 3 सेब हैं", "राम के पास 12 आम और 3 सेब हैं।"),
+}
+NO_TWINS = {
+    "another number": (BEANS, BEANS.replace("75", "76")),
+    "thousands": (BEANS, BEANS.replace("1,250", "1,260")),
+    "a decimal": (f"{BEANS} 3.5 and 2", f"{BEANS} 2.5 and 3"),
+    "numbers that changed places": (LONG.format(3, 4), LONG.format(4, 3)),
+    "a number in words": (BEANS + " Three times?", BEANS + " Five times?"),
+    "a number in Chinese": (APPLES, APPLES.replace("12", "13")),
+    "a numeral in Chinese": (APPLES.replace("12", "五"), APPLES.replace("12", "六")),
+    "an operator": ("What is 47 + 38?", "What is 47 - 38?"),
+    "an operator in a long text": (f"{BEANS} Compute 2 + 3.", f"{BEANS} Compute 2 * 3."),
+    "a power": ("What is 5² + 3?", "What is 52 + 3?"),
+    "arguments": ("What is max(1200,300)?", "What is max(1,200,300)?"),
+    "a tag that is asked about": ("<b> makes text what?", "<i> makes text what?"),
+    "signs": ("What is 😀?", "What is 🐶?"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*TWINS, *NO_TWINS])
+def test_what_counts_as_the_same_question(name):
+    first, other = (TWINS | NO_TWINS)[name]
+    assert near([first], other).tolist() == near([other], first).tolist() == [name in TWINS]
+
+
+def test_twins_of_gsm8k_are_found_and_none_is_made_up(gsm8k_test_file):
+    lines = gsm8k_test_file.read_text(encoding="utf-8").splitlines()
+    texts = [json.loads(line)["question"] for line in lines]
+    wide = str.maketrans("0123456789", "０１２３４５６７８９")
+    for twins in (
+        [re.sub(r"(?<=\d),(?=\d{3})", "", text) for text in texts],
+        [re.sub(r"(?<=\d)(?=\d{3}(?!\d))", ",", text) for text in texts],
+        [text.translate(wide) for text in texts],
+        [f"<q>{text}</q>" for text in texts],
+    ):
+        assert near(texts, *twins).all()
+    raised = [re.sub(r"\d+", lambda number: str(int(number[0]) + 1), text) for text in texts]
+    without = [not re.search(r"\d", text) for text in texts]
+    assert near(texts, *raised).tolist() == without
+    assert not near(texts[:600], *texts[600:]).any()
 
 
 def test_near_duplicates_are_found_in_19_of_20_cases_and_never_made_up():

@@ -102,6 +102,27 @@ def test_calls_that_are_none_are_answered_as_trl_does(odd, name, arguments, read
     assert said["content"].startswith("{'error': ")
 
 
+class Echoes(Hunt):
+    @tool
+    def say(self, text: str) -> str:
+        """Say it.
+
+        Args:
+            text: What.
+        """
+        if text.startswith("!"):
+            raise ValueError(text)
+        return text
+
+
+@pytest.mark.parametrize("text", ["half \ud800 of a pair", "!half \ud800 of a pair"])
+def test_results_and_errors_are_texts_that_a_tokenizer_takes(text):
+    played = Environment(Echoes).factory()
+    played.reset(**ROW)
+    read = run_call(played, {"function": {"name": "say", "arguments": {"text": text}}})["content"]
+    assert "half ? of a pair" in read and read.encode()
+
+
 def test_calls_after_the_end_are_told_so_and_change_nothing(odd):
     asked(odd, "act", how="end")
     assert asked(odd, "act", how="raise") == FINISHED

@@ -1,16 +1,23 @@
 """Findings: what is planted in an environment is found and named, and what is sound is left."""
 
+import os
 import re
+import threading
+from pathlib import Path
 from typing import Literal
 
 import pytest
 from flawed_environments import (
     CLEAN,
     FLAWED,
+    LAMPS,
+    LEFT,
     WARNED,
     Hunt,
+    Lamps,
     PaysFailure,
     hunt_rows,
+    row,
     tokenizer_of,
 )
 
@@ -31,6 +38,11 @@ def tokenizer():
 @pytest.fixture(autouse=True)
 def in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    yield
+    assert Path.cwd() == tmp_path and not [name for name in os.environ if "HUNT" in name]
+    for one in LEFT:
+        one.set() if isinstance(one, threading.Event) else one.communicate()
+    LEFT.clear()
 
 
 def found_in(kind, rows, *arguments):
@@ -68,7 +80,8 @@ def test_what_is_clean_passes_without_a_word(kind, tokenizer):
 
 def test_without_solve_what_cannot_be_judged_is_a_warning():
     def without(name):
-        return type("Bare", (), {key: v for key, v in vars(Hunt).items() if key != name})
+        left_out = (name, "__dict__", "__weakref__")
+        return type("Bare", (), {k: v for k, v in vars(Hunt).items() if k not in left_out})
 
     class Unsound(without("solve")):
         def get_reward(self) -> float:
@@ -175,6 +188,27 @@ def test_scripted_policies_see_what_a_model_sees():
     assert all(text.startswith("{'error': ") for text in errors)
     assert "Tool no_tool not found." in errors[0]
     assert played["huge arguments"].calls[0].arguments == {"number": 10**18}
+
+
+def test_solutions_are_stopped_and_end_at_the_bounds_of_their_types():
+    environment, rows = Environment(Lamps), [row("?", off=LAMPS), row("?", off=["white"])]
+    known = scripted.policies(environment, *rows)
+
+    def lamps(name):
+        played = scripted.perform(environment, rows[0], known[name])
+        return [call.arguments["lamp"] for call in played.calls]
+
+    for count in (1, 2, 3):
+        assert lamps(f"stop after {count}") == LAMPS[:count]
+    assert lamps("cut short") == LAMPS[:4] and lamps("another row's solution") == ["white"]
+    assert lamps("another row's last call") == [*LAMPS[:4], "white"]
+    ends = {name: lamps(f"last call: {name}")[4] for name in scripted.BOUNDS}
+    assert ends == {"0": "0", "-1": "-1", "empty": "", "very large": str(10**18)}
+    act = {"name": "act", "arguments": {"n": 4, "sure": True, "parts": [1], "text": "a"}}
+    seen = scripted.Seen(environment, [], 0, 0)
+    bounded = [scripted._bounded([act], to, seen)["arguments"] for to in (-1, "")]
+    assert bounded[0] == {"n": -1, "sure": True, "parts": [1], "text": "-1"}
+    assert bounded[1] == {"n": 4, "sure": True, "parts": [], "text": ""}
 
 
 def test_schemas_of_any_kind_are_drawn_from():

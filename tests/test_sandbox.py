@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from grpo_nb.rewards import sandbox
 from grpo_nb.rewards.sandbox import Limits, choose_backend, run_program, run_tests
@@ -100,6 +102,10 @@ ATTACKS = {
         "for kind in ('failed', 'value', ''): h['send'](kind, '\"\"')", CALLS, "failed"),
     "forged reason without end": (
         "import sys\nh = sys._getframe(2).f_globals\nh['send']('failed', '[' * 900 + ']' * 900)",
+        CALLS, "sent a result that cannot be read"),
+    "forged number too large": (
+        "import sys\nh = sys._getframe(2).f_globals\n"
+        "for _ in range(2): h['send']('value', '{\"complex\": [' + '9' * 400 + ', 0]}')",
         CALLS, "sent a result that cannot be read"),
     "forged terminal codes": ("raise ValueError('\\x1b[2J \\ud800')", CALLS, "?[2J ?"),
     "looks for the answer": (SEARCH, ["assert f(1)", "assert f(2) == 918273645"], "got False"),
@@ -348,6 +354,55 @@ def test_each_test_is_judged_by_itself(code):
     verdict = run_tests(code, tests, limits=QUICK, backend="bubblewrap")
     assert verdict == (reasons.count(""), len(reasons), reasons, "")
     assert verdict.share == reasons.count("") / len(reasons)
+
+
+KINDS = ("int", "bytes", "complex", "tuple", "set", "frozenset", "dict", "other", "none")
+NUMBERS = st.sampled_from([0, 10**400, 1.5, float("nan"), True, 2**70])
+SCALARS = st.none() | NUMBERS | st.sampled_from(["", "6f", "9" * 5000, "\ud800"])
+FORGED = st.recursive(
+    SCALARS | st.dictionaries(st.sampled_from(KINDS), st.tuples(NUMBERS, SCALARS), max_size=1),
+    lambda inner: st.dictionaries(st.sampled_from(KINDS), inner | st.lists(inner), max_size=1),
+    max_leaves=5,
+)
+LINES = FORGED.map(lambda value: json.dumps(["value", value]).encode())
+
+
+@st.composite
+def mutated_lines(draw):
+    """A line as the harness writes it, with one part replaced, repeated or left out."""
+    line = draw(LINES)
+    start, end = sorted(draw(st.tuples(*[st.integers(0, len(line))] * 2)))
+    part = draw(
+        st.binary(max_size=4) | st.sampled_from([line[start:end] * 3, b"9" * 400, b"[" * 9])
+    )
+    return line[:start] + part + line[end:]
+
+
+JUDGES = sandbox.parse_tests(["assert f(2) == {(1, 2.0): {3j}}", "assert not f(2)", "assert f(2)"])
+
+
+@settings(max_examples=500)
+@given(LINES | mutated_lines() | st.binary())
+@example(b'["value", {"complex": [%d, 0]}]' % 10**400)
+@example(b'["failed", ["' + b"[" * 10**5)
+def test_whatever_a_sandbox_sends_back_ends_in_a_verdict(line):
+    kind, payload = sandbox.bubblewrap._read(line, 10**6)
+    assert kind == "value" or (kind == "failed" and isinstance(payload, str))
+    assert all(isinstance(sandbox.reason_of(test, (kind, payload)), str) for test in JUDGES)
+
+
+def test_one_line_is_no_longer_than_one_answer_may_be():
+    assert sandbox.bubblewrap._read(b'["value", "aaaa"]', 16)[0] == "failed"
+    assert sandbox.bubblewrap._read(b'["value", "aaaa"]', 17) == ("value", "aaaa")
+
+
+FORGE = "import sys\nh = sys._getframe(2).f_globals\nh['send']('value', {text!r})"
+
+
+@pytest.mark.parametrize("text", ['{"int": "' + "f" * 5000 + '"}', '"\\ud800"', "[null]"])
+def test_a_forged_output_is_a_text_that_a_tokenizer_takes(text):
+    good, output = run_program(FORGE.format(text=text), backend="bubblewrap")
+    assert good and output.encode()
 
 
 @BACKENDS

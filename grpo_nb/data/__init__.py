@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from grpo_nb.data import duplicates, sources
+from grpo_nb.data import duplicates, sources, validate
 from grpo_nb.data.proposal import problem, proposal
 from grpo_nb.data.report import LEAKS, REPEATED, Drops, checks, figures
 from grpo_nb.data.sources import Batch
@@ -58,15 +58,15 @@ def prepare(
     extra_columns(config)
     if config.system_prompt == "preset":
         config = config.model_copy(update={"system_prompt": preset.form.system_prompt})
-    drops = Drops()
+    drops, doubts = Drops(), Drops()
     with atomic_path(run / "data") as folder:
         folder.mkdir()
         config, names, batches = sources.read_columns(config)
-        texts, seen, tokens, kinds = _read(drops, batches, config, count_tokens)
+        texts, seen, tokens, kinds = _read(drops, doubts, batches, config, count_tokens)
         report = {"source": config.source, "rows_read": len(texts) + drops.count()}
         report |= {"columns": _columns(names, config), "answer_kinds": dict(kinds.most_common())}
         drops.refuse_many(report["rows_read"], config)
-        train, held_out = _split(seen, drops, config, seed)
+        train, held_out = _split(seen, drops, doubts, config, seed)
         names = dict.fromkeys(name for text in texts for name in json.loads(text))
         for split, places in (("train", train), ("eval", held_out)):
             write_rows(folder / f"{split}.parquet", [texts[place] for place in places], names)
@@ -75,7 +75,8 @@ def prepare(
             table = pa.Table.from_pylist(_warm_up(shown, preset))
             pq.write_table(table, folder / "sft.parquet")
         report |= {"train_rows": len(train), "eval_rows": len(held_out)}
-        report |= {"dropped": list(drops.values()), **figures(tokens, drops)}
+        report |= {"dropped": list(drops.values()), "doubts": list(doubts.values())}
+        report |= figures(tokens, drops)
         write_json(folder / "report.json", report)
     return report
 
@@ -105,7 +106,11 @@ def _columns(names: Sequence[str], config: DataConfig) -> dict[str, Any]:
 
 
 def _read(
-    drops: Drops, batches: Iterable[Batch], config: DataConfig, count_tokens: CountTokens
+    drops: Drops,
+    doubts: Drops,
+    batches: Iterable[Batch],
+    config: DataConfig,
+    count_tokens: CountTokens,
 ) -> tuple[list[str], pd.DataFrame, list[int], Counter[str]]:
     """The good rows as JSON, their fingerprints, the tokens of all prompts, kinds of answers."""
     texts, prints, tokens, kinds = [], [duplicates.fingerprints([])], [], Counter()
@@ -114,6 +119,10 @@ def _read(
         texts += [json.dumps(one.row, default=str) for one in checked]
         for fault in faults:
             drops.add(fault.reason, [fault.row], fault.seen)
+        for number, row, _ in checked:
+            if validate.NO_ANSWER.fullmatch(row["answer"]):
+                example = f"row {number}: the reference answer is {row['answer']!r}"
+                doubts.add(validate.PLACEHOLDER, [number], example)
         prints.append(duplicates.fingerprints(checked, columns=bool(config.environment)))
         tokens += lengths
         kind = config.answer_kind
@@ -122,7 +131,7 @@ def _read(
 
 
 def _split(
-    seen: pd.DataFrame, drops: Drops, config: DataConfig, seed: int
+    seen: pd.DataFrame, drops: Drops, doubts: Drops, config: DataConfig, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Places of the rows to train on and to hold out."""
     disputed = seen.groupby("question")["answer"].transform("nunique") > 1
@@ -130,6 +139,8 @@ def _split(
     drops.add(CONTRADICTORY, seen["row"][disputed])
     drops.add(REPEATED, seen["row"][repeated])
     kept = seen[~disputed & ~repeated]
+    alike = kept.groupby(["frame", "order"])["answer"].transform("nunique") > 1
+    doubts.add(validate.PUNCTUATION, kept["row"].to_numpy()[alike])
     if len(kept) < 2:
         raise ValueError(
             f"{len(kept)} rows of {config.source} are left, and one to train on and one to hold "

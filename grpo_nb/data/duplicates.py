@@ -1,25 +1,46 @@
 """The same question twice: exactly, nearly, or with another answer. Hashes only, no texts kept.
 
-Near-duplicates have the same numbers and share most of their runs of three words, by MinHash:
+Compared are the words of a question: lower case, one Unicode form, without punctuation, thousands
+separators and tags around it; in scripts without spaces each letter is a word. Near-duplicates
+have the same numbers and operators, and share most of their runs of three words, by MinHash:
 "What is 47 + 38?" and "What is 47 + 39?" are two problems, however alike they read.
 """
 
 import json
+import re
+import unicodedata
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import filterfalse
 
 import numpy as np
 import pandas as pd
 
 from grpo_nb.data.validate import Checked
-from grpo_nb.rewards.prompts import Message, split_words
+from grpo_nb.rewards.prompts import Message
 
 PERMUTATIONS = 32  # of MinHash
 KNOWN = ("prompt", "question", "prompt_tokens")
 ALIKE = 0.7  # share of equal MinHashes from which two rows count as near-duplicates
+ONE_FORM = {0xFF01 + place: 0x21 + place for place in range(94)}  # full-width letters and digits
+ONE_FORM |= str.maketrans("−–×⁄÷’", "--*//'")
+SIGN = re.compile(r"[^\x00-\x7f\w\s]")
+TAGGED = re.compile(r"\s*<(\w[\w-]*)[^<>]*>(.*)</\1>\s*", re.DOTALL)
+GROUPED = re.compile(r"\d(?<!\d\d)\d{0,2}(?:[,' ]\d{3})+(?!\d)")
+# Thai, Lao, Burmese, Khmer, Japanese and Chinese are written without spaces.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+WORD = re.compile(
+    rf"[a-z]++(?![^\x00-\x7f])|[^\W\d_{_UNSPACED}]+|\.?\d+(?:\.\d+)*|[{_UNSPACED}]|[^\x00-\x7f\w\s]"
+    r"|(?<=[\w)\s])[-+*/^=<>%](?=\s*[\d(])"
+)
+_COUNTS = """one two three four five six seven eight nine ten eleven twelve thirteen fourteen
+fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety
+hundred thousand million billion half third quarter twice double triple dozen"""
+COUNTS = frozenset(_COUNTS.split())
 
 
 def fingerprints(checked: Sequence[Checked], columns: bool = False) -> pd.DataFrame:
-    """What is compared: hashes of question, answer and numbers, and the MinHashes 0, 1, …
+    """What is compared: hashes of question, answer and words, and the MinHashes 0, 1, …
 
     Args:
         checked: The rows.
@@ -31,26 +52,54 @@ def fingerprints(checked: Sequence[Checked], columns: bool = False) -> pd.DataFr
     if columns:
         others = [{k: v for k, v in one.row.items() if k not in KNOWN} for one in checked]
         keys = [f"{key} {json.dumps(c, default=str)}" for key, c in zip(keys, others, strict=True)]
-    words = [split_words(key) for key in keys]
+    words = list(map(_words, keys))
+    numbers = [list(filter(_counts, text)) for text in words]
     hashes = {
         "row": [one.number for one in checked],
         "question": [hash(key) for key in keys],
-        "answer": [hash(one.plain) for one in checked],
-        "numbers": [hash(tuple(sorted(w for w in text if not w.isalpha()))) for text in words],
+        "answer": [hash(repr(one.plain)) for one in checked],  # hash(-1) is hash(-2)
+        "numbers": [hash(tuple(sorted(text))) for text in numbers],
+        "order": [hash(tuple(text)) for text in numbers],
+        "frame": [hash(tuple(filterfalse(_counts, text))) for text in words],
     }
     runs = [
-        [" ".join(run) for run in zip(text, text[1:], text[2:], strict=False)] or [key]
-        for text, key in zip(words, keys, strict=True)
+        [" ".join(run) for run in zip(text, text[1:], text[2:], strict=False)] or [" ".join(text)]
+        for text in words
     ]
     minhashes = RMinHash.digest_matrix_from_token_sets(runs, PERMUTATIONS, 0).to_rows()
     table = pd.DataFrame(minhashes, columns=range(PERMUTATIONS), dtype=np.uint32)
     return table.assign(**{name: np.array(column, np.int64) for name, column in hashes.items()})
 
 
+@lru_cache(100_000)
+def _counts(word: str) -> bool:
+    """Whether a word is a number or an operator, so that another would make another problem."""
+    if word.isalpha():
+        return word in COUNTS or word[0].isnumeric()
+    return unicodedata.category(word[-1])[0] != "M"  # a vowel of Hindi is a mark
+
+
 def _key(prompt: Sequence[Message]) -> str:
-    """All turns but the system's, whatever their case and spacing."""
-    turns = (turn["content"] for turn in prompt if turn["role"] != "system")
-    return " ".join(" ".join(turns).casefold().split())
+    """All turns but the system's, in one case, spacing and Unicode form, and without tags."""
+    texts = []
+    for turn in prompt:
+        if turn["role"] != "system":
+            text = turn["content"]
+            if not text.isascii():
+                text = unicodedata.normalize("NFC", text).translate(ONE_FORM)
+                text = SIGN.sub(
+                    lambda sign: " " if unicodedata.category(sign[0])[0] == "P" else sign[0], text
+                )
+            while match := TAGGED.fullmatch(text):
+                text = match[2]
+            texts.append(text)
+    return " ".join(" ".join(texts).casefold().split())
+
+
+def _words(key: str) -> list[str]:
+    """Split a text into words, numbers, operators and signs; punctuation alone stays as it is."""
+    text = GROUPED.sub(lambda number: re.sub(r"\D", "", number[0]), key)
+    return WORD.findall(text) or [key]
 
 
 def near(seen: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
@@ -61,9 +110,12 @@ def near(seen: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
         held_out: Places of the held-out rows.
     """
     numbers, minhashes = seen["numbers"].to_numpy(), seen[range(PERMUTATIONS)].to_numpy()
+    order, frame = seen["order"].to_numpy(), seen["frame"].to_numpy()
     found = np.zeros(len(seen), dtype=bool)
     for place in held_out:
         rows = np.flatnonzero(numbers == numbers[place])
-        found[rows] |= (minhashes[rows] == minhashes[place]).mean(axis=1) >= ALIKE
+        swapped = (frame[rows] == frame[place]) & (order[rows] != order[place])
+        alike = (minhashes[rows] == minhashes[place]).mean(axis=1) >= ALIKE
+        found[rows] |= alike & ~swapped
     found[held_out] = False
     return found

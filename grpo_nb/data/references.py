@@ -56,20 +56,33 @@ def as_text(cell: Any) -> str:
     return str(cell)
 
 
-def letter_of(cell: Any, text: str, choices: Sequence[str]) -> str:
-    """The letter of the choice that an answer names by letter, text, or place (from 0); or "".
+def letter_of(cell: Any, text: str, choices: Sequence[Any], labels: Sequence[Any] = ()) -> str:
+    """Return the letter of the choice that an answer names, or "" if it names none.
+
+    An answer is one of the labels, if there are any; else a letter, a choice's text, or its place
+    (from 0). A number among texts is a place.
 
     >>> [letter_of(cell, str(cell), ["4", "1", "red"]) for cell in (1, "1", "c", "red", "2", 9)]
     ['B', 'B', 'C', 'C', 'C', '']
+
+    Raises:
+        ValueError: Two of these ways name different choices.
     """
     letters = string.ascii_uppercase[: len(choices)]
-    if not isinstance(cell, int):
-        if len(text) == 1 and text.upper() in letters:
-            return text.upper()
-        if text in choices:
-            return letters[choices.index(text)]
-    place = int(text) if text.isdecimal() and len(text) < 3 else len(letters)
-    return letters[place] if place < len(letters) else ""
+    ways = {}
+    if text in (names := [as_text(label) for label in labels][: len(letters)]):
+        return letters[names.index(text)]
+    if len(text) == 1 and text.upper() in letters:
+        ways[text.upper()] = "its letter"
+    if not isinstance(cell, int | float) or not all(isinstance(one, str) for one in choices):
+        texts = [as_text(choice) for choice in choices]
+        ways |= {letters[texts.index(text)]: "its text"} if text in texts else {}
+    if text.isdecimal() and len(text) < 3 and int(text) < len(letters):
+        ways[letters[int(text)]] = "its place, counted from 0"
+    if len(ways) > 1:
+        readings = " and ".join(f"choice {letter} by {way}" for letter, way in ways.items())
+        raise ValueError(f"{text!r} is {readings}")
+    return next(iter(ways), "")
 
 
 def mathematics(answer: str) -> tuple[str, Any]:

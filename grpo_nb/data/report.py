@@ -16,7 +16,7 @@ SHOWN_ROWS = 20  # numbers of rows named per reason
 
 
 class Drops(dict[str, dict[str, Any]]):
-    """Rows left out, {reason: its entry in the report}: how many, their first numbers, and one."""
+    """Rows by reason, {reason: its entry in the report}: how many, their first numbers, and one."""
 
     def add(self, reason: str, rows: Sequence[int], example: str = "") -> None:
         if len(rows):
@@ -41,7 +41,7 @@ class Drops(dict[str, dict[str, Any]]):
             )
 
     def __str__(self) -> str:
-        checks = map(_left_out, self.values())
+        checks = map(_line, self.values())
         return "".join(f"\n  {c.name}: {c.evidence}. {c.fix}" for c in checks) or " none"
 
 
@@ -82,7 +82,8 @@ def checks(report: Mapping[str, Any], config: DataConfig) -> list[Check]:
     if tried := report.get("difficulty"):
         evidence = "{judged} prompts tried: {too_hard} too hard, {too_easy} too easy, left out"
         found.append(Check("difficulty", "ok", evidence.format(**tried)))
-    return [*found, *map(_left_out, report["dropped"])]
+    doubts = [_line(entry, "kept") for entry in report.get("doubts", [])]
+    return [*found, *map(_line, report["dropped"]), *doubts]
 
 
 def _columns(columns: Mapping[str, Any], config: DataConfig) -> Check:
@@ -94,7 +95,7 @@ def _columns(columns: Mapping[str, Any], config: DataConfig) -> Check:
     return Check("columns", "ok", chosen)
 
 
-def _left_out(entry: Mapping[str, Any]) -> Check:
+def _line(entry: Mapping[str, Any], what: str = "left out") -> Check:
     fix, rows = REMEDIES.get(entry["reason"], ""), ", ".join(map(str, entry["rows"]))
-    evidence = f"{entry['count']} left out, the first: {rows}. {entry['example']}".rstrip(". ")
+    evidence = f"{entry['count']} {what}, the first: {rows}. {entry['example']}".rstrip(". ")
     return Check(entry["reason"], "warning" if fix else "ok", evidence, fix)

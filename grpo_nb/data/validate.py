@@ -28,16 +28,25 @@ DAMAGED = re.compile("\ufffd|[ÃÂ][\u0080-\u00bf]|â€|[\x00-\x08\x0b\x0c\x0e-
 UNREADABLE, MISSING, TYPE, EMPTY = "unreadable", "column missing", "wrong type", "empty"
 KIND, TEXT, LONG = "answer not of its kind", "damaged text", "prompt too long"
 TEMPLATE, CONTRADICTORY = "unfit for the chat template", "question with several answers"
+AMBIGUOUS = "names two choices"
+PLACEHOLDER, PUNCTUATION = "answer that says there is none", "answers differ with punctuation"
+# What pandas, Python and spreadsheets write for a missing value.
+NO_ANSWER = re.compile(
+    r"(?i)nan|n/?a|null|none|nil|tbd|undefined|[-?.…]+|#(?:ref|n/a|value|div/0|name|num|null)[!?]?"
+)
 REMEDIES = {
     UNREADABLE: "correct the line",
     MISSING: "name the columns with data.question_column, data.answer_column, data.extra_columns",
     TYPE: "make it a text, or a chat of roles and contents that ends with the user's turn",
     EMPTY: "fill the cell, or leave the row out",
     KIND: "say where the answer is with data.answer_format, and what with data.answer_kind",
+    AMBIGUOUS: "answer with the letter of the choice (A is the first), or give choices with labels",
     TEXT: "read the source in the encoding it was written in, and save it as UTF-8",
     TEMPLATE: "correct the text or the turns, or leave the row out",
     LONG: "raise data.max_prompt_tokens and model.max_seq_length as far as the model's context",
     CONTRADICTORY: "correct the source: no reward can be right for both",
+    PLACEHOLDER: "leave the rows out of the source, unless this is the right answer",
+    PUNCTUATION: "correct the source, unless these are different questions",
 }
 
 
@@ -142,7 +151,7 @@ def _check_row(
     cell = _cell(row, config.answer_column)
     answer = find_answer(cell)
     if config.answer_kind == "choice":
-        answer = letter_of(cell, answer, _choices(row))
+        answer = _letter(cell, answer, row, config.answer_column)
     plain = plain_answer(answer, config.answer_kind) if answer else None
     if plain is None:
         why = f"{as_text(cell)[-60:]!r} holds no {config.answer_kind}"
@@ -200,7 +209,7 @@ def _prompt(row: Row, column: str, system_prompt: str) -> list[Message]:
 def _with_shape(row: Row, question: str) -> str:
     """The question with what the row's shape adds above and below it."""
     if row.get("choices"):
-        lettered = zip(string.ascii_uppercase, _choices(row), strict=False)
+        lettered = zip(string.ascii_uppercase, map(as_text, _choices(row)), strict=False)
         question += "".join(f"\n{letter}. {text}" for letter, text in lettered)
     if row.get("sources"):
         numbered = enumerate(_typed(row["sources"], "sources", list), start=1)
@@ -210,14 +219,21 @@ def _with_shape(row: Row, question: str) -> str:
     return question
 
 
-def _choices(row: Row) -> list[str]:
+def _letter(cell: Any, answer: str, row: Row, column: str) -> str:
+    labels = row["choices"].get("label") if isinstance(row.get("choices"), dict) else None
+    try:
+        return letter_of(cell, answer, _choices(row), _typed(labels or [], "choices", list))
+    except ValueError as error:
+        raise Fault(AMBIGUOUS, column, str(error)) from None
+
+
+def _choices(row: Row) -> list[Any]:
     choices = _cell(row, "choices")
     if isinstance(choices, dict) and "text" in choices:  # as ARC has them
         choices = choices["text"]
-    found = [as_text(choice) for choice in _typed(choices, "choices", list)]
-    if not 2 <= len(found) <= len(string.ascii_uppercase):
-        raise Fault(TYPE, "choices", f"{len(found)} choices")
-    return found
+    if not 2 <= len(_typed(choices, "choices", list)) <= len(string.ascii_uppercase):
+        raise Fault(TYPE, "choices", f"{len(choices)} choices")
+    return choices
 
 
 def _typed(cell: Any, column: str, kind: type) -> Any:

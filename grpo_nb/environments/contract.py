@@ -62,13 +62,14 @@ def tool(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Call(NamedTuple):
-    """A call of a tool with its result or its error."""
+    """A call of a tool with its result or its error, and the type that the tool returned."""
 
     name: str
     arguments: dict[str, Any]
     result: str
     error: str
     seconds: float
+    kind: type = str
 
 
 class Played:
@@ -107,25 +108,28 @@ class Played:
             RuntimeError: The call failed; TRL shows the message to the model and counts it.
         """
         over, started = self.hung or getattr(self._own, "done", False), time.perf_counter()
-        result, error = (FINISHED, "") if over else self._execute(name, arguments)
-        self.calls.append(Call(name, arguments, result, error, time.perf_counter() - started))
+        *texts, kind = (FINISHED, "", str) if over else self._execute(name, arguments)
+        # No tokenizer takes half of a surrogate pair, which a model can write as "\\ud800".
+        result, error = (text.encode(errors="replace").decode() for text in texts)
+        self.calls.append(Call(name, arguments, result, error, time.perf_counter() - started, kind))
         if error:
             raise RuntimeError(error)
         return result
 
-    def _execute(self, name: str, arguments: dict[str, Any]) -> tuple[str, str]:
-        """Run a tool in a thread, within its time limit, and return (result, error)."""
+    def _execute(self, name: str, arguments: dict[str, Any]) -> tuple[str, str, type]:
+        """Run a tool in a thread, within its time limit; return (result, error, type)."""
         method, outcomes = self.environment.methods[name], []
 
         def run() -> None:
             try:
-                outcomes.append((str(method(self._own, **arguments)), ""))
+                value = method(self._own, **arguments)
+                outcomes.append((str(value), "", type(value)))
             except ValidationError as error:
                 first = error.errors()[0]
                 place = ".".join(map(str, first["loc"]))
-                outcomes.append(("", f"{name}: {place}: {first['msg'].lower()}"))
+                outcomes.append(("", f"{name}: {place}: {first['msg'].lower()}", str))
             except (Exception, SystemExit) as error:
-                outcomes.append(("", f"{type(error).__name__}: {error}"))
+                outcomes.append(("", f"{type(error).__name__}: {error}", str))
 
         with self._seeded():
             thread = threading.Thread(target=run, daemon=True, name=f"tool {name}")
@@ -134,7 +138,7 @@ class Played:
         if outcomes:
             return outcomes[0]
         self.hung, limit = True, f"{self.environment.tool_seconds:g} seconds"
-        return "", f"{name} took more than {limit}: the episode is over"
+        return "", f"{name} took more than {limit}: the episode is over", str
 
     def _score(self) -> float:
         """Return the episode's reward, in [0, 1]; 0 if a call hung.

@@ -18,16 +18,17 @@ import textwrap
 import threading
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from functools import cache, partial
-from itertools import cycle, islice, zip_longest
+from itertools import chain, cycle, islice, product, zip_longest
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 
 from grpo_nb.environments.contract import FINISHED, Environment
 from grpo_nb.environments.play import Episode
@@ -47,9 +48,15 @@ SLOW = 0.3  # [seconds] per call
 SCHEMA, FEW = 0.75, 512  # limit of the tools' share of all tokens; number that is always allowed
 SOME = 0.1  # share of the rows above which a warning becomes a stop
 FIXES = {
+    "async": "write `def`, and call asyncio.run inside",
     "episode": "correct it: training would stop here",
     "not judged": "add get_reward(self), and a classmethod solve(cls, **row): the turns that win",
     "oracle": "correct get_reward or solve: winning must earn the most",
+    "solve fails": "correct solve for these rows, or get_reward",
+    "wrong answer wins": "compare with the row's answer in get_reward",
+    "bound wins": "compare with the row's answer, also at the bounds of a type",
+    "won early": "pay for the goal alone, or leave out the calls of solve that it does not need",
+    "reward asked twice": "compute the reward from what the tools stored, and change nothing",
     "without skill": "pay for the goal alone, and for form only after a successful call",
     "calls after the end": "set self.done once the episode is over",
     "turns": "set max_turns, at least as many as solve takes, or self.done at the end",
@@ -57,6 +64,9 @@ FIXES = {
     "not deterministic": "draw with `random` or `numpy.random`, and keep no state in the class",
     "state leaks": "set every attribute in reset: training reuses instances",
     "answer leaks": "remove it; if copying it is the task, put it into the question",
+    "hidden state": "keep state in attributes: training plays many instances side by side",
+    "left behind": "end threads and processes in the call that starts them",
+    "no text": "return what the model should read, as a text",
     "errors swallowed": "let it raise: the model reads the message, and the error is counted",
     "hangs": "give the tool its own time limit, or raise tool_seconds",
     "slow": "make it faster: training runs calls one after another",
@@ -65,6 +75,13 @@ FIXES = {
     "template": "use a model tuned for tools, or correct tokenizer.response_template",
     "schema": "shorten docstrings and parameters, or offer fewer tools",
     "room": "shorten the results, or raise max_completion_length",
+}
+SHOWN = ("random calls", "oracle")  # policies whose episodes are tried once more
+NO_TEXT = (type(None), bytes, bytearray)
+ATTEMPTS = {  # beginnings of the names of policies that should not win
+    "won early": ("stop after", "cut short"),
+    "wrong answer wins": ("another row's",),
+    "bound wins": ("last call:",),
 }
 CHANGES = {"os.remove", "os.rename", "os.mkdir", "os.rmdir"}
 EXEMPT = re.compile(f"{re.escape(tempfile.gettempdir())}/|{os.devnull}$|.*__pycache__")
@@ -87,10 +104,14 @@ def findings(
         tokenizer: The tokenizer of the model that will play; None skips the tests of its template.
         max_completion_length: The limit of an episode, including results [tokens].
     """
+    methods = inspect.getmembers(environment.kind, inspect.iscoroutinefunction)
+    if coroutines := ", ".join(name for name, _ in methods if name[0] != "_"):
+        evidence = f"{environment.title}: {coroutines} would return a coroutine"
+        return [Check("async", "stop", evidence, FIXES["async"])]
     tested = list(islice(cycle(rows), EPISODES))
     _touched().clear()
     try:
-        with redirect_stdout(io.StringIO()) as printed:
+        with redirect_stdout(io.StringIO()) as printed, _surroundings() as changes:
             plays, found = _play_all(environment, tested)
     except Exception as error:  # an author's class may raise anything, and that is the finding
         at = traceback.extract_tb(error.__traceback__)[-1]
@@ -98,8 +119,13 @@ def findings(
         return [Check("episode", "stop", f"{environment.title}: {evidence}", FIXES["episode"])]
     if not found:  # otherwise rewards are not comparable
         found = [*_rewards(environment, plays), *_leaks(tested, plays)]
+        found += [*_asked_twice(environment, plays)]
+        if not any(stop for *_, stop in found):  # what needs no skill needs no solution
+            found += _solution([play for play in plays if "oracle" in play])
         if tokenizer:
             found += _tokens(environment, plays, tokenizer, max_completion_length)
+    rules = {rule for rule, *_ in found}
+    found += [change for change in changes if change[0] not in rules]
     found += [*_tools(environment, plays), *_source(environment)]
     if output := printed.getvalue().strip():
         found.append(("prints", f"{output!r:.80}", False))
@@ -115,7 +141,8 @@ def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, lis
     plays, used, until = [], environment.factory(), time.monotonic() + PATIENCE
     for seed, row in enumerate(rows):
         plays.append({})
-        for name, policy in policies(environment, row, rows[(seed + 1) % len(rows)]).items():
+        other, alone = rows[(seed + 1) % len(rows)], ()
+        for name, policy in policies(environment, row, other).items():
             play = partial(perform, environment, row, policy, seed)
             plays[-1][name] = episode = play()
             if episode.ended == "a call hung":
@@ -124,6 +151,9 @@ def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, lis
             if patient and (difference := _difference(episode, play(used))):
                 starts = [Episode(environment, row) for _ in range(GROUP)]
                 return plays, [_why(play, starts, difference)]
+            alone = (episode, play) if name in SHOWN else alone
+        if patient and (difference := _difference(alone[0], alone[1](beside=other))):
+            return plays, [("hidden state", f"beside another episode: {difference}", True)]
         if not patient:
             break
     return plays, []
@@ -135,10 +165,14 @@ def _why(play: Callable[..., Episode], starts: Sequence[Episode], difference: st
     among_new = next(filter(None, (_difference(first, other) for other in others)), "")
     if not among_new:
         return "state leaks", f"in a new and in a used instance: {difference}", True
-    states = [f"{e.prompt} {getattr(e.played._own, '__dict__', '')}" for e in starts]
-    alike = len({re.sub(" at 0x[0-9a-f]+", "", state) for state in states}) == 1
+    alike = len({f"{each.prompt} {_state(each)}" for each in starts}) == 1
     rule = "not deterministic" if alike else "starts apart"
     return rule, f"in episodes of one row, with the same calls: {among_new}", True
+
+
+def _state(episode: Episode) -> str:
+    """Return the attributes of an episode's instance, without addresses."""
+    return re.sub(" at 0x[0-9a-f]+", "", str(getattr(episode.played._own, "__dict__", "")))
 
 
 def _difference(episode: Episode, other: Episode) -> str:
@@ -149,7 +183,8 @@ def _difference(episode: Episode, other: Episode) -> str:
 
 def _rewards(environment: Environment, plays: Plays) -> Iterator[Finding]:
     """Check that winning earns the most, and that an honest failure earns more than no skill."""
-    mean = {name: fmean(play[name].reward for play in plays) for name in plays[0]}
+    names = [*WITHOUT_SKILL, *(["oracle", "calls after the end"] if "oracle" in plays[0] else [])]
+    mean = {name: fmean(play[name].reward for play in plays) for name in names}
     solved, oracle = "oracle" in mean, mean.get("oracle", 1.0)
     ends = [getattr(episode.played, "done", False) for play in plays for episode in play.values()]
     never_done = not any(ends)
@@ -177,6 +212,53 @@ def _rewards(environment: Environment, plays: Plays) -> Iterator[Finding]:
             yield f"without skill: {name}", evidence, hollow or share > WON
     if solved and (after := mean["calls after the end"]) > oracle + TIE:
         yield "calls after the end", f"they raise {oracle:.2f} to {after:.2f}", True
+
+
+def _solution(plays: Plays) -> Iterator[Finding]:
+    """Check that solve wins, that it needs all of its calls, and that no other answer wins."""
+    earned = [(play["oracle"].reward, play["idle"].reward + TIE) for play in plays]
+    best = max((win for win, _ in earned), default=0.0) - TIE
+    wins = [play for play, (win, idle) in zip(plays, earned, strict=True) if win > idle]
+    if losses := sum(win <= idle and win < best for win, idle in earned):
+        evidence = f"solve earns no more than idling on {losses} of {len(plays)} rows"
+        yield "solve fails", evidence, losses > LUCKY * len(plays)
+    winners = list(map(_winners, wins))
+    for rule, starts in ATTEMPTS.items():
+        names = [[name for name in won if name.startswith(starts)] for won in winners]
+        share = sum(map(bool, names)) / max(1, len(names))
+        if share > LUCKY:
+            [(name, _)] = Counter(chain(*names)).most_common(1)
+            evidence = f"{name!r} or the like earns as much as solve on {share:.0%} of the rows"
+            yield rule, evidence, share > WON
+
+
+def _winners(play: Mapping[str, Episode]) -> list[str]:
+    """Return the attempts that earn as much as solve by other calls; early ends hide the rest."""
+    calls = {name: [call.arguments for call in episode.calls] for name, episode in play.items()}
+    least = play["oracle"].reward - TIE
+    others = [name for name in play if calls[name] != calls["oracle"]]
+    names = [name for name in others if play[name].reward >= least]
+    return [name for name in names if name.startswith(ATTEMPTS["won early"])] or names
+
+
+def _asked_twice(environment: Environment, plays: Plays) -> Iterator[Finding]:
+    """Check that get_reward gives the same again, and changes nothing."""
+    if not hasattr(environment.kind, "get_reward"):
+        return
+    names = [name for name in SHOWN if name in plays[0]]
+    for play, name in product(plays[:GROUP], names):
+        episode, before = play[name], _state(play[name])
+        try:
+            again: Any = episode.played.get_reward()
+        except Exception as error:  # the author's code may raise anything
+            again = f"{type(error).__name__}: {error}"
+        if again != episode.reward:
+            evidence = f"first {episode.reward:g}, then {again} (policy: {name})"
+            yield "reward asked twice", evidence, True
+            return
+        if _state(episode) != before:
+            yield "reward asked twice", f"it changes the instance (policy: {name})", False
+            return
 
 
 def _failure(play: dict[str, Episode]) -> list[float]:
@@ -236,6 +318,9 @@ def _tools(environment: Environment, plays: Plays) -> Iterator[Finding]:
         seconds = median([call.seconds for call in succeeded if call.name == name] or [0])
         if seconds > SLOW:
             yield f"slow: {name}", f"a call takes {seconds:.2f} s", False
+    for call in {call.name: call for call in succeeded if call.kind in NO_TEXT}.values():
+        evidence = f"it returns {call.kind.__name__}, which the model reads as {call.result!r:.40}"
+        yield f"no text: {call.name}", evidence, False
     for path in [*_touched()]:
         yield "files", f"a call changes {path}", True
 
@@ -254,6 +339,33 @@ def _source(environment: Environment) -> Iterator[Finding]:
             answers = any(isinstance(node, ast.Constant) and node.value for node in body)
             evidence = f"{ast.unparse(handler).replace(chr(10), ' ')!r} in {environment.title}"
             yield f"errors swallowed: line {handler.lineno}", evidence, not answers
+
+
+@contextmanager
+def _surroundings() -> Iterator[list[Finding]]:
+    """Yield a list of what calls change outside, filled at the end; most of it is put back."""
+    changes: list[Finding] = []
+    variables, folder = dict(os.environ), os.open(".", os.O_RDONLY)
+    threads, processes = set(threading.enumerate()), set(psutil.Process().children())
+    try:
+        yield changes
+    finally:
+        names = [n for n in {**variables, **os.environ} if variables.get(n) != os.environ.get(n)]
+        is_elsewhere = not os.path.samestat(Path().stat(), os.fstat(folder))
+        os.fchdir(folder)
+        os.close(folder)
+        if names:
+            os.environ.clear()
+            os.environ.update(variables)
+        if names or is_elsewhere:
+            names += ["the working directory"] * is_elsewhere
+            changes.append(("hidden state", f"calls change {', '.join(names)}", False))
+        new = [thread.name for thread in threading.enumerate() if thread not in threads]
+        rest = [f"thread {name}" for name in new if not name.startswith("tool ")]
+        rest += [f"process {p.pid}" for p in psutil.Process().children() if p not in processes]
+        if rest:
+            evidence = f"after the calls {len(rest)} threads and processes go on, such as {rest[0]}"
+            changes.append(("left behind", evidence, len(rest) > GROUP))
 
 
 @cache

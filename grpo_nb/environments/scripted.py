@@ -20,7 +20,8 @@ Row = Mapping[str, Any]
 Turn = str | dict[str, Any] | list[dict[str, Any]]  # a text, a call, or several
 MOST_TURNS = 64  # limit of a scripted episode, even if the environment allows more
 AGAIN = 3  # number of calls after the end
-SOLVED = ("oracle", "calls after the end", "cut short", "another row's solution")
+STEPS = 8  # number of places at which the solution is stopped, at most
+BOUNDS = {"0": 0, "-1": -1, "empty": "", "very large": 10**18}
 
 
 class Seen(NamedTuple):
@@ -36,7 +37,12 @@ Policy = Callable[[Seen], Turn]
 
 
 def perform(
-    environment: Environment, row: Row, policy: Policy, seed: int = 0, used: Played | None = None
+    environment: Environment,
+    row: Row,
+    policy: Policy,
+    seed: int = 0,
+    used: Played | None = None,
+    beside: Row | None = None,
 ) -> Episode:
     """Play one episode with a policy and return it, with its reward.
 
@@ -46,8 +52,11 @@ def perform(
         policy: The policy that chooses the turns.
         seed: The seed of the policy's random choices.
         used: An instance to play in; None creates one.
+        beside: A row that another instance plays between the start and the first turn.
     """
     episode = Episode(environment, row, used)
+    if beside is not None:
+        perform(environment, beside, WITHOUT_SKILL["random calls"], seed)
     episode.max_turns = min(environment.max_turns, MOST_TURNS)
     while not episode.ended:
         seen = Seen(environment, [*episode.prompt, *episode.messages], episode.turns, seed)
@@ -59,7 +68,7 @@ def perform(
 
 
 def policies(environment: Environment, row: Row, other: Row) -> dict[str, Policy]:
-    """Return the policies by name; those in SOLVED only if the class has a `solve`.
+    """Return the policies by name; without a `solve`, only those without skill.
 
     Args:
         environment: The environment to play in.
@@ -69,14 +78,39 @@ def policies(environment: Environment, row: Row, other: Row) -> dict[str, Policy
     own, others = environment.solution(row), environment.solution(other)
     if own is None or others is None:
         return dict(WITHOUT_SKILL)
-    acts = [turn for turn in own if not isinstance(turn, str)]  # a text ends the episode
-    turns = [own, [*acts, *acts[-1:] * AGAIN], acts[:-1], others]
-    return WITHOUT_SKILL | {k: partial(follow, v) for k, v in zip(SOLVED, turns, strict=True)}
+    acts, other_acts = ([t for t in turns if not isinstance(t, str)] for turns in (own, others))
+    turns = {
+        "oracle": own,
+        "calls after the end": [*acts, *acts[-1:] * AGAIN],  # a text would end the episode
+        "cut short": acts[:-1],
+        "another row's solution": others,
+        "another row's last call": [*acts[:-1], *other_acts[-1:]],
+    }
+    for count in range(1, len(acts) - 1, max(1, len(acts) // STEPS)):
+        turns[f"stop after {count}"] = acts[:count]
+    ends = {f"last call: {name}": partial(_bounded, acts, to) for name, to in BOUNDS.items()}
+    return WITHOUT_SKILL | {k: partial(follow, v) for k, v in turns.items()} | ends
 
 
 def follow(turns: Sequence[Turn], seen: Seen) -> Turn:
     """Play the given turns, then end the episode with an empty text."""
     return turns[seen.turn] if seen.turn < len(turns) else ""
+
+
+def _bounded(turns: Sequence[Turn], bound: int | str, seen: Seen) -> Turn:
+    """Play the given turns, the last one with arguments at the bounds of their types."""
+    turn = follow(turns, seen)
+    if seen.turn != len(turns) - 1 or not isinstance(turn, dict):
+        return turn
+
+    def bounded(value: Any) -> Any:
+        if isinstance(value, str):
+            return str(bound)
+        if isinstance(value, list | dict):
+            return type(value)() if bound == "" else value
+        return value if bound == "" or isinstance(value, bool) else bound
+
+    return turn | {"arguments": {k: bounded(v) for k, v in turn["arguments"].items()}}
 
 
 def _draw(

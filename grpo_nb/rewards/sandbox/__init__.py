@@ -20,7 +20,7 @@ from typing import Any
 from grpo_nb.rewards.sandbox.bubblewrap import bubblewrap_problem, in_bubblewrap
 from grpo_nb.rewards.sandbox.monty import in_monty
 from grpo_nb.rewards.sandbox.program_tests import parse_tests
-from grpo_nb.rewards.sandbox.values import DEFAULT_LIMITS, Limits, Outcome, Verdict, reason_of
+from grpo_nb.rewards.sandbox.values import DEFAULT_LIMITS, Limits, Outcome, Verdict, reason_of, show
 
 
 def run_tests(
@@ -66,8 +66,9 @@ def run_program(
     outcome = _run(code, [stdin], limits, backend)
     if outcome.failure:
         raise RuntimeError(outcome.failure)
-    [(kind, said)] = outcome.answers or [("failed", outcome.ending)]
-    return kind == "value", str(said)
+    [(kind, output)] = outcome.answers or [("failed", outcome.ending)]
+    text = output if isinstance(output, str) else show(output)  # any value may be forged
+    return kind == "value", text.encode(errors="replace").decode()
 
 
 def _run(code: str, asks: list[Any], limits: Limits, backend: str) -> Outcome:

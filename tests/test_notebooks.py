@@ -1,12 +1,15 @@
 """The rules every notebook keeps, nbval over them, and the Colab cell."""
 
 import ast
+import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 
 import forked
@@ -17,7 +20,7 @@ import refresh
 from conftest import TINY_SETTINGS
 
 from grpo_nb import export
-from grpo_nb.colab import RUNS_ON_DRIVE
+from grpo_nb.colab import RUNS_ON_DRIVE, wanted
 from grpo_nb.evaluation.answer_file import answer_file
 from grpo_nb.pipeline.notebooks import QUIET, check_run
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Run, config, project_path, start_stage
@@ -201,16 +204,19 @@ def runtime(tmp_path):
     for name in ("__init__", "colab", "machine"):
         shutil.copy(PROJECT_ROOT / f"grpo_nb/{name}.py", tmp_path / "origin/grpo_nb")
     for name, more in (("requirements-cpu", ""), ("requirements", "cuda==1\n")):
-        text = f"# compiled\nold==2  # via grpo-nb\ntorch==2.13.0  # via grpo-nb\n{more}"
+        text = (
+            f"# compiled\nipython==2\nold==2  # via grpo-nb\ntorch==2.13.0  # via grpo-nb\n{more}"
+        )
         (tmp_path / f"origin/{name}.txt").write_text(text)
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-C", str(tmp_path / "origin")]
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
         subprocess.run([*git, *command], check=True)
-    for name, version in (("old", "1"), ("old", "2"), ("torch", "2.13.0"), ("cuda", "1")):
+    both = ((name, version) for name in ("old", "ipython") for version in "12")
+    for name, version in (*both, ("torch", "2.13.0"), ("cuda", "1")):
         wheel(tmp_path / "wheels", name, version)
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     pip = [tmp_path / "venv/bin/python", "-m", "pip", "install", "-q", "--no-index"]
-    subprocess.run([*pip, *(tmp_path / "wheels").glob("old-1-*")], check=True)
+    subprocess.run([*pip, *(tmp_path / "wheels").glob("*-1-*")], check=True)
     return tmp_path
 
 
@@ -234,7 +240,35 @@ def test_on_colab_the_setup_cell_installs_once_and_stops_with_a_sentence(runtime
     (installed,) = (runtime / "venv/lib").glob("python*/site-packages/cuda-1.dist-info")
     shutil.rmtree(installed)
     said, code = colab(runtime, driver="580.65.06")
-    assert (code, said.splitlines()[-1][:23]) == (1, "pip could not install /")
+    assert code == 1
+    assert said.endswith("pip could not install requirements.txt; its message is above.\n")
+    (venv,) = (runtime / "venv/lib").glob("python*/site-packages")
+    assert (venv / "ipython-1.dist-info").is_dir(), "the kernel's own stack stays as it is"
+
+
+def test_where_the_project_cannot_be_fetched_the_cell_says_what_to_set(runtime):
+    shutil.rmtree(runtime / "origin")
+    said, code = colab(runtime)
+    assert code == 1
+    assert said.endswith("cannot be fetched: set PROJECT_URL to a copy of it\n")
+
+
+def test_what_colabs_kernel_is_made_of_stays_and_the_rest_has_what_it_imports():
+    """colab_imports.txt holds the imports of google.colab itself; see list_colab_imports.py."""
+    text = (PROJECT_ROOT / "requirements-cpu.txt").read_text(encoding="utf-8")
+    pinned = set(re.findall(r"^([\w.-]+)==", text, re.MULTILINE))
+    replaced = {pin.partition("==")[0] for pin in wanted(text, pinned)}
+    packages = metadata.packages_distributions()
+    imported = Path(__file__).with_name("colab_imports.txt").read_text(encoding="utf-8").split()
+    kernels = {"IPython", "ipykernel", "jupyter_server", "pexpect", "tornado", "traitlets", "zmq"}
+    for target in imported:
+        module, _, name = target.partition(":")
+        top = module.partition(".")[0]
+        ours = replaced & set(packages.get(top, ()))
+        assert not (ours and top in kernels), f"{ours} would be replaced under google.colab"
+        if ours:
+            assert not name or hasattr(importlib.import_module(module), name), target
+    assert kernels <= {target.partition(":")[0].partition(".")[0] for target in imported}
 
 
 def test_nbval_finds_the_stored_outputs_of_the_marked_cells_again(tmp_path, forks):

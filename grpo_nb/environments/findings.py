@@ -61,6 +61,7 @@ FIXES = {
     "hangs": "give the tool its own time limit, or raise tool_seconds",
     "slow": "make it faster: training runs calls one after another",
     "prints": "return what the model should read, and print nothing",
+    "changes the process": "keep state in attributes: each call's changes are undone",
     "files": "keep state in attributes, or write into a tempfile.TemporaryDirectory",
     "template": "use a model tuned for tools, or correct tokenizer.response_template",
     "schema": "shorten docstrings and parameters, or offer fewer tools",
@@ -236,6 +237,8 @@ def _tools(environment: Environment, plays: Plays) -> Iterator[Finding]:
         seconds = median([call.seconds for call in succeeded if call.name == name] or [0])
         if seconds > SLOW:
             yield f"slow: {name}", f"a call takes {seconds:.2f} s", False
+    if changes := {each for play in plays for one in play.values() for each in one.played.changes}:
+        yield "changes the process", f"a method changes {', '.join(sorted(changes))}", False
     for path in [*_touched()]:
         yield "files", f"a call changes {path}", True
 

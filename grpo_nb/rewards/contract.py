@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from grpo_nb.rewards.prompts import Completion, completion_text
+from grpo_nb.rewards.surroundings import kept
 
 Scores = list[float | None]
 THREADS = "grpo_nb_rewards"
@@ -212,10 +213,15 @@ def declared_range(reward_func: Callable[..., Any]) -> tuple[float, float]:
     return getattr(reward_func, "range", (0.0, 1.0))
 
 
-def call(reward_func: Callable[..., Any], **columns: Any) -> Scores:
-    """A batch's scores from any TRL-shaped reward, async ones too, inside a notebook as well."""
+def call(
+    reward_func: Callable[..., Any], changes: set[str] | None = None, /, **columns: Any
+) -> Scores:
+    """A batch's scores from any TRL-shaped reward, async ones too, inside a notebook as well.
+
+    What it changes in this process is put back, and named in `changes`.
+    """
     name = getattr(reward_func, "__name__", repr(reward_func))
-    with exits_are_errors(name):
+    with kept(changes), exits_are_errors(name):
         scores = reward_func(**columns)
         if inspect.isawaitable(scores):
             # A notebook's event loop is already running: another thread gets a loop of its own.

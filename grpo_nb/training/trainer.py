@@ -44,6 +44,7 @@ from grpo_nb.models import Policy, chat, lm_head, sharded
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import in_thread, is_async, waits
 from grpo_nb.rewards.contract import exits_are_errors
+from grpo_nb.rewards.surroundings import kept
 from grpo_nb.runs import Check, Stage, atomic_path
 from grpo_nb.training import checkpoints, fast_cpu, health, metrics, preflight, ranks
 from grpo_nb.training.arguments import expected
@@ -247,10 +248,12 @@ class Trainer(GRPOTrainer):
     ) -> Any:
         """To time it, to measure how scores spread in and over groups, and to shuffle them.
 
+        What a reward changes in the process, such as torch's random state, is put back.
+
         TRL has gathered those of all processes at its end. Unsloth's trainer calls it as TRL's
         does, and has the same method.
         """
-        with self._timing("seconds/reward"):
+        with self._timing("seconds/reward"), kept():
             rewards_N_F = super()._calculate_rewards(
                 inputs, prompts, completions, completion_ids, *args
             )

@@ -32,7 +32,6 @@ variables, ...) is put back after it.
 """
 
 import functools
-import hashlib
 import importlib
 import inspect
 import json
@@ -40,12 +39,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError, validate_call
 
+from grpo_nb.rewards.identity import describe
 from grpo_nb.rewards.presets import load_source
 from grpo_nb.rewards.surroundings import kept
 from grpo_nb.runs import PROJECT_ROOT, refuse_unknown
@@ -247,11 +246,8 @@ def of(config: RunConfig) -> Environment | None:
 
 
 def identity(environment: Environment | None) -> str:
-    """Return the class name with the SHA-256 of its file, or "" without an environment."""
-    if environment is None:
-        return ""
-    source = Path(inspect.getfile(environment.kind)).read_bytes()
-    return f"{environment.kind.__name__} {hashlib.sha256(source).hexdigest()}"
+    """Return the class name with the SHA-256 of its files, or "" without an environment."""
+    return " ".join(describe(environment.kind)) if environment else ""
 
 
 def load(name: str) -> Environment:

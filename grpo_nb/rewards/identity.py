@@ -21,6 +21,7 @@ from types import CellType, ModuleType
 from typing import Any
 
 from grpo_nb.machine import PROJECT_ROOT
+from grpo_nb.rewards.limits import LIMIT
 from grpo_nb.runs.files import sha256
 
 # Files in these folders come with Python, a library or this package: what they import is left out.
@@ -42,7 +43,7 @@ def describe(value: Any, values: bool = True, above: frozenset[int] = frozenset(
         return "as above"
     inner = partial(describe, values=values, above=above | {id(value)})
     if isinstance(value, dict):
-        pairs = ([inner(key), inner(held)] for key, held in value.items())
+        pairs = ([inner(key), inner(held)] for key, held in value.items() if key != LIMIT)
         return sorted((pair for pair in pairs if any(pair)), key=repr)
     if isinstance(value, list | tuple):
         return [part for part in map(inner, value) if part]

@@ -313,16 +313,6 @@ class PaysOnce(Hunt):
         return float(self.found and not paid)
 
 
-class SharesItsSecret(Hunt):
-    def reset(self, low: int, secret: int) -> None:
-        Hunt.reset(self, low, secret)
-        os.environ["HUNT_SECRET"] = str(secret)
-
-    def _judge(self, number):
-        self.secret = int(os.environ["HUNT_SECRET"])
-        return Hunt._judge(self, number)
-
-
 class SharesByClass(Hunt):
     def reset(self, low: int, secret: int) -> None:
         Hunt.reset(self, low, secret)
@@ -396,7 +386,6 @@ FLAWED = {  # what names it
     PaysEarly: "won early",
     SolvesSeldom: "solve fails",
     PaysOnce: "reward asked twice",
-    SharesItsSecret: "hidden state",
     SharesByClass: "hidden state",
     WaitsForEver: "left behind",
     IsAsync: "async",
@@ -423,8 +412,8 @@ WARNED = {
     Prints: "prints",
     Sleeps: "slow",
     CountsQuestions: "reward asked twice",
-    SetsAVariable: "hidden state",
-    ChangesFolder: "hidden state",
+    SetsAVariable: "changes the process",
+    ChangesFolder: "changes the process",
     LeavesAProcess: "left behind",
     GivesBytes: "no text: guess",
     GivesNothing: "no text: guess",

@@ -1,7 +1,9 @@
-"""List what google.colab imports: `python tests/list_colab_imports.py FOLDER > tests/colab_imports.txt`.
+"""List what google.colab imports, for tests/test_notebooks.py.
 
-FOLDER is a clone of github.com/googlecolab/colabtools. A line is "module" or "module:name"; Python's
-own modules and google.colab's are left out. tests/test_notebooks.py reads the list.
+    python tests/list_colab_imports.py FOLDER > tests/colab_imports.txt
+
+FOLDER is a clone of github.com/googlecolab/colabtools. A line is "module" or "module:name";
+Python's own modules and Google's are left out.
 """
 
 import ast

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import random
 import re
 import subprocess
 import sys
@@ -12,10 +13,11 @@ import nbformat
 import pytest
 from hackable import lifted
 
-from grpo_nb import data, reward_lab
+from grpo_nb import data, environments, reward_lab
 from grpo_nb.models import Sample
-from grpo_nb.reward_lab import baseline
+from grpo_nb.reward_lab import baseline, behavior, bench_of
 from grpo_nb.rewards import load_preset, reward_set
+from grpo_nb.rewards.identity import describe
 from grpo_nb.runs import Stage, project_path, start_stage
 from grpo_nb.views.reward_lab import EXAMPLE
 
@@ -120,6 +122,171 @@ def test_a_changed_source_of_a_users_file_is_refused(lab, tmp_path, line):
     refused(lab, load_preset(str(path)), "failed")
     path.write_text(MINE.replace(line, f"0 + {line}"))
     refused(lab, load_preset(str(path)), STALE)
+
+
+HELPED = """import json
+from pathlib import Path
+from grpo_nb import rewards
+from grpo_nb.rewards import numeric_correctness_reward as imported
+from gate_helper import bonus, deeper
+
+WORDS = json.loads((Path(__file__).parent / "words.json").read_text())
+
+def made(limit, extra=0.0):
+    def made(completions, **kwargs):
+        return [float(len(completion) > limit) + extra for completion in completions]
+    return made
+
+class Listed:
+    def __init__(self, words):
+        self.words = words
+    def __call__(self, completions, **kwargs):
+        return [float(completion[0]["content"] in self.words) for completion in completions]
+
+@rewards.reward()
+def mine(response: str) -> float:
+    return 0.5 * bonus(response) + 0.5 * (response in WORDS)
+
+def reference(row):
+    return f"<reasoning>so</reasoning><answer>{row['answer']}</answer>"
+
+reward_funcs = [imported, mine, made(9), Listed(["a", "b"])]"""
+HELPER = {
+    "gate_helper.py": "from gate_deeper import *\ndef bonus(text): return float('b' in text)\n"
+}
+HELPER |= {"gate_deeper.py": "def deeper(text): return text\n", "words.json": '["a"]'}
+UNSEEN = {
+    "a helper": ("gate_helper.py", "'b' in text", "'c' in text"),
+    "a helper's helper": ("gate_deeper.py", "return text", "return text * 2"),
+    "a word list": ("words.json", '"a"', '"a", "b"'),
+    "a reference": ("own.py", "<reasoning>so<", "<reasoning>so it is<"),
+    "a factory's argument": ("own.py", "made(9)", "made(10)"),
+    "a default": ("own.py", "extra=0.0", "extra=0.5"),
+    "a list": ("own.py", '["a", "b"]', '["a"]'),
+}
+
+
+def written(folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    for name, text in (HELPER | {"own.py": HELPED}).items():
+        (folder / name).write_text(text)
+        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
+    return str(folder / "own.py")
+
+
+@pytest.mark.parametrize("what", UNSEEN)
+def test_whatever_rewards_are_made_of_is_a_part_of_them(lab, tmp_path, monkeypatch, what):
+    path, (name, before, after) = written(tmp_path, monkeypatch), UNSEEN[what]
+    first = reward_lab.fingerprint(load_preset(path))
+    assert reward_lab.fingerprint(load_preset(path)) == first
+    text = (tmp_path / name).read_text()
+    (tmp_path / name).write_text(text.replace(before, after))
+    assert before in text and reward_lab.fingerprint(load_preset(path)) != first
+
+
+@pytest.mark.parametrize(
+    ("source", "change"),
+    [
+        ("def made(n): return lambda completions, **_: [n]", "lambda made: made(1)"),
+        ("import functools\ndef made(n):\n  return functools.partial(print, n)", "made"),
+    ],
+)
+def test_values_that_code_holds_are_a_part_of_it(source, change):
+    scope = {}
+    exec(source, scope)
+    first, second = (describe(scope["made"](number)) for number in ([1, 2], [1, 3]))
+    assert first != second and first == describe(scope["made"]([1, 2]))
+
+
+def test_what_rewards_do_is_compared_where_no_source_tells(lab, tmp_path):
+    told = tmp_path / "told"
+    told.write_text("1.0")
+
+    def secret(response, answer):
+        return float(f">{answer}<" in response) * float(told.read_text())
+
+    chosen = MATH.adding(lifted(secret, "secret"), 0.25)
+    assert judged(lab, chosen).passed and reward_lab.check(lab.run, chosen)
+    told.write_text("0.5")
+    with pytest.raises(ValueError, match=r"reward secret gives 0\.5, which is not") as refusal:
+        reward_lab.check(lab.run, chosen)
+    text = MATH.reference(lab.rows[0])[:20]
+    for part in (text, lab.rows[0]["question"], "tested (1), for", "(--from 02)"):
+        assert part in str(refusal.value)
+    assert "forced, although reward secret gives" in reward_lab.check(lab.run, chosen, force=True)
+    told.write_text("?")
+    refused(lab, chosen, "raises now: ValueError: could not convert string")
+
+
+def test_rewards_that_count_draw_or_ask_a_judge_raise_no_false_alarm(lab):
+    class Counting:
+        def __init__(self):
+            self.texts, self.__name__ = [], "counting"
+
+        def __call__(self, completions, **_):
+            self.texts += [str(completion) for completion in completions]
+            return [0.5 if "1" in str(completion) else None for completion in completions]
+
+    async def asks(completions, **_):
+        return [random.random() for _ in completions]
+
+    def draws(completions, **_):
+        return [random.random() for _ in completions]
+
+    def chosen():
+        return MATH.adding(Counting(), 0.0).adding(asks, 0.0).adding(draws, 0.0)
+
+    judged(lab, chosen())
+    assert reward_lab.keeps_values(lab.run) is False
+    refused(lab, chosen(), "the rewards failed their test: asks: not deterministic")
+    stored = json.loads((lab.run / "rewards/scores.json").read_text())
+    assert stored["scores"].keys() == {*MATH.names, "counting"}
+    assert behavior.difference(bench_of(lab.stage.config, chosen()), stored) == ""
+
+
+WORLD = """from pathlib import Path
+from world_helper import secret
+class World:
+    \'\'\'Name the number.\'\'\'
+    def reset(self):
+        self.won = self.done = False
+    def name(self, number: int) -> str:
+        \'\'\'Name it.
+
+        Args:
+            number: The number.
+        \'\'\'
+        self.won, self.done = number == 4, True
+        return "done"
+    def get_reward(self) -> float:
+        return self.won * float(open("PLACE" + str(2)).read())
+    @classmethod
+    def solve(cls, **row):
+        return [{"name": "name", "arguments": {"number": 4}}]
+"""
+
+
+def test_an_environment_is_compared_by_its_files_and_by_what_it_rewards(lab, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    told, helper, path = (tmp_path / name for name in ("2", "world_helper.py", "world.py"))
+    told.write_text("1.0")
+    helper.write_text("secret = 4")
+    path.write_text(WORLD.replace("PLACE", f"{tmp_path}/"))
+    lab.stage.change({"data.environment": f"{path}:World"})
+    environment, preset = environments.load(f"{path}:World"), load_preset("environment")
+    bench = reward_lab.Bench(preset, environment=environment)
+    said = baseline.Baseline(lab.rows[:2], [[Sample("", 1, False)] * 2] * 2)
+    reward_lab.save(lab.run, bench, reward_lab.judge(bench, lab.rows, said, lab.stage))
+    assert "oracle" in json.loads((lab.run / "rewards/scores.json").read_text())["episodes"][0]
+    # The base of this fixture never plays, so that there is nothing to learn.
+    report = json.loads((lab.run / "rewards/report.json").read_text())
+    (lab.run / "rewards/report.json").write_text(json.dumps(report | {"passed": True}))
+    assert reward_lab.check(lab.run, preset) == "the rewards passed their test"
+    told.write_text("0.5")
+    refused(lab, preset, "environment World gives 0.5, which is not what was tested")
+    told.write_text("1.0")
+    helper.write_text("secret = 5")
+    refused(lab, preset, "the environment is not the one that was tested")
 
 
 BAKED = """

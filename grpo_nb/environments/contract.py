@@ -26,26 +26,27 @@ TRL works here: without `@tool`, every public method is a tool. Trainings here u
 |                                        | "finished"; the run goes on                       |
 | `reset` raises, `get_reward` raises, or gives no number in [0, 1] | the run stops, and says so |
 
-`random` and `numpy.random` are seeded from the row, so that all episodes of a group start alike.
+`random`, `numpy.random` and torch are seeded from the row, so that all episodes of a group start
+alike. What a method changes in the process (random states, working directory, environment
+variables, ...) is put back after it.
 """
 
 import functools
-import hashlib
 import importlib
 import inspect
 import json
-import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError, validate_call
 
+from grpo_nb.rewards.identity import describe
 from grpo_nb.rewards.presets import load_source
+from grpo_nb.rewards.surroundings import kept
 from grpo_nb.runs import PROJECT_ROOT, refuse_unknown
 from grpo_nb.runs.config import RunConfig
 
@@ -84,6 +85,7 @@ class Played:
     _own: Any = None
 
     def __init__(self) -> None:
+        self.changes: set[str] = set()  # what the author's code changed in this process
         self._own, self.hung = self.environment.kind(), False
         self.get_reward = self._score  # an attribute: for a method TRL would add its own reward
 
@@ -146,24 +148,17 @@ class Played:
         Raises:
             ValueError: The author's `get_reward` returned something else.
         """
-        value = 0.0 if self.hung else self._own.get_reward()
+        with self._seeded():
+            value = 0.0 if self.hung else self._own.get_reward()
         if isinstance(value, bool | int | float | np.number) and 0 <= value <= 1:
             return float(value)
         raise ValueError(
             f"{self.environment.title}.get_reward() gave {value!r}: return a number from 0 to 1"
         )
 
-    @contextmanager
-    def _seeded(self) -> Iterator[None]:
-        """Seed random numbers inside the block by the row and the number of calls so far."""
-        outside = random.getstate(), np.random.get_state()
-        random.seed(f"{self._seed} {len(self.calls)}")
-        np.random.seed(random.getrandbits(32))
-        try:
-            yield
-        finally:
-            random.setstate(outside[0])
-            np.random.set_state(outside[1])
+    def _seeded(self) -> AbstractContextManager[None]:
+        """Seed random numbers inside a block by the row and the number of calls so far."""
+        return kept(self.changes, f"{self._seed} {len(self.calls)}")
 
 
 class Environment:
@@ -255,11 +250,8 @@ def of(config: RunConfig) -> Environment | None:
 
 
 def identity(environment: Environment | None) -> str:
-    """Return the class name with the SHA-256 of its file, or "" without an environment."""
-    if environment is None:
-        return ""
-    source = Path(inspect.getfile(environment.kind)).read_bytes()
-    return f"{environment.kind.__name__} {hashlib.sha256(source).hexdigest()}"
+    """Return the class name with the SHA-256 of its files, or "" without an environment."""
+    return " ".join(describe(environment.kind)) if environment else ""
 
 
 def load(name: str) -> Environment:

@@ -71,6 +71,7 @@ FIXES = {
     "hangs": "give the tool its own time limit, or raise tool_seconds",
     "slow": "make it faster: training runs calls one after another",
     "prints": "return what the model should read, and print nothing",
+    "changes the process": "keep state in attributes: each call's changes are undone",
     "files": "keep state in attributes, or write into a tempfile.TemporaryDirectory",
     "template": "use a model tuned for tools, or correct tokenizer.response_template",
     "schema": "shorten docstrings and parameters, or offer fewer tools",
@@ -111,7 +112,7 @@ def findings(
     tested = list(islice(cycle(rows), EPISODES))
     _touched().clear()
     try:
-        with redirect_stdout(io.StringIO()) as printed, _surroundings() as changes:
+        with redirect_stdout(io.StringIO()) as printed, _left_behind() as changes:
             plays, found = _play_all(environment, tested)
     except Exception as error:  # an author's class may raise anything, and that is the finding
         at = traceback.extract_tb(error.__traceback__)[-1]
@@ -321,6 +322,8 @@ def _tools(environment: Environment, plays: Plays) -> Iterator[Finding]:
     for call in {call.name: call for call in succeeded if call.kind in NO_TEXT}.values():
         evidence = f"it returns {call.kind.__name__}, which the model reads as {call.result!r:.40}"
         yield f"no text: {call.name}", evidence, False
+    if changes := {each for play in plays for one in play.values() for each in one.played.changes}:
+        yield "changes the process", f"a method changes {', '.join(sorted(changes))}", False
     for path in [*_touched()]:
         yield "files", f"a call changes {path}", True
 
@@ -342,24 +345,13 @@ def _source(environment: Environment) -> Iterator[Finding]:
 
 
 @contextmanager
-def _surroundings() -> Iterator[list[Finding]]:
-    """Yield a list of what calls change outside, filled at the end; most of it is put back."""
+def _left_behind() -> Iterator[list[Finding]]:
+    """Yield a list of what goes on after the calls, filled at the end."""
     changes: list[Finding] = []
-    variables, folder = dict(os.environ), os.open(".", os.O_RDONLY)
     threads, processes = set(threading.enumerate()), set(psutil.Process().children())
     try:
         yield changes
     finally:
-        names = [n for n in {**variables, **os.environ} if variables.get(n) != os.environ.get(n)]
-        is_elsewhere = not os.path.samestat(Path().stat(), os.fstat(folder))
-        os.fchdir(folder)
-        os.close(folder)
-        if names:
-            os.environ.clear()
-            os.environ.update(variables)
-        if names or is_elsewhere:
-            names += ["the working directory"] * is_elsewhere
-            changes.append(("hidden state", f"calls change {', '.join(names)}", False))
         new = [thread.name for thread in threading.enumerate() if thread not in threads]
         rest = [f"thread {name}" for name in new if not name.startswith("tool ")]
         rest += [f"process {p.pid}" for p in psutil.Process().children() if p not in processes]

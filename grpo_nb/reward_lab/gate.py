@@ -1,14 +1,10 @@
 """The gate: the verdict on a reward set, stored with the set's hash to detect a stale verdict."""
 
 import hashlib
-import inspect
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import fields, is_dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -16,17 +12,21 @@ import pandas as pd
 from grpo_nb import environments
 from grpo_nb.environments.findings import findings
 from grpo_nb.reward_lab import baseline as baselines
+from grpo_nb.reward_lab import behavior
 from grpo_nb.reward_lab.attacks import attack_checks, probe, read_attacks, references
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.linter import lint, usable
-from grpo_nb.reward_lab.table import Bench, Row, signal_table
+from grpo_nb.reward_lab.table import Bench, Row, bench_of, signal_table
 from grpo_nb.rewards import RewardSet
+from grpo_nb.rewards.identity import describe
 from grpo_nb.rewards.prompts import Message
 from grpo_nb.runs import Check, Run, Stage, project_path, write_json
 from grpo_nb.runs.config import RunConfig
+from grpo_nb.runs.files import read_json
 
 REFERENCE_ROWS = 512  # rows whose reference answers are scored
 REPORT = "rewards/report.json"
+SCORES = "rewards/scores.json"
 
 
 class Verdict(NamedTuple):
@@ -37,12 +37,16 @@ class Verdict(NamedTuple):
     probes: What the attacks earned, as `probe` returns it; None if the rewards cannot be called.
     baseline: Figures of the baseline rollouts.
     signal: The `signal_table`, one line per reward.
+    scores: From `behavior.record`, to be compared in stage 03.
+    values: Whether what the rewards hold stays the same as they are called, and may be compared.
     """
 
     checks: list[Check]
     probes: pd.DataFrame | None
     baseline: dict[str, Any]
     signal: pd.DataFrame
+    scores: dict[str, Any] = {}  # noqa: RUF012 (never changed)
+    values: bool = True
 
     @property
     def failures(self) -> list[str]:
@@ -71,7 +75,7 @@ def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -
     """
     config, completions = stage.config, [each.completion for each in baseline.samples]
     own = read_attacks(project_path(config.rewards.cases)) if config.rewards.cases else []
-    probes = None
+    probes, before = None, fingerprint(bench.preset)
     with redirect_stdout(io.StringIO()):  # rewards may print what they are called with
         problems = lint(bench, baseline.repeated_rows, completions)
         if not usable(problems):
@@ -91,9 +95,11 @@ def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -
             evidence = f"{error!r} {', '.join(getattr(error, '__notes__', []))}"
             fix = "give such text the lowest score, or use @reward(on_error='skip')"
             problems.append(Check("a reward raises on an attack", "stop", evidence, fix))
+        scores = behavior.record(bench, rows, baseline, problems)
     figures = baselines.summary(baseline, scored, bench.preset, config)
     checks = [_summary(problems), *problems, *baselines.checks(figures, config.data.sft_rows)]
-    return Verdict(checks, probes, figures, signal_table(bench.preset, scored))
+    still = before == fingerprint(bench.preset)
+    return Verdict(checks, probes, figures, signal_table(bench.preset, scored), scores, still)
 
 
 def _form_asked(preset: RewardSet, prompt: list[Message], config: RunConfig) -> list[Check]:
@@ -126,11 +132,15 @@ def _summary(problems: Sequence[Check]) -> Check:
 
 
 def save(run: Run, bench: Bench, verdict: Verdict) -> None:
-    """Write rewards/report.json with the reward set's hash, and the checks into the manifest."""
+    """Write rewards/report.json with the reward set's hash, and the checks into the manifest.
+
+    rewards/scores.json holds the completions that `check` scores again.
+    """
     report = {
         "passed": verdict.passed,
         "failures": verdict.failures,
-        "rewards_sha256": fingerprint(bench.preset),
+        "rewards_sha256": fingerprint(bench.preset, verdict.values),
+        "rewards_values": verdict.values,
         "environment": environments.identity(bench.environment),
         "weights": dict(zip(bench.preset.names, bench.preset.reward_weights, strict=True)),
         "checks": [check._asdict() for check in verdict.checks],
@@ -139,6 +149,7 @@ def save(run: Run, bench: Bench, verdict: Verdict) -> None:
         "probes": _lines(pd.DataFrame() if verdict.probes is None else verdict.probes),
     }
     write_json(run / REPORT, report)
+    write_json(run / SCORES, verdict.scores)
     run.record("02", {"checks": report["checks"]})  # replaces those of an earlier verdict
 
 
@@ -149,6 +160,9 @@ def _lines(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 def check(run: Run, preset: RewardSet, force: bool = False) -> str:
     """Refuse to train with rewards that failed their test, or that were not tested.
+
+    They are compared by their source and by what they do: completions are scored, and scripted
+    policies play, as in stage 02.
 
     Args:
         run: The run, with the report of stage 02.
@@ -161,11 +175,10 @@ def check(run: Run, preset: RewardSet, force: bool = False) -> str:
     Raises:
         ValueError: The verdict failed, is missing, or belongs to other rewards or weights.
     """
-    path, remedy = run / REPORT, f"Correct them and run {run.place('02')} again"
-    report = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    if report is None:
+    remedy = f"Correct them and run {run.place('02')} again"
+    if not (report := _report(run)):
         problem = f"{REPORT} is missing"
-    elif report["rewards_sha256"] != fingerprint(preset):
+    elif report["rewards_sha256"] != fingerprint(preset, keeps_values(run)):
         problem = "the rewards or their weights are not those that were tested"
     elif report.get("environment", "") != environments.identity(environments.of(run.config())):
         problem = "the environment is not the one that was tested"
@@ -176,6 +189,8 @@ def check(run: Run, preset: RewardSet, force: bool = False) -> str:
             remedy = f"Set one of these and begin again with {run.place('01')}"
         else:
             problem = f"the rewards failed their test: {problem}"
+    elif change := behavior.difference(bench_of(run.config(), preset), read_json(run / SCORES)):
+        problem = change
     else:
         return "the rewards passed their test"
     if force:
@@ -183,42 +198,24 @@ def check(run: Run, preset: RewardSet, force: bool = False) -> str:
     raise ValueError(f"{problem}. {remedy}, or set force = True (on the command line: --force)")
 
 
-def fingerprint(preset: RewardSet) -> str:
-    """Return the SHA-256 of the rewards' source, options and weights.
+def _report(run: Run) -> dict[str, Any]:
+    return read_json(run / REPORT) if (run / REPORT).is_file() else {}
 
-    The source is the whole file, including helpers, or only the function if it was written in a
-    notebook.
+
+def keeps_values(run: Run) -> bool:
+    """Whether what the rewards hold stayed the same in stage 02, and may be compared."""
+    return _report(run).get("rewards_values", True)
+
+
+def fingerprint(preset: RewardSet, values: bool = True) -> str:
+    """Return the SHA-256 of the rewards' source, of what they hold, and of their weights.
+
+    The source is the whole file with the files that it imports or names, or only the function if
+    it was written in a notebook. Without `values`, what a call may change is left out.
     """
     parts = [
-        [*_identity(func), weight]
+        [describe(func, values), weight]
         for func, weight in zip(preset.reward_funcs, preset.reward_weights, strict=True)
     ]
-    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
-
-
-def _source(func: Callable[..., Any]) -> str:
-    inner = getattr(func, "score", None) or func
-    function = inner if hasattr(inner, "__code__") else type(inner).__call__
-    file = Path(function.__code__.co_filename)
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    try:
-        return inspect.getsource(function)
-    except OSError:  # made by exec, without a source: use the bytecode
-        return function.__code__.co_code.hex() + repr(function.__code__.co_consts)
-
-
-def _identity(func: Callable[..., Any]) -> list[Any]:
-    """Return name, source, options and parts of a reward, however it was made."""
-    if isinstance(func, partial):
-        return [*_identity(func.func), repr(func.args), repr(func.keywords)]
-    # What a judge or an `Adaptive` reward counts is in attributes that are no fields.
-    names = [field.name for field in fields(func)] if is_dataclass(func) else vars(func)
-    state = {k: v for k in names if isinstance(v := vars(func).get(k), str | int | float | dict)}
-    parts = [*getattr(func, "parts", ()), *filter(None, [getattr(func, "reward", None)])]
-    return [
-        getattr(func, "__name__", repr(type(func))),
-        _source(func),
-        repr(sorted(state.items())),
-        [_identity(part) for part in parts],
-    ]
+    own = describe(dict(preset.own or {}), values)
+    return hashlib.sha256(json.dumps([parts, own]).encode()).hexdigest()

@@ -35,6 +35,8 @@ FIXES = {
     "constant": "it gives no signal here: leave it out, unless it guards against later cheating",
     "saturated": "there is little left to learn from it: make it stricter, or leave it out",
     "not deterministic": "seed it, or set a judge's temperature to 0: noise is learnt as signal",
+    "changes the process": "leave it as it is, and draw from a generator of its own, such as "
+    "random.Random(0): each call is undone, since training draws from the same random numbers",
     "depends on row order": "score each completion from its own row alone",
 }
 # A "stop" of one of these rules ends the test.
@@ -57,7 +59,11 @@ def lint(bench: Bench, rows: Sequence[Row], completions: Sequence[str]) -> list[
     found: list[tuple[str, str, str, bool]] = []
     for func in bench.preset.reward_funcs:
         name, first = func.__name__, func is bench.preset.reward_funcs[0]
-        scored = _score(func, sample, rows[0])
+        changes: set[str] = set()
+        scored = _score(func, sample, rows[0], changes)
+        if changes:
+            evidence = f"a call changes {', '.join(sorted(changes))}"
+            found.append((name, "changes the process", evidence, False))
         if isinstance(scored, tuple):
             found.append((name, *scored))
             continue
@@ -86,13 +92,15 @@ def numbers(scored: Sequence[Scored]) -> np.ndarray:
     return np.array([each.score for each in scored], dtype=float)
 
 
-def _score(func: Callable[..., Any], sample: dict[str, Any], row: Row) -> list[Scored] | Finding:
+def _score(
+    func: Callable[..., Any], sample: dict[str, Any], row: Row, changes: set[str]
+) -> list[Scored] | Finding:
     """Return a reward's scores and reasons, or the finding that it does not run."""
     if missing := [column for column in columns_read(func, required=True) if column not in row]:
         evidence = f"it needs {missing[0]!r}, and the data has {', '.join(sorted(row))}"
         return "missing column", evidence, True
     try:
-        return explain(func, sample)
+        return explain(func, sample, changes)
     except Exception as error:  # a user's reward may raise anything: that is the finding
         last = traceback.extract_tb(error.__traceback__)[-1]
         evidence = f"{type(error).__name__}: {error} (line {last.lineno} of {last.name})"

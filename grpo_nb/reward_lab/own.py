@@ -14,7 +14,8 @@ from grpo_nb.models import chat
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.gate import Verdict, judge, save
 from grpo_nb.reward_lab.table import Bench, Row, explain
-from grpo_nb.rewards import RewardSet, load_preset, load_rewards
+from grpo_nb.rewards import RewardSet, call, load_preset, load_rewards
+from grpo_nb.rewards.limits import TookTooLong
 from grpo_nb.rewards.presets import HINT, load_python
 from grpo_nb.runs import Stage, atomic_path, start_stage
 from grpo_nb.runs.config import flatten, of_stage
@@ -200,12 +201,25 @@ def _compose(
         return "", load_preset(preset, "", *form)
     text = HEAD.format(form=preset) + source.rstrip("\n") + "\n"
     with redirect_stdout(io.StringIO()):
-        rewards = load_python(path, text).in_form(*form)
+        rewards = load_python(path, text).in_form(*form).limited(config.seconds)
+        _call_once(bench._replace(preset=rewards), rows)
         ranges = _measured_ranges(bench._replace(preset=rewards), rows, baseline)
         if ranges:
             text += RANGES.format(ranges)
-            rewards = load_python(path, text).in_form(*form)
+            rewards = load_python(path, text).in_form(*form).limited(config.seconds)
     return text, rewards
+
+
+def _call_once(bench: Bench, rows: Sequence[Row]) -> None:
+    """Raise TookTooLong if a reward does not end on one completion: on many it may take longer."""
+    arguments = bench.arguments(rows[:1], [bench.preset.reference(rows[0])])
+    for func in bench.preset.reward_funcs:
+        try:
+            call(func, **arguments)
+        except TookTooLong:
+            raise
+        except Exception:  # the linter reports it
+            continue
 
 
 def _keep(stage: Stage, text: str, weights: str) -> RewardSet:
@@ -237,6 +251,8 @@ def _measured_ranges(
             continue
         try:
             scores = [each.score for each in explain(func, arguments)]
+        except TookTooLong:
+            raise
         except Exception:  # a user's reward may raise anything; the linter reports it
             continue
         finite = [float(score) for score in scores if score is not None and math.isfinite(score)]

@@ -16,13 +16,14 @@ import inspect
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from grpo_nb.rewards.limits import LIMIT, contained, limited
 from grpo_nb.rewards.prompts import Completion, completion_text
+from grpo_nb.rewards.surroundings import kept
 
 Scores = list[float | None]
 THREADS = "grpo_nb_rewards"
@@ -123,8 +124,10 @@ class Reward:
     def _scored(self, row: tuple) -> Scored:
         number, response, columns = row
         try:
-            with exits_are_errors(self.__name__):
-                return self._checked(self.score(response, **columns, **self.options))
+            with contained(self.__name__):
+                limit, options = getattr(self, LIMIT, 0.0), {**columns, **self.options}
+                score = limited(self.__name__, limit, self.score, response, **options)
+                return self._checked(score)
         except Exception as error:
             if self.settings.on_error == "skip":
                 return Scored(None, f"{type(error).__name__}: {error}")
@@ -212,11 +215,21 @@ def declared_range(reward_func: Callable[..., Any]) -> tuple[float, float]:
     return getattr(reward_func, "range", (0.0, 1.0))
 
 
-def call(reward_func: Callable[..., Any], **columns: Any) -> Scores:
-    """A batch's scores from any TRL-shaped reward, async ones too, inside a notebook as well."""
-    name = getattr(reward_func, "__name__", repr(reward_func))
-    with exits_are_errors(name):
-        scores = reward_func(**columns)
+def call(
+    reward_func: Callable[..., Any], changes: set[str] | None = None, /, **columns: Any
+) -> Scores:
+    """A batch's scores from any TRL-shaped reward, async ones too, inside a notebook as well.
+
+    What it changes in this process is put back, and named in `changes`. A person's reward has a
+    limit for each completion (`rewards.seconds`); one of the whole batch has their sum.
+    """
+    func = getattr(reward_func, "__self__", reward_func)  # `explain` of a Reward
+    name = getattr(func, "__name__", repr(func))
+    # A Reward has the limit of each completion by itself.
+    limit = 0.0 if isinstance(func, Reward) else getattr(func, LIMIT, 0.0)
+    limit *= len(columns.get("completions", [None]))
+    with kept(changes), contained(name):
+        scores = limited(name, limit, reward_func, **columns)
         if inspect.isawaitable(scores):
             # A notebook's event loop is already running: another thread gets a loop of its own.
             with ThreadPoolExecutor(1) as pool:
@@ -227,15 +240,3 @@ def call(reward_func: Callable[..., Any], **columns: Any) -> Scores:
         f"reward {name} returned {scores!r}, no list of scores for the completions: return one for "
         "each, None included"
     )
-
-
-@contextmanager
-def exits_are_errors(name: str) -> Iterator[None]:
-    """A `sys.exit()` in a reward is an error: a kernel or a process would end in success by it."""
-    try:
-        yield
-    except SystemExit as left:
-        raise RuntimeError(
-            f"reward {name} called sys.exit({left.code!r}): return a score or None for what it "
-            "cannot score, or raise an error that says why"
-        ) from left

@@ -8,6 +8,7 @@ takes them; otherwise each reward that it defines counts, with weight 1.
 import hashlib
 import inspect
 import math
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -18,14 +19,16 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from grpo_nb.rewards import code, correctness, format, length, style
-from grpo_nb.rewards.combine import Adaptive, gated
+from grpo_nb.rewards.combine import Adaptive, gated, is_async
 from grpo_nb.rewards.contract import Reward, declared_range
 from grpo_nb.rewards.forms import TAGS, Form, find
+from grpo_nb.rewards.limits import LIMIT
 from grpo_nb.runs import PROJECT_ROOT, refuse_unknown
 from grpo_nb.runs.files import read_yaml
 from grpo_nb.runs.settings import RewardsConfig
 
 TRLS_OWN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+ENDS = re.compile(r"^[^#\n]*?\b(os\.(?:_exit|abort)|_exit)\(", re.MULTILINE)
 HINT = "; what the rewards need (imports, constants, helpers) must be in the same file or cell"
 
 math_problem_reward = gated(
@@ -81,6 +84,14 @@ class RewardSet(NamedTuple):
             if not isinstance(func, Reward) or form.has(func.settings.needs)
         ]
         return reward_set(pairs, self._replace(form=form))
+
+    def limited(self, seconds: float) -> "RewardSet":
+        """This set, whose rewards have a limit [s a completion]; not async ones, and not ours."""
+        for func in self.reward_funcs:
+            ours = isinstance(func, Reward) and func.__module__.startswith("grpo_nb.")
+            if not ours and not is_async(func):
+                setattr(func, LIMIT, seconds)
+        return self
 
     def adding(self, func: Callable[..., Any], weight: float) -> "RewardSet":
         """This set and one more reward; one of the same name is replaced."""
@@ -182,8 +193,12 @@ PRESETS = {
 
 
 def load_rewards(config: RewardsConfig) -> RewardSet:
-    """The rewards of a run, in its form; errors as of `load_preset`."""
-    return load_preset(config.preset, config.reward_weights, config.form, config.opened)
+    """The rewards of a run, in its form; errors as of `load_preset`.
+
+    Those of a file have the limit `rewards.seconds`.
+    """
+    preset = load_preset(config.preset, config.reward_weights, config.form, config.opened)
+    return preset.limited(config.seconds)
 
 
 def load_preset(name: str, reward_weights: str = "", form: str = "", opened: str = "") -> RewardSet:
@@ -242,7 +257,7 @@ def load_python(path: Path, text: str | None = None) -> RewardSet:
         FileNotFoundError: No such file.
         ValueError: It raises, or holds no rewards.
     """
-    module = load_source(path, text)
+    module = load_source(path, text, ends=False)
     about = {name: vars(module)[name] for name in ("reference", "extract") if name in vars(module)}
     extends, form = getattr(module, "extends", ""), getattr(module, "form", "")
     form = form if isinstance(form, str) else ""  # a reward may be named so as well
@@ -270,8 +285,10 @@ def columns_read(reward_func: Callable[..., Any], required: bool = False) -> lis
     return [name for name in names if name not in (*TRLS_OWN, "environments")]
 
 
-def load_source(path: Path, text: str | None = None) -> ModuleType:
+def load_source(path: Path, text: str | None = None, ends: bool = True) -> ModuleType:
     """A Python file run as a module; `text` is what it will hold, where it is not written yet.
+
+    Unless `ends`, it must not call what ends the process at once: no limit holds for that.
 
     Raises:
         FileNotFoundError: No such file.
@@ -281,6 +298,12 @@ def load_source(path: Path, text: str | None = None) -> ModuleType:
         if not path.is_file():
             raise FileNotFoundError(f"{path} does not exist: give the path of a Python file")
         text = path.read_text(encoding="utf-8")
+    if not ends and (call := ENDS.search(text)):
+        line = text.count("\n", 0, call.start(1)) + 1
+        raise ValueError(
+            f"{path}, line {line}: {call[1]}() would end the training or the notebook: return a "
+            "score or None, or raise an error"
+        )
     name = f"rewards_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     module = ModuleType(name)
     module.__file__ = str(path)

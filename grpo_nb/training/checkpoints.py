@@ -112,7 +112,7 @@ def fingerprint(stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> dict[st
     if config.train.control != "none":
         known["train.control"] = config.train.control
     known["the prompts held out to validate on"] = prompts_to_hold_out(config.train)
-    known["the rewards"] = reward_lab.fingerprint(rewards)
+    known["the rewards"] = reward_lab.fingerprint(rewards, reward_lab.keeps_values(stage.run))
     rows = stage.run / "data/train.parquet"
     known["data/train.parquet"] = sha256(rows) if rows.is_file() else ""  # rows of a caller's own
     return {name: str(value) for name, value in known.items()}

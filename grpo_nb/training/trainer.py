@@ -43,7 +43,9 @@ from grpo_nb import environments, models
 from grpo_nb.models import Policy, chat, lm_head, sharded
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import in_thread, is_async, waits
-from grpo_nb.rewards.contract import exits_are_errors
+from grpo_nb.rewards.contract import call
+from grpo_nb.rewards.limits import contained
+from grpo_nb.rewards.surroundings import kept
 from grpo_nb.runs import Check, Stage, atomic_path
 from grpo_nb.training import (
     checkpoints,
@@ -259,10 +261,12 @@ class Trainer(GRPOTrainer):
     ) -> Any:
         """To time it, to measure how scores spread in and over groups, and to shuffle them.
 
+        What a reward changes in the process, such as torch's random state, is put back.
+
         TRL has gathered those of all processes at its end. Unsloth's trainer calls it as TRL's
         does, and has the same method.
         """
-        with self._timing("seconds/reward"):
+        with self._timing("seconds/reward"), kept():
             rewards_N_F = super()._calculate_rewards(
                 inputs, prompts, completions, completion_ids, *args
             )
@@ -284,11 +288,11 @@ class Trainer(GRPOTrainer):
         key = f"rewards/{name}/seconds"
 
         if not is_async(func):
-            return self._timing(key)(exits_are_errors(name)(func))
+            return self._timing(key)(functools.wraps(func)(functools.partial(call, func)))
 
         @functools.wraps(func)
         async def awaited(**columns: Any) -> Any:
-            with self._timing(key), exits_are_errors(name):
+            with self._timing(key), contained(name):
                 return await func(**columns)
 
         return awaited

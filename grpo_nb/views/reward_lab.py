@@ -2,6 +2,7 @@
 
 import html
 import io
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -115,14 +116,24 @@ class RewardLab(View):
         self._show_text()
 
     def _run(self) -> None:
-        self.alone(self._judge, self.run, self.adopt)
+        self._busy(self._judge)
 
     def _adopt(self) -> None:
-        self.alone(self._hand_on, self.run, self.adopt)
+        self._busy(self._hand_on)
+
+    def _busy(self, action: Callable[[], None]) -> None:
+        """Run the action, and meanwhile say so on the page."""
+        limit = f"a reward is stopped after {self.stage.config.rewards.seconds:g} s a completion"
+        self.status.value = running = f"<span role='status'>Running: {limit}</span>"
+        try:
+            self.alone(action, self.run, self.adopt)
+        finally:
+            if self.status.value == running:
+                self.status.value = ""
 
     def _score(self) -> tuple[Bench, list[dict], Baseline, Stage]:
         """Load the rewards in the box if they changed; return the arguments of `judge`."""
-        self.status.value = self.report.value = ""
+        self.report.value = ""
         given, text = (self.rows, self.baseline, self.stage), self.code.value
         if text != self.shown_source:
             self.use(reward_lab.try_out(self.bench, *given, text))

@@ -1,0 +1,125 @@
+"""What rewards and an environment do: stored by stage 02, and compared before stage 03 trains.
+
+Scores may rest on what no hash of sources shows: a file that is read, a library, a server. So the
+same completions are scored again, and scripted policies play the same rows again.
+"""
+
+import io
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
+from textwrap import shorten
+from typing import Any
+
+from grpo_nb.environments import Environment
+from grpo_nb.environments.scripted import perform, policies
+from grpo_nb.reward_lab.baseline import Baseline
+from grpo_nb.reward_lab.linter import FEW
+from grpo_nb.reward_lab.table import Bench, Row
+from grpo_nb.rewards import Adaptive, call
+from grpo_nb.rewards.combine import is_async
+from grpo_nb.rewards.prompts import transcript
+from grpo_nb.runs import Check
+
+PLAYED = 2  # rows that scripted policies play
+TOLERANCE = 1e-3  # between machines; relative where a score is above 1
+UNREPEATABLE = {"not deterministic", "depends on row order", "starts apart", "state leaks"}
+UNREPEATABLE |= {"episode", "hangs"}  # of an environment
+Scores = list[float | None]
+
+
+def record(
+    bench: Bench, rows: Sequence[Row], baseline: Baseline, findings: Sequence[Check]
+) -> dict[str, Any]:
+    """Return completions with their scores, and the rewards of scripted policies, as JSON holds it.
+
+    Args:
+        bench: The rewards and the environment.
+        rows: Dataset rows, of which scripted policies play the first.
+        baseline: Baseline rollouts; some of them are scored, and the references of their rows.
+        findings: Of linter and environment. What is not repeatable by these is left out, and so
+            are async rewards, which ask a judge.
+    """
+    some = slice(None, None, math.ceil(len(baseline.samples) / FEW))
+    asked, texts = baseline.repeated_rows[some], [s.completion for s in baseline.samples[some]]
+    texts += [bench.preset.reference(row) for row in asked]
+    stored = {"rows": _plain(asked * 2), "completions": _plain(texts), "scores": {}}
+    arguments = bench.arguments(stored["rows"], stored["completions"])
+    stored["completion_ids"] = arguments.get("completion_ids")
+    unsteady = {check.name for check in findings if check.name.split(": ")[-1] in UNREPEATABLE}
+    for func in bench.preset.reward_funcs:
+        name = func.__name__
+        if not (is_async(func) or any(each.startswith(f"{name}: ") for each in unsteady)):
+            stored["scores"][name] = _scores(func, arguments)
+    if bench.environment and not unsteady & UNREPEATABLE:
+        stored["played"] = _plain(rows[:PLAYED])
+        stored["episodes"] = _plays(bench.environment, stored["played"])
+    return stored
+
+
+def difference(bench: Bench, stored: dict[str, Any]) -> str:
+    """Name the first reward or policy whose score is not what `record` stored; "" if there is none.
+
+    An exception of a reward or a tool, which may be any, counts as a difference.
+    """
+    try:
+        with redirect_stdout(io.StringIO()):  # rewards may print
+            return next(_differences(bench, stored), "")
+    except Exception as error:
+        notes = ", ".join([str(error), *getattr(error, "__notes__", [])])
+        return f"what ran in stage 02 raises now: {type(error).__name__}: {notes}"
+
+
+def _differences(bench: Bench, stored: dict[str, Any]) -> Iterator[str]:
+    rows, texts = stored["rows"], stored["completions"]
+    arguments = bench.arguments(rows, texts)
+    if stored["completion_ids"]:
+        arguments["completion_ids"] = stored["completion_ids"]
+    for func in bench.preset.reward_funcs:
+        before = stored["scores"].get(func.__name__)
+        now = _scores(func, arguments) if before else []
+        for row, text, *pair in zip(rows, texts, before or [], now, strict=False):
+            where = f"{_short(transcript(text))}, a completion of {_short(row['question'])}"
+            yield from _differ(f"reward {func.__name__}", where, *pair)
+    if bench.environment and "played" in stored:
+        episodes = _plays(bench.environment, stored["played"])
+        for row, *both in zip(stored["played"], stored["episodes"], episodes, strict=True):
+            for policy in both[0]:
+                where = f"the scripted policy {policy!r} on {_short(row['question'])}"
+                yield from _differ(bench.environment.title, where, *(each[policy] for each in both))
+
+
+def _differ(what: str, where: str, before: float | None, now: float | None) -> Iterator[str]:
+    """Yield a sentence if both are scores, and differ by more than machines do."""
+    if None not in (before, now) and abs(now - before) > TOLERANCE * max(1, abs(before)):
+        yield f"{what} gives {now:.4g}, which is not what was tested ({before:.4g}), for {where}"
+
+
+def _short(text: str) -> str:
+    return repr(shorten(text, 80, placeholder="…"))
+
+
+def _scores(func: Callable[..., Any], arguments: dict[str, Any]) -> Scores:
+    steady = func.reward if isinstance(func, Adaptive) else func  # its factor moves in training
+    return [_number(score) for score in call(steady, **arguments)]
+
+
+def _plays(environment: Environment, rows: Sequence[Row]) -> list[dict[str, float | None]]:
+    """Return the reward of each scripted policy on each row."""
+    return [
+        {
+            name: _number(perform(environment, row, policy, seed).reward)
+            for name, policy in policies(environment, row, rows[seed - 1]).items()
+        }
+        for seed, row in enumerate(rows)
+    ]
+
+
+def _number(score: Any) -> float | None:
+    return None if score is None or not math.isfinite(score) else float(score)
+
+
+def _plain(values: Any) -> Any:
+    """Return values as JSON gives them back, with None for what is no number."""
+    return json.loads(json.dumps(values, default=str), parse_constant=lambda _: None)

@@ -1,0 +1,158 @@
+"""What a reward or an environment consists of, to notice that it is no longer what was tested.
+
+That is its file, the files of the project that this one imports or names, and the values that
+closures, defaults, options and attributes hold. What they do is compared in `reward_lab.behavior`.
+"""
+
+import ast
+import hashlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from types import CellType, ModuleType
+from typing import Any
+
+from grpo_nb.machine import PROJECT_ROOT
+from grpo_nb.rewards.limits import LIMIT
+from grpo_nb.runs.files import sha256
+
+# Files in these folders come with Python, a library or this package: what they import is left out.
+_LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+INSTALLED = [PROJECT_ROOT / "grpo_nb", *map(Path, _LIBRARIES)]
+
+
+def describe(value: Any, values: bool = True, above: frozenset[int] = frozenset()) -> Any:
+    """Return what a value consists of, as lists of texts that are equal in every process.
+
+    Args:
+        value: A reward, or anything that one holds.
+        values: Whether plain values, and files named by texts, count; otherwise only the code.
+        above: The identities of the values that hold this one.
+    """
+    if value is None or isinstance(value, str | bytes | int | float | complex | Path):
+        return repr(value) if values else ""
+    if id(value) in above:
+        return "as above"
+    inner = partial(describe, values=values, above=above | {id(value)})
+    if isinstance(value, dict):
+        pairs = ([inner(key), inner(held)] for key, held in value.items() if key != LIMIT)
+        return sorted((pair for pair in pairs if any(pair)), key=repr)
+    if isinstance(value, list | tuple):
+        return [part for part in map(inner, value) if part]
+    if isinstance(value, set | frozenset):
+        return sorted(filter(None, map(inner, value)), key=repr)
+    if isinstance(value, partial):
+        return list(map(inner, (value.func, value.args, value.keywords)))
+    if isinstance(value, ModuleType):
+        return [value.__name__, _digest(getattr(value, "__file__", None), values)]
+    if inspect.ismethod(value):
+        return [inner(value.__func__), inner(value.__self__)]
+    if isinstance(value, type):
+        module = sys.modules.get(value.__module__)
+        return [value.__qualname__, _digest(getattr(module, "__file__", None), values)]
+    return _function(value, inner) if inspect.isfunction(value) else _instance(value, inner)
+
+
+def _function(function: Any, inner: partial) -> list[Any]:
+    code = function.__code__
+    source = _digest(code.co_filename, inner.keywords["values"])
+    if not source:
+        try:
+            source = inspect.getsource(function)
+        except OSError:  # made by exec, without a source: use the bytecode
+            source = code.co_code.hex() + repr(code.co_consts)
+    cells = [cell for cell in function.__closure__ or () if cell != CellType()]  # filled later
+    held = [cell.cell_contents for cell in cells]
+    held += [function.__defaults__, function.__kwdefaults__, vars(function)]
+    return [function.__qualname__, source, *map(inner, held)]
+
+
+def _instance(value: Any, inner: partial) -> list[Any]:
+    """Describe an object by its class and its attributes; a library's by how it is written."""
+    file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
+    package = str(PROJECT_ROOT / "grpo_nb")
+    own = file and (file.startswith(package) or not _is_installed(Path(file)))
+    if is_dataclass(value):  # what a judge counts is in attributes that are no fields
+        held: Any = {each.name: getattr(value, each.name, None) for each in fields(value)}
+    elif own or hasattr(value, "__wrapped__"):  # as `functools.cache` leaves it
+        held = getattr(value, "__dict__", {})
+    else:
+        held = value.tobytes() if hasattr(value, "tobytes") else repr(value)
+        held = re.sub(" at 0x[0-9a-f]+", "", held) if isinstance(held, str) else held
+    return [inner(type(value)), inner(held)]
+
+
+def digests(path: Path, data: bool = True) -> list[str]:
+    """Return the SHA-256 of a Python file, and of what it imports or names, at any remove.
+
+    Of imports, those of the project and of other folders that nothing is installed in count.
+
+    Args:
+        path: The Python file.
+        data: Whether a text in a source that is the path of a file, beside the source or in the
+            project, counts as naming that file.
+    """
+    known: dict[Path, str] = {}
+    left = [path.resolve()]
+    while left:
+        file = left.pop()
+        if file not in known:
+            known[file] = sha256(file)
+            if file.suffix == ".py" and not _is_installed(file):
+                left += [each.resolve() for each in _named(file, data) if _is_readable(each)]
+    return sorted(known.values())
+
+
+def _digest(file: str | None, data: bool) -> str:
+    path = Path(file or "")
+    text = repr(digests(path, data)) if path.is_file() else ""
+    return text and hashlib.sha256(text.encode()).hexdigest()
+
+
+def _is_installed(file: Path) -> bool:
+    packages = {"site-packages", "dist-packages"}  # a user's too
+    return bool(packages & {*file.parts}) or any(map(file.is_relative_to, INSTALLED))
+
+
+def _is_readable(path: Path) -> bool:
+    with suppress(OSError):
+        return path.is_file() and os.access(path, os.R_OK)
+    return False
+
+
+def _named(file: Path, data: bool) -> Iterator[Path]:
+    """Yield the paths that a file's imports may mean, and with `data` its texts."""
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        names, folder = [], None
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and data:
+            text = node.value if len(node.value) < 256 and node.value.isprintable() else ""
+            yield from (base / text for base in (file.parent, PROJECT_ROOT))
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            folder = file.parents[node.level - 1] if node.level else None
+            start = f"{node.module}." if node.module else ""
+            names = [*filter(None, [node.module]), *(start + alias.name for alias in node.names)]
+        for name in names:
+            place = (folder or _folder_of(name)) / name.replace(".", "/")
+            modules = place.with_suffix(".py"), place / "__init__.py"
+            yield from (each for each in modules if not _is_installed(each))
+
+
+def _folder_of(module: str) -> Path:
+    """Return the folder that a module of that name is imported from."""
+    with suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(module.partition(".")[0])
+        if spec and spec.submodule_search_locations:
+            return Path(next(iter(spec.submodule_search_locations))).parent
+        if spec and spec.has_location:
+            return Path(spec.origin or "").parent
+    return INSTALLED[0]

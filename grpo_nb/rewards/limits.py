@@ -1,0 +1,100 @@
+"""What a person's reward must not do to the process that calls it: end it, or never return."""
+
+import ctypes
+import dis
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+LIMIT = "seconds_per_completion"  # the attribute of a person's reward
+AGAIN = 1.0  # [seconds] between two interruptions, of which a reward may catch the first
+
+
+class TookTooLong(RuntimeError):
+    """A reward that was stopped at its limit."""
+
+
+class _Overdue(BaseException):
+    """Raised inside the reward; no `except Exception` of it catches this."""
+
+
+def limited(
+    name: str, seconds: float, func: Callable[..., Any], /, *arguments: Any, **columns: Any
+) -> Any:
+    """Call a reward and return its result, unless it takes too long; 0 seconds is no limit.
+
+    A loop in Python code is stopped. One in C code (a regular expression, numpy) is not, and
+    neither is a reward that waits for another thread.
+
+    Raises:
+        TookTooLong: The call took longer.
+    """
+    if not seconds:
+        return func(*arguments, **columns)
+    thread, over, lock = ctypes.c_ulong(threading.get_ident()), threading.Event(), threading.RLock()
+    interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
+
+    def watch() -> None:
+        wait = seconds
+        while not over.wait(wait):
+            with lock:
+                if not over.is_set():
+                    interrupt(thread, ctypes.py_object(_Overdue))
+            wait = AGAIN
+
+    def end() -> None:
+        with lock:
+            over.set()
+            interrupt(thread, None)  # one that was raised and has not arrived
+
+    # No `with` around the call: the interruption may arrive anywhere before `end` is through.
+    try:
+        threading.Thread(target=watch, daemon=True, name="limit of a reward").start()
+        try:
+            return func(*arguments, **columns)
+        finally:
+            end()
+    except _Overdue:
+        end()
+        raise TookTooLong(
+            f"reward {name} took more than {seconds:g} seconds and was stopped: look for a loop "
+            "that never ends, or raise rewards.seconds"
+        ) from None
+
+
+@contextmanager
+def contained(name: str) -> Iterator[None]:
+    """Turn what would end the process, or the report of it, into an error that names the reward.
+
+    Raises:
+        RuntimeError: It called `sys.exit()`, by which a kernel or a process would end in success,
+            raised KeyboardInterrupt, or raised an error whose text cannot be read.
+    """
+    try:
+        yield
+    except SystemExit as left:
+        raise RuntimeError(
+            f"reward {name} called sys.exit({left.code!r}): return a score or None for what it "
+            "cannot score, or raise an error that says why"
+        ) from left
+    except KeyboardInterrupt as error:
+        if not _is_raised_by_code(error):
+            raise  # Ctrl-C
+        raise RuntimeError(f"reward {name} raised KeyboardInterrupt: raise another error") from None
+    except Exception as error:
+        try:
+            str(error)
+        except Exception:  # whatever it is, the reward's own `__str__` raised it
+            kind = type(error).__name__
+            raise RuntimeError(f"reward {name} raised {kind}, whose text raises too") from None
+        raise
+
+
+def _is_raised_by_code(error: BaseException) -> bool:
+    """Whether a `raise` statement raised it, and no signal."""
+    trace = error.__traceback__
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code.co_code if trace else b""
+    return bool(trace and code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"])

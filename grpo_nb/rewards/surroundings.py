@@ -1,0 +1,100 @@
+"""What a reward or a tool shares with the training: put back after each call of one.
+
+A reward that seeds torch, say, would have the policy sample the same completions at every step.
+The call has random numbers of its own; what it does in threads that outlive it is not seen.
+"""
+
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+RANDOM = "random numbers"  # in the names of random states
+_calls = count()
+Part = tuple[Callable[[], Any], Callable[[Any], object]]  # reads a state, and sets it
+
+
+@contextmanager
+def kept(changes: set[str] | None = None, seed: str = "") -> Iterator[None]:
+    """Restore the process's state after the block, whose random numbers are seeded.
+
+    Args:
+        changes: Receives the names of what the block changed.
+        seed: Of the block's random numbers, which it may draw then. Without a seed each block has
+            other ones, and that it drew any is one of the changes.
+    """
+    parts = _parts()
+    before = outside = {name: read() for name, (read, _) in parts.items()}
+    random.seed(seed or f"call {next(_calls)}")
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(random.getrandbits(32))
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(random.getrandbits(63))
+    noted = changes is not None and not seed
+    if noted:  # the seeds are no change
+        before = {name: parts[name][0]() if RANDOM in name else outside[name] for name in parts}
+    try:
+        yield
+    finally:
+        for name, (read, put_back) in parts.items():
+            changed = (noted or RANDOM not in name) and read() != before[name]
+            if changed and changes is not None:
+                changes.add(name)
+            if changed or RANDOM in name:
+                put_back(outside[name])
+
+
+def _parts() -> dict[str, Part]:
+    """Return how each part of the state is read and set; of libraries, if they are loaded."""
+    parts: dict[str, Part] = {
+        f"the {RANDOM} of `random`": (random.getstate, random.setstate),
+        "the working directory": (_folder, lambda folder: folder and os.chdir(folder)),
+        "environment variables": (os.environb.copy, _set_variables),
+        "sys.stdout": (lambda: sys.stdout, partial(setattr, sys, "stdout")),
+        "sys.stderr": (lambda: sys.stderr, partial(setattr, sys, "stderr")),
+    }
+    if numpy := sys.modules.get("numpy"):
+        parts[f"the {RANDOM} of numpy"] = (_numpy_state, numpy.random.set_state)
+    if torch := sys.modules.get("torch"):
+        parts |= {
+            f"the {RANDOM} of torch": _generators(torch, [torch.default_generator]),
+            "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+            "torch's grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
+        }
+        if torch.cuda.is_initialized():
+            gpus = _generators(torch, torch.cuda.default_generators)
+            parts[f"the {RANDOM} of the GPU"] = gpus
+    return parts
+
+
+def _folder() -> Path | None:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # a reward went into a temporary folder, and that is gone
+        return None
+
+
+def _set_variables(variables: dict[bytes, bytes]) -> None:
+    for name in os.environb.keys() - variables.keys():
+        del os.environb[name]
+    os.environb.update(variables)
+
+
+def _numpy_state() -> tuple[Any, ...]:
+    kind, keys, *rest = sys.modules["numpy"].random.get_state()
+    return (kind, keys.tolist(), *rest)
+
+
+def _generators(torch: Any, generators: Any) -> Part:
+    """Read and set the states of torch's generators, as bytes, which can be compared."""
+
+    def put_back(states: list[bytes]) -> None:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+    return lambda: [each.get_state().numpy().tobytes() for each in generators], put_back

@@ -1,0 +1,113 @@
+"""A person's reward that never returns, or would end the process, is named and ends nothing."""
+
+import contextlib
+import html
+import re
+import time
+
+import pytest
+from hackable import ROWS
+from test_widgets import lab  # noqa: F401 (a fixture)
+from trainings import make_run, trainer_of
+
+from grpo_nb.rewards import call, load_rewards
+from grpo_nb.rewards.limits import LIMIT, TookTooLong, contained, limited
+from grpo_nb.runs.config import resolve
+
+HEAD = "import os, sys\nfrom grpo_nb import rewards\n"
+TRLS = HEAD + "def mine(completions, **columns):\n    {}\n    return [1.0 for _ in completions]\n"
+LIFTED = HEAD + "@rewards.reward()\ndef mine(response: str) -> float:\n    {}\n    return 1.0\n"
+LOOP = "while True: pass"
+STUBBORN = """while True:
+        try:
+            while True: pass
+        except Exception: pass"""
+UNREADABLE = "raise type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})"
+COLUMNS = {"completions": ["a", "b"], "prompts": ["?", "?"]}
+
+
+def loaded(tmp_path, text, seconds=0.2):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    chosen = {"rewards.preset": str(path), "rewards.seconds": seconds}
+    return load_rewards(resolve("tiny-cpu", {}, chosen).rewards)
+
+
+@pytest.mark.parametrize("shape", [TRLS, LIFTED])
+@pytest.mark.parametrize("loop", [LOOP, STUBBORN])
+def test_a_loop_in_python_ends_at_the_limit_and_names_the_reward(tmp_path, shape, loop):
+    [func] = loaded(tmp_path, shape.format(loop)).reward_funcs
+    assert getattr(func, LIMIT) == 0.2
+    with pytest.raises(TookTooLong, match=r"reward mine took more than 0\.[24] s.*rewards.seconds"):
+        call(func, **COLUMNS)
+    [func] = loaded(tmp_path, shape.format("pass")).reward_funcs
+    assert call(func, **COLUMNS) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("shape", [TRLS, LIFTED])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("raise KeyboardInterrupt", "reward mine raised KeyboardInterrupt"),
+        ("sys.exit(0)", r"reward mine called sys.exit\(0\)"),
+        (UNREADABLE, "reward mine raised Odd, whose text raises too"),
+    ],
+)
+def test_what_would_end_the_process_is_an_error_that_names_the_reward(
+    tmp_path, shape, line, message
+):
+    [func] = loaded(tmp_path, shape.format(line)).reward_funcs
+    with pytest.raises(RuntimeError, match=message):
+        call(func, **COLUMNS)
+
+
+def test_what_ends_the_process_at_once_is_refused_with_its_line(tmp_path):
+    for line in ("os._exit(0)", "os.abort()"):
+        with pytest.raises(ValueError, match=rf"mine.py, line 4: {re.escape(line[:-3])}"):
+            loaded(tmp_path, TRLS.format(line))
+    assert loaded(tmp_path, TRLS.format("pass  # not os._exit(0)")).names == ["mine"]
+
+
+def test_ctrl_c_is_no_fault_of_the_reward():
+    with pytest.raises(KeyboardInterrupt), contained("mine"):
+        import _thread
+        import signal
+
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            _thread.interrupt_main()
+            time.sleep(5)
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def until(end):
+    while time.perf_counter() < end:
+        pass
+
+
+def test_a_call_that_ends_at_its_limit_is_left_alone_afterwards():
+    for _ in range(500):
+        with contextlib.suppress(TookTooLong):
+            limited("mine", 0.001, until, time.perf_counter() + 0.001)
+    assert sum(range(1000)) == 499500
+
+
+def test_the_labs_page_goes_on_after_a_loop(lab):  # noqa: F811
+    lab.stage.change({"rewards.seconds": 0.2})
+    lab.code.value = TRLS.format(LOOP)
+    lab.run.click()
+    shown = html.unescape(lab.errors.value)
+    assert "line 3 (def mine(completions, **columns):): reward mine took more than 0.2" in shown
+    assert lab.status.value == "" and not lab.run.disabled
+    lab.code.value = ""
+    lab.run.click()
+    assert lab.errors.value == "" and ROWS
+
+
+def test_a_training_ends_with_an_error_that_names_the_reward(runs_dir, tmp_path):
+    chosen = loaded(tmp_path, TRLS.format(LOOP), 0.05)
+    trainer = trainer_of(make_run("loop", **{"train.max_steps": 2}), chosen=chosen)
+    with pytest.raises(TookTooLong, match="reward mine took more than") as ended:
+        trainer.train()
+    assert "the training is kept up to step 0" in " ".join(ended.value.__notes__).lower()

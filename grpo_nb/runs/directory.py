@@ -387,11 +387,16 @@ def check_stages_before(run: Run, stage: str) -> None:
                 f"{NOTEBOOKS[stage]} needs {NOTEBOOKS[earlier]}, which {was} {status} in "
                 f"run {run.name!r}: run {NOTEBOOKS[earlier]}.ipynb first"
             )
-        for relative, digest in run.manifest()[earlier]["outputs"].items():
-            path = run / relative
-            if not path.exists() or sha256(path) != digest:
-                change = "changed" if path.exists() else "was removed"
-                raise ValueError(
-                    f"{relative} {change} after {NOTEBOOKS[earlier]} wrote it: run that "
-                    "notebook again, or set force = True"
-                )
+        refuse_changed(run, earlier, "or set force = True")
+
+
+def refuse_changed(run: Run, stage: str, otherwise: str) -> None:
+    """Raise ValueError if a file that the stage wrote differs from what the manifest records."""
+    for relative, digest in run.manifest().get(stage, {}).get("outputs", {}).items():
+        path = run / relative
+        if not path.exists() or sha256(path) != digest:
+            change = "changed" if path.exists() else "was removed"
+            raise ValueError(
+                f"{run.name}/{relative} {change} after {NOTEBOOKS[stage]} wrote it: run that "
+                f"notebook again, {otherwise}"
+            )

@@ -146,8 +146,11 @@ class Trainer(GRPOTrainer):
         with stop_on_signals(self.controls) as signals:
             checkpoint = ranks.from_main(self._begin)
             self.steps.watch = self._watch_so_far()
+            begun = checkpoints.step_of(checkpoint)
+            # Before anything is restored: what fails while it is must not be saved.
+            self.state.global_step = self.steps.saved = self.steps.begun = begun
             try:
-                if checkpoints.step_of(checkpoint) >= self.args.max_steps:
+                if begun >= self.args.max_steps:
                     output = self._return_to(checkpoint)
                 else:
                     output = super().train(resume_from_checkpoint=checkpoint and str(checkpoint))
@@ -191,15 +194,17 @@ class Trainer(GRPOTrainer):
         Not with several processes: the others are in another place, or gone.
         """
         step = self.state.global_step
-        known = step in (0, self.steps.saved) or not generation_is_used_up(self.args, step)
-        if ranks.count() == 1 and not known:
+        new = step != self.steps.saved and generation_is_used_up(self.args, step)
+        if ranks.count() == 1 and new:
             try:
                 self._save_checkpoint(self.model, None)
                 self.steps.on_save(self.args, self.state, self.control)
             except Exception as second:  # such as a full disk: the first error is what is raised
                 error.add_note(f"step {step} could not be kept: {second}")
         kept = checkpoints.trained_steps(self.folder)
-        error.add_note(f"The training is kept up to step {kept}; {GOES_ON}")
+        repair = "repair what ended it first, for it ended before another step was trained"
+        note = f"The training is kept up to step {kept}" if kept else "No step of it is kept"
+        error.add_note(f"{note}; {GOES_ON if kept > self.steps.begun else repair}")
         if (free := shutil.disk_usage(self.folder).free / 2**30) < 1:
             error.add_note(f"Only {free:.2f} GiB are free for {self.folder}: make room first")
         if preflight.is_out_of_memory(error):
@@ -210,8 +215,8 @@ class Trainer(GRPOTrainer):
         """Hand on the best adapter, or the last, and write what was seen to the manifest."""
         best = self.folder / "best"
         with atomic_path(self.folder / "adapter") as temporary:
-            if best.is_dir():
-                shutil.copytree(best, temporary)
+            if checkpoints.whole_or_aside(best):
+                shutil.copytree(best, temporary, ignore=shutil.ignore_patterns(checkpoints.SEAL))
             else:
                 self.save_adapter(temporary)
         self.resumption.end(finished=not self.controls.stop.is_set())

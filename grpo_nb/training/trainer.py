@@ -46,7 +46,7 @@ from grpo_nb.rewards.combine import in_thread, is_async, waits
 from grpo_nb.rewards.contract import exits_are_errors
 from grpo_nb.runs import Check, Stage, atomic_path
 from grpo_nb.training import checkpoints, fast_cpu, health, metrics, preflight, ranks
-from grpo_nb.training.arguments import expected
+from grpo_nb.training.arguments import expected, refuse_unusable
 from grpo_nb.training.callbacks import StepCallback, generation_is_used_up
 from grpo_nb.training.checkpoints import GOES_ON, save_trained
 from grpo_nb.training.placebo import shuffled
@@ -70,8 +70,8 @@ class Trainer(GRPOTrainer):
         callbacks: More of transformers' TrainerCallbacks.
 
     Raises:
-        ValueError: A training with other settings was cut off in this run, and `train.resume`
-            is "auto".
+        ValueError: `args` was changed to what no training can use, or a training with other
+            settings was cut off in this run, and `train.resume` is "auto".
         RuntimeError: Unsloth put its trainer in TRL's place after this module was imported.
     """
 
@@ -89,6 +89,7 @@ class Trainer(GRPOTrainer):
                 "Unsloth was imported after the trainer, which is built on TRL's class and not on "
                 "Unsloth's: restart the kernel, and load the policy before training.Trainer is used"
             )
+        refuse_unusable(args, stage, policy, rewards)
         self.policy, self.rewards, self.stage = policy, rewards, stage
         self.folder = stage.run / "train"
         args.output_dir = str(self.folder)  # where the other stages look for it

@@ -5,6 +5,7 @@ wrote, package versions, seed, git commit and duration. A stage refuses to start
 one is missing, has failed, or has changed since.
 """
 
+import fcntl
 import json
 import os
 import time
@@ -18,7 +19,14 @@ from filelock import FileLock, Timeout
 from grpo_nb.machine import PROJECT_ROOT, git_commit, gpu_in_use, installed_versions, switches
 from grpo_nb.runs import config as configs
 from grpo_nb.runs.checks import Check
-from grpo_nb.runs.files import atomic_path, read_json, read_yaml, sha256, write_json
+from grpo_nb.runs.files import (
+    atomic_path,
+    disk_error,
+    read_json,
+    read_yaml,
+    sha256,
+    write_json,
+)
 from grpo_nb.runs.names import refuse_path
 
 NOTEBOOKS = {
@@ -77,13 +85,13 @@ class Run:
         """Take the lock, which the operating system frees when this process ends.
 
         Raises:
-            RuntimeError: Another process holds the lock.
+            RuntimeError: Another process holds the lock, or the folder is another user's.
         """
         path = self / name
-        path.parent.mkdir(parents=True, exist_ok=True)
         # One lock per process, because widgets and cells run on different threads.
         lock = _locks.setdefault(path, FileLock(path, thread_local=False))
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             if not lock.is_locked:
                 lock.acquire(timeout=0.2)  # another process's `in_use` holds it briefly
         except Timeout:
@@ -91,18 +99,21 @@ class Run:
                 f"run {self.name!r} is in use by another process: wait for it, shut down the "
                 "notebook kernel that holds it, or choose another run_name"
             ) from None
+        except OSError as error:
+            raise RuntimeError(disk_error(path, error)) from None
         return lock
 
     def in_use(self, *names: str) -> bool:
-        """Whether a process, this one or another, holds one of these locks."""
-        paths = [self / name for name in names if (self / name).exists()]
-        if any(path in _locks and _locks[path].is_locked for path in paths):
-            return True
-        try:
-            for path in paths:
-                self.lock(path.name).release()
-        except RuntimeError:
-            return True
+        """Return whether a process, this one or another, holds one of these locks.
+
+        A user who may read the run, and not write to it, can ask, too.
+        """
+        for path in [self / name for name in names if (self / name).exists()]:
+            with path.open() as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return True
         return False
 
     def status(self, stage: str) -> str:

@@ -1,5 +1,6 @@
 """Trainings that are cut off: stopped, out of memory, out of disk; and gone on with."""
 
+import importlib
 import math
 import os
 import resource
@@ -16,7 +17,7 @@ from trainings import comparable, lines_of, make_run, scale_loss, steps_that_mov
 from grpo_nb import rewards, training
 from grpo_nb.runs import sha256
 from grpo_nb.training import checkpoints
-from grpo_nb.training.updates import stop_on_signals
+from grpo_nb.training.updates import Update, stop_on_signals
 from grpo_nb.training.validation import Validation
 
 
@@ -140,6 +141,70 @@ def test_a_best_adapter_that_is_damaged_is_not_handed_on(runs_dir, when, straigh
     handed = run / "train/adapter/adapter_model.safetensors"
     assert handed.read_bytes() == trusted.read_bytes()
     assert not (handed.parent / checkpoints.SEAL).exists()
+
+
+PLACES = {
+    "the guard's look, with noise on the weights": "grpo_nb.training.guard.p_values",
+    "a validation": "grpo_nb.environments.answer",
+    "the save of a checkpoint": "torch.save",
+    "the seal of a checkpoint": "grpo_nb.training.checkpoints.sha256",
+    "a reward": "grpo_nb.training.metrics.spread",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_stop_button_pressed_twice_anywhere(runs_dir, place, straight, monkeypatch):
+    """In the kernel, where the same trainer then goes on; here after the first checkpoint."""
+    run = make_run("here", **SIX)
+    one = trainer_of(run, **{"train.guard_steps": 3})
+    module, _, name = PLACES[place].rpartition(".")
+    work = getattr(importlib.import_module(module), name)
+
+    def press_and_work(*args, **kwargs):
+        if one.state.global_step >= 3:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        return work(*args, **kwargs)
+
+    moved = steps_that_move(one)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(PLACES[place], press_and_work)
+        one.train()
+    assert moved and checkpoints.trained_steps(run / "train") == 2
+    if "noise" in place:
+        noisy = len(moved)
+        one.watchers[-1](Update({"step": "stopped"}, 6, [], []))
+        assert len(moved) == noisy, "noise is left on the weights"
+    del one.watchers[-1]
+    one.train()
+    weights, metrics = straight
+    assert comparable(run) == metrics
+    last = digests(run / "train/checkpoint-6")
+    for part in ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt"):
+        assert last[part] == weights[part], part
+
+
+@pytest.mark.parametrize("stopped", ["after an update", "and begun anew"])
+def test_step_1_begins_with_a_policy_that_is_not_trained_yet(runs_dir, stopped, straight):
+    """Notebook 3 run twice by hand: its cells from the trainer on, or from the policy on."""
+    run, never = make_run("here", **SIX), {}
+    one = trainer_of(run)
+    if stopped == "after an update":
+        at(one, 2, lambda: [signal.raise_signal(signal.SIGINT) for _ in range(2)])
+        with pytest.raises(KeyboardInterrupt):
+            one.train()
+    else:
+        stop_after(one, 3)
+        never = {"train.resume": "never"}
+    kept = checkpoints.steps_of(run / "train")
+    for trainer in (trainer_of(run, one.policy, **never), *([] if never else [one])):
+        with pytest.raises(ValueError, match="load it again, and build the trainer again"):
+            trainer.train()
+    assert checkpoints.steps_of(run / "train") == kept and not (run / "train.old-1").exists()
+    trainer_of(run, **never).train()
+    assert comparable(run) == straight[1]
+    last = digests(run / "train/checkpoint-6")
+    assert last["adapter_model.safetensors"] == straight[0]["adapter_model.safetensors"]
 
 
 def test_a_signal_saves_first(start):

@@ -67,6 +67,7 @@ class StepCallback(TrainerCallback):
         end the training.
         """
         model, step = self.trainer.model, state.global_step + 1
+        self.trainer.policy.model.updated_in = self.folder
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         infinite = ranks.anywhere(not all(gradient.isfinite().all() for gradient in gradients))
         unscored = self._unscored()

@@ -84,6 +84,10 @@ class Resumption:
             note += f". To train it on to {self.max_steps} steps: train.resume = 'always'"
         return note, True
 
+    def begins_anew(self) -> bool:
+        """Return whether `begin` will return no checkpoint."""
+        return self._begins or not trained_steps(self.folder)
+
     def begin(self) -> Path | None:
         """Make room, or forget what came after the newest whole checkpoint; return that."""
         if self._begins:

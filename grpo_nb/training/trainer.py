@@ -158,9 +158,13 @@ class Trainer(GRPOTrainer):
             except Exception as error:
                 self._keep_last_step(error)
                 raise
+            except KeyboardInterrupt:  # a second one, anywhere: the guard's noise may be left, too
+                self.policy.model.updated_in = self.folder
+                raise
             finally:  # the notebook's kernel lives on, and so does this trainer
                 self._copy = self.optimizer = self.lr_scheduler = self._buffered_inputs = None
                 self._step = 0
+                self._metrics["train"].clear()  # else those of half a step are averaged in
         if self.steps.failure:
             raise RuntimeError(f"{self.steps.failure}. {GOES_ON}")
         interrupted, step = ranks.anywhere(bool(signals)), self.state.global_step
@@ -178,6 +182,12 @@ class Trainer(GRPOTrainer):
         return TrainOutput(self.state.global_step, math.nan, {})
 
     def _begin(self) -> Path | None:
+        updated = getattr(self.policy.model, "updated_in", None) == self.folder
+        if updated and self.resumption.begins_anew():
+            raise ValueError(
+                "the policy was trained since it was loaded, and step 1 has to begin without that: "
+                'load it again, and build the trainer again (notebook 3 from "The policy" on)'
+            )
         checkpoint = self.resumption.begin()
         (self.folder / "arguments.json").write_text(self.args.to_json_string(), encoding="utf-8")
         return checkpoint

@@ -1,5 +1,8 @@
 """TRL's arguments: unknown ones refused, all of them shown, silent changes named."""
 
+import math
+
+import numpy as np
 import pytest
 from trainings import MATH, arguments_of
 
@@ -64,6 +67,69 @@ def test_an_argument_of_trl_reaches_it(assignment, runs_dir):
     if value is not True:  # fp16 wants a GPU
         built = GRPOConfig(**arguments_of(config))
         assert getattr(built, name.removeprefix("trl.")) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("learning_rat", 1, "'args.learning_rat': did you mean 'args.learning_rate'"),
+        ("lr", 1e-3, "unknown argument of GRPOConfig 'args.lr'"),
+        ("max_prompt_length", 64, "has no effect: set data.max_prompt_tokens instead"),
+        ("save_steps", 5, "args.save_steps has no effect: set train.save_steps instead"),
+        ("save_total_limit", 1, "set train.keep_checkpoints instead"),
+        ("logging_steps", 10, "args.logging_steps = 10: the stages need it as it was"),
+        ("num_generations", 6, "train.num_generations = 6 does not divide the batch"),
+        ("num_generations", 1, "train.num_generations = 1: .*greater than or equal to 2"),
+        ("num_generations", 8.0, "args.num_generations = 8.0: .*valid integer"),
+        ("num_generations", None, "train.num_generations = None: .*valid integer"),
+        ("generation_batch_size", 48, "has to be steps_per_generation 1 x .* 64"),
+        ("steps_per_generation", 2, "generation_batch_size = 64 has to be steps_per_gen.* 2"),
+        ("per_device_train_batch_size", 32, "Set train.num_generations and the others"),
+        ("gradient_accumulation_steps", 0, "greater than or equal to 1"),
+        ("num_iterations", 0, "args.num_iterations = 0: take 1 or more"),
+        ("learning_rate", "1e-3", "args.learning_rate = '1e-3': .*valid number"),
+        ("learning_rate", -1e-3, "train.learning_rate = -0.001: .*greater than 0"),
+        ("learning_rate", math.nan, "args.learning_rate = nan: .*finite"),
+        ("beta", math.inf, "args.beta = inf: .*finite"),
+        ("beta", -0.1, "train.beta = -0.1: .*greater than or equal to 0"),
+        ("weight_decay", -1, "args.weight_decay = -1: take 0 or more"),
+        ("temperature", 0, "train.temperature = 0: .*greater than or equal to 0.01"),
+        ("max_steps", -1, "train.max_steps = -1: .*greater than or equal to 1"),
+        ("max_completion_length", 10**6, "model.max_seq_length = 512 is less than"),
+        ("loss_type", "dapoo", "train.loss_type = 'dapoo'"),
+        ("optim", "adam", "args.optim: adam is not a valid OptimizerNames"),
+        (
+            "lr_scheduler_type",
+            "cosin",
+            "args.lr_scheduler_type: cosin is not a valid SchedulerType",
+        ),
+        ("reward_weights", np.ones(2), "args.reward_weights = array.*valid list"),
+        ("fp16", True, "At most one of fp16 and bf16"),
+    ],
+)
+def test_what_a_cell_cannot_set_is_refused_when_the_trainer_is_built(
+    runs_dir, name, value, message
+):
+    tiny = Stage(Run("a"), "03", resolve("tiny-cpu", {"trl.bf16": True}))
+    args = arguments.grpo_config(tiny, NOBODY, MATH)
+    arguments.refuse_unusable(args, tiny, NOBODY, MATH)
+    setattr(args, name, value)
+    with pytest.raises(ValueError, match=message):
+        arguments.refuse_unusable(args, tiny, NOBODY, MATH)
+
+
+def test_what_a_cell_may_set_is_not_refused(runs_dir):
+    """Also where several changes fit only together, and in a config of one's own."""
+    tiny = Stage(Run("a"), "03", resolve("tiny-cpu"))
+    args = arguments.grpo_config(tiny, NOBODY, MATH)
+    changes = {"num_generations": 6, "per_device_train_batch_size": 12, "max_grad_norm": 0.5}
+    changes |= {"generation_batch_size": 12, "lr_scheduler_type": "cosine", "report_to": "none"}
+    changes |= {"top_k": -1, "seed": 0, "learning_rate": np.float64(1e-4), "optim": "sgd"}
+    changes |= {"reward_weights": [1, 0.5], "max_steps": 3, "beta": 0.04, "loss_type": "grpo"}
+    vars(args).update(changes)
+    arguments.refuse_unusable(args, tiny, NOBODY, MATH)
+    built = type(args)(**arguments_of(tiny.config) | {"num_generations": 4})
+    arguments.refuse_unusable(built, tiny, NOBODY, MATH)
 
 
 def test_the_pipeline_refuses_it_before_anything_starts(runs_dir):

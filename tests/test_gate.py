@@ -211,7 +211,7 @@ def test_what_rewards_do_is_compared_where_no_source_tells(lab, tmp_path):
     with pytest.raises(ValueError, match=r"reward secret gives 0\.5, which is not") as refusal:
         reward_lab.check(lab.run, chosen)
     text = MATH.reference(lab.rows[0])[:20]
-    for part in (text, lab.rows[0]["question"], "tested (1), for", "(--from 02)"):
+    for part in (text, lab.rows[0]["question"], "tested (1), for", "02_test_rewards"):
         assert part in str(refusal.value)
     assert "forced, although reward secret gives" in reward_lab.check(lab.run, chosen, force=True)
     told.write_text("?")

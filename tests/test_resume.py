@@ -1,19 +1,23 @@
 """Trainings that are cut off: stopped, out of memory, out of disk; and gone on with."""
 
+import importlib
 import math
 import os
 import resource
 import shutil
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from trainings import lines_of, scale_loss, steps_that_move
+from safetensors.torch import load_file
+from trainings import comparable, lines_of, make_run, scale_loss, steps_that_move, trainer_of
 
 from grpo_nb import rewards, training
+from grpo_nb.runs import sha256
 from grpo_nb.training import checkpoints
-from grpo_nb.training.updates import stop_on_signals
+from grpo_nb.training.updates import Update, stop_on_signals
 from grpo_nb.training.validation import Validation
 
 
@@ -36,6 +40,171 @@ def test_an_error_loses_no_step(start):
         broken.train()
     assert "kept up to step 4; run this again" in caught.value.__notes__[0]
     assert start().plan == "goes on after step 4 of 12"
+
+
+def digests(folder):
+    return {path.name: sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The bytes of the last checkpoint of a training that nothing disturbed, and its metrics."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("straight")))
+        run = make_run("here", **SIX)
+        trainer_of(run).train()
+        return digests(run / "train/checkpoint-6"), comparable(run)
+
+
+SIX = {"train.max_steps": 6, "train.eval_steps": 3, "train.save_steps": 2}
+
+
+def stop_after(trainer, step):
+    trainer.watch(lambda update: update.line["step"] == step and trainer.controls.stop.set())
+    trainer.train()
+
+
+@pytest.mark.parametrize(
+    "name", ["adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"]
+)
+def test_a_resume_that_fails_leaves_the_checkpoint_as_it_is(runs_dir, name, monkeypatch, straight):
+    """Also in the same kernel, where the trainer still holds the step it was stopped at."""
+    run = make_run("here", **SIX)
+    one = trainer_of(run)
+    stop_after(one, 4)
+    before = digests(run / "train/checkpoint-4")
+
+    def unreadable(load):
+        def load_unless_it_is(file, *args, **kwargs):
+            if Path(str(file)).name == name:
+                raise OSError(5, "Input/output error", str(file))
+            return load(file, *args, **kwargs)
+
+        return load_unless_it_is
+
+    with monkeypatch.context() as disk:
+        disk.setattr(torch, "load", unreadable(torch.load))
+        disk.setattr("peft.utils.save_and_load.safe_load_file", unreadable(load_file))
+        for trainer in (trainer_of(run), one):
+            with pytest.raises(OSError, match="Input/output") as caught:
+                trainer.train()
+            assert digests(run / "train/checkpoint-4") == before
+            [note] = caught.value.__notes__
+            assert "kept up to step 4; repair what ended it first" in note
+            assert checkpoints.steps_of(run / "train") == [2, 4]
+    trainer_of(run).train()
+    weights, metrics = straight
+    assert comparable(run) == metrics
+    last = digests(run / "train/checkpoint-6")
+    for part in ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt"):
+        assert last[part] == weights[part], part
+
+
+def zero_half(file):
+    """Damage it at unchanged size."""
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2].ljust(len(content), b"\0"))
+
+
+def test_a_checkpoint_damaged_at_unchanged_size_is_set_aside(runs_dir, straight, capsys):
+    run = make_run("here", **SIX)
+    stop_after(trainer_of(run), 4)
+    zero_half(run / "train/checkpoint-4/adapter_model.safetensors")
+    before = digests(run / "train/checkpoint-4")
+    again = trainer_of(run)
+    assert again.plan.startswith("goes on after step 2 of 6; checkpoint-4: not as written")
+    again.train()
+    assert "checkpoint-4 differs from what was written: it is kept as " in capsys.readouterr().out
+    assert digests(run / "train/damaged-checkpoint-4-1") == before
+    assert comparable(run) == straight[1]
+    last = digests(run / "train/checkpoint-6")
+    for part in ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt"):
+        assert last[part] == straight[0][part], part
+
+
+@pytest.mark.parametrize("when", ["while it trains", "while it is stopped"])
+def test_a_best_adapter_that_is_damaged_is_not_handed_on(runs_dir, when, straight):
+    run = make_run("here", **SIX)
+    best = run / "train/best/adapter_model.safetensors"
+    one = trainer_of(run)
+    if when == "while it trains":  # after its last validation has kept one
+        at_the_end = one.gather_weights
+        one.gather_weights = lambda: (one.steps.saved == 6 and zero_half(best), at_the_end())
+        one.train()
+    else:
+        stop_after(one, 4)
+        zero_half(best)
+        trainer_of(run).train()
+        assert checkpoints.is_whole(best.parent), "the next validation keeps another"
+    assert (run / "train/damaged-best-1/eval.json").is_file()
+    trusted = best if best.is_file() else run / "train/checkpoint-6/adapter_model.safetensors"
+    handed = run / "train/adapter/adapter_model.safetensors"
+    assert handed.read_bytes() == trusted.read_bytes()
+    assert not (handed.parent / checkpoints.SEAL).exists()
+
+
+PLACES = {
+    "the guard's look, with noise on the weights": "grpo_nb.training.guard.p_values",
+    "a validation": "grpo_nb.environments.answer",
+    "the save of a checkpoint": "torch.save",
+    "the seal of a checkpoint": "grpo_nb.training.checkpoints.sha256",
+    "a reward": "grpo_nb.training.metrics.spread",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_stop_button_pressed_twice_anywhere(runs_dir, place, straight, monkeypatch):
+    """In the kernel, where the same trainer then goes on; here after the first checkpoint."""
+    run = make_run("here", **SIX)
+    one = trainer_of(run, **{"train.guard_steps": 3})
+    module, _, name = PLACES[place].rpartition(".")
+    work = getattr(importlib.import_module(module), name)
+
+    def press_and_work(*args, **kwargs):
+        if one.state.global_step >= 3:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        return work(*args, **kwargs)
+
+    moved = steps_that_move(one)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(PLACES[place], press_and_work)
+        one.train()
+    assert moved and checkpoints.trained_steps(run / "train") == 2
+    if "noise" in place:
+        noisy = len(moved)
+        one.watchers[-1](Update({"step": "stopped"}, 6, [], []))
+        assert len(moved) == noisy, "noise is left on the weights"
+    del one.watchers[-1]
+    one.train()
+    weights, metrics = straight
+    assert comparable(run) == metrics
+    last = digests(run / "train/checkpoint-6")
+    for part in ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt"):
+        assert last[part] == weights[part], part
+
+
+@pytest.mark.parametrize("stopped", ["after an update", "and begun anew"])
+def test_step_1_begins_with_a_policy_that_is_not_trained_yet(runs_dir, stopped, straight):
+    """Notebook 3 run twice by hand: its cells from the trainer on, or from the policy on."""
+    run, never = make_run("here", **SIX), {}
+    one = trainer_of(run)
+    if stopped == "after an update":
+        at(one, 2, lambda: [signal.raise_signal(signal.SIGINT) for _ in range(2)])
+        with pytest.raises(KeyboardInterrupt):
+            one.train()
+    else:
+        stop_after(one, 3)
+        never = {"train.resume": "never"}
+    kept = checkpoints.steps_of(run / "train")
+    for trainer in (trainer_of(run, one.policy, **never), *([] if never else [one])):
+        with pytest.raises(ValueError, match="load it again, and build the trainer again"):
+            trainer.train()
+    assert checkpoints.steps_of(run / "train") == kept and not (run / "train.old-1").exists()
+    trainer_of(run, **never).train()
+    assert comparable(run) == straight[1]
+    last = digests(run / "train/checkpoint-6")
+    assert last["adapter_model.safetensors"] == straight[0]["adapter_model.safetensors"]
 
 
 def test_a_signal_saves_first(start):
@@ -247,9 +416,10 @@ def test_a_checkpoint_that_is_damaged_does_not_count(tmp_path):
     assert not checkpoints.is_whole(folder)
     for name in ("a.bin", "b.bin"):
         (folder / name).write_bytes(b"12345")
-    checkpoints.seal(folder, keep=1)
+    checkpoints.seal(folder)
     assert checkpoints.is_whole(folder)
     for damage in (
+        lambda: (folder / "b.bin").write_bytes(b"12340"),
         lambda: (folder / "b.bin").write_bytes(b"1234"),
         lambda: (folder / "b.bin").unlink(),
         lambda: (folder / "sealed.json").write_text("{"),

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import yaml
@@ -106,6 +108,43 @@ def test_a_folder_is_replaced_whole(tmp_path):
 def test_no_half_written_manifest_survives_a_kill(runs_dir):
     assert python(KILLED_WHILE_WRITING).returncode == -signal.SIGKILL
     assert json.loads((runs_dir / "k/manifest.json").read_text()) == {"01": {"status": "done"}}
+
+
+SECOND_USER = """
+import os, sys
+from grpo_nb import runs
+os.environ["GRPO_NB_RUNS"] = os.getcwd()
+if os.geteuid() == 0:  # root may write everywhere
+    os.setgid(65534)
+    os.setuid(65534)
+print(runs.Run("held").status("01"), runs.Run("held").status("02"))
+for name in ("held", "new"):
+    try:
+        runs.start_stage("01", name, profile="tiny-cpu")
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+def test_a_second_user_reads_a_run_and_is_told_what_cannot_be_written(monkeypatch):
+    """Its owner's kernel is at work in it."""
+    with tempfile.TemporaryDirectory() as shared:  # pytest's own folders are this user's alone
+        monkeypatch.setenv("GRPO_NB_RUNS", shared)
+        Run("held").record("01", {"status": "done", "outputs": {}})
+        Run("held").record("02", {"status": "running"})
+        with held("held"):
+            (Run("held") / ".lock").chmod(0o444)
+            for folder in (Run("held").path, Path(shared)):
+                folder.chmod(0o555)
+            command = [sys.executable, "-c", SECOND_USER]
+            other = subprocess.run(command, cwd=shared, capture_output=True, text=True, check=True)
+        for folder in (Path(shared), Run("held").path):
+            folder.chmod(0o755)
+    status, of_the_run, of_a_new_one = other.stdout.splitlines()
+    assert status == "done running"
+    assert f"{shared}/held/.lock cannot be written" in of_the_run
+    for message in (of_the_run, of_a_new_one):
+        assert "point GRPO_NB_RUNS at a writable folder" in message
 
 
 def test_a_run_in_use_is_refused_and_freed_when_its_process_is_killed(runs_dir):

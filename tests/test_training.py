@@ -161,6 +161,11 @@ def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_di
     assert training.warm_up(again, stage) == said, "it is done once"
     pairs = zip(policy.model.parameters(), again.model.parameters(), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
+    trained = (run / "warm_up/adapter_model.safetensors").read_bytes()
+    (run / "warm_up/adapter_model.safetensors").write_bytes(trained[:-8] + bytes(8))
+    assert training.warm_up(models.load_policy(config.model, config.seed), stage) == said
+    assert (run / "warm_up/adapter_model.safetensors").read_bytes() == trained, "done again"
+    assert (run / "damaged-warm_up-1").is_dir()
     (run / "data/sft.parquet").unlink()
     with pytest.raises(ValueError, match=r"set data\.sft_rows in notebook 1"):
         training.warm_up(policy, stage)
@@ -180,6 +185,11 @@ def test_a_run_starts_from_the_adapter_of_another(start):
     second.train()
     kl = lines_of(Run("second"))[0]["kl"]
     assert kl == pytest.approx(0, abs=1e-3), "the reference is what it starts from"
+    first.stage.finish("train/adapter")
+    damaged = first.folder / "adapter/adapter_model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-8] + bytes(8))
+    with pytest.raises(ValueError, match=r"here/train/adapter/.* changed after 03_train_grpo"):
+        trainer_of(Run("second"), **{"model.adapter": "here"})
 
 
 def test_an_ended_training_says_in_the_manifest_what_it_looks_like(start):

@@ -15,7 +15,7 @@ from grpo_nb.models.engine import Engine, Sample, TransformersEngine, VllmEngine
 from grpo_nb.models.vllm import use_vllm
 from grpo_nb.models.weights import cuda_available, load_base, load_weights
 from grpo_nb.rewards.prompts import Message
-from grpo_nb.runs import project_path, refuse_unknown, runs_root
+from grpo_nb.runs import Run, project_path, refuse_changed, refuse_unknown, runs_root
 from grpo_nb.runs.config import ModelConfig, PolicyConfig
 
 if TYPE_CHECKING:
@@ -131,6 +131,8 @@ def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig = DEFAULT) 
     loaded = Policy(model, tokenizer, vllm, policy.backend, environment)
     if config.adapter:
         trained = runs_root() / config.adapter / "train/adapter"
+        if trained.is_dir():
+            refuse_changed(Run(config.adapter), "03", "or set model.adapter to another")
         load_weights(loaded, trained if trained.is_dir() else project_path(config.adapter))
     return loaded
 

@@ -16,6 +16,7 @@ from grpo_nb.runs.directory import (
     check_stages_before,
     find_run,
     project_path,
+    refuse_changed,
     resolve_stages,
     runs_root,
     start_stage,

@@ -5,6 +5,7 @@ wrote, package versions, seed, git commit and duration. A stage refuses to start
 one is missing, has failed, or has changed since.
 """
 
+import fcntl
 import json
 import os
 import time
@@ -18,7 +19,14 @@ from filelock import FileLock, Timeout
 from grpo_nb.machine import PROJECT_ROOT, git_commit, gpu_in_use, installed_versions, switches
 from grpo_nb.runs import config as configs
 from grpo_nb.runs.checks import Check
-from grpo_nb.runs.files import atomic_path, read_json, read_yaml, sha256, write_json
+from grpo_nb.runs.files import (
+    atomic_path,
+    disk_error,
+    read_json,
+    read_yaml,
+    sha256,
+    write_json,
+)
 from grpo_nb.runs.names import refuse_path
 
 NOTEBOOKS = {
@@ -82,13 +90,13 @@ class Run:
         """Take the lock, which the operating system frees when this process ends.
 
         Raises:
-            RuntimeError: Another process holds the lock.
+            RuntimeError: Another process holds the lock, or the folder is another user's.
         """
         path = self / name
-        path.parent.mkdir(parents=True, exist_ok=True)
         # One lock per process, because widgets and cells run on different threads.
         lock = _locks.setdefault(path, FileLock(path, thread_local=False))
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             if not lock.is_locked:
                 lock.acquire(timeout=0.2)  # another process's `in_use` holds it briefly
         except Timeout:
@@ -96,18 +104,21 @@ class Run:
                 f"run {self.name!r} is in use by another process: wait for it, shut down the "
                 "notebook kernel that holds it, or choose another run_name"
             ) from None
+        except OSError as error:
+            raise RuntimeError(disk_error(path, error)) from None
         return lock
 
     def in_use(self, *names: str) -> bool:
-        """Whether a process, this one or another, holds one of these locks."""
-        paths = [self / name for name in names if (self / name).exists()]
-        if any(path in _locks and _locks[path].is_locked for path in paths):
-            return True
-        try:
-            for path in paths:
-                self.lock(path.name).release()
-        except RuntimeError:
-            return True
+        """Return whether a process, this one or another, holds one of these locks.
+
+        A user who may read the run, and not write to it, can ask, too.
+        """
+        for path in [self / name for name in names if (self / name).exists()]:
+            with path.open() as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return True
         return False
 
     def status(self, stage: str) -> str:
@@ -391,11 +402,16 @@ def check_stages_before(run: Run, stage: str) -> None:
                 f"{NOTEBOOKS[stage]} needs {NOTEBOOKS[earlier]}, which {was} {status} in "
                 f"run {run.name!r}: run {run.place(earlier)} first"
             )
-        for relative, digest in run.manifest()[earlier]["outputs"].items():
-            path = run / relative
-            if not path.exists() or sha256(path) != digest:
-                change = "changed" if path.exists() else "was removed"
-                raise ValueError(
-                    f"{relative} {change} after {NOTEBOOKS[earlier]} wrote it: run "
-                    f"{run.place(earlier)} again, or set force = True"
-                )
+        refuse_changed(run, earlier, "or set force = True")
+
+
+def refuse_changed(run: Run, stage: str, otherwise: str) -> None:
+    """Raise ValueError if a file that the stage wrote differs from what the manifest records."""
+    for relative, digest in run.manifest().get(stage, {}).get("outputs", {}).items():
+        path = run / relative
+        if not path.exists() or sha256(path) != digest:
+            change = "changed" if path.exists() else "was removed"
+            raise ValueError(
+                f"{run.name}/{relative} {change} after {NOTEBOOKS[stage]} wrote it: run "
+                f"{run.place(stage)} again, {otherwise}"
+            )

@@ -12,6 +12,7 @@ leaves alone. Source: unsloth/models/rl.py 2026.10.9.
 import math
 import typing
 from dataclasses import Field, fields
+from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
@@ -21,7 +22,7 @@ from grpo_nb import environments
 from grpo_nb.models import Policy, cuda_available, has_bf16, use_vllm
 from grpo_nb.rewards import RewardSet, declared_range
 from grpo_nb.runs import Stage
-from grpo_nb.runs.config import RunConfig
+from grpo_nb.runs.config import RunConfig, flatten, resolve
 from grpo_nb.runs.names import refuse_unknown
 from grpo_nb.training import health, metrics, ranks
 from grpo_nb.training.placebo import paid_weights
@@ -54,6 +55,15 @@ FIXED = (
     *("remove_unused_columns", "use_cpu", "use_transformers_continuous_batching"),
     *("logging_strategy", "save_only_model", "ignore_data_skip"),
 )
+# Attributes of a GRPOConfig that are not arguments: transformers, or Unsloth's trainer, sets them.
+NO_ARGUMENTS = (
+    *("mixed_precision", "distributed_state", "fsdp_plugin_args", "xla_fsdp_config"),
+    *("deepspeed_plugin", "hf_deepspeed_config", "max_seq_length"),
+)
+# The trainer sets the folder; transformers has made an object of the other.
+UNCHECKED = ("output_dir", "accelerator_config")
+# Decided by settings of ours alone; TRL does not get to see the arguments.
+UNUSED = ("save_steps", "save_total_limit", "eval_steps", "resume_from_checkpoint")
 # The same value in another form is no change.
 REWRITTEN = {"accelerator_config", "debug", "report_to"}
 # Arguments of sampling that the trainer's log-probabilities do not follow, with the values that
@@ -145,11 +155,77 @@ def refuse_unknown_trl(config: RunConfig) -> None:
         if name in FIXED:
             raise ValueError(f"trl.{name} cannot be set: the stages need it as it is; leave it out")
         refuse_unknown("argument of GRPOConfig", f"trl.{name}", list(map(setting_of, known)))
-        try:
-            TypeAdapter(known[name], config=STRICT).validate_python(value)
-        except ValidationError as error:
-            wrong = "; ".join(dict.fromkeys(one["msg"] for one in error.errors()))
-            raise ValueError(f"trl.{name} = {value!r}: {wrong}. Write it as Python would") from None
+        _refuse_type(f"trl.{name}", value, known[name])
+
+
+def _refuse_type(name: str, value: Any, hint: Any) -> None:
+    """Raise ValueError unless the value is of the type that TRL declares, and finite."""
+    try:
+        TypeAdapter(hint, config=STRICT).validate_python(value)
+        for kind in typing.get_args(hint):  # a text may stand for one of an enum
+            if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(value, str):
+                kind(value)
+    except ValidationError as error:
+        wrong = "; ".join(dict.fromkeys(one["msg"] for one in error.errors()))
+        raise ValueError(f"{name} = {value!r}: {wrong}. Write it as Python would") from None
+    except ValueError as error:  # of an enum: it lists what it takes
+        raise ValueError(f"{name}: {error}") from None
+
+
+def refuse_unusable(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: RewardSet) -> None:
+    """Raise ValueError if a cell set something in `args` that no training can use.
+
+    Args:
+        args: From `grpo_config`, or one of the caller's own.
+
+    Raises:
+        ValueError: An attribute is no argument (the nearest is named), has no effect here, has
+            another type than TRL declares, is negative or not finite, is beyond the limits of
+            our setting of that name, or does not fit the others.
+    """
+    names, hints = [field.name for field in fields(args)], typing.get_type_hints(own_config())
+    for name in vars(args):
+        if name in SETTING_OF and name not in names:
+            raise ValueError(f"args.{name} has no effect: set {SETTING_OF[name]} instead")
+        if name not in NO_ARGUMENTS and not name.startswith("_"):
+            refuse_unknown("argument of GRPOConfig", f"args.{name}", [f"args.{n}" for n in names])
+    passed, changed = grpo_arguments(stage, policy, rewards), {}
+    for field in fields(own_config()):
+        name, value, default = field.name, getattr(args, field.name), default_of(field)
+        if name in UNCHECKED:
+            continue
+        _refuse_type(f"args.{name}", value, hints[name])
+        if _plain(value) == _plain(passed.get(name, default)):
+            continue
+        if name in UNUSED:
+            raise ValueError(f"args.{name} has no effect: set {SETTING_OF[name]} instead")
+        if name in FIXED:
+            raise ValueError(f"args.{name} = {value!r}: the stages need it as it was; leave it out")
+        changed[name] = value
+        if name in (*TRL_NAMES, "top_k") or type(default) not in (int, float) or default < 0:
+            continue  # `_refuse_batch` has limits for the first
+        least = 1 if default == 1 and isinstance(default, int) else 0  # of what is counted
+        if value is not None and value < least:
+            raise ValueError(f"args.{name} = {value!r}: take {least} or more")
+    args._validate_args()
+    _refuse_batch(args, stage.config, changed)
+
+
+def _refuse_batch(args: "GRPOConfig", config: RunConfig, changed: dict[str, Any]) -> None:
+    """Raise ValueError if changed arguments are beyond the settings' limits, or do not fit."""
+    of_settings = set(TRL_NAMES) - REWRITTEN - (set(Batch._fields) if ranks.count() > 1 else set())
+    settings = {f"train.{name}": changed[name] for name in of_settings & set(changed)}
+    if settings:
+        resolve(config.profile, flatten(config), settings)
+    rows, group = args.per_device_train_batch_size * args.world_size, args.num_generations
+    together, times = args.generation_batch_size, args.steps_per_generation
+    if together != rows * times or together % group:
+        raise ValueError(
+            f"args.generation_batch_size = {together} has to be steps_per_generation {times} x "
+            f"per_device_train_batch_size {rows} (of all processes), and a multiple of "
+            f"num_generations {group}. Set train.num_generations and the others in the parameters "
+            "cell: they are fitted to each other there"
+        )
 
 
 def setting_of(argument: str) -> str:
@@ -245,8 +321,8 @@ def default_of(field: Field) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What a reader writes for a value: an enum's own."""
-    return getattr(value, "value", value)
+    """What a reader writes for a value: an enum's own, or an array's list."""
+    return value.tolist() if hasattr(value, "tolist") else getattr(value, "value", value)
 
 
 def notable(table: pd.DataFrame) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from grpo_nb.models import sharded
 from grpo_nb.runs import atomic_path, write_json
 from grpo_nb.runs.files import read_json
 from grpo_nb.training import health, ranks
-from grpo_nb.training.checkpoints import adaptive_rewards, seal
+from grpo_nb.training.checkpoints import adaptive_rewards, remove_old, seal, whole_or_aside
 from grpo_nb.training.guard import Guard
 from grpo_nb.training.metrics import append_line, logged_text
 from grpo_nb.training.updates import Update
@@ -37,13 +37,13 @@ class StepCallback(TrainerCallback):
         self.trainer, self.validation = trainer, validation
         self.settings, self.folder = trainer.stage.config.train, trainer.folder
         self.watch = health.Watch(health.Expected({}))  # one that saw earlier steps, in `train`
-        self.bad, self.saved = 0, 0  # updates left out in a row; the step of the last checkpoint
+        self.bad = 0  # updates left out in a row
+        self.saved = self.begun = 0  # step of the last checkpoint; step that the training began at
         self.failure = ""  # why the training ended itself
-        self.guard, self.begun = Guard(trainer), 0  # the step that the training goes on after
+        self.guard = Guard(trainer)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.bad, self.failure, self.saved = 0, "", state.global_step
-        self.begun = state.global_step
+        self.bad, self.failure = 0, ""
         if not state.global_step:
             if self.validation.rows:  # what the policy begins with
                 self._publish({"step": 0, **self._figures()}, [])
@@ -72,6 +72,7 @@ class StepCallback(TrainerCallback):
         end the training.
         """
         model, step = self.trainer.model, state.global_step + 1
+        self.trainer.policy.model.updated_in = self.folder
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         infinite = ranks.anywhere(not all(gradient.isfinite().all() for gradient in gradients))
         unscored = self._unscored()
@@ -128,7 +129,8 @@ class StepCallback(TrainerCallback):
     def _seal(self, checkpoint: Path) -> None:
         for reward in adaptive_rewards(self.trainer.rewards):
             reward.save(checkpoint)
-        seal(checkpoint, self.settings.keep_checkpoints)
+        seal(checkpoint)
+        remove_old(self.folder, self.settings.keep_checkpoints)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not logs or "loss" not in logs:
@@ -155,12 +157,16 @@ class StepCallback(TrainerCallback):
             print(f"step {step}: this validation has no score, and does not count")
             return
         self.trainer.gather_weights()
-        report, now = self.folder / "best/eval.json", figures["eval/accuracy"]
-        better = not report.is_file() or read_json(report)["eval/accuracy"] <= now
-        if better and ranks.is_main():
-            with atomic_path(report.parent) as temporary:
+        ranks.from_main(lambda: self._keep_better(figures, step))
+
+    def _keep_better(self, figures: dict[str, float], step: int) -> None:
+        best = self.folder / "best"
+        before = read_json(best / "eval.json") if whole_or_aside(best) else {"eval/accuracy": 0}
+        if before["eval/accuracy"] <= figures["eval/accuracy"]:
+            with atomic_path(best) as temporary:
                 self.trainer.save_adapter(temporary)
-                write_json(temporary / report.name, {"step": step, **figures})
+                write_json(temporary / "eval.json", {"step": step, **figures})
+                seal(temporary)
 
     def _figures(self) -> dict[str, float]:
         """The validation's, by the first process; sharded weights take all of them in step."""

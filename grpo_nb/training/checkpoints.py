@@ -1,7 +1,8 @@
 """Checkpoints that are whole or not there, and how a training goes on from one.
 
 A checkpoint is a folder train/checkpoint-<step>, as transformers writes it. When all of it is
-there, `seal` writes sealed.json, the size of each file; what is not sealed does not count.
+there, `seal` writes sealed.json, the SHA-256 of each file; what is not sealed does not count, and
+what differs from its seal is set aside.
 """
 
 import itertools
@@ -51,11 +52,13 @@ class Resumption:
     def __init__(self, stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> None:
         self.folder, self.max_steps = stage.run / "train", args.max_steps
         self.settings = fingerprint(stage, rewards, args)
-        self.plan, self._begins = self._decide(stage.config.train.resume)
+        steps = trained_steps(self.folder)
+        self.plan, self._begins = self._decide(stage.config.train.resume, steps)
+        self.plan += damage_after(steps, self.folder)
 
-    def _decide(self, resume: str) -> tuple[str, bool]:
+    def _decide(self, resume: str, steps: int) -> tuple[str, bool]:
         """What `begin` will do, in words, and whether it makes room for another training."""
-        path, steps = self.folder / "state.json", trained_steps(self.folder)
+        path = self.folder / "state.json"
         known = read_json(path) if path.is_file() else {"finished": True, "settings": {}}
         names = {**known["settings"], **self.settings}
         changed = [n for n in names if known["settings"].get(n) != self.settings.get(n)]
@@ -81,6 +84,10 @@ class Resumption:
             note += f". To train it on to {self.max_steps} steps: train.resume = 'always'"
         return note, True
 
+    def begins_anew(self) -> bool:
+        """Return whether `begin` will return no checkpoint."""
+        return self._begins or not trained_steps(self.folder)
+
     def begin(self) -> Path | None:
         """Make room, or forget what came after the newest whole checkpoint; return that."""
         if self._begins:
@@ -90,6 +97,7 @@ class Resumption:
         self._begins = False  # run again, it goes on
         self.end(finished=False)
         checkpoint = newest(self.folder)
+        whole_or_aside(self.folder / "best")
         (self.folder / "completions").mkdir(exist_ok=True)  # TRL makes it once
         forget_after(self.folder, step_of(checkpoint))
         return checkpoint
@@ -130,28 +138,43 @@ def adaptive_rewards(rewards: RewardSet) -> list[Adaptive]:
     return [reward for reward in rewards.reward_funcs if isinstance(reward, Adaptive)]
 
 
-def seal(checkpoint: Path, keep: int) -> None:
-    """Say that a checkpoint is whole, and remove all but the newest."""
-    write_json(checkpoint / SEAL, _sizes(checkpoint))
-    for old in steps_of(checkpoint.parent)[:-keep]:
-        shutil.rmtree(checkpoint.parent / f"checkpoint-{old}")
+def seal(folder: Path) -> None:
+    """Record that a folder is complete, with the SHA-256 of each of its files."""
+    write_json(folder / SEAL, _digests(folder))
 
 
-def _sizes(checkpoint: Path) -> dict[str, int]:
-    files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path.name != SEAL]
-    return {str(path.relative_to(checkpoint)): path.stat().st_size for path in files}
+def remove_old(folder: Path, keep: int) -> None:
+    """Remove all checkpoints but the newest."""
+    for old in steps_of(folder)[:-keep]:
+        shutil.rmtree(folder / f"checkpoint-{old}")
 
 
-def is_whole(checkpoint: Path) -> bool:
-    """Whether every file is there, in the size it had when the checkpoint was sealed."""
+def _digests(folder: Path) -> dict[str, str]:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != SEAL]
+    return {str(path.relative_to(folder)): sha256(path) for path in files}
+
+
+def is_whole(folder: Path) -> bool:
+    """Return whether every file is there, with the bytes it had when the folder was sealed."""
     try:
-        return read_json(checkpoint / SEAL) == _sizes(checkpoint)
-    except (FileNotFoundError, ValueError):
+        return read_json(folder / SEAL) == _digests(folder)
+    except (OSError, ValueError):
         return False
 
 
+def whole_or_aside(folder: Path) -> bool:
+    """Return whether the folder is whole; rename it if it is damaged, and say so."""
+    if is_whole(folder):
+        return True
+    if folder.is_dir():
+        place = _unused(folder.with_name(f"damaged-{folder.name}"))
+        folder.rename(place)
+        print(f"{folder.name} differs from what was written: it is kept as {place}, and not used")
+    return False
+
+
 def steps_of(folder: Path) -> list[int]:
-    """The steps of the checkpoints, oldest first; a copy under another name is none."""
+    """Return the steps of the checkpoints, oldest first; a copy under another name is none."""
     names = [path.name.partition("-")[2] for path in folder.glob("checkpoint-*")]
     return sorted(int(name) for name in names if name.isdecimal())
 
@@ -161,25 +184,37 @@ def step_of(checkpoint: Path | None) -> int:
 
 
 def trained_steps(folder: Path) -> int:
-    """The last step that a whole checkpoint holds; 0 without one."""
-    whole = [step for step in steps_of(folder) if is_whole(folder / f"checkpoint-{step}")]
-    return max(whole, default=0)
+    """Return the last step that a whole checkpoint holds; 0 without one."""
+    newest_first = reversed(steps_of(folder))
+    return next((step for step in newest_first if is_whole(folder / f"checkpoint-{step}")), 0)
+
+
+def damage_after(steps: int, folder: Path) -> str:
+    """Name the newer checkpoints that `newest` will set aside, for the plan; "" without any."""
+    newer = [f"checkpoint-{step}" for step in steps_of(folder) if step > steps]
+    names = " and ".join(name for name in newer if (folder / name / SEAL).exists())
+    return f"; {names}: not as written, and will not be used" if names else ""
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest whole checkpoint, or None; removes newer ones that are not, and says so."""
-    steps = trained_steps(folder)
-    for step in steps_of(folder):
-        if step > steps:
-            name = f"checkpoint-{step}"
-            print(f"{name} is damaged or half written: removed, it is trained again")
-            shutil.rmtree(folder / name)
-    return folder / f"checkpoint-{steps}" if steps else None
+    """Return the newest whole checkpoint, or None; newer ones go, and it is said where."""
+    for step in reversed(steps_of(folder)):
+        checkpoint = folder / f"checkpoint-{step}"
+        if not (checkpoint / SEAL).exists():
+            print(f"{checkpoint.name} is half written: removed, its steps are trained again")
+            shutil.rmtree(checkpoint)
+        elif whole_or_aside(checkpoint):
+            return checkpoint
+    return None
 
 
 def place_of_old(folder: Path) -> Path | None:
-    """Where what was trained goes when another training begins; None: no weights are there."""
-    if not any(folder.rglob("*.safetensors")):
-        return None
-    places = (folder.with_name(f"{folder.name}.old-{number}") for number in itertools.count(1))
+    """Return where what was trained goes when another training begins; None without weights."""
+    has_weights = any(folder.rglob("*.safetensors"))
+    return _unused(folder.with_name(f"{folder.name}.old")) if has_weights else None
+
+
+def _unused(path: Path) -> Path:
+    """Return the first of <path>-1, <path>-2, … that does not exist."""
+    places = (path.with_name(f"{path.name}-{number}") for number in itertools.count(1))
     return next(place for place in places if not place.exists())

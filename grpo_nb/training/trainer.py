@@ -57,7 +57,7 @@ from grpo_nb.training import (
     preflight,
     ranks,
 )
-from grpo_nb.training.arguments import expected
+from grpo_nb.training.arguments import expected, refuse_unusable
 from grpo_nb.training.callbacks import StepCallback, generation_is_used_up
 from grpo_nb.training.checkpoints import GOES_ON, save_trained
 from grpo_nb.training.placebo import shuffled
@@ -81,8 +81,8 @@ class Trainer(GRPOTrainer):
         callbacks: More of transformers' TrainerCallbacks.
 
     Raises:
-        ValueError: A training with other settings was cut off in this run, and `train.resume`
-            is "auto".
+        ValueError: `args` was changed to what no training can use, or a training with other
+            settings was cut off in this run, and `train.resume` is "auto".
         RuntimeError: Unsloth put its trainer in TRL's place after this module was imported.
     """
 
@@ -100,6 +100,7 @@ class Trainer(GRPOTrainer):
                 "Unsloth was imported after the trainer, which is built on TRL's class and not on "
                 "Unsloth's: restart the kernel, and load the policy before training.Trainer is used"
             )
+        refuse_unusable(args, stage, policy, rewards)
         self.policy, self.rewards, self.stage = policy, rewards, stage
         self.folder = stage.run / "train"
         args.output_dir = str(self.folder)  # where the other stages look for it
@@ -160,17 +161,24 @@ class Trainer(GRPOTrainer):
         with stop_on_signals(self.controls) as signals:
             checkpoint = ranks.from_main(self._begin)
             self.steps.watch = self._watch_so_far()
+            begun = checkpoints.step_of(checkpoint)
+            # Before anything is restored: what fails while it is must not be saved.
+            self.state.global_step = self.steps.saved = self.steps.begun = begun
             try:
-                if checkpoints.step_of(checkpoint) >= self.args.max_steps:
+                if begun >= self.args.max_steps:
                     output = self._return_to(checkpoint)
                 else:
                     output = super().train(resume_from_checkpoint=checkpoint and str(checkpoint))
             except Exception as error:
                 self._keep_last_step(error)
                 raise
+            except KeyboardInterrupt:  # a second one, anywhere: the guard's noise may be left, too
+                self.policy.model.updated_in = self.folder
+                raise
             finally:  # the notebook's kernel lives on, and so does this trainer
                 self._copy = self.optimizer = self.lr_scheduler = self._buffered_inputs = None
                 self._step = 0
+                self._metrics["train"].clear()  # else those of half a step are averaged in
         if self.steps.failure:
             raise RuntimeError(f"{self.steps.failure}. {GOES_ON}")
         interrupted, step = ranks.anywhere(bool(signals)), self.state.global_step
@@ -188,6 +196,12 @@ class Trainer(GRPOTrainer):
         return TrainOutput(self.state.global_step, math.nan, {})
 
     def _begin(self) -> Path | None:
+        updated = getattr(self.policy.model, "updated_in", None) == self.folder
+        if updated and self.resumption.begins_anew():
+            raise ValueError(
+                "the policy was trained since it was loaded, and step 1 has to begin without that: "
+                'load it again, and build the trainer again (notebook 3 from "The policy" on)'
+            )
         checkpoint = self.resumption.begin()
         (self.folder / "arguments.json").write_text(self.args.to_json_string(), encoding="utf-8")
         return checkpoint
@@ -205,15 +219,17 @@ class Trainer(GRPOTrainer):
         Not with several processes: the others are in another place, or gone.
         """
         step = self.state.global_step
-        known = step in (0, self.steps.saved) or not generation_is_used_up(self.args, step)
-        if ranks.count() == 1 and not known:
+        new = step != self.steps.saved and generation_is_used_up(self.args, step)
+        if ranks.count() == 1 and new:
             try:
                 self._save_checkpoint(self.model, None)
                 self.steps.on_save(self.args, self.state, self.control)
             except Exception as second:  # such as a full disk: the first error is what is raised
                 error.add_note(f"step {step} could not be kept: {second}")
         kept = checkpoints.trained_steps(self.folder)
-        error.add_note(f"The training is kept up to step {kept}; {GOES_ON}")
+        repair = "repair what ended it first, for it ended before another step was trained"
+        note = f"The training is kept up to step {kept}" if kept else "No step of it is kept"
+        error.add_note(f"{note}; {GOES_ON if kept > self.steps.begun else repair}")
         if (free := shutil.disk_usage(self.folder).free / 2**30) < 1:
             error.add_note(f"Only {free:.2f} GiB are free for {self.folder}: make room first")
         if preflight.is_out_of_memory(error):
@@ -224,8 +240,8 @@ class Trainer(GRPOTrainer):
         """Hand on the best adapter, or the last, and write what was seen to the manifest."""
         best = self.folder / "best"
         with atomic_path(self.folder / "adapter") as temporary:
-            if best.is_dir():
-                shutil.copytree(best, temporary)
+            if checkpoints.whole_or_aside(best):
+                shutil.copytree(best, temporary, ignore=shutil.ignore_patterns(checkpoints.SEAL))
             else:
                 self.save_adapter(temporary)
         self.resumption.end(finished=not self.controls.stop.is_set())

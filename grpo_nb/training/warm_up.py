@@ -8,8 +8,7 @@ from grpo_nb.models import Policy, cuda_available
 from grpo_nb.models.chat import quiet, render
 from grpo_nb.runs import Stage, atomic_path, sha256, write_json
 from grpo_nb.runs.files import read_json
-from grpo_nb.training import ranks
-from grpo_nb.training.checkpoints import save_trained
+from grpo_nb.training import checkpoints, ranks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,8 +37,8 @@ def warm_up(policy: Policy, stage: Stage) -> str:
     known = {name: value for name, value in train if name.startswith("sft_")}
     known |= {"seed": stage.config.seed, "rows": sha256(rows)}
     known |= {"model": stage.config.model.model_dump(), "policy": stage.config.policy.model_dump()}
-    about = folder / "about.json"
-    done = read_json(about) if about.is_file() else {}
+    whole = ranks.from_main(lambda: checkpoints.whole_or_aside(folder))
+    done = read_json(folder / "about.json") if whole else {}
     if done.get("of") == known:
         models.load_weights(policy, folder)
     else:
@@ -48,8 +47,9 @@ def warm_up(policy: Policy, stage: Stage) -> str:
 
         def save() -> None:
             with atomic_path(folder) as temporary:
-                save_trained(policy.model, temporary)
-                write_json(temporary / about.name, done)
+                checkpoints.save_trained(policy.model, temporary)
+                write_json(temporary / "about.json", done)
+                checkpoints.seal(temporary)
 
         ranks.from_main(save)
     first, last = done["loss_first"], done["loss_last"]

@@ -177,7 +177,27 @@ def arguments():
             args = training.grpo_config(stage, policy, MATH)
             table = training.effective(args, stage, policy, MATH).set_index("argument")
             found[loss + " set" * bool(extra)] = dict(table["changed"])
+            training.arguments.refuse_unusable(args, stage, policy, MATH)
     return found
+
+
+def changed_arguments():
+    """A second trainer over the same args, which the first has written to, and what is refused."""
+    one, refused = start("changed"), {}
+    args, stage = one.args, one.stage
+    args.unsloth_num_chunks, args.vllm_sampling_params, args.temperature = 2, None, 0.9
+    rows = one.train_dataset.to_list()
+    again = training.Trainer(one.policy, MATH, args, rows, stage)
+    for name, value in {"learning_rat": 1, "num_generations": 6, "weight_decay": -1}.items():
+        before = vars(args).copy()
+        setattr(args, name, value)
+        try:
+            training.Trainer(one.policy, MATH, args, rows, stage)
+        except ValueError as error:
+            refused[name] = str(error)
+        vars(args).clear()
+        vars(args).update(before)
+    return {"plan": again.plan, "refused": refused}
 
 
 def an_environment():
@@ -225,7 +245,16 @@ def a_guard():
 
 
 RUN = (
-    *(arguments, a_training, cut_off, warm_up, a_reward_that_is_down, overflow, an_environment),
+    *(
+        arguments,
+        changed_arguments,
+        a_training,
+        cut_off,
+        warm_up,
+        a_reward_that_is_down,
+        overflow,
+        an_environment,
+    ),
     a_guard,
 )
 SCENARIOS = {function.__name__: function for function in RUN}

@@ -30,10 +30,23 @@ TINY_SETTINGS = {
 }
 # In this order: while the first makes `demo_run`, the next do without it.
 LONGEST = (
-    *("test_pipeline", "test_models", "test_resume", "test_recipes", "test_ranks", "test_export"),
+    *(
+        "test_unsloth_with_vllm",
+        "test_pipeline",
+        "test_models",
+        "test_resume",
+        "test_recipes",
+        "test_ranks",
+        "test_export",
+    ),
     *("test_notebooks", "test_skill", "test_unsloths_gpu_trainer", "test_math_verify"),
 )
-collect_ignore = ["gpu_on_cpu/scenarios.py"]  # importing it patches torch and TRL for good
+# Importing these patches torch and TRL for good.
+collect_ignore = ["gpu_on_cpu/scenarios.py", "gpu_on_cpu/vllm_scenarios.py"]
+LEFT_OUT = ""
+if "avx512f" not in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
+    LEFT_OUT = "tests/gpu_on_cpu/test_unsloth_with_vllm.py: vLLM's build for CPUs needs AVX-512"
+    collect_ignore.append("gpu_on_cpu/test_unsloth_with_vllm.py")
 _skipped: list[str] = []
 hypothesis.settings.register_profile("busy machine", deadline=None)
 hypothesis.settings.load_profile("busy machine")
@@ -55,6 +68,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
+    if LEFT_OUT:
+        terminalreporter.write_line(f"left out: {LEFT_OUT}")
     if os.environ.get("CI") and _skipped:
         terminalreporter.section("skipped, and in CI nothing may be")
         for line in _skipped:

@@ -152,6 +152,24 @@ def test_the_step_that_is_advised_is_that_of_all_processes():
     assert f"{settings} (the same step)" in said
 
 
+def test_under_standby_neither_figure_has_vllms_sleeping_cache_in_it(trainer, monkeypatch):
+    """torch counts 60 GiB of keys and values as in use, and so as at hand, which are not there."""
+    gib = preflight.GIB
+    monkeypatch.setattr(preflight, "asleep", lambda trainer: 60 * gib)
+    monkeypatch.setattr(preflight, "memory_now", lambda: (64 * gib, 138 * gib))
+    monkeypatch.setattr(preflight, "peak_memory", lambda: 70 * gib)
+    memory = line(preflight.preflight(trainer), "memory")
+    assert re.match(r"10\.0\d GiB at most with the optimizer, of 78\.0", memory.evidence)
+
+
+@pytest.mark.parametrize("standby", [True, False])
+def test_the_engines_share_of_the_memory_is_advised_where_it_has_an_effect(standby):
+    """Under standby Unsloth raises it."""
+    sizes = {"per_device_train_batch_size": 1, "vllm_enable_sleep_mode": standby}
+    trainer = SimpleNamespace(args=SimpleNamespace(**sizes), use_vllm=True)
+    assert ("policy.gpu_memory_utilization" in preflight.smaller(trainer, 1)) != standby
+
+
 def test_any_other_error_is_raised_and_leaves_no_trace(trainer, policy):
     import torch
 

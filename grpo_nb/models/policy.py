@@ -127,7 +127,7 @@ def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig = DEFAULT) 
         else:
             model = _load_transformers(config, seed, policy)
     tokenizer = load_tokenizer(config.model_path, config.chat_template_kwargs)
-    vllm = vllm and _has_engine(model, config)
+    vllm = vllm and has_engine(model, config)
     loaded = Policy(model, tokenizer, vllm, policy.backend, environment)
     if config.adapter:
         trained = runs_root() / config.adapter / "train/adapter"
@@ -137,7 +137,7 @@ def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig = DEFAULT) 
     return loaded
 
 
-def _has_engine(model: "PreTrainedModel", config: ModelConfig) -> bool:
+def has_engine(model: "PreTrainedModel", config: ModelConfig) -> bool:
     """Return whether Unsloth started vLLM, as it was asked to; if not, say who generates.
 
     Raises:

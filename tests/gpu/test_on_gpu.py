@@ -14,6 +14,9 @@ from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import PROJECT_ROOT, Run
 from grpo_nb.runs.files import read_json
 
+sys.path.append(str(Path(__file__).parent))
+import two_steps
+
 pytestmark = pytest.mark.gpu
 
 
@@ -22,7 +25,8 @@ def test_the_four_notebooks_teach_the_tiny_model(runs_dir, fast_inference):
     settings = {"model.fast_inference": fast_inference, "train.max_steps": 60}
     run = run_pipeline("gpu", "tiny-cpu", settings)
     greedy = read_json(run / "eval/report.json")["greedy"]
-    assert greedy["base"]["accuracy"] <= 0.45
+    low, high = two_steps.BASE_ACCURACY
+    assert low <= greedy["base"]["accuracy"] <= high
     assert greedy["merged"]["accuracy"] >= 0.75
     assert greedy["merged"]["format"] >= 0.95
     executed = (Run("gpu") / "notebooks/03_train_grpo.ipynb").read_text(encoding="utf-8")
@@ -50,21 +54,14 @@ def test_two_steps_train_and_the_next_answers_are_the_new_adapters(case, tmp_pat
     command = [sys.executable, Path(__file__).with_name("two_steps.py")]
     done = subprocess.run(
         [*command, json.dumps(settings), tmp_path],
-        env=os.environ | {"PYTHONPATH": str(PROJECT_ROOT)},
+        env=os.environ | {"PYTHONPATH": str(PROJECT_ROOT), "GRPO_NB_RUNS": str(tmp_path)},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert expected.items() <= report.items()
-    assert len(report["metrics"]) == 2
-    assert all(line["grad_norm"] > 0 for line in report["metrics"])
-    assert report["moved"] > 0 and report["trained in"] == ["torch.float32"]
-    for of_step in report["checkpointed"].values():
-        assert of_step and all(of_step)
-    before, after = report["answers"]
-    assert report["answers as the trainer was built"] == before
-    assert after != before
+    two_steps.judge(report)
     if "policy.backend" in settings:
         assert report["shares prompts"]
 

@@ -5,7 +5,6 @@ for good, and vLLM keeps its memory, so the cases cannot share a process.
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from grpo_nb.runs.config import resolve
 from grpo_nb.training.preflight import dry_run
 
 SIZES = {"train.max_steps": 2, "train.per_device_train_batch_size": 16}
+BASE_ACCURACY = (0.45, 0.72)  # of the tiny base on 128 held-out rows, by engine: 0.59 on a CPU
 PROMPTS = [build_prompt(f"What is {a} + {b}?") for a, b in ((47, 38), (12, 34), (99, 9), (3, 4))]
 
 
@@ -91,7 +91,6 @@ def judge(report, checkpointed=True):
 
 
 def main(settings, folder):
-    os.environ["GRPO_NB_RUNS"] = str(folder)  # a training of another case must not go on here
     config = resolve("tiny-cpu", SIZES, json.loads(settings))
     policy = models.load_policy(config.model, 0, config.policy)
     text = json.dumps(report(policy, config, Run("two")))

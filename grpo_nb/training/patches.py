@@ -12,15 +12,24 @@ from grpo_nb.machine import version_of
 from grpo_nb.models import Policy, cuda_available
 
 
-def refuse_missing(policy: Policy) -> None:
+def refuse_missing(policy: Policy, base: type) -> None:
     """Refuse to build a trainer where a change that a training relies on is missing.
 
     Args:
         policy: The policy to train, loaded.
+        base: The class that our trainer was built on.
 
     Raises:
-        RuntimeError: A change is missing; with the changes and the versions.
+        RuntimeError: Unsloth was imported after our trainer; or a change is missing, with the
+            changes and the versions.
     """
+    import trl
+
+    if trl.GRPOTrainer is not base:
+        raise RuntimeError(
+            "Unsloth was imported after the trainer, which is built on TRL's class and not on "
+            "Unsloth's: restart the kernel, and load the policy before training.Trainer is used"
+        )
     if policy.backend != "unsloth" or not cuda_available():
         return
     if missing := [effect for effect, there in effects(policy).items() if not there]:

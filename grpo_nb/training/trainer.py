@@ -83,7 +83,8 @@ class Trainer(GRPOTrainer):
     Raises:
         ValueError: `args` was changed to what no training can use, or a training with other
             settings was cut off in this run, and `train.resume` is "auto".
-        RuntimeError: Unsloth put its trainer in TRL's place after this module was imported.
+        RuntimeError: Unsloth put its trainer in TRL's place after this module was imported, or has
+            not changed TRL as a training relies on.
     """
 
     def __init__(
@@ -95,11 +96,7 @@ class Trainer(GRPOTrainer):
         stage: Stage,
         callbacks: Sequence[TrainerCallback] = (),
     ) -> None:
-        if trl.GRPOTrainer is not GRPOTrainer:
-            raise RuntimeError(
-                "Unsloth was imported after the trainer, which is built on TRL's class and not on "
-                "Unsloth's: restart the kernel, and load the policy before training.Trainer is used"
-            )
+        patches.refuse_missing(policy, GRPOTrainer)
         refuse_unusable(args, stage, policy, rewards)
         self.policy, self.rewards, self.stage = policy, rewards, stage
         self.folder = stage.run / "train"
@@ -108,7 +105,6 @@ class Trainer(GRPOTrainer):
         train_rows, self.validation_rows = hold_out(rows, prompts_to_hold_out(config.train))
         self.resumption = checkpoints.Resumption(stage, rewards, args)
         self.plan = self.resumption.plan  # what `train` will do: begin, or go on after which step
-        patches.refuse_missing(policy)
         if "ref" in getattr(policy.model, "peft_config", {}):
             policy.model.delete_adapter("ref")  # with beta > 0 TRL adds one, and refuses a second
         self.environment = environments.of(config)

@@ -113,7 +113,6 @@ def test_the_warm_up_comes_before_and_vllm_samples_what_it_learnt(report):
 
 def test_it_plays_episodes(report):
     played = report("an_environment")
-    assert "stop" not in {state for state, _ in played["checks"].values()}
     assert [line["step"] for line in played["steps"]] == [1, 2]
     assert all(abs(look["score"]) < guard.SCORE for look in played["looks"])
 
@@ -145,7 +144,7 @@ def test_the_gpus_own_test_of_two_steps_holds_here_too(report):
 
 def test_folding_is_warned_of_with_what_it_costs_and_gets_no_noise(report):
     folded = report("folding")
-    state, evidence = folded["checks"]["hand-over"]
+    state, evidence = folded["check"]
     assert state == "warning" and "learning rate 5e-06" in evidence
     assert folded["noised"] == 0
 

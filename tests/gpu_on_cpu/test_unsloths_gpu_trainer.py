@@ -128,5 +128,5 @@ def test_it_is_stopped_where_its_samples_are_not_the_policys(report):
     """Prompts of several lengths: Unsloth moves each row by the padding before it."""
     seen = report("a_guard")
     assert [line["step"] for line in seen["steps"]] == [1, 2]
-    assert len(seen["looks"]) == 2 and seen["looks"][0]["change"] > 1
+    assert len(seen["looks"]) == 3 and seen["looks"][0]["change"] > 1
     assert "stopped before step 1: the completions do not come from the policy" in seen["stopped"]

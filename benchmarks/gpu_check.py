@@ -197,18 +197,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--profile", default="", help="internal: try this profile")
     parser.add_argument("--quick", action="store_true", help="the demo and two steps, 10 minutes")
-    asked = parser.parse_args()
-    if asked.profile:
-        return try_profile(asked.profile)
+    options = parser.parse_args()
+    if options.profile:
+        return try_profile(options.profile)
     gpu = machine.gpu_in_use()
     if fault := machine.gpu_fault() or ("" if gpu else "no NVIDIA GPU is visible"):
         print(f"{fault}: run `make gpu-check` on a machine with one that CUDA 13 supports")
         return 2
     folder = runs_root() / "gpu-check"
     shutil.rmtree(folder, ignore_errors=True)  # of the check before
-    for profile in () if asked.quick else PROFILES:
+    for profile in () if options.quick else PROFILES:
         fetch(profile)
-    return check(QUICK if asked.quick else PARTS, folder, gpu)
+    return check(QUICK if options.quick else PARTS, folder, gpu)
 
 
 if __name__ == "__main__":

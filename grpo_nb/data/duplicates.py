@@ -40,7 +40,7 @@ COUNTS = frozenset(_COUNTS.split())
 
 
 def fingerprints(checked: Sequence[Checked], columns: bool = False) -> pd.DataFrame:
-    """What is compared: hashes of question, answer and words, and the MinHashes 0, 1, …
+    """Hold what is compared: hashes of question, answer and words, and the MinHashes 0, 1, …
 
     Args:
         checked: The rows.
@@ -73,7 +73,7 @@ def fingerprints(checked: Sequence[Checked], columns: bool = False) -> pd.DataFr
 
 @lru_cache(100_000)
 def _counts(word: str) -> bool:
-    """Whether a word is a number or an operator, so that another would make another problem."""
+    """Return whether a word is a number or an operator: another makes another problem."""
     if word.isalpha():
         return word in COUNTS or word[0].isnumeric()
     return unicodedata.category(word[-1])[0] != "M"  # a vowel of Hindi is a mark

@@ -67,8 +67,8 @@ def _unread(rows: Sequence[Row], preset: RewardSet, name: str) -> str:
     if 2 * full.sum() >= len(rows):
         return ""
     answer = rows[int(full.argmin())]["answer"]
-    said = f"the preset {name!r} cannot read these answers: the reference answer {answer!r}"
-    return f"{said} does not earn {first.__name__}"
+    problem = f"the preset {name!r} cannot read these answers: the reference answer {answer!r}"
+    return f"{problem} does not earn {first.__name__}"
 
 
 def proposal(config: RunConfig) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def proposal(config: RunConfig) -> dict[str, Any]:
 
 
 def _tried(config: RunConfig, settings: dict[str, Any], texts: list[str], kind: str) -> bool:
-    """Whether the rows can be used with these settings."""
+    """Return whether the rows can be used with these settings."""
     if kind == "json" and not all(text.lstrip()[:1] in "{[" for text in texts):
         return False  # a bare number or word is JSON, too
     if kind == "code" and not all("def " in text and plain_answer(text, kind) for text in texts):

@@ -79,7 +79,7 @@ def read_columns(config: DataConfig) -> tuple[DataConfig, list[str], Iterator[Ba
 
 
 def near_columns(column: str, names: Sequence[str]) -> list[str]:
-    """The names that may be meant by a column that is not there, the best first.
+    """Return the names that may be meant by a column that is not there, the best first.
 
     >>> near_columns("question", ["id", "prompt_text", "gold"]), near_columns("gld", ["id", "gold"])
     (['prompt_text'], ['gold'])
@@ -90,7 +90,7 @@ def near_columns(column: str, names: Sequence[str]) -> list[str]:
 
 
 def is_local(source: str) -> bool:
-    """Whether a source is a file of rows, there or not, and no built-in set, folder or hub name."""
+    """Return whether a source names a file of rows, and no built-in set, folder or hub name."""
     return source not in BUILT_IN and Path(source).suffix.lower() in READERS
 
 

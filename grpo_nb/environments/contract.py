@@ -63,7 +63,7 @@ def tool(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Call(NamedTuple):
-    """A call of a tool with its result or its error, and the type that the tool returned."""
+    """Hold a call of a tool with its result or error, and the type that the tool returned."""
 
     name: str
     arguments: dict[str, Any]

@@ -54,7 +54,7 @@ class Policy(NamedTuple):
 
     @property
     def folds_adapter(self) -> bool:
-        """Whether Unsloth adds the adapter to vLLM's weights, and does not hand it over as LoRA."""
+        """Return whether Unsloth adds the adapter to vLLM's weights instead of handing it over."""
         return self.vllm and hasattr(self.model.vllm_engine, "_unsloth_merged_rollout_wrapped")
 
     def live_adapter(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What rewards and an environment do: stored by stage 02, and compared before stage 03 trains.
+"""Store what rewards and an environment do in stage 02, and compare it before stage 03 trains.
 
 Scores may rest on what no hash of sources shows: a file that is read, a library, a server. So the
 same completions are scored again, and scripted policies play the same rows again.

@@ -203,7 +203,7 @@ def _report(run: Run) -> dict[str, Any]:
 
 
 def keeps_values(run: Run) -> bool:
-    """Whether what the rewards hold stayed the same in stage 02, and may be compared."""
+    """Return whether what the rewards hold stayed the same in stage 02, and may be compared."""
     return _report(run).get("rewards_values", True)
 
 

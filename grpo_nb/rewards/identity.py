@@ -1,4 +1,4 @@
-"""What a reward or an environment consists of, to notice that it is no longer what was tested.
+"""Describe what a reward or an environment consists of, to notice that it was changed.
 
 That is its file, the files of the project that this one imports or names, and the values that
 closures, defaults, options and attributes hold. What they do is compared in `reward_lab.behavior`.

@@ -1,4 +1,4 @@
-"""What a person's reward must not do to the process that calls it: end it, or never return."""
+"""Keep a person's reward from ending the process that calls it, and from never returning."""
 
 import ctypes
 import dis
@@ -12,7 +12,7 @@ AGAIN = 1.0  # [seconds] between two interruptions, of which a reward may catch 
 
 
 class TookTooLong(RuntimeError):
-    """A reward that was stopped at its limit."""
+    """Says that a reward was stopped at its limit."""
 
 
 class _Overdue(BaseException):
@@ -92,7 +92,7 @@ def contained(name: str) -> Iterator[None]:
 
 
 def _is_raised_by_code(error: BaseException) -> bool:
-    """Whether a `raise` statement raised it, and no signal."""
+    """Return whether a `raise` statement raised it, and no signal."""
     trace = error.__traceback__
     while trace and trace.tb_next:
         trace = trace.tb_next

@@ -1,4 +1,4 @@
-"""What a reward or a tool shares with the training: put back after each call of one.
+"""Put back what a reward or a tool shares with the training, after each call of one.
 
 A reward that seeds torch, say, would have the policy sample the same completions at every step.
 The call has random numbers of its own; what it does in threads that outlive it is not seen.

@@ -71,7 +71,7 @@ OTHERS = (
     Chart("gradient norm", ["grad_norm"]),
     Chart("learning rate", ["learning_rate"], ".2g"),
     Chart("step time [s]", SECONDS, ".2g"),
-    Chart("peak memory of a step [GiB]", ["memory_gib"], ".2f"),
+    Chart("peak memory [GiB]", ["memory_gib"], ".2f"),
     Chart("vLLM's difference [nats]", ["sampling/sampling_logp_difference/mean"], ".2g"),
 )
 

@@ -1,6 +1,6 @@
 """Faults in how vLLM samples for Unsloth's trainer: `undo = plant(trainer)`.
 
-For vllm_scenarios.py, and for the figures of benchmarks/vllm_faults.py.
+For vllm_scenarios.py, and for the figures of benchmarks/vllm_sampling.py.
 """
 
 import sys

@@ -202,7 +202,8 @@ def memory_now() -> tuple[int, int]:
 
 def asleep(trainer: "Trainer") -> int:
     """Return the bytes of vLLM's cache that torch counts as in use, although the engine sleeps."""
-    if not (trainer.use_vllm and trainer.args.vllm_enable_sleep_mode):
+    args = trainer.args
+    if not (trainer.use_vllm and args.vllm_enable_sleep_mode and args.vllm_mode == "colocate"):
         return 0
     from vllm.device_allocator.cumem import CuMemAllocator
 

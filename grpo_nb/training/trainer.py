@@ -6,9 +6,11 @@
 
 One step, in order, with the method of this class or of `callbacks.StepCallback` that has a part:
 
- 0. Every `train.guard_steps`: are the samples the policy's? `on_step_begin`, `guard`.
+ 0. Every `train.guard_steps`, and at the end: are the samples the policy's? `on_step_begin`,
+    `on_train_end`, `guard`.
  1. TRL samples a group for each prompt: `_generate`, `_generate_single_turn`. Where the task has
     an environment it runs the calls, and masks what tools say from the loss (its `tool_mask`).
+    vLLM's log-probabilities are compared with the policy's: `_generate_and_score_completions`.
  2. The rewards score the completions: `_timed`, `_calculate_rewards`. TRL makes the advantages.
  3. Forward and backward of each micro-batch: `training_step`, `_get_per_token_logps_and_entropies`.
  4. An update that is not finite, or learns from no score, is left out: `on_pre_optimizer_step`.

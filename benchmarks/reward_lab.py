@@ -25,12 +25,13 @@ from grpo_nb.views import RewardLab
 TIMES = 5
 
 
-def seconds(action: Callable[[], object]) -> float:
-    """Median of TIMES calls."""
+def seconds(action: Callable[[], object], wait: Callable[[], object] = int) -> float:
+    """Median of TIMES calls, each with what it waits for."""
     spent = []
     for _ in range(TIMES):
         started = time.perf_counter()
         action()
+        wait()
         spent.append(time.perf_counter() - started)
     return statistics.median(spent)
 
@@ -55,13 +56,14 @@ def main() -> None:
     lab = RewardLab(rewards, tried, rows, stage)
     texts = iter(f"<answer>{number}</answer>" for number in range(TIMES))
     weights = iter(number / 8 for number in range(1, TIMES + 1))
+    wait = lab.actions.join
     figures = {
         "rollouts sampled, model loaded": time.perf_counter() - started,
         "rollouts read from their cache": seconds(lambda: baseline.sample(run, rows[:64], config)),
         "512 completions scored and shown": seconds(lambda: lab.use(rewards)),
-        "one completion edited": seconds(lambda: setattr(lab.text, "value", next(texts))),
-        "one slider moved": seconds(lambda: setattr(lab.sliders[0], "value", next(weights))),
-        "linter, probes and references": seconds(lab.run.click),
+        "one completion edited": seconds(lambda: setattr(lab.text, "value", next(texts)), wait),
+        "one slider moved": seconds(lambda: setattr(lab.sliders[0], "value", next(weights)), wait),
+        "linter, probes and references": seconds(lab.run.click, wait),
     }
     for what, spent in figures.items():
         print(f"{what:<34}{spent:8.3f} s")

@@ -4,10 +4,12 @@ import contextlib
 import html
 import re
 import time
+from pathlib import Path
 
 import pytest
 from hackable import ROWS
-from test_widgets import lab  # noqa: F401 (a fixture)
+from stub_trials import until
+from test_widgets import click, lab  # noqa: F401 (a fixture)
 from trainings import make_run, trainer_of
 
 from grpo_nb.rewards import call, load_rewards
@@ -81,7 +83,7 @@ def test_ctrl_c_is_no_fault_of_the_reward():
             signal.signal(signal.SIGINT, before)
 
 
-def until(end):
+def wait(end):
     while time.perf_counter() < end:
         pass
 
@@ -89,20 +91,81 @@ def until(end):
 def test_a_call_that_ends_at_its_limit_is_left_alone_afterwards():
     for _ in range(500):
         with contextlib.suppress(TookTooLong):
-            limited("mine", 0.001, until, time.perf_counter() + 0.001)
+            limited("mine", 0.001, wait, time.perf_counter() + 0.001)
     assert sum(range(1000)) == 499500
 
 
 def test_the_labs_page_goes_on_after_a_loop(lab):  # noqa: F811
     lab.stage.change({"rewards.seconds": 0.2})
     lab.code.value = TRLS.format(LOOP)
-    lab.run.click()
+    click(lab, lab.run)
     shown = html.unescape(lab.errors.value)
     assert "line 3 (def mine(completions, **columns):): reward mine took more than 0.2" in shown
     assert lab.status.value == "" and not lab.run.disabled
     lab.code.value = ""
-    lab.run.click()
+    click(lab, lab.run)
     assert lab.errors.value == "" and ROWS
+
+
+BEGIN = "open('begun', 'w').close()"
+CAUGHT = """for _ in range(2):
+        try:
+            while True: pass
+        except: pass"""
+PARALLEL = LIFTED.replace("reward()", "reward(parallel=True)")
+ENDLESS = {  # a text, and the name of what runs when it is stopped
+    "a batch": (TRLS.format(f"{BEGIN}\n    {LOOP}"), "mine"),
+    "one completion": (LIFTED.format(f"{BEGIN}\n    {LOOP}"), "mine"),
+    "in threads": (PARALLEL.format(f"{BEGIN}\n    {LOOP}"), "mine"),
+    "async": ("async " + TRLS.removeprefix(HEAD).format(f"{BEGIN}\n    {LOOP}"), "mine"),
+    "caught": (TRLS.format(f"{BEGIN}\n    {CAUGHT}"), "mine"),
+    "slow": (LIFTED.format(f"{BEGIN}\n    import time; time.sleep(0.3)"), "mine"),
+    "the text itself": (f"{BEGIN}\n{LOOP}", "mine.py"),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_the_labs_page_stops_what_never_ends_and_names_it(lab, kind, tmp_path, monkeypatch):  # noqa: F811
+    """This thread is the kernel's: it is free while the reward runs, and presses the button."""
+    monkeypatch.chdir(tmp_path)
+    before, folder = lab.view.value, [*lab.stage.run.path.rglob("*")]
+    lab.stage.change({"rewards.seconds": 600})
+    lab.code.value, name = ENDLESS[kind]
+    for button in (lab.run, lab.adopt):
+        button.click()
+        until(Path("begun").exists, 10)
+        assert "Running: " in lab.status.value and lab.run.disabled
+        lab.stop.click()
+        until(lambda: not lab.actions.unfinished_tasks, 10)
+        assert f">Stopped while {name} was running<" in lab.status.value
+        assert (lab.errors.value, lab.view.value) == ("", before)
+        assert lab.stop.disabled and not lab.run.disabled
+        Path("begun").unlink()
+    assert not (lab.stage.run / "rewards").exists() and folder == [], "nothing is adopted"
+    lab.code.value = TRLS.format("pass")
+    click(lab, lab.run)
+    assert "mine × 1" in lab.view.value and "FAILED" in lab.status.value
+
+
+@pytest.mark.parametrize("line", ["raise KeyboardInterrupt", "raise GeneratorExit"])
+def test_whatever_is_raised_the_labs_thread_goes_on(lab, line):  # noqa: F811
+    for text in (line, TRLS.format(line)):
+        lab.code.value = text
+        click(lab, lab.run)
+        assert line.split()[1] in lab.errors.value
+    lab.code.value = ""
+    click(lab, lab.run)
+    assert lab.errors.value == "" and "PASSED" in lab.status.value
+
+
+def test_an_edit_that_waits_for_a_reward_stays_at_its_completion(lab):  # noqa: F811
+    lab.code.value = LIFTED.format("import time; time.sleep(0.02)")
+    lab.run.click()
+    lab.text.value = "an edit"
+    lab.prompt.value = 1
+    lab.actions.join()
+    assert lab.completions_P_G[0][0] == "an edit" != lab.completions_P_G[1][0]
+    assert lab.table["completion"][0] == "an edit" and lab.text.value == lab.completions_P_G[1][0]
 
 
 def test_a_training_ends_with_an_error_that_names_the_reward(runs_dir, tmp_path):

@@ -33,17 +33,27 @@ def samples_of(row):
     return [Sample(RIGHT.format(row["answer"]), 20, False), wrong, wrong, Sample("7", 2, True)]
 
 
+def click(lab, button):
+    button.click()
+    lab.actions.join()
+
+
+def put(lab, control, value):
+    control.value = value
+    lab.actions.join()
+
+
 def advantage(lab, number):
     return lab.table["advantage"][lab.prompt.value * 4 + number]
 
 
 def test_a_slider_moves_totals_and_advantages(lab):
     before = lab.table["total"][0], advantage(lab, 3)
-    lab.sliders[1].value = 0.5
+    put(lab, lab.sliders[1], 0.5)
     assert lab.table["total"][0] == before[0] + 0.25
     assert advantage(lab, 3) < before[1]
     assert "× 0.5<" in lab.view.value
-    lab.sliders[0].value = 0
+    put(lab, lab.sliders[0], 0)
     assert lab.weights == [0.0, 0.5, 0.25, 0.125]
     assert lab.table["total"].tolist()[:2] == [0.875, 0.875]
     assert lab.table["numeric_correctness_reward"][0] == 1, "it is still scored"
@@ -56,23 +66,24 @@ def test_sliders_of_unlike_weights_stand_in_unlike_places(lab):
 
 def test_a_group_without_signal_is_marked(lab):
     for number in range(4):
-        lab.number.value = number
-        lab.text.value = "the same"
+        put(lab, lab.number, number)
+        put(lab, lab.text, "the same")
     assert "zero advantage" in lab.view.value
     assert lab.summary.value.startswith("2 of 3 groups have advantages")
 
 
 def test_an_edited_completion_is_scored_survives_a_look_at_another_and_can_be_undone(lab):
     expected = lab.baseline.rows[1]["answer"]
-    lab.prompt.value, lab.number.value = 1, 3
-    lab.text.value = f"<answer>{expected}</answer>"
+    put(lab, lab.prompt, 1)
+    put(lab, lab.number, 3)
+    put(lab, lab.text, f"<answer>{expected}</answer>")
     assert lab.table["numeric_correctness_reward"][7] == 1
     assert lab.table["total"][:4].tolist() == lab.table["total"][8:].tolist(), "others are left"
-    lab.number.value = 1
-    lab.number.value = 3
+    put(lab, lab.number, 1)
+    put(lab, lab.number, 3)
     assert lab.text.value == f"<answer>{expected}</answer>"
     assert lab.baseline.completions_P_G[1][3] == "7", "the baseline is not touched"
-    lab.original.click()
+    click(lab, lab.original)
     assert lab.text.value == "7"
     assert lab.table["numeric_correctness_reward"][7] == 0
 
@@ -80,10 +91,10 @@ def test_an_edited_completion_is_scored_survives_a_look_at_another_and_can_be_un
 def test_probes_run_on_what_is_shown_and_no_click_comes_between(lab):
     taken = []
     lab.report.observe(lambda _: taken.append((lab.run.disabled, lab.adopt.disabled)), "value")
-    lab.run.click()
+    click(lab, lab.run)
     assert "PASSED" in lab.status.value and "every number 0-100" in lab.report.value
-    lab.sliders[0].value = 0
-    lab.run.click()
+    put(lab, lab.sliders[0], 0)
+    click(lab, lab.run)
     assert "FAILED" in lab.status.value and lab.weights[0] == 0
     assert set(taken) == {(True, True)} and not (lab.run.disabled or lab.adopt.disabled)
 
@@ -102,14 +113,14 @@ def brief(response: str) -> float:
 
 def test_rewards_written_in_the_box_are_scored_and_probed(lab, capsys):
     lab.code.value = MINE
-    lab.run.click()
+    click(lab, lab.run)
     assert (lab.errors.value, capsys.readouterr().out) == ("", "")
     assert lab.table["right"].tolist() == [2, 0, 0, 0] * 3
     assert lab.weights == [1, 1] and "brief × 1<" in lab.view.value
     blamed = "FAILED, so training is refused: attack 'several answers': `right` pays 2.00 of the"
     assert blamed in html.unescape(lab.status.value) and "every number 0-100" in lab.report.value
     lab.code.value = "# nothing"
-    lab.run.click()
+    click(lab, lab.run)
     assert len(lab.sliders) == 4 and "PASSED" in lab.status.value
     assert not (lab.stage.run / "rewards").exists(), "nothing is adopted"
 
@@ -125,7 +136,7 @@ def test_a_page_says_at_its_top_that_another_process_holds_the_run(runs_dir):
     with held("lab"):
         note, opened = open_lab("lab").children
         assert "paste them into the cell of rewards" in note.value
-        opened.adopt.click()
+        click(opened, opened.adopt)
         assert "is in use by another process" in opened.errors.value
 
 
@@ -146,11 +157,11 @@ FAULTS = {  # what is said of a text, once it is escaped
 @pytest.mark.parametrize("said", FAULTS)
 def test_what_is_wrong_with_the_box_is_one_sentence_with_its_line(lab, said):
     lab.code.value = FAULTS[said]
-    lab.run.click()
+    click(lab, lab.run)
     shown = html.unescape(lab.errors.value.partition("<details>")[0]).partition("'alert'>")[2]
     assert shown.startswith(said)
     assert "\n" not in shown and "Traceback" not in shown
     assert len(lab.sliders) == 4, "the rewards stay as they were"
     lab.code.value = ""
-    lab.run.click()
+    click(lab, lab.run)
     assert lab.errors.value == ""

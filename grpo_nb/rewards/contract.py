@@ -18,6 +18,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -94,7 +95,9 @@ class Reward:
         # Of several processes that train, each has a share of the cores.
         known = hasattr(os, "sched_getaffinity")
         cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
-        return list(_pool(cores, os.getpid()).map(self._scored, rows))
+        context = copy_context()  # its `limits.stop` is that of this thread
+        threads = _pool(cores, os.getpid())
+        return list(threads.map(lambda row: context.copy().run(self._scored, row), rows))
 
     def _rows(self, completions, prompts, columns) -> list[tuple[int, str, dict]]:
         """(number, response, {column: value}) of each completion, checked before any is scored."""
@@ -233,7 +236,8 @@ def call(
         if inspect.isawaitable(scores):
             # A notebook's event loop is already running: another thread gets a loop of its own.
             with ThreadPoolExecutor(1) as pool:
-                scores = pool.submit(asyncio.run, scores).result()
+                awaited = (limited, name, math.inf, asyncio.run, scores)
+                scores = pool.submit(copy_context().run, *awaited).result()
         if hasattr(scores, "__iter__"):
             return list(scores)
     raise ValueError(

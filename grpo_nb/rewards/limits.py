@@ -3,16 +3,23 @@
 import ctypes
 import dis
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 LIMIT = "seconds_per_completion"  # the attribute of a person's reward
-AGAIN = 1.0  # [seconds] between two interruptions, of which a reward may catch the first
+LOOK = 0.1  # [seconds] between two looks at the clock, and two interruptions once it is over
+stop: ContextVar[threading.Event] = ContextVar("stop", default=threading.Event())  # noqa: B039
 
 
 class TookTooLong(RuntimeError):
     """Says that a reward was stopped at its limit."""
+
+
+class Stopped(BaseException):
+    """Names what ran when `stop` was set; no `except Exception` on its way keeps it back."""
 
 
 class _Overdue(BaseException):
@@ -22,26 +29,26 @@ class _Overdue(BaseException):
 def limited(
     name: str, seconds: float, func: Callable[..., Any], /, *arguments: Any, **columns: Any
 ) -> Any:
-    """Call a reward and return its result, unless it takes too long; 0 seconds is no limit.
+    """Call a reward and return its result, unless it takes too long or `stop` is set meanwhile.
 
     A loop in Python code is stopped. One in C code (a regular expression, numpy) is not, and
-    neither is a reward that waits for another thread.
+    neither is a reward that waits for another thread. With 0 seconds nothing is interrupted: what
+    is called ends by itself, and then `stop` counts.
 
     Raises:
         TookTooLong: The call took longer.
+        Stopped: Another thread has set `stop`.
     """
-    if not seconds:
-        return func(*arguments, **columns)
     thread, over, lock = ctypes.c_ulong(threading.get_ident()), threading.Event(), threading.RLock()
-    interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    interrupt, request = ctypes.pythonapi.PyThreadState_SetAsyncExc, stop.get()
+    deadline = time.monotonic() + seconds
 
     def watch() -> None:
-        wait = seconds
-        while not over.wait(wait):
+        while not over.wait(min(LOOK, seconds)):
             with lock:
-                if not over.is_set():
+                due = request.is_set() or time.monotonic() >= deadline
+                if due and not over.is_set():
                     interrupt(thread, ctypes.py_object(_Overdue))
-            wait = AGAIN
 
     def end() -> None:
         with lock:
@@ -50,13 +57,19 @@ def limited(
 
     # No `with` around the call: the interruption may arrive anywhere before `end` is through.
     try:
-        threading.Thread(target=watch, daemon=True, name="limit of a reward").start()
+        if seconds:
+            threading.Thread(target=watch, daemon=True, name="limit of a reward").start()
         try:
-            return func(*arguments, **columns)
+            result = func(*arguments, **columns)
         finally:
             end()
+        if request.is_set():  # the reward may have caught the interruption
+            raise _Overdue
+        return result
     except _Overdue:
         end()
+        if request.is_set():
+            raise Stopped(name) from None
         raise TookTooLong(
             f"reward {name} took more than {seconds:g} seconds and was stopped: look for a loop "
             "that never ends, or raise rewards.seconds"

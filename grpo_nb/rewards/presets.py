@@ -22,7 +22,7 @@ from grpo_nb.rewards import code, correctness, format, length, style
 from grpo_nb.rewards.combine import Adaptive, gated, is_async
 from grpo_nb.rewards.contract import Reward, declared_range
 from grpo_nb.rewards.forms import TAGS, Form, find
-from grpo_nb.rewards.limits import LIMIT
+from grpo_nb.rewards.limits import LIMIT, limited
 from grpo_nb.runs import PROJECT_ROOT, refuse_unknown
 from grpo_nb.runs.files import read_yaml
 from grpo_nb.runs.settings import RewardsConfig
@@ -309,7 +309,7 @@ def load_source(path: Path, text: str | None = None, ends: bool = True) -> Modul
     module.__file__ = str(path)
     sys.modules[name] = module  # dataclasses look it up there
     try:
-        exec(compile(text, str(path), "exec"), vars(module))
+        limited(path.name, math.inf, exec, compile(text, str(path), "exec"), vars(module))
     except (Exception, SystemExit) as error:  # a user's file may raise anything
         lines = [
             f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)

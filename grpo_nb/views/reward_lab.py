@@ -2,9 +2,11 @@
 
 import html
 import io
+import threading
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
+from queue import Queue
 
 import ipywidgets as w
 
@@ -13,12 +15,12 @@ from grpo_nb.models import chat
 from grpo_nb.reward_lab import Bench, Verdict, bench_of, judge
 from grpo_nb.reward_lab import baseline as baselines
 from grpo_nb.reward_lab.baseline import Baseline
-from grpo_nb.rewards import load_rewards
+from grpo_nb.rewards import limits, load_rewards
 from grpo_nb.runs import NOTEBOOKS, Run, Stage, checks, resolve_stages
 from grpo_nb.runs.config import of_stage
 from grpo_nb.views import tables
 from grpo_nb.views.environment_lab import EnvironmentLab
-from grpo_nb.views.widgets import ALERT, WIDE, View
+from grpo_nb.views.widgets import ALERT, WIDE, View, in_order
 
 WEIGHT_STEP = 1 / 16  # a power of two, so that TRL's count of zero-advantage groups is exact
 EXAMPLE = r"""Paste the rewards of a TRL script, or write your own. These pass the test:
@@ -48,7 +50,8 @@ them into the cell of rewards there and run it; or shut that kernel down, and th
 class RewardLab(View):
     """Shows rewards and what the baseline rollouts earn from them, one group at a time.
 
-    A weight of 0 turns a reward off.
+    A weight of 0 turns a reward off. What is clicked and typed is handled in a thread, in order, so
+    that *Stop* works meanwhile, and cells can run; `actions.join()` waits for the end of it.
 
     Args:
         bench: Rewards and weights to start with.
@@ -57,17 +60,30 @@ class RewardLab(View):
         stage: Stage 02, whose settings the attacks need.
     """
 
+    shown_errors = BaseException  # a reward may raise anything, and the thread has to go on
+
     def __init__(self, bench: Bench, baseline: Baseline, rows: list[dict], stage: Stage) -> None:
         super().__init__()
         self.bench, self.baseline, self.rows, self.stage = bench, baseline, rows, stage
-        self.completions_P_G = baseline.completions_P_G
+        self.completions_P_G, self.place = baseline.completions_P_G, (0, 0)
         self.group_size = len(self.completions_P_G[0])
         self.verdict: Verdict | None = None
         self.shown_source = reward_lab.source_of(stage)  # the text whose rewards are shown
+        self.actions: Queue[Callable[[], None]] = Queue()
         self._make_controls()
         self.on(self._show_text, self.prompt, self.number)
         self.on(self._edit, self.text)
-        self.guard(lambda: self.use(bench))
+        super().guard(lambda: self.use(bench))
+        threading.Thread(target=self._work, daemon=True, name="Reward Lab").start()
+
+    def guard(self, action: Callable[[], None], *_: object) -> None:
+        """Have the action run after those before it; an exception is shown in `errors`."""
+        self.actions.put(action)
+
+    def _work(self) -> None:
+        while True:
+            super().guard(self.actions.get())
+            self.actions.task_done()
 
     def _make_controls(self) -> None:
         rows = enumerate(self.baseline.rows)
@@ -77,13 +93,19 @@ class RewardLab(View):
         self.code.value = self.shown_source
         self.run = self.button("Run", "Score the completions and run the attacks", self._run)
         self.adopt = self.button("Adopt", "Use these rewards in notebook 3", self._adopt)
+        self.request = threading.Event()  # set by *Stop*, for the action that runs
+        self.stop = w.Button(description="Stop", tooltip="End the reward that runs", layout=WIDE)
+        self.stop.disabled = True
+        self.stop.on_click(lambda _: self.request.set())
+        in_order(self.stop)
         self.prompt = w.Dropdown(options=questions, description="Prompt", layout=WIDE)
         self.number = w.Dropdown(options=numbers, description="Completion")
         style = {"layout": WIDE, "continuous_update": False}
         self.text = w.Textarea(description="Edit", rows=4, **style)
         self.original = self.button("Reset", "Undo the edit", self._restore)
         self.status, self.view, self.summary, self.report = (w.HTML() for _ in range(4))
-        self.editor = [self.code, w.HBox([self.run, self.adopt]), self.errors, self.status]
+        row = w.HBox([self.run, self.stop, self.adopt])
+        self.editor = [self.code, row, self.errors, self.status]
         self.children = self.editor
 
     @property
@@ -91,7 +113,7 @@ class RewardLab(View):
         """The current weight of each reward, from the sliders."""
         return [slider.value for slider in self.sliders]
 
-    def sentence(self, error: Exception) -> str:
+    def sentence(self, error: BaseException) -> str:
         """Explain what is wrong with the rewards in the box, and in which line."""
         return reward_lab.fault(error, self.code.value)
 
@@ -116,20 +138,29 @@ class RewardLab(View):
         self._show_text()
 
     def _run(self) -> None:
-        self._busy(self._judge)
+        self._busy(self._judge, "", self.run, self.adopt)
 
     def _adopt(self) -> None:
-        self._busy(self._hand_on)
+        self._busy(self._hand_on, "", self.run, self.adopt)
 
-    def _busy(self, action: Callable[[], None]) -> None:
-        """Run the action, and meanwhile say so on the page."""
+    def _busy(self, action: Callable[[], None], after: str, *buttons: w.Button) -> None:
+        """Run the action with these buttons disabled, and meanwhile say so, and offer *Stop*.
+
+        Unless the action changes the status line, it is `after` in the end.
+        """
         limit = f"a reward is stopped after {self.stage.config.rewards.seconds:g} s a completion"
         self.status.value = running = f"<span role='status'>Running: {limit}</span>"
+        self.request = threading.Event()
+        limits.stop.set(self.request)
+        self.stop.disabled = False
         try:
-            self.alone(action, self.run, self.adopt)
+            self.alone(action, *buttons)
+        except limits.Stopped as name:
+            self._say(f"Stopped while {name} was running")
         finally:
+            self.stop.disabled = True
             if self.status.value == running:
-                self.status.value = ""
+                self.status.value = after
 
     def _score(self) -> tuple[Bench, list[dict], Baseline, Stage]:
         """Load the rewards in the box if they changed; return the arguments of `judge`."""
@@ -158,30 +189,36 @@ class RewardLab(View):
         self._show()
 
     def _show_text(self) -> None:
-        self.text.value = self.completions_P_G[self.prompt.value][self.number.value]
+        self.place = prompt, number = self.prompt.value, self.number.value
+        self.text.value = self.completions_P_G[prompt][number]
         self._show()
 
     def _restore(self) -> None:
-        self.text.value = self.baseline.completions_P_G[self.prompt.value][self.number.value]
+        prompt, number = self.place
+        self.text.value = self.baseline.completions_P_G[prompt][number]
 
     def _edit(self) -> None:
         """Score the group again with the edited text."""
-        group = self.completions_P_G[self.prompt.value]
-        if group[self.number.value] == self.text.value:
-            return
-        group[self.number.value] = self.text.value
-        scored = self.bench.table([self.baseline.rows[self.prompt.value]], [group])
+        prompt, number = self.place
+        if self.completions_P_G[prompt][number] != self.text.value:
+            self.completions_P_G[prompt][number] = self.text.value
+            self._busy(self._score_group, self.status.value)
+
+    def _score_group(self) -> None:
+        prompt = self.place[0]
+        rows, groups = [self.baseline.rows[prompt]], [self.completions_P_G[prompt]]
+        scored = self.bench.table(rows, groups)
         scored.index = self._lines()
         self.table.loc[scored.index, scored.columns] = scored
         self._reweigh()
 
     def _lines(self) -> range:
-        start = self.prompt.value * self.group_size
+        start = self.place[0] * self.group_size
         return range(start, start + self.group_size)
 
     def _show(self) -> None:
         group = self.table.loc[list(self._lines())]
-        self.view.value = tables.score_sheet(group, self.bench.preset, self.number.value)
+        self.view.value = tables.score_sheet(group, self.bench.preset, self.place[1])
         signal = self.table["signal"].to_numpy()[:: self.group_size]
         self.summary.value = (
             f"{signal.sum()} of {len(signal)} groups have advantages · mean total "

@@ -18,6 +18,8 @@ ALERT = "border-left: 4px solid #d33; padding-left: 8px; white-space: pre-wrap; 
 class View(w.VBox):
     """A widget that shows its callbacks' exceptions in `errors`, with a collapsed traceback."""
 
+    shown_errors: type[BaseException] = Exception
+
     def __init__(self) -> None:
         super().__init__()
         self.errors = w.HTML()
@@ -30,14 +32,14 @@ class View(w.VBox):
         self.errors.value = ""
         try:
             action()
-        except Exception as error:
+        except self.shown_errors as error:
             message, trace = map(html.escape, (self.sentence(error), traceback.format_exc()))
             self.errors.value = (
                 f"<div style='{ALERT}'><span role='alert'>{message}</span>"
                 f"<details><summary>traceback</summary><pre>{trace}</pre></details></div>"
             )
 
-    def sentence(self, error: Exception) -> str:
+    def sentence(self, error: BaseException) -> str:
         """Return the message that is shown for an exception."""
         return f"{type(error).__name__}: {error}"
 
@@ -45,13 +47,13 @@ class View(w.VBox):
         """Call the action whenever the value of a control changes."""
         for control in controls:
             control.observe(partial(self.guard, action), "value")
-            _in_order(control)
+            in_order(control)
 
     def button(self, label: str, tooltip: str, action: Callable[[], None]) -> w.Button:
         """Return a button that calls the action."""
         button = w.Button(description=label, tooltip=tooltip, layout=WIDE)
         button.on_click(partial(self.guard, action))
-        _in_order(button)
+        in_order(button)
         return button
 
     def code_box(self, label: str, hint: str, rows: int) -> w.Textarea:
@@ -62,7 +64,7 @@ class View(w.VBox):
         look = {"rows": rows, "placeholder": hint, "layout": WIDE, "continuous_update": False}
         box = w.Textarea(description=label, **look)
         box.add_class("code-box")
-        _in_order(box)
+        in_order(box)
         return box
 
     def alone(self, action: Callable[[], None], *buttons: w.Button) -> None:
@@ -80,7 +82,7 @@ class View(w.VBox):
                 button.disabled = False
 
 
-def _in_order(control: w.Widget) -> None:
+def in_order(control: w.Widget) -> None:
     """Have the control's messages handled in the order in which the browser sends them.
 
     By default ipykernel 7.4 gives each message to the thread that last wrote to the control, so

@@ -34,6 +34,10 @@ MINE = """def right(completions, answer, **kwargs):
 def brief(response: str) -> float:
     return float(len(response) <= 80)
 """
+ENDLESS = """def endless(completions, **kwargs):
+    while True:
+        pass
+"""
 HOLD = "from grpo_nb.runs import start_stage\nstage = start_stage('02', 'demo')"
 EXACT = "reward_funcs = [rewards.numeric_correctness_reward]"
 
@@ -44,7 +48,8 @@ def run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("runs")))
         patch.setenv("OMP_NUM_THREADS", "1")
-        write_json(Run("demo") / "settings.json", {"rewards.baseline_prompts": 4})
+        chosen = {"rewards.baseline_prompts": 4, "rewards.seconds": 600}
+        write_json(Run("demo") / "settings.json", chosen)
         yield Run("demo")
 
 
@@ -91,6 +96,22 @@ def write(lab, code, button):
     lab.get_by_role("button", name=button, exact=True).click()
 
 
+def stop_and_go_on(lab):
+    """Stop a reward that never ends, twice, and run others at once."""
+    stop, shown = lab.get_by_role("button", name="Stop", exact=True), lab.get_by_role("status")
+    expect(stop).to_be_disabled()
+    for button in ("Run", "Adopt"):
+        write(lab, ENDLESS, button)
+        expect(shown).to_contain_text("Running: a reward is stopped after 600 s")
+        stop.click()
+        expect(shown).to_have_text("Stopped while endless was running", timeout=10_000)
+        expect(stop).to_be_disabled()
+        expect(lab.get_by_role("alert")).to_have_count(0)
+    write(lab, MINE, "Run")
+    expect(lab.locator(".sheet th").nth(3)).to_have_text("right × 1", timeout=SLOW)
+    expect(shown).to_contain_text("FAILED", timeout=SLOW)
+
+
 @pytest.fixture(scope="module")
 def page(app, browser):
     """The app's page, as it is opened first."""
@@ -108,6 +129,11 @@ def test_the_app_asks_for_the_token_and_shows_the_lab(app, browser, page):
     expect(page.get_by_role("heading")).to_have_text(re.compile("^The Reward Lab of run demo"))
     box = page.get_by_role("textbox", name="Rewards").bounding_box()
     assert box["y"] < 200, "at the top"
+
+
+def test_a_reward_that_never_ends_is_stopped_on_the_page(run, page):
+    stop_and_go_on(reward_lab(page))
+    assert run.status("02") == "not started", "nothing is adopted"
 
 
 def test_a_reward_is_written_run_and_adopted_on_the_page(run, app, browser, page):
@@ -173,6 +199,13 @@ def test_weights_and_completions_are_changed_by_the_keyboard_and_judged(lab):
     expect(lab.get_by_role("status")).to_contain_text("in total, and a wrong completion earns")
     lab.get_by_role("button", name="Reset").click()
     expect(chosen.nth(1)).not_to_contain_text("no answer and no tags")
+
+
+def test_a_reward_that_never_ends_is_stopped_in_the_notebook(lab):
+    stop_and_go_on(lab)
+    write(lab, "", "Run")
+    expect(lab.get_by_role("slider")).to_have_count(4, timeout=SLOW)
+    expect(lab.get_by_role("button", name="Run", exact=True)).to_be_enabled(timeout=SLOW)
 
 
 def test_it_reads_in_either_theme(lab):

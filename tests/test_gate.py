@@ -2,10 +2,14 @@
 
 import ast
 import json
+import os
 import random
 import re
+import shutil
+import signal
 import subprocess
 import sys
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -18,7 +22,8 @@ from grpo_nb.models import Sample
 from grpo_nb.reward_lab import baseline, behavior, bench_of
 from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.rewards.identity import describe
-from grpo_nb.runs import Stage, project_path, start_stage
+from grpo_nb.runs import Run, Stage, project_path, start_stage
+from grpo_nb.runs import directory
 from grpo_nb.views.reward_lab import EXAMPLE
 
 SMALL = {"data.max_rows": 24}
@@ -466,6 +471,70 @@ def test_a_box_that_is_emptied_hands_the_preset_on_and_one_that_fails_changes_no
     assert reward_lab.hand_on(*given, "").passed
     assert lab.stage.config.rewards.preset == "math" and reward_lab.source_of(lab.stage) == ""
     assert reward_lab.check(lab.run, MATH)
+
+
+BOTH = EXACT.replace("]", ", rewards.soft_format_reward]")
+
+
+def tree(run):
+    """{path: content} of what the run holds, without locks and what a killed write leaves."""
+    files = [path for path in run.path.rglob("*") if path.is_file()]
+    relatives = {path.relative_to(run.path): path.read_bytes() for path in files}
+    return {path: content for path, content in relatives.items() if "/." not in f"/{path}"}
+
+
+def killed_at(number, folder, action):
+    """Fork; the fork is killed at its write of this number into the folder. Return whether it was.
+
+    A write is whatever changes the folder: to open a file for it, a new folder, to rename, remove.
+    """
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    directory._locks.clear()  # a process has its own
+    left = iter(range(number, -1, -1))
+    changes = ("os.rename", "os.remove", "os.mkdir", "os.rmdir")
+
+    def audit(event, arguments):
+        writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & 3
+        inside = (writes or event in changes) and str(arguments[0]).startswith(str(folder))
+        if inside and next(left) == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(audit)
+    try:
+        action()
+    except BaseException:
+        traceback.print_exc()
+    os._exit(0)
+
+
+def test_an_adoption_that_is_killed_at_any_write_is_as_before_or_as_after(lab, tmp_path_factory):
+    given, copy = (BENCH, lab.rows[:2], lab.baseline, lab.stage), tmp_path_factory.mktemp("copy")
+    reward_lab.hand_on(*given, EXACT)
+    before, number, outcomes = tree(lab.run), 0, []
+    shutil.copytree(lab.run.path, copy / "gate")
+    while killed_at(number, lab.run.path, lambda: reward_lab.hand_on(*given, BOTH, [1, 0.125])):
+        run = Run("gate")
+        outcomes.append(tree(run) == before)
+        if not outcomes[-1]:
+            assert run.status("02") == "done", number
+            config = start_stage("03", "gate").config.rewards
+            chosen = load_preset(config.preset, config.reward_weights)
+            assert reward_lab.check(run, chosen) and chosen.reward_weights == [1, 0.125]
+            run.lock().release(force=True)
+        shutil.rmtree(run.path)
+        shutil.copytree(copy / "gate", run.path)
+        number += 1
+    assert outcomes == sorted(outcomes, reverse=True) and set(outcomes) == {True, False}
+    assert number > 20 and tree(lab.run) != before and not (lab.run / ".undo").exists()
+    shutil.rmtree(lab.run.path)
+    shutil.copytree(copy / "gate", lab.run.path)
+    assert killed_at(number - 3, lab.run.path, lambda: reward_lab.hand_on(*given, BOTH))
+    again = 0
+    while killed_at(again, lab.run.path, lambda: Run("gate")):  # what is put back
+        again += 1
+    assert again > 10 and tree(Run("gate")) == before
+    assert not (lab.run / ".undo").exists() and not lab.run.in_use(".lock")
 
 
 HISTORY = """import json, sys

@@ -111,12 +111,13 @@ def hand_on(
     text, own = _compose(bench, rows, baseline, stage, source)
     changed = bool(weights) and list(weights) != own.reward_weights
     other_weights = ", ".join(f"{weight:g}" for weight in weights) if changed else ""
-    started = start_stage("02", stage.run.name, of_stage("02", flatten(stage.config)))
-    bench = bench._replace(preset=_keep(started, text, other_weights))
+    with stage.run.whole_or_undone():
+        started = start_stage("02", stage.run.name, of_stage("02", flatten(stage.config)))
+        bench = bench._replace(preset=_keep(started, text, other_weights))
+        verdict = judge(bench, rows, baseline, started)
+        save(started.run, bench, verdict)
+        started.finish("rewards")
     stage.config = started.config
-    verdict = judge(bench, rows, baseline, started)
-    save(started.run, bench, verdict)
-    started.finish("rewards")
     return verdict
 
 

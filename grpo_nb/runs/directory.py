@@ -8,8 +8,10 @@ one is missing, has failed, or has changed since.
 import fcntl
 import json
 import os
+import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,8 @@ NOTEBOOKS = {
     "03": "03_train_grpo",
     "04": "04_merge_and_infer",
 }
+UNDO = ".undo"  # copies of what an adoption changes; they are here until the adoption is whole
+ADOPTED = ("*.json", "*.yaml", "rewards/**/*")
 _locks: dict[Path, FileLock] = {}
 
 
@@ -67,6 +71,9 @@ class Run:
         self.name = name
         self.path = runs_root() / name
         self.one_page = False  # whether one notebook, the quickstart, holds every stage
+        if (self / UNDO).exists() and not self.in_use(".lock"):  # an adoption was killed
+            self._put_back()
+            self.lock().release(force=True)
 
     def __truediv__(self, relative: str) -> Path:
         return self.path / relative
@@ -107,6 +114,44 @@ class Run:
         except OSError as error:
             raise RuntimeError(disk_error(path, error)) from None
         return lock
+
+    @contextmanager
+    def whole_or_undone(self) -> Iterator[None]:
+        """Restore rewards, settings and manifest unless `Stage.finish` is called in the block.
+
+        If this process is killed before, they are restored when the run is next looked at.
+        """
+        held = self / ".lock" in _locks and _locks[self / ".lock"].is_locked
+        self.lock()
+        with atomic_path(self / UNDO) as copy:
+            copy.mkdir()
+            for relative in _adopted(self.path):
+                (copy / relative).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(self / relative, copy / relative)
+        try:
+            yield
+        except BaseException:
+            self._put_back()
+            if not held:
+                self.lock().release(force=True)
+            raise
+
+    def _put_back(self) -> None:
+        self.lock()
+        if (copy := self / UNDO).exists():  # no other process was faster
+            for relative in _adopted(self.path) - _adopted(copy):
+                (self / relative).unlink()
+            for relative in _adopted(copy):
+                with atomic_path(self / relative) as temporary:
+                    shutil.copyfile(copy / relative, temporary)
+            self.keep()
+
+    def keep(self) -> None:
+        """Remove the copies of `whole_or_undone`, if there are any, at one stroke."""
+        old = self / f"{UNDO}.old"
+        shutil.rmtree(old, ignore_errors=True)
+        if (self / UNDO).exists():
+            shutil.rmtree((self / UNDO).rename(old))
 
     def in_use(self, *names: str) -> bool:
         """Return whether a process, this one or another, holds one of these locks.
@@ -247,6 +292,12 @@ class Run:
         return digests
 
 
+def _adopted(folder: Path) -> set[Path]:
+    """Return the files that an adoption may change, relative to the folder."""
+    paths = [path for pattern in ADOPTED for path in folder.glob(pattern)]
+    return {path.relative_to(folder) for path in paths if path.is_file()}
+
+
 def find_run(path: str) -> Run:
     """Find a run by its name or its folder, such as runs/demo.
 
@@ -308,6 +359,7 @@ class Stage:
             read |= entry.get("outputs", {}) if stage < self.stage else {}
         done = {"status": "done", "seconds": seconds, "inputs": read, "outputs": written}
         self.run.record(self.stage, done)
+        self.run.keep()
         self.run.lock().release(force=True)
         later = [name for stage, name in NOTEBOOKS.items() if stage > self.stage]
         after = f"next: {later[0]}.ipynb" if later else "the run is complete"

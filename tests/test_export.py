@@ -3,11 +3,14 @@
 import json
 import os
 import shutil
+from itertools import pairwise
 
 import psutil
 import pytest
 import torch
 import yaml
+from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
 from safetensors.torch import load_file, save_file
 
 from grpo_nb import export, models
@@ -318,6 +321,50 @@ def test_the_card_says_what_the_run_recorded(finished):
     assert str(finished.path.parent) not in card
     (finished / "eval/report.json").unlink()
     assert "## Evaluation" not in export.model_card(finished)
+
+
+HOSTILE = {
+    "YAML": "x\n---\nlicense: mit\ntags: [taken]",
+    "fence": "x\n```\n# Taken over\n~~~\n````\n# And over",
+    "HTML": "x <img src=http://127.0.0.1/x onerror=a()><script>a()</script><!-- ",
+    "Markdown": "x [taken](http://127.0.0.1) ![x](http://127.0.0.1/x) **b** `c` &copy; $x$",
+    "heading": "# Taken over\n\n## And over\n\n- one\n\n> two\n\n| a | b |\n|---|---|",
+    "characters": "x\r# Taken over\u2028# \x1b]0;taken\x07\u202e\x00\ufeff'\"\\: {a: &b *c",
+}
+
+
+def parts_of(card):
+    """(what the hub reads at its top, its blocks, its headings, what its lines are made of)"""
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(ModelCard(card).text)
+    headings = [after.content for token, after in pairwise(tokens) if token.type == "heading_open"]
+    pieces = {child.type for token in tokens for child in token.children or ()}
+    return ModelCard(card).data.to_dict(), tokens, headings, pieces
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_names_of_others_stay_text_in_the_card(finished, tmp_path, kind):
+    text, path = HOSTILE[kind], tmp_path / "named.py"
+    top, blocks, headings, _ = parts_of(export.model_card(finished))
+    named = f"rewards.soft_format_reward.configured({text!r})"
+    path.write_text(f"from grpo_nb import rewards\nreward_funcs = [{named}]")
+    names = {"rewards.preset": str(path), "model.model_path": text, "data.source": text}
+    finished.write_config(resolve("tiny-cpu", {}, names))
+    pair, check = {"sentence": text}, {"name": text, "state": "ok", "evidence": text, "fix": ""}
+    write_json(finished / "eval/report.json", {"prompts": 32, "comparisons": [pair]})
+    finished.record("04", {"checks": [check]})
+    finished.record("03", {"git_commit": text})
+    card = parts_of(export.model_card(finished))
+    assert card[0] == top, "a name that the hub cannot have is left out"
+    assert [block.type for block in card[1]] == [block.type for block in blocks]
+    assert card[2] == headings and card[3] <= {"text", "text_special", "softbreak"}
+    [fence] = [block for block in card[1] if block.type == "fence"]
+    details = yaml.safe_load(fence.content)
+    assert details["data.source"] == text and details["weights of the rewards"] == {text: 1.0}
+
+
+def test_the_card_names_a_base_of_the_hub(finished):
+    finished.write_config(resolve("tiny-cpu", {}, {"model.model_path": "Qwen/Qwen3-4B"}))
+    assert parts_of(export.model_card(finished))[0]["base_model"] == "Qwen/Qwen3-4B"
 
 
 def test_the_card_is_written_beside_the_model_and_the_upload_is_said(finished, capsys):

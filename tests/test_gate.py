@@ -22,8 +22,7 @@ from grpo_nb.models import Sample
 from grpo_nb.reward_lab import baseline, behavior, bench_of
 from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.rewards.identity import describe
-from grpo_nb.runs import Run, Stage, project_path, start_stage
-from grpo_nb.runs import directory
+from grpo_nb.runs import Run, Stage, directory, project_path, start_stage
 from grpo_nb.views.reward_lab import EXAMPLE
 
 SMALL = {"data.max_rows": 24}

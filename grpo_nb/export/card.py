@@ -1,5 +1,6 @@
 """The model card, written from the run's manifest, configuration and reports."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from grpo_nb.runs import Run, atomic_path, project_path
 from grpo_nb.runs.config import stored
 from grpo_nb.runs.files import read_json
 
+HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
+MARKUP = re.compile(r"[\\`*_\[\]<>&#~$|]|^[-+=]|(?<=\d)[.)](?= |$)")
 LIMITS = """The model was trained for what the rewards above measure, and evaluated on held-out rows
 of the same source: its behaviour on other prompts is unknown. It may exploit the rewards in ways
 that their tests did not try. It inherits the faults of its base model (wrong facts, bias, harmful
@@ -45,30 +48,39 @@ def model_card(run: Run) -> str:
     config, manifest = run.config(), run.manifest()
     base, preset = config.model.model_path, rewards.load_rewards(config.rewards)
     meta: dict[str, Any] = {"library_name": "transformers", "tags": ["grpo", "trl", "grpo_nb"]}
-    meta |= {} if project_path(base).exists() else {"base_model": base}
+    if HUB_NAME.fullmatch(base) and not project_path(base).exists():
+        meta["base_model"] = base
     details = {name: _shown(value) for name, value in stored(config).items()} | {
         "weights of the rewards": dict(zip(preset.names, preset.reward_weights, strict=True)),
         "training rows, sha256": manifest["01"]["outputs"].get("data/train.parquet", "unknown"),
         "versions": manifest["03"]["versions"],
         "code": manifest["03"]["git_commit"],
     }
+    made = yaml.safe_dump(details, sort_keys=False)
+    fence = "`" * (1 + max([2, *map(len, re.findall("`+", made))]))  # no value can end it
     return f"""---
 {yaml.safe_dump(meta, sort_keys=False)}---
 
 # {run.name}
 
-Trained with GRPO on {details["data.source"]} with verifiable rewards.
+Trained with GRPO on {_plain(details["data.source"])} with verifiable rewards.
 
 {"" if run.why_stale() else _results(run)}
 ## How it was made
 
-```yaml
-{yaml.safe_dump(details, sort_keys=False)}```
+{fence}yaml
+{made}{fence}
 
 ## Limits
 
 {LIMITS}
 """
+
+
+def _plain(text: str) -> str:
+    """Return a text as one line of Markdown that shows it and does nothing else."""
+    line = "".join(filter(str.isprintable, " ".join(text.split())))
+    return MARKUP.sub(r"\\\g<0>", line)
 
 
 def _shown(value: Any) -> Any:
@@ -78,10 +90,11 @@ def _shown(value: Any) -> Any:
 
 def _results(run: Run) -> str:
     """List the comparisons of eval/report.json and the checks of stage 04."""
-    text = ""
+    text, lines = "", []
     if (run / "eval/report.json").exists():
         report = read_json(run / "eval/report.json")
         text = f"## Evaluation\n\nOn {report['prompts']} held-out prompts:\n\n"
-        text += "".join(f"- {pair['sentence']}\n" for pair in report["comparisons"])
+        lines = [pair["sentence"] for pair in report["comparisons"]]
     checks = run.manifest().get("04", {}).get("checks", [])
-    return text + "".join(f"- {c['name']}: {c['state']}, {c['evidence']}\n" for c in checks)
+    lines += [f"{check['name']}: {check['state']}, {check['evidence']}" for check in checks]
+    return text + "".join(f"- {_plain(line)}\n" for line in lines)

@@ -525,7 +525,7 @@ def test_an_adoption_that_is_killed_at_any_write_is_as_before_or_as_after(lab, t
         shutil.copytree(copy / "gate", run.path)
         number += 1
     assert outcomes == sorted(outcomes, reverse=True) and set(outcomes) == {True, False}
-    assert number > 20 and tree(lab.run) != before and not (lab.run / ".undo").exists()
+    assert number > 20 and tree(lab.run) != before and not (lab.run / ".undo.json").exists()
     shutil.rmtree(lab.run.path)
     shutil.copytree(copy / "gate", lab.run.path)
     assert killed_at(number - 3, lab.run.path, lambda: reward_lab.hand_on(*given, BOTH))
@@ -533,7 +533,7 @@ def test_an_adoption_that_is_killed_at_any_write_is_as_before_or_as_after(lab, t
     while killed_at(again, lab.run.path, lambda: Run("gate")):  # what is put back
         again += 1
     assert again > 10 and tree(Run("gate")) == before
-    assert not (lab.run / ".undo").exists() and not lab.run.in_use(".lock")
+    assert not (lab.run / ".undo.json").exists() and not lab.run.in_use(".lock")
 
 
 HISTORY = """import json, sys

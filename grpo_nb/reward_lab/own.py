@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from grpo_nb import environments
 from grpo_nb.models import chat
 from grpo_nb.reward_lab.baseline import Baseline
-from grpo_nb.reward_lab.gate import Verdict, judge, save
+from grpo_nb.reward_lab.gate import REPORT, SCORES, Verdict, judge, save
 from grpo_nb.reward_lab.table import Bench, Row, explain
 from grpo_nb.rewards import RewardSet, call, load_preset, load_rewards
 from grpo_nb.rewards.limits import TookTooLong
@@ -31,6 +31,7 @@ CELL = re.compile(
     re.MULTILINE,
 )
 OWN = "rewards/mine.py"
+ADOPTED = (OWN, REPORT, SCORES, "config.yaml", "settings.json", "manifest.json")
 HEAD = '"""The rewards of notebook 2."""\n\nfrom grpo_nb import rewards\n\nform = {form!r}\n\n\n'
 RANGES = "\n\n# Least and greatest scores seen, where none are declared.\nmeasured_ranges = {!r}\n"
 HEAD_LINES = HEAD.count("\n")
@@ -111,7 +112,7 @@ def hand_on(
     text, own = _compose(bench, rows, baseline, stage, source)
     changed = bool(weights) and list(weights) != own.reward_weights
     other_weights = ", ".join(f"{weight:g}" for weight in weights) if changed else ""
-    with stage.run.whole_or_undone():
+    with stage.run.whole_or_undone(*ADOPTED):
         started = start_stage("02", stage.run.name, of_stage("02", flatten(stage.config)))
         bench = bench._replace(preset=_keep(started, text, other_weights))
         verdict = judge(bench, rows, baseline, started)

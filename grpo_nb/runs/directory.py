@@ -8,7 +8,6 @@ one is missing, has failed, or has changed since.
 import fcntl
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -37,8 +36,7 @@ NOTEBOOKS = {
     "03": "03_train_grpo",
     "04": "04_merge_and_infer",
 }
-UNDO = ".undo"  # copies of what an adoption changes; they are here until the adoption is whole
-ADOPTED = ("*.json", "*.yaml", "rewards/**/*")
+UNDO = ".undo.json"  # what `whole_or_undone` puts back
 _locks: dict[Path, FileLock] = {}
 
 
@@ -116,18 +114,16 @@ class Run:
         return lock
 
     @contextmanager
-    def whole_or_undone(self) -> Iterator[None]:
-        """Restore rewards, settings and manifest unless `Stage.finish` is called in the block.
+    def whole_or_undone(self, *files: str) -> Iterator[None]:
+        """Restore these text files if the block does not come to `Stage.finish`.
 
-        If this process is killed before, they are restored when the run is next looked at.
+        If this process is killed in it, they are restored when the run is next looked at.
         """
         held = self / ".lock" in _locks and _locks[self / ".lock"].is_locked
         self.lock()
-        with atomic_path(self / UNDO) as copy:
-            copy.mkdir()
-            for relative in _adopted(self.path):
-                (copy / relative).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(self / relative, copy / relative)
+        paths = {file: self / file for file in files}
+        before = {k: p.read_bytes().decode() if p.exists() else None for k, p in paths.items()}
+        write_json(self / UNDO, before)
         try:
             yield
         except BaseException:
@@ -138,20 +134,13 @@ class Run:
 
     def _put_back(self) -> None:
         self.lock()
-        if (copy := self / UNDO).exists():  # no other process was faster
-            for relative in _adopted(self.path) - _adopted(copy):
-                (self / relative).unlink()
-            for relative in _adopted(copy):
-                with atomic_path(self / relative) as temporary:
-                    shutil.copyfile(copy / relative, temporary)
-            self.keep()
-
-    def keep(self) -> None:
-        """Remove the copies of `whole_or_undone`, if there are any, at one stroke."""
-        old = self / f"{UNDO}.old"
-        shutil.rmtree(old, ignore_errors=True)
-        if (self / UNDO).exists():
-            shutil.rmtree((self / UNDO).rename(old))
+        before = read_json(self / UNDO) if (self / UNDO).exists() else {}  # others were faster
+        for file, text in before.items():
+            with atomic_path(self / file) as temporary:
+                temporary.write_bytes((text or "").encode())
+            if text is None:
+                (self / file).unlink()
+        (self / UNDO).unlink(missing_ok=True)
 
     def in_use(self, *names: str) -> bool:
         """Return whether a process, this one or another, holds one of these locks.
@@ -292,12 +281,6 @@ class Run:
         return digests
 
 
-def _adopted(folder: Path) -> set[Path]:
-    """Return the files that an adoption may change, relative to the folder."""
-    paths = [path for pattern in ADOPTED for path in folder.glob(pattern)]
-    return {path.relative_to(folder) for path in paths if path.is_file()}
-
-
 def find_run(path: str) -> Run:
     """Find a run by its name or its folder, such as runs/demo.
 
@@ -359,7 +342,7 @@ class Stage:
             read |= entry.get("outputs", {}) if stage < self.stage else {}
         done = {"status": "done", "seconds": seconds, "inputs": read, "outputs": written}
         self.run.record(self.stage, done)
-        self.run.keep()
+        (self.run / UNDO).unlink(missing_ok=True)
         self.run.lock().release(force=True)
         later = [name for stage, name in NOTEBOOKS.items() if stage > self.stage]
         after = f"next: {later[0]}.ipynb" if later else "the run is complete"

@@ -12,7 +12,7 @@ from stub_trials import until
 from test_widgets import click, lab  # noqa: F401 (a fixture)
 from trainings import make_run, trainer_of
 
-from grpo_nb.rewards import call, load_rewards
+from grpo_nb.rewards import call, load_rewards, surroundings
 from grpo_nb.rewards.limits import LIMIT, TookTooLong, contained, limited
 from grpo_nb.runs.config import resolve
 
@@ -161,11 +161,28 @@ def test_whatever_is_raised_the_labs_thread_goes_on(lab, line):  # noqa: F811
 def test_an_edit_that_waits_for_a_reward_stays_at_its_completion(lab):  # noqa: F811
     lab.code.value = LIFTED.format("import time; time.sleep(0.02)")
     lab.run.click()
+    until(lambda: "Running: " in lab.status.value)
     lab.text.value = "an edit"
     lab.prompt.value = 1
     lab.actions.join()
     assert lab.completions_P_G[0][0] == "an edit" != lab.completions_P_G[1][0]
     assert lab.table["completion"][0] == "an edit" and lab.text.value == lab.completions_P_G[1][0]
+
+
+def test_other_cells_and_a_training_in_this_kernel_are_left_alone(lab, capsys):  # noqa: F811
+    lab.code.value = LIFTED.format("print('of the reward'); import time; time.sleep(0.01)")
+    lab.run.click()
+    until(lambda: "Running: " in lab.status.value)
+    time.sleep(0.1)
+    print("of a cell")
+    lab.actions.join()
+    assert capsys.readouterr().out == "of a cell\n"
+    with surroundings.training:
+        for button in (lab.run, lab.adopt):
+            click(lab, button)
+            assert "a training runs in this kernel" in lab.errors.value
+    click(lab, lab.run)
+    assert lab.errors.value == ""
 
 
 def test_a_training_ends_with_an_error_that_names_the_reward(runs_dir, tmp_path):

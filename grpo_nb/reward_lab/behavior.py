@@ -4,7 +4,6 @@ Scores may rest on what no hash of sources shows: a file that is read, a library
 same completions are scored again, and scripted policies play the same rows again.
 """
 
-import io
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from grpo_nb.reward_lab.table import Bench, Row
 from grpo_nb.rewards import Adaptive, call
 from grpo_nb.rewards.combine import is_async
 from grpo_nb.rewards.prompts import transcript
+from grpo_nb.rewards.surroundings import Muted
 from grpo_nb.runs import Check
 
 PLAYED = 2  # rows that scripted policies play
@@ -64,7 +64,7 @@ def difference(bench: Bench, stored: dict[str, Any]) -> str:
     An exception of a reward or a tool, which may be any, counts as a difference.
     """
     try:
-        with redirect_stdout(io.StringIO()):  # rewards may print
+        with redirect_stdout(Muted()):  # rewards may print
             return next(_differences(bench, stored), "")
     except Exception as error:
         notes = ", ".join([str(error), *getattr(error, "__notes__", [])])

@@ -1,7 +1,6 @@
 """The gate: the verdict on a reward set, stored with the set's hash to detect a stale verdict."""
 
 import hashlib
-import io
 import json
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -20,6 +19,7 @@ from grpo_nb.reward_lab.table import Bench, Row, bench_of, signal_table
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.identity import describe
 from grpo_nb.rewards.prompts import Message
+from grpo_nb.rewards.surroundings import Muted
 from grpo_nb.runs import Check, Run, Stage, project_path, write_json
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.runs.files import read_json
@@ -76,7 +76,7 @@ def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -
     config, completions = stage.config, [each.completion for each in baseline.samples]
     own = read_attacks(project_path(config.rewards.cases)) if config.rewards.cases else []
     probes, before = None, fingerprint(bench.preset)
-    with redirect_stdout(io.StringIO()):  # rewards may print what they are called with
+    with redirect_stdout(Muted()):  # rewards may print what they are called with
         problems = lint(bench, baseline.repeated_rows, completions)
         if not usable(problems):
             return Verdict([_summary(problems), *problems], None, {}, pd.DataFrame())

@@ -1,7 +1,6 @@
 """A run's own rewards: text from a notebook cell or the Reward Lab, written to rewards/mine.py."""
 
 import ast
-import io
 import math
 import re
 import traceback
@@ -17,6 +16,7 @@ from grpo_nb.reward_lab.table import Bench, Row, explain
 from grpo_nb.rewards import RewardSet, call, load_preset, load_rewards
 from grpo_nb.rewards.limits import TookTooLong
 from grpo_nb.rewards.presets import HINT, load_python
+from grpo_nb.rewards.surroundings import Muted
 from grpo_nb.runs import Stage, atomic_path, start_stage
 from grpo_nb.runs.config import flatten, of_stage
 
@@ -202,7 +202,7 @@ def _compose(
     if _defines_nothing(source):
         return "", load_preset(preset, "", *form)
     text = HEAD.format(form=preset) + source.rstrip("\n") + "\n"
-    with redirect_stdout(io.StringIO()):
+    with redirect_stdout(Muted()):
         rewards = load_python(path, text).in_form(*form).limited(config.seconds)
         _call_once(bench._replace(preset=rewards), rows)
         ranges = _measured_ranges(bench._replace(preset=rewards), rows, baseline)

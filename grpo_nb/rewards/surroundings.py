@@ -1,12 +1,15 @@
 """Put back what a reward or a tool shares with the training, after each call of one.
 
 A reward that seeds torch, say, would have the policy sample the same completions at every step.
-The call has random numbers of its own; what it does in threads that outlive it is not seen.
+The call has random numbers of its own; what it does in threads that outlive it is not seen. While
+one thread calls, another must not train in this process: it holds the lock `training`.
 """
 
+import io
 import os
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 RANDOM = "random numbers"  # in the names of random states
+training = threading.Lock()
 _calls = count()
 Part = tuple[Callable[[], Any], Callable[[Any], object]]  # reads a state, and sets it
 
@@ -47,6 +51,18 @@ def kept(changes: set[str] | None = None, seed: str = "") -> Iterator[None]:
                 changes.add(name)
             if changed or RANDOM in name:
                 put_back(outside[name])
+
+
+class Muted(io.StringIO):
+    """Takes what the thread that made it prints; what others print goes to `sys.stdout` still."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stream, self.thread = sys.stdout, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        """Write the text to the stream unless this thread is the muted one."""
+        return len(text) if threading.get_ident() == self.thread else self.stream.write(text)
 
 
 def _parts() -> dict[str, Part]:

@@ -1,7 +1,6 @@
 """The Reward Lab: write rewards, edit completions, change weights and run attacks."""
 
 import html
-import io
 import threading
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -16,6 +15,7 @@ from grpo_nb.reward_lab import Bench, Verdict, bench_of, judge
 from grpo_nb.reward_lab import baseline as baselines
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import limits, load_rewards
+from grpo_nb.rewards.surroundings import Muted, training
 from grpo_nb.runs import NOTEBOOKS, Run, Stage, checks, resolve_stages
 from grpo_nb.runs.config import of_stage
 from grpo_nb.views import tables
@@ -101,7 +101,8 @@ class RewardLab(View):
         self.prompt = w.Dropdown(options=questions, description="Prompt", layout=WIDE)
         self.number = w.Dropdown(options=numbers, description="Completion")
         style = {"layout": WIDE, "continuous_update": False}
-        self.text = w.Textarea(description="Edit", rows=4, **style)
+        text = self.completions_P_G[0][0]
+        self.text = w.Textarea(text, description="Edit", rows=4, **style)
         self.original = self.button("Reset", "Undo the edit", self._restore)
         self.status, self.view, self.summary, self.report = (w.HTML() for _ in range(4))
         row = w.HBox([self.run, self.stop, self.adopt])
@@ -122,7 +123,7 @@ class RewardLab(View):
 
         If a reward raises, the rewards shown do not change.
         """
-        with redirect_stdout(io.StringIO()):
+        with redirect_stdout(Muted()):
             self.table = bench.table(self.baseline.rows, self.completions_P_G)
         self.bench, preset = bench, bench.preset
         pairs = zip(preset.names, preset.reward_weights, strict=True)
@@ -135,7 +136,6 @@ class RewardLab(View):
             *(*self.sliders, self.summary, self.view, self.report),
         ]
         self._reweigh()
-        self._show_text()
 
     def _run(self) -> None:
         self._busy(self._judge, "", self.run, self.adopt)
@@ -148,6 +148,8 @@ class RewardLab(View):
 
         Unless the action changes the status line, it is `after` in the end.
         """
+        if training.locked():  # by another thread, whose random numbers a reward would rewind
+            raise RuntimeError("a training runs in this kernel: wait until it has ended")
         limit = f"a reward is stopped after {self.stage.config.rewards.seconds:g} s a completion"
         self.status.value = running = f"<span role='status'>Running: {limit}</span>"
         self.request = threading.Event()

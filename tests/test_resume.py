@@ -122,6 +122,22 @@ def test_a_checkpoint_damaged_at_unchanged_size_is_set_aside(runs_dir, straight,
         assert last[part] == straight[0][part], part
 
 
+def test_a_clock_that_is_set_back_before_a_resume_changes_nothing(runs_dir, straight):
+    """The newest checkpoint is the one of the latest step, and the oldest ones are removed."""
+    run = make_run("here", **SIX)
+    stop_after(trainer_of(run), 4)
+    for path in sorted(run.path.rglob("*")):
+        os.utime(path, (2e9, 2e9))
+    again = trainer_of(run)
+    assert again.plan.startswith("goes on after step 4 of 6")
+    again.train()
+    assert checkpoints.steps_of(run / "train") == [4, 6]
+    assert comparable(run) == straight[1]
+    last = digests(run / "train/checkpoint-6")
+    for part in ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt"):
+        assert last[part] == straight[0][part], part
+
+
 @pytest.mark.parametrize("when", ["while it trains", "while it is stopped"])
 def test_a_best_adapter_that_is_damaged_is_not_handed_on(runs_dir, when, straight):
     run = make_run("here", **SIX)

@@ -14,7 +14,16 @@ import yaml
 from conftest import held
 
 from grpo_nb import runs
-from grpo_nb.runs import NOTEBOOKS, Check, Run, atomic_path, checks, find_run, start_stage
+from grpo_nb.runs import (
+    NOTEBOOKS,
+    Check,
+    Run,
+    atomic_path,
+    checks,
+    find_run,
+    start_stage,
+    write_json,
+)
 
 KILLED_WHILE_WRITING = """
 import os
@@ -113,6 +122,8 @@ def test_no_half_written_manifest_survives_a_kill(runs_dir):
 SECOND_USER = """
 import os, sys
 from grpo_nb import runs
+from grpo_nb.__main__ import main
+from grpo_nb.pipeline import checklist
 os.environ["GRPO_NB_RUNS"] = os.getcwd()
 if os.geteuid() == 0:  # root may write everywhere
     os.setgid(65534)
@@ -123,6 +134,8 @@ for name in ("held", "new"):
         runs.start_stage("01", name, profile="tiny-cpu")
     except RuntimeError as error:
         print(error)
+for name in ("closed", "secret", "adopting"):
+    print(main(["checklist", name]))
 """
 
 
@@ -132,19 +145,30 @@ def test_a_second_user_reads_a_run_and_is_told_what_cannot_be_written(monkeypatc
         monkeypatch.setenv("GRPO_NB_RUNS", shared)
         Run("held").record("01", {"status": "done", "outputs": {}})
         Run("held").record("02", {"status": "running"})
+        for name in ("closed", "secret", "adopting"):
+            Run(name).record("01", {"status": "done", "outputs": {}})
+        Run("closed").path.chmod(0)
+        (Run("secret") / "manifest.json").chmod(0)
+        write_json(Run("adopting") / ".undo.json", {"manifest.json": "{}"})
         with held("held"):
             (Run("held") / ".lock").chmod(0o444)
-            for folder in (Run("held").path, Path(shared)):
+            places = (Run("held").path, Path(shared) / "adopting", Path(shared))
+            for folder in places:
                 folder.chmod(0o555)
             command = [sys.executable, "-c", SECOND_USER]
             other = subprocess.run(command, cwd=shared, capture_output=True, text=True, check=True)
-        for folder in (Path(shared), Run("held").path):
+        for folder in (*reversed(places), Path(shared) / "closed"):
             folder.chmod(0o755)
-    status, of_the_run, of_a_new_one = other.stdout.splitlines()
+    status, of_the_run, of_a_new_one, *codes = other.stdout.splitlines()
     assert status == "done running"
     assert f"{shared}/held/.lock cannot be written" in of_the_run
     for message in (of_the_run, of_a_new_one):
         assert "point GRPO_NB_RUNS at a writable folder" in message
+    closed, secret, adopting = other.stderr.splitlines()
+    for name, message in (("closed", closed), ("secret", secret)):
+        assert f"{name}/manifest.json cannot be read (" in message
+        assert message.endswith("ask its owner, or point GRPO_NB_RUNS at a folder of your own")
+    assert f"{shared}/adopting/.lock cannot be written" in adopting and codes == ["1", "1", "1"]
 
 
 def test_a_run_in_use_is_refused_and_freed_when_its_process_is_killed(runs_dir):
@@ -209,6 +233,25 @@ def test_a_stage_that_runs_again_with_another_result_makes_the_later_ones_stale(
         finish(stage, "other")
     assert [run.status(stage) for stage in NOTEBOOKS] == ["done"] * 4
     run.refuse_stale()
+
+
+def test_a_clock_that_is_set_back_between_stages_makes_nothing_stale_or_current(runs_dir):
+    """Each stage begins a day before the one that it comes after."""
+    for day, stage in enumerate(NOTEBOOKS):
+        run = finish(stage)
+        run.record(stage, {"started": f"2030-01-{20 - day}T00:00:00+0000"})
+        for path in run.path.rglob("*"):
+            os.utime(path, (2e9 - 86400 * day,) * 2)
+    assert [run.status(stage) for stage in NOTEBOOKS] == ["done"] * 4 and run.why_undone() == ""
+    path = run / "03/file"
+    before = path.stat()
+    path.write_text("y")  # as long as before
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    refused("03/file changed after 03_train_grpo wrote it", "04")
+    finish("03", "other")
+    for path in run.path.rglob("*"):
+        os.utime(path, (1e9, 1e9))
+    assert [run.status(stage) for stage in NOTEBOOKS] == ["done", "done", "done", "stale"]
 
 
 def test_a_merge_is_stale_from_the_start_of_a_training_until_another_one_has_ended(runs_dir):

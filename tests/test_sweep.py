@@ -3,7 +3,9 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import Event
 
 import pytest
 import stub_trials
@@ -125,6 +127,20 @@ def test_a_failed_trial_is_told_and_the_same_command_tries_it_again(runs_dir, ca
     names = [trial.name for trial in asked.trials]
     assert sorted(told(runs_dir, "begun")) == sorted(2 * names)
     assert sorted(told(runs_dir, "ended")) == names
+
+
+def test_a_trial_that_is_killed_is_told_and_the_same_command_tries_it_again(runs_dir, capsys):
+    asked = stub_trials.prepare(runs_dir, 2)
+    with ThreadPoolExecutor(1) as thread:
+        endless = stub_trials.command(runs_dir, seconds=600)
+        first = thread.submit(sweep.run_trial, asked, asked.trials[0], endless, {}, Event())
+        until(lambda: told(runs_dir, "begun"))
+        [process] = stub_trials.at_work(runs_dir)
+        process.kill()
+        assert first.result(30) == "failed: ended with exit code -9"
+    assert not sweep.in_use(asked.trials[0])
+    assert sweep.run_sweep(asked, 1, stub_trials.command(runs_dir)) == 0
+    assert told(runs_dir, "ended") == ["stub-000", "stub-001"]
 
 
 def test_a_run_in_use_by_someone_else_waits(runs_dir):

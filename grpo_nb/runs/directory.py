@@ -69,7 +69,8 @@ class Run:
         self.name = name
         self.path = runs_root() / name
         self.one_page = False  # whether one notebook, the quickstart, holds every stage
-        if (self / UNDO).exists() and not self.in_use(".lock"):  # an adoption was killed
+        # A folder that may not be read is named by what reads it.
+        if os.access(self / UNDO, os.F_OK) and not self.in_use(".lock"):  # an adoption was killed
             self._put_back()
             self.lock().release(force=True)
 

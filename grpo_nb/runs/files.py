@@ -25,6 +25,11 @@ def disk_error(path: Path | str, error: OSError, kept: str = "") -> str:
             "a folder on a larger disk"
         )
     if error.errno in READ_ONLY:
+        path = Path(error.filename or path)
+        place, use = (path, os.R_OK) if os.access(path, os.F_OK) else (path.parent, os.X_OK)
+        if error.errno == errno.EACCES and not os.access(place, use):
+            advice = "ask its owner, or point GRPO_NB_RUNS at a folder of your own"
+            return f"{path} cannot be read ({error}): {advice}"
         return f"{path} cannot be written ({error}): point GRPO_NB_RUNS at a writable folder"
     return str(error)
 

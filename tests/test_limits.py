@@ -175,12 +175,13 @@ def test_other_cells_and_a_training_in_this_kernel_are_left_alone(lab, capsys): 
     until(lambda: "Running: " in lab.status.value)
     time.sleep(0.1)
     print("of a cell")
+    assert surroundings.turn.locked(), "a training that begins now waits"
     lab.actions.join()
     assert capsys.readouterr().out == "of a cell\n"
-    with surroundings.training:
+    with surroundings.turn:
         for button in (lab.run, lab.adopt):
             click(lab, button)
-            assert "a training runs in this kernel" in lab.errors.value
+            assert "a training or a lab is at work in this kernel" in lab.errors.value
     click(lab, lab.run)
     assert lab.errors.value == ""
 

@@ -2,7 +2,7 @@
 
 A reward that seeds torch, say, would have the policy sample the same completions at every step.
 The call has random numbers of its own; what it does in threads that outlive it is not seen. While
-one thread calls, another must not train in this process: it holds the lock `training`.
+one thread of a process trains, another must call none: each holds the lock `turn` meanwhile.
 """
 
 import io
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 RANDOM = "random numbers"  # in the names of random states
-training = threading.Lock()
+turn = threading.Lock()
 _calls = count()
 Part = tuple[Callable[[], Any], Callable[[Any], object]]  # reads a state, and sets it
 

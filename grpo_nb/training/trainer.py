@@ -47,7 +47,7 @@ from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import in_thread, is_async, waits
 from grpo_nb.rewards.contract import call
 from grpo_nb.rewards.limits import contained
-from grpo_nb.rewards.surroundings import kept, training
+from grpo_nb.rewards.surroundings import kept, turn
 from grpo_nb.runs import Check, Stage, atomic_path
 from grpo_nb.training import (
     checkpoints,
@@ -156,7 +156,7 @@ class Trainer(GRPOTrainer):
             RuntimeError, MemoryError, …: What ended the training; a checkpoint is kept.
         """
         self.controls.stop.clear()
-        with training, stop_on_signals(self.controls) as signals:
+        with turn, stop_on_signals(self.controls) as signals:
             checkpoint = ranks.from_main(self._begin)
             self.steps.watch = self._watch_so_far()
             begun = checkpoints.step_of(checkpoint)

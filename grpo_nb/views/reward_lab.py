@@ -15,7 +15,7 @@ from grpo_nb.reward_lab import Bench, Verdict, bench_of, judge
 from grpo_nb.reward_lab import baseline as baselines
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import limits, load_rewards
-from grpo_nb.rewards.surroundings import Muted, training
+from grpo_nb.rewards.surroundings import Muted, turn
 from grpo_nb.runs import NOTEBOOKS, Run, Stage, checks, resolve_stages
 from grpo_nb.runs.config import of_stage
 from grpo_nb.views import tables
@@ -148,8 +148,8 @@ class RewardLab(View):
 
         Unless the action changes the status line, it is `after` in the end.
         """
-        if training.locked():  # by another thread, whose random numbers a reward would rewind
-            raise RuntimeError("a training runs in this kernel: wait until it has ended")
+        if not turn.acquire(blocking=False):  # a reward would rewind a training's random numbers
+            raise RuntimeError("a training or a lab is at work in this kernel: wait for its end")
         limit = f"a reward is stopped after {self.stage.config.rewards.seconds:g} s a completion"
         self.status.value = running = f"<span role='status'>Running: {limit}</span>"
         self.request = threading.Event()
@@ -160,6 +160,7 @@ class RewardLab(View):
         except limits.Stopped as name:
             self._say(f"Stopped while {name} was running")
         finally:
+            turn.release()
             self.stop.disabled = True
             if self.status.value == running:
                 self.status.value = after

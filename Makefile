@@ -32,6 +32,9 @@ ifneq ($(GRPO_NB_RUNS),)
 override export GRPO_NB_RUNS := $(abspath $(GRPO_NB_RUNS))
 endif
 
+# Threads of torch that wait do not spin, which would slow other kernels: benchmarks/threads.py.
+export OMP_WAIT_POLICY ?= passive
+
 .PHONY: demo lab reward-lab test docs pictures notebooks lint doctor gpu-check install pins check-pins clean
 
 demo: install

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from grpo_nb import machine
 from grpo_nb.__main__ import main
-from grpo_nb.runs import config, profiles
+from grpo_nb.runs import PROJECT_ROOT, Run, config, profiles, resolve_stages, start_stage
 from grpo_nb.runs.config import flatten, resolve
+from grpo_nb.runs.files import write_json
 from grpo_nb.training.arguments import solve_batch
 
-GPUS = [profile for profile in profiles.PROFILES if profile != "tiny-cpu"]
+GPUS = [profile for profile in profiles.PROFILES if profiles.MEMORY_GIB[profile]]
 # Public figures: parameters and those of the embeddings [10^9], layers, hidden and MLP width, width
 # of queries, and of keys and values.
 QWEN = {
@@ -205,6 +206,41 @@ def test_the_profile_is_the_largest_that_fits(found, profile, monkeypatch):
     monkeypatch.setattr(profiles, "gpu_name", lambda: found)
     assert profiles.detect_profile() == profile
     assert resolve("auto").profile == profile
+    real = "smollm2-cpu" if profile == "tiny-cpu" else profile
+    assert profiles.detect_profile("me/my-model") == real
+
+
+@pytest.mark.parametrize(
+    ("model", "profile"),
+    [
+        ("Qwen/Qwen2.5-0.5B-Instruct", "smollm2-cpu"),
+        ("/models/mine", "smollm2-cpu"),
+        ("data/tiny_base", "tiny-cpu"),
+        ("data/task_base/", "tiny-cpu"),
+        (str(PROJECT_ROOT / "data/agent_base"), "tiny-cpu"),
+    ],
+)
+def test_a_real_model_without_a_gpu_gets_sizes_for_one(model, profile, monkeypatch):
+    monkeypatch.setattr(profiles, "gpu_name", lambda: "")
+    chosen = resolve("auto", {"model.model_path": "earlier"}, {"model.model_path": model})
+    assert (chosen.profile, chosen.model.model_path) == (profile, model)
+    source = {setting: chosen.sources[setting] for setting in SIZES - {"model.model_path"}}
+    assert set(source.values()) == {f"profile {profile}"}
+    assert chosen.sources["model.model_path"] == "set here"
+
+
+SIZES = {
+    *("model.model_path", "model.max_seq_length", "train.max_steps", "train.learning_rate"),
+    *("train.per_device_train_batch_size", "train.gradient_accumulation_steps"),
+    *("train.warmup_steps", "train.max_completion_length"),
+}
+
+
+@pytest.mark.parametrize("task", profiles.TASKS)
+@pytest.mark.parametrize("profile", profiles.PROFILES)
+def test_no_profile_takes_a_size_from_the_librarys_defaults(profile, task):
+    sources = resolve(profile, {"task": task}).sources
+    assert [size for size in SIZES if sources[size] == "default"] == []
 
 
 def answer_as_nvidia_smi(answers, folder, monkeypatch):

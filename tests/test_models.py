@@ -15,9 +15,10 @@ from grpo_nb.models import chat, weights
 from grpo_nb.models import policy as policy_module
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import PROJECT_ROOT, project_path
-from grpo_nb.runs.config import ModelConfig, PolicyConfig
+from grpo_nb.runs.config import ModelConfig, PolicyConfig, resolve
 
 TINY = "data/tiny_base"
+TINY_MODEL = resolve("tiny-cpu").model
 PROMPTS = [build_prompt(f"What is {a} + {b}?") for a, b in ((47, 38), (12, 34), (99, 9))]
 
 
@@ -203,7 +204,7 @@ def test_completions_are_cut_at_the_length(engine, tokenizer):
 def test_the_4bit_settings_are_those_unsloth_trains_with():
     """The merge dequantises with ours, so they have to be the ones the adapter learnt on."""
     ours = weights.quantization_config("4bit").to_dict()
-    policy = models.load_policy(ModelConfig(), seed=0)
+    policy = models.load_policy(TINY_MODEL, seed=0)
     theirs = policy.model.config.quantization_config.to_dict()
     for key in ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype"):
         assert ours[key] == theirs[key]
@@ -264,7 +265,9 @@ def test_the_policy_answers_as_its_saved_adapter(trained, backend):
 
 
 def plain_policy(**settings):
-    return models.load_policy(ModelConfig(**settings), 0, PolicyConfig(backend="transformers"))
+    return models.load_policy(
+        TINY_MODEL.model_copy(update=settings), 0, PolicyConfig(backend="transformers")
+    )
 
 
 @pytest.mark.parametrize("quantization", ["4bit", "16bit"])
@@ -325,7 +328,7 @@ def test_weights_that_do_not_fit_are_refused(trained, tmp_path):
 def test_a_full_models_weights_go_into_a_policy(tmp_path):
     import torch
 
-    settings = ModelConfig(quantization="16bit")
+    settings = TINY_MODEL.model_copy(update={"quantization": "16bit"})
     full = PolicyConfig(backend="transformers", finetuning="full")
     policy, other = (models.load_policy(settings, 0, full) for _ in range(2))
     assert all(parameter.requires_grad for parameter in policy.model.parameters())

@@ -6,6 +6,7 @@ unknown name is rejected before anything starts, with the nearest known name.
 
 import ast
 import re
+from collections import ChainMap
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
@@ -31,7 +32,7 @@ from grpo_nb.runs.settings import (
 class RunConfig(Section):
     """All settings of one run; `SECTION_STAGE` says which notebook holds which section."""
 
-    profile: str = "tiny-cpu"
+    profile: str = ""
     sources: dict[str, str] = setting({}, "where each setting's value came from")
     task: str = setting("math", "what is taught; sets source, preset and answers")
     seed: int = setting(0, "random seed of split, sampling and training", ge=0, lt=2**32)
@@ -116,15 +117,15 @@ def resolve(profile: str, *layers: Mapping[str, Any]) -> RunConfig:
             run's config.yaml. Text is converted to the setting's type.
 
     Raises:
-        ValueError: The profile, task or setting is unknown (the message gives the nearest name),
-            a value does not fit its setting, the group size does not divide the batch, or full
-            fine-tuning is asked of 4-bit weights.
+        ValueError: The profile, task or setting is unknown (the message gives the nearest name), a
+            value does not fit its setting, or settings do not fit together (`_misfits`).
     """
     if not isinstance(profile, str) or not profile:
         raise ValueError(f"profile = {profile!r}: write a name, such as tiny-cpu, or leave it out")
-    profile = detect_profile() if profile == "auto" else profile
+    last = ChainMap(*map(dict, reversed(layers)))
+    profile = detect_profile(last.get("model.model_path")) if profile == "auto" else profile
     refuse_unknown("profile", profile, list(PROFILES))
-    task = next((layer["task"] for layer in reversed(layers) if "task" in layer), "math")
+    task = last.get("task", "math")
     below = [(f"profile {profile}", PROFILES[profile])]
     below.append((f"task {task}", task_settings(task, profile)))
     above = zip(["config.yaml"] * (len(layers) - 1) + ["set here"], layers, strict=False)

@@ -146,11 +146,10 @@ def _split(
             f"{len(kept)} rows of {config.source} are left, and one to train on and one to hold "
             f"out are the least: give more data. Dropped were:{drops}"
         )
-    count = min(config.eval_rows, max(1, int(len(kept) * config.eval_share)))
     places = kept.index.to_numpy()
     order = list(range(len(kept)))
     random.Random(seed).shuffle(order)
-    held_out, train = np.split(np.array(order), [count])
+    held_out, train = np.split(np.array(order), [config.held_out(len(kept))])
     leaks = duplicates.near(kept, held_out)
     drops.add(LEAKS, kept["row"].to_numpy()[leaks])
     return places[train[~leaks[train]]], places[held_out]

@@ -56,6 +56,7 @@ SECTION_STAGE = {
     **{"data": "01", "model": "01", "rewards": "02", "policy": "03", "train": "03"},
     **{"health": "03", "trl": "03", "evaluate": "04", "export": "04"},
 }
+DIFFICULTY = {"min_pass_rate", "max_pass_rate", "order"}  # need data.difficulty_prompts
 # The prompts ask for the answer form, so stage 01 sets it.
 SETTING_STAGE = {"rewards.form": "01", "rewards.opened": "01"}
 SECTIONS = tuple(section for section in SECTION_STAGE if section != "trl")
@@ -154,28 +155,87 @@ def _checked(given: dict[str, Any], values: Mapping[str, Any]) -> RunConfig:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{name} = {first['input']!r}: {first['msg'].lower()}") from None
-    group, batch = config.train.num_generations, config.step_completions
-    if batch % group:
-        raise ValueError(
-            f"train.num_generations = {group} does not divide the batch: "
-            f"per_device_train_batch_size {config.train.per_device_train_batch_size} x "
-            f"gradient_accumulation_steps {config.train.gradient_accumulation_steps} = {batch}; "
-            f"take a batch of {-(-batch // group) * group}"
-        )
-    need = config.data.max_prompt_tokens + config.train.max_completion_length
-    if need > config.model.max_seq_length:
-        raise ValueError(
-            f"model.max_seq_length = {config.model.max_seq_length} is less than "
-            f"data.max_prompt_tokens + train.max_completion_length = {need}; raise it to {need}"
-        )
-    quantization = config.model.quantization
-    if config.policy.finetuning == "full" and quantization != "16bit":
-        raise ValueError(
-            f"policy.finetuning = 'full' with model.quantization = {quantization!r}: quantized "
-            "weights cannot be trained; set model.quantization = '16bit', or policy.finetuning = "
-            "'lora'"
-        )
+    for misfit, why in _misfits(config):
+        if misfit:
+            raise ValueError(why)
     return config
+
+
+def _misfits(config: RunConfig) -> list[tuple[Any, str]]:
+    """Return (whether settings do not fit together, why not and what to change), for each way."""
+    data, model, train = config.data, config.model, config.train
+    group, batch = train.num_generations, config.step_completions
+    need = data.max_prompt_tokens + train.max_completion_length
+    differ = data.model_dump(include=DIFFICULTY, exclude_defaults=True)
+    choice = ", ".join(f"data.{name} = {value!r}" for name, value in differ.items())
+    return [
+        (
+            batch % group,
+            f"train.num_generations = {group} does not divide the batch: "
+            f"per_device_train_batch_size {train.per_device_train_batch_size} x "
+            f"gradient_accumulation_steps {train.gradient_accumulation_steps} = {batch}; "
+            f"take a batch of {-(-batch // group) * group}",
+        ),
+        (
+            need > model.max_seq_length,
+            f"model.max_seq_length = {model.max_seq_length} is less than data.max_prompt_tokens + "
+            f"train.max_completion_length = {need}; raise it to {need}",
+        ),
+        (
+            train.sft_steps and not data.sft_rows,
+            f"train.sft_steps = {train.sft_steps} has no rows to learn from: data.sft_rows = 0; "
+            "set data.sft_rows = 64 in stage 01, which writes them, or train.sft_steps = 0",
+        ),
+        (
+            data.min_pass_rate >= data.max_pass_rate,
+            f"data.min_pass_rate = {data.min_pass_rate} is not below data.max_pass_rate = "
+            f"{data.max_pass_rate}: no prompt would be kept; raise data.max_pass_rate",
+        ),
+        (
+            choice and not data.difficulty_prompts,
+            f"{choice} by a difficulty that nothing measures: data.difficulty_prompts = 0; "
+            "set data.difficulty_prompts = 200",
+        ),
+        *_policy_misfits(config),
+    ]
+
+
+def _policy_misfits(config: RunConfig) -> list[tuple[Any, str]]:
+    """Return what `_misfits` does, for who loads the model, who generates, and what is trained."""
+    kind, tuning = config.policy.backend, config.policy.finetuning
+    bits, inference = config.model.quantization, config.model.fast_inference
+    return [
+        (
+            tuning == "full" and bits != "16bit",
+            f"policy.finetuning = 'full' with model.quantization = {bits!r}: quantized weights "
+            "cannot be trained; set model.quantization = '16bit', or policy.finetuning = 'lora'",
+        ),
+        (
+            inference == "vllm" and (kind, tuning) != ("unsloth", "lora"),
+            f"model.fast_inference = 'vllm' with policy.backend = {kind!r} and policy.finetuning = "
+            f"{tuning!r}: only Unsloth's LoRA trains so; set model.fast_inference = 'detect'",
+        ),
+        (
+            "vllm_mode" in config.trl and (kind, bits) != ("transformers", "16bit"),
+            f"trl.vllm_mode with policy.backend = {kind!r} and model.quantization = {bits!r}: TRL "
+            "drives vLLM for 'transformers' and '16bit'; set both, or leave trl.vllm_mode out",
+        ),
+    ]
+
+
+def refuse_few_rows(config: RunConfig, rows: int) -> None:
+    """Raise ValueError if so many training rows do not make a step, so that none would be made."""
+    train, completions = config.train, config.step_completions
+    validated = min(train.eval_prompts, rows // 10) if train.eval_steps else 0
+    prompts = completions // train.num_generations
+    resized = {"steps_per_generation", "generation_batch_size"} & set(config.trl)
+    if rows - validated < prompts and not resized:
+        raise ValueError(
+            f"{rows - validated} rows to train on ({rows} - {validated} for validation) are fewer "
+            f"than the {prompts} prompts of a step ({completions} completions in groups of "
+            f"{train.num_generations}): give more rows (data.source, data.max_rows), or lower "
+            "train.per_device_train_batch_size"
+        )
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:

@@ -372,6 +372,9 @@ def resolve_stages(
     Earlier stages keep the settings that the run has. So do later stages that are done, because
     their results came from those settings, and later stages keep what `--set` asked for. If the
     settings of later stages do not fit the new ones, they are dropped.
+
+    Raises:
+        ValueError: A setting is wrong, or stage 03 is among them and has too few rows for a step.
     """
     try:
         config = run.config()
@@ -385,9 +388,21 @@ def resolve_stages(
     after = {name: v for name, v in current.items() if configs.stage_of(name) in done}
     after |= {name: v for name, v in run.settings().items() if configs.stage_of(name) > last}
     try:
-        return configs.resolve(profile, before | after, settings)
+        config = configs.resolve(profile, before | after, settings)
     except ValueError:
-        return configs.resolve(profile, before, settings)
+        config = configs.resolve(profile, before, settings)
+    if first <= "03" <= last and (rows := _train_rows(run, config, first)) is not None:
+        configs.refuse_few_rows(config, rows)
+    return config
+
+
+def _train_rows(run: Run, config: configs.RunConfig, first: str) -> int | None:
+    """Return how many rows there are to train on, or at most will be; None if nobody knows yet."""
+    if first > "01":
+        report = run / "data/report.json"
+        return read_json(report).get("train_rows") if report.exists() else None
+    rows = config.data.max_rows
+    return rows - config.data.held_out(rows) if rows else None
 
 
 def check_stages_before(run: Run, stage: str) -> None:

@@ -15,7 +15,7 @@ from grpo_nb.models import chat, weights
 from grpo_nb.models import policy as policy_module
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import PROJECT_ROOT, project_path
-from grpo_nb.runs.config import ModelConfig, PolicyConfig, resolve
+from grpo_nb.runs.config import PolicyConfig, resolve
 
 TINY = "data/tiny_base"
 TINY_MODEL = resolve("tiny-cpu").model
@@ -106,13 +106,14 @@ def test_a_4bit_policy_without_vllms_plugin_warns_and_does_without(monkeypatch):
 def test_where_unsloth_starts_no_engine_transformers_generates_or_it_is_refused(capsys):
     """As for gpt-oss, or Gemma 4 on a T4: it is the model that is asked, and not our settings."""
     model = models.load_checkpoint("data/tiny_base", adapter=None, quantization="16bit")
-    assert policy_module.has_engine(model, ModelConfig(fast_inference="detect")) is False
+    assert policy_module.has_engine(model, TINY_MODEL) is False
+    asked = TINY_MODEL.model_copy(update={"fast_inference": "vllm"})
     said = "Unsloth does not run data/tiny_base with vLLM on this GPU: transformers generates"
     assert capsys.readouterr().out.startswith(said)
     with pytest.raises(RuntimeError, match=r"set model\.fast_inference = 'detect'"):
-        policy_module.has_engine(model, ModelConfig(fast_inference="vllm"))
+        policy_module.has_engine(model, asked)
     model.vllm_engine = object()
-    assert policy_module.has_engine(model, ModelConfig(fast_inference="vllm")) is True
+    assert policy_module.has_engine(model, asked) is True
 
 
 def test_the_prompt_ends_where_the_completion_begins(tokenizer):

@@ -61,7 +61,11 @@ def test_a_sound_training_passes_and_is_predicted(trainer):
     assert ", ".join(check.name for check in found) == names
     assert line(found, "gradient").evidence == "reaches 28 of 28 trained matrices"
     assert re.match(r"longest prompt \d+ \+ completion 48 = ", line(found, "context").evidence)
-    assert 0 < float(re.search(r"at most ([\d.]+) s a step", line(found, "time").evidence)[1]) < 60
+    total, _, parts = line(found, "time").evidence.partition(": ")
+    minutes = float(re.fullmatch(r"\d+ steps take at most ([\d.]+) min", total)[1])
+    steps, seconds = trainer.args.max_steps, float(parts.partition(" s each")[0])
+    assert 0 < seconds < 60 and minutes == pytest.approx(steps * seconds / 60, abs=0.1 * steps)
+    assert trainer.stage.run.progress() == f"03_train_grpo 0/{steps} {total}"
     assert 0.1 < float(line(found, "memory").evidence.partition(" GiB")[0]) < 8
     checks.refuse(found)
 

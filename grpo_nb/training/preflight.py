@@ -21,7 +21,7 @@ from grpo_nb.models import cuda_available, sharded
 from grpo_nb.models.chat import count_tokens, encode
 from grpo_nb.models.policy import trainable_weights
 from grpo_nb.runs import Check
-from grpo_nb.training import fast_cpu
+from grpo_nb.training import fast_cpu, ranks
 from grpo_nb.training.arguments import distorted, solve_batch
 from grpo_nb.training.health import section
 from grpo_nb.training.metrics import asleep, memory_now, new_peak, peak_memory
@@ -227,9 +227,9 @@ def _time(args: Any, update: float, generation: float) -> Check:
     micro_batches = args.gradient_accumulation_steps
     generations = micro_batches / (args.steps_per_generation * args.num_iterations)
     step = micro_batches * update + generations * generation
-    seen = f"at most {step:.1f} s a step (generation {generation:.1f}, a micro-batch {update:.1f})"
-    seen += f", without rewards; {args.max_steps} steps in {step * args.max_steps / 60:.1f} min"
-    return Check("time", "ok", seen)
+    total = f"{args.max_steps} steps take at most {step * args.max_steps / 60:.1f} min"
+    parts = f"{step:.1f} s each (generation {generation:.1f}, a micro-batch {update:.1f})"
+    return Check("time", "ok", f"{total}: {parts}, without rewards and validation")
 
 
 @contextmanager
@@ -307,7 +307,10 @@ def dry_run(trainer: "Trainer", prompt: list[dict]) -> list[Check]:
             less = smaller(trainer, trainer.args.per_device_train_batch_size // 2)
             return [Check("memory", "stop", seen, less)]
         memory = _memory(trainer, before, max(before, peak_memory() - sleeping), budget)
-    return [memory, gradient, _time(trainer.args, update, generation)]
+    timing = _time(trainer.args, update, generation)
+    if ranks.is_main():
+        trainer.stage.progress(0, trainer.args.max_steps, timing.evidence.partition(":")[0])
+    return [memory, gradient, timing]
 
 
 def _tools(trainer: "Trainer") -> Sequence[Mapping[str, Any]]:

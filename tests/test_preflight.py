@@ -131,7 +131,7 @@ def test_an_out_of_memory_error_becomes_a_line(trainer, policy, part):
         if torch.is_grad_enabled() == (part == "the update"):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
-    trainer.samples_from_copy = False  # the hook is on the policy
+    trainer.samples_densely = False  # the hook is on the policy
     hook = policy.model.get_input_embeddings().register_forward_pre_hook(full)
     try:
         found = preflight.preflight(trainer)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import forked
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from grpo_nb import models

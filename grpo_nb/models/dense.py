@@ -16,7 +16,7 @@ from transformers import AttentionInterface, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from grpo_nb.models.chat import quiet
-from grpo_nb.models.engine import Meter, Sample, Sampling, TransformersEngine
+from grpo_nb.models.engine import Meter, Sampling, TransformersEngine
 from grpo_nb.models.weights import cuda_available
 
 if TYPE_CHECKING:
@@ -42,18 +42,14 @@ class DenseEngine(TransformersEngine):
         self._dense = DenseModel(self.model)
 
     def close(self) -> None:
-        del self._dense
+        self._dense = None
         super().close()
-
-    def complete(self, ids: Sequence[Sequence[int]], asked: Sampling) -> list[Sample]:
-        self._dense.renew(asked.adapter)
-        return super().complete(ids, asked)
 
     def _batch(
         self, prompts: Sequence[Sequence[int]], asked: Sampling, meter: Meter
     ) -> list[list[int]]:
         return sample(
-            self._dense.model,
+            self._dense.renew(asked.adapter),
             prompts,
             max_completion_length=asked.max_completion_length,
             stops=self.stops,

@@ -138,7 +138,7 @@ class TransformersEngine(Engine):
         import torch
 
         prompts = [prompt for prompt in ids for _ in range(asked.num_generations)]
-        below = not asked.adapter and hasattr(self.model, "disable_adapter")
+        below = hasattr(self.model, "disable_adapter") and not asked.adapter
         samples: list[Sample] = []
         meter = Meter(len(prompts), asked.progress)
         # Not inference_mode: what it leaves in a policy's buffers could not be trained with.
@@ -152,7 +152,7 @@ class TransformersEngine(Engine):
                 torch.manual_seed(asked.seed + start)
                 batch = prompts[start : start + asked.batch_size]
                 samples += self._samples(self._batch(batch, asked, meter))
-                meter.done = len(samples)
+                meter.end(len(samples))
         return samples
 
     def _batch(
@@ -200,10 +200,15 @@ class Meter:
         """Count tokens, of a batch of which so many completions have ended."""
         self.tokens += tokens
         now = time.monotonic()
-        if self.report and (now - self.reported >= 1 or self.done + ended == self.total):
+        if self.report and (now - self.reported >= 1 or self.done == self.total):
             self.reported = now
             speed = self.tokens / max(now - self.begun, 1e-9)
             self.report(self.done + ended, self.total, f"{speed:.0f} tokens/s")
+
+    def end(self, done: int) -> None:
+        """Note that a batch has ended, and how many completions there are now."""
+        self.done = done
+        self.add(0, 0)
 
 
 class VllmEngine(Engine):

@@ -63,6 +63,17 @@ class Verdict(NamedTuple):
         blamed = [check.name for check in self.checks if check.state == "stop"]
         return blamed == [baselines.BASE] and self.baseline["pass@1"] < 1
 
+    def advised(self, remedy: str) -> "Verdict":
+        """Return the verdict with a remedy for the base that was measured; "" leaves it as it is.
+
+        Args:
+            remedy: From `training.advice`.
+        """
+        checks = [
+            c._replace(fix=remedy or c.fix) if c.name == baselines.BASE else c for c in self.checks
+        ]
+        return self._replace(checks=checks)
+
     def __str__(self) -> str:
         if self.passed:
             return f"PASSED, train: {self.checks[0].evidence}"

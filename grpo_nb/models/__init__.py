@@ -13,6 +13,7 @@ from grpo_nb.models.engine import (
     TransformersEngine,
     free_memory,
     open_engine,
+    part_of,
 )
 from grpo_nb.models.policy import Policy, load_policy
 from grpo_nb.models.vllm import lora_rank, use_vllm

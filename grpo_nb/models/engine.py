@@ -70,6 +70,12 @@ class Sampling(NamedTuple):
     progress: Progress | None = None
 
 
+def part_of(report: Progress | None, before: int, total: int, name: str = "") -> Progress | None:
+    """Return the function that reports a part, before which so many completions were sampled."""
+    named = f"{name}, " if name else ""
+    return report and (lambda done, _, note: report(before + done, total, named + note))
+
+
 class Engine(ABC):
     """Weights that answer: `engine.generate(prompts, max_completion_length=…)`."""
 

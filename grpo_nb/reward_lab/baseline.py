@@ -103,7 +103,7 @@ def sample(
                 seed=config.seed + start * group,
                 batch_size=config.step_completions,
                 adapter=folder is not None,
-                progress=progress and _onwards(progress, start * group, len(missing) * group),
+                progress=models.part_of(progress, start * group, len(missing) * group),
             )
             bare = [[each._replace(ids=(), mask=()) for each in one] for one in groups]
             cached |= zip(part, bare, strict=True)
@@ -111,11 +111,6 @@ def sample(
             if progress and not start and len(missing) > size:
                 print(f"the first completion: {groups[0][0].text[:FIRST]!r}", flush=True)
     return Baseline(list(rows), [cached[key] for key in keys])
-
-
-def _onwards(progress: models.Progress, before: int, total: int) -> models.Progress:
-    """Return the function for one part of many, of which so many completions came before."""
-    return lambda done, _, note: progress(before + done, total, note)
 
 
 def warm_folder(run: Run, config: RunConfig) -> Path | None:

@@ -127,14 +127,14 @@ def test_too_few_rows_for_a_step_are_refused_as_soon_as_both_are_known(settings,
     resolve_stages(Run("x"), fewer, "01", "04", "tiny-cpu")
 
 
-def test_a_prepared_run_whose_rows_do_not_do_is_refused_as_stage_03_starts(runs_dir):
+def test_a_prepared_run_whose_rows_do_not_do_is_refused_as_a_stage_starts(runs_dir):
     run = Run("x")
     run.write_config(resolve("tiny-cpu"))
     write_json(run / "data/report.json", {"train_rows": 7})
     with pytest.raises(ValueError, match=r"7 rows to train on .* fewer than the 8 prompts"):
         start_stage("03", "x", force=True)
     with pytest.raises(ValueError, match=r"train\.sft_steps = 3 has no rows"):
-        start_stage("03", "x", {"train.sft_steps": 3}, force=True)
+        start_stage("02", "x", {"train.sft_steps": 3}, force=True)
     assert run.manifest() == {}
     start_stage("03", "x", SMALL, force=True)
 

@@ -86,7 +86,7 @@ def test_the_files_are_the_dequantised_base_and_the_adapter_bit_for_bit(run, mon
 def test_a_base_already_in_4bit_is_dequantised_from_its_own_states(run, tmp_path):
     """As Unsloth's copies on the hub are."""
     packed = str(tmp_path / "tiny_base-unsloth-bnb-4bit")
-    models.load_checkpoint(TINY, adapter=None, quantization="4bit").save_pretrained(packed)
+    models.weights.load_base(TINY, "4bit").save_pretrained(packed)
     for quantization in ("4bit", "16bit"):  # the checkpoint says of itself that it is in 4 bit
         seen = models.load_dequantized(packed, quantization).state_dict()
         assert all(torch.equal(seen[name].cpu(), w) for name, w in dequantized().items())

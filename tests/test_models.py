@@ -8,6 +8,7 @@ from pathlib import Path
 
 import forked
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from grpo_nb import models
@@ -202,13 +203,13 @@ def test_completions_are_cut_at_the_length(engine, tokenizer):
     assert whole.tokens == len(tokenizer(whole.text)["input_ids"]) + 1  # the stop counts
 
 
-def test_the_4bit_settings_are_those_unsloth_trains_with():
-    """The merge dequantises with ours, so they have to be the ones the adapter learnt on."""
-    ours = weights.quantization_config("4bit").to_dict()
+def test_unsloth_trains_on_the_4_bit_weights_that_the_merge_dequantises():
     policy = models.load_policy(TINY_MODEL, seed=0)
-    theirs = policy.model.config.quantization_config.to_dict()
-    for key in ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype"):
-        assert ours[key] == theirs[key]
+    theirs = policy.model.get_base_model().state_dict()
+    for name, weight in weights.load_dequantized(TINY, "4bit").state_dict().items():
+        layer, _, leaf = name.rpartition(".")
+        other = theirs.get(f"{layer}.base_layer.{leaf}", theirs.get(name))
+        torch.testing.assert_close(weight, other.to(weight.dtype), rtol=0, atol=0)
 
 
 @pytest.fixture(scope="module")

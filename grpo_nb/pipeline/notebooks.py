@@ -302,7 +302,7 @@ def print_summary(run: Run, last: str = "04") -> None:
     """
     if last == "04":
         for pair in read_json(run / "eval/report.json")["comparisons"]:
-            if (pair["before"], pair["after"]) == ("base", "merged"):
+            if pair["after"] == "merged" and pair["before"] in ("base", "warm-up"):
                 print(pair["sentence"])
     failures = read_json(run / "rewards/report.json")["failures"] if last >= "02" else []
     for result in [f"FAILED: {failure}" for failure in failures] or ["passed"] * (last >= "02"):

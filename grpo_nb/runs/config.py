@@ -57,8 +57,10 @@ SECTION_STAGE = {
     **{"health": "03", "trl": "03", "evaluate": "04", "export": "04"},
 }
 DIFFICULTY = {"min_pass_rate", "max_pass_rate", "order"}  # need data.difficulty_prompts
-# The prompts ask for the answer form, so stage 01 sets it.
-SETTING_STAGE = {"rewards.form": "01", "rewards.opened": "01"}
+# The prompts ask for the answer form, so stage 01 sets it; what GRPO starts from is judged in 02.
+SETTING_STAGE = {"rewards.form": "01", "rewards.opened": "01"} | dict.fromkeys(
+    ("train.sft_steps", "train.sft_learning_rate"), "02"
+)
 SECTIONS = tuple(section for section in SECTION_STAGE if section != "trl")
 # {"task": …, "seed": …, "data.source": …}: the meaning of each setting, except `trl.…`.
 MEANINGS = {name: RunConfig.model_fields[name].description for name in ("task", "seed")} | {

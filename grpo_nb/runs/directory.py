@@ -272,15 +272,32 @@ class Stage:
     def __init__(self, run: Run, stage: str, config: configs.RunConfig) -> None:
         self.run, self.stage, self.config = run, stage, config
         self._started = time.monotonic()
+        self._part = (0, 0, 0.0)  # steps done and in all when the part began, and the time
 
     def settings(self, *sections: str) -> list[dict[str, Any]]:
         """Return table rows of every effective value: setting, value, source, meaning."""
         return configs.describe(self.config, *sections)
 
     def progress(self, done: int, total: int, note: str = "") -> None:
-        """Write progress.json, which the notebooks and the pipeline's progress bar show."""
+        """Show how far the running part of the stage is, and how long it will take.
+
+        A notebook shows it as a line, and the pipeline reads it from progress.json.
+        """
+        from IPython import get_ipython
+        from IPython.display import display
+
+        now, (first, _, began) = time.monotonic(), self._part
+        new = self._part[1] != total or done < first
+        if new:
+            first, began = done, now
+            self._part = (done, total, now)
+        seconds = (now - began) * (total - done) / max(1, done - first)
+        note += f", about {seconds:.0f} s left" if seconds >= 1 else ""
         state = {"stage": self.stage, "done": done, "total": total, "note": note}
         write_json(self.run / "progress.json", state)
+        if get_ipython():
+            line = {"text/plain": f"{done}/{total}  {note}"}
+            display(line, raw=True, display_id=f"progress of {began}", update=not new)
 
     def record_checks(self, checks: Iterable[Check]) -> None:
         """Add checks to the manifest; a check replaces an earlier one of the same name."""

@@ -21,7 +21,7 @@ from grpo_nb.models import cuda_available, sharded
 from grpo_nb.models.chat import count_tokens, encode
 from grpo_nb.models.policy import trainable_weights
 from grpo_nb.runs import Check
-from grpo_nb.training import fast_cpu, ranks
+from grpo_nb.training import fast_cpu
 from grpo_nb.training.arguments import distorted, solve_batch
 from grpo_nb.training.health import section
 from grpo_nb.training.metrics import asleep, memory_now, new_peak, peak_memory
@@ -150,11 +150,11 @@ def folded_share(layer: Any, moved: float) -> float:
 def _paths(trainer: "Trainer") -> Check:
     """Which way completions and log-probabilities are computed, and why not the quicker one."""
     asked = trainer.stage.config.policy.share_prompts
-    copy, shared = fast_cpu.copy_lacks(trainer), fast_cpu.sharing_lacks(trainer.policy, asked)
-    seen = "completions from a dense copy"
+    copy, shared = fast_cpu.sampling_lacks(trainer), fast_cpu.sharing_lacks(trainer.policy, asked)
+    seen = "completions by the dense engine"
     if copy:
         seen = f"completions by {'vLLM' if trainer.use_vllm else 'the policy itself'}"
-        seen += "" if cuda_available() else f" (a dense copy needs {copy})"
+        seen += "" if cuda_available() else f" (the dense engine needs {copy})"
     seen += "; the update runs a prompt "
     seen += f"for each completion (sharing needs {shared})" if shared else "once for its group"
     return Check("paths", "ok", seen)
@@ -307,10 +307,7 @@ def dry_run(trainer: "Trainer", prompt: list[dict]) -> list[Check]:
             less = smaller(trainer, trainer.args.per_device_train_batch_size // 2)
             return [Check("memory", "stop", seen, less)]
         memory = _memory(trainer, before, max(before, peak_memory() - sleeping), budget)
-    timing = _time(trainer.args, update, generation)
-    if ranks.is_main():
-        trainer.stage.progress(0, trainer.args.max_steps, timing.evidence.partition(":")[0])
-    return [memory, gradient, timing]
+    return [memory, gradient, _time(trainer.args, update, generation)]
 
 
 def _tools(trainer: "Trainer") -> Sequence[Mapping[str, Any]]:
@@ -361,7 +358,7 @@ def _generate(trainer: "Trainer", prompt: list[dict]) -> None:
         prompt: As in `dry_run`.
     """
     args = trainer.args
-    if trainer.samples_from_copy:
+    if trainer.samples_densely:
         trainer.eos_token_ids = []
     elif trainer.use_vllm:
         trainer.vllm_generation = vllm = copy.copy(trainer.vllm_generation)

@@ -50,7 +50,7 @@ def merge(stage: Stage, *, force: bool = False) -> tuple[Path, Check]:
     for leftover in folder.parent.glob(f".{folder.name}.*.tmp"):
         shutil.rmtree(leftover)  # of a killed merge; the run's lock excludes a running one
     base, policy, adapter = trained_paths(run, config)
-    names = [] if adapter is None else changed_weights(adapter)
+    names = [] if adapter is None else adapted_modules(adapter)
     _check_room(_size(policy, names), folder)
     with atomic_path(folder) as temporary:
         _write(_merged(policy, adapter, config.model.quantization), config, temporary)
@@ -83,8 +83,8 @@ def trained_paths(run: Run, config: RunConfig) -> tuple[str, str, Path | None]:
     return base, base, adapter
 
 
-def changed_weights(adapter: Path) -> list[str]:
-    """Return the names of the base's weights that the adapter changes.
+def adapted_modules(adapter: Path) -> list[str]:
+    """Return the names of the base's modules that the adapter changes.
 
     Raises:
         FileNotFoundError: There is no adapter in the folder.
@@ -101,13 +101,8 @@ def changed_weights(adapter: Path) -> list[str]:
             "the adapter is all zero (every B still has LoRA's initial value), so it equals the "
             "base: see in train/metrics.jsonl why rewards or gradients were 0, and train again"
         )
-    experts = read_json(adapter / "adapter_config.json").get("target_parameters") or []
-    stacks = {name.rpartition(".")[0] for name in experts}
     layers = {name.partition(".lora_B.")[0] for name in tensors if ".lora_B." in name}
-    modules = {layer.removeprefix("base_model.model.") for layer in layers}
-    # peft nests the adapters of an expert stack under `base_layer`.
-    linear = [name for name in modules if name.removesuffix(".base_layer") not in stacks]
-    return [*(f"{name}.weight" for name in sorted(linear)), *sorted(experts)]
+    return sorted({parity.plain_name(layer) for layer in layers})
 
 
 def _merged(policy: str, adapter: Path | None, quantization: str) -> "PreTrainedModel":
@@ -187,11 +182,11 @@ def check_complete(folder: Path) -> Path:
     return folder
 
 
-def _size(model_path: str, changed: list[str]) -> int:
+def _size(model_path: str, adapted: list[str]) -> int:
     """Return the size of the merged weights [bytes], without loading the base's weights.
 
     Raises:
-        ValueError: The base lacks a weight that the adapter changes.
+        ValueError: The base lacks a module that the adapter changes.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -199,7 +194,7 @@ def _size(model_path: str, changed: list[str]) -> int:
     with quiet(), hub_errors(model_path), torch.device("meta"):
         config = AutoConfig.from_pretrained(find_model(model_path))
         empty = AutoModelForCausalLM.from_config(config)
-    if lacking := sorted(set(changed) - dict(empty.named_parameters()).keys()):
+    if lacking := sorted(set(adapted) - dict(empty.named_modules()).keys()):
         raise ValueError(
             f"the adapter changes {lacking[0]}, which the base {model_path} lacks: it was made "
             "for another base model"

@@ -1,8 +1,8 @@
 """The parity gate: is the merged model the policy that was trained?
 
 `weights` holds every weight of the merged files against the base's plus the adapter's change. That
-shows a wrong merge of any size and names what is wrong with it. `behaviour` then measures what the
-16-bit files cost on prompts, and shows what no weight does: another config.json, for example.
+shows a wrong merge of any size and names what is wrong with it. The KL on prompts then measures
+what 16 bit cost, and shows what no weight does: another config.json, for example.
 docs/figures.md has the measurements behind the marks.
 """
 
@@ -23,32 +23,27 @@ if TYPE_CHECKING:
 RELATIVE, ABSOLUTE = 2 * 2**-7, 2**-23
 BEYOND = 1e-4  # the share of a tensor that may be further away; 0 in sound merges
 # What a tensor may lack of the adapter's change, as a share, if it is more than so many standard
-# errors: sound merges had at most 4, a layer left out 46.
+# errors: sound merges had at most 4.3, a layer left out 45 or more.
 LOST, SURE = 0.01, 8
 KL = 0.05  # mean per token [nats]; sound merges computed in bf16 had up to 0.007
-AGAIN = "run 04_merge_and_infer again"
-TREAT = {
-    "unadapted": "the files are of another base: check that model.model_path is the base of the "
-    f"training, and {AGAIN}",
-    "adapter": "0 % is a layer left out, 200 % twice the scale (lora_alpha), about 100 % the "
-    "adapter of a step nearby; less in every weight is an earlier adapter, or a small change lost "
-    f"by rounding to nearest: {AGAIN}, with the files of train/adapter",
-    "base": "the adapter is in the files, and the base below it is another one (rounding to 4 bit "
-    f"moves weights by 9 %): {AGAIN}, with quantization and 4-bit settings as in the training",
-    "behaviour": "the weights are right, so something else differs: compare config.json in the "
-    f"merged folder with the base's, and {AGAIN}",
+# By kind of fault, what explains the most first: what was measured, and what to do.
+FAULTS = {
+    "unadapted": (
+        "weights that the adapter does not change are not the base's ({} off",
+        "they are another base's: check that model.model_path is the base of the training",
+    ),
+    "base": (
+        "weights are not the base's plus the adapter's change ({} off",
+        "the base below the adapter is another one (4-bit rounding moves weights by 9 %): merge "
+        "with the quantization and the 4-bit settings of the training",
+    ),
+    "adapter": (
+        "weights are the base's plus another change than the adapter's ({} of it",
+        "0 % is a layer left out, 200 % twice the scale, all else another step's adapter or, if "
+        "less, a change lost by rounding to nearest: check that train/adapter is the right one",
+    ),
 }
-
-
-def compare(
-    tuned: "PreTrainedModel",
-    merged: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
-    prompts: Sequence[list[Message]],
-    sampling: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return what `verdict` judges by: the figures of `weights` and of `behaviour`."""
-    return weights(tuned, merged) | behaviour(tuned, merged, tokenizer, prompts, sampling)
+OTHERWISE = "the weights are right: compare the merged folder's config.json with the base's"
 
 
 def weights(tuned: "PreTrainedModel", merged: "PreTrainedModel") -> dict[str, Any]:
@@ -61,7 +56,7 @@ def weights(tuned: "PreTrainedModel", merged: "PreTrainedModel") -> dict[str, An
     Returns:
         weights and adapted (how many tensors there are, and the adapter changes), kept (the share
         of the adapter's change that the merged model holds; 1 is right), and faults: by kind
-        (unadapted, adapter, base) the names, for adapter with what is kept, else with the
+        (of FAULTS) the names, for adapter with what is kept, else with the
         relative distance.
     """
     import torch
@@ -71,14 +66,14 @@ def weights(tuned: "PreTrainedModel", merged: "PreTrainedModel") -> dict[str, An
     layers, held = {}, dict(merged.named_parameters())
     for path, module in tuned.named_modules():
         if isinstance(module, LoraLayer):
-            layers[_plain(f"{path}.{getattr(module, 'parameter_name', 'weight')}")] = module
-    faults: dict[str, dict[str, float]] = {"unadapted": {}, "adapter": {}, "base": {}}
+            layers[plain_name(f"{path}.{getattr(module, 'parameter_name', 'weight')}")] = module
+    faults: dict[str, dict[str, float]] = {kind: {} for kind in FAULTS}
     count, errors, changes = 0, 0.0, 0.0
     with torch.no_grad():
         for path, weight in tuned.named_parameters():
             if ".lora_" in path:
                 continue
-            name, count = _plain(path), count + 1
+            name, count = plain_name(path), count + 1
             base = dequantize_bnb_weight(weight) if hasattr(weight, "quant_state") else weight
             change = layers[name].get_delta_weight("default") if name in layers else None
             kind, figure, error, square = _tensor(base, change, held[name])
@@ -89,7 +84,7 @@ def weights(tuned: "PreTrainedModel", merged: "PreTrainedModel") -> dict[str, An
     return {"weights": count, "adapted": len(layers), "kept": kept, "faults": faults}
 
 
-def _plain(path: str) -> str:
+def plain_name(path: str) -> str:
     """Return a weight's name as without an adapter."""
     return path.removeprefix("base_model.model.").replace(".base_layer", "")
 
@@ -120,14 +115,14 @@ def _tensor(
     return "base" if far else "", distance, total, square
 
 
-def behaviour(
+def compare(
     tuned: "PreTrainedModel",
     merged: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
     prompts: Sequence[list[Message]],
     sampling: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Compare the adapter on its base with the merged model on held-out prompts.
+    """Compare the adapter on its base with the merged model: weights, then held-out prompts.
 
     Both models score each token of the adapter's greedy completion, so that one differing token
     counts once and does not change those after it.
@@ -140,8 +135,8 @@ def behaviour(
         sampling: Arguments of `Engine.generate` for the completions.
 
     Returns:
-        prompts, tokens, kl (mean per token, adapter to merged) [nats], kl_base (adapter to base)
-        [nats], and token_agreement (adapter and merged).
+        The figures of `weights`, and prompts, tokens, kl (mean per token, adapter to merged)
+        [nats], kl_base (adapter to base) [nats], token_agreement (adapter and merged).
     """
     import torch
 
@@ -157,7 +152,8 @@ def behaviour(
         distances.append(torch.stack([_kl(policy, files), _kl(policy, base), same], dim=1))
     kl, kl_base, agreement = torch.cat(distances).double().mean(0).tolist()
     figures = {"prompts": len(prompts), "tokens": sum(map(len, distances))}
-    return {**figures, "kl": kl, "kl_base": kl_base, "token_agreement": agreement}
+    figures |= {"kl": kl, "kl_base": kl_base, "token_agreement": agreement}
+    return weights(tuned, merged) | figures
 
 
 def _log_probs(model: "PreTrainedModel", ids: "Tensor", tokens: int) -> "Tensor":
@@ -182,26 +178,18 @@ def verdict(figures: Mapping[str, Any]) -> Check:
     if not figures:
         return Check("merge", "ok", "every weight was trained, and is copied in 16 bit")
     faults = {kind: tensors for kind, tensors in figures["faults"].items() if tensors}
-    evidence = "; ".join(_fault(kind, tensors) for kind, tensors in faults.items())
-    evidence = evidence or (
-        f"each of {figures['weights']} weights is the base's plus the adapter's change, rounded"
-    )
-    evidence += (
-        f"; {figures['kept']:.1%} of the change is in the files; KL adapter to merged "
-        f"{figures['kl']:.2g} per token (at most {KL}; to the base {figures['kl_base']:.2g}), "
-        f"greedy tokens equal {figures['token_agreement']:.2%}, on {figures['prompts']} prompts, "
-        f"{figures['tokens']} tokens"
+    parts = [
+        f"{len(tensors)} {FAULTS[kind][0].format(f'{figure:.0%}')} in {name})"
+        for kind, tensors in faults.items()
+        for name, figure in list(tensors.items())[:1]
+    ] or [f"each of {figures['weights']} weights is the base's plus the adapter's change, rounded"]
+    evidence = (
+        f"{'; '.join(parts)}; {figures['kept']:.1%} of the change is in the files; KL adapter to "
+        f"merged {figures['kl']:.2g} per token (at most {KL}; to the base "
+        f"{figures['kl_base']:.2g}), greedy tokens equal {figures['token_agreement']:.2%}, on "
+        f"{figures['prompts']} prompts, {figures['tokens']} tokens"
     )
     if not faults and figures["kl"] <= KL:  # False for NaN
         return Check("merge", "ok", evidence)
-    return Check("merge", "stop", evidence, TREAT[next(iter(faults), "behaviour")])
-
-
-def _fault(kind: str, tensors: Mapping[str, float]) -> str:
-    name, figure = next(iter(tensors.items()))
-    text = {
-        "unadapted": "weights that the adapter does not change are not the base's ({} off",
-        "adapter": "weights are the base's plus another change than the adapter's ({} of it",
-        "base": "weights are not the base's plus the adapter's change ({} off",
-    }
-    return f"{len(tensors)} {text[kind].format(f'{figure:.0%}')} in {name})"
+    fix = FAULTS[next(iter(faults))][1] if faults else OTHERWISE
+    return Check("merge", "stop", evidence, f"{fix}; then run 04_merge_and_infer again")

@@ -9,7 +9,7 @@ docs/figures.md has the measurements behind the marks.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb.models import TransformersEngine
+from grpo_nb.models import engine_of
 from grpo_nb.models.chat import render
 from grpo_nb.rewards.prompts import Message
 from grpo_nb.runs import Check
@@ -140,7 +140,7 @@ def compare(
     """
     import torch
 
-    answers = TransformersEngine(tuned, tokenizer).generate(prompts, **sampling)
+    answers = engine_of(tuned, tokenizer).generate(prompts, **sampling)
     distances = []  # [tokens, 3] a prompt
     for prompt, [sample] in zip(prompts, answers, strict=True):
         before = tokenizer(render(tokenizer, prompt), add_special_tokens=False)["input_ids"]

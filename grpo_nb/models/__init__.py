@@ -11,6 +11,7 @@ from grpo_nb.models.engine import (
     Progress,
     Sample,
     TransformersEngine,
+    engine_of,
     free_memory,
     open_engine,
     part_of,

@@ -70,7 +70,7 @@ def sample(rng: random.Random) -> dict[str, str]:
     """Return a row: numbers stay below 100, and no result is negative."""
     text, steps = rng.choice(ONE_STEP if rng.random() < 1 / 3 else TWO_STEPS)
     n, m = rng.sample(NAMES.split(), 2)
-    numbers = {"a": rng.randint(12, 40), "b": rng.randint(2, 9), "c": rng.randint(2, 9)}
+    numbers = {"a": rng.randint(8, 20), "b": rng.randint(2, 6), "c": rng.randint(2, 5)}
     lines = []
     for step in steps:
         written = " ".join(str(numbers.get(part, part)) for part in step.split())

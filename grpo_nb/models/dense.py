@@ -65,6 +65,9 @@ def dense_lacks(model: "PreTrainedModel") -> str:
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     needs = {
         "a machine without a GPU": not cuda_available(),
+        "weights that are not sharded": not any(
+            hasattr(w, "device_mesh") for w in base.parameters()
+        ),
         "weights that are not quantised": not getattr(base, "is_quantized", False),
         "a decoder of text with full attention in every layer": (
             getattr(base, "_supports_sdpa", False)

@@ -15,6 +15,7 @@ from grpo_nb.training import checkpoints, ranks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+    from trl import SFTConfig
 
 
 def warm_up_base(stage: Stage) -> str:
@@ -120,7 +121,7 @@ def train_on(policy: Policy, stage: Stage, rows: Iterable[dict[str, Any]]) -> li
     """
     from datasets import Dataset
     from transformers.trainer_callback import PrinterCallback, TrainerCallback
-    from trl import SFTConfig, SFTTrainer
+    from trl import SFTTrainer
 
     from grpo_nb.training.trainer import kept_in_32_bit
 
@@ -130,14 +131,32 @@ def train_on(policy: Policy, stage: Stage, rows: Iterable[dict[str, Any]]) -> li
                 note = f"SFT warm-up, loss {logs['loss']:.2f}"
                 stage.progress(state.global_step, state.max_steps, note)
 
+    # As GRPO will see them: TRL would look for the prompt in a chat rendered whole, where a
+    # template that opens a block of thought writes another one.
+    dataset = Dataset.from_list([_ids(policy.tokenizer, row) for row in rows])
+    with quiet(), kept_in_32_bit(policy.model):  # a bar for each of its preparations of the rows
+        trainer = SFTTrainer(
+            policy.model,
+            _sft_config(stage),
+            train_dataset=dataset,
+            processing_class=policy.tokenizer,
+            callbacks=[Shown()],
+        )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+
+
+def _sft_config(stage: Stage) -> "SFTConfig":
+    from trl import SFTConfig
+
     train, gpu = stage.config.train, cuda_available()
-    args = SFTConfig(
+    rows = min(16, train.per_device_train_batch_size) // ranks.count()
+    return SFTConfig(
         output_dir=str(stage.run / "warm_up.log"),
         max_steps=train.sft_steps,
         learning_rate=train.sft_learning_rate,
-        per_device_train_batch_size=max(
-            1, min(16, train.per_device_train_batch_size) // ranks.count()
-        ),
+        per_device_train_batch_size=max(1, rows),
         seed=stage.config.seed,
         max_length=stage.config.model.max_seq_length,
         completion_only_loss=True,
@@ -149,17 +168,3 @@ def train_on(policy: Policy, stage: Stage, rows: Iterable[dict[str, Any]]) -> li
         report_to="none",
         disable_tqdm=True,
     )
-    # As GRPO will see them: TRL would look for the prompt in a chat rendered whole, where a
-    # template that opens a block of thought writes another one.
-    dataset = Dataset.from_list([_ids(policy.tokenizer, row) for row in rows])
-    with quiet(), kept_in_32_bit(policy.model):  # a bar for each of its preparations of the rows
-        trainer = SFTTrainer(
-            policy.model,
-            args,
-            train_dataset=dataset,
-            processing_class=policy.tokenizer,
-            callbacks=[Shown()],
-        )
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
-    return [line["loss"] for line in trainer.state.log_history if "loss" in line]

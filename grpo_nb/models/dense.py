@@ -63,11 +63,10 @@ def dense_lacks(model: "PreTrainedModel") -> str:
     """Return what is missing for `DenseEngine` to sample from this model, or ""."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    whole = not any(hasattr(weight, "device_mesh") for weight in base.parameters())
     needs = {
         "a machine without a GPU": not cuda_available(),
-        "weights that are not sharded": not any(
-            hasattr(w, "device_mesh") for w in base.parameters()
-        ),
+        "weights that are not sharded": whole,
         "weights that are not quantised": not getattr(base, "is_quantized", False),
         "a decoder of text with full attention in every layer": (
             getattr(base, "_supports_sdpa", False)

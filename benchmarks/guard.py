@@ -75,7 +75,7 @@ def faults() -> None:
     for name, (plant, _) in (FAULTS | mild).items():
         scores, alarms = [], 0
         with MonkeyPatch.context() as patch:
-            trainer.samples_from_copy, trainer._copy = True, None
+            trainer.samples_densely, trainer._dense = True, None
             plant(trainer, patch)
             for seed in range(LOOKS):
                 torch.manual_seed(seed)

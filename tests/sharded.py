@@ -17,7 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from grpo_nb import models
 from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs.config import ModelConfig, PolicyConfig
+from grpo_nb.runs.config import PolicyConfig, resolve
 from grpo_nb.training import ranks
 from grpo_nb.training.trainer import unsharded_root
 
@@ -27,7 +27,8 @@ PROMPTS = [build_prompt(f"What is {a} + {b}?") for a, b in ((47, 38), (12, 34), 
 def main(folder):
     ranks.start(None)
     config = PolicyConfig(backend="transformers")
-    policy = models.load_policy(ModelConfig(quantization="16bit"), 0, config)
+    tiny = resolve("tiny-cpu", {"model.quantization": "16bit"}).model
+    policy = models.load_policy(tiny, 0, config)
     for weights in policy.model.parameters():
         if weights.requires_grad:  # as the trainer has them: fp32 among bf16
             weights.data = weights.data.float()

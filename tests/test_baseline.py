@@ -34,7 +34,7 @@ def asked(monkeypatch):
         calls.append([prompt[-1]["content"] for prompt in prompts])
         return [[Sample(f"½ {text}", 3, False), Sample("", 8, True)] for text in calls[-1]]
 
-    engine = SimpleNamespace(generate=generate, close=lambda: None)
+    engine = SimpleNamespace(name="scripted", generate=generate, close=lambda: None)
     monkeypatch.setattr(models, "open_engine", lambda *_, **__: engine)
     return calls
 

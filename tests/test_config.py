@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 
 import pytest
 from hypothesis import given
@@ -9,11 +10,12 @@ from hypothesis import strategies as st
 
 from grpo_nb import machine
 from grpo_nb.__main__ import main
-from grpo_nb.runs import config, profiles
+from grpo_nb.runs import PROJECT_ROOT, Run, config, profiles, resolve_stages, start_stage
 from grpo_nb.runs.config import flatten, resolve
+from grpo_nb.runs.files import write_json
 from grpo_nb.training.arguments import solve_batch
 
-GPUS = [profile for profile in profiles.PROFILES if profile != "tiny-cpu"]
+GPUS = [profile for profile in profiles.PROFILES if profiles.MEMORY_GIB[profile]]
 # Public figures: parameters and those of the embeddings [10^9], layers, hidden and MLP width, width
 # of queries, and of keys and values.
 QWEN = {
@@ -37,20 +39,104 @@ VOCABULARY = 151_936
         ({"train.learning_rate": -1.0}, "train.learning_rate = -1.0: input should be"),
         ({"train.temperature": 1e-30}, "train.temperature = .*: input should be"),
         ({"seed": 2**32}, "seed = .*: input should be"),
-        (
-            {"train.per_device_train_batch_size": 1, "train.gradient_accumulation_steps": 4},
-            "1 x gradient_accumulation_steps 4 = 4; take a batch of 8",
-        ),
-        ({"model.max_seq_length": 64}, "raise it to 304"),
-        (
-            {"policy.finetuning": "full"},
-            "policy.finetuning = 'full' with model.quantization = '4bit'",
-        ),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_with_what_would_do(settings, message):
     with pytest.raises(ValueError, match=message):
         resolve("tiny-cpu", settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "values", "change"),
+    [
+        (
+            {"train.per_device_train_batch_size": 1, "train.gradient_accumulation_steps": 4},
+            "1 x gradient_accumulation_steps 4 = 4",
+            "take a batch of 8",
+        ),
+        ({"model.max_seq_length": 64}, "max_completion_length = 304", "raise it to 304"),
+        (
+            {"policy.finetuning": "full"},
+            "policy.finetuning = 'full' with model.quantization = '4bit'",
+            "set model.quantization = '16bit'",
+        ),
+        (
+            {"train.sft_steps": 12},
+            "train.sft_steps = 12 has no rows to learn from: data.sft_rows = 0",
+            "set data.sft_rows = 64 in stage 01",
+        ),
+        (
+            {"data.difficulty_prompts": 9, "data.min_pass_rate": 0.5, "data.max_pass_rate": 0.4},
+            "data.min_pass_rate = 0.5 is not below data.max_pass_rate = 0.4",
+            "raise data.max_pass_rate",
+        ),
+        (
+            {"data.min_pass_rate": 0.1, "data.order": "easy_to_hard"},
+            "data.min_pass_rate = 0.1, data.order = 'easy_to_hard' by a difficulty that nothing",
+            "set data.difficulty_prompts = 200",
+        ),
+        ({"data.max_pass_rate": 0.9}, "data.max_pass_rate = 0.9 by", "data.difficulty_prompts"),
+        (
+            {"model.fast_inference": "vllm", "policy.backend": "transformers"},
+            "model.fast_inference = 'vllm' with policy.backend = 'transformers'",
+            "set model.fast_inference = 'detect'",
+        ),
+        (
+            {
+                "model.fast_inference": "vllm",
+                "policy.finetuning": "full",
+                "model.quantization": "16bit",
+            },
+            "with policy.backend = 'unsloth' and policy.finetuning = 'full'",
+            "set model.fast_inference = 'detect'",
+        ),
+        (
+            {"trl.vllm_mode": "server", "policy.backend": "transformers"},
+            "trl.vllm_mode with policy.backend = 'transformers' and model.quantization = '4bit'",
+            "or leave trl.vllm_mode out",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused_with_what_to_change(
+    settings, values, change
+):
+    with pytest.raises(ValueError, match=re.escape(change)) as refusal:
+        resolve("tiny-cpu", settings)
+    assert values in str(refusal.value)
+
+
+SMALL = {"train.per_device_train_batch_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        ({"data.max_rows": 1}, 0),
+        ({"data.max_rows": 8, "data.eval_rows": 2}, 7),
+        ({"data.max_rows": 11, "data.eval_rows": 1, "train.per_device_train_batch_size": 80}, 9),
+    ],
+)
+def test_too_few_rows_for_a_step_are_refused_as_soon_as_both_are_known(settings, rows, runs_dir):
+    refusal = f"{rows} rows to train on .* fewer than the .* give more rows .*, or lower train"
+    with pytest.raises(ValueError, match=refusal):
+        resolve_stages(Run("x"), settings, "01", "04", "tiny-cpu")
+    resolve_stages(Run("x"), settings, "01", "01", "tiny-cpu")  # notebook 3 may take smaller steps
+    resolve_stages(Run("x"), settings | SMALL | {"data.max_rows": 12}, "01", "04", "tiny-cpu")
+    # An engine that is asked for fewer at a time has a step of other prompts.
+    fewer = settings | {"trl.steps_per_generation": 1}
+    resolve_stages(Run("x"), fewer, "01", "04", "tiny-cpu")
+
+
+def test_a_prepared_run_whose_rows_do_not_do_is_refused_as_a_stage_starts(runs_dir):
+    run = Run("x")
+    run.write_config(resolve("tiny-cpu"))
+    write_json(run / "data/report.json", {"train_rows": 7})
+    with pytest.raises(ValueError, match=r"7 rows to train on .* fewer than the 8 prompts"):
+        start_stage("03", "x", force=True)
+    with pytest.raises(ValueError, match=r"train\.sft_steps = 3 has no rows"):
+        start_stage("02", "x", {"train.sft_steps": 3}, force=True)
+    assert run.manifest() == {}
+    start_stage("03", "x", SMALL, force=True)
 
 
 @pytest.mark.parametrize("value", ["inf", "-inf", "nan", float("inf"), float("nan")])
@@ -205,6 +291,41 @@ def test_the_profile_is_the_largest_that_fits(found, profile, monkeypatch):
     monkeypatch.setattr(profiles, "gpu_name", lambda: found)
     assert profiles.detect_profile() == profile
     assert resolve("auto").profile == profile
+    real = "smollm2-cpu" if profile == "tiny-cpu" else profile
+    assert profiles.detect_profile("me/my-model") == real
+
+
+@pytest.mark.parametrize(
+    ("model", "profile"),
+    [
+        ("Qwen/Qwen2.5-0.5B-Instruct", "smollm2-cpu"),
+        ("/models/mine", "smollm2-cpu"),
+        ("data/tiny_base", "tiny-cpu"),
+        ("data/task_base/", "tiny-cpu"),
+        (str(PROJECT_ROOT / "data/agent_base"), "tiny-cpu"),
+    ],
+)
+def test_a_real_model_without_a_gpu_gets_sizes_for_one(model, profile, monkeypatch):
+    monkeypatch.setattr(profiles, "gpu_name", lambda: "")
+    chosen = resolve("auto", {"model.model_path": "earlier"}, {"model.model_path": model})
+    assert (chosen.profile, chosen.model.model_path) == (profile, model)
+    source = {setting: chosen.sources[setting] for setting in SIZES - {"model.model_path"}}
+    assert set(source.values()) == {f"profile {profile}"}
+    assert chosen.sources["model.model_path"] == "set here"
+
+
+SIZES = {
+    *("model.model_path", "model.max_seq_length", "train.max_steps", "train.learning_rate"),
+    *("train.per_device_train_batch_size", "train.gradient_accumulation_steps"),
+    *("train.warmup_steps", "train.max_completion_length"),
+}
+
+
+@pytest.mark.parametrize("task", profiles.TASKS)
+@pytest.mark.parametrize("profile", profiles.PROFILES)
+def test_no_profile_takes_a_size_from_the_librarys_defaults(profile, task):
+    sources = resolve(profile, {"task": task}).sources
+    assert [size for size in SIZES if sources[size] == "default"] == []
 
 
 def answer_as_nvidia_smi(answers, folder, monkeypatch):

@@ -178,7 +178,7 @@ def test_the_base_model_goes_on_from_the_turns_in_the_box(lab, rows, monkeypatch
     secret, closed = rows[0]["secret"], []
     model = ScriptedModel(guess(secret), "Found.")
     monkeypatch.setattr(model, "close", lambda: closed.append(True))
-    monkeypatch.setattr(environment_lab, "open_base", lambda config: model)
+    monkeypatch.setattr(environment_lab, "open_base", lambda config, warmed: model)
     write(lab, '{"name": "guess", "arguments": {"n": 61}}', "go_on")
     assert lab.errors.value == "" and closed == [True]
     assert turns_of(lab.box.value) == [guess(61), guess(secret), "Found."]

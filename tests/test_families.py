@@ -88,8 +88,8 @@ def test_a_family_learns_and_merges_as_it_was_trained(folders, name, backend, ru
         name in LEFT
     )
     paths = {
-        "qwen3": "completions from a dense copy; the update runs a prompt once for its group",
-        "qwen3_moe": r"completions by the policy itself (a dense copy needs no adapter on experts)",
+        "qwen3": "completions by the dense engine; the update runs a prompt once for its group",
+        "qwen3_moe": "by the policy itself (the dense engine needs an adapter on linear layers",
         "lfm2": "a prompt for each completion (sharing needs full attention in every layer)",
         "gpt_oss": "a prompt for each completion (sharing needs attention by sdpa)",
     }

@@ -11,7 +11,7 @@ from trainings import comparable, make_run, trainer_of
 
 from grpo_nb import models
 from grpo_nb.runs.config import resolve
-from grpo_nb.training import fast_cpu, guard, preflight
+from grpo_nb.training import guard, preflight
 from grpo_nb.training.trainer import Trainer
 
 WHOLE = {"train.per_device_train_batch_size": 64, "train.gradient_accumulation_steps": 1}
@@ -31,7 +31,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def one(trained):
-    trained.samples_from_copy, trained._copy, trained.steps.guard.seen = True, None, []
+    trained.samples_densely, trained._dense, trained.steps.guard.seen = True, None, []
     torch.manual_seed(0)
     return trained
 
@@ -46,7 +46,7 @@ def test_samples_that_are_not_the_policys_stop_the_training(one, monkeypatch, na
 
 @pytest.mark.parametrize("copied", [True, False])
 def test_the_policys_own_samples_do_not(one, copied):
-    one.samples_from_copy = copied
+    one.samples_densely = copied
     one.steps.guard()
     seen = one.steps.guard.seen[-1]
     assert abs(seen.score) < guard.SCORE
@@ -181,7 +181,7 @@ def test_a_fault_that_begins_after_the_last_look_is_found_at_the_end(start, monk
 
     def begin(update):
         if update.line["step"] == 2:
-            monkeypatch.setattr(fast_cpu.DenseCopy, "renewed", lambda dense: dense.model)
+            leaves_the_adapter_out(trainer, monkeypatch)
 
     trainer.watch(begin)
     with pytest.raises(RuntimeError, match="stopped after step 3: the completions do not come"):

@@ -106,9 +106,8 @@ def check_setting(name: str, value: str | None = None) -> None:
     if section == "trl" and value is None:
         assert key in own_config().__dataclass_fields__, f"{name} is none of GRPOConfig's"
     elif section == "trl":
-        refuse_unknown_trl(
-            config.resolve("tiny-cpu", dict([config.parse_assignment(f"{name}={value}")]))
-        )
+        _, parsed = config.parse_assignment(f"{name}={value}")
+        refuse_unknown_trl(config.RunConfig(trl={key: parsed}))
     elif section and value is not None:
         type(getattr(config.RunConfig(), section))(**{key: value})
 

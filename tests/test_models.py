@@ -8,6 +8,7 @@ from pathlib import Path
 
 import forked
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from grpo_nb import models
@@ -15,9 +16,10 @@ from grpo_nb.models import chat, weights
 from grpo_nb.models import policy as policy_module
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import PROJECT_ROOT, project_path
-from grpo_nb.runs.config import ModelConfig, PolicyConfig
+from grpo_nb.runs.config import PolicyConfig, resolve
 
 TINY = "data/tiny_base"
+TINY_MODEL = resolve("tiny-cpu").model
 PROMPTS = [build_prompt(f"What is {a} + {b}?") for a, b in ((47, 38), (12, 34), (99, 9))]
 
 
@@ -105,13 +107,14 @@ def test_a_4bit_policy_without_vllms_plugin_warns_and_does_without(monkeypatch):
 def test_where_unsloth_starts_no_engine_transformers_generates_or_it_is_refused(capsys):
     """As for gpt-oss, or Gemma 4 on a T4: it is the model that is asked, and not our settings."""
     model = models.load_checkpoint("data/tiny_base", adapter=None, quantization="16bit")
-    assert policy_module.has_engine(model, ModelConfig(fast_inference="detect")) is False
+    assert policy_module.has_engine(model, TINY_MODEL) is False
+    asked = TINY_MODEL.model_copy(update={"fast_inference": "vllm"})
     said = "Unsloth does not run data/tiny_base with vLLM on this GPU: transformers generates"
     assert capsys.readouterr().out.startswith(said)
     with pytest.raises(RuntimeError, match=r"set model\.fast_inference = 'detect'"):
-        policy_module.has_engine(model, ModelConfig(fast_inference="vllm"))
+        policy_module.has_engine(model, asked)
     model.vllm_engine = object()
-    assert policy_module.has_engine(model, ModelConfig(fast_inference="vllm")) is True
+    assert policy_module.has_engine(model, asked) is True
 
 
 def test_the_prompt_ends_where_the_completion_begins(tokenizer):
@@ -200,13 +203,13 @@ def test_completions_are_cut_at_the_length(engine, tokenizer):
     assert whole.tokens == len(tokenizer(whole.text)["input_ids"]) + 1  # the stop counts
 
 
-def test_the_4bit_settings_are_those_unsloth_trains_with():
-    """The merge dequantises with ours, so they have to be the ones the adapter learnt on."""
-    ours = weights.quantization_config("4bit").to_dict()
-    policy = models.load_policy(ModelConfig(), seed=0)
-    theirs = policy.model.config.quantization_config.to_dict()
-    for key in ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype"):
-        assert ours[key] == theirs[key]
+def test_unsloth_trains_on_the_4_bit_weights_that_the_merge_dequantises():
+    policy = models.load_policy(TINY_MODEL, seed=0)
+    theirs = policy.model.get_base_model().state_dict()
+    for name, weight in weights.load_dequantized(TINY, "4bit").state_dict().items():
+        layer, _, leaf = name.rpartition(".")
+        other = theirs.get(f"{layer}.base_layer.{leaf}", theirs.get(name))
+        torch.testing.assert_close(weight, other.to(weight.dtype), rtol=0, atol=0)
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +267,9 @@ def test_the_policy_answers_as_its_saved_adapter(trained, backend):
 
 
 def plain_policy(**settings):
-    return models.load_policy(ModelConfig(**settings), 0, PolicyConfig(backend="transformers"))
+    return models.load_policy(
+        TINY_MODEL.model_copy(update=settings), 0, PolicyConfig(backend="transformers")
+    )
 
 
 @pytest.mark.parametrize("quantization", ["4bit", "16bit"])
@@ -325,7 +330,7 @@ def test_weights_that_do_not_fit_are_refused(trained, tmp_path):
 def test_a_full_models_weights_go_into_a_policy(tmp_path):
     import torch
 
-    settings = ModelConfig(quantization="16bit")
+    settings = TINY_MODEL.model_copy(update={"quantization": "16bit"})
     full = PolicyConfig(backend="transformers", finetuning="full")
     policy, other = (models.load_policy(settings, 0, full) for _ in range(2))
     assert all(parameter.requires_grad for parameter in policy.model.parameters())

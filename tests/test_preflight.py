@@ -61,7 +61,10 @@ def test_a_sound_training_passes_and_is_predicted(trainer):
     assert ", ".join(check.name for check in found) == names
     assert line(found, "gradient").evidence == "reaches 28 of 28 trained matrices"
     assert re.match(r"longest prompt \d+ \+ completion 48 = ", line(found, "context").evidence)
-    assert 0 < float(re.search(r"at most ([\d.]+) s a step", line(found, "time").evidence)[1]) < 60
+    total, _, parts = line(found, "time").evidence.partition(": ")
+    minutes = float(re.fullmatch(r"\d+ steps take at most ([\d.]+) min", total)[1])
+    steps, seconds = trainer.args.max_steps, float(parts.partition(" s each")[0])
+    assert 0 < seconds < 60 and minutes == pytest.approx(steps * seconds / 60, abs=0.1 * steps)
     assert 0.1 < float(line(found, "memory").evidence.partition(" GiB")[0]) < 8
     checks.refuse(found)
 
@@ -131,7 +134,7 @@ def test_an_out_of_memory_error_becomes_a_line(trainer, policy, part):
         if torch.is_grad_enabled() == (part == "the update"):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
-    trainer.samples_from_copy = False  # the hook is on the policy
+    trainer.samples_densely = False  # the hook is on the policy
     hook = policy.model.get_input_embeddings().register_forward_pre_hook(full)
     try:
         found = preflight.preflight(trainer)

@@ -5,13 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
+from unittest.mock import patch
 
 import nbformat
 import pytest
 
 from grpo_nb.__main__ import main, parse_arguments
 from grpo_nb.pipeline import notebooks
-from grpo_nb.pipeline.notebooks import StageFailed, execute_notebook
+from grpo_nb.pipeline.notebooks import StageFailed, execute_notebook, set_environment
 from grpo_nb.runs import PROJECT_ROOT, Run, config, files, write_json
 
 RUN = "profile: tiny-cpu\ndata.max_rows: 80\ndata.eval_rows: 16\ntrain.learning_rate: 1e-4\n"
@@ -278,3 +279,18 @@ def test_a_full_disk_is_a_sentence(tmp_path):
         r"grpo-nb: 01_prepare_data .*no room to write .*: free some space", done.stderr
     )
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "passive"), ("active", "active")])
+def test_threads_that_wait_do_not_spin_unless_the_person_says_so(runs_dir, before, after):
+    makefile = ["make", "--no-print-directory", "-f-"]
+    shown = f"include {PROJECT_ROOT}/Makefile\nshown:\n\t@echo $$OMP_WAIT_POLICY"
+    for start in (lambda: main(["report", "none"]), lambda: set_environment(Run("x"))):
+        with patch.dict(os.environ):
+            os.environ.pop("OMP_WAIT_POLICY", None)
+            if before:
+                os.environ["OMP_WAIT_POLICY"] = before
+            made = subprocess.run([*makefile, "shown"], input=shown, capture_output=True, text=True)
+            assert made.stdout.strip() == after, made.stderr
+            start()
+            assert os.environ["OMP_WAIT_POLICY"] == after

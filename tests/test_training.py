@@ -155,17 +155,17 @@ def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_di
     begin = MATH.reference({"answer": "7"})[:16]
     assert np.mean([group[0].text.startswith(begin) for group in groups]) > 0.7
     assert said.startswith("60 SFT warm-up steps: loss")
-    about = json.loads((run / "warm_up/about.json").read_text())
-    assert about["loss_last"] < about["loss_first"] / 3
+    losses = json.loads((run / "rewards/warm_up/about.json").read_text())["losses"]
+    assert losses[-1] < losses[0] / 3
     again = models.load_policy(config.model, config.seed)
     assert training.warm_up(again, stage) == said, "it is done once"
     pairs = zip(policy.model.parameters(), again.model.parameters(), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
-    trained = (run / "warm_up/adapter_model.safetensors").read_bytes()
-    (run / "warm_up/adapter_model.safetensors").write_bytes(trained[:-8] + bytes(8))
+    trained = (run / "rewards/warm_up/adapter_model.safetensors").read_bytes()
+    (run / "rewards/warm_up/adapter_model.safetensors").write_bytes(trained[:-8] + bytes(8))
     assert training.warm_up(models.load_policy(config.model, config.seed), stage) == said
-    assert (run / "warm_up/adapter_model.safetensors").read_bytes() == trained, "done again"
-    assert (run / "damaged-warm_up-1").is_dir()
+    assert (run / "rewards/warm_up/adapter_model.safetensors").read_bytes() == trained, "done again"
+    assert (run / "rewards/damaged-warm_up-1").is_dir()
     (run / "data/sft.parquet").unlink()
     with pytest.raises(ValueError, match=r"set data\.sft_rows and prepare the data"):
         training.warm_up(policy, stage)

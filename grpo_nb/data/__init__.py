@@ -72,7 +72,7 @@ def prepare(
             write_rows(folder / f"{split}.parquet", [texts[place] for place in places], names)
         if config.sft_rows:
             shown = [json.loads(texts[place]) for place in train[: config.sft_rows]]
-            table = pa.Table.from_pylist(_warm_up(shown, preset))
+            table = pa.Table.from_pylist(worked_rows(shown, preset))
             pq.write_table(table, folder / "sft.parquet")
         report |= {"train_rows": len(train), "eval_rows": len(held_out)}
         report |= {"dropped": list(drops.values()), "doubts": list(doubts.values())}
@@ -81,8 +81,8 @@ def prepare(
     return report
 
 
-def _warm_up(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
-    """Rows for TRL's SFTTrainer: each prompt with its worked answer, else with its reference.
+def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
+    """Return rows for TRL's SFTTrainer: each prompt with its worked or its reference answer.
 
     {"prompt": [system, user], "completion": [assistant]}
     """
@@ -146,11 +146,10 @@ def _split(
             f"{len(kept)} rows of {config.source} are left, and one to train on and one to hold "
             f"out are the least: give more data. Dropped were:{drops}"
         )
-    count = min(config.eval_rows, max(1, int(len(kept) * config.eval_share)))
     places = kept.index.to_numpy()
     order = list(range(len(kept)))
     random.Random(seed).shuffle(order)
-    held_out, train = np.split(np.array(order), [count])
+    held_out, train = np.split(np.array(order), [config.held_out(len(kept))])
     leaks = duplicates.near(kept, held_out)
     drops.add(LEAKS, kept["row"].to_numpy()[leaks])
     return places[train[~leaks[train]]], places[held_out]

@@ -1,7 +1,7 @@
 """Compare models on the same held-out prompts and seeds: is one better, and how surely?"""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ import pandas as pd
 
 from grpo_nb import environments
 from grpo_nb.evaluation.report import DECODING, Evaluation, build
-from grpo_nb.models import Engine, load_tokenizer, open_engine, trained_base
+from grpo_nb.models import Engine, Progress, load_tokenizer, open_engine, part_of, trained_base
 from grpo_nb.models.chat import opens_call
 from grpo_nb.reward_lab import Bench, bench_of
 from grpo_nb.reward_lab.baseline import passed
@@ -40,7 +40,7 @@ def run(
     rows: Sequence[dict],
     preset: RewardSet,
     config: RunConfig,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Evaluation:
     """Evaluate every candidate on every row: one greedy and `evaluate.samples` sampled completions.
 
@@ -51,7 +51,7 @@ def run(
         rows: Held-out rows, as `data.load` returns them.
         preset: The run's rewards; the first one decides what counts as correct.
         config: The run's configuration: seed, lengths, samples per prompt.
-        progress: A function called with (done, total, label) before each candidate.
+        progress: Called with completions done, all of them, and the candidate with its speed.
 
     Raises:
         ValueError: There are no rows or no candidates, or two candidates share a label.
@@ -67,22 +67,26 @@ def run(
         load_tokenizer(str(model))
         if adapter is not None:
             trained_base(str(model), Path(adapter))
-    samples, models, show = {}, {}, progress or (lambda *_: None)
+    samples, models = {}, {}
+    each = len(rows) * (1 + config.evaluate.samples)
     for label, model, adapter, quantization in candidates:
-        show(len(samples), len(candidates), label)
+        report = part_of(progress, len(samples) * each, len(candidates) * each, label)
         started, options = time.perf_counter(), {"adapter": adapter, "quantization": quantization}
         options["chat_template_kwargs"] = config.model.chat_template_kwargs
         with closing(open_engine(str(model), **options)) as engine:
-            samples[label] = evaluate_model(engine, rows, preset, config)
+            samples[label] = evaluate_model(engine, rows, preset, config, report)
             seconds = round(time.perf_counter() - started, 1)
             about = {"model": str(model), "adapter": adapter and str(adapter)}
             models[label] = {**about, "seconds": seconds, "engine": engine.name}
-    show(len(candidates), len(candidates), "compared")
     return Evaluation(samples, {"models": models, **build(samples, preset, config)})
 
 
 def evaluate_model(
-    engine: Engine, rows: Sequence[dict], preset: RewardSet, config: RunConfig
+    engine: Engine,
+    rows: Sequence[dict],
+    preset: RewardSet,
+    config: RunConfig,
+    progress: Progress | None = None,
 ) -> pd.DataFrame:
     """Answer every held-out prompt greedily and by sampling, and score the completions.
 
@@ -91,6 +95,7 @@ def evaluate_model(
         rows: Held-out rows, as `data.load` returns them.
         preset: The run's rewards; the first one decides what counts as correct.
         config: The run's configuration: seed, lengths, samples per prompt.
+        progress: Called with completions done, all of this model, and its speed.
 
     Returns:
         One line per completion: row (index in `rows`), question, reference, decoding, completion,
@@ -99,6 +104,7 @@ def evaluate_model(
         format (the first format reward).
     """
     bench, tables = bench_of(config, preset, engine.tokenizer), []
+    total = len(rows) * (1 + config.evaluate.samples)
     for decoding, temperature in DECODING.items():
         scored = answer_rows(
             engine,
@@ -108,6 +114,7 @@ def evaluate_model(
             num_generations=config.evaluate.samples if temperature else 1,
             seed=config.seed,
             batch_size=config.evaluate.eval_batch_size,
+            progress=part_of(progress, sum(map(len, tables)), total),
         )
         scored["decoding"] = decoding
         scored["accuracy"] = scored[preset.names[0]]  # first, as a reward may be named "correct"

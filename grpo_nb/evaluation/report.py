@@ -20,6 +20,7 @@ from grpo_nb.runs.files import read_json
 
 DECODING = {"greedy": 0.0, "sampled": 1.0}  # temperature
 UNCLEAR = "not distinguishable"
+WARM_UP = "warm-up"  # the label of the model from which GRPO started, after an SFT warm-up
 # With fewer prompts no exact test of paired answers can reach p < 0.05.
 LEAST_PROMPTS = 6
 
@@ -118,7 +119,14 @@ def checks(report: Mapping[str, Any]) -> list[Check]:
         state, fix = "stop", "train longer, or hold out more prompts (data.eval_rows)"
     elif pair["graded"] and not more_solved:
         state, fix = "warning", "see in notebook 4 what the partly right answers lack"
-    return [baseline, Check("better", state, pair["sentence"], fix)]
+    results = [baseline, Check("better", state, pair["sentence"], fix)]
+    if WARM_UP in report["greedy"]:
+        parts = [pairs[first, WARM_UP], pairs[WARM_UP, last]]
+        gained = parts[1]["verdict"] == "better"
+        fix = "" if gained else "the gain is the warm-up's: train longer, or on harder rows"
+        sentences = "; ".join(part["sentence"] for part in parts)
+        results.append(Check("gain by GRPO", "ok" if gained else "warning", sentences, fix))
+    return results
 
 
 def _plain(value: float) -> float | None:

@@ -50,12 +50,12 @@ def merge(stage: Stage, *, force: bool = False) -> tuple[Path, Check]:
     for leftover in folder.parent.glob(f".{folder.name}.*.tmp"):
         shutil.rmtree(leftover)  # of a killed merge; the run's lock excludes a running one
     base, policy, adapter = trained_paths(run, config)
-    names = [] if adapter is None else changed_weights(adapter)
+    names = [] if adapter is None else adapted_modules(adapter)
     _check_room(_size(policy, names), folder)
     with atomic_path(folder) as temporary:
         _write(_merged(policy, adapter, config.model.quantization), config, temporary)
         free_memory()
-        figures = {} if adapter is None else _compare(run, config, base, temporary, names)
+        figures = {} if adapter is None else _compare(run, config, base, temporary)
         check = parity.verdict(figures)
         report = {"base": base, "base in training": config.model.quantization, **figures}
         write_json(run / "model/parity.json", {"passed": check.state == "ok", **report})
@@ -83,8 +83,8 @@ def trained_paths(run: Run, config: RunConfig) -> tuple[str, str, Path | None]:
     return base, base, adapter
 
 
-def changed_weights(adapter: Path) -> list[str]:
-    """Return the names of the base's weights that the adapter changes.
+def adapted_modules(adapter: Path) -> list[str]:
+    """Return the names of the base's modules that the adapter changes.
 
     Raises:
         FileNotFoundError: There is no adapter in the folder.
@@ -101,13 +101,8 @@ def changed_weights(adapter: Path) -> list[str]:
             "the adapter is all zero (every B still has LoRA's initial value), so it equals the "
             "base: see in train/metrics.jsonl why rewards or gradients were 0, and train again"
         )
-    experts = read_json(adapter / "adapter_config.json").get("target_parameters") or []
-    stacks = {name.rpartition(".")[0] for name in experts}
     layers = {name.partition(".lora_B.")[0] for name in tensors if ".lora_B." in name}
-    modules = {layer.removeprefix("base_model.model.") for layer in layers}
-    # peft nests the adapters of an expert stack under `base_layer`.
-    linear = [name for name in modules if name.removesuffix(".base_layer") not in stacks]
-    return [*(f"{name}.weight" for name in sorted(linear)), *sorted(experts)]
+    return sorted({parity.plain_name(layer) for layer in layers})
 
 
 def _merged(policy: str, adapter: Path | None, quantization: str) -> "PreTrainedModel":
@@ -118,7 +113,30 @@ def _merged(policy: str, adapter: Path | None, quantization: str) -> "PreTrained
     from peft import PeftModel  # late, because it imports bitsandbytes, which is quiet by now
 
     with hub_errors(str(adapter)):
-        return PeftModel.from_pretrained(model, adapter).merge_and_unload()
+        tuned = PeftModel.from_pretrained(model, adapter)
+    _add_changes(tuned)
+    return tuned.unload()
+
+
+def _add_changes(tuned: "PreTrainedModel") -> None:
+    """Add the adapter's change to the weights below it, rounded up or down by chance.
+
+    The base's weights are numbers of bf16, so a change of less than half a step would be lost by
+    rounding to nearest, as peft does it: up to 90 % of a small update. By chance, with the odds
+    that make the mean right, none of it is lost: see docs/figures.md.
+    """
+    import torch
+    from peft.tuners.lora import LoraLayer
+
+    generator = torch.Generator(tuned.device).manual_seed(0)
+    for layer in [module for module in tuned.modules() if isinstance(module, LoraLayer)]:
+        weight = getattr(layer.get_base_layer(), getattr(layer, "parameter_name", "weight"))
+        with torch.no_grad():
+            exact = weight.float() + layer.get_delta_weight("default")
+            # bf16 is fp32 without its last 16 bits: a random number carries into the rest.
+            chance = {"dtype": torch.int32, "device": exact.device, "generator": generator}
+            bits = exact.view(torch.int32) + torch.randint(2**16, exact.shape, **chance)
+            weight.copy_(bits.bitwise_and_(-(2**16)).view(torch.float32))
 
 
 def _write(model: "PreTrainedModel", config: RunConfig, folder: Path) -> None:
@@ -129,22 +147,19 @@ def _write(model: "PreTrainedModel", config: RunConfig, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _compare(
-    run: Run, config: RunConfig, base: str, folder: Path, names: list[str]
-) -> dict[str, Any]:
-    """Compare the adapter on its base with the merged files on held-out prompts."""
+def _compare(run: Run, config: RunConfig, base: str, folder: Path) -> dict[str, Any]:
+    """Compare the adapter on its base with the merged files: weights, then answers."""
     merged = str(folder.resolve())
     prompts = [row["prompt"] for row in data.load(run, "eval")[: config.export.parity_prompts]]
-    quantization = config.model.quantization
     sampling = {"max_completion_length": config.train.max_completion_length}
+    quantization = config.model.quantization
     try:
-        return parity.behaviour(
+        return parity.compare(
             load_checkpoint(base, adapter=run / "train/adapter", quantization=quantization),
             load_checkpoint(merged, adapter=None, quantization="16bit"),
             load_tokenizer(merged),
             prompts,
             sampling | {"batch_size": config.evaluate.eval_batch_size},
-            names,
         )
     finally:
         free_memory()  # both models are gone before the next engine is loaded
@@ -167,11 +182,11 @@ def check_complete(folder: Path) -> Path:
     return folder
 
 
-def _size(model_path: str, changed: list[str]) -> int:
+def _size(model_path: str, adapted: list[str]) -> int:
     """Return the size of the merged weights [bytes], without loading the base's weights.
 
     Raises:
-        ValueError: The base lacks a weight that the adapter changes.
+        ValueError: The base lacks a module that the adapter changes.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -179,7 +194,7 @@ def _size(model_path: str, changed: list[str]) -> int:
     with quiet(), hub_errors(model_path), torch.device("meta"):
         config = AutoConfig.from_pretrained(find_model(model_path))
         empty = AutoModelForCausalLM.from_config(config)
-    if lacking := sorted(set(changed) - dict(empty.named_parameters()).keys()):
+    if lacking := sorted(set(adapted) - dict(empty.named_modules()).keys()):
         raise ValueError(
             f"the adapter changes {lacking[0]}, which the base {model_path} lacks: it was made "
             "for another base model"

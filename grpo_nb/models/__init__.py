@@ -6,7 +6,16 @@ torch, unsloth, transformers and vllm are imported inside functions, for they ta
 """
 
 from grpo_nb.models.chat import load_tokenizer
-from grpo_nb.models.engine import Engine, Sample, TransformersEngine, free_memory, open_engine
+from grpo_nb.models.engine import (
+    Engine,
+    Progress,
+    Sample,
+    TransformersEngine,
+    engine_of,
+    free_memory,
+    open_engine,
+    part_of,
+)
 from grpo_nb.models.policy import Policy, load_policy
 from grpo_nb.models.vllm import lora_rank, use_vllm
 from grpo_nb.models.weights import (

@@ -1,6 +1,11 @@
-"""What answers prompts: one `Engine.generate` for every caller, by transformers or by vLLM."""
+"""What answers prompts: one `Engine.generate` for every caller.
+
+vLLM answers where a GPU has it, `dense.DenseEngine` on a CPU, and transformers' `generate` where
+neither can.
+"""
 
 import gc
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,8 +19,10 @@ from grpo_nb.rewards.prompts import Completion, Message
 from grpo_nb.runs import refuse_unknown
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+Progress = Callable[[int, int, str], None]
 
 
 class Sample(NamedTuple):
@@ -51,6 +58,7 @@ class Sampling(NamedTuple):
         own, so that it does not depend on how long the batches before it became.
     batch_size: Sequences at a time, samples included; vLLM makes up its own batches.
     adapter: False: the base below the adapter answers.
+    progress: Called with completions done, all of them, and the tokens per second as a text.
     """
 
     max_completion_length: int
@@ -59,12 +67,19 @@ class Sampling(NamedTuple):
     seed: int = 0
     batch_size: int = 64
     adapter: bool = True
+    progress: Progress | None = None
+
+
+def part_of(report: Progress | None, before: int, total: int, name: str = "") -> Progress | None:
+    """Return the function that reports a part, before which so many completions were sampled."""
+    named = f"{name}, " if name else ""
+    return report and (lambda done, _, note: report(before + done, total, named + note))
 
 
 class Engine(ABC):
     """Weights that answer: `engine.generate(prompts, max_completion_length=…)`."""
 
-    name: str  # "transformers" or "vllm"
+    name: str  # "transformers", "dense" or "vllm"
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.tokenizer = tokenizer
@@ -119,12 +134,19 @@ class TransformersEngine(Engine):
         self._model = None
         free_memory()
 
+    @property
+    def stops(self) -> list[int]:
+        """The ids that end a completion."""
+        ends = self.model.generation_config.eos_token_id
+        return ends if isinstance(ends, list) else [ends or self.tokenizer.eos_token_id]
+
     def complete(self, ids: Sequence[Sequence[int]], asked: Sampling) -> list[Sample]:
         import torch
 
         prompts = [prompt for prompt in ids for _ in range(asked.num_generations)]
-        below = not asked.adapter and hasattr(self.model, "disable_adapter")
+        below = hasattr(self.model, "disable_adapter") and not asked.adapter
         samples: list[Sample] = []
+        meter = Meter(len(prompts), asked.progress)
         # Not inference_mode: what it leaves in a policy's buffers could not be trained with.
         with (
             self._around(),
@@ -134,34 +156,65 @@ class TransformersEngine(Engine):
         ):
             for start in range(0, len(prompts), asked.batch_size):
                 torch.manual_seed(asked.seed + start)
-                samples += self._batch(prompts[start : start + asked.batch_size], asked)
+                batch = prompts[start : start + asked.batch_size]
+                samples += self._samples(self._batch(batch, asked, meter))
+                meter.end(len(samples))
         return samples
 
-    def _batch(self, prompts: Sequence[Sequence[int]], asked: Sampling) -> list[Sample]:
+    def _batch(
+        self, prompts: Sequence[Sequence[int]], asked: Sampling, meter: "Meter"
+    ) -> list[list[int]]:
+        """Return the ids of a completion for each prompt, perhaps with padding after them."""
         sampling: dict[str, Any] = {"do_sample": asked.temperature > 0}
         if asked.temperature > 0:
             sampling |= {"temperature": asked.temperature, "top_k": 0, "top_p": 1.0}
         ids = [list(prompt) for prompt in prompts]
         padded = self.tokenizer.pad({"input_ids": ids}, padding_side="left", return_tensors="pt")
-        ids = self.model.generate(
+        completed = self.model.generate(
             **padded.to(self.model.device),
             max_new_tokens=asked.max_completion_length,
             pad_token_id=self.tokenizer.pad_token_id,
             use_cache=True,  # a model in training has it off
             **sampling,
-        )
-        return self._samples(ids[:, padded["input_ids"].shape[1] :])
+        )[:, padded["input_ids"].shape[1] :]
+        meter.add(completed.numel(), len(completed))
+        return completed.tolist()
 
-    def _samples(self, ids: "torch.Tensor") -> list[Sample]:
-        """Generated ids, [completions, tokens], as text with their lengths up to the first stop."""
-        known = self.model.generation_config.eos_token_id
-        stops = known if isinstance(known, list) else [known or self.tokenizer.eos_token_id]
-        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+    def _samples(self, ids: Sequence[Sequence[int]]) -> list[Sample]:
+        """Return generated ids as text, with their lengths up to the first stop."""
+        texts, stops = self.tokenizer.batch_decode(ids, skip_special_tokens=True), self.stops
         samples = []
-        for text, said in zip(texts, ids.tolist(), strict=True):
-            end = next((place for place, token in enumerate(said, 1) if token in stops), 0)
-            samples.append(Sample(text, end or len(said), not end, said[: end or None]))
+        for text, tokens in zip(texts, ids, strict=True):
+            end = next((place for place, token in enumerate(tokens, 1) if token in stops), 0)
+            samples.append(Sample(text, end or len(tokens), not end, tokens[: end or None]))
         return samples
+
+
+class Meter:
+    """Reports how far a call of `Engine.generate` has come, at most once a second.
+
+    Args:
+        total: Completions to sample.
+        report: Called with completions done, total, and tokens per second as a text.
+    """
+
+    def __init__(self, total: int, report: Progress | None) -> None:
+        self.total, self.report, self.done, self.tokens = total, report, 0, 0
+        self.begun = self.reported = time.monotonic()
+
+    def add(self, tokens: int, ended: int) -> None:
+        """Count tokens, of a batch of which so many completions have ended."""
+        self.tokens += tokens
+        now = time.monotonic()
+        if self.report and (now - self.reported >= 1 or self.done == self.total):
+            self.reported = now
+            speed = self.tokens / max(now - self.begun, 1e-9)
+            self.report(self.done + ended, self.total, f"{speed:.0f} tokens/s")
+
+    def end(self, done: int) -> None:
+        """Note that a batch has ended, and how many completions there are now."""
+        self.done = done
+        self.add(0, 0)
 
 
 class VllmEngine(Engine):
@@ -212,8 +265,20 @@ class VllmEngine(Engine):
         free_memory()
 
 
+def engine_of(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    around: Callable[[], AbstractContextManager] = nullcontext,
+) -> TransformersEngine:
+    """Return the quickest engine for a loaded model; the arguments are `TransformersEngine`'s."""
+    from grpo_nb.models.dense import DenseEngine, dense_lacks
+
+    kind = TransformersEngine if dense_lacks(model) else DenseEngine
+    return kind(model, tokenizer, around)
+
+
 def free_memory() -> None:
-    """Let go of what nothing holds any more, on the GPU too."""
+    """Free what nothing refers to, on the GPU too."""
     import torch
 
     gc.collect()
@@ -250,7 +315,7 @@ def open_engine(
     tokenizer = load_tokenizer(model_path, chat_template_kwargs)
     if not vllm:
         model = load_checkpoint(model_path, adapter=adapter, quantization=quantization)
-        return TransformersEngine(model, tokenizer)
+        return engine_of(model, tokenizer)
     with quiet(), hub_errors(model_path):
         llm = load_vllm(model_path, adapter, quantization, gpu_memory_utilization)
         from vllm.lora.request import LoRARequest

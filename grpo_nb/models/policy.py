@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from grpo_nb.machine import several_gpus
 from grpo_nb.models import lm_head
 from grpo_nb.models.chat import find_model, hub_errors, load_tokenizer, quiet
-from grpo_nb.models.engine import Engine, Sample, TransformersEngine, VllmEngine, free_memory
+from grpo_nb.models.engine import Engine, Sample, VllmEngine, engine_of, free_memory
 from grpo_nb.models.vllm import use_vllm
-from grpo_nb.models.weights import cuda_available, load_base, load_weights
+from grpo_nb.models.weights import cuda_available, load_base, load_weights, unpacked
 from grpo_nb.rewards.prompts import Message
 from grpo_nb.runs import Run, project_path, refuse_changed, refuse_unknown, runs_root
 from grpo_nb.runs.config import ModelConfig, PolicyConfig
@@ -50,7 +50,7 @@ class Policy(NamedTuple):
         """Answers as the policy stands now; a training that is under way goes on unchanged."""
         if self.vllm:
             return VllmEngine(self.model.vllm_engine, self.tokenizer, self.live_adapter)
-        return TransformersEngine(self.model, self.tokenizer, partial(_for_inference, self))
+        return engine_of(self.model, self.tokenizer, partial(_for_inference, self))
 
     @property
     def folds_adapter(self) -> bool:
@@ -195,6 +195,7 @@ def _load_unsloth(
     )
     if policy.finetuning == "full":
         return model
+    model = unpacked(model)
     return fast.get_peft_model(
         model,
         **_lora(config, model),
@@ -217,7 +218,7 @@ def _announce_standby(standby: bool) -> None:
 def _load_transformers(config: ModelConfig, seed: int, policy: PolicyConfig) -> "PreTrainedModel":
     import torch
 
-    model = load_base(config.model_path, config.quantization)
+    model = unpacked(load_base(config.model_path, config.quantization))
     if not cuda_available():
         lm_head.install()
     if policy.finetuning == "full":

@@ -96,18 +96,31 @@ def load_base(model_path: str, quantization: str, **changes: Any) -> "PreTrained
 def load_dequantized(model_path: str, quantization: str) -> "PreTrainedModel":
     """The base in bf16, with the weights that a policy of this quantization computes with."""
     import torch
-    from transformers.integrations.bitsandbytes import Bnb4bitDeserialize
 
     model = load_base(model_path, quantization, dtype=torch.bfloat16)
     if not hasattr(model.config, "quantization_config"):
         return model
+    return dequantized(model)
+
+
+def dequantized(model: "PreTrainedModel") -> "PreTrainedModel":
+    """Return a 4-bit model with the weights that it computes with, in 16 or 32 bit."""
+    from transformers.integrations.bitsandbytes import Bnb4bitDeserialize
+
     # On saving, transformers takes back what it did on reading, and fails at unpacking 4 bit.
     model._weight_conversions = [
         done
         for done in model._weight_conversions
         if not any(isinstance(one, Bnb4bitDeserialize) for one in getattr(done, "operations", []))
     ]
-    return model.dequantize()
+    with quiet():  # it says in which dtype
+        return model.dequantize()
+
+
+def unpacked(model: "PreTrainedModel") -> "PreTrainedModel":
+    """On a CPU, dequantise a 4-bit model: each forward would do so again, for the same weights."""
+    packed = getattr(model, "is_loaded_in_4bit", False) and not cuda_available()
+    return dequantized(model) if packed else model
 
 
 def load_checkpoint(
@@ -121,7 +134,7 @@ def load_checkpoint(
         quantization: "4bit" or "16bit".
     """
     with quiet(), hub_errors(model_path):
-        model = load_base(model_path, quantization)
+        model = unpacked(load_base(model_path, quantization))
         if adapter is not None:
             from peft import PeftModel
 

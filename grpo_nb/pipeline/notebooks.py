@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from grpo_nb.machine import wait_passively
 from grpo_nb.runs import (
     NOTEBOOKS,
     PROJECT_ROOT,
@@ -301,7 +302,7 @@ def print_summary(run: Run, last: str = "04") -> None:
     """
     if last == "04":
         for pair in read_json(run / "eval/report.json")["comparisons"]:
-            if (pair["before"], pair["after"]) == ("base", "merged"):
+            if pair["after"] == "merged" and pair["before"] in ("base", "warm-up"):
                 print(pair["sentence"])
     failures = read_json(run / "rewards/report.json")["failures"] if last >= "02" else []
     for result in [f"FAILED: {failure}" for failure in failures] or ["passed"] * (last >= "02"):
@@ -345,7 +346,8 @@ def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Non
 
 
 def set_environment(run: Run) -> None:
-    """Set what child processes inherit: the folders of package and runs, and no progress bars."""
+    """Set what child processes inherit: folders, no progress bars, threads that do not spin."""
+    wait_passively()
     path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH")]))
     os.environ.update(QUIET | {"PYTHONPATH": path, "GRPO_NB_RUNS": str(run.path.parent)})
 

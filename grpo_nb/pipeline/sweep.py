@@ -80,11 +80,13 @@ def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
     profile = content.get("profile", "auto")
     if elsewhere and profile == "auto":
         raise ValueError(f"{path}: name the cluster's profile: auto would choose one for this host")
-    profile = detect_profile() if profile == "auto" else profile
     if not isinstance(shared, dict):
         raise ValueError(f"{path}: settings: write `setting: value` pairs")
     trials: list[Trial] = []
-    for number, swept in enumerate(_points(path, content)):
+    points = _points(path, content)
+    if profile == "auto":
+        profile = detect_profile((shared | points[0]).get("model.model_path", ""))
+    for number, swept in enumerate(points):
         for twice in swept.keys() & shared.keys():
             raise ValueError(f"{path}: {twice} is varied, and set in settings: remove one of them")
         if swept in [trial.swept for trial in trials]:

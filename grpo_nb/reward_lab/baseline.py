@@ -22,16 +22,18 @@ from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import Completion
 from grpo_nb.runs import Check, Run, Stage, atomic_path, write_json
 from grpo_nb.runs.config import DataConfig, RunConfig
+from grpo_nb.runs.files import read_json
 
 KEPT_AT = "rewards/baseline.parquet"
+WARMED = "rewards/warm_up"  # the weights after the SFT warm-up, from which GRPO starts
 BASE = "base model"  # the name of its check
-NO_SIGNAL = "every group of the baseline rollouts has zero advantage"
 EASIER = (
-    "data.sft_rows = 500 and train.sft_steps = 100 (an SFT warm-up), easier rows (data.source), or "
-    "another base (model.model_path)"
+    "{} SFT warm-up (data.sft_rows = 64 and train.sft_steps = 12, or more), easier rows "
+    "(data.source), or another base (model.model_path)"
 )
-WARM_UP = "train.sft_steps = 100, if it is 0: the SFT warm-up comes before GRPO"
 HARDER = "harder rows (data.source)"
+MOSTLY = 0.5  # zero-advantage groups; with more of them a base that is never right learns little
+FIRST = 200  # characters of the first completion that are shown while the others are sampled
 SPARE = 1.25  # recommended cap, relative to the 99th percentile of the baseline's lengths
 
 
@@ -60,56 +62,79 @@ class Baseline(NamedTuple):
 
 
 def sample(
-    run: Run, rows: Sequence[Row], config: RunConfig, engine: models.Engine | None = None
+    run: Run,
+    rows: Sequence[Row],
+    config: RunConfig,
+    engine: models.Engine | None = None,
+    progress: models.Progress | None = None,
+    warmed: bool = True,
 ) -> Baseline:
-    """Return the base model's completions of each row, from the cache where possible.
+    """Return completions of what the training starts from, from the cache where possible.
+
+    They are written after each batch, so an interruption loses none but those of the last.
 
     Args:
         run: The run that holds the cache.
         rows: Dataset rows, [prompts].
         config: The base model, its sampling settings, and `rewards.baseline_completions`.
-        engine: The engine of a loaded policy, which answers with its adapter disabled; None loads
-            the base model.
+        engine: The engine of a loaded policy, which answers without its adapter unless there was
+            an SFT warm-up; None loads the model.
+        progress: Called with completions done, all, and a note.
+        warmed: Whether the SFT warm-up counts, where there was one.
     """
-    settings, environment = _settings(config), environments.of(config)
+    folder = warm_folder(run, config) if warmed else None
+    settings, environment = _settings(config, folder), environments.of(config)
     cached = _read(run, settings)
     keys = [_key(row, environment) for row in rows]
-    if missing := {key: row for key, row in zip(keys, rows, strict=True) if key not in cached}:
-        groups = _sample_base(list(missing.values()), config, engine)
-        bare = [[each._replace(ids=(), mask=()) for each in group] for group in groups]
-        cached |= zip(missing, bare, strict=True)
-        _write(run, cached, settings)
+    missing = {key: row for key, row in zip(keys, rows, strict=True) if key not in cached}
+    group = config.rewards.baseline_completions
+    size = max(1, config.step_completions // group)  # the same batch as in training
+    with nullcontext(engine) if engine or not missing else closing(open_base(config, folder)) as it:
+        size = len(missing) if it and it.name == "vllm" else size  # which makes up its own batches
+        for start in range(0, len(missing), size):
+            part = dict(list(missing.items())[start : start + size])
+            groups = environments.answer(
+                it,
+                list(part.values()),
+                environment,
+                max_completion_length=config.train.max_completion_length,
+                temperature=config.train.temperature,
+                num_generations=group,
+                seed=config.seed + start * group,
+                batch_size=config.step_completions,
+                adapter=folder is not None,
+                progress=models.part_of(progress, start * group, len(missing) * group),
+            )
+            bare = [[each._replace(ids=(), mask=()) for each in one] for one in groups]
+            cached |= zip(part, bare, strict=True)
+            _write(run, cached, settings)
+            if progress and not start and len(missing) > size:
+                print(f"the first completion: {groups[0][0].text[:FIRST]!r}", flush=True)
     return Baseline(list(rows), [cached[key] for key in keys])
 
 
-def _sample_base(
-    rows: list[Row], config: RunConfig, engine: models.Engine | None
-) -> list[list[models.Sample]]:
-    with nullcontext(engine) if engine else closing(open_base(config)) as base:
-        return environments.answer(
-            base,
-            rows,
-            environments.of(config),
-            max_completion_length=config.train.max_completion_length,
-            temperature=config.train.temperature,
-            num_generations=config.rewards.baseline_completions,
-            seed=config.seed,
-            batch_size=config.step_completions,  # the same batch as in training
-            adapter=False,
-        )
+def warm_folder(run: Run, config: RunConfig) -> Path | None:
+    """Return the folder of the weights after the SFT warm-up, if there is one."""
+    folder = run / WARMED
+    return folder if config.train.sft_steps and folder.is_dir() else None
 
 
-def open_base(config: RunConfig) -> models.Engine:
-    """Load the base model."""
-    model = config.model
-    options = {"adapter": None, "chat_template_kwargs": model.chat_template_kwargs}
-    return models.open_engine(model.model_path, quantization=model.quantization, **options)
+def open_base(config: RunConfig, warmed: Path | None) -> models.Engine:
+    """Load the base model, or with `warmed` what it is after the SFT warm-up."""
+    model, whole = config.model, warmed and config.policy.finetuning == "full"
+    return models.open_engine(
+        str(warmed) if whole else model.model_path,
+        adapter=None if whole else warmed,
+        quantization=model.quantization,
+        chat_template_kwargs=model.chat_template_kwargs,
+    )
 
 
-def _settings(config: RunConfig) -> dict[str, Any]:
+def _settings(config: RunConfig, warmed: Path | None) -> dict[str, Any]:
     """Return everything that the samples depend on, including a local model's files."""
     return {
         "model_path": config.model.model_path,
+        "warm_up": warmed and read_json(warmed / "about.json")["of"],
         "weights": _weight_files(chat.find_model(config.model.model_path)),
         "quantization": config.model.quantization,
         "chat_template_kwargs": config.model.chat_template_kwargs,
@@ -228,30 +253,30 @@ def summary(
     }
 
 
-def checks(figures: Mapping[str, Any], sft_rows: int = 0) -> list[Check]:
+def checks(figures: Mapping[str, Any], warmed: bool = False) -> list[Check]:
     """Check from the figures of `summary` whether there is anything to learn and room to answer.
 
     Args:
         figures: The figures.
-        sft_rows: Rows of the SFT warm-up. It comes after this check, so a base that earns nothing
-            yet is only a warning if there are any.
+        warmed: Whether the SFT warm-up was done before.
     """
     rate, silent = figures["pass@1"], figures["share of zero-advantage groups"]
-    base = f"right in {rate:.1%} of its samples; {silent:.0%} zero-advantage groups"
-    learns, easier = "ok" if 0 < rate < 1 else "warning", ""
-    if silent == 1:
-        learns = "warning" if sft_rows and rate < 1 else "stop"
+    who = "the base after its warm-up" if warmed else "the base"
+    base, learns, fix = "", "ok" if 0 < rate < 1 else "warning", ""
+    if silent == 1 or (rate == 0 and silent > MOSTLY):
+        learns = "stop"
         does = {0: "does not solve", 1: "always solves"}.get(rate, "has one score a prompt in")
-        base = f"the base {does} this: right in {rate:.1%} of its samples, and {NO_SIGNAL}"
+        base = f"{who} {does} this: "
+    base += f"right in {rate:.1%} of its samples; {silent:.0%} zero-advantage groups"
     if learns != "ok":
-        easier = HARDER if rate == 1 else WARM_UP if sft_rows else EASIER
+        fix = HARDER if rate == 1 else EASIER.format("more" if warmed else "an")
     cap, best = figures["max_completion_length"], figures["recommended max_completion_length"]
     cut, p95 = figures["share truncated"], figures["completion tokens, p95"]
     fits = cap >= best or (cut <= 0.05 and cap >= p95)
     long = f"95 % of its completions have at most {p95:.0f} tokens, {cut:.0%} were cut; cap {cap}"
     raised = "" if fits else f"set train.max_completion_length = {best}"
     return [
-        Check(BASE, learns, base, easier),
+        Check(BASE, learns, base, fix),
         Check("completion length", "ok" if fits else "warning", long, raised),
     ]
 
@@ -295,7 +320,8 @@ def by_difficulty(
     if not config.difficulty_prompts:
         return report
     rows = data.load(stage.run, "train")
-    baseline = sample(stage.run, rows[: config.difficulty_prompts], stage.config, engine)
+    judged = rows[: config.difficulty_prompts]
+    baseline = sample(stage.run, judged, stage.config, engine, stage.progress, warmed=False)
     model = stage.config.model
     tokenizer = chat.load_tokenizer(model.model_path, model.chat_template_kwargs)
     bench = bench_of(stage.config, preset, tokenizer)

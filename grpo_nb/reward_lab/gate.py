@@ -57,10 +57,28 @@ class Verdict(NamedTuple):
     def passed(self) -> bool:
         return not self.failures
 
+    @property
+    def only_the_base_fails(self) -> bool:
+        """Whether nothing is wrong but that the base earns nothing yet: `training.remedies`."""
+        blamed = [check.name for check in self.checks if check.state == "stop"]
+        return blamed == [baselines.BASE] and self.baseline["pass@1"] < 1
+
+    def advised(self, remedy: str) -> "Verdict":
+        """Return the verdict with a remedy for the base that was measured; "" leaves it as it is.
+
+        Args:
+            remedy: From `training.advice`.
+        """
+        checks = [
+            c._replace(fix=remedy or c.fix) if c.name == baselines.BASE else c for c in self.checks
+        ]
+        return self._replace(checks=checks)
+
     def __str__(self) -> str:
         if self.passed:
-            return f"PASSED: {self.checks[0].evidence}"
-        first = f"FAILED, so training is refused: {_reason(self.checks[1:])}"
+            return f"PASSED, train: {self.checks[0].evidence}"
+        outcome = "train after a remedy" if self.only_the_base_fails else "do not train"
+        first = f"FAILED, {outcome}: {_reason(self.checks[1:])}"
         return "\n  ".join([first, *self.failures[1:]])
 
 
@@ -96,8 +114,9 @@ def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -
             fix = "give such text the lowest score, or use @reward(on_error='skip')"
             problems.append(Check("a reward raises on an attack", "stop", evidence, fix))
         scores = behavior.record(bench, rows, baseline, problems)
+    warmed = baselines.warm_folder(stage.run, config) is not None
     figures = baselines.summary(baseline, scored, bench.preset, config)
-    checks = [_summary(problems), *problems, *baselines.checks(figures, config.data.sft_rows)]
+    checks = [_summary(problems), *problems, *baselines.checks(figures, warmed)]
     still = before == fingerprint(bench.preset)
     return Verdict(checks, probes, figures, signal_table(bench.preset, scored), scores, still)
 

@@ -6,6 +6,7 @@ unknown name is rejected before anything starts, with the nearest known name.
 
 import ast
 import re
+from collections import ChainMap
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
@@ -31,7 +32,7 @@ from grpo_nb.runs.settings import (
 class RunConfig(Section):
     """All settings of one run; `SECTION_STAGE` says which notebook holds which section."""
 
-    profile: str = "tiny-cpu"
+    profile: str = ""
     sources: dict[str, str] = setting({}, "where each setting's value came from")
     task: str = setting("math", "what is taught; sets source, preset and answers")
     seed: int = setting(0, "random seed of split, sampling and training", ge=0, lt=2**32)
@@ -55,8 +56,11 @@ SECTION_STAGE = {
     **{"data": "01", "model": "01", "rewards": "02", "policy": "03", "train": "03"},
     **{"health": "03", "trl": "03", "evaluate": "04", "export": "04"},
 }
-# The prompts ask for the answer form, so stage 01 sets it.
-SETTING_STAGE = {"rewards.form": "01", "rewards.opened": "01"}
+DIFFICULTY = {"min_pass_rate", "max_pass_rate", "order"}  # need data.difficulty_prompts
+# The prompts ask for the answer form, so stage 01 sets it; what GRPO starts from is judged in 02.
+SETTING_STAGE = {"rewards.form": "01", "rewards.opened": "01"} | dict.fromkeys(
+    ("train.sft_steps", "train.sft_learning_rate"), "02"
+)
 SECTIONS = tuple(section for section in SECTION_STAGE if section != "trl")
 # {"task": …, "seed": …, "data.source": …}: the meaning of each setting, except `trl.…`.
 MEANINGS = {name: RunConfig.model_fields[name].description for name in ("task", "seed")} | {
@@ -116,15 +120,15 @@ def resolve(profile: str, *layers: Mapping[str, Any]) -> RunConfig:
             run's config.yaml. Text is converted to the setting's type.
 
     Raises:
-        ValueError: The profile, task or setting is unknown (the message gives the nearest name),
-            a value does not fit its setting, the group size does not divide the batch, or full
-            fine-tuning is asked of 4-bit weights.
+        ValueError: The profile, task or setting is unknown (the message gives the nearest name), a
+            value does not fit its setting, or settings do not fit together (`_misfits`).
     """
     if not isinstance(profile, str) or not profile:
         raise ValueError(f"profile = {profile!r}: write a name, such as tiny-cpu, or leave it out")
-    profile = detect_profile() if profile == "auto" else profile
+    last = ChainMap(*map(dict, reversed(layers)))
+    profile = detect_profile(last.get("model.model_path")) if profile == "auto" else profile
     refuse_unknown("profile", profile, list(PROFILES))
-    task = next((layer["task"] for layer in reversed(layers) if "task" in layer), "math")
+    task = last.get("task", "math")
     below = [(f"profile {profile}", PROFILES[profile])]
     below.append((f"task {task}", task_settings(task, profile)))
     above = zip(["config.yaml"] * (len(layers) - 1) + ["set here"], layers, strict=False)
@@ -153,28 +157,87 @@ def _checked(given: dict[str, Any], values: Mapping[str, Any]) -> RunConfig:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{name} = {first['input']!r}: {first['msg'].lower()}") from None
-    group, batch = config.train.num_generations, config.step_completions
-    if batch % group:
-        raise ValueError(
-            f"train.num_generations = {group} does not divide the batch: "
-            f"per_device_train_batch_size {config.train.per_device_train_batch_size} x "
-            f"gradient_accumulation_steps {config.train.gradient_accumulation_steps} = {batch}; "
-            f"take a batch of {-(-batch // group) * group}"
-        )
-    need = config.data.max_prompt_tokens + config.train.max_completion_length
-    if need > config.model.max_seq_length:
-        raise ValueError(
-            f"model.max_seq_length = {config.model.max_seq_length} is less than "
-            f"data.max_prompt_tokens + train.max_completion_length = {need}; raise it to {need}"
-        )
-    quantization = config.model.quantization
-    if config.policy.finetuning == "full" and quantization != "16bit":
-        raise ValueError(
-            f"policy.finetuning = 'full' with model.quantization = {quantization!r}: quantized "
-            "weights cannot be trained; set model.quantization = '16bit', or policy.finetuning = "
-            "'lora'"
-        )
+    for misfit, why in _misfits(config):
+        if misfit:
+            raise ValueError(why)
     return config
+
+
+def _misfits(config: RunConfig) -> list[tuple[Any, str]]:
+    """Return (whether settings do not fit together, why not and what to change), for each way."""
+    data, model, train = config.data, config.model, config.train
+    group, batch = train.num_generations, config.step_completions
+    need = data.max_prompt_tokens + train.max_completion_length
+    differ = data.model_dump(include=DIFFICULTY, exclude_defaults=True)
+    choice = ", ".join(f"data.{name} = {value!r}" for name, value in differ.items())
+    return [
+        (
+            batch % group,
+            f"train.num_generations = {group} does not divide the batch: "
+            f"per_device_train_batch_size {train.per_device_train_batch_size} x "
+            f"gradient_accumulation_steps {train.gradient_accumulation_steps} = {batch}; "
+            f"take a batch of {-(-batch // group) * group}",
+        ),
+        (
+            need > model.max_seq_length,
+            f"model.max_seq_length = {model.max_seq_length} is less than data.max_prompt_tokens + "
+            f"train.max_completion_length = {need}; raise it to {need}",
+        ),
+        (
+            train.sft_steps and not data.sft_rows,
+            f"train.sft_steps = {train.sft_steps} has no rows to learn from: data.sft_rows = 0; "
+            "set data.sft_rows = 64 in stage 01, which writes them, or train.sft_steps = 0",
+        ),
+        (
+            data.min_pass_rate >= data.max_pass_rate,
+            f"data.min_pass_rate = {data.min_pass_rate} is not below data.max_pass_rate = "
+            f"{data.max_pass_rate}: no prompt would be kept; raise data.max_pass_rate",
+        ),
+        (
+            choice and not data.difficulty_prompts,
+            f"{choice} by a difficulty that nothing measures: data.difficulty_prompts = 0; "
+            "set data.difficulty_prompts = 200",
+        ),
+        *_policy_misfits(config),
+    ]
+
+
+def _policy_misfits(config: RunConfig) -> list[tuple[Any, str]]:
+    """Return what `_misfits` does, for who loads the model, who generates, and what is trained."""
+    kind, tuning = config.policy.backend, config.policy.finetuning
+    bits, inference = config.model.quantization, config.model.fast_inference
+    return [
+        (
+            tuning == "full" and bits != "16bit",
+            f"policy.finetuning = 'full' with model.quantization = {bits!r}: quantized weights "
+            "cannot be trained; set model.quantization = '16bit', or policy.finetuning = 'lora'",
+        ),
+        (
+            inference == "vllm" and (kind, tuning) != ("unsloth", "lora"),
+            f"model.fast_inference = 'vllm' with policy.backend = {kind!r} and policy.finetuning = "
+            f"{tuning!r}: only Unsloth's LoRA trains so; set model.fast_inference = 'detect'",
+        ),
+        (
+            "vllm_mode" in config.trl and (kind, bits) != ("transformers", "16bit"),
+            f"trl.vllm_mode with policy.backend = {kind!r} and model.quantization = {bits!r}: TRL "
+            "drives vLLM for 'transformers' and '16bit'; set both, or leave trl.vllm_mode out",
+        ),
+    ]
+
+
+def refuse_few_rows(config: RunConfig, rows: int) -> None:
+    """Raise ValueError if so many training rows do not make a step, so that none would be made."""
+    train, completions = config.train, config.step_completions
+    validated = min(train.eval_prompts, rows // 10) if train.eval_steps else 0
+    prompts = completions // train.num_generations
+    resized = {"steps_per_generation", "generation_batch_size"} & set(config.trl)
+    if rows - validated < prompts and not resized:
+        raise ValueError(
+            f"{rows - validated} rows to train on ({rows} - {validated} for validation) are fewer "
+            f"than the {prompts} prompts of a step ({completions} completions in groups of "
+            f"{train.num_generations}): give more rows (data.source, data.max_rows), or lower "
+            "train.per_device_train_batch_size"
+        )
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:

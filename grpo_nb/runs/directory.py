@@ -307,15 +307,32 @@ class Stage:
     def __init__(self, run: Run, stage: str, config: configs.RunConfig) -> None:
         self.run, self.stage, self.config = run, stage, config
         self._started = time.monotonic()
+        self._part = (0, 0, 0.0)  # steps done and in all when the part began, and the time
 
     def settings(self, *sections: str) -> list[dict[str, Any]]:
         """Return table rows of every effective value: setting, value, source, meaning."""
         return configs.describe(self.config, *sections)
 
     def progress(self, done: int, total: int, note: str = "") -> None:
-        """Write progress.json, which the notebooks and the pipeline's progress bar show."""
+        """Show how far the running part of the stage is, and how long it will take.
+
+        A notebook shows it as a line, and the pipeline reads it from progress.json.
+        """
+        from IPython import get_ipython
+        from IPython.display import display
+
+        now, (first, _, began) = time.monotonic(), self._part
+        new = self._part[1] != total or done < first
+        if new:
+            first, began = done, now
+            self._part = (done, total, now)
+        seconds = (now - began) * (total - done) / max(1, done - first)
+        note += f", about {seconds:.0f} s left" if seconds >= 1 else ""
         state = {"stage": self.stage, "done": done, "total": total, "note": note}
         write_json(self.run / "progress.json", state)
+        if get_ipython():
+            line = {"text/plain": f"{done}/{total}  {note}"}
+            display(line, raw=True, display_id=f"progress of {began}", update=not new)
 
     def record_checks(self, checks: Iterable[Check]) -> None:
         """Add checks to the manifest; a check replaces an earlier one of the same name."""
@@ -408,6 +425,9 @@ def resolve_stages(
     Earlier stages keep the settings that the run has. So do later stages that are done, because
     their results came from those settings, and later stages keep what `--set` asked for. If the
     settings of later stages do not fit the new ones, they are dropped.
+
+    Raises:
+        ValueError: A setting is wrong, or stage 03 is among them and has too few rows for a step.
     """
     try:
         config = run.config()
@@ -421,9 +441,21 @@ def resolve_stages(
     after = {name: v for name, v in current.items() if configs.stage_of(name) in done}
     after |= {name: v for name, v in run.settings().items() if configs.stage_of(name) > last}
     try:
-        return configs.resolve(profile, before | after, settings)
+        config = configs.resolve(profile, before | after, settings)
     except ValueError:
-        return configs.resolve(profile, before, settings)
+        config = configs.resolve(profile, before, settings)
+    if first <= "03" <= last and (rows := _train_rows(run, config, first)) is not None:
+        configs.refuse_few_rows(config, rows)
+    return config
+
+
+def _train_rows(run: Run, config: configs.RunConfig, first: str) -> int | None:
+    """Return how many rows there are to train on, or at most will be; None if nobody knows yet."""
+    if first > "01":
+        report = run / "data/report.json"
+        return read_json(report).get("train_rows") if report.exists() else None
+    rows = config.data.max_rows
+    return rows - config.data.held_out(rows) if rows else None
 
 
 def check_stages_before(run: Run, stage: str) -> None:

@@ -1,4 +1,7 @@
-"""The sections of a run's configuration: each setting with its default, limits and meaning."""
+"""The sections of a run's configuration: each setting with its default, limits and meaning.
+
+The defaults suit an instruct model of about 0.5 B parameters with LoRA.
+"""
 
 from typing import Any, Literal
 
@@ -47,12 +50,16 @@ class DataConfig(Section):
     environment: str = setting("", "environment of the task: guess, calculator, mine.py:Guess …")
     sft_rows: int = setting(0, "rows written for an SFT warm-up", ge=0)
 
+    def held_out(self, rows: int) -> int:
+        """Return how many of so many rows are held out for notebook 4."""
+        return min(self.eval_rows, max(1, int(rows * self.eval_share)))
+
 
 class ModelConfig(Section):
-    model_path: str = setting("data/tiny_base", "folder or hub name of the base model")
+    model_path: str = setting("Qwen/Qwen2.5-0.5B-Instruct", "folder or hub name of the base model")
     quantization: Literal["4bit", "16bit"] = setting("4bit", "precision of the base weights")
     fast_inference: Literal["vllm", "off", "detect"] = setting("detect", "generate with vLLM")
-    max_seq_length: int = setting(512, "prompt + completion [tokens]", ge=32)
+    max_seq_length: int = setting(1024, "prompt + completion [tokens]", ge=32)
     lora_rank: int = setting(16, "rank of the adapter", ge=1)
     lora_alpha: int = setting(32, "the adapter is scaled by alpha / rank", ge=1)
     lora_targets: str = setting("all-linear", 'layers with an adapter: all, or "q_proj, v_proj"')
@@ -72,13 +79,13 @@ class RewardsConfig(Section):
 
 
 class TrainConfig(Section):
-    max_steps: int = setting(100, "optimizer steps", ge=1)
-    learning_rate: float = setting(1e-3, "peak learning rate", gt=0, le=10)
-    warmup_steps: int = setting(5, "steps until the peak is reached", ge=0)
+    max_steps: int = setting(250, "optimizer steps", ge=1)
+    learning_rate: float = setting(2e-5, "peak learning rate", gt=0, le=10)
+    warmup_steps: int = setting(10, "steps until the peak is reached", ge=0)
     num_generations: int = setting(8, "completions per prompt: the group size", ge=2)
-    per_device_train_batch_size: int = setting(64, "completions per micro-batch", ge=1)
-    gradient_accumulation_steps: int = setting(1, "micro-batches per step", ge=1)
-    max_completion_length: int = setting(48, "longer completions are truncated [tokens]", ge=1)
+    per_device_train_batch_size: int = setting(8, "completions per micro-batch", ge=1)
+    gradient_accumulation_steps: int = setting(4, "micro-batches per step", ge=1)
+    max_completion_length: int = setting(512, "longer completions are truncated [tokens]", ge=1)
     temperature: float = setting(1.0, "sampling temperature in training", ge=0.01, le=100)
     beta: float = setting(0.0, "weight of the KL to the base", ge=0, le=1000)
     loss_type: LossType = setting("dapo", "TRL's loss")
@@ -89,7 +96,7 @@ class TrainConfig(Section):
     resume: Literal["auto", "always", "never"] = setting("auto", "continue an interrupted training")
     guard_steps: int = setting(50, "steps between policy identity checks; 0: never", ge=0)
     report_to: str = setting("none", 'trackers: "tensorboard", "trackio", "wandb"')
-    sft_learning_rate: float = setting(1e-3, "learning rate of the SFT warm-up", gt=0, le=10)
+    sft_learning_rate: float = setting(2e-4, "learning rate of the SFT warm-up", gt=0, le=10)
     save_steps: int = setting(25, "steps between checkpoints", ge=1)
     keep_checkpoints: int = setting(2, "newest checkpoints kept on disk", ge=1)
     eval_prompts: int = setting(64, "validation prompts: at most a tenth of the rows", ge=1)

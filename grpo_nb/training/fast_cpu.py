@@ -1,269 +1,37 @@
-"""What makes a step on a CPU two and a half times as fast; without this module it is only slower.
+"""What makes a step on a CPU twice as fast; without this module it is only slower.
 
-Completions are sampled from a dense copy of the policy: a 4-bit policy dequantises every weight
-for every token, and its LoRA layers run beside. The copy holds what both amount to as plain fp32
-weights, renewed before each generation; the gradient comes from the policy as ever. Sampling runs
-each distinct prompt once, rows that have ended leave the batch, keys and values lie in place, and
-heads that share keys are one attention.
-
-The update runs each prompt once for its group, as one row [prompt | c1 | … | c8]. A completion
-sees the prompt and itself, and its positions go on from the prompt's: what is computed is the
-same, without seven of eight prompts and without the padding of short completions.
+Completions are sampled by `models.dense`. The update runs each prompt once for its group, as one
+row [prompt | c1 | … | c8]. A completion sees the prompt and itself, and its positions go on from
+the prompt's: what is computed is the same, without seven of eight prompts and without the padding
+of short completions.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb.models import Policy, cuda_available
+from grpo_nb.models.dense import dense_lacks, full_attention
 from grpo_nb.training.arguments import distorted
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
-
-ATTENTION = "grpo_nb_grouped"
-LEAVE = 1 / 8  # of the batch: so many ended rows are worth copying the others together
 
 
-def _attend(
-    module: Any, query: "torch.Tensor", key: Any, value: Any, attention_mask: Any, **options: Any
-) -> tuple["torch.Tensor", None]:
-    """Torch's attention; of one token the heads that share keys are its queries. [B, 1, H, D]."""
-    import torch
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    rows, heads, tokens, size = query.shape
-    if tokens > 1:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    mixed = torch.nn.functional.scaled_dot_product_attention(
-        query.view(rows, key.shape[1], -1, size),
-        key,
-        value,
-        attn_mask=attention_mask,
-        scale=options.get("scaling"),
-    )
-    return mixed.reshape(rows, 1, heads, size), None
-
-
-class FixedLayer:
-    """A layer of transformers' cache that holds keys and values in one place.
-
-    DynamicLayer copies them all for each token.
-
-    Args:
-        layer: A DynamicLayer, filled.
-        index: Its rows to take, [rows].
-        more: Tokens to make place for.
-    """
-
-    is_sliding, is_initialized = False, True
-
-    def __init__(self, layer: Any, index: "torch.Tensor", more: int) -> None:
-        import torch
-
-        self.used = layer.keys.shape[-2]
-        place = (0, 0, 0, more)
-        self.keys = torch.nn.functional.pad(layer.keys[index], place)
-        self.values = torch.nn.functional.pad(layer.values[index], place)
-
-    def update(self, keys: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
-        start, self.used = self.used, self.used + keys.shape[-2]
-        self.keys[:, :, start : self.used] = keys
-        self.values[:, :, start : self.used] = values
-        return self.keys[:, :, : self.used], self.values[:, :, : self.used]
-
-    def get_seq_length(self) -> int:
-        return self.used
-
-    def batch_select_indices(self, index: "torch.Tensor") -> None:
-        self.keys, self.values = self.keys[index], self.values[index]
-
-
-def sample(
-    model: "PreTrainedModel",
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_completion_length: int,
-    stops: Sequence[int],
-    pad: int,
-    temperature: float = 1.0,
-) -> list[list[int]]:
-    """Token ids of a completion for each prompt, by torch's random state.
-
-    Args:
-        model: `DenseCopy.renewed`.
-        prompts: Token ids; equal ones are run once.
-        max_completion_length: Cut after this [tokens].
-        stops: Ids that end a completion, and are its last.
-        pad: Id for the places before a short prompt.
-        temperature: The logits are divided by it; nearly 0 is greedy.
-    """
-    import torch
-
-    logits, cache, tokens, mask, last = _prefill(model, prompts, max_completion_length, pad)
-    width = tokens.shape[1] - max_completion_length
-    lengths = torch.full((len(prompts),), max_completion_length)
-    rows = torch.arange(len(prompts))
-    ends = torch.tensor(stops, dtype=torch.long)
-    alive = torch.ones_like(rows, dtype=torch.bool)
-    for step in range(max_completion_length):
-        token = draw(logits / temperature)
-        tokens[rows, width + step] = token
-        ended = alive & torch.isin(token, ends)
-        lengths[rows[ended]] = step + 1
-        alive &= ~ended
-        left = int(alive.sum())
-        if not left or step + 1 == max_completion_length:
-            break
-        if left <= (1 - LEAVE) * len(rows):
-            cache.batch_select_indices(alive)
-            rows, token, mask, last, alive = (x[alive] for x in (rows, token, mask, last, alive))
-        last = last + 1
-        logits = model(
-            input_ids=token[:, None],
-            attention_mask=mask[:, None, None, : width + step + 1],
-            position_ids=last,
-            past_key_values=cache,
-        ).logits[:, -1]
-    pairs = zip(tokens[:, width:].tolist(), lengths.tolist(), strict=True)
-    return [ids[:length] for ids, length in pairs]
-
-
-def _prefill(
-    model: "PreTrainedModel", prompts: Sequence[Sequence[int]], more: int, pad: int
-) -> tuple[Any, ...]:
-    """Run each distinct prompt once.
-
-    Returns:
-        For each prompt: logits of its next token, [rows, vocabulary]; cache; token ids and mask
-        with room for `more`, [rows, width + more]; position of its last token, [rows, 1].
-    """
-    import torch
-    from transformers import DynamicCache
-
-    distinct = {tuple(ids): number for number, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
-    width = max(map(len, distinct))
-    tokens = torch.full((len(distinct), width + more), pad)
-    mask = torch.ones_like(tokens, dtype=torch.bool)
-    for number, ids in enumerate(distinct):
-        tokens[number, width - len(ids) : width] = torch.tensor(ids)
-        mask[number, : width - len(ids)] = False
-    positions = (mask[:, :width].cumsum(1) - 1).clamp(min=0)
-    square = torch.ones(width, width, dtype=torch.bool)
-    # A place before a prompt sees itself: a row of nothing but masked ones would be NaN.
-    seen = (square.tril() & mask[:, None, None, :width]) | square.diag().diag()
-    cache = DynamicCache(config=model.config)
-    logits = model(
-        input_ids=tokens[:, :width],
-        attention_mask=seen,
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    ).logits[:, -1]
-    index = torch.tensor([distinct[tuple(ids)] for ids in prompts])
-    cache.layers = [FixedLayer(layer, index, more) for layer in cache.layers]
-    return logits[index], cache, tokens[index], mask[index], positions[index, -1:]
-
-
-def draw(logits: "torch.Tensor") -> "torch.Tensor":
-    """A token for each row of logits.
-
-    By the inverse of the distribution function: one random number a row, where
-    `torch.multinomial` draws one for each token of the vocabulary.
-    """
-    import torch
-
-    reached = logits.float().softmax(-1).cumsum(-1, dtype=torch.float64)
-    chosen = torch.rand(len(logits), 1, dtype=torch.float64)
-    token = torch.searchsorted(reached, chosen * reached[:, -1:], right=True)
-    return token[:, 0].clamp(max=logits.shape[1] - 1)
-
-
-def copy_lacks(trainer: Any) -> str:
-    """What is missing to sample from a dense copy of the policy, or nothing."""
-    from peft.tuners.lora import LoraLayer
-
+def sampling_lacks(trainer: Any) -> str:
+    """Return what is missing for `models.dense` to sample this training's completions, or ""."""
     args, model = trainer.args, trainer.model
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     needs = {
-        "a machine without a GPU": not cuda_available(),
         "policy.rollouts = 'auto'": trainer.stage.config.policy.rollouts == "auto",
         "transformers to generate, not vLLM": not trainer.use_vllm,
         "temperature as the only setting of sampling": not (
             distorted(args) or args.generation_kwargs or args.cache_implementation
         ),
-        "policy.finetuning = 'lora'": bool(layers) and all("lora_" in name for name in trained),
-        "LoRA without variants such as DoRA": not any(module.lora_variant for module in layers),
-        "no adapter on experts": not any(hasattr(one, "parameter_name") for one in layers),
+        "policy.finetuning = 'lora'": all("lora_" in name for name in trained),
         "one process": trainer.accelerator.num_processes == 1,
-        "a decoder of text with full attention in every layer": (
-            not trainer._is_vlm and base._supports_sdpa and full_attention(base)
-        ),
     }
-    return next((need for need, met in needs.items() if not met), "")
-
-
-class DenseCopy:
-    """The policy's base with its LoRA merged in, without quantisation.
-
-    Args:
-        policy: A peft model; its base may be quantised.
-    """
-
-    def __init__(self, policy: "PreTrainedModel") -> None:
-        import torch
-        from peft.tuners.lora import LoraLayer
-        from transformers import AttentionInterface
-
-        base = policy.get_base_model()
-        modules = dict(base.named_modules())
-        plain = {k: v for k, v in base.config.to_dict().items() if k != "quantization_config"}
-        AttentionInterface.register(ATTENTION, _attend)
-        with torch.random.fork_rng():  # its first weights are drawn, and the training's are not
-            how = {"dtype": torch.float32, "attn_implementation": ATTENTION}
-            self.model = type(base)._from_config(type(base.config).from_dict(plain), **how)
-        self.model.eval().requires_grad_(False)
-        for name, weight in self.model.state_dict().items():
-            weight.copy_(_dense(modules, name))
-        layers = {name: m for name, m in modules.items() if isinstance(m, LoraLayer)}
-        merged = [(layer, self.model.get_submodule(name)) for name, layer in layers.items()]
-        self.merged = [(layer, dense.weight, dense.weight.clone()) for layer, dense in merged]
-
-    def renewed(self) -> "PreTrainedModel":
-        """The copy, with the adapter as it is now."""
-        import torch
-
-        for module, weight, base in self.merged:
-            torch.add(base, module.get_delta_weight("default"), out=weight.data)
-        return self.model
-
-    def sample(self, trainer: Any, prompts: Sequence[Sequence[int]]) -> tuple[list, None]:
-        """TRL's `_generate_single_turn` of text: token ids; None, as where transformers samples."""
-        import torch
-
-        with torch.no_grad():
-            ids = sample(
-                self.renewed(),
-                prompts,
-                max_completion_length=trainer.max_completion_length,
-                stops=trainer.eos_token_ids,
-                pad=trainer._tokenizer.pad_token_id,
-                temperature=trainer.temperature,
-            )
-        return ids, None
-
-
-def _dense(modules: dict[str, Any], name: str) -> "torch.Tensor":
-    """A weight of the base by its name, dequantised."""
-    from peft.utils.integrations import dequantize_module_weight
-
-    path, _, leaf = name.rpartition(".")
-    module = getattr(modules[path], "base_layer", modules[path])
-    return dequantize_module_weight(module) if leaf == "weight" else getattr(module, leaf)
+    return dense_lacks(model) or next((need for need, met in needs.items() if not met), "")
 
 
 def log_probabilities(
@@ -320,14 +88,6 @@ def sharing_lacks(policy: Policy, asked: bool = True) -> str:
         "a model that takes position_ids": "position_ids" in takes,
     }
     return next((need for need, met in needs.items() if not met), "")
-
-
-def full_attention(model: "PreTrainedModel") -> bool:
-    """Whether every layer attends to all tokens before: no window, chunks or recurrent state."""
-    config = model.config.get_text_config()
-    kinds = getattr(config, "layer_types", None)
-    full = set(kinds) == {"full_attention"} if kinds else not getattr(config, "sliding_window", 0)
-    return full and not getattr(model, "_is_stateful", False)
 
 
 def _work(tokens: "torch.Tensor", model: Any) -> int:

@@ -188,7 +188,7 @@ def _stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
         try:
             yield double
         finally:
-            trainer._copy = double._copy  # kept, for it takes time to make
+            trainer._dense = double._dense  # kept, for it takes time to make
 
 
 def _prompts(trainer: "Trainer") -> list[list[int]]:

@@ -150,11 +150,11 @@ def folded_share(layer: Any, moved: float) -> float:
 def _paths(trainer: "Trainer") -> Check:
     """Which way completions and log-probabilities are computed, and why not the quicker one."""
     asked = trainer.stage.config.policy.share_prompts
-    copy, shared = fast_cpu.copy_lacks(trainer), fast_cpu.sharing_lacks(trainer.policy, asked)
-    seen = "completions from a dense copy"
+    copy, shared = fast_cpu.sampling_lacks(trainer), fast_cpu.sharing_lacks(trainer.policy, asked)
+    seen = "completions by the dense engine"
     if copy:
         seen = f"completions by {'vLLM' if trainer.use_vllm else 'the policy itself'}"
-        seen += "" if cuda_available() else f" (a dense copy needs {copy})"
+        seen += "" if cuda_available() else f" (the dense engine needs {copy})"
     seen += "; the update runs a prompt "
     seen += f"for each completion (sharing needs {shared})" if shared else "once for its group"
     return Check("paths", "ok", seen)
@@ -227,9 +227,9 @@ def _time(args: Any, update: float, generation: float) -> Check:
     micro_batches = args.gradient_accumulation_steps
     generations = micro_batches / (args.steps_per_generation * args.num_iterations)
     step = micro_batches * update + generations * generation
-    seen = f"at most {step:.1f} s a step (generation {generation:.1f}, a micro-batch {update:.1f})"
-    seen += f", without rewards; {args.max_steps} steps in {step * args.max_steps / 60:.1f} min"
-    return Check("time", "ok", seen)
+    total = f"{args.max_steps} steps take at most {step * args.max_steps / 60:.1f} min"
+    parts = f"{step:.1f} s each (generation {generation:.1f}, a micro-batch {update:.1f})"
+    return Check("time", "ok", f"{total}: {parts}, without rewards and validation")
 
 
 @contextmanager
@@ -358,7 +358,7 @@ def _generate(trainer: "Trainer", prompt: list[dict]) -> None:
         prompt: As in `dry_run`.
     """
     args = trainer.args
-    if trainer.samples_from_copy:
+    if trainer.samples_densely:
         trainer.eos_token_ids = []
     elif trainer.use_vllm:
         trainer.vllm_generation = vllm = copy.copy(trainer.vllm_generation)

@@ -42,7 +42,7 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from grpo_nb import environments, models
-from grpo_nb.models import Policy, chat, lm_head, sharded
+from grpo_nb.models import Policy, chat, dense, lm_head, sharded
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import in_thread, is_async, waits
 from grpo_nb.rewards.contract import call
@@ -126,8 +126,8 @@ class Trainer(GRPOTrainer):
         for reward in checkpoints.adaptive_rewards(rewards):
             reward.everyones = ranks.gather  # each process scores a share of the step
         self.share_prompts = not fast_cpu.sharing_lacks(policy, config.policy.share_prompts)
-        self.samples_from_copy = not fast_cpu.copy_lacks(self)
-        self._copy: fast_cpu.DenseCopy | None = None
+        self.samples_densely = not fast_cpu.sampling_lacks(self)
+        self._dense: dense.DenseModel | None = None
         self._loss_failed = False
         self._gathered: dict[str, Any] = {}
         self.row_sampler: Any = None
@@ -174,7 +174,7 @@ class Trainer(GRPOTrainer):
                 self.policy.model.updated_in = self.folder
                 raise
             finally:  # the notebook's kernel lives on, and so does this trainer
-                self._copy = self.optimizer = self.lr_scheduler = self._buffered_inputs = None
+                self._dense = self.optimizer = self.lr_scheduler = self._buffered_inputs = None
                 self._step = 0
                 self._metrics["train"].clear()  # else those of half a step are averaged in
         if self.steps.failure:
@@ -259,16 +259,29 @@ class Trainer(GRPOTrainer):
             return super()._generate(*args, **kwargs)
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        """On a CPU, to sample from a dense copy; under FSDP2, to gather what peft goes past.
+        """On a CPU, to sample by `models.dense`; under FSDP2, to gather what peft goes past.
 
         On a GPU Unsloth's own method runs.
         """
-        if self.samples_from_copy:
-            model = self.accelerator.unwrap_model(self.model)
-            self._copy = self._copy or fast_cpu.DenseCopy(model)
-            return self._copy.sample(self, prompt_ids)
+        if self.samples_densely:
+            return self._sample_densely(prompt_ids), None
         with unsharded_root(self.model_wrapped):
             return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+
+    def _sample_densely(self, prompt_ids: list[list[int]]) -> list[list[int]]:
+        """Return the token ids of the completions, as TRL's method for text does."""
+        import torch
+
+        self._dense = self._dense or dense.DenseModel(self.accelerator.unwrap_model(self.model))
+        with torch.no_grad():
+            return dense.sample(
+                self._dense.renew(),
+                prompt_ids,
+                max_completion_length=self.max_completion_length,
+                stops=self.eos_token_ids,
+                pad=self._tokenizer.pad_token_id,
+                temperature=self.temperature,
+            )
 
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any, *args: Any

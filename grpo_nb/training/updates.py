@@ -43,25 +43,18 @@ Watcher = Callable[[Update], None]
 
 
 class Progress:
-    """A watcher that tells the run's status, and shows one line in a notebook."""
+    """A watcher that shows how far the training is."""
 
     def __init__(self, stage: Stage) -> None:
-        self.stage, self.shown = stage, False
+        self.stage = stage
 
     def __call__(self, update: Update) -> None:
-        from IPython import get_ipython
-        from IPython.display import display
-
-        done, reward, note = update.line["step"], update.line.get("reward"), ""
+        reward, note = update.line.get("reward"), ""
         if "eval/accuracy" in update.line:
             note = f"validated: accuracy {update.line['eval/accuracy']:.1%}"
         elif reward is not None and math.isfinite(reward):
             note = f"reward {reward:.2f}"
-        self.stage.progress(done, update.total_steps, note)
-        text = {"text/plain": f"step {done}/{update.total_steps}  {note}"}
-        if get_ipython():
-            display(text, raw=True, display_id=f"progress of {id(self)}", update=self.shown)
-            self.shown = True
+        self.stage.progress(update.line["step"], update.total_steps, note)
 
 
 @contextmanager

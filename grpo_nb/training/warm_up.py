@@ -1,23 +1,45 @@
 """A short supervised warm-up on reference answers, before GRPO: it shows the format once."""
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from grpo_nb import models
+from grpo_nb.data.store import read_rows
 from grpo_nb.models import Policy, cuda_available
 from grpo_nb.models.chat import quiet, render
+from grpo_nb.reward_lab.baseline import WARMED
 from grpo_nb.runs import Stage, atomic_path, sha256, write_json
 from grpo_nb.runs.files import read_json
 from grpo_nb.training import checkpoints, ranks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+    from trl import SFTConfig
+
+
+def warm_up_base(stage: Stage) -> str:
+    """Do the SFT warm-up before the baseline is sampled: what GRPO starts from is what is judged.
+
+    Returns:
+        What was done, for the reader.
+    """
+    config = stage.config
+    losses = _done(stage)
+    if config.train.sft_steps and not losses:
+        model = config.model.model_copy(update={"fast_inference": "off"})
+        policy = models.load_policy(model, config.seed, config.policy)
+        try:
+            return warm_up(policy, stage)
+        finally:
+            policy.close()
+    return _sentence(losses)
 
 
 def warm_up(policy: Policy, stage: Stage) -> str:
-    """SFT warm-up: `train.sft_steps` steps on data/sft.parquet; 0 steps do nothing.
+    """Do the SFT warm-up: `train.sft_steps` steps on data/sft.parquet; 0 steps do nothing.
 
-    It is done once in a run, into warm_up/: a training that goes on loads what it gave.
+    It is done once in a run, into rewards/warm_up/, and loaded from there afterwards.
 
     Returns:
         What was done, for the reader.
@@ -25,35 +47,56 @@ def warm_up(policy: Policy, stage: Stage) -> str:
     Raises:
         ValueError: Steps are asked for, and notebook 1 wrote no rows for them.
     """
-    train, folder = stage.config.train, stage.run / "warm_up"
-    if not train.sft_steps:
-        return "no SFT warm-up (train.sft_steps = 0)"
-    rows = stage.run / "data/sft.parquet"
-    if not rows.is_file():
-        raise ValueError(
-            f"train.sft_steps = {train.sft_steps} needs rows to learn from: set "
-            "data.sft_rows and prepare the data again"
-        )
-    known = {name: value for name, value in train if name.startswith("sft_")}
-    known |= {"seed": stage.config.seed, "rows": sha256(rows)}
-    known |= {"model": stage.config.model.model_dump(), "policy": stage.config.policy.model_dump()}
-    whole = ranks.from_main(lambda: checkpoints.whole_or_aside(folder))
-    done = read_json(folder / "about.json") if whole else {}
-    if done.get("of") == known:
+    folder = stage.run / WARMED
+    losses = ranks.from_main(lambda: _done(stage))
+    if losses:
         models.load_weights(policy, folder)
-    else:
-        losses = _train(policy, stage, rows)
-        done = {"of": known, "loss_first": losses[0], "loss_last": losses[-1]}
+    elif stage.config.train.sft_steps:
+        losses = train_on(policy, stage, read_rows(_rows(stage)))
 
         def save() -> None:
             with atomic_path(folder) as temporary:
                 checkpoints.save_trained(policy.model, temporary)
-                write_json(temporary / "about.json", done)
+                policy.tokenizer.save_pretrained(temporary)
+                write_json(temporary / "about.json", {"of": _identity(stage), "losses": losses})
                 checkpoints.seal(temporary)
 
         ranks.from_main(save)
-    first, last = done["loss_first"], done["loss_last"]
-    return f"{train.sft_steps} SFT warm-up steps: loss {first:.3f} → {last:.3f}"
+    return _sentence(losses)
+
+
+def _done(stage: Stage) -> list[float]:
+    """Return the losses of this warm-up, one a step; none if it is not asked for or not done."""
+    folder = stage.run / WARMED
+    if not (stage.config.train.sft_steps and checkpoints.whole_or_aside(folder)):
+        return []
+    about = read_json(folder / "about.json")
+    return about["losses"] if about["of"] == _identity(stage) else []
+
+
+def _identity(stage: Stage) -> dict[str, Any]:
+    """Return everything that the weights after the warm-up depend on."""
+    config = stage.config
+    settings = {name: value for name, value in config.train if name.startswith("sft_")}
+    settings |= {"seed": config.seed, "rows": sha256(_rows(stage))}
+    model = config.model.model_dump(exclude={"fast_inference"})
+    return settings | {"model": model, "finetuning": config.policy.finetuning}
+
+
+def _rows(stage: Stage) -> Path:
+    rows = stage.run / "data/sft.parquet"
+    if not rows.is_file():
+        raise ValueError(
+            f"train.sft_steps = {stage.config.train.sft_steps} needs rows to learn from: set "
+            "data.sft_rows and prepare the data again"
+        )
+    return rows
+
+
+def _sentence(losses: list[float]) -> str:
+    if not losses:
+        return "no SFT warm-up (train.sft_steps = 0)"
+    return f"{len(losses)} SFT warm-up steps: loss {losses[0]:.3f} → {losses[-1]:.3f}"
 
 
 def _ids(tokenizer: "PreTrainedTokenizerBase", row: dict) -> dict[str, list[int]]:
@@ -65,22 +108,55 @@ def _ids(tokenizer: "PreTrainedTokenizerBase", row: dict) -> dict[str, list[int]
     return {"input_ids": before + written, "completion_mask": mask}
 
 
-def _train(policy: Policy, stage: Stage, rows: Path) -> list[float]:
-    """The losses, one a step."""
+def train_on(policy: Policy, stage: Stage, rows: Iterable[dict[str, Any]]) -> list[float]:
+    """Train the policy to write reference answers.
+
+    Args:
+        policy: The policy.
+        stage: The stage, with `train.sft_steps`.
+        rows: Prompts with their completions, as data/sft.parquet holds them.
+
+    Returns:
+        The losses, one a step.
+    """
     from datasets import Dataset
-    from transformers.trainer_callback import PrinterCallback
-    from trl import SFTConfig, SFTTrainer
+    from transformers.trainer_callback import PrinterCallback, TrainerCallback
+    from trl import SFTTrainer
 
     from grpo_nb.training.trainer import kept_in_32_bit
 
+    class Shown(TrainerCallback):
+        def on_log(self, args, state, control, logs, **kwargs) -> None:
+            if "loss" in logs:
+                note = f"SFT warm-up, loss {logs['loss']:.2f}"
+                stage.progress(state.global_step, state.max_steps, note)
+
+    # As GRPO will see them: TRL would look for the prompt in a chat rendered whole, where a
+    # template that opens a block of thought writes another one.
+    dataset = Dataset.from_list([_ids(policy.tokenizer, row) for row in rows])
+    with quiet(), kept_in_32_bit(policy.model):  # a bar for each of its preparations of the rows
+        trainer = SFTTrainer(
+            policy.model,
+            _sft_config(stage),
+            train_dataset=dataset,
+            processing_class=policy.tokenizer,
+            callbacks=[Shown()],
+        )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+
+
+def _sft_config(stage: Stage) -> "SFTConfig":
+    from trl import SFTConfig
+
     train, gpu = stage.config.train, cuda_available()
-    args = SFTConfig(
+    rows = min(16, train.per_device_train_batch_size) // ranks.count()
+    return SFTConfig(
         output_dir=str(stage.run / "warm_up.log"),
         max_steps=train.sft_steps,
         learning_rate=train.sft_learning_rate,
-        per_device_train_batch_size=max(
-            1, min(16, train.per_device_train_batch_size) // ranks.count()
-        ),
+        per_device_train_batch_size=max(1, rows),
         seed=stage.config.seed,
         max_length=stage.config.model.max_seq_length,
         completion_only_loss=True,
@@ -92,14 +168,3 @@ def _train(policy: Policy, stage: Stage, rows: Path) -> list[float]:
         report_to="none",
         disable_tqdm=True,
     )
-    # As GRPO will see them: TRL would look for the prompt in a chat rendered whole, where a
-    # template that opens a block of thought writes another one.
-    known = Dataset.from_parquet(str(rows))
-    dataset = Dataset.from_list([_ids(policy.tokenizer, row) for row in known])
-    with quiet(), kept_in_32_bit(policy.model):  # a bar for each of its preparations of the rows
-        trainer = SFTTrainer(
-            policy.model, args, train_dataset=dataset, processing_class=policy.tokenizer
-        )
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
-    return [line["loss"] for line in trainer.state.log_history if "loss" in line]

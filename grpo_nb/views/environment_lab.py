@@ -18,7 +18,7 @@ from grpo_nb.environments.scripted import Policy, Seen, Turn, follow, perform, p
 from grpo_nb.models import chat
 from grpo_nb.models.engine import Engine, Sampling
 from grpo_nb.reward_lab import Bench
-from grpo_nb.reward_lab.baseline import Baseline, open_base
+from grpo_nb.reward_lab.baseline import Baseline, open_base, warm_folder
 from grpo_nb.rewards.prompts import Message, completion_text, transcript
 from grpo_nb.runs import Check, Stage, checks
 from grpo_nb.views import tables
@@ -112,7 +112,8 @@ class EnvironmentLab(View):
         self.alone(self._continue, self.play, self.go_on)
 
     def _continue(self) -> None:
-        with closing(open_base(self.stage.config)) as engine:
+        run, config = self.stage.run, self.stage.config
+        with closing(open_base(config, warm_folder(run, config))) as engine:
             self._play(partial(_continue, engine, self.bench.train.max_completion_length))
 
     def _perform(self, policy: Policy) -> None:

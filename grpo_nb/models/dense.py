@@ -1,0 +1,309 @@
+"""The quick engine of a CPU: completions from plain weights, with the adapter beside them.
+
+transformers' `generate` copies keys and values for each token, runs a prompt once for each of its
+completions, and computes rows that have ended until the last one has. Here each distinct prompt is
+run once, rows that have ended leave the batch, keys and values lie in place, and heads that share
+keys are one attention. The weights are those of the model itself, in its own precision; what is
+sampled differs from `generate` by rounding only.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from peft.tuners.lora import LoraLayer
+from transformers import AttentionInterface, DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from grpo_nb.models.chat import quiet
+from grpo_nb.models.engine import Meter, Sampling, TransformersEngine
+from grpo_nb.models.weights import cuda_available
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ATTENTION = "grpo_nb_grouped"
+LEAVE = 1 / 8  # of the batch: so many ended rows are worth copying the others together
+
+
+class DenseEngine(TransformersEngine):
+    """A model without quantisation, and its LoRA adapter if it has one, on a CPU.
+
+    Args:
+        model: A model for which `dense_lacks` is empty; it may be trained meanwhile.
+        tokenizer: The model's tokenizer.
+        around: Entered while it answers, as `TransformersEngine` takes it.
+    """
+
+    name = "dense"
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._dense = DenseModel(self.model)
+
+    def close(self) -> None:
+        self._dense = None
+        super().close()
+
+    def _batch(
+        self, prompts: Sequence[Sequence[int]], asked: Sampling, meter: Meter
+    ) -> list[list[int]]:
+        return sample(
+            self._dense.renew(asked.adapter),
+            prompts,
+            max_completion_length=asked.max_completion_length,
+            stops=self.stops,
+            pad=self.tokenizer.pad_token_id,
+            temperature=asked.temperature,
+            meter=meter,
+        )
+
+
+def dense_lacks(model: "PreTrainedModel") -> str:
+    """Return what is missing for `DenseEngine` to sample from this model, or ""."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    whole = not any(hasattr(weight, "device_mesh") for weight in base.parameters())
+    needs = {
+        "a machine without a GPU": not cuda_available(),
+        "weights that are not sharded": whole,
+        "weights that are not quantised": not getattr(base, "is_quantized", False),
+        "a decoder of text with full attention in every layer": (
+            getattr(base, "_supports_sdpa", False)
+            and not hasattr(base.config, "vision_config")
+            and full_attention(base)
+        ),
+        "no adapter but LoRA": bool(layers) == hasattr(model, "peft_config"),
+        "an adapter on linear layers alone, without variants such as DoRA": all(
+            isinstance(layer.base_layer, torch.nn.Linear)
+            and "default" in layer.lora_A
+            and not layer.lora_variant
+            and not any(layer.lora_bias.values())
+            for layer in layers
+        ),
+    }
+    return next((need for need, met in needs.items() if not met), "")
+
+
+def full_attention(model: "PreTrainedModel") -> bool:
+    """Return whether every layer attends to all tokens before: no window, chunks or state."""
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    full = set(kinds) == {"full_attention"} if kinds else not getattr(config, "sliding_window", 0)
+    return full and not getattr(model, "_is_stateful", False)
+
+
+class DenseModel:
+    """A model that shares its weights with another one, and is quicker at sampling.
+
+    Args:
+        source: A model, or a peft model whose adapter is computed beside the weights.
+    """
+
+    def __init__(self, source: "PreTrainedModel") -> None:
+
+        base = source.get_base_model() if hasattr(source, "get_base_model") else source
+        weights = {
+            name.replace(".base_layer.", "."): weight
+            for name, weight in base.state_dict().items()
+            if ".lora_" not in name
+        }
+        AttentionInterface.register(ATTENTION, _attend)
+        options = {"dtype": base.dtype, "attn_implementation": ATTENTION}
+        with quiet():
+            config = type(base.config).from_dict(base.config.to_dict())
+            self.model = type(base).from_pretrained(
+                None, config=config, state_dict=weights, **options
+            )
+        self.model.eval().requires_grad_(False)
+        layers = {name: m for name, m in base.named_modules() if isinstance(m, LoraLayer)}
+        self.beside = [
+            LoraBeside(layer, self.model.get_submodule(k)) for k, layer in layers.items()
+        ]
+        for name, module in zip(layers, self.beside, strict=True):
+            self.model.set_submodule(name, module)
+
+    def renew(self, adapter: bool = True) -> "PreTrainedModel":
+        """Take over the adapter as it is now; without `adapter` the base alone answers."""
+        for module in self.beside:
+            module.renew(adapter)
+        return self.model
+
+
+class LoraBeside(torch.nn.Module):
+    """A linear layer with a copy of its adapter, in the precision of its weight.
+
+    Added to 16-bit weights, small updates would be lost by rounding.
+
+    Args:
+        layer: peft's layer of the source.
+        linear: The layer whose weights it shares.
+    """
+
+    def __init__(self, layer: LoraLayer, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.layer, self.weight, self.bias = [layer], linear.weight, linear.bias  # no submodule
+
+    def renew(self, adapter: bool) -> None:
+        """Copy the adapter, or leave it out."""
+        [layer] = self.layer
+        a, b = (part["default"].weight.detach() for part in (layer.lora_A, layer.lora_B))
+        scale = layer.scaling["default"] if adapter else 0.0
+        self.a, self.b = a.to(self.weight.dtype).t(), (scale * b).to(self.weight.dtype).t()
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        rows = hidden.flatten(0, -2)
+        summed = torch.nn.functional.linear(rows, self.weight, self.bias)
+        summed.addmm_(rows @ self.a, self.b)
+        return summed.view(*hidden.shape[:-1], -1)
+
+
+def _attend(
+    module: Any, query: torch.Tensor, key: Any, value: Any, attention_mask: Any, **options: Any
+) -> tuple[torch.Tensor, None]:
+    """Return torch's attention, [rows, tokens, heads, size].
+
+    Of a single token the heads that share keys are computed as the queries of one head.
+    """
+    rows, heads, tokens, size = query.shape
+    if tokens > 1:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    mixed = torch.nn.functional.scaled_dot_product_attention(
+        query.view(rows, key.shape[1], -1, size),
+        key,
+        value,
+        attn_mask=attention_mask,
+        scale=options.get("scaling"),
+    )
+    return mixed.reshape(rows, 1, heads, size), None
+
+
+class FixedLayer:
+    """A layer of transformers' cache that holds keys and values in one place.
+
+    DynamicLayer copies them all for each token.
+
+    Args:
+        layer: A DynamicLayer, filled.
+        index: Its rows to take, [rows].
+        more: Tokens to make place for.
+    """
+
+    is_sliding, is_initialized = False, True
+
+    def __init__(self, layer: Any, index: torch.Tensor, more: int) -> None:
+
+        self.used = layer.keys.shape[-2]
+        place = (0, 0, 0, more)
+        self.keys = torch.nn.functional.pad(layer.keys[index], place)
+        self.values = torch.nn.functional.pad(layer.values[index], place)
+
+    def update(self, keys: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
+        start, self.used = self.used, self.used + keys.shape[-2]
+        self.keys[:, :, start : self.used] = keys
+        self.values[:, :, start : self.used] = values
+        return self.keys[:, :, : self.used], self.values[:, :, : self.used]
+
+    def get_seq_length(self) -> int:
+        return self.used
+
+    def batch_select_indices(self, index: torch.Tensor) -> None:
+        self.keys, self.values = self.keys[index], self.values[index]
+
+
+def sample(
+    model: "PreTrainedModel",
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_completion_length: int,
+    stops: Sequence[int],
+    pad: int,
+    temperature: float = 1.0,
+    meter: Meter | None = None,
+) -> list[list[int]]:
+    """Return the token ids of a completion for each prompt, by torch's random state.
+
+    Args:
+        model: `DenseModel.model`.
+        prompts: Token ids; equal ones are run once.
+        max_completion_length: Cut after this [tokens].
+        stops: Ids that end a completion, and are its last.
+        pad: Id for the places before a short prompt.
+        temperature: The logits are divided by it; 0 is greedy.
+        meter: Told of each token.
+    """
+    logits, cache, tokens, mask, last = _prefill(model, prompts, max_completion_length, pad)
+    width = tokens.shape[1] - max_completion_length
+    lengths = torch.full((len(prompts),), max_completion_length)
+    rows = torch.arange(len(prompts))
+    ends = torch.tensor(stops, dtype=torch.long)
+    alive = torch.ones_like(rows, dtype=torch.bool)
+    for step in range(max_completion_length):
+        token = draw(logits / temperature) if temperature else logits.argmax(-1)
+        tokens[rows, width + step] = token
+        ended = alive & torch.isin(token, ends)
+        lengths[rows[ended]] = step + 1
+        alive &= ~ended
+        left = int(alive.sum())
+        if meter:
+            meter.add(len(token), len(prompts) - left)
+        if not left or step + 1 == max_completion_length:
+            break
+        if left <= (1 - LEAVE) * len(rows):
+            cache.batch_select_indices(alive)
+            rows, token, mask, last, alive = (x[alive] for x in (rows, token, mask, last, alive))
+        last = last + 1
+        logits = model(
+            input_ids=token[:, None],
+            attention_mask=mask[:, None, None, : width + step + 1],
+            position_ids=last,
+            past_key_values=cache,
+        ).logits[:, -1]
+    pairs = zip(tokens[:, width:].tolist(), lengths.tolist(), strict=True)
+    return [ids[:length] for ids, length in pairs]
+
+
+def _prefill(
+    model: "PreTrainedModel", prompts: Sequence[Sequence[int]], more: int, pad: int
+) -> tuple[Any, ...]:
+    """Run each distinct prompt once.
+
+    Returns:
+        For each prompt: logits of its next token, [rows, vocabulary]; cache; token ids and mask
+        with room for `more`, [rows, width + more]; position of its last token, [rows, 1].
+    """
+    distinct = {tuple(ids): number for number, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
+    width = max(map(len, distinct))
+    tokens = torch.full((len(distinct), width + more), pad)
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    for number, ids in enumerate(distinct):
+        tokens[number, width - len(ids) : width] = torch.tensor(ids)
+        mask[number, : width - len(ids)] = False
+    positions = (mask[:, :width].cumsum(1) - 1).clamp(min=0)
+    square = torch.ones(width, width, dtype=torch.bool)
+    # A place before a prompt sees itself: a row of nothing but masked ones would be NaN.
+    attended = (square.tril() & mask[:, None, None, :width]) | square.diag().diag()
+    cache = DynamicCache(config=model.config)
+    logits = model(
+        input_ids=tokens[:, :width],
+        attention_mask=attended,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=torch.tensor([width - 1]),  # 1 would copy the head for each prompt
+    ).logits[:, -1]
+    index = torch.tensor([distinct[tuple(ids)] for ids in prompts])
+    cache.layers = [FixedLayer(layer, index, more) for layer in cache.layers]
+    return logits[index], cache, tokens[index], mask[index], positions[index, -1:]
+
+
+def draw(logits: torch.Tensor) -> torch.Tensor:
+    """Return a token for each row of logits.
+
+    It inverts the distribution function: one random number a row, where `torch.multinomial` draws
+    one for each token of the vocabulary.
+    """
+    cumulated = logits.float().softmax(-1).cumsum(-1, dtype=torch.float64)
+    drawn = torch.rand(len(logits), 1, dtype=torch.float64)
+    token = torch.searchsorted(cumulated, drawn * cumulated[:, -1:], right=True)
+    return token[:, 0].clamp(max=logits.shape[1] - 1)

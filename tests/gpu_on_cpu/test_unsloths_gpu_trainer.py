@@ -90,7 +90,7 @@ def test_a_training_that_was_cut_off_ends_as_one_that_was_not(report):
 
 def test_the_supervised_warm_up_learns_and_grpo_goes_on_from_it(report):
     seen = report("warm_up")
-    assert seen["loss_last"] < seen["loss_first"]
+    assert seen["losses"][-1] < seen["losses"][0]
     assert seen["moved"]
 
 

@@ -196,7 +196,7 @@ def cut_off(tiny):
 
 def warm_up(tiny):
     trainer = tiny.start("warm", **{"train.sft_steps": 6, "train.max_steps": 1})
-    about = json.loads((trainer.stage.run / "warm_up/about.json").read_text())
+    about = json.loads((trainer.stage.run / "rewards/warm_up/about.json").read_text())
     return about | {"steps": train(trainer)}
 
 

@@ -32,6 +32,7 @@ from trainings import (  # noqa: E402
 from unsloth import FastLanguageModel  # noqa: E402
 
 from grpo_nb import environments, models, rewards, training  # noqa: E402
+from grpo_nb.models import dense  # noqa: E402, F401 (it is told of a GPU, as the training is)
 from grpo_nb.rewards import reward_set  # noqa: E402
 from grpo_nb.runs import Run, Stage  # noqa: E402
 from grpo_nb.runs.config import flatten, resolve  # noqa: E402
@@ -71,6 +72,7 @@ def start(name, rewards=MATH, **settings):
     config = resolve("tiny-cpu", flatten(run.config()), settings)
     loaded = policy(config)
     pretended.claim_in("grpo_nb.training")
+    pretended.claim_in("grpo_nb.models.dense")
     training.warm_up(loaded, Stage(run, "03", config))
     return trainer_of(run, loaded, rewards, **settings)
 

@@ -87,7 +87,7 @@ def test_your_own_attacks_join_the_verdict(stage, tmp_path):
     said = "85, not 2: 47 + 38? if you please"
     paid = "`polite` pays 2.00 of the attack's 2.00, which earns more than the reference"
     assert verdict.failures == [f"attack 'begging': {paid}: {said!r}"]
-    assert f"so training is refused: attack 'begging': {paid}" in str(verdict).splitlines()[0]
+    assert f"do not train: attack 'begging': {paid}" in str(verdict).splitlines()[0]
     assert verdict.probes.set_index("attack").loc["begging", "completion"] == said
 
 

@@ -342,8 +342,7 @@ def test_a_sound_merge_passes_and_keeps_the_whole_change(merge_of):
 
 
 def test_a_small_change_is_lost_by_rounding_to_nearest_and_the_gate_says_how_much(merge_of):
-    if not merge_of.small:
-        pytest.skip("a large change survives rounding to nearest")
+    """A large change survives it."""
     weights, tuned = {}, merge_of.tuned
     for module in merging.adapted_modules(merge_of.adapter)[:4]:
         layer = tuned.get_submodule(f"base_model.model.{module}")
@@ -353,7 +352,7 @@ def test_a_small_change_is_lost_by_rounding_to_nearest_and_the_gate_says_how_muc
         )
     with other(merge_of.merged, weights) as merged:
         adapter = parity.weights(tuned, merged)["faults"]["adapter"]
-    assert adapter.keys() == weights.keys(), adapter
+    assert adapter.keys() == (weights.keys() if merge_of.small else set()), adapter
     assert all(kept < 0.9 for kept in adapter.values())
 
 

@@ -55,3 +55,16 @@ def test_the_advice_becomes_the_fix_of_the_check():
     assert verdict.only_the_base_fails
     assert verdict.advised("settings = {}").checks[0].fix == "settings = {}"
     assert verdict.advised("").checks[0].fix == "easier rows"
+
+
+def test_a_run_with_a_warm_up_is_tried_as_it_is_after_it(runs_dir):
+    settings = {"data.max_rows": 120, "data.sft_rows": 8, "train.sft_steps": 1}
+    stage = Stage(Run("warmed"), "02", resolve("tiny-cpu", settings))
+    config, chosen = stage.config, rewards.load_rewards(stage.config.rewards)
+    tokenizer = models.load_tokenizer(config.model.model_path)
+    data.prepare(stage.run, config.data, 0, partial(count_tokens, tokenizer), chosen)
+    bench = bench_of(config, chosen, tokenizer)
+    lines = training.try_remedies(stage, bench, data.load(stage.run, "train"))
+    assert (stage.run / "rewards/warm_up/adapter_model.safetensors").is_file()
+    more = lines[lines["remedy"] == "10 more SFT warm-up steps"].iloc[0]
+    assert more["settings"]["train.sft_steps"] == 11

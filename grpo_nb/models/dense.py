@@ -191,7 +191,6 @@ class FixedLayer:
     is_sliding, is_initialized = False, True
 
     def __init__(self, layer: Any, index: torch.Tensor, more: int) -> None:
-
         self.used = layer.keys.shape[-2]
         place = (0, 0, 0, more)
         self.keys = torch.nn.functional.pad(layer.keys[index], place)

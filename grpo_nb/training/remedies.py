@@ -19,7 +19,7 @@ from grpo_nb.reward_lab.table import Row
 from grpo_nb.rewards import forms, load_rewards
 from grpo_nb.runs import Stage
 from grpo_nb.runs.config import RunConfig, flatten, resolve
-from grpo_nb.training.warm_up import train_on
+from grpo_nb.training.warm_up import train_on, warm_up
 
 PROMPTS, SAMPLES = 16, 4
 STEPS, SFT_ROWS = 10, 64
@@ -53,6 +53,7 @@ def try_remedies(stage: Stage, bench: Bench, rows: Sequence[Row]) -> pd.DataFram
     config = stage.config
     model = config.model.model_copy(update={"fast_inference": "off"})
     policy = models.load_policy(model, config.seed, config.policy)
+    warm_up(policy, stage)  # "as it is" is what failed, after its warm-up if it has one
     lines, remedies = [], list(_remedies(config, bench, rows))
     for number, remedy in enumerate(remedies):
         stage.progress(number, len(remedies), remedy.name)
@@ -60,7 +61,8 @@ def try_remedies(stage: Stage, bench: Bench, rows: Sequence[Row]) -> pd.DataFram
         began = time.monotonic()
         if "train.sft_steps" in remedy.settings:
             shown = data.worked_rows(rows[PROMPTS : PROMPTS + SFT_ROWS], bench.preset)
-            train_on(policy, Stage(stage.run, "02", changed), shown)
+            more = resolve(config.profile, flatten(changed), {"train.sft_steps": STEPS})
+            train_on(policy, Stage(stage.run, "02", more), shown)
         line = _measure(policy, changed, bench, rows[:PROMPTS], remedy)
         lines.append({**line, "seconds": time.monotonic() - began, "settings": remedy.settings})
     stage.progress(len(remedies), len(remedies), "remedies tried")
@@ -106,7 +108,8 @@ def _remedies(config: RunConfig, bench: Bench, rows: Sequence[Row]) -> Iterator[
         yield Remedy("temperature 0.7", {"train.temperature": 0.7})
     if len(rows) > PROMPTS:
         warm = {"data.sft_rows": SFT_ROWS, "train.sft_steps": config.train.sft_steps + STEPS}
-        yield Remedy(f"{STEPS} SFT warm-up steps", warm)
+        more = "more " if config.train.sft_steps else ""
+        yield Remedy(f"{STEPS} {more}SFT warm-up steps", warm)
 
 
 def _measure(

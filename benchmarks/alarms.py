@@ -2,6 +2,7 @@
 
     python benchmarks/alarms.py record --jobs 2   # about 40 minutes on 2 cores, goes on
     python benchmarks/alarms.py table             # false alarms, hacks caught, precision; seconds
+    python benchmarks/alarms.py rates             # writes grpo_nb/training/alert_rates.json
     python benchmarks/alarms.py pictures          # those of docs/reading-a-run.md
 
 Recorded are clean runs, varied ones (too slow, too fast, few generations, a reward never earned,
@@ -15,7 +16,6 @@ import json
 import multiprocessing
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from hacks import FAMILIES, HELD_OUT, SEED_RATE, SEED_STEPS, Hack, shouted_reward
 
-from grpo_nb.runs.files import sha256
+from grpo_nb.runs.files import sha256, write_json
 
 CORPUS, SUMS = Path(__file__).parent / "corpus", "SHA256SUMS"
 TASKS = ("math", "qa", "json_extraction", "summarization", "calculator")
@@ -393,12 +393,18 @@ def judge(corpus: dict[str, dict[str, Any]], limits: Any = None) -> list[Judged]
     return [one for one in found if one.recipe.kind != "hacked" or one.falls is not None]
 
 
-def rates(runs: list[Judged]) -> dict[str, tuple[int, ...]]:
-    """{rule: in how many runs it came, (clean, varied, hacked)}, of rules that came at all."""
-    kinds = ("clean", "varied", "hacked")
+KINDS = {"clean": "clean", "varied": "badly set", "hacked": "hacked"}  # and their names for readers
+
+
+def rates(runs: list[Judged]) -> dict[str, dict[str, Any]]:
+    """Count the runs of each kind, and for each rule that came at all those that raised it."""
     rules = sorted({rule for one in runs for rule in one.alarms})
-    of = {kind: [one.alarms for one in runs if one.recipe.kind == kind] for kind in kinds}
-    return {rule: tuple(sum(rule in a for a in of[kind]) for kind in kinds) for rule in rules}
+
+    def count(rule: str = "") -> dict[str, int]:
+        counted = [one.recipe.kind for one in runs if not rule or rule in one.alarms]
+        return {name: counted.count(kind) for kind, name in KINDS.items()}
+
+    return {"runs": count(), "alerts": {rule: count(rule) for rule in rules}}
 
 
 def false_alarms(runs: list[Judged]) -> str:
@@ -407,15 +413,17 @@ def false_alarms(runs: list[Judged]) -> str:
 
 
 def of_rules(runs: list[Judged]) -> Iterator[dict[str, Any]]:
-    """A line a rule."""
-    kinds = Counter(one.recipe.kind for one in runs)
-    for rule, (clean, varied, hacked) in rates(runs).items():
+    """Yield a table row for each rule."""
+    counts = rates(runs)
+    clean_runs, varied_runs, hacked_runs = counts["runs"].values()
+    for rule, numbers in counts["alerts"].items():
+        clean, varied, hacked = numbers.values()
         yield {
             "alert": rule,
-            "per 100 clean runs": round(100 * clean / kinds["clean"]),
-            "badly set runs": f"{varied} of {kinds['varied']}",
-            "hacked runs caught": f"{hacked} of {kinds['hacked']}",
-            "missed": kinds["hacked"] - hacked,
+            "per 100 clean runs": round(100 * clean / clean_runs),
+            "badly set runs": f"{varied} of {varied_runs}",
+            "hacked runs caught": f"{hacked} of {hacked_runs}",
+            "missed": hacked_runs - hacked,
             "precision": f"{hacked / (hacked + clean):.0%}"
             if hacked and rule != RIGHT_WHEN_CLEAN
             else "–",
@@ -470,13 +478,17 @@ def pictures(corpus: dict[str, dict[str, Any]], folder: Path) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=("record", "table", "pictures"))
+    parser.add_argument("command", choices=("record", "table", "rates", "pictures"))
     parser.add_argument("--raw", type=Path, default=Path("runs/corpus"), help="records, one a run")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once")
     parser.add_argument("--only", default="", help="runs whose name holds this; none is packed")
     options = parser.parse_args()
     if options.command == "table":
         return print(*show(read()), sep="\n")
+    if options.command == "rates":
+        from grpo_nb.training import health
+
+        return write_json(Path(health.__file__).with_name("alert_rates.json"), rates(judge(read())))
     if options.command == "pictures":
         return print(*pictures(read(), CORPUS.parents[1] / "docs/images"), sep="\n")
     for told in record(options.raw.absolute(), options.jobs, options.only):

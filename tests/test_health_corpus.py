@@ -49,9 +49,9 @@ def test_a_file_that_was_changed_is_refused(alarms, tmp_path, name):
 
 
 def test_the_rates_that_alerts_tell_are_those_of_the_corpus(alarms, judged):
-    assert alarms.rates(judged) == health.MEASURED
+    assert alarms.rates(judged) == health.RATES
     counts = Counter(one.recipe.kind for one in judged)
-    assert [counts[kind] for kind in ("clean", "varied", "hacked")] == [*health.RECORDED.values()]
+    assert [counts[kind] for kind in alarms.KINDS] == [*health.RATES["runs"].values()]
 
 
 def test_clean_runs_are_quiet_and_hacks_are_named(judged):
@@ -64,8 +64,8 @@ def test_clean_runs_are_quiet_and_hacks_are_named(judged):
 
 
 def test_an_alert_tells_its_rates_where_they_were_measured():
-    of = health.MEASURED["reward hacking"]
-    told = health.rates("reward hacking", Thresholds())
-    assert told.startswith(f"recorded tiny runs: {of[0]} of 20 clean, ") and told.endswith("hacked")
+    clean = health.RATES["alerts"]["reward hacking"]["clean"]
+    text = health.rates("reward hacking", Thresholds())
+    assert text.startswith(f"recorded tiny runs: {clean} of 20 clean, ") and text.endswith("hacked")
     assert health.rates("spike", Thresholds()) == "error rate not measured"
     assert health.rates("reward hacking", Thresholds(window=6)) == "error rate not measured"

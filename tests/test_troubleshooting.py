@@ -47,7 +47,7 @@ def test_no_two_sections_have_one_anchor():
 @pytest.mark.parametrize(
     ("chapter", "known"),
     [
-        ("Alerts of a training", health.RULES),
+        ("Alerts of a training", health.ALERTS),
         ("Findings of the linter", linter.FIXES),
         ("Rows that are refused", {*REMEDIES, data.REPEATED, data.CONTRADICTORY, data.LEAKS}),
     ],
@@ -57,7 +57,7 @@ def test_a_chapter_has_a_section_for_each(chapter, known):
 
 
 def test_an_alert_names_its_section():
-    assert all(health.section(rule) == f"{health.PAGE}#{anchor(rule)}" for rule in health.RULES)
+    assert all(health.section(rule) == f"{health.PAGE}#{anchor(rule)}" for rule in health.ALERTS)
 
 
 def test_the_checks_before_a_training_are_those_that_can_fail():

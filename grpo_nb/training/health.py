@@ -13,49 +13,14 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from grpo_nb.runs import Check
+from grpo_nb.runs.files import read_json, read_yaml
 from grpo_nb.runs.settings import Thresholds
 from grpo_nb.training.metrics import read_lines
 
-TEXT = """rule: cause -> fix, where {} is the metric or the reward that it is about
-samples differ: vLLM samples another policy -> read policy identity; model.fast_inference = 'off'
-memory grows: it will not fit -> lower train.max_completion_length, per_device_train_batch_size
-not a number: {} is NaN or infinite -> lower train.learning_rate; fix a reward that is all None
-spike: {} is far above its past -> lower train.learning_rate; read that step's completions
-truncation: cut before they end -> train.max_completion_length up; TRL get_soft_overlong_punishment
-length creep: longer, and earn no more -> train.loss_type dapo or dr_grpo; max_length_penalty
-nothing left to learn: nearly all groups are all right -> stop, or harder rows (data.source)
-nothing learnt: zero reward variance, unsolved -> easier data.source, partial credit, rewards.preset
-collapse: every group fails -> lower train.learning_rate; higher train.temperature or train.beta
-reward hacking: {} -> read completions, add the trick to rewards.cases, fix it
-format learnt, correctness flat: looks right -> lower {} in rewards.reward_weights; easier rows
-reward stuck: no rise -> raise train.learning_rate, but lower it if it falls; finer rewards.preset
-one reward dominates: the total is mostly {} -> lower {} in rewards.reward_weights
-calls vanish: the model calls no more -> lower train.learning_rate; get_reward that needs a result
-calls without use: they earn nothing -> see in notebook 2 what an episode without calls is paid for
-turns to the limit: calls until it is cut off -> raise max_turns, train.max_completion_length
-no score: {} fails or gives None -> fix {}; drop rows without a usable answer (data.source)
-"""
-RULES = dict(line.split(": ", 1) for line in TEXT.splitlines()[1:])
-# Those that a control run raises too, although it is not meant to learn.
-OF_ANY_TRAINING = ("not a number", "spike", "no score", "samples differ", "memory grows")
-# After these, to train on is of little use.
-GRAVE = ("samples differ", "not a number", "nothing learnt", "collapse", "reward hacking")
-# How many of the recorded tiny runs raised each alert, with the default limits: of those that are
-# clean, badly set (too fast, too short …), or hacked (`python benchmarks/alarms.py table`).
-RECORDED = {"clean": 20, "badly set": 25, "hacked": 22}
-MEASURED = {
-    "calls vanish": (0, 1, 0),
-    "collapse": (0, 4, 1),
-    "format learnt, correctness flat": (0, 0, 3),
-    "length creep": (0, 5, 0),
-    "nothing learnt": (0, 8, 0),
-    "nothing left to learn": (0, 0, 7),
-    "one reward dominates": (0, 3, 4),
-    "reward hacking": (0, 0, 19),
-    "reward stuck": (0, 11, 0),
-    "truncation": (0, 7, 7),
-    "turns to the limit": (0, 1, 0),
-}
+# What each alert says and advises, and how many of the recorded tiny runs raised it with the
+# default limits (`python benchmarks/alarms.py rates` writes the second file).
+ALERTS = read_yaml(Path(__file__).with_name("alerts.yaml"))
+RATES = read_json(Path(__file__).with_name("alert_rates.json"))
 PAGE = "docs/troubleshooting.md"
 # Between vLLM's log-probabilities and the policy's [nats a token]; TRL's name for it.
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
@@ -66,7 +31,7 @@ HELD_OUT = {"eval/accuracy": "held-out accuracy falls", "eval/exact": EXACT}
 
 
 def section(name: str) -> str:
-    """Where the handbook explains an alert or a check.
+    """Return where the handbook explains an alert or a check.
 
     >>> section("format learnt, correctness flat")
     'docs/troubleshooting.md#format-learnt-correctness-flat'
@@ -75,70 +40,85 @@ def section(name: str) -> str:
 
 
 def rates(rule: str, limits: Thresholds) -> str:
-    """How often an alert came in the recorded tiny runs."""
-    if rule not in MEASURED or limits != Thresholds():
+    """Say how often an alert came in the recorded tiny runs: clean, badly set, and hacked ones."""
+    if rule not in RATES["alerts"] or limits != Thresholds():
         return "error rate not measured"
-    pairs = zip(MEASURED[rule], RECORDED.items(), strict=True)
-    return f"recorded tiny runs: {', '.join(f'{n} of {all} {kind}' for n, (kind, all) in pairs)}"
+    counts = RATES["alerts"][rule]
+    shares = [f"{counts[kind]} of {runs} {kind}" for kind, runs in RATES["runs"].items()]
+    return f"recorded tiny runs: {', '.join(shares)}"
 
 
-class Expected(NamedTuple):  # what is known before step 1
-    rewards: Mapping[str, tuple[float, float, float]]  # weight, low, high; first: "correct"
-    completions: int = 64  # scored in a step
-    eval_rows: int = 64  # held-out prompts
+class Expected(NamedTuple):
+    """What is known of a training before its first step.
+
+    rewards: {name: (weight, lowest score, highest score)}; the first one says "correct".
+    completions: Scored in a step.
+    eval_rows: Prompts of the validation split.
+    max_steps: Of the training.
+    memory_gib: What the training may fill.
+    """
+
+    rewards: Mapping[str, tuple[float, float, float]]
+    completions: int = 64
+    eval_rows: int = 64
     max_steps: int = 0
-    memory_gib: float = math.inf  # that the training may fill
+    memory_gib: float = math.inf
 
 
 class Watch:
-    """Takes a line of metrics at a time and gives the alerts that are new."""
+    """Raise alerts from the metrics of a training, one line of them at a time."""
 
     def __init__(self, expected: Expected, limits: Thresholds | None = None) -> None:
         self.expected, self.limits = expected, limits or Thresholds()
         self.lines, self.evals, self._held = [], [], {}
 
     def feed(self, line: Mapping[str, Any]) -> list[Check]:
+        """Take a line of metrics and return the alerts that are new."""
         if _number(line.get("eval/accuracy")):
             self.evals.append((len(self.lines), line))
         self.lines += [line] if "reward" in line else []
         new, now = [], len(self.lines)
         for rule, about, evidence in chain(*(part(self) for part in PARTS)):
             if now - self._held.get((rule, about), -math.inf) > self.limits.window:
-                cause, fix = RULES[rule].replace("{}", about).split(" -> ")
-                seen = f"step {line.get('step') or now}: {cause} ({evidence}; "
-                seen += f"{rates(rule, self.limits)})"
-                state = "stop" if rule in GRAVE and about != EXACT else "warning"
-                new.append(Check(rule, state, seen, f"{fix}; see {section(rule)}"))
+                cause, fix = (ALERTS[rule][part].format(about) for part in ("cause", "fix"))
+                rate = rates(rule, self.limits)
+                says = f"step {line.get('step') or now}: {cause} ({evidence}; {rate})"
+                grave = "grave" in ALERTS[rule] and about != EXACT
+                fix += f"; see {section(rule)}"
+                new.append(Check(rule, "stop" if grave else "warning", says, fix))
             self._held[rule, about] = now
         return new
 
     def holding(self) -> set[str]:
-        """The rules that held in the last window of lines."""
+        """Return the rules that held in the last window of lines."""
         now = len(self.lines)
         return {rule for (rule, _), at in self._held.items() if now - at <= self.limits.window}
 
     def last(self, key: str, ago: int = 0, count: int = 0) -> list[float]:
-        """The numbers of a window that ended `ago` lines ago; [] before there is one."""
+        """Return the numbers of a window that ended `ago` lines ago; [] before there is one."""
         start = len(self.lines) - ago - (count or self.limits.window)
         lines = self.lines[start : len(self.lines) - ago] if start >= 0 else []
         return [line[key] for line in lines if _number(line.get(key))]
 
     def mean(self, key: str, ago: int = 0) -> float:
+        """Return the mean of a window that ended `ago` lines ago; NaN before there is one."""
         return fmean(self.last(key, ago) or [math.nan])
 
     def rise(self, key: str, ago: int, count: int = 0) -> tuple[float, float]:
+        """Return how far a window's mean rose in `ago` lines, and the standard error of that."""
         then, now = self.last(key, ago, count), self.last(key, 0, count)
         if min(len(then), len(now)) < 2:
             return math.nan, math.nan  # so that no comparison holds
         errors = [math.dist(v, [fmean(v)] * len(v)) / (len(v) - 1) for v in (then, now)]
-        return fmean(now) - fmean(then), math.hypot(*errors) + 1e-9  # its standard error
+        return fmean(now) - fmean(then), math.hypot(*errors) + 1e-9
 
     def sure(self, key: str, ago: int) -> float:
+        """Return the rise in standard errors."""
         rise, error = self.rise(key, ago)
         return rise / error
 
     def flat(self, key: str, full: float) -> str:
-        """Evidence that a curve does not rise; "" where noise may hide a rise."""
+        """Return the evidence that a curve does not rise; "" where noise may hide a rise."""
         for span in (self.limits.patience << double for double in range(12)):
             rise, error = self.rise(key, span // 2, span // 2)
             least = self.limits.flat * (full - self.mean(key)) * span / self.limits.patience
@@ -147,11 +127,12 @@ class Watch:
         return ""
 
     def ends(self) -> list[float]:
-        """The least and the greatest weighted total."""
+        """Return the lowest and the highest weighted total."""
         ranges = self.expected.rewards.values()
         return [sum(pick(v * a, v * b) for v, a, b in ranges) for pick in (min, max)]
 
     def success(self, name: str) -> float:
+        """Return the share of a reward's range that a window earns on average."""
         _, low, high = self.expected.rewards[name]
         factor = fmean(self.last(f"{name}/factor") or [1]) or 1  # of a scheduled reward
         return (self.mean(f"rewards/{name}/mean") / factor - low) / ((high - low) or 1)
@@ -162,6 +143,7 @@ def _number(value: Any) -> bool:
 
 
 def _steps(w: Watch) -> Iterator[tuple[str, str, str]]:
+    """Yield what single steps show: numbers that are none, spikes, lengths."""
     now, limits = (w.lines or [{}])[-1], w.limits
     for key in ("loss", "reward", *(f"rewards/{name}/mean" for name in w.expected.rewards)):
         if key in now and not _number(now[key]):
@@ -185,9 +167,9 @@ def _machine(w: Watch) -> Iterator[tuple[str, str, str]]:
     """Yield what is wrong with engine and memory, whatever the model learns."""
     limits, now, start = w.limits, len(w.lines), len(w.lines) - w.limits.window
     latest, first = w.last(DIFFERENCE, 0, 2), w.mean(DIFFERENCE, start)
-    drifted = w.mean(DIFFERENCE) > max(limits.drift * first, limits.difference / 10)
-    drifted = drifted and w.sure(DIFFERENCE, start) > limits.certainty
-    if len(latest) == 2 and (min(latest) > limits.difference or drifted):
+    drift = w.mean(DIFFERENCE) > max(limits.drift * first, limits.difference / 10)
+    drift = drift and w.sure(DIFFERENCE, start) > limits.certainty
+    if len(latest) == 2 and (min(latest) > limits.difference or drift):
         yield "samples differ", "", f"{latest[-1]:.3f} nats a token, in the first steps {first:.3f}"
     key, windows = "memory_gib", [place * limits.window for place in range(5)]
     means = [w.mean(key, ago) for ago in windows]  # the last window's first
@@ -200,6 +182,7 @@ def _machine(w: Watch) -> Iterator[tuple[str, str, str]]:
 
 
 def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
+    """Yield where groups differ no more, or the reward rises and the held-out figures fall."""
     key, limits, start = "frac_reward_zero_std", w.limits, len(w.lines) - w.limits.window
     silent, right = w.mean(key), w.success(next(iter(w.expected.rewards)))
     evidence = f"{silent:.0%} of the groups have zero advantage, success {right:.0%}"
@@ -220,15 +203,19 @@ def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
 
 
 def _fall(w: Watch, key: str) -> str:
-    """Evidence that a held-out figure fell while the reward did not; "" where it may be noise."""
-    seen = [(at, line[key]) for at, line in w.evals if _number(line.get(key))]
-    (at, best), half = max(seen, key=lambda one: one[1], default=(0, 0.0)), w.limits.window // 2
+    """Return the evidence that a held-out figure fell and the reward did not.
+
+    It is "" where noise may be all there is.
+    """
+    points = [(at, line[key]) for at, line in w.evals if _number(line.get(key))]
+    at, best = max(points, key=lambda point: point[1], default=(0, 0.0))
+    half = w.limits.window // 2
     # Half a window: a whole one would hide that a policy fell to pieces within it.
     rise, error = w.rise("reward", min(len(w.lines) - half, len(w.lines) - at), half)
     for last, share in ((1, 1.0), (2, 0.75)):  # two validations in a row need to fall by less
-        if len(seen) <= last or not rise > -2 * error:
+        if len(points) <= last or not rise > -2 * error:
             return ""
-        end = max(value for _, value in seen[-last:])
+        end = max(value for _, value in points[-last:])
         noise = math.sqrt(abs((best + end) * (2 - best - end)) / 2 / w.expected.eval_rows)
         if best - end > share * w.limits.certainty * noise:
             return f"held-out {best:.0%} → {end:.0%}, reward no lower"
@@ -236,6 +223,7 @@ def _fall(w: Watch, key: str) -> str:
 
 
 def _rewards(w: Watch) -> Iterator[tuple[str, str, str]]:
+    """Yield what is wrong with single rewards: they do not rise, dominate, or give no score."""
     rewards, limits, start = w.expected.rewards, w.limits, len(w.lines) - w.limits.window
     first, form = next(iter(rewards)), next((n for n in rewards if "_format_" in n), "")
     low, full = w.ends()
@@ -256,7 +244,7 @@ def _rewards(w: Watch) -> Iterator[tuple[str, str, str]]:
 
 
 def _episodes(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Of a task with an environment; others have no such metrics, and NaN compares as false."""
+    """Yield what is wrong with episodes; without them the metrics are NaN, which no limit meets."""
     share, start = w.mean("episodes/call_share"), len(w.lines) - w.limits.window
     before, (low, _) = w.mean("episodes/call_share", start), w.ends()
     if share < w.limits.entropy * before:
@@ -272,22 +260,23 @@ PARTS = (_machine, _steps, _signal, _rewards, _episodes)
 
 
 def summary(alerts: Iterable[Check]) -> str:
+    """Return the alerts as text, one a line."""
     lines = (f"{alert.state}: {alert.name}, {alert.evidence} → {alert.fix}" for alert in alerts)
     return "\n".join(lines) or "no alerts"
 
 
 def read_alerts(path: Path) -> list[Check]:
-    """The alerts that train/health.jsonl holds, oldest first."""
+    """Return the alerts that train/health.jsonl holds, oldest first."""
     return [Check(*(line[field] for field in Check._fields)) for line in read_lines(path)]
 
 
 def checks(watch: Watch, lines: Sequence[Mapping[str, Any]], alerts: list[Check]) -> list[Check]:
-    """What a training that ended looks like, for the run's manifest.
+    """Return what stage 03 records of a training that has ended.
 
     Args:
-        watch: Was fed with the lines.
-        lines: Of train/metrics.jsonl.
-        alerts: Of the whole training.
+        watch: It was fed with the lines.
+        lines: The lines of train/metrics.jsonl.
+        alerts: Every alert of the training.
     """
     steps, limits = [line["step"] for line in lines if "loss" in line], watch.limits
     whole = bool(steps) and steps == list(range(1, len(steps) + 1))
@@ -295,31 +284,31 @@ def checks(watch: Watch, lines: Sequence[Mapping[str, Any]], alerts: list[Check]
     held = watch.holding()
     live = list({alert.fix: alert for alert in alerts if alert.name in held}.values())
     grave = "stop" if "stop" in {alert.state for alert in live} else "warning"
-    seen = f"{len(alerts)} in the training, {len(live)} of them still at its end"
-    seen += f": {summary(live)}" if live else ""
-    found = [
+    count = f"{len(alerts)} in the training, {len(live)} of them still at its end"
+    count += f": {summary(live)}" if live else ""
+    verdicts = [
         _check("tracking", whole, f"train/metrics.jsonl has {len(steps)} steps", lost, "stop"),
         _rise(watch),
-        _check("alerts", not live, seen, "do what the last one says", grave),
+        _check("alerts", not live, count, "do what the last one says", grave),
     ]
-    rates = [line["eval/format"] for line in lines if _number(line.get("eval/format"))]
-    if rates:
-        form = f"{rates[0]:.0%} → {rates[-1]:.0%} in validation; at least {limits.solved:.0%}"
+    shares = [line["eval/format"] for line in lines if _number(line.get("eval/format"))]
+    if shares:
+        form = f"{shares[0]:.0%} → {shares[-1]:.0%} in validation; at least {limits.solved:.0%}"
         heavier = "train longer; weigh the format reward higher"
-        found.append(_check("format", rates[-1] >= limits.solved, form, heavier))
-    return found
+        verdicts.append(_check("format", shares[-1] >= limits.solved, form, heavier))
+    return verdicts
 
 
-def _check(name: str, passed: bool, seen: str, fix: str, otherwise: Any = "warning") -> Check:
-    return Check(name, "ok", seen) if passed else Check(name, otherwise, seen, fix)
+def _check(name: str, passed: bool, evidence: str, fix: str, state: Any = "warning") -> Check:
+    return Check(name, "ok", evidence) if passed else Check(name, state, evidence, fix)
 
 
 def _rise(watch: Watch) -> Check:
-    """The second half of the steps against the first, with the standard error of that."""
+    """Compare the reward in the second half of the steps with the first half."""
     steps, half = len(watch.lines), len(watch.lines) // 2
     if steps < watch.limits.window:
-        seen = f"{steps} steps are too few to tell"
-        return Check("reward rises", "warning", seen, "train longer: raise train.max_steps")
+        few = f"{steps} steps are too few to tell"
+        return Check("reward rises", "warning", few, "train longer: raise train.max_steps")
     rise, error = watch.rise("reward", steps - half, half)
-    seen = f"{rise:+.3f} ± {2 * error:.3f} (2 standard errors), half to half of {steps} steps"
-    return _check("reward rises", rise > 2 * error, seen, f"train longer, or see {PAGE}")
+    change = f"{rise:+.3f} ± {2 * error:.3f} (2 standard errors), half to half of {steps} steps"
+    return _check("reward rises", rise > 2 * error, change, f"train longer, or see {PAGE}")

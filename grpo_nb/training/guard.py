@@ -219,8 +219,8 @@ def changeable(trainer: "Trainer") -> list["torch.Tensor"]:
     by_lora = trainer.policy.vllm and not trainer.policy.folds_adapter
     if sharded() or (trainer.use_vllm and not by_lora):
         return []
-    named = trainer.model.named_parameters()
-    weights = {name: weight for name, weight in named if weight.requires_grad}
+    parameters = trainer.model.named_parameters()
+    weights = {name: weight for name, weight in parameters if weight.requires_grad}
     lora_b = [weight for name, weight in weights.items() if "lora_B" in name]
     return lora_b or [weight for weight in weights.values() if weight.ndim == 1]
 

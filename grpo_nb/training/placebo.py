@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def paid_weights(rewards: RewardSet, control: str) -> list[float]:
-    """The reward weights that a training uses.
+    """Return the reward weights that a training uses.
 
     Args:
         rewards: The run's rewards.

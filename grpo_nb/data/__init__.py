@@ -67,14 +67,16 @@ def prepare(
         report |= {"columns": _columns(names, config), "answer_kinds": dict(kinds.most_common())}
         drops.refuse_many(report["rows_read"], config)
         train, held_out = _split(seen, drops, doubts, config, seed)
+        # Of their own: what the warm-up has shown would make baseline and validation look better.
+        rest = len(train) - min(config.sft_rows, len(train) // 2)
+        train, warm_up = train[:rest], train[rest:]
         names = dict.fromkeys(name for text in texts for name in json.loads(text))
         for split, places in (("train", train), ("eval", held_out)):
             write_rows(folder / f"{split}.parquet", [texts[place] for place in places], names)
-        if config.sft_rows:
-            shown = [json.loads(texts[place]) for place in train[: config.sft_rows]]
-            table = pa.Table.from_pylist(worked_rows(shown, preset))
-            pq.write_table(table, folder / "sft.parquet")
-        report |= {"train_rows": len(train), "eval_rows": len(held_out)}
+        if len(warm_up):
+            rows = [json.loads(texts[place]) for place in warm_up]
+            pq.write_table(pa.Table.from_pylist(worked_rows(rows, preset)), folder / "sft.parquet")
+        report |= {"train_rows": len(train), "sft_rows": len(warm_up), "eval_rows": len(held_out)}
         report |= {"dropped": list(drops.values()), "doubts": list(doubts.values())}
         report |= figures(tokens, drops)
         write_json(folder / "report.json", report)

@@ -59,6 +59,7 @@ def checks(report: Mapping[str, Any], config: DataConfig) -> list[Check]:
     lengths, cap = report["prompt_tokens"], config.max_prompt_tokens
     near = sum(entry["count"] for entry in report["dropped"] if entry["reason"] == LEAKS)
     rows = f"{report['rows_read']} rows read: {report['train_rows']} to train on, "
+    rows += f"{report['sft_rows']} for the SFT warm-up, " if report["sft_rows"] else ""
     rows += f"{report['eval_rows']} held out"
     if report["eval_rows"] < config.eval_rows:
         rows += f" (at most {config.eval_share:.0%} of them: data.eval_share)"

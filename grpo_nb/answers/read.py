@@ -17,7 +17,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from grpo_nb.rewards.math_worker import equal_latex
+from grpo_nb.answers.math_worker import equal_latex
 
 READ, LONGEST, DEEPEST = 20_000, 500, 20  # last characters of a completion; of an answer; brackets
 LARGEST_EXPONENT, LEAST_DECIMALS = 300, 4
@@ -109,14 +109,15 @@ _SENTENCE_END = re.compile(r"[.!?]\s")
 _GOES_ON = re.compile(r"(?i)[\s.!?]*(?:or|wait|no|not|but|actually|maybe|perhaps|however|unless)\b")
 
 
-def find(text: str) -> str | None:
+def find_answer(text: str) -> str | None:
     r"""The words of a completion that are its answer; None where there are none.
 
     Those of the last answer tag; else of the text behind `</think>` and behind "**Final answer**"
     all its boxes, or what the last "the answer is", "Answer:" or `####` after them says; else the
     last sentence that begins with "Therefore", "Thus", "Hence" or "So"; else the whole text.
 
-    >>> [find(t) for t in ("<answer>18</answer>", r"so \boxed{18}.", "The answer is 18. I hope so")]
+    >>> texts = "<answer>18</answer>", r"so \boxed{18}.", "The answer is 18. I hope so"
+    >>> [find_answer(text) for text in texts]
     ['18', '18', '18']
     """
     if (tagged := extract_tag(text, "answer")) is not None:
@@ -354,11 +355,13 @@ _TEXT = re.compile(r"\(?\\text\{[^{}]*\}\)?|(?=.*[A-Za-z]{3})[A-Za-z]{2,}(?:[ '-
 
 
 @lru_cache(maxsize=8192)
-def read(text: str, reference: bool = False) -> Answer:
+def read_answer(text: str, reference: bool = False) -> Answer:
     r"""What the words of an answer, or a reference answer, say.
 
-    >>> read(r"$(1, \frac12]$").kind, read("x = 5").name, read("it is not 18").reason
-    ('interval', 'x', "it says 'not'")
+    >>> read_answer(r"$(1, \frac12]$").kind, read_answer("x = 5").name
+    ('interval', 'x')
+    >>> read_answer("it is not 18").reason
+    "it says 'not'"
     """
     if _INTEGER.fullmatch(text):  # most references and answers
         return Answer("number", text, Fraction(int(text)))
@@ -457,23 +460,25 @@ HOW |= {"text": "as words", "equation": "as equations"}
 HOW |= dict.fromkeys(("expression", "inequality"), "symbolically")
 
 
-def compare(reference: str, said: str | None, seconds: float = 0.5) -> tuple[bool | None, str]:
+def compare_answers(
+    reference: str, said: str | None, seconds: float = 0.5
+) -> tuple[bool | None, str]:
     r"""Whether the words of an answer say what the reference says; with the reason.
 
     Args:
-        reference: The right answer, in words and LaTeX as `find` gives them.
+        reference: The right answer, in words and LaTeX as `find_answer` gives them.
         said: The answer in the same form; None where a completion has none.
         seconds: Processor time for one symbolic comparison.
 
     Returns:
         None for a reference that cannot be used; False also for an answer that is refused.
 
-    >>> compare(r"\frac{1}{2}", "the answer is $x = 0.5$")
+    >>> compare_answers(r"\frac{1}{2}", "the answer is $x = 0.5$")
     (True, 'read as equation x = 0.5, compared as numbers')
-    >>> compare("18", "17 or 18")
+    >>> compare_answers("18", "17 or 18")
     (False, 'read as set 17 or 18, compared as numbers')
     """
-    expected, found = read_reference(reference), read(said or "")
+    expected, found = read_reference(reference), read_answer(said or "")
     if found.kind == expected.kind == "number":
         return same_number(expected, found), f"read as number {found.text}, compared as numbers"
     if said and len(said) < 4 * LONGEST and _bare(reference) == _bare(said) != "":
@@ -489,10 +494,10 @@ def compare(reference: str, said: str | None, seconds: float = 0.5) -> tuple[boo
 
 @lru_cache(maxsize=8192)
 def read_reference(text: str) -> Answer:
-    """What a reference answer says: as `read`, but `3m` is three times m, and not a length."""
+    """Read a reference answer: as `read_answer`, but `3m` is three times m, and not a length."""
     if len(text) > 4 * READ:
         return Answer("", reason=f"longer than {4 * READ} characters")
-    return read(find(text) or "", reference=True)
+    return read_answer(find_answer(text) or "", reference=True)
 
 
 def _bare(text: str) -> str:

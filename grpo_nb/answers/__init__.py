@@ -7,19 +7,13 @@ a completion that are its answer; `read_answer` and `read_reference` read such w
 data set, validation and evaluation all go through here.
 """
 
-from grpo_nb.answers.forms import FORMS, TAGS, Form, find_form
-from grpo_nb.answers.read import (
-    HOW,
-    Answer,
+from grpo_nb.answers.compare import HOW, compare_answers, same_number, unusable
+from grpo_nb.answers.find import (
     boxes_of,
-    compare_answers,
     extract_boxed,
     extract_hash_answer,
     extract_tag,
     find_answer,
-    parse_number,
-    read_answer,
-    read_reference,
-    same_number,
-    unusable,
 )
+from grpo_nb.answers.forms import FORMS, TAGS, Form, find_form
+from grpo_nb.answers.read import Answer, parse_number, read_answer, read_reference

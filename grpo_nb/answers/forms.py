@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_nb.answers.read import (
+from grpo_nb.answers.find import (
     boxes_of,
     extract_boxed,
     extract_hash_answer,

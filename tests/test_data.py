@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo_nb import data, reward_lab
+from grpo_nb.answers import parse_number
 from grpo_nb.data import duplicates, references, sources, store, validate
 from grpo_nb.models import chat
 from grpo_nb.rewards import load_preset
-from grpo_nb.rewards.answers import parse_number
 from grpo_nb.runs import PROJECT_ROOT, Run, runs_root
 from grpo_nb.runs.config import DataConfig, resolve
 

@@ -7,9 +7,9 @@ import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from grpo_nb.rewards import answers
-from grpo_nb.rewards.answers import extract_boxed, extract_hash_answer
-from grpo_nb.rewards.forms import TAGS
+from grpo_nb import answers
+from grpo_nb.answers import extract_boxed, extract_hash_answer
+from grpo_nb.answers.forms import TAGS
 from grpo_nb.runs import refuse_unknown
 
 FORMATS: dict[str, Callable[[str], str | None]] = {

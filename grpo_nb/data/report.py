@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from grpo_nb import answers
 from grpo_nb.data.validate import KIND, LONG, REMEDIES
-from grpo_nb.rewards import answers
 from grpo_nb.runs import Check
 from grpo_nb.runs.config import DataConfig
 

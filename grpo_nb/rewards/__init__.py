@@ -1,6 +1,7 @@
 # ruff: noqa: F401 (what is imported here is what the room hands out)
 """Rewards in TRL's shape: a batch of completions in, one `float | None` each out."""
 
+from grpo_nb.answers.forms import FORMS, TAGS, Form
 from grpo_nb.rewards.code import code_execution_reward, code_generation_reward
 from grpo_nb.rewards.combine import Adaptive, gated
 from grpo_nb.rewards.contract import Reward, Scored, call, declared_range, reward
@@ -20,7 +21,6 @@ from grpo_nb.rewards.format import (
     no_syntax_error_reward,
     soft_format_reward,
 )
-from grpo_nb.rewards.forms import FORMS, TAGS, Form
 from grpo_nb.rewards.judge import LLMJudge
 from grpo_nb.rewards.length import ideal_length_reward, max_length_penalty, min_length_reward
 from grpo_nb.rewards.presets import (

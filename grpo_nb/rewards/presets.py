@@ -18,10 +18,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from grpo_nb.answers.forms import TAGS, Form, find_form
 from grpo_nb.rewards import code, correctness, format, length, style
 from grpo_nb.rewards.combine import Adaptive, gated, is_async
 from grpo_nb.rewards.contract import Reward, declared_range
-from grpo_nb.rewards.forms import TAGS, Form, find
 from grpo_nb.rewards.limits import LIMIT, limited
 from grpo_nb.runs import PROJECT_ROOT, refuse_unknown
 from grpo_nb.runs.files import read_yaml
@@ -74,7 +74,7 @@ class RewardSet(NamedTuple):
         """
         form = self.form
         if name and name != form.name:
-            form = find(name)
+            form = find_form(name)
             asked = f"{form.system_prompt} {self.result}".strip()
             form = form._replace(system_prompt=asked)
         form = form._replace(opened=opened)
@@ -184,7 +184,7 @@ def _preset(
         func, weight = ours[options.pop("reward")], options.pop("weight")
         pairs.append((func.configured(name, **options) if options else func, weight))
     own = {"system_prompt": system_prompt} if system_prompt else {}
-    return reward_set(pairs, form=find(form)._replace(**own), result=result)
+    return reward_set(pairs, form=find_form(form)._replace(**own), result=result)
 
 
 PRESETS = {

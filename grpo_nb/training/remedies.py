@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from grpo_nb import data, models
+from grpo_nb.answers import find_form
 from grpo_nb.reward_lab import Bench, bench_of
 from grpo_nb.reward_lab.baseline import pass_at_k, passed
 from grpo_nb.reward_lab.table import Row
-from grpo_nb.rewards import forms, load_rewards
+from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Stage
 from grpo_nb.runs.config import RunConfig, flatten, resolve
 from grpo_nb.training.warm_up import train_on, warm_up
@@ -94,7 +95,7 @@ def _remedies(config: RunConfig, bench: Bench, rows: Sequence[Row]) -> Iterator[
     if named and config.data.system_prompt == "preset" and form.name in FORMS:
         for other in FORMS:
             if other != form.name:
-                asks = forms.find(other).system_prompt
+                asks = find_form(other).system_prompt
                 yield Remedy(f"the form {other}", {"rewards.form": other}, asks)
     row = rows[PROMPTS] if len(rows) > PROMPTS else rows[0]
     [shown] = data.worked_rows([row], bench.preset)

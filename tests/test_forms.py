@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from grpo_nb import data, reward_lab
 from grpo_nb.answers import FORMS, TAGS, find_form
 from grpo_nb.data import store
-from grpo_nb.models import Sample, chat
+from grpo_nb.models import Sample, hub, template
 from grpo_nb.reward_lab import Bench, baseline
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import Adaptive, gated, load_preset, load_rewards, reward_set
@@ -178,11 +178,11 @@ reward_funcs = [rewards.numeric_correctness_reward, rewards.soft_format_reward]
 def stage_02(name, opened=""):
     """Of a run whose data stage 01 prepared in a form, for a template that opens `opened`."""
     stage = start_stage("01", "formed", {"rewards.form": name, **SMALL}, profile="tiny-cpu")
-    tokenizer = chat.load_tokenizer(stage.config.model.model_path)
+    tokenizer = hub.load_tokenizer(stage.config.model.model_path)
     ends = "' }}{% endif %}"
     tokenizer.chat_template = tokenizer.chat_template.replace(ends, opened + ends)
     preset = reward_lab.in_template(stage, tokenizer)
-    count = partial(chat.count_tokens, tokenizer)
+    count = partial(template.count_tokens, tokenizer)
     data.prepare(stage.run, stage.config.data, 0, count, preset)
     stage.finish("data")
     return start_stage("02", "formed", {"rewards.baseline_completions": 8})

@@ -13,7 +13,7 @@ from trainings import trainer_of
 from unsloth_cells import CELLS
 
 from grpo_nb import data, reward_lab
-from grpo_nb.models import Sample, chat
+from grpo_nb.models import Sample, hub, template
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import Adaptive, load_preset, load_rewards, reward_set
 from grpo_nb.rewards.presets import TRLS_OWN, built_in, load_python
@@ -66,8 +66,8 @@ def trained(tmp_path_factory):
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_NB_RUNS", str(folder))
-        tokenizer, run = chat.load_tokenizer(config.model.model_path), Run("foreign")
-        data.prepare(run, config.data, 0, partial(chat.count_tokens, tokenizer))
+        tokenizer, run = hub.load_tokenizer(config.model.model_path), Run("foreign")
+        data.prepare(run, config.data, 0, partial(template.count_tokens, tokenizer))
         rows = [row | {"solution": f"${row['answer']}$"} for row in data.load(run, "train")[:32]]
         run.write_config(config)
         chosen = reward_set([(func, 1.0) for func in (spy, *funcs.values())])

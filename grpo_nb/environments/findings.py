@@ -33,7 +33,7 @@ import psutil
 from grpo_nb.environments.contract import FINISHED, Environment
 from grpo_nb.environments.play import Episode
 from grpo_nb.environments.scripted import MOST_TURNS, WITHOUT_SKILL, perform, policies
-from grpo_nb.models import chat
+from grpo_nb.models import template, tool_calls
 from grpo_nb.runs import Check
 
 if TYPE_CHECKING:
@@ -387,15 +387,15 @@ def _tokens(
     shown = [play["oracle" if solved else "random calls"] for play in plays]
     prompts, call = [episode.prompt for episode in shown], plays[0]["random calls"].messages[0]
     try:
-        tokenizer = chat.with_tools(tokenizer)
-        [bare_tokens] = chat.count_tokens(tokenizer, prompts[:1])
-        prompt_tokens = chat.count_tokens(tokenizer, prompts, tools)
+        tokenizer = tool_calls.with_tools(tokenizer)
+        [bare_tokens] = template.count_tokens(tokenizer, prompts[:1])
+        prompt_tokens = template.count_tokens(tokenizer, prompts, tools)
         chats = [
-            [*chat.fold_system(tokenizer, each.prompt), *each.messages[: None if solved else 2]]
+            [*template.fold_system(tokenizer, each.prompt), *each.messages[: None if solved else 2]]
             for each in shown
         ]
         whole = tokenizer.apply_chat_template(chats, tools=tools, return_dict=False)
-        fault = chat.tool_fault(tokenizer, prompts[0], call, tools)
+        fault = tool_calls.tool_fault(tokenizer, prompts[0], call, tools)
     except Exception as error:  # a template may raise anything
         fault = f"{type(error).__name__}: {error}"
     if fault:

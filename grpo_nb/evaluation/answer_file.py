@@ -15,7 +15,8 @@ from grpo_nb.data.validate import LONG, MISSING, TEMPLATE, Fault, row_to_ask
 from grpo_nb.evaluation.comparison import answer_rows
 from grpo_nb.export import check_complete, trained_paths
 from grpo_nb.models import Engine, open_engine
-from grpo_nb.models.chat import count_tokens, load_tokenizer
+from grpo_nb.models.hub import load_tokenizer
+from grpo_nb.models.template import count_tokens
 from grpo_nb.reward_lab import Bench, bench_of
 from grpo_nb.rewards import RewardSet, load_rewards
 from grpo_nb.runs import Run, atomic_path, refuse_unknown

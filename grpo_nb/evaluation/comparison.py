@@ -12,7 +12,7 @@ import pandas as pd
 from grpo_nb import environments
 from grpo_nb.evaluation.report import DECODING, Evaluation, build
 from grpo_nb.models import Engine, Progress, load_tokenizer, open_engine, part_of, trained_base
-from grpo_nb.models.chat import opens_call
+from grpo_nb.models.tool_calls import opens_call
 from grpo_nb.reward_lab import Bench, bench_of
 from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.rewards import RewardSet

@@ -14,7 +14,7 @@ from grpo_nb.models import (
     load_tokenizer,
     trained_base,
 )
-from grpo_nb.models.chat import find_model, hub_errors, quiet
+from grpo_nb.models.hub import find_model, hub_errors, quiet
 from grpo_nb.runs import Check, Run, Stage, atomic_path, write_json
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.runs.files import read_json

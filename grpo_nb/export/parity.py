@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb.models import engine_of
-from grpo_nb.models.chat import render
+from grpo_nb.models.template import render
 from grpo_nb.rewards.prompts import Message
 from grpo_nb.runs import Check
 

@@ -15,8 +15,8 @@ from peft.tuners.lora import LoraLayer
 from transformers import AttentionInterface, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from grpo_nb.models.chat import quiet
 from grpo_nb.models.engine import Meter, Sampling, TransformersEngine
+from grpo_nb.models.hub import quiet
 from grpo_nb.models.weights import cuda_available
 
 if TYPE_CHECKING:

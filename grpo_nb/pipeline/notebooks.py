@@ -153,10 +153,10 @@ def check_inputs(plan: Planned, config: configs.RunConfig, first: str) -> None:
         ValueError: The first rows cannot be used; the message has a command that can use them.
     """
     from grpo_nb import data, reward_lab
-    from grpo_nb.models import chat
+    from grpo_nb.models import hub
     from grpo_nb.rewards import load_rewards
 
-    chat.find_model(config.model.model_path)
+    hub.find_model(config.model.model_path)
     if config.rewards.cases:
         reward_lab.read_attacks(project_path(config.rewards.cases))
     if first > "01" or not (why := data.problem(config, load_rewards(config.rewards))):

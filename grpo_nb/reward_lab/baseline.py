@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_nb import data, environments, models
-from grpo_nb.models import chat
+from grpo_nb.models import hub
 from grpo_nb.reward_lab.table import Row, bench_of
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import Completion
@@ -135,7 +135,7 @@ def _settings(config: RunConfig, warmed: Path | None) -> dict[str, Any]:
     return {
         "model_path": config.model.model_path,
         "warm_up": warmed and read_json(warmed / "about.json")["of"],
-        "weights": _weight_files(chat.find_model(config.model.model_path)),
+        "weights": _weight_files(hub.find_model(config.model.model_path)),
         "quantization": config.model.quantization,
         "chat_template_kwargs": config.model.chat_template_kwargs,
         "max_completion_length": config.train.max_completion_length,
@@ -323,7 +323,7 @@ def by_difficulty(
     judged = rows[: config.difficulty_prompts]
     baseline = sample(stage.run, judged, stage.config, engine, stage.progress, warmed=False)
     model = stage.config.model
-    tokenizer = chat.load_tokenizer(model.model_path, model.chat_template_kwargs)
+    tokenizer = hub.load_tokenizer(model.model_path, model.chat_template_kwargs)
     bench = bench_of(stage.config, preset, tokenizer)
     table = bench.table(baseline.rows, baseline.completions_P_G)
     rates = pass_rates(baseline, table, preset).set_index("question")["pass_rate"].to_dict()

@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
 from grpo_nb import environments
-from grpo_nb.models import chat
+from grpo_nb.models import template
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.gate import REPORT, SCORES, Verdict, judge, save
 from grpo_nb.reward_lab.table import Bench, Row, explain
@@ -166,7 +166,7 @@ def in_template(stage: Stage, tokenizer: "PreTrainedTokenizerBase") -> RewardSet
     environment = environments.of(stage.config)
     if environment and stage.config.data.system_prompt == "preset":
         stage.change({"data.system_prompt": environment.system_prompt})
-    opened = chat.opens_thinking(tokenizer)
+    opened = template.opens_thinking(tokenizer)
     if opened != stage.config.rewards.opened:
         stage.change({"rewards.opened": opened})
     return load_rewards(stage.config.rewards)

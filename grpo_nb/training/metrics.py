@@ -14,7 +14,7 @@ import pandas as pd
 import psutil
 
 from grpo_nb import data, environments
-from grpo_nb.models import chat, cuda_available
+from grpo_nb.models import cuda_available, tool_calls
 from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import Message, transcript
@@ -124,7 +124,7 @@ def of_episodes(
         a call; tool errors a call; turns with calls; and how much more an episode with a call
         earns than one without (NaN where all are alike).
     """
-    opens = chat.opens_call(tokenizer)
+    opens = tool_calls.opens_call(tokenizer)
     found = pd.DataFrame([environments.figures(messages, opens) for messages in completions])
     called, earned = found["calls"] > 0, pd.Series(list(totals))
     return {

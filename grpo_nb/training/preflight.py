@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grpo_nb.models import cuda_available, sharded
-from grpo_nb.models.chat import count_tokens, encode
-from grpo_nb.models.policy import trainable_weights
+from grpo_nb.models.adapter import trainable_weights
+from grpo_nb.models.template import count_tokens, encode
 from grpo_nb.runs import Check
 from grpo_nb.training import fast_cpu
 from grpo_nb.training.arguments import distorted, solve_batch

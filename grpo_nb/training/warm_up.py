@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from grpo_nb import models
 from grpo_nb.data.store import read_rows
 from grpo_nb.models import Policy, cuda_available
-from grpo_nb.models.chat import quiet, render
+from grpo_nb.models.hub import quiet
+from grpo_nb.models.template import render
 from grpo_nb.reward_lab.baseline import WARMED
 from grpo_nb.runs import Stage, atomic_path, sha256, write_json
 from grpo_nb.runs.files import read_json

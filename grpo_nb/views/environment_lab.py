@@ -15,7 +15,7 @@ from grpo_nb import environments
 from grpo_nb.environments.findings import findings
 from grpo_nb.environments.play import Episode, script
 from grpo_nb.environments.scripted import Policy, Seen, Turn, follow, perform, policies
-from grpo_nb.models import chat
+from grpo_nb.models import template, tool_calls
 from grpo_nb.models.engine import Engine, Sampling
 from grpo_nb.reward_lab import Bench
 from grpo_nb.reward_lab.baseline import Baseline, open_base, warm_folder
@@ -165,11 +165,11 @@ def _continue(engine: Engine, cap: int, turns: Sequence[Turn], seen: Seen) -> Tu
     """Follow the given turns, then let the model choose the next ones."""
     if seen.turn < len(turns):
         return turns[seen.turn]
-    tokenizer = chat.with_tools(engine.tokenizer)
-    text = chat.render(tokenizer, list(seen.messages), seen.environment.tools)
+    tokenizer = tool_calls.with_tools(engine.tokenizer)
+    text = template.render(tokenizer, list(seen.messages), seen.environment.tools)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     [sample] = engine.complete([ids], Sampling(cap))
-    return json.loads(_line(chat.parse(tokenizer, sample.ids, ids)))
+    return json.loads(_line(tool_calls.parse(tokenizer, sample.ids, ids)))
 
 
 def episode_page(
@@ -205,11 +205,11 @@ def episode_page(
 
 def _pieces(bench: Bench, groups: Sequence[list[Message]]) -> Iterator[str]:
     """Yield the text that each group of messages adds to the rendered chat."""
-    tokenizer, turns, before = chat.with_tools(bench.tokenizer), [], ""
+    tokenizer, turns, before = tool_calls.with_tools(bench.tokenizer), [], ""
     options = {"tools": bench.environment.tools, "tokenize": False}
     for group in groups:
         turns, by_model = [*turns, *group], group[0]["role"] == "assistant"
-        folded = chat.fold_system(tokenizer, turns)
+        folded = template.fold_system(tokenizer, turns)
         text = tokenizer.apply_chat_template(folded, add_generation_prompt=not by_model, **options)
         end = text.rfind(tokenizer.eos_token) + len(tokenizer.eos_token)
         text = text[:end] if by_model and end > len(before) else text  # the model stopped there

@@ -10,7 +10,7 @@ from queue import Queue
 import ipywidgets as w
 
 from grpo_nb import data, reward_lab
-from grpo_nb.models import chat
+from grpo_nb.models import hub
 from grpo_nb.reward_lab import Bench, Verdict, bench_of, judge
 from grpo_nb.reward_lab import baseline as baselines
 from grpo_nb.reward_lab.baseline import Baseline
@@ -257,7 +257,7 @@ def open_lab(name: str) -> w.VBox:
     baseline = baselines.sample(run, rows[: config.rewards.baseline_prompts], config)
     preset = load_rewards(config.rewards)
     model = config.model
-    tokenizer = chat.load_tokenizer(model.model_path, model.chat_template_kwargs)
+    tokenizer = hub.load_tokenizer(model.model_path, model.chat_template_kwargs)
     opened = lab(bench_of(config, preset, tokenizer), baseline, rows, Stage(run, "02", config))
     return w.VBox([w.HTML(HELD), opened]) if run.in_use(".lock", ".pipeline.lock") else opened
 

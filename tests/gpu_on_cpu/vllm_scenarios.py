@@ -300,7 +300,7 @@ def folding(tiny):
 
 def closing(tiny):
     tiny.policy.close()
-    return {name: os.environ.get(name) for name in models.policy.LEFT_BEHIND}
+    return {name: os.environ.get(name) for name in models.policy.ENGINE_VARIABLES}
 
 
 def a_real_model(_):

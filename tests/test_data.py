@@ -644,7 +644,7 @@ def test_what_nearly_repeats_a_held_out_question_is_not_trained_on(runs_dir):
 def near(held_out, *texts):
     """Which of the texts nearly repeat one of those held out."""
     rows = [{"prompt": [{"role": "user", "content": text}]} for text in (*held_out, *texts)]
-    checked = [validate.Checked(number, row, "1") for number, row in enumerate(rows)]
+    checked = [validate.CheckedRow(number, row, "1") for number, row in enumerate(rows)]
     places = np.arange(len(held_out))
     found = duplicates.near(duplicates.fingerprints(checked), places)
     assert not found[places].any()

@@ -16,7 +16,9 @@ from grpo_nb import data, reward_lab
 from grpo_nb.models import Sample, chat
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import Adaptive, load_preset, load_rewards, reward_set
-from grpo_nb.rewards.presets import TRLS_OWN, built_in, load_python
+from grpo_nb.rewards.contract import TRLS_OWN
+from grpo_nb.rewards.load import load_python
+from grpo_nb.rewards.sets import built_in
 from grpo_nb.runs import PROJECT_ROOT, Run, Stage
 from grpo_nb.runs.config import resolve
 

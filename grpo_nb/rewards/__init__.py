@@ -16,6 +16,16 @@ from grpo_nb.rewards.correctness import (
     numeric_correctness_reward,
     overlap_reward,
 )
+from grpo_nb.rewards.familiar import (
+    CODE_GENERATION_REWARDS,
+    JSON_EXTRACTION_REWARDS,
+    MATH_REASONING_REWARDS,
+    QA_REWARDS,
+    SUMMARIZATION_REWARDS,
+    code_block_format_reward,
+    soft_xml_format_reward,
+    strict_xml_format_reward,
+)
 from grpo_nb.rewards.format import (
     incremental_format_reward,
     json_format_reward,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from grpo_nb.answers import read_reference, unusable
 from grpo_nb.data.references import answer_finder, as_text, letter_of, plain_answer
 from grpo_nb.data.sources import Batch, Row
-from grpo_nb.rewards.presets import TRLS_OWN
+from grpo_nb.rewards.contract import TRLS_OWN
 from grpo_nb.rewards.prompts import Message, build_prompt
 from grpo_nb.runs.config import DataConfig
 from grpo_nb.runs.files import read_yaml

@@ -14,8 +14,9 @@ from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.gate import REPORT, SCORES, Verdict, judge, save
 from grpo_nb.reward_lab.table import Bench, Row, explain
 from grpo_nb.rewards import RewardSet, call, load_preset, load_rewards
+from grpo_nb.rewards.file import HINT
 from grpo_nb.rewards.limits import TookTooLong
-from grpo_nb.rewards.presets import HINT, load_python
+from grpo_nb.rewards.load import load_python
 from grpo_nb.rewards.surroundings import Muted
 from grpo_nb.runs import Stage, atomic_path, start_stage
 from grpo_nb.runs.config import flatten, of_stage

@@ -9,8 +9,9 @@ from typing import Any
 
 from grpo_nb import answers
 from grpo_nb.answers.forms import TAGS, Form
+from grpo_nb.rewards.combine import gated
 from grpo_nb.rewards.contract import Scored, reward
-from grpo_nb.rewards.format import parse_json
+from grpo_nb.rewards.format import parse_json, soft_format_reward
 from grpo_nb.rewards.prompts import split_words
 
 LONGEST_ANSWER = 2_000  # characters that text comparisons read
@@ -81,6 +82,11 @@ def numeric_correctness_reward(
         right = abs(found.number - expected.number) <= allowed
     verdict = "is" if right else "is not"
     return Scored(float(right), f"{found.text}, read as a number, {verdict} {expected.text}")
+
+
+math_problem_reward = gated(
+    numeric_correctness_reward, by=soft_format_reward, name="math_problem_reward"
+)
 
 
 @reward(max_none_share=0.05, parallel=True, resists="relations, alternatives and partial parses")

@@ -106,6 +106,23 @@ def test_importing_loads_nothing_heavy():
     assert not loaded & (HEAVY | {"pandas", "numpy", "transformers", "pydantic", "rich"})
 
 
+def test_python_ends_quickly_once_a_tokenizer_is_loaded_and_importing_changes_nothing():
+    probe = """
+import atexit, gc
+callbacks = atexit._ncallbacks()
+import grpo_nb
+print(atexit._ncallbacks() - callbacks)
+from grpo_nb.models import load_tokenizer
+for _ in range(2):
+    load_tokenizer("data/tiny_base")
+atexit._run_exitfuncs()
+print(gc.get_freeze_count() > 0)
+"""
+    command = [sys.executable, "-c", probe]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PROJECT_ROOT)
+    assert done.stdout.split() == ["0", "True"]
+
+
 def test_help_needs_nothing_heavy():
     command = [sys.executable, "-X", "importtime", "-m", "grpo_nb", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

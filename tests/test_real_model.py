@@ -97,7 +97,7 @@ def test_the_guard_was_silent_and_the_steps_were_real(trained):
     steps = [line for line in lines if "reward" in line]
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
     assert any(line["grad_norm"] > 0 for line in steps)
-    scores = [look.score for look in trained["trainer"].steps.guard.seen]
+    scores = [look.score for look in trained["trainer"].steps.guard.looks]
     assert len(scores) >= 2 and np.abs(scores).max() < 4.7
 
 

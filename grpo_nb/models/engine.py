@@ -133,6 +133,7 @@ class TransformersEngine(Engine):
 
     @property
     def model(self) -> "PreTrainedModel":
+        """Return the model, unless the engine is closed."""
         if self._model is None:
             raise RuntimeError("this engine was closed: open another one")
         return self._model

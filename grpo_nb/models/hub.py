@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo_nb.machine import skip_garbage_at_exit
 from grpo_nb.models.template import add_defaults
 from grpo_nb.runs import project_path
 
@@ -84,6 +85,7 @@ def load_tokenizer(
     Raises:
         ValueError: The tokenizer has no chat template, so prompts cannot be rendered.
     """
+    skip_garbage_at_exit()  # whoever loads a tokenizer has loaded torch, or will
     with quiet(), hub_errors(model_path):
         from transformers import AutoTokenizer
 

@@ -261,37 +261,38 @@ def load_weights(policy: Policy, folder: Path) -> None:
         raise FileNotFoundError(
             f"{folder} holds no .safetensors: give the folder of a saved adapter or model"
         )
-    new = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
     model = policy.model
-    old = model.state_dict()
+    weights = model.state_dict()
     if hasattr(model, "peft_config"):
         from peft import get_peft_model_state_dict
 
-        old = get_peft_model_state_dict(model, save_embedding_layers=False)
-        config, new_config = model.peft_config["default"], adapter_config(folder)
+        weights = get_peft_model_state_dict(model, save_embedding_layers=False)
+        config, saved_config = model.peft_config["default"], adapter_config(folder)
         trained_base(config.base_model_name_or_path, folder)
-        alpha = new_config["lora_alpha"]
-        if new_config["r"] == config.r and alpha != config.lora_alpha:
+        alpha = saved_config["lora_alpha"]
+        if saved_config["r"] == config.r and alpha != config.lora_alpha:
             raise ValueError(
                 f"the adapter in {folder} has lora_alpha = {alpha}, the policy "
                 f"{config.lora_alpha}: load the policy with model.lora_alpha = {alpha}"
             )
-    _refuse_other_shapes(old, new, folder)
+    _refuse_other_shapes(weights, tensors, folder)
     with torch.no_grad():
-        for name, tensor in new.items():
-            old[name].copy_(tensor)
+        for name, tensor in tensors.items():
+            weights[name].copy_(tensor)
 
 
-def _refuse_other_shapes(old: dict[str, Any], new: dict[str, Any], folder: Path) -> None:
-    """Refuse weights in which a tensor is missing, has another shape, or has no place."""
-    places = {old[name].data_ptr() for name in new.keys() & old.keys()}
-    for name in sorted(old.keys() | new.keys()):
-        old_shape, new_shape = (tuple(d[name].shape) if name in d else None for d in (old, new))
-        tied = new_shape is None and old[name].data_ptr() in places
-        if old_shape != new_shape and not tied:
+def _refuse_other_shapes(weights: dict[str, Any], tensors: dict[str, Any], folder: Path) -> None:
+    """Refuse tensors of which one is missing, has another shape, or is none of the weights."""
+    places = {weights[name].data_ptr() for name in tensors.keys() & weights.keys()}
+    for name in sorted(weights.keys() | tensors.keys()):
+        here = tuple(weights[name].shape) if name in weights else None
+        there = tuple(tensors[name].shape) if name in tensors else None
+        is_tied = there is None and weights[name].data_ptr() in places
+        if here != there and not is_tied:
             raise ValueError(
                 f"{folder} does not fit the policy: {name} is "
-                f"{new_shape or 'missing'} there and {old_shape or 'missing'} here. Load the "
+                f"{there or 'missing'} there and {here or 'missing'} here. Load the "
                 "policy with the base, model.lora_rank and policy.finetuning that it was saved "
                 "with"
             )

@@ -11,6 +11,7 @@ from grpo_nb.runs import Check
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Tools = Sequence[Mapping[str, Any]]  # JSON schemas of the tools that a model may call
 # What `add_defaults` puts before a template.
 DEFAULTS = re.compile(r"(?:{% if (\w+) is not defined %}{% set \1 = .*?%}{% endif %})*")
 
@@ -62,11 +63,7 @@ def opens_thinking(tokenizer: "PreTrainedTokenizerBase") -> str:
     return tag[0] if tag else ""
 
 
-def render(
-    tokenizer: "PreTrainedTokenizerBase",
-    prompt: list[Message],
-    tools: Sequence[Mapping[str, Any]] = (),
-) -> str:
+def render(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message], tools: Tools = ()) -> str:
     """Render a prompt up to where its completion begins.
 
     Args:
@@ -88,11 +85,7 @@ def render(
     return _apply(tokenizer, fold_system(tokenizer, prompt), tools)
 
 
-def _apply(
-    tokenizer: "PreTrainedTokenizerBase",
-    prompt: list[Message],
-    tools: Sequence[Mapping[str, Any]] = (),
-) -> str:
+def _apply(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message], tools: Tools = ()) -> str:
     from jinja2 import TemplateError
 
     try:
@@ -117,9 +110,7 @@ def _control_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern:
 
 
 def encode(
-    tokenizer: "PreTrainedTokenizerBase",
-    prompts: Sequence[list[Message]],
-    tools: Sequence[Mapping[str, Any]] = (),
+    tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[list[Message]], tools: Tools = ()
 ) -> list[list[int]]:
     """Return the token ids of each rendered prompt, neither padded nor cut.
 
@@ -134,9 +125,7 @@ def encode(
 
 
 def count_tokens(
-    tokenizer: "PreTrainedTokenizerBase",
-    prompts: Sequence[list[Message]],
-    tools: Sequence[Mapping[str, Any]] = (),
+    tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[list[Message]], tools: Tools = ()
 ) -> list[int]:
     """Return the length of each rendered prompt [tokens], or raise what `render` raises."""
     return [len(ids) for ids in encode(tokenizer, prompts, tools)]
@@ -170,9 +159,7 @@ def check_template(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) 
 
 
 def show_tokens(
-    tokenizer: "PreTrainedTokenizerBase",
-    prompt: list[Message],
-    tools: Sequence[Mapping[str, Any]] = (),
+    tokenizer: "PreTrainedTokenizerBase", prompt: list[Message], tools: Tools = ()
 ) -> str:
     """Write the rendered prompt token by token: ⟦special⟧, others between bars, ⏎ for a newline."""
     [ids] = encode(tokenizer, [prompt], tools)

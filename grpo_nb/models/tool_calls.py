@@ -1,11 +1,11 @@
 """Write and read tool calls: what TRL knows of a chat template, made part of the tokenizer."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from grpo_nb.models.template import DEFAULTS, fold_system, render
+from grpo_nb.models.template import DEFAULTS, Tools, fold_system, render
 from grpo_nb.rewards.prompts import Message
 
 if TYPE_CHECKING:
@@ -81,10 +81,7 @@ def tool_turn(tokenizer: "PreTrainedTokenizerBase", results: list[Message]) -> l
 
 
 def tool_fault(
-    tokenizer: "PreTrainedTokenizerBase",
-    prompt: list[Message],
-    turn: Message,
-    tools: Sequence[Mapping[str, Any]],
+    tokenizer: "PreTrainedTokenizerBase", prompt: list[Message], turn: Message, tools: Tools
 ) -> str:
     """Write a call and read it back, write a result, and return what was lost; "" if nothing was.
 
@@ -96,10 +93,10 @@ def tool_fault(
     """
     turns, before = fold_system(tokenizer, prompt), render(tokenizer, prompt, tools)
     options = {"tools": list(tools), "tokenize": False}
-    whole = tokenizer.apply_chat_template([*turns, turn], **options)
-    if not whole.startswith(before):  # the template may leave out a block of thought
+    conversation = tokenizer.apply_chat_template([*turns, turn], **options)
+    if not conversation.startswith(before):  # the template may leave out a block of thought
         before = tokenizer.apply_chat_template(turns, **options)
-    call_text = whole.removeprefix(before)
+    call_text = conversation.removeprefix(before)
     ids = tokenizer([call_text, before], add_special_tokens=False)["input_ids"]
     message = parse(tokenizer, *ids)
     functions = [call["function"] for call in turn["tool_calls"]]

@@ -43,28 +43,22 @@ def use_vllm(
     """
     if choice not in ("vllm", "detect"):
         return False
-    policy = policy or PolicyConfig()
-    gpu = {"a CUDA GPU": cuda_available()}
-    # vLLM is not imported to find out: Unsloth has to be imported before it.
-    plugin = quantization != "4bit" or importlib.util.find_spec("vllm_bnb_plugin")
-    packages = {
-        "the package vllm": importlib.util.find_spec("vllm"),
-        f"{BNB_PLUGIN} for 4-bit weights": plugin,
-    }
-    unsloth = {
-        "policy.backend = 'unsloth'": policy.backend == "unsloth",
-        "policy.finetuning = 'lora'": policy.finetuning == "lora",
-    }
-    trl = {
-        "policy.backend = 'transformers'": policy.backend == "transformers",
-        "model.quantization = '16bit'": quantization == "16bit",
-    }
-    needs = {
-        "engine": packages if choice == "vllm" else gpu | packages,  # vLLM has a CPU build, too
-        "Unsloth": unsloth | gpu | packages,
-        "TRL": trl,
-    }
-    missing = next((need for need, met in needs[by].items() if not met), "")
+    policy, needs = policy or PolicyConfig(), {}
+    if by == "TRL":
+        needs["policy.backend = 'transformers'"] = policy.backend == "transformers"
+        needs["model.quantization = '16bit'"] = quantization == "16bit"
+    else:
+        if by == "Unsloth":
+            needs["policy.backend = 'unsloth'"] = policy.backend == "unsloth"
+            needs["policy.finetuning = 'lora'"] = policy.finetuning == "lora"
+        if by == "Unsloth" or choice == "detect":  # an engine of ours may use vLLM's CPU build
+            needs["a CUDA GPU"] = cuda_available()
+        # vLLM is not imported to find out: Unsloth has to be imported before it.
+        needs["the package vllm"] = importlib.util.find_spec("vllm")
+        if quantization == "4bit":
+            plugin = importlib.util.find_spec("vllm_bnb_plugin")
+            needs[f"{BNB_PLUGIN} for 4-bit weights"] = plugin
+    missing = next((need for need, met in needs.items() if not met), "")
     if missing and choice == "vllm":
         setting, instead = SETTINGS[by]
         raise RuntimeError(f"{setting} needs {missing}: {instead}")

@@ -41,20 +41,6 @@ def weights_dtype() -> "torch.dtype":
     return torch.float16 if cuda_available() else torch.float32
 
 
-def quantization_config(quantization: str) -> Any:
-    """Return transformers' settings for 4 bit, equal to Unsloth's; None for 16-bit weights."""
-    from transformers import BitsAndBytesConfig
-
-    if quantization != "4bit":
-        return None
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=weights_dtype(),
-    )
-
-
 def sharded() -> bool:
     """Return whether the launcher shards the weights: by FSDP, or by DeepSpeed ZeRO-3."""
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
@@ -70,7 +56,7 @@ def load_base(model_path: str, quantization: str, **changes: Any) -> "PreTrained
         quantization: "4bit", or "16bit" for the model as it is on disk.
         changes: Arguments of from_pretrained that replace ours, such as dtype.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     # Every process would repeat its hint to install a faster kernel.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
@@ -81,11 +67,14 @@ def load_base(model_path: str, quantization: str, **changes: Any) -> "PreTrained
         # Weights that will be sharded need not fit on one GPU.
         "device_map": gpu if cuda_available() and not sharded() else "cpu",
     }
-    # None would override the quantization that a 4-bit checkpoint declares.
-    if settings := quantization_config(quantization):
-        arguments["quantization_config"] = settings
-    arguments |= changes
-    model = AutoModelForCausalLM.from_pretrained(find_model(model_path), **arguments)
+    if quantization == "4bit":  # with Unsloth's settings; a 4-bit checkpoint has its own
+        arguments["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=weights_dtype(),
+        )
+    model = AutoModelForCausalLM.from_pretrained(find_model(model_path), **arguments | changes)
     for module in model.modules():
         # Otherwise bitsandbytes repacks the weights on some CPUs at the first forward.
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -98,9 +87,7 @@ def load_dequantized(model_path: str, quantization: str) -> "PreTrainedModel":
     import torch
 
     model = load_base(model_path, quantization, dtype=torch.bfloat16)
-    if not hasattr(model.config, "quantization_config"):
-        return model
-    return dequantized(model)
+    return dequantized(model) if hasattr(model.config, "quantization_config") else model
 
 
 def dequantized(model: "PreTrainedModel") -> "PreTrainedModel":

@@ -136,8 +136,8 @@ def seal(folder: Path) -> None:
 
 def remove_old(folder: Path, keep: int) -> None:
     """Remove all checkpoints but the newest."""
-    for old in steps_of(folder)[:-keep]:
-        shutil.rmtree(folder / f"checkpoint-{old}")
+    for step in steps_of(folder)[:-keep]:
+        shutil.rmtree(folder / f"checkpoint-{step}")
 
 
 def _digests(folder: Path) -> dict[str, str]:

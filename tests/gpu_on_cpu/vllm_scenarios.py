@@ -103,7 +103,7 @@ def train(trainer):
 
 
 def looks(trainer):
-    return [look._asdict() for look in trainer.steps.guard.seen]
+    return [look._asdict() for look in trainer.steps.guard.looks]
 
 
 def texts(engine, **options):

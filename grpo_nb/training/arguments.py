@@ -299,7 +299,7 @@ def effective(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: RewardS
         args: From `grpo_config`, whatever has been changed in it since.
 
     Returns:
-        argument, value, from ("set here", "config.yaml", "task …", "profile …", "grpo_nb" for
+        argument, value, from ("set", "task …", "profile …", "grpo_nb" for
         our defaults and what we always set, "TRL's default"), changed ("", or what TRL, Unsloth
         or a cell made of the value that was asked for).
     """

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from grpo_nb import data, evaluation, models
 from grpo_nb.models import hub, template
 from grpo_nb.models.policy import import_unsloth
+from grpo_nb.reward_lab import bench_of
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run, project_path
@@ -84,7 +85,8 @@ def test_tiny_base_starts_with_room_to_improve(runs_dir, quantization):
     held_out = data.load(Run("r"), "eval")[::2]
     model = models.load_checkpoint(config.model.model_path, adapter=None, quantization=quantization)
     engine = models.TransformersEngine(model, tokenizer)
-    table = evaluation.evaluate_model(engine, held_out, load_preset("math"), config)
+    bench = bench_of(config, load_preset("math"), tokenizer)
+    table = evaluation.evaluate_model(lambda: engine, held_out, bench, config)
     lines = table.groupby("decoding")[["accuracy", "format"]].mean()
     assert 0.55 <= lines["accuracy"]["sampled"] <= 0.7
     assert 0.45 <= lines["format"]["sampled"] <= 0.75

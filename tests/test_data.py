@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo_nb import data, reward_lab
+from grpo_nb.answers import parse_number
 from grpo_nb.data import duplicates, references, sources, store, validate
 from grpo_nb.models import hub, template
 from grpo_nb.rewards import load_preset
-from grpo_nb.rewards.answers import parse_number
 from grpo_nb.runs import PROJECT_ROOT, Run, runs_root
 from grpo_nb.runs.config import DataConfig, resolve
 
@@ -644,7 +644,7 @@ def test_what_nearly_repeats_a_held_out_question_is_not_trained_on(runs_dir):
 def near(held_out, *texts):
     """Which of the texts nearly repeat one of those held out."""
     rows = [{"prompt": [{"role": "user", "content": text}]} for text in (*held_out, *texts)]
-    checked = [validate.Checked(number, row, "1") for number, row in enumerate(rows)]
+    checked = [validate.CheckedRow(number, row, "1") for number, row in enumerate(rows)]
     places = np.arange(len(held_out))
     found = duplicates.near(duplicates.fingerprints(checked), places)
     assert not found[places].any()
@@ -814,15 +814,26 @@ def test_a_full_disk_leaves_the_data_as_they_were(runs_dir):
 def test_sft_rows_show_the_worked_answer_in_the_wanted_format(runs_dir, form, shown):
     worked = "She has 2+2=<<2+2=4>>4 pens.\n#### 4"
     rows = [question(i, worked) for i in range(5)] + [question(9, "1")]
-    settings = {"sft_rows": 4, "eval_rows": 2}
+    settings = {"sft_rows": 3, "eval_rows": 1}
     preset = load_preset("math", form=form)
     prepare(rows, settings, preset=preset)
     primed = store.read_rows(runs_dir / "r/data/sft.parquet")
     texts = {row["completion"][0]["content"] for row in primed}
     assert texts <= {shown, preset.reference({"answer": "1"})}
     assert shown in texts
-    train = data.load(Run("r"), "train")
-    assert [row["prompt"] for row in primed] == [row["prompt"] for row in train]
+
+
+@pytest.mark.parametrize(("wanted", "written"), [(0, 0), (3, 3), (400, 4)])
+def test_what_the_warm_up_shows_is_neither_trained_nor_asked(runs_dir, wanted, written):
+    rows = [question(i, str(i)) for i in range(10)]
+    _, _, report = prepare(rows, {"sft_rows": wanted, "eval_rows": 2})
+    path = runs_dir / "r/data/sft.parquet"
+    primed = [row["prompt"] for row in store.read_rows(path)] if path.exists() else []
+    asked = [row["prompt"] for name in ("train", "eval") for row in data.load(Run("r"), name)]
+    assert len(primed) == report["sft_rows"] == written
+    assert len(asked) == len(rows) - written and not [row for row in primed if row in asked]
+    lines = [check.evidence for check in data.checks(report, DataConfig(eval_rows=2))]
+    assert any(f"{written} for the SFT warm-up" in line for line in lines) == bool(written)
 
 
 # The shipped data, and GSM8K

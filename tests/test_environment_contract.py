@@ -137,9 +137,9 @@ def test_a_call_that_hangs_is_over_at_its_limit_and_the_instance_is_used_again(o
     assert time.perf_counter() - started < 5
     assert asked(odd, "act", how="draw") == FINISHED
     assert odd.get_reward() == 0.0, "a failure, whatever the class would say"
-    hung = odd._own
+    hung = odd._instance
     odd.reset(**ROW)
-    assert odd._own is not hung, "whose thread may go on"
+    assert odd._instance is not hung, "whose thread may go on"
     assert odd.get_reward() == 0.5
     Odd.wait.set()
 

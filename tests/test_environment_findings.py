@@ -205,7 +205,7 @@ def test_solutions_are_stopped_and_end_at_the_bounds_of_their_types():
     ends = {name: lamps(f"last call: {name}")[4] for name in scripted.BOUNDS}
     assert ends == {"0": "0", "-1": "-1", "empty": "", "very large": str(10**18)}
     act = {"name": "act", "arguments": {"n": 4, "sure": True, "parts": [1], "text": "a"}}
-    seen = scripted.Seen(environment, [], 0, 0)
+    seen = scripted.PlayerView(environment, [], 0, 0)
     bounded = [scripted._bounded([act], to, seen)["arguments"] for to in (-1, "")]
     assert bounded[0] == {"n": -1, "sure": True, "parts": [1], "text": "-1"}
     assert bounded[1] == {"n": 4, "sure": True, "parts": [], "text": ""}

@@ -10,9 +10,9 @@ import torch
 from families import FAMILIES
 
 from grpo_nb import models
+from grpo_nb.answers.forms import TAGS
 from grpo_nb.models import hub, template
 from grpo_nb.pipeline.notebooks import run_pipeline
-from grpo_nb.rewards.forms import TAGS
 
 ASKED = [{"role": "system", "content": "Say it."}, {"role": "user", "content": "2 + 2?"}]
 BACKENDS = pytest.mark.parametrize("backend", ["transformers", "unsloth"])

@@ -524,7 +524,7 @@ def test_an_adoption_that_is_killed_at_any_write_is_as_before_or_as_after(lab, t
         run = Run("gate")
         outcomes.append(tree(run) == before)
         if not outcomes[-1]:
-            assert run.status("02") == "done", number
+            assert run.state("02").status == "done", number
             config = start_stage("03", "gate").config.rewards
             chosen = load_preset(config.preset, config.reward_weights)
             assert reward_lab.check(run, chosen) and chosen.reward_weights == [1, 0.125]

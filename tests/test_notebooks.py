@@ -337,7 +337,7 @@ def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     own = uncommented("00", "your-rewards")
     settings = TINY_SETTINGS | {"data.source": "mine.csv", "evaluate.samples": 2}
     run = execute("00", kernels, own, run_name="quick", settings=settings)
-    assert run.undone() == []
+    assert run.undone() == ""
     assert settings.items() <= config.flatten(run.config()).items()
     assert read_json(run / "rewards/report.json")["weights"] == WEIGHTS
     assert read_json(run / "model/parity.json")["passed"]

@@ -13,7 +13,8 @@ MAY_IMPORT_HEAVY = {"models", "training", "export"}
 IMPORTED_LATE = ("training/trainer.py", "models/dense.py")
 FLOORS = [
     {"machine"},
-    {"runs", "colab"},
+    {"runs", "colab", "sandbox"},
+    {"answers"},
     {"rewards"},
     {"data", "models"},
     {"environments"},

@@ -1,10 +1,10 @@
-"""Episodes: the model writes a turn, its calls are run, it reads the results, and so on.
+"""Play episodes: the model writes a turn, its calls are run, it reads the results, and so on.
 
     [[episode]] = play(engine, environment, rows, max_completion_length=128)
 
 This is the loop of TRL's GRPOTrainer, token by token, for everything but training: baseline
-rollouts, validation, evaluation, chat and the Environment Lab. An episode's completion is all
-that follows the prompt; the tokens that the environment wrote are masked from the loss.
+rollouts, validation, evaluation, chat and the Environment Lab. All that follows the prompt is the
+episode's completion, in which the environment's tokens are masked from the loss.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ Row = Mapping[str, Any]
 
 
 class Episode:
-    """An episode in progress, played by a model or by a script.
+    """Hold an episode in progress, played by a model or by a script.
 
     Args:
         environment: The environment to play in.
@@ -37,7 +37,7 @@ class Episode:
         messages: The player's turns and the results.
         turns: The number of turns whose calls were run.
         ended: Why the episode ended; "" while it is in progress.
-        reward: The reward of a scripted episode, from 0 to 1; NaN if none was asked for.
+        reward: The reward of a scripted episode, from 0 to 1; else NaN.
     """
 
     reward = float("nan")
@@ -53,12 +53,12 @@ class Episode:
 
     @property
     def calls(self) -> list[Call]:
-        """The calls, as the environment's guard recorded them."""
+        """Return the calls, as the environment's guard recorded them."""
         return self.played.calls
 
     @property
     def trace(self) -> list[Any]:
-        """Everything that must be equal if the same turns are played again."""
+        """Return everything that must be equal if the same turns are played again."""
         return [turn["content"] for turn in [*self.prompt, *self.messages]] + [str(self.reward)]
 
     def add_turn(self, message: Message) -> list[Message]:
@@ -77,7 +77,7 @@ class Episode:
 
 
 class Sampled(Episode):
-    """An episode that a model plays, token by token.
+    """Hold an episode that a model plays, token by token.
 
     Args:
         environment: The environment to play in.
@@ -112,9 +112,9 @@ class Sampled(Episode):
 
     def sample(self) -> Sample:
         """Return the episode as a completion, whose tokens include the results."""
-        text, ended = transcript(self.messages), "a call hung" if self.played.hung else self.ended
-        rest = self.ids, self.mask, tuple(self.messages), ended
-        return Sample(text, len(self.ids), self.truncated, *rest)
+        text, end = transcript(self.messages), "a call hung" if self.played.hung else self.ended
+        messages = tuple(self.messages)
+        return Sample(text, len(self.ids), self.truncated, self.ids, self.mask, messages, end)
 
 
 def check_rows(
@@ -258,7 +258,7 @@ def figures(messages: Sequence[Message], opens_call: str) -> dict[str, float]:
     turns = [message for message in messages if message["role"] == "assistant"]
     calls = [message.get("tool_calls") or [] for message in turns]
     results = [str(message["content"]) for message in messages if message["role"] == "tool"]
-    without_call = [turn for turn, called in zip(turns, calls, strict=True) if not called]
+    without_call = [turn for turn, requests in zip(turns, calls, strict=True) if not requests]
     return {
         "turns": float(sum(map(bool, calls))),
         "calls": float(sum(map(len, calls))),

@@ -106,7 +106,7 @@ def weights_of(run: Run, model: str) -> dict[str, Any]:
     config = run.config()
     template = {"chat_template_kwargs": config.model.chat_template_kwargs}
     if model == "merged":
-        run.refuse_stale()
+        run.refuse_outdated()
         folder = str(check_complete(run / "model/merged").resolve())
         return {"model_path": folder, "adapter": None, "quantization": "16bit", **template}
     base, path, adapter = trained_paths(run, config)

@@ -4,6 +4,7 @@ A model is "better" or "worse" than another if the 95 % interval of the paired d
 0; otherwise the two are "not distinguishable".
 """
 
+import shutil
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from grpo_nb.runs.config import RunConfig
 from grpo_nb.runs.files import read_json
 
 DECODING = {"greedy": 0.0, "sampled": 1.0}  # temperature
+UNFINISHED = "eval/unfinished"  # completions of an evaluation that has not been saved yet
 UNCLEAR = "not distinguishable"
 WARM_UP = "warm-up"  # the label of the model from which GRPO started, after an SFT warm-up
 # With fewer prompts no exact test of paired answers can reach p < 0.05.
@@ -246,11 +248,15 @@ def before_after(samples: Samples, count: int) -> pd.DataFrame:
 
 
 def save(run: Run, evaluation: Evaluation) -> dict[str, Any]:
-    """Write eval/samples.parquet and eval/report.json, and return the report."""
+    """Write eval/samples.parquet and eval/report.json, and return the report.
+
+    Completions that were kept for the case of an interruption are removed.
+    """
     tables = [lines.assign(model=label) for label, lines in evaluation.samples.items()]
     with atomic_path(run / "eval/samples.parquet") as temporary:
         pd.concat(tables).to_parquet(temporary, index=False)
     write_json(run / "eval/report.json", evaluation.report)
+    shutil.rmtree(run / UNFINISHED, ignore_errors=True)
     return evaluation.report
 
 

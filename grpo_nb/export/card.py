@@ -9,7 +9,7 @@ import yaml
 from grpo_nb import rewards
 from grpo_nb.export.merging import MERGED, check_complete
 from grpo_nb.runs import Run, atomic_path, project_path
-from grpo_nb.runs.config import stored
+from grpo_nb.runs.config import flatten
 from grpo_nb.runs.files import read_json
 
 HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
@@ -29,7 +29,7 @@ def write_card(run: Run) -> Path:
         ValueError: An earlier stage was run again since, or a file changed after stage 04.
         FileNotFoundError: There is no complete merged model.
     """
-    run.refuse_stale()
+    run.refuse_outdated()
     folder, now = check_complete(run / MERGED), run.files(MERGED)
     recorded = run.manifest().get("04", {}).get("outputs", {})
     for name in [name for name in recorded if name.startswith(f"{MERGED}/")]:
@@ -50,7 +50,8 @@ def model_card(run: Run) -> str:
     meta: dict[str, Any] = {"library_name": "transformers", "tags": ["grpo", "trl", "grpo_nb"]}
     if HUB_NAME.fullmatch(base) and not project_path(base).exists():
         meta["base_model"] = base
-    details = {name: _shown(value) for name, value in stored(config).items()} | {
+    settings = {"profile": config.profile, **flatten(config)}
+    details = {name: _shown(value) for name, value in settings.items()} | {
         "weights of the rewards": dict(zip(preset.names, preset.reward_weights, strict=True)),
         "training rows, sha256": manifest["01"]["outputs"].get("data/train.parquet", "unknown"),
         "versions": manifest["03"]["versions"],
@@ -65,7 +66,7 @@ def model_card(run: Run) -> str:
 
 Trained with GRPO on {_plain(details["data.source"])} with verifiable rewards.
 
-{"" if run.why_stale() else _results(run)}
+{"" if run.outdated("04") else _results(run)}
 ## How it was made
 
 {fence}yaml

@@ -37,7 +37,7 @@ def examine(run: Run) -> list[dict[str, str]]:
             if own["state"] == "ok":
                 missing["fix"] = f"{NOTEBOOKS[stage]} did not write it: run it again"
             lines.append({"stage": stage, **written.get(name, missing)})
-    done = list(takewhile(lambda stage: run.status(stage) == "done", NOTEBOOKS))
+    done = list(takewhile(lambda stage: run.state(stage).status == "done", NOTEBOOKS))
     if done:
         whole = [_unchanged(run, done), _reproducible([manifest[stage] for stage in done])]
         if "04" in done and whole[0].state == "ok":
@@ -48,19 +48,13 @@ def examine(run: Run) -> list[dict[str, str]]:
 
 def _stage(run: Run, stage: str, entry: dict[str, Any]) -> dict[str, str]:
     """Return whether a stage is done, or else why not and which command continues the run."""
-    name, status = NOTEBOOKS[stage], run.status(stage)
-    again = f"python -m grpo_nb run --name {run.name} --from {stage}"
-    state, evidence, fix = "not yet", status, again
+    status, evidence, fix = run.state(stage)
+    state = {"done": "ok", "failed": "stop", "cut off": "stop"}.get(status, "not yet")
     if status == "done":
-        state, evidence, fix = "ok", f"done in {entry.get('seconds', 0):.0f} s", ""
+        evidence = f"done in {entry.get('seconds', 0):.0f} s"
     elif status == "running":
         fix = "wait"
-    elif status in ("failed", "cut off"):
-        began = f"it began {entry.get('started')}, and its process is gone"
-        state, evidence = "stop", f"{status}: {entry.get('error') or began}"
-    elif status == "stale":
-        evidence = run.why_stale(stage)
-    return {"name": name, "state": state, "evidence": evidence, "fix": fix}
+    return {"name": NOTEBOOKS[stage], "state": state, "evidence": evidence, "fix": fix}
 
 
 def _unchanged(run: Run, done: list[str]) -> Check:

@@ -17,7 +17,7 @@ from typing import Any
 
 from grpo_nb import data, models, reward_lab, rewards, training
 from grpo_nb.pipeline.notebooks import QUIET, kept_settings
-from grpo_nb.runs import Run, Stage, checks, config, start_stage, write_json
+from grpo_nb.runs import Run, Stage, checks, config, start_stage
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.training import ranks
 
@@ -102,10 +102,7 @@ def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
 def _start(run: Run, settings: Mapping[str, Any], force: bool) -> Stage:
     """Start stage 03 with these settings over those of earlier calls."""
     kept = config.of_stage("03", kept_settings(run, "03"))
-    stage = start_stage("03", run.name, kept | settings, force=force)
-    typed = {name: config.flatten(stage.config)[name] for name in settings}
-    write_json(run / "settings.json", run.settings() | typed)
-    return stage
+    return start_stage("03", run.name, kept | settings, force=force)
 
 
 def _refuse(settings: RunConfig) -> None:

@@ -34,7 +34,7 @@ from grpo_nb.runs import (
     resolve_stages,
 )
 from grpo_nb.runs import config as configs
-from grpo_nb.runs.files import disk_error, read_json, read_yaml, write_json
+from grpo_nb.runs.files import disk_error, read_json, read_yaml
 from grpo_nb.runs.profiles import TASKS
 from grpo_nb.runs.signals import signals
 
@@ -91,7 +91,7 @@ def planned_run(
         FileNotFoundError: The file does not exist.
         ValueError: The file cannot be read.
     """
-    settings = read_yaml(Path(file)) if file else {}
+    settings = _run_file(Path(file)) if file else {}
     stem = Path(file).stem if file else f"{profile or 'auto'}-{time.strftime('%Y%m%d-%H%M%S')}"
     named, fitted = settings.pop("name", stem), settings.pop("profile", "auto")
     return Planned(
@@ -99,6 +99,15 @@ def planned_run(
         fitted if profile is None else profile,
         with_full_paths(settings) | assigned(assignments),
     )
+
+
+def _run_file(path: Path) -> dict[str, Any]:
+    """Read a run file, or a run's own config.yaml, of which only what was set is taken."""
+    content = read_yaml(path)
+    if "settings" not in content:
+        return content
+    config = configs.read(path)
+    return {"profile": config.profile, **configs.set_values(config)}
 
 
 def check_run(
@@ -135,14 +144,14 @@ def check_run(
     load_rewards(config.rewards)
     if not force:
         check_stages_before(run, first)
-    typed = {name: configs.flatten(config)[name] for name in wanted}
     for name in [name for name in settings if configs.stage_of(name) < first]:
-        if typed.pop(name) != configs.flatten(run.config()).get(name):
+        if configs.flatten(config)[name] != configs.flatten(run.config()).get(name):
             raise ValueError(
                 f"{name} belongs to stage {configs.stage_of(name)}, which --from {first} "
                 f"does not run: use --from {configs.stage_of(name)}"
             )
-    return config, typed
+    values = configs.set_values(config)
+    return config, {name: v for name, v in values.items() if configs.stage_of(name) >= first}
 
 
 def check_inputs(plan: Planned, config: configs.RunConfig, first: str) -> None:
@@ -243,8 +252,7 @@ def run_pipeline(
     lock = run.lock(".pipeline.lock")
     shared = {"01": {"profile": config.profile, "task": config.task}}
     try:
-        earlier = {k: v for k, v in run.settings().items() if configs.stage_of(k) < first}
-        write_json(run / "settings.json", earlier | typed)
+        run.write_config(config)
         (run / "notebooks").mkdir(exist_ok=True)
         for stage in [stage for stage in NOTEBOOKS if first <= stage <= last]:
             if stage == "03":

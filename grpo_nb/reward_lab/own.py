@@ -6,6 +6,7 @@ import re
 import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_nb import environments
@@ -14,11 +15,12 @@ from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.gate import REPORT, SCORES, Verdict, judge, save
 from grpo_nb.reward_lab.table import Bench, Row, explain
 from grpo_nb.rewards import RewardSet, call, load_preset, load_rewards
+from grpo_nb.rewards.file import HINT
 from grpo_nb.rewards.limits import TookTooLong
-from grpo_nb.rewards.presets import HINT, load_python
+from grpo_nb.rewards.load import load_python
 from grpo_nb.rewards.surroundings import Muted
 from grpo_nb.runs import Stage, atomic_path, start_stage
-from grpo_nb.runs.config import flatten, of_stage
+from grpo_nb.runs.config import SET, of_stage, set_values
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,7 +33,7 @@ CELL = re.compile(
     re.MULTILINE,
 )
 OWN = "rewards/mine.py"
-ADOPTED = (OWN, REPORT, SCORES, "config.yaml", "settings.json", "manifest.json")
+ADOPTED = (OWN, REPORT, SCORES, "config.yaml", "manifest.json")
 HEAD = '"""The rewards of notebook 2."""\n\nfrom grpo_nb import rewards\n\nform = {form!r}\n\n\n'
 RANGES = "\n\n# Least and greatest scores seen, where none are declared.\nmeasured_ranges = {!r}\n"
 HEAD_LINES = HEAD.count("\n")
@@ -61,14 +63,13 @@ def adopt(
     text, config = cell_of_rewards() if source is None else source, stage.config.rewards
     if _defines_nothing(text):
         path = str(stage.run / OWN)
-        if config.preset != path and stage.run.settings().get("rewards.preset") == path:
-            if stage.config.sources["rewards.preset"] != "set here":
-                raise ValueError(
-                    "the cell of rewards is empty, and this run has rewards that were adopted: "
-                    f'choose with settings = {{"rewards.preset": "{path}"}}, which keeps them, or '
-                    f'{{"rewards.preset": "{config.preset}"}}, the preset'
-                )
-            _keep(stage, "", config.reward_weights)
+        by_hand = not stage.run.in_use(".pipeline.lock")
+        if by_hand and Path(path).exists() and stage.config.sources["rewards.preset"] != SET:
+            raise ValueError(
+                "the cell of rewards is empty, and this run has rewards that were adopted: "
+                f'choose with settings = {{"rewards.preset": "{path}"}}, which keeps them, or '
+                f'{{"rewards.preset": "{config.preset}"}}, the preset'
+            )
         return bench._replace(preset=load_rewards(config))
     try:
         module, _ = _compose(bench, rows, baseline, stage, text)
@@ -113,7 +114,7 @@ def hand_on(
     changed = bool(weights) and list(weights) != own.reward_weights
     other_weights = ", ".join(f"{weight:g}" for weight in weights) if changed else ""
     with stage.run.whole_or_undone(*ADOPTED):
-        started = start_stage("02", stage.run.name, of_stage("02", flatten(stage.config)))
+        started = start_stage("02", stage.run.name, of_stage("02", set_values(stage.config)))
         bench = bench._replace(preset=_keep(started, text, other_weights))
         verdict = judge(bench, rows, baseline, started)
         save(started.run, bench, verdict)

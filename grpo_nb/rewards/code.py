@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from grpo_nb.answers.forms import FORMS, TAGS, Form
 from grpo_nb.rewards.contract import Scored, reward
 from grpo_nb.rewards.format import extract_code, no_syntax_error_reward, soft_format_reward
-from grpo_nb.rewards.forms import FORMS, TAGS, Form
 
 
 @reward(
@@ -18,7 +18,7 @@ def code_execution_reward(
     The code is the last fenced block, else the answer in its marks. `tests` is a row's own: calls
     with expected values, stdin and stdout, or asserts, as `sandbox.run_tests` takes them.
     """
-    from grpo_nb.rewards.sandbox import Limits, run_tests
+    from grpo_nb.sandbox import Limits, run_tests
 
     code = extract_code(response, form)
     if not code:

@@ -7,10 +7,11 @@ from collections import Counter
 from fractions import Fraction
 from typing import Any
 
-from grpo_nb.rewards import answers
+from grpo_nb import answers
+from grpo_nb.answers.forms import TAGS, Form
+from grpo_nb.rewards.combine import gated
 from grpo_nb.rewards.contract import Scored, reward
-from grpo_nb.rewards.format import parse_json
-from grpo_nb.rewards.forms import TAGS, Form
+from grpo_nb.rewards.format import parse_json, soft_format_reward
 from grpo_nb.rewards.prompts import split_words
 
 LONGEST_ANSWER = 2_000  # characters that text comparisons read
@@ -70,7 +71,7 @@ def numeric_correctness_reward(
     [1.0, 0.0, 1.0]
     """
     said = form.extract(response)
-    expected, found = answers.read_reference(answer), answers.read(said or "")
+    expected, found = answers.read_reference(answer), answers.read_answer(said or "")
     if expected.kind != "number":
         return Scored(None, f"the reference answer {answer!r} is not a number")
     if found.kind != "number":
@@ -81,6 +82,11 @@ def numeric_correctness_reward(
         right = abs(found.number - expected.number) <= allowed
     verdict = "is" if right else "is not"
     return Scored(float(right), f"{found.text}, read as a number, {verdict} {expected.text}")
+
+
+math_problem_reward = gated(
+    numeric_correctness_reward, by=soft_format_reward, name="math_problem_reward"
+)
 
 
 @reward(max_none_share=0.05, parallel=True, resists="relations, alternatives and partial parses")
@@ -95,7 +101,7 @@ def math_verify_reward(
     Source: https://github.com/huggingface/Math-Verify.
     """
     said = form.extract(response)
-    verdict, reason = answers.compare(answer, said, timeout_seconds)
+    verdict, reason = answers.compare_answers(answer, said, timeout_seconds)
     return Scored(None if verdict is None else float(verdict), reason)
 
 

@@ -5,8 +5,8 @@ import json
 import re
 from typing import Any
 
+from grpo_nb.answers.forms import TAGS, Form, fenced_blocks
 from grpo_nb.rewards.contract import Scored, reward
-from grpo_nb.rewards.forms import TAGS, Form, fenced_blocks
 
 
 @reward(needs="marks", resists="empty or repeated marks, the wrong order, marks of other forms")

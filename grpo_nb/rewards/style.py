@@ -6,8 +6,8 @@ All of these can be met without being right: give them small weights, or gate th
 import re
 from fractions import Fraction
 
+from grpo_nb.answers.forms import TAGS, Form
 from grpo_nb.rewards.contract import Scored, reward
-from grpo_nb.rewards.forms import TAGS, Form
 
 READ_CHARACTERS = 20_000  # bounds the time spent on a runaway completion
 READ_EQUATION_CHARACTERS = 2_000

@@ -273,9 +273,9 @@ def effective(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: RewardS
         rewards: The run's rewards.
 
     Returns:
-        The columns argument, value, from ("set here", "config.yaml", "task …", "profile …",
-        "grpo_nb" for our defaults and what we always set, "TRL's default"), and changed ("", or
-        what TRL, Unsloth or a cell made of our value).
+        The columns argument, value, from ("set", "task …", "profile …", "grpo_nb" for our defaults
+        and what we always set, "TRL's default"), and changed ("", or what TRL, Unsloth or a cell
+        made of our value).
     """
     ours = grpo_arguments(stage, policy, rewards)
     rows = []

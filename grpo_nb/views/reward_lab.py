@@ -251,7 +251,7 @@ def open_lab(name: str) -> w.VBox:
     process holds the run, the page says so at its top.
     """
     run = Run(name)
-    done, settings = run.status("02") == "done", of_stage("02", run.settings())
+    done, settings = run.state("02").status == "done", of_stage("02", run.settings())
     config = run.config() if done else resolve_stages(run, settings, "02", "02")
     rows = data.load(run, "train")
     baseline = baselines.sample(run, rows[: config.rewards.baseline_prompts], config)

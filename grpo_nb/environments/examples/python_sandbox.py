@@ -10,8 +10,8 @@ Programs run in the sandbox that `code_execution_reward` uses; the tests never e
 
 from typing import Any
 
+from grpo_nb import sandbox
 from grpo_nb.environments import tool
-from grpo_nb.rewards import sandbox
 
 SHOWN = 400  # characters shown of a program's output: its start and its end
 

@@ -20,7 +20,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_nb.rewards import answers
+from grpo_nb.answers.find import (
+    boxes_of,
+    extract_boxed,
+    extract_hash_answer,
+    extract_tag,
+    find_answer,
+)
 from grpo_nb.runs import refuse_unknown
 from grpo_nb.runs.files import read_yaml
 
@@ -100,7 +106,7 @@ class Form(NamedTuple):
             answer: The final answer.
             answer_first: In the wrong order.
 
-        >>> find("tags").write("1+1=2", "2")
+        >>> find_form("tags").write("1+1=2", "2")
         '<reasoning>1+1=2</reasoning><answer>2</answer>'
         """
         before, between, opening, closing = self.marks
@@ -137,23 +143,23 @@ class Form(NamedTuple):
         text = self._last_part(text)
         match self.kind:
             case "tags":
-                return answers.extract_tag(text, self.marks[2][1:-1])
+                return extract_tag(text, self.marks[2][1:-1])
             case "hash":
-                return answers.extract_hash_answer(text)
+                return extract_hash_answer(text)
             case "code":
                 blocks = fenced_blocks(text)
                 return blocks[-1][1] if blocks else None
             case "plain":
                 return text.strip() or None
-        return answers.extract_boxed(text)
+        return extract_boxed(text)
 
     def extract(self, text: str) -> str | None:
         r"""The final answer; None where there is none, or where it is begun and not ended.
 
-        Several boxes, and an answer in another form or in none, are read by `answers.find`; a box
+        Several boxes, and an answer in another form or in none, are read by `find_answer`; a box
         around the whole answer is taken off.
 
-        >>> find("think+boxed").extract(r"<think>\boxed{3}?</think> It is \boxed{4}.")
+        >>> find_form("think+boxed").extract(r"<think>\boxed{3}?</think> It is \boxed{4}.")
         '4'
         """
         said, last = self.marked(text), self._last_part(text)
@@ -163,15 +169,15 @@ class Form(NamedTuple):
             return None
         foreign = self.kind == "plain" and re.search(ANSWERS_MARKS, last)
         if said is None or foreign or self.marks[3] == "}":
-            said = answers.find(last)
-        whole = said is not None and answers.boxes_of(said) == [(len(r"\boxed{"), len(said) - 1)]
-        return answers.extract_boxed(said) if whole else said
+            said = find_answer(last)
+        whole = said is not None and boxes_of(said) == [(len(r"\boxed{"), len(said) - 1)]
+        return extract_boxed(said) if whole else said
 
     def reasoning(self, text: str) -> str:
         """The reasoning; "" where there is none, or no mark of where it ends."""
         text, (before, _, opening, _) = self._whole(text), self.marks
         if before:
-            return answers.extract_tag(text, before.strip()[1:-1]) or ""
+            return extract_tag(text, before.strip()[1:-1]) or ""
         return text.rpartition(opening.strip())[0] if self.has("reasoning") else ""
 
     # -- checking
@@ -198,7 +204,7 @@ class Form(NamedTuple):
             answer, several, behind = rest.partition("\n")
         else:
             rest = self.marks[2] + rest
-            (start, end), *several = answers.boxes_of(rest) or [(0, 0)]
+            (start, end), *several = boxes_of(rest) or [(0, 0)]
             answer, behind = rest[start:end].strip(), rest[end:]
         filled = answer and (thought[1] and not thought[0] if thought else words)
         return bool(filled) and not several and not OTHERS_MARKS.search(words + behind)
@@ -245,13 +251,13 @@ FORMS = {"tags": TAGS} | {
 
 
 @cache
-def find(name: str) -> Form:
+def find_form(name: str) -> Form:
     """The form of that name.
 
     Raises:
         ValueError: No such form, or names that it cannot take.
 
-    >>> find("tags:think,answer").write("1+1=2", "2")
+    >>> find_form("tags:think,answer").write("1+1=2", "2")
     '<think>1+1=2</think><answer>2</answer>'
     """
     kind, colon, detail = name.partition(":")

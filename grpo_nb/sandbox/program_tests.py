@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from grpo_nb.rewards.sandbox.values import ProgramTest, plain, same, show
+from grpo_nb.sandbox.values import ProgramTest, plain, same, show
 
 SHAPES = (
     '{"function": "f", "cases": [[[arguments], result], ...]}, {"stdin_stdout": [["in", "out"], '

@@ -10,7 +10,7 @@ import sysconfig
 import time
 from typing import Any
 
-from grpo_nb.rewards.sandbox.values import Limits, Opaque, Outcome, plain
+from grpo_nb.sandbox.values import Limits, Opaque, Outcome, plain
 
 # monty asks for it in every worker's thread, and its first computation is not thread-safe.
 sysconfig.get_config_vars()

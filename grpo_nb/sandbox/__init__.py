@@ -17,10 +17,10 @@ a subclass of dict counts as the dict it holds. Programs can import the standard
 
 from typing import Any
 
-from grpo_nb.rewards.sandbox.bubblewrap import bubblewrap_problem, in_bubblewrap
-from grpo_nb.rewards.sandbox.monty import in_monty
-from grpo_nb.rewards.sandbox.program_tests import parse_tests
-from grpo_nb.rewards.sandbox.values import DEFAULT_LIMITS, Limits, Outcome, Verdict, reason_of, show
+from grpo_nb.sandbox.bubblewrap import bubblewrap_problem, in_bubblewrap
+from grpo_nb.sandbox.monty import in_monty
+from grpo_nb.sandbox.program_tests import parse_tests
+from grpo_nb.sandbox.values import DEFAULT_LIMITS, Limits, Outcome, Verdict, reason_of, show
 
 
 def run_tests(

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from grpo_nb.rewards.sandbox.harness import HARNESS
-from grpo_nb.rewards.sandbox.values import FILE_BYTES, START_SECONDS, Limits, Outcome, decode
+from grpo_nb.sandbox.harness import HARNESS
+from grpo_nb.sandbox.values import FILE_BYTES, START_SECONDS, Limits, Outcome, decode
 
 
 def command(gate_fd: int, info_fd: int, channel_fd: int) -> list[str]:

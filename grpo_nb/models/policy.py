@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_nb.machine import several_gpus
+from grpo_nb.machine import bound_kernels, several_gpus
 from grpo_nb.models import lm_head
 from grpo_nb.models.chat import find_model, hub_errors, load_tokenizer, quiet
 from grpo_nb.models.engine import Engine, Sample, VllmEngine, engine_of, free_memory
@@ -117,6 +117,7 @@ def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig = DEFAULT) 
         seed: Of the adapter's initial weights.
         policy: Which library loads it, and what of it is trained.
     """
+    bound_kernels()
     vllm = use_vllm(config.fast_inference, config.quantization, "Unsloth", policy)
     environment = {name: os.environ[name] for name in LEFT_BEHIND if name in os.environ}
     if policy.backend == "unsloth" and (note := several_gpus()):

@@ -79,6 +79,15 @@ def skip_garbage_at_exit() -> None:
     atexit.register(gc.freeze)
 
 
+def bound_kernels() -> None:
+    """Let oneDNN keep the kernels of few shapes of matrices, unless the person says else.
+
+    A training in bf16 meets new shapes in each step, and oneDNN keeps 1024 kernels by default: see
+    docs/performance.md. It reads the variable at its first kernel.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+
+
 def switches() -> dict[str, str]:
     """What the environment tells Unsloth and vLLM, which changes a training; secrets left out."""
     names = [name for name in os.environ if name.startswith(("UNSLOTH_", "VLLM_"))]

@@ -11,6 +11,7 @@ import nbformat
 import pytest
 
 from grpo_nb.__main__ import main, parse_arguments
+from grpo_nb.machine import bound_kernels
 from grpo_nb.pipeline import notebooks
 from grpo_nb.pipeline.notebooks import StageFailed, execute_notebook, set_environment
 from grpo_nb.runs import PROJECT_ROOT, Run, config, files
@@ -294,3 +295,13 @@ def test_threads_that_wait_do_not_spin_unless_the_person_says_so(runs_dir, befor
             assert made.stdout.strip() == after, made.stderr
             start()
             assert os.environ["OMP_WAIT_POLICY"] == after
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "64"), ("8", "8")])
+def test_onednn_keeps_few_kernels_unless_the_person_says_so(before, after):
+    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    with patch.dict(os.environ):
+        os.environ.pop(name, None)
+        os.environ.update({name: before} if before else {})
+        bound_kernels()
+        assert os.environ[name] == after

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from grpo_nb import environments
 from grpo_nb.data import sources
 from grpo_nb.data.validate import LONG, MISSING, TEMPLATE, Fault, row_to_ask
-from grpo_nb.evaluation.comparison import answer_rows
+from grpo_nb.evaluation.comparison import score_rows
 from grpo_nb.export import check_complete, trained_paths
 from grpo_nb.models import Engine, open_engine
 from grpo_nb.models.hub import load_tokenizer
@@ -162,7 +162,9 @@ def _check_columns(environment: environments.Environment, number: int, row: sour
 def _answer(batch: list[Numbered], engine: Engine, bench: Bench) -> list[Line]:
     """Return one line per row, in order; a row with a fault may have no answer."""
     asked = [row for _, row in batch if "prompt" in row]
-    table = answer_rows(engine, asked, bench, batch_size=max(1, len(asked)))
+    how = {"max_completion_length": bench.train.max_completion_length}
+    how["batch_size"] = max(1, len(asked))
+    table = score_rows(asked, environments.answer(engine, asked, bench.environment, **how), bench)
     records = iter(table.drop(columns="row").to_dict("records"))
     lines, needs_reference = [], {"reference", "reward", *bench.preset.names}
     for number, row in batch:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -195,23 +195,6 @@ def evaluate_model(
         scored["format"] = scored[preset.format_name] if preset.format_name else float("nan")
         tables.append(scored)
     return pd.concat(tables, ignore_index=True)
-
-
-def answer_rows(engine: Engine, rows: Sequence[dict], bench: Bench, **how: Any) -> pd.DataFrame:
-    """Answer each row, and score the completions of rows that have a reference answer.
-
-    Args:
-        engine: The model.
-        rows: Rows with a prompt and a question, and if known with the reference answer.
-        bench: The rewards, with the environment and the longest completion.
-        how: temperature, seed and others, as `Engine.generate` takes them.
-
-    Returns:
-        The table of `score_rows`.
-    """
-    cap = bench.train.max_completion_length
-    groups = environments.answer(engine, rows, bench.environment, max_completion_length=cap, **how)
-    return score_rows(rows, groups, bench)
 
 
 def score_rows(

@@ -9,7 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_nb.machine import several_gpus
+from grpo_nb.machine import bound_kernels, several_gpus
 from grpo_nb.models import lm_head
 from grpo_nb.models.adapter import adapter_config, lora_arguments, trained_base
 from grpo_nb.models.engine import Engine, Sample, free_memory
@@ -127,6 +127,7 @@ def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig | None = No
         policy: The settings of the library that loads it, and of what is trained.
     """
     policy = policy or PolicyConfig()
+    bound_kernels()
     vllm = use_vllm(config.fast_inference, config.quantization, "Unsloth", policy)
     environment = {name: os.environ[name] for name in ENGINE_VARIABLES if name in os.environ}
     if policy.backend == "unsloth" and (note := several_gpus()):

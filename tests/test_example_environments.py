@@ -47,7 +47,7 @@ def test_solve_wins_every_row_in_one_used_instance(name):
     environment = load(name)
     used = environment.factory()
     for row in read(name)[: SOME if name == "python_sandbox" else None]:
-        end = perform(environment, row, partial(follow, environment.solution(row)), used=used)
+        end = perform(environment, row, partial(follow, environment.solution(row)), instance=used)
         assert (end.reward, end.played.done) == (1.0, True)
         assert not [call for call in end.calls if call.error]
 

@@ -1,4 +1,4 @@
-"""Rows for training: read from any source, validated, measured, and split without leakage.
+"""Prepare rows for training: read any source, validate, measure, and split without leakage.
 
     report = data.prepare(run, config.data, config.seed, count_tokens)
     rows = data.load(run, "train")
@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from grpo_nb.data import duplicates, sources, validate
 from grpo_nb.data.proposal import problem, proposal
+from grpo_nb.data.references import printable
 from grpo_nb.data.report import LEAKS, REPEATED, Drops, checks, figures
 from grpo_nb.data.sources import Batch
 from grpo_nb.data.store import Row, load, replace_train, write_rows
@@ -99,9 +100,9 @@ def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
     pairs = []
     for row in rows:
         text = preset.reference(row)
-        if worked := row.get("worked"):
-            worked = re.sub(r"<<[^<>]*>>", "", worked).strip()  # GSM8K's calculator marks
-            text = preset.form.write(worked, row["answer"])
+        if solution := row.get("worked"):
+            solution = re.sub(r"<<[^<>]*>>", "", solution).strip()  # GSM8K's calculator marks
+            text = preset.form.write(solution, row["answer"])
         completion = [{"role": "assistant", "content": text}]
         pairs.append({"prompt": row["prompt"], "completion": completion})
     return pairs
@@ -110,9 +111,7 @@ def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
 def _columns(names: Sequence[str], config: DataConfig) -> dict[str, Any]:
     """Return the columns of questions and of reference answers, and the others that there are."""
     columns = {"question": config.question_column, "answer": config.answer_column}
-    others = [name for name in names if name and name not in columns.values()]
-    # A report is UTF-8, which has no halves of surrogate pairs.
-    others = [name.encode(errors="backslashreplace").decode() for name in others]
+    others = [printable(name) for name in names if name and name not in columns.values()]
     return columns | {"others": others}
 
 
@@ -148,17 +147,17 @@ def _split(
     prints: pd.DataFrame, drops: Drops, doubts: Drops, config: DataConfig, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the places of the rows to train on, and of those to hold out."""
-    disputed = prints.groupby("question")["answer"].transform("nunique") > 1
-    repeated = prints.duplicated("question") & ~disputed
-    drops.add(CONTRADICTORY, prints["row"][disputed])
-    drops.add(REPEATED, prints["row"][repeated])
-    rest = prints[~disputed & ~repeated]
-    alike = rest.groupby(["frame", "order"])["answer"].transform("nunique") > 1
-    doubts.add(validate.PUNCTUATION, rest["row"].to_numpy()[alike])
+    conflicts = prints.groupby("question")["answer"].transform("nunique") > 1
+    repeats = prints.duplicated("question") & ~conflicts
+    drops.add(CONTRADICTORY, prints["row"][conflicts])
+    drops.add(REPEATED, prints["row"][repeats])
+    rest = prints[~conflicts & ~repeats]
+    variants = rest.groupby(["frame", "order"])["answer"].transform("nunique") > 1
+    doubts.add(validate.PUNCTUATION, rest["row"].to_numpy()[variants])
     if len(rest) < 2:
         raise ValueError(
-            f"{len(rest)} rows of {config.source} are left, and one to train on and one to hold "
-            f"out are the least: give more data. Dropped were:{drops}"
+            f"{len(rest)} rows of {config.source} are left, but it takes one to train on and one "
+            f"to hold out: give more data. Dropped were:{drops}"
         )
     order = list(range(len(rest)))
     random.Random(seed).shuffle(order)

@@ -39,11 +39,11 @@ hundred thousand million billion half third quarter twice double triple dozen"""
 COUNTS = frozenset(_COUNTS.split())
 
 
-def fingerprints(checked: Sequence[CheckedRow], columns: bool = False) -> pd.DataFrame:
+def fingerprints(rows: Sequence[CheckedRow], columns: bool = False) -> pd.DataFrame:
     """Return what is compared: hashes of question, answer and words, and the MinHashes 0, 1, …
 
     Args:
-        checked: The rows.
+        rows: The rows.
         columns: Whether the columns passed on are part of the question, as an environment's are.
 
     Returns:
@@ -52,16 +52,16 @@ def fingerprints(checked: Sequence[CheckedRow], columns: bool = False) -> pd.Dat
     """
     from rensa import RMinHash
 
-    keys = [_key(one.row["prompt"]) for one in checked]
+    keys = [_key(one.row["prompt"]) for one in rows]
     if columns:
-        others = [{k: v for k, v in one.row.items() if k not in NOT_COMPARED} for one in checked]
+        others = [{k: v for k, v in one.row.items() if k not in NOT_COMPARED} for one in rows]
         keys = [f"{key} {json.dumps(c, default=str)}" for key, c in zip(keys, others, strict=True)]
     words = list(map(_words, keys))
     numbers = [list(filter(_counts, text)) for text in words]
     hashes = {
-        "row": [one.number for one in checked],
+        "row": [one.number for one in rows],
         "question": [hash(key) for key in keys],
-        "answer": [hash(repr(one.plain)) for one in checked],  # hash(-1) is hash(-2)
+        "answer": [hash(repr(one.plain)) for one in rows],  # hash(-1) is hash(-2)
         "numbers": [hash(tuple(sorted(text))) for text in numbers],
         "order": [hash(tuple(text)) for text in numbers],
         "frame": [hash(tuple(filterfalse(_counts, text))) for text in words],
@@ -77,7 +77,7 @@ def fingerprints(checked: Sequence[CheckedRow], columns: bool = False) -> pd.Dat
 
 @lru_cache(100_000)
 def _counts(word: str) -> bool:
-    """Return whether a word is a number or an operator: another makes another problem."""
+    """Return whether a word is a number or an operator, another of which makes another problem."""
     if word.isalpha():
         return word in COUNTS or word[0].isnumeric()
     return unicodedata.category(word[-1])[0] != "M"  # a vowel of Hindi is a mark
@@ -119,8 +119,8 @@ def near(prints: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
     leaks = np.zeros(len(prints), dtype=bool)
     for place in held_out:
         rows = np.flatnonzero(numbers == numbers[place])
-        swapped = (frame[rows] == frame[place]) & (order[rows] != order[place])
-        alike = (minhashes[rows] == minhashes[place]).mean(axis=1) >= ALIKE
-        leaks[rows] |= alike & ~swapped
+        is_swap = (frame[rows] == frame[place]) & (order[rows] != order[place])
+        similarity = (minhashes[rows] == minhashes[place]).mean(axis=1)
+        leaks[rows] |= (similarity >= ALIKE) & ~is_swap
     leaks[held_out] = False
     return leaks

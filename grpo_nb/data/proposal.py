@@ -101,8 +101,8 @@ def _fits(config: RunConfig, settings: dict[str, Any], texts: list[str], kind: s
         return False  # a bare number or word is JSON, too
     if kind == "code" and not all("def " in text and plain_answer(text, kind) for text in texts):
         return False
-    fitted = resolve(config.profile, flatten(config), settings)
-    return not problem(fitted, load_rewards(fitted.rewards))
+    config = resolve(config.profile, flatten(config), settings)
+    return not problem(config, load_rewards(config.rewards))
 
 
 def _column(
@@ -111,8 +111,8 @@ def _column(
     """Return the column that is set, one of a likely name, the first with texts, or the last."""
     column = getattr(config.data, setting)
     likely = [name for name in names if name.strip().lower() in LIKELY[setting]]
-    fitting = [name for name in names if name == column] or likely
-    fitting = fitting or sources.near_columns(column, names)
-    if not (fitting or last):
-        fitting = [name for name in names if all(" " in str(row.get(name)) for row in rows)]
-    return (fitting or [names[-1] if last else names[0]])[0]
+    matches = [name for name in names if name == column] or likely
+    matches = matches or sources.near_columns(column, names)
+    if not (matches or last):
+        matches = [name for name in names if all(" " in str(row.get(name)) for row in rows)]
+    return (matches or [names[-1] if last else names[0]])[0]

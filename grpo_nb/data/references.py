@@ -28,7 +28,7 @@ def answer_finder(answer_format: str) -> Callable[[Any], str]:
     '4'
 
     Raises:
-        ValueError: The format is unknown, or its regular expression is none.
+        ValueError: The format is unknown, or its regular expression is invalid.
     """
     kind, _, detail = answer_format.partition(":")
     if kind == "regex" and detail:
@@ -57,6 +57,11 @@ def as_text(cell: Any) -> str:
     if isinstance(cell, list | dict):
         return json.dumps(cell, ensure_ascii=False, default=str)
     return str(cell)
+
+
+def printable(text: str) -> str:
+    """Return a text that UTF-8 can hold: it has no halves of surrogate pairs, as a source may."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def letter_of(cell: Any, text: str, choices: Sequence[Any], labels: Sequence[Any] = ()) -> str:

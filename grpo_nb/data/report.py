@@ -48,11 +48,11 @@ class Drops(dict[str, dict[str, Any]]):
 
 def figures(tokens: Sequence[int], drops: Drops) -> dict[str, Any]:
     """Return the share of answers that parse, prompt lengths, and the cap that leaves in 99 %."""
-    unparsed = drops.get(KIND, {"count": 0})["count"]
+    failures = drops.get(KIND, {"count": 0})["count"]
     p50, p95, p99 = (int(np.percentile(tokens, p, method="higher")) for p in (50, 95, 99))
     lengths = {"p50": p50, "p95": p95, "p99": p99, "max": max(tokens)}
     lengths["recommended_cap"] = -(-p99 // 8) * 8
-    return {"answer_parse_rate": len(tokens) / (len(tokens) + unparsed), "prompt_tokens": lengths}
+    return {"answer_parse_rate": len(tokens) / (len(tokens) + failures), "prompt_tokens": lengths}
 
 
 def checks(report: Mapping[str, Any], config: DataConfig) -> list[Check]:
@@ -64,26 +64,26 @@ def checks(report: Mapping[str, Any], config: DataConfig) -> list[Check]:
     rows += f"{report['eval_rows']} held out"
     if report["eval_rows"] < config.eval_rows:
         rows += f" (at most {config.eval_share:.0%} of them: data.eval_share)"
-    parsed = f"{report['answer_parse_rate']:.1%} of the reference answers parse"
-    compared: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for kind, count in report.get("answer_kinds", {}).items():
-        compared[answers.HOW.get(kind, f"as {kind}")] += count
-    ways = ", ".join(f"{count} {way}" for way, count in compared.items())
+        counts[answers.HOW.get(kind, f"as {kind}")] += count
+    ways = ", ".join(f"{count} {way}" for way, count in counts.items())
+    parse = f"{report['answer_parse_rate']:.1%} of the reference answers parse; compared are {ways}"
     split = f"no held-out prompt is trained on; {near} rows nearly equal to one were left out"
-    long = f"half have at most {lengths['p50']} tokens, 99 % {lengths['p99']}"
-    long += f", the longest {lengths['max']}; cap {cap}"
+    length = f"half have at most {lengths['p50']} tokens, 99 % {lengths['p99']}"
+    length += f", the longest {lengths['max']}; cap {cap}"
     fits = lengths["p99"] <= cap
-    raised = "" if fits else f"set data.max_prompt_tokens = {lengths['recommended_cap']}"
+    fix = "" if fits else f"set data.max_prompt_tokens = {lengths['recommended_cap']}"
     lines = [
         _columns(report["columns"], config),
         Check("dataset", "ok", rows),
-        Check("reference answers", "ok", f"{parsed}; compared are {ways}"),
+        Check("reference answers", "ok", parse),
         Check("no leakage", "ok", split),
-        Check("prompt length", "ok" if fits else "warning", long, raised),
+        Check("prompt length", "ok" if fits else "warning", length, fix),
     ]
-    if counts := report.get("difficulty"):
+    if rates := report.get("difficulty"):
         evidence = "{judged} prompts tried: {too_hard} too hard, {too_easy} too easy, left out"
-        lines.append(Check("difficulty", "ok", evidence.format(**counts)))
+        lines.append(Check("difficulty", "ok", evidence.format_map(rates)))
     doubts = [_line(entry, "kept") for entry in report.get("doubts", [])]
     return [*lines, *map(_line, report["dropped"]), *doubts]
 

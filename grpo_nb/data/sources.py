@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 BATCH = 5_000  # rows
 NO_TEXT = (b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b", b"PK\x03\x04")
-csv.field_size_limit(2**24)  # characters of a cell; 128 KiB unless told
+csv.field_size_limit(2**24)  # characters of a cell; Python's default is 128 KiB
 BUILT_IN = {task: f"data/tasks/{task}.jsonl" for task in TASKS if task != "math"}
 BUILT_IN["arithmetic"] = "data/arithmetic.jsonl"
 # Names that a column may have. The first is the default; the others are tried if it is missing.
@@ -91,9 +91,9 @@ def near_columns(column: str, names: Sequence[str]) -> list[str]:
     >>> near_columns("question", ["id", "prompt_text", "gold"]), near_columns("gld", ["id", "gold"])
     (['prompt_text'], ['gold'])
     """
-    alike = next((words for words in LIKELY.values() if column in words), ())
+    likely = next((words for words in LIKELY.values() if column in words), ())
     near = difflib.get_close_matches(column, names, cutoff=0.5)
-    return near or [name for name in names if set(re.split(r"[\W_]+", name.lower())) & set(alike)]
+    return near or [name for name in names if set(re.split(r"[\W_]+", name.lower())) & set(likely)]
 
 
 def is_local(source: str) -> bool:

@@ -1,10 +1,12 @@
 """Turn a raw row into a prepared one, or say why it cannot be used.
 
 A prepared row: {"prompt": [system, user], "question": "What is 47 + 38?", "answer": "85"} and
-the columns passed on to the rewards. A raw row may have a question and an answer under any
-names; a chat (a list of {"role", "content"}) for a question, whose turns are kept as they are;
-`choices`, put below the question as A, B, C…, the answer becoming a letter; `context` (a text)
-and `sources` (a list, numbered [1], [2]…), put above the question; `tests` of code.
+the columns for the rewards. A raw row has a question and an answer, under any names. Its question
+may be a chat (a list of {"role", "content"}), whose turns stay as they are. It may also have:
+
+- `choices`: listed below the question as A, B, C…; the answer becomes a letter;
+- `context` (a text) and `sources` (a list): put above the question, sources numbered [1], [2]…;
+- `tests`: passed on to the rewards of code.
 """
 
 import re
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_nb.answers import read_reference, unusable
-from grpo_nb.data.references import answer_finder, as_text, letter_of, plain_answer
+from grpo_nb.data.references import answer_finder, as_text, letter_of, plain_answer, printable
 from grpo_nb.data.sources import Batch, Row
 from grpo_nb.rewards.contract import TRLS_OWN
 from grpo_nb.rewards.prompts import Message, build_prompt
@@ -44,9 +46,7 @@ class Fault(Exception):
 
     def __init__(self, reason: str, column: str, value: str, row: int = 0) -> None:
         self.reason, self.row = reason, row
-        # A report is UTF-8, which has no halves of surrogate pairs.
-        texts = (text.encode(errors="backslashreplace").decode() for text in (column, value))
-        self.column, self.value = texts
+        self.column, self.value = printable(column), printable(value)
 
     @property
     def evidence(self) -> str:

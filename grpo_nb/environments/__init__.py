@@ -1,5 +1,5 @@
 # ruff: noqa: F401 (the imports below are the package's public names)
-"""Environments, in which a model calls tools over several turns; played, tested and attacked.
+"""Play, test and attack environments, in which a model calls tools over several turns.
 
 `load` returns one by name, and `play` lets a model play episodes as TRL's trainer does. `answer`
 samples completions whether or not the task has an environment, and `cache` keeps them in a file.

@@ -98,8 +98,8 @@ class Played:
             self._instance = self.environment.kind()
         self.calls, self.hung = [], False
         # Datasets fill missing columns with None, and the prompt may be rendered differently.
-        seeding = {k: v for k, v in row.items() if k != "prompt" and v is not None}
-        self._seed = json.dumps(seeding, sort_keys=True, default=str)
+        columns = {k: v for k, v in row.items() if k != "prompt" and v is not None}
+        self._seed = json.dumps(columns, sort_keys=True, default=str)
         with self._seeded():
             return self._instance.reset(**self.environment.columns(row))
 
@@ -187,13 +187,13 @@ class Environment:
         first = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0]
         self.system_prompt = " ".join(first.split())
         functions = dict(inspect.getmembers(kind, inspect.isfunction))
-        marked = {k: v for k, v in functions.items() if hasattr(v, "is_tool")}
+        explicit = {k: v for k, v in functions.items() if hasattr(v, "is_tool")}
         public = {k: v for k, v in functions.items() if k[0] != "_" and k not in NOT_TOOLS}
         if "reset" not in functions:
             raise ValueError(f"{self.title} has no method reset, which begins an episode: add it")
-        if not (marked or public):
+        if not (explicit or public):
             raise ValueError(f"{self.title} has no tool: mark a method with @tool")
-        self.tools, self.methods = self._describe(marked or public)
+        self.tools, self.methods = self._describe(explicit or public)
         forwards = {name: _forward(name, method) for name, method in self.methods.items()}
         self.factory = type(kind.__name__, (Played,), {**forwards, "environment": self})
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 
-from grpo_nb.environments.contract import FINISHED, Environment
+from grpo_nb.environments.contract import FINISHED, Environment, Row
 from grpo_nb.environments.play import Episode
 from grpo_nb.environments.scripted import MOST_TURNS, WITHOUT_SKILL, perform, policies
 from grpo_nb.models import template, tool_calls
@@ -59,7 +59,6 @@ ATTEMPTS = {  # beginnings of the names of policies that should not win
 }
 CHANGES = {"os.remove", "os.rename", "os.mkdir", "os.rmdir"}
 EXEMPT = re.compile(f"{re.escape(tempfile.gettempdir())}/|{os.devnull}$|.*__pycache__")
-Row = Mapping[str, Any]
 Plays = list[dict[str, Episode]]  # for each row: its episodes by policy
 
 
@@ -112,7 +111,7 @@ def _finding(rule: str, evidence: str, stop: bool = True) -> Check:
 
 def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, list[Check]]:
     """Play every policy on the rows, in a new and in a used instance, until these two differ."""
-    plays, used, until = [], environment.factory(), time.monotonic() + PATIENCE
+    plays, instance, until = [], environment.factory(), time.monotonic() + PATIENCE
     for seed, row in enumerate(rows):
         plays.append({})
         other, alone = rows[(seed + 1) % len(rows)], ()
@@ -122,7 +121,7 @@ def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, lis
             if episode.ended == "a call hung":
                 return plays, [_finding("hangs", f"{episode.calls[-1].error} (policy: {name})")]
             patient = time.monotonic() < until
-            if patient and (difference := _difference(episode, play(used))):
+            if patient and (difference := _difference(episode, play(instance))):
                 starts = [Episode(environment, row) for _ in range(GROUP)]
                 return plays, [_why(play, starts, difference)]
             alone = (episode, play) if name in REPLAYED else alone

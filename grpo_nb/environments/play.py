@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb.environments.contract import Call, Environment, Played, of
+from grpo_nb.environments.contract import Call, Environment, Played, Row, of
 from grpo_nb.models import template, tool_calls
 from grpo_nb.models.engine import Engine, Sample, Sampling
 from grpo_nb.rewards.prompts import Message, transcript
@@ -21,8 +21,6 @@ from grpo_nb.runs.config import RunConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Row = Mapping[str, Any]
-
 
 class Episode:
     """Hold an episode in progress, played by a model or by a script.
@@ -30,7 +28,7 @@ class Episode:
     Args:
         environment: The environment to play in.
         row: The row that the episode starts with.
-        used: An instance to play in; None creates one.
+        instance: An instance to play in; None creates one.
 
     Attributes:
         prompt: The prompt, including the text that `reset` returned.
@@ -42,12 +40,12 @@ class Episode:
 
     reward = float("nan")
 
-    def __init__(self, environment: Environment, row: Row, used: Played | None = None) -> None:
+    def __init__(self, environment: Environment, row: Row, instance: Played | None = None) -> None:
         self.environment, self.max_turns = environment, environment.max_turns
-        self.played = used or environment.factory()
+        self.played = instance or environment.factory()
         text, [*before, last] = self.played.reset(**row), row["prompt"]
-        extended = {} if text is None else {"content": last["content"] + str(text)}
-        self.prompt: list[Message] = [*before, last | extended]
+        change = {} if text is None else {"content": last["content"] + str(text)}
+        self.prompt: list[Message] = [*before, last | change]
         self.messages: list[Message] = []
         self.turns, self.ended = 0, ""
 

@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from grpo_nb.environments.contract import Environment, Played
+from grpo_nb.environments.contract import Environment, Played, Row
 from grpo_nb.environments.play import Episode, script
 from grpo_nb.rewards.prompts import Message, completion_text
 
-Row = Mapping[str, Any]
 Turn = str | dict[str, Any] | list[dict[str, Any]]  # a text, a call, or several
 MOST_TURNS = 64  # limit of a scripted episode, even if the environment allows more
 AGAIN = 3  # number of calls after the end
@@ -41,7 +40,7 @@ def perform(
     row: Row,
     policy: Policy,
     seed: int = 0,
-    used: Played | None = None,
+    instance: Played | None = None,
     beside: Row | None = None,
 ) -> Episode:
     """Play one episode with a policy and return it, with its reward.
@@ -51,10 +50,10 @@ def perform(
         row: The row that the episode starts with.
         policy: The policy that chooses the turns.
         seed: The seed of the policy's random choices.
-        used: An instance to play in; None creates one.
+        instance: An instance to play in; None creates one.
         beside: A row that another instance plays between the start and the first turn.
     """
-    episode = Episode(environment, row, used)
+    episode = Episode(environment, row, instance)
     if beside is not None:
         perform(environment, beside, WITHOUT_SKILL["random calls"], seed)
     episode.max_turns = min(environment.max_turns, MOST_TURNS)
@@ -104,14 +103,14 @@ def _bounded(turns: Sequence[Turn], bound: int | str, view: PlayerView) -> Turn:
     if view.turn != len(turns) - 1 or not isinstance(turn, dict):
         return turn
 
-    def bounded(value: Any) -> Any:
+    def at_bound(value: Any) -> Any:
         if isinstance(value, str):
             return str(bound)
         if isinstance(value, list | dict):
             return type(value)() if bound == "" else value
         return value if bound == "" or isinstance(value, bool) else bound
 
-    return turn | {"arguments": {k: bounded(v) for k, v in turn["arguments"].items()}}
+    return turn | {"arguments": {k: at_bound(v) for k, v in turn["arguments"].items()}}
 
 
 def _draw(

@@ -189,8 +189,8 @@ def episode_page(
     texts = [tables.text(transcript(group) or "(says nothing)") for group in groups]
     lines = list(zip(roles, texts, map(str, counts), strict=True))
     grey = [number for number, role in enumerate(roles) if role != "assistant"]
-    tokens, masked = sum(counts[1:]), sum(counts[number] for number in grey[1:])
-    caption += f"\n{tokens} of {bench.train.max_completion_length} tokens, {masked} (grey) masked"
+    tokens, rest = sum(counts[1:]), sum(counts[number] for number in grey[1:])
+    caption += f"\n{tokens} of {bench.train.max_completion_length} tokens, {rest} (grey) masked"
     sheet = tables.markup(["", "turn", "tokens"], lines, caption, grey)
     spans = [f"<span>{html.escape(piece)}</span>" for piece in pieces]
     for number in grey:
@@ -203,11 +203,15 @@ def episode_page(
 def _pieces(bench: Bench, groups: Sequence[list[Message]]) -> Iterator[str]:
     """Yield the text that each group of messages adds to the rendered chat."""
     tokenizer, turns, before = tool_calls.with_tools(bench.tokenizer), [], ""
-    options = {"tools": bench.environment.tools, "tokenize": False}
     for group in groups:
         turns, by_model = [*turns, *group], group[0]["role"] == "assistant"
-        folded = template.fold_system(tokenizer, turns)
-        text = tokenizer.apply_chat_template(folded, add_generation_prompt=not by_model, **options)
+        messages = template.fold_system(tokenizer, turns)
+        text = tokenizer.apply_chat_template(
+            messages,
+            tools=bench.environment.tools,
+            tokenize=False,
+            add_generation_prompt=not by_model,
+        )
         end = text.rfind(tokenizer.eos_token) + len(tokenizer.eos_token)
         text = text[:end] if by_model and end > len(before) else text  # the model stopped there
         yield text[len(before) :]

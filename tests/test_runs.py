@@ -4,17 +4,20 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import yaml
 from conftest import held
 
 from grpo_nb import runs
+from grpo_nb.pipeline.notebooks import set_environment
 from grpo_nb.runs import (
     NOTEBOOKS,
     Check,
@@ -29,9 +32,11 @@ from grpo_nb.runs import (
 KILLED_WHILE_WRITING = """
 import os
 from grpo_nb import runs
+from grpo_nb.pipeline.notebooks import set_environment
 run = runs.Run("k")
 run.record("01", {"status": "done"})
 from pathlib import Path
+from unittest.mock import patch
 Path.replace = lambda *_: os.kill(os.getpid(), 9)
 run.record("01", {"status": "failed"})
 """
@@ -81,7 +86,9 @@ def test_a_relative_place_for_runs_is_resolved_once_for_all_that_work_elsewhere(
     monkeypatch.chdir("notebooks")
     assert Run("r").path == where
     monkeypatch.setenv("PYTHONPATH", str(runs.PROJECT_ROOT))
-    done = python("from grpo_nb.runs import Run; print(Run('r').path)")
+    with patch.dict(os.environ):
+        set_environment(Run("r"))  # as whoever starts a kernel does
+        done = python("from grpo_nb.runs import Run; print(Run('r').path)")
     assert done.stdout.strip() == str(where), done.stderr
 
 
@@ -91,6 +98,21 @@ def test_a_run_is_found_by_its_name_its_folder_and_its_file(runs_dir):
         assert find_run(given).path == run.path
     with pytest.raises(FileNotFoundError, match=r"x is not a run: neither it nor .*/x holds a m"):
         find_run("x")
+
+
+def test_a_run_of_any_folder_is_looked_at_without_a_trace_in_the_environment(
+    runs_dir, tmp_path_factory
+):
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "r"
+    shutil.copytree(finish("01").path, elsewhere)
+    start("01").run.lock().release()
+    before = dict(os.environ)
+    run = find_run(str(elsewhere))
+    assert (run.name, run.path) == ("r", elsewhere) == (Run(elsewhere).name, Run(elsewhere).path)
+    assert run.state("01").status == "done" and Run("r").state("01").status == "cut off"
+    stage = start_stage("02", elsewhere)
+    stage.run.lock().release()
+    assert stage.run.path == elsewhere and dict(os.environ) == before
 
 
 def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path):
@@ -123,6 +145,7 @@ def test_no_half_written_manifest_survives_a_kill(runs_dir):
 SECOND_USER = """
 import os, sys
 from grpo_nb import runs
+from grpo_nb.pipeline.notebooks import set_environment
 from grpo_nb.__main__ import main
 from grpo_nb.pipeline import checklist
 os.environ["GRPO_NB_RUNS"] = os.getcwd()

@@ -77,7 +77,7 @@ def caused(run: Run) -> list[Check]:
 
 
 def _check(run: Run, kind: str) -> Check:
-    control = Run(f"{run.name}-{kind}")
+    control = Run(run.path.with_name(f"{run.name}-{kind}"))
     try:
         if why := control.why_undone():
             return _not_yet(run, kind, why)

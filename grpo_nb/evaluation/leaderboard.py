@@ -53,8 +53,7 @@ def compare(places: Sequence[str | Path]) -> Board:
     """
     runs, left_out = {}, {}
     for place in map(Path, places):
-        run = Run(place.name)
-        run.path = place.resolve()
+        run = Run(place.absolute())
         if why := run.why_undone():
             left_out[run.name] = why
         else:

@@ -78,9 +78,11 @@ def _reproducible(entries: list[dict[str, Any]]) -> Check:
     return Check("reproducible", "warning", evidence, f"{fix}grpo_nb/ and data/")
 
 
-def show(lines: list[dict[str, str]]) -> None:
-    """Print each check, with its fix on the line below."""
+def report(run: Run) -> int:
+    """Print each check, with its fix on the line below; return the exit code, 1 for a "stop"."""
+    lines = examine(run)
     for line in lines:
         print(line["stage"], shown(**{key: line[key] for key in Check._fields}), sep="  ")
     counts = Counter(line["state"] for line in lines)
     print(", ".join(f"{count} {state}" for state, count in counts.items()), READ, sep="\n")
+    return int("stop" in counts)

@@ -47,7 +47,7 @@ def train(
         Failed: Another process has reported the error.
         KeyboardInterrupt: A signal stopped the training; a checkpoint is kept.
     """
-    os.environ.update(QUIET)
+    os.environ.update(QUIET | {"GRPO_NB_RUNS": str(run.path.parent)})
     ranks.start(processes)
     if not ranks.is_main():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the process ends
@@ -102,7 +102,7 @@ def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
 def _start(run: Run, settings: Mapping[str, Any], force: bool) -> Stage:
     """Start stage 03 with these settings over those of earlier calls."""
     kept = config.of_stage("03", kept_settings(run, "03"))
-    return start_stage("03", run.name, kept | settings, force=force)
+    return start_stage("03", run.path, kept | settings, force=force)
 
 
 def _refuse(settings: RunConfig) -> None:

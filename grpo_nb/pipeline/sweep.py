@@ -190,7 +190,7 @@ def _attempt(run: Run, command: Sequence[str], environment: Mapping[str, str], s
             stdout=out,
             stderr=out,
             cwd=PROJECT_ROOT,
-            env=os.environ | environment,
+            env=os.environ | environment | {"GRPO_NB_RUNS": str(run.path.parent)},
             start_new_session=True,  # only the driver gets Ctrl-C, and it ends the trials
         )
     try:

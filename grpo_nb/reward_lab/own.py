@@ -114,7 +114,7 @@ def hand_on(
     changed = bool(weights) and list(weights) != own.reward_weights
     other_weights = ", ".join(f"{weight:g}" for weight in weights) if changed else ""
     with stage.run.whole_or_undone(*ADOPTED):
-        started = start_stage("02", stage.run.name, of_stage("02", set_values(stage.config)))
+        started = start_stage("02", stage.run.path, of_stage("02", set_values(stage.config)))
         bench = bench._replace(preset=_keep(started, text, other_weights))
         verdict = judge(bench, rows, baseline, started)
         save(started.run, bench, verdict)

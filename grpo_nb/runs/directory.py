@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,15 +47,15 @@ _locks: dict[Path, FileLock] = {}
 
 
 def runs_root() -> Path:
-    """Return the folder of all runs: `$GRPO_NB_RUNS`, or `runs/` beside the package.
+    """Return the folder of all runs: `$GRPO_NB_RUNS`, or `runs/` beside the package."""
+    folder = os.environ.get("GRPO_NB_RUNS")
+    return _absolute(folder) if folder else PROJECT_ROOT / "runs"
 
-    A relative `$GRPO_NB_RUNS` is resolved once and written back as an absolute path, because
-    kernels and sweep trials inherit the variable but work in other folders.
-    """
-    given = os.environ.get("GRPO_NB_RUNS")
-    if given:
-        given = os.environ["GRPO_NB_RUNS"] = str(Path(given).expanduser().absolute())
-    return Path(given or PROJECT_ROOT / "runs")
+
+@cache
+def _absolute(folder: str) -> Path:
+    """Resolve a relative folder once, because a process may change its working directory later."""
+    return Path(folder).expanduser().absolute()
 
 
 def project_path(path: str | Path) -> Path:
@@ -80,13 +81,14 @@ class Run:
     """One run directory.
 
     Args:
-        name: The run's folder below `runs_root()`: letters, digits, dot, dash and underscore.
+        folder: A path, or the name of a folder below `runs_root()`. The name has letters, digits,
+            dot, dash and underscore.
     """
 
-    def __init__(self, name: str) -> None:
-        refuse_path("run_name", name)
-        self.name = name
-        self.path = runs_root() / name
+    def __init__(self, folder: str | Path) -> None:
+        self.name = folder.name if isinstance(folder, Path) else folder
+        refuse_path("run_name", self.name)
+        self.path = folder.absolute() if isinstance(folder, Path) else runs_root() / folder
         self.one_page = False  # whether one notebook, the quickstart, holds every stage
         # A folder that may not be read is named by what reads it.
         if os.access(self / UNDO, os.F_OK) and not self.in_use(".lock"):  # an adoption was killed
@@ -286,18 +288,15 @@ class Run:
 def find_run(path: str) -> Run:
     """Find a run by its name or its folder, such as runs/demo.
 
-    The folder's parent becomes `$GRPO_NB_RUNS`, so that other runs are looked up beside it.
-
     Raises:
         FileNotFoundError: There is no such run.
     """
-    given = Path(path.removesuffix("/config.yaml"))
-    for folder in (given, runs_root() / given):
+    place = Path(path.removesuffix("/config.yaml"))
+    for folder in (place, runs_root() / place):
         if (folder / "manifest.json").exists():
-            os.environ["GRPO_NB_RUNS"] = str(folder.resolve().parent)
-            return Run(folder.resolve().name)
+            return Run(folder.resolve())
     raise FileNotFoundError(
-        f"{given} is not a run: neither it nor {runs_root() / given} holds a manifest.json; give "
+        f"{place} is not a run: neither it nor {runs_root() / place} holds a manifest.json; give "
         "a run's folder, such as runs/demo, or its name"
     )
 
@@ -372,7 +371,7 @@ class Stage:
 
 def start_stage(
     stage: str,
-    run_name: str,
+    run_name: str | Path,
     settings: Mapping[str, Any] | None = None,
     *,
     profile: str = "auto",
@@ -386,7 +385,7 @@ def start_stage(
 
     Args:
         stage: "01" … "04".
-        run_name: The name of the run, which is also its folder.
+        run_name: The name of the run, or its folder.
         settings: Dotted names to values, {"train.max_steps": 20}, for this stage.
         profile: The run's profile, or "auto"; used by stage 01 only.
         task: The run's task; used by stage 01 only, unless `settings` has one.

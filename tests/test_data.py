@@ -552,7 +552,8 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
     ("rows", "settings", "message"),
     [
         ([], {}, "holds no rows"),
-        ([question(1)], {}, "1 rows of .* are left, and one to train on and one to hold out"),
+        ([question(1)], {},
+         "1 rows of .* are left, but it takes one to train on and one to hold out: give more"),
         ([question(1), question(2)], {"system_prompt": "why " * 9, "max_prompt_tokens": 8},
          "(?s)0 rows .* Dropped were:.*prompt too long: 2 left out.* raise data.max_prompt_tokens"),
         (None, {"source": "arithmetics"}, "'arithmetics': did you mean 'arithmetic'"),

@@ -44,8 +44,8 @@ REMEDIES = read_yaml(Path(__file__).with_name("remedies.yaml"))  # {reason: what
 class Fault(Exception):
     """Say why a row cannot be used."""
 
-    def __init__(self, reason: str, column: str, value: str, row: int = 0) -> None:
-        self.reason, self.row = reason, row
+    def __init__(self, reason: str, column: str, value: str) -> None:
+        self.reason, self.row = reason, 0  # until its number is known
         self.column, self.value = printable(column), printable(value)
 
     @property
@@ -75,7 +75,7 @@ def check_rows(
     for number, raw in batch:
         try:
             row, plain = _check_row(raw, config, find_answer)
-            tokens.append(_count(row["prompt"], config, count_tokens))
+            tokens.append(prompt_tokens(row["prompt"], config, count_tokens))
             if tokens[-1] > config.max_prompt_tokens:
                 limit = f"where data.max_prompt_tokens is {config.max_prompt_tokens}"
                 raise Fault(LONG, "prompt", f"{tokens[-1]} tokens, {limit}")
@@ -86,7 +86,8 @@ def check_rows(
     return rows, faults, tokens
 
 
-def _count(prompt: list[Message], config: DataConfig, count_tokens: CountTokens) -> int:
+def prompt_tokens(prompt: list[Message], config: DataConfig, count_tokens: CountTokens) -> int:
+    """Return the number of a prompt's tokens, or raise a Fault if the chat template refuses it."""
     try:
         return count_tokens([prompt])[0]
     except ValueError as error:

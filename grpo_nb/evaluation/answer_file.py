@@ -2,6 +2,7 @@
 
 import json
 from contextlib import closing
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from tqdm import tqdm
 
 from grpo_nb import data, environments
 from grpo_nb.data import sources
-from grpo_nb.data.validate import LONG, MISSING, TEMPLATE, Fault, row_to_ask
+from grpo_nb.data.validate import LONG, MISSING, Fault, prompt_tokens, row_to_ask
 from grpo_nb.evaluation.comparison import score_rows
 from grpo_nb.export import check_complete, trained_paths
 from grpo_nb.models import Engine, open_engine
@@ -123,6 +124,7 @@ def _read(
 ) -> list[NumberedRow]:
     """Read the rows and build their prompts; a row without a prompt has a fault."""
     tools = environments.tools_of(config, bench.tokenizer)
+    count = partial(count_tokens, bench.tokenizer, tools=tools)
     raw_rows = list(chain.from_iterable(sources.read(settings)))
     columns = dict.fromkeys(name for _, raw in raw_rows if isinstance(raw, dict) for name in raw)
     room, rows = config.model.max_seq_length - config.train.max_completion_length, []
@@ -131,15 +133,14 @@ def _read(
             row = row_to_ask(number, raw, settings)
             if bench.environment:
                 row = {"answer": ""} | raw | row  # rewards of episodes need no reference answer
-                _refuse_missing(bench.environment, number, row)
-            [tokens] = count_tokens(bench.tokenizer, [row["prompt"]], tools)
+                _refuse_missing(bench.environment, row)
+            tokens = prompt_tokens(row["prompt"], settings, count)
             if tokens > room:
                 why = f"{tokens} tokens, where {room} leave room for a completion"
-                raise Fault(LONG, "prompt", why, number)
+                raise Fault(LONG, "prompt", why)
         except Fault as fault:
+            fault.row = number
             row = {"fault": str(fault)}
-        except ValueError as error:  # of the chat template
-            row = {"fault": str(Fault(TEMPLATE, settings.question_column, str(error), number))}
         rows.append((number, row))
     if not any("prompt" in row for _, row in rows):
         why = rows[0][1]["fault"] if rows else "it holds no rows"
@@ -150,12 +151,12 @@ def _read(
     return rows
 
 
-def _refuse_missing(environment: environments.Environment, number: int, row: sources.Row) -> None:
+def _refuse_missing(environment: environments.Environment, row: sources.Row) -> None:
     """Refuse a row without the columns that an episode needs."""
     try:
         environment.columns(row)
     except ValueError as error:
-        raise Fault(MISSING, "", str(error), number) from None
+        raise Fault(MISSING, "", str(error)) from None
 
 
 def _answer(batch: list[NumberedRow], engine: Engine, bench: Bench) -> list[Line]:

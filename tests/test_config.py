@@ -190,7 +190,7 @@ def test_each_value_has_its_source_and_meaning():
 
 def test_a_value_keeps_its_source_while_it_is_stored_and_an_edited_one_was_set():
     stored = config.stored(resolve("l4-24gb", {"train.beta": 0.1, "train.temperature": 1.0}))
-    stored["train.max_steps"] = 7, "default"
+    stored["train.max_steps"] = 7, stored["train.max_steps"][1]
     again = resolve("l4-24gb", {"train.eval_steps": 5}, stored=stored)
     assert config.set_values(again) == {
         **{"train.beta": 0.1, "train.temperature": 1.0},

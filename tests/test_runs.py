@@ -311,6 +311,13 @@ def test_settings_reach_later_stages_and_stay_with_what_they_made(runs_dir):
     assert (fresh.train.max_completion_length, fresh.trl) == (48, {})
 
 
+def test_another_profile_leaves_what_is_done_and_sets_nothing(runs_dir):
+    finish_all()
+    run = start_stage("01", "r", {"seed": 4}, profile="t4-16gb").run
+    assert run.config().profile == "t4-16gb" and run.config().train.max_steps == 100
+    assert run.settings() == {"seed": 4}
+
+
 def test_later_settings_that_no_longer_fit_are_left(runs_dir):
     finish("01")
     finish("02")
@@ -369,7 +376,7 @@ def test_what_a_stage_changes_is_no_edit_and_is_kept(runs_dir):
     [
         ("seed: 1\ntrain.max_steps: {", "config.yaml, line "),
         ("profile: tiny-cpu\nseed: 1", "config.yaml was written by another version of grpo_nb: ch"),
-        ("settings: {seed: [1, set]}", "config.yaml names no profile: restore it"),
+        ("settings: {seed: [1, set]}", "config.yaml: profile = None: write a name"),
         ("profile: tiny-cpu\nsettings: {seed: [many, set]}", "seed = 'many'"),
         ("profile: tiny-cpu\nsettings: {train.gone: 1}", "unknown setting 'train.gone'.*another"),
     ],

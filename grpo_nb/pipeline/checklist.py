@@ -29,14 +29,14 @@ def examine(run: Run) -> list[dict[str, str]]:
     """
     lines, manifest = [], run.manifest()
     for stage, expected in EXPECTED.items():
-        own = _stage(run, stage, manifest.get(stage, {}))
-        lines.append({"stage": stage, **own})
-        written = {check["name"]: check for check in manifest.get(stage, {}).get("checks", [])}
-        for name in dict.fromkeys([*expected, *written]):
-            missing = {"name": name, "state": "not yet", "evidence": "", "fix": own["fix"]}
-            if own["state"] == "ok":
+        line = _stage(run, stage, manifest.get(stage, {}))
+        lines.append({"stage": stage, **line})
+        checks = {check["name"]: check for check in manifest.get(stage, {}).get("checks", [])}
+        for name in dict.fromkeys([*expected, *checks]):
+            missing = {"name": name, "state": "not yet", "evidence": "", "fix": line["fix"]}
+            if line["state"] == "ok":
                 missing["fix"] = f"{NOTEBOOKS[stage]} did not write it: run it again"
-            lines.append({"stage": stage, **written.get(name, missing)})
+            lines.append({"stage": stage, **checks.get(name, missing)})
     done = list(takewhile(lambda stage: run.state(stage).status == "done", NOTEBOOKS))
     if done:
         whole = [_unchanged(run, done), _reproducible([manifest[stage] for stage in done])]

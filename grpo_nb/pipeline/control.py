@@ -41,7 +41,7 @@ def run_control(name: str, kind: str, force: bool = False) -> Run:
 
 
 def check_control(name: str, kind: str) -> tuple[Run, Run, configs.RunConfig]:
-    """The run, its control, and the configuration of the control; writes nothing.
+    """Return the run, its control, and the configuration of the control; write nothing.
 
     Raises:
         ValueError: There is no such kind of control; the run is not done, was changed since, or
@@ -55,8 +55,8 @@ def check_control(name: str, kind: str) -> tuple[Run, Run, configs.RunConfig]:
             f"a control needs a run that is trained and evaluated, and {run.why_undone()}: "
             f"{run.state(stage).command}"
         )
-    if (own := run.config().train.control) != "none":
-        raise ValueError(f"{name!r} is itself a control, {own}: name the run that it belongs to")
+    if (paid := run.config().train.control) != "none":
+        raise ValueError(f"{name!r} is itself a control, {paid}: name the run that it belongs to")
     check_stages_before(run, "05")
     stored = configs.stored(run.config())
     stored.pop("train.resume")  # it was meant for one training
@@ -71,7 +71,7 @@ def check_control(name: str, kind: str) -> tuple[Run, Run, configs.RunConfig]:
 
 
 def _is_of(run: Run, control: Run, config: configs.RunConfig) -> bool:
-    """Whether the control took these stages over and has these settings."""
+    """Return whether the control took these stages over and has these settings."""
     same = all(
         control.manifest().get(stage, {}).get("outputs") == run.manifest()[stage]["outputs"]
         for stage in TAKEN_OVER

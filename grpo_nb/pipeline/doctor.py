@@ -28,7 +28,7 @@ def examine() -> list[Check]:
     torch, versions = bool(find_spec("torch")), installed_versions()
     checks = [
         *_machine(gpu),
-        *((name, found != "not installed", found, install) for name, found in versions.items()),
+        *((name, text != "not installed", text, install) for name, text in versions.items()),
         ("engine unsloth", torch and bool(find_spec("unsloth")), "", install),
     ]
     if gpu:
@@ -38,8 +38,8 @@ def examine() -> list[Check]:
             checks.append((f"engine {name}", bool(find_spec(name)), "", install))
     checks.append(("engine sandbox", runs_code, sandbox, "sudo apt-get install bubblewrap"))
     return [
-        Check(name, "ok", seen or "works") if good else Check(name, "stop", seen or "missing", fix)
-        for name, good, seen, fix in checks
+        Check(name, "ok", text or "works") if works else Check(name, "stop", text or "missing", fix)
+        for name, works, text, fix in checks
     ]
 
 

@@ -70,8 +70,8 @@ def _end_all(run: Run, error: BaseException) -> None:
     except FileExistsError:
         raise Failed("") from None
     if ranks.is_lost_connection(error):
-        kept = " ".join(getattr(error, "__notes__", []))
-        raise RuntimeError(f"another process of this training has ended. {kept}") from error
+        notes = " ".join(getattr(error, "__notes__", []))
+        raise RuntimeError(f"another process of this training has ended. {notes}") from error
     raise error
 
 
@@ -101,8 +101,8 @@ def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
 
 def _start(run: Run, settings: Mapping[str, Any], force: bool) -> Stage:
     """Start stage 03 with these settings over those of earlier calls."""
-    kept = config.of_stage("03", kept_settings(run, "03"))
-    return start_stage("03", run.path, kept | settings, force=force)
+    earlier = config.of_stage("03", kept_settings(run, "03"))
+    return start_stage("03", run.path, earlier | settings, force=force)
 
 
 def _refuse(settings: RunConfig) -> None:

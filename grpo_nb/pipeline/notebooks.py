@@ -135,8 +135,8 @@ def check_run(
     if last < first:
         raise ValueError(f"--from {first} --to {last}: there is no stage between them")
     settings = settings or {}
-    wanted = kept_settings(run, first) | settings if first > "01" else settings
-    config = resolve_stages(run, wanted, first, last, profile)
+    earlier = kept_settings(run, first) if first > "01" else {}
+    config = resolve_stages(run, earlier | settings, first, last, profile)
     if config.trl:  # TRL may be imported here: Unsloth must come first only in the kernels
         from grpo_nb.training import refuse_unknown_trl
 
@@ -180,9 +180,9 @@ def check_inputs(plan: Planned, config: configs.RunConfig, first: str) -> None:
 
 def kept_settings(run: Run, first: str) -> dict[str, Any]:
     """Return the settings that earlier calls made for the stages from `first` on."""
-    kept = {k: v for k, v in run.settings().items() if configs.stage_of(k) >= first}
-    kept.pop("train.resume", None)  # it applies to one training only
-    return kept
+    settings = {k: v for k, v in run.settings().items() if configs.stage_of(k) >= first}
+    settings.pop("train.resume", None)  # it applies to one training only
+    return settings
 
 
 def assigned(assignments: Sequence[str]) -> dict[str, Any]:
@@ -257,8 +257,8 @@ def run_pipeline(
         for stage in [stage for stage in NOTEBOOKS if first <= stage <= last]:
             if stage == "03":
                 _refuse_failed_rewards(run, force)
-            own = {"run_name": name, "settings": configs.of_stage(stage, typed)}
-            _execute_stage(run, stage, own | shared.get(stage, {"force": force}))
+            parameters = {"run_name": name, "settings": configs.of_stage(stage, typed)}
+            _execute_stage(run, stage, parameters | shared.get(stage, {"force": force}))
     finally:
         lock.release()
     return run
@@ -342,15 +342,15 @@ def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Non
         return
     from grpo_nb.training.checkpoints import trained_steps
 
-    kept = f"The notebook up to there: {target}"
+    note = f"The notebook up to there: {target}"
     try:
         if entry != before:  # otherwise it had not started, and its earlier results are valid
             run.record(stage, {"status": "failed", "error": why})
         if stage == "03" and (steps := trained_steps(run / "train")):
-            kept += f"\nThe training is kept up to step {steps}"
+            note += f"\nThe training is kept up to step {steps}"
     except OSError as error:
-        kept = f"The failure could not be recorded in the manifest: {error}"
-    raise StageFailed(f"{NOTEBOOKS[stage]} {why}\n{kept}")
+        note = f"The failure could not be recorded in the manifest: {error}"
+    raise StageFailed(f"{NOTEBOOKS[stage]} {why}\n{note}")
 
 
 def set_environment(run: Run) -> None:

@@ -54,7 +54,7 @@ class RunConfig(Section):
 
     @property
     def step_completions(self) -> int:
-        """The number of completions in one optimizer step, over all processes together."""
+        """Return the number of completions in one optimizer step, over all processes together."""
         return self.train.per_device_train_batch_size * self.train.gradient_accumulation_steps
 
 
@@ -129,7 +129,7 @@ def resolve(
         layers: Dotted names to values that are set, {"train.max_steps": 20}, applied in order over
             all others. Text is converted to the setting's type.
         stored: Values with their sources, from a configuration that was resolved before. One that
-            differs from what default, profile and task say was set, whatever its source says.
+            is not what its source says was set: somebody edited it.
 
     Raises:
         ValueError: The profile, task or setting is unknown (the message gives the nearest name), a
@@ -138,8 +138,8 @@ def resolve(
     if not isinstance(profile, str) or not profile:
         raise ValueError(f"profile = {profile!r}: write a name, such as tiny-cpu, or leave it out")
     stored = stored or {}
-    before = {name: value for name, (value, _) in stored.items()}
-    last = ChainMap(*map(dict, reversed(layers)), before)
+    values = {name: value for name, (value, _) in stored.items()}
+    last = ChainMap(*map(dict, reversed(layers)), values)
     profile = detect_profile(last.get("model.model_path")) if profile == "auto" else profile
     refuse_unknown("profile", profile, list(PROFILES))
     task = last.get("task", "math")
@@ -148,8 +148,8 @@ def resolve(
     for source, layer in below.items():
         sourced |= {name: (value, source) for name, value in layer.items()}
     for name, (value, source) in stored.items():
-        if source == SET or name not in sourced or sourced[name][0] != value:
-            sourced[name] = value, SET
+        edited = sourced.get(name, (value, ""))[1] == source and sourced[name][0] != value
+        sourced[name] = value, SET if edited else source
     for layer in layers:
         sourced |= {name: (value, SET) for name, value in layer.items()}
     return _checked(profile, sourced)
@@ -258,8 +258,8 @@ def refuse_few_rows(config: RunConfig, rows: int) -> None:
 
 def flatten(config: RunConfig) -> dict[str, Any]:
     """Return every setting by its dotted name."""
-    own = {name: attrgetter(name)(config) for name in setting_names()}
-    return own | {f"trl.{name}": value for name, value in config.trl.items()}
+    values = {name: attrgetter(name)(config) for name in setting_names()}
+    return values | {f"trl.{name}": value for name, value in config.trl.items()}
 
 
 def stored(config: RunConfig) -> dict[str, Sourced]:
@@ -293,14 +293,12 @@ def _read(path: Path, _: bytes) -> RunConfig:
     content = read_yaml(path)
     if not isinstance(settings := content.get("settings"), dict):
         raise ValueError(f"{path} was written by another version of grpo_nb: {OTHER_VERSION}")
-    if not isinstance(content.get("profile"), str):
-        raise ValueError(f"{path} names no profile: restore it, or run stage 01 again")
     pairs = {
         name: tuple(entry) if isinstance(entry, list) and len(entry) == 2 else (entry, SET)
         for name, entry in settings.items()
     }
     try:
-        return resolve(content["profile"], stored=pairs)
+        return resolve(content.get("profile"), stored=pairs)
     except ValueError as error:
         raise ValueError(
             f"{path}: {error} (if another version of grpo_nb made this run, {OTHER_VERSION})"

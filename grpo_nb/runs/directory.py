@@ -37,11 +37,7 @@ NOTEBOOKS = {
     "03": "03_train_grpo",
     "04": "04_merge_and_infer",
 }
-HEAD = """\
-# Every setting of this run, with its source. After an edit, run the setting's stage again by the
-# command (docs/settings.md): a notebook that you run yourself takes its stage's settings from its
-# parameters cell.
-"""
+HEAD = "# Every value with its source: docs/settings.md says what an edit does\n"
 UNDO = ".undo.json"  # what `whole_or_undone` puts back
 _locks: dict[Path, FileLock] = {}
 
@@ -354,19 +350,19 @@ class Stage:
             outputs: Files and folders that this stage wrote, relative to the run.
         """
         seconds = round(time.monotonic() - self._started, 1)
-        written, read = self.run.files(*outputs), {}
+        files, inputs = self.run.files(*outputs), {}
         for stage, entry in self.run.manifest().items():
-            read |= entry.get("outputs", {}) if stage < self.stage else {}
+            inputs |= entry.get("outputs", {}) if stage < self.stage else {}
         self.run.record(
             self.stage,
-            {"status": "done", "seconds": seconds, "inputs": read, "outputs": written}
+            {"status": "done", "seconds": seconds, "inputs": inputs, "outputs": files}
             | {"settings": configs.digest(self.config, self.stage)},
         )
         (self.run / UNDO).unlink(missing_ok=True)
         self.run.lock().release(force=True)
         later = [name for stage, name in NOTEBOOKS.items() if stage > self.stage]
         after = f"next: {later[0]}.ipynb" if later else "the run is complete"
-        return f"{NOTEBOOKS[self.stage]}: done, {len(written)} files written; {after}"
+        return f"{NOTEBOOKS[self.stage]}: done, {len(files)} files written; {after}"
 
 
 def start_stage(

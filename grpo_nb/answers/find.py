@@ -6,7 +6,7 @@ READ = 20_000  # characters at a completion's end that are searched
 
 
 def extract_tag(text: str, tag: str) -> str | None:
-    """What stands in the last complete `<tag>…</tag>`, stripped; None where there is none.
+    """Return what stands in the last complete `<tag>…</tag>`, stripped; None if there is none.
 
     The last one counts, so listing candidates ("<answer>1</answer><answer>2</answer>…")
     gains nothing; rewards of format refuse a repeated tag.
@@ -24,8 +24,8 @@ def extract_tag(text: str, tag: str) -> str | None:
 
 
 def boxes_of(text: str) -> list[tuple[int, int]]:
-    r"""(start, end) of what stands in each closed `\boxed{…}` that is in no other, in one pass."""
-    found, open_braces = [], []
+    r"""Return (start, end) of what stands in each closed `\boxed{…}` that is in no other."""
+    boxes, open_braces = [], []
     if (first := text.find(r"\boxed")) < 0:
         return []
     for brace in re.compile(r"\\boxed\s*\{|\\[{}]|[{}]").finditer(text, first):
@@ -33,14 +33,14 @@ def boxes_of(text: str) -> list[tuple[int, int]]:
             open_braces.append((brace[0].startswith(r"\boxed"), brace.end()))
         elif open_braces:
             boxed, start = open_braces.pop()
-            while boxed and found and found[-1][0] > start:
-                found.pop()
-            found += [(start, brace.start())] if boxed else []
-    return found
+            while boxed and boxes and boxes[-1][0] > start:
+                boxes.pop()
+            boxes += [(start, brace.start())] if boxed else []
+    return boxes
 
 
 def extract_boxed(text: str) -> str | None:
-    r"""What stands in the last closed `\boxed{…}`, braces balanced; None where there is none.
+    r"""Return what stands in the last closed `\boxed{…}`; None if there is none.
 
     >>> extract_boxed(r"so \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
@@ -50,7 +50,7 @@ def extract_boxed(text: str) -> str | None:
 
 
 def extract_hash_answer(text: str) -> str | None:
-    """What follows the last `####`, as GSM8K marks its answers.
+    """Return what follows the last `####`, as GSM8K marks its answers.
 
     >>> extract_hash_answer("She earned 0.2 x 50 = $10.\\n#### 10")
     '10'
@@ -85,11 +85,12 @@ HEDGE = re.compile(
 
 
 def find_answer(text: str) -> str | None:
-    r"""The words of a completion that are its answer; None where there are none.
+    r"""Return the words of a completion that are its answer; None if there are none.
 
-    Those of the last answer tag; else of the text behind `</think>` and behind "**Final answer**"
-    all its boxes, or what the last "the answer is", "Answer:" or `####` after them says; else the
-    last sentence that begins with "Therefore", "Thus", "Hence" or "So"; else the whole text.
+    They are those of the last answer tag; else, in the text after `</think>` and after
+    "**Final answer**", all its boxes, or what follows the last "the answer is", "Answer:" or
+    `####`; else the last sentence that begins with "Therefore", "Thus", "Hence" or "So"; else the
+    whole text.
 
     >>> texts = "<answer>18</answer>", r"so \boxed{18}.", "The answer is 18. I hope so"
     >>> [find_answer(text) for text in texts]
@@ -100,29 +101,29 @@ def find_answer(text: str) -> str | None:
     if "<answer>" in text:
         return None
     text, heading = text.rpartition("</think>")[2][-READ:], None
-    said = "nswer" in text or "NSWER" in text or "####" in text  # quicker than to look for each
-    for heading in list(_HEADING.finditer(text))[-1:] if said else []:
+    marked = "nswer" in text or "NSWER" in text or "####" in text  # quicker than to look for each
+    for heading in list(_HEADING.finditer(text))[-1:] if marked else []:
         text = text[heading.end() :]
-    for marker in list(_MARKER.finditer(text))[-1:] if said else []:
+    for marker in list(_MARKER.finditer(text))[-1:] if marked else []:
         text = text[marker.end() :]
         if marker[0] == "####":
             return text.strip() or None
-        said = _sentence(text)
-        if r"\boxed" in said or r"\boxed" not in text:
-            return said.strip() or None
+        sentence = _sentence(text)
+        if r"\boxed" in sentence or r"\boxed" not in text:
+            return sentence.strip() or None
     if boxes := boxes_of(text):
-        said = list(dict.fromkeys(text[start:end] for start, end in boxes))
-        if len(said) == 1:
-            return said[0].strip()
-        taken_back = HEDGE.search(text[boxes[0][1] : boxes[-1][0]])  # all will be refused
-        return text if taken_back else ", ".join(rf"\boxed{{{box}}}" for box in said)
+        contents = list(dict.fromkeys(text[start:end] for start, end in boxes))
+        if len(contents) == 1:
+            return contents[0].strip()
+        hedge = HEDGE.search(text[boxes[0][1] : boxes[-1][0]])  # all will be refused
+        return text if hedge else ", ".join(rf"\boxed{{{content}}}" for content in contents)
     for conclusion in list(_CONCLUSION.finditer(text))[-1:] if heading is None else []:
         return _sentence(text[conclusion.end() :]).strip()
     return (_sentence(text) if heading else text).strip() or None
 
 
 def _sentence(text: str) -> str:
-    """The first sentence, or the one number in it; all, to be refused, where it is taken back."""
+    """Return the first sentence, or the one number in it; all text, to be refused, if it hedges."""
     end = _SENTENCE_END.search(text)
     if end and _GOES_ON.match(text, end.end()):
         return text

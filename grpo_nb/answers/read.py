@@ -20,7 +20,7 @@ LARGEST_EXPONENT = 300
 
 
 class Answer(NamedTuple):
-    """What a text says as an answer; `kind` is "" where it is refused, and `reason` says why."""
+    """Holds the value of an answer; if that is refused, `kind` is "" and `reason` says why."""
 
     kind: str  # number, expression, set, tuple, interval, equation, inequality, text
     text: str = ""  # in one spelling
@@ -65,7 +65,7 @@ _INNERMOST = re.compile(r"[(\[{⦃][^()\[\]{}⦃⦄]*[)\]}⦄]")
 
 
 def spelled(text: str) -> str:
-    """The text in one spelling of LaTeX, Unicode and white space, without a full stop.
+    """Return the text in one spelling of LaTeX, Unicode and white space, without a full stop.
 
     Raises:
         ValueError: It is too long, its brackets do not match, or it would only burn time.
@@ -79,11 +79,11 @@ def spelled(text: str) -> str:
         raise ValueError(f"longer than {LONGEST} characters")
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
-    bare = text = " ".join(text.split()).strip("*_ ").rstrip(". ")
+    rest = text = " ".join(text.split()).strip("*_ ").rstrip(". ")
     for _ in range(DEEPEST):
-        bare = _INNERMOST.sub("", bare)
-    # An interval's brackets need not be of one kind, so only their number is held.
-    if re.search(r"[()\[\]{}⦃⦄]", bare):
+        rest = _INNERMOST.sub("", rest)
+    # An interval's brackets need not be of one kind, so only their number counts.
+    if re.search(r"[()\[\]{}⦃⦄]", rest):
         raise ValueError("its brackets do not match, or go too deep")
     if _HEAVY.search(text):
         raise ValueError("it is too large to compute")
@@ -107,7 +107,7 @@ _AFTER = re.compile(rf"\s*(?:%|pct)?(?:[\s().,;:\"*$]|(?<![A-Za-z'’-]){PLAIN_W
 
 
 def statement(text: str) -> str:
-    r"""The mathematics that a statement makes, without boxes, dollars and words around it.
+    r"""Return the mathematics of a statement, without boxes, dollars and words around it.
 
     >>> statement(r"so it follows that $k = \frac13$."), statement("the answer is 18")
     ('k = \\frac13', '18')
@@ -117,13 +117,13 @@ def statement(text: str) -> str:
     """
     text = text.replace(r"\"", "").strip(" \t\n*")
     if boxes := boxes_of(text):
-        said = [text[start:end] for start, end in boxes]
+        values = [text[start:end] for start, end in boxes]
         for start, end in reversed(boxes):
             text = f"{text[: text.rindex(chr(92), 0, start - 5)]}□{text[end + 1 :]}"
         outside = re.sub(r"\\[()\[\]]|\$", "", text)
     elif spans := [next(filter(None, span.groups())).strip() for span in _MATH.finditer(text)]:
-        said = [span for span in spans if not re.fullmatch(NAME, span)] or spans[-1:]
-        marks = iter("□" if span in said else "" for span in spans)
+        values = [span for span in spans if not re.fullmatch(NAME, span)] or spans[-1:]
+        marks = iter("□" if span in values else "" for span in spans)
         outside = _MATH.sub(lambda _: next(marks), text)
         if re.search(r"\d", outside) and all(re.fullmatch(NAME, span) for span in spans):
             return _without_words(_MATH.sub("it", text))
@@ -134,7 +134,7 @@ def statement(text: str) -> str:
     joined = all(_AND.fullmatch(words) for words in between) and _AFTER.fullmatch(after)
     if _BESIDE.search(outside) or not joined:
         raise ValueError("it says more than one thing")
-    return _not_hedged(", ".join(said), before + after) + ("%" if _PERCENT.match(after) else "")
+    return _not_hedged(", ".join(values), before + after) + ("%" if _PERCENT.match(after) else "")
 
 
 _PERCENT = re.compile(r"\s*(?:%|percent|pct)")
@@ -142,19 +142,19 @@ _AND = re.compile(r"[\s,;.]*(?:\b(?:and|or)\b)?[\s,;.]*")
 
 
 def _without_words(text: str) -> str:
-    """The mathematics of a text that marks none of it: what follows the last "is" or colon."""
-    said, words = text, ""
-    while copula := _COPULA.fullmatch(said):
-        said, words = copula[2], words + copula[1]
-    if tail := _TAIL.fullmatch(said):
-        said, words = tail[1], words + text[-len(said) + tail.end(1) :]
-    return _not_hedged(said, text if re.search(r"\d", said) else words)
+    """Return the mathematics of a text that marks none: what follows the last "is" or colon."""
+    value, words = text, ""
+    while copula := _COPULA.fullmatch(value):
+        value, words = copula[2], words + copula[1]
+    if tail := _TAIL.fullmatch(value):
+        value, words = tail[1], words + text[-len(value) + tail.end(1) :]
+    return _not_hedged(value, text if re.search(r"\d", value) else words)
 
 
-def _not_hedged(said: str, words: str) -> str:
+def _not_hedged(value: str, words: str) -> str:
     if hedge := HEDGE.search(words):
         raise ValueError(f"it says {hedge[0]!r}")
-    return said
+    return value
 
 
 _UNSIGNED = r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d{0,2}(?:[ ]\d{3})+|\d+)(?:\.\d*)?|\.\d+"
@@ -180,7 +180,7 @@ _COMMA = re.compile(r"([-+]?\d+),(\d+)(?:\s?[$€£%]?(?:\s[a-z]+)?)?")
 
 
 def parse_number(text: str) -> Fraction | None:
-    r"""The one number that a whole reference answer says, exactly; None if it says anything else.
+    r"""Return the one number that a reference answer says, exactly; None if it says more or less.
 
     One sign, currency mark, thousands, decimals, a division, a mixed number, a power of ten, a
     percent sign or a unit are understood. A unit is one of a list, `\text{…}`, or up to two words
@@ -220,7 +220,7 @@ _TEXT = re.compile(r"\(?\\text\{[^{}]*\}\)?|(?=.*[A-Za-z]{3})[A-Za-z]{2,}(?:[ '-
 
 @lru_cache(maxsize=8192)
 def read_answer(text: str, reference: bool = False) -> Answer:
-    r"""What the words of an answer, or a reference answer, say.
+    r"""Read the words of an answer, or of a reference answer, into a value.
 
     >>> read_answer(r"$(1, \frac12]$").kind, read_answer("x = 5").name
     ('interval', 'x')
@@ -246,7 +246,7 @@ def read_reference(text: str) -> Answer:
 
 
 def bare(text: str) -> str:
-    """The text without dollars, full stop, and spaces that part no two words or numbers."""
+    """Return the text without dollars, full stop, and spaces that part no two words or numbers."""
     text = re.sub(r"\\(?:left|right)(?![A-Za-z])|\\[()\[\]]|[$*]", " ", text).strip().rstrip(" .")
     return re.sub(r"(?<![A-Za-z0-9])\s+|\s+(?![A-Za-z0-9])", "", text)
 
@@ -281,7 +281,7 @@ def _parse(text: str, reference: bool) -> Answer:
 
 
 def _relation(text: str, reference: bool) -> Answer | None:
-    r"""An equation (`x = 5`, a chain, `x \in S`) or an inequality."""
+    r"""Read an equation (`x = 5`, a chain, `x \in S`) or an inequality; None if it is neither."""
     sides = [side.strip() for side in _split(_EQUALS, text)]
     name = sides[0] if re.fullmatch(NAME, sides[0]) else ""
     if name and len(sides) > 2 and r"\approx" in text:  # after x = 1/3, what it is about
@@ -293,7 +293,7 @@ def _relation(text: str, reference: bool) -> Answer | None:
 
 
 def _inside(text: str) -> tuple[str, str, str]:
-    """(opening bracket, what it holds, closing one), where one pair holds all of the text."""
+    """Return (opening bracket, content, closing bracket) if one pair holds all of the text."""
     depth = 0
     for place, letter in enumerate(text):
         depth += (letter in "([{⦃") - (letter in ")]}⦄")
@@ -304,7 +304,7 @@ def _inside(text: str) -> tuple[str, str, str]:
 
 
 def _split(separator: str, text: str) -> list[str]:
-    """The text between separators that stand in no bracket."""
+    """Return the text between separators that stand in no bracket."""
     parts, start, depth = [], 0, 0
     for token in re.finditer(rf"(?P<at>{separator})|[(\[{{⦃]|[)\]}}⦄]", text):
         if token["at"] is None:
@@ -316,7 +316,7 @@ def _split(separator: str, text: str) -> list[str]:
 
 
 def _both_signs(text: str) -> list[str]:
-    r"""`1 \pm 2` as `1 + 2` and `1 - 2`."""
+    r"""Return `1 \pm 2` as `1 + 2` and `1 - 2`."""
     if text.count(r"\pm") != 1 or r"\mp" in text:
         return [text]
     return [re.sub(r"^\s*\+", "", text.replace(r"\pm", sign)) for sign in "+-"]

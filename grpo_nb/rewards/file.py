@@ -2,7 +2,7 @@
 
 Its rewards are functions in TRL's shape or lifted by `@reward`, with all that they need. It may say
 `reward_funcs` and `reward_weights` as TRL takes them; otherwise each reward that it defines counts,
-with weight 1.
+with weight 1. The name `rewards` is there without an import, and means `grpo_nb.rewards`.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,18 +20,30 @@ from grpo_nb.rewards.combine import Adaptive, gated
 from grpo_nb.rewards.contract import Reward, columns_read
 from grpo_nb.rewards.limits import limited
 from grpo_nb.rewards.sets import give_name
+from grpo_nb.runs.files import read_json
 
 ENDS = re.compile(r"^[^#\n]*?\b(os\.(?:_exit|abort)|_exit)\(", re.MULTILINE)
 HINT = "; what the rewards need (imports, constants, helpers) must be in the same file or cell"
 
 
-def load_source(path: Path, text: str | None = None, ends: bool = True) -> ModuleType:
+def about_path(path: Path) -> Path:
+    """Return where stage 02 notes what it found out about a file of rewards."""
+    return path.with_suffix(".about.json")
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """Read {"form": preset, "ranges": {reward: [least, greatest]}} of a file; {} if not noted."""
+    return read_json(about_path(path)) if about_path(path).is_file() else {}
+
+
+def load_source(path: Path, text: str | None = None, ends: bool = True, **names: Any) -> ModuleType:
     """Run a Python file as a module, and return that.
 
     Args:
         path: The file.
         text: What it will hold, if it is not written yet.
         ends: Whether it may call what ends the process at once: no limit holds for that.
+        names: What it may use without an import.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -50,6 +62,7 @@ def load_source(path: Path, text: str | None = None, ends: bool = True) -> Modul
     name = f"rewards_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     module = ModuleType(name)
     module.__file__ = str(path)
+    vars(module).update(names)
     sys.modules[name] = module  # dataclasses look it up there
     try:
         limited(path.name, math.inf, exec, compile(text, str(path), "exec"), vars(module))
@@ -62,11 +75,17 @@ def load_source(path: Path, text: str | None = None, ends: bool = True) -> Modul
     return module
 
 
-def rewards_of(module: ModuleType) -> list[tuple[Callable[..., Any], float]]:
+def rewards_of(
+    module: ModuleType, ranges: Mapping[str, Sequence[float]]
+) -> list[tuple[Callable[..., Any], float]]:
     """Return (reward, weight) of each that the module trains with, correctness first.
 
     The first of a set says "correct". TRL asks for no order, so those that read a column of the
     data, such as `answer`, go before those that do not.
+
+    Args:
+        module: What `load_source` returned.
+        ranges: {reward: (least, greatest score)} of rewards that do not declare a range.
 
     Raises:
         ValueError: None, something that is no function, or another number of weights.
@@ -78,8 +97,8 @@ def rewards_of(module: ModuleType) -> list[tuple[Callable[..., Any], float]]:
     names = {id(value): name for name, value in vars(module).items()}
     for func in funcs:
         give_name(func, names.get(id(func), ""))
-        if func.__name__ in getattr(module, "measured_ranges", {}):
-            func.range = tuple(module.measured_ranges[func.__name__])
+        if func.__name__ in ranges:
+            func.range = tuple(ranges[func.__name__])
     weights = getattr(module, "reward_weights", None) or [1.0] * len(funcs)
     if len(weights) != len(funcs):
         raise ValueError(
@@ -94,7 +113,7 @@ def _defined(module: ModuleType) -> Sequence[Callable[..., Any]]:
     """Return the rewards that a module defines, if it does not list them."""
     rewards, unclear = [], []
     for name, value in vars(module).items():
-        if _is_own_reward(value, module.__name__):
+        if is_own_reward(value, module.__name__):
             rewards.append(value)
         elif isinstance(value, Reward | gated | Adaptive) and name != value.__name__:
             unclear.append(name)  # not imported, but made here of others
@@ -111,7 +130,7 @@ def _defined(module: ModuleType) -> Sequence[Callable[..., Any]]:
     return rewards
 
 
-def _is_own_reward(value: Any, module: str) -> bool:
+def is_own_reward(value: Any, module: str) -> bool:
     """Return whether it has TRL's shape and was defined there, as function or class instance."""
     if not callable(value) or isinstance(value, type):
         return False

@@ -1,9 +1,12 @@
 """Load a run's rewards: a preset by name, or those of a Python file."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from grpo_nb.rewards.file import load_source, rewards_of
+from grpo_nb import rewards
+from grpo_nb.rewards.file import load_source, read_about, rewards_of
 from grpo_nb.rewards.sets import PRESETS, RewardSet, reward_set
 from grpo_nb.runs import PROJECT_ROOT, refuse_unknown
 from grpo_nb.runs.settings import RewardsConfig
@@ -57,7 +60,9 @@ def load_preset(name: str, reward_weights: str = "", form: str = "", opened: str
     return preset._replace(reward_weights=weights)
 
 
-def load_python(path: Path, text: str | None = None) -> RewardSet:
+def load_python(
+    path: Path, text: str | None = None, about: Mapping[str, Any] | None = None
+) -> RewardSet:
     """Return the rewards of a Python file: functions in TRL's shape, or lifted by `@reward`.
 
     They are its `reward_funcs`, weighed by its `reward_weights`; without these, each reward that it
@@ -69,20 +74,25 @@ def load_python(path: Path, text: str | None = None) -> RewardSet:
     Args:
         path: The file.
         text: What it will hold, if it is not written yet.
+        about: What to use in place of the notes beside the file, as `read_about` reads them.
 
     Raises:
         FileNotFoundError: The file does not exist.
         ValueError: It raises, or holds no rewards.
     """
-    module = load_source(path, text, ends=False)
-    about = {name: vars(module)[name] for name in ("reference", "extract") if name in vars(module)}
-    extends, form = getattr(module, "extends", ""), getattr(module, "form", "")
+    notes = read_about(path) if about is None else about
+    module = load_source(path, text, ends=False, rewards=rewards)
+    functions = {
+        name: vars(module)[name] for name in ("reference", "extract") if name in vars(module)
+    }
+    extends, form = getattr(module, "extends", ""), getattr(module, "form", notes.get("form"))
     form = form if isinstance(form, str) else ""  # a reward may be named so as well
     of_preset = form in PRESETS or form.endswith(".py")
     base = load_preset(extends or (form if of_preset else "math"), form="" if of_preset else form)
-    rewards = reward_set(rewards_of(module), base, own=about or base.own)
+    pairs = rewards_of(module, notes.get("ranges", {}))
+    own = reward_set(pairs, base, own=functions or base.own)
     if not extends:
-        return rewards
-    for func, weight in rewards.pairs:
+        return own
+    for func, weight in own.pairs:
         base = base.adding(func, weight)
-    return base._replace(own=rewards.own)
+    return base._replace(own=own.own)

@@ -119,8 +119,8 @@ def git_commit() -> str:
     command = [*git, "describe", "--always", "--abbrev=40", "--exclude=*"]  # no tags
     try:
         commit = subprocess.run(command, capture_output=True, text=True, check=False)
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *EXECUTED], check=False)
+        difference = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *EXECUTED], check=False)
     except FileNotFoundError:
         return "unknown"
-    dirty = "-dirty" if changed.returncode else ""
+    dirty = "-dirty" if difference.returncode else ""
     return commit.stdout.strip() + dirty if commit.returncode == 0 else "unknown"

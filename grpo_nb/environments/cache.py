@@ -16,7 +16,7 @@ FIRST = 200  # characters of the first completion that are shown while the other
 
 
 class Cache(NamedTuple):
-    """A file of completions.
+    """Keep completions in a file.
 
     path: The Parquet file, with one line per completion; None keeps nothing.
     settings: Everything that the completions depend on, except the prompts, as JSON types. A file

@@ -35,7 +35,7 @@ from grpo_nb.runs.files import sha256
 
 
 class Candidate(NamedTuple):
-    """A model to evaluate.
+    """Name a model to evaluate.
 
     label: The model's name in tables and charts.
     model: A folder or hub name.
@@ -215,13 +215,13 @@ def score_rows(
     preset = bench.preset
     numbers = [number for number, group in enumerate(groups) for _ in group]
     samples = [sample for group in groups for sample in group]
-    asked, completions = [rows[i] for i in numbers], [sample.completion for sample in samples]
+    questions, completions = [rows[i] for i in numbers], [sample.completion for sample in samples]
     answers = map(preset.extract, map(completion_text, completions))
     lines = pd.DataFrame(
         {
             "row": numbers,
-            "question": [row["question"] for row in asked],
-            "reference": [row.get("answer") for row in asked],
+            "question": [row["question"] for row in questions],
+            "reference": [row.get("answer") for row in questions],
             "completion": [sample.text for sample in samples],
             "answer": pd.Series(answers, dtype=object),
             "tokens": [sample.tokens for sample in samples],
@@ -229,9 +229,9 @@ def score_rows(
         }
     )
     scores = np.full((len(samples), len(preset.names)), np.nan)
-    if scorable := [i for i, row in enumerate(asked) if "answer" in row]:
-        names = {name for i in scorable for name in asked[i]}  # some rows may lack a column
-        uniform = [{name: asked[i].get(name) for name in names} for i in scorable]
+    if scorable := [i for i, row in enumerate(questions) if "answer" in row]:
+        names = {name for i in scorable for name in questions[i]}  # some rows may lack a column
+        uniform = [{name: questions[i].get(name) for name in names} for i in scorable]
         scores[scorable] = bench.score(uniform, [completions[i] for i in scorable])
     lines[preset.names] = scores
     if bench.environment:

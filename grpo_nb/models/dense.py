@@ -1,10 +1,10 @@
-"""The quick engine of a CPU: completions from plain weights, with the adapter beside them.
+"""The fast engine of a CPU: completions from plain weights, with the adapter computed beside them.
 
 transformers' `generate` copies keys and values for each token, runs a prompt once for each of its
-completions, and computes rows that have ended until the last one has. Here each distinct prompt is
-run once, rows that have ended leave the batch, keys and values lie in place, and heads that share
-keys are one attention. The weights are those of the model itself, in its own precision; what is
-sampled differs from `generate` by rounding only.
+completions, and computes finished rows until the last row ends. Here each distinct prompt is run
+once, finished rows leave the batch, keys and values are updated in place, and heads that share keys
+are computed as one attention. The weights are the model's own, in its own precision, so results
+differ from those of `generate` by rounding only.
 """
 
 from collections.abc import Sequence
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ATTENTION = "grpo_nb_grouped"
-BLOCKS = 256  # of the vocabulary, to draw a token from
-PACKED_ROWS = 16  # for which the weights are ordered; others work, too
-PACKED_BYTES = 2**30  # so much may a second copy of the linear layers weigh
-LEAVE = 1 / 8  # of the batch: so many ended rows are worth copying the others together
+BLOCKS = 256  # blocks of the vocabulary, one of which is drawn first
+PACKED_ROWS = 16  # rows for which oneDNN orders the weights; other numbers work, too
+PACKED_BYTES = 2**30  # largest second copy of the linear layers
+LEAVE = 1 / 8  # share of finished rows from which it pays to copy the others
 
 
 class DenseEngine(TransformersEngine):
-    """A model without quantisation, and its LoRA adapter if it has one, on a CPU.
+    """Answer with a model without quantisation, and its LoRA adapter if it has one, on a CPU.
 
     Args:
-        model: A model for which `dense_lacks` is empty; it may be trained meanwhile.
+        model: A model for which `dense_lacks` is empty; it may be trained between calls.
         tokenizer: The model's tokenizer.
-        around: Entered while it answers, as `TransformersEngine` takes it.
+        around: A context that is entered while it answers, as `TransformersEngine` takes it.
     """
 
     name = "dense"
@@ -97,7 +97,7 @@ def full_attention(model: "PreTrainedModel") -> bool:
 
 
 class DenseModel:
-    """A model that shares its weights with another one, and is quicker at sampling.
+    """Share the weights of another model, and sample faster than it does.
 
     Args:
         source: A model, or a peft model whose adapter is computed beside the weights.
@@ -129,14 +129,14 @@ class DenseModel:
             self.model.set_submodule(name, module)
 
     def renew(self, adapter: bool = True) -> "PreTrainedModel":
-        """Take over the adapter as it is now; without `adapter` the base alone answers."""
+        """Take over the adapter's present weights; without `adapter`, the base alone answers."""
         for module in self.beside:
             module.renew(adapter)
         return self.model
 
 
 def _packable(model: "PreTrainedModel") -> dict[str, torch.nn.Linear]:
-    """Return the linear layers, if oneDNN is quicker with weights in an order of its own."""
+    """Return the linear layers, if oneDNN is faster with weights in its own order."""
     linears = {n: m for n, m in model.named_modules() if type(m) is torch.nn.Linear}
     fits = sum(m.weight.nbytes for m in linears.values()) <= PACKED_BYTES
     in_bf16 = all(m.weight.dtype == torch.bfloat16 for m in linears.values())
@@ -145,7 +145,9 @@ def _packable(model: "PreTrainedModel") -> dict[str, torch.nn.Linear]:
 
 
 class PackedLinear(torch.nn.Module):
-    """A linear layer with a copy of its weights in oneDNN's order, which it else makes each time.
+    """Compute a linear layer from a copy of its weights in oneDNN's order.
+
+    Without it, oneDNN makes such a copy for each product.
 
     Args:
         linear: A layer whose weights do not change.
@@ -162,9 +164,9 @@ class PackedLinear(torch.nn.Module):
 
 
 class LoraBeside(torch.nn.Module):
-    """A linear layer with a copy of its adapter, in the precision of its weight.
+    """Compute a linear layer and a copy of its adapter, in the precision of the weights.
 
-    Added to 16-bit weights, small updates would be lost by rounding.
+    If the adapter were added to 16-bit weights, rounding would lose small updates.
 
     Args:
         layer: peft's layer of the source.
@@ -195,7 +197,7 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """Return torch's attention, [rows, tokens, heads, size].
 
-    Of a single token the heads that share keys are computed as the queries of one head, in the
+    For a single token, heads that share keys are computed as the queries of one head, in the
     precision of the cache.
     """
     rows, heads, tokens, size = query.shape
@@ -212,14 +214,14 @@ def _attend(
 
 
 class FixedLayer:
-    """A layer of transformers' cache that holds keys and values in one place, and in fp32.
+    """Hold keys and values of one layer of transformers' cache in place, and in fp32.
 
-    DynamicLayer copies them all for each token; attention in bf16 is slower.
+    DynamicLayer copies all of them for each token, and attention in bf16 is slower.
 
     Args:
-        layer: A DynamicLayer, filled.
-        index: Its rows to take, [rows].
-        more: Tokens to make place for.
+        layer: A filled DynamicLayer.
+        index: The rows to take from it, [rows].
+        more: How many further tokens to make room for.
     """
 
     is_sliding, is_initialized = False, True
@@ -257,12 +259,12 @@ def sample(
 
     Args:
         model: `DenseModel.model`.
-        prompts: Token ids; equal ones are run once.
-        max_completion_length: Cut after this [tokens].
-        stops: Ids that end a completion, and are its last.
-        pad: Id for the places before a short prompt.
-        temperature: The logits are divided by it; 0 is greedy.
-        meter: Told of each token.
+        prompts: Token ids; equal prompts are run once.
+        max_completion_length: Longest completion [tokens].
+        stops: Ids that end a completion, as its last token.
+        pad: The id for the places before a short prompt.
+        temperature: The divisor of the logits; 0 is greedy.
+        meter: Counts the tokens.
     """
     logits, cache, tokens, mask, last = _prefill(model, prompts, max_completion_length, pad)
     width = tokens.shape[1] - max_completion_length
@@ -276,12 +278,12 @@ def sample(
         ended = alive & torch.isin(token, ends)
         lengths[rows[ended]] = step + 1
         alive &= ~ended
-        left = int(alive.sum())
+        count = int(alive.sum())
         if meter:
-            meter.add(len(token), len(prompts) - left)
-        if not left or step + 1 == max_completion_length:
+            meter.add(len(token), len(prompts) - count)
+        if not count or step + 1 == max_completion_length:
             break
-        if left <= (1 - LEAVE) * len(rows):
+        if count <= (1 - LEAVE) * len(rows):
             cache.batch_select_indices(alive)
             rows, token, mask, last, alive = (x[alive] for x in (rows, token, mask, last, alive))
         last = last + 1
@@ -313,7 +315,7 @@ def _prefill(
         mask[number, : width - len(ids)] = False
     positions = (mask[:, :width].cumsum(1) - 1).clamp(min=0)
     square = torch.ones(width, width, dtype=torch.bool)
-    # A place before a prompt sees itself: a row of nothing but masked ones would be NaN.
+    # A place before a prompt attends to itself, because a fully masked row would give NaN.
     attended = (square.tril() & mask[:, None, None, :width]) | square.diag().diag()
     cache = DynamicCache(config=model.config)
     logits = model(
@@ -332,16 +334,16 @@ def _prefill(
 def draw(logits: torch.Tensor) -> torch.Tensor:
     """Return a token for each row of logits.
 
-    It inverts the distribution function: one random number a row, where `torch.multinomial` draws
+    It inverts the distribution function with one random number per row; `torch.multinomial` draws
     one for each token of the vocabulary. First a block of tokens is drawn, then one of its tokens.
     """
     p = logits.float().softmax(-1)
     p = torch.nn.functional.pad(p, (0, -p.shape[1] % BLOCKS)).unflatten(1, (BLOCKS, -1))
     ends = p.sum(-1, dtype=torch.float64).cumsum(-1)
-    drawn = torch.rand(len(logits), 1, dtype=torch.float64) * ends[:, -1:]
-    block = torch.searchsorted(ends, drawn, right=True).clamp(max=BLOCKS - 1)
+    point = torch.rand(len(logits), 1, dtype=torch.float64) * ends[:, -1:]
+    block = torch.searchsorted(ends, point, right=True).clamp(max=BLOCKS - 1)
     starts = torch.nn.functional.pad(ends, (1, 0))
     within = p[torch.arange(len(p)), block[:, 0]].cumsum(-1, dtype=torch.float64)
-    token = torch.searchsorted(within, drawn - starts.gather(1, block), right=True)
+    token = torch.searchsorted(within, point - starts.gather(1, block), right=True)
     token = token + block * p.shape[-1]
     return token[:, 0].clamp(max=logits.shape[1] - 1)

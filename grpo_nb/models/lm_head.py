@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-OUTPUTS = ("entropy", "is_top1")  # what GRPO's and SFT's trainers ask for, beside log_probs
+OUTPUTS = ("entropy", "is_top1")  # what GRPO's and SFT's trainers request beside log_probs
 CHUNK_LOGITS = 2**22  # held at once: 16 MB in fp32
 
 
 class ChunkedLogProbs:
-    """Takes the place of `trl.trainer.utils._ChunkedLogProbFunction`, of which TRL calls `apply`.
+    """Replace `trl.trainer.utils._ChunkedLogProbFunction`, whose `apply` TRL calls.
 
-    Rows of tokens go through the head in chunks, so that the logits of all tokens never exist
-    together. Where the head is frozen, the gradient of a log-probability by its token's hidden
-    state is computed beside it; other gradients compute each chunk's logits again.
+    Tokens go through the head in chunks, so that the logits of all tokens never exist at once. If
+    the head is frozen, the gradient of each log-probability with respect to its hidden state is
+    computed in the forward pass; otherwise the backward pass computes each chunk's logits again.
     """
 
     @staticmethod
@@ -28,15 +28,15 @@ class ChunkedLogProbs:
         targets: "torch.Tensor",
         *how: Any,
     ) -> tuple["torch.Tensor | None", ...]:
-        """(log-probabilities, entropy, None, None, is_top1), each [tokens]; None: not asked for.
+        """Return (log-probabilities, entropy, None, None, is_top1), each [tokens] or None.
 
         Args:
             hidden: [tokens, hidden].
             weight: [vocabulary, hidden].
             bias: [vocabulary].
             targets: [tokens].
-            how: As TRL passes it: the temperature by which the logits are divided, its kernel's
-                chunk size, softcap and scale of the head's product, and the outputs wanted.
+            how: As TRL passes it: the temperature that divides the logits, its kernel's chunk
+                size, softcap and scale of the head's product, and the names of the outputs.
         """
         import torch
         from torch.utils.checkpoint import checkpoint
@@ -46,23 +46,23 @@ class ChunkedLogProbs:
         frozen = softcap is None and not weight.requires_grad
         frozen = frozen and (bias is None or not bias.requires_grad)
         sloped = frozen and hidden.requires_grad and torch.is_grad_enabled()
-        wanted = (sloped, "is_top1" in outputs)
+        options = (sloped, "is_top1" in outputs)
         head = (weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
         again = {"use_reentrant": False, "preserve_rng_state": False}
         chunks = [
-            checkpoint(_log_probs, *chunk, *head, temperature, softcap, scale, *wanted, **again)
+            checkpoint(_log_probs, *chunk, *head, temperature, softcap, scale, *options, **again)
             for chunk in zip(hidden.split(rows), targets.split(rows), strict=True)
         ]
         log_probs, entropy, is_top1, slopes = map(torch.cat, zip(*chunks, strict=True))
         if sloped:  # adds 0, whose gradient is the slope
             log_probs = log_probs.detach() + ((hidden - hidden.detach()) * slopes).sum(-1)
-        known = {"entropy": entropy, "is_top1": is_top1}
-        entropy, is_top1 = (known[name] if name in outputs else None for name in OUTPUTS)
+        values = {"entropy": entropy, "is_top1": is_top1}
+        entropy, is_top1 = (values[name] if name in outputs else None for name in OUTPUTS)
         return log_probs, entropy, None, None, is_top1
 
 
 def _log_probs(hidden, targets, weight, bias, temperature, softcap, scale, sloped, top):
-    """One chunk of `ChunkedLogProbs.apply`, and slopes if asked for. Gradients: the first two."""
+    """Compute one chunk of `ChunkedLogProbs.apply`; gradients flow through the first two."""
     import torch
 
     logits = torch.nn.functional.linear(hidden, weight, bias).float()
@@ -72,14 +72,14 @@ def _log_probs(hidden, targets, weight, bias, temperature, softcap, scale, slope
         logits = softcap * torch.tanh(logits / softcap)
     log_p = (logits / temperature if temperature != 1 else logits).log_softmax(-1)
     p, targets = log_p.exp(), targets.unsqueeze(-1)
-    chosen = log_p.gather(-1, targets)
+    target_log_p = log_p.gather(-1, targets)
     slopes = hidden.new_zeros(len(hidden), 0)
     if sloped:
         with torch.no_grad():
-            rest = p.scatter(-1, targets, chosen.expm1()).to(weight.dtype)
+            rest = p.scatter(-1, targets, target_log_p.expm1()).to(weight.dtype)
             slopes = (rest @ weight).float() * (-scale / temperature)
-    found = (log_p.detach().argmax(-1, keepdim=True) if top else targets) == targets
-    return chosen[:, 0], -(p * log_p).sum(-1), found[:, 0], slopes
+    is_top1 = (log_p.detach().argmax(-1, keepdim=True) if top else targets) == targets
+    return target_log_p[:, 0], -(p * log_p).sum(-1), is_top1[:, 0], slopes
 
 
 def install() -> None:

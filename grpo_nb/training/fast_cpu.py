@@ -1,8 +1,8 @@
-"""What makes a step on a CPU twice as fast; without this module it is only slower.
+"""The fast paths of a CPU, which halve the time of a step and change no result.
 
 Completions are sampled by `models.dense`. The update runs each prompt once for its group: all
 groups are one row [prompt | c1 | … | c8 | next prompt | …], and only attention copies a prompt to
-its completions. What is computed is the same, without seven of eight prompts and without padding.
+its completions. So seven of eight prompts and all padding are left out.
 """
 
 import inspect
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 def sampling_lacks(trainer: Any) -> str:
     """Return what is missing for `models.dense` to sample this training's completions, or ""."""
     args, model = trainer.args, trainer.model
-    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    trainable = [name for name, weight in model.named_parameters() if weight.requires_grad]
     needs = {
         "policy.rollouts = 'auto'": trainer.stage.config.policy.rollouts == "auto",
         "transformers to generate, not vLLM": not trainer.use_vllm,
         "temperature as the only setting of sampling": not (
             distorted(args) or args.generation_kwargs or args.cache_implementation
         ),
-        "policy.finetuning = 'lora'": all("lora_" in name for name in trained),
+        "policy.finetuning = 'lora'": all("lora_" in name for name in trainable),
         "one process": trainer.accelerator.num_processes == 1,
     }
     return dense_lacks(model) or next((need for need, met in needs.items() if not met), "")
@@ -45,43 +45,45 @@ def log_probabilities(
     *args: Any,  # the seventh is compute_aux_loss of TRL's, compute_efficient of Unsloth's
     **others: Any,
 ) -> Any:
-    """TRL's `_get_per_token_logps_and_entropies`, with each prompt run once where that saves work.
+    """Compute what TRL's `_get_per_token_logps_and_entropies` does, with each prompt run once.
 
     Args:
-        trainer: Holds the policy; `model` may be wrapped, and has no config then.
-        plain: TRL's method, which does what is not text alone.
+        trainer: The trainer, which holds the policy; `model` may be a wrapper without a config.
+        plain: TRL's method, which is called if the inputs hold more than text.
     """
     import torch
 
     if args or any(value is not None and value is not False for value in others.values()):
         first = (model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy)
         return plain(*first, *args, **others)
-    found = []
+    parts = []
     size = batch_size or len(input_ids)
     for start in range(0, len(input_ids), size):
         part = (input_ids[start : start + size], attention_mask[start : start + size])
         with trainer.accelerator.autocast():
-            found.append(_packed_log_p(model, *pack(*part, logits_to_keep), compute_entropy))
-    log_p, entropies, _ = zip(*found, strict=True)
+            parts.append(_packed_log_p(model, *pack(*part, logits_to_keep), compute_entropy))
+    log_p, entropies, _ = zip(*parts, strict=True)
     return torch.cat(log_p), torch.cat(entropies) if compute_entropy else None, None
 
 
-def sharing_lacks(policy: Policy, asked: bool = True) -> str:
-    """What is missing for prompts to be shared in the update, or nothing.
+def sharing_lacks(policy: Policy, wanted: bool = True) -> str:
+    """Return what is missing for prompts to be shared in the update, or "".
 
-    It takes an attention that a mask hands its layout to. `asked`: `policy.share_prompts`.
+    Args:
+        policy: The policy, whose attention has to take its layout from a mask.
+        wanted: The setting `policy.share_prompts`.
     """
     model = policy.model
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    takes = inspect.signature(type(base).forward).parameters
+    parameters = inspect.signature(type(base).forward).parameters
     needs = {
-        "policy.share_prompts = true": asked,
+        "policy.share_prompts = true": wanted,
         "policy.backend = 'transformers' on a GPU": policy.backend == "transformers"
         or not cuda_available(),
         "attention by sdpa": base.config._attn_implementation == "sdpa",
         "full attention in every layer": full_attention(base),
         "attention by transformers' interface": base._supports_attention_backend,
-        "a model that takes position_ids": "position_ids" in takes,
+        "a model that takes position_ids": "position_ids" in parameters,
     }
     return next((need for need, met in needs.items() if not met), "")
 
@@ -93,29 +95,29 @@ def pack(
 
     Args:
         input_ids: [rows, prompt width + completion width].
-        attention_mask: 1 for what is no padding; same shape.
-        completion_width: Columns at the end that are completions.
+        attention_mask: 1 for tokens, 0 for padding; same shape.
+        completion_width: How many columns at the end are completions.
 
     Returns:
-        The model's inputs, [1, tokens]: of each prompt all but its last token, then for each of its
-        completions that last one and its own; positions, of each in its own sequence; labels, a
-        completion's tokens and -100 elsewhere; the layout that `attend` takes for a mask. And the
-        place of each completion token's log-probability in [tokens - 1]; of padding one past its
-        end, [rows, completion width].
+        The model's inputs, [1, tokens], and the place of each completion token's log-probability in
+        [tokens - 1], [rows, completion width], which for padding is one past the end. The inputs
+        hold each prompt without its last token, followed by that token and the completion's tokens
+        for each of its completions. Positions count within each sequence; labels are the tokens of
+        completions, and -100 elsewhere; the mask is the layout that `attend` reads.
     """
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
     groups: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
-    for number, (ids, kept) in enumerate(
+    for number, (ids, mask) in enumerate(
         zip(input_ids.tolist(), attention_mask.bool().tolist(), strict=True)
     ):
         split = len(ids) - completion_width
-        prompt = tuple(token for token, keep in zip(ids[:split], kept, strict=False) if keep)
-        completion = [t for t, keep in zip(ids[split:], kept[split:], strict=True) if keep]
+        prompt = tuple(token for token, keep in zip(ids[:split], mask, strict=False) if keep)
+        completion = [t for t, keep in zip(ids[split:], mask[split:], strict=True) if keep]
         groups.setdefault(prompt, []).append((number, completion))
     tokens, positions, labels = [], [], []
-    sources, own = [], []
+    sources, outputs = [], []
     place = torch.full((len(input_ids), completion_width), -1)
     for prompt, group in groups.items():
         shared, new = torch.arange(len(prompt) - 1) + len(tokens), True
@@ -129,10 +131,10 @@ def pack(
             positions += range(len(prompt) - 1, len(prompt) + len(completion))
             place[number, : len(completion)] = torch.arange(start, len(tokens) - 1)
             sources.append(torch.cat([shared, torch.arange(start, len(tokens))]))
-            own.append((sources[-1] >= start) | new)
+            outputs.append((sources[-1] >= start) | new)
             new = False
     place[place < 0] = len(tokens) - 1
-    layout = [pad_sequence(part, batch_first=True).long() for part in (sources, own)]
+    layout = [pad_sequence(part, batch_first=True).long() for part in (sources, outputs)]
     inputs = {"input_ids": tokens, "position_ids": positions, "labels": labels}
     inputs = {name: torch.tensor([one]).to(input_ids) for name, one in inputs.items()}
     inputs["attention_mask"] = torch.stack(layout)[:, None].to(input_ids)
@@ -147,19 +149,19 @@ def attend(
     attention_mask: "torch.Tensor | None",
     **options: Any,
 ) -> tuple["torch.Tensor", None]:
-    """Attention by sdpa, which a mask of integers tells how to take `pack`'s row apart.
+    """Compute attention by sdpa, on the sequences of `pack`'s row if the mask is its layout.
 
     Args:
-        attention_mask: [2, 1, sequences, width]: for each token of a prompt and its completion its
-            place in the row, and whether its output is the one to be returned. Padding is at the
-            end, where no other token sees it.
+        attention_mask: [2, 1, sequences, width], integers: for each token of a prompt and its
+            completion its place in the row, and whether its output is the one to return. Padding
+            is at the end, where no token attends to it.
     """
     import torch
     from transformers.integrations.sdpa_attention import sdpa_attention_forward as plain
 
     if attention_mask is None or attention_mask.dtype != torch.long:
         return plain(module, query, key, value, attention_mask, **options)
-    places, own = attention_mask[:, 0]
+    places, returned = attention_mask[:, 0]
     # A CPU's attention is faster in fp32, and a prompt's gradients are summed in it. Indexing by
     # brackets would sum them in an order that threads decide.
     dtype = torch.float32 if query.device.type == "cpu" else query.dtype
@@ -170,14 +172,14 @@ def attend(
     parts = [x.unflatten(0, places.shape).transpose(1, 2) for x in rows]
     with torch.autocast(query.device.type, enabled=False):
         mixed, _ = plain(module, *parts, None, **options | {"is_causal": True})
-    returned = mixed.flatten(0, 1).index_select(0, own.flatten().nonzero()[:, 0])
-    return returned[None].to(query.dtype), None
+    row = mixed.flatten(0, 1).index_select(0, returned.flatten().nonzero()[:, 0])
+    return row[None].to(query.dtype), None
 
 
 def _packed_log_p(
     model: Any, inputs: dict[str, Any], place: "torch.Tensor", compute_entropy: bool
 ) -> tuple[Any, Any, None]:
-    """Log-probabilities and entropies, [rows, completion width], 0 for padding; no aux loss."""
+    """Return log-probabilities and entropies, [rows, completion width], 0 for padding."""
     import torch
     from transformers import AttentionInterface
 

@@ -192,8 +192,8 @@ def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
     alike = w.sure(key, start) > limits.certainty and silent - right > 1 - limits.solved
     (low, full), earned = w.ends(), w.last("reward", start)
     unpaid = w.mean("reward") - low <= (1 - limits.no_signal) * (full - low)
-    fallen = unpaid and max(earned, default=low) - low > (1 - limits.solved) * (full - low)
-    if fallen or (alike and share < limits.entropy):  # at most `right` of them can be all right
+    has_fallen = unpaid and max(earned, default=low) - low > (1 - limits.solved) * (full - low)
+    if has_fallen or (alike and share < limits.entropy):  # at most `right` of them can be all right
         yield "collapse", "", f"{sure} at {share:.0%} of its start, {evidence}"
     elif silent > limits.no_signal:
         yield "nothing left to learn" if right >= limits.solved else "nothing learnt", "", evidence
@@ -281,8 +281,8 @@ def checks(watch: Watch, lines: Sequence[Mapping[str, Any]], alerts: list[Check]
     steps, limits = [line["step"] for line in lines if "loss" in line], watch.limits
     whole = bool(steps) and steps == list(range(1, len(steps) + 1))
     lost = "steps are missing: run 03_train_grpo again"
-    held = watch.holding()
-    live = list({alert.fix: alert for alert in alerts if alert.name in held}.values())
+    rules = watch.holding()
+    live = list({alert.fix: alert for alert in alerts if alert.name in rules}.values())
     grave = "stop" if "stop" in {alert.state for alert in live} else "warning"
     count = f"{len(alerts)} in the training, {len(live)} of them still at its end"
     count += f": {summary(live)}" if live else ""

@@ -1,8 +1,8 @@
-"""Before a training starts: a dry run of its largest step, and what would stop it hours later.
+"""Checks before a training starts: a dry run of its largest step, and what would stop it later.
 
 The largest step is the longest prompt with completions of full length, through the trainer's own
-loss, backward pass and generation. What it needed is held against the machine. A training after
-it gives the same numbers as one without (vLLM's own random state apart).
+loss, backward pass and generation. The memory that it needs is compared with the machine's. A
+training after the dry run gives the same numbers as one without it, except for vLLM's random state.
 """
 
 import copy
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 GO_ON = "train.guard_steps = 0 trains all the same"
-# fp16 scales the loss, at first so far that most gradients overflow; a training comes down to this.
+# fp16 scales the loss. Its first scale makes most gradients overflow; trainings settle at this.
 USUAL_SCALE = 2.0**10
 # A CPU's process grows by so much in its first steps: kernels of oneDNN for shapes that the dry run
 # did not have, and memory that the C library keeps for later: see docs/performance.md.
 GROWTH = GIB // 4
 FOLDED = 0.9  # least share of an update that has to reach vLLM by step 10
-# What a step fills in a trainer; all else it puts another value in place of.
+# Attributes of a trainer that a step appends to; it replaces the values of all others.
 FILLED = ("_metrics", "_logs", "_pending_extra_logs", "_pending_metrics")
 
 
 def preflight(trainer: "Trainer") -> list[Check]:
-    """Every check, in the order a person would fix them.
+    """Return every check, in the order in which a person would fix them.
 
     Args:
-        trainer: As built, not yet training.
+        trainer: A trainer that has not begun to train.
     """
     prompts = list(trainer.train_dataset["prompt"])
     tokens = count_tokens(trainer.policy.tokenizer, prompts, _tools(trainer))
@@ -54,7 +54,7 @@ def preflight(trainer: "Trainer") -> list[Check]:
     if sharded():
         fix = "watch memory_gib in the first steps"
         checks.append(Check("memory", "warning", "sharded weights: no dry run", fix))
-    elif all(check.state == "ok" for check in checks[:2]):  # else the step would mean nothing
+    elif all(check.state == "ok" for check in checks[:2]):  # otherwise the step would show nothing
         checks += dry_run(trainer, prompts[longest])
     checks += [*_adapters(trainer), *_hand_over(trainer), _paths(trainer), _disk(trainer)]
     fixes = [f"{check.fix}; see {section(check.name)}" if check.fix else "" for check in checks]
@@ -65,58 +65,58 @@ def _context(trainer: "Trainer", prompt: int) -> Check:
     need = prompt + trainer.args.max_completion_length
     model = trainer.model.config.get_text_config().max_position_embeddings
     limit = trainer.stage.config.model.max_seq_length
-    seen = f"longest prompt {prompt} + completion {trainer.args.max_completion_length} = {need}"
-    seen += f" tokens; max_seq_length {limit}, the model's {model}"
-    do = f"set model.max_seq_length = {need}"
+    sizes = f"longest prompt {prompt} + completion {trainer.args.max_completion_length} = {need}"
+    sizes += f" tokens; max_seq_length {limit}, the model's {model}"
+    fix = f"set model.max_seq_length = {need}"
     if need > model:
-        do = "lower train.max_completion_length or data.max_prompt_tokens: the model reads no more"
-    return Check("context", "ok", seen) if need <= limit else Check("context", "stop", seen, do)
+        fix = "lower train.max_completion_length or data.max_prompt_tokens: the model reads no more"
+    return Check("context", "ok", sizes) if need <= limit else Check("context", "stop", sizes, fix)
 
 
 def _end_of_turn(trainer: "Trainer") -> Check:
-    """Whether a completion can end."""
+    """Check that a completion can end."""
     tokenizer, stops = trainer.policy.tokenizer, {*trainer.eos_token_ids} - {None}
     chat = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "ANSWER"}]
     closing = tokenizer.apply_chat_template(chat, tokenize=False).rpartition("ANSWER")[2]
     enders = ", ".join(repr(tokenizer.decode(stop)) for stop in sorted(stops)) or "no token"
-    seen = f"a turn ends in {closing!r}, generation at {enders}"
+    ends = f"a turn ends in {closing!r}, generation at {enders}"
     if stops & set(tokenizer(closing, add_special_tokens=False)["input_ids"]):
-        return Check("end of turn", "ok", seen)
-    do = "set the tokenizer's eos_token to the token that ends a turn in its chat template"
-    return Check("end of turn", "stop", seen, do)
+        return Check("end of turn", "ok", ends)
+    fix = "set the tokenizer's eos_token to the token that ends a turn in its chat template"
+    return Check("end of turn", "stop", ends, fix)
 
 
 def _sampling(trainer: "Trainer") -> Check:
-    """Whether completions are sampled with the probabilities that the loss is computed from."""
+    """Check that completions are sampled with the probabilities that the loss uses."""
     if not (cuts := distorted(trainer.args)):
         return Check("sampling", "ok", "from the policy's own distribution")
-    seen = f"{cuts}, which the trainer's log-probabilities do not follow"
+    cause = f"{cuts}, which the trainer's log-probabilities ignore"
     state = "stop" if trainer.stage.config.train.guard_steps else "warning"
-    return Check("sampling", state, seen, f"leave it unset; {GO_ON}")
+    return Check("sampling", state, cause, f"leave it unset; {GO_ON}")
 
 
 def _adapters(trainer: "Trainer") -> list[Check]:
-    """Which linear layers and experts have an adapter, and which have not."""
+    """Check which linear layers and experts have an adapter."""
     if not hasattr(trainer.model, "get_base_model"):
         return []
     weights, tuner = trainable_weights(trainer.model.get_base_model()), trainer.model.base_model
-    have = {*tuner.targeted_module_names, *tuner.targeted_parameter_names}
-    wanted = {*weights.layers, *weights.experts}
+    adapted = {*tuner.targeted_module_names, *tuner.targeted_parameter_names}
+    targets = {*weights.layers, *weights.experts}
     without = Counter(
         ".".join(part for part in name.split(".")[-2:] if not part.isdigit())
-        for name in (wanted | {*weights.others}) - have
+        for name in (targets | {*weights.others}) - adapted
     )
-    seen = f"on {len(have)} of {len(wanted) + len(weights.others)} linear layers and experts"
+    count = f"on {len(adapted)} of {len(targets) + len(weights.others)} linear layers and experts"
     if without:
-        seen += f"; without: {', '.join(f'{n} x {name}' for name, n in sorted(without.items()))}"
-    if trainer.stage.config.model.lora_targets != "all-linear" or wanted <= have:
-        return [Check("adapters", "ok", seen)]
-    fix = "peft or Unsloth passes over them: try the other policy.backend, or leave it so"
-    return [Check("adapters", "warning", seen, fix)]
+        count += f"; without: {', '.join(f'{n} x {name}' for name, n in sorted(without.items()))}"
+    if trainer.stage.config.model.lora_targets != "all-linear" or targets <= adapted:
+        return [Check("adapters", "ok", count)]
+    fix = "peft or Unsloth skips them: try the other policy.backend, or leave it as it is"
+    return [Check("adapters", "warning", count, fix)]
 
 
 def _hand_over(trainer: "Trainer") -> list[Check]:
-    """How vLLM gets the adapter from Unsloth, and what of a small update folding rounds away."""
+    """Check how vLLM gets the adapter from Unsloth, and how much of an update is rounded off."""
     if not trainer.policy.vllm:
         return []
     rate = trainer.args.learning_rate
@@ -124,13 +124,15 @@ def _hand_over(trainer: "Trainer") -> list[Check]:
         return [Check("hand-over", "ok", "vLLM gets the adapter as LoRA before each generation")]
     layer = next(module for module in trainer.model.modules() if hasattr(module, "lora_B"))
     shares = {step: folded_share(layer, step * rate) for step in (10, 50)}
-    seen = f"Unsloth folds the adapter into {layer.base_layer.weight.dtype} weights for vLLM: "
-    seen += "of an update by Adam at learning rate "
-    seen += f"{rate:g} about {shares[10]:.0%} reaches vLLM at step 10, {shares[50]:.0%} at step 50"
+    evidence = (
+        f"Unsloth folds the adapter into {layer.base_layer.weight.dtype} weights for vLLM: of an "
+        f"update by Adam at learning rate {rate:g} about {shares[10]:.0%} reaches vLLM at step 10, "
+        f"{shares[50]:.0%} at step 50"
+    )
     if shares[10] > FOLDED:
-        return [Check("hand-over", "ok", seen)]
+        return [Check("hand-over", "ok", evidence)]
     fix = "restart the kernel with UNSLOTH_VLLM_MERGED_ROLLOUT=0"
-    return [Check("hand-over", "warning", seen, fix)]
+    return [Check("hand-over", "warning", evidence, fix)]
 
 
 def folded_share(layer: Any, moved: float) -> float:
@@ -151,50 +153,50 @@ def folded_share(layer: Any, moved: float) -> float:
 
 
 def _paths(trainer: "Trainer") -> Check:
-    """Which way completions and log-probabilities are computed, and why not the quicker one."""
-    asked = trainer.stage.config.policy.share_prompts
-    copy, shared = fast_cpu.sampling_lacks(trainer), fast_cpu.sharing_lacks(trainer.policy, asked)
-    seen = "completions by the dense engine"
-    if copy:
-        seen = f"completions by {'vLLM' if trainer.use_vllm else 'the policy itself'}"
-        seen += "" if cuda_available() else f" (the dense engine needs {copy})"
-    seen += "; the update runs a prompt "
-    seen += f"for each completion (sharing needs {shared})" if shared else "once for its group"
-    return Check("paths", "ok", seen)
+    """Say how completions and log-probabilities are computed, and why not in the faster way."""
+    sampling = fast_cpu.sampling_lacks(trainer)
+    sharing = fast_cpu.sharing_lacks(trainer.policy, trainer.stage.config.policy.share_prompts)
+    paths = "completions by the dense engine"
+    if sampling:
+        paths = f"completions by {'vLLM' if trainer.use_vllm else 'the policy itself'}"
+        paths += "" if cuda_available() else f" (the dense engine needs {sampling})"
+    paths += "; the update runs a prompt "
+    paths += f"for each completion (sharing needs {sharing})" if sharing else "once for its group"
+    return Check("paths", "ok", paths)
 
 
 def _disk(trainer: "Trainer") -> Check:
     stage = trainer.stage
-    kept = stage.config.train.keep_checkpoints + 1  # a new one is written before an old one goes
-    trained = 4 * trainer.model.num_parameters(only_trainable=True)
-    checkpoint = trained + _optimizer_bytes(trainer)
-    merged = 2 * trainer.model.num_parameters()
-    need, free = kept * checkpoint + merged, shutil.disk_usage(stage.run.path).free
-    seen = f"{kept} checkpoints and the merged model {need / GIB:.2f} GiB, {free / GIB:.1f} free"
-    do = "free some space, lower train.keep_checkpoints, or point GRPO_NB_RUNS at a larger disk"
-    return Check("disk", "stop", seen, do) if need > free else Check("disk", "ok", seen)
+    count = stage.config.train.keep_checkpoints + 1  # the new one is written before one goes
+    weights = 4 * trainer.model.num_parameters(only_trainable=True)
+    checkpoint = weights + _optimizer_bytes(trainer)
+    model = 2 * trainer.model.num_parameters()
+    need, free = count * checkpoint + model, shutil.disk_usage(stage.run.path).free
+    sizes = f"{count} checkpoints and the merged model {need / GIB:.2f} GiB, {free / GIB:.1f} free"
+    fix = "free some space, lower train.keep_checkpoints, or point GRPO_NB_RUNS at a larger disk"
+    return Check("disk", "stop", sizes, fix) if need > free else Check("disk", "ok", sizes)
 
 
 def _optimizer_bytes(trainer: "Trainer") -> int:
-    """Adam's two states a weight: of a byte, or of four."""
+    """Return the size of Adam's two states of each weight: a byte each, or four."""
     optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
     return trainer.model.num_parameters(only_trainable=True) * (2 if "8bit" in optim else 8)
 
 
 def _memory(trainer: "Trainer", before: int, peak: int, budget: int) -> Check:
-    """By the memory before the step, at its highest, and at hand [bytes]."""
+    """Check the memory: before the step, its peak, and what is available [bytes]."""
     more = _optimizer_bytes(trainer) + (0 if cuda_available() else GROWTH)
     need = peak + more
-    seen = f"{need / GIB:.2f} GiB at most with the optimizer, of {budget / GIB:.1f}"
+    sizes = f"{need / GIB:.2f} GiB at most with the optimizer, of {budget / GIB:.1f}"
     if need <= 0.9 * budget:
-        return Check("memory", "ok", seen)
+        return Check("memory", "ok", sizes)
     room = max(0.0, 0.9 * budget - before - more) / max(1, peak - before)
     rows = int(room * trainer.args.per_device_train_batch_size)
-    return Check("memory", "stop" if need > budget else "warning", seen, smaller(trainer, rows))
+    return Check("memory", "stop" if need > budget else "warning", sizes, smaller(trainer, rows))
 
 
 def smaller(trainer: "Trainer", rows: int) -> str:
-    """The settings by which a micro-batch has at most so many rows, and the step stays as it is."""
+    """Advise settings for the same step with at most so many rows in a micro-batch."""
     args = trainer.args
     other = "a smaller train.max_completion_length"
     # Under standby Unsloth sets the engine's share of the memory itself.
@@ -210,23 +212,23 @@ def smaller(trainer: "Trainer", rows: int) -> str:
 
 
 def _gradient(trainer: "Trainer") -> Check:
-    """Of LoRA's B: at the start A's gradient is 0. Without LoRA, of all that is trained."""
-    named = list(trainer.model.named_parameters())
-    watched = [p for name, p in named if "lora_B" in name and ".ref." not in name]
-    watched = watched or [parameter for _, parameter in named if parameter.requires_grad]
-    gradients = [parameter.grad for parameter in watched if parameter.grad is not None]
+    """Check that the gradient reaches LoRA's B (at first A's is 0), or every trained weight."""
+    parameters = list(trainer.model.named_parameters())
+    matrices = [p for name, p in parameters if "lora_B" in name and ".ref." not in name]
+    matrices = matrices or [p for _, p in parameters if p.requires_grad]
+    gradients = [p.grad for p in matrices if p.grad is not None]
     reached = sum(bool(gradient.count_nonzero()) for gradient in gradients)
-    seen, do = f"reaches {reached} of {len(watched)} trained matrices", ""
+    evidence, fix = f"reaches {reached} of {len(matrices)} trained matrices", ""
     if not all(gradient.isfinite().all() for gradient in gradients):
-        seen += ", and is not finite"
-        do = "the base model overflows: set model.quantization = '16bit', or take another model"
-    elif reached < len(watched) or not watched:
-        do = "load the policy again: what is to be trained is frozen (requires_grad) or cut off"
-    return Check("gradient", "stop" if do else "ok", seen, do)
+        evidence += ", and is not finite"
+        fix = "the base model overflows: set model.quantization = '16bit', or take another model"
+    elif reached < len(matrices) or not matrices:
+        fix = "load the policy again: weights to train are frozen (requires_grad) or unused"
+    return Check("gradient", "stop" if fix else "ok", evidence, fix)
 
 
 def _time(args: Any, update: float, generation: float) -> Check:
-    """By the seconds of a micro-batch and of the completions that are sampled together."""
+    """Estimate the time of all steps from that of a micro-batch and of a generation [s]."""
     micro_batches = args.gradient_accumulation_steps
     generations = micro_batches / (args.steps_per_generation * args.num_iterations)
     step = micro_batches * update + generations * generation
@@ -237,14 +239,14 @@ def _time(args: Any, update: float, generation: float) -> Check:
 
 @contextmanager
 def stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
-    """A copy to run a step with; random states, gradients and the loss scale are put back."""
+    """Yield a copy to run a step with; restore random states, gradients and the loss scale."""
     import torch
 
     double, scaler = copy.copy(trainer), trainer.accelerator.scaler
     for name in FILLED:
         setattr(double, name, copy.deepcopy(getattr(trainer, name)))
     double.state = copy.copy(trainer.state)
-    double.share_prompts = False  # other than these, a micro-batch's rows may all differ
+    double.share_prompts = False  # the rows of a real micro-batch may all differ
     double.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     scale = scaler and scaler.state_dict()
     if scaler:
@@ -265,29 +267,29 @@ def stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
 
 
 def _set_modes(trainer: "Trainer") -> None:
-    """The model as `trainer.train()` sets it inside, and leaves it.
+    """Set the model's modes as `trainer.train()` does.
 
-    Unsloth's trainer ends `__init__` in for_inference, and transformers switches gradient
-    checkpointing on in `train` alone.
+    Unsloth's trainer leaves `__init__` in inference mode, and transformers turns gradient
+    checkpointing on only in `train`.
     """
     model, args = trainer.model, trainer.args
     if hasattr(model, "for_training"):
-        asked = getattr(model, "_unsloth_gradient_checkpointing", args.gradient_checkpointing)
-        model.for_training(use_gradient_checkpointing=asked)
+        recompute = getattr(model, "_unsloth_gradient_checkpointing", args.gradient_checkpointing)
+        model.for_training(use_gradient_checkpointing=recompute)
     model.train()
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
 
 
 def dry_run(trainer: "Trainer", prompt: list[dict]) -> list[Check]:
-    """A micro-batch with its gradients, then a generation to the last token; no number of it stays.
+    """Run a micro-batch with its gradients, then a generation up to the cap, and keep no result.
 
     Args:
-        trainer: As built, not yet training.
-        prompt: The longest chat to train on; every row of the micro-batch is this one.
+        trainer: A trainer that has not begun to train.
+        prompt: The longest chat to train on, which is every row of the micro-batch.
 
     Returns:
-        The checks "memory", "gradient" and "time"; "memory" alone where it ran out.
+        The checks "memory", "gradient" and "time"; only "memory" if it ran out.
     """
     tokenizer, part = trainer.policy.tokenizer, "the update"
     [ids] = encode(tokenizer, [prompt], _tools(trainer))
@@ -306,15 +308,15 @@ def dry_run(trainer: "Trainer", prompt: list[dict]) -> list[Check]:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            seen = f"{part} ran out of it; {budget / GIB:.1f} GiB were at hand"
+            evidence = f"{part} ran out of it; {budget / GIB:.1f} GiB were available"
             less = smaller(trainer, trainer.args.per_device_train_batch_size // 2)
-            return [Check("memory", "stop", seen, less)]
+            return [Check("memory", "stop", evidence, less)]
         memory = _memory(trainer, before, max(before, peak_memory() - sleeping), budget)
     return [memory, gradient, _time(trainer.args, update, generation)]
 
 
 def _tools(trainer: "Trainer") -> Sequence[Mapping[str, Any]]:
-    """That the prompts tell of."""
+    """Return the schemas of the tools that the prompts describe."""
     return trainer.environment.tools if trainer.environment else ()
 
 
@@ -329,7 +331,7 @@ def _timed(work: Any, *arguments: Any) -> float:
 
 
 def _update(trainer: "Trainer", prompt: list[int], vocabulary: int) -> None:
-    """Forward and backward of a full micro-batch, as TRL's training_step does it."""
+    """Run forward and backward of a full micro-batch, as TRL's training_step does."""
     import torch
 
     args, device = trainer.args, trainer.accelerator.device
@@ -354,11 +356,11 @@ def _update(trainer: "Trainer", prompt: list[int], vocabulary: int) -> None:
 
 
 def _generate(trainer: "Trainer", prompt: list[dict]) -> None:
-    """A step's completions by the trainer's own path, with no end before the cap.
+    """Sample a step's completions as the trainer does, with none that ends before the cap.
 
     Args:
-        trainer: The double: its sampling is changed.
-        prompt: As in `dry_run`.
+        trainer: The copy, whose sampling is changed.
+        prompt: The longest chat.
     """
     args = trainer.args
     if trainer.samples_densely:

@@ -29,7 +29,7 @@ BETTER = 0.1  # more completions that are right, for a remedy to be recommended
 
 
 class Remedy(NamedTuple):
-    """A remedy: its name for the reader, and the settings that adopt it."""
+    """Name a remedy for the reader, and hold the settings that adopt it."""
 
     name: str
     settings: dict[str, Any]
@@ -42,12 +42,12 @@ def try_remedies(stage: Stage, bench: Bench, rows: Sequence[Row]) -> pd.DataFram
     Args:
         stage: Stage 02.
         bench: The rewards that earn nothing.
-        rows: Rows of the training; the first ones are asked, the next ones are shown.
+        rows: Training rows: the first are the prompts, the next ones the warm-up's examples.
 
     Returns:
         One line per remedy: remedy, right (share of the completions), `pass@4`, zero-advantage
-        (share of the groups), seconds, settings, which are empty for the base as it is. There are
-        no lines where the task is an environment.
+        (share of the groups), seconds, and settings, which are empty for the base as it is. A task
+        with an environment gives no lines.
     """
     if bench.environment:
         return pd.DataFrame()
@@ -59,28 +59,28 @@ def try_remedies(stage: Stage, bench: Bench, rows: Sequence[Row]) -> pd.DataFram
     for number, remedy in enumerate(remedies):
         before, total = (PROMPTS * SAMPLES * count for count in (number, len(remedies)))
         progress = models.part_of(stage.progress, before, total, remedy.name)
-        changed = resolve(config.profile, flatten(config), remedy.settings)
+        adopted = resolve(config.profile, flatten(config), remedy.settings)
         began = time.monotonic()
         if "train.sft_steps" in remedy.settings:
-            shown = data.worked_rows(rows[PROMPTS:][: changed.data.sft_rows], bench.preset)
-            more = resolve(config.profile, flatten(changed), {"train.sft_steps": STEPS})
-            train_on(policy, Stage(stage.run, "02", more), shown)
-        line = _measure(policy, changed, bench, rows[:PROMPTS], remedy, progress)
+            examples = data.worked_rows(rows[PROMPTS:][: adopted.data.sft_rows], bench.preset)
+            more = resolve(config.profile, flatten(adopted), {"train.sft_steps": STEPS})
+            train_on(policy, Stage(stage.run, "02", more), examples)
+        line = _measure(policy, adopted, bench, rows[:PROMPTS], remedy, progress)
         lines.append({**line, "seconds": time.monotonic() - began, "settings": remedy.settings})
     policy.close()
     best_first = {"by": ["right", "zero-advantage"], "ascending": [False, True]}
     return pd.DataFrame(lines).sort_values(**best_first, kind="stable")
 
 
-def advice(tried: pd.DataFrame) -> str:
+def advice(remedies: pd.DataFrame) -> str:
     """Return the line that adopts the best remedy; "" if none is better than the base as it is.
 
     Args:
-        tried: From `try_remedies`.
+        remedies: The table of `try_remedies`.
     """
-    if tried.empty:
+    if remedies.empty:
         return ""
-    best, base = tried.iloc[0], tried[tried["settings"].map(len) == 0].iloc[0]
+    best, base = remedies.iloc[0], remedies[remedies["settings"].map(len) == 0].iloc[0]
     if best["right"] < base["right"] + BETTER:
         return ""
     return (
@@ -92,16 +92,16 @@ def advice(tried: pd.DataFrame) -> str:
 def _remedies(config: RunConfig, bench: Bench, rows: Sequence[Row]) -> Iterator[Remedy]:
     """Yield the remedies that apply, the base as it is first, and the warm-up last."""
     yield Remedy("as it is", {})
-    form, named = bench.preset.form, not config.rewards.preset.endswith(".py")
-    if named and config.data.system_prompt == "preset" and form.name in FORMS:
+    form, is_preset = bench.preset.form, not config.rewards.preset.endswith(".py")
+    if is_preset and config.data.system_prompt == "preset" and form.name in FORMS:
         for other in FORMS:
             if other != form.name:
                 asks = find_form(other).system_prompt
                 yield Remedy(f"the form {other}", {"rewards.form": other}, asks)
     row = rows[PROMPTS] if len(rows) > PROMPTS else rows[0]
-    [shown] = data.worked_rows([row], bench.preset)
+    [answer] = data.worked_rows([row], bench.preset)
     asks = "".join(turn["content"] for turn in row["prompt"] if turn["role"] == "system")
-    example = f"{asks}\nExample:\n{row['question']}\n{shown['completion'][0]['content']}".strip()
+    example = f"{asks}\nExample:\n{row['question']}\n{answer['completion'][0]['content']}".strip()
     yield Remedy("a worked example", {"data.system_prompt": example}, example)
     cap = 2 * config.train.max_completion_length
     if config.data.max_prompt_tokens + cap <= config.model.max_seq_length:

@@ -4,7 +4,7 @@
     trainer.preflight()
     trainer.train()
 
-One step, in order, with the method of this class or of `callbacks.StepCallback` that has a part:
+One step, in order, with the methods of this class and of `callbacks.StepCallback` that take part:
 
  0. Every `train.guard_steps`, and at the end: are the samples the policy's? `on_step_begin`,
     `on_train_end`, `guard`.
@@ -13,15 +13,16 @@ One step, in order, with the method of this class or of `callbacks.StepCallback`
     vLLM's log-probabilities are compared with the policy's: `_generate_and_score_completions`.
  2. The rewards score the completions: `_timed`, `_calculate_rewards`. TRL makes the advantages.
  3. Forward and backward of each micro-batch: `training_step`, `_get_per_token_logps_and_entropies`.
- 4. An update that is not finite, or learns from no score, is left out: `on_pre_optimizer_step`.
- 5. The optimizer steps. Is a checkpoint due, or a stop asked for? `on_step_end`.
- 6. The step's metrics are logged: `log`. They go to train/metrics.jsonl, the alerts and whoever
-    watches; and every `train.eval_steps` the policy is validated: `on_log`.
- 7. Where it is due, the checkpoint is written by transformers, and sealed: `on_save`.
+ 4. An update that is not finite, or has no scores to learn from, is skipped:
+    `on_pre_optimizer_step`.
+ 5. The optimizer steps. Is a checkpoint due, or a stop requested? `on_step_end`.
+ 6. The step's metrics are logged: `log`. They go to train/metrics.jsonl, to the alerts and to the
+    watchers; every `train.eval_steps` steps the policy is validated: `on_log`.
+ 7. If a checkpoint is due, transformers writes it, and it is sealed: `on_save`.
 
-Each method of TRL's that is overridden says why, and what Unsloth's GPU trainer, which takes the
-place of TRL's class when Unsloth is imported on a GPU, does with it. For that reason this module
-is imported after the policy is loaded: `training.Trainer` sees to it.
+Each overridden method of TRL says why it is overridden, and what Unsloth's GPU trainer does with
+it. That trainer replaces TRL's class when Unsloth is imported on a GPU, so this module must be
+imported after the policy is loaded; `training.Trainer` does so.
 """
 
 import functools
@@ -68,27 +69,23 @@ from grpo_nb.training.placebo import shuffled
 from grpo_nb.training.updates import Controls, Progress, Watcher, stop_on_signals
 from grpo_nb.training.validation import Validation, hold_out, prompts_to_hold_out
 
-warnings.filterwarnings("ignore", "You are using 'environment_factory'")  # it may change, TRL says
-if "unsloth" not in sys.modules and not models.cuda_available():
-    lm_head.install()  # for a model of your own, too; Unsloth brings one
-
 
 class Trainer(GRPOTrainer):
-    """TRL's trainer for one run, which may have been cut off before.
+    """Train one run with TRL's GRPO, from its last checkpoint if it was interrupted.
 
     Args:
-        policy: From `models.load_policy`, or a model of your own as `models.Policy`.
-        rewards: The run's set, tested in notebook 2.
-        args: From `training.grpo_config`; anything in it may have been changed since.
-        rows: To train on; `train.eval_prompts` of them are held out to validate on.
+        policy: The result of `models.load_policy`, or a model of your own as `models.Policy`.
+        rewards: The run's rewards, tested in notebook 2.
+        args: The result of `training.grpo_config`, which you may have changed.
+        rows: The training rows; `train.eval_prompts` of them become the validation split.
         stage: Stage 03, started.
-        callbacks: More of transformers' TrainerCallbacks.
+        callbacks: Further TrainerCallbacks of transformers.
 
     Raises:
-        ValueError: `args` was changed to what no training can use, or a training with other
-            settings was cut off in this run, and `train.resume` is "auto".
-        RuntimeError: Unsloth put its trainer in TRL's place after this module was imported, or has
-            not changed TRL as a training relies on.
+        ValueError: `args` holds a value that no training can use, or this run has an interrupted
+            training with other settings, and `train.resume` is "auto".
+        RuntimeError: Unsloth replaced TRL's trainer after this module was imported, or did not
+            change TRL in the way that a training relies on.
     """
 
     def __init__(
@@ -108,10 +105,15 @@ class Trainer(GRPOTrainer):
         config = stage.config
         train_rows, self.validation_rows = hold_out(rows, prompts_to_hold_out(config.train))
         self.resumption = checkpoints.Resumption(stage, rewards, args)
-        self.plan = self.resumption.plan  # what `train` will do: begin, or go on after which step
+        self.plan = (
+            self.resumption.plan
+        )  # says whether `train` begins, or after which step it resumes
         if "ref" in getattr(policy.model, "peft_config", {}):
             policy.model.delete_adapter("ref")  # with beta > 0 TRL adds one, and refuses a second
         self.environment = environments.of(config)
+        warnings.filterwarnings("ignore", "You are using 'environment_factory'")  # experimental
+        if "unsloth" not in sys.modules and not models.cuda_available():
+            lm_head.install()  # also for a model of your own; Unsloth has its own
         with kept_in_32_bit(policy.model):
             super().__init__(
                 model=policy.model,
@@ -142,16 +144,17 @@ class Trainer(GRPOTrainer):
         self.watchers.append(watcher)
 
     def preflight(self) -> list[Check]:
-        """Dry run of the largest step, and what would end the training later."""
-        found = preflight.preflight(self)
-        ranks.from_main(lambda: self.stage.record_checks(found))
-        return found
+        """Run the largest step without effect, and check what would end the training later."""
+        checks = preflight.preflight(self)
+        ranks.from_main(lambda: self.stage.record_checks(checks))
+        return checks
 
     def train(self) -> TrainOutput:
-        """Train what is left of `max_steps`; the adapter is in train/adapter/ then.
+        """Train the remaining steps up to `max_steps`, and save the adapter in train/adapter/.
 
-        transformers' method asks for a checkpoint; this one finds the newest whole one, and ends
-        with a checkpoint where it is stopped or fails. Unsloth's adds its modes around it.
+        transformers' method takes a checkpoint to resume from. This one finds the newest complete
+        checkpoint, and writes one if the training is stopped or fails. Unsloth's method sets its
+        modes around it.
 
         Raises:
             KeyboardInterrupt: Stopped by the interrupt button or a signal; a checkpoint is kept.
@@ -190,7 +193,7 @@ class Trainer(GRPOTrainer):
         return output
 
     def _return_to(self, checkpoint: Path) -> TrainOutput:
-        """All steps are trained, and what came after them was cut off: take the last's weights."""
+        """Load the last step's weights: every step is trained, and only the end is missing."""
         models.load_weights(self.policy, checkpoint)
         self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         return TrainOutput(self.state.global_step, math.nan, {})
@@ -207,16 +210,16 @@ class Trainer(GRPOTrainer):
         return checkpoint
 
     def _watch_so_far(self) -> health.Watch:
-        known = expected(self.rewards, self.stage, len(self.validation_rows))
-        watch = health.Watch(known, self.stage.config.health)
+        expectation = expected(self.rewards, self.stage, len(self.validation_rows))
+        watch = health.Watch(expectation, self.stage.config.health)
         for line in metrics.read_lines(self.folder / "metrics.jsonl"):
             watch.feed(line)
         return watch
 
     def _keep_last_step(self, error: Exception) -> None:
-        """After an error, save the last whole step, and add to the error what is to be done.
+        """Save the last complete step after an error, and add to the error what to do next.
 
-        Not with several processes: the others are in another place, or gone.
+        Several processes save nothing: the others may be elsewhere in the step, or gone.
         """
         step = self.state.global_step
         new = step != self.steps.saved and generation_is_used_up(self.args, step)
@@ -226,10 +229,10 @@ class Trainer(GRPOTrainer):
                 self.steps.on_save(self.args, self.state, self.control)
             except Exception as second:  # such as a full disk: the first error is what is raised
                 error.add_note(f"step {step} could not be kept: {second}")
-        kept = checkpoints.trained_steps(self.folder)
-        repair = "repair what ended it first, for it ended before another step was trained"
-        note = f"The training is kept up to step {kept}" if kept else "No step of it is kept"
-        error.add_note(f"{note}; {GOES_ON if kept > self.steps.begun else repair}")
+        last = checkpoints.trained_steps(self.folder)
+        repair = "fix the cause first, because no further step was trained before the error"
+        note = f"The training is kept up to step {last}" if last else "No step of it is kept"
+        error.add_note(f"{note}; {GOES_ON if last > self.steps.begun else repair}")
         if (free := shutil.disk_usage(self.folder).free / 2**30) < 1:
             error.add_note(f"Only {free:.2f} GiB are free for {self.folder}: make room first")
         if preflight.is_out_of_memory(error):
@@ -237,7 +240,7 @@ class Trainer(GRPOTrainer):
             error.add_note(f"Memory ran out: {smaller}, with train.resume = 'always'")
 
     def _finish(self) -> None:
-        """Hand on the best adapter, or the last, and write what was seen to the manifest."""
+        """Save the best adapter, or the last one, and record the checks of the training."""
         best = self.folder / "best"
         with atomic_path(self.folder / "adapter") as temporary:
             if checkpoints.whole_or_aside(best):
@@ -250,20 +253,20 @@ class Trainer(GRPOTrainer):
 
     @property
     def alerts(self) -> list[Check]:
-        """Every alert of the training so far."""
+        """Return every alert of the training so far."""
         return health.read_alerts(self.folder / "health.jsonl")
 
-    # The rest are methods of TRL's and transformers', overridden or added to.
+    # The methods below override those of TRL and transformers.
 
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
-        """To time it. Unsloth's trainer calls it as TRL's does."""
+        """Measure the time of sampling. Unsloth's trainer calls this method as TRL's does."""
         with self._timing("seconds/generation"):
             return super()._generate(*args, **kwargs)
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        """On a CPU, to sample by `models.dense`; under FSDP2, to gather what peft goes past.
+        """Sample by `models.dense` on a CPU; under FSDP2, gather the weights that peft bypasses.
 
-        On a GPU Unsloth's own method runs.
+        On a GPU, Unsloth's own method runs.
         """
         if self.samples_densely:
             return self._sample_densely(prompt_ids), None
@@ -288,12 +291,11 @@ class Trainer(GRPOTrainer):
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any, *args: Any
     ) -> Any:
-        """To time it, to measure how scores spread in and over groups, and to shuffle them.
+        """Measure the time of the rewards and the spread of their scores; shuffle a placebo's.
 
-        What a reward changes in the process, such as torch's random state, is put back.
-
-        TRL has gathered those of all processes at its end. Unsloth's trainer calls it as TRL's
-        does, and has the same method.
+        Whatever a reward changes in the process, such as torch's random state, is restored. TRL
+        returns the scores of all processes. Unsloth's trainer has the same method, and calls it as
+        TRL's does.
         """
         with self._timing("seconds/reward"), kept():
             rewards_N_F = super()._calculate_rewards(
@@ -303,16 +305,16 @@ class Trainer(GRPOTrainer):
         if self.stage.config.train.control == "shuffled":
             rewards_N_F = shuffled(rewards_N_F, group, self.args.seed, self.state.global_step)
         totals_N = (rewards_N_F * self.reward_weights.to(rewards_N_F.device)).nansum(dim=1)
-        seen = metrics.spread(rewards_N_F, totals_N, group, names)
-        seen["groups/distinct"] = metrics.distinct(completion_ids, group)
+        figures = metrics.spread(rewards_N_F, totals_N, group, names)
+        figures["groups/distinct"] = metrics.distinct(completion_ids, group)
         if self.environment:
-            seen |= metrics.of_episodes(completions, totals_N.tolist(), self.processing_class)
-        for name, value in seen.items():
+            figures |= metrics.of_episodes(completions, totals_N.tolist(), self.processing_class)
+        for name, value in figures.items():
             self._record(name, value)
         return rewards_N_F
 
     def _timed(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """The reward, with its seconds noted; in a thread if it waits, and TRL awaits it then."""
+        """Return the reward with its time measured; one that waits becomes async, in a thread."""
         func, name = in_thread(func) if waits(func) else func, func.__name__
         key = f"rewards/{name}/seconds"
 
@@ -333,21 +335,21 @@ class Trainer(GRPOTrainer):
         self._record(name, time.perf_counter() - started)
 
     def _record(self, name: str, value: float) -> None:
-        """Through TRL's own metrics, so that trackers get it too."""
+        """Add a value to TRL's own metrics, so that trackers get it too."""
         self._metrics["train" if self.model.training else "eval"][name].append(value)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        """On a CPU, to run each prompt once for its group; Unsloth's forward on a GPU cannot."""
+        """Run each prompt once for its group on a CPU; Unsloth's forward on a GPU cannot."""
         plain = super()._get_per_token_logps_and_entropies
         if self.share_prompts:
             return fast_cpu.log_probabilities(self, plain, *args, **kwargs)
         return plain(*args, **kwargs)
 
     def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
-        """To compare vLLM's log-probabilities with the policy's, where TRL does not log that.
+        """Compare vLLM's log-probabilities with the policy's if TRL does not log the difference.
 
-        TRL logs it with its correction for the difference, which Unsloth leaves off. Unsloth's
-        trainer has the same method.
+        TRL logs it together with its importance sampling correction, which Unsloth turns off.
+        Unsloth's trainer has the same method.
         """
         batch = super()._generate_and_score_completions(*args, **kwargs)
         by_engine = batch.get("sampling_per_token_logps") is not None
@@ -356,7 +358,7 @@ class Trainer(GRPOTrainer):
         return batch
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """To see a loss that is not a number: transformers logs the average of those before it.
+        """Note a loss that is not finite: transformers logs the mean of the losses before it.
 
         Unsloth's trainer has the same method.
         """
@@ -365,7 +367,7 @@ class Trainer(GRPOTrainer):
         return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """To add a step's seconds, tokens and memory. Unsloth's trainer has the same method."""
+        """Add a step's seconds, tokens and memory. Unsloth's trainer has the same method."""
         if "loss" in logs:
             if self._loss_failed:
                 logs["loss"], self._loss_failed = math.nan, False
@@ -378,7 +380,7 @@ class Trainer(GRPOTrainer):
         super().log(logs, start_time)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        """To have the sampler at hand, which a resumed training has to advance (`callbacks`)."""
+        """Keep the sampler, which a resumed training has to advance (`callbacks`)."""
         self.row_sampler = super()._get_train_sampler(*args, **kwargs)
         return self.row_sampler
 
@@ -388,13 +390,13 @@ class Trainer(GRPOTrainer):
         self.processing_class.save_pretrained(folder)
 
     def gather_weights(self) -> None:
-        """On all processes, before the first one saves: sharded weights come together there."""
+        """Gather sharded weights, on all processes, before the first one saves them."""
         if sharded():
             self._gathered = {"state_dict": self.accelerator.get_state_dict(self.model_wrapped)}
 
     @contextmanager
     def whole_weights(self) -> Iterator[None]:
-        """On all processes: the model generates, though its weights are sharded."""
+        """Let a model with sharded weights generate, on all processes."""
         from trl.models.utils import unwrap_model_for_generation
 
         whole = unwrap_model_for_generation(self.model_wrapped, self.accelerator)  # ZeRO-3
@@ -405,7 +407,7 @@ class Trainer(GRPOTrainer):
 def _factory(
     environment: environments.Environment | None, policy: Policy, rows: Sequence[Mapping[str, Any]]
 ) -> type | None:
-    """What TRL makes an instance for each rollout of, once the policy and the rows fit it."""
+    """Return the class of which TRL makes an instance for each rollout, after checking rows."""
     if environment is None:
         return None
     with_tools(policy.tokenizer)
@@ -414,15 +416,15 @@ def _factory(
 
 
 def _dataset(rows: Sequence[Mapping[str, Any]], policy: Policy) -> Dataset:
-    """What TRL trains on: it renders the prompts itself."""
-    told = [{**row, "prompt": fold_system(policy.tokenizer, row["prompt"])} for row in rows]
+    """Return the rows as TRL takes them: it renders the prompts itself."""
+    prepared = [{**row, "prompt": fold_system(policy.tokenizer, row["prompt"])} for row in rows]
     # Rows may hold dicts and lists of any type, which Arrow would merge or refuse.
-    return Dataset.from_list(told, on_mixed_types="use_json")
+    return Dataset.from_list(prepared, on_mixed_types="use_json")
 
 
 @contextmanager
 def kept_in_32_bit(model: Any) -> Iterator[None]:
-    """TRL's trainers cast a 4-bit model's adapter to bf16 as they are built; here it stays fp32."""
+    """Keep the adapter of a 4-bit model in fp32, which TRL's trainers cast to bf16."""
     import torch
 
     trained = [weight for weight in model.parameters() if weight.requires_grad]
@@ -434,9 +436,9 @@ def kept_in_32_bit(model: Any) -> Iterator[None]:
 
 @contextmanager
 def unsharded_root(model: Any) -> Iterator[None]:
-    """Under FSDP2 the weights outside of the layers (embeddings, head) are gathered meanwhile.
+    """Gather the weights outside the layers (embeddings, head) while the block runs, under FSDP2.
 
-    peft's `generate` calls the model that it wraps, past the hook that would gather them.
+    peft's `generate` calls the model that it wraps, and so bypasses the hook that gathers them.
     """
     from torch.distributed.fsdp import FSDPModule
 

@@ -11,7 +11,7 @@ from grpo_nb.runs.signals import signals
 
 
 class Controls:
-    """Pass requests of the person who watches to the training, which looks after each step."""
+    """Pass on requests of the person who watches; the training reads them after each step."""
 
     def __init__(self) -> None:
         self.stop, self.save, self.evaluate = (threading.Event() for _ in range(3))

@@ -149,15 +149,15 @@ def _write(model: "PreTrainedModel", config: RunConfig, folder: Path) -> None:
 
 def _compare(run: Run, config: RunConfig, base: str, folder: Path) -> dict[str, Any]:
     """Compare the adapter on its base with the merged files: weights, then answers."""
-    merged = str(folder.resolve())
+    merged_path = str(folder.resolve())
     prompts = [row["prompt"] for row in data.load(run, "eval")[: config.export.parity_prompts]]
     sampling = {"max_completion_length": config.train.max_completion_length}
     quantization = config.model.quantization
     try:
         return parity.compare(
             load_checkpoint(base, adapter=run / "train/adapter", quantization=quantization),
-            load_checkpoint(merged, adapter=None, quantization="16bit"),
-            load_tokenizer(merged),
+            load_checkpoint(merged_path, adapter=None, quantization="16bit"),
+            load_tokenizer(merged_path),
             prompts,
             sampling | {"batch_size": config.evaluate.eval_batch_size},
         )

@@ -35,7 +35,7 @@ GO_ON = "train.guard_steps = 0 trains all the same"
 USUAL_SCALE = 2.0**10
 # A CPU's process grows by so much in its first steps: kernels of oneDNN for shapes that the dry run
 # did not have, and memory that the C library keeps for later: see docs/performance.md.
-GROWTH = GIB // 4
+GROWTH = GIB // 8
 FOLDED = 0.9  # least share of an update that has to reach vLLM by step 10
 # Attributes of a trainer that a step appends to; it replaces the values of all others.
 FILLED = ("_metrics", "_logs", "_pending_extra_logs", "_pending_metrics")

@@ -16,8 +16,7 @@ from grpo_nb.reward_lab import baseline as baselines
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import limits, load_rewards
 from grpo_nb.rewards.surroundings import Muted, turn
-from grpo_nb.runs import NOTEBOOKS, Run, Stage, checks, resolve_stages
-from grpo_nb.runs.config import of_stage
+from grpo_nb.runs import NOTEBOOKS, Run, Stage, checks
 from grpo_nb.views import tables
 from grpo_nb.views.environment_lab import EnvironmentLab
 from grpo_nb.views.widgets import ALERT, WIDE, View, in_order, row_list
@@ -235,9 +234,7 @@ def open_lab(name: str) -> w.VBox:
     process holds the run, the page says so at its top.
     """
     run = Run(name)
-    settings = of_stage("02", run.settings())
-    is_done = run.state("02").status == "done"
-    config = run.config() if is_done else resolve_stages(run, settings, "02", "02")
+    config = run.config()
     rows = data.load(run, "train")
     baseline = baselines.sample(run, rows[: config.rewards.baseline_prompts], config)
     preset = load_rewards(config.rewards)

@@ -38,7 +38,7 @@ SPARE = 1.25  # recommended cap, relative to the 99th percentile of the baseline
 
 
 class Baseline(NamedTuple):
-    """Prompts and their sampled completions.
+    """Holds prompts and their sampled completions.
 
     rows: Dataset rows, [prompts].
     samples_P_G: Samples, [prompts][group].
@@ -53,7 +53,7 @@ class Baseline(NamedTuple):
 
     @property
     def repeated_rows(self) -> list[Row]:
-        """The row of each sample."""
+        """Return the row of each sample."""
         return [row for row, group in zip(self.rows, self.samples_P_G, strict=True) for _ in group]
 
     @property
@@ -86,13 +86,13 @@ def sample(
     settings, environment = _settings(config, folder), environments.of(config)
     cached = _read(run, settings)
     keys = [_key(row, environment) for row in rows]
-    missing = {key: row for key, row in zip(keys, rows, strict=True) if key not in cached}
+    todo = {key: row for key, row in zip(keys, rows, strict=True) if key not in cached}
     group = config.rewards.baseline_completions
     size = max(1, config.step_completions // group)  # the same batch as in training
-    with nullcontext(engine) if engine or not missing else closing(open_base(config, folder)) as it:
-        size = len(missing) if it and it.name == "vllm" else size  # which makes up its own batches
-        for start in range(0, len(missing), size):
-            part = dict(list(missing.items())[start : start + size])
+    with nullcontext(engine) if engine or not todo else closing(open_base(config, folder)) as it:
+        size = len(todo) if it and it.name == "vllm" else size  # which makes up its own batches
+        for start in range(0, len(todo), size):
+            part = dict(list(todo.items())[start : start + size])
             groups = environments.answer(
                 it,
                 list(part.values()),
@@ -103,12 +103,12 @@ def sample(
                 seed=config.seed + start * group,
                 batch_size=config.step_completions,
                 adapter=folder is not None,
-                progress=models.part_of(progress, start * group, len(missing) * group),
+                progress=models.part_of(progress, start * group, len(todo) * group),
             )
             bare = [[each._replace(ids=(), mask=()) for each in one] for one in groups]
             cached |= zip(part, bare, strict=True)
             _write(run, cached, settings)
-            if progress and not start and len(missing) > size:
+            if progress and not start and len(todo) > size:
                 print(f"the first completion: {groups[0][0].text[:FIRST]!r}", flush=True)
     return Baseline(list(rows), [cached[key] for key in keys])
 
@@ -160,10 +160,10 @@ def _key(row: Row, environment: environments.Environment | None) -> str:
 
 def _read(run: Run, settings: dict) -> dict[str, list[models.Sample]]:
     path = run / KEPT_AT
-    stored = pd.read_parquet(path) if path.exists() else pd.DataFrame()
+    frame = pd.read_parquet(path) if path.exists() else pd.DataFrame()
     cached: dict[str, list[models.Sample]] = {}
-    if stored.attrs.get("settings") == settings:
-        for line in stored.to_dict("records"):
+    if frame.attrs.get("settings") == settings:
+        for line in frame.to_dict("records"):
             line["messages"] = tuple(json.loads(line["messages"]))
             cached.setdefault(line.pop("prompt"), []).append(models.Sample(**line))
     return cached
@@ -320,16 +320,16 @@ def by_difficulty(
     if not config.difficulty_prompts:
         return report
     rows = data.load(stage.run, "train")
-    judged = rows[: config.difficulty_prompts]
-    baseline = sample(stage.run, judged, stage.config, engine, stage.progress, warmed=False)
+    first_rows = rows[: config.difficulty_prompts]
+    baseline = sample(stage.run, first_rows, stage.config, engine, stage.progress, warmed=False)
     model = stage.config.model
     tokenizer = chat.load_tokenizer(model.model_path, model.chat_template_kwargs)
     bench = bench_of(stage.config, preset, tokenizer)
     table = bench.table(baseline.rows, baseline.completions_P_G)
     rates = pass_rates(baseline, table, preset).set_index("question")["pass_rate"].to_dict()
-    kept, counts = keep_band(rows, rates, config)
-    data.replace_train(stage.run, kept)
-    report = {**report, "train_rows": len(kept), "difficulty": counts}
+    band, counts = keep_band(rows, rates, config)
+    data.replace_train(stage.run, band)
+    report = {**report, "train_rows": len(band), "difficulty": counts}
     write_json(stage.run / "data/report.json", report)
     return report
 
@@ -346,9 +346,9 @@ def keep_band(
         config: Limits of the pass rate, and the order.
     """
     low, high = config.min_pass_rate, config.max_pass_rate
-    kept = [row for row in rows if low < rates.get(row["question"], (low + high) / 2) < high]
+    band = [row for row in rows if low < rates.get(row["question"], (low + high) / 2) < high]
     hard, easy = sum(r <= low for r in rates.values()), sum(r >= high for r in rates.values())
-    if not kept:
+    if not band:
         raise ValueError(
             f"no prompt has a pass rate between {low} and {high}: {hard} are too hard, {easy} too "
             "easy. Widen the limits, use another model or other data, or teach the format first "
@@ -356,5 +356,5 @@ def keep_band(
         )
     if config.order == "easy_to_hard":
         mean = sum(rates.values()) / len(rates)
-        kept.sort(key=lambda row: -rates.get(row["question"], mean))
-    return kept, {"judged": len(rates), "too_hard": hard, "too_easy": easy, "kept": len(kept)}
+        band.sort(key=lambda row: -rates.get(row["question"], mean))
+    return band, {"judged": len(rates), "too_hard": hard, "too_easy": easy, "kept": len(band)}

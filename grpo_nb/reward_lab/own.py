@@ -159,15 +159,15 @@ def hand_on(
         RuntimeError: Another process is using the run.
     """
     about, rewards = _compose(bench, rows, baseline, stage, source)
-    changed = bool(weights) and list(weights) != rewards.reward_weights
-    other_weights = ", ".join(f"{weight:g}" for weight in weights) if changed else ""
+    differ = bool(weights) and list(weights) != rewards.reward_weights
+    other_weights = ", ".join(f"{weight:g}" for weight in weights) if differ else ""
     with stage.run.whole_or_undone(*ADOPTED):
-        started = start_stage("02", stage.run.name, of_stage("02", flatten(stage.config)))
-        bench = bench._replace(preset=_keep(started, source, about, other_weights))
-        verdict = judge(bench, rows, baseline, started)
-        save(started.run, bench, verdict)
-        started.finish("rewards")
-    stage.config = started.config
+        new_stage = start_stage("02", stage.run.name, of_stage("02", flatten(stage.config)))
+        bench = bench._replace(preset=_keep(new_stage, source, about, other_weights))
+        verdict = judge(bench, rows, baseline, new_stage)
+        save(new_stage.run, bench, verdict)
+        new_stage.finish("rewards")
+    stage.config = new_stage.config
     return verdict
 
 

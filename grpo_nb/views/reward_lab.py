@@ -44,7 +44,8 @@ If the box is empty, the run's preset is used."""
 
 HELD = f"""<div style='{ALERT}' role='note'>Another process holds this run, such as the kernel of \
 the quickstart. You can write and run rewards here, but not adopt them. To hand them over, paste \
-them into the cell of rewards there and run it; or shut that kernel down, and then adopt.</div>"""
+them into the cell of rewards there, below %%rewards, and run it; or shut that kernel down, and \
+then adopt.</div>"""
 
 
 class RewardLab(View):

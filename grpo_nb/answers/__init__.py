@@ -8,12 +8,6 @@ data set, validation and evaluation all go through here.
 """
 
 from grpo_nb.answers.compare import HOW, compare_answers, same_number, unusable
-from grpo_nb.answers.find import (
-    boxes_of,
-    extract_boxed,
-    extract_hash_answer,
-    extract_tag,
-    find_answer,
-)
+from grpo_nb.answers.find import extract_boxed, extract_hash_answer, extract_tag, find_answer
 from grpo_nb.answers.forms import FORMS, TAGS, Form, find_form
 from grpo_nb.answers.read import Answer, parse_number, read_answer, read_reference

@@ -37,7 +37,7 @@ SPARE = 1.25  # recommended cap, relative to the 99th percentile of the baseline
 
 
 class Baseline(NamedTuple):
-    """Prompts and their sampled completions.
+    """Holds prompts and their sampled completions.
 
     rows: Dataset rows, [prompts].
     samples_P_G: Samples, [prompts][group].
@@ -52,7 +52,7 @@ class Baseline(NamedTuple):
 
     @property
     def repeated_rows(self) -> list[Row]:
-        """The row of each sample."""
+        """Return the row of each sample."""
         return [row for row, group in zip(self.rows, self.samples_P_G, strict=True) for _ in group]
 
     @property
@@ -278,16 +278,16 @@ def by_difficulty(
     if not config.difficulty_prompts:
         return report
     rows = data.load(stage.run, "train")
-    judged = rows[: config.difficulty_prompts]
-    baseline = sample(stage.run, judged, stage.config, engine, stage.progress, warmed=False)
+    first_rows = rows[: config.difficulty_prompts]
+    baseline = sample(stage.run, first_rows, stage.config, engine, stage.progress, warmed=False)
     model = stage.config.model
     tokenizer = hub.load_tokenizer(model.model_path, model.chat_template_kwargs)
     bench = bench_of(stage.config, preset, tokenizer)
     table = bench.table(baseline.rows, baseline.completions_P_G)
     rates = pass_rates(baseline, table, preset).set_index("question")["pass_rate"].to_dict()
-    kept, counts = keep_band(rows, rates, config)
-    data.replace_train(stage.run, kept)
-    report = {**report, "train_rows": len(kept), "difficulty": counts}
+    band, counts = keep_band(rows, rates, config)
+    data.replace_train(stage.run, band)
+    report = {**report, "train_rows": len(band), "difficulty": counts}
     write_json(stage.run / "data/report.json", report)
     return report
 
@@ -304,9 +304,9 @@ def keep_band(
         config: Limits of the pass rate, and the order.
     """
     low, high = config.min_pass_rate, config.max_pass_rate
-    kept = [row for row in rows if low < rates.get(row["question"], (low + high) / 2) < high]
+    band = [row for row in rows if low < rates.get(row["question"], (low + high) / 2) < high]
     hard, easy = sum(r <= low for r in rates.values()), sum(r >= high for r in rates.values())
-    if not kept:
+    if not band:
         raise ValueError(
             f"no prompt has a pass rate between {low} and {high}: {hard} are too hard, {easy} too "
             "easy. Widen the limits, use another model or other data, or teach the format first "
@@ -314,5 +314,5 @@ def keep_band(
         )
     if config.order == "easy_to_hard":
         mean = sum(rates.values()) / len(rates)
-        kept.sort(key=lambda row: -rates.get(row["question"], mean))
-    return kept, {"judged": len(rates), "too_hard": hard, "too_easy": easy, "kept": len(kept)}
+        band.sort(key=lambda row: -rates.get(row["question"], mean))
+    return band, {"judged": len(rates), "too_hard": hard, "too_easy": easy, "kept": len(band)}

@@ -42,49 +42,49 @@ def record(
             are async rewards, which ask a judge.
     """
     some = slice(None, None, math.ceil(len(baseline.samples) / FEW))
-    asked, texts = baseline.repeated_rows[some], [s.completion for s in baseline.samples[some]]
-    texts += [bench.preset.reference(row) for row in asked]
-    stored = {"rows": _plain(asked * 2), "completions": _plain(texts), "scores": {}}
-    arguments = bench.arguments(stored["rows"], stored["completions"])
-    stored["completion_ids"] = arguments.get("completion_ids")
+    some_rows, texts = baseline.repeated_rows[some], [s.completion for s in baseline.samples[some]]
+    texts += [bench.preset.reference(row) for row in some_rows]
+    results = {"rows": _plain(some_rows * 2), "completions": _plain(texts), "scores": {}}
+    arguments = bench.arguments(results["rows"], results["completions"])
+    results["completion_ids"] = arguments.get("completion_ids")
     unsteady = {check.name for check in findings if check.name.split(": ")[-1] in UNREPEATABLE}
     for func in bench.preset.reward_funcs:
         name = func.__name__
         if not (is_async(func) or any(each.startswith(f"{name}: ") for each in unsteady)):
-            stored["scores"][name] = _scores(func, arguments)
+            results["scores"][name] = _scores(func, arguments)
     if bench.environment and not unsteady & UNREPEATABLE:
-        stored["played"] = _plain(rows[:PLAYED])
-        stored["episodes"] = _plays(bench.environment, stored["played"])
-    return stored
+        results["played"] = _plain(rows[:PLAYED])
+        results["episodes"] = _plays(bench.environment, results["played"])
+    return results
 
 
-def difference(bench: Bench, stored: dict[str, Any]) -> str:
+def difference(bench: Bench, results: dict[str, Any]) -> str:
     """Name the first reward or policy whose score is not what `record` stored; "" if there is none.
 
     An exception of a reward or a tool, which may be any, counts as a difference.
     """
     try:
         with redirect_stdout(Muted()):  # rewards may print
-            return next(_differences(bench, stored), "")
+            return next(_differences(bench, results), "")
     except Exception as error:
         notes = ", ".join([str(error), *getattr(error, "__notes__", [])])
         return f"what ran in stage 02 raises now: {type(error).__name__}: {notes}"
 
 
-def _differences(bench: Bench, stored: dict[str, Any]) -> Iterator[str]:
-    rows, texts = stored["rows"], stored["completions"]
+def _differences(bench: Bench, results: dict[str, Any]) -> Iterator[str]:
+    rows, texts = results["rows"], results["completions"]
     arguments = bench.arguments(rows, texts)
-    if stored["completion_ids"]:
-        arguments["completion_ids"] = stored["completion_ids"]
+    if results["completion_ids"]:
+        arguments["completion_ids"] = results["completion_ids"]
     for func in bench.preset.reward_funcs:
-        before = stored["scores"].get(func.__name__)
+        before = results["scores"].get(func.__name__)
         now = _scores(func, arguments) if before else []
         for row, text, *pair in zip(rows, texts, before or [], now, strict=False):
             where = f"{_short(transcript(text))}, a completion of {_short(row['question'])}"
             yield from _differ(f"reward {func.__name__}", where, *pair)
-    if bench.environment and "played" in stored:
-        episodes = _plays(bench.environment, stored["played"])
-        for row, *both in zip(stored["played"], stored["episodes"], episodes, strict=True):
+    if bench.environment and "played" in results:
+        episodes = _plays(bench.environment, results["played"])
+        for row, *both in zip(results["played"], results["episodes"], episodes, strict=True):
             for policy in both[0]:
                 where = f"the scripted policy {policy!r} on {_short(row['question'])}"
                 yield from _differ(bench.environment.title, where, *(each[policy] for each in both))

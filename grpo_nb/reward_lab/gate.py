@@ -30,7 +30,7 @@ SCORES = "rewards/scores.json"
 
 
 class Verdict(NamedTuple):
-    """The result of stage 02 for a reward set.
+    """Holds the result of stage 02 for a reward set.
 
     checks: "rewards" first, then the findings of linter, references and attacks, then "base
         model" and "completion length".
@@ -50,7 +50,7 @@ class Verdict(NamedTuple):
 
     @property
     def failures(self) -> list[str]:
-        """The reasons why stage 03 will refuse to train."""
+        """Return the reasons why stage 03 will refuse to train."""
         return [f"{c.name}: {c.evidence}" for c in self.checks[1:] if c.state == "stop"]
 
     @property
@@ -59,7 +59,7 @@ class Verdict(NamedTuple):
 
     @property
     def only_the_base_fails(self) -> bool:
-        """Whether nothing is wrong but that the base earns nothing yet: `training.remedies`."""
+        """Return whether the only fault is that the base earns nothing yet: `training.remedies`."""
         blamed = [check.name for check in self.checks if check.state == "stop"]
         return blamed == [baselines.BASE] and self.baseline["pass@1"] < 1
 
@@ -92,22 +92,22 @@ def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -
         stage: Stage 02, with the user's own attacks and the settings of the training.
     """
     config, completions = stage.config, [each.completion for each in baseline.samples]
-    own = read_attacks(project_path(config.rewards.cases)) if config.rewards.cases else []
+    attacks = read_attacks(project_path(config.rewards.cases)) if config.rewards.cases else []
     probes, before = None, fingerprint(bench.preset)
     with redirect_stdout(Muted()):  # rewards may print what they are called with
         problems = lint(bench, baseline.repeated_rows, completions)
         if not usable(problems):
             return Verdict([_summary(problems), *problems], None, {}, pd.DataFrame())
-        scored = bench.table(baseline.rows, baseline.completions_P_G)
+        table = bench.table(baseline.rows, baseline.completions_P_G)
         try:
             if bench.environment:  # attacked by scripted policies, not by texts
                 cap = config.train.max_completion_length
                 problems = [*findings(bench.environment, rows, bench.tokenizer, cap), *problems]
             else:
                 tested = [*baseline.rows, *rows[:REFERENCE_ROWS]]
-                probes = probe(bench, tested, own)
+                probes = probe(bench, tested, attacks)
                 won = attack_checks(probes, bench.preset)
-                problems = [*references(bench, tested, scored), *problems, *won]
+                problems = [*references(bench, tested, table), *problems, *won]
                 problems += _form_asked(bench.preset, rows[0]["prompt"], config)
         except Exception as error:  # a user's reward may raise anything, and that is the verdict
             evidence = f"{error!r} {', '.join(getattr(error, '__notes__', []))}"
@@ -115,17 +115,17 @@ def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -
             problems.append(Check("a reward raises on an attack", "stop", evidence, fix))
         scores = behavior.record(bench, rows, baseline, problems)
     warmed = baselines.warm_folder(stage.run, config) is not None
-    figures = baselines.summary(baseline, scored, bench.preset, config)
+    figures = baselines.summary(baseline, table, bench.preset, config)
     checks = [_summary(problems), *problems, *baselines.checks(figures, warmed)]
     still = before == fingerprint(bench.preset)
-    return Verdict(checks, probes, figures, signal_table(bench.preset, scored), scores, still)
+    return Verdict(checks, probes, figures, signal_table(bench.preset, table), scores, still)
 
 
 def _form_asked(preset: RewardSet, prompt: list[Message], config: RunConfig) -> list[Check]:
     """Warn if the prompts do not ask for the form that is rewarded."""
     form, turns = preset.form, [turn["content"] for turn in prompt]
-    asked = not turns or any(form.system_prompt in turn for turn in turns)
-    if asked or config.data.system_prompt != "preset":
+    in_prompt = not turns or any(form.system_prompt in turn for turn in turns)
+    if in_prompt or config.data.system_prompt != "preset":
         return []
     evidence = f"completions are read as {form.name}, and no prompt says {form.system_prompt!r}"
     fix = f"prepare the data with rewards.form = {form.name!r}"
@@ -236,5 +236,5 @@ def fingerprint(preset: RewardSet, values: bool = True) -> str:
         [describe(func, values), weight]
         for func, weight in zip(preset.reward_funcs, preset.reward_weights, strict=True)
     ]
-    own = describe(dict(preset.own or {}), values)
-    return hashlib.sha256(json.dumps([parts, own]).encode()).hexdigest()
+    functions = describe(dict(preset.own or {}), values)
+    return hashlib.sha256(json.dumps([parts, functions]).encode()).hexdigest()

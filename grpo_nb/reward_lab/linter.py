@@ -56,28 +56,28 @@ def lint(bench: Bench, rows: Sequence[Row], completions: Sequence[str]) -> list[
     references, count = [bench.preset.reference(row) for row in distinct], len(completions)
     # Training may produce perfect completions and empty ones, so a reward must accept both.
     sample = bench.arguments([*rows, *distinct, distinct[0]], [*completions, *references, ""])
-    found: list[tuple[str, str, str, bool]] = []
+    problems: list[tuple[str, str, str, bool]] = []
     for func in bench.preset.reward_funcs:
         name, first = func.__name__, func is bench.preset.reward_funcs[0]
         changes: set[str] = set()
-        scored = _score(func, sample, rows[0], changes)
+        results = _score(func, sample, rows[0], changes)
         if changes:
             evidence = f"a call changes {', '.join(sorted(changes))}"
-            found.append((name, "changes the process", evidence, False))
-        if isinstance(scored, tuple):
-            found.append((name, *scored))
+            problems.append((name, "changes the process", evidence, False))
+        if isinstance(results, tuple):
+            problems.append((name, *results))
             continue
         findings = chain(
-            _values(func, scored[:count], first),
+            _values(func, results[:count], first),
             _stability(func, bench.arguments(rows[:FEW], completions[:FEW])),
         )
-        found += [(name, *finding) for finding in findings]
+        problems += [(name, *finding) for finding in findings]
         if lacking := [column for column in columns_read(func) if column not in rows[0]]:
             evidence = f"it reads {lacking}, which the data lacks, so the default is used"
-            found.append((name, "missing column", evidence, False))
+            problems.append((name, "missing column", evidence, False))
     checks = [
         Check(f"{reward}: {rule}", "stop" if stop else "warning", evidence, FIXES[rule])
-        for reward, rule, evidence, stop in found
+        for reward, rule, evidence, stop in problems
     ]
     return sorted(checks, key=lambda check: check.state != "stop")
 
@@ -87,17 +87,17 @@ def usable(findings: Sequence[Check]) -> bool:
     return not any(each.state == "stop" and each.name.endswith(UNUSABLE) for each in findings)
 
 
-def numbers(scored: Sequence[Scored]) -> np.ndarray:
+def numbers(results: Sequence[Scored]) -> np.ndarray:
     """Return the scores as an array, [completions], with NaN for None."""
-    return np.array([each.score for each in scored], dtype=float)
+    return np.array([each.score for each in results], dtype=float)
 
 
 def _score(
     func: Callable[..., Any], sample: dict[str, Any], row: Row, changes: set[str]
 ) -> list[Scored] | Finding:
     """Return a reward's scores and reasons, or the finding that it does not run."""
-    if missing := [column for column in columns_read(func, required=True) if column not in row]:
-        evidence = f"it needs {missing[0]!r}, and the data has {', '.join(sorted(row))}"
+    if lacking := [column for column in columns_read(func, required=True) if column not in row]:
+        evidence = f"it needs {lacking[0]!r}, and the data has {', '.join(sorted(row))}"
         return "missing column", evidence, True
     try:
         return explain(func, sample, changes)
@@ -109,35 +109,35 @@ def _score(
         return rule, evidence, True
 
 
-def _values(func: Callable, scored: list[Scored], first: bool) -> Iterator[Finding]:
+def _values(func: Callable, results: list[Scored], first: bool) -> Iterator[Finding]:
     """Find faults of the scores themselves."""
-    scores = numbers(scored)
+    scores = numbers(results)
     low, high = declared_range(func)
-    given, none_share = scores[~np.isnan(scores)], np.isnan(scores).mean()
-    if unfit := sum(map(_not_finite, scored)):
+    finite, none_share = scores[~np.isnan(scores)], np.isnan(scores).mean()
+    if unfit := sum(map(_not_finite, results)):
         yield "not finite", f"NaN or infinity for {unfit} of {len(scores)} completions", True
         return
     if none_share > NONE_SHARE:
-        reason = next((each.reason for each in scored if each.score is None), "")
+        reason = next((each.reason for each in results if each.score is None), "")
         evidence = f"None for {none_share:.0%} of the completions{reason and f', first: {reason}'}"
         yield "None", evidence, bool(none_share == 1)
-    if not len(given):
+    if not len(finite):
         return
-    if not hasattr(func, "range") and np.abs(given).max() > 1:
-        evidence = f"scores from {given.min():.3g} to {given.max():.3g}, and no declared range"
+    if not hasattr(func, "range") and np.abs(finite).max() > 1:
+        evidence = f"scores from {finite.min():.3g} to {finite.max():.3g}, and no declared range"
         yield "out of range", evidence, first
-    if np.ptp(given) < NOISE:
-        rule = "constant" if given[0] > low else "never above its minimum"
-        yield rule, f"{given[0] + 0.0:.3g} for every completion of the sample", False  # no "-0"
-    elif high > max(low, 0) and (given.mean() - low) / (high - low) > SATURATED:
-        yield "saturated", f"mean {given.mean():.3f} of at most {high:.3g}", False
+    if np.ptp(finite) < NOISE:
+        rule = "constant" if finite[0] > low else "never above its minimum"
+        yield rule, f"{finite[0] + 0.0:.3g} for every completion of the sample", False  # no "-0"
+    elif high > max(low, 0) and (finite.mean() - low) / (high - low) > SATURATED:
+        yield "saturated", f"mean {finite.mean():.3f} of at most {high:.3g}", False
 
 
-def _not_finite(scored: Scored) -> bool:
-    """Whether a score was NaN or infinite; our rewards turn such scores into None and say so."""
-    if scored.score is None:
-        return scored.reason.startswith("the scorer gave ") and "None" not in scored.reason
-    return not math.isfinite(scored.score)
+def _not_finite(result: Scored) -> bool:
+    """Return whether a score was NaN or infinite, which our rewards turn into None and a reason."""
+    if result.score is None:
+        return result.reason.startswith("the scorer gave ") and "None" not in result.reason
+    return not math.isfinite(result.score)
 
 
 def _stability(func: Callable, few: dict[str, Any]) -> Iterator[Finding]:
@@ -156,5 +156,5 @@ def _stability(func: Callable, few: dict[str, Any]) -> Iterator[Finding]:
         yield "depends on row order", evidence, True
 
 
-def _changed(left: np.ndarray, right: np.ndarray) -> int:
-    return int((~np.isclose(left, right, rtol=0, atol=NOISE, equal_nan=True)).sum())
+def _changed(before: np.ndarray, after: np.ndarray) -> int:
+    return int((~np.isclose(before, after, rtol=0, atol=NOISE, equal_nan=True)).sum())

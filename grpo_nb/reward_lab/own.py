@@ -7,7 +7,7 @@ found out about it stands beside it: the preset whose form it has, and ranges of
 import math
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from grpo_nb.models import template
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.gate import REPORT, SCORES, Verdict, judge, save
 from grpo_nb.reward_lab.table import Bench, Row, explain
-from grpo_nb.rewards import RewardSet, call, load_preset, load_rewards
+from grpo_nb.rewards import RewardSet, load_preset, load_rewards
 from grpo_nb.rewards.file import HINT, about_path, is_own_reward, read_about
 from grpo_nb.rewards.limits import TookTooLong
 from grpo_nb.rewards.load import load_python
@@ -28,7 +28,8 @@ from grpo_nb.runs.config import SET, of_stage, set_values
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-OWN, OWN_ABOUT = "rewards/mine.py", "rewards/mine.about.json"
+OWN = "rewards/mine.py"
+OWN_ABOUT = str(about_path(Path(OWN)))
 ADOPTED = (OWN, OWN_ABOUT, REPORT, SCORES, "config.yaml", "manifest.json")
 DEFINED = re.compile(r"\s*(?:async )?(?:def|class) (\w+)")
 
@@ -159,15 +160,15 @@ def hand_on(
         RuntimeError: Another process is using the run.
     """
     about, rewards = _compose(bench, rows, baseline, stage, source)
-    changed = bool(weights) and list(weights) != rewards.reward_weights
-    other_weights = ", ".join(f"{weight:g}" for weight in weights) if changed else ""
+    differ = bool(weights) and list(weights) != rewards.reward_weights
+    other_weights = ", ".join(f"{weight:g}" for weight in weights) if differ else ""
     with stage.run.whole_or_undone(*ADOPTED):
-        started = start_stage("02", stage.run.path, of_stage("02", set_values(stage.config)))
-        bench = bench._replace(preset=_keep(started, source, about, other_weights))
-        verdict = judge(bench, rows, baseline, started)
-        save(started.run, bench, verdict)
-        started.finish("rewards")
-    stage.config = started.config
+        new_stage = start_stage("02", stage.run.path, of_stage("02", set_values(stage.config)))
+        bench = bench._replace(preset=_keep(new_stage, source, about, other_weights))
+        verdict = judge(bench, rows, baseline, new_stage)
+        save(new_stage.run, bench, verdict)
+        new_stage.finish("rewards")
+    stage.config = new_stage.config
     return verdict
 
 
@@ -240,25 +241,8 @@ def _compose(
     with redirect_stdout(Muted()):
         rewards = load_python(stage.run / OWN, source, {"form": preset})
         rewards = rewards.in_form(config.form, config.opened).limited(config.seconds)
-        bench = bench._replace(preset=rewards)
-        _call_once(bench, rows)
-        ranges = _measured_ranges(bench, rows, baseline)
-    for func in rewards.reward_funcs:
-        if func.__name__ in ranges:
-            func.range = ranges[func.__name__]
+        ranges = _declare_ranges(bench._replace(preset=rewards), rows, baseline)
     return {"form": preset, "ranges": ranges}, rewards
-
-
-def _call_once(bench: Bench, rows: Sequence[Row]) -> None:
-    """Raise TookTooLong if a reward does not end on one completion: on many it may take longer."""
-    arguments = bench.arguments(rows[:1], [bench.preset.reference(rows[0])])
-    for func in bench.preset.reward_funcs:
-        try:
-            call(func, **arguments)
-        except TookTooLong:
-            raise
-        except Exception:  # the linter reports it
-            continue
 
 
 def _keep(stage: Stage, text: str, about: dict[str, Any], weights: str) -> RewardSet:
@@ -275,28 +259,38 @@ def _keep(stage: Stage, text: str, about: dict[str, Any], weights: str) -> Rewar
     return rewards
 
 
-def _measured_ranges(
+def _declare_ranges(
     bench: Bench, rows: Sequence[Row], baseline: Baseline
 ) -> dict[str, tuple[float, float]]:
-    """Return {reward: (lowest, highest)} of rewards that leave [0, 1] without declaring a range.
+    """Declare the range of rewards that leave [0, 1] and declare none; return {reward: range}.
 
     The first reward is measured in any case, because its highest score means "correct".
+
+    Raises:
+        TookTooLong: A reward does not end on one completion: on many it may take longer.
     """
-    sample_rows = [*baseline.repeated_rows, *rows[:64]]
     texts = [sample.text for sample in baseline.samples]
     texts += [bench.preset.reference(row) for row in rows[:64]]
-    arguments, ranges = bench.arguments(sample_rows, texts), {}
+    one = bench.arguments(rows[:1], [bench.preset.reference(rows[0])])
+    arguments = bench.arguments([*baseline.repeated_rows, *rows[:64]], texts)
+    for func in bench.preset.reward_funcs:
+        _scores(func, one)
+    ranges = {}
     for number, func in enumerate(bench.preset.reward_funcs):
-        if hasattr(func, "range"):
-            continue
-        try:
-            scores = [each.score for each in explain(func, arguments)]
-        except TookTooLong:
-            raise
-        except Exception:  # a user's reward may raise anything; the linter reports it
-            continue
-        finite = [float(score) for score in scores if score is not None and math.isfinite(score)]
-        low, high = min([0.0, *finite]), max([0.0, *finite])
-        if low < 0 or high > 1 or (number == 0 and high > 0):
-            ranges[func.__name__] = (low, high or 1.0)
+        if not hasattr(func, "range"):
+            scores = _scores(func, arguments)
+            low, high = min([0.0, *scores]), max([0.0, *scores])
+            if low < 0 or high > 1 or (number == 0 and high > 0):
+                func.range = ranges[func.__name__] = (low, high or 1.0)
     return ranges
+
+
+def _scores(func: Callable[..., Any], arguments: dict[str, Any]) -> list[float]:
+    """Return the finite scores of a reward, and none if it raises, which the linter reports."""
+    try:
+        scores = [each.score for each in explain(func, arguments)]
+    except TookTooLong:
+        raise
+    except Exception:  # a user's reward may raise anything
+        return []
+    return [float(score) for score in scores if score is not None and math.isfinite(score)]

@@ -22,7 +22,7 @@ TIE = 1e-6  # totals and advantages this close differ by rounding only
 
 
 class Bench(NamedTuple):
-    """Rewards, and the training conditions under which they are scored.
+    """Holds rewards, and the training conditions under which they are scored.
 
     preset: The rewards and their weights.
     train: The training settings, which decide how advantages are computed.
@@ -56,23 +56,23 @@ class Bench(NamedTuple):
         with hub.quiet():
             from transformers import TrainerState
 
-        given = {key: [row[key] for row in rows] for key in rows[0] if key not in TRLS_ROW}
-        given["prompts"] = [row["prompt"] for row in rows]
-        given["completions"] = list(map(_as_in_training, given["prompts"], completions))
+        columns = {key: [row[key] for row in rows] for key in rows[0] if key not in TRLS_ROW}
+        columns["prompts"] = [row["prompt"] for row in rows]
+        columns["completions"] = list(map(_as_in_training, columns["prompts"], completions))
         if self.tokenizer is not None:
             texts = [transcript(completion) for completion in completions]
             encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
             cut, end = self.train.max_completion_length, self.tokenizer.eos_token_id
-            given["completion_ids"] = [ids if len(ids) >= cut else [*ids, end] for ids in encoded]
+            columns["completion_ids"] = [ids if len(ids) >= cut else [*ids, end] for ids in encoded]
         if self.environment:
-            given["environments"] = [
+            columns["environments"] = [
                 replay(self.environment, row, completion)
-                for row, completion in zip(rows, given["completions"], strict=True)
+                for row, completion in zip(rows, columns["completions"], strict=True)
             ]
         # The state at the start of a training; an `Adaptive` reward does not count it as a step.
-        given["trainer_state"] = TrainerState(epoch=0.0, max_steps=self.train.max_steps)
-        given["trainer_state"].is_training = False
-        return given | {"log_extra": _ignore, "log_metric": _ignore}
+        columns["trainer_state"] = TrainerState(epoch=0.0, max_steps=self.train.max_steps)
+        columns["trainer_state"].is_training = False
+        return columns | {"log_extra": _ignore, "log_metric": _ignore}
 
     def score(self, rows: Sequence[Row], completions: Sequence[Completion]) -> np.ndarray:
         """Return the raw scores, [completions, rewards], with NaN for None."""
@@ -99,19 +99,19 @@ class Bench(NamedTuple):
             (whether the advantages of the group differ at all).
         """
         group = len(completions_P_G[0])
-        repeated = [row for row in rows for _ in range(group)]
-        flat = [completion for completions in completions_P_G for completion in completions]
-        arguments = self.arguments(repeated, flat)
-        texts = [transcript(completion) for completion in flat]
-        table = pd.DataFrame({"question": [row["question"] for row in repeated]})
-        table["reference"] = [row["answer"] for row in repeated]
+        row_of_each = [row for row in rows for _ in range(group)]
+        batch = [completion for completions in completions_P_G for completion in completions]
+        arguments = self.arguments(row_of_each, batch)
+        texts = [transcript(completion) for completion in batch]
+        table = pd.DataFrame({"question": [row["question"] for row in row_of_each]})
+        table["reference"] = [row["answer"] for row in row_of_each]
         table["completion"] = texts
-        answers = [self.preset.extract(completion_text(completion)) for completion in flat]
+        answers = [self.preset.extract(completion_text(completion)) for completion in batch]
         table["answer"] = pd.Series(answers, dtype=object)
         for func in self.preset.reward_funcs:
-            scored = explain(func, arguments)
-            table[func.__name__] = np.array([each.score for each in scored], dtype=float)
-            table[f"{func.__name__}/reason"] = [each.reason for each in scored]
+            results = explain(func, arguments)
+            table[func.__name__] = np.array([each.score for each in results], dtype=float)
+            table[f"{func.__name__}/reason"] = [each.reason for each in results]
         return self.weighed(table, group)
 
     def weighed(self, table: pd.DataFrame, num_generations: int) -> pd.DataFrame:

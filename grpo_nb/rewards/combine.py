@@ -14,13 +14,13 @@ BatchReward = Callable[..., Any]
 
 
 def is_async(reward: BatchReward) -> bool:
-    """Whether TRL has to await it: an async function, or an object with an async call."""
+    """Return whether TRL has to await it: an async function, or an object with an async call."""
     call = getattr(reward, "__call__", None)  # noqa: B004 (its kind is asked, not its presence)
     return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call)
 
 
 def waits(reward: BatchReward) -> bool:
-    """Whether its time passes in other processes, and it may run in a thread meanwhile.
+    """Return whether its time passes in other processes, so that it may run in a thread.
 
     `@reward(parallel=True)` says both; a function from elsewhere may count on its turn.
     """
@@ -30,7 +30,7 @@ def waits(reward: BatchReward) -> bool:
 
 
 def in_thread(reward: BatchReward) -> BatchReward:
-    """The reward as an async one: TRL runs those together, and the others one after another."""
+    """Return the reward as an async one: TRL runs those together, and others one by one."""
 
     async def call(**columns: Any) -> Any:
         return await asyncio.to_thread(reward, **columns)
@@ -41,7 +41,7 @@ def in_thread(reward: BatchReward) -> BatchReward:
 
 @dataclass(eq=False)
 class gated:
-    """`reward` where `by` scores at least `mark`, else the least score of `reward`.
+    """Pays `reward` if `by` scores at least `mark`, else the least score of `reward`.
 
     Unlike a sum, it pays nothing for a right answer in the wrong format, or the reverse. Where
     one of the two gives None, it does.
@@ -59,10 +59,10 @@ class gated:
     def __post_init__(self) -> None:
         self.parts = [self.reward, self.by]
         names = [part.__name__ for part in self.parts]
-        if waiting := [part.__name__ for part in self.parts if is_async(part)]:
+        if async_names := [part.__name__ for part in self.parts if is_async(part)]:
             raise ValueError(
-                f"{waiting[0]} is async, and a gate is not: await it in an `async def` reward of "
-                "your own, and give the least score there where the gate is shut"
+                f"{async_names[0]} is async, and a gate is not: await it in an `async def` reward "
+                "of your own, and give the least score there where the gate is shut"
             )
         self.__name__ = self.name or "_gated_by_".join(names)
         self.__doc__ = f"{names[0]} where {names[1]} gives {self.mark:g}."
@@ -79,7 +79,7 @@ class gated:
 
 @dataclass(eq=False)
 class Adaptive:
-    """A reward times a factor that rises while it is seldom earned, and falls once it mostly is.
+    """Multiplies a reward by a factor that rises while it is seldom earned, and falls once it is.
 
     A success is a score at or above the middle of the reward's range. The factor moves once a
     step, however often the reward is called in it, and `save`/`load` keep it with a checkpoint.
@@ -118,9 +118,9 @@ class Adaptive:
         middle = sum(declared_range(self.reward)) / 2
         if step <= self.step:
             return
-        if known := self.everyones([score for score in scores if score is not None]):
+        if numbers := self.everyones([score for score in scores if score is not None]):
             self.step = step
-            rate = sum(score >= middle for score in known) / len(known)
+            rate = sum(score >= middle for score in numbers) / len(numbers)
             power = (rate < self.low) - (rate > self.high)
             self.value = min(self.greatest, max(self.least, self.value * self.change**power))
 

@@ -33,14 +33,14 @@ TRLS_OWN = ("prompts", "completions", "completion_ids", "trainer_state", "log_ex
 
 
 class Scored(NamedTuple):
-    """A score with the reason for it, for people to read."""
+    """Holds a score and the reason for it, for people to read."""
 
     score: float | None
     reason: str = ""
 
 
 class Reward:
-    """A reward in TRL's shape, made by `@reward` from a scorer.
+    """Is a reward in TRL's shape, made by `@reward` from a scorer.
 
     Calling it gives one `float | None` a completion; `explain` gives the reasons too;
     `configured` gives a copy with other options and a name of its own. It keeps
@@ -53,13 +53,13 @@ class Reward:
         self.__module__, self.__doc__ = score.__module__, score.__doc__
         self.range = (settings.low, settings.high)
         parameters = list(inspect.signature(score).parameters.values())[1:]
-        read = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
-        self.columns = [p.name for p in read if p.default is p.empty]
-        self._optional = [p.name for p in read if p.default is not p.empty]
+        columns = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        self.columns = [p.name for p in columns if p.default is p.empty]
+        self._optional = [p.name for p in columns if p.default is not p.empty]
         self.option_names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
 
     def configured(self, name: str = "", **options: Any) -> "Reward":
-        """The same reward with other options.
+        """Return the same reward with other options.
 
         Args:
             name: Its own name, for metrics; made of the options where it is left out.
@@ -70,8 +70,8 @@ class Reward:
         """
         for option in options:
             if option not in self.option_names:
-                known = ", ".join(self.option_names) or "none"
-                raise ValueError(f"{self.__name__} has no option {option!r}; it has {known}")
+                names = ", ".join(self.option_names) or "none"
+                raise ValueError(f"{self.__name__} has no option {option!r}; it has {names}")
         copy = type(self)(self.score, self.settings, **{**self.options, **options})
         suffix = "_".join(f"{key}_{value}" for key, value in options.items())
         copy.__name__ = name or f"{self.__name__}_{suffix}"
@@ -94,23 +94,23 @@ class Reward:
         if not self.settings.parallel or nested:
             return [self._scored(row) for row in rows]
         # Of several processes that train, each has a share of the cores.
-        known = hasattr(os, "sched_getaffinity")
-        cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+        countable = hasattr(os, "sched_getaffinity")
+        cores = len(os.sched_getaffinity(0)) if countable else os.cpu_count() or 1
         context = copy_context()  # its `limits.stop` is that of this thread
         threads = _pool(cores, os.getpid())
         return list(threads.map(lambda row: context.copy().run(self._scored, row), rows))
 
     def _rows(self, completions, prompts, columns) -> list[tuple[int, str, dict]]:
-        """(number, response, {column: value}) of each completion, checked before any is scored."""
-        given = {**columns, **({"prompt": prompts} if prompts is not None else {})}
-        if missing := [column for column in self.columns if column not in given]:
+        """Return (number, response, {column: value}) of each completion, all checked first."""
+        data = {**columns, **({"prompt": prompts} if prompts is not None else {})}
+        if lacking := [column for column in self.columns if column not in data]:
             raise ValueError(
-                f"reward {self.__name__} needs the column {missing[0]!r}, and the dataset has "
-                f"{sorted(k for k, v in given.items() if isinstance(v, list))}: add or rename it"
+                f"reward {self.__name__} needs the column {lacking[0]!r}, and the dataset has "
+                f"{sorted(k for k, v in data.items() if isinstance(v, list))}: add or rename it"
             )
-        picked: dict[str, Sequence[Any]] = {}
-        for column in [c for c in self.columns + self._optional if c in given]:
-            values = given[column]
+        table: dict[str, Sequence[Any]] = {}
+        for column in [c for c in self.columns + self._optional if c in data]:
+            values = data[column]
             if column == "trainer_state" or values is None:
                 values = [values] * len(completions)
             if len(values) != len(completions):
@@ -119,9 +119,9 @@ class Reward:
                     f"{len(completions)} completions; give one for each completion, not one for "
                     "each prompt"
                 )
-            picked[column] = list(values)
+            table[column] = list(values)
         return [
-            (row, completion_text(completion), {name: picked[name][row] for name in picked})
+            (row, completion_text(completion), {name: table[name][row] for name in table})
             for row, completion in enumerate(completions)
         ]
 
@@ -139,35 +139,35 @@ class Reward:
             raise
 
     def _checked(self, value: Any) -> Scored:
-        scored = value if isinstance(value, Scored) else Scored(value)
-        if scored.score is None or not math.isfinite(scored.score):
-            return Scored(None, scored.reason or f"the scorer gave {scored.score}")
+        result = value if isinstance(value, Scored) else Scored(value)
+        if result.score is None or not math.isfinite(result.score):
+            return Scored(None, result.reason or f"the scorer gave {result.score}")
         low, high = self.range
-        if not low <= scored.score <= high:
+        if not low <= result.score <= high:
             raise ValueError(
-                f"reward {self.__name__} gave {scored.score}, outside its declared range "
+                f"reward {self.__name__} gave {result.score}, outside its declared range "
                 f"[{low}, {high}]: correct it, or declare @reward(low=…, high=…)"
             )
-        return Scored(float(scored.score), scored.reason)
+        return Scored(float(result.score), result.reason)
 
-    def _finish(self, scored: list[Scored], given: dict[str, Any]) -> Scores:
-        skipped = [one.reason for one in scored if one.score is None]
-        if log_metric := given.get("log_metric"):
-            log_metric(f"{self.__name__}/skipped", float(len(skipped)))
-        if (log_extra := given.get("log_extra")) and any(one.reason for one in scored):
-            log_extra(f"{self.__name__}/reason", [one.reason for one in scored])
-        allowed = self.settings.max_none_share * len(scored)
-        if len(scored) >= SMALL_BATCH and len(skipped) > allowed:
+    def _finish(self, results: list[Scored], columns: dict[str, Any]) -> Scores:
+        reasons = [one.reason for one in results if one.score is None]
+        if log_metric := columns.get("log_metric"):
+            log_metric(f"{self.__name__}/skipped", float(len(reasons)))
+        if (log_extra := columns.get("log_extra")) and any(one.reason for one in results):
+            log_extra(f"{self.__name__}/reason", [one.reason for one in results])
+        limit = self.settings.max_none_share * len(results)
+        if len(results) >= SMALL_BATCH and len(reasons) > limit:
             raise RuntimeError(
-                f"reward {self.__name__} could not score {len(skipped)} of {len(scored)} "
-                f"completions, the first because: {skipped[0]}"
+                f"reward {self.__name__} could not score {len(reasons)} of {len(results)} "
+                f"completions, the first because: {reasons[0]}"
             )
-        return [one.score for one in scored]
+        return [one.score for one in results]
 
 
 @functools.cache
 def _pool(cores: int, process: int) -> ThreadPoolExecutor:
-    """Shared by all rewards, so that no more programs run at once than there are cores."""
+    """Share threads among all rewards, so that no more programs run than there are cores."""
     return ThreadPoolExecutor(cores, thread_name_prefix=THREADS)
 
 
@@ -215,7 +215,7 @@ class reward:
 
 
 def declared_range(reward_func: Callable[..., Any]) -> tuple[float, float]:
-    """The least and the greatest score it declares; [0, 1] where it declares none."""
+    """Return the least and the greatest score it declares; [0, 1] if it declares none."""
     return getattr(reward_func, "range", (0.0, 1.0))
 
 
@@ -227,8 +227,8 @@ def columns_read(reward_func: Callable[..., Any], required: bool = False) -> lis
     else:
         kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
         parameters = inspect.signature(reward_func).parameters.values()
-        named = [p for p in parameters if p.kind not in kinds]
-        names = [p.name for p in named if not required or p.default is p.empty]
+        parameters = [p for p in parameters if p.kind not in kinds]
+        names = [p.name for p in parameters if not required or p.default is p.empty]
         names = [name for name in names if name not in getattr(reward_func, "keywords", {})]
     return [name for name in names if name not in (*TRLS_OWN, "environments")]
 
@@ -236,7 +236,7 @@ def columns_read(reward_func: Callable[..., Any], required: bool = False) -> lis
 def call(
     reward_func: Callable[..., Any], changes: set[str] | None = None, /, **columns: Any
 ) -> Scores:
-    """A batch's scores from any TRL-shaped reward, async ones too, inside a notebook as well.
+    """Return a batch's scores from any TRL-shaped reward, async ones too, in a notebook as well.
 
     What it changes in this process is put back, and named in `changes`. A person's reward has a
     limit for each completion (`rewards.seconds`); one of the whole batch has their sum.

@@ -11,7 +11,7 @@ from grpo_nb.rewards.contract import Scored, reward
 
 @reward(needs="marks", resists="empty or repeated marks, the wrong order, marks of other forms")
 def soft_format_reward(response: str, *, form: Form = TAGS) -> float:
-    """Pay 1 for every mark of the form once, in order, and filled; white space is free.
+    """Pay 1 for a completion in its form: every mark once, in order, filled; white space is free.
 
     Nothing may stand around tags. Around a box or a block of code prose may.
 

@@ -43,7 +43,7 @@ def describe(value: Any, values: bool = True, above: frozenset[int] = frozenset(
         return "as above"
     inner = partial(describe, values=values, above=above | {id(value)})
     if isinstance(value, dict):
-        pairs = ([inner(key), inner(held)] for key, held in value.items() if key != LIMIT)
+        pairs = ([inner(key), inner(item)] for key, item in value.items() if key != LIMIT)
         return sorted((pair for pair in pairs if any(pair)), key=repr)
     if isinstance(value, list | tuple):
         return [part for part in map(inner, value) if part]
@@ -70,24 +70,24 @@ def _function(function: Any, inner: partial) -> list[Any]:
         except OSError:  # made by exec, without a source: use the bytecode
             source = code.co_code.hex() + repr(code.co_consts)
     cells = [cell for cell in function.__closure__ or () if cell != CellType()]  # filled later
-    held = [cell.cell_contents for cell in cells]
-    held += [function.__defaults__, function.__kwdefaults__, vars(function)]
-    return [function.__qualname__, source, *map(inner, held)]
+    values = [cell.cell_contents for cell in cells]
+    values += [function.__defaults__, function.__kwdefaults__, vars(function)]
+    return [function.__qualname__, source, *map(inner, values)]
 
 
 def _instance(value: Any, inner: partial) -> list[Any]:
     """Describe an object by its class and its attributes; a library's by how it is written."""
     file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
     package = str(PROJECT_ROOT / "grpo_nb")
-    own = file and (file.startswith(package) or not _is_installed(Path(file)))
+    ours = file and (file.startswith(package) or not _is_installed(Path(file)))
     if is_dataclass(value):  # what a judge counts is in attributes that are no fields
-        held: Any = {each.name: getattr(value, each.name, None) for each in fields(value)}
-    elif own or hasattr(value, "__wrapped__"):  # as `functools.cache` leaves it
-        held = getattr(value, "__dict__", {})
+        content: Any = {each.name: getattr(value, each.name, None) for each in fields(value)}
+    elif ours or hasattr(value, "__wrapped__"):  # as `functools.cache` leaves it
+        content = getattr(value, "__dict__", {})
     else:
-        held = value.tobytes() if hasattr(value, "tobytes") else repr(value)
-        held = re.sub(" at 0x[0-9a-f]+", "", held) if isinstance(held, str) else held
-    return [inner(type(value)), inner(held)]
+        content = value.tobytes() if hasattr(value, "tobytes") else repr(value)
+        content = re.sub(" at 0x[0-9a-f]+", "", content) if isinstance(content, str) else content
+    return [inner(type(value)), inner(content)]
 
 
 def digests(path: Path, data: bool = True) -> list[str]:
@@ -100,15 +100,15 @@ def digests(path: Path, data: bool = True) -> list[str]:
         data: Whether a text in a source that is the path of a file, beside the source or in the
             project, counts as naming that file.
     """
-    known: dict[Path, str] = {}
-    left = [path.resolve()]
-    while left:
-        file = left.pop()
-        if file not in known:
-            known[file] = sha256(file)
+    hashes: dict[Path, str] = {}
+    queue = [path.resolve()]
+    while queue:
+        file = queue.pop()
+        if file not in hashes:
+            hashes[file] = sha256(file)
             if file.suffix == ".py" and not _is_installed(file):
-                left += [each.resolve() for each in _named(file, data) if _is_readable(each)]
-    return sorted(known.values())
+                queue += [each.resolve() for each in _named(file, data) if _is_readable(each)]
+    return sorted(hashes.values())
 
 
 def _digest(file: str | None, data: bool) -> str:

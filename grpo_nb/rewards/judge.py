@@ -1,4 +1,4 @@
-"""A judge: completions graded by a chat model behind an OpenAI-compatible API."""
+"""A judge: a chat model behind an OpenAI-compatible API grades completions."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ Reply with one JSON object and nothing else: {{"reason": "<one sentence>", "scor
 
 @dataclass(eq=False)
 class LLMJudge:
-    """A reward in TRL's shape, which TRL awaits: a tenth of the mark that a chat model gives.
+    """Pays a tenth of the mark that a chat model gives; TRL awaits it.
 
     It quotes the question, the completion and, where the dataset has one, the column `answer`.
     The openai client repeats a request after 429, 5xx, a broken connection or a time-out. A
@@ -46,7 +46,7 @@ class LLMJudge:
     async def __call__(
         self, prompts: Sequence[Completion], completions: Sequence[Completion], **columns: Any
     ) -> list[float | None]:
-        """One score in [0, 1] a completion, or None.
+        """Return one score in [0, 1] a completion, or None.
 
         Raises:
             ValueError: A column has another length, or the API refuses the key, model or address.
@@ -59,7 +59,7 @@ class LLMJudge:
                 f"reward {self.__name__}: {len(prompts)} prompts, {len(completions)} completions "
                 f"and {len(expected)} answers; give one of each for each completion"
             )
-        quoted = list(map(_quote, prompts, completions, expected))
+        quotes = list(map(_quote, prompts, completions, expected))
         limit = asyncio.Semaphore(self.concurrency)
         # A client belongs to one event loop, and a notebook sees several.
         async with AsyncOpenAI(
@@ -68,27 +68,27 @@ class LLMJudge:
             max_retries=self.retries,
             timeout=self.timeout_seconds,
         ) as client:
-            new = [text for text in dict.fromkeys(quoted) if text not in self.verdicts]
+            new = [text for text in dict.fromkeys(quotes) if text not in self.verdicts]
             await asyncio.gather(*(self._judge(client, limit, text) for text in new))
-        scores = [self.verdicts.get(text) for text in quoted]
+        scores = [self.verdicts.get(text) for text in quotes]
         if log_metric := columns.get("log_metric"):
             log_metric(f"{self.__name__}/failures", float(scores.count(None)))
         return scores
 
-    async def _judge(self, client: Any, limit: asyncio.Semaphore, quoted: str) -> None:
+    async def _judge(self, client: Any, limit: asyncio.Semaphore, quote: str) -> None:
         """Ask, and remember the verdict, if there is one."""
         import openai
 
-        refused = openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError
+        refusals = openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError
         system = {"role": "system", "content": _FRAME.format(rubric=self.rubric)}
-        request = {"messages": [system, {"role": "user", "content": quoted}], "temperature": 0}
+        request = {"messages": [system, {"role": "user", "content": quote}], "temperature": 0}
         try:
             async with limit:
                 reply = await client.chat.completions.create(
                     model=self.model, **request | self.options
                 )
-            self.verdicts[quoted] = _verdict(reply.choices[0].message.content)
-        except refused as e:
+            self.verdicts[quote] = _verdict(reply.choices[0].message.content)
+        except refusals as e:
             raise ValueError(
                 f"the judge at {self.base_url} answered {e.status_code} for the model "
                 f"{self.model!r}: check address and name, and the key in the environment variable "
@@ -99,18 +99,18 @@ class LLMJudge:
 
 
 def _quote(prompt: Completion, completion: Completion, expected: Any) -> str:
-    """Question, completion and reference for the judge; none of them can close its quotation."""
-    asked = prompt if isinstance(prompt, str) else [m for m in prompt if m.get("role") == "user"]
-    data = {"QUESTION": completion_text(asked or prompt), "COMPLETION": completion_text(completion)}
+    """Quote question, completion and reference; none of them can close its quotation."""
+    user = prompt if isinstance(prompt, str) else [m for m in prompt if m.get("role") == "user"]
+    data = {"QUESTION": completion_text(user or prompt), "COMPLETION": completion_text(completion)}
     data |= {} if expected is None else {"REFERENCE ANSWER": str(expected)}
     for name, text in data.items():
-        defused = re.sub(r"([<>])(?=\1\1)", r"\1 ", text.encode(errors="replace").decode())
-        data[name] = f"<<<{name}>>>\n{defused}\n<<<END {name}>>>"
+        harmless = re.sub(r"([<>])(?=\1\1)", r"\1 ", text.encode(errors="replace").decode())
+        data[name] = f"<<<{name}>>>\n{harmless}\n<<<END {name}>>>"
     return "\n\n".join(data.values())
 
 
 def _verdict(reply: str) -> float:
-    """A tenth of the score in the reply's one JSON object.
+    """Return a tenth of the score in the reply's one JSON object.
 
     Raises:
         ValueError: There is no such object, or its score is not from 0 to 10.

@@ -90,9 +90,9 @@ def load_python(
     of_preset = form in PRESETS or form.endswith(".py")
     base = load_preset(extends or (form if of_preset else "math"), form="" if of_preset else form)
     pairs = rewards_of(module, notes.get("ranges", {}))
-    own = reward_set(pairs, base, own=functions or base.own)
+    file_set = reward_set(pairs, base, own=functions or base.own)
     if not extends:
-        return own
-    for func, weight in own.pairs:
+        return file_set
+    for func, weight in file_set.pairs:
         base = base.adding(func, weight)
-    return base._replace(own=own.own)
+    return base._replace(own=file_set.own)

@@ -11,7 +11,7 @@ Completion = str | Sequence[Message]
 
 
 def build_prompt(question: str, system_prompt: str = TAGS.system_prompt) -> list[Message]:
-    """Chat messages that ask one question.
+    """Return chat messages that ask one question.
 
     Args:
         question: What the user asks.
@@ -28,7 +28,7 @@ def build_prompt(question: str, system_prompt: str = TAGS.system_prompt) -> list
 
 
 def completion_text(completion: Completion) -> str:
-    """The text of a completion, in any shape TRL or a chat server hands over.
+    """Return the text of a completion, in any shape TRL or a chat server hands over.
 
     Args:
         completion: A string, or messages whose content is a string, None, or parts
@@ -51,7 +51,7 @@ def completion_text(completion: Completion) -> str:
 
 
 def transcript(completion: Completion) -> str:
-    """A completion for people to read: of an episode, every call and result on a line.
+    """Return a completion for people to read; an episode with each call and result on a line.
 
     >>> call = {"function": {"name": "guess", "arguments": {"number": 4}}}
     >>> print(transcript([{"role": "assistant", "content": "", "tool_calls": [call]},
@@ -66,15 +66,15 @@ def transcript(completion: Completion) -> str:
         text = completion_text([message])
         lines += ["→ " * (message["role"] == "tool") + text] if text else []
         for call in message.get("tool_calls") or ():
-            given = call["function"]["arguments"]
-            if isinstance(given, dict):  # a model may write anything
-                given = ", ".join(f"{k}={v!r}" for k, v in given.items())
-            lines.append(f"{call['function']['name']}({given})")
+            arguments = call["function"]["arguments"]
+            if isinstance(arguments, dict):  # a model may write anything
+                arguments = ", ".join(f"{k}={v!r}" for k, v in arguments.items())
+            lines.append(f"{call['function']['name']}({arguments})")
     return "\n".join(lines)
 
 
 def split_words(text: str) -> list[str]:
-    """Its words in lower case, without punctuation.
+    """Return the words of a text in lower case, without punctuation.
 
     >>> split_words("It's 18, so…")
     ['it', 's', '18', 'so']

@@ -16,7 +16,7 @@ from grpo_nb.runs.files import read_yaml
 
 
 class RewardSet(NamedTuple):
-    """Rewards and weights, as TRL's `reward_funcs` and `reward_weights` take them, and their form.
+    """Holds rewards, weights, as TRL's `reward_weights` takes them, and the form of completions.
 
     reward_funcs: The rewards; the first says "correct".
     reward_weights: One weight for each.
@@ -153,8 +153,8 @@ def reward_set(
 def built_in() -> dict[str, Callable[..., Any]]:
     """Return {name: reward} of every reward of this package that needs no arguments."""
     modules = correctness, format, length, style, code
-    named = [pair for module in modules for pair in vars(module).items()]
-    return {k: v for k, v in named if isinstance(v, Reward | gated) and v.__name__ == k}
+    pairs = [pair for module in modules for pair in vars(module).items()]
+    return {k: v for k, v in pairs if isinstance(v, Reward | gated) and v.__name__ == k}
 
 
 def _preset(

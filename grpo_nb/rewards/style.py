@@ -91,15 +91,15 @@ def citation_reward(response: str, sources: list[str], answer_sources: list[int]
     little more than citations.
     """
     text = response[:READ_CHARACTERS]
-    cited = {int(number) for number in re.findall(r"\[(\d{1,3})\]", text, re.ASCII)}
+    numbers = {int(number) for number in re.findall(r"\[(\d{1,3})\]", text, re.ASCII)}
     words = re.findall(r"[^\W\d_]+", re.sub(r"\[\d{1,3}\]", " ", text))
-    invented = [number for number in sorted(cited) if not 1 <= number <= len(sources)]
-    if invented:
-        return Scored(0.0, f"[{invented[0]}] is not a source: there are {len(sources)}")
-    if not cited or len(words) < 3 * len(cited):
-        return Scored(0.0, "no citation" if not cited else "citations without a claim")
-    right = len(cited & set(answer_sources))
-    return Scored(2 * right / (len(cited) + len(set(answer_sources))), f"cites {sorted(cited)}")
+    unknown = [number for number in sorted(numbers) if not 1 <= number <= len(sources)]
+    if unknown:
+        return Scored(0.0, f"[{unknown[0]}] is not a source: there are {len(sources)}")
+    if not numbers or len(words) < 3 * len(numbers):
+        return Scored(0.0, "no citation" if not numbers else "citations without a claim")
+    right = len(numbers & set(answer_sources))
+    return Scored(2 * right / (len(numbers) + len(set(answer_sources))), f"cites {sorted(numbers)}")
 
 
 @reward(low=-1.0, high=0.0, resists="loops and repeated sentences")

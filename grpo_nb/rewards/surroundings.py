@@ -39,14 +39,14 @@ def kept(changes: set[str] | None = None, seed: str = "") -> Iterator[None]:
         numpy.random.seed(random.getrandbits(32))
     if torch := sys.modules.get("torch"):
         torch.default_generator.manual_seed(random.getrandbits(63))
-    noted = changes is not None and not seed
-    if noted:  # the seeds are no change
+    by_draws = changes is not None and not seed
+    if by_draws:  # the seeds are no change
         before = {name: parts[name][0]() if RANDOM in name else outside[name] for name in parts}
     try:
         yield
     finally:
         for name, (read, put_back) in parts.items():
-            changed = (noted or RANDOM not in name) and read() != before[name]
+            changed = (by_draws or RANDOM not in name) and read() != before[name]
             if changed and changes is not None:
                 changes.add(name)
             if changed or RANDOM in name:

@@ -131,7 +131,7 @@ def _collect(
 ) -> tuple[bytes, bytes, str]:
     """Return (result channel, stderr, why the program was stopped, or "" if it ended itself)."""
     output = {channel: bytearray(), process.stdout: bytearray(), process.stderr: bytearray()}
-    deadline, started = time.monotonic() + START_SECONDS, False
+    deadline, runs = time.monotonic() + START_SECONDS, False
     with selectors.DefaultSelector() as selector:
         for file in output:
             selector.register(file, selectors.EVENT_READ)
@@ -142,14 +142,14 @@ def _collect(
                 output[key.fileobj] += chunk
                 if not chunk:
                     selector.unregister(key.fileobj)
-            if output[channel] and not started:
-                deadline, started = time.monotonic() + limits.seconds, True
+            if output[channel] and not runs:
+                deadline, runs = time.monotonic() + limits.seconds, True
             if len(output[process.stdout]) + len(output[process.stderr]) > limits.output_bytes:
                 ending = f"printed more than {limits.output_bytes} bytes"
             elif len(output[channel]) > most_bytes:
                 ending = f"returned more than {limits.output_bytes} bytes"
             elif time.monotonic() >= deadline:
-                ending = f"timed out after {limits.seconds if started else START_SECONDS:g} s"
+                ending = f"timed out after {limits.seconds if runs else START_SECONDS:g} s"
     return bytes(output[channel]), bytes(output[process.stderr]), ending
 
 

@@ -77,7 +77,7 @@ def _feed(
     inputs: dict[str, Any] | None = None,
     stdin: str | None = None,
 ) -> tuple[str, Any]:
-    """One answer of a monty session.
+    """Return one answer of a monty session.
 
     Raises:
         TimeoutError: It is over for this program; the message says why.

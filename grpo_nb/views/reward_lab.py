@@ -26,7 +26,8 @@ EXAMPLE = Path(__file__).with_name("example.txt").read_text(encoding="utf-8").rs
 
 IN_USE = f"""<div style='{ALERT}' role='note'>Another process holds this run, such as the kernel \
 of the quickstart. You can write and run rewards here, but not adopt them. To hand them over, \
-paste them into the cell of rewards there and run it; or shut that kernel down, then adopt.</div>"""
+paste them into the cell of rewards there, below %%rewards, and run it; or shut that kernel down, \
+then adopt.</div>"""
 
 
 class RewardLab(View):

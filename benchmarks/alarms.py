@@ -171,14 +171,14 @@ class Prepared(NamedTuple):
 def prepared(recipe: Recipe) -> Prepared:
     """Rows and policy, with the leak and the trick that the recipe asks for."""
     from grpo_nb import data, models, rewards
-    from grpo_nb.models import chat
+    from grpo_nb.models import template
     from grpo_nb.runs import Run, Stage
 
     config, run = configured(recipe), Run(recipe.name)
     honest, stage = rewards.load_rewards(config.rewards), Stage(run, "03", config)
     policy = models.load_policy(config.model, config.seed, config.policy)
     data.prepare(
-        run, config.data, config.seed, partial(chat.count_tokens, policy.tokenizer), honest
+        run, config.data, config.seed, partial(template.count_tokens, policy.tokenizer), honest
     )
     rows, hack = data.load(run, "train"), FAMILIES.get(recipe.what)
     rows = leaked(rows) if hack and hack.leak else rows

@@ -51,15 +51,15 @@ def write_rows(path: Path, count: int) -> None:
 def prepare(source: str) -> None:
     """In a process of its own."""
     from grpo_nb import data
-    from grpo_nb.models import chat
+    from grpo_nb.models import hub, template
     from grpo_nb.runs import Run
     from grpo_nb.runs.config import resolve
 
     settings = {"data.source": source, "data.max_prompt_tokens": 1000, "model.max_seq_length": 2000}
     config = resolve("tiny-cpu", settings)
-    tokenizer = chat.load_tokenizer(config.model.model_path)
+    tokenizer = hub.load_tokenizer(config.model.model_path)
     started = time.monotonic()
-    count_tokens = partial(chat.count_tokens, tokenizer)
+    count_tokens = partial(template.count_tokens, tokenizer)
     report = data.prepare(Run("benchmark"), config.data, config.seed, count_tokens)
     seconds = time.monotonic() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6

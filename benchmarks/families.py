@@ -56,16 +56,16 @@ def tried(name: str, folder: Path, backend: str) -> tuple[str, dict[str, str]]:
 
 
 def row(name: str, parent: Path) -> list[str]:
-    from grpo_nb.models import chat
+    from grpo_nb.models import hub, template
 
     folder = families.build(name, parent)
     merged, said = zip(*(tried(name, folder, backend) for backend in BACKENDS), strict=True)
     seen = next(filter(None, said), {"adapters": "", "paths": ""})
-    tokenizer = chat.load_tokenizer(str(folder))
+    tokenizer = hub.load_tokenizer(str(folder))
     asked = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
-    folded = len(chat.fold_system(tokenizer, asked)) == 1
+    folded = len(template.fold_system(tokenizer, asked)) == 1
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
-    thinking = chat.opens_thinking(tokenizer).strip()
+    thinking = template.opens_thinking(tokenizer).strip()
     return [
         f"`{name}`",
         *merged,

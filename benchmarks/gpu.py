@@ -60,7 +60,7 @@ def save_base(shape: dict[str, int], folder: Path, context: int = CONTEXT) -> No
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from grpo_nb.models import cuda_available
-    from grpo_nb.models.chat import load_tokenizer
+    from grpo_nb.models.hub import load_tokenizer
 
     tokenizer = load_tokenizer("data/tiny_base")
     tokenizer.save_pretrained(folder)

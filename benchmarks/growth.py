@@ -48,13 +48,13 @@ def step(point: dict[str, int]) -> dict[str, float]:
     import tiny_model
 
     from grpo_nb import data, models, rewards, training
-    from grpo_nb.models import chat
+    from grpo_nb.models import hub
     from grpo_nb.runs import Run, Stage
     from grpo_nb.runs.config import resolve
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GRPO_NB_RUNS"] = folder
-        tokenizer = chat.load_tokenizer("data/tiny_base")
+        tokenizer = hub.load_tokenizer("data/tiny_base")
         model = tiny_model.build_model(tokenizer, len(tokenizer), point["hidden"])
         model.save_pretrained(Path(folder) / "model")
         tokenizer.save_pretrained(Path(folder) / "model")

@@ -52,7 +52,7 @@ def clean() -> None:
             except RuntimeError as error:
                 alarms += 1
                 print(error)
-            found += trainer.steps.guard.seen
+            found += trainer.steps.guard.looks
         looks += found
         scores = " ".join(f"{one.score:.1f}" for one in found)
         print(
@@ -83,7 +83,7 @@ def faults() -> None:
                     trainer.steps.guard()
                 except RuntimeError:
                     alarms += 1
-                scores.append(f"{trainer.steps.guard.seen[-1].score:.1f}")
+                scores.append(f"{trainer.steps.guard.looks[-1].score:.1f}")
         print(f"{name}: found {alarms} of {LOOKS}; {' '.join(scores)}", flush=True)
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from grpo_nb.answers.forms import TAGS
 from grpo_nb.rewards import (
     FORMS,
     max_length_penalty,
@@ -18,7 +19,6 @@ from grpo_nb.rewards import (
     soft_format_reward,
 )
 from grpo_nb.rewards.correctness import overlap_reward
-from grpo_nb.rewards.forms import TAGS
 from grpo_nb.rewards.prompts import split_words
 
 PLAIN = FORMS["plain"]

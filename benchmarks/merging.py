@@ -23,7 +23,7 @@ from torch import Tensor
 
 from grpo_nb import data, models, rewards
 from grpo_nb.export import merging, parity
-from grpo_nb.models import TransformersEngine, chat
+from grpo_nb.models import TransformersEngine, hub, template
 from grpo_nb.models import weights as dtypes
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
@@ -44,9 +44,9 @@ def train(base: str, rank: int, rate: float, steps: int) -> Run:
     config = resolve(
         "tiny-cpu", SETTINGS | own | {"train.sft_steps": steps, "train.sft_learning_rate": rate}
     )
-    run, tokenizer = Run(f"{Path(base).name}-{rank}-{rate:g}-{steps}"), chat.load_tokenizer(base)
+    run, tokenizer = Run(f"{Path(base).name}-{rank}-{rate:g}-{steps}"), hub.load_tokenizer(base)
     chosen = rewards.load_rewards(config.rewards)
-    data.prepare(run, config.data, 0, lambda chats: chat.count_tokens(tokenizer, chats), chosen)
+    data.prepare(run, config.data, 0, lambda chats: template.count_tokens(tokenizer, chats), chosen)
     policy = models.load_policy(config.model, 0, config.policy)
     warm_up(policy, Stage(run, "03", config))
     policy.close()
@@ -75,7 +75,7 @@ def costs(base: str, run: Run, adapter: Path) -> dict[str, float]:
     tuned = models.load_checkpoint(base, adapter=adapter, quantization="4bit")
     prompts = [row["prompt"] for row in data.load(run, "eval")[:PROMPTS]]
     answers = TransformersEngine(tuned, tokenizer).generate(prompts, max_completion_length=64)
-    texts = [chat.render(tokenizer, prompt) for prompt in prompts]
+    texts = [template.render(tokenizer, prompt) for prompt in prompts]
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
     pairs = [(before, list(one.ids)) for before, [one] in zip(ids, answers, strict=True)]
 

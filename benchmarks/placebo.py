@@ -22,7 +22,7 @@ import pandas as pd
 
 from grpo_nb import data, evaluation, export, models, training
 from grpo_nb.evaluation import controls
-from grpo_nb.models import chat
+from grpo_nb.models import template
 from grpo_nb.pipeline.control import check_control, take_over
 from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Run, runs_root, start_stage
@@ -53,7 +53,7 @@ def settings_of(reward: str, seed: int, steps: int) -> dict[str, Any]:
 def prepare(name: str, settings: dict[str, Any]) -> None:
     stage = start_stage("01", name, settings, profile="tiny-cpu", all_stages=True)
     config = stage.config
-    count = partial(chat.count_tokens, models.load_tokenizer(config.model.model_path))
+    count = partial(template.count_tokens, models.load_tokenizer(config.model.model_path))
     data.prepare(stage.run, config.data, config.seed, count, load_rewards(config.rewards))
     stage.finish("data")
     start_stage("02", name, settings, all_stages=True).finish()

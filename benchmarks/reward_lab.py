@@ -17,7 +17,7 @@ from functools import partial
 os.environ["GRPO_NB_RUNS"] = tempfile.mkdtemp()
 
 from grpo_nb import data, reward_lab, runs
-from grpo_nb.models import chat
+from grpo_nb.models import hub, template
 from grpo_nb.reward_lab import baseline
 from grpo_nb.rewards import load_preset
 from grpo_nb.views import RewardLab
@@ -38,8 +38,8 @@ def seconds(action: Callable[[], object], wait: Callable[[], object] = int) -> f
 
 def prepare() -> tuple[runs.Stage, list[dict]]:
     first = runs.start_stage("01", "bench", profile="tiny-cpu")
-    tokenizer = chat.load_tokenizer(first.config.model.model_path)
-    count_tokens = partial(chat.count_tokens, tokenizer)
+    tokenizer = hub.load_tokenizer(first.config.model.model_path)
+    count_tokens = partial(template.count_tokens, tokenizer)
     data.prepare(first.run, first.config.data, 0, count_tokens)
     first.finish("data")
     stage = runs.start_stage("02", "bench", {"rewards.baseline_prompts": 64})
@@ -51,7 +51,7 @@ def main() -> None:
     run, config = stage.run, stage.config
     started = time.perf_counter()
     tried = baseline.sample(run, rows[:64], config)
-    tokenizer = chat.load_tokenizer(config.model.model_path)
+    tokenizer = hub.load_tokenizer(config.model.model_path)
     rewards = reward_lab.Bench(load_preset("math"), config.train, tokenizer)
     lab = RewardLab(rewards, tried, rows, stage)
     texts = iter(f"<answer>{number}</answer>" for number in range(TIMES))

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from grpo_nb.rewards.sandbox import run_tests
+from grpo_nb.sandbox import run_tests
 
 PROGRAM = """
 import math

@@ -158,12 +158,15 @@ def phases(turns: int, model: str) -> None:
         turn, changed = of_model(model)
         trainer, *_ = build("ours", [], folder, turn * (turns + 1), **changed)
         spent: dict[str, list[float]] = {}
+        sampled: list[Any] = []  # of the last step: prompts and completions, and what else TRL adds
 
         def timed(name, function):
             def run(*args, **kwargs):
                 started = time.process_time()
                 result = function(*args, **kwargs)
                 spent.setdefault(name, []).append(time.process_time() - started)
+                if name == "generation":
+                    sampled[:] = result
                 return result
 
             return run
@@ -181,11 +184,42 @@ def phases(turns: int, model: str) -> None:
         trainer.train()
     for name, seconds in spent.items():
         print(f"{name}: {statistics.median(seconds[turn:]) * 1e3:.0f} ms")
+    print_floors(trainer.accelerator.unwrap_model(trainer.model), sampled[0], sampled[1])
     for shape in ((64, 128, 384), (2048, 128, 384), (16, 576, 1536), (900, 576, 1536)):
         a, b = torch.randn(shape[:2]), torch.randn(shape[1:])
         print(
             f"{shape}: {_rate(a, b):.0f} GFLOP/s in fp32, {_rate(a.bfloat16(), b.bfloat16()):.0f}"
         )
+
+
+def print_floors(model: Any, prompts: list[list[int]], completions: list[list[int]]) -> None:
+    """Print the least operations of a step's passes, without attention, and the time they take."""
+    import torch
+
+    head = model.get_output_embeddings().weight
+    weights = {
+        module.weight: "lora_" in name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module.weight is not head
+    }
+    lora = sum(weight.numel() for weight, added in weights.items() if added)
+    layers = sum(weight.numel() for weight, added in weights.items() if not added)
+    made = sum(map(len, completions))
+    tokens = made + sum(map(len, set(map(tuple, prompts))))
+    forward = 2 * (layers + lora) * tokens + 2 * head.numel() * made
+    backward = (2 * layers + 4 * lora) * tokens + 2 * head.numel() * made
+    wide = max((w for w, added in weights.items() if not added), key=torch.numel).t().detach()
+    read = (layers + lora + head.numel()) * head.element_size() * max(map(len, completions))
+    for name, count, rows in (
+        ("generation", forward, len(completions)),
+        ("log-probabilities", forward, tokens),
+        ("backward", backward, tokens),
+    ):
+        rate = _rate(torch.randn(rows, len(wide)).to(wide.dtype), wide)
+        print(
+            f"floor of {name}: {count / 1e9:.1f} GFLOP at {rate:.0f}, {count / rate / 1e6:.0f} ms"
+        )
+    print(f"generation reads {read / 1e9:.1f} GB of weights")
 
 
 def _rate(a, b) -> float:

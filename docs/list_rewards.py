@@ -5,7 +5,7 @@ from pathlib import Path
 
 from grpo_nb.rewards import code, correctness, format, length, style
 from grpo_nb.rewards.contract import Reward
-from grpo_nb.rewards.presets import PRESETS, built_in
+from grpo_nb.rewards.sets import PRESETS, built_in
 from grpo_nb.runs import atomic_path
 
 PAGE = Path(__file__).parent / "rewards.md"
@@ -38,7 +38,7 @@ READ = """
 ## Numbers and mathematics
 
 `numeric_correctness_reward` and `math_verify_reward` parse answers and reference answers by the
-same rules (`grpo_nb.rewards.answers`). An answer has to say one thing, without denial or hedging.
+same rules (`grpo_nb.answers`). An answer has to say one thing, without denial or hedging.
 Numbers are compared as fractions; sets, tuples and intervals part by part; words without regard to
 case; and everything else by math-verify in a separate process. An answer that is written exactly
 like the reference answer is right. The Reward Lab shows what was parsed and how it was compared.

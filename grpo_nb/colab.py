@@ -1,6 +1,6 @@
-"""The set-up cell of the notebooks on Colab: the pins into the runtime that is there.
+"""The set-up cell of the notebooks on Colab, which installs the pins into its runtime.
 
-It works before anything is installed: nothing but Python's own library is imported here.
+Only Python's own library is imported here, because nothing is installed yet.
 """
 
 import importlib
@@ -32,8 +32,8 @@ def set_up(drive: bool = False) -> None:
     """Install the list that fits the runtime, as `make install` does, beside Colab's kernel.
 
     Args:
-        drive: Keep the runs on your Google Drive, where the other notebooks find them: on Colab
-            each notebook has a machine of its own.
+        drive: Whether to keep the runs on your Google Drive, where the other notebooks find them:
+            on Colab each notebook has a machine of its own.
 
     Raises:
         SystemExit: With one sentence, where the notebook cannot go on: the GPU cannot be used,
@@ -81,4 +81,4 @@ def _canonical(name: str) -> str:
 
 
 def _installed() -> set[tuple[str, str]]:
-    return {(found.name, found.version) for found in metadata.distributions()}
+    return {(package.name, package.version) for package in metadata.distributions()}

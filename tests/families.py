@@ -18,7 +18,7 @@ from bytewise import tokenizer_for
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_nb import data, export, models, rewards, training
-from grpo_nb.models import chat
+from grpo_nb.models import hub, template
 from grpo_nb.runs import Check, Run, Stage
 from grpo_nb.runs.config import RunConfig, resolve
 
@@ -249,8 +249,8 @@ def learn(name: str, folder: Path, backend: str, **more: Any) -> Outcome:
     """
     config = settings_of(folder, backend, **more)
     run, chosen = Run(f"{name.replace(' ', '-')}-{backend}"), rewards.reward_set([(spread, 1.0)])
-    tokenizer = chat.load_tokenizer(str(folder), config.model.chat_template_kwargs)
-    data.prepare(run, config.data, 0, lambda prompts: chat.count_tokens(tokenizer, prompts))
+    tokenizer = hub.load_tokenizer(str(folder), config.model.chat_template_kwargs)
+    data.prepare(run, config.data, 0, lambda prompts: template.count_tokens(tokenizer, prompts))
     run.write_config(config)
     policy = models.load_policy(config.model, 0, config.policy)
     stage = Stage(run, "03", config)

@@ -4,7 +4,7 @@ import json
 from functools import cache
 
 from grpo_nb import environments
-from grpo_nb.models import chat
+from grpo_nb.models import hub
 from grpo_nb.models.engine import Engine, Sample
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards.prompts import build_prompt
@@ -16,7 +16,7 @@ CALL = "<tool_call>\n{}\n</tool_call>"
 
 @cache
 def tokenizer():
-    return chat.load_tokenizer(str(BASE))
+    return hub.load_tokenizer(str(BASE))
 
 
 class ScriptedModel(Engine):

@@ -32,8 +32,8 @@ def write(file, text):
         aside.write(text)
     os.replace(f"{folder}/{name}/aside", f"{folder}/{name}/{file}")
 tell("begun")
-write("settings.json", settings)
-write("config.yaml", "profile: tiny-cpu")
+pairs = {name: [value, "set"] for name, value in json.loads(settings).items()}
+write("config.yaml", json.dumps({"profile": "tiny-cpu", "settings": pairs}))
 if open(f"{folder}/told").read().splitlines().count(f"begun {name}") <= int(fails):
     sys.exit("grpo-nb: not yet")
 time.sleep(float(seconds))

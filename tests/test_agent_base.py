@@ -7,7 +7,7 @@ import re
 import pytest
 
 from grpo_nb import environments, models
-from grpo_nb.models import chat
+from grpo_nb.models import hub, template
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import project_path
 
@@ -18,7 +18,7 @@ GAMES = ["calculator", "guess"]
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return chat.load_tokenizer(str(FOLDER))
+    return hub.load_tokenizer(str(FOLDER))
 
 
 def game(name):
@@ -33,7 +33,7 @@ def test_its_template_keeps_what_the_trainer_and_the_package_ask_for(tokenizer):
     assert supports_tool_calling(tokenizer)
     assert is_chat_template_prefix_preserving(tokenizer)
     for system in ("", "Play."):
-        assert chat.check_template(tokenizer, build_prompt("47 x 38 = ?", system)).state == "ok"
+        assert template.check_template(tokenizer, build_prompt("47 x 38 = ?", system)).state == "ok"
 
 
 @pytest.mark.parametrize("content", ["", "I work it out."])

@@ -7,18 +7,25 @@ from answer_rules import RIGHT, WRONG, rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_nb.rewards.answers import compare, extract_tag, find, parse_number, read, read_reference
+from grpo_nb.answers import (
+    compare_answers,
+    extract_tag,
+    find_answer,
+    parse_number,
+    read_answer,
+    read_reference,
+)
 
 
 @pytest.mark.parametrize(("rule", "reference", "answer"), rows(RIGHT))
 def test_right_answers_as_models_write_them(rule, reference, answer):
-    assert compare(reference, answer)[0] is True, rule
-    assert compare(reference, f"The answer is ${reference}$.")[0] is True
+    assert compare_answers(reference, answer)[0] is True, rule
+    assert compare_answers(reference, f"The answer is ${reference}$.")[0] is True
 
 
 @pytest.mark.parametrize(("rule", "reference", "answer"), rows(WRONG))
 def test_what_earns_nothing(rule, reference, answer):
-    assert compare(reference, answer)[0] is False, rule
+    assert compare_answers(reference, answer)[0] is False, rule
 
 
 UNUSABLE = ["", "  ", r"\frac{1}{", "1 +", "{" * 30, "9^{9^{9^{9}}}", "7" * 501, "x" * 10**6]
@@ -27,7 +34,7 @@ UNUSABLE = ["", "  ", r"\frac{1}{", "1 +", "{" * 30, "9^{9^{9^{9}}}", "7" * 501,
 @pytest.mark.parametrize("reference", UNUSABLE)
 @pytest.mark.parametrize("answer", ["18", "17 or 18"])
 def test_a_reference_that_cannot_be_used_gives_none_whatever_the_answer(reference, answer):
-    verdict, reason = compare(reference, answer)
+    verdict, reason = compare_answers(reference, answer)
     assert verdict is None and "cannot be used: " in reason
 
 
@@ -54,7 +61,7 @@ def test_a_reference_that_cannot_be_used_gives_none_whatever_the_answer(referenc
     ],
 )
 def test_where_a_completion_says_its_answer(text, answer):
-    assert find(text) == answer
+    assert find_answer(text) == answer
 
 
 NOT_3 = (
@@ -66,7 +73,7 @@ NOT_3 += "|3 or so. Or 4|$2$ or $3$|log 3|$3$ n|$3$-i|$3$ pi|n $3$|-$3$|$3$!|$3$
 @pytest.mark.parametrize("text", NOT_3.split("|"))
 def test_a_number_in_a_sentence_is_read_alone_only_where_nothing_else_is_said(text):
     for said in (f"Final Answer: {text}", f"The answer is {text}.", f"Therefore, it is {text}"):
-        assert compare("3", find(said))[0] is False
+        assert compare_answers("3", find_answer(said))[0] is False
 
 
 @pytest.mark.parametrize(
@@ -91,11 +98,11 @@ def test_what_kind_of_answer_a_reference_is(reference, kind):
 
 def test_the_reason_says_what_was_read_and_how_it_was_compared():
     said = "read as equation x = 5, compared as numbers"
-    assert compare("5", "so $x = 5$") == (True, said)
-    assert compare("(1,2)", "(1,3)") == (False, "read as tuple (1,3), compared as tuples")
-    assert compare("x+1", "x-1")[1] == "read as expression x-1, compared symbolically"
-    assert compare("18", "it is not 18")[1] == "refused: it says 'not'"
-    assert compare("18", None) == (False, "refused: it says nothing")
+    assert compare_answers("5", "so $x = 5$") == (True, said)
+    assert compare_answers("(1,2)", "(1,3)") == (False, "read as tuple (1,3), compared as tuples")
+    assert compare_answers("x+1", "x-1")[1] == "read as expression x-1, compared symbolically"
+    assert compare_answers("18", "it is not 18")[1] == "refused: it says 'not'"
+    assert compare_answers("18", None) == (False, "refused: it says nothing")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +112,7 @@ def test_a_megabyte_is_read_in_linear_time(flood):
     text = flood * (1_000_000 // len(flood))
     short = f"The answer is $1$ {text[:1900]}#"  # which is read, while the others are too long
     for written in (text, f"<answer>{text}</answer>", f"<answer>{text}", short):
-        assert not compare("x+1", find(written))[0]
+        assert not compare_answers("x+1", find_answer(written))[0]
 
 
 @given(st.integers())
@@ -122,7 +129,7 @@ def test_decimals_are_read_exactly(number):
 
 @given(st.text(max_size=200) | st.text(alphabet="<>/answer 12"))
 def test_no_text_makes_it_raise(text):
-    read(text), find(text), parse_number(text)
+    read_answer(text), find_answer(text), parse_number(text)
     inner = extract_tag(text, "answer")
     assert inner is None or ("<answer>" not in inner and "</answer>" not in inner)
 

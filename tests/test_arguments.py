@@ -147,8 +147,8 @@ def test_every_argument_is_there_with_who_decided_it(stage):
     table = arguments.effective(args, stage, NOBODY, MATH).set_index("argument")
     assert set(table.index) == {field.name for field in fields(GRPOConfig)}
     decided = {
-        "max_steps": (7, "set here"),
-        "seed": (3, "config.yaml"),
+        "max_steps": (7, "set"),
+        "seed": (3, "set"),
         "learning_rate": (1e-5, "profile l4-24gb"),
         "beta": (0.0, "grpo_nb"),
         "disable_dropout": (True, "grpo_nb"),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_nb import data, models
-from grpo_nb.models import Sample, chat
+from grpo_nb.models import Sample, hub, template
 from grpo_nb.reward_lab import Bench, baseline
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
@@ -122,7 +122,7 @@ def prepare(runs_dir):
     def start(**settings):
         named = {f"data.{name}": value for name, value in settings.items()}
         config = resolve("tiny-cpu", {"data.max_rows": 80, "data.eval_share": 0.5} | named)
-        count_tokens = partial(chat.count_tokens, chat.load_tokenizer(config.model.model_path))
+        count_tokens = partial(template.count_tokens, hub.load_tokenizer(config.model.model_path))
         report = data.prepare(Run("d"), config.data, 0, count_tokens)
         return Stage(Run("d"), "01", config), report
 

@@ -13,8 +13,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from grpo_nb import data, evaluation, models
-from grpo_nb.models import chat
+from grpo_nb.models import hub, template
 from grpo_nb.models.policy import import_unsloth
+from grpo_nb.reward_lab import bench_of
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run, project_path
@@ -63,15 +64,15 @@ def test_every_reader_cuts_every_row_as_the_training_did(name):
         for row in map(json.loads, lines):
             said = CALL if name == "agent_base" else preset.reference(row)
             pairs.append((build_prompt(row["question"], preset.form.system_prompt), said))
-    auto = chat.load_tokenizer(str(folder))
-    texts = [chat.render(auto, prompt) + completion for prompt, completion in pairs]
+    auto = hub.load_tokenizer(str(folder))
+    texts = [template.render(auto, prompt) + completion for prompt, completion in pairs]
     assert auto(texts)["input_ids"] == [
-        auto(chat.render(auto, prompt))["input_ids"] + auto(completion)["input_ids"]
+        auto(template.render(auto, prompt))["input_ids"] + auto(completion)["input_ids"]
         for prompt, completion in pairs
     ], "also where the training put prompt and completion together"
     plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert [encoding.ids for encoding in plain.encode_batch(texts)] == auto(texts)["input_ids"]
-    with chat.quiet():
+    with hub.quiet():
         _, unsloth = import_unsloth().from_pretrained(str(folder), max_seq_length=128)
     assert unsloth(texts)["input_ids"] == auto(texts)["input_ids"]
 
@@ -79,12 +80,13 @@ def test_every_reader_cuts_every_row_as_the_training_did(name):
 @pytest.mark.parametrize("quantization", ["16bit", "4bit"])
 def test_tiny_base_starts_with_room_to_improve(runs_dir, quantization):
     config = resolve("tiny-cpu", {"data.eval_share": 0.25})
-    tokenizer = chat.load_tokenizer(config.model.model_path)
+    tokenizer = hub.load_tokenizer(config.model.model_path)
     data.prepare(Run("r"), config.data, 0, lambda prompts: [0] * len(prompts))
     held_out = data.load(Run("r"), "eval")[::2]
     model = models.load_checkpoint(config.model.model_path, adapter=None, quantization=quantization)
     engine = models.TransformersEngine(model, tokenizer)
-    table = evaluation.evaluate_model(engine, held_out, load_preset("math"), config)
+    bench = bench_of(config, load_preset("math"), tokenizer)
+    table = evaluation.evaluate_model(lambda: engine, held_out, bench, config)
     lines = table.groupby("decoding")[["accuracy", "format"]].mean()
     assert 0.55 <= lines["accuracy"]["sampled"] <= 0.7
     assert 0.45 <= lines["format"]["sampled"] <= 0.75

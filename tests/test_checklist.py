@@ -25,7 +25,7 @@ def run(runs_dir):
         entry = {"status": "done", "seconds": 2.0, "inputs": dict(inputs), "outputs": written}
         run.record(stage, {**entry, **recorded, "checks": checks})
         inputs |= written
-    run.write_config(config.resolve("tiny-cpu", {"train.max_steps": 9}), "04")
+    run.write_config(config.resolve("tiny-cpu", {"train.max_steps": 9}))
     return run
 
 

@@ -7,7 +7,7 @@ import pytest
 from grpo_nb import rewards
 from grpo_nb.reward_lab import Bench
 from grpo_nb.rewards import Adaptive, gated, reward, reward_set
-from grpo_nb.rewards.presets import load_preset
+from grpo_nb.rewards.load import load_preset
 
 RIGHT = "<reasoning>1+1=2</reasoning><answer>2</answer>"
 WRONG = RIGHT.replace(">2<", ">3<")

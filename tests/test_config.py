@@ -176,9 +176,9 @@ def test_each_value_has_its_source_and_meaning():
     assert all(row["meaning"] for row in rows.values())
     told = {name: (row["value"], row["from"]) for name, row in rows.items()}
     expected = {
-        "train.max_steps": (5, "set here"),
-        "data.source": ("mine.jsonl", "set here"),
-        "train.beta": (0.1, "config.yaml"),
+        "train.max_steps": (5, "set"),
+        "data.source": ("mine.jsonl", "set"),
+        "train.beta": (0.1, "set"),
         "data.answer_kind": ("code", "task code"),
         "data.subset": ("main", "profile l4-24gb"),
         "train.learning_rate": (1e-5, "profile l4-24gb"),
@@ -188,11 +188,16 @@ def test_each_value_has_its_source_and_meaning():
     assert expected.items() <= told.items()
 
 
-def test_what_config_yaml_only_repeats_keeps_its_source():
-    again = resolve("l4-24gb", flatten(resolve("l4-24gb", {"train.beta": 0.1})), {})
-    assert again.sources["train.beta"] == "config.yaml"
+def test_a_value_keeps_its_source_while_it_is_stored_and_an_edited_one_was_set():
+    stored = config.stored(resolve("l4-24gb", {"train.beta": 0.1, "train.temperature": 1.0}))
+    stored["train.max_steps"] = 7, stored["train.max_steps"][1]
+    again = resolve("l4-24gb", {"train.eval_steps": 5}, stored=stored)
+    assert config.set_values(again) == {
+        **{"train.beta": 0.1, "train.temperature": 1.0},
+        **{"train.max_steps": 7, "train.eval_steps": 5},
+    }
     assert again.sources["train.learning_rate"] == "profile l4-24gb"
-    assert again.sources["train.temperature"] == "default"
+    assert again.sources["train.save_steps"] == "default"
 
 
 @pytest.mark.parametrize("task", profiles.TASKS)
@@ -311,7 +316,7 @@ def test_a_real_model_without_a_gpu_gets_sizes_for_one(model, profile, monkeypat
     assert (chosen.profile, chosen.model.model_path) == (profile, model)
     source = {setting: chosen.sources[setting] for setting in SIZES - {"model.model_path"}}
     assert set(source.values()) == {f"profile {profile}"}
-    assert chosen.sources["model.model_path"] == "set here"
+    assert chosen.sources["model.model_path"] == "set"
 
 
 SIZES = {

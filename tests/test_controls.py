@@ -113,7 +113,7 @@ def made(name, base, trained, kind="none", **settings):
         entry = {"status": "done", "seconds": 1.0, "inputs": dict(read), "outputs": written}
         run.record(stage, entry | recorded)
         read |= written
-    run.write_config(settled, "04")
+    run.write_config(settled)
     return run
 
 
@@ -289,7 +289,7 @@ def test_a_control_takes_over_what_was_set_and_trains_once(
         patch.setattr(notebooks, "run_pipeline", cut_off)
         assert main(command) == 1
     placebo = Run("demo-shuffled")
-    assert [(stage, placebo.status(stage)) for stage in placebo.manifest()] == [
+    assert [(stage, placebo.state(stage).status) for stage in placebo.manifest()] == [
         *(("01", "done"), ("02", "done"))
     ]
     assert main(command) == 0

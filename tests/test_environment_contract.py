@@ -13,7 +13,7 @@ from flawed_environments import GivesNoNumber, Hunt, TellsInReset, hunt_rows, to
 from grpo_nb.environments import Environment, check_rows, load, tool
 from grpo_nb.environments.contract import FINISHED
 from grpo_nb.environments.play import Episode, run_call
-from grpo_nb.models import chat
+from grpo_nb.models import template, tool_calls
 
 WAYS = "'raise', 'exit', 'hang', 'end' or 'draw'"
 ROW = hunt_rows()[0]  # low 10, secret 13
@@ -137,9 +137,9 @@ def test_a_call_that_hangs_is_over_at_its_limit_and_the_instance_is_used_again(o
     assert time.perf_counter() - started < 5
     assert asked(odd, "act", how="draw") == FINISHED
     assert odd.get_reward() == 0.0, "a failure, whatever the class would say"
-    hung = odd._own
+    hung = odd._instance
     odd.reset(**ROW)
-    assert odd._own is not hung, "whose thread may go on"
+    assert odd._instance is not hung, "whose thread may go on"
     assert odd.get_reward() == 0.5
     Odd.wait.set()
 
@@ -268,9 +268,9 @@ def test_columns_that_reset_takes_are_there_and_others_are_kept_from_it():
 
 
 def test_the_text_of_reset_counts_as_a_part_of_the_prompt():
-    hunt, tokenizer = Environment(Hunt), chat.with_tools(tokenizer_of())
+    hunt, tokenizer = Environment(Hunt), tool_calls.with_tools(tokenizer_of())
     prompts = [row["prompt"] for row in hunt_rows()]
-    longest = max(chat.count_tokens(tokenizer, prompts, hunt.tools))
+    longest = max(template.count_tokens(tokenizer, prompts, hunt.tools))
     assert check_rows(hunt, hunt_rows(), tokenizer, longest)
     with pytest.raises(ValueError, match=rf"InReset: with .* data.max_prompt_tokens = {longest} a"):
         check_rows(Environment(TellsInReset), hunt_rows(), tokenizer, longest)

@@ -24,7 +24,7 @@ from flawed_environments import (
 from grpo_nb.environments import contract, findings, scripted, tool
 from grpo_nb.environments.contract import Environment
 from grpo_nb.environments.play import script
-from grpo_nb.models import chat
+from grpo_nb.models import tool_calls
 from grpo_nb.runs import checks
 
 CAP = 3000  # a token is a byte here
@@ -109,7 +109,7 @@ def test_without_solve_what_cannot_be_judged_is_a_warning():
 )
 def test_a_template_that_loses_calls_or_results_is_refused(template, evidence):
     tokenizer = tokenizer_of()
-    chat.with_tools(tokenizer)
+    tool_calls.with_tools(tokenizer)
     known = tokenizer.chat_template
     tokenizer.chat_template = template if isinstance(template, str) else template(known)
     [found] = found_in(Hunt, hunt_rows(), tokenizer, CAP)
@@ -130,10 +130,10 @@ def test_a_template_that_loses_calls_or_results_is_refused(template, evidence):
 def test_templates_that_trl_knows_lose_nothing(family, stop):
     tokenizer = tokenizer_of(family)
     tokenizer.add_special_tokens({"eos_token": stop})
-    chat.with_tools(tokenizer)
+    tool_calls.with_tools(tokenizer)
     [said] = script([{"name": "guess", "arguments": {"number": 4}}])
     prompt, tools = hunt_rows()[0]["prompt"], Environment(Hunt).tools
-    assert chat.tool_fault(tokenizer, prompt, said, tools) == ""
+    assert tool_calls.tool_fault(tokenizer, prompt, said, tools) == ""
 
 
 def test_patience_ends_and_one_row_is_enough(monkeypatch):
@@ -205,7 +205,7 @@ def test_solutions_are_stopped_and_end_at_the_bounds_of_their_types():
     ends = {name: lamps(f"last call: {name}")[4] for name in scripted.BOUNDS}
     assert ends == {"0": "0", "-1": "-1", "empty": "", "very large": str(10**18)}
     act = {"name": "act", "arguments": {"n": 4, "sure": True, "parts": [1], "text": "a"}}
-    seen = scripted.Seen(environment, [], 0, 0)
+    seen = scripted.PlayerView(environment, [], 0, 0)
     bounded = [scripted._bounded([act], to, seen)["arguments"] for to in (-1, "")]
     assert bounded[0] == {"n": -1, "sure": True, "parts": [1], "text": "-1"}
     assert bounded[1] == {"n": 4, "sure": True, "parts": [], "text": ""}

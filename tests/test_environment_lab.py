@@ -84,9 +84,9 @@ def test_a_task_without_an_environment_has_the_reward_lab():
 
 def test_it_opens_with_the_findings_and_who_played_each_row(lab):
     assert isinstance(lab, EnvironmentLab)
-    assert "scripted policies find no fault" in lab.found.value
+    assert "scripted policies find no fault" in lab.findings.value
     labels = [label for label, _ in lab.player.options]
-    assert labels[0] == f"rollout 1 (reward 1, advantage {lab.scored['advantage'][0]:+.2f})"
+    assert labels[0] == f"rollout 1 (reward 1, advantage {lab.group['advantage'][0]:+.2f})"
     assert {"scripted: idle", "scripted: oracle", OWN} <= set(labels)
     lab.number.value = 1
     assert lab.player.value == 0 and lab.row["question"] in lab.view.value
@@ -106,7 +106,7 @@ def test_an_episode_is_shown_turn_by_turn_with_what_is_masked(lab, rows):
     assert sum(tokens for *_, tokens, _ in lines[1:]) == len(sample.ids) == sample.tokens
     masked = sample.mask.count(0)
     assert f"{len(sample.ids)} of 128 tokens, {masked} (grey) masked" in told
-    gain = lab.scored["advantage"][1]
+    gain = lab.group["advantage"][1]
     assert "rollout 2" in told and "ended: answered" in told
     assert f"reward 1, mean of the group 0.5, advantage {gain:+.2f}" in told
     assert lab.box.value == f'[{{"name": "guess", "arguments": {{"n": {low}}}}}, ' + (
@@ -225,7 +225,7 @@ def test_a_call_beyond_the_limit_earns_nothing(tmp_path):
     ]
     wins = [buy, buy, {"name": "buy", "arguments": {"what": "apple"}}]
     lab = opened(f"{file}:Shop", rows, lambda _: [wins, [*wins[1:], "so"]])
-    assert lab.scored["total"].tolist() == [0, 1]
+    assert lab.group["total"].tolist() == [0, 1]
     assert "ended: turn limit" in shown(lab)[1] and shown(lab)[0][-1][0] == "assistant"
     write(lab, lab.box.value)
     assert "reward 0" in shown(lab)[1] and "ended: turn limit" in shown(lab)[1]
@@ -238,16 +238,16 @@ def test_a_class_of_ones_own_is_read_again_and_its_words_are_escaped(tmp_path):
     rows = [row | {"prompt": [{"role": "user", "content": row["question"]}]} for row in rows]
     lab = opened(f"{file}:Shop", rows, lambda _: [[buy, "<b>done</b>"], ["no"]])
     assert lab.errors.value == ""
-    assert "1 of 1 findings forbid training" in lab.found.value
-    assert "state leaks" in lab.found.value
+    assert "1 of 1 findings forbid training" in lab.findings.value
+    assert "state leaks" in lab.findings.value
     for text in ("<script>alert", "<u>0", "<i>now", "<b>done"):
-        assert text not in lab.view.value + lab.found.value
+        assert text not in lab.view.value + lab.findings.value
         assert html.escape(text) in lab.view.value
     write(lab, '{"name": "buy", "arguments": {"what": "pear"}}\n"so"')
     assert "ended: a call hung" in shown(lab)[1]
     file.write_text(MINE.replace("self.bought = False", "self.bought = self.done = False"))
     lab.test.click()
-    assert lab.errors.value == "" and "no fault" in lab.found.value
+    assert lab.errors.value == "" and "no fault" in lab.findings.value
     file.write_text(MINE.replace("return float(self.bought)", "return 7"))
     lab.test.click()
-    assert "get_reward() gave 7" in html.unescape(lab.found.value + lab.errors.value)
+    assert "get_reward() gave 7" in html.unescape(lab.findings.value + lab.errors.value)

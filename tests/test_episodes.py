@@ -10,7 +10,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from grpo_nb import environments, models, rewards, training
 from grpo_nb.environments.play import Episode
-from grpo_nb.models import chat, lm_head
+from grpo_nb.models import hub, lm_head, template
 from grpo_nb.models.engine import TransformersEngine
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import PROJECT_ROOT
@@ -31,7 +31,7 @@ def rows_of(name, count):
 def engine():
     lm_head.install()  # TRL's own product with the head needs a GPU
     model = models.load_checkpoint(str(BASE), adapter=None, quantization="16bit")
-    return TransformersEngine(model.float(), chat.load_tokenizer(str(BASE)))
+    return TransformersEngine(model.float(), hub.load_tokenizer(str(BASE)))
 
 
 def trls_trainer(engine, environment, rows, kind, folder):
@@ -95,7 +95,7 @@ def test_an_episode_has_the_tokens_masks_and_log_probabilities_of_trls(engine, n
             assert seen["completion_ids"][twin, :length].tolist() == list(episode.ids)
             assert seen["tool_mask"][twin, :length].tolist() == list(episode.mask)
         ids = seen["prompt_ids"][2 * place][seen["prompt_mask"][2 * place].bool()].tolist()
-        text = chat.render(
+        text = template.render(
             engine.tokenizer, Episode(environment, rows[place]).prompt, environment.tools
         )
         assert engine.tokenizer(text)["input_ids"] == ids

@@ -1,6 +1,11 @@
 """The paired evaluation: intervals that cover, verdicts that follow from them, the whole report."""
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
 from itertools import product
 from statistics import NormalDist
 
@@ -11,10 +16,12 @@ from answered import MATH, answers
 from conftest import TINY_SETTINGS
 
 from grpo_nb import data, evaluation
+from grpo_nb.environments import cache
 from grpo_nb.evaluation.report import LEAST_PROMPTS, UNCLEAR, accuracy_range, per_prompt, verdict
 from grpo_nb.evaluation.statistics import bootstrap, mcnemar
 from grpo_nb.rewards import load_preset
-from grpo_nb.runs import Run
+from grpo_nb.rewards.prompts import build_prompt
+from grpo_nb.runs import PROJECT_ROOT, Run, project_path
 from grpo_nb.runs.config import resolve
 from grpo_nb.views import before_after
 
@@ -220,6 +227,105 @@ def test_the_same_model_under_two_names_answers_the_same(demo_run):
     assert done == sorted(done) and done[-1] == 42 and {line[1] for line in told} == {42}
     assert told[-1][2].startswith("two, ") and told[-1][2].endswith(" tokens/s")
     assert {line["verdict"] for line in found.report["comparisons"]} == {UNCLEAR}
+
+
+ASKED = [
+    {
+        "prompt": build_prompt(f"Add {i} to 25."),
+        "question": f"Add {i} to 25.",
+        "answer": str(i + 25),
+    }
+    for i in range(3, 9)
+]
+SMALL = {
+    "evaluate.samples": 2,
+    "evaluate.eval_batch_size": 4,
+    "train.max_completion_length": 12,
+}
+TWO = [
+    evaluation.Candidate("in 4 bit", "data/tiny_base", None, "4bit"),
+    evaluation.Candidate("in 16 bit", "data/tiny_base"),
+]
+KILLED = """
+import os, signal
+from test_evaluate import ASKED, MATH, SMALL, TWO, Run, evaluation, resolve
+def progress(done, total, note):
+    if done > 28:
+        os.kill(os.getpid(), signal.SIGKILL)
+evaluation.run(TWO, ASKED, MATH, resolve("tiny-cpu", SMALL), progress, Run("p"))
+"""
+
+
+@pytest.fixture
+def sampled(monkeypatch):
+    """The numbers of the rows that a real engine was asked, in order."""
+    rows, answer = [], cache.answer
+
+    def watched(engine, part, *others, **how):
+        rows.extend(map(ASKED.index, part))
+        return answer(engine, part, *others, **how)
+
+    monkeypatch.setattr(cache, "answer", watched)
+    return rows
+
+
+def interrupt(done, total, note):
+    if done > 28:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("way", ["interrupted", "killed"])
+def test_a_stopped_evaluation_samples_what_is_missing(runs_dir, sampled, way, capsys):
+    config, run = resolve("tiny-cpu", SMALL), Run("p")
+    whole = evaluation.run(TWO, ASKED, MATH, config)
+    assert sampled == 4 * [*range(6)]
+    sampled.clear()
+    if way == "killed":
+        paths = {"PYTHONPATH": f"{PROJECT_ROOT}:{PROJECT_ROOT / 'tests'}"}
+        ended = subprocess.run([sys.executable, "-c", KILLED], env=os.environ | paths, check=False)
+        assert ended.returncode == -signal.SIGKILL
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            evaluation.run(TWO, ASKED, MATH, config, interrupt, run)
+        assert "in 4 bit, the first completion: " in capsys.readouterr().out
+    sampled.clear()
+    rest = evaluation.run(TWO, ASKED, MATH, config, run=run)
+    assert sampled == [2, 3, 4, 5], "two samples of two prompts were lost, two were not begun"
+    for label, lines in whole.samples.items():
+        pd.testing.assert_frame_equal(rest.samples[label], lines)
+    assert rest.report["comparisons"] == whole.report["comparisons"]
+    engines = [model["engine"] for model in rest.report["models"].values()]
+    assert engines == ["none: all were kept", "dense"]
+    evaluation.save(run, rest)
+    assert sorted(path.name for path in (run / "eval").iterdir()) == [
+        "report.json",
+        "samples.parquet",
+    ]
+
+
+def test_what_was_kept_is_used_only_where_all_is_the_same(runs_dir, tmp_path, sampled):
+    model = shutil.copytree(project_path("data/tiny_base"), tmp_path / "base")
+
+    def evaluate(rows=ASKED, preset=MATH, **settings):
+        sampled.clear()
+        config = resolve("tiny-cpu", SMALL | settings)
+        one = [evaluation.Candidate("base", model)]
+        return evaluation.run(one, rows, preset, config, run=Run("p")).samples["base"]
+
+    lines = evaluate()
+    assert len(sampled) == 12
+    pd.testing.assert_frame_equal(evaluate(), lines)
+    scored = evaluate(preset=load_preset("qa"))
+    assert sampled == [] and set(load_preset("qa").names) < set(scored), "scored anew"
+    for change in ({"seed": 1}, {"evaluate.samples": 3}, {"train.max_completion_length": 8}):
+        evaluate(**change)
+        assert len(sampled) == 12, change
+    evaluate(ASKED[1:])
+    assert len(sampled) == 10
+    evaluate()
+    (model / "generation_config.json").write_text('{"eos_token_id": 1}')
+    evaluate()
+    assert len(sampled) == 12
 
 
 def test_the_report_of_a_run_is_complete(demo_run):

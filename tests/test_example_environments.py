@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 from make_environments import ENVIRONMENTS, make_rows
 
+from grpo_nb import sandbox
 from grpo_nb.environments import check_rows, findings, load
 from grpo_nb.environments.examples.calculator import Calculator
 from grpo_nb.environments.examples.guess import Guess
@@ -14,7 +15,6 @@ from grpo_nb.environments.examples.wordle import hints
 from grpo_nb.environments.play import replay, script
 from grpo_nb.environments.scripted import follow, perform
 from grpo_nb.pipeline.notebooks import with_full_paths
-from grpo_nb.rewards import sandbox
 from grpo_nb.runs import PROJECT_ROOT
 
 ROWS = PROJECT_ROOT / "data/tasks"
@@ -47,7 +47,7 @@ def test_solve_wins_every_row_in_one_used_instance(name):
     environment = load(name)
     used = environment.factory()
     for row in read(name)[: SOME if name == "python_sandbox" else None]:
-        end = perform(environment, row, partial(follow, environment.solution(row)), used=used)
+        end = perform(environment, row, partial(follow, environment.solution(row)), instance=used)
         assert (end.reward, end.played.done) == (1.0, True)
         assert not [call for call in end.calls if call.error]
 

@@ -10,9 +10,9 @@ import torch
 from families import FAMILIES
 
 from grpo_nb import models
-from grpo_nb.models import chat
+from grpo_nb.answers.forms import TAGS
+from grpo_nb.models import hub, template
 from grpo_nb.pipeline.notebooks import run_pipeline
-from grpo_nb.rewards.forms import TAGS
 
 ASKED = [{"role": "system", "content": "Say it."}, {"role": "user", "content": "2 + 2?"}]
 BACKENDS = pytest.mark.parametrize("backend", ["transformers", "unsloth"])
@@ -99,16 +99,16 @@ def test_a_family_learns_and_merges_as_it_was_trained(folders, name, backend, ru
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_a_template_does_is_known(folders, name):
     """It says what the system prompt says, and may open a block of thought."""
-    tokenizer = chat.load_tokenizer(str(folders[name]))
-    text, check = chat.render(tokenizer, ASKED), chat.check_template(tokenizer, ASKED)
+    tokenizer = hub.load_tokenizer(str(folders[name]))
+    text, check = template.render(tokenizer, ASKED), template.check_template(tokenizer, ASKED)
     assert text.count("Say it.") == 1
     assert text.index("Say it.") < text.index("2 + 2?")
     assert check.state == ("warning" if name in NO_SYSTEM else "ok")
     assert ("takes no system role" in check.evidence) == (name in NO_SYSTEM)
-    folded = chat.fold_system(tokenizer, ASKED)
+    folded = template.fold_system(tokenizer, ASKED)
     assert (len(folded) == 1) == (name in NO_SYSTEM)
-    assert chat.fold_system(tokenizer, folded) == folded
-    opened = chat.opens_thinking(tokenizer)
+    assert template.fold_system(tokenizer, folded) == folded
+    opened = template.opens_thinking(tokenizer)
     assert opened == ("<think>\n" if name in THINKING else "")
     assert text.endswith(opened) and ("inside the block" in check.evidence) == bool(opened)
 
@@ -118,25 +118,25 @@ def test_settings_of_the_template_reach_whoever_renders(folders, tmp_path):
     folder, no_thoughts = folders["qwen3"], '{"enable_thinking": false}'
     config = families.settings_of(folder, "unsloth", **{"model.chat_template_kwargs": no_thoughts})
     assert config.model.chat_template_kwargs == {"enable_thinking": False}
-    plain = chat.load_tokenizer(str(folder))
-    quick = chat.load_tokenizer(str(folder), config.model.chat_template_kwargs)
+    plain = hub.load_tokenizer(str(folder))
+    quick = hub.load_tokenizer(str(folder), config.model.chat_template_kwargs)
     empty = "<think>\n\n</think>\n\n"
-    assert chat.render(quick, ASKED) == chat.render(plain, ASKED) + empty
+    assert template.render(quick, ASKED) == template.render(plain, ASKED) + empty
     how = {"tokenize": False, "add_generation_prompt": True}
     asked_for = quick.apply_chat_template(ASKED, enable_thinking=True, **how)
-    assert asked_for == chat.render(plain, ASKED)
+    assert asked_for == template.render(plain, ASKED)
     shutil.copy(folder / "config.json", tmp_path)
     quick.save_pretrained(tmp_path)
-    saved = chat.load_tokenizer(str(tmp_path), config.model.chat_template_kwargs)
+    saved = hub.load_tokenizer(str(tmp_path), config.model.chat_template_kwargs)
     assert saved.chat_template == quick.chat_template
-    assert chat.load_tokenizer(str(tmp_path)).apply_chat_template(ASKED, **how).endswith(empty)
+    assert hub.load_tokenizer(str(tmp_path)).apply_chat_template(ASKED, **how).endswith(empty)
 
 
 def test_the_four_notebooks_run_on_a_family(runs_dir, forks, monkeypatch):
     """With all at once: no system role, a block of thought that is opened, and experts."""
-    template = families.GEMMA2 + families.OPENS_THOUGHT
-    monkeypatch.setitem(families.SPECIAL, template, families.SPECIAL[families.GEMMA2])
-    unusual = FAMILIES["qwen3_moe"]._replace(template=template)
+    source = families.GEMMA2 + families.OPENS_THOUGHT
+    monkeypatch.setitem(families.SPECIAL, source, families.SPECIAL[families.GEMMA2])
+    unusual = FAMILIES["qwen3_moe"]._replace(template=source)
     monkeypatch.setitem(FAMILIES, "unusual", unusual)
     settings = families.SETTINGS | {
         "model.model_path": str(families.build("unusual", runs_dir)),

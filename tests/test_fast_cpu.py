@@ -252,14 +252,36 @@ def test_of_the_4bit_policy_they_are_the_same_but_for_bf16(batch, policy, runs_d
     assert 0 < (shared - gradient).norm() < 0.1 * gradient.norm()
 
 
-def test_what_would_not_save_work_is_computed_plainly(updated, batch):
-    """Where a prompt is short, what a token of a long row attends to costs more than it saves."""
+def test_a_prompt_of_two_tokens_is_shared_too(updated, batch):
+    """What a token attends to does not grow with its group."""
     full = batch | {
         "prompt_ids": torch.full((12, 2), 3),
         "prompt_mask": torch.ones(12, 2, dtype=torch.long),
         "completion_mask": torch.ones(12, 12, dtype=torch.long),
     }
-    assert update(updated, full, True)[2] == 12 * 14
+    assert update(updated, full, True)[2] == 1 + 12 * 13
+    assert update(updated, full, True)[0] == pytest.approx(update(updated, full, False)[0])
+
+
+def test_gradients_do_not_depend_on_how_threads_take_turns():
+    """Else a training that was cut off would not go on bit for bit."""
+    prompt, group, width = [5] * 64, 8, 40
+    ids = torch.tensor([prompt + [7] * width] * group)
+    inputs, _ = fast_cpu.pack(ids, torch.ones_like(ids), width)
+    generator = torch.Generator().manual_seed(0)
+    shape = (1, 4, inputs["input_ids"].shape[1], 128)
+    vectors = [torch.randn(shape, generator=generator).requires_grad_() for _ in range(3)]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        gradients = []
+        for _ in range(20):
+            mixed, _ = fast_cpu.attend(torch.nn.Module(), *vectors, inputs["attention_mask"])
+            gradients.append(torch.autograd.grad(mixed.pow(2).sum(), vectors))
+    finally:
+        torch.set_num_threads(threads)
+    for gradient in gradients:
+        assert all(map(torch.equal, gradient, gradients[0]))
 
 
 def test_models_with_windows_or_states_are_left_alone():

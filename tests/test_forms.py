@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_nb import data, reward_lab
+from grpo_nb.answers import FORMS, TAGS, find_form
 from grpo_nb.data import store
-from grpo_nb.models import Sample, chat
+from grpo_nb.models import Sample, hub, template
 from grpo_nb.reward_lab import Bench, baseline
 from grpo_nb.reward_lab.baseline import Baseline
-from grpo_nb.rewards import Adaptive, forms, gated, load_preset, load_rewards, reward_set
+from grpo_nb.rewards import Adaptive, gated, load_preset, load_rewards, reward_set
 from grpo_nb.rewards import numeric_correctness_reward as correct
 from grpo_nb.rewards import soft_format_reward as formed
 from grpo_nb.rewards.prompts import build_prompt
@@ -20,7 +21,7 @@ from grpo_nb.runs import Run, Stage, start_stage
 from grpo_nb.runs.config import resolve
 
 NAMED = ["tags:think,answer", "tags:start_working_out,SOLUTION"]
-EVERY = [*forms.FORMS, *NAMED]
+EVERY = [*FORMS, *NAMED]
 THINK = "<think>\n"
 each_form = pytest.mark.parametrize("name", EVERY)
 each_opening = pytest.mark.parametrize("opened", ["", THINK], ids=["", "opened"])
@@ -57,10 +58,10 @@ def test_reference_wins_attacks_lose_and_a_wrong_answer_too(name, opened, runs_d
 
 @each_form
 def test_an_honest_answer_in_another_form_earns_nothing_for_its_format(name):
-    form = forms.find(name)
+    form = find_form(name)
     if form.has("marks"):
         for other in EVERY:
-            text = forms.find(other).reference(ROWS[0])
+            text = find_form(other).reference(ROWS[0])
             assert form.is_well_formed(text) == (other == name), other
 
 
@@ -72,7 +73,7 @@ NO_MARKS = st.text(st.characters(codec="utf-8", exclude_characters="<>#`{}\\")).
 @pytest.mark.parametrize("name", EVERY)
 def test_what_is_written_is_read(name, reasoning, answer):
     for opened in ("", THINK):
-        form = forms.find(name)._replace(opened=opened)
+        form = find_form(name)._replace(opened=opened)
         said = form.write(reasoning, " ".join(answer.split()))
         assert form.extract(said) == " ".join(answer.split())
         assert form.is_well_formed(said) and form.progress(said) == 1
@@ -120,7 +121,7 @@ READ = [  # form, what the template opened, completion, what is read, whether it
 
 @pytest.mark.parametrize(("name", "opened", "text", "answer", "formed"), READ)
 def test_what_is_read_and_what_is_well_formed(name, opened, text, answer, formed):
-    form = forms.find(name)._replace(opened=opened)
+    form = find_form(name)._replace(opened=opened)
     assert (form.extract(text), form.is_well_formed(text)) == (answer, formed)
     assert 0 <= form.progress(text) <= 1
 
@@ -128,7 +129,7 @@ def test_what_is_read_and_what_is_well_formed(name, opened, text, answer, formed
 @each_opening
 @each_form
 def test_a_megabyte_of_anything_is_read_in_linear_time(name, opened):
-    form = forms.find(name)._replace(opened=opened)
+    form = find_form(name)._replace(opened=opened)
     floods = ("<think>", "</think>", "<answer>", "<answer", "</answer>", r"\boxed{", "{}", "#### ")
     for flood in (*floods, "```python\n", "{"):
         text = flood * (1_000_000 // len(flood))
@@ -142,7 +143,7 @@ def test_a_form_that_is_none_is_refused(name):
 
 
 def test_a_set_follows_its_form():
-    assert math_in("").form == forms.TAGS
+    assert math_in("").form == TAGS
     assert math_in("tags").reward_funcs == load_preset("math").reward_funcs
     boxed = math_in("boxed")
     assert "\\boxed{}" in boxed.form.system_prompt
@@ -157,7 +158,7 @@ def test_a_set_follows_its_form():
 
 def test_gates_and_rewards_of_ones_own_follow_or_stay():
     mine = lifted(lambda completions, **_: [1.0] * len(completions), "mine")
-    other = formed.configured("boxed_beside", form=forms.find("boxed"))
+    other = formed.configured("boxed_beside", form=find_form("boxed"))
     gate = gated(correct, by=formed, name="gate")
     pairs = [(correct, 1), (gate, 1), (Adaptive(formed), 1), (mine, 1), (other, 1)]
     made = reward_set(pairs).in_form("hash")
@@ -177,11 +178,11 @@ reward_funcs = [rewards.numeric_correctness_reward, rewards.soft_format_reward]
 def stage_02(name, opened=""):
     """Of a run whose data stage 01 prepared in a form, for a template that opens `opened`."""
     stage = start_stage("01", "formed", {"rewards.form": name, **SMALL}, profile="tiny-cpu")
-    tokenizer = chat.load_tokenizer(stage.config.model.model_path)
+    tokenizer = hub.load_tokenizer(stage.config.model.model_path)
     ends = "' }}{% endif %}"
     tokenizer.chat_template = tokenizer.chat_template.replace(ends, opened + ends)
     preset = reward_lab.in_template(stage, tokenizer)
-    count = partial(chat.count_tokens, tokenizer)
+    count = partial(template.count_tokens, tokenizer)
     data.prepare(stage.run, stage.config.data, 0, count, preset)
     stage.finish("data")
     return start_stage("02", "formed", {"rewards.baseline_completions": 8})
@@ -190,7 +191,7 @@ def stage_02(name, opened=""):
 SAMPLED = []  # of the base, asked as it was taught: the same for every form, so the first samples
 
 
-@pytest.mark.parametrize("name", forms.FORMS)
+@pytest.mark.parametrize("name", FORMS)
 def test_notebook_2_passes_on_the_tiny_base_in_every_form(name, runs_dir):
     stage = stage_02(name)
     preset, rows = load_rewards(stage.config.rewards), data.load(stage.run, "train")

@@ -405,7 +405,9 @@ def test_a_cell_may_bring_its_own_form_and_an_emptied_one_asks_before_it_is_undo
 def in_cell(notebook):
     cells = nbformat.read(project_path(f"notebooks/{notebook}.ipynb"), as_version=4).cells
     (cell,) = [c for c in cells if "your-reward-here" in c.metadata.get("tags", [])]
-    return re.sub("^# ?", "", cell.source, flags=re.M)  # as Ctrl-A and Ctrl-/ leave it
+    magic, text = cell.source.split("\n", 1)
+    assert magic == "%%rewards"
+    return re.sub("^# ?", "", text, flags=re.M)  # as Ctrl-/ leaves the lines below the first
 
 
 EXAMPLES = {
@@ -524,7 +526,7 @@ def test_an_adoption_that_is_killed_at_any_write_is_as_before_or_as_after(lab, t
         run = Run("gate")
         outcomes.append(tree(run) == before)
         if not outcomes[-1]:
-            assert run.status("02") == "done", number
+            assert run.state("02").status == "done", number
             config = start_stage("03", "gate").config.rewards
             chosen = load_preset(config.preset, config.reward_weights)
             assert reward_lab.check(run, chosen) and chosen.reward_weights == [1, 0.125]
@@ -544,30 +546,67 @@ def test_an_adoption_that_is_killed_at_any_write_is_as_before_or_as_after(lab, t
     assert not (lab.run / ".undo.json").exists() and not lab.run.in_use(".lock")
 
 
-HISTORY = """import json, sys
+NOTEBOOK = """import json, sys
 from IPython.core.interactiveshell import InteractiveShell
-from grpo_nb.reward_lab.own import cell_of_rewards
-found = []
+from grpo_nb import reward_lab
+from grpo_nb.reward_lab.own import RewardsCell
+taken = []
 for cells in json.loads(sys.argv[1]):
     InteractiveShell.clear_instance()
-    for cell in cells:
-        InteractiveShell.instance().run_cell(cell, store_history=True)
-    found.append(cell_of_rewards())
-print(json.dumps(found))"""
-FIRST, SECOND = "def f(completions, **_): return 1", "def g(completions, **_): return 2"
-CELLS = [  # cells as they were run, and the place of the one that is taken
-    ((FIRST, "x = 1", SECOND, "def helper(text): return 3", "x"), 2),
-    ((FIRST, "# Your rewards, gone again"), 1),
-    ((FIRST, "# # Your rewards, gone again"), 1),
-    (("class A:\n  def __call__(self, completions, **_): ...",), 0),
-    (("import json as mine\nreward_funcs = [mine.loads]", "x"), 0),
-    (("import grpo_nb.rewards as r\n@r.reward()\ndef f(response): return 1.0",), 0),
-    (("x = 1", "print(reward_funcs)"), None),
-]
+    shell, own = InteractiveShell.instance(), RewardsCell()
+    own.register()
+    errors = [shell.run_cell(cell, store_history=True).error_in_exec for cell in cells]
+    try:
+        text = own.adopted_text()
+    except ValueError as error:
+        text = f"refused: {error}"
+    taken.append([text, [repr(error) for error in errors if error]])
+print(json.dumps(taken))"""
+MAGIC, FIRST = "%%rewards\n", "def f(completions, **_): return 1"
+SECOND, SCRATCH = "def g(completions, **_): return 2", "x = g([])\ndef helper(text): return 3"
+NOTED, USED = "# Your rewards, gone again", "reward_funcs = [f]"
+CELLS = {  # cells as they were run, and the place of the one that is taken, or what is said
+    "the last one, whose functions other cells call": ([MAGIC + FIRST, MAGIC + SECOND, SCRATCH], 1),
+    "emptied": ([MAGIC + FIRST, MAGIC + NOTED], 1),
+    "a class": ([f"{MAGIC}class A:\n  def __call__(self, completions): ...\na = A()"], 0),
+    "none": (["x = 1"], ""),
+    "other functions": (["import json\ndef helper(text): return 3\nfuncs = [json.loads]"], ""),
+    "pasted over the magic": ([MAGIC + NOTED, f"{FIRST}\n{USED}"], "refused: f, reward_funcs: "),
+    "pasted over the magic, again": ([MAGIC + FIRST, FIRST], "refused: f: defined in a cell that"),
+    "lifted": (["import grpo_nb.rewards as r\n@r.reward()\ndef f(response): ..."], "refused: f: "),
+    "put right": ([FIRST, MAGIC + FIRST], 1),
+}
 
 
-def test_the_cell_is_the_one_that_was_run_last():
-    command = [sys.executable, "-c", HISTORY, json.dumps([cells for cells, _ in CELLS])]
+def test_the_cell_is_the_one_that_was_run_last_and_rewards_outside_of_it_are_not_passed_over():
+    command = [sys.executable, "-c", NOTEBOOK, json.dumps([cells for cells, _ in CELLS.values()])]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    for found, (cells, place) in zip(json.loads(printed.splitlines()[-1]), CELLS, strict=True):
-        assert found == ("" if place is None else cells[place])
+    all_taken = json.loads(printed.splitlines()[-1])
+    for (text, errors), (case, (cells, expected)) in zip(all_taken, CELLS.items(), strict=True):
+        assert errors == [], case
+        if isinstance(expected, int):
+            assert text == cells[expected].replace(MAGIC, "# %%rewards\n") + "\n", case
+        else:
+            assert text.startswith(expected) and bool(text) == bool(expected), case
+
+
+def test_an_error_in_the_cell_of_rewards_stops_it_and_names_its_line():
+    cells = [f"{MAGIC}{FIRST}\n1 / 0"]
+    command = [sys.executable, "-c", NOTEBOOK, json.dumps([cells])]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    ((text, errors),) = json.loads(printed.splitlines()[-1])
+    assert errors == ["ZeroDivisionError('division by zero')"]
+    assert re.search(r"-+> 3 1 / 0", re.sub(r"\x1b\[[\d;]*m", "", printed)), printed
+    assert text == f"# %%rewards\n{FIRST}\n1 / 0\n"  # which `adopt` refuses, with the same line
+
+
+def test_a_cell_is_kept_as_it_is_and_what_was_measured_beside_it(lab):
+    text = f"from __future__ import annotations\n\n{OWN}"
+    assert adopted(lab, text).full == 2.0
+    assert (lab.run / "rewards/mine.py").read_text(encoding="utf-8") == text
+    assert json.loads((lab.run / "rewards/mine.about.json").read_text()) == {
+        "form": "math",
+        "ranges": {"right": [0.0, 2.0]},
+    }
+    assert adopted(lab, EXACT).names == MATH.names[:1]
+    assert json.loads((lab.run / "rewards/mine.about.json").read_text())["ranges"] == {}

@@ -31,7 +31,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def one(trained):
-    trained.samples_densely, trained._dense, trained.steps.guard.seen = True, None, []
+    trained.samples_densely, trained._dense, trained.steps.guard.looks = True, None, []
     torch.manual_seed(0)
     return trained
 
@@ -48,7 +48,7 @@ def test_samples_that_are_not_the_policys_stop_the_training(one, monkeypatch, na
 def test_the_policys_own_samples_do_not(one, copied):
     one.samples_densely = copied
     one.steps.guard()
-    seen = one.steps.guard.seen[-1]
+    seen = one.steps.guard.looks[-1]
     assert abs(seen.score) < guard.SCORE
     assert seen.tokens > 300 and seen.change > guard.CHANGE and seen.entropy > guard.ENTROPY
 
@@ -88,8 +88,8 @@ def test_an_engine_whose_log_probabilities_are_others_stops_it(one, monkeypatch)
     monkeypatch.setattr(Trainer, "_generate_single_turn", other)
     off = 0.02
     one.steps.guard()
-    assert one.steps.guard.seen[-1].difference == pytest.approx(off, abs=1e-3)
-    off = -0.6 * one.steps.guard.seen[-1].change  # nearer to the policy without the noise
+    assert one.steps.guard.looks[-1].difference == pytest.approx(off, abs=1e-3)
+    off = -0.6 * one.steps.guard.looks[-1].change  # nearer to the policy without the noise
     with pytest.raises(RuntimeError, match=rf"log-probabilities are off by {-off:.2f}"):
         one.steps.guard()
     monkeypatch.setattr(guard, "changeable", lambda trainer: [])
@@ -131,7 +131,7 @@ def test_a_training_with_the_guard_is_the_one_without(start, monkeypatch):
         trainer.train()
         weights = [p.detach().clone() for p in trainer.model.parameters() if p.requires_grad]
         found.append((comparable(trainer.stage.run), weights, torch.get_rng_state()))
-        assert len(trainer.steps.guard.seen) == (3 if every else 0), "steps 1 and 3, and the end"
+        assert len(trainer.steps.guard.looks) == (3 if every else 0), "steps 1 and 3, and the end"
     (lines, weights, state), (guarded_lines, guarded, guarded_state) = found
     assert lines == guarded_lines
     assert all(map(torch.equal, weights, guarded))
@@ -158,7 +158,7 @@ def test_full_fine_tuning_is_guarded_too(start, monkeypatch):
     full = {"policy.finetuning": "full", "policy.backend": "transformers"}
     one = start(**full, **WHOLE, **{"model.quantization": "16bit"})
     one.steps.guard()
-    assert one.steps.guard.seen[0].change > guard.CHANGE
+    assert one.steps.guard.looks[0].change > guard.CHANGE
     sample = Trainer._generate_single_turn
     stale = one.model.state_dict()
     stale = {name: weight.clone() for name, weight in stale.items()}

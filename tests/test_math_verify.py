@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_nb.rewards import math_worker
-from grpo_nb.rewards.answers import compare
-from grpo_nb.rewards.math_worker import _POOL, MathWorker, equal_latex
+from grpo_nb.answers import compare_answers, math_worker
+from grpo_nb.answers.math_worker import _POOL, MathWorker, equal_latex
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +58,7 @@ GUARDED = [
 def test_bombs_that_the_guards_know_never_reach_the_worker(bomb):
     equal_latex("18", "17")
     before = time.process_time(), time.perf_counter()
-    assert compare("18", bomb)[0] is False
+    assert compare_answers("18", bomb)[0] is False
     assert time.process_time() - before[0] < 0.1
     assert time.perf_counter() - before[1] < 1
     assert _POOL.timeouts == 0
@@ -81,7 +80,7 @@ def test_sixty_four_bombs_get_less_than_ten_seconds(monkeypatch):
     assert len(bombs) == 64
     given, real = [], MathWorker.ask
     monkeypatch.setattr(MathWorker, "ask", lambda *asked: given.append(asked[3]) or real(*asked))
-    assert [compare("x^2+y+z+w+7", bomb)[0] for bomb in bombs] == [False] * 64
+    assert [compare_answers("x^2+y+z+w+7", bomb)[0] for bomb in bombs] == [False] * 64
     assert len(given) > 20 and sum(given) < 8
 
 
@@ -232,7 +231,7 @@ def test_a_forked_process_has_workers_of_its_own():
 
 
 PARENT = """import os, signal, sys
-from grpo_nb.rewards.math_worker import _POOL, equal_latex
+from grpo_nb.answers.math_worker import _POOL, equal_latex
 equal_latex("18", "17")
 pids = [worker.process.pid for worker in _POOL.workers if worker.process]
 pids += [int(c) for p in pids for c in open(f"/proc/{p}/task/{p}/children").read().split()]

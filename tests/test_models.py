@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from grpo_nb import models
-from grpo_nb.models import chat, weights
+from grpo_nb.models import hub, template, weights
 from grpo_nb.models import policy as policy_module
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import PROJECT_ROOT, project_path
@@ -30,26 +30,26 @@ def base():
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return chat.load_tokenizer(TINY)
+    return hub.load_tokenizer(TINY)
 
 
 @pytest.mark.parametrize("path", ["nowhere", "/no/such/model", "../x/y", "data/arithmetic.jsonl"])
 def test_a_model_path_that_does_not_exist_is_named(path):
     with pytest.raises(FileNotFoundError, match=r"holds no config.json. Give the folder"):
-        chat.find_model(path)
+        hub.find_model(path)
 
 
 def test_a_hub_name_that_cannot_be_had_says_so(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it tries again
     with pytest.raises(FileNotFoundError, match=r"could not be loaded .* check the hub name"):
-        chat.load_tokenizer("nobody/no-such-model")
+        hub.load_tokenizer("nobody/no-such-model")
 
 
 def test_a_tokenizer_without_chat_template_is_refused(tmp_path):
     shutil.copytree(project_path(TINY), tmp_path / "m")
     (tmp_path / "m/chat_template.jinja").unlink()
     with pytest.raises(ValueError, match="has no chat template"):
-        chat.load_tokenizer(str(tmp_path / "m"))
+        hub.load_tokenizer(str(tmp_path / "m"))
 
 
 def test_an_engine_that_cannot_be_opened_says_what_it_needs():
@@ -118,27 +118,27 @@ def test_where_unsloth_starts_no_engine_transformers_generates_or_it_is_refused(
 
 
 def test_the_prompt_ends_where_the_completion_begins(tokenizer):
-    text = chat.render(tokenizer, PROMPTS[0])
+    text = template.render(tokenizer, PROMPTS[0])
     assert text.endswith("<|im_start|>assistant\n")
     tokenizer([text, "a"], padding=True)  # must not leave padding on
-    assert chat.count_tokens(tokenizer, [*PROMPTS[:1], build_prompt("a")])[0] == len(
+    assert template.count_tokens(tokenizer, [*PROMPTS[:1], build_prompt("a")])[0] == len(
         tokenizer(text)["input_ids"]
     )
-    assert chat.count_tokens(tokenizer, []) == []
-    check = chat.check_template(tokenizer, PROMPTS[0])
+    assert template.count_tokens(tokenizer, []) == []
+    check = template.check_template(tokenizer, PROMPTS[0])
     assert check.state == "ok" and check.evidence.endswith(r"<|im_start|>assistant\n'")
-    shown = chat.show_tokens(tokenizer, PROMPTS[0])
+    shown = template.show_tokens(tokenizer, PROMPTS[0])
     assert shown.startswith("⟦<|im_start|>⟧system|⏎\n|")
     assert shown.endswith("⟦<|im_start|>⟧assistant|⏎\n|")
 
 
 def test_a_template_without_generation_prompt_is_refused(tmp_path):
     shutil.copytree(project_path(TINY), tmp_path / "m")
-    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    (tmp_path / "m/chat_template.jinja").write_text(template)
-    tokenizer = chat.load_tokenizer(str(tmp_path / "m"))
+    text = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    (tmp_path / "m/chat_template.jinja").write_text(text)
+    tokenizer = hub.load_tokenizer(str(tmp_path / "m"))
     with pytest.raises(ValueError, match=r"ignores add_generation_prompt: .* 'user: What is"):
-        chat.check_template(tokenizer, [{"role": "user", "content": "What is 47?"}])
+        template.check_template(tokenizer, [{"role": "user", "content": "What is 47?"}])
 
 
 @pytest.fixture(scope="module")
@@ -350,7 +350,7 @@ def test_a_full_models_weights_go_into_a_policy(tmp_path):
 
 @pytest.mark.parametrize(("error", "shown"), [(ValueError, ""), (RuntimeError, "library\n\n")])
 def test_what_libraries_print_stands_only_above_errors_that_are_not_ours(capsys, error, shown):
-    with pytest.raises(error), chat.quiet():
+    with pytest.raises(error), hub.quiet():
         print("library")
         raise error("a sentence")
     assert capsys.readouterr().err == shown

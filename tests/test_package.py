@@ -13,7 +13,8 @@ MAY_IMPORT_HEAVY = {"models", "training", "export"}
 IMPORTED_LATE = ("training/trainer.py", "models/dense.py")
 FLOORS = [
     {"machine"},
-    {"runs", "colab"},
+    {"runs", "colab", "sandbox"},
+    {"answers"},
     {"rewards"},
     {"data", "models"},
     {"environments"},
@@ -61,11 +62,65 @@ def test_imports_follow_the_direction_of_the_data_and_functions_are_short():
     assert not [(path.name, fault) for path in MODULES for fault in faults_of(path)]
 
 
+def room_imports(path):
+    """Yield the modules of its room that a module imports, type hints apart."""
+    room, tree = path.parent, ast.parse(path.read_text(encoding="utf-8"))
+    package = ".".join(room.relative_to(PROJECT_ROOT).parts)
+    hints = [n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n)]
+    skipped = {id(node) for hint in hints for node in ast.walk(hint)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or id(node) in skipped:
+            continue
+        for name in [f"{node.module}.{alias.name}" for alias in node.names]:
+            if name.startswith(f"{package}."):
+                place = room / name.removeprefix(f"{package}.").split(".")[0]
+                module = place.with_suffix(".py")
+                if not place.is_dir():  # the files of a package inside are a room of their own
+                    yield module if module.is_file() else room / "__init__.py"
+
+
+def circles(graph):
+    """Return the modules from which a way of imports leads back to themselves."""
+
+    def reach(module, been):
+        for other in graph.get(module, set()) - been:
+            been.add(other)
+            reach(other, been)
+        return been
+
+    return sorted(module for module in graph if module in reach(module, set()))
+
+
+def test_no_imports_go_in_a_circle_within_a_room():
+    graph = {path: set(room_imports(path)) for path in MODULES}
+    training = PROJECT_ROOT / "grpo_nb/training"
+    assert training / "callbacks.py" in graph[training / "trainer.py"], "imports are recognized"
+    assert circles({1: {2}, 2: {3}, 3: {2}, 4: {1}}) == [2, 3]
+    assert circles(graph) == []
+
+
 def test_importing_loads_nothing_heavy():
     probe = "from grpo_nb.__main__ import main; import sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert not loaded & (HEAVY | {"pandas", "numpy", "transformers", "pydantic", "rich"})
+
+
+def test_python_ends_quickly_once_a_tokenizer_is_loaded_and_importing_changes_nothing():
+    probe = """
+import atexit, gc
+callbacks = atexit._ncallbacks()
+import grpo_nb
+print(atexit._ncallbacks() - callbacks)
+from grpo_nb.models import load_tokenizer
+for _ in range(2):
+    load_tokenizer("data/tiny_base")
+atexit._run_exitfuncs()
+print(gc.get_freeze_count() > 0)
+"""
+    command = [sys.executable, "-c", probe]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PROJECT_ROOT)
+    assert done.stdout.split() == ["0", "True"]
 
 
 def test_help_needs_nothing_heavy():

@@ -15,7 +15,7 @@ from test_gate import tree
 
 from grpo_nb.__main__ import main
 from grpo_nb.pipeline import notebooks as pipeline
-from grpo_nb.runs import NOTEBOOKS, Run, Stage, write_json
+from grpo_nb.runs import NOTEBOOKS, Run, Stage, config, write_json
 
 
 @pytest.fixture
@@ -144,8 +144,10 @@ def part_of_sweep(demo_run, name, folder, steps, last):
     """A copy of the finished run as a trial of this number of steps, done up to a stage."""
     shutil.copytree(demo_run.path, folder / name)
     run, swept = Run(name), {"train.max_steps": steps}
-    write_json(run / "settings.json", {**run.settings(), **swept})
+    run.write_config(config.resolve("tiny-cpu", run.settings(), swept, {"train.save_steps": 2}))
     write_json(run / "manifest.json", {k: v for k, v in run.manifest().items() if k <= last})
+    for stage in run.manifest():
+        run.record(stage, {"settings": config.digest(run.config(), stage)})
     return run
 
 
@@ -157,8 +159,6 @@ def test_a_killed_sweep_goes_on_where_it_was(demo_run, tmp_path, monkeypatch):
     cut = part_of_sweep(demo_run, "s-001", tmp_path, 9, "02")
     shutil.rmtree(cut / "train")
     settings = {**TINY_SETTINGS, "train.save_steps": 2}
-    for run in (done, cut):
-        write_json(run / "settings.json", {**run.settings(), "train.save_steps": 2})
     settings.pop("train.max_steps")
     sweep = {"profile": "tiny-cpu", "settings": settings, "grid": {"train.max_steps": [4, 9]}}
     (tmp_path / "s.yaml").write_text(json.dumps(sweep))
@@ -172,7 +172,7 @@ def test_a_killed_sweep_goes_on_where_it_was(demo_run, tmp_path, monkeypatch):
             process.send_signal(signal.SIGKILL)
         assert psutil.wait_procs(processes, 30)[1] == [], "an orphan"
     assert not any(run.in_use(".lock", ".pipeline.lock") for run in (done, cut))
-    assert (done.status("04"), cut.status("03")) == ("done", "cut off")
+    assert (done.state("04").status, cut.state("03").status) == ("done", "cut off")
     again = subprocess.run(command, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert "s-001: done" in again.stdout and "2 of 2 trials are done" in again.stdout

@@ -17,7 +17,7 @@ from trainings import arguments_of, comparable, lines_of, make_run
 from grpo_nb import training
 from grpo_nb.pipeline import launch as launch_module
 from grpo_nb.pipeline.notebooks import run_pipeline
-from grpo_nb.runs import Run, check_stages_before, write_json
+from grpo_nb.runs import Run, check_stages_before
 from grpo_nb.runs.config import resolve
 from grpo_nb.training import checkpoints, ranks
 
@@ -131,7 +131,7 @@ def test_a_kill_between_moving_a_training_and_the_next_loses_nothing(runs_dir):
     run = make_run("moved", **(TWO | {"train.max_steps": 1}))
     assert launch(run, processes=0).returncode == 0
     before = list(contents(run / "train").values())
-    write_json(run / "settings.json", run.settings() | {"train.learning_rate": 2e-3})
+    run.write_config(resolve("tiny-cpu", run.settings(), {"train.learning_rate": 2e-3}))
     done = launch(run, "moved", processes=0)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert list(contents(run / "train.old-1").values()) == before
@@ -244,8 +244,7 @@ def test_stage_03_takes_what_was_set_before_it_and_what_is_set_now(runs_dir):
     stage = launch_module._start(run, {"train.learning_rate": "5e-4"}, force=True)
     run.lock().release(force=True)
     now = {"train.max_steps": 7, "train.learning_rate": "5e-4", "trl.epsilon_high": 0.28}
-    set_here = [name for name, source in stage.config.sources.items() if source == "set here"]
-    assert set(set_here) == set(now), "and nothing that is a default"
+    assert set(run.settings()) == {*now, "data.eval_rows"}, "and nothing that is a default"
     assert (stage.config.train.max_steps, stage.config.train.learning_rate) == (7, 5e-4)
     with pytest.raises(ValueError, match="eval_rows belongs to 01_prepare_data, not to 03"):
         launch_module._start(run, {"data.eval_rows": 8}, force=True)
@@ -254,8 +253,7 @@ def test_stage_03_takes_what_was_set_before_it_and_what_is_set_now(runs_dir):
 @pytest.mark.parametrize("resume", ["always", "auto"])
 def test_how_to_resume_is_for_one_call_and_the_rest_is_kept(runs_dir, resume):
     run = Run("x")
-    run.write_config(resolve("tiny-cpu", {}))
-    write_json(run / "settings.json", {"train.max_steps": 7})
+    run.write_config(resolve("tiny-cpu", {"train.max_steps": 7}))
     for given, now in (({"train.max_steps": "9", "train.resume": resume}, resume), ({}, "auto")):
         train = launch_module._start(run, given, force=True).config.train
         run.lock().release(force=True)

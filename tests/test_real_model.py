@@ -12,7 +12,7 @@ import torch
 from sampling_faults import FAULTS
 
 from grpo_nb import data, export, models, reward_lab, training
-from grpo_nb.models import chat
+from grpo_nb.models import template
 from grpo_nb.models.dense import DenseEngine
 from grpo_nb.reward_lab import bench_of
 from grpo_nb.reward_lab.baseline import passed
@@ -46,7 +46,7 @@ def trained(tmp_path_factory):
         run, config = stage.run, stage.config
         policy = models.load_policy(config.model, config.seed, config.policy)
         chosen = reward_lab.in_template(stage, policy.tokenizer)
-        count = partial(chat.count_tokens, policy.tokenizer)
+        count = partial(template.count_tokens, policy.tokenizer)
         data.prepare(run, config.data, config.seed, count, chosen)
         run.write_config(config)
         rows, held_out = data.load(run, "train"), data.load(run, "eval")[:12]
@@ -76,7 +76,7 @@ def test_it_is_loaded_with_its_template_and_ends_its_turns(trained):
     policy = trained["policy"]
     assert isinstance(policy.engine, DenseEngine)
     prompt = [{"role": "user", "content": "What is the capital of France?"}]
-    text = chat.render(policy.tokenizer, prompt)
+    text = template.render(policy.tokenizer, prompt)
     assert text.endswith(
         "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -97,7 +97,7 @@ def test_the_guard_was_silent_and_the_steps_were_real(trained):
     steps = [line for line in lines if "reward" in line]
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
     assert any(line["grad_norm"] > 0 for line in steps)
-    scores = [look.score for look in trained["trainer"].steps.guard.seen]
+    scores = [look.score for look in trained["trainer"].steps.guard.looks]
     assert len(scores) >= 2 and np.abs(scores).max() < 4.7
 
 

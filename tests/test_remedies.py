@@ -7,10 +7,11 @@ import pandas as pd
 import pytest
 
 from grpo_nb import data, models, reward_lab, rewards, training
-from grpo_nb.models.chat import count_tokens
+from grpo_nb.models.template import count_tokens
 from grpo_nb.reward_lab import bench_of
 from grpo_nb.runs import Check, Run, Stage
 from grpo_nb.runs.config import resolve
+from grpo_nb.runs.files import read_json
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +30,9 @@ def tried(tmp_path_factory):
 
 def test_each_remedy_is_measured_on_the_same_prompts(tried):
     names = set(tried["remedy"])
+    warm = tried[tried["remedy"] == "12 SFT warm-up steps"].iloc[0]
+    assert warm["settings"] == {"train.sft_steps": 12, "data.sft_rows": 64}
     assert {"as it is", "the form tags", "a worked example", "temperature 0.7"} < names
-    assert "10 SFT warm-up steps" in names
     assert tried["right"].between(0, 1).all() and (tried["seconds"] > 0).all()
     assert (tried["pass@4"] >= tried["right"]).all()
 
@@ -66,5 +68,7 @@ def test_a_run_with_a_warm_up_is_tried_as_it_is_after_it(runs_dir):
     bench = bench_of(config, chosen, tokenizer)
     lines = training.try_remedies(stage, bench, data.load(stage.run, "train"))
     assert (stage.run / "rewards/warm_up/adapter_model.safetensors").is_file()
-    more = lines[lines["remedy"] == "10 more SFT warm-up steps"].iloc[0]
-    assert more["settings"]["train.sft_steps"] == 11
+    more = lines[lines["remedy"] == "12 more SFT warm-up steps"].iloc[0]
+    assert more["settings"] == {"train.sft_steps": 13}, "the rows are the run's own"
+    state = read_json(stage.run / "progress.json")
+    assert state["done"] == state["total"] == 64 * len(lines)

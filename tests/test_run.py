@@ -11,9 +11,10 @@ import nbformat
 import pytest
 
 from grpo_nb.__main__ import main, parse_arguments
+from grpo_nb.machine import bound_kernels
 from grpo_nb.pipeline import notebooks
 from grpo_nb.pipeline.notebooks import StageFailed, execute_notebook, set_environment
-from grpo_nb.runs import PROJECT_ROOT, Run, config, files, write_json
+from grpo_nb.runs import PROJECT_ROOT, Run, config, files
 
 RUN = "profile: tiny-cpu\ndata.max_rows: 80\ndata.eval_rows: 16\ntrain.learning_rate: 1e-4\n"
 START = (
@@ -136,8 +137,8 @@ def test_the_plan_says_where_each_setting_comes_from_and_starts_nothing(runs_dir
     arguments = ["run", "-f", write(runs_dir, text, "r.yaml"), "--set", "seed=4", "--dry-run"]
     assert main([*arguments, "--to", "03"]) == 0
     printed = capsys.readouterr().out
-    for line in (r"seed +4 +set here", r"train.beta +0.1 +set here", r"lora_rank +32 +profile"):
-        assert re.search(line, printed)
+    for line in (r"seed +4 +set$", r"train.beta +0.1 +set$", r"lora_rank +32 +profile"):
+        assert re.search(line, printed, re.MULTILINE)
     assert "train.temperature" not in printed, "which is the default"
     flat = re.sub(r"\s", "", printed)
     assert "01_prepare_data,02_test_rewards,03_train_grpo" in flat
@@ -190,8 +191,8 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys
 
 def test_what_was_set_is_kept_for_stages_that_run_again_but_how_to_resume_is_asked_anew(runs_dir):
     run = Run("again")
-    run.write_config(config.resolve("tiny-cpu", {"train.resume": "always"}))
-    write_json(run / "settings.json", {"train.max_steps": 3, "train.resume": "always"})
+    settings = {"train.max_steps": 3, "train.resume": "always"}
+    run.write_config(config.resolve("tiny-cpu", settings))
     found, typed = notebooks.check_run(run, first="03", force=True)
     assert typed == {"train.max_steps": 3}
     assert found.train.resume == "auto"
@@ -294,3 +295,13 @@ def test_threads_that_wait_do_not_spin_unless_the_person_says_so(runs_dir, befor
             assert made.stdout.strip() == after, made.stderr
             start()
             assert os.environ["OMP_WAIT_POLICY"] == after
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "64"), ("8", "8")])
+def test_onednn_keeps_few_kernels_unless_the_person_says_so(before, after):
+    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    with patch.dict(os.environ):
+        os.environ.pop(name, None)
+        os.environ.update({name: before} if before else {})
+        bound_kernels()
+        assert os.environ[name] == after

@@ -3,17 +3,21 @@
 import errno
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import yaml
 from conftest import held
 
 from grpo_nb import runs
+from grpo_nb.pipeline.notebooks import set_environment
 from grpo_nb.runs import (
     NOTEBOOKS,
     Check,
@@ -28,9 +32,11 @@ from grpo_nb.runs import (
 KILLED_WHILE_WRITING = """
 import os
 from grpo_nb import runs
+from grpo_nb.pipeline.notebooks import set_environment
 run = runs.Run("k")
 run.record("01", {"status": "done"})
 from pathlib import Path
+from unittest.mock import patch
 Path.replace = lambda *_: os.kill(os.getpid(), 9)
 run.record("01", {"status": "failed"})
 """
@@ -80,7 +86,9 @@ def test_a_relative_place_for_runs_is_resolved_once_for_all_that_work_elsewhere(
     monkeypatch.chdir("notebooks")
     assert Run("r").path == where
     monkeypatch.setenv("PYTHONPATH", str(runs.PROJECT_ROOT))
-    done = python("from grpo_nb.runs import Run; print(Run('r').path)")
+    with patch.dict(os.environ):
+        set_environment(Run("r"))  # as whoever starts a kernel does
+        done = python("from grpo_nb.runs import Run; print(Run('r').path)")
     assert done.stdout.strip() == str(where), done.stderr
 
 
@@ -90,6 +98,21 @@ def test_a_run_is_found_by_its_name_its_folder_and_its_file(runs_dir):
         assert find_run(given).path == run.path
     with pytest.raises(FileNotFoundError, match=r"x is not a run: neither it nor .*/x holds a m"):
         find_run("x")
+
+
+def test_a_run_of_any_folder_is_looked_at_without_a_trace_in_the_environment(
+    runs_dir, tmp_path_factory
+):
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "r"
+    shutil.copytree(finish("01").path, elsewhere)
+    start("01").run.lock().release()
+    before = dict(os.environ)
+    run = find_run(str(elsewhere))
+    assert (run.name, run.path) == ("r", elsewhere) == (Run(elsewhere).name, Run(elsewhere).path)
+    assert run.state("01").status == "done" and Run("r").state("01").status == "cut off"
+    stage = start_stage("02", elsewhere)
+    stage.run.lock().release()
+    assert stage.run.path == elsewhere and dict(os.environ) == before
 
 
 def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path):
@@ -122,13 +145,14 @@ def test_no_half_written_manifest_survives_a_kill(runs_dir):
 SECOND_USER = """
 import os, sys
 from grpo_nb import runs
+from grpo_nb.pipeline.notebooks import set_environment
 from grpo_nb.__main__ import main
 from grpo_nb.pipeline import checklist
 os.environ["GRPO_NB_RUNS"] = os.getcwd()
 if os.geteuid() == 0:  # root may write everywhere
     os.setgid(65534)
     os.setuid(65534)
-print(runs.Run("held").status("01"), runs.Run("held").status("02"))
+print(*(runs.Run("held").state(stage).status for stage in ("01", "02")))
 for name in ("held", "new"):
     try:
         runs.start_stage("01", name, profile="tiny-cpu")
@@ -184,7 +208,7 @@ def test_a_stage_needs_those_before_it(runs_dir):
     run = start("01").run
     refused("needs 01_prepare_data, which is running", "02")
     run.lock().release()
-    assert run.status("01") == "cut off"
+    assert run.state("01").status == "cut off"
     refused("needs 01_prepare_data, which was cut off in run 'r'", "02")
     finish("01")
     refused("needs 02_test_rewards, which is not started", "03")
@@ -218,21 +242,21 @@ def test_a_changed_or_removed_input_is_refused_unless_forced(runs_dir):
 def test_a_stage_that_runs_again_with_another_result_makes_the_later_ones_stale(runs_dir):
     run = finish_all()
     finish("03")
-    assert [run.status(stage) for stage in NOTEBOOKS] == ["done"] * 4  # it wrote the same
+    assert [run.state(stage).status for stage in NOTEBOOKS] == ["done"] * 4  # it wrote the same
     finish("03", "trained otherwise")
-    assert [run.status(stage) for stage in NOTEBOOKS] == ["done", "done", "done", "stale"]
+    assert [run.state(stage).status for stage in NOTEBOOKS] == ["done", "done", "done", "stale"]
     said = "03_train_grpo was run again after 04_merge_and_infer: run 04_merge_and_infer"
-    assert run.why_stale() == f"{said} (--from 04)"
-    assert run.undone() == ["04"]
+    assert run.outdated("04") == f"{said} (--from 04)"
+    assert run.undone() == "04"
     finish("01", "other rows")
-    assert [run.status(stage) for stage in NOTEBOOKS] == ["done", "stale", "stale", "stale"]
+    assert [run.state(stage).status for stage in NOTEBOOKS] == ["done", "stale", "stale", "stale"]
     with pytest.raises(ValueError, match=r"run 'r': 01_prepare_data was run again .*--from 02"):
-        run.refuse_stale()
+        run.refuse_outdated()
     refused(r"01_prepare_data was run again after 02_test_rewards: .*\(--from 02\)", "03")
     for stage in ("02", "03", "04"):
         finish(stage, "other")
-    assert [run.status(stage) for stage in NOTEBOOKS] == ["done"] * 4
-    run.refuse_stale()
+    assert [run.state(stage).status for stage in NOTEBOOKS] == ["done"] * 4
+    run.refuse_outdated()
 
 
 def test_a_clock_that_is_set_back_between_stages_makes_nothing_stale_or_current(runs_dir):
@@ -242,7 +266,9 @@ def test_a_clock_that_is_set_back_between_stages_makes_nothing_stale_or_current(
         run.record(stage, {"started": f"2030-01-{20 - day}T00:00:00+0000"})
         for path in run.path.rglob("*"):
             os.utime(path, (2e9 - 86400 * day,) * 2)
-    assert [run.status(stage) for stage in NOTEBOOKS] == ["done"] * 4 and run.why_undone() == ""
+    assert [run.state(stage).status for stage in NOTEBOOKS] == [
+        "done"
+    ] * 4 and run.why_undone() == ""
     path = run / "03/file"
     before = path.stat()
     path.write_text("y")  # as long as before
@@ -251,24 +277,24 @@ def test_a_clock_that_is_set_back_between_stages_makes_nothing_stale_or_current(
     finish("03", "other")
     for path in run.path.rglob("*"):
         os.utime(path, (1e9, 1e9))
-    assert [run.status(stage) for stage in NOTEBOOKS] == ["done", "done", "done", "stale"]
+    assert [run.state(stage).status for stage in NOTEBOOKS] == ["done", "done", "done", "stale"]
 
 
 def test_a_merge_is_stale_from_the_start_of_a_training_until_another_one_has_ended(runs_dir):
     run = finish_all()
     start("03")
     run.lock().release()
-    assert (run.status("03"), run.status("04")) == ("cut off", "stale")
+    assert (run.state("03").status, run.state("04").status) == ("cut off", "stale")
     with pytest.raises(ValueError, match=r"03_train_grpo was run again .*\(--from 03\)"):
-        run.refuse_stale()
+        run.refuse_outdated()
     finish("03", "trained otherwise")
     for _ in range(2):
         start("04")
         run.lock().release()
         with pytest.raises(ValueError, match="03_train_grpo was run again after 04_merge"):
-            run.refuse_stale()
+            run.refuse_outdated()
     finish("04", "other")
-    run.refuse_stale()
+    run.refuse_outdated()
 
 
 def test_settings_reach_later_stages_and_stay_with_what_they_made(runs_dir):
@@ -285,6 +311,13 @@ def test_settings_reach_later_stages_and_stay_with_what_they_made(runs_dir):
     assert (fresh.train.max_completion_length, fresh.trl) == (48, {})
 
 
+def test_another_profile_leaves_what_is_done_and_sets_nothing(runs_dir):
+    finish_all()
+    run = start_stage("01", "r", {"seed": 4}, profile="t4-16gb").run
+    assert run.config().profile == "t4-16gb" and run.config().train.max_steps == 100
+    assert run.settings() == {"seed": 4}
+
+
 def test_later_settings_that_no_longer_fit_are_left(runs_dir):
     finish("01")
     finish("02")
@@ -295,31 +328,46 @@ def test_later_settings_that_no_longer_fit_are_left(runs_dir):
 
 def edit(run, settings):
     content = yaml.safe_load((run / "config.yaml").read_text())
-    (run / "config.yaml").write_text(yaml.safe_dump(content | settings))
+    for name, value in settings.items():
+        content["settings"][name][0] = value
+    (run / "config.yaml").write_text("# mine\n" + yaml.safe_dump(content))
 
 
-def test_an_edit_of_config_yaml_is_noticed_and_named(runs_dir):
-    run = finish("01")
+def test_an_edit_of_config_yaml_makes_the_stages_whose_settings_changed_stale(runs_dir):
+    run = finish_all()
+    edit(run, {})
+    assert run.undone() == "", "a comment is no edit"
     edit(run, {"data.eval_rows": 9, "train.max_steps": 3})
-    for stage in ("01", "02"):
-        refused(r"was edited \(data.eval_rows: 256 → 9; train.max_steps: 100 → 3\)", stage)
-    edit(run, {"data.eval_rows": 256, "train.max_steps": 100})
-    start("02")
-    run.lock().release()
-    edit(run, {"data.eval_rows": 9})  # stage 02 is cut off
-    refused(r"was edited \(data.eval_rows: 256 → 9\): the stages", "02")
+    assert [run.state(stage).status for stage in NOTEBOOKS] == ["stale", "done", "stale", "done"]
+    reason = "config.yaml has other settings than 01_prepare_data was run with: run 01_prepare_data"
+    assert reason in run.state("01").why
+    assert run.state("03").command == "python -m grpo_nb run --name r --from 03"
+    refused(f"{reason} .--from 01., or set force = True", "02")
+    assert run.settings() == {"data.eval_rows": 9, "train.max_steps": 3}
     assert start("02", force=True).config.data.eval_rows == 9
+    run.lock().release()
+    edit(run, {"data.eval_rows": 256, "train.max_steps": 100})
+    finish("02")
+    assert run.undone() == ""
 
 
-def test_a_comment_in_config_yaml_and_what_a_stage_changes_is_no_edit(runs_dir):
+def test_a_value_without_a_source_was_set_and_reaches_the_stages_that_have_not_run(runs_dir):
+    run = finish("01")
+    text = (run / "config.yaml").read_text()
+    changed = re.sub(r"train.max_steps: .*", "train.max_steps: 3", text)
+    (run / "config.yaml").write_text(changed)
+    assert run.undone() == "02" and run.settings() == {"train.max_steps": 3}
+    assert start("02").config.train.max_steps == 3
+
+
+def test_what_a_stage_changes_is_no_edit_and_is_kept(runs_dir):
     stage = start("01")
-    stage.change({"rewards.baseline_prompts": 3})
+    stage.change({"data.eval_rows": 3})
     (stage.run / "x").touch()
     stage.finish("x")
-    path = stage.run / "config.yaml"
-    path.write_text("# mine\n" + path.read_text())
-    assert stage.run.config().rewards.baseline_prompts == 3
-    assert stage.run.settings() == {"rewards.baseline_prompts": 3}
+    assert stage.run.config().data.eval_rows == 3
+    assert stage.run.settings() == {"data.eval_rows": 3}
+    assert stage.run.state("01").status == "done"
     start("02")
 
 
@@ -327,9 +375,10 @@ def test_a_comment_in_config_yaml_and_what_a_stage_changes_is_no_edit(runs_dir):
     ("text", "said"),
     [
         ("seed: 1\ntrain.max_steps: {", "config.yaml, line "),
-        ("seed: 1", "config.yaml names no profile: restore it"),
-        ("profile: tiny-cpu\nseed: many", "seed = 'many'"),
-        ("profile: tiny-cpu\ntrain.gone: 1", "config.yaml: unknown setting 'train.gone'.*another"),
+        ("profile: tiny-cpu\nseed: 1", "config.yaml was written by another version of grpo_nb: ch"),
+        ("settings: {seed: [1, set]}", "config.yaml: profile = None: write a name"),
+        ("profile: tiny-cpu\nsettings: {seed: [many, set]}", "seed = 'many'"),
+        ("profile: tiny-cpu\nsettings: {train.gone: 1}", "unknown setting 'train.gone'.*another"),
     ],
 )
 def test_a_config_yaml_that_cannot_be_read_is_one_sentence(runs_dir, text, said):
@@ -338,13 +387,15 @@ def test_a_config_yaml_that_cannot_be_read_is_one_sentence(runs_dir, text, said)
     refused(said, "02")
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "settings.json"])
 @pytest.mark.parametrize("content", ["{", "[]", "", "\x00", "[" * 9999])
-def test_a_damaged_file_of_the_run_is_named(runs_dir, name, content):
+def test_a_damaged_file_of_the_run_is_named(runs_dir, content):
     run = finish("01")
-    (run / name).write_text(content)
-    with pytest.raises(ValueError, match=f"{name} is damaged, restore it"):
-        run.manifest(), run.settings()
+    (run / "manifest.json").write_text(content)
+    with pytest.raises(ValueError, match=r"manifest.json is damaged, restore it"):
+        run.manifest()
+    (run / "config.yaml").write_text(content)
+    with pytest.raises(ValueError, match=r"config.yaml"):
+        run.settings()
 
 
 def test_the_manifest_tells_how_a_result_came_about_and_no_secret(runs_dir, monkeypatch):

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from grpo_nb.rewards import sandbox
-from grpo_nb.rewards.sandbox import Limits, choose_backend, run_program, run_tests
+from grpo_nb import sandbox
+from grpo_nb.sandbox import Limits, choose_backend, run_program, run_tests
 
 QUICK = Limits(seconds=1.0, memory_mib=128, output_bytes=4096, processes=16)
 SQUARE = "def f(x): return x * x"
@@ -196,7 +196,7 @@ def as_ordinary_user(programs: list) -> list[sandbox.Verdict]:
     """The verdicts that a process gets which never was root."""
     call = (
         "import json, os\nfrom multiprocessing.pool import ThreadPool\n"
-        "from grpo_nb.rewards.sandbox import Limits, run_tests\n"
+        "from grpo_nb.sandbox import Limits, run_tests\n"
         "programs, limits = json.load(sys.stdin)\n"
         "assert os.getuid() == os.geteuid() == 65534\n"
         "run = lambda p: run_tests(*p, limits=Limits(*limits), backend='bubblewrap')\n"
@@ -207,7 +207,7 @@ def as_ordinary_user(programs: list) -> list[sandbox.Verdict]:
     script = f'mount --bind "$0" /mnt && exec {setpriv} /mnt/bin/{PYTHON} -I -c "$1"'
     with tempfile.TemporaryDirectory() as place:  # and so may the checkout
         Path(place).chmod(0o755)
-        shutil.copytree(Path(sandbox.__file__).parent, f"{place}/grpo_nb/rewards/sandbox")
+        shutil.copytree(Path(sandbox.__file__).parent, f"{place}/grpo_nb/sandbox")
         source = f"import sys; sys.path.insert(0, {place!r})\n" + call
         prefix = os.path.realpath(sys.base_prefix)
         done = subprocess.run(
@@ -581,7 +581,7 @@ def test_monty_can_start_in_many_threads_at_once():
     """In a fresh process, where nothing has been computed and cached yet."""
     script = (
         "from multiprocessing.pool import ThreadPool\n"
-        "from grpo_nb.rewards.sandbox import run_tests\n"
+        "from grpo_nb.sandbox import run_tests\n"
         "program = 'def f(x): return x + 1', ['assert f(1) == 2']\n"
         "run = lambda _: run_tests(*program, backend='monty').passed\n"
         "print(sum(ThreadPool(16).map(run, range(32))))"

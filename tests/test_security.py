@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from grpo_nb import models
-from grpo_nb.models import chat
-from grpo_nb.rewards.sandbox import DEFAULT_LIMITS
-from grpo_nb.rewards.sandbox.values import FILE_BYTES
+from grpo_nb.models import hub
 from grpo_nb.runs import PROJECT_ROOT, Run, project_path
+from grpo_nb.sandbox import DEFAULT_LIMITS
+from grpo_nb.sandbox.values import FILE_BYTES
 
 TEXT = (PROJECT_ROOT / "SECURITY.md").read_text(encoding="utf-8")
 NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", TEXT)
@@ -59,7 +59,7 @@ def with_code(tmp_path):
     "load",
     [
         lambda folder: models.load_checkpoint(folder, adapter=None, quantization="16bit"),
-        chat.load_tokenizer,
+        hub.load_tokenizer,
     ],
     ids=["model", "tokenizer"],
 )

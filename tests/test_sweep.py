@@ -14,7 +14,7 @@ from stub_trials import told, until, write
 
 from grpo_nb.__main__ import main
 from grpo_nb.pipeline import sweep
-from grpo_nb.runs import Run, config, write_json
+from grpo_nb.runs import Run, config
 
 
 def test_a_grid_with_seeds(runs_dir):
@@ -83,7 +83,7 @@ def test_a_run_that_was_made_otherwise_is_refused_before_anything_starts(runs_di
     assert main(["sweep", str(path)]) == 2
     error = capsys.readouterr().err
     assert "s-001 exists already with other settings, tiny-cpu and {}" in error
-    write_json(Run("s-001") / "settings.json", {"seed": 1})
+    Run("s-001").write_config(config.resolve("tiny-cpu", {"seed": 1}))
     assert main(["sweep", str(write(runs_dir, "profile: t4-16gb\ngrid: {seed: [0, 1]}"))]) == 2
     assert "give the sweep another name" in capsys.readouterr().err
     assert not Run("s-000").path.exists()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from grpo_nb import models
-from grpo_nb.models import chat
+from grpo_nb.models import hub
 from grpo_nb.reward_lab import Bench
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
@@ -67,7 +67,7 @@ def test_the_base_never_saw_a_row(task):
 @each_task
 def test_the_base_half_knows_the_task(task):
     preset, rows = load_preset(task), rows_of(task)[:128]
-    tokenizer = chat.load_tokenizer(str(BASE))
+    tokenizer = hub.load_tokenizer(str(BASE))
     model = models.load_checkpoint(str(BASE), adapter=None, quantization="4bit")
     prompts = [row["prompt"] for row in rows]
     engine = models.TransformersEngine(model, tokenizer)

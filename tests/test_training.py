@@ -13,7 +13,7 @@ from trainings import MATH, lines_of, make_run, trainer_of
 
 from grpo_nb import models, training
 from grpo_nb.data import load
-from grpo_nb.models import chat
+from grpo_nb.models import hub
 from grpo_nb.reward_lab.advantages import advantages
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import flatten, resolve
@@ -38,7 +38,7 @@ def test_our_rewards_and_advantages_are_those_trl_trained_on(demo_run):
 
 
 def test_the_completions_of_training_can_be_read_back(demo_run):
-    tokenizer = chat.load_tokenizer("data/tiny_base")
+    tokenizer = hub.load_tokenizer("data/tiny_base")
     frame = training.read_completions(demo_run, MATH, tokenizer, cap_tokens=48)
     assert frame["step"].tolist() == sorted(frame["step"])
     assert len(frame) == STEPS * TINY_SETTINGS["train.per_device_train_batch_size"]

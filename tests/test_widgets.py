@@ -11,7 +11,7 @@ from grpo_nb.models import Sample
 from grpo_nb.reward_lab import Bench
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import load_preset
-from grpo_nb.runs import Run, Stage, start_stage, write_json
+from grpo_nb.runs import Run, Stage, start_stage
 from grpo_nb.runs.config import resolve
 from grpo_nb.views import RewardLab, open_lab
 
@@ -131,7 +131,7 @@ def test_a_page_says_at_its_top_that_another_process_holds_the_run(runs_dir):
     stage = start_stage("01", "lab", small, profile="tiny-cpu")
     data.prepare(stage.run, stage.config.data, 0, lambda prompts: [10] * len(prompts))
     stage.finish("data")
-    write_json(stage.run / "settings.json", {"rewards.baseline_prompts": 1})
+    stage.run.write_config(resolve("tiny-cpu", small, {"rewards.baseline_prompts": 1}))
     assert isinstance(open_lab("lab"), RewardLab)
     with held("lab"):
         note, opened = open_lab("lab").children

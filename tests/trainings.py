@@ -4,7 +4,7 @@ import torch
 from accelerate.utils import AutocastKwargs
 
 from grpo_nb import data, models, rewards, training
-from grpo_nb.runs import Run, Stage, write_json
+from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import flatten, resolve
 
 SETTINGS = {
@@ -30,7 +30,6 @@ def make_run(name, **settings):
     count = lambda chats: [30] * len(chats)  # noqa: E731
     data.prepare(run, config.data, config.seed, count, MATH)
     run.write_config(config)
-    write_json(run / "settings.json", SETTINGS | settings)
     return run
 
 

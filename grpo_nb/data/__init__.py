@@ -1,26 +1,24 @@
-"""Rows for training: read from any source, validated, measured, and split without leakage.
+"""Prepare rows for training: read any source, validate, measure, and split without leakage.
 
     report = data.prepare(run, config.data, config.seed, count_tokens)
     rows = data.load(run, "train")
 
-A million rows pass in batches; memory holds each as JSON, with a few hashes.
+A million rows pass in batches; each stays in memory as JSON, with a few hashes.
 """
 
 import json
 import random
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from grpo_nb.data import duplicates, sources, validate
 from grpo_nb.data.proposal import problem, proposal
+from grpo_nb.data.references import printable
 from grpo_nb.data.report import LEAKS, REPEATED, Drops, checks, figures
 from grpo_nb.data.sources import Batch
 from grpo_nb.data.store import Row, load, replace_train, write_rows
@@ -40,15 +38,18 @@ def prepare(
     count_tokens: CountTokens,
     preset: RewardSet = PRESETS["math"],
 ) -> dict[str, Any]:
-    """Read, validate, drop what cannot be used, split; the report. Writes data/, all or nothing.
+    """Read, validate and split the rows; write the run's data folder, whole or not at all.
 
     Args:
-        run: Gets data/train.parquet, data/eval.parquet, data/report.json, data/sft.parquet.
-        config: Source, columns and limits.
-        seed: Of the split.
-        count_tokens: Tokens of each prompt as the model's chat template renders it.
-        preset: Its form is the system prompt where `data.system_prompt` is "preset"; completions
-            of the warm-up are written in it.
+        run: The run, which gets data/train.parquet, data/eval.parquet, data/report.json and, with
+            `data.sft_rows`, data/sft.parquet.
+        config: The source, its columns, and limits.
+        seed: The seed of the split.
+        count_tokens: Counts the tokens of each prompt as the model's chat template renders it.
+        preset: The rewards, whose form gives the system prompt and the warm-up's completions.
+
+    Returns:
+        The report: rows read and dropped, by reason, columns, kinds of answers, prompt lengths.
 
     Raises:
         ValueError: A setting is wrong, the source cannot be read, too many rows are faulty, or
@@ -56,29 +57,39 @@ def prepare(
         FileNotFoundError: The source does not exist.
     """
     extra_columns(config)
-    if config.system_prompt == "preset":
-        config = config.model_copy(update={"system_prompt": preset.form.system_prompt})
     drops, doubts = Drops(), Drops()
     with atomic_path(run / "data") as folder:
         folder.mkdir()
-        config, names, batches = sources.read_columns(config)
-        texts, seen, tokens, kinds = _read(drops, doubts, batches, config, count_tokens)
-        report = {"source": config.source, "rows_read": len(texts) + drops.count()}
-        report |= {"columns": _columns(names, config), "answer_kinds": dict(kinds.most_common())}
+        config, names, batches = sources.read_columns(with_system_prompt(config, preset))
+        prints, tokens = _read(drops, doubts, batches, config, count_tokens)
+        report = {"source": config.source, "rows_read": len(prints) + drops.count()}
+        kinds = prints["kind"].value_counts().to_dict()
+        report |= {"columns": _columns(names, config), "answer_kinds": kinds}
         drops.refuse_many(report["rows_read"], config)
-        train, held_out = _split(seen, drops, doubts, config, seed)
+        train, held_out = _split(prints, drops, doubts, config, seed)
+        # Apart: what the warm-up has shown would make the baseline and the validation look better.
+        rest = len(train) - min(config.sft_rows, len(train) // 2)
+        train, warm_up = train[:rest], train[rest:]
+        texts = prints["json"].to_numpy()
         names = dict.fromkeys(name for text in texts for name in json.loads(text))
         for split, places in (("train", train), ("eval", held_out)):
-            write_rows(folder / f"{split}.parquet", [texts[place] for place in places], names)
-        if config.sft_rows:
-            shown = [json.loads(texts[place]) for place in train[: config.sft_rows]]
-            table = pa.Table.from_pylist(worked_rows(shown, preset))
-            pq.write_table(table, folder / "sft.parquet")
-        report |= {"train_rows": len(train), "eval_rows": len(held_out)}
+            write_rows(folder / f"{split}.parquet", texts[places], names)
+        if len(warm_up):
+            examples = [json.loads(text) for text in texts[warm_up]]
+            table = pd.DataFrame(worked_rows(examples, preset))
+            table.to_parquet(folder / "sft.parquet", index=False)
+        report |= {"train_rows": len(train), "sft_rows": len(warm_up), "eval_rows": len(held_out)}
         report |= {"dropped": list(drops.values()), "doubts": list(doubts.values())}
         report |= figures(tokens, drops)
         write_json(folder / "report.json", report)
     return report
+
+
+def with_system_prompt(config: DataConfig, preset: RewardSet) -> DataConfig:
+    """Return the settings with the form's system prompt in place of "preset"."""
+    if config.system_prompt != "preset":
+        return config
+    return config.model_copy(update={"system_prompt": preset.form.system_prompt})
 
 
 def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
@@ -86,23 +97,22 @@ def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
 
     {"prompt": [system, user], "completion": [assistant]}
     """
-    made = []
+    pairs = []
     for row in rows:
         text = preset.reference(row)
-        if worked := row.get("worked"):
-            worked = re.sub(r"<<[^<>]*>>", "", worked).strip()  # GSM8K's calculator marks
-            text = preset.form.write(worked, row["answer"])
+        if solution := row.get("worked"):
+            solution = re.sub(r"<<[^<>]*>>", "", solution).strip()  # GSM8K's calculator marks
+            text = preset.form.write(solution, row["answer"])
         completion = [{"role": "assistant", "content": text}]
-        made.append({"prompt": row["prompt"], "completion": completion})
-    return made
+        pairs.append({"prompt": row["prompt"], "completion": completion})
+    return pairs
 
 
 def _columns(names: Sequence[str], config: DataConfig) -> dict[str, Any]:
-    """Which columns hold questions and reference answers, and what others there are."""
-    taken = {"question": config.question_column, "answer": config.answer_column}
-    others = [name for name in names if name and name not in taken.values()]
-    # A report is UTF-8, which has no halves of surrogate pairs.
-    return taken | {"others": [name.encode(errors="backslashreplace").decode() for name in others]}
+    """Return the columns of questions and of reference answers, and the others that there are."""
+    columns = {"question": config.question_column, "answer": config.answer_column}
+    others = [printable(name) for name in names if name and name not in columns.values()]
+    return columns | {"others": others}
 
 
 def _read(
@@ -111,45 +121,48 @@ def _read(
     batches: Iterable[Batch],
     config: DataConfig,
     count_tokens: CountTokens,
-) -> tuple[list[str], pd.DataFrame, list[int], Counter[str]]:
-    """The good rows as JSON, their fingerprints, the tokens of all prompts, kinds of answers."""
-    texts, prints, tokens, kinds = [], [duplicates.fingerprints([])], [], Counter()
+) -> tuple[pd.DataFrame, list[int]]:
+    """Return the good rows and the number of tokens of every prompt.
+
+    Returns:
+        One line per row, with its fingerprints, itself as "json", and the "kind" of its answer.
+    """
+    texts, kinds, tokens, tables = [], [], [], [duplicates.fingerprints([])]
     for batch in tqdm(batches, unit=" rows", unit_scale=sources.BATCH, delay=2):
-        checked, faults, lengths = check_rows(batch, config, count_tokens)
-        texts += [json.dumps(one.row, default=str) for one in checked]
+        rows, faults, lengths = check_rows(batch, config, count_tokens)
         for fault in faults:
-            drops.add(fault.reason, [fault.row], fault.seen)
-        for number, row, _ in checked:
+            drops.add(fault.reason, [fault.row], fault.evidence)
+        for number, row, plain in rows:
+            texts.append(json.dumps(row, default=str))
+            kinds.append(plain[0] if config.answer_kind == "math" else config.answer_kind)
             if validate.NO_ANSWER.fullmatch(row["answer"]):
                 example = f"row {number}: the reference answer is {row['answer']!r}"
                 doubts.add(validate.PLACEHOLDER, [number], example)
-        prints.append(duplicates.fingerprints(checked, columns=bool(config.environment)))
+        tables.append(duplicates.fingerprints(rows, columns=bool(config.environment)))
         tokens += lengths
-        kind = config.answer_kind
-        kinds.update(one.plain[0] if kind == "math" else kind for one in checked)
-    return texts, pd.concat(prints, ignore_index=True), tokens, kinds
+    return pd.concat(tables, ignore_index=True).assign(json=texts, kind=kinds), tokens
 
 
 def _split(
-    seen: pd.DataFrame, drops: Drops, doubts: Drops, config: DataConfig, seed: int
+    prints: pd.DataFrame, drops: Drops, doubts: Drops, config: DataConfig, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Places of the rows to train on and to hold out."""
-    disputed = seen.groupby("question")["answer"].transform("nunique") > 1
-    repeated = seen.duplicated("question") & ~disputed
-    drops.add(CONTRADICTORY, seen["row"][disputed])
-    drops.add(REPEATED, seen["row"][repeated])
-    kept = seen[~disputed & ~repeated]
-    alike = kept.groupby(["frame", "order"])["answer"].transform("nunique") > 1
-    doubts.add(validate.PUNCTUATION, kept["row"].to_numpy()[alike])
-    if len(kept) < 2:
+    """Return the places of the rows to train on, and of those to hold out."""
+    conflicts = prints.groupby("question")["answer"].transform("nunique") > 1
+    repeats = prints.duplicated("question") & ~conflicts
+    drops.add(CONTRADICTORY, prints["row"][conflicts])
+    drops.add(REPEATED, prints["row"][repeats])
+    rest = prints[~conflicts & ~repeats]
+    variants = rest.groupby(["frame", "order"])["answer"].transform("nunique") > 1
+    doubts.add(validate.PUNCTUATION, rest["row"].to_numpy()[variants])
+    if len(rest) < 2:
         raise ValueError(
-            f"{len(kept)} rows of {config.source} are left, and one to train on and one to hold "
-            f"out are the least: give more data. Dropped were:{drops}"
+            f"{len(rest)} rows of {config.source} are left, but it takes one to train on and one "
+            f"to hold out: give more data. Dropped were:{drops}"
         )
-    places = kept.index.to_numpy()
-    order = list(range(len(kept)))
+    order = list(range(len(rest)))
     random.Random(seed).shuffle(order)
-    held_out, train = np.split(np.array(order), [config.held_out(len(kept))])
-    leaks = duplicates.near(kept, held_out)
-    drops.add(LEAKS, kept["row"].to_numpy()[leaks])
+    held_out, train = np.split(np.array(order), [config.held_out(len(rest))])
+    leaks = duplicates.near(rest, held_out)
+    drops.add(LEAKS, rest["row"].to_numpy()[leaks])
+    places = rest.index.to_numpy()
     return places[train[~leaks[train]]], places[held_out]

@@ -1,8 +1,8 @@
-"""The same question twice: exactly, nearly, or with another answer. Hashes only, no texts kept.
+"""Find the same question twice: exactly, nearly, or with another answer. Only hashes are stored.
 
-Compared are the words of a question: lower case, one Unicode form, without punctuation, thousands
-separators and tags around it; in scripts without spaces each letter is a word. Near-duplicates
-have the same numbers and operators, and share most of their runs of three words, by MinHash:
+The words of a question are compared in lower case and one Unicode form, without punctuation,
+thousands separators and the tags around it. In scripts without spaces each letter is a word.
+Near-duplicates have the same numbers and operators, and share most runs of three words, by MinHash:
 "What is 47 + 38?" and "What is 47 + 39?" are two problems, however alike they read.
 """
 
@@ -16,11 +16,11 @@ from itertools import filterfalse
 import numpy as np
 import pandas as pd
 
-from grpo_nb.data.validate import Checked
+from grpo_nb.data.validate import CheckedRow
 from grpo_nb.rewards.prompts import Message
 
 PERMUTATIONS = 32  # of MinHash
-KNOWN = ("prompt", "question", "prompt_tokens")
+NOT_COMPARED = ("prompt", "question", "prompt_tokens")
 ALIKE = 0.7  # share of equal MinHashes from which two rows count as near-duplicates
 ONE_FORM = {0xFF01 + place: 0x21 + place for place in range(94)}  # full-width letters and digits
 ONE_FORM |= str.maketrans("−–×⁄÷’", "--*//'")
@@ -39,25 +39,29 @@ hundred thousand million billion half third quarter twice double triple dozen"""
 COUNTS = frozenset(_COUNTS.split())
 
 
-def fingerprints(checked: Sequence[Checked], columns: bool = False) -> pd.DataFrame:
-    """Hold what is compared: hashes of question, answer and words, and the MinHashes 0, 1, …
+def fingerprints(rows: Sequence[CheckedRow], columns: bool = False) -> pd.DataFrame:
+    """Return what is compared: hashes of question, answer and words, and the MinHashes 0, 1, …
 
     Args:
-        checked: The rows.
-        columns: The columns passed on are part of the question, as an environment's are.
+        rows: The rows.
+        columns: Whether the columns passed on are part of the question, as an environment's are.
+
+    Returns:
+        One line per row: row (its number in the source), question, answer, numbers, order and
+        frame (hashes), and PERMUTATIONS MinHashes.
     """
     from rensa import RMinHash
 
-    keys = [_key(one.row["prompt"]) for one in checked]
+    keys = [_key(one.row["prompt"]) for one in rows]
     if columns:
-        others = [{k: v for k, v in one.row.items() if k not in KNOWN} for one in checked]
+        others = [{k: v for k, v in one.row.items() if k not in NOT_COMPARED} for one in rows]
         keys = [f"{key} {json.dumps(c, default=str)}" for key, c in zip(keys, others, strict=True)]
     words = list(map(_words, keys))
     numbers = [list(filter(_counts, text)) for text in words]
     hashes = {
-        "row": [one.number for one in checked],
+        "row": [one.number for one in rows],
         "question": [hash(key) for key in keys],
-        "answer": [hash(repr(one.plain)) for one in checked],  # hash(-1) is hash(-2)
+        "answer": [hash(repr(one.plain)) for one in rows],  # hash(-1) is hash(-2)
         "numbers": [hash(tuple(sorted(text))) for text in numbers],
         "order": [hash(tuple(text)) for text in numbers],
         "frame": [hash(tuple(filterfalse(_counts, text))) for text in words],
@@ -73,27 +77,25 @@ def fingerprints(checked: Sequence[Checked], columns: bool = False) -> pd.DataFr
 
 @lru_cache(100_000)
 def _counts(word: str) -> bool:
-    """Return whether a word is a number or an operator: another makes another problem."""
+    """Return whether a word is a number or an operator, another of which makes another problem."""
     if word.isalpha():
         return word in COUNTS or word[0].isnumeric()
     return unicodedata.category(word[-1])[0] != "M"  # a vowel of Hindi is a mark
 
 
 def _key(prompt: Sequence[Message]) -> str:
-    """All turns but the system's, in one case, spacing and Unicode form, and without tags."""
-    texts = []
-    for turn in prompt:
-        if turn["role"] != "system":
-            text = turn["content"]
-            if not text.isascii():
-                text = unicodedata.normalize("NFC", text).translate(ONE_FORM)
-                text = SIGN.sub(
-                    lambda sign: " " if unicodedata.category(sign[0])[0] == "P" else sign[0], text
-                )
-            while match := TAGGED.fullmatch(text):
-                text = match[2]
-            texts.append(text)
+    """Return all turns but the system's in one case, spacing and Unicode form, without tags."""
+    texts = [_without_marks(turn["content"]) for turn in prompt if turn["role"] != "system"]
     return " ".join(" ".join(texts).casefold().split())
+
+
+def _without_marks(text: str) -> str:
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text).translate(ONE_FORM)
+        text = SIGN.sub(lambda m: " " if unicodedata.category(m[0])[0] == "P" else m[0], text)
+    while match := TAGGED.fullmatch(text):
+        text = match[2]
+    return text
 
 
 def _words(key: str) -> list[str]:
@@ -102,20 +104,23 @@ def _words(key: str) -> list[str]:
     return WORD.findall(text) or [key]
 
 
-def near(seen: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
-    """Which rows nearly repeat a held-out one, [rows]; the held-out ones themselves do not.
+def near(prints: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
+    """Find the rows that nearly repeat a held-out one.
 
     Args:
-        seen: Fingerprints of the rows.
+        prints: Fingerprints of the rows.
         held_out: Places of the held-out rows.
+
+    Returns:
+        Whether each row is one, [rows]; False for the held-out rows themselves.
     """
-    numbers, minhashes = seen["numbers"].to_numpy(), seen[range(PERMUTATIONS)].to_numpy()
-    order, frame = seen["order"].to_numpy(), seen["frame"].to_numpy()
-    found = np.zeros(len(seen), dtype=bool)
+    numbers, minhashes = prints["numbers"].to_numpy(), prints[range(PERMUTATIONS)].to_numpy()
+    order, frame = prints["order"].to_numpy(), prints["frame"].to_numpy()
+    leaks = np.zeros(len(prints), dtype=bool)
     for place in held_out:
         rows = np.flatnonzero(numbers == numbers[place])
-        swapped = (frame[rows] == frame[place]) & (order[rows] != order[place])
-        alike = (minhashes[rows] == minhashes[place]).mean(axis=1) >= ALIKE
-        found[rows] |= alike & ~swapped
-    found[held_out] = False
-    return found
+        is_swap = (frame[rows] == frame[place]) & (order[rows] != order[place])
+        similarity = (minhashes[rows] == minhashes[place]).mean(axis=1)
+        leaks[rows] |= (similarity >= ALIKE) & ~is_swap
+    leaks[held_out] = False
+    return leaks

@@ -1,7 +1,7 @@
-"""Settings for a file of rows, proposed from its first rows before anything starts.
+"""Propose settings for a file from its first rows, before anything starts.
 
-problem(config, preset)    # "problems.csv has no column 'question'; did you mean 'prompt_text'?"
-proposal(config)           # {"data.question_column": "prompt_text", "data.answer_kind": "text"}
+problem(config, preset)  # "problems.csv has no column 'question'; did you mean 'prompt_text'?"
+proposal(config)         # {"data.question_column": "prompt_text", "data.answer_kind": "text"}
 """
 
 from collections.abc import Sequence
@@ -38,12 +38,12 @@ def problem(config: RunConfig, preset: RewardSet) -> str:
         data, _, _ = sources.read_columns(config.data.model_copy(update={"max_rows": ROWS}))
     except ValueError as error:
         return str(error)
-    checked, faults, _ = check_rows(list(enumerate(rows, 1)), data, lambda prompts: [0])
+    prepared, faults, _ = check_rows(list(enumerate(rows, 1)), data, lambda prompts: [0])
     if 2 * len(faults) > len(rows):
         return f"{len(faults)} of the first {len(rows)} rows cannot be used: {faults[0]}"
     if config.rewards.preset not in PRESETS or config.rewards.preset == "code":
         return ""
-    return _unread([each.row for each in checked], preset, config.rewards.preset)
+    return _unread([each.row for each in prepared], preset, config.rewards.preset)
 
 
 def _first(config: RunConfig) -> list[Row | str]:
@@ -78,8 +78,8 @@ def proposal(config: RunConfig) -> dict[str, Any]:
         return {}
     names, settings = list(rows[0]), {}
     for setting, last in (("question_column", False), ("answer_column", True)):
-        left = [name for name in names if name not in settings.values()]
-        settings[f"data.{setting}"] = _column(config, setting, left, rows, last)
+        others = [name for name in names if name not in settings.values()]
+        settings[f"data.{setting}"] = _column(config, setting, others, rows, last)
     cells = [row.get(settings["data.answer_column"]) for row in rows]
     texts = [str(cell) for cell in cells if cell not in (None, "")]
     fit = (name for name, mark in MARKS.items() if all(mark in text for text in texts))
@@ -89,20 +89,20 @@ def proposal(config: RunConfig) -> dict[str, Any]:
         if config.rewards.preset in PRESETS:
             settings["rewards.preset"] = PRESET_OF[kind]
             settings["rewards.form"] = config.rewards.form or PRESETS[PRESET_OF[kind]].form.name
-        if _tried(config, settings, texts, kind):
+        if _fits(config, settings, texts, kind):
             current = flatten(config)
             return {name: value for name, value in settings.items() if value != current[name]}
     return {}
 
 
-def _tried(config: RunConfig, settings: dict[str, Any], texts: list[str], kind: str) -> bool:
+def _fits(config: RunConfig, settings: dict[str, Any], texts: list[str], kind: str) -> bool:
     """Return whether the rows can be used with these settings."""
     if kind == "json" and not all(text.lstrip()[:1] in "{[" for text in texts):
         return False  # a bare number or word is JSON, too
     if kind == "code" and not all("def " in text and plain_answer(text, kind) for text in texts):
         return False
-    fitted = resolve(config.profile, flatten(config), settings)
-    return not problem(fitted, load_rewards(fitted.rewards))
+    config = resolve(config.profile, flatten(config), settings)
+    return not problem(config, load_rewards(config.rewards))
 
 
 def _column(
@@ -111,8 +111,8 @@ def _column(
     """Return the column that is set, one of a likely name, the first with texts, or the last."""
     column = getattr(config.data, setting)
     likely = [name for name in names if name.strip().lower() in LIKELY[setting]]
-    fitting = [name for name in names if name == column] or likely
-    fitting = fitting or sources.near_columns(column, names)
-    if not (fitting or last):
-        fitting = [name for name in names if all(" " in str(row.get(name)) for row in rows)]
-    return (fitting or [names[-1] if last else names[0]])[0]
+    matches = [name for name in names if name == column] or likely
+    matches = matches or sources.near_columns(column, names)
+    if not (matches or last):
+        matches = [name for name in names if all(" " in str(row.get(name)) for row in rows)]
+    return (matches or [names[-1] if last else names[0]])[0]

@@ -1,4 +1,4 @@
-"""The reference answer of a row: found in its cell, and checked to be of its kind."""
+"""Find the reference answer of a row in its cell, and check that it is of its kind."""
 
 import ast
 import json
@@ -7,9 +7,9 @@ import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from grpo_nb.rewards import answers
-from grpo_nb.rewards.answers import extract_boxed, extract_hash_answer
-from grpo_nb.rewards.forms import TAGS
+from grpo_nb import answers
+from grpo_nb.answers import extract_boxed, extract_hash_answer
+from grpo_nb.answers.forms import TAGS
 from grpo_nb.runs import refuse_unknown
 
 FORMATS: dict[str, Callable[[str], str | None]] = {
@@ -22,10 +22,13 @@ FORMATS: dict[str, Callable[[str], str | None]] = {
 
 
 def answer_finder(answer_format: str) -> Callable[[Any], str]:
-    r"""What finds the reference answer in a cell, or gives ""; ValueError for an unknown format.
+    r"""Return the function that finds the reference answer in a cell, or returns "".
 
     >>> answer_finder("regex:= (\\d+)")("2 + 2 = 4")
     '4'
+
+    Raises:
+        ValueError: The format is unknown, or its regular expression is invalid.
     """
     kind, _, detail = answer_format.partition(":")
     if kind == "regex" and detail:
@@ -40,7 +43,7 @@ def answer_finder(answer_format: str) -> Callable[[Any], str]:
 
 
 def as_text(cell: Any) -> str:
-    """A cell as text: "" for None and NaN, JSON for lists and dicts.
+    """Return a cell as text: "" for None and NaN, JSON for lists and dicts.
 
     >>> as_text(85.0), as_text(float("nan")), as_text({"name": "Zoë"})
     ('85', '', '{"name": "Zoë"}')
@@ -54,6 +57,11 @@ def as_text(cell: Any) -> str:
     if isinstance(cell, list | dict):
         return json.dumps(cell, ensure_ascii=False, default=str)
     return str(cell)
+
+
+def printable(text: str) -> str:
+    """Return a text that UTF-8 can hold: it has no halves of surrogate pairs, as a source may."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def letter_of(cell: Any, text: str, choices: Sequence[Any], labels: Sequence[Any] = ()) -> str:
@@ -86,7 +94,7 @@ def letter_of(cell: Any, text: str, choices: Sequence[Any], labels: Sequence[Any
 
 
 def mathematics(answer: str) -> tuple[str, Any]:
-    r"""The kind of a reference answer, by which it will be compared, and what it says.
+    r"""Return the kind of a reference answer, by which it will be compared, and its value.
 
     >>> mathematics(r"$(1, 2\pi]$"), mathematics("-18")
     (('interval', '(1,2\\pi]'), ('number', Fraction(-18, 1)))
@@ -94,10 +102,11 @@ def mathematics(answer: str) -> tuple[str, Any]:
     Raises:
         ValueError: No answer can match it; the message says why.
     """
-    read = answers.read_reference(answer)
-    if fault := answers.unusable(read):
+    reference = answers.read_reference(answer)
+    if fault := answers.unusable(reference):
         raise ValueError(fault)
-    return read.kind, "".join(read.text.split()) if read.number is None else read.number
+    spaceless = "".join(reference.text.split())
+    return reference.kind, spaceless if reference.number is None else reference.number
 
 
 PLAIN: dict[str, Callable[[str], Any]] = {
@@ -111,7 +120,7 @@ PLAIN: dict[str, Callable[[str], Any]] = {
 
 
 def plain_answer(answer: str, kind: str) -> Any:
-    """The answer in a form that is the same for equal ones; None where it is not of its kind.
+    """Return a form of the answer that equal answers share, or None if it is not of its kind.
 
     >>> plain_answer("$1,875.00", "number"), plain_answer("about a dozen", "number")
     (Fraction(1875, 1), None)

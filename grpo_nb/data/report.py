@@ -1,4 +1,4 @@
-"""What stage 01 found: rows left out, by reason, how long the prompts are, and its checks."""
+"""Report what stage 01 did: the rows left out, by reason, the lengths of prompts, and checks."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from grpo_nb import answers
 from grpo_nb.data.validate import KIND, LONG, REMEDIES
-from grpo_nb.rewards import answers
 from grpo_nb.runs import Check
 from grpo_nb.runs.config import DataConfig
 
@@ -16,9 +16,10 @@ SHOWN_ROWS = 20  # numbers of rows named per reason
 
 
 class Drops(dict[str, dict[str, Any]]):
-    """Rows by reason, {reason: its entry in the report}: how many, their first numbers, and one."""
+    """Count rows by reason: {reason: its entry in the report, with first rows and an example}."""
 
     def add(self, reason: str, rows: Sequence[int], example: str = "") -> None:
+        """Count these rows of the source, given by their numbers."""
         if len(rows):
             empty = {"reason": reason, "count": 0, "rows": [], "example": example}
             entry = self.setdefault(reason, empty)
@@ -26,7 +27,7 @@ class Drops(dict[str, dict[str, Any]]):
             entry["rows"] += [int(row) for row in rows[: SHOWN_ROWS - len(entry["rows"])]]
 
     def count(self) -> int:
-        """How many rows were left out."""
+        """Return the number of rows."""
         return sum(entry["count"] for entry in self.values())
 
     def refuse_many(self, rows_read: int, config: DataConfig) -> None:
@@ -46,53 +47,54 @@ class Drops(dict[str, dict[str, Any]]):
 
 
 def figures(tokens: Sequence[int], drops: Drops) -> dict[str, Any]:
-    """Share of reference answers that parse; prompt lengths, and the cap that keeps 99 %."""
-    unparsed = drops.get(KIND, {"count": 0})["count"]
+    """Return the share of answers that parse, prompt lengths, and the cap that leaves in 99 %."""
+    failures = drops.get(KIND, {"count": 0})["count"]
     p50, p95, p99 = (int(np.percentile(tokens, p, method="higher")) for p in (50, 95, 99))
     lengths = {"p50": p50, "p95": p95, "p99": p99, "max": max(tokens)}
     lengths["recommended_cap"] = -(-p99 // 8) * 8
-    return {"answer_parse_rate": len(tokens) / (len(tokens) + unparsed), "prompt_tokens": lengths}
+    return {"answer_parse_rate": len(tokens) / (len(tokens) + failures), "prompt_tokens": lengths}
 
 
 def checks(report: Mapping[str, Any], config: DataConfig) -> list[Check]:
-    """What stage 01 records of its report: a line for each check and each reason to drop a row."""
+    """Return what stage 01 records of its report: its checks, and one per reason to drop a row."""
     lengths, cap = report["prompt_tokens"], config.max_prompt_tokens
     near = sum(entry["count"] for entry in report["dropped"] if entry["reason"] == LEAKS)
     rows = f"{report['rows_read']} rows read: {report['train_rows']} to train on, "
+    rows += f"{report['sft_rows']} for the SFT warm-up, " if report["sft_rows"] else ""
     rows += f"{report['eval_rows']} held out"
     if report["eval_rows"] < config.eval_rows:
         rows += f" (at most {config.eval_share:.0%} of them: data.eval_share)"
-    parsed = f"{report['answer_parse_rate']:.1%} of the reference answers parse"
-    compared: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for kind, count in report.get("answer_kinds", {}).items():
-        compared[answers.HOW.get(kind, f"as {kind}")] += count
-    ways = ", ".join(f"{count} {way}" for way, count in compared.items())
+        counts[answers.HOW.get(kind, f"as {kind}")] += count
+    ways = ", ".join(f"{count} {way}" for way, count in counts.items())
+    parse = f"{report['answer_parse_rate']:.1%} of the reference answers parse; compared are {ways}"
     split = f"no held-out prompt is trained on; {near} rows nearly equal to one were left out"
-    long = f"half have at most {lengths['p50']} tokens, 99 % {lengths['p99']}"
-    long += f", the longest {lengths['max']}; cap {cap}"
+    length = f"half have at most {lengths['p50']} tokens, 99 % {lengths['p99']}"
+    length += f", the longest {lengths['max']}; cap {cap}"
     fits = lengths["p99"] <= cap
-    raised = "" if fits else f"set data.max_prompt_tokens = {lengths['recommended_cap']}"
-    found = [
+    fix = "" if fits else f"set data.max_prompt_tokens = {lengths['recommended_cap']}"
+    lines = [
         _columns(report["columns"], config),
         Check("dataset", "ok", rows),
-        Check("reference answers", "ok", f"{parsed}; compared are {ways}"),
+        Check("reference answers", "ok", parse),
         Check("no leakage", "ok", split),
-        Check("prompt length", "ok" if fits else "warning", long, raised),
+        Check("prompt length", "ok" if fits else "warning", length, fix),
     ]
-    if tried := report.get("difficulty"):
+    if rates := report.get("difficulty"):
         evidence = "{judged} prompts tried: {too_hard} too hard, {too_easy} too easy, left out"
-        found.append(Check("difficulty", "ok", evidence.format(**tried)))
+        lines.append(Check("difficulty", "ok", evidence.format_map(rates)))
     doubts = [_line(entry, "kept") for entry in report.get("doubts", [])]
-    return [*found, *map(_line, report["dropped"]), *doubts]
+    return [*lines, *map(_line, report["dropped"]), *doubts]
 
 
 def _columns(columns: Mapping[str, Any], config: DataConfig) -> Check:
-    chosen = f"questions in {columns['question']!r}, reference answers in {columns['answer']!r}"
+    names = f"questions in {columns['question']!r}, reference answers in {columns['answer']!r}"
     if (config.question_column, config.answer_column) != (columns["question"], columns["answer"]):
-        chosen += ", chosen by their names: data.question_column and data.answer_column name others"
+        names += ", chosen by their names: data.question_column and data.answer_column name others"
     if columns["others"]:
-        chosen += f"; data.extra_columns can give the rewards {', '.join(columns['others'])}"
-    return Check("columns", "ok", chosen)
+        names += f"; data.extra_columns can give the rewards {', '.join(columns['others'])}"
+    return Check("columns", "ok", names)
 
 
 def _line(entry: Mapping[str, Any], what: str = "left out") -> Check:

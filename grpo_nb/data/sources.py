@@ -1,7 +1,7 @@
-"""Where rows come from: `read` over every kind of source, in batches, and their columns.
+"""Read rows from every kind of source, in batches, and find their columns.
 
 A row: {"question": "What is 47 + 38?", "answer": "85"}, with whatever columns the source has.
-A line that is no row is a text that says why, so that it is reported and the others are kept.
+In place of a line that is no row stands a text that says why, so that it can be reported.
 """
 
 import csv
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 BATCH = 5_000  # rows
 NO_TEXT = (b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b", b"PK\x03\x04")
-csv.field_size_limit(2**24)  # characters of a cell; 128 KiB unless told
+csv.field_size_limit(2**24)  # characters of a cell; Python's default is 128 KiB
 BUILT_IN = {task: f"data/tasks/{task}.jsonl" for task in TASKS if task != "math"}
 BUILT_IN["arithmetic"] = "data/arithmetic.jsonl"
-# The names that a column may have where the first of them, the default, is not there.
+# Names that a column may have. The first is the default; the others are tried if it is missing.
 LIKELY = {
     "question_column": ("question", "prompt", "problem", "instruction", "input"),
     "answer_column": ("answer", "solution", "output", "label", "target"),
@@ -37,10 +37,13 @@ Batch = list[tuple[int, Row | str]]
 
 
 def read(config: DataConfig) -> Iterator[Batch]:
-    """Batches of numbered rows (from 1; for JSON lines the number of the line).
+    """Yield batches of rows with their numbers, from 1; for JSON lines that of the line.
 
-    The source is what `data.source` names: a built-in set, a local file (READERS), a folder, or
-    a hub dataset. One that cannot be read is an error that says what to do.
+    `data.source` names a built-in set, a local file (READERS), a folder, or a hub dataset.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The source cannot be read; the message says what to do.
     """
     numbered = ((n, row) for n, row in enumerate(_open(config), start=1) if row is not None)
     numbered = islice(numbered, config.max_rows or None)
@@ -49,19 +52,23 @@ def read(config: DataConfig) -> Iterator[Batch]:
 
 
 def read_columns(config: DataConfig) -> tuple[DataConfig, list[str], Iterator[Batch]]:
-    """The settings with the columns that the source has, all their names, and its batches.
+    """Find the columns of questions and answers.
+
+    Returns:
+        The settings with these columns, the names of all columns, and the batches of `read`.
 
     Raises:
-        ValueError: A column is not there; or the default is not, and several have a likely name.
+        ValueError: A column that was set is missing; or the default is, and several columns have
+            a likely name.
     """
     batches = read(config)
     first = next(batches, [])
     names = list(dict.fromkeys(name for _, row in first if isinstance(row, dict) for name in row))
-    named, found = {config.question_column, config.answer_column}, {}
+    current, changes = {config.question_column, config.answer_column}, {}
     for setting, likely in LIKELY.items():
-        fit = [name for name in names if name.strip().lower() in likely and name not in named]
         if (column := getattr(config, setting)) in names or not names:
             continue
+        fit = [name for name in names if name.strip().lower() in likely and name not in current]
         if column != likely[0] or not fit:
             near = near_columns(column, names)
             hint = f"did you mean {near[0]!r}? " if near else ""
@@ -74,29 +81,29 @@ def read_columns(config: DataConfig) -> tuple[DataConfig, list[str], Iterator[Ba
                 f"{config.source} has no column {likely[0]!r}, and {' and '.join(map(repr, fit))} "
                 f"could each take its place: name one, as in data.{setting} = {fit[0]!r}"
             )
-        found[setting] = fit[0]
-    return config.model_copy(update=found), names, chain([first], batches)
+        changes[setting] = fit[0]
+    return config.model_copy(update=changes), names, chain([first], batches)
 
 
 def near_columns(column: str, names: Sequence[str]) -> list[str]:
-    """Return the names that may be meant by a column that is not there, the best first.
+    """Return the columns that a wrong name may mean, the likeliest first.
 
     >>> near_columns("question", ["id", "prompt_text", "gold"]), near_columns("gld", ["id", "gold"])
     (['prompt_text'], ['gold'])
     """
-    alike = next((words for words in LIKELY.values() if column in words), ())
+    likely = next((words for words in LIKELY.values() if column in words), ())
     near = difflib.get_close_matches(column, names, cutoff=0.5)
-    return near or [name for name in names if set(re.split(r"[\W_]+", name.lower())) & set(alike)]
+    return near or [name for name in names if set(re.split(r"[\W_]+", name.lower())) & set(likely)]
 
 
 def is_local(source: str) -> bool:
-    """Return whether a source names a file of rows, and no built-in set, folder or hub name."""
+    """Return whether a source is a file of rows, and not a built-in set, a folder or on the hub."""
     return source not in BUILT_IN and Path(source).suffix.lower() in READERS
 
 
 def _open(config: DataConfig) -> Iterator[Row | str | None]:
     name = BUILT_IN.get(config.source, config.source)
-    # A kernel is at its notebook; a command looks there, too, for what the kernel will find.
+    # A kernel works in its notebook's folder, so a command looks for files there too.
     folders = (Path.cwd(), project_path("notebooks"), project_path(""))
     places = dict.fromkeys(folder / name for folder in folders)
     path = next(filter(Path.exists, places), project_path(name))
@@ -117,7 +124,7 @@ def _open(config: DataConfig) -> Iterator[Row | str | None]:
 
 
 def _open_text(path: Path) -> IO[str]:
-    """Bytes that are not UTF-8 become U+FFFD, which validation reports by row and column."""
+    """Open a UTF-8 file; other bytes become U+FFFD, which validation reports by row and column."""
     with path.open("rb") as file:
         if file.read(4).startswith(NO_TEXT):
             raise ValueError(
@@ -127,7 +134,10 @@ def _open_text(path: Path) -> IO[str]:
 
 
 def _read_csv(path: Path) -> Iterator[Row | str]:
-    """Cells between commas, semicolons or tabs, whichever the header has."""
+    """Yield the rows of a table whose cells are between commas, semicolons or tabs.
+
+    The header decides which of them it is.
+    """
     with _open_text(path) as file:
         first, usual = file.readline(), "\t" if path.suffix.lower() == ".tsv" else ","
         file.seek(0)
@@ -139,15 +149,15 @@ def _read_csv(path: Path) -> Iterator[Row | str]:
             if len(cells) == len(header):
                 yield dict(zip(header, cells, strict=True))
             else:
-                found = "more" if len(cells) > len(header) else "fewer"
-                yield f"{found} cells than the header has: {cells!r:.80}"
+                how_many = "more" if len(cells) > len(header) else "fewer"
+                yield f"{how_many} cells than the header has: {cells!r:.80}"
 
 
 def _records(path: Path, file: IO[str], mark: str) -> Iterator[list[str]]:
-    """The cells of each record that is not blank; `mark` stands between them.
+    """Yield the cells of each record that is not blank; `mark` stands between them.
 
     Raises:
-        ValueError: A quotation mark that is not closed, or whose cell took in other rows.
+        ValueError: A quotation mark is not closed, or its cell contains other rows.
     """
     reader, columns, line = csv.reader(file, delimiter=mark, strict=True), 0, 1
     try:
@@ -167,22 +177,25 @@ def _records(path: Path, file: IO[str], mark: str) -> Iterator[list[str]]:
 
 
 def _refuse_stray_quotes(cells: list[str], mark: str, columns: int) -> None:
-    """Raise csv.Error for a record most of whose lines could be rows that two quotes joined.
+    """Refuse a record that two stray quotes may have joined, as most of its lines could be rows.
 
-    A mark before a space or at a line's end is prose's. The first and the last line, where the
-    quotes would be, must have cells enough.
+    A mark before a space or at the end of a line belongs to prose. The first and the last line,
+    where the quotes would be, must have enough cells.
+
+    Raises:
+        csv.Error: The record is of this kind.
     """
     lines = mark.join(cells).splitlines()
     if columns < 2 or len(lines) < 2:
         return
-    parted = [len(re.findall(re.escape(mark) + r"(?=\S)", line)) for line in lines]
+    counts = [len(re.findall(re.escape(mark) + r"(?=\S)", line)) for line in lines]
     ends = min(lines[0].count(mark), lines[-1].count(mark))
-    if ends >= columns - 1 and 2 * parted.count(columns - 1) > len(lines):
+    if ends >= columns - 1 and 2 * counts.count(columns - 1) > len(lines):
         raise csv.Error(f"one cell holds {len(lines)} lines, most of which could each be a row")
 
 
 def _read_json(path: Path) -> Iterator[Row | str | None]:
-    """JSON lines (blank ones are None), or one array of objects."""
+    """Yield the objects of JSON lines (None for a blank line), or of one array."""
     with _open_text(path) as file:
         first = file.read(1000).lstrip()
         file.seek(0)
@@ -201,7 +214,7 @@ def _read_json(path: Path) -> Iterator[Row | str | None]:
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> Row:
-    """Return a JSON object; ValueError for a key that stands twice, whose first value is lost."""
+    """Return a JSON object, but refuse a key that stands twice: its first value would be lost."""
     row = dict(pairs)
     if len(row) < len(pairs):
         twice = next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
@@ -214,7 +227,7 @@ def _object(value: Any) -> Row | str:
 
 
 def _refuse_repeated(path: Path, names: Sequence[str]) -> None:
-    """Raise ValueError for a name that stands twice, whose first values would be lost."""
+    """Refuse a name that stands twice: its first values would be lost."""
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"{path} names {twice[0]!r} twice: rename or remove one of them")
 
@@ -256,10 +269,10 @@ def _read_hub(name: str, config: DataConfig) -> Iterator[Row]:
 
     place = {"split": config.split, "revision": config.revision or None}
     try:
-        loaded = datasets.load_dataset(
+        rows = datasets.load_dataset(
             name, config.subset or None, streaming=config.streaming, **place
         )
-        yield from _shortened(loaded, loaded.features.arrow_schema) if loaded.features else loaded
+        yield from _shortened(rows, rows.features.arrow_schema) if rows.features else rows
     except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise ValueError(
             f"data.source = {name!r} (subset {config.subset!r}, {place}) could not be loaded: "

@@ -1,7 +1,7 @@
-"""Prepared rows on disk, a Parquet file a split.
+"""Write and read prepared rows, in one Parquet file per split.
 
-Columns for the rewards are JSON there: a scalar, list or dict comes back as it was, also where
-rows differ in type, which Arrow's own columns refuse.
+The columns for the rewards are stored as JSON. So a scalar, list or dict is read as it was written,
+even if its type differs between rows, which Arrow's own columns refuse.
 """
 
 import json
@@ -20,38 +20,44 @@ _COLUMNS |= {"prompt_tokens": pa.int32()}
 
 
 def write_rows(path: Path, texts: Sequence[str], names: Iterable[str]) -> None:
-    """Parquet of rows that are JSON objects: the known columns, and the others of `names`."""
-    passed = [name for name in names if name not in _COLUMNS]
-    schema = pa.schema([*_COLUMNS.items(), *((name, pa.json_()) for name in passed)])
+    """Write rows to a Parquet file.
+
+    Args:
+        path: The file.
+        texts: The rows, as JSON objects.
+        names: The columns, of which those beside `_COLUMNS` are stored as JSON.
+    """
+    others = [name for name in names if name not in _COLUMNS]
+    schema = pa.schema([*_COLUMNS.items(), *((name, pa.json_()) for name in others)])
     with pq.ParquetWriter(path, schema) as writer:
         for start in range(0, len(texts), BATCH):
             rows = list(map(json.loads, texts[start : start + BATCH]))
             columns = [[row[name] for row in rows] for name in _COLUMNS]
-            columns += [[json.dumps(row.get(name)) for row in rows] for name in passed]
+            columns += [[json.dumps(row.get(name)) for row in rows] for name in others]
             arrays = list(map(pa.array, columns, schema.types))
             writer.write_table(pa.table(arrays, schema=schema))
 
 
 def replace_train(run: Run, rows: Sequence[Row]) -> None:
-    """Put these rows, in this order, in the place of the rows to train on."""
+    """Write data/train.parquet anew with these rows, in this order."""
     with atomic_path(run / "data/train.parquet") as temporary:
         write_rows(temporary, list(map(json.dumps, rows)), rows[0])
 
 
 def read_rows(path: Path, max_rows: int = 0) -> list[Row]:
-    """The first rows (0: all) of a Parquet file, JSON columns as what they hold."""
+    """Return the first rows (0: all) of a Parquet file, with its JSON columns parsed."""
     file = pq.ParquetFile(path)
     rows: list[Row] = []
     for batch in file.iter_batches(BATCH):
         rows += batch.to_pylist()
         if 0 < max_rows <= len(rows):
             break
-    passed = [field.name for field in file.schema_arrow if field.type == pa.json_()]
+    names = [field.name for field in file.schema_arrow if field.type == pa.json_()]
     for row in rows:
-        row.update({name: json.loads(row[name]) for name in passed})
+        row.update({name: json.loads(row[name]) for name in names})
     return rows[: max_rows or None]
 
 
 def load(run: Run, split: str, max_rows: int = 0) -> list[Row]:
-    """The first rows (0: all) of "train" or "eval" as stage 01 wrote them."""
+    """Return the first rows (0: all) of "train" or "eval", as stage 01 wrote them."""
     return read_rows(run / f"data/{split}.parquet", max_rows)

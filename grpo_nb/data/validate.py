@@ -1,23 +1,27 @@
-"""A raw row to a prepared one, or the reason why it cannot be used.
+"""Turn a raw row into a prepared one, or say why it cannot be used.
 
 A prepared row: {"prompt": [system, user], "question": "What is 47 + 38?", "answer": "85"} and
-the columns passed on to the rewards. A raw row may have a question and an answer under any
-names; a chat (a list of {"role", "content"}) for a question, whose turns are kept as they are;
-`choices`, put below the question as A, B, C…, the answer becoming a letter; `context` (a text)
-and `sources` (a list, numbered [1], [2]…), put above the question; `tests` of code.
+the columns for the rewards. A raw row has a question and an answer, under any names. Its question
+may be a chat (a list of {"role", "content"}), whose turns stay as they are. It may also have:
+
+- `choices`: listed below the question as A, B, C…; the answer becomes a letter;
+- `context` (a text) and `sources` (a list): put above the question, sources numbered [1], [2]…;
+- `tests`: passed on to the rewards of code.
 """
 
 import re
 import string
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_nb.data.references import answer_finder, as_text, letter_of, plain_answer
+from grpo_nb.answers import read_reference, unusable
+from grpo_nb.data.references import answer_finder, as_text, letter_of, plain_answer, printable
 from grpo_nb.data.sources import Batch, Row
-from grpo_nb.rewards.answers import read_reference, unusable
-from grpo_nb.rewards.presets import TRLS_OWN
+from grpo_nb.rewards.contract import TRLS_OWN
 from grpo_nb.rewards.prompts import Message, build_prompt
 from grpo_nb.runs.config import DataConfig
+from grpo_nb.runs.files import read_yaml
 
 CountTokens = Callable[[Sequence[list[Message]]], list[int]]
 SHAPE_COLUMNS = ("choices", "context", "sources", "tests")
@@ -34,43 +38,28 @@ PLACEHOLDER, PUNCTUATION = "answer that says there is none", "answers differ wit
 NO_ANSWER = re.compile(
     r"(?i)nan|n/?a|null|none|nil|tbd|undefined|[-?.…]+|#(?:ref|n/a|value|div/0|name|num|null)[!?]?"
 )
-REMEDIES = {
-    UNREADABLE: "correct the line",
-    MISSING: "name the columns with data.question_column, data.answer_column, data.extra_columns",
-    TYPE: "make it a text, or a chat of roles and contents that ends with the user's turn",
-    EMPTY: "fill the cell, or leave the row out",
-    KIND: "say where the answer is with data.answer_format, and what with data.answer_kind",
-    AMBIGUOUS: "answer with the letter of the choice (A is the first), or give choices with labels",
-    TEXT: "read the source in the encoding it was written in, and save it as UTF-8",
-    TEMPLATE: "correct the text or the turns, or leave the row out",
-    LONG: "raise data.max_prompt_tokens and model.max_seq_length as far as the model's context",
-    CONTRADICTORY: "correct the source: no reward can be right for both",
-    PLACEHOLDER: "leave the rows out of the source, unless this is the right answer",
-    PUNCTUATION: "correct the source, unless these are different questions",
-}
+REMEDIES = read_yaml(Path(__file__).with_name("remedies.yaml"))  # {reason: what to do}
 
 
 class Fault(Exception):
-    """Why a row cannot be used."""
+    """Say why a row cannot be used."""
 
-    def __init__(self, reason: str, column: str, value: str, row: int = 0) -> None:
-        self.reason, self.row = reason, row
-        # A report is UTF-8, which has no halves of surrogate pairs.
-        texts = (text.encode(errors="backslashreplace").decode() for text in (column, value))
-        self.column, self.value = texts
+    def __init__(self, reason: str, column: str, value: str) -> None:
+        self.reason, self.row = reason, 0  # until its number is known
+        self.column, self.value = printable(column), printable(value)
 
     @property
-    def seen(self) -> str:
-        """Row, column, reason and value."""
+    def evidence(self) -> str:
+        """Name row, column, reason and value."""
         where = f"row {self.row}" + (f", column {self.column!r}" if self.column else "")
         return f"{where}: {self.reason}: {self.value}"
 
     def __str__(self) -> str:
-        return f"{self.seen}. Remedy: {REMEDIES[self.reason]}"
+        return f"{self.evidence}. Remedy: {REMEDIES[self.reason]}"
 
 
-class Checked(NamedTuple):
-    """A prepared row, with its number in the source and its reference answer in plain form."""
+class CheckedRow(NamedTuple):
+    """Hold a prepared row, its number in the source and its reference answer in plain form."""
 
     number: int
     row: Row
@@ -79,25 +68,26 @@ class Checked(NamedTuple):
 
 def check_rows(
     batch: Batch, config: DataConfig, count_tokens: CountTokens
-) -> tuple[list[Checked], list[Fault], list[int]]:
-    """The rows that can be used, the faults of the others, and the tokens of all prompts."""
+) -> tuple[list[CheckedRow], list[Fault], list[int]]:
+    """Return the rows that can be used, the faults of the others, and the tokens of all prompts."""
     find_answer = answer_finder(config.answer_format)
-    checked, faults, tokens = [], [], []
+    rows, faults, tokens = [], [], []
     for number, raw in batch:
         try:
             row, plain = _check_row(raw, config, find_answer)
-            tokens.append(_count(row["prompt"], config, count_tokens))
+            tokens.append(prompt_tokens(row["prompt"], config, count_tokens))
             if tokens[-1] > config.max_prompt_tokens:
                 limit = f"where data.max_prompt_tokens is {config.max_prompt_tokens}"
                 raise Fault(LONG, "prompt", f"{tokens[-1]} tokens, {limit}")
-            checked.append(Checked(number, row | {"prompt_tokens": tokens[-1]}, plain))
+            rows.append(CheckedRow(number, row | {"prompt_tokens": tokens[-1]}, plain))
         except Fault as fault:
             fault.row = number
             faults.append(fault)
-    return checked, faults, tokens
+    return rows, faults, tokens
 
 
-def _count(prompt: list[Message], config: DataConfig, count_tokens: CountTokens) -> int:
+def prompt_tokens(prompt: list[Message], config: DataConfig, count_tokens: CountTokens) -> int:
+    """Return the number of a prompt's tokens, or raise a Fault if the chat template refuses it."""
     try:
         return count_tokens([prompt])[0]
     except ValueError as error:
@@ -105,16 +95,16 @@ def _count(prompt: list[Message], config: DataConfig, count_tokens: CountTokens)
 
 
 def row_to_ask(number: int, raw: Row | str, config: DataConfig) -> Row:
-    """A row for a model to answer: its prompt and question, with all that rewards read if it can.
+    """Return a row for a model to answer: prompt, question, and if possible what rewards read.
 
-    Where the answer column cannot be used, the row has its fault instead, under "fault".
+    If the answer column cannot be used, the row says why under "fault".
 
     Raises:
         Fault: It holds no question that can be asked.
     """
     row: Row = {}
     try:
-        row = _asked(raw, config)
+        row = _question(raw, config)
         if config.answer_column in raw:
             row = _check_row(raw, config, answer_finder(config.answer_format))[0]
     except Fault as fault:
@@ -126,16 +116,20 @@ def row_to_ask(number: int, raw: Row | str, config: DataConfig) -> Row:
 
 
 def extra_columns(config: DataConfig) -> list[str]:
-    """The names in `data.extra_columns`; ValueError if one is used by prepared rows or TRL."""
+    """Return the names in `data.extra_columns`.
+
+    Raises:
+        ValueError: Prepared rows or TRL use one of them for something else.
+    """
     names = [name.strip() for name in config.extra_columns.split(",") if name.strip()]
-    if taken := TAKEN.intersection(names):
+    if conflicts := TAKEN.intersection(names):
         raise ValueError(
-            f"data.extra_columns names {min(taken)!r}, a name that is taken: rename the column"
+            f"data.extra_columns names {min(conflicts)!r}, a name that is taken: rename the column"
         )
     return names
 
 
-def _asked(row: Row | str, config: DataConfig) -> Row:
+def _question(row: Row | str, config: DataConfig) -> Row:
     if isinstance(row, str):
         raise Fault(UNREADABLE, "", row)
     prompt = _prompt(row, config.question_column, config.system_prompt)
@@ -147,7 +141,7 @@ def _asked(row: Row | str, config: DataConfig) -> Row:
 def _check_row(
     row: Row | str, config: DataConfig, find_answer: Callable[[Any], str]
 ) -> tuple[Row, Any]:
-    asked = _asked(row, config)
+    question = _question(row, config)
     cell = _cell(row, config.answer_column)
     answer = find_answer(cell)
     if config.answer_kind == "choice":
@@ -164,11 +158,11 @@ def _check_row(
         names = sorted(row.keys() - TAKEN - {config.question_column, config.answer_column})
     for name in names:
         _refuse_damage(name, name)
-    passed = {name: row[name] for name in SHAPE_COLUMNS if name in row}
-    passed |= {name: _cell(row, name) for name in names}
+    columns = {name: row[name] for name in SHAPE_COLUMNS if name in row}
+    columns |= {name: _cell(row, name) for name in names}
     if config.sft_rows and "####" in str(cell):
-        passed["worked"] = str(cell).partition("####")[0].strip()
-    return {**asked, "answer": answer, **passed}, plain
+        columns["worked"] = str(cell).partition("####")[0].strip()
+    return question | {"answer": answer} | columns, plain
 
 
 def _refuse_damage(column: str, text: str) -> None:
@@ -207,7 +201,7 @@ def _prompt(row: Row, column: str, system_prompt: str) -> list[Message]:
 
 
 def _with_shape(row: Row, question: str) -> str:
-    """The question with what the row's shape adds above and below it."""
+    """Return the question with the row's context, sources and choices around it."""
     if row.get("choices"):
         lettered = zip(string.ascii_uppercase, map(as_text, _choices(row)), strict=False)
         question += "".join(f"\n{letter}. {text}" for letter, text in lettered)

@@ -1,8 +1,8 @@
 # ruff: noqa: F401 (the imports below are the package's public names)
-"""Environments, in which a model calls tools over several turns; played, tested and attacked.
+"""Play, test and attack environments, in which a model calls tools over several turns.
 
 `load` returns one by name, and `play` lets a model play episodes as TRL's trainer does. `answer`
-samples completions whether or not the task has an environment.
+samples completions whether or not the task has an environment, and `cache` keeps them in a file.
 """
 
 from grpo_nb.environments.contract import Environment, identity, load, of, tool

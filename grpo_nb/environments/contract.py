@@ -1,4 +1,4 @@
-"""An environment: a class that the user writes and whose tools a model calls, turn by turn.
+"""Load and guard an environment: a user's class whose tools a model calls, turn by turn.
 
     class Guess:
         \"\"\"Find the secret number.\"\"\"         # the system prompt
@@ -44,8 +44,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import ValidationError, validate_call
 
+from grpo_nb.rewards.file import load_source
 from grpo_nb.rewards.identity import describe
-from grpo_nb.rewards.presets import load_source
 from grpo_nb.rewards.surroundings import kept
 from grpo_nb.runs import PROJECT_ROOT, refuse_unknown
 from grpo_nb.runs.config import RunConfig
@@ -63,7 +63,7 @@ def tool(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Call(NamedTuple):
-    """Hold a call of a tool with its result or error, and the type that the tool returned."""
+    """Hold a call of a tool with its result or error, and the type of what the tool returned."""
 
     name: str
     arguments: dict[str, Any]
@@ -74,7 +74,7 @@ class Call(NamedTuple):
 
 
 class Played:
-    """An instance of the author's class behind a guard, as TRL's trainer and `play` use it.
+    """Guard an instance of the author's class, for TRL's trainer and for `play`.
 
     `reset` begins an episode, and instances are reused. The author's attributes can be read from
     it. Its only public methods are `reset` and the tools, because TRL offers every public method
@@ -82,26 +82,26 @@ class Played:
     """
 
     environment: "Environment"
-    _own: Any = None
+    _instance: Any = None
 
     def __init__(self) -> None:
         self.changes: set[str] = set()  # what the author's code changed in this process
-        self._own, self.hung = self.environment.kind(), False
+        self._instance, self.hung = self.environment.kind(), False
         self.get_reward = self._score  # an attribute: for a method TRL would add its own reward
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._own, name)
+        return getattr(self._instance, name)
 
     def reset(self, **row: Any) -> Any:
         """Begin an episode with a row; the author's `reset` gets the columns that it takes."""
         if self.hung:  # the hung call may still be running in its thread
-            self._own = self.environment.kind()
+            self._instance = self.environment.kind()
         self.calls, self.hung = [], False
         # Datasets fill missing columns with None, and the prompt may be rendered differently.
-        seeding = {k: v for k, v in row.items() if k != "prompt" and v is not None}
-        self._seed = json.dumps(seeding, sort_keys=True, default=str)
+        columns = {k: v for k, v in row.items() if k != "prompt" and v is not None}
+        self._seed = json.dumps(columns, sort_keys=True, default=str)
         with self._seeded():
-            return self._own.reset(**self.environment.columns(row))
+            return self._instance.reset(**self.environment.columns(row))
 
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
         """Call a tool and return its result, as the model reads it.
@@ -109,11 +109,11 @@ class Played:
         Raises:
             RuntimeError: The call failed; TRL shows the message to the model and counts it.
         """
-        over, started = self.hung or getattr(self._own, "done", False), time.perf_counter()
+        over, start = self.hung or getattr(self._instance, "done", False), time.perf_counter()
         *texts, kind = (FINISHED, "", str) if over else self._execute(name, arguments)
         # No tokenizer takes half of a surrogate pair, which a model can write as "\\ud800".
         result, error = (text.encode(errors="replace").decode() for text in texts)
-        self.calls.append(Call(name, arguments, result, error, time.perf_counter() - started, kind))
+        self.calls.append(Call(name, arguments, result, error, time.perf_counter() - start, kind))
         if error:
             raise RuntimeError(error)
         return result
@@ -124,7 +124,7 @@ class Played:
 
         def run() -> None:
             try:
-                value = method(self._own, **arguments)
+                value = method(self._instance, **arguments)
                 outcomes.append((str(value), "", type(value)))
             except ValidationError as error:
                 first = error.errors()[0]
@@ -149,7 +149,7 @@ class Played:
             ValueError: The author's `get_reward` returned something else.
         """
         with self._seeded():
-            value = 0.0 if self.hung else self._own.get_reward()
+            value = 0.0 if self.hung else self._instance.get_reward()
         if isinstance(value, bool | int | float | np.number) and 0 <= value <= 1:
             return float(value)
         raise ValueError(
@@ -162,7 +162,7 @@ class Played:
 
 
 class Environment:
-    """An author's environment class, parsed and checked.
+    """Parse and check an author's environment class.
 
     Args:
         kind: The author's class.
@@ -187,23 +187,24 @@ class Environment:
         first = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0]
         self.system_prompt = " ".join(first.split())
         functions = dict(inspect.getmembers(kind, inspect.isfunction))
-        marked = {k: v for k, v in functions.items() if hasattr(v, "is_tool")}
+        explicit = {k: v for k, v in functions.items() if hasattr(v, "is_tool")}
         public = {k: v for k, v in functions.items() if k[0] != "_" and k not in NOT_TOOLS}
         if "reset" not in functions:
             raise ValueError(f"{self.title} has no method reset, which begins an episode: add it")
-        if not (marked or public):
+        if not (explicit or public):
             raise ValueError(f"{self.title} has no tool: mark a method with @tool")
-        self.tools, self.methods = self._described(marked or public)
+        self.tools, self.methods = self._describe(explicit or public)
         forwards = {name: _forward(name, method) for name, method in self.methods.items()}
         self.factory = type(kind.__name__, (Played,), {**forwards, "environment": self})
 
-    def _described(self, chosen: Mapping[str, Callable[..., Any]]) -> tuple[list, dict]:
+    def _describe(self, methods: Mapping[str, Callable[..., Any]]) -> tuple[list, dict]:
+        """Return the tools' JSON schemas, and the methods with arguments validated."""
         from transformers.utils import get_json_schema
 
-        checked = validate_call(config={"strict": True})
+        validate = validate_call(config={"strict": True})
         try:
-            tools = [get_json_schema(method.__get__(self.kind)) for method in chosen.values()]
-            return tools, {name: checked(method) for name, method in chosen.items()}
+            tools = [get_json_schema(method.__get__(self.kind)) for method in methods.values()]
+            return tools, {name: validate(method) for name, method in methods.items()}
         except Exception as error:  # transformers raises its own types for docstrings and hints
             why = str(error).partition("\n")[0]
             raise ValueError(
@@ -219,15 +220,15 @@ class Environment:
         """
         signature = inspect.signature(self.kind.reset)
         takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-        taken = {k: v for k, v in row.items() if takes_all or k in signature.parameters}
+        columns = {k: v for k, v in row.items() if takes_all or k in signature.parameters}
         try:
-            signature.bind(self, **taken)
+            signature.bind(self, **columns)
         except TypeError as error:
             raise ValueError(
                 f"{self.title}.reset: {error}; the data has {', '.join(row)}: add the column, or "
                 "give the parameter a default"
             ) from None
-        return taken
+        return columns
 
     def solution(self, row: Row) -> list[Any] | None:
         """Return the winning turns of the author's `solve` (calls, a last text), or None."""

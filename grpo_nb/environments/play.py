@@ -1,18 +1,18 @@
-"""Episodes: the model writes a turn, its calls are run, it reads the results, and so on.
+"""Play episodes: the model writes a turn, its calls are run, it reads the results, and so on.
 
     [[episode]] = play(engine, environment, rows, max_completion_length=128)
 
 This is the loop of TRL's GRPOTrainer, token by token, for everything but training: baseline
-rollouts, validation, evaluation, chat and the Environment Lab. An episode's completion is all
-that follows the prompt; the tokens that the environment wrote are masked from the loss.
+rollouts, validation, evaluation, chat and the Environment Lab. All that follows the prompt is the
+episode's completion, in which the environment's tokens are masked from the loss.
 """
 
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb.environments.contract import Call, Environment, Played, of
-from grpo_nb.models import chat
+from grpo_nb.environments.contract import Call, Environment, Played, Row, of
+from grpo_nb.models import template, tool_calls
 from grpo_nb.models.engine import Engine, Sample, Sampling
 from grpo_nb.rewards.prompts import Message, transcript
 from grpo_nb.runs import Check
@@ -21,44 +21,42 @@ from grpo_nb.runs.config import RunConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Row = Mapping[str, Any]
-
 
 class Episode:
-    """An episode in progress, played by a model or by a script.
+    """Hold an episode in progress, played by a model or by a script.
 
     Args:
         environment: The environment to play in.
         row: The row that the episode starts with.
-        used: An instance to play in; None creates one.
+        instance: An instance to play in; None creates one.
 
     Attributes:
         prompt: The prompt, including the text that `reset` returned.
         messages: The player's turns and the results.
         turns: The number of turns whose calls were run.
         ended: Why the episode ended; "" while it is in progress.
-        reward: The reward of a scripted episode, from 0 to 1; NaN if none was asked for.
+        reward: The reward of a scripted episode, from 0 to 1; else NaN.
     """
 
     reward = float("nan")
 
-    def __init__(self, environment: Environment, row: Row, used: Played | None = None) -> None:
+    def __init__(self, environment: Environment, row: Row, instance: Played | None = None) -> None:
         self.environment, self.max_turns = environment, environment.max_turns
-        self.played = used or environment.factory()
+        self.played = instance or environment.factory()
         text, [*before, last] = self.played.reset(**row), row["prompt"]
-        extended = {} if text is None else {"content": last["content"] + str(text)}
-        self.prompt: list[Message] = [*before, last | extended]
+        change = {} if text is None else {"content": last["content"] + str(text)}
+        self.prompt: list[Message] = [*before, last | change]
         self.messages: list[Message] = []
         self.turns, self.ended = 0, ""
 
     @property
     def calls(self) -> list[Call]:
-        """The calls, as the environment's guard recorded them."""
+        """Return the calls, as the environment's guard recorded them."""
         return self.played.calls
 
     @property
     def trace(self) -> list[Any]:
-        """Everything that must be equal if the same turns are played again."""
+        """Return everything that must be equal if the same turns are played again."""
         return [turn["content"] for turn in [*self.prompt, *self.messages]] + [str(self.reward)]
 
     def add_turn(self, message: Message) -> list[Message]:
@@ -77,12 +75,12 @@ class Episode:
 
 
 class Sampled(Episode):
-    """An episode that a model plays, token by token.
+    """Hold an episode that a model plays, token by token.
 
     Args:
         environment: The environment to play in.
         row: The row that the episode starts with.
-        tokenizer: A tokenizer prepared by `chat.with_tools`.
+        tokenizer: A tokenizer prepared by `tool_calls.with_tools`.
         cap: The limit for all turns together, including results [tokens].
     """
 
@@ -91,7 +89,7 @@ class Sampled(Episode):
     ) -> None:
         super().__init__(environment, row)
         self.tokenizer, self.cap, self.truncated = tokenizer, cap, False
-        [self.prompt_ids] = chat.encode(tokenizer, [self.prompt], environment.tools)
+        [self.prompt_ids] = template.encode(tokenizer, [self.prompt], environment.tools)
         self.ids: list[int] = []
         self.mask: list[int] = []  # 1: the model's token; 0: the environment's
 
@@ -101,10 +99,10 @@ class Sampled(Episode):
         self.truncated = sample.truncated or len(ids) < len(sample.ids)
         before = self.prompt_ids + self.ids
         self.ids, self.mask = self.ids + ids, self.mask + [1] * len(ids)
-        results = self.add_turn(chat.parse(self.tokenizer, ids, before) if ids else {})
+        results = self.add_turn(tool_calls.parse(self.tokenizer, ids, before) if ids else {})
         if self.ended == "answered" and self.truncated:
             self.ended = "cut off"
-        result_ids = chat.tool_turn(self.tokenizer, results) if results else []
+        result_ids = tool_calls.tool_turn(self.tokenizer, results) if results else []
         if len(self.ids) + len(result_ids) > self.cap:  # TRL rolls such results back as well
             self.ended, self.messages = "no room for a result", self.messages[: -len(results)]
         else:
@@ -112,9 +110,9 @@ class Sampled(Episode):
 
     def sample(self) -> Sample:
         """Return the episode as a completion, whose tokens include the results."""
-        text, ended = transcript(self.messages), "a call hung" if self.played.hung else self.ended
-        rest = self.ids, self.mask, tuple(self.messages), ended
-        return Sample(text, len(self.ids), self.truncated, *rest)
+        text, end = transcript(self.messages), "a call hung" if self.played.hung else self.ended
+        messages = tuple(self.messages)
+        return Sample(text, len(self.ids), self.truncated, self.ids, self.mask, messages, end)
 
 
 def check_rows(
@@ -152,7 +150,7 @@ def check_rows(
             where = f"{environment.title}.{method} raised on row {number}"
             raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
     if tokenizer:
-        tokens = chat.count_tokens(chat.with_tools(tokenizer), prompts, environment.tools)
+        tokens = template.count_tokens(tool_calls.with_tools(tokenizer), prompts, environment.tools)
         if (longest := max(tokens)) > max_prompt_tokens:
             raise ValueError(
                 f"{environment.title}: with the text of reset the prompt of row "
@@ -188,7 +186,7 @@ def play(
         sampling: The fields of `Sampling`; max_completion_length limits all turns of an episode
             together, including results.
     """
-    options, tokenizer = Sampling(**sampling), chat.with_tools(engine.tokenizer)
+    options, tokenizer = Sampling(**sampling), tool_calls.with_tools(engine.tokenizer)
     size, cap = options.num_generations, options.max_completion_length
     groups = [[Sampled(environment, row, tokenizer, cap) for _ in range(size)] for row in rows]
     active, seed = [episode for group in groups for episode in group], count(options.seed)
@@ -249,7 +247,7 @@ def figures(messages: Sequence[Message], opens_call: str) -> dict[str, float]:
 
     Args:
         messages: The episode's messages.
-        opens_call: The text that opens a call, from `chat.opens_call`.
+        opens_call: The text that opens a call, from `tool_calls.opens_call`.
 
     Returns:
         turns (with calls), calls, tool_errors, malformed (turns that tried to call and whose call
@@ -258,7 +256,7 @@ def figures(messages: Sequence[Message], opens_call: str) -> dict[str, float]:
     turns = [message for message in messages if message["role"] == "assistant"]
     calls = [message.get("tool_calls") or [] for message in turns]
     results = [str(message["content"]) for message in messages if message["role"] == "tool"]
-    without_call = [turn for turn, called in zip(turns, calls, strict=True) if not called]
+    without_call = [turn for turn, requests in zip(turns, calls, strict=True) if not requests]
     return {
         "turns": float(sum(map(bool, calls))),
         "calls": float(sum(map(len, calls))),
@@ -277,5 +275,5 @@ def tools_of(config: RunConfig, tokenizer: "PreTrainedTokenizerBase") -> list[Ma
     environment = of(config)
     if environment is None:
         return []
-    chat.with_tools(tokenizer)
+    tool_calls.with_tools(tokenizer)
     return environment.tools

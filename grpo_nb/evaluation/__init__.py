@@ -6,14 +6,6 @@
 file of questions with a run's model.
 """
 
-from grpo_nb.evaluation.comparison import Candidate, answer_rows, evaluate_model, run
+from grpo_nb.evaluation.comparison import Candidate, evaluate_model, run, score_rows
 from grpo_nb.evaluation.controls import caused
-from grpo_nb.evaluation.report import (
-    DECODING,
-    Evaluation,
-    before_after,
-    build,
-    checks,
-    save,
-    table,
-)
+from grpo_nb.evaluation.report import DECODING, Evaluation, before_after, build, checks, save, table

@@ -1,7 +1,8 @@
-"""`python -m grpo_nb answer`: answer a file of questions with a run's model, as JSON lines."""
+"""Answer a file of questions with a run's model, as JSON lines: `python -m grpo_nb answer`."""
 
 import json
 from contextlib import closing
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,14 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from grpo_nb import environments
+from grpo_nb import data, environments
 from grpo_nb.data import sources
-from grpo_nb.data.validate import LONG, MISSING, TEMPLATE, Fault, row_to_ask
-from grpo_nb.evaluation.comparison import answer_rows
+from grpo_nb.data.validate import LONG, MISSING, Fault, prompt_tokens, row_to_ask
+from grpo_nb.evaluation.comparison import score_rows
 from grpo_nb.export import check_complete, trained_paths
 from grpo_nb.models import Engine, open_engine
-from grpo_nb.models.chat import count_tokens, load_tokenizer
+from grpo_nb.models.hub import load_tokenizer
+from grpo_nb.models.template import count_tokens
 from grpo_nb.reward_lab import Bench, bench_of
 from grpo_nb.rewards import RewardSet, load_rewards
 from grpo_nb.runs import Run, atomic_path, refuse_unknown
@@ -24,7 +26,7 @@ from grpo_nb.runs.files import read_json
 
 MODELS = ("merged", "adapter", "base")
 Line = dict[str, Any]
-Numbered = tuple[int, sources.Row]  # a row with its number in the source
+NumberedRow = tuple[int, sources.Row]  # a row with its number in the source
 
 
 def answer_file(
@@ -63,16 +65,15 @@ def answer_file(
     if target.exists():
         raise ValueError(f"{target} exists: choose another target, or remove it")
     config, weights = run.config(), weights_of(run, model)
-    trained = read_json(run / "data/report.json")["columns"]
-    columns = (question_column or trained["question"], answer_column or trained["answer"])
-    data = _questions(config, source, *columns)
+    preset = load_rewards(config.rewards)
+    settings = _settings(run, source, preset, question_column, answer_column)
     tokenizer = load_tokenizer(weights["model_path"], weights["chat_template_kwargs"])
-    bench = bench_of(config, load_rewards(config.rewards), tokenizer)
-    rows, lines = _read(data, answer_column, config, bench), []
+    bench = bench_of(config, preset, tokenizer)
+    rows, lines = _read(settings, answer_column, config, bench), []
     size = config.evaluate.eval_batch_size
-    with closing(open_engine(**weights, engine=engine)) as opened:
+    with closing(open_engine(**weights, engine=engine)) as model_engine:
         for start in tqdm(range(0, len(rows), size), unit=" batches"):
-            lines += _answer(rows[start : start + size], opened, bench)
+            lines += _answer(rows[start : start + size], model_engine, bench)
     # A fault may quote half a surrogate pair, which becomes a JSON escape.
     text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
     with atomic_path(target) as temporary:
@@ -80,14 +81,17 @@ def answer_file(
     return _summary(target, lines, bench.preset.names)
 
 
-def _questions(config: RunConfig, source: Path, question: str, answer: str) -> DataConfig:
+def _settings(
+    run: Run, source: Path, preset: RewardSet, question_column: str, answer_column: str
+) -> DataConfig:
     """Return the run's data settings, changed to read this file."""
     if not source.is_file():
         raise FileNotFoundError(f"{source} is not a file: give a table of questions")
-    change = {"source": str(source.resolve()), "max_rows": 0, "sft_rows": 0}
-    change |= {"question_column": question, "answer_column": answer}
-    change["system_prompt"] = system_prompt(config, load_rewards(config.rewards))
-    return config.data.model_copy(update=change)
+    columns = read_json(run / "data/report.json")["columns"]
+    changes = {"source": str(source.resolve()), "max_rows": 0, "sft_rows": 0}
+    changes["question_column"] = question_column or columns["question"]
+    changes["answer_column"] = answer_column or columns["answer"]
+    return data.with_system_prompt(run.config().data, preset).model_copy(update=changes)
 
 
 def weights_of(run: Run, model: str) -> dict[str, Any]:
@@ -105,7 +109,7 @@ def weights_of(run: Run, model: str) -> dict[str, Any]:
     config = run.config()
     template = {"chat_template_kwargs": config.model.chat_template_kwargs}
     if model == "merged":
-        run.refuse_stale()
+        run.refuse_outdated()
         folder = str(check_complete(run / "model/merged").resolve())
         return {"model_path": folder, "adapter": None, "quantization": "16bit", **template}
     base, path, adapter = trained_paths(run, config)
@@ -116,72 +120,72 @@ def weights_of(run: Run, model: str) -> dict[str, Any]:
 
 
 def _read(
-    data: DataConfig,
-    answer_column: str,
-    config: RunConfig,
-    bench: Bench,
-) -> list[Numbered]:
+    settings: DataConfig, answer_column: str, config: RunConfig, bench: Bench
+) -> list[NumberedRow]:
     """Read the rows and build their prompts; a row without a prompt has a fault."""
     tools = environments.tools_of(config, bench.tokenizer)
-    raw_rows = list(chain.from_iterable(sources.read(data)))
+    count = partial(count_tokens, bench.tokenizer, tools=tools)
+    raw_rows = list(chain.from_iterable(sources.read(settings)))
     columns = dict.fromkeys(name for _, raw in raw_rows if isinstance(raw, dict) for name in raw)
     room, rows = config.model.max_seq_length - config.train.max_completion_length, []
     for number, raw in raw_rows:
         try:
-            row = row_to_ask(number, raw, data)
+            row = row_to_ask(number, raw, settings)
             if bench.environment:
-                row = {"answer": "", **raw, **row}  # rewards of episodes need no reference answer
-                _check_columns(bench.environment, number, row)
-            [tokens] = count_tokens(bench.tokenizer, [row["prompt"]], tools)
+                row = {"answer": ""} | raw | row  # rewards of episodes need no reference answer
+                _refuse_missing(bench.environment, row)
+            tokens = prompt_tokens(row["prompt"], settings, count)
             if tokens > room:
                 why = f"{tokens} tokens, where {room} leave room for a completion"
-                raise Fault(LONG, "prompt", why, number)
+                raise Fault(LONG, "prompt", why)
         except Fault as fault:
+            fault.row = number
             row = {"fault": str(fault)}
-        except ValueError as error:  # of the chat template
-            row = {"fault": str(Fault(TEMPLATE, data.question_column, str(error), number))}
         rows.append((number, row))
     if not any("prompt" in row for _, row in rows):
         why = rows[0][1]["fault"] if rows else "it holds no rows"
-        raise ValueError(f"{data.source}: nothing to ask: {why}")
+        raise ValueError(f"{settings.source}: nothing to ask: {why}")
     if answer_column and answer_column not in columns:
         names = ", ".join(map(str, columns))
-        raise ValueError(f"{data.source} has no column {answer_column!r}; it has {names}")
+        raise ValueError(f"{settings.source} has no column {answer_column!r}; it has {names}")
     return rows
 
 
-def _check_columns(environment: environments.Environment, number: int, row: sources.Row) -> None:
-    """Raise a Fault unless the row has the columns that an episode needs."""
+def _refuse_missing(environment: environments.Environment, row: sources.Row) -> None:
+    """Refuse a row without the columns that an episode needs."""
     try:
         environment.columns(row)
     except ValueError as error:
-        raise Fault(MISSING, "", str(error), number) from None
+        raise Fault(MISSING, "", str(error)) from None
 
 
-def _answer(batch: list[Numbered], engine: Engine, bench: Bench) -> list[Line]:
+def _answer(batch: list[NumberedRow], engine: Engine, bench: Bench) -> list[Line]:
     """Return one line per row, in order; a row with a fault may have no answer."""
-    asked = [row for _, row in batch if "prompt" in row]
-    table = answer_rows(engine, asked, bench, batch_size=max(1, len(asked)))
+    questions = [row for _, row in batch if "prompt" in row]
+    groups = environments.answer(
+        engine,
+        questions,
+        bench.environment,
+        max_completion_length=bench.train.max_completion_length,
+        batch_size=max(1, len(questions)),
+    )
+    table = score_rows(questions, groups, bench)
     records = iter(table.drop(columns="row").to_dict("records"))
-    lines, needs_reference = [], {"reference", "reward", *bench.preset.names}
+    lines, scores = [], {"reference", "reward", *bench.preset.names}
     for number, row in batch:
-        line = {"row": number}
-        for name, value in next(records).items() if "prompt" in row else ():
-            if "answer" in row or name not in needs_reference:
-                line[name] = None if value != value else value  # JSON has no NaN
-        lines.append(line | {key: row[key] for key in ("fault",) if key in row})
+        record = next(records) if "prompt" in row else {}
+        names = [name for name in record if "answer" in row or name not in scores]
+        # JSON has no NaN.
+        line = {name: None if record[name] != record[name] else record[name] for name in names}
+        fault = {"fault": row["fault"]} if "fault" in row else {}
+        lines.append({"row": number} | line | fault)
     return lines
 
 
 def _summary(target: Path, lines: list[Line], names: list[str]) -> str:
     """Say how many rows and faults there are, and each reward's mean over the scored rows."""
-    scored, faults = [line for line in lines if "reference" in line], ["fault" in x for x in lines]
-    means = {name: np.mean([line[name] or 0 for line in scored]) for name in names if scored}
+    answers = [line for line in lines if "reference" in line]
+    means = {name: np.mean([line[name] or 0 for line in answers]) for name in names if answers}
     scores = "".join(f", {name} {mean:.3f}" for name, mean in means.items())
-    return f"{target}: {len(lines)} rows, {sum(faults)} with a fault{scores}"
-
-
-def system_prompt(config: RunConfig, preset: RewardSet) -> str:
-    """Return the system prompt of the training."""
-    prompt = config.data.system_prompt
-    return preset.form.system_prompt if prompt == "preset" else prompt
+    faults = sum("fault" in line for line in lines)
+    return f"{target}: {len(lines)} rows, {faults} with a fault{scores}"

@@ -1,23 +1,37 @@
 """Compare models on the same held-out prompts and seeds: is one better, and how surely?"""
 
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
 
 from grpo_nb import environments
-from grpo_nb.evaluation.report import DECODING, Evaluation, build
-from grpo_nb.models import Engine, Progress, load_tokenizer, open_engine, part_of, trained_base
-from grpo_nb.models.chat import opens_call
+from grpo_nb.environments.cache import Cache, answer_cached, row_key
+from grpo_nb.evaluation.report import DECODING, UNFINISHED, Evaluation, build
+from grpo_nb.models import (
+    Engine,
+    Progress,
+    Sample,
+    load_tokenizer,
+    open_engine,
+    part_of,
+    trained_base,
+)
+from grpo_nb.models.hub import find_model
+from grpo_nb.models.tool_calls import opens_call
 from grpo_nb.reward_lab import Bench, bench_of
 from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import completion_text
+from grpo_nb.runs import Run
 from grpo_nb.runs.config import RunConfig
+from grpo_nb.runs.files import sha256
 
 
 class Candidate(NamedTuple):
@@ -41,6 +55,7 @@ def run(
     preset: RewardSet,
     config: RunConfig,
     progress: Progress | None = None,
+    run: Run | None = None,
 ) -> Evaluation:
     """Evaluate every candidate on every row: one greedy and `evaluate.samples` sampled completions.
 
@@ -52,6 +67,8 @@ def run(
         preset: The run's rewards; the first one decides what counts as correct.
         config: The run's configuration: seed, lengths, samples per prompt.
         progress: Called with completions done, all of them, and the candidate with its speed.
+        run: Where completions are kept until `save`, so that an interrupted evaluation goes on
+            where it was stopped; None keeps none. They are scored anew.
 
     Raises:
         ValueError: There are no rows or no candidates, or two candidates share a label.
@@ -67,35 +84,88 @@ def run(
         load_tokenizer(str(model))
         if adapter is not None:
             trained_base(str(model), Path(adapter))
-    samples, models = {}, {}
-    each = len(rows) * (1 + config.evaluate.samples)
-    for label, model, adapter, quantization in candidates:
+    samples, models, each = {}, {}, _completions(rows, config)
+    for candidate in candidates:
+        label, model, adapter, _ = candidate
         report = part_of(progress, len(samples) * each, len(candidates) * each, label)
-        started, options = time.perf_counter(), {"adapter": adapter, "quantization": quantization}
-        options["chat_template_kwargs"] = config.model.chat_template_kwargs
-        with closing(open_engine(str(model), **options)) as engine:
-            samples[label] = evaluate_model(engine, rows, preset, config, report)
-            seconds = round(time.perf_counter() - started, 1)
-            about = {"model": str(model), "adapter": adapter and str(adapter)}
-            models[label] = {**about, "seconds": seconds, "engine": engine.name}
+        tokenizer = load_tokenizer(str(model), config.model.chat_template_kwargs)
+        bench, started = bench_of(config, preset, tokenizer), time.perf_counter()
+        caches = _caches(run, candidate, rows, config)
+        show = f"{label}, the first completion" if progress else ""
+        with ExitStack() as stack:
+            opened = cache(partial(_open, candidate, config, stack))
+            samples[label] = evaluate_model(opened, rows, bench, config, report, caches, show)
+            engine = opened().name if opened.cache_info().currsize else "none: all were kept"
+        seconds = round(time.perf_counter() - started, 1)
+        about = {"model": str(model), "adapter": adapter and str(adapter)}
+        models[label] = {**about, "seconds": seconds, "engine": engine}
     return Evaluation(samples, {"models": models, **build(samples, preset, config)})
 
 
+def _open(candidate: Candidate, config: RunConfig, stack: ExitStack) -> Engine:
+    """Load a model, which the stack closes."""
+    _, model, adapter, quantization = candidate
+    template = config.model.chat_template_kwargs
+    options = {"adapter": adapter, "quantization": quantization, "chat_template_kwargs": template}
+    return stack.enter_context(closing(open_engine(str(model), **options)))
+
+
+def _completions(rows: Sequence[dict], config: RunConfig) -> int:
+    """Return how many completions each model samples."""
+    return len(rows) * (1 + config.evaluate.samples)
+
+
+def _caches(
+    run: Run | None, candidate: Candidate, rows: Sequence[dict], config: RunConfig
+) -> dict[str, Cache]:
+    """Return the cache of each decoding, with everything that the completions depend on."""
+    if run is None:
+        return {}
+    environment = environments.of(config)
+    model = Path(find_model(str(candidate.model)))
+    settings = {
+        "model": [str(candidate.model), *_digests(model)],
+        "adapter": candidate.adapter and _digests(candidate.adapter),
+        "quantization": candidate.quantization,
+        "chat_template_kwargs": config.model.chat_template_kwargs,
+        "max_completion_length": config.train.max_completion_length,
+        "evaluate": config.evaluate.model_dump(include={"samples", "eval_batch_size"}),
+        "seed": config.seed,
+        "environment": environments.identity(environment),
+        "rows": [row_key(row, environment) for row in rows],
+    }
+    name = quote(candidate.label, safe="")
+    return {
+        decoding: Cache(run / UNFINISHED / f"{name}.{decoding}.parquet", settings)
+        for decoding in DECODING
+    }
+
+
+def _digests(folder: Path) -> list[list[str]]:
+    """Return name and SHA-256 of each file of a model or adapter; none of one on the hub."""
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [[file.name, sha256(file)] for file in files if file.is_file()]
+
+
 def evaluate_model(
-    engine: Engine,
+    opened: Callable[[], Engine],
     rows: Sequence[dict],
-    preset: RewardSet,
+    bench: Bench,
     config: RunConfig,
     progress: Progress | None = None,
+    caches: Mapping[str, Cache] | None = None,
+    show: str = "",
 ) -> pd.DataFrame:
     """Answer every held-out prompt greedily and by sampling, and score the completions.
 
     Args:
-        engine: The model.
+        opened: Returns the model's engine; called only if a completion is not in the caches.
         rows: Held-out rows, as `data.load` returns them.
-        preset: The run's rewards; the first one decides what counts as correct.
+        bench: The run's rewards; the first one decides what counts as correct.
         config: The run's configuration: seed, lengths, samples per prompt.
         progress: Called with completions done, all of this model, and its speed.
+        caches: Where completions are kept, by decoding.
+        show: What to print before the first completion; "" prints none.
 
     Returns:
         One line per completion: row (index in `rows`), question, reference, decoding, completion,
@@ -103,19 +173,22 @@ def evaluate_model(
         correct (whether the first reward is earned in full), accuracy (the first reward) and
         format (the first format reward).
     """
-    bench, tables = bench_of(config, preset, engine.tokenizer), []
-    total = len(rows) * (1 + config.evaluate.samples)
+    preset, tables = bench.preset, []
     for decoding, temperature in DECODING.items():
-        scored = answer_rows(
-            engine,
+        groups = answer_cached(
+            (caches or {}).get(decoding, Cache(None, {})),
             rows,
-            bench,
+            bench.environment,
+            opened,
+            max_completion_length=bench.train.max_completion_length,
             temperature=temperature,
             num_generations=config.evaluate.samples if temperature else 1,
             seed=config.seed,
             batch_size=config.evaluate.eval_batch_size,
-            progress=part_of(progress, sum(map(len, tables)), total),
+            progress=part_of(progress, sum(map(len, tables)), _completions(rows, config)),
+            show="" if temperature else show,
         )
+        scored = score_rows(rows, groups, bench)
         scored["decoding"] = decoding
         scored["accuracy"] = scored[preset.names[0]]  # first, as a reward may be named "correct"
         scored["correct"] = passed(scored, preset)
@@ -124,22 +197,22 @@ def evaluate_model(
     return pd.concat(tables, ignore_index=True)
 
 
-def answer_rows(engine: Engine, rows: Sequence[dict], bench: Bench, **how: Any) -> pd.DataFrame:
-    """Answer each row, and score the completions of rows that have a reference answer.
+def score_rows(
+    rows: Sequence[dict], groups: Sequence[Sequence[Sample]], bench: Bench
+) -> pd.DataFrame:
+    """Score the completions of rows that have a reference answer.
 
     Args:
-        engine: The model.
-        rows: Rows with a prompt and a question, and if known with the reference answer.
-        bench: The rewards, with the environment and the longest completion.
-        how: temperature, seed and others, as `Engine.generate` takes them.
+        rows: Rows with a question, and if known with the reference answer.
+        groups: The completions of each row.
+        bench: The rewards, with the environment.
 
     Returns:
         One line per completion: row (index in `rows`), question, reference, completion, answer
         (as extracted), tokens, truncated, each reward, and reward (their weighted total); for
         episodes also `environments.figures`.
     """
-    cap, preset = bench.train.max_completion_length, bench.preset
-    groups = environments.answer(engine, rows, bench.environment, max_completion_length=cap, **how)
+    preset = bench.preset
     numbers = [number for number, group in enumerate(groups) for _ in group]
     samples = [sample for group in groups for sample in group]
     asked, completions = [rows[i] for i in numbers], [sample.completion for sample in samples]
@@ -162,7 +235,7 @@ def answer_rows(engine: Engine, rows: Sequence[dict], bench: Bench, **how: Any) 
         scores[scorable] = bench.score(uniform, [completions[i] for i in scorable])
     lines[preset.names] = scores
     if bench.environment:
-        opens = opens_call(engine.tokenizer)
+        opens = opens_call(bench.tokenizer)
         counts = pd.DataFrame([environments.figures(each.messages, opens) for each in samples])
         lines[list(counts)] = counts
     return lines.assign(reward=bench.totals(scores))

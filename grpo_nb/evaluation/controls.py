@@ -1,9 +1,9 @@
-"""Did the reward do it? A run is compared with its controls: the same training, paid otherwise.
+"""Compare a run with its controls, trained alike but paid otherwise: did the reward do it?
 
 `python -m grpo_nb run --name mine --control shuffled` makes the control `mine-shuffled`. Whatever
 the control gains too was not caused by the reward, but by training as such, by the choice of the
 best adapter, or by luck. Both answered the same held-out prompts, and are compared on them as the
-report compares two models. Nothing is stored: the comparison is computed whenever it is asked for.
+report compares two models. Nothing is stored: the comparison is computed when it is shown.
 
 | the run to its baseline | to its control      | the control to the baseline | verdict        |
 |-------------------------|---------------------|-----------------------------|----------------|
@@ -44,7 +44,7 @@ OF_THE_CONTROL = ("train.control", "train.resume", "rewards.reward_weights")
 
 
 class Cause(NamedTuple):
-    """The result of comparing a run with a control.
+    """Hold the result of comparing a run with a control.
 
     verdict: CAUSED, PART, AS_MUCH or CANNOT_SAY.
     sentence: The verdict with its figures.
@@ -57,7 +57,7 @@ class Cause(NamedTuple):
 
 
 def caused(run: Run) -> list[Check]:
-    """Checks whether the reward caused the run's gain, one for each control beside the run.
+    """Check whether the reward caused the run's gain, once for each control beside the run.
 
     Args:
         run: A trained and evaluated run.
@@ -66,31 +66,31 @@ def caused(run: Run) -> list[Check]:
         The checks; none of them says "stop". Without a control there is one that says "not yet",
         with the command that makes a control.
     """
-    if (own := run.config().train.control) != "none":
-        seen = f"this run is itself a control ({own}): ask for the run that it is a control of"
-        return [Check(CONTROLS[own], "ok", seen)]
-    beside = {kind: run.path.with_name(f"{run.name}-{kind}") for kind in CONTROLS}
-    there = [kind for kind, path in beside.items() if (path / "manifest.json").exists()]
-    if not there:
+    if (kind := run.config().train.control) != "none":
+        evidence = f"this run is itself a control ({kind}): ask for the run that it is a control of"
+        return [Check(CONTROLS[kind], "ok", evidence)]
+    folders = {kind: run.path.with_name(f"{run.name}-{kind}") for kind in CONTROLS}
+    kinds = [kind for kind, path in folders.items() if (path / "manifest.json").exists()]
+    if not kinds:
         return [_not_yet(run, "shuffled", "no control was trained")]
-    return [_check(run, kind) for kind in there]
+    return [_check(run, kind) for kind in kinds]
 
 
 def _check(run: Run, kind: str) -> Check:
-    control = Run(f"{run.name}-{kind}")
+    control = Run(run.path.with_name(f"{run.name}-{kind}"))
     try:
         if why := control.why_undone():
             return _not_yet(run, kind, why)
-        found = compare(run, control)
+        cause = compare(run, control)
     except FileNotFoundError as error:
         return Check(CONTROLS[kind], "warning", f"{CANNOT_SAY}: {error}", "restore that file")
     except ValueError as error:
         again = f"move {control.path} away, and make it again: {_command(run, kind)}"
         return Check(CONTROLS[kind], "warning", f"{CANNOT_SAY}: {error}", again)
-    if found.verdict == CAUSED:
-        return Check(CONTROLS[kind], "ok", found.sentence)
-    how = "docs/did-the-reward-do-it.md says what this verdict means, and what to do"
-    return Check(CONTROLS[kind], "warning", found.sentence, how)
+    if cause.verdict == CAUSED:
+        return Check(CONTROLS[kind], "ok", cause.sentence)
+    fix = "docs/did-the-reward-do-it.md says what this verdict means, and what to do"
+    return Check(CONTROLS[kind], "warning", cause.sentence, fix)
 
 
 def _command(run: Run, kind: str) -> str:
@@ -102,7 +102,7 @@ def _not_yet(run: Run, kind: str, why: str) -> Check:
 
 
 def compare(run: Run, control: Run) -> Cause:
-    """A run against its control, by their greedy answers to the same held-out prompts.
+    """Compare a run with its control by their greedy answers to the same held-out prompts.
 
     Raises:
         ValueError: One of them is not trained or not evaluated; the control is the run itself, no
@@ -112,24 +112,23 @@ def compare(run: Run, control: Run) -> Cause:
     """
     _refuse(run, control)
     config = run.config()
-    asked, base, trained = _answers(run)
-    asked_too, _, placebo = _answers(control)
-    if not asked.equals(asked_too):
+    prompts, base, model = _answers(run)
+    other_prompts, _, placebo = _answers(control)
+    if not prompts.equals(other_prompts):
         raise ValueError(f"{run.name!r} and {control.name!r} answered other held-out prompts")
-    preset, ends = load_rewards(config.rewards), ("baseline", base)
-    ours, theirs = (run.name, trained), (control.name, placebo)
+    baseline, ours, theirs = ("baseline", base), (run.name, model), (control.name, placebo)
     gain, of_placebo, pair = (
-        compare_pair(*two, preset, config.seed)
-        for two in ((ends, ours), (ends, theirs), (theirs, ours))
+        compare_pair(before, after, load_rewards(config.rewards), config.seed)
+        for before, after in ((baseline, ours), (baseline, theirs), (theirs, ours))
     )
     if gain["verdict"] == "better" and not _rose(run):
         flat = f"the reward of {run.name} did not rise in its training, so it is not the cause"
         return Cause(CANNOT_SAY, f"{CANNOT_SAY}: {flat}", pair)
-    return _judge(gain, of_placebo, pair, len(asked))
+    return _judge(gain, of_placebo, pair, len(prompts))
 
 
 def _rose(run: Run) -> bool:
-    """Whether the check "reward rises" of the run's training is ok."""
+    """Return whether the check "reward rises" of the run's training is ok."""
     checks = run.manifest()["03"].get("checks", [])
     return any(check["name"] == "reward rises" and check["state"] == "ok" for check in checks)
 
@@ -137,31 +136,32 @@ def _rose(run: Run) -> bool:
 def _judge(
     gain: Mapping[str, Any], of_placebo: Mapping[str, Any], pair: Mapping[str, Any], prompts: int
 ) -> Cause:
-    """The verdict on three comparisons: run and control to the baseline, and run to control."""
-    if pair["differences"]["accuracy"]["interval"] is None:
-        return Cause(CANNOT_SAY, f"{CANNOT_SAY}: no completion could be scored", pair)
-    if prompts < LEAST_PROMPTS:
-        few = f"{prompts} held-out prompts are too few, it takes {LEAST_PROMPTS} (data.eval_rows)"
-        return Cause(CANNOT_SAY, f"{CANNOT_SAY}: {few}", pair)
-    if gain["verdict"] != "better":
-        none = f"{pair['after']} is not better than its baseline, so there is no gain to explain"
-        return Cause(CANNOT_SAY, f"{CANNOT_SAY}: {none}", pair)
-    ours, all_ = (each["differences"]["accuracy"]["difference"] for each in (pair, gain))
-    share = ours / all_
-    verdict, why = {
+    """Judge three comparisons: of run and control with the baseline, and of run with control."""
+    change = pair["differences"]["accuracy"]
+    why = ""
+    if change["interval"] is None:
+        why = "no completion could be scored"
+    elif prompts < LEAST_PROMPTS:
+        why = f"{prompts} held-out prompts are too few, it takes {LEAST_PROMPTS} (data.eval_rows)"
+    elif gain["verdict"] != "better":
+        why = f"{pair['after']} is not better than its baseline, so there is no gain to explain"
+    if why:
+        return Cause(CANNOT_SAY, f"{CANNOT_SAY}: {why}", pair)
+    ours, total = change["difference"], gain["differences"]["accuracy"]["difference"]
+    points = f"{100 * ours:.1f} of {100 * total:.1f} points gained ({ours / total:.0%})"
+    verdict, detail = {
         (True, False): (CAUSED, ""),
-        (True, True): (PART, f", {100 * ours:.1f} of {100 * all_:.1f} points gained ({share:.0%})"),
+        (True, True): (PART, f", {points}"),
         (False, True): (AS_MUCH, ""),
         (False, False): (CANNOT_SAY, ", as the placebo's own gain is not distinguishable from 0"),
     }[pair["verdict"] == "better", of_placebo["verdict"] == "better"]
-    most = pair["differences"]["accuracy"]["interval"][1]
-    if verdict == AS_MUCH and most > all_ / 2:
-        verdict, why = CANNOT_SAY, ", as the gains of both are not distinguishable"
-    return Cause(verdict, f"{verdict}{why}: {pair['sentence']}", pair)
+    if verdict == AS_MUCH and change["interval"][1] > total / 2:
+        verdict, detail = CANNOT_SAY, ", as the gains of both are not distinguishable"
+    return Cause(verdict, f"{verdict}{detail}: {pair['sentence']}", pair)
 
 
 def _refuse(run: Run, control: Run) -> None:
-    """Raise ValueError unless the two runs differ only in what their trainings paid for."""
+    """Refuse two runs that differ in more than what their trainings paid for."""
     if control.path.resolve() == run.path.resolve():
         raise ValueError(f"{run.name!r} is no control of itself")
     for one in (run, control):
@@ -179,26 +179,28 @@ def _refuse(run: Run, control: Run) -> None:
 
 
 def differences(run: Run, control: Run) -> list[str]:
-    """Settings and files in which two trained runs differ, other than what was paid for."""
-    known = []
-    for one in (run, control):
-        settings = {name: str(value) for name, value in trained_by(one.config()).items()}
-        # Arguments, rewards and data as they were trained with, whatever a cell had changed.
-        state = read_json(one / "train/state.json")
-        ended = {"whether all steps were trained": state.get("finished", True)}
-        held_out = {"data/eval.parquet": sha256(one / "data/eval.parquet")}
-        known.append(settings | state["settings"] | ended | held_out)
-    names = [name for name in known[0] | known[1] if name not in OF_THE_CONTROL]
-    return [name for name in names if known[0].get(name) != known[1].get(name)]
+    """Return settings and files in which two trained runs differ, other than what was paid for."""
+    first, second = _facts(run), _facts(control)
+    names = [name for name in first | second if name not in OF_THE_CONTROL]
+    return [name for name in names if first.get(name) != second.get(name)]
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    settings = {name: str(value) for name, value in trained_by(run.config()).items()}
+    # Arguments, rewards and data as they were trained with, whatever a cell had changed.
+    state = read_json(run / "train/state.json")
+    end = {"whether all steps were trained": state.get("finished", True)}
+    rows = {"data/eval.parquet": sha256(run / "data/eval.parquet")}
+    return settings | state["settings"] | end | rows
 
 
 def trained_by(config: RunConfig) -> dict[str, Any]:
-    """The settings that a training depends on: those of the stages up to 03."""
+    """Return the settings that a training depends on: those of the stages up to 03."""
     return {name: value for name, value in flatten(config).items() if stage_of(name) < "04"}
 
 
 def _answers(run: Run) -> tuple[pd.Series, pd.DataFrame, pd.DataFrame]:
-    """The prompts, and [prompts, accuracy and pass@1] of the baseline and of the trained model."""
+    """Return the prompts, and [prompts, (accuracy, pass@1)] of the baseline and the last model."""
     first, last = (lines.set_index("row").sort_index() for lines in greedy_answers(run))
     figures = {"accuracy": "accuracy", "correct": "pass@1"}
     before, after = (one[[*figures]].astype(float).rename(columns=figures) for one in (first, last))

@@ -1,4 +1,4 @@
-"""The comparison of runs: which is best on held-out prompts, and which differences are real.
+"""Compare runs: which is best on held-out prompts, and which differences are real.
 
 Two runs are compared prompt by prompt, on the prompts that both held out, with McNemar's exact
 test on the prompts that one of them answers better. Among n runs there are n (n - 1) / 2 pairs,
@@ -25,7 +25,7 @@ ALPHA = 0.05
 
 
 class Board(NamedTuple):
-    """The result of `compare`.
+    """Hold the result of `compare`.
 
     table: One line per run, best first: accuracy of greedy answers with its 95 % interval, the
         paired difference to the best run with interval, Holm's p and verdict, seconds, and the
@@ -53,8 +53,7 @@ def compare(places: Sequence[str | Path]) -> Board:
     """
     runs, left_out = {}, {}
     for place in map(Path, places):
-        run = Run(place.name)
-        run.path = place.resolve()
+        run = Run(place.absolute())
         if why := run.why_undone():
             left_out[run.name] = why
         else:
@@ -100,12 +99,10 @@ def _line(run: Run, scores: pd.Series) -> dict[str, Any]:
     models = list(read_json(run / "eval/report.json")["greedy"].values())
     low, high = models[-1]["intervals"]["accuracy"] or (np.nan, np.nan)
     before, accuracy = np.array([models[i]["accuracy"] for i in (0, -1)], dtype=float)
-    return {
-        **{"run": run.name, "accuracy": accuracy, "low": low, "high": high, "before": before},
-        "measured_by": list(models[-1])[3],  # the first reward follows accuracy, format and total
-        **{"format": models[-1]["format"], "prompts": len(scores)},
-        "seconds": sum(entry["seconds"] for entry in run.manifest().values()),
-    }
+    line = {"run": run.name, "accuracy": accuracy, "low": low, "high": high, "before": before}
+    line["measured_by"] = list(models[-1])[3]  # the first reward follows accuracy, format and total
+    seconds = sum(entry["seconds"] for entry in run.manifest().values())
+    return line | {"format": models[-1]["format"], "prompts": len(scores), "seconds": seconds}
 
 
 def _varied(configurations: dict[str, configs.RunConfig]) -> pd.DataFrame:
@@ -134,12 +131,9 @@ def _against_the_best(scores: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame
     gains = scores.sub(scores.iloc[:, 0], axis=0)  # NaN for prompts that are not shared
     low, high = bootstrap(gains.to_numpy(), np.outer([-0.5, 0.5], np.ones(len(gains.columns))))
     best = pairs[pairs["better"] == scores.columns[0]].set_index("worse").reindex(scores.columns)
-    columns = {
-        **{"difference": gains.mean(), "difference_low": low, "difference_high": high},
-        **{"shared_prompts": gains.notna().sum(), "p_holm": best["p_holm"]},
-        "verdict": best["verdict"].fillna("best"),
-    }
-    return pd.DataFrame(columns).reset_index(drop=True)
+    table = gains.mean().to_frame("difference").assign(difference_low=low, difference_high=high)
+    table["shared_prompts"], table["p_holm"] = gains.notna().sum(), best["p_holm"]
+    return table.assign(verdict=best["verdict"].fillna("best")).reset_index(drop=True)
 
 
 def _by_setting(table: pd.DataFrame, varied: Sequence[str]) -> pd.DataFrame:
@@ -153,18 +147,17 @@ def _by_setting(table: pd.DataFrame, varied: Sequence[str]) -> pd.DataFrame:
 def readable(board: Board) -> pd.DataFrame:
     """Format the table for display, with each figure and its interval in one column."""
     table = board.table
-    shown = table[["run"]].copy()
-    shown["held-out accuracy"] = [
+    view = table[["run"]].copy()
+    view["held-out accuracy"] = [
         f"{line.accuracy:.1%} ({line.low:.1%} … {line.high:.1%})" for line in table.itertuples()
     ]
-    shown["against the best"] = ["best", *map(_difference, table.iloc[1:].itertuples())]
+    view["against the best"] = ["best", *map(_difference, table.iloc[1:].itertuples())]
     if table["measured_by"].nunique() > 1:  # accuracies of different rewards
-        shown["measured by"] = table["measured_by"]
-    shown["before"] = table["before"].map("{:.1%}".format)
-    for setting in board.varied:
-        shown[setting] = table[setting].astype(str)
-    shown["seconds"] = table["seconds"].map("{:.0f}".format)
-    return shown
+        view["measured by"] = table["measured_by"]
+    view["before"] = table["before"].map("{:.1%}".format)
+    view[board.varied] = table[board.varied].astype(str)
+    view["seconds"] = table["seconds"].map("{:.0f}".format)
+    return view
 
 
 def _difference(line: Any) -> str:

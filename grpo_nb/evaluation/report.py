@@ -1,9 +1,10 @@
-"""The report on scored completions: figures with intervals, verdicts, and changed answers.
+"""Report on scored completions: figures with intervals, verdicts, and changed answers.
 
 A model is "better" or "worse" than another if the 95 % interval of the paired difference excludes
 0; otherwise the two are "not distinguishable".
 """
 
+import shutil
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from grpo_nb.runs.config import RunConfig
 from grpo_nb.runs.files import read_json
 
 DECODING = {"greedy": 0.0, "sampled": 1.0}  # temperature
+UNFINISHED = "eval/unfinished"  # completions of an evaluation that has not been saved yet
 UNCLEAR = "not distinguishable"
 WARM_UP = "warm-up"  # the label of the model from which GRPO started, after an SFT warm-up
 # With fewer prompts no exact test of paired answers can reach p < 0.05.
@@ -30,7 +32,7 @@ Samples = Mapping[str, pd.DataFrame]
 
 
 class Evaluation(NamedTuple):
-    """Completions of each model, {label: lines}, and the report on them."""
+    """Hold the completions of each model, {label: lines}, and the report on them."""
 
     samples: dict[str, pd.DataFrame]
     report: dict[str, Any]
@@ -49,7 +51,7 @@ def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
     """
     names = ["accuracy", "format", "reward", *preset.names, "tokens", "truncated"]
     names += [name for name in EPISODE if name in lines]
-    by_row = lines.groupby("row", sort=True)
+    by_row = lines.groupby("row")
     table = by_row[names].mean().astype(float)
     right = np.stack([group.to_numpy() for _, group in by_row["correct"]])
     for k in range(1, right.shape[1] + 1):
@@ -106,26 +108,26 @@ def checks(report: Mapping[str, Any]) -> list[Check]:
     first, *_, last = report["greedy"]
     pairs = {(each["before"], each["after"]): each for each in report["comparisons"]}
     pair, prompts = pairs[first, last], report["prompts"]
-    comparable = pair["differences"]["accuracy"]["interval"] and prompts >= LEAST_PROMPTS
+    is_comparable = pair["differences"]["accuracy"]["interval"] and prompts >= LEAST_PROMPTS
     baseline = Check(
         "baseline",
-        "ok" if comparable else "stop",
+        "ok" if is_comparable else "stop",
         f"{first} and {last} answered the same {prompts} held-out prompts",
-        "" if comparable else "raise data.eval_rows and prepare the data again",
+        "" if is_comparable else "raise data.eval_rows and prepare the data again",
     )
-    more_solved = pair["mcnemar_p"] < 0.05 and pair["gained"] > pair["lost"]
+    is_sure = pair["mcnemar_p"] < 0.05 and pair["gained"] > pair["lost"]
     state, fix = "ok", ""
     if pair["verdict"] != "better":
         state, fix = "stop", "train longer, or hold out more prompts (data.eval_rows)"
-    elif pair["graded"] and not more_solved:
+    elif pair["graded"] and not is_sure:
         state, fix = "warning", "see in notebook 4 what the partly right answers lack"
     results = [baseline, Check("better", state, pair["sentence"], fix)]
     if WARM_UP in report["greedy"]:
         parts = [pairs[first, WARM_UP], pairs[WARM_UP, last]]
-        gained = parts[1]["verdict"] == "better"
-        fix = "" if gained else "the gain is the warm-up's: train longer, or on harder rows"
+        is_gain = parts[1]["verdict"] == "better"
+        fix = "" if is_gain else "the gain is the warm-up's: train longer, or on harder rows"
         sentences = "; ".join(part["sentence"] for part in parts)
-        results.append(Check("gain by GRPO", "ok" if gained else "warning", sentences, fix))
+        results.append(Check("gain by GRPO", "ok" if is_gain else "warning", sentences, fix))
     return results
 
 
@@ -138,11 +140,11 @@ def _ends(column: np.ndarray) -> list[float] | None:
 
 
 def _summary(figures: pd.DataFrame, preset: RewardSet, seed: int) -> dict[str, Any]:
-    shown = figures.filter(regex="^(accuracy|pass@.*)$")
-    limits = np.column_stack([accuracy_range(preset), *[[0.0, 1.0]] * (shown.shape[1] - 1)])
-    ends = bootstrap(shown.to_numpy(), limits, seed)
+    table = figures.filter(regex="^(accuracy|pass@.*)$")
+    limits = np.column_stack([accuracy_range(preset), *[[0.0, 1.0]] * (table.shape[1] - 1)])
+    ends = bootstrap(table.to_numpy(), limits, seed)
     means = {name: _plain(value) for name, value in figures.mean().items()}
-    return {**means, "intervals": dict(zip(shown, map(_ends, ends.T), strict=True))}
+    return means | {"intervals": dict(zip(table, map(_ends, ends.T), strict=True))}
 
 
 def verdict(interval: Sequence[float] | None, prompts: int, p: float | None = None) -> str:
@@ -159,10 +161,7 @@ def verdict(interval: Sequence[float] | None, prompts: int, p: float | None = No
 
 
 def compare_pair(
-    first: tuple[str, pd.DataFrame],
-    second: tuple[str, pd.DataFrame],
-    preset: RewardSet,
-    seed: int,
+    first: tuple[str, pd.DataFrame], second: tuple[str, pd.DataFrame], preset: RewardSet, seed: int
 ) -> dict[str, Any]:
     """Compare the second model with the first, prompt by prompt.
 
@@ -186,11 +185,9 @@ def compare_pair(
     p = mcnemar(gained, lost)
     # With partial credit the interval and McNemar's test measure different things.
     word = verdict(interval, len(gain), None if graded else p)
-    pair = {
-        **{"before": first[0], "after": second[0], "verdict": word, "graded": graded},
-        **{"differences": {"accuracy": change}, "mcnemar_p": p, "gained": gained, "lost": lost},
-        "solved": [float(was_right.mean()), float(is_right.mean())],
-    }
+    pair = {"before": first[0], "after": second[0], "verdict": word, "graded": graded}
+    pair |= {"differences": {"accuracy": change}, "mcnemar_p": p, "gained": gained, "lost": lost}
+    pair |= {"solved": [float(was_right.mean()), float(is_right.mean())]}
     means = [float(each["accuracy"].mean()) for each in (before, after)]
     return pair | {"sentence": _sentence(pair, *means)}
 
@@ -201,14 +198,14 @@ def _sentence(pair: Mapping[str, Any], before: float, after: float) -> str:
     if change["interval"] is None:
         return f"{UNCLEAR}: no completion could be scored"
     low, high = (100 * end for end in change["interval"])
-    p, name, solved = pair["mcnemar_p"], "accuracy", ""
+    p, name, whole = pair["mcnemar_p"], "accuracy", ""
     if pair["graded"]:
         was, now = (100 * share for share in pair["solved"])
-        name, solved = "mean score", f" wholly right {was:.1f} % → {now:.1f} %,"
+        name, whole = "mean score", f" wholly right {was:.1f} % → {now:.1f} %,"
     return (
         f"{pair['before']} → {pair['after']}: {pair['verdict']}: greedy {name} "
         f"{100 * before:.1f} % → {100 * after:.1f} %, {100 * change['difference']:+.1f} points "
-        f"(95 % interval {low:+.1f} … {high:+.1f}),{solved} "
+        f"(95 % interval {low:+.1f} … {high:+.1f}),{whole} "
         f"McNemar p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}; "
         f"{pair['gained']} gained, {pair['lost']} lost"
     )
@@ -219,38 +216,41 @@ def table(report: Mapping[str, Any]) -> pd.DataFrame:
 
     Columns that repeat another one are left out, such as the first reward, which is accuracy.
     """
-    lines = []
-    for decoding in DECODING:
-        for label, figures in report[decoding].items():
-            line = {"decoding": decoding, "model": label, **figures}
-            ends = line.pop("intervals")["accuracy"]
-            shown = "none" if ends is None else f"{ends[0]:.3f} … {ends[1]:.3f}"
-            lines.append({**line, "95 %": shown})
+    lines = [
+        {"decoding": decoding, "model": label} | figures
+        for decoding in DECODING
+        for label, figures in report[decoding].items()
+    ]
     frame = pd.DataFrame(lines)
-    frame.insert(3, "95 %", frame.pop("95 %"))
+    ends = [intervals["accuracy"] for intervals in frame.pop("intervals")]
+    frame.insert(3, "95 %", [f"{e[0]:.3f} … {e[1]:.3f}" if e else "none" for e in ends])
     return frame.loc[:, ~frame.round(9).T.duplicated()]
 
 
 def before_after(samples: Samples, count: int) -> pd.DataFrame:
     """List greedy answers of the first and last model: worse ones, better ones, then the rest."""
-    ends = [samples[name].query("decoding == 'greedy'") for name in samples]
-    before, after = (ends[i].set_index("row") for i in (0, -1))
+    lines = [list(samples.values())[place] for place in (0, -1)]
+    before, after = (each.query("decoding == 'greedy'").set_index("row") for each in lines)
     table = before.join(after[["completion", "correct", "accuracy"]], rsuffix=" after")
     gain = (table["accuracy after"] - table["accuracy"]).to_numpy()
     order = np.select([gain < 0, gain > 0], [0, 1], default=2).argsort(kind="stable")
     words = table[["correct", "correct after"]].replace({True: "yes", False: "no"})
     table["correct"] = words["correct"] + " → " + words["correct after"]
-    columns = ["question", "reference", "completion", "completion after", "correct"]
-    shown = table[columns].iloc[order]
-    return shown.set_axis(["question", "reference", "before", "after", "correct"], axis=1)[:count]
+    names = {"completion": "before", "completion after": "after"}
+    columns = ["question", "reference", "before", "after", "correct"]
+    return table.rename(columns=names)[columns].iloc[order[:count]]
 
 
 def save(run: Run, evaluation: Evaluation) -> dict[str, Any]:
-    """Write eval/samples.parquet and eval/report.json, and return the report."""
+    """Write eval/samples.parquet and eval/report.json, and return the report.
+
+    Completions that were kept for the case of an interruption are removed.
+    """
     tables = [lines.assign(model=label) for label, lines in evaluation.samples.items()]
     with atomic_path(run / "eval/samples.parquet") as temporary:
         pd.concat(tables).to_parquet(temporary, index=False)
     write_json(run / "eval/report.json", evaluation.report)
+    shutil.rmtree(run / UNFINISHED, ignore_errors=True)
     return evaluation.report
 
 

@@ -1,5 +1,6 @@
-"""The uncertainty of figures: intervals over prompts, McNemar's test, and Holm's correction."""
+"""Measure how sure figures are: intervals over prompts, McNemar's test, Holm's correction."""
 
+import math
 import warnings
 
 import numpy as np
@@ -33,13 +34,13 @@ def bootstrap(values: np.ndarray, ends: np.ndarray, seed: int = 0) -> np.ndarray
     ends = np.where(np.isnan(values).all(axis=0), np.nan, ends)
     values = np.vstack([values, ends])
     present = (~np.isnan(values)).astype(float)
-    filled, count = np.nan_to_num(values), len(values)
+    numbers, count = np.nan_to_num(values), len(values)
     rng, means = np.random.default_rng(seed), []
     for _ in range(RESAMPLES // CHUNK):
-        drawn = rng.integers(count, size=(CHUNK, count)) + count * np.arange(CHUNK)[:, None]
-        times = np.bincount(drawn.ravel(), minlength=CHUNK * count).reshape(CHUNK, count)
+        places = rng.integers(count, size=(CHUNK, count)) + count * np.arange(CHUNK)[:, None]
+        times = np.bincount(places.ravel(), minlength=CHUNK * count).reshape(CHUNK, count)
         with np.errstate(invalid="ignore"):
-            means.append((times @ filled) / (times @ present))
+            means.append((times @ numbers) / (times @ present))
     tail = (1 - LEVEL) / 2
     with warnings.catch_warnings(action="ignore"):  # numpy warns of a figure without values
         return np.nanquantile(np.concatenate(means), [tail, 1 - tail], axis=0)
@@ -57,11 +58,9 @@ def mcnemar(gained: int, lost: int) -> float:
     >>> mcnemar(6, 0), mcnemar(3, 3), mcnemar(0, 0)
     (0.03125, 1.0, 1.0)
     """
-    differ, tail, ways = gained + lost, 1, 1
-    for i in range(min(gained, lost)):
-        ways = ways * (differ - i) // (i + 1)  # binomial coefficient of i + 1 out of `differ`
-        tail += ways
-    return min(1.0, 2 * tail / 2**differ)
+    total = gained + lost
+    tail = sum(math.comb(total, count) for count in range(min(gained, lost) + 1))
+    return min(1.0, 2 * tail / 2**total)
 
 
 def holm(p: np.ndarray) -> np.ndarray:
@@ -73,7 +72,6 @@ def holm(p: np.ndarray) -> np.ndarray:
     [0.03, 0.06, 0.06]
     """
     order = np.argsort(p)
-    corrected = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
     result = np.empty(len(p))
-    result[order] = np.minimum(1.0, corrected)
+    result[order] = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)).clip(max=1.0)
     return result

@@ -1,4 +1,4 @@
-"""The model card, written from the run's manifest, configuration and reports."""
+"""Write the model card from the run's manifest, configuration and reports."""
 
 import re
 from pathlib import Path
@@ -6,20 +6,14 @@ from typing import Any
 
 import yaml
 
-from grpo_nb import rewards
 from grpo_nb.export.merging import MERGED, check_complete
+from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Run, atomic_path, project_path
-from grpo_nb.runs.config import stored
+from grpo_nb.runs.config import flatten
 from grpo_nb.runs.files import read_json
 
 HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
 MARKUP = re.compile(r"[\\`*_\[\]<>&#~$|]|^[-+=]|(?<=\d)[.)](?= |$)")
-LIMITS = """The model was trained for what the rewards above measure, and evaluated on held-out rows
-of the same source: its behaviour on other prompts is unknown. It may exploit the rewards in ways
-that their tests did not try. It inherits the faults of its base model (wrong facts, bias, harmful
-text).
-
-The licences of the base model and of the data apply to it: see their pages before you publish."""
 
 
 def write_card(run: Run) -> Path:
@@ -29,11 +23,11 @@ def write_card(run: Run) -> Path:
         ValueError: An earlier stage was run again since, or a file changed after stage 04.
         FileNotFoundError: There is no complete merged model.
     """
-    run.refuse_stale()
-    folder, now = check_complete(run / MERGED), run.files(MERGED)
-    recorded = run.manifest().get("04", {}).get("outputs", {})
-    for name in [name for name in recorded if name.startswith(f"{MERGED}/")]:
-        if now.get(name) != recorded[name]:  # a copy or a full disk may have truncated it
+    run.refuse_outdated()
+    folder, files = check_complete(run / MERGED), run.files(MERGED)
+    outputs = run.manifest().get("04", {}).get("outputs", {})
+    for name in [name for name in outputs if name.startswith(f"{MERGED}/")]:
+        if files.get(name) != outputs[name]:  # a copy or a full disk may have truncated it
             raise ValueError(
                 f"{run / name} is not as 04_merge_and_infer wrote it (its sha256 differs from the "
                 "one in manifest.json): run that notebook (--from 04) again"
@@ -45,36 +39,33 @@ def write_card(run: Run) -> Path:
 
 def model_card(run: Run) -> str:
     """Return the card as Markdown with the hub's metadata; outdated results are left out."""
+    from huggingface_hub import ModelCard, ModelCardData
+
     config, manifest = run.config(), run.manifest()
-    base, preset = config.model.model_path, rewards.load_rewards(config.rewards)
-    meta: dict[str, Any] = {"library_name": "transformers", "tags": ["grpo", "trl", "grpo_nb"]}
-    if HUB_NAME.fullmatch(base) and not project_path(base).exists():
-        meta["base_model"] = base
-    details = {name: _shown(value) for name, value in stored(config).items()} | {
+    base, preset = config.model.model_path, load_rewards(config.rewards)
+    of_hub = HUB_NAME.fullmatch(base) and not project_path(base).exists()
+    tags = ["grpo", "trl", "grpo_nb"]
+    head = ModelCardData(
+        base_model=base if of_hub else None, library_name="transformers", tags=tags
+    )
+    settings = {"profile": config.profile, **flatten(config)}
+    details = {name: _without_folder(value) for name, value in settings.items()} | {
         "weights of the rewards": dict(zip(preset.names, preset.reward_weights, strict=True)),
         "training rows, sha256": manifest["01"]["outputs"].get("data/train.parquet", "unknown"),
         "versions": manifest["03"]["versions"],
         "code": manifest["03"]["git_commit"],
     }
-    made = yaml.safe_dump(details, sort_keys=False)
-    fence = "`" * (1 + max([2, *map(len, re.findall("`+", made))]))  # no value can end it
-    return f"""---
-{yaml.safe_dump(meta, sort_keys=False)}---
-
-# {run.name}
-
-Trained with GRPO on {_plain(details["data.source"])} with verifiable rewards.
-
-{"" if run.why_stale() else _results(run)}
-## How it was made
-
-{fence}yaml
-{made}{fence}
-
-## Limits
-
-{LIMITS}
-"""
+    text = yaml.safe_dump(details, sort_keys=False)
+    card = ModelCard.from_template(
+        head,
+        str(Path(__file__).with_name("card.md")),
+        name=run.name,
+        source=_plain(details["data.source"]),
+        results="" if run.outdated("04") else _results(run),
+        details=text,
+        fence="`" * (1 + max([2, *map(len, re.findall("`+", text))])),  # no value can end it
+    )
+    return f"{card}\n"
 
 
 def _plain(text: str) -> str:
@@ -83,7 +74,7 @@ def _plain(text: str) -> str:
     return MARKUP.sub(r"\\\g<0>", line)
 
 
-def _shown(value: Any) -> Any:
+def _without_folder(value: Any) -> Any:
     """Strip the folders of this machine from a local path; return anything else unchanged."""
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 

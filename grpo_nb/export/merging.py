@@ -14,7 +14,7 @@ from grpo_nb.models import (
     load_tokenizer,
     trained_base,
 )
-from grpo_nb.models.chat import find_model, hub_errors, quiet
+from grpo_nb.models.hub import find_model, hub_errors, quiet
 from grpo_nb.runs import Check, Run, Stage, atomic_path, write_json
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.runs.files import read_json
@@ -35,7 +35,7 @@ def merge(stage: Stage, *, force: bool = False) -> tuple[Path, Check]:
 
     Args:
         stage: Stage 04 of a trained run.
-        force: Whether to export a model that fails the gate.
+        force: Whether to put a model in place that fails the gate.
 
     Returns:
         The folder (safetensors, tokenizer, chat template, generation config), and the check.
@@ -94,8 +94,8 @@ def adapted_modules(adapter: Path) -> list[str]:
 
     with hub_errors(str(adapter)):
         tensors = load_file(adapter / "adapter_model.safetensors")
-    if broken := [name for name, tensor in tensors.items() if not tensor.sum().isfinite()]:
-        raise ValueError(f"the adapter has NaN or inf in {', '.join(broken[:3])}: train again")
+    if faults := [name for name, tensor in tensors.items() if not tensor.sum().isfinite()]:
+        raise ValueError(f"the adapter has NaN or inf in {', '.join(faults[:3])}: train again")
     if not any(tensor.any() for name, tensor in tensors.items() if ".lora_B." in name):
         raise ValueError(
             "the adapter is all zero (every B still has LoRA's initial value), so it equals the "
@@ -173,8 +173,8 @@ def check_complete(folder: Path) -> Path:
     """
     index = folder / "model.safetensors.index.json"
     shards = read_json(index)["weight_map"].values() if index.exists() else ["model.safetensors"]
-    needed = sorted({"config.json", "tokenizer_config.json", *shards})
-    if missing := [name for name in needed if not (folder / name).exists()]:
+    names = sorted({"config.json", "tokenizer_config.json", *shards})
+    if missing := [name for name in names if not (folder / name).exists()]:
         raise FileNotFoundError(
             f"{folder} lacks {', '.join(missing)}: the model is incomplete. Run "
             "04_merge_and_infer (--from 04) again"
@@ -182,7 +182,7 @@ def check_complete(folder: Path) -> Path:
     return folder
 
 
-def _size(model_path: str, adapted: list[str]) -> int:
+def _size(model_path: str, modules: list[str]) -> int:
     """Return the size of the merged weights [bytes], without loading the base's weights.
 
     Raises:
@@ -194,16 +194,16 @@ def _size(model_path: str, adapted: list[str]) -> int:
     with quiet(), hub_errors(model_path), torch.device("meta"):
         config = AutoConfig.from_pretrained(find_model(model_path))
         empty = AutoModelForCausalLM.from_config(config)
-    if lacking := sorted(set(adapted) - dict(empty.named_modules()).keys()):
+    if missing := sorted(set(modules) - dict(empty.named_modules()).keys()):
         raise ValueError(
-            f"the adapter changes {lacking[0]}, which the base {model_path} lacks: it was made "
+            f"the adapter changes {missing[0]}, which the base {model_path} lacks: it was made "
             "for another base model"
         )
     return 2 * empty.num_parameters()
 
 
-def _check_room(needed: int, folder: Path) -> None:
-    """Print how much the merge takes, and refuse if memory or disk is too small."""
+def _check_room(size: int, folder: Path) -> None:
+    """Print how much room the merge takes [bytes], and refuse if memory or disk is too small."""
     import psutil
     import torch
 
@@ -212,9 +212,9 @@ def _check_room(needed: int, folder: Path) -> None:
     memory = psutil.virtual_memory().available
     free = {"memory": torch.cuda.mem_get_info()[0] if cuda_available() else memory}
     free[f"the disk of {folder.parent}"] = shutil.disk_usage(folder.parent).free
-    message = f"the merge takes {needed / 1e9:.2g} GB in memory and on the disk: 16-bit weights"
+    message = f"the merge takes {size / 1e9:.2g} GB in memory and on the disk: 16-bit weights"
     print(message)
-    if min(free.values()) < 1.05 * needed:
+    if min(free.values()) < 1.05 * size:
         available = " and ".join(f"{room / 1e9:.3g} GB in {place}" for place, room in free.items())
         raise RuntimeError(
             f"{message}; free: {available}. Stop other programs, point GRPO_NB_RUNS at a larger "

@@ -1,18 +1,20 @@
-"""The parity gate: is the merged model the policy that was trained?
+"""Test whether the merged model is the policy that was trained: the parity gate.
 
-`weights` holds every weight of the merged files against the base's plus the adapter's change. That
-shows a wrong merge of any size and names what is wrong with it. The KL on prompts then measures
-what 16 bit cost, and shows what no weight does: another config.json, for example.
-docs/figures.md has the measurements behind the marks.
+`weights` compares every weight of the merged files with the base's plus the adapter's change. That
+shows a wrong merge of any size, and what is wrong with it. Then the KL on prompts measures what
+16 bits cost, and shows what no weight does: another config.json, for example. docs/figures.md has
+the measurements behind the limits.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb.models import engine_of
-from grpo_nb.models.chat import render
+from grpo_nb.models.template import render
 from grpo_nb.rewards.prompts import Message
 from grpo_nb.runs import Check
+from grpo_nb.runs.files import read_yaml
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,23 +28,8 @@ BEYOND = 1e-4  # the share of a tensor that may be further away; 0 in sound merg
 # errors: sound merges had at most 4.3, a layer left out 45 or more.
 LOST, SURE = 0.01, 8
 KL = 0.05  # mean per token [nats]; sound merges computed in bf16 had up to 0.007
-# By kind of fault, what explains the most first: what was measured, and what to do.
-FAULTS = {
-    "unadapted": (
-        "weights that the adapter does not change are not the base's ({} off",
-        "they are another base's: check that model.model_path is the base of the training",
-    ),
-    "base": (
-        "weights are not the base's plus the adapter's change ({} off",
-        "the base below the adapter is another one (4-bit rounding moves weights by 9 %): merge "
-        "with the quantization and the 4-bit settings of the training",
-    ),
-    "adapter": (
-        "weights are the base's plus another change than the adapter's ({} of it",
-        "0 % is a layer left out, 200 % twice the scale, all else another step's adapter or, if "
-        "less, a change lost by rounding to nearest: check that train/adapter is the right one",
-    ),
-}
+# By kind of fault, the evidence and the fix.
+FAULTS = read_yaml(Path(__file__).with_name("faults.yaml"))
 OTHERWISE = "the weights are right: compare the merged folder's config.json with the base's"
 
 
@@ -54,16 +41,16 @@ def weights(tuned: "PreTrainedModel", merged: "PreTrainedModel") -> dict[str, An
         merged: The merged model, read back from disk.
 
     Returns:
-        weights and adapted (how many tensors there are, and the adapter changes), kept (the share
-        of the adapter's change that the merged model holds; 1 is right), and faults: by kind
-        (of FAULTS) the names, for adapter with what is kept, else with the
-        relative distance.
+        weights (how many tensors there are), adapted (how many of them the adapter changes), kept
+        (the share of the adapter's change that the merged model holds; 1 is right), and faults:
+        {kind, of FAULTS: {name of a tensor: share}}, a share like kept for the kind "adapter",
+        else the relative distance.
     """
     import torch
     from peft.tuners.lora import LoraLayer
     from peft.utils.integrations import dequantize_bnb_weight
 
-    layers, held = {}, dict(merged.named_parameters())
+    layers, parameters = {}, dict(merged.named_parameters())
     for path, module in tuned.named_modules():
         if isinstance(module, LoraLayer):
             layers[plain_name(f"{path}.{getattr(module, 'parameter_name', 'weight')}")] = module
@@ -76,12 +63,12 @@ def weights(tuned: "PreTrainedModel", merged: "PreTrainedModel") -> dict[str, An
             name, count = plain_name(path), count + 1
             base = dequantize_bnb_weight(weight) if hasattr(weight, "quant_state") else weight
             change = layers[name].get_delta_weight("default") if name in layers else None
-            kind, figure, error, square = _tensor(base, change, held[name])
+            kind, figure, error, square = _tensor(base, change, parameters[name])
             errors, changes = errors + error, changes + square
             if kind:
                 faults[kind][name] = figure
-    kept = 1 + errors / changes  # an adapter of zeros was refused before the merge
-    return {"weights": count, "adapted": len(layers), "kept": kept, "faults": faults}
+    share = 1 + errors / changes  # an adapter of zeros was refused before the merge
+    return {"weights": count, "adapted": len(layers), "kept": share, "faults": faults}
 
 
 def plain_name(path: str) -> str:
@@ -90,19 +77,19 @@ def plain_name(path: str) -> str:
 
 
 def _tensor(
-    base: "Tensor", change: "Tensor | None", held: "Tensor"
+    base: "Tensor", change: "Tensor | None", merged: "Tensor"
 ) -> tuple[str, float, float, float]:
-    """Compare one tensor.
+    """Compare one merged tensor with the base's plus the adapter's change, if there is one.
 
     Returns:
-        The kind of its fault or "", the figure that shows it, and the two sums that `kept` is
-        made of: error times change, and change squared.
+        The kind of its fault or "", the share that shows it, and two sums, from which `weights`
+        computes `kept`: error times change, and change squared.
     """
     # Without a change in the dtype of the weights: an embedding in fp32 would take gigabytes.
     right = base if change is None else base.float() + change.float()
-    error = held - right
-    allowed = RELATIVE * right.abs().maximum(base.abs()) + ABSOLUTE
-    near = int((error.abs() <= allowed).count_nonzero())  # without NaN
+    error = merged - right
+    tolerance = RELATIVE * right.abs().maximum(base.abs()) + ABSOLUTE
+    near = int((error.abs() <= tolerance).count_nonzero())  # without NaN
     far = near < (1 - BEYOND) * error.numel()
     distance = float(error.norm() / base.norm())
     if change is None:
@@ -178,18 +165,19 @@ def verdict(figures: Mapping[str, Any]) -> Check:
     if not figures:
         return Check("merge", "ok", "every weight was trained, and is copied in 16 bit")
     faults = {kind: tensors for kind, tensors in figures["faults"].items() if tensors}
-    parts = [
-        f"{len(tensors)} {FAULTS[kind][0].format(f'{figure:.0%}')} in {name})"
-        for kind, tensors in faults.items()
-        for name, figure in list(tensors.items())[:1]
-    ] or [f"each of {figures['weights']} weights is the base's plus the adapter's change, rounded"]
+    parts = []
+    for kind, tensors in faults.items():
+        name, share = next(iter(tensors.items()))
+        text = FAULTS[kind]["evidence"].format(share=f"{share:.0%}", name=name)
+        parts.append(f"{len(tensors)} {text}")
+    sound = f"each of {figures['weights']} weights is the base's plus the adapter's change, rounded"
     evidence = (
-        f"{'; '.join(parts)}; {figures['kept']:.1%} of the change is in the files; KL adapter to "
-        f"merged {figures['kl']:.2g} per token (at most {KL}; to the base "
+        f"{'; '.join(parts) or sound}; {figures['kept']:.1%} of the change is in the files; KL "
+        f"adapter to merged {figures['kl']:.2g} per token (at most {KL}; to the base "
         f"{figures['kl_base']:.2g}), greedy tokens equal {figures['token_agreement']:.2%}, on "
         f"{figures['prompts']} prompts, {figures['tokens']} tokens"
     )
     if not faults and figures["kl"] <= KL:  # False for NaN
         return Check("merge", "ok", evidence)
-    fix = FAULTS[next(iter(faults))][1] if faults else OTHERWISE
+    fix = FAULTS[next(iter(faults))]["fix"] if faults else OTHERWISE
     return Check("merge", "stop", evidence, f"{fix}; then run 04_merge_and_infer again")

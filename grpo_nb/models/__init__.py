@@ -5,25 +5,23 @@ Base and adapter are never confused: whatever loads weights says with `adapter=`
 torch, unsloth, transformers and vllm are imported inside functions, for they take seconds.
 """
 
-from grpo_nb.models.chat import load_tokenizer
+from grpo_nb.models.adapter import trained_base
 from grpo_nb.models.engine import (
     Engine,
     Progress,
     Sample,
     TransformersEngine,
-    engine_of,
     free_memory,
-    open_engine,
     part_of,
 )
-from grpo_nb.models.policy import Policy, load_policy
+from grpo_nb.models.engine_choice import engine_of, open_engine
+from grpo_nb.models.hub import load_tokenizer
+from grpo_nb.models.policy import Policy, load_policy, load_weights
 from grpo_nb.models.vllm import lora_rank, use_vllm
 from grpo_nb.models.weights import (
     cuda_available,
     has_bf16,
     load_checkpoint,
     load_dequantized,
-    load_weights,
     sharded,
-    trained_base,
 )

@@ -15,14 +15,17 @@ from peft.tuners.lora import LoraLayer
 from transformers import AttentionInterface, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from grpo_nb.models.chat import quiet
 from grpo_nb.models.engine import Meter, Sampling, TransformersEngine
+from grpo_nb.models.hub import quiet
 from grpo_nb.models.weights import cuda_available
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ATTENTION = "grpo_nb_grouped"
+BLOCKS = 256  # of the vocabulary, to draw a token from
+PACKED_ROWS = 16  # for which the weights are ordered; others work, too
+PACKED_BYTES = 2**30  # so much may a second copy of the linear layers weigh
 LEAVE = 1 / 8  # of the batch: so many ended rows are worth copying the others together
 
 
@@ -115,6 +118,9 @@ class DenseModel:
                 None, config=config, state_dict=weights, **options
             )
         self.model.eval().requires_grad_(False)
+        frozen = not any(w.requires_grad for n, w in base.named_parameters() if ".lora_" not in n)
+        for name, linear in _packable(self.model).items() if frozen else ():
+            self.model.set_submodule(name, PackedLinear(linear))
         layers = {name: m for name, m in base.named_modules() if isinstance(m, LoraLayer)}
         self.beside = [
             LoraBeside(layer, self.model.get_submodule(k)) for k, layer in layers.items()
@@ -129,6 +135,32 @@ class DenseModel:
         return self.model
 
 
+def _packable(model: "PreTrainedModel") -> dict[str, torch.nn.Linear]:
+    """Return the linear layers, if oneDNN is quicker with weights in an order of its own."""
+    linears = {n: m for n, m in model.named_modules() if type(m) is torch.nn.Linear}
+    fits = sum(m.weight.nbytes for m in linears.values()) <= PACKED_BYTES
+    in_bf16 = all(m.weight.dtype == torch.bfloat16 for m in linears.values())
+    able = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return linears if fits and in_bf16 and able else {}
+
+
+class PackedLinear(torch.nn.Module):
+    """A linear layer with a copy of its weights in oneDNN's order, which it else makes each time.
+
+    Args:
+        linear: A layer whose weights do not change.
+    """
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.packed = [torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), PACKED_ROWS)]
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        [packed] = self.packed  # no buffer: it has no storage that could be copied or moved
+        return torch.ops.mkldnn._linear_pointwise(hidden, packed, self.bias, "none", [], "")
+
+
 class LoraBeside(torch.nn.Module):
     """A linear layer with a copy of its adapter, in the precision of its weight.
 
@@ -141,18 +173,19 @@ class LoraBeside(torch.nn.Module):
 
     def __init__(self, layer: LoraLayer, linear: torch.nn.Linear) -> None:
         super().__init__()
-        self.layer, self.weight, self.bias = [layer], linear.weight, linear.bias  # no submodule
+        self.layer, self.linear = [layer], linear  # the first is no submodule
 
     def renew(self, adapter: bool) -> None:
         """Copy the adapter, or leave it out."""
         [layer] = self.layer
         a, b = (part["default"].weight.detach() for part in (layer.lora_A, layer.lora_B))
         scale = layer.scaling["default"] if adapter else 0.0
-        self.a, self.b = a.to(self.weight.dtype).t(), (scale * b).to(self.weight.dtype).t()
+        dtype = self.linear.weight.dtype
+        self.a, self.b = a.to(dtype).t(), (scale * b).to(dtype).t()
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         rows = hidden.flatten(0, -2)
-        summed = torch.nn.functional.linear(rows, self.weight, self.bias)
+        summed = self.linear(rows)
         summed.addmm_(rows @ self.a, self.b)
         return summed.view(*hidden.shape[:-1], -1)
 
@@ -162,25 +195,26 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """Return torch's attention, [rows, tokens, heads, size].
 
-    Of a single token the heads that share keys are computed as the queries of one head.
+    Of a single token the heads that share keys are computed as the queries of one head, in the
+    precision of the cache.
     """
     rows, heads, tokens, size = query.shape
     if tokens > 1:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     mixed = torch.nn.functional.scaled_dot_product_attention(
-        query.view(rows, key.shape[1], -1, size),
+        query.view(rows, key.shape[1], -1, size).to(key.dtype),
         key,
         value,
         attn_mask=attention_mask,
         scale=options.get("scaling"),
     )
-    return mixed.reshape(rows, 1, heads, size), None
+    return mixed.reshape(rows, 1, heads, size).to(query.dtype), None
 
 
 class FixedLayer:
-    """A layer of transformers' cache that holds keys and values in one place.
+    """A layer of transformers' cache that holds keys and values in one place, and in fp32.
 
-    DynamicLayer copies them all for each token.
+    DynamicLayer copies them all for each token; attention in bf16 is slower.
 
     Args:
         layer: A DynamicLayer, filled.
@@ -193,8 +227,8 @@ class FixedLayer:
     def __init__(self, layer: Any, index: torch.Tensor, more: int) -> None:
         self.used = layer.keys.shape[-2]
         place = (0, 0, 0, more)
-        self.keys = torch.nn.functional.pad(layer.keys[index], place)
-        self.values = torch.nn.functional.pad(layer.values[index], place)
+        self.keys = torch.nn.functional.pad(layer.keys[index].float(), place)
+        self.values = torch.nn.functional.pad(layer.values[index].float(), place)
 
     def update(self, keys: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
         start, self.used = self.used, self.used + keys.shape[-2]
@@ -299,9 +333,15 @@ def draw(logits: torch.Tensor) -> torch.Tensor:
     """Return a token for each row of logits.
 
     It inverts the distribution function: one random number a row, where `torch.multinomial` draws
-    one for each token of the vocabulary.
+    one for each token of the vocabulary. First a block of tokens is drawn, then one of its tokens.
     """
-    cumulated = logits.float().softmax(-1).cumsum(-1, dtype=torch.float64)
-    drawn = torch.rand(len(logits), 1, dtype=torch.float64)
-    token = torch.searchsorted(cumulated, drawn * cumulated[:, -1:], right=True)
+    p = logits.float().softmax(-1)
+    p = torch.nn.functional.pad(p, (0, -p.shape[1] % BLOCKS)).unflatten(1, (BLOCKS, -1))
+    ends = p.sum(-1, dtype=torch.float64).cumsum(-1)
+    drawn = torch.rand(len(logits), 1, dtype=torch.float64) * ends[:, -1:]
+    block = torch.searchsorted(ends, drawn, right=True).clamp(max=BLOCKS - 1)
+    starts = torch.nn.functional.pad(ends, (1, 0))
+    within = p[torch.arange(len(p)), block[:, 0]].cumsum(-1, dtype=torch.float64)
+    token = torch.searchsorted(within, drawn - starts.gather(1, block), right=True)
+    token = token + block * p.shape[-1]
     return token[:, 0].clamp(max=logits.shape[1] - 1)

@@ -15,8 +15,9 @@ CHUNK_LOGITS = 2**22  # held at once: 16 MB in fp32
 class ChunkedLogProbs:
     """Takes the place of `trl.trainer.utils._ChunkedLogProbFunction`, of which TRL calls `apply`.
 
-    Rows of tokens go through the head in chunks; the backward computes each chunk's logits
-    again, so that those of all tokens never exist together.
+    Rows of tokens go through the head in chunks, so that the logits of all tokens never exist
+    together. Where the head is frozen, the gradient of a log-probability by its token's hidden
+    state is computed beside it; other gradients compute each chunk's logits again.
     """
 
     @staticmethod
@@ -42,28 +43,43 @@ class ChunkedLogProbs:
 
         temperature, _, softcap, scale, outputs = how
         rows = max(1, CHUNK_LOGITS // weight.shape[0])
+        frozen = softcap is None and not weight.requires_grad
+        frozen = frozen and (bias is None or not bias.requires_grad)
+        sloped = frozen and hidden.requires_grad and torch.is_grad_enabled()
+        wanted = (sloped, "is_top1" in outputs)
         head = (weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
         again = {"use_reentrant": False, "preserve_rng_state": False}
         chunks = [
-            checkpoint(_log_probs, *chunk, *head, temperature, softcap, scale, **again)
+            checkpoint(_log_probs, *chunk, *head, temperature, softcap, scale, *wanted, **again)
             for chunk in zip(hidden.split(rows), targets.split(rows), strict=True)
         ]
-        log_probs, entropy, is_top1 = map(torch.cat, zip(*chunks, strict=True))
+        log_probs, entropy, is_top1, slopes = map(torch.cat, zip(*chunks, strict=True))
+        if sloped:  # adds 0, whose gradient is the slope
+            log_probs = log_probs.detach() + ((hidden - hidden.detach()) * slopes).sum(-1)
         known = {"entropy": entropy, "is_top1": is_top1}
         entropy, is_top1 = (known[name] if name in outputs else None for name in OUTPUTS)
         return log_probs, entropy, None, None, is_top1
 
 
-def _log_probs(hidden, targets, weight, bias, temperature, softcap, scale):
-    """One chunk of `ChunkedLogProbs.apply`. Gradients: log-probabilities and entropy."""
+def _log_probs(hidden, targets, weight, bias, temperature, softcap, scale, sloped, top):
+    """One chunk of `ChunkedLogProbs.apply`, and slopes if asked for. Gradients: the first two."""
     import torch
 
-    logits = torch.nn.functional.linear(hidden, weight, bias).float() * scale
+    logits = torch.nn.functional.linear(hidden, weight, bias).float()
+    if scale != 1:
+        logits = logits * scale
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    log_p = (logits / temperature).log_softmax(-1)
-    chosen = log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    return chosen, -(log_p.exp() * log_p).sum(-1), log_p.detach().argmax(-1) == targets
+    log_p = (logits / temperature if temperature != 1 else logits).log_softmax(-1)
+    p, targets = log_p.exp(), targets.unsqueeze(-1)
+    chosen = log_p.gather(-1, targets)
+    slopes = hidden.new_zeros(len(hidden), 0)
+    if sloped:
+        with torch.no_grad():
+            rest = p.scatter(-1, targets, chosen.expm1()).to(weight.dtype)
+            slopes = (rest @ weight).float() * (-scale / temperature)
+    found = (log_p.detach().argmax(-1, keepdim=True) if top else targets) == targets
+    return chosen[:, 0], -(p * log_p).sum(-1), found[:, 0], slopes
 
 
 def install() -> None:

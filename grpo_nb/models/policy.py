@@ -1,4 +1,4 @@
-"""The policy: a model that is being trained, by Unsloth or by plain transformers and peft."""
+"""Load the policy, the model that is trained, with Unsloth or with plain transformers and peft."""
 
 import os
 import sys
@@ -6,37 +6,45 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_nb.machine import several_gpus
+from grpo_nb.machine import bound_kernels, several_gpus
 from grpo_nb.models import lm_head
-from grpo_nb.models.chat import find_model, hub_errors, load_tokenizer, quiet
-from grpo_nb.models.engine import Engine, Sample, VllmEngine, engine_of, free_memory
-from grpo_nb.models.vllm import use_vllm
-from grpo_nb.models.weights import cuda_available, load_base, load_weights, unpacked
+from grpo_nb.models.adapter import adapter_config, lora_arguments, trained_base
+from grpo_nb.models.engine import Engine, Sample, free_memory
+from grpo_nb.models.engine_choice import engine_of
+from grpo_nb.models.hub import find_model, hub_errors, load_tokenizer, quiet
+from grpo_nb.models.vllm import VllmEngine, use_vllm
+from grpo_nb.models.weights import cuda_available, load_base, unpacked
 from grpo_nb.rewards.prompts import Message
-from grpo_nb.runs import Run, project_path, refuse_changed, refuse_unknown, runs_root
+from grpo_nb.runs import Run, project_path, refuse_changed, runs_root
 from grpo_nb.runs.config import ModelConfig, PolicyConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-DEFAULT = PolicyConfig()
-# Unsloth and TRL set these for the engine in their own process; another engine, in this process or
-# in a child of it, would take them for its own.
-LEFT_BEHIND = (
-    *("VLLM_ENABLE_V1_MULTIPROCESSING", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
-    *("MASTER_ADDR", "MASTER_PORT"),
-)
-# What Unsloth does with vLLM unless the person says otherwise. FlashInfer's sampler refuses a T4,
-# and folding the adapter into 16-bit weights rounds most of a small update away.
+# Unsloth and TRL set these for their own vLLM. A later engine, in this process or in a child of it,
+# must not find them.
+ENGINE_VARIABLES = [
+    "VLLM_ENABLE_V1_MULTIPROCESSING",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+]
+# Unsloth's switches for vLLM, unless a person has set them. FlashInfer's sampler refuses a T4, and
+# folding the adapter into 16-bit weights rounds most of a small update away.
 UNSLOTHS_VLLM = {"UNSLOTH_VLLM_NO_FLASHINFER": "1", "UNSLOTH_VLLM_MERGED_ROLLOUT": "0"}
 
 
 class Policy(NamedTuple):
-    """A model that is being trained, and what generates its completions.
+    """Hold a model that is being trained, and say what generates its completions.
 
-    environment: The variables of LEFT_BEHIND as they were before the model was loaded.
+    vllm: Whether Unsloth started vLLM with the model.
+    backend: "unsloth" or "transformers".
+    environment: ENGINE_VARIABLES that were set before the model was loaded; None if nobody looked.
     """
 
     model: "PreTrainedModel"
@@ -47,7 +55,7 @@ class Policy(NamedTuple):
 
     @property
     def engine(self) -> Engine:
-        """Answers as the policy stands now; a training that is under way goes on unchanged."""
+        """Return an engine for the policy as it is now; sampling does not disturb a training."""
         if self.vllm:
             return VllmEngine(self.model.vllm_engine, self.tokenizer, self.live_adapter)
         return engine_of(self.model, self.tokenizer, partial(_for_inference, self))
@@ -58,31 +66,32 @@ class Policy(NamedTuple):
         return self.vllm and hasattr(self.model.vllm_engine, "_unsloth_merged_rollout_wrapped")
 
     def live_adapter(self, *args: Any, **kwargs: Any) -> Any:
-        """Return vLLM's request for the adapter as it is now, whatever the caller names it.
+        """Return vLLM's request for the adapter as it is now, whatever name the caller passes.
 
-        Unsloth writes the adapter's configuration into the folder that it is given.
+        Unsloth writes the adapter's configuration into this folder.
         """
         return self.model.load_lora(_live_folder().name, load_tensors=True)
 
     def generate(self, prompts: Sequence[list[Message]], **sampling: Any) -> list[list[Sample]]:
-        """As `Engine.generate`."""
+        """Sample completions, as `Engine.generate` does."""
         return self.engine.generate(prompts, **sampling)
 
     def close(self) -> None:
-        """Give the memory back, whoever still holds the model; it is of no more use then.
+        """Free the memory, although other names may still refer to the model: it becomes unusable.
 
-        A kernel lives on after its notebook, and so does every name in it.
+        A kernel outlives its notebook, and so does every name in it.
         """
         import torch
 
         if self.vllm:
             self.engine.close()
             del self.model.vllm_engine
-        for name in LEFT_BEHIND if self.environment is not None else ():
-            os.environ.pop(name, None)
-        os.environ.update(self.environment or {})
+        if self.environment is not None:
+            for name in ENGINE_VARIABLES:
+                os.environ.pop(name, None)
+            os.environ.update(self.environment)
         for module in self.model.modules():
-            vars(module).pop("quant_state", None)  # of a layer in 4 bit, beside its weight's own
+            vars(module).pop("quant_state", None)  # a 4-bit layer refers to it, as its weight does
         for tensor in [*self.model.parameters(), *self.model.buffers()]:
             vars(tensor).pop("quant_state", None)
             tensor.grad, tensor.data = None, torch.empty(0, dtype=tensor.dtype)
@@ -91,34 +100,36 @@ class Policy(NamedTuple):
 
 @contextmanager
 def _for_inference(policy: Policy) -> Iterator[None]:
-    """Evaluation mode, in which nothing is checkpointed; then the mode that was before.
+    """Set the policy to evaluation mode, without gradient checkpointing, and then back.
 
-    With gradient checkpointing `generate` has no key-value cache, and gives garbage.
+    With gradient checkpointing `generate` has no key-value cache, and writes garbage.
     """
-    model, training = policy.model, policy.model.training
+    model, was_training = policy.model, policy.model.training
     if policy.backend == "unsloth":
-        from unsloth import FastLanguageModel as fast
+        from unsloth import FastLanguageModel
 
-        fast.for_inference(model)
+        FastLanguageModel.for_inference(model)
     model.eval()
     try:
         yield
     finally:
         if policy.backend == "unsloth":
-            fast.for_training(model)
-        model.train(training)
+            FastLanguageModel.for_training(model)
+        model.train(was_training)
 
 
-def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig = DEFAULT) -> Policy:
-    """The base model, itself to be trained or with a fresh LoRA adapter on every linear layer.
+def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig | None = None) -> Policy:
+    """Load a base to train: with a new LoRA adapter on its linear layers, or all of it.
 
     Args:
-        config: Which model, how its weights are kept, rank of the adapter.
-        seed: Of the adapter's initial weights.
-        policy: Which library loads it, and what of it is trained.
+        config: The settings of the model and of its adapter.
+        seed: The seed of the adapter's initial weights.
+        policy: The settings of the library that loads it, and of what is trained.
     """
+    policy = policy or PolicyConfig()
+    bound_kernels()
     vllm = use_vllm(config.fast_inference, config.quantization, "Unsloth", policy)
-    environment = {name: os.environ[name] for name in LEFT_BEHIND if name in os.environ}
+    environment = {name: os.environ[name] for name in ENGINE_VARIABLES if name in os.environ}
     if policy.backend == "unsloth" and (note := several_gpus()):
         print(note)
     with quiet(), hub_errors(config.model_path):
@@ -128,20 +139,20 @@ def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig = DEFAULT) 
             model = _load_transformers(config, seed, policy)
     tokenizer = load_tokenizer(config.model_path, config.chat_template_kwargs)
     vllm = vllm and has_engine(model, config)
-    loaded = Policy(model, tokenizer, vllm, policy.backend, environment)
+    result = Policy(model, tokenizer, vllm, policy.backend, environment)
     if config.adapter:
-        trained = runs_root() / config.adapter / "train/adapter"
-        if trained.is_dir():
+        folder = runs_root() / config.adapter / "train/adapter"
+        if folder.is_dir():
             refuse_changed(Run(config.adapter), "03", "or set model.adapter to another")
-        load_weights(loaded, trained if trained.is_dir() else project_path(config.adapter))
-    return loaded
+        load_weights(result, folder if folder.is_dir() else project_path(config.adapter))
+    return result
 
 
 def has_engine(model: "PreTrainedModel", config: ModelConfig) -> bool:
-    """Return whether Unsloth started vLLM, as it was asked to; if not, say who generates.
+    """Return whether Unsloth has started vLLM with the model; if not, print what generates.
 
     Raises:
-        RuntimeError: It did not, and `model.fast_inference` is "vllm".
+        RuntimeError: It has not, and `model.fast_inference` is "vllm".
     """
     if hasattr(model, "vllm_engine"):
         return True
@@ -154,15 +165,15 @@ def has_engine(model: "PreTrainedModel", config: ModelConfig) -> bool:
 
 @cache
 def _live_folder() -> tempfile.TemporaryDirectory:
-    """Return this process's folder for the configuration of its live adapter."""
+    """Return the folder of this process for the configuration of its live adapter."""
     return tempfile.TemporaryDirectory(prefix="live_adapter")
 
 
 def import_unsloth() -> Any:
-    """Unsloth's `FastLanguageModel`."""
+    """Import Unsloth's `FastLanguageModel`."""
     # On a GPU Unsloth writes compiled code, by default into the working directory.
-    compiled = str(runs_root() / ".unsloth_compiled_cache")
-    os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", compiled)
+    cache_folder = str(runs_root() / ".unsloth_compiled_cache")
+    os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", cache_folder)
     from unsloth import FastLanguageModel
 
     return FastLanguageModel
@@ -181,10 +192,10 @@ def _load_unsloth(
         for name, value in UNSLOTHS_VLLM.items():
             os.environ.setdefault(name, value)
         _announce_standby(policy.standby)
-    fast = import_unsloth()
-    # Recomputing activations halves a GPU's memory need and slows a CPU by half.
+    fast_model = import_unsloth()
+    # Recomputed activations halve the memory that a GPU needs, and cost a CPU half its speed.
     checkpointing = "unsloth" if cuda_available() else False
-    model, _ = fast.from_pretrained(
+    model, _ = fast_model.from_pretrained(
         find_model(config.model_path),
         max_seq_length=config.max_seq_length,
         load_in_4bit=config.quantization == "4bit",
@@ -196,16 +207,16 @@ def _load_unsloth(
     if policy.finetuning == "full":
         return model
     model = unpacked(model)
-    return fast.get_peft_model(
+    return fast_model.get_peft_model(
         model,
-        **_lora(config, model),
+        **lora_arguments(config, model),
         use_gradient_checkpointing=checkpointing,
         random_state=seed,
     )
 
 
 def _announce_standby(standby: bool) -> None:
-    """Unsloth reads this variable when it is imported, and lays out the GPU's memory by it."""
+    """Set the variable that Unsloth reads when it is imported, to lay out the GPU's memory."""
     name, value = "UNSLOTH_VLLM_STANDBY", "1" if standby else "0"
     if "unsloth" in sys.modules and os.environ.get(name, "0") != value:
         raise RuntimeError(
@@ -225,67 +236,64 @@ def _load_transformers(config: ModelConfig, seed: int, policy: PolicyConfig) -> 
         return model
     from peft import LoraConfig, get_peft_model
 
-    # Input gradients for checkpointing are TRL's to enable; the rest of peft's preparation for
-    # 4 bit casts norms and head to fp32, which Unsloth does not either.
+    # peft's preparation for 4 bit is left out: TRL enables the input gradients, and Unsloth, too,
+    # does not cast norms and head to fp32.
     torch.manual_seed(seed)
-    return get_peft_model(model, LoraConfig(**_lora(config, model), task_type="CAUSAL_LM"))
+    arguments = lora_arguments(config, model)
+    return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **arguments))
 
 
-def _lora(config: ModelConfig, model: "PreTrainedModel") -> dict[str, Any]:
-    """Arguments of peft's LoraConfig; Unsloth passes them on to it.
+def load_weights(policy: Policy, folder: Path) -> None:
+    """Overwrite the policy's weights, in place, with a saved adapter or a saved full model.
+
+    Args:
+        policy: The policy; only its adapter changes, if it has one.
+        folder: A folder with safetensors, and with an adapter's adapter_config.json.
 
     Raises:
-        ValueError: `model.lora_targets` names what the model does not have.
+        FileNotFoundError: The folder holds no safetensors.
+        ValueError: The base, a tensor, its shape or the adapter's scale is not the policy's.
     """
-    layers, experts, others = trainable_weights(model)
-    if config.lora_targets != "all-linear":
-        names = config.lora_targets.replace(" ", "").split(",")
-        for name in names:
-            refuse_unknown("model.lora_targets", name, sorted(set(map(_leaf, layers + experts))))
-        layers = [name for name in layers if _leaf(name) in names]
-        experts = [name for name in experts if _leaf(name) in names]
-    kinds = set(map(_leaf, layers))  # a name that only these have stands for all of them
-    return {
-        "r": config.lora_rank,
-        "lora_alpha": config.lora_alpha,
-        "target_modules": layers if kinds & set(map(_leaf, others)) else sorted(kinds),
-        "target_parameters": experts or None,
-    }
+    import torch
+    from safetensors.torch import load_file
+
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(
+            f"{folder} holds no .safetensors: give the folder of a saved adapter or model"
+        )
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    model = policy.model
+    weights = model.state_dict()
+    if hasattr(model, "peft_config"):
+        from peft import get_peft_model_state_dict
+
+        weights = get_peft_model_state_dict(model, save_embedding_layers=False)
+        config, saved_config = model.peft_config["default"], adapter_config(folder)
+        trained_base(config.base_model_name_or_path, folder)
+        alpha = saved_config["lora_alpha"]
+        if saved_config["r"] == config.r and alpha != config.lora_alpha:
+            raise ValueError(
+                f"the adapter in {folder} has lora_alpha = {alpha}, the policy "
+                f"{config.lora_alpha}: load the policy with model.lora_alpha = {alpha}"
+            )
+    _refuse_other_shapes(weights, tensors, folder)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            weights[name].copy_(tensor)
 
 
-def _leaf(name: str) -> str:
-    return name.rpartition(".")[2]
-
-
-class Weights(NamedTuple):
-    """What of a model an adapter may train, by names as without an adapter.
-
-    layers: Linear layers of the decoder.
-    experts: Stacked weights of experts, one tensor for all of them.
-    others: Linear layers that stay as they are: what reads images, routers, and mamba's
-        `out_proj`, whose fused kernel reads the weight past an adapter (peft refuses it, too).
-    """
-
-    layers: list[str]
-    experts: list[str]
-    others: list[str]
-
-
-def trainable_weights(model: "PreTrainedModel") -> Weights:
-    """Of a base, with adapters or without. The head is in none of the three."""
-    from torch.nn import Linear
-
-    decoder = dict.fromkeys(model.get_decoder().modules())
-    mamba = {m.out_proj for m in decoder if hasattr(m, "A_log") and hasattr(m, "in_proj")}
-    layers, others = [], []
-    for name, module in model.named_modules():
-        name = name.removesuffix(".base_layer")
-        if not isinstance(module, Linear) or ".lora_" in name:
-            continue
-        if module in decoder and module not in mamba and _leaf(name) not in ("gate", "router"):
-            layers.append(name)
-        elif module is not model.get_output_embeddings():
-            others.append(name)
-    stacked = [name for name, _ in model.named_parameters() if ".experts." in name]
-    experts = [name for name in stacked if not name.endswith((".weight", "bias"))]
-    return Weights(layers, [name.replace(".base_layer", "") for name in experts], others)
+def _refuse_other_shapes(weights: dict[str, Any], tensors: dict[str, Any], folder: Path) -> None:
+    """Refuse tensors of which one is missing, has another shape, or is none of the weights."""
+    places = {weights[name].data_ptr() for name in tensors.keys() & weights.keys()}
+    for name in sorted(weights.keys() | tensors.keys()):
+        here = tuple(weights[name].shape) if name in weights else None
+        there = tuple(tensors[name].shape) if name in tensors else None
+        is_tied = there is None and weights[name].data_ptr() in places
+        if here != there and not is_tied:
+            raise ValueError(
+                f"{folder} does not fit the policy: {name} is "
+                f"{there or 'missing'} there and {here or 'missing'} here. Load the "
+                "policy with the base, model.lora_rank and policy.finetuning that it was saved "
+                "with"
+            )

@@ -1,20 +1,25 @@
-"""Where vLLM is chosen, for everything that generates, and how it is loaded."""
+"""Sample with vLLM: where it can run, how it is loaded, and its engine."""
 
 import importlib.util
 import os
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_nb.models.chat import find_model
+from grpo_nb.models.engine import Engine, Sample, Sampling, free_memory
+from grpo_nb.models.hub import find_model, hub_errors, quiet
 from grpo_nb.models.weights import cuda_available, weights_dtype
 from grpo_nb.runs.config import PolicyConfig
 from grpo_nb.runs.files import read_json
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 BNB_PLUGIN = "the package vllm-bnb-plugin (pip install --no-deps vllm-bnb-plugin==0.0.3)"
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters that vLLM makes room for
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks of adapters that vLLM reserves room for
 Driver = Literal["engine", "Unsloth", "TRL"]
-ASKED = {  # by what setting, and what to do where that cannot be
+SETTINGS = {  # the setting that asks for vLLM, and what to do where that is impossible
     "engine": ("engine = 'vllm'", "take 'detect' or 'transformers'"),
     "Unsloth": ("model.fast_inference = 'vllm'", "set it to 'detect'"),
     "TRL": ("trl.vllm_mode", "set it, or leave trl.vllm_mode out"),
@@ -22,44 +27,40 @@ ASKED = {  # by what setting, and what to do where that cannot be
 
 
 def use_vllm(
-    asked: str, quantization: str, by: Driver = "engine", policy: PolicyConfig | None = None
+    choice: str, quantization: str, by: Driver = "engine", policy: PolicyConfig | None = None
 ) -> bool:
-    """Whether vLLM generates: asked for, or to be used where this machine can.
+    """Return whether vLLM generates.
 
     Args:
-        asked: "vllm", "detect" (where a GPU and vLLM are found), or anything else for no.
+        choice: "vllm", "detect" (if there are a GPU and vLLM), or anything else for no.
         quantization: "4bit" or "16bit".
-        by: What drives it: an engine of ours; or, in a training, Unsloth
+        by: What starts vLLM: an engine of ours; or, in a training, Unsloth
             (`model.fast_inference`) or TRL (`trl.vllm_mode`).
-        policy: That is trained.
+        policy: The policy's settings in a training.
 
     Raises:
-        RuntimeError: Asked for, and not possible on this machine or with this policy.
+        RuntimeError: The choice is "vllm", which cannot run on this machine or with this policy.
     """
-    if asked not in ("vllm", "detect"):
+    if choice not in ("vllm", "detect"):
         return False
-    policy, found = policy or PolicyConfig(), importlib.util.find_spec
-    gpu = {"a CUDA GPU": cuda_available()}
-    # vLLM itself is not asked: Unsloth has to be imported before it.
-    packages = {
-        "the package vllm": found("vllm"),
-        f"{BNB_PLUGIN} for 4-bit weights": quantization != "4bit" or found("vllm_bnb_plugin"),
-    }
-    of_unsloth = {
-        "policy.backend = 'unsloth'": policy.backend == "unsloth",
-        "policy.finetuning = 'lora'": policy.finetuning == "lora",
-    }
-    needs = {
-        "engine": packages if asked == "vllm" else gpu | packages,  # vLLM's CPU build will do
-        "Unsloth": of_unsloth | gpu | packages,
-        "TRL": {
-            "policy.backend = 'transformers'": policy.backend == "transformers",
-            "model.quantization = '16bit'": quantization == "16bit",
-        },
-    }
-    missing = next((need for need, met in needs[by].items() if not met), "")
-    if missing and asked == "vllm":
-        setting, instead = ASKED[by]
+    policy, needs = policy or PolicyConfig(), {}
+    if by == "TRL":
+        needs["policy.backend = 'transformers'"] = policy.backend == "transformers"
+        needs["model.quantization = '16bit'"] = quantization == "16bit"
+    else:
+        if by == "Unsloth":
+            needs["policy.backend = 'unsloth'"] = policy.backend == "unsloth"
+            needs["policy.finetuning = 'lora'"] = policy.finetuning == "lora"
+        if by == "Unsloth" or choice == "detect":  # an engine of ours may use vLLM's CPU build
+            needs["a CUDA GPU"] = cuda_available()
+        # vLLM is not imported to find out: Unsloth has to be imported before it.
+        needs["the package vllm"] = importlib.util.find_spec("vllm")
+        if quantization == "4bit":
+            plugin = importlib.util.find_spec("vllm_bnb_plugin")
+            needs[f"{BNB_PLUGIN} for 4-bit weights"] = plugin
+    missing = next((need for need, met in needs.items() if not met), "")
+    if missing and choice == "vllm":
+        setting, instead = SETTINGS[by]
         raise RuntimeError(f"{setting} needs {missing}: {instead}")
     if missing.startswith(BNB_PLUGIN):
         warnings.warn(f"transformers generates, since vLLM needs {missing}", stacklevel=2)
@@ -67,10 +68,10 @@ def use_vllm(
 
 
 def lora_rank(adapter: Path) -> int:
-    """The smallest of the ranks that vLLM makes room for that holds the adapter.
+    """Return the smallest rank that vLLM reserves room for and that holds the adapter.
 
     Raises:
-        ValueError: None does.
+        ValueError: The adapter's rank is above all of them.
     """
     rank = read_json(adapter / "adapter_config.json")["r"]
     if rank > RANKS[-1]:
@@ -78,18 +79,83 @@ def lora_rank(adapter: Path) -> int:
     return next(room for room in RANKS if room >= rank)
 
 
-def load_vllm(model_path: str, adapter: Path | None, quantization: str, share: float) -> Any:
-    """`vllm.LLM` on this share of the GPU's memory, with room for the adapter."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    from vllm import LLM
+class VllmEngine(Engine):
+    """Sample with a `vllm.LLM`, one of our own or Unsloth's.
 
-    lora = adapter and {"enable_lora": True, "max_lora_rank": lora_rank(adapter)}
-    return LLM(
-        find_model(model_path),
-        dtype=weights_dtype(),
-        quantization="bitsandbytes" if quantization == "4bit" else None,
-        gpu_memory_utilization=share,
-        max_model_len=-1,  # the model's own, or what fits into that memory
-        enforce_eager=not cuda_available(),
-        **(lora or {}),
-    )
+    Args:
+        llm: The `vllm.LLM`.
+        tokenizer: The model's tokenizer.
+        lora: A function that returns vLLM's request for the adapter as it is now, or None.
+    """
+
+    name = "vllm"
+
+    def __init__(
+        self, llm: Any, tokenizer: "PreTrainedTokenizerBase", lora: Callable[[], Any]
+    ) -> None:
+        super().__init__(tokenizer)
+        self._llm, self._lora = llm, lora
+
+    def complete(self, ids: Sequence[Sequence[int]], sampling: Sampling) -> list[Sample]:
+        from vllm import SamplingParams
+
+        n, prompts = sampling.num_generations, [{"prompt_token_ids": list(one)} for one in ids]
+        params = [
+            SamplingParams(
+                n=n,
+                # vLLM counts on from a prompt's seed within its group; prompts must not share one.
+                seed=sampling.seed + number * n,
+                temperature=sampling.temperature,
+                max_tokens=sampling.max_completion_length,
+            )
+            for number in range(len(ids))
+        ]
+        lora = self._lora() if sampling.adapter else None
+        sleeps = self._llm.llm_engine.vllm_config.model_config.enable_sleep_mode
+        if sleeps:  # asleep, vLLM would never answer
+            self._llm.wake_up()
+        answers = self._llm.generate(prompts, params, use_tqdm=False, lora_request=lora)
+        if sleeps:
+            self._llm.sleep(1)
+        return [
+            Sample(
+                self.tokenizer.decode(one.token_ids, skip_special_tokens=True),
+                len(one.token_ids),
+                one.finish_reason == "length",
+                list(one.token_ids),
+            )
+            for answer in answers
+            for one in answer.outputs
+        ]
+
+    def close(self) -> None:
+        self._llm.llm_engine.engine_core.shutdown()
+        del self._llm.llm_engine  # another reference to the LLM then keeps no weights and no cache
+        free_memory()
+
+
+def open_vllm(
+    model_path: str,
+    adapter: Path | None,
+    quantization: str,
+    share: float,
+    tokenizer: "PreTrainedTokenizerBase",
+) -> VllmEngine:
+    """Start vLLM on this share of the GPU's memory, with room for the adapter."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    with quiet(), hub_errors(model_path):
+        from vllm import LLM
+        from vllm.lora.request import LoRARequest
+
+        llm = LLM(
+            find_model(model_path),
+            dtype=weights_dtype(),
+            quantization="bitsandbytes" if quantization == "4bit" else None,
+            gpu_memory_utilization=share,
+            max_model_len=-1,  # the model's own, or what fits into that memory
+            enforce_eager=not cuda_available(),
+            enable_lora=adapter is not None,
+            max_lora_rank=lora_rank(adapter) if adapter else 16,  # vLLM's default
+        )
+    lora = LoRARequest("adapter", 1, str(adapter.resolve())) if adapter else None
+    return VllmEngine(llm, tokenizer, lambda: lora)

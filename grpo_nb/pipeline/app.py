@@ -37,11 +37,10 @@ def serve(name: str, profile: str = "auto", port: int = 8866, browser: bool = Tr
         if probe.connect_ex((HOST, port)) == 0:
             raise RuntimeError(f"port {port} is taken: choose another one with --port")
     (run / SERVED).parent.mkdir(parents=True, exist_ok=True)
-    if run.manifest().get("01", {}).get("status") != "done":
+    if run.state("01").status != "done":
         print(f"{NOTEBOOKS['01']} comes first", flush=True)
-        settings = of_stage("01", run.settings())
-        parameters = {"run_name": name, "profile": profile, "settings": settings}
-        execute_notebook(run, "01", parameters)
+        parameters = {"run_name": name, "profile": profile}
+        execute_notebook(run, "01", parameters | {"settings": of_stage("01", run.settings())})
     set_environment(run)
     token = os.environ.pop("GRPO_NB_TOKEN", "") or secrets.token_urlsafe(24)
     url = f"http://{HOST}:{port}/?token={quote(token)}"

@@ -29,15 +29,15 @@ def examine(run: Run) -> list[dict[str, str]]:
     """
     lines, manifest = [], run.manifest()
     for stage, expected in EXPECTED.items():
-        own = _stage(run, stage, manifest.get(stage, {}))
-        lines.append({"stage": stage, **own})
-        written = {check["name"]: check for check in manifest.get(stage, {}).get("checks", [])}
-        for name in dict.fromkeys([*expected, *written]):
-            missing = {"name": name, "state": "not yet", "evidence": "", "fix": own["fix"]}
-            if own["state"] == "ok":
+        line = _stage(run, stage, manifest.get(stage, {}))
+        lines.append({"stage": stage, **line})
+        checks = {check["name"]: check for check in manifest.get(stage, {}).get("checks", [])}
+        for name in dict.fromkeys([*expected, *checks]):
+            missing = {"name": name, "state": "not yet", "evidence": "", "fix": line["fix"]}
+            if line["state"] == "ok":
                 missing["fix"] = f"{NOTEBOOKS[stage]} did not write it: run it again"
-            lines.append({"stage": stage, **written.get(name, missing)})
-    done = list(takewhile(lambda stage: run.status(stage) == "done", NOTEBOOKS))
+            lines.append({"stage": stage, **checks.get(name, missing)})
+    done = list(takewhile(lambda stage: run.state(stage).status == "done", NOTEBOOKS))
     if done:
         whole = [_unchanged(run, done), _reproducible([manifest[stage] for stage in done])]
         if "04" in done and whole[0].state == "ok":
@@ -48,19 +48,13 @@ def examine(run: Run) -> list[dict[str, str]]:
 
 def _stage(run: Run, stage: str, entry: dict[str, Any]) -> dict[str, str]:
     """Return whether a stage is done, or else why not and which command continues the run."""
-    name, status = NOTEBOOKS[stage], run.status(stage)
-    again = f"python -m grpo_nb run --name {run.name} --from {stage}"
-    state, evidence, fix = "not yet", status, again
+    status, evidence, fix = run.state(stage)
+    state = {"done": "ok", "failed": "stop", "cut off": "stop"}.get(status, "not yet")
     if status == "done":
-        state, evidence, fix = "ok", f"done in {entry.get('seconds', 0):.0f} s", ""
+        evidence = f"done in {entry.get('seconds', 0):.0f} s"
     elif status == "running":
         fix = "wait"
-    elif status in ("failed", "cut off"):
-        began = f"it began {entry.get('started')}, and its process is gone"
-        state, evidence = "stop", f"{status}: {entry.get('error') or began}"
-    elif status == "stale":
-        evidence = run.why_stale(stage)
-    return {"name": name, "state": state, "evidence": evidence, "fix": fix}
+    return {"name": NOTEBOOKS[stage], "state": state, "evidence": evidence, "fix": fix}
 
 
 def _unchanged(run: Run, done: list[str]) -> Check:
@@ -84,9 +78,11 @@ def _reproducible(entries: list[dict[str, Any]]) -> Check:
     return Check("reproducible", "warning", evidence, f"{fix}grpo_nb/ and data/")
 
 
-def show(lines: list[dict[str, str]]) -> None:
-    """Print each check, with its fix on the line below."""
+def report(run: Run) -> int:
+    """Print each check, with its fix on the line below; return the exit code, 1 for a "stop"."""
+    lines = examine(run)
     for line in lines:
         print(line["stage"], shown(**{key: line[key] for key in Check._fields}), sep="  ")
     counts = Counter(line["state"] for line in lines)
     print(", ".join(f"{count} {state}" for state, count in counts.items()), READ, sep="\n")
+    return int("stop" in counts)

@@ -6,12 +6,11 @@
 """
 
 import shutil
-from typing import Any
 
 from grpo_nb.evaluation.controls import CONTROLS, trained_by
 from grpo_nb.pipeline import notebooks
 from grpo_nb.rewards import load_rewards
-from grpo_nb.runs import NOTEBOOKS, Run, check_stages_before, refuse_unknown, write_json
+from grpo_nb.runs import Run, check_stages_before, refuse_unknown, write_json
 from grpo_nb.runs import config as configs
 from grpo_nb.training.placebo import paid_weights
 
@@ -36,14 +35,13 @@ def run_control(name: str, kind: str, force: bool = False) -> Run:
     run, control, config = check_control(name, kind)
     if not control.manifest():
         take_over(run, control, config)
-    if left := control.undone():
-        settings = _settings_of(config)
-        notebooks.run_pipeline(control.name, config.profile, settings, left[0], force=force)
+    if stage := control.undone():
+        notebooks.run_pipeline(control.name, first=stage, force=force)
     return control
 
 
 def check_control(name: str, kind: str) -> tuple[Run, Run, configs.RunConfig]:
-    """The run, its control, and the configuration of the control; writes nothing.
+    """Return the run, its control, and the configuration of the control; write nothing.
 
     Raises:
         ValueError: There is no such kind of control; the run is not done, was changed since, or
@@ -52,18 +50,17 @@ def check_control(name: str, kind: str) -> tuple[Run, Run, configs.RunConfig]:
     """
     refuse_unknown("control", kind, list(CONTROLS))
     run, control = Run(name), Run(f"{name}-{kind}")
-    if left := run.undone():
+    if stage := run.undone():
         raise ValueError(
-            f"a control needs a run that is trained and evaluated, and {NOTEBOOKS[left[0]]} of "
-            f"{name!r} is {run.status(left[0])}: python -m grpo_nb run --name {name} "
-            f"--from {left[0]}"
+            f"a control needs a run that is trained and evaluated, and {run.why_undone()}: "
+            f"{run.state(stage).command}"
         )
-    if (own := run.config().train.control) != "none":
-        raise ValueError(f"{name!r} is itself a control, {own}: name the run that it belongs to")
+    if (paid := run.config().train.control) != "none":
+        raise ValueError(f"{name!r} is itself a control, {paid}: name the run that it belongs to")
     check_stages_before(run, "05")
-    known = configs.flatten(run.config())
-    known.pop("train.resume")  # it was meant for one training
-    config = configs.resolve(run.config().profile, known, {"train.control": kind})
+    stored = configs.stored(run.config())
+    stored.pop("train.resume")  # it was meant for one training
+    config = configs.resolve(run.config().profile, {"train.control": kind}, stored=stored)
     paid_weights(load_rewards(config.rewards), kind)
     if control.manifest() and not _is_of(run, control, config):
         raise ValueError(
@@ -74,20 +71,12 @@ def check_control(name: str, kind: str) -> tuple[Run, Run, configs.RunConfig]:
 
 
 def _is_of(run: Run, control: Run, config: configs.RunConfig) -> bool:
-    """Whether the control took these stages over and has these settings."""
+    """Return whether the control took these stages over and has these settings."""
     same = all(
         control.manifest().get(stage, {}).get("outputs") == run.manifest()[stage]["outputs"]
         for stage in TAKEN_OVER
     )
     return same and trained_by(control.config()) == trained_by(config)
-
-
-def _settings_of(config: configs.RunConfig) -> dict[str, Any]:
-    """The settings of stages 03 and 04 that differ from what profile and task say."""
-    known = configs.flatten(config)
-    before = {name: v for name, v in known.items() if configs.stage_of(name) < "03"}
-    unset = configs.flatten(configs.resolve(config.profile, before))
-    return {name: value for name, value in known.items() if value != unset.get(name)}
 
 
 def take_over(run: Run, control: Run, config: configs.RunConfig) -> None:
@@ -97,5 +86,4 @@ def take_over(run: Run, control: Run, config: configs.RunConfig) -> None:
         (control / relative).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(run / relative, control / relative)
     control.write_config(config)
-    entries["02"] |= {"config": configs.stored(config)}
     write_json(control / "manifest.json", entries)

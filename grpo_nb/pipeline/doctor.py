@@ -11,10 +11,10 @@ import psutil
 
 from grpo_nb.machine import gpu_fault, gpu_name, several_gpus
 from grpo_nb.models import cuda_available
-from grpo_nb.rewards.sandbox import choose_backend
 from grpo_nb.runs import PROJECT_ROOT, Check, installed_versions, runs_root
 from grpo_nb.runs.checks import shown
 from grpo_nb.runs.profiles import detect_profile
+from grpo_nb.sandbox import choose_backend
 
 NEEDED_DISK_GIB = 5
 NEEDED_MEMORY_GIB = 4
@@ -28,7 +28,7 @@ def examine() -> list[Check]:
     torch, versions = bool(find_spec("torch")), installed_versions()
     checks = [
         *_machine(gpu),
-        *((name, found != "not installed", found, install) for name, found in versions.items()),
+        *((name, text != "not installed", text, install) for name, text in versions.items()),
         ("engine unsloth", torch and bool(find_spec("unsloth")), "", install),
     ]
     if gpu:
@@ -38,8 +38,8 @@ def examine() -> list[Check]:
             checks.append((f"engine {name}", bool(find_spec(name)), "", install))
     checks.append(("engine sandbox", runs_code, sandbox, "sudo apt-get install bubblewrap"))
     return [
-        Check(name, "ok", seen or "works") if good else Check(name, "stop", seen or "missing", fix)
-        for name, good, seen, fix in checks
+        Check(name, "ok", text or "works") if works else Check(name, "stop", text or "missing", fix)
+        for name, works, text, fix in checks
     ]
 
 

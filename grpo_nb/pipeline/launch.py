@@ -17,7 +17,7 @@ from typing import Any
 
 from grpo_nb import data, models, reward_lab, rewards, training
 from grpo_nb.pipeline.notebooks import QUIET, kept_settings
-from grpo_nb.runs import Run, Stage, checks, config, start_stage, write_json
+from grpo_nb.runs import Run, Stage, checks, config, start_stage
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.training import ranks
 
@@ -47,7 +47,7 @@ def train(
         Failed: Another process has reported the error.
         KeyboardInterrupt: A signal stopped the training; a checkpoint is kept.
     """
-    os.environ.update(QUIET)
+    os.environ.update(QUIET | {"GRPO_NB_RUNS": str(run.path.parent)})
     ranks.start(processes)
     if not ranks.is_main():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the process ends
@@ -70,8 +70,8 @@ def _end_all(run: Run, error: BaseException) -> None:
     except FileExistsError:
         raise Failed("") from None
     if ranks.is_lost_connection(error):
-        kept = " ".join(getattr(error, "__notes__", []))
-        raise RuntimeError(f"another process of this training has ended. {kept}") from error
+        notes = " ".join(getattr(error, "__notes__", []))
+        raise RuntimeError(f"another process of this training has ended. {notes}") from error
     raise error
 
 
@@ -101,11 +101,8 @@ def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
 
 def _start(run: Run, settings: Mapping[str, Any], force: bool) -> Stage:
     """Start stage 03 with these settings over those of earlier calls."""
-    kept = config.of_stage("03", kept_settings(run, "03"))
-    stage = start_stage("03", run.name, kept | settings, force=force)
-    typed = {name: config.flatten(stage.config)[name] for name in settings}
-    write_json(run / "settings.json", run.settings() | typed)
-    return stage
+    earlier = config.of_stage("03", kept_settings(run, "03"))
+    return start_stage("03", run.path, earlier | settings, force=force)
 
 
 def _refuse(settings: RunConfig) -> None:

@@ -34,7 +34,7 @@ from grpo_nb.runs import (
     resolve_stages,
 )
 from grpo_nb.runs import config as configs
-from grpo_nb.runs.files import disk_error, read_json, read_yaml, write_json
+from grpo_nb.runs.files import disk_error, read_json, read_yaml
 from grpo_nb.runs.profiles import TASKS
 from grpo_nb.runs.signals import signals
 
@@ -91,7 +91,7 @@ def planned_run(
         FileNotFoundError: The file does not exist.
         ValueError: The file cannot be read.
     """
-    settings = read_yaml(Path(file)) if file else {}
+    settings = _run_file(Path(file)) if file else {}
     stem = Path(file).stem if file else f"{profile or 'auto'}-{time.strftime('%Y%m%d-%H%M%S')}"
     named, fitted = settings.pop("name", stem), settings.pop("profile", "auto")
     return Planned(
@@ -99,6 +99,15 @@ def planned_run(
         fitted if profile is None else profile,
         with_full_paths(settings) | assigned(assignments),
     )
+
+
+def _run_file(path: Path) -> dict[str, Any]:
+    """Read a run file, or a run's own config.yaml, of which only what was set is taken."""
+    content = read_yaml(path)
+    if "settings" not in content:
+        return content
+    config = configs.read(path)
+    return {"profile": config.profile, **configs.set_values(config)}
 
 
 def check_run(
@@ -126,8 +135,8 @@ def check_run(
     if last < first:
         raise ValueError(f"--from {first} --to {last}: there is no stage between them")
     settings = settings or {}
-    wanted = kept_settings(run, first) | settings if first > "01" else settings
-    config = resolve_stages(run, wanted, first, last, profile)
+    earlier = kept_settings(run, first) if first > "01" else {}
+    config = resolve_stages(run, earlier | settings, first, last, profile)
     if config.trl:  # TRL may be imported here: Unsloth must come first only in the kernels
         from grpo_nb.training import refuse_unknown_trl
 
@@ -135,14 +144,14 @@ def check_run(
     load_rewards(config.rewards)
     if not force:
         check_stages_before(run, first)
-    typed = {name: configs.flatten(config)[name] for name in wanted}
     for name in [name for name in settings if configs.stage_of(name) < first]:
-        if typed.pop(name) != configs.flatten(run.config()).get(name):
+        if configs.flatten(config)[name] != configs.flatten(run.config()).get(name):
             raise ValueError(
                 f"{name} belongs to stage {configs.stage_of(name)}, which --from {first} "
                 f"does not run: use --from {configs.stage_of(name)}"
             )
-    return config, typed
+    values = configs.set_values(config)
+    return config, {name: v for name, v in values.items() if configs.stage_of(name) >= first}
 
 
 def check_inputs(plan: Planned, config: configs.RunConfig, first: str) -> None:
@@ -153,10 +162,10 @@ def check_inputs(plan: Planned, config: configs.RunConfig, first: str) -> None:
         ValueError: The first rows cannot be used; the message has a command that can use them.
     """
     from grpo_nb import data, reward_lab
-    from grpo_nb.models import chat
+    from grpo_nb.models import hub
     from grpo_nb.rewards import load_rewards
 
-    chat.find_model(config.model.model_path)
+    hub.find_model(config.model.model_path)
     if config.rewards.cases:
         reward_lab.read_attacks(project_path(config.rewards.cases))
     if first > "01" or not (why := data.problem(config, load_rewards(config.rewards))):
@@ -171,9 +180,9 @@ def check_inputs(plan: Planned, config: configs.RunConfig, first: str) -> None:
 
 def kept_settings(run: Run, first: str) -> dict[str, Any]:
     """Return the settings that earlier calls made for the stages from `first` on."""
-    kept = {k: v for k, v in run.settings().items() if configs.stage_of(k) >= first}
-    kept.pop("train.resume", None)  # it applies to one training only
-    return kept
+    settings = {k: v for k, v in run.settings().items() if configs.stage_of(k) >= first}
+    settings.pop("train.resume", None)  # it applies to one training only
+    return settings
 
 
 def assigned(assignments: Sequence[str]) -> dict[str, Any]:
@@ -243,14 +252,13 @@ def run_pipeline(
     lock = run.lock(".pipeline.lock")
     shared = {"01": {"profile": config.profile, "task": config.task}}
     try:
-        earlier = {k: v for k, v in run.settings().items() if configs.stage_of(k) < first}
-        write_json(run / "settings.json", earlier | typed)
+        run.write_config(config)
         (run / "notebooks").mkdir(exist_ok=True)
         for stage in [stage for stage in NOTEBOOKS if first <= stage <= last]:
             if stage == "03":
                 _refuse_failed_rewards(run, force)
-            own = {"run_name": name, "settings": configs.of_stage(stage, typed)}
-            _execute_stage(run, stage, own | shared.get(stage, {"force": force}))
+            parameters = {"run_name": name, "settings": configs.of_stage(stage, typed)}
+            _execute_stage(run, stage, parameters | shared.get(stage, {"force": force}))
     finally:
         lock.release()
     return run
@@ -334,15 +342,15 @@ def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Non
         return
     from grpo_nb.training.checkpoints import trained_steps
 
-    kept = f"The notebook up to there: {target}"
+    note = f"The notebook up to there: {target}"
     try:
         if entry != before:  # otherwise it had not started, and its earlier results are valid
             run.record(stage, {"status": "failed", "error": why})
         if stage == "03" and (steps := trained_steps(run / "train")):
-            kept += f"\nThe training is kept up to step {steps}"
+            note += f"\nThe training is kept up to step {steps}"
     except OSError as error:
-        kept = f"The failure could not be recorded in the manifest: {error}"
-    raise StageFailed(f"{NOTEBOOKS[stage]} {why}\n{kept}")
+        note = f"The failure could not be recorded in the manifest: {error}"
+    raise StageFailed(f"{NOTEBOOKS[stage]} {why}\n{note}")
 
 
 def set_environment(run: Run) -> None:

@@ -6,7 +6,7 @@
 
 In place of `grid` a file may have `list: [{train.beta: 0.01}, …]`. When the process that started
 a trial ends, the system sends the trial SIGTERM, and it saves its work. There is no state beside
-the runs: a trial's manifest tells whether it is done, its settings.json what was asked of it, and
+the runs: a trial's manifest tells whether it is done, its config.yaml what was set for it, and
 its locks whether a process is working on it. So the same call again starts whatever is neither
 done nor in use. `cluster` does the same on Ray.
 """
@@ -130,7 +130,7 @@ def plan(sweep: Sweep) -> str:
 def trial_command(sweep: Sweep, trial: Trial) -> list[str]:
     """Return the command `grpo-nb run` from the first stage that is not done."""
     command = [sys.executable, "-m", "grpo_nb", "run", f"--name={trial.name}"]
-    command += [f"--profile={sweep.profile}", f"--from={Run(trial.name).undone()[0]}"]
+    command += [f"--profile={sweep.profile}", f"--from={Run(trial.name).undone()}"]
     return command + [f"--set={name}={value}" for name, value in trial.settings.items()]
 
 
@@ -190,7 +190,7 @@ def _attempt(run: Run, command: Sequence[str], environment: Mapping[str, str], s
             stdout=out,
             stderr=out,
             cwd=PROJECT_ROOT,
-            env=os.environ | environment,
+            env=os.environ | environment | {"GRPO_NB_RUNS": str(run.path.parent)},
             start_new_session=True,  # only the driver gets Ctrl-C, and it ends the trials
         )
     try:

@@ -4,11 +4,19 @@
 `baseline` samples the base model once, and a `Bench` scores its completions as TRL would. `judge`
 returns the `Verdict`, `save` writes it, and `check` refuses to train without a valid one. `try_out`
 loads your own rewards without writing anything; `adopt` and `hand_on` write the file that is used
-in training.
+in training. `rewards_cell` is the cell magic `%%rewards`, whose text `adopt` takes.
 """
 
 from grpo_nb.reward_lab.attacks import Attack, probe, read_attacks, winners
 from grpo_nb.reward_lab.gate import Verdict, check, fingerprint, judge, keeps_values, save
 from grpo_nb.reward_lab.linter import lint
-from grpo_nb.reward_lab.own import adopt, fault, hand_on, in_template, source_of, try_out
+from grpo_nb.reward_lab.own import (
+    adopt,
+    fault,
+    hand_on,
+    in_template,
+    rewards_cell,
+    source_of,
+    try_out,
+)
 from grpo_nb.reward_lab.table import Bench, bench_of, explain, signal_table

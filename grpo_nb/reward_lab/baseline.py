@@ -5,10 +5,9 @@ Sampling again with the same model, lengths, temperature and seed reads the file
 only the prompts that it lacks.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +15,12 @@ import numpy as np
 import pandas as pd
 
 from grpo_nb import data, environments, models
-from grpo_nb.models import chat
+from grpo_nb.environments.cache import Cache, answer_cached
+from grpo_nb.models import hub
 from grpo_nb.reward_lab.table import Row, bench_of
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import Completion
-from grpo_nb.runs import Check, Run, Stage, atomic_path, write_json
+from grpo_nb.runs import Check, Run, Stage, write_json
 from grpo_nb.runs.config import DataConfig, RunConfig
 from grpo_nb.runs.files import read_json
 
@@ -33,7 +33,6 @@ EASIER = (
 )
 HARDER = "harder rows (data.source)"
 MOSTLY = 0.5  # zero-advantage groups; with more of them a base that is never right learns little
-FIRST = 200  # characters of the first completion that are shown while the others are sampled
 SPARE = 1.25  # recommended cap, relative to the 99th percentile of the baseline's lengths
 
 
@@ -83,34 +82,22 @@ def sample(
         warmed: Whether the SFT warm-up counts, where there was one.
     """
     folder = warm_folder(run, config) if warmed else None
-    settings, environment = _settings(config, folder), environments.of(config)
-    cached = _read(run, settings)
-    keys = [_key(row, environment) for row in rows]
-    missing = {key: row for key, row in zip(keys, rows, strict=True) if key not in cached}
-    group = config.rewards.baseline_completions
-    size = max(1, config.step_completions // group)  # the same batch as in training
-    with nullcontext(engine) if engine or not missing else closing(open_base(config, folder)) as it:
-        size = len(missing) if it and it.name == "vllm" else size  # which makes up its own batches
-        for start in range(0, len(missing), size):
-            part = dict(list(missing.items())[start : start + size])
-            groups = environments.answer(
-                it,
-                list(part.values()),
-                environment,
-                max_completion_length=config.train.max_completion_length,
-                temperature=config.train.temperature,
-                num_generations=group,
-                seed=config.seed + start * group,
-                batch_size=config.step_completions,
-                adapter=folder is not None,
-                progress=models.part_of(progress, start * group, len(missing) * group),
-            )
-            bare = [[each._replace(ids=(), mask=()) for each in one] for one in groups]
-            cached |= zip(part, bare, strict=True)
-            _write(run, cached, settings)
-            if progress and not start and len(missing) > size:
-                print(f"the first completion: {groups[0][0].text[:FIRST]!r}", flush=True)
-    return Baseline(list(rows), [cached[key] for key in keys])
+    with ExitStack() as stack:
+        groups = answer_cached(
+            Cache(run / KEPT_AT, _settings(config, folder)),
+            rows,
+            environments.of(config),
+            lambda: engine or stack.enter_context(closing(open_base(config, folder))),
+            max_completion_length=config.train.max_completion_length,
+            temperature=config.train.temperature,
+            num_generations=config.rewards.baseline_completions,
+            seed=config.seed,
+            batch_size=config.step_completions,  # the same batch as in training
+            adapter=folder is not None,
+            progress=progress,
+            show="the first completion" if progress else "",
+        )
+    return Baseline(list(rows), groups)
 
 
 def warm_folder(run: Run, config: RunConfig) -> Path | None:
@@ -135,7 +122,7 @@ def _settings(config: RunConfig, warmed: Path | None) -> dict[str, Any]:
     return {
         "model_path": config.model.model_path,
         "warm_up": warmed and read_json(warmed / "about.json")["of"],
-        "weights": _weight_files(chat.find_model(config.model.model_path)),
+        "weights": _weight_files(hub.find_model(config.model.model_path)),
         "quantization": config.model.quantization,
         "chat_template_kwargs": config.model.chat_template_kwargs,
         "max_completion_length": config.train.max_completion_length,
@@ -150,35 +137,6 @@ def _weight_files(folder: str | Path) -> list[list[Any]]:
     """Return name, size and modification time of each weight file, to detect changed weights."""
     files = sorted(Path(folder).glob("*.safetensors"))
     return [[file.name, file.stat().st_size, file.stat().st_mtime] for file in files]
-
-
-def _key(row: Row, environment: environments.Environment | None) -> str:
-    """Return the cache key of a row: its prompt, and the columns that its environment reads."""
-    columns = environment.columns(row) if environment else {}
-    return json.dumps([row["prompt"], columns], default=str)
-
-
-def _read(run: Run, settings: dict) -> dict[str, list[models.Sample]]:
-    path = run / KEPT_AT
-    stored = pd.read_parquet(path) if path.exists() else pd.DataFrame()
-    cached: dict[str, list[models.Sample]] = {}
-    if stored.attrs.get("settings") == settings:
-        for line in stored.to_dict("records"):
-            line["messages"] = tuple(json.loads(line["messages"]))
-            cached.setdefault(line.pop("prompt"), []).append(models.Sample(**line))
-    return cached
-
-
-def _write(run: Run, cached: dict[str, list[models.Sample]], settings: dict) -> None:
-    lines = [
-        {"prompt": key, **each._asdict(), "messages": json.dumps(each.messages)}
-        for key, group in cached.items()
-        for each in group
-    ]
-    frame = pd.DataFrame(lines).drop(columns=["ids", "mask"])
-    frame.attrs = {"settings": settings}
-    with atomic_path(run / KEPT_AT) as temporary:
-        frame.to_parquet(temporary)
 
 
 def passed(table: pd.DataFrame, preset: RewardSet) -> np.ndarray:
@@ -323,7 +281,7 @@ def by_difficulty(
     judged = rows[: config.difficulty_prompts]
     baseline = sample(stage.run, judged, stage.config, engine, stage.progress, warmed=False)
     model = stage.config.model
-    tokenizer = chat.load_tokenizer(model.model_path, model.chat_template_kwargs)
+    tokenizer = hub.load_tokenizer(model.model_path, model.chat_template_kwargs)
     bench = bench_of(stage.config, preset, tokenizer)
     table = bench.table(baseline.rows, baseline.completions_P_G)
     rates = pass_rates(baseline, table, preset).set_index("question")["pass_rate"].to_dict()

@@ -15,7 +15,7 @@ import numpy as np
 
 from grpo_nb.reward_lab.table import Bench, Row, explain
 from grpo_nb.rewards import Scored, declared_range
-from grpo_nb.rewards.presets import columns_read
+from grpo_nb.rewards.contract import columns_read
 from grpo_nb.runs import Check
 
 NOISE = 1e-6  # scores of one completion that differ by more are not the same

@@ -1,41 +1,90 @@
-"""A run's own rewards: text from a notebook cell or the Reward Lab, written to rewards/mine.py."""
+"""A run's own rewards: the cell `%%rewards` or the Reward Lab's box, written as rewards/mine.py.
 
-import ast
+The file holds the text as it is, so that an error names the line that the writer sees. What was
+found out about it stands beside it: the preset whose form it has, and ranges of its scores.
+"""
+
 import math
 import re
 import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from grpo_nb import environments
-from grpo_nb.models import chat
+from grpo_nb.models import template
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.gate import REPORT, SCORES, Verdict, judge, save
 from grpo_nb.reward_lab.table import Bench, Row, explain
 from grpo_nb.rewards import RewardSet, call, load_preset, load_rewards
+from grpo_nb.rewards.file import HINT, about_path, is_own_reward, read_about
 from grpo_nb.rewards.limits import TookTooLong
-from grpo_nb.rewards.presets import HINT, load_python
+from grpo_nb.rewards.load import load_python
 from grpo_nb.rewards.surroundings import Muted
-from grpo_nb.runs import Stage, atomic_path, start_stage
-from grpo_nb.runs.config import flatten, of_stage
+from grpo_nb.runs import Stage, atomic_path, start_stage, write_json
+from grpo_nb.runs.config import SET, of_stage, set_values
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# A cell of rewards: the shipped one, or one with a function of `completions`, a `@reward`
-# function, or a list `reward_funcs`.
-CELL = re.compile(
-    r"\A\s*# (?:# )?Your rewards|^\s*(?:async )?def \w+\([^)]*\bcompletions\b"
-    r"|^\s*@(?:\w+\.)?reward\b|^reward_funcs\b[^=\n]*=(?!=)",
-    re.MULTILINE,
-)
-OWN = "rewards/mine.py"
-ADOPTED = (OWN, REPORT, SCORES, "config.yaml", "settings.json", "manifest.json")
-HEAD = '"""The rewards of notebook 2."""\n\nfrom grpo_nb import rewards\n\nform = {form!r}\n\n\n'
-RANGES = "\n\n# Least and greatest scores seen, where none are declared.\nmeasured_ranges = {!r}\n"
-HEAD_LINES = HEAD.count("\n")
+OWN, OWN_ABOUT = "rewards/mine.py", "rewards/mine.about.json"
+ADOPTED = (OWN, OWN_ABOUT, REPORT, SCORES, "config.yaml", "manifest.json")
 DEFINED = re.compile(r"\s*(?:async )?(?:def|class) (\w+)")
+
+
+class RewardsCell:
+    """The cell magic `%%rewards`: it runs a cell, and keeps its text for `adopt`."""
+
+    def __init__(self) -> None:
+        self.text, self.values = "", []
+
+    def register(self) -> None:
+        """Make `%%rewards` known in this notebook; outside of one, do nothing."""
+        if shell := _shell():
+            shell.register_magic_function(self.run, "cell", "rewards")
+
+    def run(self, _: str, text: str) -> None:
+        """Run the cell in the notebook's namespace, where later cells may call its functions."""
+        shell = _shell()
+        self.text = f"# %%rewards\n{text}"  # lines have the numbers that they have in the cell
+        before = dict(shell.user_ns)
+        file = shell.compile.cache(self.text, shell.execution_count)  # for tracebacks
+        try:
+            exec(compile(self.text, file, "exec"), shell.user_ns)
+        finally:
+            after = shell.user_ns.items()
+            self.values += [value for name, value in after if before.get(name) is not value]
+
+    def adopted_text(self) -> str:
+        """Return the text of the cell that was run last, and "" if there is none.
+
+        Raises:
+            ValueError: Rewards were defined in another cell, and would not be trained with.
+        """
+        shell = _shell()
+        outside = [
+            name
+            for name, value in (shell.user_ns.items() if shell else ())
+            if (name == "reward_funcs" or is_own_reward(value, "__main__"))
+            and not (name.startswith("_") or any(value is each for each in self.values))
+        ]
+        if outside:
+            raise ValueError(
+                f"{', '.join(outside)}: defined in a cell that does not begin with %%rewards. "
+                "Write that line above the rewards to train with, and run the cell again; "
+                f"otherwise: del {', '.join(outside)}"
+            )
+        return self.text
+
+
+rewards_cell = RewardsCell()
+
+
+def _shell() -> Any:
+    from IPython import get_ipython
+
+    return get_ipython()
 
 
 def adopt(
@@ -58,23 +107,23 @@ def adopt(
         ValueError: The cell does not run on its own, its list of rewards or weights is wrong, or it
             is empty and rewards were adopted earlier.
     """
-    text, config = cell_of_rewards() if source is None else source, stage.config.rewards
+    text = rewards_cell.adopted_text() if source is None else source
+    config = stage.config.rewards
     if _defines_nothing(text):
         path = str(stage.run / OWN)
-        if config.preset != path and stage.run.settings().get("rewards.preset") == path:
-            if stage.config.sources["rewards.preset"] != "set here":
-                raise ValueError(
-                    "the cell of rewards is empty, and this run has rewards that were adopted: "
-                    f'choose with settings = {{"rewards.preset": "{path}"}}, which keeps them, or '
-                    f'{{"rewards.preset": "{config.preset}"}}, the preset'
-                )
-            _keep(stage, "", config.reward_weights)
+        by_hand = not stage.run.in_use(".pipeline.lock")
+        if by_hand and Path(path).exists() and stage.config.sources["rewards.preset"] != SET:
+            raise ValueError(
+                "the cell of rewards is empty, and this run has rewards that were adopted: "
+                f'choose with settings = {{"rewards.preset": "{path}"}}, which keeps them, or '
+                f'{{"rewards.preset": "{config.preset}"}}, the preset'
+            )
         return bench._replace(preset=load_rewards(config))
     try:
-        module, _ = _compose(bench, rows, baseline, stage, text)
+        about, _ = _compose(bench, rows, baseline, stage, text)
     except ValueError as error:
         raise ValueError(fault(error, text)) from error
-    return bench._replace(preset=_keep(stage, module, config.reward_weights))
+    return bench._replace(preset=_keep(stage, text, about, config.reward_weights))
 
 
 def try_out(
@@ -109,12 +158,12 @@ def hand_on(
         ValueError: The text cannot be used, or stage 01 is not done.
         RuntimeError: Another process is using the run.
     """
-    text, own = _compose(bench, rows, baseline, stage, source)
-    changed = bool(weights) and list(weights) != own.reward_weights
+    about, rewards = _compose(bench, rows, baseline, stage, source)
+    changed = bool(weights) and list(weights) != rewards.reward_weights
     other_weights = ", ".join(f"{weight:g}" for weight in weights) if changed else ""
     with stage.run.whole_or_undone(*ADOPTED):
-        started = start_stage("02", stage.run.name, of_stage("02", flatten(stage.config)))
-        bench = bench._replace(preset=_keep(started, text, other_weights))
+        started = start_stage("02", stage.run.path, of_stage("02", set_values(stage.config)))
+        bench = bench._replace(preset=_keep(started, source, about, other_weights))
         verdict = judge(bench, rows, baseline, started)
         save(started.run, bench, verdict)
         started.finish("rewards")
@@ -127,8 +176,7 @@ def source_of(stage: Stage) -> str:
     path = stage.run / OWN
     if stage.config.rewards.preset != str(path):
         return ""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return "".join(lines[HEAD_LINES:]).partition(RANGES.partition("{")[0])[0]
+    return path.read_text(encoding="utf-8")
 
 
 def fault(error: Exception, source: str) -> str:
@@ -138,10 +186,10 @@ def fault(error: Exception, source: str) -> str:
     """
     cause = error.__cause__ or error  # the text's own exception, if ours wraps one
     frames = traceback.extract_tb(cause.__traceback__)
-    places = [frame.lineno - HEAD_LINES for frame in frames if frame.filename.endswith(OWN)]
+    places = [frame.lineno for frame in frames if frame.filename.endswith(OWN)]
     message = str(cause)
     if isinstance(cause, SyntaxError) and str(cause.filename).endswith(OWN):
-        message, places = cause.msg, [cause.lineno - HEAD_LINES]
+        message, places = cause.msg, [cause.lineno]
     message = re.sub(rf"\S*{OWN}\b(: )?", lambda path: "" if path[1] else "the text", message)
     if places or not isinstance(cause, ValueError | RuntimeError):
         message = f"{type(cause).__name__}: {message}"
@@ -166,19 +214,10 @@ def in_template(stage: Stage, tokenizer: "PreTrainedTokenizerBase") -> RewardSet
     environment = environments.of(stage.config)
     if environment and stage.config.data.system_prompt == "preset":
         stage.change({"data.system_prompt": environment.system_prompt})
-    opened = chat.opens_thinking(tokenizer)
+    opened = template.opens_thinking(tokenizer)
     if opened != stage.config.rewards.opened:
         stage.change({"rewards.opened": opened})
     return load_rewards(stage.config.rewards)
-
-
-def cell_of_rewards() -> str:
-    """Return the most recently executed cell of rewards in this notebook; "" if there is none."""
-    from IPython import get_ipython
-
-    shell = get_ipython()
-    history = shell.history_manager.input_hist_raw if shell and shell.history_manager else []
-    return next((cell for cell in reversed(history) if CELL.search(cell)), "")
 
 
 def _defines_nothing(source: str) -> bool:
@@ -188,28 +227,26 @@ def _defines_nothing(source: str) -> bool:
 def _preset(stage: Stage) -> str:
     """Return the preset whose form the run's own rewards use."""
     preset, path = stage.config.rewards.preset, stage.run / OWN
-    if preset != str(path):
-        return preset
-    return ast.literal_eval(re.search("^form = (.*)$", path.read_text("utf-8"), re.MULTILINE)[1])
+    return preset if preset != str(path) else read_about(path)["form"]
 
 
 def _compose(
     bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage, source: str
-) -> tuple[str, RewardSet]:
-    """Return the content of rewards/mine.py and its rewards; "" and the preset for no reward."""
-    preset, path, config = _preset(stage), stage.run / OWN, stage.config.rewards
-    form = (config.form, config.opened)
+) -> tuple[dict[str, Any], RewardSet]:
+    """Return what to note about a text of rewards, and its rewards; the preset's if it has none."""
+    preset, config = _preset(stage), stage.config.rewards
     if _defines_nothing(source):
-        return "", load_preset(preset, "", *form)
-    text = HEAD.format(form=preset) + source.rstrip("\n") + "\n"
+        return {}, load_preset(preset, "", config.form, config.opened)
     with redirect_stdout(Muted()):
-        rewards = load_python(path, text).in_form(*form).limited(config.seconds)
-        _call_once(bench._replace(preset=rewards), rows)
-        ranges = _measured_ranges(bench._replace(preset=rewards), rows, baseline)
-        if ranges:
-            text += RANGES.format(ranges)
-            rewards = load_python(path, text).in_form(*form).limited(config.seconds)
-    return text, rewards
+        rewards = load_python(stage.run / OWN, source, {"form": preset})
+        rewards = rewards.in_form(config.form, config.opened).limited(config.seconds)
+        bench = bench._replace(preset=rewards)
+        _call_once(bench, rows)
+        ranges = _measured_ranges(bench, rows, baseline)
+    for func in rewards.reward_funcs:
+        if func.__name__ in ranges:
+            func.range = ranges[func.__name__]
+    return {"form": preset, "ranges": ranges}, rewards
 
 
 def _call_once(bench: Bench, rows: Sequence[Row]) -> None:
@@ -224,11 +261,12 @@ def _call_once(bench: Bench, rows: Sequence[Row]) -> None:
             continue
 
 
-def _keep(stage: Stage, text: str, weights: str) -> RewardSet:
-    """Write rewards/mine.py if there is a text, and select it, or the preset, for the training."""
+def _keep(stage: Stage, text: str, about: dict[str, Any], weights: str) -> RewardSet:
+    """Write rewards/mine.py if there is anything about it, and select it, or else the preset."""
     path, preset = stage.run / OWN, _preset(stage)
-    if text:
+    if about:
         preset = str(path)
+        write_json(about_path(path), about)
         with atomic_path(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
     update = {"preset": preset, "reward_weights": weights}

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_nb.environments import Environment, of, replay
-from grpo_nb.models import chat, cuda_available
+from grpo_nb.models import cuda_available, hub
 from grpo_nb.reward_lab import advantages
 from grpo_nb.rewards import Reward, RewardSet, Scored, call, declared_range
 from grpo_nb.rewards.prompts import Completion, completion_text, transcript
@@ -53,7 +53,7 @@ class Bench(NamedTuple):
             completions: Strings or message lists; as in training, rewards get messages if the
                 prompt is a chat.
         """
-        with chat.quiet():
+        with hub.quiet():
             from transformers import TrainerState
 
         given = {key: [row[key] for row in rows] for key in rows[0] if key not in TRLS_ROW}

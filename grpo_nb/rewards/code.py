@@ -1,10 +1,10 @@
-"""Does the code work? It runs in the sandbox; values are compared outside of it."""
+"""Rewards of code: it runs in the sandbox, and values are compared outside of it."""
 
 from typing import Any
 
+from grpo_nb.answers.forms import FORMS, TAGS, Form
 from grpo_nb.rewards.contract import Scored, reward
 from grpo_nb.rewards.format import extract_code, no_syntax_error_reward, soft_format_reward
-from grpo_nb.rewards.forms import FORMS, TAGS, Form
 
 
 @reward(
@@ -13,12 +13,12 @@ from grpo_nb.rewards.forms import FORMS, TAGS, Form
 def code_execution_reward(
     response: str, tests: Any, *, seconds: float = 2.0, partial: bool = True, form: Form = TAGS
 ) -> Scored:
-    """The share of the tests that the code passes in the sandbox; `partial=False`: all or none.
+    """Pay the share of the tests that the code passes in the sandbox; `partial=False`: all or none.
 
     The code is the last fenced block, else the answer in its marks. `tests` is a row's own: calls
     with expected values, stdin and stdout, or asserts, as `sandbox.run_tests` takes them.
     """
-    from grpo_nb.rewards.sandbox import Limits, run_tests
+    from grpo_nb.sandbox import Limits, run_tests
 
     code = extract_code(response, form)
     if not code:
@@ -32,10 +32,10 @@ def code_execution_reward(
 
 @reward(max_none_share=0.05, parallel=True, resists="as code_execution_reward")
 def code_generation_reward(response: str, tests: Any, *, form: Form = FORMS["code"]) -> Scored:
-    """An eighth for the form (one block of code), an eighth if it parses, the rest by its tests."""
-    ran = code_execution_reward.score(response, tests, form=form)
-    if ran.score is None:
-        return ran
-    formed = soft_format_reward.score(response, form=form)
+    """Pay an eighth for one block of code, an eighth if it parses, and the rest by its tests."""
+    tested = code_execution_reward.score(response, tests, form=form)
+    if tested.score is None:
+        return tested
+    well_formed = soft_format_reward.score(response, form=form)
     parses = no_syntax_error_reward.score(response, form=form).score
-    return Scored(0.125 * (formed + parses) + 0.75 * ran.score, ran.reason)
+    return Scored(0.125 * (well_formed + parses) + 0.75 * tested.score, tested.reason)

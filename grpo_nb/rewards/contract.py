@@ -29,6 +29,7 @@ from grpo_nb.rewards.surroundings import kept
 Scores = list[float | None]
 THREADS = "grpo_nb_rewards"
 SMALL_BATCH = 20  # completions; below it a share of None says little
+TRLS_OWN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
 
 class Scored(NamedTuple):
@@ -216,6 +217,20 @@ class reward:
 def declared_range(reward_func: Callable[..., Any]) -> tuple[float, float]:
     """The least and the greatest score it declares; [0, 1] where it declares none."""
     return getattr(reward_func, "range", (0.0, 1.0))
+
+
+def columns_read(reward_func: Callable[..., Any], required: bool = False) -> list[str]:
+    """Return the dataset columns that a reward names as parameters; or those without a default."""
+    if hasattr(reward_func, "columns"):
+        optional = [] if required else getattr(reward_func, "_optional", ())
+        names = [*reward_func.columns, *optional]
+    else:
+        kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        parameters = inspect.signature(reward_func).parameters.values()
+        named = [p for p in parameters if p.kind not in kinds]
+        names = [p.name for p in named if not required or p.default is p.empty]
+        names = [name for name in names if name not in getattr(reward_func, "keywords", {})]
+    return [name for name in names if name not in (*TRLS_OWN, "environments")]
 
 
 def call(

@@ -1,4 +1,4 @@
-"""Is the answer right? Exact first: numbers as rationals, and prose never passes for one."""
+"""Rewards of correctness: numbers are compared as rationals, and prose never passes for one."""
 
 import json
 import re
@@ -7,10 +7,11 @@ from collections import Counter
 from fractions import Fraction
 from typing import Any
 
-from grpo_nb.rewards import answers
+from grpo_nb import answers
+from grpo_nb.answers.forms import TAGS, Form
+from grpo_nb.rewards.combine import gated
 from grpo_nb.rewards.contract import Scored, reward
-from grpo_nb.rewards.format import parse_json
-from grpo_nb.rewards.forms import TAGS, Form
+from grpo_nb.rewards.format import parse_json, soft_format_reward
 from grpo_nb.rewards.prompts import split_words
 
 LONGEST_ANSWER = 2_000  # characters that text comparisons read
@@ -21,7 +22,7 @@ def _answer(response: str, form: Form) -> str:
 
 
 def normalize(text: str) -> str:
-    """Lower case, plain digits, single spaces, no trailing period.
+    """Return the text in lower case, with plain digits and single spaces, without a final period.
 
     >>> normalize(" **Paris**. ")
     'paris'
@@ -33,7 +34,7 @@ def normalize(text: str) -> str:
 
 @reward(max_none_share=0.05, resists="answers in several tags: the last one counts")
 def exact_match_reward(response: str, answer: str, *, form: Form = TAGS) -> float | None:
-    """1 if the final answer is the reference, up to case, spacing and a trailing period."""
+    """Pay 1 if the final answer is the reference, up to case, spacing and a trailing period."""
     expected = normalize(answer)
     return float(normalize(_answer(response, form)) == expected) if expected else None
 
@@ -42,7 +43,7 @@ def exact_match_reward(response: str, answer: str, *, form: Form = TAGS) -> floa
 def fuzzy_match_reward(
     response: str, answer: str, *, threshold: float = 0.6, form: Form = TAGS
 ) -> float | None:
-    """Similarity of final and reference answer (rapidfuzz ratio), 0 below the threshold."""
+    """Pay the similarity to the reference answer (rapidfuzz ratio), and 0 below the threshold."""
     from rapidfuzz import fuzz
 
     if not (expected := normalize(answer)):
@@ -60,7 +61,7 @@ def numeric_correctness_reward(
     relative: float = 0.0,
     form: Form = TAGS,
 ) -> Scored:
-    """1 if the final answer is the reference's number: exactly, or within a tolerance.
+    """Pay 1 if the final answer is the reference's number: exactly, or within a tolerance.
 
     The whole answer has to say one number: "17 or 18" earns nothing. A reference that is no
     number gives None.
@@ -69,55 +70,59 @@ def numeric_correctness_reward(
     >>> numeric_correctness_reward(completions=completions, answer=["18"] * 3)
     [1.0, 0.0, 1.0]
     """
-    said = form.extract(response)
-    expected, found = answers.read_reference(answer), answers.read(said or "")
+    expected = answers.read_reference(answer)
+    value = answers.read_answer(form.extract(response) or "")
     if expected.kind != "number":
         return Scored(None, f"the reference answer {answer!r} is not a number")
-    if found.kind != "number":
-        return Scored(0.0, found.reason or f"the answer is no number, but read as {found.kind}")
-    right = answers.same_number(expected, found)
+    if value.kind != "number":
+        return Scored(0.0, value.reason or f"the answer is no number, but read as {value.kind}")
+    right = answers.same_number(expected, value)
     if not right and (absolute or relative):
         allowed = max(Fraction(absolute), Fraction(relative) * abs(expected.number))
-        right = abs(found.number - expected.number) <= allowed
+        right = abs(value.number - expected.number) <= allowed
     verdict = "is" if right else "is not"
-    return Scored(float(right), f"{found.text}, read as a number, {verdict} {expected.text}")
+    return Scored(float(right), f"{value.text}, read as a number, {verdict} {expected.text}")
+
+
+math_problem_reward = gated(
+    numeric_correctness_reward, by=soft_format_reward, name="math_problem_reward"
+)
 
 
 @reward(max_none_share=0.05, parallel=True, resists="relations, alternatives and partial parses")
 def math_verify_reward(
     response: str, answer: str, *, timeout_seconds: float = 0.5, form: Form = TAGS
 ) -> Scored:
-    """1 if the final answer equals the reference answer as mathematics.
+    """Pay 1 if the final answer equals the reference answer as mathematics.
 
     Numbers are compared exactly and finally, sets, tuples and intervals part by part; the rest
     is math-verify's to say, in a process that can be killed. The reason says what was read.
 
     Source: https://github.com/huggingface/Math-Verify.
     """
-    said = form.extract(response)
-    verdict, reason = answers.compare(answer, said, timeout_seconds)
+    verdict, reason = answers.compare_answers(answer, form.extract(response), timeout_seconds)
     return Scored(None if verdict is None else float(verdict), reason)
 
 
 @reward(resists="copying the source, stuffing words: precision counts as much as recall")
 def overlap_reward(response: str, answer: str, *, form: Form = TAGS) -> float:
-    """F1 of the words of final and reference answer (ROUGE-1), each word as often as it is."""
-    found, expected = Counter(split_words(_answer(response, form))), Counter(split_words(answer))
-    shared = (found & expected).total()
-    return 2 * shared / (found.total() + expected.total()) if shared else 0.0
+    """Pay F1 of the words of final and reference answer (ROUGE-1), repeated words included."""
+    words, expected = Counter(split_words(_answer(response, form))), Counter(split_words(answer))
+    shared = (words & expected).total()
+    return 2 * shared / (words.total() + expected.total()) if shared else 0.0
 
 
 @reward(resists="naming several options: only a lone letter counts")
 def multiple_choice_reward(response: str, answer: str, *, form: Form = TAGS) -> float:
-    """1 if the final answer is the right letter, bare or as "(B)", "B." or "B) text"."""
-    found = re.match(r"\W*([A-Za-z])(?:[).:\s]|$)", _answer(response, form))
+    """Pay 1 if the final answer is the right letter, bare or as "(B)", "B." or "B) text"."""
+    letter = re.match(r"\W*([A-Za-z])(?:[).:\s]|$)", _answer(response, form))
     others = re.findall(r"\b(?:or|and)\b\W*[A-Z]\b", _answer(response, form))
-    return float(bool(found) and not others and found[1].upper() == answer.strip(" ().").upper())
+    return float(bool(letter) and not others and letter[1].upper() == answer.strip(" ().").upper())
 
 
 @reward(resists="what the environment's own tests resist; see its findings in notebook 2")
 def environment_reward(response: str, environments: Any) -> float:
-    """What the episode earned by the environment's own `get_reward`, in [0, 1].
+    """Pay what the episode earned by the environment's own `get_reward`, in [0, 1].
 
     Args:
         response: The model's last message.
@@ -128,23 +133,23 @@ def environment_reward(response: str, environments: Any) -> float:
 
 @reward(resists="bare scalars, NaN, extra fields")
 def json_fields_reward(response: str, answer: str, *, form: Form = TAGS) -> Scored:
-    """Share of the reference object's fields that the answer has, with equal values.
+    """Pay the share of the reference object's fields that the answer has, with equal values.
 
     A field that the reference does not have costs as much as one that is missing.
     """
     expected = parse_json(answer)
     try:
-        found = parse_json(_answer(response, form))
+        value = parse_json(_answer(response, form))
     except ValueError as error:
         return Scored(0.0, f"not JSON: {error}")
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         return Scored(0.0, "not a JSON object")
-    right = sum(key in found and _same(found[key], value) for key, value in expected.items())
-    return Scored(right / max(1, len(expected.keys() | found.keys())))
+    right = sum(key in value and _same(value[key], field) for key, field in expected.items())
+    return Scored(right / max(1, len(expected.keys() | value.keys())))
 
 
 def _same(left: Any, right: Any) -> bool:
-    """Equal as JSON: 1 and 1.0 are, 1 and true are not."""
+    """Return whether two values are equal as JSON: 1 and 1.0 are, 1 and true are not."""
     if {type(left), type(right)} <= {int, float}:
         return left == right
     return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)

@@ -1,17 +1,17 @@
-"""Is the completion written in its form?"""
+"""Rewards of format: whether the completion is written in its form."""
 
 import ast
 import json
 import re
 from typing import Any
 
+from grpo_nb.answers.forms import TAGS, Form, fenced_blocks
 from grpo_nb.rewards.contract import Scored, reward
-from grpo_nb.rewards.forms import TAGS, Form, fenced_blocks
 
 
 @reward(needs="marks", resists="empty or repeated marks, the wrong order, marks of other forms")
 def soft_format_reward(response: str, *, form: Form = TAGS) -> float:
-    """1 for a completion in its form: every mark once, in order, filled; white space is free.
+    """Pay 1 for every mark of the form once, in order, and filled; white space is free.
 
     Nothing may stand around tags. Around a box or a block of code prose may.
 
@@ -26,7 +26,7 @@ def soft_format_reward(response: str, *, form: Form = TAGS) -> float:
 
 @reward(needs="marks", resists="stuffing: a repeated mark earns nothing")
 def incremental_format_reward(response: str, *, form: Form = TAGS) -> float:
-    """The share of the form's marks (of tags a quarter each) that stand once, in order.
+    """Pay the share of the form's marks (of tags a quarter each) that stand once, in order.
 
     It gives a model that does not know the form a first step.
 
@@ -37,19 +37,19 @@ def incremental_format_reward(response: str, *, form: Form = TAGS) -> float:
 
 
 def extract_code(text: str, form: Form = TAGS) -> str | None:
-    """The code of the last fenced block, in the answer or anywhere; else the answer in its marks.
+    """Return the code of the last fenced block, in the answer or anywhere; else the marked answer.
 
     >>> extract_code("```python\\nx = 1\\n```"), extract_code("<answer>x = 1</answer>")
     ('x = 1', 'x = 1')
     """
-    said = form.marked(text)
-    blocks = fenced_blocks(said or text)
-    return said if form.kind == "code" or not blocks else blocks[-1][1]
+    answer = form.marked(text)
+    blocks = fenced_blocks(answer or text)
+    return answer if form.kind == "code" or not blocks else blocks[-1][1]
 
 
 @reward(resists="code in prose: only a fenced block or the marks of the answer are read")
 def no_syntax_error_reward(response: str, *, form: Form = TAGS) -> Scored:
-    """1 if the code is Python that parses and does something. It is not run."""
+    """Pay 1 if the code is Python that parses and does something. It is not run."""
     code = extract_code(response, form)
     if not code or len(code) > 100_000:
         return Scored(0.0, "no code" if not code else "longer than 100,000 characters")
@@ -61,7 +61,7 @@ def no_syntax_error_reward(response: str, *, form: Form = TAGS) -> Scored:
 
 
 def parse_json(text: str) -> Any:
-    """The JSON value a whole text holds, a Markdown fence around it allowed.
+    """Return the JSON value that a whole text holds; a Markdown fence may stand around it.
 
     Raises:
         ValueError: It is not JSON, or holds NaN or Infinity, which JSON does not know.
@@ -79,7 +79,7 @@ def parse_json(text: str) -> Any:
 
 @reward(resists="bare scalars (`1`, `NaN`), empty objects")
 def json_format_reward(response: str, *, form: Form = TAGS) -> Scored:
-    """1 if the final answer is a JSON object or array that is not empty."""
+    """Pay 1 if the final answer is a JSON object or array that is not empty."""
     try:
         value = parse_json(form.extract(response) or "")
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""How long is it? In tokens where TRL gives `completion_ids`, else in words; the reason says."""
+"""Rewards of length, in tokens where TRL gives `completion_ids`, else in words."""
 
 import math
 from collections.abc import Sequence
@@ -19,20 +19,20 @@ def _length(response: str, completion_ids: Ids) -> tuple[int, str]:
 def ideal_length_reward(
     response: str, completion_ids: Ids = None, *, ideal: int = 100, tolerance: int = 50
 ) -> Scored:
-    """1 at the ideal length, falling in a bell: 0.61 at `tolerance` away, 0.14 at twice it."""
+    """Pay 1 at the ideal length, 0.61 at `tolerance` away from it, 0.14 at twice that (a bell)."""
     length, unit = _length(response, completion_ids)
     return Scored(math.exp(-(((length - ideal) / tolerance) ** 2) / 2), unit)
 
 
 @reward(resists="answers without reasoning")
 def min_length_reward(response: str, completion_ids: Ids = None, *, minimum: int = 20) -> Scored:
-    """The share of the minimal length that is reached, at most 1."""
+    """Pay the share of the minimal length that is reached, at most 1."""
     length, unit = _length(response, completion_ids)
     return Scored(min(1.0, length / minimum), unit)
 
 
 @reward(low=-1.0, high=0.0, resists="padding")
 def max_length_penalty(response: str, completion_ids: Ids = None, *, maximum: int = 512) -> Scored:
-    """0 up to the maximal length, then the share by which it is exceeded, down to -1."""
+    """Take nothing up to the maximal length, then the share by which it is exceeded, at most 1."""
     length, unit = _length(response, completion_ids)
     return Scored(-min(1.0, max(0.0, length / maximum - 1)), unit)

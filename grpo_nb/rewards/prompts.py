@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_nb.rewards.forms import TAGS
+from grpo_nb.answers.forms import TAGS
 
 Message = dict[str, Any]
 Completion = str | Sequence[Message]

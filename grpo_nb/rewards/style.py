@@ -1,4 +1,4 @@
-"""How is it written? Signs of sound reasoning, citations, repetition, language, wording.
+"""Rewards of style: signs of sound reasoning, citations, repetition.
 
 All of these can be met without being right: give them small weights, or gate them.
 """
@@ -6,8 +6,8 @@ All of these can be met without being right: give them small weights, or gate th
 import re
 from fractions import Fraction
 
+from grpo_nb.answers.forms import TAGS, Form
 from grpo_nb.rewards.contract import Scored, reward
-from grpo_nb.rewards.forms import TAGS, Form
 
 READ_CHARACTERS = 20_000  # bounds the time spent on a runaway completion
 READ_EQUATION_CHARACTERS = 2_000
@@ -21,7 +21,7 @@ _STEP = re.compile(rf"([-+*/x×÷]?)\s?({_AMOUNT})", re.ASCII)
 
 
 def _evaluate(expression: str) -> Fraction | None:
-    """The value of a sum of products; None for a division by zero."""
+    """Return the value of a sum of products; None for a division by zero."""
     total = product = Fraction(0)
     for sign, amount in _STEP.findall(expression):
         number = Fraction(amount.replace(",", "").lstrip("$€£"))
@@ -41,7 +41,7 @@ def _evaluate(expression: str) -> Fraction | None:
     resists="connectives without content: equations are checked, words are not counted",
 )
 def worked_steps_reward(response: str, *, form: Form = TAGS) -> Scored:
-    """The share of distinct equations in the reasoning that hold; 0 where there is none.
+    """Pay the share of distinct equations in the reasoning that hold; 0 if there is none.
 
     Worked steps such as `7+8=15` or `0.2 x 50 = $10` can be checked. It says nothing on
     whether the steps answer the question.
@@ -57,8 +57,8 @@ def worked_steps_reward(response: str, *, form: Form = TAGS) -> Scored:
     equations = set(_EQUATION.findall(reasoning))
     if not equations:
         return Scored(0.0, "no equation")
-    held = sum(_evaluate(left) == _evaluate(right) for left, right in equations)
-    return Scored(held / len(equations), f"{held} of {len(equations)} equations hold")
+    correct = sum(_evaluate(left) == _evaluate(right) for left, right in equations)
+    return Scored(correct / len(equations), f"{correct} of {len(equations)} equations hold")
 
 
 @reward(
@@ -66,7 +66,7 @@ def worked_steps_reward(response: str, *, form: Form = TAGS) -> Scored:
     resists="stuffed connectives: few of them, different ones, among other words",
 )
 def reasoning_quality_reward(response: str, *, form: Form = TAGS) -> Scored:
-    """Checked steps where there are equations; else different connectives among other words.
+    """Pay for equations that hold; if there are none, for different connectives among other words.
 
     Up to four different connectives count a quarter each, if they are at most a fifth of
     the words and at least half of the words are different.
@@ -76,15 +76,16 @@ def reasoning_quality_reward(response: str, *, form: Form = TAGS) -> Scored:
         return steps
     reasoning = form.reasoning(response)[:READ_CHARACTERS]
     words = re.findall(r"[a-z]+", reasoning.casefold())
-    used = [word for word in words if word in CONNECTIVES]
-    if not words or 5 * len(used) > len(words) or 2 * len(set(words)) < len(words):
+    connectives = [word for word in words if word in CONNECTIVES]
+    if not words or 5 * len(connectives) > len(words) or 2 * len(set(words)) < len(words):
         return Scored(0.0, "too few words beside connectives, or repeated ones")
-    return Scored(min(4, len(set(used))) / 4, f"{len(set(used))} different connectives")
+    different = len(set(connectives))
+    return Scored(min(4, different) / 4, f"{different} different connectives")
 
 
 @reward(resists="invented sources, stuffing every source, citations without a claim")
 def citation_reward(response: str, sources: list[str], answer_sources: list[int]) -> Scored:
-    """F1 of the sources cited as [1], [2]… against the right ones (from 1).
+    """Pay F1 of the sources cited as [1], [2]… against the right ones (from 1).
 
     A citation that points at no given source makes it 0, and so does a completion that is
     little more than citations.
@@ -103,7 +104,7 @@ def citation_reward(response: str, sources: list[str], answer_sources: list[int]
 
 @reward(low=-1.0, high=0.0, resists="loops and repeated sentences")
 def no_repetition_penalty(response: str, *, ngram: int = 3) -> float:
-    """0 if every n-gram of words is different, down to -1 as all are the same."""
+    """Take nothing if every n-gram of words is different, and up to 1 as all are the same."""
     words = response[:READ_CHARACTERS].casefold().split()
     grams = [tuple(words[i : i + ngram]) for i in range(len(words) - ngram + 1)]
     return len(set(grams)) / len(grams) - 1 if grams else 0.0

@@ -1,18 +1,24 @@
 """`RunConfig`: every setting of a run, and where its value came from.
 
-Values are layered: library default < profile < task < the run's config.yaml < what you set. An
-unknown name is rejected before anything starts, with the nearest known name.
+Values are layered: library default < profile < task < what was set for the run. An unknown name is
+rejected before anything starts, with the nearest known name. A run's `config.yaml` stores each
+value with its source: `train.max_steps: [200, set]`.
 """
 
 import ast
+import hashlib
+import json
 import re
 from collections import ChainMap
 from collections.abc import Mapping
+from functools import lru_cache
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from grpo_nb.runs.files import read_yaml
 from grpo_nb.runs.names import refuse_unknown
 from grpo_nb.runs.profiles import PROFILES, detect_profile, task_settings
 from grpo_nb.runs.settings import (
@@ -48,7 +54,7 @@ class RunConfig(Section):
 
     @property
     def step_completions(self) -> int:
-        """The number of completions in one optimizer step, over all processes together."""
+        """Return the number of completions in one optimizer step, over all processes together."""
         return self.train.per_device_train_batch_size * self.train.gradient_accumulation_steps
 
 
@@ -56,6 +62,9 @@ SECTION_STAGE = {
     **{"data": "01", "model": "01", "rewards": "02", "policy": "03", "train": "03"},
     **{"health": "03", "trl": "03", "evaluate": "04", "export": "04"},
 }
+SET = "set"  # the source of a value that was set for the run
+Sourced = tuple[Any, str]  # a value and its source
+OTHER_VERSION = "choose another run_name, or move the folder away"
 DIFFICULTY = {"min_pass_rate", "max_pass_rate", "order"}  # need data.difficulty_prompts
 # The prompts ask for the answer form, so stage 01 sets it; what GRPO starts from is judged in 02.
 SETTING_STAGE = {"rewards.form": "01", "rewards.opened": "01"} | dict.fromkeys(
@@ -110,14 +119,17 @@ def parse_assignment(assignment: str) -> tuple[str, Any]:
     return name.strip(), value
 
 
-def resolve(profile: str, *layers: Mapping[str, Any]) -> RunConfig:
+def resolve(
+    profile: str, *layers: Mapping[str, Any], stored: Mapping[str, Sourced] | None = None
+) -> RunConfig:
     """Return the effective configuration, with the source of each value.
 
     Args:
         profile: A name in PROFILES, or "auto" for the one that fits this machine.
-        layers: Dotted names to values, {"train.max_steps": 20}, applied in order over defaults,
-            profile and task. The last layer is what is set now; earlier layers come from the
-            run's config.yaml. Text is converted to the setting's type.
+        layers: Dotted names to values that are set, {"train.max_steps": 20}, applied in order over
+            all others. Text is converted to the setting's type.
+        stored: Values with their sources, from a configuration that was resolved before. One that
+            is not what its source says was set: somebody edited it.
 
     Raises:
         ValueError: The profile, task or setting is unknown (the message gives the nearest name), a
@@ -125,34 +137,38 @@ def resolve(profile: str, *layers: Mapping[str, Any]) -> RunConfig:
     """
     if not isinstance(profile, str) or not profile:
         raise ValueError(f"profile = {profile!r}: write a name, such as tiny-cpu, or leave it out")
-    last = ChainMap(*map(dict, reversed(layers)))
+    stored = stored or {}
+    values = {name: value for name, (value, _) in stored.items()}
+    last = ChainMap(*map(dict, reversed(layers)), values)
     profile = detect_profile(last.get("model.model_path")) if profile == "auto" else profile
     refuse_unknown("profile", profile, list(PROFILES))
     task = last.get("task", "math")
-    below = [(f"profile {profile}", PROFILES[profile])]
-    below.append((f"task {task}", task_settings(task, profile)))
-    above = zip(["config.yaml"] * (len(layers) - 1) + ["set here"], layers, strict=False)
-    values = flatten(RunConfig())
-    sources = dict.fromkeys(values, "default")
-    for source, layer in [*below, *above]:
-        for name, value in layer.items():
-            refuse_unknown_setting(name)
-            if isinstance(value, bool) and not isinstance(values.get(name, True), bool):
-                raise ValueError(f"{name} = {value}: this setting is not true or false")
-            # config.yaml holds every value; most of them came from a lower layer.
-            if source != "config.yaml" or values.get(name) != value:
-                values[name], sources[name] = value, source
-    return _checked({"profile": profile, "sources": sources}, values)
+    below = {f"profile {profile}": PROFILES[profile], f"task {task}": task_settings(task, profile)}
+    sourced = {name: (value, "default") for name, value in flatten(RunConfig()).items()}
+    for source, layer in below.items():
+        sourced |= {name: (value, source) for name, value in layer.items()}
+    for name, (value, source) in stored.items():
+        edited = sourced.get(name, (value, ""))[1] == source and sourced[name][0] != value
+        sourced[name] = value, SET if edited else source
+    for layer in layers:
+        sourced |= {name: (value, SET) for name, value in layer.items()}
+    return _checked(profile, sourced)
 
 
-def _checked(given: dict[str, Any], values: Mapping[str, Any]) -> RunConfig:
-    """Build the configuration and check that its values fit together."""
-    given |= {section: {} for section in SECTION_STAGE}
-    for name, value in values.items():
+def _checked(profile: str, sourced: Mapping[str, Sourced]) -> RunConfig:
+    """Build the configuration, and check its names, its values, and that these fit together."""
+    sources = {name: source for name, (_, source) in sourced.items()}
+    fields: dict[str, Any] = {"profile": profile, "sources": sources}
+    fields |= {section: {} for section in SECTION_STAGE}
+    defaults = flatten(RunConfig())
+    for name, (value, _) in sourced.items():
+        refuse_unknown_setting(name)
         section, _, key = name.rpartition(".")
-        (given[section] if section else given)[key] = value
+        if isinstance(value, bool) and not isinstance(defaults.get(name, True), bool):
+            raise ValueError(f"{name} = {value}: this setting is not true or false")
+        (fields[section] if section else fields)[key] = value
     try:
-        config = RunConfig(**given)
+        config = RunConfig(**fields)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
@@ -242,20 +258,58 @@ def refuse_few_rows(config: RunConfig, rows: int) -> None:
 
 def flatten(config: RunConfig) -> dict[str, Any]:
     """Return every setting by its dotted name."""
-    own = {name: attrgetter(name)(config) for name in setting_names()}
-    return own | {f"trl.{name}": value for name, value in config.trl.items()}
+    values = {name: attrgetter(name)(config) for name in setting_names()}
+    return values | {f"trl.{name}": value for name, value in config.trl.items()}
 
 
-def stored(config: RunConfig) -> dict[str, Any]:
-    """Return the content of config.yaml."""
-    return {"profile": config.profile, **flatten(config)}
+def stored(config: RunConfig) -> dict[str, Sourced]:
+    """Return every value with its source, by dotted name."""
+    return {name: (value, config.sources[name]) for name, value in flatten(config).items()}
+
+
+def set_values(config: RunConfig) -> dict[str, Any]:
+    """Return the values that were set, by dotted name; the others come from profile and task."""
+    return {name: value for name, (value, source) in stored(config).items() if source == SET}
+
+
+def digest(config: RunConfig, stage: str) -> str:
+    """Return the sha256 of a stage's settings, which tells whether they have changed."""
+    text = json.dumps(of_stage(stage, flatten(config)), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read(path: Path) -> RunConfig:
+    """Read a run's config.yaml. A value without a source was set, by whoever wrote it there.
+
+    Raises:
+        ValueError: The file is damaged, another version wrote it, or a value is wrong.
+    """
+    return _read(path, path.read_bytes())
+
+
+@lru_cache(maxsize=16)
+def _read(path: Path, _: bytes) -> RunConfig:
+    """Parse the file once for each content, which takes 30 ms."""
+    content = read_yaml(path)
+    if not isinstance(settings := content.get("settings"), dict):
+        raise ValueError(f"{path} was written by another version of grpo_nb: {OTHER_VERSION}")
+    pairs = {
+        name: tuple(entry) if isinstance(entry, list) and len(entry) == 2 else (entry, SET)
+        for name, entry in settings.items()
+    }
+    try:
+        return resolve(content.get("profile"), stored=pairs)
+    except ValueError as error:
+        raise ValueError(
+            f"{path}: {error} (if another version of grpo_nb made this run, {OTHER_VERSION})"
+        ) from None
 
 
 def describe(config: RunConfig, *sections: str) -> list[dict[str, Any]]:
     """Return table rows: setting, value, where the value came from, meaning."""
     return [
-        {"setting": name, "value": value, "from": config.sources.get(name, "default")}
+        {"setting": name, "value": value, "from": source}
         | {"meaning": MEANINGS.get(name, "an argument of TRL's GRPOConfig")}
-        for name, value in flatten(config).items()
+        for name, (value, source) in stored(config).items()
         if name in sections or name.partition(".")[0] in sections
     ]

@@ -1,18 +1,20 @@
-"""The run directory: paths, locks, atomic writes, and the manifest that links the stages.
+"""The run directory: its settings, its locks, and the manifest that links the stages.
 
-`runs/<name>/manifest.json` records each stage's status, the SHA-256 of the files it read and
-wrote, package versions, seed, git commit and duration. A stage refuses to start if an earlier
-one is missing, has failed, or has changed since.
+`runs/<name>/config.yaml` holds every setting with its source; `manifest.json` records each stage's
+status, the SHA-256 of its settings and of the files it read and wrote, package versions, seed, git
+commit and duration. A stage refuses to start if an earlier one is missing, has failed, or has
+changed since.
 """
 
 import fcntl
-import json
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from filelock import FileLock, Timeout
@@ -24,7 +26,6 @@ from grpo_nb.runs.files import (
     atomic_path,
     disk_error,
     read_json,
-    read_yaml,
     sha256,
     write_json,
 )
@@ -36,20 +37,21 @@ NOTEBOOKS = {
     "03": "03_train_grpo",
     "04": "04_merge_and_infer",
 }
+HEAD = "# Every value with its source: docs/settings.md says what an edit does\n"
 UNDO = ".undo.json"  # what `whole_or_undone` puts back
 _locks: dict[Path, FileLock] = {}
 
 
 def runs_root() -> Path:
-    """Return the folder of all runs: `$GRPO_NB_RUNS`, or `runs/` beside the package.
+    """Return the folder of all runs: `$GRPO_NB_RUNS`, or `runs/` beside the package."""
+    folder = os.environ.get("GRPO_NB_RUNS")
+    return _absolute(folder) if folder else PROJECT_ROOT / "runs"
 
-    A relative `$GRPO_NB_RUNS` is resolved once and written back as an absolute path, because
-    kernels and sweep trials inherit the variable but work in other folders.
-    """
-    given = os.environ.get("GRPO_NB_RUNS")
-    if given:
-        given = os.environ["GRPO_NB_RUNS"] = str(Path(given).expanduser().absolute())
-    return Path(given or PROJECT_ROOT / "runs")
+
+@cache
+def _absolute(folder: str) -> Path:
+    """Resolve a relative folder once, because a process may change its working directory later."""
+    return Path(folder).expanduser().absolute()
 
 
 def project_path(path: str | Path) -> Path:
@@ -57,17 +59,32 @@ def project_path(path: str | Path) -> Path:
     return PROJECT_ROOT / path
 
 
+class State(NamedTuple):
+    """How a stage stands.
+
+    status: "not started", "running", "done", "failed", "cut off" (its process is gone) or "stale"
+        (an earlier stage was run again, or its settings were changed, after it was done).
+    why: The status with its reason.
+    command: What continues the run from this stage; "" if it is done or running.
+    """
+
+    status: str
+    why: str
+    command: str
+
+
 class Run:
     """One run directory.
 
     Args:
-        name: The run's folder below `runs_root()`: letters, digits, dot, dash and underscore.
+        folder: A path, or the name of a folder below `runs_root()`. The name has letters, digits,
+            dot, dash and underscore.
     """
 
-    def __init__(self, name: str) -> None:
-        refuse_path("run_name", name)
-        self.name = name
-        self.path = runs_root() / name
+    def __init__(self, folder: str | Path) -> None:
+        self.name = folder.name if isinstance(folder, Path) else folder
+        refuse_path("run_name", self.name)
+        self.path = folder.absolute() if isinstance(folder, Path) else runs_root() / folder
         self.one_page = False  # whether one notebook, the quickstart, holds every stage
         # A folder that may not be read is named by what reads it.
         if os.access(self / UNDO, os.F_OK) and not self.in_use(".lock"):  # an adoption was killed
@@ -156,18 +173,36 @@ class Run:
                     return True
         return False
 
-    def status(self, stage: str) -> str:
-        """Return "not started", "running", "done", "failed", "cut off" or "stale".
+    def state(self, stage: str) -> State:
+        """Return the status of a stage, why it has it, and the command that continues from it."""
+        entry = self.manifest().get(stage, {})
+        status, reason = entry.get("status", "not started"), ""
+        if status == "done" and (reason := self.outdated(stage) or self._resettled(stage)):
+            status = "stale"
+        elif status == "running" and not self.in_use(".lock"):
+            status = "cut off"
+            reason = f"it began {entry.get('started')}, and its process is gone"
+        elif status == "failed":
+            reason = entry.get("error", "")
+        again = f"python -m grpo_nb run --name {self.name} --from {stage}"
+        command = "" if status in ("done", "running") else again
+        return State(status, f"{status}: {reason}" if reason else status, command)
 
-        "cut off" means that the stage's process is gone; "stale" that an earlier stage was run
-        again after this one was done.
-        """
-        status = self.manifest().get(stage, {}).get("status", "not started")
-        if status == "done" and self._run_again_before(stage):
-            return "stale"
-        if status == "running" and not self.in_use(".lock"):
-            return "cut off"
-        return status
+    def undone(self) -> str:
+        """Return the first stage that is not done or is out of date; "" if all are done."""
+        return next((stage for stage in NOTEBOOKS if self.state(stage).status != "done"), "")
+
+    def why_undone(self) -> str:
+        """Say which stage is the first that is not done or is out of date; "" if all are done."""
+        stage = self.undone()
+        return f"{NOTEBOOKS[stage]} of {self.name!r} is {self.state(stage).why}" if stage else ""
+
+    def outdated(self, stage: str) -> str:
+        """Say which earlier results have changed since `stage` was done, and what to run, or ""."""
+        if not (again := self._run_again_before(stage)):
+            return ""
+        event = f"{NOTEBOOKS[again]} was run again after {NOTEBOOKS[stage]}"
+        return f"{event}: run {self._first_undone(stage)}"
 
     def _run_again_before(self, stage: str) -> str:
         """Return the first earlier stage whose results changed after `stage` had read them.
@@ -176,40 +211,32 @@ class Run:
         failed or was cut off may have overwritten its results.
         """
         manifest, current = self.manifest(), {}
-        read = manifest.get(stage, {}).get("inputs")
-        for earlier in [name for name in NOTEBOOKS if read is not None and name < stage]:
+        inputs = manifest.get(stage, {}).get("inputs")
+        for earlier in [name for name in NOTEBOOKS if inputs is not None and name < stage]:
             entry = manifest.get(earlier, {})
-            if entry.get("status") != "done" or not entry["outputs"].items() <= read.items():
+            if entry.get("status") != "done" or not entry["outputs"].items() <= inputs.items():
                 return earlier
             current |= entry["outputs"]
-        return earlier if read and current != read else ""
+        return earlier if inputs and current != inputs else ""
 
-    def undone(self) -> list[str]:
-        """The stages that are not done or are out of date."""
-        return [stage for stage in NOTEBOOKS if self.status(stage) != "done"]
-
-    def why_undone(self) -> str:
-        """Say which stage is the first that is not done or is out of date; "" if all are done."""
-        if not (left := self.undone()):
+    def _resettled(self, stage: str) -> str:
+        """Say that the settings of a done stage have changed since; "" if they have not."""
+        recorded = self.manifest()[stage].get("settings")
+        if not recorded or recorded == configs.digest(self.config(), stage):
             return ""
-        reason, status = self.why_stale(left[0]), self.status(left[0])
-        if status == "failed":
-            reason = reason or self.manifest()[left[0]].get("error", "")
-        said = f"{NOTEBOOKS[left[0]]} of {self.name!r} is {status}"
-        return f"{said}: {reason}" if reason else said
+        event = f"{self / 'config.yaml'} has other settings than {NOTEBOOKS[stage]} was run with"
+        return f"{event}: run {self._first_undone(stage)}"
 
-    def why_stale(self, stage: str = "04") -> str:
-        """Explain why the results of `stage` are out of date and what to run; "" if current."""
-        if not (again := self._run_again_before(stage)):
-            return ""
-        first = next(name for name in NOTEBOOKS if name == stage or self.status(name) != "done")
-        place = self.place(first) if self.one_page else f"{NOTEBOOKS[first]} (--from {first})"
-        return f"{NOTEBOOKS[again]} was run again after {NOTEBOOKS[stage]}: run {place}"
+    def _first_undone(self, last: str) -> str:
+        """Name the notebook to start from, so that `last` is done again."""
+        stages = [stage for stage in NOTEBOOKS if stage < last]
+        first = next((stage for stage in stages if self.state(stage).status != "done"), last)
+        return self.place(first) if self.one_page else f"{NOTEBOOKS[first]} (--from {first})"
 
-    def refuse_stale(self) -> None:
+    def refuse_outdated(self) -> None:
         """Raise ValueError if the merged model and its evaluation are out of date."""
-        if why := self.why_stale():
-            raise ValueError(f"run {self.name!r}: {why}")
+        if reason := self.outdated("04"):
+            raise ValueError(f"run {self.name!r}: {reason}")
 
     def config(self) -> configs.RunConfig:
         """Return the configuration as the most recently started stage left it.
@@ -217,49 +244,21 @@ class Run:
         Raises:
             ValueError: There is none yet, or this version cannot read it.
         """
-        path = self / "config.yaml"
-        if not path.exists():
+        if not (self / "config.yaml").exists():
             raise ValueError(f"run {self.name!r} has no config.yaml: run {NOTEBOOKS['01']} first")
-        stored = read_yaml(path)
-        if not isinstance(stored.get("profile"), str):
-            raise ValueError(f"{path} names no profile: restore it, or run {NOTEBOOKS['01']} again")
-        try:
-            return configs.resolve(stored.pop("profile"), stored, {})
-        except ValueError as error:
-            raise ValueError(
-                f"{path}: {error} (if another version of grpo_nb made this run, choose another "
-                "run_name, or move the folder away)"
-            ) from None
+        return configs.read(self / "config.yaml")
 
-    def write_config(self, config: configs.RunConfig, stage: str = "") -> None:
-        """Write config.yaml, and copy its content into the stage's manifest entry."""
-        content = configs.stored(config)
-        if stage:
-            self.record(stage, {"config": content})
+    def write_config(self, config: configs.RunConfig) -> None:
+        """Write every setting with its source to config.yaml."""
+        settings = {name: list(pair) for name, pair in configs.stored(config).items()}
+        content = {"profile": config.profile, "settings": settings}
+        text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=math.inf)
         with atomic_path(self / "config.yaml") as temporary:
-            temporary.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-
-    def refuse_edited(self) -> None:
-        """Raise ValueError if config.yaml was edited after the stages wrote it."""
-        written = [entry["config"] for entry in self.manifest().values() if "config" in entry]
-        if not written or not (self / "config.yaml").exists():
-            return
-        now = json.loads(json.dumps(configs.stored(self.config())))
-        changes = [
-            [f"{k}: {then.get(k)!r} → {now.get(k)!r}" for k in now if then.get(k) != now.get(k)]
-            for then in written
-        ]
-        if fewest := min(changes, key=len):
-            raise ValueError(
-                f"{self / 'config.yaml'} was edited ({'; '.join(fewest)}): the stages write this "
-                "file but do not take settings from it. Restore the old values, and set new ones "
-                "with --set or in the notebook's parameters cell; or set force = True"
-            )
+            temporary.write_text(HEAD + text, encoding="utf-8")
 
     def settings(self) -> dict[str, Any]:
-        """Return what `--set` and the Reward Lab have set, by dotted name."""
-        path = self / "settings.json"
-        return read_json(path) if path.exists() else {}
+        """Return what was set for the run, by dotted name."""
+        return configs.set_values(self.config()) if (self / "config.yaml").exists() else {}
 
     def progress(self) -> str:
         """Return the progress that the running stage has reported; "" if there is none."""
@@ -285,18 +284,15 @@ class Run:
 def find_run(path: str) -> Run:
     """Find a run by its name or its folder, such as runs/demo.
 
-    The folder's parent becomes `$GRPO_NB_RUNS`, so that other runs are looked up beside it.
-
     Raises:
         FileNotFoundError: There is no such run.
     """
-    given = Path(path.removesuffix("/config.yaml"))
-    for folder in (given, runs_root() / given):
+    place = Path(path.removesuffix("/config.yaml"))
+    for folder in (place, runs_root() / place):
         if (folder / "manifest.json").exists():
-            os.environ["GRPO_NB_RUNS"] = str(folder.resolve().parent)
-            return Run(folder.resolve().name)
+            return Run(folder.resolve())
     raise FileNotFoundError(
-        f"{given} is not a run: neither it nor {runs_root() / given} holds a manifest.json; give "
+        f"{place} is not a run: neither it nor {runs_root() / place} holds a manifest.json; give "
         "a run's folder, such as runs/demo, or its name"
     )
 
@@ -343,10 +339,9 @@ class Stage:
 
     def change(self, settings: Mapping[str, Any]) -> None:
         """Change settings of the run for this stage, for later stages, and for `--from`."""
-        current = configs.flatten(self.config)
-        self.config = configs.resolve(self.config.profile, current, settings)
-        self.run.write_config(self.config, self.stage)
-        write_json(self.run / "settings.json", {**self.run.settings(), **settings})
+        stored = configs.stored(self.config)
+        self.config = configs.resolve(self.config.profile, settings, stored=stored)
+        self.run.write_config(self.config)
 
     def finish(self, *outputs: str) -> str:
         """Record the stage as done, release the run's lock, and say which notebook is next.
@@ -355,21 +350,24 @@ class Stage:
             outputs: Files and folders that this stage wrote, relative to the run.
         """
         seconds = round(time.monotonic() - self._started, 1)
-        written, read = self.run.files(*outputs), {}
+        files, inputs = self.run.files(*outputs), {}
         for stage, entry in self.run.manifest().items():
-            read |= entry.get("outputs", {}) if stage < self.stage else {}
-        done = {"status": "done", "seconds": seconds, "inputs": read, "outputs": written}
-        self.run.record(self.stage, done)
+            inputs |= entry.get("outputs", {}) if stage < self.stage else {}
+        self.run.record(
+            self.stage,
+            {"status": "done", "seconds": seconds, "inputs": inputs, "outputs": files}
+            | {"settings": configs.digest(self.config, self.stage)},
+        )
         (self.run / UNDO).unlink(missing_ok=True)
         self.run.lock().release(force=True)
         later = [name for stage, name in NOTEBOOKS.items() if stage > self.stage]
         after = f"next: {later[0]}.ipynb" if later else "the run is complete"
-        return f"{NOTEBOOKS[self.stage]}: done, {len(written)} files written; {after}"
+        return f"{NOTEBOOKS[self.stage]}: done, {len(files)} files written; {after}"
 
 
 def start_stage(
     stage: str,
-    run_name: str,
+    run_name: str | Path,
     settings: Mapping[str, Any] | None = None,
     *,
     profile: str = "auto",
@@ -383,7 +381,7 @@ def start_stage(
 
     Args:
         stage: "01" … "04".
-        run_name: The name of the run, which is also its folder.
+        run_name: The name of the run, or its folder.
         settings: Dotted names to values, {"train.max_steps": 20}, for this stage.
         profile: The run's profile, or "auto"; used by stage 01 only.
         task: The run's task; used by stage 01 only, unless `settings` has one.
@@ -402,7 +400,8 @@ def start_stage(
         if (owner := configs.stage_of(name)) != stage and not all_stages:
             raise ValueError(f"{name} belongs to {NOTEBOOKS[owner]}, not to {NOTEBOOKS[stage]}")
     settings = {name: v for name, v in settings.items() if configs.stage_of(name) >= stage}
-    settings = {"task": task} | settings if stage == "01" else settings
+    if stage == "01" and task != "math":  # which is the default
+        settings = {"task": task} | settings
     config = resolve_stages(run, settings, stage, "04" if all_stages else stage, profile)
     if not force:
         check_stages_before(run, stage)
@@ -413,7 +412,7 @@ def start_stage(
         | {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "git_commit": git_commit()}
         | {"versions": installed_versions(), "gpu": gpu_in_use(), "switches": switches()},
     )
-    run.write_config(config, stage)
+    run.write_config(config)
     return Stage(run, stage, config)
 
 
@@ -423,27 +422,30 @@ def resolve_stages(
     """Return the configuration with which stages `first` to `last` would run.
 
     Earlier stages keep the settings that the run has. So do later stages that are done, because
-    their results came from those settings, and later stages keep what `--set` asked for. If the
+    their results came from those settings, and later stages keep what was set for them. If the
     settings of later stages do not fit the new ones, they are dropped.
 
     Raises:
         ValueError: A setting is wrong, or stage 03 is among them and has too few rows for a step.
     """
+    stored: dict[str, configs.Sourced] = {}
     try:
         config = run.config()
-        current, profile = configs.flatten(config), profile if first == "01" else config.profile
+        stored, profile = configs.stored(config), profile if first == "01" else config.profile
     except ValueError:  # no config.yaml, or another version's: stage 01 will write it
         if first > "01":
             raise
-        current = {}
     done = [k for k, e in run.manifest().items() if k > last and e.get("status") == "done"]
-    before = {name: v for name, v in current.items() if configs.stage_of(name) < first}
-    after = {name: v for name, v in current.items() if configs.stage_of(name) in done}
-    after |= {name: v for name, v in run.settings().items() if configs.stage_of(name) > last}
+    before = {name: pair for name, pair in stored.items() if configs.stage_of(name) < first}
+    after = {
+        name: pair
+        for name, pair in stored.items()
+        if (stage := configs.stage_of(name)) in done or (stage > last and pair[1] == configs.SET)
+    }
     try:
-        config = configs.resolve(profile, before | after, settings)
+        config = configs.resolve(profile, settings, stored=before | after)
     except ValueError:
-        config = configs.resolve(profile, before, settings)
+        config = configs.resolve(profile, settings, stored=before)
     if first <= "03" <= last and (rows := _train_rows(run, config, first)) is not None:
         configs.refuse_few_rows(config, rows)
     return config
@@ -460,14 +462,14 @@ def _train_rows(run: Run, config: configs.RunConfig, first: str) -> int | None:
 
 def check_stages_before(run: Run, stage: str) -> None:
     """Raise ValueError unless every earlier stage is done and its files are unchanged."""
-    run.refuse_edited()
     for earlier in [name for name in NOTEBOOKS if name < stage]:
-        if (status := run.status(earlier)) == "stale":
-            raise ValueError(f"{run.why_stale(earlier)}, or set force = True")
-        if status != "done":
-            was = "was" if status == "cut off" else "is"
+        state = run.state(earlier)
+        if state.status == "stale":
+            raise ValueError(f"{state.why.removeprefix('stale: ')}, or set force = True")
+        if state.status != "done":
+            verb = "was" if state.status == "cut off" else "is"
             raise ValueError(
-                f"{NOTEBOOKS[stage]} needs {NOTEBOOKS[earlier]}, which {was} {status} in "
+                f"{NOTEBOOKS[stage]} needs {NOTEBOOKS[earlier]}, which {verb} {state.status} in "
                 f"run {run.name!r}: run {run.place(earlier)} first"
             )
         refuse_changed(run, earlier, "or set force = True")

@@ -17,11 +17,11 @@ DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
 
-def disk_error(path: Path | str, error: OSError, kept: str = "") -> str:
+def disk_error(path: Path | str, error: OSError, state: str = "") -> str:
     """Explain an error of a full or read-only disk; return any other error's text unchanged."""
     if error.errno in DISK_FULL:
         return (
-            f"no room to write {path} ({error}){kept}: free some space, or point GRPO_NB_RUNS at "
+            f"no room to write {path} ({error}){state}: free some space, or point GRPO_NB_RUNS at "
             "a folder on a larger disk"
         )
     if error.errno in READ_ONLY:
@@ -108,13 +108,13 @@ class _Strict(yaml.SafeLoader):
         return super().construct_object(node, deep=True)  # refuses a node that contains itself
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        seen = []
+        keys = []
         for key, _ in node.value:
-            if key.value in seen:
+            if key.value in keys:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"duplicate key {key.value!r}", key.start_mark
                 )
-            seen.append(key.value)
+            keys.append(key.value)
         return super().construct_mapping(node, deep)
 
 

@@ -4,12 +4,12 @@ import difflib
 import re
 
 
-def refuse_unknown(what: str, name: str, known: list[str]) -> None:
+def refuse_unknown(what: str, name: str, names: list[str]) -> None:
     """Raise ValueError, suggesting the nearest known name, if `name` is unknown."""
-    if name in known:
+    if name in names:
         return
-    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known names: {', '.join(known)}."
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known names: {', '.join(names)}."
     raise ValueError(f"unknown {what} {name!r}: {hint}")
 
 

@@ -48,7 +48,7 @@ class DataConfig(Section):
     max_pass_rate: float = setting(1.0, "prompts solved this often or more are dropped", gt=0, le=1)
     order: Literal["shuffled", "easy_to_hard"] = setting("shuffled", "prompt order in training")
     environment: str = setting("", "environment of the task: guess, calculator, mine.py:Guess …")
-    sft_rows: int = setting(0, "rows written for an SFT warm-up", ge=0)
+    sft_rows: int = setting(0, "for an SFT warm-up, at most half of the training rows", ge=0)
 
     def held_out(self, rows: int) -> int:
         """Return how many of so many rows are held out for notebook 4."""

@@ -5,10 +5,10 @@
     trainer = training.Trainer(policy, rewards, args, rows, stage)  # a trl.GRPOTrainer
     trainer.train()
 
-`trainer` reads from top to bottom; `arguments` makes the GRPOConfig of a run, `callbacks` is what
-happens between steps, `checkpoints` how a run goes on, `health` what its metrics mean, `preflight`
-a dry run of the largest step, `validation` whether the policy gets better, `guard` whether samples
-are the policy's. `fast_cpu` makes a CPU quick, `ranks` lets several processes share a training.
+`trainer` reads from top to bottom. `arguments` builds the GRPOConfig of a run, `callbacks` acts
+between steps, `checkpoints` resumes a run, `health` explains its metrics, `preflight` runs the
+largest step once, `validation` measures whether the policy gets better, `guard` tests whether the
+samples are the policy's. `fast_cpu` makes a CPU quick, `ranks` shares a training among processes.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from grpo_nb.training.warm_up import warm_up, warm_up_base
 
 
 def __getattr__(name: str) -> Any:
-    """`Trainer`, imported when it is first asked for: Unsloth has to be imported before TRL."""
+    """Import `Trainer` at its first use: Unsloth has to be imported before TRL."""
     if name != "Trainer":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from grpo_nb.training.trainer import Trainer

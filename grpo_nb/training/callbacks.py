@@ -1,4 +1,4 @@
-"""What happens between steps: metrics kept, health judged, requests obeyed, checkpoints due."""
+"""Act between steps: record metrics, raise alerts, obey requests, save checkpoints."""
 
 import math
 from pathlib import Path
@@ -18,7 +18,7 @@ from grpo_nb.training.metrics import append_line, logged_text
 from grpo_nb.training.updates import Update
 from grpo_nb.training.validation import Validation
 
-BAD_STEPS = 3  # updates in a row that had to be left out end the training
+BAD_STEPS = 3  # updates that are skipped in a row before the training ends
 GRADIENT = (
     "Lower train.learning_rate, look for a reward that is NaN, or set model.quantization = '16bit'"
 )
@@ -26,26 +26,27 @@ SCORES = "Repair the reward, or what it asks (a server, a file), and test it aga
 
 
 class StepCallback(TrainerCallback):
-    """What `Trainer` does after each step, beside TRL's own.
+    """Do what our `Trainer` does around each step, beside TRL's own work.
 
     Args:
-        trainer: Whose steps these are.
-        validation: Every `train.eval_steps`, if it has rows.
+        trainer: The trainer.
+        validation: The validation, which runs every `train.eval_steps` if it has rows.
     """
 
     def __init__(self, trainer: Any, validation: Validation) -> None:
         self.trainer, self.validation = trainer, validation
         self.settings, self.folder = trainer.stage.config.train, trainer.folder
-        self.watch = health.Watch(health.Expected({}))  # one that saw earlier steps, in `train`
-        self.bad = 0  # updates left out in a row
+        self.watch = health.Watch(health.Expected({}))  # `Trainer.train` sets the run's own
+        self.bad = 0  # updates that were skipped in a row
         self.saved = self.begun = 0  # step of the last checkpoint; step that the training began at
-        self.failure = ""  # why the training ended itself
+        self.failure = ""  # the reason for which the training ended itself
         self.guard = Guard(trainer)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Validate before the first step, or put rewards and row order where the checkpoint was."""
         self.bad, self.failure = 0, ""
         if not state.global_step:
-            if self.validation.rows:  # what the policy begins with
+            if self.validation.rows:
                 self._publish({"step": 0, **self._figures()}, [])
             return
         for reward in adaptive_rewards(self.trainer.rewards):
@@ -55,18 +56,18 @@ class StepCallback(TrainerCallback):
             next(iter(self.trainer.row_sampler))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop, at the first step and at times, where samples are not the policy's (`guard`)."""
+        """Test the samples (`guard`) before the first step and every `train.guard_steps`."""
         step, every = state.global_step, self.settings.guard_steps
         if every and (step == self.begun or step % every == 0):
             self.guard()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Look once more: nothing else would see what went wrong after the last look."""
+        """Test the samples once more: a fault since the last test would go unnoticed."""
         if self.settings.guard_steps and state.global_step > self.begun and not self.failure:
             self.guard()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave out an update with a gradient that is not finite, or from a step without scores.
+        """Skip an update whose gradient is not finite, or whose completions have no score.
 
         The first would ruin every weight, the second teaches nothing. BAD_STEPS of them in a row
         end the training.
@@ -97,7 +98,7 @@ class StepCallback(TrainerCallback):
             )
 
     def _unscored(self) -> str:
-        """Why the completions of this step teach nothing; "" where they do."""
+        """Return why the completions of this step teach nothing; "" if they do."""
         scores = self._scores()
         if infinite := [name for name in scores if np.isinf(scores[name]).any()]:
             return f"{', '.join(infinite)} gave an infinite score"
@@ -106,12 +107,12 @@ class StepCallback(TrainerCallback):
         return ""
 
     def _scores(self) -> pd.DataFrame:
-        """Of the completions that TRL holds, [completions, rewards]; None is NaN."""
-        held = self.trainer._logs["rewards"]
-        return pd.DataFrame({name: list(scores) for name, scores in held.items()}, dtype=float)
+        """Return the scores that TRL has logged, [completions, rewards]; NaN stands for None."""
+        logs = self.trainer._logs["rewards"]
+        return pd.DataFrame({name: list(scores) for name, scores in logs.items()}, dtype=float)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save and stop where that is due or asked for."""
+        """Save or stop if that is due, or if the person who watches asks for it."""
         step, controls = state.global_step, self.trainer.controls
         if not generation_is_used_up(args, step):
             return
@@ -123,6 +124,7 @@ class StepCallback(TrainerCallback):
             control.should_save = step != self.saved
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Complete the checkpoint that transformers has written, and remove old ones."""
         self.saved = state.global_step
         ranks.from_main(lambda: self._seal(self.folder / f"checkpoint-{self.saved}"))
 
@@ -133,27 +135,28 @@ class StepCallback(TrainerCallback):
         remove_old(self.folder, self.settings.keep_checkpoints)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Publish the metrics of a step, and validate if that is due or asked for."""
         if not logs or "loss" not in logs:
             return
         step = state.global_step
-        # Off policy (trl.num_iterations) a step may use completions of one before.
-        sampled = self._completions() if "reward" in logs else []
-        self._publish({"step": step, **logs}, sampled)
-        every, asked = self.settings.eval_steps, self.trainer.controls.evaluate
+        # Off policy (trl.num_iterations) a step may use completions of an earlier one.
+        completions = self._completions() if "reward" in logs else []
+        self._publish({"step": step, **logs}, completions)
+        every, request = self.settings.eval_steps, self.trainer.controls.evaluate
         due = every and (step % every == 0 or step == args.max_steps)
-        if self.validation.rows and (due or ranks.anywhere(asked.is_set())):
-            asked.clear()
+        if self.validation.rows and (due or ranks.anywhere(request.is_set())):
+            request.clear()
             figures = self._figures()
             self._publish({"step": step, **figures}, [])
-            # To the trackers; we take no notice of a log without a loss.
-            told = {name.replace("/", "_"): value for name, value in figures.items()}
-            self.trainer.callback_handler.on_log(args, state, control, told)
+            # This goes to the trackers; this method ignores a log without a loss.
+            names = {name.replace("/", "_"): value for name, value in figures.items()}
+            self.trainer.callback_handler.on_log(args, state, control, names)
             self._keep(figures, step)
-        self.on_step_end(args, state, control)  # what was asked for meanwhile
+        self.on_step_end(args, state, control)  # a request may have come in meanwhile
 
     def _keep(self, figures: dict[str, float], step: int) -> None:
-        """Keep the adapter that was validated best, with its figures; of equals the later."""
-        if not all(map(math.isfinite, figures.values())):  # the rewards gave None, or infinity
+        """Keep the adapter with the best validation, with its figures; of equals the later."""
+        if not all(map(math.isfinite, figures.values())):  # a reward gave None or infinity
             print(f"step {step}: this validation has no score, and does not count")
             return
         self.trainer.gather_weights()
@@ -169,7 +172,7 @@ class StepCallback(TrainerCallback):
                 seal(temporary)
 
     def _figures(self) -> dict[str, float]:
-        """The validation's, by the first process; sharded weights take all of them in step."""
+        """Validate on the first process, or on all of them in step if the weights are sharded."""
         if not sharded():
             return ranks.from_main(self.validation)
         with self.trainer.whole_weights():
@@ -177,8 +180,9 @@ class StepCallback(TrainerCallback):
         return ranks.from_main(lambda: figures)
 
     def _publish(self, line: dict[str, Any], completions: list[dict[str, Any]]) -> None:
+        """Write a line of metrics and its alerts to disk, and pass them to the watchers."""
         alerts = self.watch.feed(line)
-        if self.trainer.stage.config.train.control != "none":  # it is not meant to learn
+        if self.trainer.stage.config.train.control != "none":  # a placebo is not meant to learn
             alerts = [alert for alert in alerts if "placebo" in health.ALERTS[alert.name]]
         if not ranks.is_main():
             return
@@ -190,18 +194,18 @@ class StepCallback(TrainerCallback):
             watcher(Update(line, self.trainer.args.max_steps, completions, alerts))
 
     def _completions(self) -> list[dict[str, Any]]:
-        """Those of this step, with their scores, as TRL holds them until it writes them."""
+        """Return the completions of this step with their scores, which TRL has not written yet."""
         logs, scores = self.trainer._logs, self._scores()
-        told = scores.assign(
+        table = scores.assign(
             question=[prompt[-1]["content"] for prompt in logs["prompt"]],
             completion=list(map(logged_text, logs["completion"])),
             advantage=list(logs["advantages"]),
             reward=scores.fillna(0) @ np.array(self.trainer.args.reward_weights),
         )
-        return told.to_dict("records")
+        return table.to_dict("records")
 
 
 def generation_is_used_up(args: Any, step: int) -> bool:
-    """Whether the step after this one samples: a checkpoint holds no completions."""
+    """Return whether the next step samples anew, for a checkpoint holds no completions."""
     every = args.steps_per_generation * args.num_iterations  # micro-batches
     return step * args.gradient_accumulation_steps % every == 0

@@ -1,8 +1,8 @@
-"""Checkpoints that are whole or not there, and how a training goes on from one.
+"""Write checkpoints that are whole or absent, and resume a training from one.
 
-A checkpoint is a folder train/checkpoint-<step>, as transformers writes it. When all of it is
-there, `seal` writes sealed.json, the SHA-256 of each file; what is not sealed does not count, and
-what differs from its seal is set aside.
+A checkpoint is a folder train/checkpoint-<step>, as transformers writes it. When it is complete,
+`seal` writes sealed.json, the SHA-256 of each file. A folder without that file does not count, and
+one that differs from it is set aside.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import Adaptive
 from grpo_nb.runs import Stage, sha256, write_json
 from grpo_nb.runs.files import read_json
-from grpo_nb.training.arguments import default_of, setting_of
+from grpo_nb.training.arguments import ARGUMENTS, default_of, setting_of
 from grpo_nb.training.metrics import forget_after
 from grpo_nb.training.validation import prompts_to_hold_out
 
@@ -25,28 +25,18 @@ if TYPE_CHECKING:
 
 SEAL = "sealed.json"
 GOES_ON = "run this again, and it goes on from there"
-# Arguments that may differ between a training and its resumption: of the machine, of what is
-# shown, or how the same step is cut.
-MAY_DIFFER = (
-    *("output_dir", "run_name", "report_to", "disable_tqdm", "use_cpu", "local_rank", "project"),
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
-    *("logging_dir", "per_device_eval_batch_size", "ddp_timeout"),
-    *("vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "deepspeed", "fsdp", "fsdp_config"),
-    *("accelerator_config", "parallelism_config", "ddp_find_unused_parameters", "hub_token"),
-    *("policy.gpu_memory_utilization", "policy.standby"),
-)
 
 
 class Resumption:
-    """Whether a training begins or goes on with what the run's train/ holds.
+    """Decide whether a training begins, or goes on from what the run's train/ holds.
 
     Args:
-        stage: Stage 03; its `train.resume` decides where settings have changed.
-        rewards: The run's set.
-        args: Of the training that is asked for.
+        stage: Stage 03; its `train.resume` decides if settings have changed.
+        rewards: The run's rewards.
+        args: The arguments of the new training.
 
     Raises:
-        ValueError: It was cut off with other settings, and `train.resume` is "auto".
+        ValueError: The training was cut off with other settings, and `train.resume` is "auto".
     """
 
     def __init__(self, stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> None:
@@ -57,20 +47,20 @@ class Resumption:
         self.plan += damage_after(steps, self.folder)
 
     def _decide(self, resume: str, steps: int) -> tuple[str, bool]:
-        """What `begin` will do, in words, and whether it makes room for another training."""
+        """Return what `begin` will do, in words, and whether it begins another training."""
         path = self.folder / "state.json"
-        known = read_json(path) if path.is_file() else {"finished": True, "settings": {}}
-        names = {**known["settings"], **self.settings}
-        changed = [n for n in names if known["settings"].get(n) != self.settings.get(n)]
-        longer = set(changed) <= {"train.max_steps"}
+        before = read_json(path) if path.is_file() else {"finished": True, "settings": {}}
+        settings = before["settings"]
+        changes = [n for n in settings | self.settings if settings.get(n) != self.settings.get(n)]
+        longer = set(changes) <= {"train.max_steps"}
         complete = steps >= self.max_steps
-        # A finished one is handed on; its stage may not be finished, and asks again.
-        wanted = not known["finished"] or (complete and not changed)
-        if steps and known["settings"] and (resume == "always" or (resume == "auto" and wanted)):
+        # A finished training is handed on again if its stage was cut off after it.
+        resumable = not before["finished"] or (complete and not changes)
+        if steps and settings and (resume == "always" or (resume == "auto" and resumable)):
             if resume == "auto" and not longer:
                 raise ValueError(
                     f"{steps} steps of this run were trained with other settings "
-                    f"({', '.join(changed)}): set train.resume = 'always' to go on from them, or "
+                    f"({', '.join(changes)}): set train.resume = 'always' to go on from them, or "
                     "'never' to begin again"
                 )
             if not complete:
@@ -94,7 +84,7 @@ class Resumption:
             if place := place_of_old(self.folder):
                 self.folder.rename(place)
             shutil.rmtree(self.folder, ignore_errors=True)
-        self._begins = False  # run again, it goes on
+        self._begins = False  # a second call goes on
         self.end(finished=False)
         checkpoint = newest(self.folder)
         whole_or_aside(self.folder / "best")
@@ -103,38 +93,39 @@ class Resumption:
         return checkpoint
 
     def end(self, finished: bool) -> None:
+        """Record whether the training has finished, and with which settings."""
         write_json(self.folder / "state.json", {"finished": finished, "settings": self.settings})
 
 
 def fingerprint(stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> dict[str, str]:
-    """What a training depends on, as text: model, arguments, rewards and rows."""
-    config = stage.config
-    sections = {"model": config.model, "policy": config.policy}
-    known = {f"{k}.{name}": v for k, of in sections.items() for name, v in of.model_dump().items()}
-    known = {name: value for name, value in known.items() if name not in MAY_DIFFER}
+    """Return what a training depends on, as text: model, arguments, rewards and rows."""
+    config, values = stage.config, {}
+    for section in ("model", "policy"):
+        settings = getattr(config, section).model_dump()
+        values |= {f"{section}.{name}": value for name, value in settings.items()}
     for field in fields(args):
         value = getattr(args, field.name)
-        if field.name not in MAY_DIFFER and value != default_of(field):
-            known[setting_of(field.name)] = value
-    known["train.max_steps"] = args.max_steps
+        if field.name not in ARGUMENTS["may_differ"] and value != default_of(field):
+            values[setting_of(field.name)] = value
+    values["train.max_steps"] = args.max_steps
     if config.train.control != "none":
-        known["train.control"] = config.train.control
-    known["the prompts held out to validate on"] = prompts_to_hold_out(config.train)
-    known["the rewards"] = reward_lab.fingerprint(rewards, reward_lab.keeps_values(stage.run))
+        values["train.control"] = config.train.control
+    values["the prompts held out to validate on"] = prompts_to_hold_out(config.train)
+    values["the rewards"] = reward_lab.fingerprint(rewards, reward_lab.keeps_values(stage.run))
     rows = stage.run / "data/train.parquet"
-    known["data/train.parquet"] = sha256(rows) if rows.is_file() else ""  # rows of a caller's own
-    return {name: str(value) for name, value in known.items()}
+    values["data/train.parquet"] = sha256(rows) if rows.is_file() else ""  # the caller's own rows
+    return {n: str(value) for n, value in values.items() if n not in ARGUMENTS["may_differ"]}
 
 
 def save_trained(model: Any, folder: Path, **gathered: Any) -> None:
-    """Save what was trained of a model: its adapter, or all of it."""
-    # With beta > 0 TRL adds a frozen copy beside it, "ref".
+    """Save the weights that were trained: the adapter of a model, or all of it."""
+    # With beta > 0 TRL adds a frozen copy of the adapter, "ref".
     only = {"selected_adapters": ["default"]} if hasattr(model, "peft_config") else {}
     model.save_pretrained(folder, **only, **gathered)
 
 
 def adaptive_rewards(rewards: RewardSet) -> list[Adaptive]:
-    """Those whose weight changes as training goes on: a checkpoint holds their state."""
+    """Return the rewards with a weight that changes in training: checkpoints hold their state."""
     return [reward for reward in rewards.reward_funcs if isinstance(reward, Adaptive)]
 
 
@@ -145,8 +136,8 @@ def seal(folder: Path) -> None:
 
 def remove_old(folder: Path, keep: int) -> None:
     """Remove all checkpoints but the newest."""
-    for old in steps_of(folder)[:-keep]:
-        shutil.rmtree(folder / f"checkpoint-{old}")
+    for step in steps_of(folder)[:-keep]:
+        shutil.rmtree(folder / f"checkpoint-{step}")
 
 
 def _digests(folder: Path) -> dict[str, str]:
@@ -180,6 +171,7 @@ def steps_of(folder: Path) -> list[int]:
 
 
 def step_of(checkpoint: Path | None) -> int:
+    """Return the step of a checkpoint; 0 without one."""
     return int(checkpoint.name.partition("-")[2]) if checkpoint else 0
 
 
@@ -190,14 +182,14 @@ def trained_steps(folder: Path) -> int:
 
 
 def damage_after(steps: int, folder: Path) -> str:
-    """Name the newer checkpoints that `newest` will set aside, for the plan; "" without any."""
+    """Name the newer checkpoints that `newest` will set aside, in words for the plan; or ""."""
     newer = [f"checkpoint-{step}" for step in steps_of(folder) if step > steps]
     names = " and ".join(name for name in newer if (folder / name / SEAL).exists())
     return f"; {names}: not as written, and will not be used" if names else ""
 
 
 def newest(folder: Path) -> Path | None:
-    """Return the newest whole checkpoint, or None; newer ones go, and it is said where."""
+    """Return the newest whole checkpoint, or None; remove or rename newer ones, and print that."""
     for step in reversed(steps_of(folder)):
         checkpoint = folder / f"checkpoint-{step}"
         if not (checkpoint / SEAL).exists():
@@ -209,7 +201,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def place_of_old(folder: Path) -> Path | None:
-    """Return where what was trained goes when another training begins; None without weights."""
+    """Return where an older training goes when another begins; None if it has no weights."""
     has_weights = any(folder.rglob("*.safetensors"))
     return _unused(folder.with_name(f"{folder.name}.old")) if has_weights else None
 

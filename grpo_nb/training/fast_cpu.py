@@ -1,9 +1,8 @@
 """What makes a step on a CPU twice as fast; without this module it is only slower.
 
-Completions are sampled by `models.dense`. The update runs each prompt once for its group, as one
-row [prompt | c1 | … | c8]. A completion sees the prompt and itself, and its positions go on from
-the prompt's: what is computed is the same, without seven of eight prompts and without the padding
-of short completions.
+Completions are sampled by `models.dense`. The update runs each prompt once for its group: all
+groups are one row [prompt | c1 | … | c8 | next prompt | …], and only attention copies a prompt to
+its completions. What is computed is the same, without seven of eight prompts and without padding.
 """
 
 import inspect
@@ -61,12 +60,8 @@ def log_probabilities(
     size = batch_size or len(input_ids)
     for start in range(0, len(input_ids), size):
         part = (input_ids[start : start + size], attention_mask[start : start + size])
-        inputs, place = pack(*part, logits_to_keep)
-        if _work(inputs["input_ids"], trainer.model) < _work(part[0], trainer.model):
-            with trainer.accelerator.autocast():
-                found.append(_packed_log_p(model, inputs, place, compute_entropy))
-        else:
-            found.append(plain(model, *part, logits_to_keep, compute_entropy=compute_entropy))
+        with trainer.accelerator.autocast():
+            found.append(_packed_log_p(model, *pack(*part, logits_to_keep), compute_entropy))
     log_p, entropies, _ = zip(*found, strict=True)
     return torch.cat(log_p), torch.cat(entropies) if compute_entropy else None, None
 
@@ -74,7 +69,7 @@ def log_probabilities(
 def sharing_lacks(policy: Policy, asked: bool = True) -> str:
     """What is missing for prompts to be shared in the update, or nothing.
 
-    It takes a mask that says for each token what it sees. `asked`: `policy.share_prompts`.
+    It takes an attention that a mask hands its layout to. `asked`: `policy.share_prompts`.
     """
     model = policy.model
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -85,22 +80,16 @@ def sharing_lacks(policy: Policy, asked: bool = True) -> str:
         or not cuda_available(),
         "attention by sdpa": base.config._attn_implementation == "sdpa",
         "full attention in every layer": full_attention(base),
+        "attention by transformers' interface": base._supports_attention_backend,
         "a model that takes position_ids": "position_ids" in takes,
     }
     return next((need for need, met in needs.items() if not met), "")
 
 
-def _work(tokens: "torch.Tensor", model: Any) -> int:
-    """Of a forward over [rows, width], in units of attention to one token: see performance.md."""
-    hidden = model.config.get_text_config().hidden_size
-    rows, width = tokens.shape
-    return rows * width * (6 * hidden + width)
-
-
 def pack(
     input_ids: "torch.Tensor", attention_mask: "torch.Tensor", completion_width: int
 ) -> tuple[dict[str, "torch.Tensor"], "torch.Tensor"]:
-    """One row (a tree) for each distinct prompt, with its completions one after the other.
+    """Put all rows into one that has each distinct prompt once, its completions after it.
 
     Args:
         input_ids: [rows, prompt width + completion width].
@@ -108,43 +97,81 @@ def pack(
         completion_width: Columns at the end that are completions.
 
     Returns:
-        The model's inputs, [trees, width]: the prompt but its last token, then for each completion
-        that last one and its own; positions, of each in its own sequence; labels, a completion's
-        tokens and -100 elsewhere; which column a column attends to, [trees, 1, width, width].
-        And the place of each completion token's log-probability in the flattened [trees, width -
-        1]; of padding one past its end, [rows, completion width].
+        The model's inputs, [1, tokens]: of each prompt all but its last token, then for each of its
+        completions that last one and its own; positions, of each in its own sequence; labels, a
+        completion's tokens and -100 elsewhere; the layout that `attend` takes for a mask. And the
+        place of each completion token's log-probability in [tokens - 1]; of padding one past its
+        end, [rows, completion width].
     """
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    trees: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
+    groups: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
     for number, (ids, kept) in enumerate(
         zip(input_ids.tolist(), attention_mask.bool().tolist(), strict=True)
     ):
         split = len(ids) - completion_width
         prompt = tuple(token for token, keep in zip(ids[:split], kept, strict=False) if keep)
         completion = [t for t, keep in zip(ids[split:], kept[split:], strict=True) if keep]
-        trees.setdefault(prompt, []).append((number, completion))
-    width = max(len(p) - 1 + sum(1 + len(c) for _, c in group) for p, group in trees.items())
-    shape, device = (len(trees), width), input_ids.device
-    tokens, positions, branch = (torch.zeros(shape, dtype=torch.long) for _ in range(3))
-    labels = torch.full(shape, -100)
-    place = torch.full((len(input_ids), completion_width), len(trees) * (width - 1))
-    for row, (prompt, group) in enumerate(trees.items()):
-        end = len(prompt) - 1
-        tokens[row, :end], positions[row, :end] = torch.tensor(prompt[:-1]), torch.arange(end)
-        branch[row, end:] = -1
-        for number, (index, completion) in enumerate(group, 1):
-            start, end = end, end + 1 + len(completion)
-            tokens[row, start:end] = torch.tensor([prompt[-1], *completion])
-            labels[row, start + 1 : end] = tokens[row, start + 1 : end]
-            positions[row, start:end] = torch.arange(end - start) + len(prompt) - 1
-            branch[row, start:end] = number
-            place[index, : len(completion)] = torch.arange(start, end - 1) + row * (width - 1)
-    seen = (branch[:, None, :] == 0) | (branch[:, None, :] == branch[:, :, None])
-    seen = (seen & torch.ones(width, width, dtype=torch.bool).tril())[:, None]
+        groups.setdefault(prompt, []).append((number, completion))
+    tokens, positions, labels = [], [], []
+    sources, own = [], []
+    place = torch.full((len(input_ids), completion_width), -1)
+    for prompt, group in groups.items():
+        shared, new = torch.arange(len(prompt) - 1) + len(tokens), True
+        tokens += prompt[:-1]
+        positions += range(len(prompt) - 1)
+        labels += [-100] * (len(prompt) - 1)
+        for number, completion in group:
+            start = len(tokens)
+            tokens += [prompt[-1], *completion]
+            labels += [-100, *completion]
+            positions += range(len(prompt) - 1, len(prompt) + len(completion))
+            place[number, : len(completion)] = torch.arange(start, len(tokens) - 1)
+            sources.append(torch.cat([shared, torch.arange(start, len(tokens))]))
+            own.append((sources[-1] >= start) | new)
+            new = False
+    place[place < 0] = len(tokens) - 1
+    layout = [pad_sequence(part, batch_first=True).long() for part in (sources, own)]
     inputs = {"input_ids": tokens, "position_ids": positions, "labels": labels}
-    inputs["attention_mask"] = seen
-    return {name: one.to(device) for name, one in inputs.items()}, place.to(device)
+    inputs = {name: torch.tensor([one]).to(input_ids) for name, one in inputs.items()}
+    inputs["attention_mask"] = torch.stack(layout)[:, None].to(input_ids)
+    return inputs, place.to(input_ids)
+
+
+def attend(
+    module: Any,
+    query: "torch.Tensor",
+    key: "torch.Tensor",
+    value: "torch.Tensor",
+    attention_mask: "torch.Tensor | None",
+    **options: Any,
+) -> tuple["torch.Tensor", None]:
+    """Attention by sdpa, which a mask of integers tells how to take `pack`'s row apart.
+
+    Args:
+        attention_mask: [2, 1, sequences, width]: for each token of a prompt and its completion its
+            place in the row, and whether its output is the one to be returned. Padding is at the
+            end, where no other token sees it.
+    """
+    import torch
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward as plain
+
+    if attention_mask is None or attention_mask.dtype != torch.long:
+        return plain(module, query, key, value, attention_mask, **options)
+    places, own = attention_mask[:, 0]
+    # A CPU's attention is faster in fp32, and a prompt's gradients are summed in it. Indexing by
+    # brackets would sum them in an order that threads decide.
+    dtype = torch.float32 if query.device.type == "cpu" else query.dtype
+    rows = (
+        x[0].transpose(0, 1).to(dtype).index_select(0, places.flatten())
+        for x in (query, key, value)
+    )
+    parts = [x.unflatten(0, places.shape).transpose(1, 2) for x in rows]
+    with torch.autocast(query.device.type, enabled=False):
+        mixed, _ = plain(module, *parts, None, **options | {"is_causal": True})
+    returned = mixed.flatten(0, 1).index_select(0, own.flatten().nonzero()[:, 0])
+    return returned[None].to(query.dtype), None
 
 
 def _packed_log_p(
@@ -152,7 +179,9 @@ def _packed_log_p(
 ) -> tuple[Any, Any, None]:
     """Log-probabilities and entropies, [rows, completion width], 0 for padding; no aux loss."""
     import torch
+    from transformers import AttentionInterface
 
+    AttentionInterface.register("sdpa", attend)
     outputs = model(**inputs, fused_lm_head=True)
 
     def of_rows(values: "torch.Tensor") -> "torch.Tensor":

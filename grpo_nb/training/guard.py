@@ -1,17 +1,17 @@
-"""Do the completions come from the policy that is being trained?
+"""Test whether the completions come from the policy that is being trained.
 
 GRPO's loss treats each completion as a sample of the current policy. Nothing fails if it is not:
-if the engine leaves the adapter out, keeps the weights of an earlier step, cuts off unlikely
-tokens, or reads the prompt with another template. The reward then moves for the wrong reason, or
-not at all.
+if the engine leaves the adapter out, has the weights of an earlier step, cuts off unlikely tokens,
+or reads the prompt with another template. The reward then moves for the wrong reason, or not at
+all.
 
-Before the first step, every `train.guard_steps` steps, and at the end, the guard adds noise to the
-adapter, so that only the policy as it is at that moment can have written what is sampled next, on
-the same path that the training samples on. Each token gets a p-value from the trainer's own
-probabilities: how likely the policy is to sample a token that is at least as rare. If the samples
-are the policy's own, the p-values are independent and uniform, whatever the model; Fisher's method
-tests that. Weights, random states and metrics are then put back: a training with the guard gives
-the same numbers as one without (except for vLLM's own random state).
+The guard tests before the first step, every `train.guard_steps` steps, and at the end. It adds
+noise to the adapter and samples on the path that the training uses: only the policy with this noise
+can write such samples. Each token gets a p-value from the trainer's own probabilities: how likely
+the policy is to sample a token that is at least as rare. If the samples are the policy's own, the
+p-values are independent and uniform, whatever the model; Fisher's method tests that. Weights,
+random states and metrics are then restored: a training with the guard gives the same numbers as one
+without (except for vLLM's own random state).
 """
 
 import copy
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 COMPLETIONS = 32  # sampled each time, but at least two groups
 TOKENS = 20  # sampled for each completion, at most
 NOISE = 0.3  # added to LoRA's B at first [standard deviation]
-MOST = 1.2  # up to which the noise is doubled until it has an effect; a random model feels little
+MOST = 1.2  # limit of the noise, which doubles until it has an effect; a random model needs much
 SCORE = 4.7  # limit of Fisher's score; chance exceeds it three times in a million
 CHANGE = 1.0  # in the log-probabilities, if the noise has a clear effect [nats a token]
-UNFELT = 0.01  # the same, if there is nothing but rounding [nats a token]
+UNFELT = 0.01  # the same, if it is nothing but rounding [nats a token]
 ENTROPY = 0.5  # the policy needs some: truncation does not change a certain one [nats a token]
-# Between the engine's log-probabilities and the trainer's, without noise [nats a token]. Right
-# engines were seen at 0.0005 to 0.06, wrong ones at 0.2 (huggingface/trl, issues 5312 and 5313).
+# Limit between the engine's log-probabilities and the trainer's, without noise [nats a token].
+# Right engines are at 0.0005 to 0.06, wrong ones were at 0.2 (huggingface/trl, issues 5312, 5313).
 DIFFERENCE = 0.1
-MISSING = 0.5  # the same with noise, which an engine in 16 bit rounds [share of `change`]
-LOGITS = 2**27  # held in memory at once: 0.25 GB in 16 bit
+MISSING = 0.5  # the same limit with noise, which a 16-bit engine rounds [share of `change`]
+LOGITS = 2**27  # in memory at the same time: 0.25 GB in 16 bit
 LIKELIER = (
     "They are likelier than the policy's own samples: the engine has another temperature, or cuts "
     "off unlikely tokens. Look into the model's generation_config.json and the engine's settings"
@@ -62,16 +62,16 @@ UNMOVED = (
 
 
 class Evidence(NamedTuple):
-    """The result of one look at the samples.
+    """Hold the result of one test of the samples.
 
-    score: Of Fisher's method, a standard normal; above 0 the tokens are rarer than the policy's
-        own samples, below 0 likelier.
+    score: The score of Fisher's method, a standard normal; above 0 the tokens are rarer than the
+        policy's own samples, below 0 likelier.
     difference: Mean absolute difference between the engine's log-probabilities and the trainer's
-        [nats a token]; NaN if the engine gives none.
+        [nats a token]; NaN if the engine returns none.
     change: Mean absolute change of the trainer's log-probabilities by the noise [nats a token];
         NaN without noise.
     entropy: Mean entropy of the policy with the noise [nats a token].
-    tokens: Number of tokens that were looked at.
+    tokens: Number of tokens in the test.
     """
 
     score: float
@@ -82,21 +82,21 @@ class Evidence(NamedTuple):
 
 
 class Guard:
-    """Stops the training if its samples do not come from its policy.
+    """Stop the training if its samples do not come from its policy.
 
     Args:
-        trainer: In the middle of its training, between two steps.
+        trainer: The trainer, between two steps of its training.
     """
 
     def __init__(self, trainer: "Trainer") -> None:
         self.trainer, self.noise = trainer, NOISE
-        self.seen: list[Evidence] = []
+        self.looks: list[Evidence] = []
 
     def __call__(self) -> None:
-        """Sample, and look at the samples; all processes do so together.
+        """Sample, and test the samples; all processes do so together.
 
         Raises:
-            RuntimeError: The samples are not the policy's; with the likely causes and a remedy.
+            RuntimeError: The samples are not the policy's; the message names causes and remedies.
         """
         trainer = self.trainer
         if cuts := distorted(trainer.args):
@@ -105,23 +105,24 @@ class Guard:
         with _stand_in(trainer) as double:
             weights = changeable(trainer)
             while True:
-                self.seen.append(self._look(double, weights))
-                self._stop_if(wrong(self.seen[-1]))
-                weak = self.seen[-1].change < CHANGE or self.seen[-1].entropy < ENTROPY
+                evidence = self._look(double, weights)
+                self.looks.append(evidence)
+                self._stop_if(wrong(evidence))
+                weak = evidence.change < CHANGE or evidence.entropy < ENTROPY
                 if not weights or 2 * self.noise > MOST or not ranks.anywhere(weak):
                     break
                 self.noise *= 2
-        self._stop_if(UNMOVED if self.seen[-1].change < UNFELT else "")
-        if ranks.anywhere(math.isnan(self.seen[-1].score)):
+        self._stop_if(UNMOVED if evidence.change < UNFELT else "")
+        if ranks.anywhere(math.isnan(evidence.score)):
             ranks.from_main(self._warn)
 
     def _warn(self) -> None:
-        """Say that nothing was found because nothing could be judged."""
-        seen = f"{self._place()} the score of the samples is NaN, so it cannot be told whether "
-        seen += "they are the policy's"
+        """Warn that the samples could not be judged."""
+        evidence = f"{self._place()} the score of the samples is NaN, so it cannot be told whether "
+        evidence += "they are the policy's"
         fix = "see whether loss and grad_norm are numbers (with the noise fp16 may overflow alone)"
-        self.trainer.stage.record_checks([Check("policy identity", "warning", seen, fix)])
-        print(f"warning: {seen}: {fix}")
+        self.trainer.stage.record_checks([Check("policy identity", "warning", evidence, fix)])
+        print(f"warning: {evidence}: {fix}")
 
     def _place(self) -> str:
         step = self.trainer.state.global_step
@@ -129,22 +130,23 @@ class Guard:
         return f"after step {step}" if last else f"before step {step + 1}"
 
     def _stop_if(self, reason: str) -> None:
-        """Raise on every process if one of them has a reason."""
-        if reasons := [one for one in ranks.gather([reason]) if one]:
+        """Raise an error on every process if one of them has a reason."""
+        if reasons := [text for text in ranks.gather([reason]) if text]:
             raise RuntimeError(f"stopped {self._place()}: {reasons[0]}; {preflight.GO_ON}")
 
     def _look(self, double: "Trainer", weights: Sequence["torch.Tensor"]) -> Evidence:
+        """Sample with noise on the weights, and compare the samples with the policy."""
         prompts = _prompts(double)
-        with changed(weights, self.noise, seed=double.state.global_step):
+        with noise_on(weights, self.noise, seed=double.state.global_step):
             group = double.num_generations
-            sampled, engine = double._generate_single_turn(prompts, None, {}, group)
+            completions, rows = double._generate_single_turn(prompts, None, {}, group)
             if double.use_vllm:  # it has these weights now, and needs them only once
                 self.trainer._last_loaded_step = double._last_loaded_step
-            log_p = log_probabilities(double, prompts, sampled)
-            p, entropy = p_values(double, prompts, sampled, log_p)
-        before = log_probabilities(double, prompts, sampled) if weights else log_p * math.nan
-        engines = [math.nan if one is None else one for row in engine or [] for one in row]
-        difference = log_p.new_tensor(engines) - log_p if engines else log_p.new_tensor(math.nan)
+            log_p = log_probabilities(double, prompts, completions)
+            p, entropy = p_values(double, prompts, completions, log_p)
+        before = log_probabilities(double, prompts, completions) if weights else log_p * math.nan
+        engine = [math.nan if value is None else value for row in rows or [] for value in row]
+        difference = log_p.new_tensor(engine) - log_p if engine else log_p.new_tensor(math.nan)
         return Evidence(
             score=fisher(p),
             difference=float(difference.abs().nanmean()),
@@ -154,26 +156,30 @@ class Guard:
         )
 
 
-def wrong(seen: Evidence) -> str:
-    """Why these samples are not the policy's, and what to do about it; "" if they may be.
+def wrong(evidence: Evidence) -> str:
+    """Return why these samples are not the policy's, and what to do; "" if they may be.
 
     Args:
-        seen: The evidence, with noise on the adapter. A score that is NaN accuses nobody.
+        evidence: The evidence, with noise on the adapter; a score that is NaN proves nothing.
     """
-    off = seen.difference > np.nanmax([DIFFERENCE, MISSING * seen.change])
-    if not abs(seen.score) > SCORE and not off:
+    off = evidence.difference > np.nanmax([DIFFERENCE, MISSING * evidence.change])
+    if not abs(evidence.score) > SCORE and not off:
         return ""
-    reason = "the completions do not come from the policy that is trained. Under its probabilities "
-    reason += f"the {seen.tokens} sampled tokens score {seen.score:.1f}, while its own samples "
-    reason += f"score between -{SCORE:g} and {SCORE:g}"
+    reason = (
+        "the completions do not come from the policy that is trained. Under its probabilities "
+        f"the {evidence.tokens} sampled tokens score {evidence.score:.1f}, while its own samples "
+        f"score between -{SCORE:g} and {SCORE:g}"
+    )
     if off:
-        reason += f", and the engine's log-probabilities are off by {seen.difference:.2f} a token"
-    return f"{reason}. {LIKELIER if seen.score < -SCORE else RARER}"
+        reason += (
+            f", and the engine's log-probabilities are off by {evidence.difference:.2f} a token"
+        )
+    return f"{reason}. {LIKELIER if evidence.score < -SCORE else RARER}"
 
 
 @contextmanager
 def _stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
-    """A copy of the trainer that samples few, short completions and leaves nothing behind."""
+    """Yield a copy of the trainer that samples few, short completions and changes nothing."""
     import torch
 
     limit = min(TOKENS, trainer.max_completion_length)
@@ -188,41 +194,40 @@ def _stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
         try:
             yield double
         finally:
-            trainer._dense = double._dense  # kept, for it takes time to make
+            trainer._dense = double._dense  # the copy of the model takes time to make
 
 
 def _prompts(trainer: "Trainer") -> list[list[int]]:
-    """Token ids of short and long prompts, each repeated for its group."""
+    """Return the token ids of short and long prompts, each repeated for its group."""
     group = trainer.num_generations
     count = max(2, COMPLETIONS // group)
     chats = list(trainer.train_dataset["prompt"][: 8 * count])
-    if trainer.environment:  # it is not reset yet, so its first message is not there
+    if trainer.environment:  # it has not been reset, so there is no first message yet
         trainer._batch_environments = [None] * len(chats)
-    ordered = sorted(trainer._tokenize_prompts(chats)[0], key=len)
-    chosen = [ordered[place * (len(ordered) - 1) // (count - 1)] for place in range(count)]
-    return [ids for ids in chosen for _ in range(group)]
+    prompts = sorted(trainer._tokenize_prompts(chats)[0], key=len)
+    places = [number * (len(prompts) - 1) // (count - 1) for number in range(count)]
+    return [prompts[place] for place in places for _ in range(group)]
 
 
 def changeable(trainer: "Trainer") -> list["torch.Tensor"]:
-    """The weights that get noise: LoRA's B, or with full fine-tuning norms and biases.
+    """Return the weights that get noise: LoRA's B, or with full fine-tuning norms and biases.
 
-    There are none if weights are sharded, or if vLLM gets the adapter folded into its own weights,
-    as by TRL, or by Unsloth where a person asks for it. Of so much noise some would stay there by
-    rounding, and what restores it exactly takes gigabytes. The samples are then looked at without
-    noise.
+    There are none if the weights are sharded, or if vLLM's own weights contain the adapter, as with
+    TRL, or with Unsloth if a person asks for it: rounding would leave some of the noise in them,
+    and a copy to restore them from takes gigabytes. The samples are then tested without noise.
     """
     by_lora = trainer.policy.vllm and not trainer.policy.folds_adapter
     if sharded() or (trainer.use_vllm and not by_lora):
         return []
-    named = trainer.model.named_parameters()
-    trained = {name: weight for name, weight in named if weight.requires_grad}
-    of_lora = [weight for name, weight in trained.items() if "lora_B" in name]
-    return of_lora or [weight for weight in trained.values() if weight.ndim == 1]
+    parameters = trainer.model.named_parameters()
+    weights = {name: weight for name, weight in parameters if weight.requires_grad}
+    lora_b = [weight for name, weight in weights.items() if "lora_B" in name]
+    return lora_b or [weight for weight in weights.values() if weight.ndim == 1]
 
 
 @contextmanager
-def changed(weights: Sequence["torch.Tensor"], size: float, seed: int) -> Iterator[None]:
-    """Add noise to the weights, the same on every process; afterwards restore them exactly.
+def noise_on(weights: Sequence["torch.Tensor"], size: float, seed: int) -> Iterator[None]:
+    """Add noise to the weights, the same on every process, and restore them exactly at the end.
 
     Args:
         weights: Tensors of any shape.
@@ -232,22 +237,22 @@ def changed(weights: Sequence["torch.Tensor"], size: float, seed: int) -> Iterat
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    before = [one.detach().clone() for one in weights]
+    copies = [weight.detach().clone() for weight in weights]
     try:
-        for one in weights:
-            one.data += (size * torch.randn(one.shape, generator=generator)).to(one)
+        for weight in weights:
+            weight.data += (size * torch.randn(weight.shape, generator=generator)).to(weight)
         yield
     finally:
-        for one, kept in zip(weights, before, strict=True):
-            one.data.copy_(kept)
+        for weight, original in zip(weights, copies, strict=True):
+            weight.data.copy_(original)
 
 
 def engine_difference(trainer: "Trainer", batch: Mapping[str, Any]) -> float:
     """Return how far the engine's log-probabilities are from the trainer's [nats a token].
 
     Args:
-        trainer: In the middle of a step; its weights are those that sampled the batch.
-        batch: What TRL scored, padded: of its rows the first that fit a micro-batch are looked at.
+        trainer: The trainer, in a step; its weights are those that sampled the batch.
+        batch: TRL's batch with its scores, padded; as many rows are read as fit a micro-batch.
 
     Returns:
         The mean absolute difference over the tokens that the policy wrote; NaN if there are none.
@@ -255,7 +260,9 @@ def engine_difference(trainer: "Trainer", batch: Mapping[str, Any]) -> float:
     import torch
 
     rows = trainer.args.per_device_train_batch_size
-    places = batch["completion_mask"].any(1).nonzero()[:rows, 0]  # TRL may mask truncated ones
+    places = (
+        batch["completion_mask"].any(1).nonzero()[:rows, 0]
+    )  # TRL may mask truncated completions
     if not len(places):
         return math.nan
     prompts, completions = (
@@ -265,37 +272,37 @@ def engine_difference(trainer: "Trainer", batch: Mapping[str, Any]) -> float:
     )
     with torch.no_grad():
         log_p = log_probabilities(trainer, prompts, completions)
-    written = batch["completion_mask"][places].bool()
-    by_policy = batch.get("tool_mask", batch["completion_mask"])[places][written].bool()
-    difference = batch["sampling_per_token_logps"][places][written] - log_p
+    is_token = batch["completion_mask"][places].bool()
+    by_policy = batch.get("tool_mask", batch["completion_mask"])[places][is_token].bool()
+    difference = batch["sampling_per_token_logps"][places][is_token] - log_p
     return float(difference[by_policy].abs().nanmean())
 
 
 def log_probabilities(
     trainer: "Trainer", prompts: Sequence[list[int]], completions: Sequence[list[int]]
 ) -> "torch.Tensor":
-    """The log-probabilities that the loss is computed from, completion after completion, [tokens].
+    """Return the log-probabilities that the loss uses, completion after completion, [tokens].
 
     Args:
-        trainer: Its method is called as TRL calls it: prompts padded left, completions right.
+        trainer: The trainer; TRL, too, pads prompts on the left and completions on the right.
         prompts: Token ids, [completions][tokens].
         completions: Token ids, [completions][tokens].
     """
     import torch
 
-    padded = [
+    batches = [
         trainer._tokenizer.pad({"input_ids": ids}, padding_side=side, return_tensors="pt")
         for ids, side in ((prompts, "left"), (completions, "right"))
     ]
     ids, mask = (
-        torch.cat([part[name] for part in padded], dim=1).to(trainer.accelerator.device)
+        torch.cat([batch[name] for batch in batches], dim=1).to(trainer.accelerator.device)
         for name in ("input_ids", "attention_mask")
     )
-    left, width = (part["input_ids"].shape[1] for part in padded)
+    prompt_width, width = (batch["input_ids"].shape[1] for batch in batches)
     size = trainer.args.per_device_train_batch_size
     log_p = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width, size)[0]
     more = log_p.shape[1] - width  # Unsloth shifts each row left by the padding before it
-    starts = [max(0, more - (left - len(prompt))) for prompt in prompts]
+    starts = [max(0, more - (prompt_width - len(prompt))) for prompt in prompts]
     pairs = zip(log_p.float(), starts, completions, strict=True)
     return torch.cat([row[start : start + len(completion)] for row, start, completion in pairs])
 
@@ -306,39 +313,39 @@ def p_values(
     completions: Sequence[list[int]],
     log_p: "torch.Tensor",
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
-    """For each token the probability of one at least as rare, and the entropy, both [tokens].
+    """Return for each token the probability of one at least as rare, and the entropy, [tokens].
 
     Args:
-        trainer: Its model is run without padding before the prompts.
+        trainer: The trainer; its model runs without padding before the prompts.
         prompts: Token ids, [completions][tokens].
         completions: Token ids, [completions][tokens].
-        log_p: From `log_probabilities`.
+        log_p: The result of `log_probabilities`.
     """
     import torch
 
     parts, rest, first = [], log_p, 0
     vocabulary = trainer.model.config.get_text_config().vocab_size
-    while first < len(prompts):  # rows that begin with the same prompt
+    while first < len(prompts):  # one pass takes rows that begin with the same prompt
         start = len(prompts[first])
         size = max(1, LOGITS // ((start + trainer.max_completion_length) * vocabulary))
-        left = trainer.num_generations - first % trainer.num_generations  # in the group
-        some = completions[first : first + min(size, left)]
-        rows = {"input_ids": [prompts[first] + ids for ids in some]}
-        first += len(some)
-        padded = trainer._tokenizer.pad(rows, padding_side="right", return_tensors="pt")
-        ids, mask = (padded[name].to(log_p.device) for name in ("input_ids", "attention_mask"))
-        mine = mask[:, start:].bool()
+        group_rest = trainer.num_generations - first % trainer.num_generations
+        part = completions[first : first + min(size, group_rest)]
+        rows = {"input_ids": [prompts[first] + ids for ids in part]}
+        first += len(part)
+        batch = trainer._tokenizer.pad(rows, padding_side="right", return_tensors="pt")
+        ids, mask = (batch[name].to(log_p.device) for name in ("input_ids", "attention_mask"))
+        is_token = mask[:, start:].bool()
         with trainer.compute_loss_context_manager():
-            logits = trainer.model(input_ids=ids).logits[:, start - 1 : -1][mine]
-        own, rest = rest[: len(logits)], rest[len(logits) :]
-        known = (ids[:, start:][mine], own, trainer._tokenizer.pad_token_id)
-        parts.append(_p_values(logits.float() / trainer.temperature, *known))
+            logits = trainer.model(input_ids=ids).logits[:, start - 1 : -1][is_token]
+        part_log_p, rest = rest[: len(logits)], rest[len(logits) :]
+        tokens, logits = ids[:, start:][is_token], logits.float() / trainer.temperature
+        parts.append(_p_values(logits, tokens, part_log_p, trainer._tokenizer.pad_token_id))
     p, entropy = map(torch.cat, zip(*parts, strict=True))
     return p, entropy
 
 
 def _p_values(logits: Any, token: Any, log_p: Any, pad: int) -> tuple[Any, Any]:
-    """p-values and entropies, from logits [tokens, vocabulary] and the trainer's `log_p`."""
+    """Return p-values and entropies, from logits [tokens, vocabulary] and the trainer's `log_p`."""
     import torch
 
     log_q, token = logits.log_softmax(-1), token[:, None]
@@ -350,13 +357,13 @@ def _p_values(logits: Any, token: Any, log_p: Any, pad: int) -> tuple[Any, Any]:
 
 
 def fisher(p: "torch.Tensor") -> float:
-    """How far p-values are from uniform, as a standard normal; above 0 they are too small.
+    """Return how far p-values are from uniform, as a standard normal; above 0 they are too small.
 
-    The sum of their negative logarithms follows a gamma distribution, which the signed root of its
-    deviance makes normal, all but exactly from ten values on.
+    The sum of their negative logarithms follows a gamma distribution. The signed root of its
+    deviance is normal, almost exactly from ten values on.
 
     Args:
-        p: p-values, [tokens]; independent if the tokens are the policy's own samples.
+        p: p-values, [tokens]; they are independent if the tokens are the policy's own samples.
 
     Source: Fisher, "Statistical Methods for Research Workers", 1932, section 21.1.
 

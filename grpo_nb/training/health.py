@@ -49,7 +49,7 @@ def rates(rule: str, limits: Thresholds) -> str:
 
 
 class Expected(NamedTuple):
-    """What is known of a training before its first step.
+    """Hold what is known of a training before its first step.
 
     rewards: {name: (weight, lowest score, highest score)}; the first one says "correct".
     completions: Scored in a step.

@@ -1,4 +1,4 @@
-"""What is measured of a training beside TRL's metrics, and what it leaves on disk."""
+"""Measure what TRL does not, and read and write the metrics and completions of a training."""
 
 import json
 import math
@@ -14,7 +14,7 @@ import pandas as pd
 import psutil
 
 from grpo_nb import data, environments
-from grpo_nb.models import chat, cuda_available
+from grpo_nb.models import cuda_available, tool_calls
 from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import Message, transcript
@@ -31,31 +31,33 @@ SHUFFLED = "a control: these scores are shuffled within each group, and not what
 
 
 def append_line(path: Path, content: dict[str, Any]) -> None:
-    """One JSON line; a NaN is null."""
-    values = content.items()
-    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values}
+    """Append one JSON line; a NaN becomes null."""
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in content.items()
+    }
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(finite) + "\n")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Every whole line; the last may be torn, where the process was killed in it."""
+    """Read every whole line; a killed process may leave half a line at the end."""
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     lines = text.splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def forget_after(folder: Path, steps: int) -> None:
-    """Forget what came after a checkpoint, for it will come again.
+    """Remove what a training wrote after a checkpoint, for its steps will be trained again.
 
     Args:
-        folder: The run's train/: metrics, alerts, completions and the best adapter.
-        steps: That the checkpoint holds.
+        folder: The run's train/, with metrics, alerts, completions and the best adapter.
+        steps: The steps that the checkpoint holds.
     """
     for name in ("metrics.jsonl", "health.jsonl"):
-        kept = [line for line in read_lines(folder / name) if steps and line["step"] <= steps]
+        lines = [line for line in read_lines(folder / name) if steps and line["step"] <= steps]
         with atomic_path(folder / name) as temporary:
-            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in lines))
     best = folder / "best"
     if (best / "eval.json").is_file() and read_json(best / "eval.json")["step"] > steps:
         shutil.rmtree(best)
@@ -67,28 +69,28 @@ def forget_after(folder: Path, steps: int) -> None:
 def read_completions(
     run: Run, preset: RewardSet, tokenizer: "PreTrainedTokenizerBase", cap_tokens: int
 ) -> pd.DataFrame:
-    """Every completion of the training, as a table.
+    """Return every completion of the training, as a table.
 
     Args:
-        run: A trained run.
-        preset: Its rewards; the first says "correct".
-        tokenizer: Counts a completion's tokens.
-        cap_tokens: A completion that long was truncated.
+        run: A run after its training.
+        preset: Its rewards; the first one decides what is correct.
+        tokenizer: The tokenizer, which counts a completion's tokens.
+        cap_tokens: The length at which a completion was truncated.
 
     Returns:
-        step, question, reference, completion, each reward, advantage, tokens, correct, truncated;
-        of a control with shuffled rewards a note, in `attrs`, that `views.completions` shows.
+        The columns step, question, reference, completion, each reward, advantage, tokens, correct
+        and truncated. If a placebo shuffled the rewards, `attrs` holds a note, which
+        `views.completions` shows.
     """
     files = sorted((run / "train/completions").glob("*.parquet"))
     raw = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
     frame = raw.reindex(columns=["step", *preset.names, "advantage"])
     frame.insert(1, "question", [prompt[-1]["content"] for prompt in raw["prompt"]])
     texts = list(map(logged_text, raw["completion"]))
-    answers = {_said(row["prompt"]): row["answer"] for row in data.load(run, "train")}
-    frame.insert(2, "reference", [answers.get(_said(prompt)) for prompt in raw["prompt"]])
+    answers = {_contents(row["prompt"]): row["answer"] for row in data.load(run, "train")}
+    frame.insert(2, "reference", [answers.get(_contents(prompt)) for prompt in raw["prompt"]])
     frame.insert(3, "completion", texts)
-    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    frame["tokens"] = [len(ids) for ids in encoded]
+    frame["tokens"] = [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
     frame["correct"] = passed(frame, preset)
     frame["truncated"] = frame["tokens"] >= cap_tokens
     if run.config().train.control == "shuffled":
@@ -96,15 +98,15 @@ def read_completions(
     return frame
 
 
-def _said(prompt: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
+def _contents(prompt: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
     return tuple(message["content"] for message in prompt)
 
 
 def logged_text(messages: Iterable[Mapping[str, Any]]) -> str:
-    """The transcript of messages as `loggable` wrote them: their calls were text."""
-    called = [json.loads(one.get("tool_calls") or "[]") for one in messages]
-    pairs = zip(messages, called, strict=True)
-    return transcript([one | {"tool_calls": calls} for one, calls in pairs])
+    """Return the transcript of messages from `loggable`, whose calls are text."""
+    return transcript(
+        [turn | {"tool_calls": json.loads(turn.get("tool_calls") or "[]")} for turn in messages]
+    )
 
 
 def of_episodes(
@@ -112,58 +114,59 @@ def of_episodes(
     totals: Sequence[float],
     tokenizer: "PreTrainedTokenizerBase",
 ) -> dict[str, float]:
-    """What the episodes of a step did with their tools.
+    """Measure what the episodes of a step did with their tools.
 
     Args:
-        completions: [episodes] messages.
-        totals: [episodes] weighted total of the rewards.
-        tokenizer: Of the policy.
+        completions: The messages of each episode.
+        totals: The weighted total of the rewards of each episode.
+        tokenizer: The policy's tokenizer.
 
     Returns:
-        Shares of the episodes with a call, with a malformed one, and of those that a limit ended in
-        a call; tool errors a call; turns with calls; and how much more an episode with a call
-        earns than one without (NaN where all are alike).
+        The shares of the episodes with a call, with a malformed call, and of those that a limit
+        ended in a call; tool errors per call; turns with calls; and how much more an episode with
+        a call earns than one without (NaN if there is only one kind).
     """
-    opens = chat.opens_call(tokenizer)
-    found = pd.DataFrame([environments.figures(messages, opens) for messages in completions])
-    called, earned = found["calls"] > 0, pd.Series(list(totals))
+    opens = tool_calls.opens_call(tokenizer)
+    episodes = pd.DataFrame([environments.figures(messages, opens) for messages in completions])
+    with_call, totals = episodes["calls"] > 0, pd.Series(list(totals))
     return {
-        "episodes/call_share": called.mean(),
-        "episodes/malformed": (found["malformed"] > 0).mean(),
-        "episodes/at_limit": found["at_limit"].mean(),
-        "episodes/tool_errors": found["tool_errors"].sum() / max(1.0, found["calls"].sum()),
-        "episodes/turns": found["turns"].mean(),
-        "episodes/gain": earned[called].mean() - earned[~called].mean(),
+        "episodes/call_share": with_call.mean(),
+        "episodes/malformed": (episodes["malformed"] > 0).mean(),
+        "episodes/at_limit": episodes["at_limit"].mean(),
+        "episodes/tool_errors": episodes["tool_errors"].sum() / max(1.0, episodes["calls"].sum()),
+        "episodes/turns": episodes["turns"].mean(),
+        "episodes/gain": totals[with_call].mean() - totals[~with_call].mean(),
     }
 
 
 def loggable(messages: Any) -> Any:
-    """An episode's messages with calls as text, for their arguments may be of any type.
+    """Return an episode's messages with their calls as text: arguments may be of any type.
 
-    TRL logs the same completions again where several steps learn from one generation.
+    Calls may be text already, since TRL logs completions again if several steps learn from them.
     """
     if isinstance(messages, str):
         return messages
-    called = [isinstance(one.get("tool_calls"), list) for one in messages]
     return [
-        one | {"tool_calls": json.dumps(one["tool_calls"], default=str)} if calls else one
-        for one, calls in zip(messages, called, strict=True)
+        turn | {"tool_calls": json.dumps(turn["tool_calls"], default=str)}
+        if isinstance(turn.get("tool_calls"), list)
+        else turn
+        for turn in messages
     ]
 
 
-def of_a_step(logged: Mapping[str, list[float]], completions: int) -> dict[str, float]:
-    """What TRL does not log of a step: the update's seconds, tokens a second, memory.
+def of_a_step(metrics: Mapping[str, list[float]], completions: int) -> dict[str, float]:
+    """Return what TRL does not log of a step: the update's seconds, tokens a second, memory.
 
     Args:
-        logged: TRL's metrics since the last log.
-        completions: Generated for the step.
+        metrics: TRL's metrics since the last log.
+        completions: The number of completions of the step.
     """
-    known = {key: sum(values) for key, values in logged.items() if values}
-    seconds = known.get("step_time", math.nan)
-    phases = known.get("seconds/generation", 0.0) + known.get("seconds/reward", 0.0)
+    totals = {key: sum(values) for key, values in metrics.items() if values}
+    seconds = totals.get("step_time", math.nan)
+    phases = totals.get("seconds/generation", 0.0) + totals.get("seconds/reward", 0.0)
     return {
         "seconds/update": seconds - phases,
-        "tokens_per_second": known.get("completions/mean_length", 0.0) * completions / seconds,
+        "tokens_per_second": totals.get("completions/mean_length", 0.0) * completions / seconds,
         "memory_gib": peak_memory() / 2**30,
     }
 
@@ -179,7 +182,7 @@ def peak_memory() -> int:
 
 
 def new_peak() -> None:
-    """Begin a new peak; where the system does not allow that, it stays the peak of the life."""
+    """Reset the peak of the memory; where the system forbids that, it stays the process's peak."""
     import torch
 
     if cuda_available():
@@ -214,29 +217,30 @@ def asleep(trainer: "Trainer") -> int:
 def spread(
     rewards_N_F: "torch.Tensor", totals_N: "torch.Tensor", group: int, names: Sequence[str]
 ) -> dict[str, float]:
-    """How scores differ between groups, and within them.
+    """Measure how scores differ between groups, and within them.
 
     Args:
-        rewards_N_F: Of completions, group after group; NaN for None.
-        totals_N: Their weighted totals.
-        group: Completions in each.
-        names: Of the rewards.
+        rewards_N_F: Scores of the completions, group after group; NaN for None.
+        totals_N: Weighted totals of the completions.
+        group: Completions per group.
+        names: Names of the rewards.
     """
     import torch
 
     totals_P_G = totals_N.view(-1, group)
     means_P = totals_P_G.mean(dim=1)
-    found = {f"groups/reward_p{p}": means_P.quantile(p / 100).item() for p in (10, 50, 90)}
-    found["groups/reward_std"] = totals_P_G.std(dim=1).mean().item()
-    of_rewards = torch.nan_to_num(rewards_N_F).view(-1, group, rewards_N_F.shape[1]).std(dim=1)
-    stds = zip(names, of_rewards.mean(dim=0).tolist(), strict=True)
-    return found | {f"rewards/{name}/group_std": value for name, value in stds}
+    figures = {f"groups/reward_p{p}": means_P.quantile(p / 100).item() for p in (10, 50, 90)}
+    figures["groups/reward_std"] = totals_P_G.std(dim=1).mean().item()
+    rewards_P_G_F = torch.nan_to_num(rewards_N_F).view(-1, group, rewards_N_F.shape[1])
+    for name, value in zip(names, rewards_P_G_F.std(dim=1).mean(dim=0).tolist(), strict=True):
+        figures[f"rewards/{name}/group_std"] = value
+    return figures
 
 
 def distinct(completion_ids: Sequence[Sequence[int]], size: int) -> float:
-    """How much the completions of a group differ, from 0 (all equal) to 1 (no two), mean of groups.
+    """Return the mean share of a group's completions that differ: 0 all are equal, 1 no two are.
 
-    Where processes share a step, groups may be spread over them: then NaN, which is not logged.
+    If processes share a step, groups may be spread over them; then it is NaN, and is not logged.
 
     >>> distinct([[1, 2], [1, 2], [1, 3], [4]], size=2)
     0.5
@@ -244,5 +248,5 @@ def distinct(completion_ids: Sequence[Sequence[int]], size: int) -> float:
     if len(completion_ids) % size:
         return math.nan
     rows = [tuple(ids) for ids in completion_ids]
-    different = [len(set(rows[start : start + size])) for start in range(0, len(rows), size)]
-    return sum(count - 1 for count in different) / max(1, size - 1) / len(different)
+    counts = [len(set(rows[start : start + size])) for start in range(0, len(rows), size)]
+    return sum(count - 1 for count in counts) / max(1, size - 1) / len(counts)

@@ -1,7 +1,7 @@
-"""What Unsloth has to have changed in TRL before a training on a GPU begins.
+"""Verify that Unsloth has changed TRL as a training on a GPU needs it.
 
-Unsloth rewrites TRL's source by its text, and where it does not find that text it only logs so.
-Each change that a training relies on is therefore looked up by its effect.
+Unsloth searches TRL's source for texts to replace, and only logs it if a text is not there. So we
+look for the effect of each change that a training relies on.
 """
 
 import inspect
@@ -13,15 +13,15 @@ from grpo_nb.models import Policy, cuda_available
 
 
 def refuse_missing(policy: Policy, base: type) -> None:
-    """Refuse to build a trainer where a change that a training relies on is missing.
+    """Refuse to build a trainer if a change that a training relies on is missing.
 
     Args:
         policy: The policy to train, loaded.
-        base: The class that our trainer was built on.
+        base: The class that our trainer is derived from.
 
     Raises:
-        RuntimeError: Unsloth was imported after our trainer; or a change is missing, with the
-            changes and the versions.
+        RuntimeError: Unsloth was imported after our trainer; or changes are missing, and the
+            message lists them with the versions.
     """
     import trl
 
@@ -32,7 +32,7 @@ def refuse_missing(policy: Policy, base: type) -> None:
         )
     if policy.backend != "unsloth" or not cuda_available():
         return
-    if missing := [effect for effect, there in effects(policy).items() if not there]:
+    if missing := [effect for effect, present in effects(policy).items() if not present]:
         versions = ", ".join(f"{name} {version_of(name)}" for name in ("unsloth", "trl", "vllm"))
         raise RuntimeError(
             f"Unsloth has not changed TRL as this training relies on: {'; '.join(missing)}. "
@@ -42,15 +42,15 @@ def refuse_missing(policy: Policy, base: type) -> None:
 
 
 def effects(policy: Policy) -> dict[str, bool]:
-    """Return each effect that a training relies on, and whether it is there."""
+    """Return each effect that a training relies on, and whether it is present."""
     import torch
     from trl import GRPOTrainer
 
     kinds = {kind.__name__: kind for kind in GRPOTrainer.__mro__}
-    written = kinds.get("_UnslothGRPOTrainer", GRPOTrainer)
-    scoring = _code(written._generate_and_score_completions)
+    trainer = kinds.get("_UnslothGRPOTrainer", GRPOTrainer)
+    scoring = _code(trainer._generate_and_score_completions)
     common = {
-        "the trainer is Unsloth's": written is not GRPOTrainer,
+        "the trainer is Unsloth's": trainer is not GRPOTrainer,
         "each step switches gradient checkpointing on": "for_training" in scoring.co_names,
     }
     if not policy.vllm:
@@ -58,14 +58,14 @@ def effects(policy: Policy) -> dict[str, bool]:
     from trl.generation.vllm_generation import VLLMGeneration
 
     start, sync = _code(VLLMGeneration._init_vllm), _code(VLLMGeneration.sync_weights)
-    handed = hasattr(VLLMGeneration.generate, "_unsloth_vllm_generation_lora_wrapped")
-    trained = {weight.dtype for weight in policy.model.parameters() if weight.requires_grad}
+    passes_lora = hasattr(VLLMGeneration.generate, "_unsloth_vllm_generation_lora_wrapped")
+    dtypes = {weight.dtype for weight in policy.model.parameters() if weight.requires_grad}
     return common | {
         "TRL takes Unsloth's engine and starts no second one": "vllm_engine" in start.co_consts,
         "TRL copies no weights into that engine": "shared_weights" in sync.co_consts,
-        "each generation gets the adapter": handed and hasattr(policy.model, "load_lora"),
-        # vLLM scales an adapter of its own type in place, and with it the one that is trained.
-        "the adapter is float32": trained == {torch.float32},
+        "each generation gets the adapter": passes_lora and hasattr(policy.model, "load_lora"),
+        # vLLM would scale an adapter of its own dtype in place, and so the one that is trained.
+        "the adapter is float32": dtypes == {torch.float32},
     }
 
 

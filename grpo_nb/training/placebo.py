@@ -1,12 +1,12 @@
-"""What a control of a run is paid for (`train.control`) instead of its answers.
+"""Pay a placebo training (`train.control`) for something else than its answers.
 
-"shuffled" hands the scores of a group out to its completions at random: the same scores, unrelated
-to the completions. "format-only" pays the format rewards alone. Everything else is as in the run;
-the validation, too, scores with the true rewards and chooses the adapter.
+"shuffled" distributes the scores of a group at random over its completions: the same scores,
+unrelated to the completions. "format-only" pays the format rewards alone. Everything else is as in
+the run; the validation, too, scores with the true rewards and chooses the adapter.
 
 An adaptive weight (`rewards.Adaptive`) follows the true scores, which are shuffled afterwards. TRL
-would add an environment's `get_reward` as a reward of its own with weight 1, which no setting
-reaches; `environments` hides it from TRL, and `environment_reward` pays it like any other.
+would add an environment's `get_reward` as another reward with weight 1, which no setting reaches;
+`environments` hides it from TRL, and `environment_reward` pays it like any other.
 """
 
 from collections.abc import Callable
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 def paid_weights(rewards: RewardSet, control: str) -> list[float]:
-    """The reward weights that a training uses.
+    """Return the reward weights that a training uses.
 
     Args:
         rewards: The run's rewards.
         control: The value of `train.control`.
 
     Raises:
-        ValueError: Only the format is to be paid, and the run pays nothing for it, or nothing
-            else.
+        ValueError: The control is "format-only", and the run pays nothing for the format, or
+            for nothing else.
 
     >>> from grpo_nb.rewards import load_preset
     >>> paid_weights(load_preset("math"), "format-only")
@@ -37,9 +37,9 @@ def paid_weights(rewards: RewardSet, control: str) -> list[float]:
     """
     if control != "format-only":
         return list(rewards.reward_weights)
-    named = zip(rewards.names, rewards.reward_funcs, rewards.reward_weights, strict=True)
+    triples = zip(rewards.names, rewards.reward_funcs, rewards.reward_weights, strict=True)
     # A gated reward may pay for the answer.
-    weights = [w if "_format_" in n and not is_gated(f) else 0.0 for n, f, w in named]
+    weights = [w if "_format_" in n and not is_gated(f) else 0.0 for n, f, w in triples]
     if any(weights) and weights != list(rewards.reward_weights):
         return weights
     share = "all that is paid" if any(weights) else "none that is paid"
@@ -50,22 +50,21 @@ def paid_weights(rewards: RewardSet, control: str) -> list[float]:
 
 
 def is_gated(func: Callable[..., Any]) -> bool:
-    """Whether a reward, or the one inside an adaptive weight, is gated by another."""
+    """Return whether a reward, or the one inside an adaptive weight, is gated by another."""
     return isinstance(func.reward if isinstance(func, Adaptive) else func, gated)
 
 
 def shuffled(rewards_N_F: "torch.Tensor", group: int, seed: int, step: int) -> "torch.Tensor":
-    """The rewards of each group, handed out at random among its completions.
+    """Distribute the rewards of each group at random over its completions.
 
-    A completion's rewards stay together, so each reward and the total keep their scores, group by
-    group. Every order is equally likely, the old one included: on average a completion is paid its
-    group's mean.
+    The rewards of one completion stay together, so a group keeps its scores and its totals. Every
+    order is equally likely, the old one included: on average a completion earns its group's mean.
 
     Args:
         rewards_N_F: Rewards of the completions of all processes, group after group.
-        group: Completions in each group.
+        group: Completions per group.
         seed: Seed of the training.
-        step: The step that is trained; a resumed training and every process draw the same order.
+        step: The current step; a resumed training and every process draw the same order for it.
     """
     rows_P_G = np.arange(len(rewards_N_F)).reshape(-1, group)
     order_P_G = np.random.default_rng([seed, step]).permuted(rows_P_G, axis=1)

@@ -1,8 +1,8 @@
-"""One training shared by several processes: who writes, and how all of them agree.
+"""Share one training among several processes: one of them writes, and all of them agree.
 
-A launcher starts the processes (torchrun, accelerate launch). Without one there is one, and
-every function here does the work and nothing else. `gather` and what uses it have to be called
-by all processes, in the same order.
+A launcher starts the processes (torchrun, accelerate launch); without one there is one process,
+and nothing here waits for another. All processes have to call `gather` and what uses it, in the
+same order.
 """
 
 import atexit
@@ -22,32 +22,32 @@ def start(expected: int | None) -> None:
     """Join the other processes.
 
     Args:
-        expected: How many there have to be; None: as many as the launcher says.
+        expected: The number of processes; None stands for the launcher's number.
 
     Raises:
-        ValueError: The world has another size, as where a launcher started copies that know
-            nothing of each other, or one process alone.
+        ValueError: There is another number of processes: the launcher started one alone, or
+            copies that know nothing of each other.
     """
     from accelerate import PartialState
 
     cpu = not cuda_available()
-    if cpu:  # else a process calls it "cpu:0", and torch cannot load a checkpoint to that
+    if cpu:  # its name would be "cpu:0", to which torch cannot load a checkpoint
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     # A validation on the first process may take longer than the others wait by default.
-    waits = {"timeout": timedelta(minutes=60)} if "RANK" in os.environ else {}
-    world = PartialState(cpu=cpu, **waits).num_processes
-    wanted = expected or int(os.environ.get("WORLD_SIZE", "1"))
-    if world != wanted:
+    options = {"timeout": timedelta(minutes=60)} if "RANK" in os.environ else {}
+    world = PartialState(cpu=cpu, **options).num_processes
+    expected = expected or int(os.environ.get("WORLD_SIZE", "1"))
+    if world != expected:
         raise ValueError(
-            f"asked for {wanted} processes, and the world has {world}: start them by torchrun, "
-            f"that is {HOW.format(wanted)}"
+            f"asked for {expected} processes, and the world has {world}: start them by torchrun, "
+            f"that is {HOW.format(expected)}"
         )
 
 
 def end() -> None:
-    """Of several processes: end this one, once all are done; one alone goes on.
+    """End this process once all are done, unless it is the only one.
 
-    A thread of gloo that asks for Python while Python ends would abort the process.
+    It skips Python's own end, in which a thread of gloo could abort the process.
     """
     if world := _world():
         gather([])
@@ -59,48 +59,50 @@ def end() -> None:
 
 
 def _world() -> Any:
-    """torch.distributed where there are several processes, else None."""
+    """Return torch.distributed if there are several processes, else None."""
     import torch.distributed as world
 
     return world if world.is_available() and world.is_initialized() else None
 
 
 def count() -> int:
+    """Return the number of processes."""
     return world.get_world_size() if (world := _world()) else 1
 
 
 def rank() -> int:
+    """Return the number of this process, from 0."""
     return world.get_rank() if (world := _world()) else 0
 
 
 def is_main() -> bool:
-    """Whether this process is the one that writes and speaks."""
+    """Return whether this process is the one that writes and prints."""
     return rank() == 0
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Whether it only says that another process is gone: gloo's words, or NCCL's own class."""
+    """Return whether an error only says that another process is gone, in gloo or NCCL."""
     from torch.distributed import DistBackendError
 
     words = ("gloo", "connection closed by peer", "connection reset", "nccl")
-    told = any(word in str(error).lower() for word in words)
-    return isinstance(error, DistBackendError) or (isinstance(error, RuntimeError) and told)
+    has_word = any(word in str(error).lower() for word in words)
+    return isinstance(error, DistBackendError) or (isinstance(error, RuntimeError) and has_word)
 
 
 def gather(values: list[Any]) -> list[Any]:
-    """The values of all processes, one after the other."""
+    """Return the values of all processes, one process after the other."""
     from accelerate.utils import gather_object
 
     return gather_object(values) if count() > 1 else values
 
 
 def anywhere(flag: bool) -> bool:
-    """Whether it is true on any process."""
+    """Return whether the flag is true on any process."""
     return any(gather([flag]))
 
 
 def from_main(work: Callable[[], Result]) -> Result:
-    """Once all are here the first one does the work, and every one gets what it returned."""
+    """Wait for all processes, do the work on the first, and return its result on every process."""
     from accelerate.utils import broadcast_object_list
 
     if count() == 1:

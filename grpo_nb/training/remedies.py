@@ -13,16 +13,17 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from grpo_nb import data, models
+from grpo_nb.answers import find_form
 from grpo_nb.reward_lab import Bench, bench_of
 from grpo_nb.reward_lab.baseline import pass_at_k, passed
 from grpo_nb.reward_lab.table import Row
-from grpo_nb.rewards import forms, load_rewards
+from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Stage
 from grpo_nb.runs.config import RunConfig, flatten, resolve
 from grpo_nb.training.warm_up import train_on, warm_up
 
 PROMPTS, SAMPLES = 16, 4
-STEPS, SFT_ROWS = 10, 64
+STEPS, SFT_ROWS = 12, 64
 FORMS = ("tags", "boxed", "hash")
 BETTER = 0.1  # more completions that are right, for a remedy to be recommended
 
@@ -56,18 +57,19 @@ def try_remedies(stage: Stage, bench: Bench, rows: Sequence[Row]) -> pd.DataFram
     warm_up(policy, stage)  # "as it is" is what failed, after its warm-up if it has one
     lines, remedies = [], list(_remedies(config, bench, rows))
     for number, remedy in enumerate(remedies):
-        stage.progress(number, len(remedies), remedy.name)
+        before, total = (PROMPTS * SAMPLES * count for count in (number, len(remedies)))
+        progress = models.part_of(stage.progress, before, total, remedy.name)
         changed = resolve(config.profile, flatten(config), remedy.settings)
         began = time.monotonic()
         if "train.sft_steps" in remedy.settings:
-            shown = data.worked_rows(rows[PROMPTS : PROMPTS + SFT_ROWS], bench.preset)
+            shown = data.worked_rows(rows[PROMPTS:][: changed.data.sft_rows], bench.preset)
             more = resolve(config.profile, flatten(changed), {"train.sft_steps": STEPS})
             train_on(policy, Stage(stage.run, "02", more), shown)
-        line = _measure(policy, changed, bench, rows[:PROMPTS], remedy)
+        line = _measure(policy, changed, bench, rows[:PROMPTS], remedy, progress)
         lines.append({**line, "seconds": time.monotonic() - began, "settings": remedy.settings})
-    stage.progress(len(remedies), len(remedies), "remedies tried")
     policy.close()
-    return pd.DataFrame(lines).sort_values("right", ascending=False, kind="stable")
+    best_first = {"by": ["right", "zero-advantage"], "ascending": [False, True]}
+    return pd.DataFrame(lines).sort_values(**best_first, kind="stable")
 
 
 def advice(tried: pd.DataFrame) -> str:
@@ -94,7 +96,7 @@ def _remedies(config: RunConfig, bench: Bench, rows: Sequence[Row]) -> Iterator[
     if named and config.data.system_prompt == "preset" and form.name in FORMS:
         for other in FORMS:
             if other != form.name:
-                asks = forms.find(other).system_prompt
+                asks = find_form(other).system_prompt
                 yield Remedy(f"the form {other}", {"rewards.form": other}, asks)
     row = rows[PROMPTS] if len(rows) > PROMPTS else rows[0]
     [shown] = data.worked_rows([row], bench.preset)
@@ -107,13 +109,20 @@ def _remedies(config: RunConfig, bench: Bench, rows: Sequence[Row]) -> Iterator[
     if config.train.temperature > 0.7:
         yield Remedy("temperature 0.7", {"train.temperature": 0.7})
     if len(rows) > PROMPTS:
-        warm = {"data.sft_rows": SFT_ROWS, "train.sft_steps": config.train.sft_steps + STEPS}
+        warm = {"train.sft_steps": config.train.sft_steps + STEPS}
+        if not config.data.sft_rows:
+            warm["data.sft_rows"] = SFT_ROWS
         more = "more " if config.train.sft_steps else ""
         yield Remedy(f"{STEPS} {more}SFT warm-up steps", warm)
 
 
 def _measure(
-    policy: models.Policy, config: RunConfig, bench: Bench, rows: Sequence[Row], remedy: Remedy
+    policy: models.Policy,
+    config: RunConfig,
+    bench: Bench,
+    rows: Sequence[Row],
+    remedy: Remedy,
+    progress: models.Progress,
 ) -> dict[str, Any]:
     """Return the figures of the policy with a remedy."""
     if "rewards.form" in remedy.settings:
@@ -127,6 +136,7 @@ def _measure(
         num_generations=SAMPLES,
         seed=config.seed,
         batch_size=config.step_completions,
+        progress=progress,
     )
     table = bench.table(rows, [[sample.text for sample in group] for group in groups])
     right_P_G = passed(table, bench.preset).reshape(len(rows), SAMPLES)

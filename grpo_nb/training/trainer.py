@@ -42,7 +42,9 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from grpo_nb import environments, models
-from grpo_nb.models import Policy, chat, dense, lm_head, sharded
+from grpo_nb.models import Policy, dense, lm_head, sharded
+from grpo_nb.models.template import fold_system
+from grpo_nb.models.tool_calls import with_tools
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import in_thread, is_async, waits
 from grpo_nb.rewards.contract import call
@@ -406,14 +408,14 @@ def _factory(
     """What TRL makes an instance for each rollout of, once the policy and the rows fit it."""
     if environment is None:
         return None
-    chat.with_tools(policy.tokenizer)
+    with_tools(policy.tokenizer)
     environments.check_rows(environment, rows)
     return environment.factory
 
 
 def _dataset(rows: Sequence[Mapping[str, Any]], policy: Policy) -> Dataset:
     """What TRL trains on: it renders the prompts itself."""
-    told = [{**row, "prompt": chat.fold_system(policy.tokenizer, row["prompt"])} for row in rows]
+    told = [{**row, "prompt": fold_system(policy.tokenizer, row["prompt"])} for row in rows]
     # Rows may hold dicts and lists of any type, which Arrow would merge or refuse.
     return Dataset.from_list(told, on_mixed_types="use_json")
 

@@ -1,4 +1,4 @@
-"""Between a running training and who watches it: updates go out, requests come in."""
+"""Connect a running training with whoever watches it: updates go out, requests come in."""
 
 import math
 import threading
@@ -11,26 +11,27 @@ from grpo_nb.runs.signals import signals
 
 
 class Controls:
-    """What the person who watches asks for; the training looks after each step. Thread-safe."""
+    """Pass requests of the person who watches to the training, which looks after each step."""
 
     def __init__(self) -> None:
         self.stop, self.save, self.evaluate = (threading.Event() for _ in range(3))
 
 
 class Update(NamedTuple):
-    """What a watcher is told after a step, and after a validation.
+    """Tell a watcher about a step, or about a validation.
 
-    line: the line of train/metrics.jsonl: TRL's keys (reward, rewards/<name>/mean and /std,
-        frac_reward_zero_std, completions/mean_length and /clipped_ratio, entropy, kl,
-        clip_ratio/…, grad_norm, learning_rate, step_time), "step", and ours:
-        seconds/generation, seconds/reward, seconds/update, tokens_per_second, memory_gib,
-        groups/reward_p10, _p50, _p90 (of the groups' mean rewards), groups/reward_std (mean
-        spread within a group), rewards/<name>/group_std and /seconds; or, after a validation,
-        eval/accuracy, eval/exact, eval/format, eval/reward, eval/seconds alone.
-    total_steps: `train.max_steps`.
-    completions: of this step, a dict each: question, completion, each reward, reward (the
-        weighted total), advantage; empty after a validation.
-    alerts: new ones; the state of a grave one is "stop".
+    line: The line of train/metrics.jsonl. After a step these are TRL's keys (reward,
+        rewards/<name>/mean and /std, frac_reward_zero_std, completions/mean_length and
+        /clipped_ratio, entropy, kl, clip_ratio/…, grad_norm, learning_rate, step_time), "step",
+        and ours: seconds/generation, seconds/reward, seconds/update, tokens_per_second,
+        memory_gib, groups/reward_p10, _p50, _p90 (of the groups' mean rewards),
+        groups/reward_std (mean spread within a group), rewards/<name>/group_std and /seconds.
+        After a validation they are step, eval/accuracy, eval/exact, eval/format, eval/reward and
+        eval/seconds.
+    total_steps: The setting `train.max_steps`.
+    completions: The completions of this step, a dict each: question, completion, each reward,
+        reward (the weighted total), advantage; empty after a validation.
+    alerts: The new alerts; the state of a grave one is "stop".
     """
 
     line: dict[str, Any]
@@ -43,7 +44,7 @@ Watcher = Callable[[Update], None]
 
 
 class Progress:
-    """A watcher that shows how far the training is."""
+    """Show how far the training is, as a watcher."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -59,17 +60,17 @@ class Progress:
 
 @contextmanager
 def stop_on_signals(controls: Controls) -> Iterator[list[int]]:
-    """SIGINT (the interrupt button) and SIGTERM ask for a stop; a second one ends at once.
+    """Stop the training at SIGINT (the interrupt button) or SIGTERM; at a second one, at once.
 
     Yields:
-        The signals that came.
+        The signals so far.
     """
 
-    def ask() -> None:
-        if len(came) > 1:
+    def stop() -> None:
+        if len(signals_so_far) > 1:
             raise KeyboardInterrupt
         print("stopping: this step is finished and a checkpoint saved; again to stop at once")
         controls.stop.set()
 
-    with signals(ask) as came:
-        yield came
+    with signals(stop) as signals_so_far:
+        yield signals_so_far

@@ -1,7 +1,7 @@
-"""Is the policy getting better on prompts it does not train on? Asked every n steps, greedily.
+"""Measure during a training, greedily, whether the policy gets better on other prompts.
 
-The prompts are held out of the training rows, so that the held-out rows, by which
-notebook 4 judges, have no say in which adapter is kept.
+These prompts come from the training rows. The evaluation split, by which notebook 4 judges, has no
+say in which adapter is chosen.
 """
 
 import time
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from grpo_nb import environments
+from grpo_nb.answers import parse_number
 from grpo_nb.models import Policy
 from grpo_nb.reward_lab import bench_of
 from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.rewards import RewardSet
-from grpo_nb.rewards.answers import parse_number
 from grpo_nb.rewards.correctness import normalize
 from grpo_nb.rewards.prompts import completion_text
 from grpo_nb.runs.config import RunConfig
@@ -26,12 +26,12 @@ Row = Mapping[str, Any]
 
 
 def prompts_to_hold_out(train: TrainConfig) -> int:
-    """How many the settings ask for: none where nothing is validated."""
+    """Return how many prompts the validation split has; 0 if nothing is validated."""
     return train.eval_prompts if train.eval_steps else 0
 
 
 def hold_out(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
-    """(rows to train on, rows to validate on): evenly spaced, at most a tenth of all.
+    """Split rows into those to train on and, evenly spaced, at most a tenth to validate on.
 
     >>> train, held_out = hold_out([{"n": n} for n in range(40)], 2)
     >>> len(train), [row["n"] for row in held_out]
@@ -44,13 +44,13 @@ def hold_out(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
 
 
 class Validation:
-    """Answers the rows with the policy as it stands, and scores the answers.
+    """Answer rows with the policy as it is now, and score the answers.
 
     Args:
-        policy: In the middle of its training; it and the random state are left as they were.
-        rows: What `hold_out` gave.
-        rewards: The run's set; its first says "correct".
-        config: Lengths and batch size.
+        policy: The policy; it and the random state stay as they are.
+        rows: Rows from `hold_out`.
+        rewards: The run's rewards; the first one decides what is correct.
+        config: The run's settings.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class Validation:
         self.bench = bench_of(config, rewards, policy.tokenizer)
 
     def __call__(self) -> dict[str, float]:
-        """eval/accuracy, eval/exact, eval/format, eval/reward, eval/seconds."""
-        started = time.perf_counter()
+        """Return eval/accuracy, eval/exact, eval/format, eval/reward and eval/seconds."""
+        start = time.perf_counter()
         groups = environments.answer(
             self.policy.engine,
             self.rows,
@@ -75,17 +75,17 @@ class Validation:
         figures = {"eval/accuracy": float(np.nanmean(right_P))}
         if name := self.rewards.format_name:
             figures["eval/format"] = float(np.nanmean(scores_P_F[:, names.index(name)]))
-        # Whatever the rewards say: a judge that is pleaded with pays for another answer.
+        # This does not depend on the rewards: a judge can be persuaded to pay for other answers.
         extract = self.rewards.extract
         answers = [extract(completion_text(group[0].completion)) or "" for group in groups]
         pairs = zip(answers, self.rows, strict=True)
         same_P = [_plain(answer) == _plain(str(row["answer"])) for answer, row in pairs]
         figures["eval/exact"] = float(np.mean(same_P))
         figures["eval/reward"] = float(np.nanmean(self.bench.totals(scores_P_F)))
-        return figures | {"eval/seconds": time.perf_counter() - started}
+        return figures | {"eval/seconds": time.perf_counter() - start}
 
 
 def _plain(answer: str) -> Fraction | str:
-    """A number, however it is written; any other answer up to case and spacing."""
+    """Return a number, however it is written, or a text without differences in case and spacing."""
     number = parse_number(answer)
     return normalize(answer) if number is None else number

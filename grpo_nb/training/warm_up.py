@@ -1,4 +1,4 @@
-"""A short supervised warm-up on reference answers, before GRPO: it shows the format once."""
+"""Fine-tune on reference answers for a few steps before GRPO, so that the model knows the form."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from grpo_nb import models
 from grpo_nb.data.store import read_rows
 from grpo_nb.models import Policy, cuda_available
-from grpo_nb.models.chat import quiet, render
+from grpo_nb.models.hub import quiet
+from grpo_nb.models.template import render
 from grpo_nb.reward_lab.baseline import WARMED
 from grpo_nb.runs import Stage, atomic_path, sha256, write_json
 from grpo_nb.runs.files import read_json
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def warm_up_base(stage: Stage) -> str:
-    """Do the SFT warm-up before the baseline is sampled: what GRPO starts from is what is judged.
+    """Do the SFT warm-up before the baseline, which judges what GRPO will start from.
 
     Returns:
-        What was done, for the reader.
+        A sentence for the reader.
     """
     config = stage.config
-    losses = _done(stage)
+    losses = _saved_losses(stage)
     if config.train.sft_steps and not losses:
         model = config.model.model_copy(update={"fast_inference": "off"})
         policy = models.load_policy(model, config.seed, config.policy)
@@ -39,16 +40,16 @@ def warm_up_base(stage: Stage) -> str:
 def warm_up(policy: Policy, stage: Stage) -> str:
     """Do the SFT warm-up: `train.sft_steps` steps on data/sft.parquet; 0 steps do nothing.
 
-    It is done once in a run, into rewards/warm_up/, and loaded from there afterwards.
+    A run does it once, saves it in rewards/warm_up/, and loads it from there afterwards.
 
     Returns:
-        What was done, for the reader.
+        A sentence for the reader.
 
     Raises:
-        ValueError: Steps are asked for, and notebook 1 wrote no rows for them.
+        ValueError: There are steps to do, and notebook 1 wrote no rows for them.
     """
     folder = stage.run / WARMED
-    losses = ranks.from_main(lambda: _done(stage))
+    losses = ranks.from_main(lambda: _saved_losses(stage))
     if losses:
         models.load_weights(policy, folder)
     elif stage.config.train.sft_steps:
@@ -65,8 +66,8 @@ def warm_up(policy: Policy, stage: Stage) -> str:
     return _sentence(losses)
 
 
-def _done(stage: Stage) -> list[float]:
-    """Return the losses of this warm-up, one a step; none if it is not asked for or not done."""
+def _saved_losses(stage: Stage) -> list[float]:
+    """Return the losses of the saved warm-up, one per step; none without one for these settings."""
     folder = stage.run / WARMED
     if not (stage.config.train.sft_steps and checkpoints.whole_or_aside(folder)):
         return []
@@ -75,7 +76,7 @@ def _done(stage: Stage) -> list[float]:
 
 
 def _identity(stage: Stage) -> dict[str, Any]:
-    """Return everything that the weights after the warm-up depend on."""
+    """Return everything on which the weights after the warm-up depend."""
     config = stage.config
     settings = {name: value for name, value in config.train if name.startswith("sft_")}
     settings |= {"seed": config.seed, "rows": sha256(_rows(stage))}
@@ -100,12 +101,12 @@ def _sentence(losses: list[float]) -> str:
 
 
 def _ids(tokenizer: "PreTrainedTokenizerBase", row: dict) -> dict[str, list[int]]:
-    """The prompt with its completion up to the end of the turn, which alone is learnt."""
+    """Encode a prompt and its completion up to the stop token; only the completion is learnt."""
     answer = row["completion"][0]["content"] + tokenizer.eos_token
     texts = [render(tokenizer, row["prompt"]), answer]
-    before, written = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    mask = [0] * len(before) + [1] * len(written)
-    return {"input_ids": before + written, "completion_mask": mask}
+    prompt, completion = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    mask = [0] * len(prompt) + [1] * len(completion)
+    return {"input_ids": prompt + completion, "completion_mask": mask}
 
 
 def train_on(policy: Policy, stage: Stage, rows: Iterable[dict[str, Any]]) -> list[float]:
@@ -114,10 +115,10 @@ def train_on(policy: Policy, stage: Stage, rows: Iterable[dict[str, Any]]) -> li
     Args:
         policy: The policy.
         stage: The stage, with `train.sft_steps`.
-        rows: Prompts with their completions, as data/sft.parquet holds them.
+        rows: Prompts with their completions, as in data/sft.parquet.
 
     Returns:
-        The losses, one a step.
+        The losses, one per step.
     """
     from datasets import Dataset
     from transformers.trainer_callback import PrinterCallback, TrainerCallback
@@ -125,22 +126,22 @@ def train_on(policy: Policy, stage: Stage, rows: Iterable[dict[str, Any]]) -> li
 
     from grpo_nb.training.trainer import kept_in_32_bit
 
-    class Shown(TrainerCallback):
+    class Progress(TrainerCallback):
         def on_log(self, args, state, control, logs, **kwargs) -> None:
             if "loss" in logs:
                 note = f"SFT warm-up, loss {logs['loss']:.2f}"
                 stage.progress(state.global_step, state.max_steps, note)
 
-    # As GRPO will see them: TRL would look for the prompt in a chat rendered whole, where a
-    # template that opens a block of thought writes another one.
+    # The prompts are rendered as for GRPO. TRL would render the whole chat and look for the prompt
+    # in it, which differs if the template opens a block of thought.
     dataset = Dataset.from_list([_ids(policy.tokenizer, row) for row in rows])
-    with quiet(), kept_in_32_bit(policy.model):  # a bar for each of its preparations of the rows
+    with quiet(), kept_in_32_bit(policy.model):  # TRL shows a bar for each step of preparing rows
         trainer = SFTTrainer(
             policy.model,
             _sft_config(stage),
             train_dataset=dataset,
             processing_class=policy.tokenizer,
-            callbacks=[Shown()],
+            callbacks=[Progress()],
         )
     trainer.remove_callback(PrinterCallback)
     trainer.train()

@@ -1,5 +1,5 @@
 # ruff: noqa: F401 (the imports below are the package's public names)
-"""Tables, charts, and the widgets of the notebooks.
+"""Show tables and charts, and give the notebooks their widgets.
 
 `table`, `score_sheet` and `completions` are tables; `charts` draws a training, many runs and an
 evaluation. `TrainingDashboard` shows a training as it runs, `Chat` asks a run's models, and `lab`

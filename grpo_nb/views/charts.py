@@ -1,14 +1,16 @@
-"""Charts of a training, of many runs, and of an evaluation.
+"""Draw charts of a training, of many runs, and of an evaluation.
 
-docs/reading-a-run.md explains how to read them. A run's charts are saved below its figures/.
+docs/reading-a-run.md explains how to read them. A run's charts are saved in its folder figures/.
 """
 
 import base64
 import html
 import io
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,6 +18,7 @@ import pandas as pd
 
 from grpo_nb.evaluation import DECODING
 from grpo_nb.runs import Run, atomic_path
+from grpo_nb.runs.files import read_yaml
 from grpo_nb.views.tables import short
 
 if TYPE_CHECKING:
@@ -23,73 +26,53 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLORS = BLUE, ORANGE, GREEN, GREY = "#3b78c4", "#c96f0a", "#3a9a5b", "#8a8a8a"
-COLORED = 8  # runs that get a color of their own
+DISTINCT = 8  # runs with a color of their own
 LEGEND_COLUMNS, LEGEND_ROW = 2, 0.18  # curves side by side; height of a row [share of the axis]
 COLUMNS, WIDTH, ROW = 4, 10.5, 1.7  # charts side by side; figure width and row height [inches]
 
 
 class Chart(NamedTuple):
-    """A chart of some metrics; of validations, whose metrics begin with "eval/", it shows points.
+    """Name what a chart shows: a curve per metric, or points if the metrics begin with "eval/".
 
     title: The title, with the unit.
-    metrics: The metrics, a curve each.
+    metrics: The metrics.
     form: The format of the latest value.
-    shown: Values that the axis always includes.
+    always: Values that the axis always includes.
     band: Metrics of a band around the first curve: its two ends, or one spread to each side.
     """
 
     title: str
     metrics: Sequence[str]
     form: str = ".3g"
-    shown: tuple[float, ...] = (0,)
-    band: tuple[str, ...] = ()
+    always: Sequence[float] = (0,)
+    band: Sequence[str] = ()
 
     @property
     def validation(self) -> bool:
-        """Whether the chart shows validations; other charts show steps."""
+        """Say whether the chart shows validations; other charts show steps."""
         return self.metrics[0].startswith("eval/")
 
 
-SHARE = (".0%", (0, 1))
-LENGTHS = ("completions/min_length", "completions/max_length")
-TOTAL = Chart("reward, weighted total", ["reward"], band=("groups/reward_p10", "groups/reward_p90"))
-LIMITS = ["episodes/call_share", "episodes/malformed", "episodes/at_limit"]
-SECONDS = ["seconds/generation", "seconds/reward", "seconds/update", "step_time"]
-OTHERS = (
-    Chart("validation", ["eval/exact", "eval/accuracy", "eval/format"], *SHARE),
-    Chart("completion length [tokens]", ["completions/mean_length"], ".0f", band=LENGTHS),
-    Chart("zero-advantage groups", ["frac_reward_zero_std"], *SHARE),
-    Chart("truncated completions", ["completions/clipped_ratio"], *SHARE),
-    Chart("episodes", LIMITS, *SHARE),
-    Chart("what a call adds to the reward", ["episodes/gain"]),
-    Chart("turns with calls", ["episodes/turns"], ".1f"),
-    Chart("tool errors a call", ["episodes/tool_errors"], *SHARE),
-    Chart("KL to the base [nats]", ["kl"]),
-    Chart("entropy [nats a token]", ["entropy"]),
-    Chart("distinct completions", ["groups/distinct"], *SHARE),
-    Chart("clip ratio", ["clip_ratio/region_mean"], ".1%"),
-    Chart("gradient norm", ["grad_norm"]),
-    Chart("learning rate", ["learning_rate"], ".2g"),
-    Chart("step time [s]", SECONDS, ".2g"),
-    Chart("peak memory [GiB]", ["memory_gib"], ".2f"),
-    Chart("vLLM's difference [nats]", ["sampling/sampling_logp_difference/mean"], ".2g"),
-)
+# The weighted total, then all charts but those of single rewards.
+TOTAL, *OTHERS = [
+    Chart(title, **fields)
+    for title, fields in read_yaml(Path(__file__).with_name("charts.yaml")).items()
+]
 
 
 def charts(keys: Iterable[str]) -> list[Chart]:
     """Return the charts for which there are metrics, with each reward's after the total."""
     keys = dict.fromkeys(keys)
-    means = [key for key in keys if key.startswith("rewards/") and key.endswith("/mean")]
-    rewards = []
-    for key in means:
-        name = key.removesuffix("/mean")
-        title, spread = short(name.removeprefix("rewards/")), (f"{name}/group_std",)
-        rewards.append(Chart(title, [key], shown=(0, 1), band=spread))
+    names = [match[1] for key in keys if (match := re.fullmatch("rewards/(.*)/mean", key))]
+    rewards = [
+        Chart(short(name), [f"rewards/{name}/mean"], ".3g", (0, 1), [f"rewards/{name}/group_std"])
+        for name in names
+    ]
     every = [TOTAL, *rewards, *OTHERS]
     return [chart for chart in every if any(key in keys for key in chart.metrics)]
 
 
-def numbers(line: Mapping[str, Any]) -> dict[str, float]:
+def finite(line: Mapping[str, Any]) -> dict[str, float]:
     """Return only the finite numbers of a metrics line."""
     return {k: v for k, v in line.items() if isinstance(v, int | float) and math.isfinite(v)}
 
@@ -111,18 +94,18 @@ def draw(
 
     if not lines:
         raise ValueError("no metrics to draw: train first, then read train/metrics.jsonl")
-    table = pd.DataFrame([numbers(line) for line in lines])
+    table = pd.DataFrame([finite(line) for line in lines])
     validation = table.filter(like="eval/").notna().any(axis=1)
-    drawn = charts(keys or table.columns)
-    rows = max(1, -(-len(drawn) // COLUMNS))
+    parts = charts(keys or table.columns)
+    rows = max(1, -(-len(parts) // COLUMNS))
     figure = on or Figure()
     figure.set_size_inches(WIDTH, ROW * rows)
     axes = list(figure.subplots(rows, COLUMNS, squeeze=False).flat)
     edge = 0.3 / (ROW * rows)  # the same margin in inches for any number of rows
     figure.subplots_adjust(0.05, edge, 0.99, 1 - edge, wspace=0.25, hspace=0.5)
-    for axis, chart in zip(axes, drawn, strict=False):
+    for axis, chart in zip(axes, parts, strict=False):
         _draw_chart(axis, chart, table[validation == chart.validation])
-    for axis in axes[len(drawn) :]:
+    for axis in axes[len(parts) :]:
         axis.set_axis_off()
     return figure
 
@@ -131,7 +114,7 @@ def _draw_chart(axis: "Axes", chart: Chart, lines: pd.DataFrame) -> None:
     curves = [key for key in chart.metrics if key in lines]
     for key, color, marker in zip(curves, COLORS, "os^d", strict=False):
         label = key.rpartition("/")[2].replace("_", " ")
-        label += f" {shown(lines[key].iloc[-1], chart.form)}"
+        label += f" {number(lines[key].iloc[-1], chart.form)}"
         style = {"color": color, "label": label, "clip_on": False}
         if chart.validation:  # hollow markers, because points may coincide
             style |= {"marker": marker, "markerfacecolor": "none", "linestyle": ""}
@@ -141,7 +124,7 @@ def _draw_chart(axis: "Axes", chart: Chart, lines: pd.DataFrame) -> None:
         low, high = ends if len(ends) == 2 else (mean - ends[0], mean + ends[0])
         axis.fill_between(lines["step"], low, high, color=COLORS[0], alpha=0.25, linewidth=0)
     low, high = axis.get_ylim()
-    axis.set_ylim(min(low, *chart.shown), max(high, *chart.shown))
+    axis.set_ylim(min(low, *chart.always), max(high, *chart.always))
     axis.tick_params(labelsize=7)
     axis.locator_params(nbins=4)
     if len(curves) > 1:
@@ -149,7 +132,7 @@ def _draw_chart(axis: "Axes", chart: Chart, lines: pd.DataFrame) -> None:
     # With a height given, matplotlib need not measure all labels: a third of the drawing's time.
     axis.set_title(chart.title, fontsize=9, loc="left", y=1.0)
     if not chart.validation:  # whose legend has the latest value of each curve
-        latest = shown(lines[curves[-1]].iloc[-1], chart.form)
+        latest = number(lines[curves[-1]].iloc[-1], chart.form)
         axis.set_title(latest, fontsize=9, loc="right", y=1.0, fontweight="bold")
     axis.spines[["top", "right"]].set_visible(False)
 
@@ -179,14 +162,14 @@ def image(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _in_words(axis: "Axes") -> str:
-    """Return a chart's title and the latest values."""
+    """Return a chart's title and its latest values as text."""
     title, latest = (axis.get_title(loc=side) for side in ("left", "right"))
     legend = axis.get_legend()
     curves = " · ".join(text.get_text() for text in legend.get_texts()) if legend else latest
     return f"{title}: {curves}"
 
 
-def shown(value: float | None, form: str) -> str:
+def number(value: float | None, form: str) -> str:
     """Format a number; a missing or infinite one becomes a dash."""
     return "–" if value is None or not math.isfinite(value) else format(value, form)
 
@@ -219,24 +202,24 @@ def training_charts(run: Run, metrics: Sequence[dict], keys: Sequence[str] = ())
 
 
 def learning_curves(curves: Mapping[str, pd.DataFrame], order: Sequence[str]) -> "Figure":
-    """Draw weighted reward and validation accuracy of many runs; all but the best are grey.
+    """Draw the weighted reward and validation accuracy of many runs, all but the best in grey.
 
     Args:
         curves: Metrics of each run, one line per step or validation.
         order: The names of the runs, best first.
     """
-    figure, (reward, validated) = _subplots(2, 11)
-    colors = [f"C{i}" for i in range(COLORED)] + [GREY] * len(order)
-    for place, (name, color) in reversed(list(enumerate(zip(order, colors, strict=False)))):
+    figure, (reward, validation) = _subplots(2, 11)
+    for place, name in reversed(list(enumerate(order))):
         lines = curves[name].set_index("step")
-        style = {"color": color, "alpha": 1 if place < COLORED else 0.4}
+        label, color, alpha = (name, f"C{place}", 1.0) if place < DISTINCT else (None, GREY, 0.4)
+        style = {"color": color, "alpha": alpha}
         mean = lines["reward"].dropna().rolling(10, min_periods=1, center=True).mean()
-        reward.plot(mean.index, mean, label=name if place < COLORED else None, **style)
+        reward.plot(mean.index, mean, label=label, **style)
         if "eval/accuracy" in lines:
             accuracy = lines["eval/accuracy"].dropna()
-            validated.plot(accuracy.index, accuracy, marker="o", markersize=3, **style)
+            validation.plot(accuracy.index, accuracy, marker="o", markersize=3, **style)
     reward.set(title="weighted reward, mean over 10 steps", xlabel="step")
-    validated.set(title="validation accuracy", xlabel="step", ylim=(0, 1.05))
+    validation.set(title="validation accuracy", xlabel="step", ylim=(0, 1.05))
     figure.legend(frameon=False, fontsize=8, reverse=True, loc="outside right")
     return figure
 
@@ -248,21 +231,21 @@ def before_after(run: Run, report: Mapping[str, Any]) -> "Figure":
         run: The run that gets figures/before_after.png.
         report: The report of `evaluation.run`.
     """
-    shown = [(decoding, decoding, "accuracy") for decoding in DECODING]
+    bars = [(decoding, decoding, "accuracy") for decoding in DECODING]
     ks = [k for k in (2, 4, 8, 16, 32, 64) if k <= report["samples"]]
-    shown += [(f"pass@{k}", "sampled", f"pass@{k}") for k in ks]
-    means, reach = {}, []
+    bars += [(f"pass@{k}", "sampled", f"pass@{k}") for k in ks]
+    means, errors = {}, []
     for label in report["models"]:
-        lines = [(report[decoding][label], key) for _, decoding, key in shown]
+        lines = [(report[decoding][label], key) for _, decoding, key in bars]
         means[label] = np.array([line[key] for line, key in lines], dtype=float)
         ends = [line["intervals"][key] or (np.nan, np.nan) for line, key in lines]
-        reach.append(np.abs(np.array(ends).T - means[label]))  # below and above
+        errors.append(np.abs(np.array(ends).T - means[label]))  # below and above
     figure, (axis,) = _subplots(1, 9)
     colors = [color for _, color in zip(means, cycle(COLORS), strict=False)]
     look = {"color": colors, "width": 0.8, "rot": 0, "legend": False, "ylabel": "correct"}
-    table = pd.DataFrame(means, index=[name for name, *_ in shown])
-    table.plot.bar(ax=axis, yerr=np.array(reach), ylim=(0, 1.12), **look)
-    for bars in axis.containers[1::2]:  # every other container holds intervals
-        axis.bar_label(bars, fmt="{:.0%}", fontsize=8)
+    table = pd.DataFrame(means, index=[name for name, *_ in bars])
+    table.plot.bar(ax=axis, yerr=np.array(errors), ylim=(0, 1.12), **look)
+    for container in axis.containers[1::2]:  # every other one holds intervals
+        axis.bar_label(container, fmt="{:.0%}", fontsize=8)
     figure.legend(frameon=False, ncols=len(means), loc="outside upper center")
     return _save(figure, run, "before_after")

@@ -4,7 +4,7 @@
     chat.ask("What is 47 + 38?")
 
 Prompts are built as notebook 1 builds them for the training. `evaluation.answer_file` answers a
-whole file of questions.
+file of questions.
 """
 
 from functools import cached_property, partial
@@ -12,8 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_nb import environments
-from grpo_nb.evaluation.answer_file import system_prompt, weights_of
+from grpo_nb import data, environments
+from grpo_nb.evaluation.answer_file import weights_of
 from grpo_nb.models import Engine, open_engine
 from grpo_nb.reward_lab import bench_of
 from grpo_nb.rewards import load_rewards
@@ -26,7 +26,7 @@ MODELS = ("base", "tuned")
 
 
 class Chat:
-    """The base and the tuned model of a run, loaded when the first question is asked.
+    """Ask the base and the tuned model of a run, which are loaded at the first question.
 
     If an adapter was trained, both share one model in memory: the base has the adapter disabled.
     """
@@ -37,13 +37,13 @@ class Chat:
 
     @cached_property
     def _engines(self) -> dict[str, Engine]:
-        base, trained = (weights_of(self.run, model) for model in ("base", "adapter"))
-        if trained["adapter"]:
-            engine = open_engine(**trained)
+        base, policy = (weights_of(self.run, model) for model in ("base", "adapter"))
+        if policy["adapter"]:
+            engine = open_engine(**policy)
             return {"base": engine, "tuned": engine}
         # After full fine-tuning there are two models, which share the GPU.
         load = partial(open_engine, gpu_memory_utilization=0.4)
-        return {"base": load(**base), "tuned": load(**trained)}
+        return {"base": load(**base), "tuned": load(**policy)}
 
     def close(self) -> None:
         """Free the memory; the next question loads the models again."""
@@ -64,7 +64,8 @@ class Chat:
             return question
         if not question.strip():
             raise ValueError("the question is empty: write one, such as 'What is 47 + 38?'")
-        prompt = build_prompt(question, system_prompt(self.config, self.preset))
+        settings = data.with_system_prompt(self.config.data, self.preset)
+        prompt = build_prompt(question, settings.system_prompt)
         row = {"prompt": prompt, "question": question}
         return row | {"answer": reference} if reference else row
 

@@ -1,4 +1,4 @@
-"""The training dashboard: progress, alerts, charts, three completions, and buttons."""
+"""Show a training as it runs: progress, alerts, charts, three completions, and buttons."""
 
 import math
 import random
@@ -27,7 +27,7 @@ WISHES = {  # for each of `Controls`: button, tooltip, and status once the butto
 
 
 class TrainingDashboard(View):
-    """Shows each `Update` it is called with; its buttons set the training's controls.
+    """Show each `Update` of a training; the buttons set the training's controls.
 
     The buttons work during the training if the kernel handles widget messages on a subshell:
     ipykernel >= 7 under JupyterLab >= 4.4, whose setting "Kernel Comms over subshells" is on by
@@ -66,7 +66,7 @@ class TrainingDashboard(View):
         self.guard(partial(self._take, update))
 
     def _take(self, update: Update) -> None:
-        values = charts.numbers(update.line)
+        values = charts.finite(update.line)
         self.step, self.total_steps = int(values.get("step", self.step)), update.total_steps
         self.lines.append(values | {"step": self.step})
         self.sample = update.completions or self.sample
@@ -76,15 +76,15 @@ class TrainingDashboard(View):
         if update.alerts:
             self.alerts += [{"step": self.step, **alert._asdict()} for alert in update.alerts]
             self.listed.value = self._alert_list()
-        began = time.monotonic()
+        start = time.monotonic()
         if self._due is None:
-            self._due = began + FIRST
-        if began < self._due and not self.ended:
+            self._due = start + FIRST
+        if start < self._due and not self.ended:
             return
         # Drawing takes a fraction of a second: the longer it took, the later the next one.
         self.draw()
-        ended = time.monotonic()
-        self._due = ended + (ended - began) / SHARE
+        end = time.monotonic()
+        self._due = end + (end - start) / SHARE
 
     def draw(self) -> None:
         """Draw the completions and all charts."""
@@ -102,25 +102,24 @@ class TrainingDashboard(View):
         keeps the last state shown.
         """
         with self._showing:
-            pending = [name for name in WISHES if getattr(self.controls, name).is_set()]
-            status = "; ".join(WISHES[name][2] for name in pending)
+            requests = [name for name in WISHES if getattr(self.controls, name).is_set()]
+            status = "; ".join(WISHES[name][2] for name in requests)
             if self.ended:
-                stopped = f"stopped after step {self.step}: trainer.train() goes on from there"
-                status = stopped if self.step < self.total_steps else ""
+                early = f"stopped after step {self.step}: trainer.train() goes on from there"
+                status = early if self.step < self.total_steps else ""
             self.wishes.value = f"<span role='status'>{status}</span>"
             for name, button in self.buttons.items():
-                button.disabled = self.ended or name in pending
+                button.disabled = self.ended or name in requests
 
     def _progress(self) -> str:
         """Return step, progress bar, speed, time left and memory as HTML."""
         parts, steps = [], [line for line in self.lines if "step_time" in line][-20:]
         if steps:
             pace = sum(line["step_time"] for line in steps) / len(steps)
-            left = (self.total_steps - self.step) * pace
-            parts = [f"{pace:.3g} s per step"]
-            time_left = f"about {timedelta(seconds=round(left))} left"
-            ended = "finished" if left <= 0 else "stopped"
-            parts.append(ended if self.ended else time_left)
+            seconds = round((self.total_steps - self.step) * pace)
+            end = "finished" if self.step >= self.total_steps else "stopped"
+            time_left = f"about {timedelta(seconds=seconds)} left"
+            parts = [f"{pace:.3g} s per step", end if self.ended else time_left]
         for key, form in (("tokens_per_second", "{:,.0f} tokens/s"), ("memory_gib", "{:.2f} GiB")):
             parts += [form.format(line[key]) for line in steps[-1:] if key in line]
         label = f"step {self.step} of {self.total_steps}"
@@ -139,11 +138,11 @@ class TrainingDashboard(View):
         return tables.table(pd.DataFrame(alerts[:ALERTS])) + rest
 
     def _completion_table(self) -> str:
-        """Return the best, the worst and a random completion of the latest step that has any."""
+        """Show the best, the worst and a random completion of the latest step that has any."""
         if not self.sample:
             return ""
-        ranked = sorted(self.sample, key=lambda c: charts.numbers(c).get("reward", -math.inf))
+        sample = sorted(self.sample, key=lambda c: charts.finite(c).get("reward", -math.inf))
         # A separate generator, so that the training's random state is unchanged.
-        other = random.Random(self.step).choice(ranked[1:-1] or ranked)
-        frame = pd.DataFrame([ranked[-1], ranked[0], other], index=["best", "worst", "random"])
+        other = random.Random(self.step).choice(sample[1:-1] or sample)
+        frame = pd.DataFrame([sample[-1], sample[0], other], index=["best", "worst", "random"])
         return tables.completions(frame.rename(columns={"reward": "total"}))

@@ -1,4 +1,4 @@
-"""The Environment Lab: read episodes turn by turn, change their turns, and continue them."""
+"""Read an environment's episodes turn by turn, change their turns, and continue them."""
 
 import html
 import json
@@ -14,15 +14,15 @@ import pandas as pd
 from grpo_nb import environments
 from grpo_nb.environments.findings import findings
 from grpo_nb.environments.play import Episode, script
-from grpo_nb.environments.scripted import Policy, Seen, Turn, follow, perform, policies
-from grpo_nb.models import chat
+from grpo_nb.environments.scripted import PlayerView, Policy, Turn, follow, perform, policies
+from grpo_nb.models import template, tool_calls
 from grpo_nb.models.engine import Engine, Sampling
 from grpo_nb.reward_lab import Bench
 from grpo_nb.reward_lab.baseline import Baseline, open_base, warm_folder
 from grpo_nb.rewards.prompts import Message, completion_text, transcript
 from grpo_nb.runs import Check, Stage, checks
 from grpo_nb.views import tables
-from grpo_nb.views.widgets import WIDE, View
+from grpo_nb.views.widgets import View, row_list
 
 OWN = "your own turns"
 HELP = """Write one turn per line: a call {"name": "…", "arguments": {…}}, a list of calls, or a \
@@ -30,7 +30,7 @@ text in quotes, which ends the episode."""
 
 
 class EnvironmentLab(View):
-    """Shows an environment's findings and episodes of the base model, of scripts, and your own.
+    """Show an environment's findings, and episodes of the base model, of scripts, and your own.
 
     Args:
         bench: Rewards, weights, environment and tokenizer.
@@ -48,23 +48,21 @@ class EnvironmentLab(View):
         self.guard(self._test)
 
     def _make_controls(self) -> None:
-        rows = enumerate(self.baseline.rows)
-        questions = [(f"{i + 1}. {row['question'][:90]}", i) for i, row in rows]
-        self.number = w.Dropdown(options=questions, description="Row", layout=WIDE)
+        self.number = row_list(self.baseline.rows, "Row")
         self.player = w.Select(description="Player", rows=12, layout={"width": "28em"})
         self.box = self.code_box("Turns", HELP, rows=9)
         self.box.style.description_width = "initial"
         self.test = self.button("Test", "Read the class again, and test it", self._test)
         self.play = self.button("Play", "Play these turns", self._play)
         self.go_on = self.button("Go on", "Let the base model continue, greedily", self._go_on)
-        self.found, self.view = w.HTML(), w.HTML()
+        self.findings, self.view = w.HTML(), w.HTML()
         editor = [self.box, w.HBox([self.play, self.go_on]), self.errors]
         players = w.HBox([self.player, w.VBox(editor, layout={"flex": "1", "min_width": "0"})])
-        self.children = [self.found, w.HBox([self.test]), self.number, players, self.view]
+        self.children = [self.findings, w.HBox([self.test]), self.number, players, self.view]
 
     @property
     def row(self) -> dict[str, Any]:
-        """The row that is played."""
+        """Return the row that is played."""
         return self.baseline.rows[self.number.value]
 
     def _test(self) -> None:
@@ -77,21 +75,21 @@ class EnvironmentLab(View):
         evidence = f"{stops} of {len(faults)} findings forbid training"
         evidence = evidence if faults else "scripted policies find no fault"
         verdict = Check(environment.title, "stop" if stops else "ok", evidence)
-        self.found.value = tables.table(checks.table([verdict, *faults]))
+        self.findings.value = tables.table(checks.table([verdict, *faults]))
         self._take_row()
 
     def _take_row(self) -> None:
         """List the players of the row: the base model, scripted policies, and the user."""
         samples = self.baseline.samples_P_G[self.number.value]
-        self.scored = self.bench.table([self.row], [[each.completion for each in samples]])
+        self.group = self.bench.table([self.row], [[each.completion for each in samples]])
         other = self.baseline.rows[(self.number.value + 1) % len(self.baseline.rows)]
-        self.scripted = policies(self.bench.environment, self.row, other)
-        earned = self.scored[["total", "advantage"]].itertuples(name=None)
+        self.policies = policies(self.bench.environment, self.row, other)
+        scores = self.group[["total", "advantage"]].itertuples(name=None)
         label = "rollout {} (reward {:.3g}, advantage {:+.2f})".format
-        rollouts = [(label(i + 1, total, gain), i) for i, total, gain in earned]
-        scripted = [(f"scripted: {name}", name) for name in self.scripted]
+        rollouts = [(label(i + 1, total, gain), i) for i, total, gain in scores]
+        scripts = [(f"scripted: {name}", name) for name in self.policies]
         self.player.index = None  # so that choosing the first one below counts as a change
-        self.player.options = [*rollouts, *scripted, (OWN, OWN)]
+        self.player.options = [*rollouts, *scripts, (OWN, OWN)]
         self.player.index = 0
 
     def _take_player(self) -> None:
@@ -99,9 +97,9 @@ class EnvironmentLab(View):
         if isinstance(player, int):
             sample = self.baseline.samples_P_G[self.number.value][player]
             prompt = Episode(self.bench.environment, self.row).prompt
-            self._show(prompt, sample.messages, sample.ended, self.scored.iloc[player])
-        elif player in self.scripted:
-            self._perform(self.scripted[player])
+            self._show(prompt, sample.messages, sample.ended, self.group.iloc[player])
+        elif player in self.policies:
+            self._perform(self.policies[player])
 
     def _play(self, policy: Callable[..., Turn] = follow) -> None:
         """Play the turns in the box with `follow`, or with a policy that continues them."""
@@ -114,26 +112,26 @@ class EnvironmentLab(View):
     def _continue(self) -> None:
         run, config = self.stage.run, self.stage.config
         with closing(open_base(config, warm_folder(run, config))) as engine:
-            self._play(partial(_continue, engine, self.bench.train.max_completion_length))
+            self._play(partial(_let_model, engine, self.bench.train.max_completion_length))
 
     def _perform(self, policy: Policy) -> None:
         """Show an episode of the policy, scored as an additional member of the group."""
         self.view.value = ""
         episode = perform(self.bench.environment, self.row, policy, self.number.value)
-        scored = self.bench.table([self.row], [[episode.messages]])
-        group = pd.concat([self.scored, scored], ignore_index=True)
-        scored = self.bench.weighed(group, len(group)).iloc[-1]
-        self._show(episode.prompt, episode.messages, episode.ended, scored)
+        scores = self.bench.table([self.row], [[episode.messages]])
+        group = pd.concat([self.group, scores], ignore_index=True)
+        scores = self.bench.weighed(group, len(group)).iloc[-1]
+        self._show(episode.prompt, episode.messages, episode.ended, scores)
 
-    def _show(self, prompt: Any, messages: Sequence, ended: str, scored: pd.Series) -> None:
+    def _show(self, prompt: Any, messages: Sequence, ended: str, scores: pd.Series) -> None:
         lines = [_line(message) for message in messages if message["role"] == "assistant"]
         self.box.value = "\n".join(line for line in lines if line != '""')
-        rewards = [f"{tables.short(f)} {scored[f]:.3g}" for f in self.bench.preset.names]
+        rewards = [f"{tables.short(f)} {scores[f]:.3g}" for f in self.bench.preset.names]
         parts = f" ({', '.join(rewards)})" if rewards[1:] else ""
         caption = (
             f"<b>{self.player.label.partition(' (')[0]}</b>, ended: {ended}\n"
-            f"reward {scored['total']:.3g}{parts}, mean of the group {scored['mean']:.3g}, "
-            f"advantage {scored['advantage']:+.2f}"
+            f"reward {scores['total']:.3g}{parts}, mean of the group {scores['mean']:.3g}, "
+            f"advantage {scores['advantage']:+.2f}"
         )
         self.view.value = episode_page(self.bench, prompt, messages, caption)
 
@@ -161,15 +159,15 @@ def turns_of(text: str) -> list[Turn]:
     return turns
 
 
-def _continue(engine: Engine, cap: int, turns: Sequence[Turn], seen: Seen) -> Turn:
-    """Follow the given turns, then let the model choose the next ones."""
-    if seen.turn < len(turns):
-        return turns[seen.turn]
-    tokenizer = chat.with_tools(engine.tokenizer)
-    text = chat.render(tokenizer, list(seen.messages), seen.environment.tools)
+def _let_model(engine: Engine, cap: int, turns: Sequence[Turn], view: PlayerView) -> Turn:
+    """Play the turns, then let the model choose the next ones."""
+    if view.turn < len(turns):
+        return turns[view.turn]
+    tokenizer = tool_calls.with_tools(engine.tokenizer)
+    text = template.render(tokenizer, list(view.messages), view.environment.tools)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     [sample] = engine.complete([ids], Sampling(cap))
-    return json.loads(_line(chat.parse(tokenizer, sample.ids, ids)))
+    return json.loads(_line(tool_calls.parse(tokenizer, sample.ids, ids)))
 
 
 def episode_page(
@@ -191,26 +189,29 @@ def episode_page(
     texts = [tables.text(transcript(group) or "(says nothing)") for group in groups]
     lines = list(zip(roles, texts, map(str, counts), strict=True))
     grey = [number for number, role in enumerate(roles) if role != "assistant"]
-    tokens, masked = sum(counts[1:]), sum(counts[number] for number in grey[1:])
-    caption += f"\n{tokens} of {bench.train.max_completion_length} tokens, {masked} (grey) masked"
-    spans = "".join(
-        f"<span{' class=masked' * (number in grey)}>{html.escape(piece)}</span>"
-        for number, piece in enumerate(pieces)
-    )
+    tokens, rest = sum(counts[1:]), sum(counts[number] for number in grey[1:])
+    caption += f"\n{tokens} of {bench.train.max_completion_length} tokens, {rest} (grey) masked"
     sheet = tables.markup(["", "turn", "tokens"], lines, caption, grey)
-    folded = f"<summary>as the model reads it</summary><div class='text'>{spans}</div>"
-    whole = f"{sheet}<details class='sheet'>{folded}</details>"
-    return tables.Page(whole, transcript([*prompt, *messages]))
+    spans = [f"<span>{html.escape(piece)}</span>" for piece in pieces]
+    for number in grey:
+        spans[number] = spans[number].replace("<span>", "<span class=masked>", 1)
+    reading = f"<summary>as the model reads it</summary><div class='text'>{''.join(spans)}</div>"
+    details = f"<details class='sheet'>{reading}</details>"
+    return tables.Page(sheet + details, transcript([*prompt, *messages]))
 
 
 def _pieces(bench: Bench, groups: Sequence[list[Message]]) -> Iterator[str]:
     """Yield the text that each group of messages adds to the rendered chat."""
-    tokenizer, turns, before = chat.with_tools(bench.tokenizer), [], ""
-    options = {"tools": bench.environment.tools, "tokenize": False}
+    tokenizer, turns, before = tool_calls.with_tools(bench.tokenizer), [], ""
     for group in groups:
         turns, by_model = [*turns, *group], group[0]["role"] == "assistant"
-        folded = chat.fold_system(tokenizer, turns)
-        text = tokenizer.apply_chat_template(folded, add_generation_prompt=not by_model, **options)
+        messages = template.fold_system(tokenizer, turns)
+        text = tokenizer.apply_chat_template(
+            messages,
+            tools=bench.environment.tools,
+            tokenize=False,
+            add_generation_prompt=not by_model,
+        )
         end = text.rfind(tokenizer.eos_token) + len(tokenizer.eos_token)
         text = text[:end] if by_model and end > len(before) else text  # the model stopped there
         yield text[len(before) :]

@@ -1,4 +1,4 @@
-"""The Reward Lab: write rewards, edit completions, change weights and run attacks."""
+"""Write rewards, edit completions, change weights and run attacks, in the Reward Lab."""
 
 import html
 import threading
@@ -10,7 +10,7 @@ from queue import Queue
 import ipywidgets as w
 
 from grpo_nb import data, reward_lab
-from grpo_nb.models import chat
+from grpo_nb.models import hub
 from grpo_nb.reward_lab import Bench, Verdict, bench_of, judge
 from grpo_nb.reward_lab import baseline as baselines
 from grpo_nb.reward_lab.baseline import Baseline
@@ -20,38 +20,21 @@ from grpo_nb.runs import NOTEBOOKS, Run, Stage, checks, resolve_stages
 from grpo_nb.runs.config import of_stage
 from grpo_nb.views import tables
 from grpo_nb.views.environment_lab import EnvironmentLab
-from grpo_nb.views.widgets import ALERT, WIDE, View, in_order
+from grpo_nb.views.widgets import ALERT, WIDE, View, in_order, row_list
 
 WEIGHT_STEP = 1 / 16  # a power of two, so that TRL's count of zero-advantage groups is exact
-EXAMPLE = r"""Paste the rewards of a TRL script, or write your own. These pass the test:
+EXAMPLE = Path(__file__).with_name("example.txt").read_text(encoding="utf-8").rstrip()
 
-import re
-
-def correct(completions, answer, **kwargs):  # TRL's shape; the first says "right"
-    texts = [completion[0]["content"] for completion in completions]
-    found = [re.findall(r"<answer>\s*(.*?)\s*</answer>", text) for text in texts]
-    return [float(each == [right]) for each, right in zip(found, answer)]
-
-reward_funcs, reward_weights = [correct, rewards.soft_format_reward], [1.0, 0.25]
-
-# Add these, and they fail on purpose, see why: it pays for silence.
-# @rewards.reward()
-# def brief(response: str) -> float:
-#     return float(len(response) <= 40)
-# reward_funcs, reward_weights = [*reward_funcs, brief], [*reward_weights, 0.5]
-
-If the box is empty, the run's preset is used."""
-
-HELD = f"""<div style='{ALERT}' role='note'>Another process holds this run, such as the kernel of \
-the quickstart. You can write and run rewards here, but not adopt them. To hand them over, paste \
-them into the cell of rewards there and run it; or shut that kernel down, and then adopt.</div>"""
+IN_USE = f"""<div style='{ALERT}' role='note'>Another process holds this run, such as the kernel \
+of the quickstart. You can write and run rewards here, but not adopt them. To hand them over, \
+paste them into the cell of rewards there and run it; or shut that kernel down, then adopt.</div>"""
 
 
 class RewardLab(View):
-    """Shows rewards and what the baseline rollouts earn from them, one group at a time.
+    """Show rewards and what the baseline rollouts earn from them, one group at a time.
 
-    A weight of 0 turns a reward off. What is clicked and typed is handled in a thread, in order, so
-    that *Stop* works meanwhile, and cells can run; `actions.join()` waits for the end of it.
+    A weight of 0 turns a reward off. Clicks and texts are handled one after another in a thread, so
+    that *Stop* works and cells can run meanwhile; `actions.join()` waits until all are handled.
 
     Args:
         bench: Rewards and weights to start with.
@@ -77,7 +60,7 @@ class RewardLab(View):
         threading.Thread(target=self._work, daemon=True, name="Reward Lab").start()
 
     def guard(self, action: Callable[[], None], *_: object) -> None:
-        """Have the action run after those before it; an exception is shown in `errors`."""
+        """Queue the action; an exception is shown in `errors`."""
         self.actions.put(action)
 
     def _work(self) -> None:
@@ -86,8 +69,6 @@ class RewardLab(View):
             self.actions.task_done()
 
     def _make_controls(self) -> None:
-        rows = enumerate(self.baseline.rows)
-        questions = [(f"{i + 1}. {row['question'][:90]}", i) for i, row in rows]
         numbers = [(str(i + 1), i) for i in range(self.group_size)]
         self.code = self.code_box("Rewards", EXAMPLE, rows=18)
         self.code.value = self.shown_source
@@ -98,7 +79,7 @@ class RewardLab(View):
         self.stop.disabled = True
         self.stop.on_click(lambda _: self.request.set())
         in_order(self.stop)
-        self.prompt = w.Dropdown(options=questions, description="Prompt", layout=WIDE)
+        self.prompt = row_list(self.baseline.rows, "Prompt")
         self.number = w.Dropdown(options=numbers, description="Completion")
         style = {"layout": WIDE, "continuous_update": False}
         text = self.completions_P_G[0][0]
@@ -111,7 +92,7 @@ class RewardLab(View):
 
     @property
     def weights(self) -> list[float]:
-        """The current weight of each reward, from the sliders."""
+        """Return the current weight of each reward, from the sliders."""
         return [slider.value for slider in self.sliders]
 
     def sentence(self, error: BaseException) -> str:
@@ -127,7 +108,7 @@ class RewardLab(View):
             self.table = bench.table(self.baseline.rows, self.completions_P_G)
         self.bench, preset = bench, bench.preset
         pairs = zip(preset.names, preset.reward_weights, strict=True)
-        # One scale for all, so that a weight of 0.25 does not stand where 1 stands beside it.
+        # One scale for all sliders, so that equal weights stand at equal places.
         ends = 2 * min(0.0, *preset.reward_weights), 2 * max(0.5, *preset.reward_weights)
         self.sliders = [_weight_slider(name, weight, *ends) for name, weight in pairs]
         self.on(self._reweigh, *self.sliders)
@@ -144,14 +125,17 @@ class RewardLab(View):
         self._busy(self._hand_on, "", self.run, self.adopt)
 
     def _busy(self, action: Callable[[], None], after: str, *buttons: w.Button) -> None:
-        """Run the action with these buttons disabled, and meanwhile say so, and offer *Stop*.
+        """Run the action with these buttons disabled and *Stop* enabled.
 
-        Unless the action changes the status line, it is `after` in the end.
+        Args:
+            action: What to do.
+            after: The status line afterwards, unless the action has changed it.
+            buttons: The buttons to disable meanwhile.
         """
         if not turn.acquire(blocking=False):  # a reward would rewind a training's random numbers
             raise RuntimeError("a training or a lab is at work in this kernel: wait for its end")
         limit = f"a reward is stopped after {self.stage.config.rewards.seconds:g} s a completion"
-        self.status.value = running = f"<span role='status'>Running: {limit}</span>"
+        self.status.value = notice = f"<span role='status'>Running: {limit}</span>"
         self.request = threading.Event()
         limits.stop.set(self.request)
         self.stop.disabled = False
@@ -162,17 +146,17 @@ class RewardLab(View):
         finally:
             turn.release()
             self.stop.disabled = True
-            if self.status.value == running:
+            if self.status.value == notice:
                 self.status.value = after
 
     def _score(self) -> tuple[Bench, list[dict], Baseline, Stage]:
         """Load the rewards in the box if they changed; return the arguments of `judge`."""
         self.report.value = ""
-        given, text = (self.rows, self.baseline, self.stage), self.code.value
+        text = self.code.value
         if text != self.shown_source:
-            self.use(reward_lab.try_out(self.bench, *given, text))
+            self.use(reward_lab.try_out(self.bench, self.rows, self.baseline, self.stage, text))
             self.shown_source = text
-        return self.bench, *given
+        return self.bench, self.rows, self.baseline, self.stage
 
     def _judge(self) -> None:
         self._show_verdict(judge(*self._score()))
@@ -210,9 +194,9 @@ class RewardLab(View):
     def _score_group(self) -> None:
         prompt = self.place[0]
         rows, groups = [self.baseline.rows[prompt]], [self.completions_P_G[prompt]]
-        scored = self.bench.table(rows, groups)
-        scored.index = self._lines()
-        self.table.loc[scored.index, scored.columns] = scored
+        lines = self.bench.table(rows, groups)
+        lines.index = self._lines()
+        self.table.loc[lines.index, lines.columns] = lines
         self._reweigh()
 
     def _lines(self) -> range:
@@ -251,26 +235,34 @@ def open_lab(name: str) -> w.VBox:
     process holds the run, the page says so at its top.
     """
     run = Run(name)
-    done, settings = run.status("02") == "done", of_stage("02", run.settings())
-    config = run.config() if done else resolve_stages(run, settings, "02", "02")
+    settings = of_stage("02", run.settings())
+    is_done = run.state("02").status == "done"
+    config = run.config() if is_done else resolve_stages(run, settings, "02", "02")
     rows = data.load(run, "train")
     baseline = baselines.sample(run, rows[: config.rewards.baseline_prompts], config)
     preset = load_rewards(config.rewards)
     model = config.model
-    tokenizer = chat.load_tokenizer(model.model_path, model.chat_template_kwargs)
-    opened = lab(bench_of(config, preset, tokenizer), baseline, rows, Stage(run, "02", config))
-    return w.VBox([w.HTML(HELD), opened]) if run.in_use(".lock", ".pipeline.lock") else opened
+    tokenizer = hub.load_tokenizer(model.model_path, model.chat_template_kwargs)
+    view = lab(bench_of(config, preset, tokenizer), baseline, rows, Stage(run, "02", config))
+    return w.VBox([w.HTML(IN_USE), view]) if run.in_use(".lock", ".pipeline.lock") else view
 
 
 def _weight_slider(name: str, weight: float, low: float, high: float) -> w.FloatSlider:
-    ends = {"min": low, "max": high, "step": WEIGHT_STEP}
-    more = {"readout_format": ".4g", "tooltip": f"weight of {name}", "layout": {"width": "36em"}}
-    style = {"description_width": "16em"}
-    return w.FloatSlider(weight, **ends, **more, description=tables.short(name), style=style)
+    return w.FloatSlider(
+        weight,
+        min=low,
+        max=high,
+        step=WEIGHT_STEP,
+        readout_format=".4g",
+        description=tables.short(name),
+        tooltip=f"weight of {name}",
+        layout={"width": "36em"},
+        style={"description_width": "16em"},
+    )
 
 
 def _verdict_page(verdict: Verdict) -> str:
     frames = [checks.table(verdict.checks), verdict.probes]
-    shown = "".join(tables.table(frame) for frame in frames if frame is not None)
+    pages = "".join(tables.table(frame) for frame in frames if frame is not None)
     text = f"<pre>{html.escape(str(verdict).partition(chr(10))[2])}</pre>"
-    return f"<div class='jp-RenderedHTMLCommon'>{text}{shown}</div>"
+    return f"<div class='jp-RenderedHTMLCommon'>{text}{pages}</div>"

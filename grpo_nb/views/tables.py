@@ -1,4 +1,4 @@
-"""HTML tables of frames, and of completions with extracted answers, scores and advantages.
+"""Render HTML tables of frames, and of completions with answers, scores and advantages.
 
 Colors are translucent, so that the tables are readable on light and dark pages.
 """
@@ -7,6 +7,7 @@ import html
 import math
 import re
 from collections.abc import Container, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -15,29 +16,13 @@ from grpo_nb.rewards import RewardSet
 
 MARKS = re.compile(r"&lt;/?\w+&gt;|```\w*|####|\\boxed")  # tags and marks of all answer forms
 SHOWN_CHARACTERS = 2_000
-WHOLE = 16  # characters of a cell, such as an interval, that is kept on one line
+WHOLE = 16  # most characters of a cell, such as an interval, that is never wrapped
 VERBATIM = "tex2jax_ignore mathjax_ignore"  # CSS classes that keep notebooks from typesetting $…$
-STYLE = """<style>
-.sheet.sheet { border-collapse: collapse; font-size: 13px; line-height: 1.35; }
-.sheet.sheet th, .sheet.sheet td { text-align: left; vertical-align: top; padding: 4px 6px;
-  border-bottom: 1px solid rgba(128, 128, 128, .35); overflow-wrap: anywhere; min-width: 3em; }
-.sheet.sheet td { white-space: pre-wrap; }
-.sheet.sheet .whole { white-space: pre; }
-.sheet .text { white-space: pre-wrap; min-width: 20em; font-family: monospace;
-  max-height: 20em; overflow-y: auto; }
-.sheet.sheet th { overflow-wrap: normal; font-size: 12px; }
-.sheet .tag { opacity: .55; }
-.sheet mark { background: rgba(255, 200, 0, .45); color: inherit; }
-.sheet small { display: block; opacity: .75; max-width: 14em; }
-.sheet.sheet caption { text-align: left; padding: 6px 8px; white-space: pre-wrap; }
-.sheet .masked, .sheet.sheet .chosen td { background: rgba(128, 128, 128, .14); }
-.widget-html-content:has(.sheet) { overflow-x: auto; }
-.code-box textarea { font-family: monospace; line-height: 1.4; tab-size: 4; }
-</style>"""
+STYLE = f"<style>\n{Path(__file__).with_name('style.css').read_text(encoding='utf-8')}</style>"
 
 
 class Page(str):
-    """HTML that a notebook renders, and that prints as plain text elsewhere.
+    """Hold HTML that a notebook renders, and the plain text that is printed elsewhere.
 
     Dollar signs and formulas that a model wrote are not typeset.
     """
@@ -56,14 +41,16 @@ class Page(str):
 
 def table(frame: pd.DataFrame) -> Page:
     """Render a frame with left-aligned text, never truncated, and with tags shown as text."""
-    lines = [list(map(_cell, line)) for line in frame.itertuples(index=False, name=None)]
+    lines = [list(map(cell, line)) for line in frame.itertuples(index=False, name=None)]
     return Page(markup(map(short, map(str, frame)), lines), frame.to_string(index=False))
 
 
-def _cell(value: Any, reason: str = "") -> str:
-    if isinstance(value, float) or value is None:
-        return score(value, reason)
-    return html.escape(str(value))
+def cell(value: Any, reason: str = "") -> str:
+    """Render a cell; a number may be a score, with the reason for it below."""
+    if not (isinstance(value, float) or value is None):
+        return html.escape(str(value))
+    text = "None" if value is None or not math.isfinite(value) else f"{value:.3g}"
+    return f"{text}<small>{html.escape(_cut(reason, 120))}</small>" if reason else text
 
 
 def markup(
@@ -80,19 +67,16 @@ def markup(
         caption: The caption, as HTML.
         chosen: Numbers of the lines to show in grey.
     """
-    cells = "".join(_tagged("th", html.escape(name)) for name in head)
-    rows = "".join(
-        f"<tr{' class=chosen' * (number in chosen)}>"
-        f"{''.join(_tagged('td', cell) for cell in line)}</tr>"
-        for number, line in enumerate(lines)
-    )
-    caption = f"<caption>{caption}</caption>" * bool(caption)
-    return f"{STYLE}<table class='sheet'>{caption}<tr>{cells}</tr>{rows}</table>"
+    rows = [_row("th", map(html.escape, head))]
+    rows += [_row("td", line, number in chosen) for number, line in enumerate(lines)]
+    caption = f"<caption>{caption}</caption>" if caption else ""
+    return f"{STYLE}<table class='sheet'>{caption}{''.join(rows)}</table>"
 
 
-def _tagged(tag: str, cell: str) -> str:
-    """Render a cell; a short one, such as "95 %", is never wrapped."""
-    return f"<{tag}{' class=whole' * (len(cell) <= WHOLE)}>{cell}</{tag}>"
+def _row(tag: str, cells: Iterable[str], chosen: bool = False) -> str:
+    starts = ((f"{tag} class=whole" if len(text) <= WHOLE else tag, text) for text in cells)
+    content = "".join(f"<{start}>{text}</{tag}>" for start, text in starts)
+    return f"<tr class=chosen>{content}</tr>" if chosen else f"<tr>{content}</tr>"
 
 
 def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = None) -> Page:
@@ -115,8 +99,8 @@ def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = Non
     )
     lines = _cells(group, ["completion", "answer", *weights, *totals])
     numbered = [[str(number + 1), *line] for number, line in enumerate(lines)]
-    shown = markup(head, numbered, caption, (chosen,))
-    return Page(shown, group[["completion", *weights, *totals]].to_string(index=False))
+    sheet = markup(head, numbered, caption, (chosen,))
+    return Page(sheet, group[["completion", *weights, *totals]].to_string(index=False))
 
 
 def completions(frame: pd.DataFrame) -> Page:
@@ -134,9 +118,9 @@ def completions(frame: pd.DataFrame) -> Page:
     lines = [
         [html.escape(short(name)), *cells] for name, cells in zip(names, columns, strict=False)
     ]
-    head = ["", *map(str, frame.index)]
-    shown = markup(head, lines, html.escape(note)) if len(frame) else "no such completion"
-    return Page(shown, (note and f"{note}\n") + frame[names].T.to_string())
+    sheet = markup(["", *map(str, frame.index)], lines, html.escape(note))
+    plain = (f"{note}\n" if note else "") + frame[names].T.to_string()
+    return Page(sheet if len(frame) else "no such completion", plain)
 
 
 def short(name: str) -> str:
@@ -158,7 +142,7 @@ def _cells(frame: pd.DataFrame, names: Sequence[str]) -> list[list[str]]:
             "completion": text(str(record["completion"]), answer),
             "answer": "<i>none</i>" if answer is None else html.escape(_cut(answer, 80)),
         }
-        rest = {n: _cell(record[n], record.get(f"{n}/reason", "")) for n in names}
+        rest = {n: cell(record[n], record.get(f"{n}/reason", "")) for n in names}
         lines.append([special.get(name, rest[name]) for name in names])
     return lines
 
@@ -166,13 +150,6 @@ def _cells(frame: pd.DataFrame, names: Sequence[str]) -> list[list[str]]:
 def text(content: str, answer: str | None = None) -> str:
     """Render the cell of a long text, with the answer extracted from it marked."""
     return f"<div class='text'>{highlight(content, answer)}</div>"
-
-
-def score(value: float | None, reason: str = "") -> str:
-    """Render the cell of a score, with the reason below it."""
-    missing = value is None or not math.isfinite(value)
-    text = "None" if missing else f"{value:.3g}"
-    return f"{text}<small>{html.escape(_cut(reason, 120))}</small>" if reason else text
 
 
 def _cut(text: str, characters: int) -> str:
@@ -188,12 +165,12 @@ def highlight(text: str, answer: str | None) -> str:
     text = _cut(text, SHOWN_CHARACTERS)
     start = _place_of(answer, text) if answer else -1
     if start < 0:
-        return _dimmed(text)
-    marked = html.escape(answer, quote=False)
-    return f"{_dimmed(text[:start])}<mark>{marked}</mark>{_dimmed(text[start + len(answer) :])}"
+        return _dim(text)
+    mark = f"<mark>{html.escape(answer, quote=False)}</mark>"
+    return _dim(text[:start]) + mark + _dim(text[start + len(answer) :])
 
 
-def _dimmed(text: str) -> str:
+def _dim(text: str) -> str:
     return MARKS.sub(r"<span class='tag'>\g<0></span>", html.escape(text, quote=False))
 
 

@@ -1,11 +1,11 @@
-"""The base class of the notebooks' widgets, with their error display, buttons and controls.
+"""Hold what the notebooks' widgets share: the display of errors, buttons and text boxes.
 
 Widgets hold no logic and nothing that a later cell needs, so a notebook works without them.
 """
 
 import html
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ ALERT = "border-left: 4px solid #d33; padding-left: 8px; white-space: pre-wrap; 
 
 
 class View(w.VBox):
-    """A widget that shows its callbacks' exceptions in `errors`, with a collapsed traceback."""
+    """Show the callbacks' exceptions in `errors`, with a collapsed traceback."""
 
     shown_errors: type[BaseException] = Exception
 
@@ -82,8 +82,14 @@ class View(w.VBox):
                 button.disabled = False
 
 
+def row_list(rows: Sequence[Mapping[str, Any]], label: str) -> w.Dropdown:
+    """Return a list to choose a row from, by the beginning of its question."""
+    questions = [(f"{i + 1}. {row['question'][:90]}", i) for i, row in enumerate(rows)]
+    return w.Dropdown(options=questions, description=label, layout=WIDE)
+
+
 def in_order(control: w.Widget) -> None:
-    """Have the control's messages handled in the order in which the browser sends them.
+    """Handle the control's messages in the order in which the browser sends them.
 
     By default ipykernel 7.4 gives each message to the thread that last wrote to the control, so
     that a click overtakes the text typed before it, or waits until the cell has ended.

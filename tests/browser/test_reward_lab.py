@@ -22,7 +22,8 @@ from playwright.sync_api import expect
 from grpo_nb.pipeline.app import SERVED, prepare
 from grpo_nb.reward_lab import check
 from grpo_nb.rewards import load_preset
-from grpo_nb.runs import PROJECT_ROOT, Run, start_stage, write_json
+from grpo_nb.runs import PROJECT_ROOT, Run, start_stage
+from grpo_nb.runs.config import resolve
 
 pytestmark = [NEEDS_BROWSER, pytest.mark.usefixtures("forks")]
 RIGHT = "<reasoning>so</reasoning><answer>{}</answer>"
@@ -49,7 +50,7 @@ def run(tmp_path_factory):
         patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("runs")))
         patch.setenv("OMP_NUM_THREADS", "1")
         chosen = {"rewards.baseline_prompts": 4, "rewards.seconds": 600}
-        write_json(Run("demo") / "settings.json", chosen)
+        Run("demo").write_config(resolve("tiny-cpu", chosen))
         yield Run("demo")
 
 
@@ -133,7 +134,7 @@ def test_the_app_asks_for_the_token_and_shows_the_lab(app, browser, page):
 
 def test_a_reward_that_never_ends_is_stopped_on_the_page(run, page):
     stop_and_go_on(reward_lab(page))
-    assert run.status("02") == "not started", "nothing is adopted"
+    assert run.state("02").status == "not started", "nothing is adopted"
 
 
 def test_a_reward_is_written_run_and_adopted_on_the_page(run, app, browser, page):
@@ -144,7 +145,7 @@ def test_a_reward_is_written_run_and_adopted_on_the_page(run, app, browser, page
     expect(lab.locator(".sheet th").nth(3)).to_have_text("right × 1")
     for shown in ("FAILED", "several answers", "zero-advantage groups"):
         expect(lab.get_by_text(shown).last).to_be_visible(timeout=SLOW)
-    assert run.status("02") == "not started", "a look changes nothing"
+    assert run.state("02").status == "not started", "a look changes nothing"
     if os.environ.get("GRPO_NB_SCREENSHOT"):
         page.set_viewport_size({"width": 1100, "height": 1500})
         page.screenshot(path=PROJECT_ROOT / "docs/reward_lab.png")
@@ -228,4 +229,4 @@ def test_what_is_written_in_the_notebook_is_adopted_while_its_kernel_holds_the_r
     write(lab, EXACT, "Adopt")
     expect(lab.get_by_role("status")).to_contain_text("Adopted: mine.py.", timeout=SLOW)
     assert run.config().rewards.preset == str(run / "rewards/mine.py")
-    assert run.status("02") == "done"
+    assert run.state("02").status == "done"

@@ -59,7 +59,8 @@ print("asked to stop:", controls.stop.wait(100))"""
 MADE = """import pandas as pd
 from IPython.display import HTML
 from grpo_nb import reward_lab, rewards, views
-from grpo_nb.rewards import forms, prompts
+from grpo_nb.answers import forms
+from grpo_nb.rewards import prompts
 text = r"It costs $5 or $6, $x^2$, \\(y\\), $$\\href{http://127.0.0.1/}{z}$$"
 row = {"prompt": prompts.build_prompt(text), "question": text, "answer": text}
 preset = rewards.load_preset("qa")

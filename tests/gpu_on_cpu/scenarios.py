@@ -228,7 +228,7 @@ def an_environment():
 def a_guard():
     """Of whose samples it trains on: its own, then those of the base without the adapter."""
     one = start("guarded", **{"train.max_steps": 2, "train.guard_steps": 1})
-    seen = {"steps": steps(one), "looks": [look._asdict() for look in one.steps.guard.seen]}
+    seen = {"steps": steps(one), "looks": [look._asdict() for look in one.steps.guard.looks]}
     kind = training.Trainer
     sample = kind._generate_single_turn
 

@@ -103,7 +103,7 @@ def train(trainer):
 
 
 def looks(trainer):
-    return [look._asdict() for look in trainer.steps.guard.seen]
+    return [look._asdict() for look in trainer.steps.guard.looks]
 
 
 def texts(engine, **options):
@@ -300,7 +300,7 @@ def folding(tiny):
 
 def closing(tiny):
     tiny.policy.close()
-    return {name: os.environ.get(name) for name in models.policy.LEFT_BEHIND}
+    return {name: os.environ.get(name) for name in models.policy.ENGINE_VARIABLES}
 
 
 def a_real_model(_):

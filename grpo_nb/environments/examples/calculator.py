@@ -1,4 +1,4 @@
-"""Using a tool: the model has a calculator, and cannot multiply without it.
+"""Use a tool: the model has a calculator, and cannot multiply without it.
 
 user       What is 47 times 38?
 assistant  multiply(a=47, b=38)        1786
@@ -18,7 +18,7 @@ class Calculator:
     def reset(self, a: int, b: int, **row: Any) -> None:
         """Begin with the product of a and b."""
         self.product = a * b
-        self.worked_out, self.right, self.done = False, False, False
+        self.has_product, self.is_right, self.done = False, False, False
 
     @tool
     def multiply(self, a: int, b: int) -> str:
@@ -28,7 +28,7 @@ class Calculator:
             a: The first factor.
             b: The second factor.
         """
-        self.worked_out = self.worked_out or a * b == self.product
+        self.has_product = self.has_product or a * b == self.product
         return str(a * b)
 
     @tool
@@ -40,12 +40,12 @@ class Calculator:
         """
         if self.done:
             return "over"
-        self.right, self.done = value == self.product, True
+        self.is_right, self.done = value == self.product, True
         return "over"
 
     def get_reward(self) -> float:
-        """1 for the right answer if the calculator showed it first; a guess earns nothing."""
-        return float(self.worked_out and self.right)
+        """Return 1 for the right answer if the calculator showed it first; a guess earns 0."""
+        return float(self.has_product and self.is_right)
 
     @classmethod
     def solve(cls, a: int, b: int, **row: Any) -> list[dict[str, Any]]:

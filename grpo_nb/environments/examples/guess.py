@@ -1,4 +1,4 @@
-"""A strategy over several turns: bisection finds one of eight numbers in at most four guesses.
+"""Use a strategy over several turns: bisection finds one of eight numbers in at most four guesses.
 
 user       Guess my number: from 41 to 48.
 assistant  guess(n=44)                 higher
@@ -21,7 +21,7 @@ class Guess:
     def reset(self, low: int, secret: int, **row: Any) -> None:
         """Begin with a secret from low to low + 7, which the question names."""
         self.secret, self.turns = secret, 0
-        self.found, self.done = False, False
+        self.is_right, self.done = False, False
 
     @tool
     def guess(self, n: int) -> str:
@@ -33,15 +33,15 @@ class Guess:
         if self.done:
             return "over"
         self.turns += 1
-        self.found = n == self.secret
-        self.done = self.found or self.turns == TURNS
-        if self.found:
+        self.is_right = n == self.secret
+        self.done = self.is_right or self.turns == TURNS
+        if self.is_right:
             return "right"
         return "higher" if n < self.secret else "lower"
 
     def get_reward(self) -> float:
-        """1 if the secret was found."""
-        return float(self.found)
+        """Return 1 if the secret was found, else 0."""
+        return float(self.is_right)
 
     @classmethod
     def solve(cls, low: int, secret: int, **row: Any) -> list[dict[str, Any]]:

@@ -10,8 +10,8 @@ Programs run in the sandbox that `code_execution_reward` uses; the tests never e
 
 from typing import Any
 
+from grpo_nb import sandbox
 from grpo_nb.environments import tool
-from grpo_nb.rewards import sandbox
 
 SHOWN = 400  # characters shown of a program's output: its start and its end
 
@@ -26,7 +26,7 @@ class PythonSandbox:
     def reset(self, tests: str, **row: Any) -> None:
         """Begin with the tests of a task, in any of the shapes that the sandbox takes."""
         sandbox.choose_backend()
-        self.tests, self.passed, self.done = tests, False, False
+        self.tests, self.is_right, self.done = tests, False, False
 
     @tool
     def run(self, code: str) -> str:
@@ -51,18 +51,18 @@ class PythonSandbox:
         verdict = sandbox.run_tests(code, self.tests)
         if verdict.failure:
             raise RuntimeError(verdict.failure)
-        self.passed, self.done = verdict.passed == verdict.total, True
+        self.is_right, self.done = verdict.passed == verdict.total, True
         return "handed in"
 
     def get_reward(self) -> float:
-        """1 for a program that passes every test; some tests can be passed by chance."""
-        return float(self.passed)
+        """Return 1 for a program that passes every test; some tests can be passed by chance."""
+        return float(self.is_right)
 
     @classmethod
     def solve(cls, answer: str, example: str, **row: Any) -> list[dict[str, Any]]:
         """Return the reference solution, tried on the example and submitted."""
-        tried = f"{answer}\nprint({example})"
+        trial = f"{answer}\nprint({example})"
         return [
-            {"name": "run", "arguments": {"code": tried}},
+            {"name": "run", "arguments": {"code": trial}},
             {"name": "submit", "arguments": {"code": answer}},
         ]

@@ -1,4 +1,4 @@
-"""A small word game: each guess gets a hint for every letter, which the next one should use.
+"""Play a small word game: each guess gets a hint for every letter, which the next one should use.
 
 user       Find the word. It is not abd: a elsewhere, b elsewhere, d elsewhere.
 assistant  guess(first="b", second="d", third="a")     b elsewhere, d elsewhere, a elsewhere
@@ -18,12 +18,12 @@ def hints(word: str, secret: str) -> str:
 
     A letter is "elsewhere" as often as the secret has it at places where the guess is wrong.
     """
-    left = [b for a, b in zip(word, secret, strict=True) if a != b]
+    rest = [b for a, b in zip(word, secret, strict=True) if a != b]
     letters = []
     for a, b in zip(word, secret, strict=True):
-        hint = "in place" if a == b else "elsewhere" if a in left else "absent"
+        hint = "in place" if a == b else "elsewhere" if a in rest else "absent"
         if hint == "elsewhere":
-            left.remove(a)
+            rest.remove(a)
         letters.append(f"{a} {hint}")
     return ", ".join(letters)
 
@@ -36,8 +36,8 @@ class Wordle:
 
     def reset(self, secret: str, clue: str) -> None:
         """Begin with a secret word, and an earlier guess whose hints are in the question."""
-        self.secret, self.known, self.fitting = secret, [clue], 0
-        self.found, self.done = False, False
+        self.secret, self.guesses, self.hits = secret, [clue], 0
+        self.is_right, self.done = False, False
 
     @tool
     def guess(self, first: Letter, second: Letter, third: Letter) -> str:
@@ -49,15 +49,15 @@ class Wordle:
             third: Its third letter.
         """
         word = first + second + third
-        self.fitting += all(hints(old, word) == hints(old, self.secret) for old in self.known)
-        self.known.append(word)
-        self.found = word == self.secret
-        self.done = self.found or len(self.known) > GUESSES
-        return "found" if self.found else hints(word, self.secret)
+        self.hits += all(hints(old, word) == hints(old, self.secret) for old in self.guesses)
+        self.guesses.append(word)
+        self.is_right = word == self.secret
+        self.done = self.is_right or len(self.guesses) > GUESSES
+        return "found" if self.is_right else hints(word, self.secret)
 
     def get_reward(self) -> float:
-        """1 for the word; else 0.1 for each guess that was consistent with all hints so far."""
-        return 1.0 if self.found else 0.1 * self.fitting
+        """Return 1 for the word; else 0.1 for each guess that fitted all hints before it."""
+        return 1.0 if self.is_right else 0.1 * self.hits
 
     @classmethod
     def solve(cls, secret: str, **row: Any) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""bubblewrap with resource limits: user, process, network and file system of its own."""
+"""Run a program in bubblewrap: user, process, network and file system of its own, and limits."""
 
 import contextlib
 import functools
@@ -18,14 +18,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from grpo_nb.rewards.sandbox.harness import HARNESS
-from grpo_nb.rewards.sandbox.values import FILE_BYTES, START_SECONDS, Limits, Outcome, decode
+from grpo_nb.sandbox.harness import HARNESS
+from grpo_nb.sandbox.values import FILE_BYTES, START_SECONDS, Limits, Outcome, decode
 
 
 def command(gate_fd: int, info_fd: int, channel_fd: int) -> list[str]:
-    """bubblewrap and what goes before it. Root must become an ordinary user first: limits on
-    processes do not bind root. That user may not reach an interpreter below /root, so it is
-    bound to a place he can reach, which nothing outside this process tree sees."""
+    """Return the command that starts bubblewrap, as an ordinary user.
+
+    Limits on processes do not bind root, so root becomes another user first. That one may not
+    reach an interpreter below /root, which is therefore mounted at a place of this process tree.
+    """
     prefix = Path(sys.base_prefix).resolve()
     python = f"{prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
     source, before = str(prefix), []
@@ -74,8 +76,9 @@ def in_bubblewrap(code: str, asks: list[Any], limits: Limits) -> Outcome:
         return Outcome([], failure=f"could not start bubblewrap: {error}")
     lines = [line.removeprefix(token) for line in raw.split(b"\n")[:-1] if line.startswith(token)]
     if not lines:
-        said = " ".join(errors.decode(errors="replace").split())[-300:]
-        return Outcome([], failure=f"bubblewrap ended before the program began: {said or ending}")
+        message = " ".join(errors.decode(errors="replace").split())[-300:]
+        why = message or ending
+        return Outcome([], failure=f"bubblewrap ended before the program began: {why}")
     status = process.returncode
     crash = (
         f"exited with status {status}" if status < 129 else f"crashed with signal {status - 128}"
@@ -86,7 +89,7 @@ def in_bubblewrap(code: str, asks: list[Any], limits: Limits) -> Outcome:
 
 @contextlib.contextmanager
 def _started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
-    """A sandbox at work on `job`, and its result channel; none of it is left afterwards."""
+    """Yield a sandbox at work on `job`, and its result channel; nothing of it stays afterwards."""
     with contextlib.ExitStack() as stack:
         fds = (*os.pipe(), *os.pipe(), *os.pipe(), os.memfd_create("job"))
         files = [stack.enter_context(os.fdopen(fd, "rb", 0)) for fd in fds]
@@ -94,16 +97,16 @@ def _started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
         with os.fdopen(os.dup(inbox.fileno()), "wb") as file:
             file.write(job)
         os.lseek(inbox.fileno(), 0, os.SEEK_SET)
-        passed = [file.fileno() for file in (gate_end, info_end, channel_end)]
+        inherited = [file.fileno() for file in (gate_end, info_end, channel_end)]
         process = subprocess.Popen(
-            command(*passed),
+            command(*inherited),
             env={},  # not even bubblewrap's own processes may hold the caller's tokens
             cwd="/",
             stdin=inbox,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            pass_fds=passed,
+            pass_fds=inherited,
             start_new_session=True,
         )
         stack.enter_context(process)
@@ -126,28 +129,28 @@ def _started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
 def _collect(
     process: subprocess.Popen, channel: io.FileIO, limits: Limits, most_bytes: int
 ) -> tuple[bytes, bytes, str]:
-    """(result channel, stderr, why the program was stopped or "" if it ended by itself)."""
-    got = {channel: bytearray(), process.stdout: bytearray(), process.stderr: bytearray()}
+    """Return (result channel, stderr, why the program was stopped, or "" if it ended itself)."""
+    output = {channel: bytearray(), process.stdout: bytearray(), process.stderr: bytearray()}
     deadline, started = time.monotonic() + START_SECONDS, False
     with selectors.DefaultSelector() as selector:
-        for file in got:
+        for file in output:
             selector.register(file, selectors.EVENT_READ)
         ending = ""
         while selector.get_map() and not ending:
             for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
                 chunk = os.read(key.fd, 65536)
-                got[key.fileobj] += chunk
+                output[key.fileobj] += chunk
                 if not chunk:
                     selector.unregister(key.fileobj)
-            if got[channel] and not started:
+            if output[channel] and not started:
                 deadline, started = time.monotonic() + limits.seconds, True
-            if len(got[process.stdout]) + len(got[process.stderr]) > limits.output_bytes:
+            if len(output[process.stdout]) + len(output[process.stderr]) > limits.output_bytes:
                 ending = f"printed more than {limits.output_bytes} bytes"
-            elif len(got[channel]) > most_bytes:
+            elif len(output[channel]) > most_bytes:
                 ending = f"returned more than {limits.output_bytes} bytes"
             elif time.monotonic() >= deadline:
                 ending = f"timed out after {limits.seconds if started else START_SECONDS:g} s"
-    return bytes(got[channel]), bytes(got[process.stderr]), ending
+    return bytes(output[channel]), bytes(output[process.stderr]), ending
 
 
 def _read(line: bytes, most_bytes: int) -> tuple[str, Any]:
@@ -163,7 +166,7 @@ def _read(line: bytes, most_bytes: int) -> tuple[str, Any]:
 
 @functools.cache
 def bubblewrap_problem() -> str:
-    """Why bubblewrap cannot work here, or "". Tried once, since its own errors exit with 1 too."""
+    """Say why bubblewrap cannot work here, or "", from one trial: its errors exit with 1, too."""
     if sys.platform != "linux":
         return f"it needs Linux, and this is {sys.platform}"
     outcome = in_bubblewrap("def f(): return 1", [("f()", None)], Limits(START_SECONDS))

@@ -1,7 +1,9 @@
-"""What runs inside bubblewrap, as the first process: it takes code and questions, and answers."""
+"""Holds what runs inside bubblewrap as the first process: it takes code and calls, sends values.
 
-# Runs inside, as the sandbox's first process. It imports little, since each import is paid
-# for by every program. A program may take it over, and gains nothing: it can only send values.
+It imports little, since each import is paid for by every program. A program may take it over, and
+gains nothing: it can only send values.
+"""
+
 HARNESS = r"""
 import marshal, os, resource, sys
 from _json import encode_basestring_ascii as quote

@@ -20,7 +20,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_nb.rewards import answers
+from grpo_nb.answers.find import (
+    boxes_of,
+    extract_boxed,
+    extract_hash_answer,
+    extract_tag,
+    find_answer,
+)
 from grpo_nb.runs import refuse_unknown
 from grpo_nb.runs.files import read_yaml
 
@@ -32,7 +38,7 @@ NAME = re.compile(r"[A-Za-z]\w*")
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
-    """(language, code) of each closed Markdown fence, in one pass over the lines.
+    """Return (language, code) of each closed Markdown fence.
 
     >>> fenced_blocks("```python\\nx = 1\\n```")
     [('python', 'x = 1')]
@@ -52,7 +58,7 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 
 
 class Form(NamedTuple):
-    r"""How a completion is written.
+    r"""Says how a completion is written.
 
     name: As `rewards.form` names it.
     system_prompt: Asks a model for it.
@@ -68,16 +74,16 @@ class Form(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Its name without the names of tags."""
+        """Return its name without the names of tags."""
         return self.name.partition(":")[0]
 
     def has(self, part: str) -> bool:
-        """Whether it has "marks", by which it can be told; whether it has "reasoning"."""
+        """Return whether it has "marks", by which it can be told, or whether it has "reasoning"."""
         return part not in LACKING.get(self.kind, ())
 
     @property
     def _continues(self) -> bool:
-        """Whether what the template opens is this form's own reasoning."""
+        """Return whether what the template opens is this form's own reasoning."""
         return bool(self.opened) and self.opened.strip() == self.marks[0].strip()
 
     @property
@@ -86,21 +92,21 @@ class Form(NamedTuple):
 
     @property
     def _single(self) -> list[str]:
-        """The marks that have to stand once each, in this order."""
-        kept = self.marks if self.kind == "tags" else self.marks[:3]
-        return [mark.strip() for mark in kept if mark.strip()]
+        """Return the marks that have to stand once each, in this order."""
+        marks = self.marks if self.kind == "tags" else self.marks[:3]
+        return [mark.strip() for mark in marks if mark.strip()]
 
     # -- writing
 
     def write(self, reasoning: str | None, answer: str, answer_first: bool = False) -> str:
-        """A completion in this form.
+        """Write a completion in this form.
 
         Args:
             reasoning: None leaves it out with its marks; a form without reasoning always does.
             answer: The final answer.
             answer_first: In the wrong order.
 
-        >>> find("tags").write("1+1=2", "2")
+        >>> find_form("tags").write("1+1=2", "2")
         '<reasoning>1+1=2</reasoning><answer>2</answer>'
         """
         before, between, opening, closing = self.marks
@@ -113,71 +119,71 @@ class Form(NamedTuple):
         return thought + "".join(parts[::-1] if answer_first else parts)
 
     def reference(self, row: Mapping[str, Any]) -> str:
-        """A completion that ought to earn every reward: any true step, then the row's answer."""
+        """Write a completion that ought to earn every reward: a true step and the row's answer."""
         return self.write(STEP, str(row["answer"]))
 
     # -- reading
 
     def _whole(self, text: str) -> str:
-        """The completion with what it continues; behind the thought, where the form has none."""
+        """Return the completion with what it continues, or what follows a thought of no form."""
         if self._continues:
             return self.opened + text
         return text.partition(self._end_of_thought)[2] if self.opened else text
 
     def _last_part(self, text: str) -> str:
-        """Where the answer may stand: behind the `<think>` of its form; "" while that is open."""
+        """Return the part where the answer may stand, after `</think>`; "" while that is open."""
         text = self._whole(text)
         if self.kind != "think+boxed":
             return text
-        _, ended, behind = text.rpartition("</think>")
-        return behind if ended or "<think>" not in text else ""
+        _, end, rest = text.rpartition("</think>")
+        return rest if end or "<think>" not in text else ""
 
     def marked(self, text: str) -> str | None:
-        """What stands in the marks of the answer, the last of several; None where it is none."""
+        """Return what stands in the last marks of the answer; None if there are none."""
         text = self._last_part(text)
         match self.kind:
             case "tags":
-                return answers.extract_tag(text, self.marks[2][1:-1])
+                return extract_tag(text, self.marks[2][1:-1])
             case "hash":
-                return answers.extract_hash_answer(text)
+                return extract_hash_answer(text)
             case "code":
                 blocks = fenced_blocks(text)
                 return blocks[-1][1] if blocks else None
             case "plain":
                 return text.strip() or None
-        return answers.extract_boxed(text)
+        return extract_boxed(text)
 
     def extract(self, text: str) -> str | None:
-        r"""The final answer; None where there is none, or where it is begun and not ended.
+        r"""Return the final answer; None if there is none, or if it is begun and not ended.
 
-        Several boxes, and an answer in another form or in none, are read by `answers.find`; a box
+        Several boxes, and an answer in another form or in none, are read by `find_answer`; a box
         around the whole answer is taken off.
 
-        >>> find("think+boxed").extract(r"<think>\boxed{3}?</think> It is \boxed{4}.")
+        >>> find_form("think+boxed").extract(r"<think>\boxed{3}?</think> It is \boxed{4}.")
         '4'
         """
-        said, last = self.marked(text), self._last_part(text)
-        if said is not None and self.kind == "code":
-            return said
-        if said is None and self.marks[2] and self.marks[2].strip() in last:
+        answer, last = self.marked(text), self._last_part(text)
+        if answer is not None and self.kind == "code":
+            return answer
+        if answer is None and self.marks[2] and self.marks[2].strip() in last:
             return None
         foreign = self.kind == "plain" and re.search(ANSWERS_MARKS, last)
-        if said is None or foreign or self.marks[3] == "}":
-            said = answers.find(last)
-        whole = said is not None and answers.boxes_of(said) == [(len(r"\boxed{"), len(said) - 1)]
-        return answers.extract_boxed(said) if whole else said
+        if answer is None or foreign or self.marks[3] == "}":
+            answer = find_answer(last)
+        boxed = answer is not None and boxes_of(answer) == [(len(r"\boxed{"), len(answer) - 1)]
+        return extract_boxed(answer) if boxed else answer
 
     def reasoning(self, text: str) -> str:
-        """The reasoning; "" where there is none, or no mark of where it ends."""
+        """Return the reasoning; "" if there is none, or no mark of where it ends."""
         text, (before, _, opening, _) = self._whole(text), self.marks
         if before:
-            return answers.extract_tag(text, before.strip()[1:-1]) or ""
+            return extract_tag(text, before.strip()[1:-1]) or ""
         return text.rpartition(opening.strip())[0] if self.has("reasoning") else ""
 
     # -- checking
 
     def is_well_formed(self, text: str) -> bool:
-        """Whether a completion is in this form: every mark once, in order, and filled.
+        """Return whether a completion is in this form: every mark once, in order, and filled.
 
         Between tags nothing else may stand; around a box or a block of code prose may, without
         the marks of other forms.
@@ -198,13 +204,13 @@ class Form(NamedTuple):
             answer, several, behind = rest.partition("\n")
         else:
             rest = self.marks[2] + rest
-            (start, end), *several = answers.boxes_of(rest) or [(0, 0)]
+            (start, end), *several = boxes_of(rest) or [(0, 0)]
             answer, behind = rest[start:end].strip(), rest[end:]
         filled = answer and (thought[1] and not thought[0] if thought else words)
         return bool(filled) and not several and not OTHERS_MARKS.search(words + behind)
 
     def progress(self, text: str) -> float:
-        """The share of the form's marks that stand once, each after the ones before it.
+        """Return the share of the form's marks that stand once, each after the ones before it.
 
         It gives a model that does not know the form a first step. But for tags, the whole form
         counts as one mark more.
@@ -212,20 +218,20 @@ class Form(NamedTuple):
         whole, steps = self._whole(text), []
         position = len(self.opened) * self._continues
         for mark in self._single[self._continues :]:
-            found = whole.find(mark, position)
-            steps.append(found >= 0 and whole.count(mark, 0 if mark[0] == "<" else position) == 1)
-            position = found + len(mark) if steps[-1] else position
+            place = whole.find(mark, position)
+            steps.append(place >= 0 and whole.count(mark, 0 if mark[0] == "<" else position) == 1)
+            position = place + len(mark) if steps[-1] else position
         if self.kind != "tags":
             steps.append(self.is_well_formed(text))
         return sum(steps) / len(steps)
 
 
 def _in_order(text: str, marks: Sequence[str]) -> list[str]:
-    """What stands before, between and after marks that each stand once, in order; else []."""
+    """Return the text around and between marks that each stand once, in this order; else []."""
     parts = []
     for mark in marks:
-        before, found, text = text.partition(mark)
-        if not found or mark in text:
+        before, match, text = text.partition(mark)
+        if not match or mark in text:
             return []
         parts.append(before.strip())
     return [*parts, text.strip()]
@@ -233,8 +239,8 @@ def _in_order(text: str, marks: Sequence[str]) -> list[str]:
 
 def _tags(reasoning: str = "reasoning", answer: str = "answer") -> Form:
     marks = f"<{reasoning}>", f"</{reasoning}>", f"<{answer}>", f"</{answer}>"
-    asks = "Reason inside {}{}, then give the result inside {}{}.".format(*marks)
-    return Form("tags", asks, marks)
+    system_prompt = "Reason inside {}{}, then give the result inside {}{}.".format(*marks)
+    return Form("tags", system_prompt, marks)
 
 
 TAGS = _tags()
@@ -245,13 +251,13 @@ FORMS = {"tags": TAGS} | {
 
 
 @cache
-def find(name: str) -> Form:
-    """The form of that name.
+def find_form(name: str) -> Form:
+    """Return the form of that name.
 
     Raises:
-        ValueError: No such form, or names that it cannot take.
+        ValueError: There is no such form, or it cannot take these names of tags.
 
-    >>> find("tags:think,answer").write("1+1=2", "2")
+    >>> find_form("tags:think,answer").write("1+1=2", "2")
     '<think>1+1=2</think><answer>2</answer>'
     """
     kind, colon, detail = name.partition(":")

@@ -1,4 +1,4 @@
-r"""math-verify in a worker that can be killed: is this LaTeX the reference's value?
+r"""Ask math-verify, in a worker that can be killed, whether two expressions are equal.
 
 math-verify guards itself with SIGALRM: main thread only, and it takes the caller's alarm. Here
 it runs in another process, within limits of time and memory.
@@ -30,7 +30,7 @@ WARM_UP = r"""\frac{1}{\sqrt{3}-1} \frac{\sqrt{3}+1}{2}  x^2-1 (x-1)(x+1)  [1,2]
 
 
 def equal_latex(reference: str, answer: str, timeout_seconds: float = 0.5) -> bool | None:
-    r"""Whether math-verify finds two expressions equal. What is one is for `answers` to say.
+    r"""Return whether math-verify finds two expressions equal; `compare` says what is one.
 
     Thread-safe; blocks the caller, also in a running event loop.
 
@@ -57,13 +57,13 @@ def equal_latex(reference: str, answer: str, timeout_seconds: float = 0.5) -> bo
 
 
 class MathWorker:
-    """One process that compares, for one caller at a time; started when first asked."""
+    """Is one process that compares, for one caller at a time; it starts with the first call."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
 
     def ask(self, reference: str, answer: str, cpu_seconds: float) -> bytes:
-        """b"1" right, b"0" wrong, b"?" reference bad, b"T" out of time; OSError when killed."""
+        """Return b"1" right, b"0" wrong, b"?" reference bad, b"T" time is up; OSError if killed."""
         try:
             if self.process is None:
                 self._start()
@@ -101,7 +101,7 @@ class MathWorker:
 
 
 class _Pool:
-    """At most one worker a core. Verdicts are remembered: a group repeats its answers."""
+    """Holds at most one worker a core, and verdicts, since a group repeats its answers."""
 
     def __init__(self) -> None:
         self.workers = [MathWorker() for _ in range(min(4, os.cpu_count() or 1))]
@@ -112,7 +112,7 @@ class _Pool:
         self.timeouts = 0.0  # of late, at most 6
 
     def forget(self) -> None:
-        """After a fork the workers are the parent's; an open copy would outlive the parent."""
+        """Let go of the workers after a fork: they are the parent's, which a copy would outlive."""
         for worker in self.workers:
             worker.close(kill=False)
         self.__init__()
@@ -148,7 +148,7 @@ os.register_at_fork(after_in_child=_POOL.forget)
 
 @lru_cache(maxsize=256)
 def _parse(text: str) -> list[Any]:
-    """What math-verify makes of the text, [] where it makes nothing."""
+    """Return what math-verify makes of the text, and [] if that is nothing."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 
@@ -159,7 +159,7 @@ def _parse(text: str) -> list[Any]:
 
 
 def _same_roots(reference: Any, answer: Any) -> bool:
-    """Whether equations of one unknown or none agree, where math-verify knows real roots alone."""
+    """Return whether equations of at most one unknown have the same complex roots."""
     from sympy import Eq, Symbol, solve
 
     unknown = getattr(reference, "free_symbols", set())
@@ -173,7 +173,7 @@ def _same_roots(reference: Any, answer: Any) -> bool:
 
 
 def _serve() -> None:
-    """Answer requests until the socket closes. Its signal tells a time-out of the reference."""
+    """Answer requests until the socket closes; the signal that kills it names whose time is up."""
     from math_verify import verify
 
     for line in sys.stdin.buffer:
@@ -195,7 +195,7 @@ def _serve() -> None:
 
 
 def _work() -> None:
-    """The script: import, warm up, then fork children that answer, one after the other."""
+    """Import, warm up, then fork children that answer, one after the other."""
     import ctypes
     import resource
 

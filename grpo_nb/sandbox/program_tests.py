@@ -1,4 +1,4 @@
-"""Tests of a program, taken apart: what it is asked inside, how its answer is judged outside."""
+"""Take tests apart: what a program is asked inside, and how its answer is judged outside."""
 
 import ast
 import builtins
@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from grpo_nb.rewards.sandbox.values import ProgramTest, plain, same, show
+from grpo_nb.sandbox.values import ProgramTest, plain, same, show
 
 SHAPES = (
     '{"function": "f", "cases": [[[arguments], result], ...]}, {"stdin_stdout": [["in", "out"], '
@@ -17,43 +17,43 @@ SHAPES = (
 
 
 def parse_tests(tests: Any) -> list[ProgramTest]:
-    """Tests of any shape, ready to ask and to judge."""
+    """Parse tests of any shape, ready to ask and to judge."""
     try:
-        given = json.loads(tests) if isinstance(tests, str) else tests
-        found = _parse_cases(given) if isinstance(given, dict) else []
+        shape = json.loads(tests) if isinstance(tests, str) else tests
+        parsed = _parse_cases(shape) if isinstance(shape, dict) else []
     except (TypeError, ValueError, SyntaxError) as error:
         raise ValueError(f"tests {show(tests)}: {error}; give {SHAPES}") from None
-    if isinstance(given, list | tuple):
-        found = [parse_assert(text) for text in given]
-    if not found:
+    if isinstance(shape, list | tuple):
+        parsed = [parse_assert(text) for text in shape]
+    if not parsed:
         raise ValueError(f"tests {show(tests)} hold no test: give {SHAPES}")
-    return found
+    return parsed
 
 
-def _parse_cases(given: dict[str, Any]) -> list[ProgramTest]:
-    given = {key: value for key, value in given.items() if value is not None}
-    if set(given) == {"stdin_stdout"}:
-        pairs = [(sent, printed) for sent, printed in given["stdin_stdout"]]
+def _parse_cases(shape: dict[str, Any]) -> list[ProgramTest]:
+    shape = {key: value for key, value in shape.items() if value is not None}
+    if set(shape) == {"stdin_stdout"}:
+        pairs = [(sent, printed) for sent, printed in shape["stdin_stdout"]]
         if not all(isinstance(text, str) for pair in pairs for text in pair):
             raise TypeError("what goes in and comes out must be strings")
         return [
             ProgramTest(sent, functools.partial(_prints, printed), show(printed))
             for sent, printed in pairs
         ]
-    if set(given) != {"function", "cases"}:
-        raise ValueError(f"unknown keys {sorted(given)}")
-    name = ast.unparse(ast.parse(given["function"], mode="eval"))
+    if set(shape) != {"function", "cases"}:
+        raise ValueError(f"unknown keys {sorted(shape)}")
+    name = ast.unparse(ast.parse(shape["function"], mode="eval"))
     return [
         ProgramTest(
             (name, plain([*arguments])), functools.partial(same, plain(result)), show(result)
         )
-        for arguments, result in given["cases"]
+        for arguments, result in shape["cases"]
     ]
 
 
 def _prints(expected: str, printed: str) -> bool:
-    lines, wanted = (text.rstrip().split("\n") for text in (printed, expected))
-    return [line.rstrip() for line in lines] == [line.rstrip() for line in wanted]
+    lines, reference = (text.rstrip().split("\n") for text in (printed, expected))
+    return [line.rstrip() for line in lines] == [line.rstrip() for line in reference]
 
 
 _LITERAL = (ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.USub, ast.Load)
@@ -84,7 +84,7 @@ def parse_assert(text: str) -> ProgramTest:
 
 
 def _split(test: ast.expr) -> tuple[ast.expr, Callable[[Any], bool], str]:
-    """(expression to evaluate inside, judgement outside, what is expected)."""
+    """Return (expression to evaluate inside, judgement outside, what is expected)."""
     expected = f"a value so that {ast.unparse(test)}"
     if not isinstance(test, ast.Compare):
         negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)

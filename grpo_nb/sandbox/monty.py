@@ -1,4 +1,4 @@
-"""pydantic-monty: an interpreter of a subset of Python, where bubblewrap cannot work."""
+"""Run a program in pydantic-monty, an interpreter of a subset of Python."""
 
 import builtins
 import functools
@@ -10,7 +10,7 @@ import sysconfig
 import time
 from typing import Any
 
-from grpo_nb.rewards.sandbox.values import Limits, Opaque, Outcome, plain
+from grpo_nb.sandbox.values import Limits, Opaque, Outcome, plain
 
 # monty asks for it in every worker's thread, and its first computation is not thread-safe.
 sysconfig.get_config_vars()
@@ -46,7 +46,7 @@ def in_monty(code: str, asks: list[Any], limits: Limits) -> Outcome:
 
 
 class _Console:
-    """What a program in monty prints, up to a limit, and what it reads by `input`."""
+    """Takes what a program in monty prints, up to a limit, and answers its calls of `input`."""
 
     def __init__(self, stdin: str, output_bytes: int) -> None:
         self.printed, self.lines = io.StringIO(), io.StringIO(stdin)
@@ -113,7 +113,7 @@ def _feed(
 
 
 def _take(value: Any, limits: Limits) -> tuple[str, Any]:
-    """A result of monty as an answer: plain data of limited size, or something opaque."""
+    """Return a result of monty as an answer: plain data of limited size, or something opaque."""
     try:
         size_bytes = len(marshal.dumps(plain(value)))
     except TypeError:
@@ -126,7 +126,7 @@ def _take(value: Any, limits: Limits) -> tuple[str, Any]:
 
 
 def _lacks(error: BaseException) -> bool:
-    """Whether monty, and not the program, is to blame."""
+    """Return whether monty, and not the program, is to blame."""
     module = re.search(r"^(?:No module named|module) '(\w+)", str(error))
     name = re.search(r"^name '(\w+)' is not defined", str(error))
     return (

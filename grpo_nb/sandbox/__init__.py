@@ -1,9 +1,10 @@
-"""Running generated Python against tests, where it can do no harm and cannot cheat.
+"""The sandbox: generated Python is run against tests, can do no harm, and cannot cheat.
 
 One program runs in one sandbox: bubblewrap with resource limits, or, where that cannot
 work (inside default Docker, say), pydantic-monty, an interpreter of a subset of Python.
 The program never judges itself: inputs go in, plain values come out, and this process
 compares. No expected value enters the sandbox, so nothing in there can know or forge one.
+`run_tests` returns a `Verdict`; `run_program` runs one program for its output.
 
 Tests come in three shapes, as Python objects or as JSON text:
     {"function": "f", "cases": [[[2], 4], [[3], 9]]}    [[arguments, result], ...]
@@ -17,10 +18,10 @@ a subclass of dict counts as the dict it holds. Programs can import the standard
 
 from typing import Any
 
-from grpo_nb.rewards.sandbox.bubblewrap import bubblewrap_problem, in_bubblewrap
-from grpo_nb.rewards.sandbox.monty import in_monty
-from grpo_nb.rewards.sandbox.program_tests import parse_tests
-from grpo_nb.rewards.sandbox.values import DEFAULT_LIMITS, Limits, Outcome, Verdict, reason_of, show
+from grpo_nb.sandbox.bubblewrap import bubblewrap_problem, in_bubblewrap
+from grpo_nb.sandbox.monty import in_monty
+from grpo_nb.sandbox.program_tests import parse_tests
+from grpo_nb.sandbox.values import DEFAULT_LIMITS, Limits, Outcome, Verdict, reason_of, show
 
 
 def run_tests(
@@ -38,18 +39,18 @@ def run_tests(
         ValueError: Tests have another shape, or an assert that cannot be judged from outside.
         RuntimeError: The backend does not work here; the message says what to install.
     """
-    asked = parse_tests(tests)
-    outcome = _run(code, [test.ask for test in asked], limits, backend)
+    parsed = parse_tests(tests)
+    outcome = _run(code, [test.ask for test in parsed], limits, backend)
     ending = outcome.failure or outcome.ending or "gave no answer"
-    answers = outcome.answers + [("failed", ending)] * (len(asked) - len(outcome.answers))
-    reasons = tuple(map(reason_of, asked, answers))
-    return Verdict(reasons.count(""), len(asked), reasons, outcome.failure)
+    answers = outcome.answers + [("failed", ending)] * (len(parsed) - len(outcome.answers))
+    reasons = tuple(map(reason_of, parsed, answers))
+    return Verdict(reasons.count(""), len(parsed), reasons, outcome.failure)
 
 
 def run_program(
     code: str, stdin: str = "", *, limits: Limits = DEFAULT_LIMITS, backend: str = "auto"
 ) -> tuple[bool, str]:
-    """Run one program for what it says.
+    """Run one program for what it prints.
 
     Args:
         code: The program.
@@ -58,7 +59,7 @@ def run_program(
         backend: As of `run_tests`.
 
     Returns:
-        (whether it ended well, what it printed; else why it failed).
+        Whether it ended well; and what it printed, or else why it failed.
 
     Raises:
         RuntimeError: No backend works here, or it could not run this program.
@@ -77,7 +78,7 @@ def _run(code: str, asks: list[Any], limits: Limits, backend: str) -> Outcome:
 
 
 def choose_backend(backend: str = "auto") -> str:
-    """The backend that will run: "bubblewrap" or "monty", never one that isolates less."""
+    """Return the backend that will run: "bubblewrap" or "monty", never one that isolates less."""
     if backend not in ("auto", "bubblewrap", "monty"):
         raise ValueError(f"backend {backend!r}: use 'auto', 'bubblewrap' or 'monty'")
     if backend != "monty" and not (problem := bubblewrap_problem()):
@@ -89,6 +90,6 @@ def choose_backend(backend: str = "auto") -> str:
         import pydantic_monty  # noqa: F401
     except ImportError:
         advice = "`apt-get install bubblewrap` or `pip install pydantic-monty`"
-        tried = f"; bubblewrap: {problem}" if backend == "auto" else ""
-        raise RuntimeError(f"no sandbox for generated code: {advice}{tried}") from None
+        other = f"; bubblewrap: {problem}" if backend == "auto" else ""
+        raise RuntimeError(f"no sandbox for generated code: {advice}{other}") from None
     return "monty"

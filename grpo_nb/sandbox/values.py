@@ -1,4 +1,4 @@
-"""Limits and verdicts, and plain Python values: which are plain, which are the same."""
+"""Limits and verdicts of programs; which Python values are plain, and which are the same."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ FILE_BYTES = 1 << 20  # largest file a program may write; its /tmp holds 16 of t
 
 
 class Limits(NamedTuple):
-    """What one program may use.
+    """Says what one program may use.
 
     Attributes:
         seconds: Wall-clock time of all its tests together, from when its code starts.
@@ -27,7 +27,7 @@ DEFAULT_LIMITS = Limits()
 
 
 class Verdict(NamedTuple):
-    """How a program did.
+    """Says how a program did.
 
     Attributes:
         reasons: One per test, "" where it passed, as "wrong value: got 5, expected 4".
@@ -42,7 +42,7 @@ class Verdict(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Tests passed, 0 to 1."""
+        """Return the share of the tests that passed."""
         return self.passed / self.total
 
 
@@ -68,7 +68,7 @@ class Opaque(NamedTuple):
 
 
 def plain(value: Any) -> Any:
-    """`value`, unless it holds anything but plain Python data."""
+    """Return the value, and raise TypeError if it holds anything but plain Python data."""
     if isinstance(value, dict):
         plain([*value, *value.values()])
     elif type(value) in (list, tuple, set, frozenset):
@@ -80,7 +80,7 @@ def plain(value: Any) -> Any:
 
 
 def same(expected: Any, got: Any) -> bool:
-    """Equal in type and value, all the way down; see the module's docstring."""
+    """Return whether two values are equal in type and value, all the way down."""
     if type(expected) is float and type(got) in (int, float):
         return got == expected or (got != got and expected != expected)
     if type(expected) is not type(got):
@@ -94,7 +94,7 @@ def same(expected: Any, got: Any) -> bool:
 
 
 def exact(value: Any) -> Any:
-    """A hashable stand-in that differs where types do: {1} and {True} are not the same."""
+    """Return a hashable stand-in that differs where types do: {1} and {True} are not the same."""
     if type(value) is tuple:
         return tuple, tuple(map(exact, value))
     if isinstance(value, set | frozenset):
@@ -103,7 +103,7 @@ def exact(value: Any) -> Any:
 
 
 def decode(item: Any) -> Any:
-    """What `encode` of the harness wrote, however it was tampered with; may raise."""
+    """Decode what the harness's `encode` wrote, which a program may have forged: it may raise."""
     if isinstance(item, list):
         return [decode(part) for part in item]
     if not isinstance(item, dict):
@@ -117,7 +117,7 @@ def decode(item: Any) -> Any:
 
 
 def reason_of(test: ProgramTest, answer: tuple[str, Any]) -> str:
-    """Why the answer fails the test, or an empty string."""
+    """Say why the answer fails the test, or "" if it passes."""
     kind, got = answer
     if kind == "failed":  # the text may be forged: what is empty would be a pass
         text = " ".join(got.split())[:300] or "failed"

@@ -1,0 +1,112 @@
+"""Decide which weights a LoRA adapter trains, and read what a saved adapter was trained on."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from grpo_nb.runs import refuse_unknown
+from grpo_nb.runs.config import ModelConfig
+from grpo_nb.runs.files import read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Weights(NamedTuple):
+    """Name the weights that an adapter may train, as a model without an adapter names them.
+
+    layers: Linear layers of the decoder.
+    experts: Stacked weights of experts, one tensor for all of them.
+    others: Linear layers that are never trained: those that read images, routers, and mamba's
+        `out_proj`, whose fused kernel reads the weight past an adapter (peft refuses it, too).
+    """
+
+    layers: list[str]
+    experts: list[str]
+    others: list[str]
+
+
+def trainable_weights(model: "PreTrainedModel") -> Weights:
+    """Sort a model's weights, whether or not it has an adapter; its head is in no list."""
+    from torch.nn import Linear
+
+    decoder = dict.fromkeys(model.get_decoder().modules())
+    mamba = {m.out_proj for m in decoder if hasattr(m, "A_log") and hasattr(m, "in_proj")}
+    layers, others = [], []
+    for name, module in model.named_modules():
+        name = name.removesuffix(".base_layer")
+        if not isinstance(module, Linear) or ".lora_" in name:
+            continue
+        if module in decoder and module not in mamba and _leaf(name) not in ("gate", "router"):
+            layers.append(name)
+        elif module is not model.get_output_embeddings():
+            others.append(name)
+    stacks = [name for name, _ in model.named_parameters() if ".experts." in name]
+    experts = [name for name in stacks if not name.endswith((".weight", "bias"))]
+    return Weights(layers, [name.replace(".base_layer", "") for name in experts], others)
+
+
+def lora_arguments(config: ModelConfig, model: "PreTrainedModel") -> dict[str, Any]:
+    """Return the arguments of peft's LoraConfig, which Unsloth takes, too.
+
+    Raises:
+        ValueError: `model.lora_targets` names a layer that the model does not have.
+    """
+    layers, experts, others = trainable_weights(model)
+    if config.lora_targets != "all-linear":
+        targets = config.lora_targets.replace(" ", "").split(",")
+        leaves = sorted({_leaf(name) for name in layers + experts})
+        for target in targets:
+            refuse_unknown("model.lora_targets", target, leaves)
+        layers = [name for name in layers if _leaf(name) in targets]
+        experts = [name for name in experts if _leaf(name) in targets]
+    leaves = {_leaf(name) for name in layers}
+    ambiguous = leaves & {
+        _leaf(name) for name in others
+    }  # a leaf stands for all layers of its name
+    return {
+        "r": config.lora_rank,
+        "lora_alpha": config.lora_alpha,
+        "target_modules": layers if ambiguous else sorted(leaves),
+        "target_parameters": experts or None,
+    }
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def adapter_config(folder: Path) -> dict[str, Any]:
+    """Read the configuration of a saved adapter.
+
+    Raises:
+        FileNotFoundError: The folder holds no adapter.
+    """
+    path = folder / "adapter_config.json"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} holds no adapter_config.json: it is not a saved adapter; run 03_train_grpo"
+        )
+    return read_json(path)
+
+
+def trained_base(model_path: str, adapter: Path) -> str:
+    """Return the base that an adapter was trained on.
+
+    For a 4-bit model of the hub Unsloth may load its own 4-bit copy, the weights of which differ
+    from those that bitsandbytes makes of the original.
+
+    Raises:
+        FileNotFoundError: The folder holds no adapter.
+        ValueError: The adapter was trained on a base of another name.
+    """
+    base = adapter_config(adapter)["base_model_name_or_path"]
+    model_name, base_name = Path(model_path).name.lower(), Path(base).name.lower()
+    copy = re.compile(r"(-unsloth)?-bnb-4bit$")
+    if copy.sub("", model_name) != copy.sub("", base_name):
+        raise ValueError(
+            f"the adapter in {adapter} was trained on {base}, not on {model_path}: set "
+            "model.model_path to its base, or train on this one"
+        )
+    is_other_copy = model_name != base_name and copy.search(base_name)
+    return base if is_other_copy else model_path

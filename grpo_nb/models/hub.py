@@ -1,0 +1,103 @@
+"""Find a model in a folder or on the hub, and load its tokenizer."""
+
+import contextlib
+import io
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_nb.machine import skip_garbage_at_exit
+from grpo_nb.models.template import add_defaults
+from grpo_nb.runs import project_path
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def find_model(model_path: str) -> str:
+    """Return a local folder as an absolute path, and the name of a model on the hub as it is.
+
+    Raises:
+        FileNotFoundError: It is neither a folder with a config.json nor of the form org/name.
+    """
+    folder = project_path(Path(model_path).expanduser())
+    if (folder / "config.json").is_file():
+        return str(folder)
+    is_local = folder.exists() or folder.parent.is_dir()  # data/tiny_bas is no hub name
+    if is_local or model_path.count("/") != 1 or model_path[0] in "/.~":
+        raise FileNotFoundError(
+            f"model_path {model_path!r}: {folder} holds no config.json. Give the folder of a "
+            "saved model, or a hub name such as Qwen/Qwen2.5-1.5B-Instruct"
+        )
+    return model_path
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Hide banners, progress bars and warnings of the libraries.
+
+    They are printed if an error is raised that is not one of ours: our errors explain themselves.
+    """
+    text = io.StringIO()
+    text.fileno = lambda: 1  # vLLM asks standard output for it while it loads
+    try:
+        with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+            yield
+    except (ValueError, FileNotFoundError):
+        raise
+    except Exception:
+        print(text.getvalue(), file=sys.stderr)
+        raise
+
+
+@contextlib.contextmanager
+def hub_errors(model_path: str) -> Iterator[None]:
+    """Turn what a library raises while it loads a model into a sentence that names the model."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        raise ValueError(
+            f"the weights in {model_path} are damaged ({error}), as after a copy that was cut "
+            "off: copy them again, or run the notebook that wrote them again"
+        ) from None
+    except OSError as error:
+        raise FileNotFoundError(
+            f"model_path {model_path!r} could not be loaded ({str(error).splitlines()[0]}). Give "
+            "the folder of a model saved as safetensors with its tokenizer, or check the hub name "
+            "and the network"
+        ) from error
+
+
+def load_tokenizer(
+    model_path: str, chat_template_kwargs: Mapping[str, Any] | None = None
+) -> "PreTrainedTokenizerBase":
+    """Load a tokenizer that pads on the left.
+
+    Args:
+        model_path: Folder or hub name.
+        chat_template_kwargs: The setting `model.chat_template_kwargs`. Its values become defaults
+            in the template itself, so that everything that renders with it uses them, a server of
+            the merged model too.
+
+    Raises:
+        ValueError: The tokenizer has no chat template, so prompts cannot be rendered.
+    """
+    skip_garbage_at_exit()  # whoever loads a tokenizer has loaded torch, or will
+    with quiet(), hub_errors(model_path):
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(find_model(model_path), padding_side="left")
+    if tokenizer.chat_template is None:
+        raise ValueError(
+            f"the tokenizer of {model_path!r} has no chat template: take an instruct model, or "
+            "save one with tokenizer.chat_template = … and tokenizer.save_pretrained(folder)"
+        )
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if chat_template_kwargs:
+        template = tokenizer.get_chat_template()
+        tokenizer.chat_template = add_defaults(template, chat_template_kwargs)
+    return tokenizer

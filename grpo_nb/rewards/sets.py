@@ -1,0 +1,176 @@
+"""Reward sets: any list of rewards with weights, and those of presets.yaml by name."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from grpo_nb.answers import TAGS, Form, find_form
+from grpo_nb.rewards import code, correctness, format, length, style
+from grpo_nb.rewards.combine import Adaptive, gated, is_async
+from grpo_nb.rewards.contract import Reward, declared_range
+from grpo_nb.rewards.limits import LIMIT
+from grpo_nb.runs.files import read_yaml
+
+
+class RewardSet(NamedTuple):
+    """Rewards and weights, as TRL's `reward_funcs` and `reward_weights` take them, and their form.
+
+    reward_funcs: The rewards; the first says "correct".
+    reward_weights: One weight for each.
+    form: How completions are written. `reference(row)` writes one that has to earn every reward in
+        full; `extract(text)` is what counts as the answer of one.
+    result: A sentence on what the result is, for the system prompt of another form.
+    own: A `reference` and an `extract` of a file, which go before the form's.
+    """
+
+    reward_funcs: list[Callable[..., Any]]
+    reward_weights: list[float]
+    form: Form = TAGS
+    result: str = ""
+    own: Mapping[str, Callable[..., Any]] | None = None
+
+    def reference(self, row: Mapping[str, Any]) -> str:
+        """Write a completion of the row that has to earn every reward in full."""
+        return (self.own or {}).get("reference", self.form.reference)(row)
+
+    def extract(self, text: str) -> str | None:
+        """Return what counts as the answer of a completion."""
+        return (self.own or {}).get("extract", self.form.extract)(text)
+
+    def in_form(self, name: str = "", opened: str = "") -> "RewardSet":
+        """Return the set in another form, without rewards of what that form does not have.
+
+        A reward that was configured with a form of its own keeps it, and so do those that are not
+        ours.
+
+        Args:
+            name: As `rewards.form` has it; "" keeps the form.
+            opened: What the chat template opens at the end of a prompt, as "<think>\\n".
+        """
+        form = self.form
+        if name and name != form.name:
+            form = find_form(name)
+            system_prompt = f"{form.system_prompt} {self.result}".strip()
+            form = form._replace(system_prompt=system_prompt)
+        form = form._replace(opened=opened)
+        pairs = [
+            (_in_form(func, self.form, form), weight)
+            for func, weight in self.pairs
+            if not isinstance(func, Reward) or form.has(func.settings.needs)
+        ]
+        return reward_set(pairs, self._replace(form=form))
+
+    def limited(self, seconds: float) -> "RewardSet":
+        """Limit the rewards to seconds a completion, but for async ones and ours."""
+        for func in self.reward_funcs:
+            ours = isinstance(func, Reward) and func.__module__.startswith("grpo_nb.")
+            if not ours and not is_async(func):
+                setattr(func, LIMIT, seconds)
+        return self
+
+    def adding(self, func: Callable[..., Any], weight: float) -> "RewardSet":
+        """Return this set and one more reward, which replaces one of the same name."""
+        others = [pair for pair in self.pairs if pair[0].__name__ != func.__name__]
+        return reward_set([*others, (func, weight)], self)
+
+    @property
+    def pairs(self) -> list[tuple[Callable[..., Any], float]]:
+        """Return (reward, weight) of each."""
+        return list(zip(self.reward_funcs, self.reward_weights, strict=True))
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the rewards, as TRL logs them."""
+        return [func.__name__ for func in self.reward_funcs]
+
+    @property
+    def full(self) -> float:
+        """Return the greatest score of the first reward, which says "correct"."""
+        return declared_range(self.reward_funcs[0])[1]
+
+    @property
+    def format_name(self) -> str:
+        """Return the first reward of format, "well-formed" in reports; "" if there is none."""
+        return next((name for name in self.names if "_format_" in name), "")
+
+
+def _in_form(func: Callable[..., Any], before: Form, form: Form) -> Callable[..., Any]:
+    """Return a reward of ours, or a gate of such, with `form` where it had the form `before`."""
+    if isinstance(func, gated | Adaptive):
+        parts = {name: getattr(func, name) for name in ("reward", "by") if hasattr(func, name)}
+        changed = {name: _in_form(part, before, form) for name, part in parts.items()}
+        return func if changed == parts else replace(func, **changed)
+    if not isinstance(func, Reward) or "form" not in func.option_names:
+        return func
+    present = func.options.get("form", TAGS)
+    if form == present or present not in (before, TAGS):
+        return func
+    return func.configured(func.__name__, form=form)
+
+
+def give_name(func: Callable[..., Any], name: str = "") -> None:
+    """Name it as TRL does: a partial as its function, an instance `name` or as its class."""
+    inner = func
+    while isinstance(inner, partial):
+        inner = inner.func
+    if not hasattr(func, "__name__"):
+        func.__name__ = getattr(inner, "__name__", name or type(inner).__name__)
+
+
+def reward_set(
+    pairs: Sequence[tuple[Callable[..., Any], float]], like: RewardSet | None = None, **about: Any
+) -> RewardSet:
+    """Make a set of `(reward, weight)` pairs; the rest as another set has it, or as `about` says.
+
+    Rewards of ours that were not configured with a form read the set's.
+
+    Raises:
+        ValueError: No reward, two with one name, which TRL's tables would merge, or a weight that
+            is no finite number.
+    """
+    for func, weight in pairs:
+        give_name(func)
+        number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not number or not math.isfinite(weight):
+            raise ValueError(
+                f"the weight of {func.__name__} is {weight!r}: write a number, such as 0.25"
+            )
+    names = [func.__name__ for func, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(
+            f"two rewards are named {twice[0]!r}: rename one, by .configured(name=…) if it is ours"
+        )
+    if not pairs:
+        raise ValueError("a reward set needs at least one reward")
+    like = (like or RewardSet([], []))._replace(**about)
+    funcs = [_in_form(func, TAGS, like.form) for func, _ in pairs]
+    return like._replace(reward_funcs=funcs, reward_weights=[float(weight) for _, weight in pairs])
+
+
+def built_in() -> dict[str, Callable[..., Any]]:
+    """Return {name: reward} of every reward of this package that needs no arguments."""
+    modules = correctness, format, length, style, code
+    named = [pair for module in modules for pair in vars(module).items()]
+    return {k: v for k, v in named if isinstance(v, Reward | gated) and v.__name__ == k}
+
+
+def _preset(
+    rewards: Mapping[str, Any], form: str = "tags", system_prompt: str = "", result: str = ""
+) -> RewardSet:
+    """Make the set that an entry of presets.yaml describes."""
+    pairs, ours, base = [], built_in(), find_form(form)
+    for name, weight in rewards.items():
+        options = weight if isinstance(weight, dict) else {"reward": name, "weight": weight}
+        func, weight = ours[options.pop("reward")], options.pop("weight")
+        pairs.append((func.configured(name, **options) if options else func, weight))
+    base = base._replace(system_prompt=system_prompt or base.system_prompt)
+    return reward_set(pairs, form=base, result=result)
+
+
+PRESETS = {
+    name: _preset(**about)
+    for name, about in read_yaml(Path(__file__).with_name("presets.yaml")).items()
+}

@@ -57,7 +57,7 @@ def equal_latex(reference: str, answer: str, timeout_seconds: float = 0.5) -> bo
 
 
 class MathWorker:
-    """Is one process that compares, for one caller at a time; it starts with the first call."""
+    """Compare in a separate process, for one caller at a time; the first call starts it."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None

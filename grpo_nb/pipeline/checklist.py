@@ -37,10 +37,10 @@ def examine(run: Run) -> list[dict[str, str]]:
             if line["state"] == "ok":
                 missing["fix"] = f"{NOTEBOOKS[stage]} did not write it: run it again"
             lines.append({"stage": stage, **checks.get(name, missing)})
-    done = list(takewhile(lambda stage: run.state(stage).status == "done", NOTEBOOKS))
-    if done:
-        whole = [_unchanged(run, done), _reproducible([manifest[stage] for stage in done])]
-        if "04" in done and whole[0].state == "ok":
+    finished = list(takewhile(lambda stage: run.state(stage).status == "done", NOTEBOOKS))
+    if finished:
+        whole = [_unchanged(run, finished), _reproducible([manifest[stage] for stage in finished])]
+        if "04" in finished and whole[0].state == "ok":
             whole += caused(run)
         lines += [{"stage": "all", **check._asdict()} for check in whole]
     return lines

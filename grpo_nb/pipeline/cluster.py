@@ -41,19 +41,19 @@ def run_sweep(sweep: Sweep, address: str, command: Command = sweeps.trial_comman
     print(f"Ray cluster {address}: {resources} for each trial; runs in {root}", flush=True)
     root.mkdir(parents=True, exist_ok=True)
     task = ray.remote(_work).options(**share)
-    left = {task.remote(str(root.resolve()), command, sweep, trial): trial for trial in trials}
+    pending = {task.remote(str(root.resolve()), command, sweep, trial): trial for trial in trials}
     with signals(stop.set) as received:
-        while left and not stop.is_set():
-            ended, _ = ray.wait(list(left), timeout=sweeps.POLL)
+        while pending and not stop.is_set():
+            ended, _ = ray.wait(list(pending), timeout=sweeps.POLL)
             for ref in ended:
                 try:
                     outcome = ray.get(ref)
                 except ray.exceptions.RayError as error:
                     outcome = f"failed: {_in_short(error)}"
-                print(f"{left.pop(ref).name}: {outcome}", flush=True)
-        for ref in left:
+                print(f"{pending.pop(ref).name}: {outcome}", flush=True)
+        for ref in pending:
             ray.cancel(ref)
-        while any(map(sweeps.in_use, left.values())):  # they save their work
+        while any(map(sweeps.in_use, pending.values())):  # they save their work
             time.sleep(sweeps.POLL)
     ray.shutdown()
     return sweeps.summarize(sweep, received)

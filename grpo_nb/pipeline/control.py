@@ -55,8 +55,10 @@ def check_control(name: str, kind: str) -> tuple[Run, Run, configs.RunConfig]:
             f"a control needs a run that is trained and evaluated, and {run.why_undone()}: "
             f"{run.state(stage).command}"
         )
-    if (paid := run.config().train.control) != "none":
-        raise ValueError(f"{name!r} is itself a control, {paid}: name the run that it belongs to")
+    if (own_kind := run.config().train.control) != "none":
+        raise ValueError(
+            f"{name!r} is itself a control, {own_kind}: name the run that it belongs to"
+        )
     check_stages_before(run, "05")
     stored = configs.stored(run.config())
     stored.pop("train.resume")  # it was meant for one training

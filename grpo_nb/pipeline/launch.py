@@ -26,7 +26,7 @@ OUTPUTS = ("train/adapter", "train/metrics.jsonl", "train/health.jsonl")
 
 
 class Failed(RuntimeError):
-    """Another process of the training failed first and has reported the error."""
+    """Say that another process of the training failed first, and has reported the error."""
 
 
 def train(
@@ -114,11 +114,11 @@ def _refuse(settings: RunConfig) -> None:
         )
     if not models.sharded():
         return
-    needed = {
+    needs = {
         "model.quantization = '16bit'": settings.model.quantization == "16bit",
         "train.sft_steps = 0": not settings.train.sft_steps,
     }
-    if missing := [need for need, met in needed.items() if not met]:
+    if missing := [need for need, met in needs.items() if not met]:
         raise ValueError(f"FSDP and ZeRO-3 need {' and '.join(missing)}; or use ddp.yaml")
 
 
@@ -134,7 +134,7 @@ def _shares(args: Any) -> str:
 
 def _line(update: training.Update) -> str:
     line = update.line
-    shown = ("reward", "completions/mean_length", "seconds/generation", "step_time")
-    shown = (*shown, "eval/accuracy", "eval/reward")
-    figures = [f"{name} {line[name]:.3g}" for name in shown if line.get(name) is not None]
+    names = ("reward", "completions/mean_length", "seconds/generation", "step_time")
+    names = (*names, "eval/accuracy", "eval/reward")
+    figures = [f"{name} {line[name]:.3g}" for name in names if line.get(name) is not None]
     return f"step {line['step']}/{update.total_steps}: {', '.join(figures)}"

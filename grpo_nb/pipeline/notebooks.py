@@ -57,11 +57,11 @@ KERNEL_ENDED = (
 
 
 class StageFailed(RuntimeError):
-    """A notebook did not reach its end; the message says where and why."""
+    """Say where and why a notebook did not reach its end."""
 
 
 class Stopped(StageFailed):
-    """A signal stopped the notebook after it saved its work; `signal` is the signal's number."""
+    """Report that a signal stopped the notebook after it saved its work; `signal` is its number."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
@@ -69,7 +69,7 @@ class Stopped(StageFailed):
 
 
 class Planned(NamedTuple):
-    """The run that a run file or a command line describes."""
+    """Describe a run as a run file or a command line defines it."""
 
     name: str
     profile: str
@@ -93,10 +93,10 @@ def planned_run(
     """
     settings = _run_file(Path(file)) if file else {}
     stem = Path(file).stem if file else f"{profile or 'auto'}-{time.strftime('%Y%m%d-%H%M%S')}"
-    named, fitted = settings.pop("name", stem), settings.pop("profile", "auto")
+    run_name, machine = settings.pop("name", stem), settings.pop("profile", "auto")
     return Planned(
-        str(named or "") if name is None else name,
-        fitted if profile is None else profile,
+        str(run_name or "") if name is None else name,
+        machine if profile is None else profile,
         with_full_paths(settings) | assigned(assignments),
     )
 
@@ -216,8 +216,8 @@ def plan(run: Run, config: configs.RunConfig, first: str, last: str) -> str:
     stages = ", ".join(name for stage, name in NOTEBOOKS.items() if first <= stage <= last)
     rows = configs.describe(config, "task", "seed", *configs.SECTION_STAGE)
     table = pd.DataFrame([row for row in rows if row["from"] != "default"], columns=list(rows[0]))
-    shown = table.drop(columns="meaning").to_string(index=False)
-    return f"{run.path}, profile {config.profile}: {stages}\n{shown}"
+    text = table.drop(columns="meaning").to_string(index=False)
+    return f"{run.path}, profile {config.profile}: {stages}\n{text}"
 
 
 def run_pipeline(

@@ -43,7 +43,7 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class Trial(NamedTuple):
-    """One run of a sweep: `swept` are the settings that vary, `settings` all of them, typed."""
+    """Define one run of a sweep: `swept` are the settings that vary, `settings` all settings."""
 
     name: str
     swept: dict[str, Any]
@@ -51,7 +51,7 @@ class Trial(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """The checked content of a sweep file."""
+    """Hold the checked content of a sweep file."""
 
     name: str
     profile: str
@@ -242,11 +242,11 @@ def run_sweep(sweep: Sweep, jobs: int = 1, command: Command = trial_command) -> 
         finally:
             free.put(share)
 
-    left = waiting(sweep)
+    trials = waiting(sweep)
     # A trial's process ends with its thread, and the threads live as long as the pool.
     with signals(stop.set) as received, ThreadPoolExecutor(jobs) as pool:
         try:
-            tasks = {pool.submit(run_one, trial): trial for trial in left}
+            tasks = {pool.submit(run_one, trial): trial for trial in trials}
             for task in as_completed(tasks):
                 if (outcome := task.result()) != STOPPED:
                     print(f"{tasks[task].name}: {outcome}", flush=True)
@@ -257,13 +257,13 @@ def run_sweep(sweep: Sweep, jobs: int = 1, command: Command = trial_command) -> 
 
 def summarize(sweep: Sweep, received: Sequence[int]) -> int:
     """Print how many trials are done, and return the exit code of `run_sweep`."""
-    left = sum(bool(Run(trial.name).undone()) for trial in sweep.trials)
-    counts = f"{len(sweep.trials) - left} of {len(sweep.trials)} trials are done"
-    if received and left:
+    rest = sum(bool(Run(trial.name).undone()) for trial in sweep.trials)
+    counts = f"{len(sweep.trials) - rest} of {len(sweep.trials)} trials are done"
+    if received and rest:
         raise Stopped(f"sweep stopped, {counts}; the same command continues it", received[0])
     print(f"sweep {sweep.name}: {counts}")
     print(f"compare: python -m grpo_nb report {runs_root()}/{sweep.name}-*")
-    return int(left > 0)
+    return int(rest > 0)
 
 
 def shares(jobs: int) -> list[dict[str, str]]:

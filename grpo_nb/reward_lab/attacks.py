@@ -154,13 +154,13 @@ def _payer(line: dict[str, Any], probes: pd.DataFrame, weights: dict[str, float]
     """Say why an attack wins, and which reward pays it more than an honest completion."""
     honest = HONEST[0] if line["kind"] == "right" else HONEST[1]
     compared = probes.set_index("attack").loc[honest].fillna(0)
-    paid = {name: weight * np.nan_to_num(line[name]) for name, weight in weights.items()}
-    extra = {name: paid[name] - weights[name] * compared[name] for name in weights}
-    blamed = extra if max(extra.values()) > TIE else paid
+    earnings = {name: weight * np.nan_to_num(line[name]) for name, weight in weights.items()}
+    extra = {name: earnings[name] - weights[name] * compared[name] for name in weights}
+    blamed = extra if max(extra.values()) > TIE else earnings
     name, why = max(blamed, key=blamed.get), f"{line['because']}: {line['completion']!r}"
     if line["because"].startswith("earns less"):  # no reward pays too much for this one
         return why
-    return f"`{name}` pays {paid[name]:.2f} of the attack's {line['total']:.2f}, which {why}"
+    return f"`{name}` pays {earnings[name]:.2f} of the attack's {line['total']:.2f}, which {why}"
 
 
 def _cut(completion: str) -> str:

@@ -35,7 +35,7 @@ DEFINED = re.compile(r"\s*(?:async )?(?:def|class) (\w+)")
 
 
 class RewardsCell:
-    """The cell magic `%%rewards`: it runs a cell, and keeps its text for `adopt`."""
+    """Define the cell magic `%%rewards`, which runs a cell and keeps its text for `adopt`."""
 
     def __init__(self) -> None:
         self.text, self.values = "", []

@@ -79,7 +79,7 @@ class gated:
 
 @dataclass(eq=False)
 class Adaptive:
-    """Multiplies a reward by a factor that rises while it is seldom earned, and falls once it is.
+    """Multiply a reward by a factor that rises while it is rarely earned, and falls afterwards.
 
     A success is a score at or above the middle of the reward's range. The factor moves once a
     step, however often the reward is called in it, and `save`/`load` keep it with a checkpoint.

@@ -40,7 +40,7 @@ class Scored(NamedTuple):
 
 
 class Reward:
-    """Is a reward in TRL's shape, made by `@reward` from a scorer.
+    """Call a scorer as a reward in TRL's shape; `@reward` makes one.
 
     Calling it gives one `float | None` a completion; `explain` gives the reasons too;
     `configured` gives a copy with other options and a name of its own. It keeps

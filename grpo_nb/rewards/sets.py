@@ -101,8 +101,8 @@ def _in_form(func: Callable[..., Any], before: Form, form: Form) -> Callable[...
     """Return a reward of ours, or a gate of such, with `form` where it had the form `before`."""
     if isinstance(func, gated | Adaptive):
         parts = {name: getattr(func, name) for name in ("reward", "by") if hasattr(func, name)}
-        changed = {name: _in_form(part, before, form) for name, part in parts.items()}
-        return func if changed == parts else replace(func, **changed)
+        new_parts = {name: _in_form(part, before, form) for name, part in parts.items()}
+        return func if new_parts == parts else replace(func, **new_parts)
     if not isinstance(func, Reward) or "form" not in func.option_names:
         return func
     present = func.options.get("form", TAGS)

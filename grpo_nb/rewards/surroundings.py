@@ -33,7 +33,7 @@ def kept(changes: set[str] | None = None, seed: str = "") -> Iterator[None]:
             other ones, and that it drew any is one of the changes.
     """
     parts = _parts()
-    before = outside = {name: read() for name, (read, _) in parts.items()}
+    before = outside = {name: getter() for name, (getter, _) in parts.items()}
     random.seed(seed or f"call {next(_calls)}")
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(random.getrandbits(32))
@@ -45,11 +45,11 @@ def kept(changes: set[str] | None = None, seed: str = "") -> Iterator[None]:
     try:
         yield
     finally:
-        for name, (read, put_back) in parts.items():
-            changed = (by_draws or RANDOM not in name) and read() != before[name]
-            if changed and changes is not None:
+        for name, (getter, put_back) in parts.items():
+            differs = (by_draws or RANDOM not in name) and getter() != before[name]
+            if differs and changes is not None:
                 changes.add(name)
-            if changed or RANDOM in name:
+            if differs or RANDOM in name:
                 put_back(outside[name])
 
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 class Check(NamedTuple):
-    """The result of one check.
+    """Hold the result of one check.
 
     name: What was checked; unique within its stage.
     state: "ok"; "warning" if it works but deserves attention; "stop" if continuing is pointless;

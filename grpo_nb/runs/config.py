@@ -36,7 +36,7 @@ from grpo_nb.runs.settings import (
 
 
 class RunConfig(Section):
-    """All settings of one run; `SECTION_STAGE` says which notebook holds which section."""
+    """Hold all settings of one run; `SECTION_STAGE` says which notebook holds which section."""
 
     profile: str = ""
     sources: dict[str, str] = setting({}, "where each setting's value came from")

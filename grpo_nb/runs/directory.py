@@ -60,7 +60,7 @@ def project_path(path: str | Path) -> Path:
 
 
 class State(NamedTuple):
-    """How a stage stands.
+    """Say how a stage stands.
 
     status: "not started", "running", "done", "failed", "cut off" (its process is gone) or "stale"
         (an earlier stage was run again, or its settings were changed, after it was done).
@@ -74,7 +74,7 @@ class State(NamedTuple):
 
 
 class Run:
-    """One run directory.
+    """Give access to one run directory.
 
     Args:
         folder: A path, or the name of a folder below `runs_root()`. The name has letters, digits,
@@ -137,7 +137,7 @@ class Run:
 
         If this process is killed in it, they are restored when the run is next looked at.
         """
-        held = self / ".lock" in _locks and _locks[self / ".lock"].is_locked
+        was_locked = self / ".lock" in _locks and _locks[self / ".lock"].is_locked
         self.lock()
         paths = {file: self / file for file in files}
         before = {k: p.read_bytes().decode() if p.exists() else None for k, p in paths.items()}
@@ -146,7 +146,7 @@ class Run:
             yield
         except BaseException:
             self._put_back()
-            if not held:
+            if not was_locked:
                 self.lock().release(force=True)
             raise
 
@@ -298,7 +298,7 @@ def find_run(path: str) -> Run:
 
 
 class Stage:
-    """A stage that has started, with its run and its configuration."""
+    """Hold a stage that has started, with its run and its configuration."""
 
     def __init__(self, run: Run, stage: str, config: configs.RunConfig) -> None:
         self.run, self.stage, self.config = run, stage, config
@@ -435,12 +435,13 @@ def resolve_stages(
     except ValueError:  # no config.yaml, or another version's: stage 01 will write it
         if first > "01":
             raise
-    done = [k for k, e in run.manifest().items() if k > last and e.get("status") == "done"]
+    finished = [k for k, e in run.manifest().items() if k > last and e.get("status") == "done"]
     before = {name: pair for name, pair in stored.items() if configs.stage_of(name) < first}
     after = {
         name: pair
         for name, pair in stored.items()
-        if (stage := configs.stage_of(name)) in done or (stage > last and pair[1] == configs.SET)
+        if (stage := configs.stage_of(name)) in finished
+        or (stage > last and pair[1] == configs.SET)
     }
     try:
         config = configs.resolve(profile, settings, stored=before | after)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, Json
 
 
 class Section(BaseModel):
-    """A group of settings: immutable, without unknown names, NaN or infinity."""
+    """Group settings, which are immutable, without unknown names, NaN or infinity."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

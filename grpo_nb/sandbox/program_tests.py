@@ -33,12 +33,12 @@ def parse_tests(tests: Any) -> list[ProgramTest]:
 def _parse_cases(shape: dict[str, Any]) -> list[ProgramTest]:
     shape = {key: value for key, value in shape.items() if value is not None}
     if set(shape) == {"stdin_stdout"}:
-        pairs = [(sent, printed) for sent, printed in shape["stdin_stdout"]]
+        pairs = [(stdin, printed) for stdin, printed in shape["stdin_stdout"]]
         if not all(isinstance(text, str) for pair in pairs for text in pair):
             raise TypeError("what goes in and comes out must be strings")
         return [
-            ProgramTest(sent, functools.partial(_prints, printed), show(printed))
-            for sent, printed in pairs
+            ProgramTest(stdin, functools.partial(_prints, printed), show(printed))
+            for stdin, printed in pairs
         ]
     if set(shape) != {"function", "cases"}:
         raise ValueError(f"unknown keys {sorted(shape)}")

@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
 
 
 class Opaque(NamedTuple):
-    """Stands for a value that is not plain data; no test can expect it."""
+    """Represent a value that is not plain data; no test can expect it."""
 
     kind: str
 

@@ -44,8 +44,8 @@ def detect_profile(model: Any = "") -> str:
     if not most:
         return REAL if model and PROJECT_ROOT / str(model) not in TINY_MODELS else TINY
     largest = [profile for profile in PROFILES if MEMORY_GIB[profile] == most]
-    named = [profile for profile in largest if profile.partition("-")[0] in name.lower()]
-    return (named or largest)[0]
+    matching = [profile for profile in largest if profile.partition("-")[0] in name.lower()]
+    return (matching or largest)[0]
 
 
 def task_settings(task: str, profile: str) -> dict[str, Any]:

@@ -59,7 +59,7 @@ PROFILES = ("t4-16gb", "l4-24gb")
 PARTS = [
     Part("make demo", 240, DEMO, 5),
     Part("tests on the GPU", 840, [*PYTEST, "-m", "gpu", "tests/gpu"], 20),
-    Part("tests of vLLM", 300, [*PYTEST, "-m", "vllm", "tests/test_vllm.py"], 8),
+    Part("tests of vLLM", 300, [*PYTEST, "-m", "vllm", "tests/models/test_vllm.py"], 8),
     *(Part(f"profile {one}", 360, [PYTHON, __file__, f"--profile={one}"], 12) for one in PROFILES),
     Part("benchmark", 600, BENCHMARK, 9),
 ]

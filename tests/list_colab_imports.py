@@ -1,4 +1,4 @@
-"""List what google.colab imports, for tests/test_notebooks.py.
+"""List what google.colab imports, for tests/project/test_notebooks.py.
 
     python tests/list_colab_imports.py FOLDER > tests/colab_imports.txt
 

@@ -1,6 +1,6 @@
 """Faults in how a trainer samples: `fault(trainer, patch)`, by pytest's monkeypatch.
 
-For tests/test_guard.py, and for the figures of benchmarks/guard.py.
+For tests/training/test_guard.py, and for the figures of benchmarks/guard.py.
 """
 
 from trl.trainer import grpo_trainer

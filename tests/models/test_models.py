@@ -4,7 +4,6 @@ import shutil
 import subprocess
 import sys
 import weakref
-from pathlib import Path
 
 import forked
 import pytest
@@ -215,7 +214,7 @@ def test_unsloth_trains_on_the_4_bit_weights_that_the_merge_dequantises():
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, forks):
     """What tests/short_trainings.py reports of each backend, with the adapter's folder."""
-    script, reports = Path(__file__).with_name("short_trainings.py"), {}
+    script, reports = PROJECT_ROOT / "tests/short_trainings.py", {}
     for backend in ("unsloth", "transformers"):
         folder = tmp_path_factory.mktemp(backend)
         given = {"OMP_NUM_THREADS": "1", "GRPO_NB_RUNS": str(folder)}

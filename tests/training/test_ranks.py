@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import forked
 import pandas as pd
@@ -17,7 +16,7 @@ from trainings import arguments_of, comparable, lines_of, make_run
 from grpo_nb import training
 from grpo_nb.pipeline import launch as launch_module
 from grpo_nb.pipeline.notebooks import run_pipeline
-from grpo_nb.runs import Run, check_stages_before
+from grpo_nb.runs import PROJECT_ROOT, Run, check_stages_before
 from grpo_nb.runs.config import resolve
 from grpo_nb.training import checkpoints, ranks
 
@@ -29,7 +28,7 @@ TWO = {
     "train.save_steps": 2,
     "train.eval_steps": 0,
 }
-OURS = Path(__file__).with_name("rank.py")
+OURS = PROJECT_ROOT / "tests/rank.py"
 
 
 def launch(run, *arguments, processes=2):

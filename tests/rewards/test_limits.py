@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from hackable import ROWS
+from labs import click
 from stub_trials import until
-from test_widgets import click, lab  # noqa: F401 (a fixture)
 from trainings import make_run, trainer_of
 
 from grpo_nb.rewards import call, load_rewards, surroundings
@@ -95,7 +95,7 @@ def test_a_call_that_ends_at_its_limit_is_left_alone_afterwards():
     assert sum(range(1000)) == 499500
 
 
-def test_the_labs_page_goes_on_after_a_loop(lab):  # noqa: F811
+def test_the_labs_page_goes_on_after_a_loop(lab):
     lab.stage.change({"rewards.seconds": 0.2})
     lab.code.value = TRLS.format(LOOP)
     click(lab, lab.run)
@@ -125,7 +125,7 @@ ENDLESS = {  # a text, and the name of what runs when it is stopped
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
-def test_the_labs_page_stops_what_never_ends_and_names_it(lab, kind, tmp_path, monkeypatch):  # noqa: F811
+def test_the_labs_page_stops_what_never_ends_and_names_it(lab, kind, tmp_path, monkeypatch):
     """This thread is the kernel's: it is free while the reward runs, and presses the button."""
     monkeypatch.chdir(tmp_path)
     before, folder = lab.view.value, [*lab.stage.run.path.rglob("*")]
@@ -148,7 +148,7 @@ def test_the_labs_page_stops_what_never_ends_and_names_it(lab, kind, tmp_path, m
 
 
 @pytest.mark.parametrize("line", ["raise KeyboardInterrupt", "raise GeneratorExit"])
-def test_whatever_is_raised_the_labs_thread_goes_on(lab, line):  # noqa: F811
+def test_whatever_is_raised_the_labs_thread_goes_on(lab, line):
     for text in (line, TRLS.format(line)):
         lab.code.value = text
         click(lab, lab.run)
@@ -158,7 +158,7 @@ def test_whatever_is_raised_the_labs_thread_goes_on(lab, line):  # noqa: F811
     assert lab.errors.value == "" and "PASSED" in lab.status.value
 
 
-def test_an_edit_that_waits_for_a_reward_stays_at_its_completion(lab):  # noqa: F811
+def test_an_edit_that_waits_for_a_reward_stays_at_its_completion(lab):
     lab.code.value = LIFTED.format("import time; time.sleep(0.02)")
     lab.run.click()
     until(lambda: "Running: " in lab.status.value)
@@ -169,7 +169,7 @@ def test_an_edit_that_waits_for_a_reward_stays_at_its_completion(lab):  # noqa: 
     assert lab.table["completion"][0] == "an edit" and lab.text.value == lab.completions_P_G[1][0]
 
 
-def test_other_cells_and_a_training_in_this_kernel_are_left_alone(lab, capsys):  # noqa: F811
+def test_other_cells_and_a_training_in_this_kernel_are_left_alone(lab, capsys):
     lab.code.value = LIFTED.format("print('of the reward'); import time; time.sleep(0.01)")
     lab.run.click()
     until(lambda: "Running: " in lab.status.value)

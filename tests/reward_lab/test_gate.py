@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import nbformat
 import pytest
+from conftest import tree
 from hackable import lifted
 
 from grpo_nb import data, environments, reward_lab
@@ -483,13 +484,6 @@ def test_a_box_that_is_emptied_hands_the_preset_on_and_one_that_fails_changes_no
 
 
 BOTH = EXACT.replace("]", ", rewards.soft_format_reward]")
-
-
-def tree(run):
-    """{path: content} of what the run holds, without locks and what a killed write leaves."""
-    files = [path for path in run.path.rglob("*") if path.is_file()]
-    relatives = {path.relative_to(run.path): path.read_bytes() for path in files}
-    return {path: content for path, content in relatives.items() if "/." not in f"/{path}"}
 
 
 def killed_at(number, folder, action):

@@ -9,9 +9,8 @@ import threading
 import forked
 import psutil
 import pytest
-from conftest import TINY_SETTINGS, held
+from conftest import TINY_SETTINGS, held, tree
 from stub_trials import until
-from test_gate import tree
 
 from grpo_nb.__main__ import main
 from grpo_nb.pipeline import notebooks as pipeline

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import zipfile
 from importlib import metadata
-from pathlib import Path
 from types import SimpleNamespace
 
 import forked
@@ -265,7 +264,7 @@ def test_what_colabs_kernel_is_made_of_stays_and_the_rest_has_what_it_imports():
     pinned = set(re.findall(r"^([\w.-]+)==", text, re.MULTILINE))
     replaced = {pin.partition("==")[0] for pin in wanted(text, pinned)}
     packages = metadata.packages_distributions()
-    imported = Path(__file__).with_name("colab_imports.txt").read_text(encoding="utf-8").split()
+    imported = (PROJECT_ROOT / "tests/colab_imports.txt").read_text(encoding="utf-8").split()
     kernels = {"IPython", "ipykernel", "jupyter_server", "pexpect", "tornado", "traitlets", "zmq"}
     for target in imported:
         module, _, name = target.partition(":")

@@ -143,7 +143,9 @@ print(json.dumps([float(said.partition(" GiB")[0]), peak]))
 
 def test_the_memory_that_is_said_is_the_peak_of_a_training(runs_dir):
     """In a process of its own: this one holds what other tests left."""
-    environment = os.environ | {"PYTHONPATH": f"{PROJECT_ROOT}:{PROJECT_ROOT / 'tests'}"}
+    environment = os.environ | {
+        "PYTHONPATH": f"{PROJECT_ROOT}:{PROJECT_ROOT}/tests:{PROJECT_ROOT}/tests/training"
+    }
     environment.pop("ONEDNN_PRIMITIVE_CACHE_CAPACITY", None)
     command = [sys.executable, "-c", TRAINED]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

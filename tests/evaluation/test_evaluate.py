@@ -281,7 +281,9 @@ def test_a_stopped_evaluation_samples_what_is_missing(runs_dir, sampled, way, ca
     assert sampled == 4 * [*range(6)]
     sampled.clear()
     if way == "killed":
-        paths = {"PYTHONPATH": f"{PROJECT_ROOT}:{PROJECT_ROOT / 'tests'}"}
+        paths = {
+            "PYTHONPATH": f"{PROJECT_ROOT}:{PROJECT_ROOT}/tests:{PROJECT_ROOT}/tests/evaluation"
+        }
         ended = subprocess.run([sys.executable, "-c", KILLED], env=os.environ | paths, check=False)
         assert ended.returncode == -signal.SIGKILL
     else:

@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 
-from grpo_nb.training import Controls, Update
+from grpo_nb.training import Buttons, Update
 from grpo_nb.views import TrainingDashboard
 
 NAMES = [f"{kind}_reward" for kind in ("correctness", "format", "reasoning", "length")]
@@ -34,7 +34,7 @@ def update(step: int) -> Update:
 
 def main() -> None:
     for steps in (100, 1_000, 5_000):
-        dashboard, spent = TrainingDashboard(Controls()), {True: [], False: []}
+        dashboard, spent = TrainingDashboard(Buttons()), {True: [], False: []}
         for step in range(1, steps + 1):
             new, drawn = update(step), step > steps - 5
             dashboard._due = 0.0 if drawn else math.inf

@@ -1,6 +1,6 @@
-"""Did the reward do it? True and random rewards against their controls, on the tiny model.
+"""Did the reward do it? True and random rewards against their placebos, on the tiny model.
 
-    python benchmarks/placebo.py math --seeds 5             # and a control with shuffled rewards
+    python benchmarks/placebo.py math --seeds 5             # and a placebo with shuffled rewards
     python benchmarks/placebo.py math --seeds 2 --kind format-only
     python benchmarks/placebo.py summarization --seeds 1    # another task's own rewards
     python benchmarks/placebo.py random --seeds 20 --steps 30
@@ -21,9 +21,9 @@ from typing import Any
 import pandas as pd
 
 from grpo_nb import data, evaluation, export, models, training
-from grpo_nb.evaluation import controls
+from grpo_nb.evaluation import placebos
 from grpo_nb.models import template
-from grpo_nb.pipeline.control import check_control, take_over
+from grpo_nb.pipeline.placebo import check_placebo, take_over
 from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Run, runs_root, start_stage
 from grpo_nb.runs.profiles import TASKS
@@ -90,23 +90,23 @@ def right_and_formed(run: Run) -> float:
 
 
 def measure(reward: str, kind: str, steps: int, seed: int) -> dict[str, Any]:
-    """A run and its control; the line of the table."""
+    """A run and its placebo; the line of the table."""
     name, settings = f"placebo-{reward}-{seed}", settings_of(reward, seed, steps)
     if Run(name).undone():
         prepare(name, settings)
         train(name, settings)
         evaluate(name, settings)
-    run, control, config = check_control(name, kind)
-    if not control.manifest():
-        take_over(run, control, config)
-    if control.undone():
-        train(control.name, settings | {"train.control": kind})
-        evaluate(control.name, settings)
-    found = controls.compare(run, control)
+    run, placebo, config = check_placebo(name, kind)
+    if not placebo.manifest():
+        take_over(run, placebo, config)
+    if placebo.undone():
+        train(placebo.name, settings | {"train.placebo": kind})
+        evaluate(placebo.name, settings)
+    found = placebos.compare(run, placebo)
     change = found.pair["differences"]["accuracy"]
     points = [100 * x for x in (change["difference"], *change["interval"])]
     line = {"seed": seed, "verdict": found.verdict, "points": points, "said": found.sentence}
-    line["formed"] = 100 * (right_and_formed(run) - right_and_formed(control))
+    line["formed"] = 100 * (right_and_formed(run) - right_and_formed(placebo))
     print(json.dumps(line), flush=True)
     return line
 
@@ -114,7 +114,7 @@ def measure(reward: str, kind: str, steps: int, seed: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("reward", choices=("random", *TASKS), help="random, or those of a task")
-    parser.add_argument("--kind", default="shuffled", choices=list(controls.CONTROLS))
+    parser.add_argument("--kind", default="shuffled", choices=list(placebos.PLACEBOS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--jobs", type=int, default=1)
@@ -126,7 +126,7 @@ def main() -> None:
         one = partial(measure, asked.reward, asked.kind, asked.steps)
         lines = list(pool.map(one, range(asked.seeds)))
     print(
-        "| seed | run − control in accuracy, points (95 %) | right and in form, points | verdict |"
+        "| seed | run − placebo in accuracy, points (95 %) | right and in form, points | verdict |"
     )
     print("|---|---|---|---|")
     for line in lines:

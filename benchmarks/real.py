@@ -11,8 +11,8 @@ of GRPO over the warm-up with its 95 % interval. A run that is done is not run a
 
 import argparse
 
-from grpo_nb.pipeline.control import run_control
 from grpo_nb.pipeline.notebooks import StageFailed, run_pipeline
+from grpo_nb.pipeline.placebo import run_placebo
 from grpo_nb.runs import Run
 from grpo_nb.runs.files import read_json
 
@@ -40,10 +40,10 @@ def measure(model: str, task: str, seed: int, placebo: bool) -> str:
 
 def _placebo(run: Run) -> str:
     try:
-        control = run_control(run.name, "shuffled", force=True)
+        placebo = run_placebo(run.name, "shuffled", force=True)
     except StageFailed as error:
         return f"stopped: {str(error).splitlines()[0]:.60}"
-    return f"{read_json(control / 'eval/report.json')['greedy']['merged']['accuracy']:.1%}"
+    return f"{read_json(placebo / 'eval/report.json')['greedy']['merged']['accuracy']:.1%}"
 
 
 def main() -> None:

@@ -51,7 +51,7 @@ def ours(stage, policy, rewards, rows) -> float:
 
     args = training.grpo_config(stage, policy, rewards)
     trainer = training.Trainer(policy, rewards, args, rows, stage)
-    trainer.watch(views.TrainingDashboard(trainer.controls))
+    trainer.watch(views.TrainingDashboard(trainer.buttons))
     started = time.process_time()
     trainer.train()
     return (time.process_time() - started) / args.max_steps

@@ -50,7 +50,7 @@ def train(tiny: "scenarios.Tiny", plant, seed: int) -> tuple[int, list[float]]:
     def stop(update) -> None:
         alerts.extend(update.line["step"] for alert in update.alerts if alert.name == RULE)
         if alerts:
-            trainer.controls.stop.set()
+            trainer.buttons.stop.set()
 
     trainer.watch(stop)
     try:

@@ -18,12 +18,12 @@ COMMON = """the most common settings; docs/settings.md explains them all:
   --set train.learning_rate=2e-4     peak learning rate"""
 
 
-def run(control: str | None, dry_run: bool, force: bool, **options: Any) -> None:
+def run(placebo: str | None, dry_run: bool, force: bool, **options: Any) -> None:
     from grpo_nb.pipeline import notebooks
     from grpo_nb.runs import Run
 
-    if control is not None:
-        return run_control(control, options.pop("name"), dry_run, force, **options)
+    if placebo is not None:
+        return repeat(placebo, options.pop("name"), dry_run, force, **options)
     only, first, last = (options.pop(name) for name in ("only", "from", "to"))
     stages = (first, last, force) if only is None else (only, only, force)
     if not (options["name"] or options["file"]) and stages[0] != "01":
@@ -36,21 +36,22 @@ def run(control: str | None, dry_run: bool, force: bool, **options: Any) -> None
     print(notebooks.plan(Run(plan.name), config, *stages[:2]))
 
 
-def run_control(kind: str, name: str | None, dry_run: bool, force: bool, **options: Any) -> None:
-    from grpo_nb.evaluation.controls import caused
-    from grpo_nb.pipeline import control, notebooks
+def repeat(kind: str, name: str | None, dry_run: bool, force: bool, **options: Any) -> None:
+    from grpo_nb.evaluation.placebos import caused
+    from grpo_nb.pipeline import notebooks
+    from grpo_nb.pipeline.placebo import check_placebo, run_placebo
     from grpo_nb.runs import Run
 
     defaults = {"file": None, "profile": None, "set": [], "from": "01", "to": "04", "only": None}
     options["set"] = options.pop("assignments")
     if others := ", ".join(f"--{key}" for key in defaults if options[key] != defaults[key]):
-        raise ValueError(f"--control repeats a training as it was: leave {others} out")
+        raise ValueError(f"--placebo repeats a training as it was: leave {others} out")
     if not name:
-        raise ValueError(f"--control {kind} needs a finished run: say which with --name")
+        raise ValueError(f"--placebo {kind} needs a finished run: say which with --name")
     if dry_run:
-        _, placebo, config = control.check_control(name, kind)
+        _, placebo, config = check_placebo(name, kind)
         return print(notebooks.plan(placebo, config, "03", "04"))
-    notebooks.print_summary(control.run_control(name, kind, force))
+    notebooks.print_summary(run_placebo(name, kind, force))
     for check in caused(Run(name)):
         print(f"{check.name}: {check.evidence}")
 
@@ -130,7 +131,7 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     add("--from", default="01", metavar="STAGE", help="01 to 04; needs a name")
     add("--to", default="04", metavar="STAGE", help="01 to 04: stop after it")
     add("--only", metavar="STAGE", help="the same as --from STAGE --to STAGE")
-    add("--control", metavar="KIND", help="of the run --name: shuffled or format-only rewards")
+    add("--placebo", metavar="KIND", help="of the run --name: shuffled or format-only rewards")
     add("--dry-run", action="store_true", help="show the plan, start nothing")
     add = _command(commands, "sweep", sweep, "many runs: a grid or a list")
     add("file", type=Path, metavar="SWEEP.yaml")

@@ -2,10 +2,10 @@
 """Is a model better than another on the same held-out prompts, how surely, and why?
 
 `comparison` answers every prompt with each model, `report` compares them with intervals,
-`controls` asks whether the reward did it, and `leaderboard` ranks runs. `answer_file` answers a
+`placebos` asks whether the reward did it, and `leaderboard` ranks runs. `answer_file` answers a
 file of questions with a run's model.
 """
 
 from grpo_nb.evaluation.comparison import Candidate, evaluate_model, run, score_rows
-from grpo_nb.evaluation.controls import caused
+from grpo_nb.evaluation.placebos import caused
 from grpo_nb.evaluation.report import DECODING, Evaluation, before_after, build, checks, save, table

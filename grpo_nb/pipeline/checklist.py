@@ -8,7 +8,7 @@ from collections import Counter
 from itertools import takewhile
 from typing import Any
 
-from grpo_nb.evaluation.controls import caused
+from grpo_nb.evaluation.placebos import caused
 from grpo_nb.runs import NOTEBOOKS, Check, Run, check_stages_before
 from grpo_nb.runs.checks import shown
 

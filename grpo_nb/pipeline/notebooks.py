@@ -295,9 +295,9 @@ def _execute_stage(run: Run, stage: str, parameters: dict[str, Any]) -> None:
         try:
             task.result()
         except StageFailed as error:
-            # The command of a control finds its stage itself.
-            control = (run / "config.yaml").exists() and run.config().train.control != "none"
-            options = "" if control else f" with --name {run.name} --from {stage}"
+            # The command of a placebo finds its stage itself.
+            placebo = (run / "config.yaml").exists() and run.config().train.placebo != "none"
+            options = "" if placebo else f" with --name {run.name} --from {stage}"
             text = f"{error}\nTo go on, give the same command{options}"
             raise (Stopped(text, received[0]) if received else StageFailed(text)) from None
 

@@ -22,7 +22,7 @@ def setting(default: Any, meaning: str, **limits: Any) -> Any:
 AnswerKind = Literal["number", "math", "choice", "json", "code", "text"]
 LossType = Literal["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
 TemplateSettings = dict[str, Any] | Json[dict[str, Any]]  # JSON on a command line
-Control = Literal["none", "shuffled", "format-only"]
+Placebo = Literal["none", "shuffled", "format-only"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]  # the second is GDPO
 
 
@@ -100,7 +100,7 @@ class TrainConfig(Section):
     save_steps: int = setting(25, "steps between checkpoints", ge=1)
     keep_checkpoints: int = setting(2, "newest checkpoints kept on disk", ge=1)
     eval_prompts: int = setting(64, "validation prompts: at most a tenth of the rows", ge=1)
-    control: Control = setting("none", "a placebo: shuffled rewards, or format-only ones")
+    placebo: Placebo = setting("none", "a placebo: shuffled rewards, or format-only ones")
 
 
 class PolicyConfig(Section):

@@ -231,7 +231,7 @@ def grpo_arguments(stage: Stage, policy: Policy, rewards: RewardSet) -> dict[str
         "gradient_checkpointing": gpu,
         "use_vllm": policy.vllm,
         "shuffle_dataset": config.data.order == "shuffled",
-        "reward_weights": paid_weights(rewards, train.control),
+        "reward_weights": paid_weights(rewards, train.placebo),
         "chat_template_kwargs": config.model.chat_template_kwargs or None,
         "router_aux_loss_coef": 0.0,  # as Unsloth's; routers are not trained
         "disable_dropout": True,  # with it the loss would be another policy's
@@ -314,7 +314,7 @@ def expected(rewards: RewardSet, stage: Stage, validated: int) -> health.Expecte
         stage: Stage 03.
         validated: Prompts of the validation split.
     """
-    weights = paid_weights(rewards, stage.config.train.control)
+    weights = paid_weights(rewards, stage.config.train.placebo)
     ranges = {
         func.__name__: (weight, *declared_range(getattr(func, "reward", func)))
         for func, weight in zip(rewards.reward_funcs, weights, strict=True)

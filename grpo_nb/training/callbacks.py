@@ -113,14 +113,14 @@ class StepCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save or stop if that is due, or if the person who watches asks for it."""
-        step, controls = state.global_step, self.trainer.controls
+        step, buttons = state.global_step, self.trainer.buttons
         if not generation_is_used_up(args, step):
             return
         due = step - self.saved >= self.settings.save_steps or step == args.max_steps
-        if ranks.anywhere(controls.stop.is_set()) or self.failure:
+        if ranks.anywhere(buttons.stop.is_set()) or self.failure:
             control.should_training_stop = True
-        if due or control.should_training_stop or ranks.anywhere(controls.save.is_set()):
-            controls.save.clear()
+        if due or control.should_training_stop or ranks.anywhere(buttons.save.is_set()):
+            buttons.save.clear()
             control.should_save = step != self.saved
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -142,7 +142,7 @@ class StepCallback(TrainerCallback):
         # Off policy (trl.num_iterations) a step may use completions of an earlier one.
         completions = self._completions() if "reward" in logs else []
         self._publish({"step": step, **logs}, completions)
-        every, request = self.settings.eval_steps, self.trainer.controls.evaluate
+        every, request = self.settings.eval_steps, self.trainer.buttons.evaluate
         due = every and (step % every == 0 or step == args.max_steps)
         if self.validation.rows and (due or ranks.anywhere(request.is_set())):
             request.clear()
@@ -182,7 +182,7 @@ class StepCallback(TrainerCallback):
     def _publish(self, line: dict[str, Any], completions: list[dict[str, Any]]) -> None:
         """Write a line of metrics and its alerts to disk, and pass them to the watchers."""
         alerts = self.watch.feed(line)
-        if self.trainer.stage.config.train.control != "none":  # a placebo is not meant to learn
+        if self.trainer.stage.config.train.placebo != "none":  # a placebo is not meant to learn
             alerts = [alert for alert in alerts if "placebo" in health.ALERTS[alert.name]]
         if not ranks.is_main():
             return

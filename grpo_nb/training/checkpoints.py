@@ -108,8 +108,8 @@ def fingerprint(stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> dict[st
         if field.name not in ARGUMENTS["may_differ"] and value != default_of(field):
             values[setting_of(field.name)] = value
     values["train.max_steps"] = args.max_steps
-    if config.train.control != "none":
-        values["train.control"] = config.train.control
+    if config.train.placebo != "none":
+        values["train.placebo"] = config.train.placebo
     values["the prompts held out to validate on"] = prompts_to_hold_out(config.train)
     values["the rewards"] = reward_lab.fingerprint(rewards, reward_lab.keeps_values(stage.run))
     rows = stage.run / "data/train.parquet"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from grpo_nb.training.trainer import Trainer
 
-SHUFFLED = "a control: these scores are shuffled within each group, and not what a text earned"
+SHUFFLED = "a placebo: these scores are shuffled within each group, and not what a text earned"
 
 
 def append_line(path: Path, content: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ def read_completions(
     frame["tokens"] = [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
     frame["correct"] = passed(frame, preset)
     frame["truncated"] = frame["tokens"] >= cap_tokens
-    if run.config().train.control == "shuffled":
+    if run.config().train.placebo == "shuffled":
         frame.attrs["note"] = SHUFFLED
     return frame
 

@@ -1,4 +1,4 @@
-"""Pay a placebo training (`train.control`) for something else than its answers.
+"""Pay a placebo training (`train.placebo`) for something else than its answers.
 
 "shuffled" distributes the scores of a group at random over its completions: the same scores,
 unrelated to the completions. "format-only" pays the format rewards alone. Everything else is as in
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     import torch
 
 
-def paid_weights(rewards: RewardSet, control: str) -> list[float]:
+def paid_weights(rewards: RewardSet, placebo: str) -> list[float]:
     """Return the reward weights that a training uses.
 
     Args:
         rewards: The run's rewards.
-        control: The value of `train.control`.
+        placebo: The value of `train.placebo`.
 
     Raises:
-        ValueError: The control is "format-only", and the run pays nothing for the format, or
+        ValueError: The placebo is "format-only", and the run pays nothing for the format, or
             for nothing else.
 
     >>> from grpo_nb.rewards import load_preset
     >>> paid_weights(load_preset("math"), "format-only")
     [0.0, 0.25, 0.25, 0.0]
     """
-    if control != "format-only":
+    if placebo != "format-only":
         return list(rewards.reward_weights)
     triples = zip(rewards.names, rewards.reward_funcs, rewards.reward_weights, strict=True)
     # A gated reward may pay for the answer.
@@ -44,8 +44,8 @@ def paid_weights(rewards: RewardSet, control: str) -> list[float]:
         return weights
     share = "all that is paid" if any(weights) else "none that is paid"
     raise ValueError(
-        f"train.control = 'format-only': of the rewards {', '.join(rewards.names)} {share} is of "
-        "format (those with _format_ in their names, and not gated): take the control 'shuffled'"
+        f"train.placebo = 'format-only': of the rewards {', '.join(rewards.names)} {share} is of "
+        "format (those with _format_ in their names, and not gated): take the placebo 'shuffled'"
     )
 
 

@@ -66,7 +66,7 @@ from grpo_nb.training.arguments import expected, refuse_unusable
 from grpo_nb.training.callbacks import StepCallback, generation_is_used_up
 from grpo_nb.training.checkpoints import GOES_ON, save_trained
 from grpo_nb.training.placebo import shuffled
-from grpo_nb.training.updates import Controls, Progress, Watcher, stop_on_signals
+from grpo_nb.training.updates import Buttons, Progress, Watcher, stop_on_signals
 from grpo_nb.training.validation import Validation, hold_out, prompts_to_hold_out
 
 
@@ -135,7 +135,7 @@ class Trainer(GRPOTrainer):
         self._loss_failed = False
         self._gathered: dict[str, Any] = {}
         self.row_sampler: Any = None
-        self.controls, self.watchers = Controls(), [Progress(stage)]
+        self.buttons, self.watchers = Buttons(), [Progress(stage)]
         self.steps = StepCallback(self, Validation(policy, self.validation_rows, rewards, config))
         self.add_callback(self.steps)
 
@@ -160,8 +160,8 @@ class Trainer(GRPOTrainer):
             KeyboardInterrupt: Stopped by the interrupt button or a signal; a checkpoint is kept.
             RuntimeError, MemoryError, …: What ended the training; a checkpoint is kept.
         """
-        self.controls.stop.clear()
-        with turn, stop_on_signals(self.controls) as signals:
+        self.buttons.stop.clear()
+        with turn, stop_on_signals(self.buttons) as signals:
             checkpoint = ranks.from_main(self._begin)
             self.steps.watch = self._watch_so_far()
             begun = checkpoints.step_of(checkpoint)
@@ -247,7 +247,7 @@ class Trainer(GRPOTrainer):
                 shutil.copytree(best, temporary, ignore=shutil.ignore_patterns(checkpoints.SEAL))
             else:
                 self.save_adapter(temporary)
-        self.resumption.end(finished=not self.controls.stop.is_set())
+        self.resumption.end(finished=not self.buttons.stop.is_set())
         lines = metrics.read_lines(self.folder / "metrics.jsonl")
         self.stage.record_checks(health.checks(self.steps.watch, lines, self.alerts))
 
@@ -302,7 +302,7 @@ class Trainer(GRPOTrainer):
                 inputs, prompts, completions, completion_ids, *args
             )
         group, names = self.num_generations, self.reward_func_names
-        if self.stage.config.train.control == "shuffled":
+        if self.stage.config.train.placebo == "shuffled":
             rewards_N_F = shuffled(rewards_N_F, group, self.args.seed, self.state.global_step)
         totals_N = (rewards_N_F * self.reward_weights.to(rewards_N_F.device)).nansum(dim=1)
         figures = metrics.spread(rewards_N_F, totals_N, group, names)

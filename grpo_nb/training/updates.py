@@ -10,7 +10,7 @@ from grpo_nb.runs import Check, Stage
 from grpo_nb.runs.signals import signals
 
 
-class Controls:
+class Buttons:
     """Pass on requests of the person who watches; the training reads them after each step."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Progress:
 
 
 @contextmanager
-def stop_on_signals(controls: Controls) -> Iterator[list[int]]:
+def stop_on_signals(buttons: Buttons) -> Iterator[list[int]]:
     """Stop the training at SIGINT (the interrupt button) or SIGTERM; at a second one, at once.
 
     Yields:
@@ -70,7 +70,7 @@ def stop_on_signals(controls: Controls) -> Iterator[list[int]]:
         if len(signals_so_far) > 1:
             raise KeyboardInterrupt
         print("stopping: this step is finished and a checkpoint saved; again to stop at once")
-        controls.stop.set()
+        buttons.stop.set()
 
     with signals(stop) as signals_so_far:
         yield signals_so_far

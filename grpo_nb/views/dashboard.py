@@ -12,14 +12,14 @@ from typing import Any
 import ipywidgets as w
 import pandas as pd
 
-from grpo_nb.training import Controls, Update
+from grpo_nb.training import Buttons, Update
 from grpo_nb.views import charts, tables
 from grpo_nb.views.widgets import View
 
 ALERTS = 20  # number of alerts shown
 SHARE = 0.01  # largest share of the training time spent on drawing
 FIRST = 5  # time before the first picture, which then shows curves [s]
-WISHES = {  # for each of `Controls`: button, tooltip, and status once the button is pressed
+WISHES = {  # for each of `Buttons`: button, tooltip, and status once the button is pressed
     "stop": ("Stop after this step", "End the training", "stops after the step in progress"),
     "save": ("Save now", "Write a checkpoint", "saves a checkpoint after this step"),
     "evaluate": ("Evaluate now", "On the validation split", "validates after this step"),
@@ -27,7 +27,7 @@ WISHES = {  # for each of `Controls`: button, tooltip, and status once the butto
 
 
 class TrainingDashboard(View):
-    """Show each `Update` of a training; the buttons set the training's controls.
+    """Show each `Update` of a training; the buttons set the training's buttons.
 
     The buttons work during the training if the kernel handles widget messages on a subshell:
     ipykernel >= 7 under JupyterLab >= 4.4, whose setting "Kernel Comms over subshells" is on by
@@ -35,14 +35,14 @@ class TrainingDashboard(View):
     effect only after the cell has ended; use the notebook's interrupt button there.
 
     Args:
-        controls: The trainer's controls; several dashboards may share them.
+        buttons: The trainer's buttons; several dashboards may share them.
     """
 
-    def __init__(self, controls: Controls) -> None:
+    def __init__(self, buttons: Buttons) -> None:
         super().__init__()
         import matplotlib.figure  # noqa: F401 (now, and not while the model trains)
 
-        self.controls = controls
+        self.buttons = buttons
         self.lines: list[dict[str, float]] = []
         self.alerts: list[dict[str, Any]] = []
         self.sample: Sequence[Mapping[str, Any]] = ()
@@ -52,11 +52,11 @@ class TrainingDashboard(View):
         parts = self.header, self.wishes, self.listed, self.curves, self.completions = [
             w.HTML() for _ in range(5)
         ]
-        self.buttons = {
+        self.button_widgets = {
             name: self.button(label, tooltip, partial(self._wish, name))
             for name, (label, tooltip, _) in WISHES.items()
         }
-        row = w.HBox([*self.buttons.values(), self.wishes])
+        row = w.HBox([*self.button_widgets.values(), self.wishes])
         self.children = [self.header, row, self.errors, *parts[2:]]
         self._show_wishes()
         self.header.value = self._progress()
@@ -70,7 +70,7 @@ class TrainingDashboard(View):
         self.step, self.total_steps = int(values.get("step", self.step)), update.total_steps
         self.lines.append(values | {"step": self.step})
         self.sample = update.completions or self.sample
-        self.ended = self.step >= self.total_steps or self.controls.stop.is_set()
+        self.ended = self.step >= self.total_steps or self.buttons.stop.is_set()
         self._show_wishes()
         self.header.value = self._progress()
         if update.alerts:
@@ -92,7 +92,7 @@ class TrainingDashboard(View):
         self.curves.value = charts.image(self.lines)
 
     def _wish(self, name: str) -> None:
-        getattr(self.controls, name).set()
+        getattr(self.buttons, name).set()
         self._show_wishes()
 
     def _show_wishes(self) -> None:
@@ -102,13 +102,13 @@ class TrainingDashboard(View):
         keeps the last state shown.
         """
         with self._showing:
-            requests = [name for name in WISHES if getattr(self.controls, name).is_set()]
+            requests = [name for name in WISHES if getattr(self.buttons, name).is_set()]
             status = "; ".join(WISHES[name][2] for name in requests)
             if self.ended:
                 early = f"stopped after step {self.step}: trainer.train() goes on from there"
                 status = early if self.step < self.total_steps else ""
             self.wishes.value = f"<span role='status'>{status}</span>"
-            for name, button in self.buttons.items():
+            for name, button in self.button_widgets.items():
                 button.disabled = self.ended or name in requests
 
     def _progress(self) -> str:

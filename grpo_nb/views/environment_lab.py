@@ -42,12 +42,12 @@ class EnvironmentLab(View):
     def __init__(self, bench: Bench, baseline: Baseline, rows: list[dict], stage: Stage) -> None:
         super().__init__()
         self.bench, self.baseline, self.rows, self.stage = bench, baseline, rows, stage
-        self._make_controls()
+        self._make_widgets()
         self.on(self._take_row, self.number)
         self.on(self._take_player, self.player)
         self.guard(self._test)
 
-    def _make_controls(self) -> None:
+    def _make_widgets(self) -> None:
         self.number = row_list(self.baseline.rows, "Row")
         self.player = w.Select(description="Player", rows=12, layout={"width": "28em"})
         self.box = self.code_box("Turns", HELP, rows=9)

@@ -53,7 +53,7 @@ class RewardLab(View):
         self.verdict: Verdict | None = None
         self.shown_source = reward_lab.source_of(stage)  # the text whose rewards are shown
         self.actions: Queue[Callable[[], None]] = Queue()
-        self._make_controls()
+        self._make_widgets()
         self.on(self._show_text, self.prompt, self.number)
         self.on(self._edit, self.text)
         super().guard(lambda: self.use(bench))
@@ -68,7 +68,7 @@ class RewardLab(View):
             super().guard(self.actions.get())
             self.actions.task_done()
 
-    def _make_controls(self) -> None:
+    def _make_widgets(self) -> None:
         numbers = [(str(i + 1), i) for i in range(self.group_size)]
         self.code = self.code_box("Rewards", EXAMPLE, rows=18)
         self.code.value = self.shown_source

@@ -43,11 +43,11 @@ class View(w.VBox):
         """Return the message that is shown for an exception."""
         return f"{type(error).__name__}: {error}"
 
-    def on(self, action: Callable[[], None], *controls: w.Widget) -> None:
-        """Call the action whenever the value of a control changes."""
-        for control in controls:
-            control.observe(partial(self.guard, action), "value")
-            in_order(control)
+    def on(self, action: Callable[[], None], *inputs: w.Widget) -> None:
+        """Call the action whenever the value of a element changes."""
+        for element in inputs:
+            element.observe(partial(self.guard, action), "value")
+            in_order(element)
 
     def button(self, label: str, tooltip: str, action: Callable[[], None]) -> w.Button:
         """Return a button that calls the action."""
@@ -70,7 +70,7 @@ class View(w.VBox):
     def alone(self, action: Callable[[], None], *buttons: w.Button) -> None:
         """Run the action with these buttons disabled.
 
-        The front end holds a control's change back while the kernel handles an earlier one, so a
+        The front end holds a input's change back while the kernel handles an earlier one, so a
         click would overtake what is typed in the meantime.
         """
         for button in buttons:
@@ -88,11 +88,11 @@ def row_list(rows: Sequence[Mapping[str, Any]], label: str) -> w.Dropdown:
     return w.Dropdown(options=questions, description=label, layout=WIDE)
 
 
-def in_order(control: w.Widget) -> None:
-    """Handle the control's messages in the order in which the browser sends them.
+def in_order(element: w.Widget) -> None:
+    """Handle the input's messages in the order in which the browser sends them.
 
-    By default ipykernel 7.4 gives each message to the thread that last wrote to the control, so
+    By default ipykernel 7.4 gives each message to the thread that last wrote to the element, so
     that a click overtakes the text typed before it, or waits until the cell has ended.
     """
-    if control.comm is not None:
-        control.comm._reply_subshell_for = None
+    if element.comm is not None:
+        element.comm._reply_subshell_for = None

@@ -23,7 +23,7 @@ import pandas as pd
 from grpo_nb import training, views
 from grpo_nb.runs import Check
 lines = training.read_lines(Path("{METRICS}"))
-dashboard = views.TrainingDashboard(training.Controls())
+dashboard = views.TrainingDashboard(training.Buttons())
 dashboard"""
 SAMPLE = """alerts = [Check("spike", "warning", "2.1, 0.3 before", "lower it")]
 alerts += [Check("not a number", "stop", "reward is nan", "lower the rate")]
@@ -45,17 +45,17 @@ ALERTS = [
     "9 not a number stop reward is nan lower the rate",
     "9 spike warning 2.1, 0.3 before lower it",
 ]
-TRAIN = """controls = dashboard.controls
+TRAIN = """buttons = dashboard.buttons
 for line in lines[:len(lines) * 7 // 10]:
     new = alerts if line["step"] == 9 else []
     update = training.Update(line, len(lines), sample(line["step"]), new)
     dashboard(update)
-    assert not controls.stop.wait(0.001)
+    assert not buttons.stop.wait(0.001)
 dashboard.draw()  # as when its time has come
-print("asked for a checkpoint:", controls.save.wait(100))
-controls.save.clear()
+print("asked for a checkpoint:", buttons.save.wait(100))
+buttons.save.clear()
 dashboard(update)
-print("asked to stop:", controls.stop.wait(100))"""
+print("asked to stop:", buttons.stop.wait(100))"""
 MADE = """import pandas as pd
 from IPython.display import HTML
 from grpo_nb import reward_lab, rewards, views

@@ -129,7 +129,7 @@ def a_training():
 def cut_off():
     """Stopped after two steps and gone on with, it ends as the undisturbed one did."""
     first = start("cut", **VALIDATED, **{"train.resume": "auto"})
-    first.watch(lambda update: update.line["step"] == 2 and first.controls.stop.set())
+    first.watch(lambda update: update.line["step"] == 2 and first.buttons.stop.set())
     first.train()
     again = start("cut", **VALIDATED, **{"train.resume": "auto"})
     again.train()

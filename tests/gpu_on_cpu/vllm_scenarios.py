@@ -188,7 +188,7 @@ def a_training(tiny):
 def cut_off(tiny):
     settings = {"train.resume": "auto", "train.max_steps": 3}
     first = tiny.start("cut", **settings)
-    first.watch(lambda update: update.line["step"] == 2 and first.controls.stop.set())
+    first.watch(lambda update: update.line["step"] == 2 and first.buttons.stop.set())
     first.train()
     again = tiny.start("cut", **settings)
     return {"plan": again.plan, "steps": train(again)}

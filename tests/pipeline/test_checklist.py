@@ -8,7 +8,7 @@ from filelock import FileLock
 
 from grpo_nb import machine as versions
 from grpo_nb.__main__ import main
-from grpo_nb.evaluation.controls import CONTROLS
+from grpo_nb.evaluation.placebos import PLACEBOS
 from grpo_nb.pipeline import checklist, notebooks
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Check, Run, config, sha256, write_json
 
@@ -33,7 +33,7 @@ def test_the_page_explains_each_check_and_no_other():
     page = (PROJECT_ROOT / "docs/checklist.md").read_text(encoding="utf-8")
     explained = re.findall(r"^\| (0\d|all) \| ([\w ]+?) \|", page, re.MULTILINE)
     expected = [(stage, name) for stage, names in checklist.EXPECTED.items() for name in names]
-    whole = ["unchanged", "reproducible", *CONTROLS.values()]
+    whole = ["unchanged", "reproducible", *PLACEBOS.values()]
     assert explained == [*expected, *(("all", name) for name in whole)]
 
 
@@ -47,14 +47,14 @@ def states(run):
 
 def test_a_finished_run_is_in_order_and_says_what_a_person_has_to_read(run, capsys):
     without = states(run)
-    assert without.pop("caused by the reward") == "not yet", "no control was trained"
+    assert without.pop("caused by the reward") == "not yet", "no placebo was trained"
     assert set(without.values()) == {"ok"}
     names = [*NOTEBOOKS.values(), "better", "unchanged", "reproducible"]
     assert set(names) <= set(states(run))
     assert main(["checklist", "demo"]) == 0
     printed = capsys.readouterr().out
     assert f"{len(without)} ok, 1 not yet" in printed
-    assert "→ python -m grpo_nb run --name demo --control shuffled" in printed
+    assert "→ python -m grpo_nb run --name demo --placebo shuffled" in printed
     assert "reading-a-run.md#reading-completions" in printed
     assert "4 files are as their stages wrote them" in printed
 

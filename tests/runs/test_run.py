@@ -253,11 +253,11 @@ def test_a_notebook_that_fails_before_it_begins_leaves_the_result_of_before(exec
 
 
 @pytest.mark.parametrize(
-    ("control", "advice"), [("none", " with --name c --from 03"), ("shuffled", "")]
+    ("placebo", "advice"), [("none", " with --name c --from 03"), ("shuffled", "")]
 )
-def test_a_failed_stage_says_which_command_goes_on(runs_dir, forks, control, advice):
+def test_a_failed_stage_says_which_command_goes_on(runs_dir, forks, placebo, advice):
     run = Run("c")
-    run.write_config(config.resolve("tiny-cpu", {"train.control": control}))
+    run.write_config(config.resolve("tiny-cpu", {"train.placebo": placebo}))
     (run / "notebooks").mkdir()
     with pytest.raises(StageFailed, match="03_train_grpo failed in cell") as failed:
         notebooks._execute_stage(run, "03", {"run_name": "c"})

@@ -60,7 +60,7 @@ SIX = {"train.max_steps": 6, "train.eval_steps": 3, "train.save_steps": 2}
 
 
 def stop_after(trainer, step):
-    trainer.watch(lambda update: update.line["step"] == step and trainer.controls.stop.set())
+    trainer.watch(lambda update: update.line["step"] == step and trainer.buttons.stop.set())
     trainer.train()
 
 
@@ -237,10 +237,10 @@ def test_a_signal_saves_first(start):
 
 
 def test_a_second_signal_ends_at_once(capsys):
-    controls = training.Controls()
-    with pytest.raises(KeyboardInterrupt), stop_on_signals(controls) as came:
+    buttons = training.Buttons()
+    with pytest.raises(KeyboardInterrupt), stop_on_signals(buttons) as came:
         signal.raise_signal(signal.SIGINT)
-        assert controls.stop.is_set() and came == [signal.SIGINT]
+        assert buttons.stop.is_set() and came == [signal.SIGINT]
         signal.raise_signal(signal.SIGINT)
     assert "again to stop at once" in capsys.readouterr().out
 
@@ -376,7 +376,7 @@ def test_an_out_of_memory_error_says_what_to_lower_and_keeps_the_steps(start):
 
 def test_other_settings_are_not_mixed_with_a_training_that_was_cut_off(start):
     first = start()
-    first.watch(lambda update: first.controls.stop.set())  # the dashboard's button
+    first.watch(lambda update: first.buttons.stop.set())  # the dashboard's button
     first.train()
     assert [line["step"] for line in lines_of(first.stage.run)] == [1]
     assert (first.stage.run / "train/adapter/adapter_model.safetensors").is_file()

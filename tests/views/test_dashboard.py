@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from grpo_nb.runs import PROJECT_ROOT, Check, Run
-from grpo_nb.training import Controls, Update
+from grpo_nb.training import Buttons, Update
 from grpo_nb.views import charts, training_charts
 from grpo_nb.views.dashboard import TrainingDashboard
 
@@ -24,7 +24,7 @@ def update(line, completions=(), alerts=()):
 
 def fed(*updates):
     """A dashboard that was told all of these, and drew the last."""
-    dashboard = TrainingDashboard(Controls())
+    dashboard = TrainingDashboard(Buttons())
     for one in updates:
         dashboard(one)
     dashboard.draw()
@@ -93,19 +93,19 @@ def test_a_legend_names_every_curve_with_its_value_and_lies_on_none():
 
 
 def test_after_stop_the_board_says_so_and_offers_nothing_more():
-    dashboard = TrainingDashboard(Controls())
+    dashboard = TrainingDashboard(Buttons())
     dashboard(update(LINES[0] | {"step": 30}))
     assert "left" in dashboard.header.value
-    dashboard.buttons["stop"].click()
+    dashboard.button_widgets["stop"].click()
     assert "stops after the step in progress" in dashboard.wishes.value
     dashboard(update(LINES[0] | {"step": 31}))
     assert "stopped after step 31: trainer.train() goes on from there" in dashboard.wishes.value
     assert "stopped</span>" in dashboard.header.value and "left" not in dashboard.header.value
-    assert all(button.disabled for button in dashboard.buttons.values())
-    dashboard.controls.stop.clear()  # as `train` does when it goes on
+    assert all(button.disabled for button in dashboard.button_widgets.values())
+    dashboard.buttons.stop.clear()  # as `train` does when it goes on
     dashboard(update(LINES[0] | {"step": 32}))
     assert "left" in dashboard.header.value
-    assert not any(button.disabled for button in dashboard.buttons.values())
+    assert not any(button.disabled for button in dashboard.button_widgets.values())
 
 
 @pytest.mark.parametrize("lost", [math.nan, math.inf, None, "missing", "text"])
@@ -121,7 +121,7 @@ def test_a_metric_that_is_no_number_leaves_a_gap(lost):
 
 
 def test_nothing_is_drawn_before_the_first_step():
-    dashboard = TrainingDashboard(Controls())
+    dashboard = TrainingDashboard(Buttons())
     assert "step 0 of 0" in dashboard.header.value
     parts = (dashboard.curves, dashboard.completions, dashboard.listed)
     assert [part.value for part in parts] == [""] * 3
@@ -134,7 +134,7 @@ def test_a_long_training_stays_small():
     texts = [completion("x" * 100_000, number / 8) for number in range(8)]
     for steps in (100, 2000):
         lines = [LINES[step % 60] | {"step": step} for step in range(steps)]
-        dashboard = TrainingDashboard(Controls())
+        dashboard = TrainingDashboard(Buttons())
         dashboard.lines, dashboard.alerts = lines, [{"step": 1, **alert._asdict()}] * steps
         dashboard(update({"step": steps}, texts, [alert]))
         dashboard.draw()
@@ -175,8 +175,8 @@ def test_what_stops_comes_before_warnings_and_the_newest_first():
 
 @pytest.mark.parametrize("name", ["stop", "save", "evaluate"])
 def test_a_button_sets_its_wish_till_the_training_has_taken_it(name):
-    dashboard = TrainingDashboard(Controls())
-    button, wish = dashboard.buttons[name], getattr(dashboard.controls, name)
+    dashboard = TrainingDashboard(Buttons())
+    button, wish = dashboard.button_widgets[name], getattr(dashboard.buttons, name)
     button.click()
     assert wish.is_set()
     assert button.disabled
@@ -190,7 +190,7 @@ def test_a_button_sets_its_wish_till_the_training_has_taken_it(name):
 def test_pictures_take_a_small_share_of_the_time_and_the_last_one_is_drawn(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("grpo_nb.views.dashboard.time.monotonic", lambda: clock[0])
-    dashboard, pictures = TrainingDashboard(Controls()), []
+    dashboard, pictures = TrainingDashboard(Buttons()), []
 
     def slow_curves(_):
         clock[0] += 0.5
@@ -206,17 +206,17 @@ def test_pictures_take_a_small_share_of_the_time_and_the_last_one_is_drawn(monke
     spent = 0.5 * len(pictures)
     assert spent <= 0.01 * (clock[0] - started) + 2 * 0.5  # the first and the last come in any case
     assert pictures[0] == "picture 6" and pictures[-1] != "picture 90"
-    dashboard.controls.stop.set()
+    dashboard.buttons.stop.set()
     dashboard(update({"step": 91, "reward": 0.5}))
     assert pictures[-1] == "picture 91", "the last before it stops"
-    dashboard.controls.stop.clear()
+    dashboard.buttons.stop.clear()
     dashboard(update({"step": 100, "reward": 0.5}))
     assert pictures[-1] == "picture 100", "the last of all"
 
 
 def test_an_error_is_shown_and_the_training_goes_on():
-    dashboard = TrainingDashboard(Controls())
-    dashboard.controls.stop.set()  # the last step is drawn at once
+    dashboard = TrainingDashboard(Buttons())
+    dashboard.buttons.stop.set()  # the last step is drawn at once
     dashboard(update(LINES[0], ["no dict"]))
     assert "AttributeError" in dashboard.errors.value
     assert "role='alert'" in dashboard.errors.value

@@ -12,8 +12,8 @@ from grpo_nb.runs.config import resolve
 from grpo_nb.views import RewardLab, open_lab
 
 
-def put(lab, control, value):
-    control.value = value
+def put(lab, widget, value):
+    widget.value = value
     lab.actions.join()
 
 

@@ -1,11 +1,11 @@
-"""Compare a run with its controls, trained alike but paid otherwise: did the reward do it?
+"""Compare a run with its placebos, trained alike but paid otherwise: did the reward do it?
 
-`python -m grpo_nb run --name mine --control shuffled` makes the control `mine-shuffled`. Whatever
-the control gains too was not caused by the reward, but by training as such, by the choice of the
+`python -m grpo_nb run --name mine --placebo shuffled` makes the placebo `mine-shuffled`. Whatever
+the placebo gains too was not caused by the reward, but by training as such, by the choice of the
 best adapter, or by luck. Both answered the same held-out prompts, and are compared on them as the
 report compares two models. Nothing is stored: the comparison is computed when it is shown.
 
-| the run to its baseline | to its control      | the control to the baseline | verdict        |
+| the run to its baseline | to its placebo      | the placebo to the baseline | verdict        |
 |-------------------------|---------------------|-----------------------------|----------------|
 | better                  | better              | not better                  | CAUSED         |
 | better                  | better              | better                      | PART           |
@@ -35,20 +35,20 @@ CAUSED = "the reward did it"
 PART = "the reward did part of it"
 AS_MUCH = "the placebo gained as much"
 CANNOT_SAY = "cannot say"
-CONTROLS = {  # the kinds of control, each with the name of its check
+PLACEBOS = {  # the kinds of placebo, each with the name of its check
     "shuffled": "caused by the reward",
     "format-only": "caused by more than format",
 }
-# The settings in which a control may differ from its run.
-OF_THE_CONTROL = ("train.control", "train.resume", "rewards.reward_weights")
+# The settings in which a placebo may differ from its run.
+OF_THE_PLACEBO = ("train.placebo", "train.resume", "rewards.reward_weights")
 
 
 class Cause(NamedTuple):
-    """Hold the result of comparing a run with a control.
+    """Hold the result of comparing a run with a placebo.
 
     verdict: CAUSED, PART, AS_MUCH or CANNOT_SAY.
     sentence: The verdict with its figures.
-    pair: The control (before) against the run (after), as `compare_pair` gives it.
+    pair: The placebo (before) against the run (after), as `compare_pair` gives it.
     """
 
     verdict: str
@@ -57,66 +57,66 @@ class Cause(NamedTuple):
 
 
 def caused(run: Run) -> list[Check]:
-    """Check whether the reward caused the run's gain, once for each control beside the run.
+    """Check whether the reward caused the run's gain, once for each placebo beside the run.
 
     Args:
         run: A trained and evaluated run.
 
     Returns:
-        The checks; none of them says "stop". Without a control there is one that says "not yet",
-        with the command that makes a control.
+        The checks; none of them says "stop". Without a placebo there is one that says "not yet",
+        with the command that makes a placebo.
     """
-    if (kind := run.config().train.control) != "none":
-        evidence = f"this run is itself a control ({kind}): ask for the run that it is a control of"
-        return [Check(CONTROLS[kind], "ok", evidence)]
-    folders = {kind: run.path.with_name(f"{run.name}-{kind}") for kind in CONTROLS}
+    if (kind := run.config().train.placebo) != "none":
+        evidence = f"this run is itself a placebo ({kind}): ask for the run that it is a placebo of"
+        return [Check(PLACEBOS[kind], "ok", evidence)]
+    folders = {kind: run.path.with_name(f"{run.name}-{kind}") for kind in PLACEBOS}
     kinds = [kind for kind, path in folders.items() if (path / "manifest.json").exists()]
     if not kinds:
-        return [_not_yet(run, "shuffled", "no control was trained")]
+        return [_not_yet(run, "shuffled", "no placebo was trained")]
     return [_check(run, kind) for kind in kinds]
 
 
 def _check(run: Run, kind: str) -> Check:
-    control = Run(run.path.with_name(f"{run.name}-{kind}"))
+    placebo = Run(run.path.with_name(f"{run.name}-{kind}"))
     try:
-        if why := control.why_undone():
+        if why := placebo.why_undone():
             return _not_yet(run, kind, why)
-        cause = compare(run, control)
+        cause = compare(run, placebo)
     except FileNotFoundError as error:
-        return Check(CONTROLS[kind], "warning", f"{CANNOT_SAY}: {error}", "restore that file")
+        return Check(PLACEBOS[kind], "warning", f"{CANNOT_SAY}: {error}", "restore that file")
     except ValueError as error:
-        again = f"move {control.path} away, and make it again: {_command(run, kind)}"
-        return Check(CONTROLS[kind], "warning", f"{CANNOT_SAY}: {error}", again)
+        again = f"move {placebo.path} away, and make it again: {_command(run, kind)}"
+        return Check(PLACEBOS[kind], "warning", f"{CANNOT_SAY}: {error}", again)
     if cause.verdict == CAUSED:
-        return Check(CONTROLS[kind], "ok", cause.sentence)
+        return Check(PLACEBOS[kind], "ok", cause.sentence)
     fix = "docs/did-the-reward-do-it.md says what this verdict means, and what to do"
-    return Check(CONTROLS[kind], "warning", cause.sentence, fix)
+    return Check(PLACEBOS[kind], "warning", cause.sentence, fix)
 
 
 def _command(run: Run, kind: str) -> str:
-    return f"python -m grpo_nb run --name {run.name} --control {kind}"
+    return f"python -m grpo_nb run --name {run.name} --placebo {kind}"
 
 
 def _not_yet(run: Run, kind: str, why: str) -> Check:
-    return Check(CONTROLS[kind], "not yet", why, _command(run, kind))
+    return Check(PLACEBOS[kind], "not yet", why, _command(run, kind))
 
 
-def compare(run: Run, control: Run) -> Cause:
-    """Compare a run with its control by their greedy answers to the same held-out prompts.
+def compare(run: Run, placebo: Run) -> Cause:
+    """Compare a run with its placebo by their greedy answers to the same held-out prompts.
 
     Raises:
-        ValueError: One of them is not trained or not evaluated; the control is the run itself, no
-            control, or was not trained as the run was, with the same data; or one of them answered
+        ValueError: One of them is not trained or not evaluated; the placebo is the run itself, no
+            placebo, or was not trained as the run was, with the same data; or one of them answered
             other prompts.
         FileNotFoundError: The file of the run's rewards is gone.
     """
-    _refuse(run, control)
+    _refuse(run, placebo)
     config = run.config()
     prompts, base, model = _answers(run)
-    other_prompts, _, placebo = _answers(control)
+    other_prompts, _, placebo_model = _answers(placebo)
     if not prompts.equals(other_prompts):
-        raise ValueError(f"{run.name!r} and {control.name!r} answered other held-out prompts")
-    baseline, ours, theirs = ("baseline", base), (run.name, model), (control.name, placebo)
+        raise ValueError(f"{run.name!r} and {placebo.name!r} answered other held-out prompts")
+    baseline, ours, theirs = ("baseline", base), (run.name, model), (placebo.name, placebo_model)
     gain, of_placebo, pair = (
         compare_pair(before, after, load_rewards(config.rewards), config.seed)
         for before, after in ((baseline, ours), (baseline, theirs), (theirs, ours))
@@ -136,7 +136,7 @@ def _rose(run: Run) -> bool:
 def _judge(
     gain: Mapping[str, Any], of_placebo: Mapping[str, Any], pair: Mapping[str, Any], prompts: int
 ) -> Cause:
-    """Judge three comparisons: of run and control with the baseline, and of run with control."""
+    """Judge three comparisons: of run and placebo with the baseline, and of run with placebo."""
     change = pair["differences"]["accuracy"]
     why = ""
     if change["interval"] is None:
@@ -160,28 +160,28 @@ def _judge(
     return Cause(verdict, f"{verdict}{detail}: {pair['sentence']}", pair)
 
 
-def _refuse(run: Run, control: Run) -> None:
+def _refuse(run: Run, placebo: Run) -> None:
     """Refuse two runs that differ in more than what their trainings paid for."""
-    if control.path.resolve() == run.path.resolve():
-        raise ValueError(f"{run.name!r} is no control of itself")
-    for one in (run, control):
+    if placebo.path.resolve() == run.path.resolve():
+        raise ValueError(f"{run.name!r} is no placebo of itself")
+    for one in (run, placebo):
         if why := one.why_undone():
             raise ValueError(f"both runs have to be done: {why}")
-    if (kind := run.config().train.control) != "none":
-        raise ValueError(f"{run.name!r} is itself a control, {kind}")
-    if control.config().train.control == "none":
-        raise ValueError(f"{control.name!r} is no control: its own rewards were paid")
-    if names := differences(run, control):
+    if (kind := run.config().train.placebo) != "none":
+        raise ValueError(f"{run.name!r} is itself a placebo, {kind}")
+    if placebo.config().train.placebo == "none":
+        raise ValueError(f"{placebo.name!r} is no placebo: its own rewards were paid")
+    if names := differences(run, placebo):
         raise ValueError(
-            f"{control.name!r} was not trained as {run.name!r} was: they differ in "
+            f"{placebo.name!r} was not trained as {run.name!r} was: they differ in "
             f"{', '.join(names)}"
         )
 
 
-def differences(run: Run, control: Run) -> list[str]:
+def differences(run: Run, placebo: Run) -> list[str]:
     """Return settings and files in which two trained runs differ, other than what was paid for."""
-    first, second = _facts(run), _facts(control)
-    names = [name for name in first | second if name not in OF_THE_CONTROL]
+    first, second = _facts(run), _facts(placebo)
+    names = [name for name in first | second if name not in OF_THE_PLACEBO]
     return [name for name in names if first.get(name) != second.get(name)]
 
 

@@ -1,4 +1,4 @@
-"""Did the reward do it: what a control is paid, how it is made of a run, and each verdict."""
+"""Did the reward do it: what a placebo is paid, how it is made of a run, and each verdict."""
 
 import re
 import shutil
@@ -10,8 +10,9 @@ from answered import MATH, answers
 
 from grpo_nb import evaluation, training
 from grpo_nb.__main__ import main
-from grpo_nb.evaluation import controls
-from grpo_nb.pipeline import checklist, control, notebooks
+from grpo_nb.evaluation import placebos
+from grpo_nb.pipeline import checklist, notebooks
+from grpo_nb.pipeline.placebo import run_placebo
 from grpo_nb.rewards import Adaptive, gated, load_preset, reward_set, soft_format_reward
 from grpo_nb.runs import NOTEBOOKS, Check, Run, config, write_json
 from grpo_nb.training.placebo import paid_weights, shuffled
@@ -43,7 +44,7 @@ def test_what_a_completion_is_paid_has_no_relation_to_what_it_earned():
 
 
 def test_a_training_is_paid_shuffled_rewards_and_validated_by_true_ones(start):
-    one, scored, calculate = start(**{"train.control": "shuffled", "train.max_steps": 1}), [], None
+    one, scored, calculate = start(**{"train.placebo": "shuffled", "train.max_steps": 1}), [], None
     calculate = one.reward_funcs[0]
 
     def keep(**columns):
@@ -59,7 +60,7 @@ def test_a_training_is_paid_shuffled_rewards_and_validated_by_true_ones(start):
     assert [line["step"] for line in lines if "eval/accuracy" in line] == [0, 1]
     one.stage.run.write_config(one.stage.config)  # as stage 03 does
     sampled = training.read_completions(one.stage.run, MATH, one.policy.tokenizer, 32)
-    assert "a control: these scores are shuffled" in completions(sampled.query("step > 0").tail(2))
+    assert "a placebo: these scores are shuffled" in completions(sampled.query("step > 0").tail(2))
 
 
 FORMATS = [(soft_format_reward, 0.5)]
@@ -92,14 +93,14 @@ def test_the_format_alone_is_paid_by_its_own_weights(preset, weights):
         (reward_set([(GATED, 1.0)]), "none that is paid is of format"),
     ],
 )
-def test_a_set_of_which_no_such_control_can_be_made_is_refused(preset, why):
-    with pytest.raises(ValueError, match=f"{why}.*take the control 'shuffled'"):
+def test_a_set_of_which_no_such_placebo_can_be_made_is_refused(preset, why):
+    with pytest.raises(ValueError, match=f"{why}.*take the placebo 'shuffled'"):
         paid_weights(preset, "format-only")
 
 
 def made(name, base, trained, kind="none", **settings):
     """A run as its four stages leave it; a letter a prompt is what its models answered."""
-    run, settled = Run(name), config.resolve("tiny-cpu", settings | {"train.control": kind})
+    run, settled = Run(name), config.resolve("tiny-cpu", settings | {"train.placebo": kind})
     answer(run, answers(base), answers(trained))
     write_json(run / "train/state.json", {"settings": {"train.max_steps": "60"}})
     (run / "data").mkdir()
@@ -131,57 +132,57 @@ def right(count, of=40):
 @pytest.mark.parametrize(
     ("base", "trained", "placebo", "verdict", "said"),
     [
-        (right(10), right(38), right(10), controls.CAUSED, r"did it: .*25.0 % → 95.0 %, \+70.0 po"),
-        (right(10), right(38), right(6), controls.CAUSED, "15.0 % → 95.0 %"),
-        (right(10), right(38), right(24), controls.PART, r", 35.0 of 70.0 points gained \(50%\): "),
-        (right(10), right(38), right(37), controls.AS_MUCH, r"as much: .*\+2.5 points \(95 % int"),
-        (right(10), right(30), right(40), controls.AS_MUCH, "100.0 % → 75.0 %, -25.0 points"),
-        (right(20), right(27), right(23), controls.CANNOT_SAY, "own gain is not distinguishable"),
-        (right(10), right(12), right(2), controls.CANNOT_SAY, "mine is not better than its base"),
-        (right(10), right(2), right(10), controls.CANNOT_SAY, "mine is not better than its basel"),
-        ("22222", "11111", "22222", controls.CANNOT_SAY, "say: 5 held-out prompts are too few"),
+        (right(10), right(38), right(10), placebos.CAUSED, r"did it: .*25.0 % → 95.0 %, \+70.0 po"),
+        (right(10), right(38), right(6), placebos.CAUSED, "15.0 % → 95.0 %"),
+        (right(10), right(38), right(24), placebos.PART, r", 35.0 of 70.0 points gained \(50%\): "),
+        (right(10), right(38), right(37), placebos.AS_MUCH, r"as much: .*\+2.5 points \(95 % int"),
+        (right(10), right(30), right(40), placebos.AS_MUCH, "100.0 % → 75.0 %, -25.0 points"),
+        (right(20), right(27), right(23), placebos.CANNOT_SAY, "own gain is not distinguishable"),
+        (right(10), right(12), right(2), placebos.CANNOT_SAY, "mine is not better than its base"),
+        (right(10), right(2), right(10), placebos.CANNOT_SAY, "mine is not better than its basel"),
+        ("22222", "11111", "22222", placebos.CANNOT_SAY, "say: 5 held-out prompts are too few"),
     ],
 )
 def test_each_verdict_comes_with_its_figures(runs_dir, base, trained, placebo, verdict, said):
     run = made("mine", base, trained)
-    found = controls.compare(run, made("mine-shuffled", base, placebo, "shuffled"))
+    found = placebos.compare(run, made("mine-shuffled", base, placebo, "shuffled"))
     assert found.verdict == verdict and found.sentence.startswith(verdict)
-    (check,) = controls.caused(run)
+    (check,) = placebos.caused(run)
     assert check.evidence == found.sentence
-    assert (check.state == "ok") == (verdict == controls.CAUSED)
+    assert (check.state == "ok") == (verdict == placebos.CAUSED)
     assert checklist.examine(run)[-1] == {"stage": "all", **check._asdict()}
     assert not np.isnan(found.pair["differences"]["accuracy"]["difference"])
     assert re.search(said, found.sentence)
 
 
 def test_a_reward_that_did_not_rise_is_not_the_cause(runs_dir):
-    """Drift gains too: of 20 random rewards two were better than their baseline and control."""
+    """Drift gains too: of 20 random rewards two were better than their baseline and placebo."""
     run, placebo = made("mine", right(10), right(38)), made("p", right(10), right(10), "shuffled")
     run.record("03", {"checks": [Check("reward rises", "warning", "+0.0")._asdict()]})
-    assert controls.compare(run, placebo).verdict == controls.CANNOT_SAY
-    assert "did not rise in its training" in controls.compare(run, placebo).sentence
+    assert placebos.compare(run, placebo).verdict == placebos.CANNOT_SAY
+    assert "did not rise in its training" in placebos.compare(run, placebo).sentence
 
 
 def test_without_a_score_there_is_no_verdict(runs_dir, monkeypatch):
     run, other = made("mine", "12" * 5, "1" * 10), made("other", "12" * 5, "12" * 5, "shuffled")
-    read = controls.pd.read_parquet
-    monkeypatch.setattr(controls.pd, "read_parquet", lambda path: read(path).assign(accuracy=None))
-    assert controls.compare(run, other).sentence == "cannot say: no completion could be scored"
+    read = placebos.pd.read_parquet
+    monkeypatch.setattr(placebos.pd, "read_parquet", lambda path: read(path).assign(accuracy=None))
+    assert placebos.compare(run, other).sentence == "cannot say: no completion could be scored"
 
 
-def test_a_run_says_which_controls_it_has_and_how_one_is_made(runs_dir):
+def test_a_run_says_which_placebos_it_has_and_how_one_is_made(runs_dir):
     run = made("mine", right(10), right(38))
-    (check,) = controls.caused(run)
+    (check,) = placebos.caused(run)
     assert (check.name, check.state) == ("caused by the reward", "not yet")
-    assert check.fix == "python -m grpo_nb run --name mine --control shuffled"
+    assert check.fix == "python -m grpo_nb run --name mine --placebo shuffled"
     placebo = made("mine-format-only", right(10), right(36), "format-only")
     placebo.record("04", {"status": "failed"})
-    (check,) = controls.caused(run)
+    (check,) = placebos.caused(run)
     assert (check.name, check.state) == ("caused by more than format", "not yet")
     assert check.evidence == "04_merge_and_infer of 'mine-format-only' is failed"
-    assert check.fix.endswith("--control format-only")
-    (own,) = controls.caused(made("a-shuffled", "1", "1", "shuffled"))
-    assert own.state == "ok" and "itself a control" in own.evidence
+    assert check.fix.endswith("--placebo format-only")
+    (own,) = placebos.caused(made("a-shuffled", "1", "1", "shuffled"))
+    assert own.state == "ok" and "itself a placebo" in own.evidence
 
 
 OTHERS = answers(right(10), questions=[f"x{i}" for i in range(40)])
@@ -206,32 +207,32 @@ OTHERS = answers(right(10), questions=[f"x{i}" for i in range(40)])
         (lambda run: run.record("01", {"outputs": {"data/eval.parquet": "x"}}), "is stale"),
     ],
 )
-def test_a_control_that_proves_nothing_is_refused(runs_dir, spoil, why):
+def test_a_placebo_that_proves_nothing_is_refused(runs_dir, spoil, why):
     run = made("mine", right(10), right(38))
     placebo = made("mine-shuffled", right(10), right(12), "shuffled")
     spoil(placebo)
     with pytest.raises(ValueError, match=why):
-        controls.compare(run, placebo)
-    (check,) = controls.caused(run)
-    assert check.state in ("warning", "not yet") and "--control shuffled" in check.fix
+        placebos.compare(run, placebo)
+    (check,) = placebos.caused(run)
+    assert check.state in ("warning", "not yet") and "--placebo shuffled" in check.fix
 
 
-def test_what_is_no_control_is_refused(runs_dir):
+def test_what_is_no_placebo_is_refused(runs_dir):
     run, other = made("mine", "12", "11"), made("other", "12", "11")
     placebo = made("placebo", "12", "12", "shuffled", **{"model.model_path": "data/task_base"})
     for pair, why in [
-        ((run, run), "no control of itself"),
-        ((run, other), "'other' is no control: its own rewards were paid"),
-        ((placebo, run), "'placebo' is itself a control, shuffled"),
+        ((run, run), "no placebo of itself"),
+        ((run, other), "'other' is no placebo: its own rewards were paid"),
+        ((placebo, run), "'placebo' is itself a placebo, shuffled"),
         ((run, placebo), "differ in model.model_path"),
     ]:
         with pytest.raises(ValueError, match=why):
-            controls.compare(*pair)
+            placebos.compare(*pair)
 
 
 @pytest.fixture(scope="module")
 def several(tmp_path_factory):
-    """A folder of runs of which no control can be made, and one of which it can."""
+    """A folder of runs of which no placebo can be made, and one of which it can."""
     folder = tmp_path_factory.mktemp("several")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_NB_RUNS", str(folder))
@@ -251,32 +252,32 @@ def several(tmp_path_factory):
     [
         ("--name no", "needs a run that is trained and evaluated, and 01_prepare_data of 'no'"),
         ("--name half", "04_merge_and_infer of 'half' is failed: python -m grpo_nb run --name"),
-        ("--name mine-placebo", "'mine-placebo' is itself a control, shuffled"),
+        ("--name mine-placebo", "'mine-placebo' is itself a placebo, shuffled"),
         ("--name edited", "data/eval.parquet changed after 01_prepare_data wrote it"),
-        ("--name taken", "taken-shuffled exists, and is not a control of 'taken'"),
-        ("--name brief --control format-only", "none that is paid is of format"),
-        ("--name mine --control shufled", "'shufled': did you mean 'shuffled'?"),
+        ("--name taken", "taken-shuffled exists, and is not a placebo of 'taken'"),
+        ("--name brief --placebo format-only", "none that is paid is of format"),
+        ("--name mine --placebo shufled", "'shufled': did you mean 'shuffled'?"),
         ("--name mine --set seed=1", "as it was: leave --set out"),
         ("--name mine --from 03 --profile tiny-cpu", "leave --profile, --from out"),
         ("--name mine --only 04", "leave --only out"),
         ("", "needs a finished run: say which with --name"),
     ],
 )
-def test_what_no_control_is_made_of_starts_nothing(several, monkeypatch, capsys, arguments, said):
+def test_what_no_placebo_is_made_of_starts_nothing(several, monkeypatch, capsys, arguments, said):
     monkeypatch.setenv("GRPO_NB_RUNS", str(several))
     before = sorted(several.rglob("*"))
-    assert main(["run", "--control", "shuffled", *arguments.split()]) == 2
+    assert main(["run", "--placebo", "shuffled", *arguments.split()]) == 2
     assert said in capsys.readouterr().err
     assert sorted(several.rglob("*")) == before
 
 
-def test_a_control_takes_over_what_was_set_and_trains_once(
+def test_a_placebo_takes_over_what_was_set_and_trains_once(
     demo_run, forks, tmp_path, monkeypatch, capsys
 ):
     """Real notebooks 3 and 4, on a copy of the suite's run; cut off once before they begin."""
     shutil.copytree(demo_run.path, tmp_path / "demo")
     monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path))
-    run, command = Run("demo"), ["run", "--name", "demo", "--control", "shuffled"]
+    run, command = Run("demo"), ["run", "--name", "demo", "--placebo", "shuffled"]
     assert main([*command, "--dry-run"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "demo-shuffled, profile tiny-cpu: 03_train_grpo, 04_merge_and_infer" in said
@@ -294,11 +295,11 @@ def test_a_control_takes_over_what_was_set_and_trains_once(
     ]
     assert main(command) == 0
     assert "cannot say: demo is not better than its baseline" in capsys.readouterr().out
-    assert controls.differences(run, placebo) == []
+    assert placebos.differences(run, placebo) == []
     ours, theirs = (config.flatten(one.config()) for one in (run, placebo))
-    assert {name for name in ours if ours[name] != theirs[name]} == {"train.control"}
+    assert {name for name in ours if ours[name] != theirs[name]} == {"train.placebo"}
     for stage in ("01", "02"):
         assert placebo.manifest()[stage]["started"] == run.manifest()[stage]["started"]
     began = placebo.manifest()["03"]["started"]
-    control.run_control("demo", "shuffled")
+    run_placebo("demo", "shuffled")
     assert placebo.manifest()["03"]["started"] == began, "what is done is not done again"

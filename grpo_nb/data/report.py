@@ -8,7 +8,7 @@ import numpy as np
 
 from grpo_nb import answers
 from grpo_nb.data.validate import KIND, LONG, REMEDIES
-from grpo_nb.runs import Check
+from grpo_nb.runs import Check, Checks
 from grpo_nb.runs.config import DataConfig
 
 REPEATED, LEAKS = "question repeated", "nearly a held-out question"
@@ -55,7 +55,7 @@ def figures(tokens: Sequence[int], drops: Drops) -> dict[str, Any]:
     return {"answer_parse_rate": len(tokens) / (len(tokens) + failures), "prompt_tokens": lengths}
 
 
-def checks(report: Mapping[str, Any], config: DataConfig) -> list[Check]:
+def checks(report: Mapping[str, Any], config: DataConfig) -> Checks:
     """Return what stage 01 records of its report: its checks, and one per reason to drop a row."""
     lengths, cap = report["prompt_tokens"], config.max_prompt_tokens
     near = sum(entry["count"] for entry in report["dropped"] if entry["reason"] == LEAKS)
@@ -85,7 +85,7 @@ def checks(report: Mapping[str, Any], config: DataConfig) -> list[Check]:
         evidence = "{judged} prompts tried: {too_hard} too hard, {too_easy} too easy, left out"
         lines.append(Check("difficulty", "ok", evidence.format_map(rates)))
     doubts = [_line(entry, "kept") for entry in report.get("doubts", [])]
-    return [*lines, *map(_line, report["dropped"]), *doubts]
+    return Checks([*lines, *map(_line, report["dropped"]), *doubts])
 
 
 def _columns(columns: Mapping[str, Any], config: DataConfig) -> Check:

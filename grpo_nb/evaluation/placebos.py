@@ -27,7 +27,7 @@ import pandas as pd
 
 from grpo_nb.evaluation.report import LEAST_PROMPTS, compare_pair, greedy_answers
 from grpo_nb.rewards import load_rewards
-from grpo_nb.runs import Check, Run, sha256
+from grpo_nb.runs import Check, Checks, Run, sha256
 from grpo_nb.runs.config import RunConfig, flatten, stage_of
 from grpo_nb.runs.files import read_json
 
@@ -56,7 +56,7 @@ class Cause(NamedTuple):
     pair: Mapping[str, Any]
 
 
-def caused(run: Run) -> list[Check]:
+def caused(run: Run) -> Checks:
     """Check whether the reward caused the run's gain, once for each placebo beside the run.
 
     Args:
@@ -68,12 +68,12 @@ def caused(run: Run) -> list[Check]:
     """
     if (kind := run.config().train.placebo) != "none":
         evidence = f"this run is itself a placebo ({kind}): ask for the run that it is a placebo of"
-        return [Check(PLACEBOS[kind], "ok", evidence)]
+        return Checks([Check(PLACEBOS[kind], "ok", evidence)])
     folders = {kind: run.path.with_name(f"{run.name}-{kind}") for kind in PLACEBOS}
     kinds = [kind for kind, path in folders.items() if (path / "manifest.json").exists()]
     if not kinds:
-        return [_not_yet(run, "shuffled", "no placebo was trained")]
-    return [_check(run, kind) for kind in kinds]
+        return Checks([_not_yet(run, "shuffled", "no placebo was trained")])
+    return Checks(_check(run, kind) for kind in kinds)
 
 
 def _check(run: Run, kind: str) -> Check:

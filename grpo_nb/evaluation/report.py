@@ -15,7 +15,7 @@ import pandas as pd
 from grpo_nb.evaluation.statistics import bootstrap, mcnemar
 from grpo_nb.reward_lab.baseline import pass_at_k
 from grpo_nb.rewards import RewardSet, declared_range
-from grpo_nb.runs import Check, Run, atomic_path, write_json
+from grpo_nb.runs import Check, Checks, Run, atomic_path, write_json
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.runs.files import read_json
 
@@ -99,7 +99,7 @@ def build(samples: Samples, preset: RewardSet, config: RunConfig) -> dict[str, A
     return report | {"comparisons": [compare_pair(*pair, preset, config.seed) for pair in pairs]}
 
 
-def checks(report: Mapping[str, Any]) -> list[Check]:
+def checks(report: Mapping[str, Any]) -> Checks:
     """Check whether the last model can be compared with the first, and whether it is better.
 
     Args:
@@ -121,7 +121,7 @@ def checks(report: Mapping[str, Any]) -> list[Check]:
         state, fix = "stop", "train longer, or hold out more prompts (data.eval_rows)"
     elif pair["graded"] and not is_sure:
         state, fix = "warning", "see in notebook 4 what the partly right answers lack"
-    results = [baseline, Check("better", state, pair["sentence"], fix)]
+    results = Checks([baseline, Check("better", state, pair["sentence"], fix)])
     if WARM_UP in report["greedy"]:
         parts = [pairs[first, WARM_UP], pairs[WARM_UP, last]]
         is_gain = parts[1]["verdict"] == "better"

@@ -17,7 +17,7 @@ from typing import Any
 
 from grpo_nb import data, models, reward_lab, rewards, training
 from grpo_nb.pipeline.notebooks import QUIET, kept_settings
-from grpo_nb.runs import Run, Stage, checks, config, start_stage
+from grpo_nb.runs import Run, Stage, config, start_stage
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.training import ranks
 
@@ -88,8 +88,8 @@ def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
     print(trainer.plan)
     print(_shares(args))
     preflight = trainer.preflight()
-    print(checks.table(preflight).to_string(index=False))
-    checks.refuse(preflight, force)
+    print(preflight)
+    preflight.refuse(force)
     trainer.watch(lambda update: print(_line(update), flush=True))
     if ranks.count() > 1:
         # When one process ends, the launcher sends SIGTERM to the others, which must still report

@@ -20,7 +20,7 @@ from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.identity import describe
 from grpo_nb.rewards.prompts import Message
 from grpo_nb.rewards.surroundings import Muted
-from grpo_nb.runs import Check, Run, Stage, project_path, write_json
+from grpo_nb.runs import Check, Checks, Run, Stage, project_path, write_json
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.runs.files import read_json
 
@@ -41,7 +41,7 @@ class Verdict(NamedTuple):
     values: Whether what the rewards hold stays the same as they are called, and may be compared.
     """
 
-    checks: list[Check]
+    checks: Checks
     probes: pd.DataFrame | None
     baseline: dict[str, Any]
     signal: pd.DataFrame
@@ -97,7 +97,7 @@ def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -
     with redirect_stdout(Muted()):  # rewards may print what they are called with
         problems = lint(bench, baseline.repeated_rows, completions)
         if not usable(problems):
-            return Verdict([_summary(problems), *problems], None, {}, pd.DataFrame())
+            return Verdict(Checks([_summary(problems), *problems]), None, {}, pd.DataFrame())
         table = bench.table(baseline.rows, baseline.completions_P_G)
         try:
             if bench.environment:  # attacked by scripted policies, not by texts
@@ -116,7 +116,7 @@ def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -
         scores = behavior.record(bench, rows, baseline, problems)
     warmed = baselines.warm_folder(stage.run, config) is not None
     figures = baselines.summary(baseline, table, bench.preset, config)
-    checks = [_summary(problems), *problems, *baselines.checks(figures, warmed)]
+    checks = Checks([_summary(problems), *problems, *baselines.checks(figures, warmed)])
     still = before == fingerprint(bench.preset)
     return Verdict(checks, probes, figures, signal_table(bench.preset, table), scores, still)
 

@@ -1,6 +1,5 @@
 """The result of one check: the same type for every stage and every tool."""
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -25,18 +24,29 @@ class Check(NamedTuple):
 
 def shown(name: str, state: str, evidence: str, fix: str) -> str:
     """Format a check as one line of text, with its fix on the line below."""
-    return f"{state:<8} {name:<22} {evidence}" + f"\n{'':12} → {fix}" * bool(fix)
+    line = f"{state:<8} {name:<22} {evidence}"
+    return f"{line}\n{'':12} → {fix}" if fix else line
 
 
-def table(checks: Iterable[Check]) -> "pd.DataFrame":
-    """Return a table with one row per check: name, state, evidence, fix."""
-    import pandas as pd
+class Checks(list[Check]):
+    """Collect checks, and display them as a table in a notebook and in a terminal."""
 
-    return pd.DataFrame(list(checks), columns=Check._fields)
+    def table(self) -> "pd.DataFrame":
+        """Return a table with one row per check: name, state, evidence, fix."""
+        import pandas as pd
 
+        return pd.DataFrame(list(self), columns=Check._fields)
 
-def refuse(checks: Iterable[Check], force: bool = False) -> None:
-    """Raise ValueError naming every check whose state is "stop", unless `force` is set."""
-    stops = [f"{c.name}: {c.evidence}. {c.fix}".strip() for c in checks if c.state == "stop"]
-    if stops and not force:
-        raise ValueError("; ".join(stops) + " (set force = True to go on regardless)")
+    def refuse(self, force: bool = False) -> None:
+        """Raise ValueError naming every check whose state is "stop", unless `force` is set."""
+        stops = [f"{c.name}: {c.evidence}. {c.fix}".strip() for c in self if c.state == "stop"]
+        if stops and not force:
+            raise ValueError("; ".join(stops) + " (set force = True to go on regardless)")
+
+    def __str__(self) -> str:
+        return self.table().to_string(index=False)
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        display(self.table())

@@ -20,7 +20,7 @@ import numpy as np
 from grpo_nb.models import cuda_available, sharded
 from grpo_nb.models.adapter import trainable_weights
 from grpo_nb.models.template import count_tokens, encode
-from grpo_nb.runs import Check
+from grpo_nb.runs import Check, Checks
 from grpo_nb.training import fast_cpu
 from grpo_nb.training.arguments import distorted, solve_batch
 from grpo_nb.training.health import section
@@ -41,7 +41,7 @@ FOLDED = 0.9  # least share of an update that has to reach vLLM by step 10
 FILLED = ("_metrics", "_logs", "_pending_extra_logs", "_pending_metrics")
 
 
-def preflight(trainer: "Trainer") -> list[Check]:
+def preflight(trainer: "Trainer") -> Checks:
     """Return every check, in the order in which a person would fix them.
 
     Args:
@@ -58,7 +58,7 @@ def preflight(trainer: "Trainer") -> list[Check]:
         checks += dry_run(trainer, prompts[longest])
     checks += [*_adapters(trainer), *_hand_over(trainer), _paths(trainer), _disk(trainer)]
     fixes = [f"{check.fix}; see {section(check.name)}" if check.fix else "" for check in checks]
-    return [check._replace(fix=fix) for check, fix in zip(checks, fixes, strict=True)]
+    return Checks(check._replace(fix=fix) for check, fix in zip(checks, fixes, strict=True))
 
 
 def _context(trainer: "Trainer", prompt: int) -> Check:

@@ -51,7 +51,7 @@ from grpo_nb.rewards.combine import in_thread, is_async, waits
 from grpo_nb.rewards.contract import call
 from grpo_nb.rewards.limits import contained
 from grpo_nb.rewards.surroundings import kept, turn
-from grpo_nb.runs import Check, Stage, atomic_path
+from grpo_nb.runs import Check, Checks, Stage, atomic_path
 from grpo_nb.training import (
     checkpoints,
     fast_cpu,
@@ -143,7 +143,7 @@ class Trainer(GRPOTrainer):
         """Tell the watcher, such as the dashboard, of each step."""
         self.watchers.append(watcher)
 
-    def preflight(self) -> list[Check]:
+    def preflight(self) -> Checks:
         """Run the largest step without effect, and check what would end the training later."""
         checks = preflight.preflight(self)
         ranks.from_main(lambda: self.stage.record_checks(checks))

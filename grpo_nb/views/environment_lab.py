@@ -20,7 +20,7 @@ from grpo_nb.models.engine import Engine, Sampling
 from grpo_nb.reward_lab import Bench
 from grpo_nb.reward_lab.baseline import Baseline, open_base, warm_folder
 from grpo_nb.rewards.prompts import Message, completion_text, transcript
-from grpo_nb.runs import Check, Stage, checks
+from grpo_nb.runs import Check, Checks, Stage
 from grpo_nb.views import tables
 from grpo_nb.views.widgets import View, row_list
 
@@ -75,7 +75,7 @@ class EnvironmentLab(View):
         evidence = f"{stops} of {len(faults)} findings forbid training"
         evidence = evidence if faults else "scripted policies find no fault"
         verdict = Check(environment.title, "stop" if stops else "ok", evidence)
-        self.findings.value = tables.table(checks.table([verdict, *faults]))
+        self.findings.value = tables.table(Checks([verdict, *faults]).table())
         self._take_row()
 
     def _take_row(self) -> None:

@@ -16,7 +16,7 @@ from grpo_nb.reward_lab import baseline as baselines
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import limits, load_rewards
 from grpo_nb.rewards.surroundings import Muted, turn
-from grpo_nb.runs import NOTEBOOKS, Run, Stage, checks
+from grpo_nb.runs import NOTEBOOKS, Run, Stage
 from grpo_nb.views import tables
 from grpo_nb.views.environment_lab import EnvironmentLab
 from grpo_nb.views.widgets import ALERT, WIDE, View, in_order, row_list
@@ -260,7 +260,7 @@ def _weight_slider(name: str, weight: float, low: float, high: float) -> w.Float
 
 
 def _verdict_page(verdict: Verdict) -> str:
-    frames = [checks.table(verdict.checks), verdict.probes]
+    frames = [verdict.checks.table(), verdict.probes]
     pages = "".join(tables.table(frame) for frame in frames if frame is not None)
     text = f"<pre>{html.escape(str(verdict).partition(chr(10))[2])}</pre>"
     return f"<div class='jp-RenderedHTMLCommon'>{text}{pages}</div>"

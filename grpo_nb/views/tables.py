@@ -39,6 +39,18 @@ class Page(str):
         return self.plain
 
 
+def show_tables() -> None:
+    """Display every DataFrame of this notebook as `table` does; outside of one, do nothing."""
+    from IPython import get_ipython
+
+    if shell := get_ipython():
+        formatters = shell.display_formatter.formatters
+        formatters["text/html"].for_type(pd.DataFrame, table)
+        formatters["text/plain"].for_type(
+            pd.DataFrame, lambda frame, printer, _: printer.text(frame.to_string(index=False))
+        )
+
+
 def table(frame: pd.DataFrame) -> Page:
     """Render a frame with left-aligned text, never truncated, and with tags shown as text."""
     lines = [list(map(cell, line)) for line in frame.itertuples(index=False, name=None)]

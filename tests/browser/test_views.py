@@ -67,13 +67,14 @@ preset = rewards.load_preset("qa")
 added = forms.TAGS.write("48 + 24 = 72", "72")
 table = reward_lab.Bench(preset).table([row], [[text, forms.TAGS.write(text, text), added]])
 figures = {"model": "adapter", "95 %": "0.923 … 0.974", "share": "95 %"}
-figures |= {f"some_well_named_format_{number}_reward": 0.5 for number in range(12)}"""
+figures |= {f"some_well_named_format_{number}_reward": 0.5 for number in range(12)}
+views.show_tables()"""
 VIEWS = {
     "typeset": "HTML(f'<p>{text}</p>')",  # that there is something to keep out
     "sheet": "views.score_sheet(table, preset)",
-    "table": "views.table(table[['question', 'reference', 'completion', 'answer']])",
+    "table": "table[['question', 'reference', 'completion', 'answer']]",
     "side": "views.completions(table.iloc[[0, 2]].set_axis(['base', 'tuned']))",
-    "wide": "views.table(pd.DataFrame([figures]))",
+    "wide": "pd.DataFrame([figures])",
     "end": "HTML(f'<p>{text}</p>')",
 }
 

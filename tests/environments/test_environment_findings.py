@@ -25,7 +25,7 @@ from grpo_nb.environments import contract, findings, scripted, tool
 from grpo_nb.environments.contract import Environment
 from grpo_nb.environments.play import script
 from grpo_nb.models import tool_calls
-from grpo_nb.runs import checks
+from grpo_nb.runs import Checks
 
 CAP = 3000  # a token is a byte here
 
@@ -60,7 +60,7 @@ def test_what_is_planted_is_refused_by_the_finding_that_names_it_alone(
     assert {check.name.partition(":")[0] for check in found} == {FLAWED[kind]}, found
     assert all(check.evidence and check.fix for check in found)
     with pytest.raises(ValueError, match=FLAWED[kind]):
-        checks.refuse(found)
+        Checks(found).refuse()
 
 
 @pytest.mark.parametrize("kind", WARNED, ids=lambda kind: kind.__name__)

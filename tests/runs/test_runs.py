@@ -21,9 +21,9 @@ from grpo_nb.pipeline.notebooks import set_environment
 from grpo_nb.runs import (
     NOTEBOOKS,
     Check,
+    Checks,
     Run,
     atomic_path,
-    checks,
     find_run,
     start_stage,
     write_json,
@@ -431,10 +431,10 @@ def test_checks_are_kept_by_name_until_the_stage_begins_again(runs_dir):
     stage, bad = start("01"), Check("dataset", "stop", "no rows", "give a source")
     stage.record_checks([bad, Check("no leakage", "ok", "none")])
     stage.record_checks([Check("no leakage", "warning", "2 rows")])
-    recorded = [Check(**check) for check in stage.run.manifest()["01"]["checks"]]
+    recorded = Checks(Check(**check) for check in stage.run.manifest()["01"]["checks"])
     assert recorded == [bad, Check("no leakage", "warning", "2 rows")]
-    assert list(checks.table(recorded)["state"]) == ["stop", "warning"]
+    assert list(recorded.table()["state"]) == ["stop", "warning"]
     with pytest.raises(ValueError, match=r"^dataset: no rows\. give a source \(set force"):
-        checks.refuse(recorded)
-    checks.refuse(recorded, force=True)
+        recorded.refuse()
+    recorded.refuse(force=True)
     assert start("01").run.manifest()["01"]["checks"] == []

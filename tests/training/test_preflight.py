@@ -16,7 +16,7 @@ from trainings import MATH, comparable, trainer_of
 from grpo_nb import models
 from grpo_nb.models import Policy
 from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs import PROJECT_ROOT, Run, checks
+from grpo_nb.runs import PROJECT_ROOT, Run
 from grpo_nb.runs.config import resolve
 from grpo_nb.training import preflight
 
@@ -70,7 +70,7 @@ def test_a_sound_training_passes_and_is_predicted(trainer):
     steps, seconds = trainer.args.max_steps, float(parts.partition(" s each")[0])
     assert 0 < seconds < 60 and minutes == pytest.approx(steps * seconds / 60, abs=0.1 * steps)
     assert 0.1 < float(line(found, "memory").evidence.partition(" GiB")[0]) < 8
-    checks.refuse(found)
+    found.refuse()
 
 
 def test_a_training_after_it_is_bit_for_bit_the_same(trainer, policy, build):
@@ -104,8 +104,8 @@ def test_a_frozen_adapter_stops(trainer, policy):
     assert line(found, "gradient").state == "stop"
     assert line(found, "gradient").evidence == "reaches 0 of 28 trained matrices"
     with pytest.raises(ValueError, match="gradient: reaches 0 of 28"):
-        checks.refuse(found)
-    checks.refuse(found, force=True)
+        found.refuse()
+    found.refuse(force=True)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 # make lab         set up, then open JupyterLab on the project, with the quickstart open
 # make reward-lab  set up, then write rewards for the run "demo" on a page
 # make test        set up, then run every test this machine can run
+# make quick       the tests that take less than two minutes; says what it leaves out
 # make docs        set up, then build the handbook into site/, and say how to read it
 # make pictures    draw the pictures of README and handbook again, from the run of make demo
 # make doctor      say what this machine has, and how to get the rest
@@ -37,7 +38,7 @@ endif
 # Threads of torch that wait do not spin, which would slow other kernels: benchmarks/threads.py.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo demo-real lab reward-lab test docs pictures notebooks lint doctor gpu-check install pins check-pins clean
+.PHONY: demo demo-real lab reward-lab test quick docs pictures notebooks lint doctor gpu-check install pins check-pins clean
 
 demo: install
 	@$(BIN)/python -m grpo_nb run --profile tiny-cpu --name demo
@@ -58,6 +59,9 @@ reward-lab: install
 test: lint $(if $(filter 0,$(GPU)),$(SMOLLM2) $(VLLM_CPU))
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) \
 	  --dist loadfile --no-loadscope-reorder
+
+quick: lint
+	QUICK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 
 notebooks: install
 	$(BIN)/python notebooks/refresh.py

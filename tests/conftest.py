@@ -43,8 +43,20 @@ LONGEST = (
 )
 # Importing these patches torch and TRL for good.
 collect_ignore = ["gpu_on_cpu/scenarios.py", "gpu_on_cpu/vllm_scenarios.py"]
+# What `make quick` does without: whole runs, trainings in processes of their own, browsers.
+SLOW = [
+    *("answers/test_math_verify.py", "browser", "environments/test_environment_findings.py"),
+    *("evaluation/test_evaluate.py", "evaluation/test_infer.py", "evaluation/test_placebos.py"),
+    *("export/test_export.py", "gpu_on_cpu", "models/test_bases.py", "models/test_families.py"),
+    *("models/test_models.py", "models/test_real_model.py", "pipeline", "project/test_handbook.py"),
+    *("project/test_notebooks.py", "project/test_recipes.py", "project/test_skill.py"),
+    *("training/test_ranks.py", "training/test_resume.py"),
+]
 LEFT_OUT = ""
-if "avx512f" not in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
+if os.environ.get("QUICK"):
+    LEFT_OUT = f"{', '.join(SLOW)}: `make test` runs them, too"
+    collect_ignore += SLOW
+elif "avx512f" not in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
     LEFT_OUT = "tests/gpu_on_cpu/test_unsloth_with_vllm.py: vLLM's build for CPUs needs AVX-512"
     collect_ignore.append("gpu_on_cpu/test_unsloth_with_vllm.py")
 _skipped: list[str] = []

@@ -39,7 +39,8 @@ ENDLESS = """def endless(completions, **kwargs):
     while True:
         pass
 """
-HOLD = "from grpo_nb.runs import start_stage\nstage = start_stage('02', 'demo')"
+SET = {"rewards.baseline_prompts": 4, "rewards.seconds": 600}
+HOLD = f"from grpo_nb.runs import start_stage\nstage = start_stage('02', 'demo', {SET})"
 EXACT = "reward_funcs = [rewards.numeric_correctness_reward]"
 
 
@@ -49,8 +50,7 @@ def run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("runs")))
         patch.setenv("OMP_NUM_THREADS", "1")
-        chosen = {"rewards.baseline_prompts": 4, "rewards.seconds": 600}
-        Run("demo").write_config(resolve("tiny-cpu", chosen))
+        Run("demo").write_config(resolve("tiny-cpu", SET))
         yield Run("demo")
 
 
@@ -171,7 +171,7 @@ def test_a_reward_is_written_run_and_adopted_on_the_page(run, app, browser, page
     with browser.new_page() as again:
         again.goto(app, timeout=SLOW)
         lab = reward_lab(again)
-        expect(lab.get_by_role("textbox", name="Rewards")).to_have_value(f"{EXACT}\n")
+        expect(lab.get_by_role("textbox", name="Rewards")).to_have_value(EXACT)
         expect(lab.locator(".sheet th").nth(3)).to_contain_text("× 0.9375", timeout=SLOW)
         write(lab, "", "Adopt")
         expect(lab.get_by_role("status")).to_contain_text("Adopted: math", timeout=SLOW)

@@ -5,7 +5,7 @@
 # make test        set up, then run every test this machine can run
 # make quick       the tests that take less than two minutes; says what it leaves out
 # make docs        set up, then build the handbook into site/, and say how to read it
-# make pictures    draw the pictures of README and handbook again, from the run of make demo
+# make pictures    draw the pictures of README and handbook again, from the runs of both demos
 # make doctor      say what this machine has, and how to get the rest
 # make gpu-check   try everything that needs an NVIDIA GPU, in 45 minutes; a page of results.
 #                  QUICK=1: the demo and two steps, in 10 minutes
@@ -71,8 +71,8 @@ docs: $(TESTING)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The search needs a server: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site"
 
-pictures: demo $(TESTING)
-	cp runs/demo/figures/training.png docs/training.png
+pictures: demo demo-real $(TESTING)
+	cp runs/demo-real/figures/training.png docs/training.png
 	$(BIN)/python docs/draw.py
 	GRPO_NB_SCREENSHOT=$(CURDIR)/runs/demo $(BIN)/python -m pytest tests/browser
 

@@ -127,6 +127,7 @@ def _draw_chart(axis: "Axes", chart: Chart, lines: pd.DataFrame) -> None:
     axis.set_ylim(min(low, *chart.always), max(high, *chart.always))
     axis.tick_params(labelsize=7)
     axis.locator_params(nbins=4)
+    axis.yaxis.set_major_formatter("{x:g}")  # 0.0001 and not 0.00010, which the margin would cut
     if len(curves) > 1:
         _legend_above(axis, -(-len(curves) // LEGEND_COLUMNS))
     # With a height given, matplotlib need not measure all labels: a third of the drawing's time.

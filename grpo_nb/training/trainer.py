@@ -128,7 +128,7 @@ class Trainer(GRPOTrainer):
         if policy.vllm and self.use_vllm:  # else Unsloth leaves a folder in the working directory
             self.vllm_generation._unsloth_load_lora = policy.live_adapter
         for reward in checkpoints.adaptive_rewards(rewards):
-            reward.everyones = ranks.gather  # each process scores a share of the step
+            reward.gather_scores = ranks.gather  # each process scores a share of the step
         self.share_prompts = not fast_cpu.sharing_lacks(policy, config.policy.share_prompts)
         self.samples_densely = not fast_cpu.sampling_lacks(self)
         self._dense: dense.DenseModel | None = None

@@ -139,9 +139,9 @@ def reward_set(
                 f"the weight of {func.__name__} is {weight!r}: write a number, such as 0.25"
             )
     names = [func.__name__ for func, _ in pairs]
-    if duplicates := [name for name in names if names.count(name) > 1]:
+    if twins := [name for name in names if names.count(name) > 1]:
         raise ValueError(
-            f"two rewards are named {duplicates[0]!r}: rename one, by .configured(name=…) if ours"
+            f"two rewards are named {twins[0]!r}: rename one, by .configured(name=…) if ours"
         )
     if not pairs:
         raise ValueError("a reward set needs at least one reward")

@@ -44,7 +44,7 @@ class Policy(NamedTuple):
 
     vllm: Whether Unsloth started vLLM with the model.
     backend: "unsloth" or "transformers".
-    environment: ENGINE_VARIABLES that were set before the model was loaded; None if nobody looked.
+    environment: ENGINE_VARIABLES that were set before the model was loaded; None if unknown.
     """
 
     model: "PreTrainedModel"

@@ -19,7 +19,7 @@ EXECUTED = ("grpo_nb", "data")
 
 
 def _ask_nvidia(fields: str) -> list[str]:
-    """Return what nvidia-smi says of each GPU; [] without one."""
+    """Return what nvidia-smi reports for each GPU; [] without one."""
     query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     if shutil.which(query[0]) is None:
         return []

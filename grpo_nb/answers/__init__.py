@@ -1,4 +1,4 @@
-# ruff: noqa: F401 (what is imported here is what the room hands out)
+# ruff: noqa: F401 (the names that this package offers)
 """Find answers in completions, read them into values, and compare them.
 
 A `Form` describes how completions are written (`find_form`, `FORMS`). `find_answer` returns the

@@ -123,11 +123,11 @@ def _same_parts(expected: Answer, answer: Answer, seconds: float) -> bool | None
     """Compare sets in any order; pairs, and values of different names, in the given order."""
     left, right = expected.parts, list(answer.parts)
     several = len({part.name for part in left if part.name}) > 1  # k = 45, n = 2
-    alike = [one.kind == "set" or one.shape for one in (expected, answer)]
-    loose = several and answer.shape == "()"  # the values alone, in order
-    if len(left) != len(right) or (alike[0] != alike[1] and not loose):
+    brackets = [one.kind == "set" or one.shape for one in (expected, answer)]
+    is_loose = several and answer.shape == "()"  # the values alone, in order
+    if len(left) != len(right) or (brackets[0] != brackets[1] and not is_loose):
         return False
-    if alike != [True, True] or (several and not any(part.name for part in right)):
+    if brackets != [True, True] or (several and not any(part.name for part in right)):
         return _all(_same(one, other, seconds) for one, other in zip(left, right, strict=True))
     for one in left:
         match = next((other for other in right if _same(one, other, seconds)), None)

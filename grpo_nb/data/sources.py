@@ -218,7 +218,7 @@ def _pairs(pairs: list[tuple[str, Any]]) -> Row:
     row = dict(pairs)
     if len(row) < len(pairs):
         twin = next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
-        raise ValueError(f"the key {twin!r} stands twice")
+        raise ValueError(f"the key {twin!r} occurs twice")
     return row
 
 

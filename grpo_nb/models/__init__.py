@@ -1,4 +1,4 @@
-# ruff: noqa: F401 (what is imported here is what the room hands out)
+# ruff: noqa: F401 (the names that this package offers)
 """Load a tokenizer, a policy to train, a checkpoint to judge, or an engine that answers.
 
 Base and adapter are never confused: they are separate arguments, `model_path` and `adapter`.

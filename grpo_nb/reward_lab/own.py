@@ -182,7 +182,7 @@ def source_of(stage: Stage) -> str:
 
 
 def fault(error: Exception, source: str) -> str:
-    """Explain what is wrong with a text of rewards in a sentence that names the line.
+    """Explain, in a sentence that names the line, what is wrong with the source of rewards.
 
     It is the line that raised, or the first line of the reward that the error names.
     """

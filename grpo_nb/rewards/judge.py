@@ -115,7 +115,7 @@ def _verdict(reply: str) -> float:
     Raises:
         ValueError: There is no such object, or its score is not from 0 to 10.
         LookupError: It has no score.
-        TypeError: The score is no number.
+        TypeError: The score is not a number.
     """
     try:
         score = json.loads(reply[reply.index("{") : reply.rindex("}") + 1])["score"]

@@ -1,4 +1,4 @@
-"""Keep a person's reward from ending the process that calls it, and from never returning."""
+"""Keep a user's reward from ending the process that calls it, and from never returning."""
 
 import ctypes
 import dis
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-LIMIT = "seconds_per_completion"  # the attribute of a person's reward
+LIMIT = "seconds_per_completion"  # the attribute of a user's reward
 LOOK = 0.1  # between two looks at the clock, and between two interruptions [seconds]
 stop: ContextVar[threading.Event] = ContextVar("stop", default=threading.Event())  # noqa: B039
 

@@ -67,9 +67,9 @@ def load_python(
 
     They are its `reward_funcs` with its `reward_weights`. Without these, each reward that it
     defines counts, with weight 1. Its `form` names a form, or a preset whose form is used; the
-    default is tags. If it names a preset as `extends`, the set begins with that preset's rewards,
-    of which those with the name of one of its own are replaced. A `reference(row)` or
-    `extract(text)` that it defines replaces that of the form.
+    default is tags. If it names a preset as `extends`, the set begins with that preset's rewards;
+    its own rewards replace those of the same name. A `reference(row)` or `extract(text)` that it
+    defines replaces that of the form.
 
     Args:
         path: The file.

@@ -26,7 +26,7 @@ PAGE = "docs/troubleshooting.md"
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
 # Held-out figures whose fall, while the reward does not fall, is a hack. The second does not depend
 # on the rewards: a judge that gives in to pleas pays for other answers than the reference.
-EXACT = "fewer answers are the reference"  # or they are right in other words: a person decides
+EXACT = "fewer answers are the reference"  # or they are right in other words: a reader decides
 HELD_OUT = {"eval/accuracy": "held-out accuracy falls", "eval/exact": EXACT}
 
 
@@ -49,7 +49,7 @@ def rates(rule: str, limits: Thresholds) -> str:
 
 
 class Expected(NamedTuple):
-    """Hold what is known of a training before its first step.
+    """Hold what is known about a training before its first step.
 
     rewards: {name: (weight, lowest score, highest score)}; the first one says "correct".
     completions: Number of completions scored in a step.
@@ -150,10 +150,10 @@ def _steps(w: Watch) -> Iterator[tuple[str, str, str]]:
             yield "not a number", key, f"{key} is {now[key]}"
     for key in ("grad_norm", "kl"):
         past = [v for v in w.last(key, 2, min(limits.patience, len(w.lines) - 2)) if v > 0]
-        both = w.last(key, 0, 2)  # a spike of a single step is common and harmless
-        high = len(both) == 2 and len(past) >= 2 * limits.window
-        if high and min(both) > limits.spike * max(past):
-            yield "spike", key, f"{both[0]:.3g} and {both[1]:.3g}, at most {max(past):.3g} before"
+        peaks = w.last(key, 0, 2)  # a spike of a single step is common and harmless
+        high = len(peaks) == 2 and len(past) >= 2 * limits.window
+        if high and min(peaks) > limits.spike * max(past):
+            yield "spike", key, f"{peaks[0]:.3g} and {peaks[1]:.3g}, at most {max(past):.3g} before"
     cut, length = "completions/clipped_ratio", "completions/mean_length"
     if w.mean(cut) > limits.truncated and w.sure(cut, limits.window) > -2:
         yield "truncation", "", f"{w.mean(cut):.0%} of the completions"
@@ -187,18 +187,18 @@ def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
     silent, right = w.mean(key), w.success(next(iter(w.expected.rewards)))
     evidence = f"{silent:.0%} of the groups have zero advantage, success {right:.0%}"
     # Unsloth's GPU trainer logs no entropy; how different the samples are says much the same.
-    sure = "entropy" if w.last("entropy") else "groups/distinct"
-    share = w.mean(sure) / (w.mean(sure, start) or 1)
-    alike = w.sure(key, start) > limits.certainty and silent - right > 1 - limits.solved
+    diversity = "entropy" if w.last("entropy") else "groups/distinct"
+    share = w.mean(diversity) / (w.mean(diversity, start) or 1)
+    is_uniform = w.sure(key, start) > limits.certainty and silent - right > 1 - limits.solved
     (low, full), earned = w.ends(), w.last("reward", start)
-    unpaid = w.mean("reward") - low <= (1 - limits.no_signal) * (full - low)
-    has_fallen = unpaid and max(earned, default=low) - low > (1 - limits.solved) * (full - low)
-    if has_fallen or (alike and share < limits.entropy):  # at most `right` of them can be all right
-        yield "collapse", "", f"{sure} at {share:.0%} of its start, {evidence}"
+    is_low = w.mean("reward") - low <= (1 - limits.no_signal) * (full - low)
+    has_fallen = is_low and max(earned, default=low) - low > (1 - limits.solved) * (full - low)
+    if has_fallen or (is_uniform and share < limits.entropy):  # at most `right` can be all right
+        yield "collapse", "", f"{diversity} at {share:.0%} of its start, {evidence}"
     elif silent > limits.no_signal:
         yield "nothing left to learn" if right >= limits.solved else "nothing learnt", "", evidence
     for key, what in HELD_OUT.items():
-        if not unpaid and (evidence := _fall(w, key)):
+        if not is_low and (evidence := _fall(w, key)):
             yield "reward hacking", what, evidence
 
 
@@ -280,19 +280,19 @@ def checks(watch: Watch, lines: Sequence[Mapping[str, Any]], alerts: list[Check]
     lost = "steps are missing: run 03_train_grpo again"
     rules = watch.holding()
     live = list({alert.fix: alert for alert in alerts if alert.name in rules}.values())
-    grave = "stop" if "stop" in {alert.state for alert in live} else "warning"
+    gravity = "stop" if "stop" in {alert.state for alert in live} else "warning"
     count = f"{len(alerts)} in the training, {len(live)} of them still at its end"
     count += f": {summary(live)}" if live else ""
     verdicts = [
         _check("tracking", whole, f"train/metrics.jsonl has {len(steps)} steps", lost, "stop"),
         _rise(watch),
-        _check("alerts", not live, count, "do what the last one says", grave),
+        _check("alerts", not live, count, "do what the last one says", gravity),
     ]
     shares = [line["eval/format"] for line in lines if _number(line.get("eval/format"))]
     if shares:
         form = f"{shares[0]:.0%} → {shares[-1]:.0%} in validation; at least {limits.solved:.0%}"
-        heavier = "train longer; weigh the format reward higher"
-        verdicts.append(_check("format", shares[-1] >= limits.solved, form, heavier))
+        form_fix = "train longer; weigh the format reward higher"
+        verdicts.append(_check("format", shares[-1] >= limits.solved, form, form_fix))
     return verdicts
 
 

@@ -42,7 +42,7 @@ FILLED = ("_metrics", "_logs", "_pending_extra_logs", "_pending_metrics")
 
 
 def preflight(trainer: "Trainer") -> Checks:
-    """Return every check, in the order in which a person would fix them.
+    """Return every check, in the order in which to fix them.
 
     Args:
         trainer: A trainer that has not begun to train.

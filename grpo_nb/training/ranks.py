@@ -25,8 +25,8 @@ def start(expected: int | None) -> None:
         expected: The number of processes; None stands for the launcher's number.
 
     Raises:
-        ValueError: The number of processes is another one: the launcher started a single process,
-            or several that are not connected.
+        ValueError: The number of processes differs: the launcher started a single process, or
+            several that are not connected.
     """
     from accelerate import PartialState
 

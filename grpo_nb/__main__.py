@@ -128,10 +128,10 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     add("--name", help="results go to runs/NAME; default: profile and time")
     add("--profile", help="tiny-cpu, t4-16gb … h200-141gb; default: what fits")
     _add_settings(add)
-    add("--from", default="01", metavar="STAGE", help="01 to 04; needs a name")
+    add("--from", default="01", metavar="STAGE", help="01 to 04; needs --name")
     add("--to", default="04", metavar="STAGE", help="01 to 04: stop after it")
     add("--only", metavar="STAGE", help="the same as --from STAGE --to STAGE")
-    add("--placebo", metavar="KIND", help="of the run --name: shuffled or format-only rewards")
+    add("--placebo", metavar="KIND", help="repeat --name with shuffled or format-only rewards")
     add("--dry-run", action="store_true", help="show the plan, start nothing")
     add = _command(commands, "sweep", sweep, "many runs: a grid or a list")
     add("file", type=Path, metavar="SWEEP.yaml")
@@ -149,16 +149,16 @@ def _add_of_one_run(commands: argparse._SubParsersAction) -> None:
     """Add the commands that take the folder of one run, or its name."""
     lab = "grpo_nb.pipeline.app:serve"
     add = _command(commands, "reward-lab", lab, "write and test rewards on a page")
-    add("name", nargs="?", default="demo", metavar="NAME", help="of the run; default: demo")
-    add("--profile", default="auto", help="for notebook 1, where it is not done yet")
+    add("name", nargs="?", default="demo", metavar="NAME", help="name of the run; default: demo")
+    add("--profile", default="auto", help="for notebook 1, if it is not done yet")
     add("--port", type=_port, default=8866, help="default: 8866")
     add("--no-browser", action="store_false", dest="browser", help="only print the address")
     folder = {"metavar": "runs/NAME", "help": "folder of the run, or its name"}
     add = _command(commands, "train", train, "notebook 3 as a command, for several processes")
     add("run", **folder)
-    add("--processes", type=int, help="refuse to start with another number")
+    add("--processes", type=int, help="the expected number; refuse any other")
     _add_settings(add)
-    what = "say what of a run is in order, and what is next"
+    what = "list the checks of a run, and say what to do next"
     _command(commands, "checklist", "grpo_nb.pipeline.checklist:report", what)("run", **folder)
     what = "write the model card, and say how to upload the model"
     _command(commands, "card", card, what)("run", **folder)

@@ -61,7 +61,7 @@ def set_up(drive: bool = False) -> None:
 
 
 def wanted(requirements: str, installed: set[str]) -> list[str]:
-    """Return the pins of a list without those of the kernel that is there.
+    """Return the pins of a list without those that belong to the installed kernel.
 
     Args:
         requirements: The text of a list of requirements.

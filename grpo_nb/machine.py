@@ -1,4 +1,4 @@
-"""What a result comes from: this machine's NVIDIA GPU, the environment, packages and the code.
+"""Describe what a result depends on: the NVIDIA GPU, the environment, packages and the code.
 
 Only Python's own library is imported, because Colab's set-up asks before anything is installed.
 """
@@ -19,7 +19,7 @@ EXECUTED = ("grpo_nb", "data")
 
 
 def _ask_nvidia(fields: str) -> list[str]:
-    """Return what nvidia-smi says of each GPU; [] without one."""
+    """Return what nvidia-smi reports for each GPU; [] without one."""
     query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     if shutil.which(query[0]) is None:
         return []
@@ -28,7 +28,7 @@ def _ask_nvidia(fields: str) -> list[str]:
 
 
 def gpu_name() -> str:
-    """Return name and memory of the first NVIDIA GPU, as nvidia-smi says them; "" without one."""
+    """Return name and memory of the first NVIDIA GPU, as nvidia-smi names them; "" without one."""
     return next(iter(_ask_nvidia("name,memory.total")), "")
 
 
@@ -80,7 +80,7 @@ def skip_garbage_at_exit() -> None:
 
 
 def bound_kernels() -> None:
-    """Let oneDNN keep the kernels of few shapes of matrices, unless the person says else.
+    """Let oneDNN keep the kernels of few shapes of matrices, unless the user has set a number.
 
     A training in bf16 meets new shapes in each step, and oneDNN keeps 1024 kernels by default: see
     docs/performance.md. It reads the variable at its first kernel.

@@ -1,7 +1,7 @@
 """Compare an answer with the reference answer.
 
-Numbers are compared as rationals; sets, tuples and intervals part by part; what is left by
-math-verify, in a process that can be killed.
+Numbers are compared as rationals, and sets, tuples and intervals part by part. math-verify
+compares the rest, in a process that can be killed.
 """
 
 import re
@@ -28,15 +28,15 @@ HOW |= dict.fromkeys(("expression", "inequality"), "symbolically")
 def compare_answers(
     reference: str, answer: str | None, seconds: float = 0.5
 ) -> tuple[bool | None, str]:
-    r"""Return whether an answer says what the reference answer says, and the reason.
+    r"""Return whether an answer means the same as the reference answer, and the reason.
 
     Args:
-        reference: The right answer, in words and LaTeX as `find_answer` returns them.
-        answer: The answer in the same form; None if a completion has none.
+        reference: The right answer, in words and LaTeX, as `find_answer` returns them.
+        answer: The answer in the same form; None if the completion has none.
         seconds: Processor time for one symbolic comparison.
 
     Returns:
-        None for a reference that cannot be used; False also for an answer that is refused.
+        None if the reference cannot be used; False also for an answer that is refused.
 
     >>> compare_answers(r"\frac{1}{2}", "the answer is $x = 0.5$")
     (True, 'read as equation x = 0.5, compared as numbers')
@@ -58,7 +58,7 @@ def compare_answers(
 
 
 def unusable(expected: Answer, seconds: float = 0.5) -> str:
-    """Say why no answer can match a reference answer, unless it is written alike; or ""."""
+    """Say why no answer can match a reference answer unless it is written alike; "" if one can."""
     nameless = expected.kind == "equation" and not expected.name
     if nameless or expected.kind in ("expression", "inequality"):
         parsed = equal_latex(_latex(expected.text), "", seconds) is not None
@@ -77,7 +77,7 @@ def _same(expected: Answer, answer: Answer, seconds: float) -> bool | None:
         return same_number(expected, answer)
     if kinds == {"set", "inequality"}:
         return False  # math-verify would let {0, 1} pass for (0, 1)
-    if "inequality" in kinds:  # or the interval that it says
+    if "inequality" in kinds:  # or the interval that it describes
         return _symbolic(expected.text, answer.text, seconds)
     if "equation" in kinds:
         return _same_equation(expected, answer, seconds)
@@ -93,8 +93,8 @@ def _same(expected: Answer, answer: Answer, seconds: float) -> bool | None:
 def same_number(expected: Answer, answer: Answer) -> bool:
     """Return whether two numbers are equal, or one is a percentage and the other its hundredth.
 
-    A decimal of LEAST_DECIMALS places or more has to be right only as far as it goes, where the
-    reference, as 1/3, has no end.
+    If the reference has no finite decimal form, as 1/3 has none, a decimal of LEAST_DECIMALS
+    places or more only has to be right as far as it goes.
     """
     left, right = expected.number, answer.number
     if left == right:
@@ -108,7 +108,7 @@ def same_number(expected: Answer, answer: Answer) -> bool:
 
 
 def _same_equation(expected: Answer, answer: Answer, seconds: float) -> bool | None:
-    """Compare values of one name, chains whose every part is the reference, or two relations."""
+    """Compare values of one name, a chain whose parts all are the reference, or two relations."""
     if answer.kind != "equation" and not (expected.name or len(expected.parts) > 2):
         return _symbolic(expected.text, answer.text, seconds)  # 1 for |AB| = 1, no 0 for x + y = 0
     target = expected.parts[-1] if expected.kind == "equation" else expected
@@ -120,14 +120,14 @@ def _same_equation(expected: Answer, answer: Answer, seconds: float) -> bool | N
 
 
 def _same_parts(expected: Answer, answer: Answer, seconds: float) -> bool | None:
-    """Compare sets in any order; pairs, and values of different names, in theirs."""
+    """Compare sets in any order; pairs, and values of different names, in the given order."""
     left, right = expected.parts, list(answer.parts)
     several = len({part.name for part in left if part.name}) > 1  # k = 45, n = 2
-    alike = [one.kind == "set" or one.shape for one in (expected, answer)]
-    loose = several and answer.shape == "()"  # the values alone, in order
-    if len(left) != len(right) or (alike[0] != alike[1] and not loose):
+    brackets = [one.kind == "set" or one.shape for one in (expected, answer)]
+    is_loose = several and answer.shape == "()"  # the values alone, in order
+    if len(left) != len(right) or (brackets[0] != brackets[1] and not is_loose):
         return False
-    if alike != [True, True] or (several and not any(part.name for part in right)):
+    if brackets != [True, True] or (several and not any(part.name for part in right)):
         return _all(_same(one, other, seconds) for one, other in zip(left, right, strict=True))
     for one in left:
         match = next((other for other in right if _same(one, other, seconds)), None)
@@ -146,7 +146,7 @@ def _letters(text: str) -> str:
 
 
 def _symbolic(reference: str, answer: str, seconds: float) -> bool | None:
-    """Ask math-verify, if the answer says one thing in a form that the reference has as well."""
+    """Ask math-verify, if the answer states one thing, in a form that the reference has as well."""
     expected, text = _latex(reference), _latex(answer)
     bases = [len(re.findall(r"\d\s*_", one)) for one in (expected, text)]  # 204 to the base 5
     if _JUXTAPOSED.search(text) or bases[0] != bases[1]:

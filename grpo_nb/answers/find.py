@@ -6,7 +6,7 @@ READ = 20_000  # characters at a completion's end that are searched
 
 
 def extract_tag(text: str, tag: str) -> str | None:
-    """Return what stands in the last complete `<tag>…</tag>`, stripped; None if there is none.
+    """Return the content of the last complete `<tag>…</tag>`, stripped; None if there is none.
 
     The last one counts, so listing candidates ("<answer>1</answer><answer>2</answer>…")
     gains nothing; rewards of format refuse a repeated tag.
@@ -24,7 +24,7 @@ def extract_tag(text: str, tag: str) -> str | None:
 
 
 def boxes_of(text: str) -> list[tuple[int, int]]:
-    r"""Return (start, end) of what stands in each closed `\boxed{…}` that is in no other."""
+    r"""Return (start, end) of the content of each closed `\boxed{…}` that is in no other box."""
     boxes, open_braces = [], []
     if (first := text.find(r"\boxed")) < 0:
         return []
@@ -40,7 +40,7 @@ def boxes_of(text: str) -> list[tuple[int, int]]:
 
 
 def extract_boxed(text: str) -> str | None:
-    r"""Return what stands in the last closed `\boxed{…}`; None if there is none.
+    r"""Return the content of the last closed `\boxed{…}`; None if there is none.
 
     >>> extract_boxed(r"so \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
@@ -85,26 +85,26 @@ HEDGE = re.compile(
 
 
 def find_answer(text: str) -> str | None:
-    r"""Return the words of a completion that are its answer; None if there are none.
+    r"""Return the words of a completion that state its answer; None if there are none.
 
-    They are those of the last answer tag; else, in the text after `</think>` and after
-    "**Final answer**", all its boxes, or what follows the last "the answer is", "Answer:" or
-    `####`; else the last sentence that begins with "Therefore", "Thus", "Hence" or "So"; else the
-    whole text.
+    They are the content of the last answer tag. Without a tag, in the text after `</think>` and
+    "**Final answer**", they are the contents of all boxes, or what follows the last "the answer
+    is", "Answer:" or `####`; else the last sentence that begins with "Therefore", "Thus", "Hence"
+    or "So"; else the whole text.
 
     >>> texts = "<answer>18</answer>", r"so \boxed{18}.", "The answer is 18. I hope so"
     >>> [find_answer(text) for text in texts]
     ['18', '18', '18']
     """
-    if (tagged := extract_tag(text, "answer")) is not None:
-        return tagged
+    if (tag_content := extract_tag(text, "answer")) is not None:
+        return tag_content
     if "<answer>" in text:
         return None
     text, heading = text.rpartition("</think>")[2][-READ:], None
-    marked = "nswer" in text or "NSWER" in text or "####" in text  # quicker than to look for each
-    for heading in list(_HEADING.finditer(text))[-1:] if marked else []:
+    has_marker = "nswer" in text or "NSWER" in text or "####" in text  # quicker than each search
+    for heading in list(_HEADING.finditer(text))[-1:] if has_marker else []:
         text = text[heading.end() :]
-    for marker in list(_MARKER.finditer(text))[-1:] if marked else []:
+    for marker in list(_MARKER.finditer(text))[-1:] if has_marker else []:
         text = text[marker.end() :]
         if marker[0] == "####":
             return text.strip() or None
@@ -115,7 +115,7 @@ def find_answer(text: str) -> str | None:
         contents = list(dict.fromkeys(text[start:end] for start, end in boxes))
         if len(contents) == 1:
             return contents[0].strip()
-        hedge = HEDGE.search(text[boxes[0][1] : boxes[-1][0]])  # all will be refused
+        hedge = HEDGE.search(text[boxes[0][1] : boxes[-1][0]])  # with a hedge all are refused
         return text if hedge else ", ".join(rf"\boxed{{{content}}}" for content in contents)
     for conclusion in list(_CONCLUSION.finditer(text))[-1:] if heading is None else []:
         return _sentence(text[conclusion.end() :]).strip()
@@ -123,7 +123,7 @@ def find_answer(text: str) -> str | None:
 
 
 def _sentence(text: str) -> str:
-    """Return the first sentence, or the one number in it; all text, to be refused, if it hedges."""
+    """Return the first sentence, or its only number; all text, which is refused, if it hedges."""
     end = _SENTENCE_END.search(text)
     if end and _GOES_ON.match(text, end.end()):
         return text

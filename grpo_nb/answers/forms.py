@@ -1,7 +1,7 @@
 r"""Forms: how a completion is written, so that a program finds the answer in it.
 
-All follow the form of a reward set: its system prompt asks for it, rewards of format check it, the
-other rewards read answer and reasoning by it, reference answers, warm-up rows and attacks are
+A reward set has one form. Its system prompt asks for the form, and its format rewards check it. The
+other rewards find answer and reasoning by it. Reference answers, warm-up rows and attacks are
 written in it.
 
     tags         <reasoning>1+1=2</reasoning><answer>2</answer>   with your names: tags:think,answer
@@ -11,7 +11,7 @@ written in it.
     code         the answer in a block of ```python
     plain        2
 
-All reading takes time linear in the text.
+All reading takes time linear in the length of the text.
 """
 
 import re
@@ -30,8 +30,8 @@ from grpo_nb.answers.find import (
 from grpo_nb.runs import refuse_unknown
 from grpo_nb.runs.files import read_yaml
 
-STEP = "1+1=2"  # an honest line of reasoning, true everywhere
-LACKING = {"plain": ("marks", "reasoning"), "code": ("reasoning",)}  # what a form has not
+STEP = "1+1=2"  # an honest line of reasoning, true for every question
+LACKING = {"plain": ("marks", "reasoning"), "code": ("reasoning",)}  # what a form does not have
 ANSWERS_MARKS = r"</\w+>|\\boxed\{|####"
 OTHERS_MARKS = re.compile(rf"{ANSWERS_MARKS}|```")
 NAME = re.compile(r"[A-Za-z]\w*")
@@ -58,13 +58,13 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 
 
 class Form(NamedTuple):
-    r"""Says how a completion is written.
+    r"""Describes how a completion is written.
 
-    name: As `rewards.form` names it.
-    system_prompt: Asks a model for it.
-    marks: What is written before and after the reasoning, then before and after the answer.
-    opened: What the chat template writes at the end of every prompt, as "<think>\n": the
-        completion begins inside it.
+    name: A value of `rewards.form`.
+    system_prompt: The text that asks a model for this form.
+    marks: The text before and after the reasoning, then before and after the answer.
+    opened: What the chat template writes at the end of every prompt, such as "<think>\n"; the
+        completion then begins inside it.
     """
 
     name: str
@@ -74,16 +74,16 @@ class Form(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Return its name without the names of tags."""
+        """Return the form's name without the names of its tags."""
         return self.name.partition(":")[0]
 
     def has(self, part: str) -> bool:
-        """Return whether it has "marks", by which it can be told, or whether it has "reasoning"."""
+        """Return whether the form has "marks", which identify it, or whether it has "reasoning"."""
         return part not in LACKING.get(self.kind, ())
 
     @property
     def _continues(self) -> bool:
-        """Return whether what the template opens is this form's own reasoning."""
+        """Return whether the block that the template opens is this form's own reasoning."""
         return bool(self.opened) and self.opened.strip() == self.marks[0].strip()
 
     @property
@@ -92,7 +92,7 @@ class Form(NamedTuple):
 
     @property
     def _single(self) -> list[str]:
-        """Return the marks that have to stand once each, in this order."""
+        """Return the marks that have to occur once each, in this order."""
         marks = self.marks if self.kind == "tags" else self.marks[:3]
         return [mark.strip() for mark in marks if mark.strip()]
 
@@ -102,9 +102,9 @@ class Form(NamedTuple):
         """Write a completion in this form.
 
         Args:
-            reasoning: None leaves it out with its marks; a form without reasoning always does.
+            reasoning: The reasoning; None leaves it out with its marks, as some forms always do.
             answer: The final answer.
-            answer_first: In the wrong order.
+            answer_first: Whether to put the answer before the reasoning, which is the wrong order.
 
         >>> find_form("tags").write("1+1=2", "2")
         '<reasoning>1+1=2</reasoning><answer>2</answer>'
@@ -125,13 +125,13 @@ class Form(NamedTuple):
     # -- reading
 
     def _whole(self, text: str) -> str:
-        """Return the completion with what it continues, or what follows a thought of no form."""
+        """Return the completion with the tag that it continues, or without a thought of no form."""
         if self._continues:
             return self.opened + text
         return text.partition(self._end_of_thought)[2] if self.opened else text
 
     def _last_part(self, text: str) -> str:
-        """Return the part where the answer may stand, after `</think>`; "" while that is open."""
+        """Return the part that may contain the answer, after `</think>`; "" while that is open."""
         text = self._whole(text)
         if self.kind != "think+boxed":
             return text
@@ -139,7 +139,7 @@ class Form(NamedTuple):
         return rest if end or "<think>" not in text else ""
 
     def marked(self, text: str) -> str | None:
-        """Return what stands in the last marks of the answer; None if there are none."""
+        """Return the content of the last marks of the answer; None if there are none."""
         text = self._last_part(text)
         match self.kind:
             case "tags":
@@ -154,10 +154,10 @@ class Form(NamedTuple):
         return extract_boxed(text)
 
     def extract(self, text: str) -> str | None:
-        r"""Return the final answer; None if there is none, or if it is begun and not ended.
+        r"""Return the final answer; None if there is none, or if it begins and does not end.
 
-        Several boxes, and an answer in another form or in none, are read by `find_answer`; a box
-        around the whole answer is taken off.
+        `find_answer` reads an answer in several boxes, in another form, or in none. A box around
+        the whole answer is removed.
 
         >>> find_form("think+boxed").extract(r"<think>\boxed{3}?</think> It is \boxed{4}.")
         '4'
@@ -170,11 +170,11 @@ class Form(NamedTuple):
         foreign = self.kind == "plain" and re.search(ANSWERS_MARKS, last)
         if answer is None or foreign or self.marks[3] == "}":
             answer = find_answer(last)
-        boxed = answer is not None and boxes_of(answer) == [(len(r"\boxed{"), len(answer) - 1)]
-        return extract_boxed(answer) if boxed else answer
+        in_box = answer is not None and boxes_of(answer) == [(len(r"\boxed{"), len(answer) - 1)]
+        return extract_boxed(answer) if in_box else answer
 
     def reasoning(self, text: str) -> str:
-        """Return the reasoning; "" if there is none, or no mark of where it ends."""
+        """Return the reasoning; "" if there is none, or if no mark shows where it ends."""
         text, (before, _, opening, _) = self._whole(text), self.marks
         if before:
             return extract_tag(text, before.strip()[1:-1]) or ""
@@ -183,9 +183,9 @@ class Form(NamedTuple):
     # -- checking
 
     def is_well_formed(self, text: str) -> bool:
-        """Return whether a completion is in this form: every mark once, in order, and filled.
+        """Return whether a completion is in this form: every mark once, in order, and not empty.
 
-        Between tags nothing else may stand; around a box or a block of code prose may, without
+        No other text may appear between tags. Prose may surround a box or a block of code, without
         the marks of other forms.
         """
         text = self._whole(text)
@@ -206,14 +206,14 @@ class Form(NamedTuple):
             rest = self.marks[2] + rest
             (start, end), *several = boxes_of(rest) or [(0, 0)]
             answer, behind = rest[start:end].strip(), rest[end:]
-        filled = answer and (thought[1] and not thought[0] if thought else words)
-        return bool(filled) and not several and not OTHERS_MARKS.search(words + behind)
+        is_filled = answer and (thought[1] and not thought[0] if thought else words)
+        return bool(is_filled) and not several and not OTHERS_MARKS.search(words + behind)
 
     def progress(self, text: str) -> float:
-        """Return the share of the form's marks that stand once, each after the ones before it.
+        """Return the share of the form's marks that occur once, each after the marks before it.
 
-        It gives a model that does not know the form a first step. But for tags, the whole form
-        counts as one mark more.
+        It lets a model that does not know the form earn it mark by mark. Except for tags, the whole
+        form counts as one more mark.
         """
         whole, steps = self._whole(text), []
         position = len(self.opened) * self._continues
@@ -227,7 +227,7 @@ class Form(NamedTuple):
 
 
 def _in_order(text: str, marks: Sequence[str]) -> list[str]:
-    """Return the text around and between marks that each stand once, in this order; else []."""
+    """Return the text around and between marks that occur once each, in this order; else []."""
     parts = []
     for mark in marks:
         before, match, text = text.partition(mark)
@@ -252,7 +252,7 @@ FORMS = {"tags": TAGS} | {
 
 @cache
 def find_form(name: str) -> Form:
-    """Return the form of that name.
+    """Return the form of this name.
 
     Raises:
         ValueError: There is no such form, or it cannot take these names of tags.

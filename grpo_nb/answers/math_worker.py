@@ -1,10 +1,11 @@
 r"""Ask math-verify, in a worker that can be killed, whether two expressions are equal.
 
-math-verify guards itself with SIGALRM: main thread only, and it takes the caller's alarm. Here
-it runs in another process, within limits of time and memory.
-The worker is this file as a script. It imports math-verify once and forks a child that answers;
-the kernel kills a child whose time is up, and the next fork takes 10 ms. It ends when its socket
-closes, that is with the process that started it. https://github.com/huggingface/Math-Verify
+math-verify guards itself with SIGALRM, which works in the main thread only and replaces the
+caller's alarm. Here it runs in another process, within limits of time and memory.
+The worker is this file, run as a script. It imports math-verify once and forks a child that
+answers. The kernel kills a child whose time is up; the next fork takes 10 ms. The worker ends when
+its socket closes, and so with the process that started it.
+https://github.com/huggingface/Math-Verify
 """
 
 import json
@@ -22,7 +23,7 @@ from typing import Any
 LEAST_SECONDS, REFERENCE_SECONDS = 0.06, 1.0  # of processor time; a comparison takes 0.002 to 0.05
 MEMORY, REMEMBERED = 2 << 30, 20_000  # bytes of address space; verdicts
 HOW = {"allow_set_relation_comp": True, "timeout_seconds": None}  # x > 2 may be (2, oo)
-READY = b"!"  # what a worker says first
+READY = b"!"  # the first byte that a worker sends
 WARM_UP = r"""\frac{1}{\sqrt{3}-1} \frac{\sqrt{3}+1}{2}  x^2-1 (x-1)(x+1)  [1,2] (1,2)
     x>1 (2,\infty)  x+1 \frac{x^2-1}{x-1}  \{1,\pi\} \{\pi,1.5\}  \sin{2x} 2\sin{x}\cos{x}
     (1,2)\cup[3,\infty) [3,5]  2x+3y=6 y=2-\frac{2}{3}x  e^{x^2} \log_2{8}
@@ -30,19 +31,19 @@ WARM_UP = r"""\frac{1}{\sqrt{3}-1} \frac{\sqrt{3}+1}{2}  x^2-1 (x-1)(x+1)  [1,2]
 
 
 def equal_latex(reference: str, answer: str, timeout_seconds: float = 0.5) -> bool | None:
-    r"""Return whether math-verify finds two expressions equal; `compare` says what is one.
+    r"""Return whether math-verify finds two expressions equal; `compare` calls it.
 
-    Thread-safe; blocks the caller, also in a running event loop.
+    It is thread-safe, and blocks the caller, even in a running event loop.
 
     Args:
         reference: The right answer, LaTeX.
-        answer: What is compared with it, LaTeX; "" asks for the reference alone.
-        timeout_seconds: Processor time for an answer, in seconds. A time-out leaves 0.6 of it to
-            the answers that follow, down to 0.06, until they come in time: it bounds a batch.
+        answer: The LaTeX to compare with it; "" only tests whether the reference can be parsed.
+        timeout_seconds: Processor time for an answer, in seconds. Each time-out multiplies it by
+            0.6 for later answers, down to 0.06 s, until they come in time. This bounds a batch.
 
     Returns:
-        False also for an answer that cannot be parsed or runs out of time; None for a reference
-        that cannot be parsed, or when the worker failed twice.
+        False also for an answer that cannot be parsed or runs out of time; None if the reference
+        cannot be parsed, or if the worker failed twice.
 
     Raises:
         ValueError: timeout_seconds is not above 0.
@@ -63,11 +64,11 @@ class MathWorker:
         self.process: subprocess.Popen[bytes] | None = None
 
     def ask(self, reference: str, answer: str, cpu_seconds: float) -> bytes:
-        """Return b"1" right, b"0" wrong, b"?" reference bad, b"T" time is up; OSError if killed."""
+        """Return b"1" equal, b"0" unequal, b"?" bad reference, b"T" time up; OSError if killed."""
         try:
             if self.process is None:
                 self._start()
-            self.socket.settimeout(5 + 10 * cpu_seconds)  # for a worker that hangs, not computes
+            self.socket.settimeout(5 + 10 * cpu_seconds)  # for a worker that hangs
             self.socket.sendall(json.dumps([reference, answer, cpu_seconds]).encode() + b"\n")
             if (reply := self.socket.recv(1)) in (b"", READY):
                 raise ConnectionError("the math-verify worker was killed")
@@ -80,7 +81,7 @@ class MathWorker:
         keep = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME"} & set(os.environ)  # no secrets
         environment = {name: os.environ[name] for name in keep} | {"PYTHONHASHSEED": "0"}
         options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        options["start_new_session"] = True  # Jupyter's interrupt is not for it
+        options["start_new_session"] = True  # so that Jupyter's interrupt does not reach it
         self.socket, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-P", __file__]
@@ -91,7 +92,7 @@ class MathWorker:
             raise RuntimeError(f"the math-verify worker ended at its start: see what {check} says")
 
     def close(self, kill: bool = True) -> None:
-        """End the worker and what it forked, or only let go of it."""
+        """End the worker and its children, or with `kill=False` only forget them."""
         if self.process is not None:
             self.socket.close()
             if kill and self.process.poll() is None:
@@ -101,7 +102,7 @@ class MathWorker:
 
 
 class _Pool:
-    """Holds at most one worker a core, and verdicts, since a group repeats its answers."""
+    """Hold at most one worker per core, and the verdicts, since a group repeats its answers."""
 
     def __init__(self) -> None:
         self.workers = [MathWorker() for _ in range(min(4, os.cpu_count() or 1))]
@@ -109,10 +110,10 @@ class _Pool:
         for worker in self.workers:
             self.free.put(worker)
         self.verdicts: dict[tuple[str, str], bool | None] = {}
-        self.timeouts = 0.0  # of late, at most 6
+        self.timeouts = 0.0  # recent ones, at most 6
 
     def forget(self) -> None:
-        """Let go of the workers after a fork: they are the parent's, which a copy would outlive."""
+        """Forget the workers after a fork: they belong to the parent, which may end first."""
         for worker in self.workers:
             worker.close(kill=False)
         self.__init__()
@@ -124,7 +125,7 @@ class _Pool:
         reply = self._ask(reference, answer, limit) or self._ask(reference, answer, limit)
         if reply is None:
             return None
-        if reply == b"T":  # not remembered: with more time it may be right
+        if reply == b"T":  # not remembered: with more time the answer may be right
             self.timeouts = min(self.timeouts + 1, 6)
             return False
         self.timeouts = max(self.timeouts - 0.1, 0)
@@ -148,11 +149,11 @@ os.register_at_fork(after_in_child=_POOL.forget)
 
 @lru_cache(maxsize=256)
 def _parse(text: str) -> list[Any]:
-    """Return what math-verify makes of the text, and [] if that is nothing."""
+    """Return the expressions that math-verify finds in the text; [] if there are none."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 
-    # Its own handling of boxes and units would throw away what stands around them.
+    # Its own handling of boxes and units would drop the text around them.
     rules = NormalizationConfig(malformed_operators=True, nits=True, boxed="none", units=False)
     config = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=rules)
     return parse(f"${text}$", [config], "no_fallback", "first_match", parsing_timeout=None)
@@ -167,7 +168,7 @@ def _same_roots(reference: Any, answer: Any) -> bool:
         return True
     if not unknown:
         return reference.rhs.equals(answer.rhs)
-    z = Symbol("z")  # that may be complex
+    z = Symbol("z")  # which may be complex
     roots = [set(solve(one.subs(dict.fromkeys(unknown, z)), z)) for one in (reference, answer)]
     return roots[0] == roots[1]
 
@@ -222,7 +223,7 @@ def _work() -> None:
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):
             return
-        # Killed by somebody it is no verdict, by a limit or a crash of the interpreter it is one.
+        # A child killed by somebody else gives no verdict; one that hit a limit or crashed does.
         replies = {signal.SIGKILL: READY, signal.SIGVTALRM: b"?"}
         os.write(0, replies.get(os.WTERMSIG(status), b"T"))
 

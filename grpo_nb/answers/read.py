@@ -4,7 +4,8 @@ r"""Read the words of an answer into a value.
     (1, 2]            an interval
     17 or 18          a set of two numbers
 
-Precision comes first: what denies, hedges, or cannot be read whole is refused with a reason.
+Precision comes first: text that denies, hedges, or cannot be read as a whole is refused with a
+reason.
 """
 
 import re
@@ -20,12 +21,12 @@ LARGEST_EXPONENT = 300
 
 
 class Answer(NamedTuple):
-    """Holds the value of an answer; if that is refused, `kind` is "" and `reason` says why."""
+    """Holds the value of an answer; if it is refused, `kind` is "" and `reason` says why."""
 
     kind: str  # number, expression, set, tuple, interval, equation, inequality, text
     text: str = ""  # in one spelling
     number: Fraction | None = None
-    parts: tuple["Answer", ...] = ()  # of a set or pair; the sides of an equation but for its name
+    parts: tuple["Answer", ...] = ()  # of a set or pair; the sides of an equation except its name
     shape: str = ""  # the brackets around the parts
     name: str = ""  # x, of x = 5
     reason: str = ""
@@ -68,7 +69,7 @@ def spelled(text: str) -> str:
     """Return the text in one spelling of LaTeX, Unicode and white space, without a full stop.
 
     Raises:
-        ValueError: It is too long, its brackets do not match, or it would only burn time.
+        ValueError: It is too long, its brackets do not match, or it would take too long to compute.
     """
     text = re.sub(r"(?<=\d)(?=[\u00bc-\u00be\u2150-\u215e])", " ", text)
     if r"\begin" not in text:
@@ -82,7 +83,7 @@ def spelled(text: str) -> str:
     rest = text = " ".join(text.split()).strip("*_ ").rstrip(". ")
     for _ in range(DEEPEST):
         rest = _INNERMOST.sub("", rest)
-    # An interval's brackets need not be of one kind, so only their number counts.
+    # An interval's brackets need not be of one kind, so only their numbers have to agree.
     if re.search(r"[()\[\]{}⦃⦄]", rest):
         raise ValueError("its brackets do not match, or go too deep")
     if _HEAVY.search(text):
@@ -113,7 +114,7 @@ def statement(text: str) -> str:
     ('k = \\frac13', '18')
 
     Raises:
-        ValueError: It names several candidates, or denies, or hedges.
+        ValueError: It names several candidates, denies, or hedges.
     """
     text = text.replace(r"\"", "").strip(" \t\n*")
     if boxes := boxes_of(text):
@@ -142,7 +143,7 @@ _AND = re.compile(r"[\s,;.]*(?:\b(?:and|or)\b)?[\s,;.]*")
 
 
 def _without_words(text: str) -> str:
-    """Return the mathematics of a text that marks none: what follows the last "is" or colon."""
+    """Return the mathematics of a text without marks: what follows the last "is" or colon."""
     value, words = text, ""
     while copula := _COPULA.fullmatch(value):
         value, words = copula[2], words + copula[1]
@@ -180,11 +181,11 @@ _COMMA = re.compile(r"([-+]?\d+),(\d+)(?:\s?[$€£%]?(?:\s[a-z]+)?)?")
 
 
 def parse_number(text: str) -> Fraction | None:
-    r"""Return the one number that a reference answer says, exactly; None if it says more or less.
+    r"""Return the one number that a reference answer states, exactly; None if it is not one.
 
-    One sign, currency mark, thousands, decimals, a division, a mixed number, a power of ten, a
-    percent sign or a unit are understood. A unit is one of a list, `\text{…}`, or up to two words
-    of three letters; `2n`, `3m`, `5!` are no numbers. A percentage is its number: 50 % is 50.
+    A sign, a currency mark, thousands separators, decimals, a division, a mixed number, a power
+    of ten, a percent sign and a unit are understood. A unit is one of a list, `\text{…}`, or up to
+    two words of three letters; `2n`, `3m`, `5!` are not numbers. 50 % is read as 50.
 
     >>> parse_number("$1,875.00"), parse_number("**18**"), parse_number("36/2 apples")
     (Fraction(1875, 1), Fraction(18, 1), Fraction(18, 1))
@@ -239,14 +240,14 @@ def read_answer(text: str, reference: bool = False) -> Answer:
 
 @lru_cache(maxsize=8192)
 def read_reference(text: str) -> Answer:
-    """Read a reference answer: as `read_answer`, but `3m` is three times m, and not a length."""
+    """Read a reference answer as `read_answer` does, but `3m` is 3 times m, and not a length."""
     if len(text) > 4 * READ:
         return Answer("", reason=f"longer than {4 * READ} characters")
     return read_answer(find_answer(text) or "", reference=True)
 
 
 def bare(text: str) -> str:
-    """Return the text without dollars, full stop, and spaces that part no two words or numbers."""
+    """Return the text without dollars, full stop, and spaces that separate no words or numbers."""
     text = re.sub(r"\\(?:left|right)(?![A-Za-z])|\\[()\[\]]|[$*]", " ", text).strip().rstrip(" .")
     return re.sub(r"(?<![A-Za-z0-9])\s+|\s+(?![A-Za-z0-9])", "", text)
 
@@ -268,7 +269,7 @@ def _parse(text: str, reference: bool) -> Answer:
         return _parse(builder[1], reference)
     if opening not in ("(", "["):
         items = [one for item in items for one in _both_signs(item)]
-        if len(items) > 1 or opening == "⦃":  # what a set has twice it has once
+        if len(items) > 1 or opening == "⦃":  # an element of a set counts once
             parts = {bare(part.text): part for part in (_parse(one, reference) for one in items)}
             comma = _COMMA.fullmatch(text)
             number = comma and Fraction(f"{comma[1]}.{comma[2]}")
@@ -284,7 +285,7 @@ def _relation(text: str, reference: bool) -> Answer | None:
     r"""Read an equation (`x = 5`, a chain, `x \in S`) or an inequality; None if it is neither."""
     sides = [side.strip() for side in _split(_EQUALS, text)]
     name = sides[0] if re.fullmatch(NAME, sides[0]) else ""
-    if name and len(sides) > 2 and r"\approx" in text:  # after x = 1/3, what it is about
+    if name and len(sides) > 2 and r"\approx" in text:  # after x = 1/3, its approximate value
         sides = _split("=", _split(r"\\approx", text)[0])
     if len(sides) > 1:
         parts = tuple(_parse(side, reference) for side in sides[bool(name) :])
@@ -293,7 +294,7 @@ def _relation(text: str, reference: bool) -> Answer | None:
 
 
 def _inside(text: str) -> tuple[str, str, str]:
-    """Return (opening bracket, content, closing bracket) if one pair holds all of the text."""
+    """Return (opening bracket, content, closing bracket) if one pair encloses all of the text."""
     depth = 0
     for place, letter in enumerate(text):
         depth += (letter in "([{⦃") - (letter in ")]}⦄")
@@ -304,7 +305,7 @@ def _inside(text: str) -> tuple[str, str, str]:
 
 
 def _split(separator: str, text: str) -> list[str]:
-    """Return the text between separators that stand in no bracket."""
+    """Return the parts of the text between separators that are outside of all brackets."""
     parts, start, depth = [], 0, 0
     for token in re.finditer(rf"(?P<at>{separator})|[(\[{{⦃]|[)\]}}⦄]", text):
         if token["at"] is None:

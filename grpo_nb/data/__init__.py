@@ -3,7 +3,7 @@
     report = data.prepare(run, config.data, config.seed, count_tokens)
     rows = data.load(run, "train")
 
-A million rows pass in batches; each stays in memory as JSON, with a few hashes.
+A million rows pass in batches; the JSON and a few hashes of each row stay in memory.
 """
 
 import json
@@ -67,7 +67,7 @@ def prepare(
         report |= {"columns": _columns(names, config), "answer_kinds": kinds}
         drops.refuse_many(report["rows_read"], config)
         train, held_out = _split(prints, drops, doubts, config, seed)
-        # Apart: what the warm-up has shown would make the baseline and the validation look better.
+        # Kept apart: rows of the warm-up would make the baseline and the validation look better.
         rest = len(train) - min(config.sft_rows, len(train) // 2)
         train, warm_up = train[:rest], train[rest:]
         texts = prints["json"].to_numpy()
@@ -109,7 +109,7 @@ def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
 
 
 def _columns(names: Sequence[str], config: DataConfig) -> dict[str, Any]:
-    """Return the columns of questions and of reference answers, and the others that there are."""
+    """Return the columns of questions and of reference answers, and the names of all others."""
     columns = {"question": config.question_column, "answer": config.answer_column}
     others = [printable(name) for name in names if name and name not in columns.values()]
     return columns | {"others": others}
@@ -125,7 +125,7 @@ def _read(
     """Return the good rows and the number of tokens of every prompt.
 
     Returns:
-        One line per row, with its fingerprints, itself as "json", and the "kind" of its answer.
+        One line per row: its fingerprints, the row itself as "json", and the "kind" of its answer.
     """
     texts, kinds, tokens, tables = [], [], [], [duplicates.fingerprints([])]
     for batch in tqdm(batches, unit=" rows", unit_scale=sources.BATCH, delay=2):

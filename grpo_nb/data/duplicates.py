@@ -1,9 +1,9 @@
-"""Find the same question twice: exactly, nearly, or with another answer. Only hashes are stored.
+"""Find questions that occur twice, exactly, nearly, or with another answer, by hashes alone.
 
-The words of a question are compared in lower case and one Unicode form, without punctuation,
-thousands separators and the tags around it. In scripts without spaces each letter is a word.
-Near-duplicates have the same numbers and operators, and share most runs of three words, by MinHash:
-"What is 47 + 38?" and "What is 47 + 39?" are two problems, however alike they read.
+The words of questions are compared in lower case and one Unicode form, without punctuation,
+thousands separators or surrounding tags. In scripts without spaces each letter is a word.
+Near-duplicates have the same numbers and operators, and share most sequences of three words, as
+MinHash estimates. "What is 47 + 38?" and "What is 47 + 39?" are two problems, however similar.
 """
 
 import json
@@ -40,11 +40,11 @@ COUNTS = frozenset(_COUNTS.split())
 
 
 def fingerprints(rows: Sequence[CheckedRow], columns: bool = False) -> pd.DataFrame:
-    """Return what is compared: hashes of question, answer and words, and the MinHashes 0, 1, …
+    """Return what to compare: hashes of question, answer and words, and the MinHashes 0, 1, …
 
     Args:
         rows: The rows.
-        columns: Whether the columns passed on are part of the question, as an environment's are.
+        columns: Whether extra columns are part of the question, as those of an environment are.
 
     Returns:
         One line per row: row (its number in the source), question, answer, numbers, order and
@@ -77,14 +77,14 @@ def fingerprints(rows: Sequence[CheckedRow], columns: bool = False) -> pd.DataFr
 
 @lru_cache(100_000)
 def _counts(word: str) -> bool:
-    """Return whether a word is a number or an operator, another of which makes another problem."""
+    """Return whether a word is a number or operator, so that another one makes another problem."""
     if word.isalpha():
         return word in COUNTS or word[0].isnumeric()
     return unicodedata.category(word[-1])[0] != "M"  # a vowel of Hindi is a mark
 
 
 def _key(prompt: Sequence[Message]) -> str:
-    """Return all turns but the system's in one case, spacing and Unicode form, without tags."""
+    """Return all turns except the system's, in one case, spacing and Unicode form, without tags."""
     texts = [_without_marks(turn["content"]) for turn in prompt if turn["role"] != "system"]
     return " ".join(" ".join(texts).casefold().split())
 
@@ -105,14 +105,14 @@ def _words(key: str) -> list[str]:
 
 
 def near(prints: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
-    """Find the rows that nearly repeat a held-out one.
+    """Find the rows that nearly repeat a held-out row.
 
     Args:
         prints: Fingerprints of the rows.
         held_out: Places of the held-out rows.
 
     Returns:
-        Whether each row is one, [rows]; False for the held-out rows themselves.
+        Whether each row nearly repeats one, [rows]; False for the held-out rows themselves.
     """
     numbers, minhashes = prints["numbers"].to_numpy(), prints[range(PERMUTATIONS)].to_numpy()
     order, frame = prints["order"].to_numpy(), prints["frame"].to_numpy()

@@ -24,9 +24,9 @@ MARKS = {"boxed": "\\boxed{", "tag": "<answer>"}  # by data.answer_format
 
 
 def problem(config: RunConfig, preset: RewardSet) -> str:
-    """Say why the first rows of a file cannot be used, or its answers not be read; "" if they can.
+    """Say why the first rows or their answers cannot be used; "" if they can.
 
-    A built-in preset that needs no sandbox is tried: each reference has to earn the first reward.
+    If the preset is built in and needs no sandbox, each reference has to earn its first reward.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -58,7 +58,7 @@ def _first(config: RunConfig) -> list[Row | str]:
 
 
 def _unread(rows: Sequence[Row], preset: RewardSet, name: str) -> str:
-    """Say which reference answer does not earn the first reward, if most do not."""
+    """Name a reference answer that does not earn the first reward, if most do not."""
     first, references = preset.reward_funcs[0], [preset.reference(row) for row in rows]
     columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
     messages = [[{"role": "assistant", "content": text}] for text in references]
@@ -72,7 +72,7 @@ def _unread(rows: Sequence[Row], preset: RewardSet, name: str) -> str:
 
 
 def proposal(config: RunConfig) -> dict[str, Any]:
-    """Return the settings by which the first rows can be used; {} if none are found."""
+    """Return settings with which the first rows can be used; {} if there are none."""
     rows = [row for row in _first(config) if isinstance(row, dict)]
     if not rows:
         return {}
@@ -108,7 +108,7 @@ def _fits(config: RunConfig, settings: dict[str, Any], texts: list[str], kind: s
 def _column(
     config: RunConfig, setting: str, names: list[str], rows: Sequence[Row], last: bool
 ) -> str:
-    """Return the column that is set, one of a likely name, the first with texts, or the last."""
+    """Return the column that is set, else one with a likely name, one with texts, or the last."""
     column = getattr(config.data, setting)
     likely = [name for name in names if name.strip().lower() in LIKELY[setting]]
     matches = [name for name in names if name == column] or likely

@@ -1,4 +1,4 @@
-"""Find the reference answer of a row in its cell, and check that it is of its kind."""
+"""Find the reference answer of a row in its cell, and check that its kind is right."""
 
 import ast
 import json
@@ -22,7 +22,7 @@ FORMATS: dict[str, Callable[[str], str | None]] = {
 
 
 def answer_finder(answer_format: str) -> Callable[[Any], str]:
-    r"""Return the function that finds the reference answer in a cell, or returns "".
+    r"""Return a function that finds the reference answer in a cell, or returns "" if it finds none.
 
     >>> answer_finder("regex:= (\\d+)")("2 + 2 = 4")
     '4'
@@ -60,15 +60,15 @@ def as_text(cell: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text that UTF-8 can hold: it has no halves of surrogate pairs, as a source may."""
+    """Return a text that UTF-8 can encode: halves of surrogate pairs are written as escapes."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def letter_of(cell: Any, text: str, choices: Sequence[Any], labels: Sequence[Any] = ()) -> str:
     """Return the letter of the choice that an answer names, or "" if it names none.
 
-    An answer is one of the labels, if there are any; else a letter, a choice's text, or its place
-    (from 0). A number among texts is a place.
+    An answer is one of the labels, if there are any; otherwise a letter, the text of a choice, or
+    its place, counted from 0. If the choices are texts, a number is a place.
 
     >>> [letter_of(cell, str(cell), ["4", "1", "red"]) for cell in (1, "1", "c", "red", "2", 9)]
     ['B', 'B', 'C', 'C', 'C', '']
@@ -94,7 +94,7 @@ def letter_of(cell: Any, text: str, choices: Sequence[Any], labels: Sequence[Any
 
 
 def mathematics(answer: str) -> tuple[str, Any]:
-    r"""Return the kind of a reference answer, by which it will be compared, and its value.
+    r"""Return the kind of a reference answer, which decides how it is compared, and its value.
 
     >>> mathematics(r"$(1, 2\pi]$"), mathematics("-18")
     (('interval', '(1,2\\pi]'), ('number', Fraction(-18, 1)))
@@ -120,7 +120,7 @@ PLAIN: dict[str, Callable[[str], Any]] = {
 
 
 def plain_answer(answer: str, kind: str) -> Any:
-    """Return a form of the answer that equal answers share, or None if it is not of its kind.
+    """Return a value that equal answers share, or None if the answer is not of this kind.
 
     >>> plain_answer("$1,875.00", "number"), plain_answer("about a dozen", "number")
     (Fraction(1875, 1), None)

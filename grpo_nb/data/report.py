@@ -12,14 +12,14 @@ from grpo_nb.runs import Check, Checks
 from grpo_nb.runs.config import DataConfig
 
 REPEATED, LEAKS = "question repeated", "nearly a held-out question"
-SHOWN_ROWS = 20  # numbers of rows named per reason
+SHOWN_ROWS = 20  # row numbers listed per reason
 
 
 class Drops(dict[str, dict[str, Any]]):
     """Count rows by reason: {reason: its entry in the report, with first rows and an example}."""
 
     def add(self, reason: str, rows: Sequence[int], example: str = "") -> None:
-        """Count these rows of the source, given by their numbers."""
+        """Count rows of the source, whose numbers are given."""
         if len(rows):
             empty = {"reason": reason, "count": 0, "rows": [], "example": example}
             entry = self.setdefault(reason, empty)
@@ -47,7 +47,7 @@ class Drops(dict[str, dict[str, Any]]):
 
 
 def figures(tokens: Sequence[int], drops: Drops) -> dict[str, Any]:
-    """Return the share of answers that parse, prompt lengths, and the cap that leaves in 99 %."""
+    """Return the share of answers that parse, prompt lengths, and a cap that keeps 99 % of them."""
     failures = drops.get(KIND, {"count": 0})["count"]
     p50, p95, p99 = (int(np.percentile(tokens, p, method="higher")) for p in (50, 95, 99))
     lengths = {"p50": p50, "p95": p95, "p99": p99, "max": max(tokens)}
@@ -56,7 +56,7 @@ def figures(tokens: Sequence[int], drops: Drops) -> dict[str, Any]:
 
 
 def checks(report: Mapping[str, Any], config: DataConfig) -> Checks:
-    """Return what stage 01 records of its report: its checks, and one per reason to drop a row."""
+    """Return the checks of stage 01 from its report, with one for each reason to drop rows."""
     lengths, cap = report["prompt_tokens"], config.max_prompt_tokens
     near = sum(entry["count"] for entry in report["dropped"] if entry["reason"] == LEAKS)
     rows = f"{report['rows_read']} rows read: {report['train_rows']} to train on, "

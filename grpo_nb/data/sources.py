@@ -1,7 +1,7 @@
 """Read rows from every kind of source, in batches, and find their columns.
 
-A row: {"question": "What is 47 + 38?", "answer": "85"}, with whatever columns the source has.
-In place of a line that is no row stands a text that says why, so that it can be reported.
+A row is {"question": "What is 47 + 38?", "answer": "85"}, with all columns of the source. A line
+that cannot be read is replaced by a text that says why, so that it can be reported.
 """
 
 import csv
@@ -37,7 +37,7 @@ Batch = list[tuple[int, Row | str]]
 
 
 def read(config: DataConfig) -> Iterator[Batch]:
-    """Yield batches of rows with their numbers, from 1; for JSON lines that of the line.
+    """Yield batches of rows with their numbers, from 1; of JSON lines it is the line's number.
 
     `data.source` names a built-in set, a local file (READERS), a folder, or a hub dataset.
 
@@ -58,8 +58,8 @@ def read_columns(config: DataConfig) -> tuple[DataConfig, list[str], Iterator[Ba
         The settings with these columns, the names of all columns, and the batches of `read`.
 
     Raises:
-        ValueError: A column that was set is missing; or the default is, and several columns have
-            a likely name.
+        ValueError: A column that was set is missing; or no column has the default name, and several
+            have a likely one.
     """
     batches = read(config)
     first = next(batches, [])
@@ -86,7 +86,7 @@ def read_columns(config: DataConfig) -> tuple[DataConfig, list[str], Iterator[Ba
 
 
 def near_columns(column: str, names: Sequence[str]) -> list[str]:
-    """Return the columns that a wrong name may mean, the likeliest first.
+    """Return the columns that a wrong name may refer to, the likeliest first.
 
     >>> near_columns("question", ["id", "prompt_text", "gold"]), near_columns("gld", ["id", "gold"])
     (['prompt_text'], ['gold'])
@@ -97,7 +97,7 @@ def near_columns(column: str, names: Sequence[str]) -> list[str]:
 
 
 def is_local(source: str) -> bool:
-    """Return whether a source is a file of rows, and not a built-in set, a folder or on the hub."""
+    """Return whether a source is a file of rows, not a built-in set, a folder or a hub dataset."""
     return source not in BUILT_IN and Path(source).suffix.lower() in READERS
 
 
@@ -134,9 +134,9 @@ def _open_text(path: Path) -> IO[str]:
 
 
 def _read_csv(path: Path) -> Iterator[Row | str]:
-    """Yield the rows of a table whose cells are between commas, semicolons or tabs.
+    """Yield the rows of a table whose cells are separated by commas, semicolons or tabs.
 
-    The header decides which of them it is.
+    The header shows which of them separates the cells.
     """
     with _open_text(path) as file:
         first, usual = file.readline(), "\t" if path.suffix.lower() == ".tsv" else ","
@@ -154,7 +154,7 @@ def _read_csv(path: Path) -> Iterator[Row | str]:
 
 
 def _records(path: Path, file: IO[str], mark: str) -> Iterator[list[str]]:
-    """Yield the cells of each record that is not blank; `mark` stands between them.
+    """Yield the cells of each record that is not blank; `mark` separates them.
 
     Raises:
         ValueError: A quotation mark is not closed, or its cell contains other rows.
@@ -177,13 +177,13 @@ def _records(path: Path, file: IO[str], mark: str) -> Iterator[list[str]]:
 
 
 def _refuse_stray_quotes(cells: list[str], mark: str, columns: int) -> None:
-    """Refuse a record that two stray quotes may have joined, as most of its lines could be rows.
+    """Refuse a record that stray quotes may have joined, because most of its lines could be rows.
 
-    A mark before a space or at the end of a line belongs to prose. The first and the last line,
-    where the quotes would be, must have enough cells.
+    A mark before a space or at the end of a line belongs to prose. Only the first and the last
+    line can contain the quotes, so they must have enough cells.
 
     Raises:
-        csv.Error: The record is of this kind.
+        csv.Error: Most lines of the record could be rows.
     """
     lines = mark.join(cells).splitlines()
     if columns < 2 or len(lines) < 2:
@@ -214,11 +214,11 @@ def _read_json(path: Path) -> Iterator[Row | str | None]:
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> Row:
-    """Return a JSON object, but refuse a key that stands twice: its first value would be lost."""
+    """Return a JSON object, but refuse a key that occurs twice: its first value would be lost."""
     row = dict(pairs)
     if len(row) < len(pairs):
-        twice = next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
-        raise ValueError(f"the key {twice!r} stands twice")
+        twin = next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
+        raise ValueError(f"the key {twin!r} occurs twice")
     return row
 
 
@@ -227,9 +227,9 @@ def _object(value: Any) -> Row | str:
 
 
 def _refuse_repeated(path: Path, names: Sequence[str]) -> None:
-    """Refuse a name that stands twice: its first values would be lost."""
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"{path} names {twice[0]!r} twice: rename or remove one of them")
+    """Refuse a name that occurs twice: its first values would be lost."""
+    if duplicates := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{path} names {duplicates[0]!r} twice: rename or remove one of them")
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:
@@ -246,14 +246,14 @@ def _read_parquet(path: Path) -> Iterator[Row]:
 
 
 def _shortened(rows: Iterable[Row], schema: "pa.Schema") -> Iterator[Row]:
-    """Yield rows in which 79.1 of 32 or 16 bits is 79.1, and not 79.0999984741211."""
+    """Yield rows in which 79.1, stored in 32 or 16 bits, is 79.1 and not 79.0999984741211."""
     small = [field for field in schema if "float" in str(field.type)]  # 64 bits are a "double"
     for row in rows:
         yield row | {field.name: _shortest(row[field.name], field.type) for field in small}
 
 
 def _shortest(value: Any, kind: "pa.DataType") -> Any:
-    """Return the number whose text is the shortest that stands for the value in its type."""
+    """Return the number with the shortest text that gives the same value in this type."""
     kind = kind.value_type if hasattr(kind, "index_type") else kind
     if isinstance(value, float):
         return float(str(np.dtype(kind.to_pandas_dtype()).type(value)))

@@ -1,7 +1,7 @@
 """Write and read prepared rows, in one Parquet file per split.
 
 The columns for the rewards are stored as JSON. So a scalar, list or dict is read as it was written,
-even if its type differs between rows, which Arrow's own columns refuse.
+even if its type differs between rows, which Arrow's own columns do not allow.
 """
 
 import json
@@ -25,7 +25,7 @@ def write_rows(path: Path, texts: Sequence[str], names: Iterable[str]) -> None:
     Args:
         path: The file.
         texts: The rows, as JSON objects.
-        names: The columns, of which those beside `_COLUMNS` are stored as JSON.
+        names: The columns; those that are not in `_COLUMNS` are stored as JSON.
     """
     others = [name for name in names if name not in _COLUMNS]
     schema = pa.schema([*_COLUMNS.items(), *((name, pa.json_()) for name in others)])

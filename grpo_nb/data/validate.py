@@ -1,12 +1,12 @@
 """Turn a raw row into a prepared one, or say why it cannot be used.
 
-A prepared row: {"prompt": [system, user], "question": "What is 47 + 38?", "answer": "85"} and
+A prepared row is {"prompt": [system, user], "question": "What is 47 + 38?", "answer": "85"} with
 the columns for the rewards. A raw row has a question and an answer, under any names. Its question
-may be a chat (a list of {"role", "content"}), whose turns stay as they are. It may also have:
+may be a chat (a list of {"role", "content"}), whose turns are not changed. It may also have:
 
 - `choices`: listed below the question as A, B, C…; the answer becomes a letter;
 - `context` (a text) and `sources` (a list): put above the question, sources numbered [1], [2]…;
-- `tests`: passed on to the rewards of code.
+- `tests`: passed on to code rewards.
 """
 
 import re
@@ -26,7 +26,7 @@ from grpo_nb.runs.files import read_yaml
 CountTokens = Callable[[Sequence[list[Message]]], list[int]]
 SHAPE_COLUMNS = ("choices", "context", "sources", "tests")
 TAKEN = {"prompt", "question", "answer", "prompt_tokens", "worked", "self", *TRLS_OWN}
-TAKEN |= {"completion", "environments", "image", "images"}  # TRL's, too
+TAKEN |= {"completion", "environments", "image", "images"}  # names that TRL uses
 # U+FFFD, UTF-8 read as Latin-1 ("Ã©"), control characters, halves of surrogate pairs.
 DAMAGED = re.compile("\ufffd|[ÃÂ][\u0080-\u00bf]|â€|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 UNREADABLE, MISSING, TYPE, EMPTY = "unreadable", "column missing", "wrong type", "empty"
@@ -34,7 +34,7 @@ KIND, TEXT, LONG = "answer not of its kind", "damaged text", "prompt too long"
 TEMPLATE, CONTRADICTORY = "unfit for the chat template", "question with several answers"
 AMBIGUOUS = "names two choices"
 PLACEHOLDER, PUNCTUATION = "answer that says there is none", "answers differ with punctuation"
-# What pandas, Python and spreadsheets write for a missing value.
+# Texts that pandas, Python and spreadsheets write for a missing value.
 NO_ANSWER = re.compile(
     r"(?i)nan|n/?a|null|none|nil|tbd|undefined|[-?.…]+|#(?:ref|n/a|value|div/0|name|num|null)[!?]?"
 )
@@ -45,7 +45,7 @@ class Fault(Exception):
     """Say why a row cannot be used."""
 
     def __init__(self, reason: str, column: str, value: str) -> None:
-        self.reason, self.row = reason, 0  # until its number is known
+        self.reason, self.row = reason, 0  # set once the row's number is known
         self.column, self.value = printable(column), printable(value)
 
     @property
@@ -95,12 +95,12 @@ def prompt_tokens(prompt: list[Message], config: DataConfig, count_tokens: Count
 
 
 def row_to_ask(number: int, raw: Row | str, config: DataConfig) -> Row:
-    """Return a row for a model to answer: prompt, question, and if possible what rewards read.
+    """Return a row for a model to answer, with the columns that the rewards read, if it has them.
 
-    If the answer column cannot be used, the row says why under "fault".
+    If the reference answer cannot be used, the row has the reason under "fault".
 
     Raises:
-        Fault: It holds no question that can be asked.
+        Fault: It has no question that can be asked.
     """
     row: Row = {}
     try:

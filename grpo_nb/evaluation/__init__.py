@@ -1,5 +1,5 @@
 # ruff: noqa: F401 (the imports below are the package's public names)
-"""Is a model better than another on the same held-out prompts, how surely, and why?
+"""Evaluate whether a model is better than another on held-out prompts, how surely, and why.
 
 `comparison` answers every prompt with each model, `report` compares them with intervals,
 `placebos` asks whether the reward did it, and `leaderboard` ranks runs. `answer_file` answers a

@@ -1,4 +1,4 @@
-"""Compare a run with its placebos, trained alike but paid otherwise: did the reward do it?
+"""Compare a run with its placebos, trained alike but rewarded otherwise: did the reward do it?
 
 `python -m grpo_nb run --name mine --placebo shuffled` makes the placebo `mine-shuffled`. Whatever
 the placebo gains too was not caused by the reward, but by training as such, by the choice of the

@@ -1,8 +1,8 @@
-# ruff: noqa: F401 (what is imported here is what the room hands out)
+# ruff: noqa: F401 (the names that this package offers)
 """Load a tokenizer, a policy to train, a checkpoint to judge, or an engine that answers.
 
-Base and adapter are never confused: whatever loads weights says with `adapter=` which it is.
-torch, unsloth, transformers and vllm are imported inside functions, for they take seconds.
+Base and adapter are never confused: they are separate arguments, `model_path` and `adapter`.
+torch, unsloth, transformers and vllm are imported inside functions, because that takes seconds.
 """
 
 from grpo_nb.models.adapter import trained_base

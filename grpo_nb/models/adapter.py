@@ -61,9 +61,7 @@ def lora_arguments(config: ModelConfig, model: "PreTrainedModel") -> dict[str, A
         layers = [name for name in layers if _leaf(name) in targets]
         experts = [name for name in experts if _leaf(name) in targets]
     leaves = {_leaf(name) for name in layers}
-    ambiguous = leaves & {
-        _leaf(name) for name in others
-    }  # a leaf stands for all layers of its name
+    ambiguous = leaves & {_leaf(name) for name in others}  # a leaf names all layers that end in it
     return {
         "r": config.lora_rank,
         "lora_alpha": config.lora_alpha,

@@ -34,7 +34,7 @@ ENGINE_VARIABLES = [
     "MASTER_ADDR",
     "MASTER_PORT",
 ]
-# Unsloth's switches for vLLM, unless a person has set them. FlashInfer's sampler refuses a T4, and
+# Unsloth's switches for vLLM, unless a user has set them. FlashInfer's sampler refuses a T4, and
 # folding the adapter into 16-bit weights rounds most of a small update away.
 UNSLOTHS_VLLM = {"UNSLOTH_VLLM_NO_FLASHINFER": "1", "UNSLOTH_VLLM_MERGED_ROLLOUT": "0"}
 
@@ -44,7 +44,7 @@ class Policy(NamedTuple):
 
     vllm: Whether Unsloth started vLLM with the model.
     backend: "unsloth" or "transformers".
-    environment: ENGINE_VARIABLES that were set before the model was loaded; None if nobody looked.
+    environment: ENGINE_VARIABLES that were set before the model was loaded; None if unknown.
     """
 
     model: "PreTrainedModel"

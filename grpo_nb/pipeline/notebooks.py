@@ -170,8 +170,8 @@ def check_inputs(plan: Planned, config: configs.RunConfig, first: str) -> None:
         reward_lab.read_attacks(project_path(config.rewards.cases))
     if first > "01" or not (why := data.problem(config, load_rewards(config.rewards))):
         return
-    if fitting := data.proposal(config):
-        options = [f"--set {shlex.quote(f'{k}={v}')}" for k, v in (plan.settings | fitting).items()]
+    if fit := data.proposal(config):
+        options = [f"--set {shlex.quote(f'{k}={v}')}" for k, v in (plan.settings | fit).items()]
         options[:0] = [] if plan.profile == "auto" else [f"--profile {plan.profile}"]
         command = f"python -m grpo_nb run --name {plan.name} {' '.join(options)}"
         why += f"\nThis fits its first rows, if these are the columns:\n    {command}"
@@ -246,7 +246,7 @@ def run_pipeline(
         Stopped: SIGTERM or SIGINT was received; a training saved a checkpoint first.
     """
     run = Run(name)
-    config, typed = check_run(run, profile, settings, first, last, force)
+    config, converted_settings = check_run(run, profile, settings, first, last, force)
     check_inputs(Planned(name, profile, dict(settings or {})), config, first)
     _papermill()  # imported early, while a signal still ends this process
     lock = run.lock(".pipeline.lock")
@@ -257,7 +257,7 @@ def run_pipeline(
         for stage in [stage for stage in NOTEBOOKS if first <= stage <= last]:
             if stage == "03":
                 _refuse_failed_rewards(run, force)
-            parameters = {"run_name": name, "settings": configs.of_stage(stage, typed)}
+            parameters = {"run_name": name, "settings": configs.of_stage(stage, converted_settings)}
             _execute_stage(run, stage, parameters | shared.get(stage, {"force": force}))
     finally:
         lock.release()

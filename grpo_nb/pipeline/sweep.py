@@ -87,8 +87,8 @@ def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
     if profile == "auto":
         profile = detect_profile((shared | points[0]).get("model.model_path", ""))
     for number, swept in enumerate(points):
-        for twice in swept.keys() & shared.keys():
-            raise ValueError(f"{path}: {twice} is varied, and set in settings: remove one of them")
+        for key in swept.keys() & shared.keys():
+            raise ValueError(f"{path}: {key} is varied, and set in settings: remove one of them")
         if swept in [trial.swept for trial in trials]:
             raise ValueError(f"{path}: two trials are the same run: {words(swept)}")
         run = Run(f"{name}-{number:03}")

@@ -25,19 +25,19 @@ from grpo_nb.runs.config import DataConfig, RunConfig
 from grpo_nb.runs.files import read_json
 
 KEPT_AT = "rewards/baseline.parquet"
-WARMED = "rewards/warm_up"  # the weights after the SFT warm-up, from which GRPO starts
-BASE = "base model"  # the name of its check
+WARMED = "rewards/warm_up"  # folder of the weights after the SFT warm-up, from which GRPO starts
+BASE = "base model"  # the name of the check on it
 EASIER = (
     "{} SFT warm-up (data.sft_rows = 64 and train.sft_steps = 12, or more), easier rows "
     "(data.source), or another base (model.model_path)"
 )
 HARDER = "harder rows (data.source)"
-MOSTLY = 0.5  # zero-advantage groups; with more of them a base that is never right learns little
+MOSTLY = 0.5  # share of zero-advantage groups; above it a base that is never right learns little
 SPARE = 1.25  # recommended cap, relative to the 99th percentile of the baseline's lengths
 
 
 class Baseline(NamedTuple):
-    """Holds prompts and their sampled completions.
+    """Hold prompts and their sampled completions.
 
     rows: Dataset rows, [prompts].
     samples_P_G: Samples, [prompts][group].
@@ -68,9 +68,9 @@ def sample(
     progress: models.Progress | None = None,
     warmed: bool = True,
 ) -> Baseline:
-    """Return completions of what the training starts from, from the cache where possible.
+    """Return completions of the model that training starts from, from the cache where possible.
 
-    They are written after each batch, so an interruption loses none but those of the last.
+    They are written after each batch, so an interruption loses only the last batch.
 
     Args:
         run: The run that holds the cache.
@@ -78,8 +78,8 @@ def sample(
         config: The base model, its sampling settings, and `rewards.baseline_completions`.
         engine: The engine of a loaded policy, which answers without its adapter unless there was
             an SFT warm-up; None loads the model.
-        progress: Called with completions done, all, and a note.
-        warmed: Whether the SFT warm-up counts, where there was one.
+        progress: Called with completions done, all of them, and a note.
+        warmed: Whether to answer with the weights after the SFT warm-up, if there was one.
     """
     folder = warm_folder(run, config) if warmed else None
     with ExitStack() as stack:
@@ -107,7 +107,7 @@ def warm_folder(run: Run, config: RunConfig) -> Path | None:
 
 
 def open_base(config: RunConfig, warmed: Path | None) -> models.Engine:
-    """Load the base model, or with `warmed` what it is after the SFT warm-up."""
+    """Load the base model, or with `warmed` the weights after the SFT warm-up."""
     model, whole = config.model, warmed and config.policy.finetuning == "full"
     return models.open_engine(
         str(warmed) if whole else model.model_path,
@@ -181,7 +181,7 @@ def flagged(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd.Da
 def summary(
     baseline: Baseline, table: pd.DataFrame, preset: RewardSet, config: RunConfig
 ) -> dict[str, Any]:
-    """Return figures that tell, before training, what the training will encounter.
+    """Return figures that show, before training, what the training will encounter.
 
     Args:
         baseline: Baseline rollouts.
@@ -212,30 +212,30 @@ def summary(
 
 
 def checks(figures: Mapping[str, Any], warmed: bool = False) -> list[Check]:
-    """Check from the figures of `summary` whether there is anything to learn and room to answer.
+    """Check from the figures of `summary` whether there is anything to learn, and room to answer.
 
     Args:
         figures: The figures.
         warmed: Whether the SFT warm-up was done before.
     """
     rate, silent = figures["pass@1"], figures["share of zero-advantage groups"]
-    who = "the base after its warm-up" if warmed else "the base"
-    base, learns, fix = "", "ok" if 0 < rate < 1 else "warning", ""
+    subject = "the base after its warm-up" if warmed else "the base"
+    base, state, fix = "", "ok" if 0 < rate < 1 else "warning", ""
     if silent == 1 or (rate == 0 and silent > MOSTLY):
-        learns = "stop"
-        does = {0: "does not solve this", 1: "always solves this"}
-        base = f"{who} {does.get(rate, 'has one score for each prompt')}: "
+        state = "stop"
+        outcomes = {0: "does not solve this", 1: "always solves this"}
+        base = f"{subject} {outcomes.get(rate, 'has one score for each prompt')}: "
     base += f"right in {rate:.1%} of its samples; {silent:.0%} zero-advantage groups"
-    if learns != "ok":
+    if state != "ok":
         fix = HARDER if rate == 1 else EASIER.format("more" if warmed else "an")
     cap, best = figures["max_completion_length"], figures["recommended max_completion_length"]
     cut, p95 = figures["share truncated"], figures["completion tokens, p95"]
     fits = cap >= best or (cut <= 0.05 and cap >= p95)
-    long = f"95 % of its completions have at most {p95:.0f} tokens, {cut:.0%} were cut; cap {cap}"
-    raised = "" if fits else f"set train.max_completion_length = {best}"
+    usage = f"95 % of its completions have at most {p95:.0f} tokens, {cut:.0%} were cut; cap {cap}"
+    length_fix = "" if fits else f"set train.max_completion_length = {best}"
     return [
-        Check(BASE, learns, base, fix),
-        Check("completion length", "ok" if fits else "warning", long, raised),
+        Check(BASE, state, base, fix),
+        Check("completion length", "ok" if fits else "warning", usage, length_fix),
     ]
 
 

@@ -1,7 +1,7 @@
 """Store what rewards and an environment do in stage 02, and compare it before stage 03 trains.
 
-Scores may rest on what no hash of sources shows: a file that is read, a library, a server. So the
-same completions are scored again, and scripted policies play the same rows again.
+Scores may depend on things that no hash of sources covers: a file that is read, a library, a
+server. So the same completions are scored again, and scripted policies play the same rows again.
 """
 
 import json
@@ -23,23 +23,23 @@ from grpo_nb.rewards.surroundings import Muted
 from grpo_nb.runs import Check
 
 PLAYED = 2  # rows that scripted policies play
-TOLERANCE = 1e-3  # between machines; relative where a score is above 1
+TOLERANCE = 1e-3  # allowed difference between machines; relative for scores above 1
 UNREPEATABLE = {"not deterministic", "depends on row order", "starts apart", "state leaks"}
-UNREPEATABLE |= {"episode", "hangs"}  # of an environment
+UNREPEATABLE |= {"episode", "hangs"}  # findings of an environment
 Scores = list[float | None]
 
 
 def record(
     bench: Bench, rows: Sequence[Row], baseline: Baseline, findings: Sequence[Check]
 ) -> dict[str, Any]:
-    """Return completions with their scores, and the rewards of scripted policies, as JSON holds it.
+    """Return completions with their scores, and the rewards of scripted policies, as JSON types.
 
     Args:
         bench: The rewards and the environment.
-        rows: Dataset rows, of which scripted policies play the first.
+        rows: Dataset rows; scripted policies play the first of them.
         baseline: Baseline rollouts; some of them are scored, and the references of their rows.
-        findings: Of linter and environment. What is not repeatable by these is left out, and so
-            are async rewards, which ask a judge.
+        findings: Findings of the linter and on the environment. What they show not to be repeatable
+            is left out, and so are async rewards, which ask a judge.
     """
     some = slice(None, None, math.ceil(len(baseline.samples) / FEW))
     some_rows, texts = baseline.repeated_rows[some], [s.completion for s in baseline.samples[some]]
@@ -59,9 +59,9 @@ def record(
 
 
 def difference(bench: Bench, results: dict[str, Any]) -> str:
-    """Name the first reward or policy whose score is not what `record` stored; "" if there is none.
+    """Name the first reward or policy whose score differs from that of `record`; "" if none does.
 
-    An exception of a reward or a tool, which may be any, counts as a difference.
+    Any exception of a reward or a tool counts as a difference.
     """
     try:
         with redirect_stdout(Muted()):  # rewards may print
@@ -91,7 +91,7 @@ def _differences(bench: Bench, results: dict[str, Any]) -> Iterator[str]:
 
 
 def _differ(what: str, where: str, before: float | None, now: float | None) -> Iterator[str]:
-    """Yield a sentence if both are scores, and differ by more than machines do."""
+    """Yield a sentence if both are scores that differ by more than those of two machines may."""
     if None not in (before, now) and abs(now - before) > TOLERANCE * max(1, abs(before)):
         yield f"{what} gives {now:.4g}, which is not what was tested ({before:.4g}), for {where}"
 
@@ -121,5 +121,5 @@ def _number(score: Any) -> float | None:
 
 
 def _plain(values: Any) -> Any:
-    """Return values as JSON gives them back, with None for what is no number."""
+    """Return values as JSON returns them, with None for whatever is not a number."""
     return json.loads(json.dumps(values, default=str), parse_constant=lambda _: None)

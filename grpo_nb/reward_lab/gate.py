@@ -30,15 +30,16 @@ SCORES = "rewards/scores.json"
 
 
 class Verdict(NamedTuple):
-    """Holds the result of stage 02 for a reward set.
+    """Hold the result of stage 02 for a reward set.
 
     checks: "rewards" first, then the findings of linter, references and attacks, then "base
         model" and "completion length".
     probes: What the attacks earned, as `probe` returns it; None if the rewards cannot be called.
     baseline: Figures of the baseline rollouts.
     signal: The `signal_table`, one line per reward.
-    scores: From `behavior.record`, to be compared in stage 03.
-    values: Whether what the rewards hold stays the same as they are called, and may be compared.
+    scores: The result of `behavior.record`, which stage 03 compares with new scores.
+    values: Whether the values in the rewards stay the same during calls, so that they may be
+        compared.
     """
 
     checks: Checks
@@ -64,7 +65,7 @@ class Verdict(NamedTuple):
         return blamed == [baselines.BASE] and self.baseline["pass@1"] < 1
 
     def advised(self, remedy: str) -> "Verdict":
-        """Return the verdict with a remedy for the base that was measured; "" leaves it as it is.
+        """Return the verdict with a remedy that was measured for the base; "" leaves it unchanged.
 
         Args:
             remedy: From `training.advice`.
@@ -100,7 +101,7 @@ def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -
             return Verdict(Checks([_summary(problems), *problems]), None, {}, pd.DataFrame())
         table = bench.table(baseline.rows, baseline.completions_P_G)
         try:
-            if bench.environment:  # attacked by scripted policies, not by texts
+            if bench.environment:  # scripted policies attack it, not texts
                 cap = config.train.max_completion_length
                 problems = [*findings(bench.environment, rows, bench.tokenizer, cap), *problems]
             else:
@@ -180,8 +181,8 @@ def _lines(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def check(run: Run, preset: RewardSet, force: bool = False) -> str:
     """Refuse to train with rewards that failed their test, or that were not tested.
 
-    They are compared by their source and by what they do: completions are scored, and scripted
-    policies play, as in stage 02.
+    The rewards are compared by their source and by what they do: stage 03 scores completions and
+    lets scripted policies play, as stage 02 did.
 
     Args:
         run: The run, with the report of stage 02.
@@ -222,15 +223,15 @@ def _report(run: Run) -> dict[str, Any]:
 
 
 def keeps_values(run: Run) -> bool:
-    """Return whether what the rewards hold stayed the same in stage 02, and may be compared."""
+    """Return whether the values in the rewards stayed the same in stage 02, and may be compared."""
     return _report(run).get("rewards_values", True)
 
 
 def fingerprint(preset: RewardSet, values: bool = True) -> str:
-    """Return the SHA-256 of the rewards' source, of what they hold, and of their weights.
+    """Return the SHA-256 of the rewards' source, of the values in them, and of their weights.
 
     The source is the whole file with the files that it imports or names, or only the function if
-    it was written in a notebook. Without `values`, what a call may change is left out.
+    it was written in a notebook. Without `values`, all that a call may change is left out.
     """
     parts = [
         [describe(func, values), weight]

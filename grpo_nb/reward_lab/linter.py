@@ -1,4 +1,4 @@
-"""The linter: faults of a reward that show on a sample, each with its evidence and its fix.
+"""Find faults of rewards that show on a sample of completions, each with its evidence and fix.
 
 A "stop" makes the verdict fail; a "warning" is for the user to judge. Rewards are called as TRL
 calls them, several times: twice on the same rows, and once in another order.
@@ -18,7 +18,7 @@ from grpo_nb.rewards import Scored, declared_range
 from grpo_nb.rewards.contract import columns_read
 from grpo_nb.runs import Check
 
-NOISE = 1e-6  # scores of one completion that differ by more are not the same
+NOISE = 1e-6  # largest difference between scores that count as equal
 SATURATED = 0.95  # mean over the sample, as a share of the highest score
 NONE_SHARE = 0.05
 FEW = 64  # completions on which a reward is called more than once
@@ -50,7 +50,7 @@ def lint(bench: Bench, rows: Sequence[Row], completions: Sequence[str]) -> list[
     Args:
         bench: The rewards under test.
         rows: One dataset row for each completion.
-        completions: Completions of the base model; the linter adds references by itself.
+        completions: Completions of the base model; the linter adds the references itself.
     """
     distinct = list({row["question"]: row for row in rows}.values())[:FEW]
     references, count = [bench.preset.reference(row) for row in distinct], len(completions)
@@ -72,8 +72,8 @@ def lint(bench: Bench, rows: Sequence[Row], completions: Sequence[str]) -> list[
             _stability(func, bench.arguments(rows[:FEW], completions[:FEW])),
         )
         problems += [(name, *finding) for finding in findings]
-        if lacking := [column for column in columns_read(func) if column not in rows[0]]:
-            evidence = f"it reads {lacking}, which the data lacks, so the default is used"
+        if absent := [column for column in columns_read(func) if column not in rows[0]]:
+            evidence = f"it reads {absent}, which the data lacks, so the default is used"
             problems.append((name, "missing column", evidence, False))
     checks = [
         Check(f"{reward}: {rule}", "stop" if stop else "warning", evidence, FIXES[rule])
@@ -95,9 +95,9 @@ def numbers(results: Sequence[Scored]) -> np.ndarray:
 def _score(
     func: Callable[..., Any], sample: dict[str, Any], row: Row, changes: set[str]
 ) -> list[Scored] | Finding:
-    """Return a reward's scores and reasons, or the finding that it does not run."""
-    if lacking := [column for column in columns_read(func, required=True) if column not in row]:
-        evidence = f"it needs {lacking[0]!r}, and the data has {', '.join(sorted(row))}"
+    """Return a reward's scores and reasons, or a finding if it does not run."""
+    if absent := [column for column in columns_read(func, required=True) if column not in row]:
+        evidence = f"it needs {absent[0]!r}, and the data has {', '.join(sorted(row))}"
         return "missing column", evidence, True
     try:
         return explain(func, sample, changes)

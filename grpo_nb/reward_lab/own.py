@@ -1,7 +1,7 @@
-"""A run's own rewards: the cell `%%rewards` or the Reward Lab's box, written as rewards/mine.py.
+"""Load a run's own rewards from the cell `%%rewards` or the Reward Lab's box: rewards/mine.py.
 
-The file holds the text as it is, so that an error names the line that the writer sees. What was
-found out about it stands beside it: the preset whose form it has, and ranges of its scores.
+The file contains the text as it is, so that an error names the line that the writer sees. Notes
+beside it hold what stage 02 measured: the preset whose form it has, and the ranges of its scores.
 """
 
 import math
@@ -46,7 +46,7 @@ class RewardsCell:
             shell.register_magic_function(self.run, "cell", "rewards")
 
     def run(self, _: str, text: str) -> None:
-        """Run the cell in the notebook's namespace, where later cells may call its functions."""
+        """Run the cell in the notebook's namespace, so that later cells can call its functions."""
         shell = _shell()
         self.text = f"# %%rewards\n{text}"  # lines have the numbers that they have in the cell
         before = dict(shell.user_ns)
@@ -58,7 +58,7 @@ class RewardsCell:
             self.values += [value for name, value in after if before.get(name) is not value]
 
     def adopted_text(self) -> str:
-        """Return the text of the cell that was run last, and "" if there is none.
+        """Return the text of the last cell that was run; "" if there is none.
 
         Raises:
             ValueError: Rewards were defined in another cell, and would not be trained with.
@@ -94,8 +94,9 @@ def adopt(
     """Return the bench with the rewards of the notebook's own cell.
 
     The cell is written to the run's rewards/mine.py and loaded from there, so that notebook 3
-    trains with exactly what was tested. A cell that defines nothing keeps the preset, or what the
-    Reward Lab has adopted since the stage started. What was adopted before needs to be chosen.
+    trains with exactly what was tested. If the cell defines nothing, the preset is kept, or what
+    the Reward Lab has adopted since the stage started. Rewards that were adopted earlier are used
+    only if `rewards.preset` names them.
 
     Args:
         bench: The bench with the preset, whose form (reference and answer) is kept.
@@ -130,7 +131,7 @@ def adopt(
 def try_out(
     bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage, source: str
 ) -> Bench:
-    """Return the bench with the rewards of a text, as `hand_on` would load it, writing nothing.
+    """Return the bench with a text's rewards, loaded as `hand_on` does; nothing is written.
 
     Arguments and errors are those of `adopt`; a text that defines nothing gives the preset.
     """
@@ -181,7 +182,7 @@ def source_of(stage: Stage) -> str:
 
 
 def fault(error: Exception, source: str) -> str:
-    """Explain what is wrong with a text of rewards in a sentence that names the line.
+    """Explain, in a sentence that names the line, what is wrong with the source of rewards.
 
     It is the line that raised, or the first line of the reward that the error names.
     """
@@ -234,7 +235,7 @@ def _preset(stage: Stage) -> str:
 def _compose(
     bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage, source: str
 ) -> tuple[dict[str, Any], RewardSet]:
-    """Return what to note about a text of rewards, and its rewards; the preset's if it has none."""
+    """Return the notes on a text of rewards, and its rewards, or the preset's if it has none."""
     preset, config = _preset(stage), stage.config.rewards
     if _defines_nothing(source):
         return {}, load_preset(preset, "", config.form, config.opened)
@@ -267,7 +268,7 @@ def _declare_ranges(
     The first reward is measured in any case, because its highest score means "correct".
 
     Raises:
-        TookTooLong: A reward does not end on one completion: on many it may take longer.
+        TookTooLong: A reward does not end on one completion; on many it would take even longer.
     """
     texts = [sample.text for sample in baseline.samples]
     texts += [bench.preset.reference(row) for row in rows[:64]]

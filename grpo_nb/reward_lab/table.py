@@ -1,4 +1,4 @@
-"""The score table: what each completion earns, why, and its advantage in training."""
+"""Tabulate what each completion earns, why, and its advantage in training."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +22,7 @@ TIE = 1e-6  # totals and advantages this close differ by rounding only
 
 
 class Bench(NamedTuple):
-    """Holds rewards, and the training conditions under which they are scored.
+    """Hold rewards, and the training conditions under which they are scored.
 
     preset: The rewards and their weights.
     train: The training settings, which decide how advantages are computed.
@@ -142,7 +142,7 @@ def bench_of(config: RunConfig, preset: RewardSet, tokenizer: Any = None) -> Ben
 
 
 def _ignore(*_: Any, **__: Any) -> None:
-    """Stand in for TRL's `log_extra` and `log_metric`: outside a training nothing is logged."""
+    """Do nothing, in place of TRL's `log_extra` and `log_metric`: nothing is logged here."""
 
 
 def _as_in_training(prompt: Any, completion: Completion) -> Completion:
@@ -157,7 +157,7 @@ def explain(
 ) -> list[Scored]:
     """Return score and reason of each completion; plain functions give no reasons.
 
-    What the reward changes in this process is put back, and named in `changes`.
+    Whatever the reward changes in this process is restored, and named in `changes`.
 
     Raises:
         ValueError: The reward did not return one number or None for each completion.
@@ -170,9 +170,9 @@ def explain(
             f"reward {func.__name__} gave {len(scores)} scores for "
             f"{len(arguments['completions'])} completions: return one score or None for each"
         )
-    if odd := [each for each in scores if each is not None and not hasattr(each, "__float__")]:
+    if misfits := [each for each in scores if each is not None and not hasattr(each, "__float__")]:
         raise ValueError(
-            f"reward {func.__name__} gave {odd[0]!r:.60} among its scores for the completions: "
+            f"reward {func.__name__} gave {misfits[0]!r:.60} among its scores for the completions: "
             "return a number or None for each"
         )
     return [Scored(score) for score in scores]

@@ -1,4 +1,4 @@
-# ruff: noqa: F401 (what is imported here is what the room hands out)
+# ruff: noqa: F401 (the names that this package offers)
 """Rewards in TRL's shape: a batch of completions in, one `float | None` each out."""
 
 from grpo_nb.answers.forms import FORMS, TAGS, Form

@@ -15,8 +15,8 @@ def code_execution_reward(
 ) -> Scored:
     """Pay the share of the tests that the code passes in the sandbox; `partial=False`: all or none.
 
-    The code is the last fenced block, else the answer in its marks. `tests` is a row's own: calls
-    with expected values, stdin and stdout, or asserts, as `sandbox.run_tests` takes them.
+    The code is the last fenced block, else the answer in its marks. `tests` come from the row:
+    calls with expected values, stdin and stdout, or asserts, as `sandbox.run_tests` takes them.
     """
     from grpo_nb.sandbox import Limits, run_tests
 
@@ -33,9 +33,9 @@ def code_execution_reward(
 @reward(max_none_share=0.05, parallel=True, resists="as code_execution_reward")
 def code_generation_reward(response: str, tests: Any, *, form: Form = FORMS["code"]) -> Scored:
     """Pay an eighth for one block of code, an eighth if it parses, and the rest by its tests."""
-    tested = code_execution_reward.score(response, tests, form=form)
-    if tested.score is None:
-        return tested
+    execution = code_execution_reward.score(response, tests, form=form)
+    if execution.score is None:
+        return execution
     well_formed = soft_format_reward.score(response, form=form)
     parses = no_syntax_error_reward.score(response, form=form).score
-    return Scored(0.125 * (well_formed + parses) + 0.75 * tested.score, tested.reason)
+    return Scored(0.125 * (well_formed + parses) + 0.75 * execution.score, execution.reason)

@@ -1,4 +1,4 @@
-"""Rewards made of rewards in TRL's shape: gated ones, and those with a weight that moves."""
+"""Combine rewards in TRL's shape: gate one by another, or adapt a weight during the training."""
 
 import asyncio
 import inspect
@@ -14,15 +14,15 @@ BatchReward = Callable[..., Any]
 
 
 def is_async(reward: BatchReward) -> bool:
-    """Return whether TRL has to await it: an async function, or an object with an async call."""
+    """Return whether TRL awaits a reward: an async function, or an object with an async call."""
     call = getattr(reward, "__call__", None)  # noqa: B004 (its kind is asked, not its presence)
     return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call)
 
 
 def waits(reward: BatchReward) -> bool:
-    """Return whether its time passes in other processes, so that it may run in a thread.
+    """Return whether a reward mostly waits for other processes, so that it may run in a thread.
 
-    `@reward(parallel=True)` says both; a function from elsewhere may count on its turn.
+    `@reward(parallel=True)` declares that. Any other function may rely on running alone.
     """
     parts = getattr(reward, "parts", [reward])
     ours = all(isinstance(part, Reward) for part in parts)
@@ -30,7 +30,7 @@ def waits(reward: BatchReward) -> bool:
 
 
 def in_thread(reward: BatchReward) -> BatchReward:
-    """Return the reward as an async one: TRL runs those together, and others one by one."""
+    """Return the reward as an async function: TRL runs those concurrently, and others in turn."""
 
     async def call(**columns: Any) -> Any:
         return await asyncio.to_thread(reward, **columns)
@@ -43,18 +43,18 @@ def in_thread(reward: BatchReward) -> BatchReward:
 class gated:
     """Pays `reward` if `by` scores at least `mark`, else the least score of `reward`.
 
-    Unlike a sum, it pays nothing for a right answer in the wrong format, or the reverse. Where
-    one of the two gives None, it does.
+    Unlike a sum, it pays nothing for a right answer in the wrong format, or the reverse. If
+    either reward gives None, so does the gate.
 
     Raises:
-        ValueError: One of the two is async.
+        ValueError: One of the two rewards is async.
     """
 
     reward: BatchReward
     _: KW_ONLY
     by: BatchReward
     mark: float = 1.0
-    name: str = ""  # its `__name__`; made of both names where it is left out
+    name: str = ""  # its `__name__`; made of both names by default
 
     def __post_init__(self) -> None:
         self.parts = [self.reward, self.by]
@@ -62,7 +62,7 @@ class gated:
         if async_names := [part.__name__ for part in self.parts if is_async(part)]:
             raise ValueError(
                 f"{async_names[0]} is async, and a gate is not: await it in an `async def` reward "
-                "of your own, and give the least score there where the gate is shut"
+                "of your own, and return the least score there where the gate is shut"
             )
         self.__name__ = self.name or "_gated_by_".join(names)
         self.__doc__ = f"{names[0]} where {names[1]} gives {self.mark:g}."
@@ -100,14 +100,14 @@ class Adaptive:
         self.columns = getattr(self.reward, "columns", [])
         self.range = (min(0.0, low * self.greatest), max(0.0, high * self.greatest))
         self.value, self.step = 1.0, -1
-        self.everyones: Callable[[list[float]], list[float]] = list  # of all processes' scores
+        self.gather_scores: Callable[[list[float]], list[float]] = list  # from all processes
 
     def __call__(self, completions: Sequence[Any], trainer_state: Any = None, **columns) -> Scores:
         if trainer_state is not None:
             columns["trainer_state"] = trainer_state
         scores = self.reward(completions=completions, **columns)
-        # Outside a training, as in a validation, no step is counted and no factor moves. Nor could
-        # it where several processes train, of which only the first validates.
+        # Outside a training, as in a validation, no step is counted and no factor moves. Only the
+        # first of several processes validates, so the factor must not move there.
         if getattr(trainer_state, "is_training", True):
             self._move(getattr(trainer_state, "global_step", -1), scores)
         if log_metric := columns.get("log_metric"):
@@ -118,7 +118,7 @@ class Adaptive:
         middle = sum(declared_range(self.reward)) / 2
         if step <= self.step:
             return
-        if numbers := self.everyones([score for score in scores if score is not None]):
+        if numbers := self.gather_scores([score for score in scores if score is not None]):
             self.step = step
             rate = sum(score >= middle for score in numbers) / len(numbers)
             power = (rate < self.low) - (rate > self.high)

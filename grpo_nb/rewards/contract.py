@@ -1,4 +1,4 @@
-"""The contract of a reward, and `@reward`, which lifts a one-completion scorer to it.
+"""The contract of a reward, and `@reward`, which makes one of a function for one completion.
 
 TRL calls a reward with keywords only, once a batch: `prompts`, `completions`, every
 dataset column (already repeated per generation), and its own `completion_ids`,
@@ -7,7 +7,7 @@ dataset column (already repeated per generation), and its own `completion_ids`,
 Failures: a missing column or one of another length raises at once; so does a score out
 of the declared range, and any exception of the scorer (unless on_error="skip"). NaN and
 infinity are never returned: the score is None, and the metric `<name>/skipped` counts it.
-Past `max_none_share` of a batch the reward raises, with the first reason it gave.
+If more than `max_none_share` of a batch is None, the reward raises with the first reason.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ class Scored(NamedTuple):
 
 
 class Reward:
-    """Call a scorer as a reward in TRL's shape; `@reward` makes one.
+    """Wrap a scorer as a reward in TRL's shape; `@reward` makes one.
 
-    Calling it gives one `float | None` a completion; `explain` gives the reasons too;
-    `configured` gives a copy with other options and a name of its own. It keeps
-    no state, and may be called from several threads.
+    A call returns one `float | None` per completion; `explain` returns the reasons too;
+    `configured` returns a copy with other options and its own name. A reward keeps no
+    state, and may be called from several threads.
     """
 
     def __init__(self, score: Callable[..., Any], settings: "reward", **options: Any) -> None:
@@ -62,11 +62,11 @@ class Reward:
         """Return the same reward with other options.
 
         Args:
-            name: Its own name, for metrics; made of the options where it is left out.
+            name: The copy's name in the metrics; made of the options by default.
             options: The scorer's keyword-only parameters.
 
         Raises:
-            ValueError: An option the scorer does not have.
+            ValueError: The scorer has no such option.
         """
         for option in options:
             if option not in self.option_names:
@@ -88,7 +88,7 @@ class Reward:
     def explain(
         self, completions: Sequence[Completion], prompts: Sequence[Any] | None = None, **columns
     ) -> list[Scored]:
-        """Score and reason of each completion; arguments as in a call."""
+        """Return the score and the reason of each completion; the arguments are those of a call."""
         rows = self._rows(completions, prompts, columns)
         nested = threading.current_thread().name.startswith(THREADS)
         if not self.settings.parallel or nested:
@@ -103,9 +103,9 @@ class Reward:
     def _rows(self, completions, prompts, columns) -> list[tuple[int, str, dict]]:
         """Return (number, response, {column: value}) of each completion, all checked first."""
         data = {**columns, **({"prompt": prompts} if prompts is not None else {})}
-        if lacking := [column for column in self.columns if column not in data]:
+        if absent := [column for column in self.columns if column not in data]:
             raise ValueError(
-                f"reward {self.__name__} needs the column {lacking[0]!r}, and the dataset has "
+                f"reward {self.__name__} needs the column {absent[0]!r}, and the dataset has "
                 f"{sorted(k for k, v in data.items() if isinstance(v, list))}: add or rename it"
             )
         table: dict[str, Sequence[Any]] = {}
@@ -182,13 +182,13 @@ class reward:
 
     Args:
         low: Least score the scorer may give.
-        high: Greatest score it may give; a weight belongs into `reward_weights`.
-        on_error: What an exception of the scorer does: raise, or None for that row.
+        high: Greatest score it may give; weights belong in `reward_weights`.
+        on_error: What to do if the scorer raises: raise, or skip the row, whose score is then None.
         max_none_share: Greatest share of None in a batch of SMALL_BATCH or more.
         parallel: Score the batch in threads, for scorers that wait for another process.
         resists: The hack it resists, for the table of rewards.
-        needs: What the form must have: "marks" or "reasoning"; a set in a form without it goes
-            without the reward.
+        needs: What the form must have: "marks" or "reasoning". In a form without it, a set leaves
+            the reward out.
 
     >>> @reward()
     ... def says(response: str, answer: str) -> float:
@@ -215,12 +215,12 @@ class reward:
 
 
 def declared_range(reward_func: Callable[..., Any]) -> tuple[float, float]:
-    """Return the least and the greatest score it declares; [0, 1] if it declares none."""
+    """Return the least and the greatest score that a reward declares; [0, 1] by default."""
     return getattr(reward_func, "range", (0.0, 1.0))
 
 
 def columns_read(reward_func: Callable[..., Any], required: bool = False) -> list[str]:
-    """Return the dataset columns that a reward names as parameters; or those without a default."""
+    """Return the columns that a reward names as parameters, or only those without a default."""
     if hasattr(reward_func, "columns"):
         optional = [] if required else getattr(reward_func, "_optional", ())
         names = [*reward_func.columns, *optional]
@@ -236,14 +236,14 @@ def columns_read(reward_func: Callable[..., Any], required: bool = False) -> lis
 def call(
     reward_func: Callable[..., Any], changes: set[str] | None = None, /, **columns: Any
 ) -> Scores:
-    """Return a batch's scores from any TRL-shaped reward, async ones too, in a notebook as well.
+    """Return a batch's scores from any reward in TRL's shape, even an async one in a notebook.
 
-    What it changes in this process is put back, and named in `changes`. A person's reward has a
-    limit for each completion (`rewards.seconds`); one of the whole batch has their sum.
+    What the reward changes in this process is restored, and named in `changes`. A user's reward has
+    a time limit per completion (`rewards.seconds`), and the batch has the sum of these.
     """
     func = getattr(reward_func, "__self__", reward_func)  # `explain` of a Reward
     name = getattr(func, "__name__", repr(func))
-    # A Reward has the limit of each completion by itself.
+    # A Reward limits each completion itself.
     limit = 0.0 if isinstance(func, Reward) else getattr(func, LIMIT, 0.0)
     limit *= len(columns.get("completions", [None]))
     with kept(changes), contained(name):
@@ -256,6 +256,6 @@ def call(
         if hasattr(scores, "__iter__"):
             return list(scores)
     raise ValueError(
-        f"reward {name} returned {scores!r}, no list of scores for the completions: return one for "
-        "each, None included"
+        f"reward {name} returned {scores!r}, not a list of scores: return one score for each "
+        "completion, None included"
     )

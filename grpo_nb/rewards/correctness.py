@@ -63,8 +63,8 @@ def numeric_correctness_reward(
 ) -> Scored:
     """Pay 1 if the final answer is the reference's number: exactly, or within a tolerance.
 
-    The whole answer has to say one number: "17 or 18" earns nothing. A reference that is no
-    number gives None.
+    The whole answer has to be one number: "17 or 18" earns nothing. If the reference is not a
+    number, the score is None.
 
     >>> completions = ["<answer>18.0</answer>", "<answer>17 or 18</answer>", "#### 18"]
     >>> numeric_correctness_reward(completions=completions, answer=["18"] * 3)
@@ -95,8 +95,8 @@ def math_verify_reward(
 ) -> Scored:
     """Pay 1 if the final answer equals the reference answer as mathematics.
 
-    Numbers are compared exactly and finally, sets, tuples and intervals part by part; the rest
-    is math-verify's to say, in a process that can be killed. The reason says what was read.
+    Numbers are compared exactly, without math-verify; sets, tuples and intervals part by part.
+    math-verify compares the rest, in a process that can be killed. The reason says what was read.
 
     Source: https://github.com/huggingface/Math-Verify.
     """
@@ -126,7 +126,7 @@ def environment_reward(response: str, environments: Any) -> float:
 
     Args:
         response: The model's last message.
-        environments: The instance that was played, of `grpo_nb.environments` or as TRL holds it.
+        environments: The instance that was played, one of ours or the one that TRL created.
     """
     return environments.get_reward()
 

@@ -1,8 +1,8 @@
-"""A Python file of rewards, or of an environment: how it is run, and what it trains with.
+"""Run a Python file of rewards or of an environment, and find the rewards to train with.
 
-Its rewards are functions in TRL's shape or lifted by `@reward`, with all that they need. It may say
-`reward_funcs` and `reward_weights` as TRL takes them; otherwise each reward that it defines counts,
-with weight 1. The name `rewards` is there without an import, and means `grpo_nb.rewards`.
+Its rewards are functions in TRL's shape, or made by `@reward`, with all that they need. It may
+define `reward_funcs` and `reward_weights` as TRL takes them; otherwise each reward that it defines
+counts, with weight 1. The name `rewards` needs no import, and means `grpo_nb.rewards`.
 """
 
 import hashlib
@@ -27,12 +27,12 @@ HINT = "; what the rewards need (imports, constants, helpers) must be in the sam
 
 
 def about_path(path: Path) -> Path:
-    """Return where stage 02 notes what it found out about a file of rewards."""
+    """Return the path of the notes that stage 02 writes about a file of rewards."""
     return path.with_suffix(".about.json")
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """Read {"form": preset, "ranges": {reward: [least, greatest]}} of a file; {} if not noted."""
+    """Read {"form": preset, "ranges": {reward: [least, greatest]}} of a file; {} without notes."""
     return read_json(about_path(path)) if about_path(path).is_file() else {}
 
 
@@ -41,9 +41,9 @@ def load_source(path: Path, text: str | None = None, ends: bool = True, **names:
 
     Args:
         path: The file.
-        text: What it will hold, if it is not written yet.
-        ends: Whether it may call what ends the process at once: no limit holds for that.
-        names: What it may use without an import.
+        text: Its future content, if it is not written yet.
+        ends: Whether it may call functions that end the process at once, which no limit can stop.
+        names: Names that it may use without an import.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -78,17 +78,17 @@ def load_source(path: Path, text: str | None = None, ends: bool = True, **names:
 def rewards_of(
     module: ModuleType, ranges: Mapping[str, Sequence[float]]
 ) -> list[tuple[Callable[..., Any], float]]:
-    """Return (reward, weight) of each that the module trains with, correctness first.
+    """Return (reward, weight) of each reward that the module trains with, correctness first.
 
-    The first of a set says "correct". TRL asks for no order, so those that read a column of the
-    data, such as `answer`, go before those that do not.
+    The first reward of a set decides what is correct. TRL demands no order, so rewards that read a
+    column of the data, such as `answer`, go before the others.
 
     Args:
         module: What `load_source` returned.
         ranges: {reward: (least, greatest score)} of rewards that do not declare a range.
 
     Raises:
-        ValueError: None, something that is no function, or another number of weights.
+        ValueError: There is no reward, one is not a function, or the number of weights differs.
     """
     funcs = getattr(module, "reward_funcs", None)
     funcs = _defined(module) if funcs is None else funcs
@@ -111,15 +111,15 @@ def rewards_of(
 
 def _defined(module: ModuleType) -> Sequence[Callable[..., Any]]:
     """Return the rewards that a module defines, if it does not list them."""
-    rewards, unclear = [], []
+    rewards, candidates = [], []
     for name, value in vars(module).items():
         if is_own_reward(value, module.__name__):
             rewards.append(value)
         elif isinstance(value, Reward | gated | Adaptive) and name != value.__name__:
-            unclear.append(name)  # not imported, but made here of others
-    if unclear:
+            candidates.append(name)  # not imported, but made here from others
+    if candidates:
         raise ValueError(
-            f"{module.__file__}: {', '.join(unclear)} may be rewards to train with or parts of "
+            f"{module.__file__}: {', '.join(candidates)} may be rewards to train with or parts of "
             "others: say which, as in reward_funcs = [correct, brief]"
         )
     if not rewards:
@@ -131,7 +131,7 @@ def _defined(module: ModuleType) -> Sequence[Callable[..., Any]]:
 
 
 def is_own_reward(value: Any, module: str) -> bool:
-    """Return whether it has TRL's shape and was defined there, as function or class instance."""
+    """Return whether a value is a function or instance in TRL's shape, defined in this module."""
     if not callable(value) or isinstance(value, type):
         return False
     place = getattr(value, "__module__", "")  # an instance has its class's

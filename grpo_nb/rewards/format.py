@@ -13,7 +13,7 @@ from grpo_nb.rewards.contract import Scored, reward
 def soft_format_reward(response: str, *, form: Form = TAGS) -> float:
     """Pay 1 for a completion in its form: every mark once, in order, filled; white space is free.
 
-    Nothing may stand around tags. Around a box or a block of code prose may.
+    No text may surround tags. Prose may surround a box or a block of code.
 
     >>> soft_format_reward(completions=[
     ...     "<reasoning>7+8=15</reasoning> <answer>15</answer>",
@@ -28,7 +28,7 @@ def soft_format_reward(response: str, *, form: Form = TAGS) -> float:
 def incremental_format_reward(response: str, *, form: Form = TAGS) -> float:
     """Pay the share of the form's marks (of tags a quarter each) that stand once, in order.
 
-    It gives a model that does not know the form a first step.
+    A model that does not know the form yet can learn it mark by mark.
 
     >>> incremental_format_reward(completions=["<reasoning>a</reasoning>", "</answer>" * 9])
     [0.5, 0.0]
@@ -61,10 +61,10 @@ def no_syntax_error_reward(response: str, *, form: Form = TAGS) -> Scored:
 
 
 def parse_json(text: str) -> Any:
-    """Return the JSON value that a whole text holds; a Markdown fence may stand around it.
+    """Return the JSON value that a whole text consists of, with or without a Markdown fence.
 
     Raises:
-        ValueError: It is not JSON, or holds NaN or Infinity, which JSON does not know.
+        ValueError: It is not JSON, or contains NaN or Infinity, which JSON lacks.
     """
     fenced = re.fullmatch(r"```(?:json)?\s*\n(.*?)\n?```", text.strip(), flags=re.DOTALL)
 

@@ -1,7 +1,7 @@
-"""Describe what a reward or an environment consists of, to notice that it was changed.
+"""Describe what a reward or an environment consists of, to detect that it was changed.
 
-That is its file, the files of the project that this one imports or names, and the values that
-closures, defaults, options and attributes hold. What they do is compared in `reward_lab.behavior`.
+That is its file, the files of the project that this one imports or names, and the values in its
+closures, defaults, options and attributes. `reward_lab.behavior` compares what they do.
 """
 
 import ast
@@ -30,12 +30,12 @@ INSTALLED = [PROJECT_ROOT / "grpo_nb", *map(Path, _LIBRARIES)]
 
 
 def describe(value: Any, values: bool = True, above: frozenset[int] = frozenset()) -> Any:
-    """Return what a value consists of, as lists of texts that are equal in every process.
+    """Return what a value consists of, as lists of strings that are equal in every process.
 
     Args:
-        value: A reward, or anything that one holds.
-        values: Whether plain values, and files named by texts, count; otherwise only the code.
-        above: The identities of the values that hold this one.
+        value: A reward, or anything that a reward contains.
+        values: Whether to include plain values, and files named by strings, beside the code.
+        above: The ids of the values that contain this one.
     """
     if value is None or isinstance(value, str | bytes | int | float | complex | Path):
         return repr(value) if values else ""
@@ -76,11 +76,11 @@ def _function(function: Any, inner: partial) -> list[Any]:
 
 
 def _instance(value: Any, inner: partial) -> list[Any]:
-    """Describe an object by its class and its attributes; a library's by how it is written."""
+    """Describe an object by its class and attributes, or by its repr if a library defines it."""
     file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
     package = str(PROJECT_ROOT / "grpo_nb")
     ours = file and (file.startswith(package) or not _is_installed(Path(file)))
-    if is_dataclass(value):  # what a judge counts is in attributes that are no fields
+    if is_dataclass(value):  # a judge counts in attributes that are not fields
         content: Any = {each.name: getattr(value, each.name, None) for each in fields(value)}
     elif ours or hasattr(value, "__wrapped__"):  # as `functools.cache` leaves it
         content = getattr(value, "__dict__", {})
@@ -91,13 +91,13 @@ def _instance(value: Any, inner: partial) -> list[Any]:
 
 
 def digests(path: Path, data: bool = True) -> list[str]:
-    """Return the SHA-256 of a Python file, and of what it imports or names, at any remove.
+    """Return the SHA-256 of a Python file and of all files that it imports or names, in turn.
 
-    Of imports, those of the project and of other folders that nothing is installed in count.
+    Imports count if they come from the project, or from a folder without installed packages.
 
     Args:
         path: The Python file.
-        data: Whether a text in a source that is the path of a file, beside the source or in the
+        data: Whether a string in a source that is the path of a file, beside the source or in the
             project, counts as naming that file.
     """
     hashes: dict[Path, str] = {}
@@ -129,7 +129,7 @@ def _is_readable(path: Path) -> bool:
 
 
 def _named(file: Path, data: bool) -> Iterator[Path]:
-    """Yield the paths that a file's imports may mean, and with `data` its texts."""
+    """Yield the paths that a file's imports, and with `data` its strings, may refer to."""
     for node in ast.walk(ast.parse(file.read_bytes())):
         names, folder = [], None
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and data:

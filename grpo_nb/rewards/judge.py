@@ -1,4 +1,4 @@
-"""A judge: a chat model behind an OpenAI-compatible API grades completions."""
+"""Grade completions by a judge: a chat model behind an OpenAI-compatible API."""
 
 import asyncio
 import json
@@ -18,13 +18,13 @@ Reply with one JSON object and nothing else: {{"reason": "<one sentence>", "scor
 
 @dataclass(eq=False)
 class LLMJudge:
-    """Pays a tenth of the mark that a chat model gives; TRL awaits it.
+    """Pays a tenth of the grade that a chat model gives; an async reward, which TRL awaits.
 
-    It quotes the question, the completion and, where the dataset has one, the column `answer`.
-    The openai client repeats a request after 429, 5xx, a broken connection or a time-out. A
-    completion is None, and counts in the metric `<name>/failures`, where the API keeps failing or
-    replies with no verdict; a wrong key, model or address raises. Verdicts are remembered, and a
-    pickle holds neither a connection nor the key.
+    It quotes the question, the completion and, if the dataset has one, the column `answer`. The
+    openai client repeats a request after 429, 5xx, a broken connection or a time-out. If the API
+    keeps failing, or its reply has no verdict, the completion scores None and counts in the metric
+    `<name>/failures`; a wrong key, model or address raises. Verdicts are cached. A pickle contains
+    neither a connection nor the key.
     """
 
     model: str  # name of the judging model
@@ -46,10 +46,10 @@ class LLMJudge:
     async def __call__(
         self, prompts: Sequence[Completion], completions: Sequence[Completion], **columns: Any
     ) -> list[float | None]:
-        """Return one score in [0, 1] a completion, or None.
+        """Return a score in [0, 1], or None, for each completion.
 
         Raises:
-            ValueError: A column has another length, or the API refuses the key, model or address.
+            ValueError: The columns differ in length, or the API refuses the key, model or address.
         """
         from openai import AsyncOpenAI
 
@@ -61,7 +61,7 @@ class LLMJudge:
             )
         quotes = list(map(_quote, prompts, completions, expected))
         limit = asyncio.Semaphore(self.concurrency)
-        # A client belongs to one event loop, and a notebook sees several.
+        # A client belongs to one event loop, and a notebook has several.
         async with AsyncOpenAI(
             base_url=self.base_url,
             api_key=os.environ.get(self.api_key_env) or "none",  # a local server asks for none
@@ -76,7 +76,7 @@ class LLMJudge:
         return scores
 
     async def _judge(self, client: Any, limit: asyncio.Semaphore, quote: str) -> None:
-        """Ask, and remember the verdict, if there is one."""
+        """Ask for a verdict, and cache it if there is one."""
         import openai
 
         refusals = openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError
@@ -95,11 +95,11 @@ class LLMJudge:
                 f"{self.api_key_env}"
             ) from None
         except (openai.APIError, ValueError, LookupError, TypeError, AttributeError):
-            return  # given up, in another shape than the API's, or no verdict
+            return  # no reply, a reply of another shape, or no verdict
 
 
 def _quote(prompt: Completion, completion: Completion, expected: Any) -> str:
-    """Quote question, completion and reference; none of them can close its quotation."""
+    """Quote question, completion and reference, so that no text can close its own quotation."""
     user = prompt if isinstance(prompt, str) else [m for m in prompt if m.get("role") == "user"]
     data = {"QUESTION": completion_text(user or prompt), "COMPLETION": completion_text(completion)}
     data |= {} if expected is None else {"REFERENCE ANSWER": str(expected)}
@@ -115,7 +115,7 @@ def _verdict(reply: str) -> float:
     Raises:
         ValueError: There is no such object, or its score is not from 0 to 10.
         LookupError: It has no score.
-        TypeError: The score is no number.
+        TypeError: The score is not a number.
     """
     try:
         score = json.loads(reply[reply.index("{") : reply.rindex("}") + 1])["score"]

@@ -1,4 +1,4 @@
-"""Keep a person's reward from ending the process that calls it, and from never returning."""
+"""Keep a user's reward from ending the process that calls it, and from never returning."""
 
 import ctypes
 import dis
@@ -9,21 +9,21 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-LIMIT = "seconds_per_completion"  # the attribute of a person's reward
-LOOK = 0.1  # [seconds] between two looks at the clock, and two interruptions once it is over
+LIMIT = "seconds_per_completion"  # the attribute of a user's reward
+LOOK = 0.1  # between two looks at the clock, and between two interruptions [seconds]
 stop: ContextVar[threading.Event] = ContextVar("stop", default=threading.Event())  # noqa: B039
 
 
 class TookTooLong(RuntimeError):
-    """Says that a reward was stopped at its limit."""
+    """Says that a reward was stopped at its time limit."""
 
 
 class Stopped(BaseException):
-    """Names what ran when `stop` was set; no `except Exception` on its way keeps it back."""
+    """Names the reward that ran when `stop` was set; `except Exception` does not catch it."""
 
 
 class _Overdue(BaseException):
-    """Raised inside the reward; no `except Exception` of it catches this."""
+    """Stops a reward from inside; the reward's own `except Exception` does not catch it."""
 
 
 def limited(
@@ -32,8 +32,8 @@ def limited(
     """Call a reward and return its result, unless it takes too long or `stop` is set meanwhile.
 
     A loop in Python code is stopped. One in C code (a regular expression, numpy) is not, and
-    neither is a reward that waits for another thread. With 0 seconds nothing is interrupted: what
-    is called ends by itself, and then `stop` counts.
+    neither is a reward that waits for another thread. A limit of 0 seconds interrupts nothing:
+    `stop` is then obeyed once the call has ended.
 
     Raises:
         TookTooLong: The call took longer.
@@ -53,9 +53,9 @@ def limited(
     def end() -> None:
         with lock:
             over.set()
-            interrupt(thread, None)  # one that was raised and has not arrived
+            interrupt(thread, None)  # cancels an interruption that has not arrived yet
 
-    # No `with` around the call: the interruption may arrive anywhere before `end` is through.
+    # No `with` around the call: the interruption may arrive at any time before `end` has finished.
     try:
         if seconds:
             threading.Thread(target=watch, daemon=True, name="limit of a reward").start()
@@ -81,16 +81,16 @@ def contained(name: str) -> Iterator[None]:
     """Turn what would end the process, or the report of it, into an error that names the reward.
 
     Raises:
-        RuntimeError: It called `sys.exit()`, by which a kernel or a process would end in success,
-            raised KeyboardInterrupt, or raised an error whose text cannot be read.
+        RuntimeError: It called `sys.exit()`, which would end a kernel or process as a success; it
+            raised KeyboardInterrupt; or it raised an error whose text cannot be read.
     """
     try:
         yield
-    except SystemExit as left:
+    except SystemExit as error:
         raise RuntimeError(
-            f"reward {name} called sys.exit({left.code!r}): return a score or None for what it "
+            f"reward {name} called sys.exit({error.code!r}): return a score or None for what it "
             "cannot score, or raise an error that says why"
-        ) from left
+        ) from error
     except KeyboardInterrupt as error:
         if not _is_raised_by_code(error):
             raise  # Ctrl-C
@@ -105,7 +105,7 @@ def contained(name: str) -> Iterator[None]:
 
 
 def _is_raised_by_code(error: BaseException) -> bool:
-    """Return whether a `raise` statement raised it, and no signal."""
+    """Return whether a `raise` statement raised the error, and not a signal."""
     trace = error.__traceback__
     while trace and trace.tb_next:
         trace = trace.tb_next

@@ -13,9 +13,9 @@ from grpo_nb.runs.settings import RewardsConfig
 
 
 def load_rewards(config: RewardsConfig) -> RewardSet:
-    """Return the rewards of a run, in its form; errors as of `load_preset`.
+    """Return the rewards of a run, in its form; raises what `load_preset` raises.
 
-    Those of a file have the limit `rewards.seconds`.
+    Rewards of a file have the time limit `rewards.seconds`.
     """
     preset = load_preset(config.preset, config.reward_weights, config.form, config.opened)
     return preset.limited(config.seconds)
@@ -63,22 +63,22 @@ def load_preset(name: str, reward_weights: str = "", form: str = "", opened: str
 def load_python(
     path: Path, text: str | None = None, about: Mapping[str, Any] | None = None
 ) -> RewardSet:
-    """Return the rewards of a Python file: functions in TRL's shape, or lifted by `@reward`.
+    """Return the rewards of a Python file: functions in TRL's shape, or made by `@reward`.
 
-    They are its `reward_funcs`, weighed by its `reward_weights`; without these, each reward that it
-    defines, with weight 1. `form` in it names the form, or a preset whose form is taken; tags if it
-    names none. If it names a preset as `extends`, the set has its rewards too, before the file's
-    own; one of the same name is replaced. A `reference(row)` or `extract(text)` that it defines
-    goes before the form's.
+    They are its `reward_funcs` with its `reward_weights`. Without these, each reward that it
+    defines counts, with weight 1. Its `form` names a form, or a preset whose form is used; the
+    default is tags. If it names a preset as `extends`, the set begins with that preset's rewards;
+    its own rewards replace those of the same name. A `reference(row)` or `extract(text)` that it
+    defines replaces that of the form.
 
     Args:
         path: The file.
-        text: What it will hold, if it is not written yet.
-        about: What to use in place of the notes beside the file, as `read_about` reads them.
+        text: Its future content, if it is not written yet.
+        about: Notes to use in place of those beside the file, as `read_about` returns them.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: It raises, or holds no rewards.
+        ValueError: It raises, or contains no rewards.
     """
     notes = read_about(path) if about is None else about
     module = load_source(path, text, ends=False, rewards=rewards)
@@ -86,7 +86,7 @@ def load_python(
         name: vars(module)[name] for name in ("reference", "extract") if name in vars(module)
     }
     extends, form = getattr(module, "extends", ""), getattr(module, "form", notes.get("form"))
-    form = form if isinstance(form, str) else ""  # a reward may be named so as well
+    form = form if isinstance(form, str) else ""  # a reward may have this name, too
     of_preset = form in PRESETS or form.endswith(".py")
     base = load_preset(extends or (form if of_preset else "math"), form="" if of_preset else form)
     pairs = rewards_of(module, notes.get("ranges", {}))

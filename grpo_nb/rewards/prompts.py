@@ -1,4 +1,4 @@
-"""Prompts, which are chats: `[{"role": "system", …}, {"role": "user", …}]`; and completions."""
+"""Build prompts, which are chats (`[{"role": "user", …}, …]`), and read the text of completions."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def build_prompt(question: str, system_prompt: str = TAGS.system_prompt) -> list
 
     Args:
         question: What the user asks.
-        system_prompt: Left out of the chat when empty (some templates refuse the role).
+        system_prompt: The system prompt; "" leaves it out, as some templates refuse the role.
 
     Returns:
         One or two messages, ready for a chat template.
@@ -28,7 +28,7 @@ def build_prompt(question: str, system_prompt: str = TAGS.system_prompt) -> list
 
 
 def completion_text(completion: Completion) -> str:
-    """Return the text of a completion, in any shape TRL or a chat server hands over.
+    """Return the text of a completion, in any shape that TRL or a chat server returns.
 
     Args:
         completion: A string, or messages whose content is a string, None, or parts
@@ -51,7 +51,7 @@ def completion_text(completion: Completion) -> str:
 
 
 def transcript(completion: Completion) -> str:
-    """Return a completion for people to read; an episode with each call and result on a line.
+    """Return a completion for people to read; in an episode each call and result has its own line.
 
     >>> call = {"function": {"name": "guess", "arguments": {"number": 4}}}
     >>> print(transcript([{"role": "assistant", "content": "", "tool_calls": [call]},
@@ -67,7 +67,7 @@ def transcript(completion: Completion) -> str:
         lines += ["→ " * (message["role"] == "tool") + text] if text else []
         for call in message.get("tool_calls") or ():
             arguments = call["function"]["arguments"]
-            if isinstance(arguments, dict):  # a model may write anything
+            if isinstance(arguments, dict):  # a model may write any JSON value
                 arguments = ", ".join(f"{k}={v!r}" for k, v in arguments.items())
             lines.append(f"{call['function']['name']}({arguments})")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Reward sets: any list of rewards with weights, and those of presets.yaml by name."""
+"""Make reward sets from any rewards with weights, and the named sets of presets.yaml."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +16,14 @@ from grpo_nb.runs.files import read_yaml
 
 
 class RewardSet(NamedTuple):
-    """Holds rewards, weights, as TRL's `reward_weights` takes them, and the form of completions.
+    """Holds rewards, their weights as TRL's `reward_weights` takes them, and a form of completions.
 
-    reward_funcs: The rewards; the first says "correct".
-    reward_weights: One weight for each.
+    reward_funcs: The rewards; the first one decides what is correct.
+    reward_weights: One weight for each reward.
     form: How completions are written. `reference(row)` writes one that has to earn every reward in
-        full; `extract(text)` is what counts as the answer of one.
+        full; `extract(text)` returns the answer in one.
     result: A sentence on what the result is, for the system prompt of another form.
-    own: A `reference` and an `extract` of a file, which go before the form's.
+    own: A file's `reference` and `extract`, which replace those of the form.
     """
 
     reward_funcs: list[Callable[..., Any]]
@@ -41,14 +41,14 @@ class RewardSet(NamedTuple):
         return (self.own or {}).get("extract", self.form.extract)(text)
 
     def in_form(self, name: str = "", opened: str = "") -> "RewardSet":
-        """Return the set in another form, without rewards of what that form does not have.
+        """Return the set in another form, without the rewards that need what that form lacks.
 
-        A reward that was configured with a form of its own keeps it, and so do those that are not
+        Rewards that were configured with their own form keep it, and so do rewards that are not
         ours.
 
         Args:
-            name: As `rewards.form` has it; "" keeps the form.
-            opened: What the chat template opens at the end of a prompt, as "<think>\\n".
+            name: A value of `rewards.form`; "" keeps the form.
+            opened: What the chat template opens at the end of a prompt, such as "<think>\\n".
         """
         form = self.form
         if name and name != form.name:
@@ -64,7 +64,7 @@ class RewardSet(NamedTuple):
         return reward_set(pairs, self._replace(form=form))
 
     def limited(self, seconds: float) -> "RewardSet":
-        """Limit the rewards to seconds a completion, but for async ones and ours."""
+        """Limit each reward, except async ones and ours, to so many seconds per completion."""
         for func in self.reward_funcs:
             ours = isinstance(func, Reward) and func.__module__.startswith("grpo_nb.")
             if not ours and not is_async(func):
@@ -88,17 +88,17 @@ class RewardSet(NamedTuple):
 
     @property
     def full(self) -> float:
-        """Return the greatest score of the first reward, which says "correct"."""
+        """Return the greatest score of the first reward, which decides what is correct."""
         return declared_range(self.reward_funcs[0])[1]
 
     @property
     def format_name(self) -> str:
-        """Return the first reward of format, "well-formed" in reports; "" if there is none."""
+        """Return the name of the first format reward, "well-formed" in reports; "" without one."""
         return next((name for name in self.names if "_format_" in name), "")
 
 
 def _in_form(func: Callable[..., Any], before: Form, form: Form) -> Callable[..., Any]:
-    """Return a reward of ours, or a gate of such, with `form` where it had the form `before`."""
+    """Return one of our rewards, or a gate of them, with `form` in place of `before`."""
     if isinstance(func, gated | Adaptive):
         parts = {name: getattr(func, name) for name in ("reward", "by") if hasattr(func, name)}
         new_parts = {name: _in_form(part, before, form) for name, part in parts.items()}
@@ -112,7 +112,7 @@ def _in_form(func: Callable[..., Any], before: Form, form: Form) -> Callable[...
 
 
 def give_name(func: Callable[..., Any], name: str = "") -> None:
-    """Name it as TRL does: a partial as its function, an instance `name` or as its class."""
+    """Name a reward as TRL does: a partial after its function, an instance `name` or its class."""
     inner = func
     while isinstance(inner, partial):
         inner = inner.func
@@ -123,13 +123,13 @@ def give_name(func: Callable[..., Any], name: str = "") -> None:
 def reward_set(
     pairs: Sequence[tuple[Callable[..., Any], float]], like: RewardSet | None = None, **about: Any
 ) -> RewardSet:
-    """Make a set of `(reward, weight)` pairs; the rest as another set has it, or as `about` says.
+    """Make a set of `(reward, weight)` pairs; other fields come from another set or from `about`.
 
-    Rewards of ours that were not configured with a form read the set's.
+    Our rewards use the form of the set unless they were configured with another one.
 
     Raises:
-        ValueError: No reward, two with one name, which TRL's tables would merge, or a weight that
-            is no finite number.
+        ValueError: There is no reward, two have the same name, which TRL's tables would merge, or a
+            weight is not a finite number.
     """
     for func, weight in pairs:
         give_name(func)
@@ -139,9 +139,9 @@ def reward_set(
                 f"the weight of {func.__name__} is {weight!r}: write a number, such as 0.25"
             )
     names = [func.__name__ for func, _ in pairs]
-    if twice := [name for name in names if names.count(name) > 1]:
+    if twins := [name for name in names if names.count(name) > 1]:
         raise ValueError(
-            f"two rewards are named {twice[0]!r}: rename one, by .configured(name=…) if it is ours"
+            f"two rewards are named {twins[0]!r}: rename one, by .configured(name=…) if it is ours"
         )
     if not pairs:
         raise ValueError("a reward set needs at least one reward")

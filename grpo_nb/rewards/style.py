@@ -43,7 +43,7 @@ def _evaluate(expression: str) -> Fraction | None:
 def worked_steps_reward(response: str, *, form: Form = TAGS) -> Scored:
     """Pay the share of distinct equations in the reasoning that hold; 0 if there is none.
 
-    Worked steps such as `7+8=15` or `0.2 x 50 = $10` can be checked. It says nothing on
+    Worked steps such as `7+8=15` or `0.2 x 50 = $10` can be checked. The score does not show
     whether the steps answer the question.
 
     >>> worked_steps_reward(completions=[
@@ -87,7 +87,7 @@ def reasoning_quality_reward(response: str, *, form: Form = TAGS) -> Scored:
 def citation_reward(response: str, sources: list[str], answer_sources: list[int]) -> Scored:
     """Pay F1 of the sources cited as [1], [2]… against the right ones (from 1).
 
-    A citation that points at no given source makes it 0, and so does a completion that is
+    A citation of a source that does not exist makes it 0, and so does a completion that is
     little more than citations.
     """
     text = response[:READ_CHARACTERS]

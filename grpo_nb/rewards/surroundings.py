@@ -1,8 +1,8 @@
-"""Put back what a reward or a tool shares with the training, after each call of one.
+"""Restore what a reward or a tool shares with the training, after each of its calls.
 
 A reward that seeds torch, say, would have the policy sample the same completions at every step.
-The call has random numbers of its own; what it does in threads that outlive it is not seen. While
-one thread of a process trains, another must call none: each holds the lock `turn` meanwhile.
+Each call has its own random numbers. Changes by threads that outlive a call are not noticed. While
+one thread of a process trains, no other thread may call a reward: both take the lock `turn`.
 """
 
 import io
@@ -29,19 +29,19 @@ def kept(changes: set[str] | None = None, seed: str = "") -> Iterator[None]:
 
     Args:
         changes: Receives the names of what the block changed.
-        seed: Of the block's random numbers, which it may draw then. Without a seed each block has
-            other ones, and that it drew any is one of the changes.
+        seed: The seed of the block's random numbers, which it may then draw. Without a seed, each
+            block gets different numbers, and drawing any of them counts as a change.
     """
     parts = _parts()
-    before = outside = {name: getter() for name, (getter, _) in parts.items()}
+    before = original = {name: getter() for name, (getter, _) in parts.items()}
     random.seed(seed or f"call {next(_calls)}")
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(random.getrandbits(32))
     if torch := sys.modules.get("torch"):
         torch.default_generator.manual_seed(random.getrandbits(63))
     by_draws = changes is not None and not seed
-    if by_draws:  # the seeds are no change
-        before = {name: parts[name][0]() if RANDOM in name else outside[name] for name in parts}
+    if by_draws:  # seeding does not count as a change
+        before = {name: parts[name][0]() if RANDOM in name else original[name] for name in parts}
     try:
         yield
     finally:
@@ -50,11 +50,11 @@ def kept(changes: set[str] | None = None, seed: str = "") -> Iterator[None]:
             if differs and changes is not None:
                 changes.add(name)
             if differs or RANDOM in name:
-                put_back(outside[name])
+                put_back(original[name])
 
 
 class Muted(io.StringIO):
-    """Takes what the thread that made it prints; what others print goes to `sys.stdout` still."""
+    """Collect what the thread that created it prints; other threads still print to `sys.stdout`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Muted(io.StringIO):
 
 
 def _parts() -> dict[str, Part]:
-    """Return how each part of the state is read and set; of libraries, if they are loaded."""
+    """Return how to read and set each part of the state, including libraries that are loaded."""
     parts: dict[str, Part] = {
         f"the {RANDOM} of `random`": (random.getstate, random.setstate),
         "the working directory": (_folder, lambda folder: folder and os.chdir(folder)),
@@ -91,7 +91,7 @@ def _parts() -> dict[str, Part]:
 def _folder() -> Path | None:
     try:
         return Path.cwd()
-    except FileNotFoundError:  # a reward went into a temporary folder, and that is gone
+    except FileNotFoundError:  # a reward changed to a temporary folder that no longer exists
         return None
 
 

@@ -273,7 +273,7 @@ def set_values(config: RunConfig) -> dict[str, Any]:
 
 
 def digest(config: RunConfig, stage: str) -> str:
-    """Return the sha256 of a stage's settings, which tells whether they have changed."""
+    """Return the sha256 of a stage's settings, which shows whether they have changed."""
     text = json.dumps(of_stage(stage, flatten(config)), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

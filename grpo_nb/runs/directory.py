@@ -60,7 +60,7 @@ def project_path(path: str | Path) -> Path:
 
 
 class State(NamedTuple):
-    """Say how a stage stands.
+    """Describe the status of a stage.
 
     status: "not started", "running", "done", "failed", "cut off" (its process is gone) or "stale"
         (an earlier stage was run again, or its settings were changed, after it was done).
@@ -135,7 +135,7 @@ class Run:
     def whole_or_undone(self, *files: str) -> Iterator[None]:
         """Restore these text files if the block does not come to `Stage.finish`.
 
-        If this process is killed in it, they are restored when the run is next looked at.
+        If this process is killed in it, they are restored when the run is next opened.
         """
         was_locked = self / ".lock" in _locks and _locks[self / ".lock"].is_locked
         self.lock()
@@ -453,7 +453,7 @@ def resolve_stages(
 
 
 def _train_rows(run: Run, config: configs.RunConfig, first: str) -> int | None:
-    """Return how many rows there are to train on, or at most will be; None if nobody knows yet."""
+    """Return how many rows there are to train on, or at most will be; None if that is unknown."""
     if first > "01":
         report = run / "data/report.json"
         return read_json(report).get("train_rows") if report.exists() else None

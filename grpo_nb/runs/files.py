@@ -144,7 +144,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         mark, why = error.problem_mark or error.context_mark, error.problem
         tab = ": indent with spaces, not tabs" if "'\\t'" in str(why) else ""
-        why = "an alias stands inside what it names" if "recursive" in str(why) else f"{why}{tab}"
+        why = "an alias is part of what it names" if "recursive" in str(why) else f"{why}{tab}"
         raise ValueError(f"{path}, line {mark.line + 1}: {why}") from None
     except RecursionError:
         raise ValueError(f"{path} is not a file of settings: it is nested too deeply") from None

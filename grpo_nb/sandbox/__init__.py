@@ -1,9 +1,9 @@
-"""The sandbox: generated Python is run against tests, can do no harm, and cannot cheat.
+"""Run generated Python against tests in a sandbox, where it can do no harm and cannot cheat.
 
-One program runs in one sandbox: bubblewrap with resource limits, or, where that cannot
+Each program has its own sandbox: bubblewrap with resource limits, or, where that cannot
 work (inside default Docker, say), pydantic-monty, an interpreter of a subset of Python.
 The program never judges itself: inputs go in, plain values come out, and this process
-compares. No expected value enters the sandbox, so nothing in there can know or forge one.
+compares them. No expected value enters the sandbox, so no program can know or forge one.
 `run_tests` returns a `Verdict`; `run_program` runs one program for its output.
 
 Tests come in three shapes, as Python objects or as JSON text:
@@ -11,9 +11,9 @@ Tests come in three shapes, as Python objects or as JSON text:
     {"stdin_stdout": [["2 3", "5"]]}                    white space at line ends is ignored
     ["assert f(2) == 4", "assert not f(0)"]             see `parse_assert`
 
-Type and value must be equal: True is not 1, [1] is not (1,), and a subclass of int is no
-int. Three things are lenient: an expected float accepts an equal int, NaN equals NaN, and
-a subclass of dict counts as the dict it holds. Programs can import the standard library.
+Type and value must be equal: True is not 1, [1] is not (1,), and an instance of a subclass
+of int is not an int. There are three exceptions: an expected float accepts an equal int, NaN
+equals NaN, and a subclass of dict counts as a dict. Programs can import the standard library.
 """
 
 from typing import Any
@@ -32,11 +32,11 @@ def run_tests(
     Args:
         code: The program.
         tests: In one of the three shapes above.
-        limits: What it may use.
-        backend: "bubblewrap", "monty", or "auto": the first of them that works here.
+        limits: What the program may use.
+        backend: "bubblewrap", "monty", or "auto" for the first of them that works here.
 
     Raises:
-        ValueError: Tests have another shape, or an assert that cannot be judged from outside.
+        ValueError: Tests have an unknown shape, or an assert that cannot be judged from outside.
         RuntimeError: The backend does not work here; the message says what to install.
     """
     parsed = parse_tests(tests)
@@ -54,12 +54,12 @@ def run_program(
 
     Args:
         code: The program.
-        stdin: What it may read.
-        limits: What it may use.
-        backend: As of `run_tests`.
+        stdin: Its standard input.
+        limits: What the program may use.
+        backend: As for `run_tests`.
 
     Returns:
-        Whether it ended well; and what it printed, or else why it failed.
+        Whether the program succeeded, and what it printed or why it failed.
 
     Raises:
         RuntimeError: No backend works here, or it could not run this program.

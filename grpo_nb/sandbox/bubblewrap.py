@@ -1,4 +1,4 @@
-"""Run a program in bubblewrap: user, process, network and file system of its own, and limits."""
+"""Run a program in bubblewrap, with its own user, processes, network and files, and with limits."""
 
 import contextlib
 import functools
@@ -25,8 +25,8 @@ from grpo_nb.sandbox.values import FILE_BYTES, START_SECONDS, Limits, Outcome, d
 def command(gate_fd: int, info_fd: int, channel_fd: int) -> list[str]:
     """Return the command that starts bubblewrap, as an ordinary user.
 
-    Limits on processes do not bind root, so root becomes another user first. That one may not
-    reach an interpreter below /root, which is therefore mounted at a place of this process tree.
+    Limits on processes do not apply to root, so root becomes another user first. That user may not
+    read an interpreter below /root, which is therefore mounted at a place of this process tree.
     """
     prefix = Path(sys.base_prefix).resolve()
     python = f"{prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
@@ -89,7 +89,7 @@ def in_bubblewrap(code: str, asks: list[Any], limits: Limits) -> Outcome:
 
 @contextlib.contextmanager
 def _started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
-    """Yield a sandbox at work on `job`, and its result channel; nothing of it stays afterwards."""
+    """Yield a sandbox that works on `job`, and its result channel; afterwards end all of it."""
     with contextlib.ExitStack() as stack:
         fds = (*os.pipe(), *os.pipe(), *os.pipe(), os.memfd_create("job"))
         files = [stack.enter_context(os.fdopen(fd, "rb", 0)) for fd in fds]
@@ -114,7 +114,7 @@ def _started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
         info_end.close()
         first = re.search(rb'"child-pid": (\d+)', info.read(4096))
         first_fd = os.pidfd_open(int(first[1])) if first else None
-        gate.close()  # only now may the first process go on: before, it could not have ended
+        gate.close()  # the first process goes on from here; until now it had to stay alive
         try:
             yield process, channel
         finally:
@@ -129,7 +129,7 @@ def _started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
 def _collect(
     process: subprocess.Popen, channel: io.FileIO, limits: Limits, most_bytes: int
 ) -> tuple[bytes, bytes, str]:
-    """Return (result channel, stderr, why the program was stopped, or "" if it ended itself)."""
+    """Return (result channel, stderr, why the program was stopped, or "" if it was not)."""
     output = {channel: bytearray(), process.stdout: bytearray(), process.stderr: bytearray()}
     deadline, runs = time.monotonic() + START_SECONDS, False
     with selectors.DefaultSelector() as selector:
@@ -154,19 +154,19 @@ def _collect(
 
 
 def _read(line: bytes, most_bytes: int) -> tuple[str, Any]:
-    """Read one answer. The program may have forged it: any bytes at all end in a verdict."""
+    """Read one answer, which the program may have forged: any bytes at all lead to a verdict."""
     try:
-        if len(line) > most_bytes:  # a set of a million numbers with one hash would take for ever
+        if len(line) > most_bytes:  # a set of many numbers with equal hashes would take forever
             raise ValueError
         kind, payload = json.loads(line)
         return ("value", decode(payload)) if kind == "value" else ("failed", str.strip(payload))
-    except Exception:  # json and each constructor have errors of their own
+    except Exception:  # json and each constructor raise their own errors
         return "failed", "sent a result that cannot be read"
 
 
 @functools.cache
 def bubblewrap_problem() -> str:
-    """Say why bubblewrap cannot work here, or "", from one trial: its errors exit with 1, too."""
+    """Say why bubblewrap cannot work here, or "". A program is run, as errors exit with 1, too."""
     if sys.platform != "linux":
         return f"it needs Linux, and this is {sys.platform}"
     outcome = in_bubblewrap("def f(): return 1", [("f()", None)], Limits(START_SECONDS))

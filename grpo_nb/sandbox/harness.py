@@ -1,6 +1,6 @@
-"""Holds what runs inside bubblewrap as the first process: it takes code and calls, sends values.
+"""Hold the first process inside bubblewrap, which receives code and calls, and sends values.
 
-It imports little, since each import is paid for by every program. A program may take it over, and
+It imports little, because every program pays for each import. A program may take it over, but
 gains nothing: it can only send values.
 """
 

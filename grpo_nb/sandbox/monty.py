@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo_nb.sandbox.values import Limits, Opaque, Outcome, plain
 
-# monty asks for it in every worker's thread, and its first computation is not thread-safe.
+# monty needs these in every worker's thread, and computing them first is not thread-safe.
 sysconfig.get_config_vars()
 
 
@@ -24,7 +24,7 @@ def in_monty(code: str, asks: list[Any], limits: Limits) -> Outcome:
     bounds |= {"max_memory": limits.memory_mib << 20, "max_suspensions": 1_000_000}
     feed = functools.partial(_feed, limits=limits, deadline=time.monotonic() + limits.seconds)
     try:
-        # A worker of its own for each program, killed a second after the limit it should keep.
+        # Each program has its own worker, which is killed a second after the program's limit.
         with pydantic_monty.Monty(max_processes=1, request_timeout=limits.seconds + 1) as pool:
             if isinstance(asks[0], str):
                 for text in asks:
@@ -46,7 +46,7 @@ def in_monty(code: str, asks: list[Any], limits: Limits) -> Outcome:
 
 
 class _Console:
-    """Takes what a program in monty prints, up to a limit, and answers its calls of `input`."""
+    """Collect what a program in monty prints, up to a limit, and answer its calls of `input`."""
 
     def __init__(self, stdin: str, output_bytes: int) -> None:
         self.printed, self.lines = io.StringIO(), io.StringIO(stdin)
@@ -80,7 +80,7 @@ def _feed(
     """Return one answer of a monty session.
 
     Raises:
-        TimeoutError: It is over for this program; the message says why.
+        TimeoutError: The program has to end; the message says why.
         NotImplementedError: The program needs what monty lacks.
     """
     import pydantic_monty as monty
@@ -113,7 +113,7 @@ def _feed(
 
 
 def _take(value: Any, limits: Limits) -> tuple[str, Any]:
-    """Return a result of monty as an answer: plain data of limited size, or something opaque."""
+    """Return a result of monty as an answer: plain data of limited size, or an opaque value."""
     try:
         size_bytes = len(marshal.dumps(plain(value)))
     except TypeError:
@@ -126,7 +126,7 @@ def _take(value: Any, limits: Limits) -> tuple[str, Any]:
 
 
 def _lacks(error: BaseException) -> bool:
-    """Return whether monty, and not the program, is to blame."""
+    """Return whether an error is due to what monty lacks, and not due to the program."""
     module = re.search(r"^(?:No module named|module) '(\w+)", str(error))
     name = re.search(r"^name '(\w+)' is not defined", str(error))
     return (

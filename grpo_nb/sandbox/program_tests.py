@@ -1,4 +1,4 @@
-"""Take tests apart: what a program is asked inside, and how its answer is judged outside."""
+"""Split tests into what a program is asked inside and how its answer is judged outside."""
 
 import ast
 import builtins
@@ -17,7 +17,7 @@ SHAPES = (
 
 
 def parse_tests(tests: Any) -> list[ProgramTest]:
-    """Parse tests of any shape, ready to ask and to judge."""
+    """Parse tests of any shape."""
     try:
         shape = json.loads(tests) if isinstance(tests, str) else tests
         parsed = _parse_cases(shape) if isinstance(shape, dict) else []
@@ -64,9 +64,9 @@ _CONSTRUCTORS = {kind.__name__: kind for kind in (set, frozenset, tuple, list, d
 def parse_assert(text: str) -> ProgramTest:
     """Split an assert into what the program is asked and how its answer is judged here.
 
-    `f(2)` and `not f(2)`, judged by truth; `f(2) == 4` or `f(2) != 4` with a literal on either
-    side; `f(2) is` True, False or None. Anything else would let the program judge itself, as
-    `all(f(i) == i for i in range(9))` and `abs(f(2) - 4) < 0.1` would.
+    It may be `f(2)` or `not f(2)`, judged by truth; `f(2) == 4` or `f(2) != 4`, with a literal on
+    either side; or `f(2) is` True, False or None. Anything else would let the program judge itself,
+    as `all(f(i) == i for i in range(9))` and `abs(f(2) - 4) < 0.1` would.
     """
     try:
         (statement,) = ast.parse(text.strip()).body
@@ -109,8 +109,8 @@ def _split(test: ast.expr) -> tuple[ast.expr, Callable[[Any], bool], str]:
 def _must_be_the_programs(node: ast.expr) -> None:
     """Refuse `isinstance(f(2), int)`, `math.isclose(f(2), 4)` and `f(2).startswith("a")`.
 
-    Where True is the whole answer, only a function or method of the program may give it: any
-    other gets the program's answer as an object, which can pretend to be what it is asked.
+    Where True is the whole answer, only a function or method of the program may return it. Any
+    other function gets the program's answer as an object, which can pretend to be anything.
     """
     owner = node.func if isinstance(node, ast.Call) else None
     if isinstance(owner, ast.Attribute):  # Solution().is_even(2)

@@ -1,4 +1,4 @@
-"""Limits and verdicts of programs; which Python values are plain, and which are the same."""
+"""Define the limits and verdicts of programs, and which Python values are plain and the same."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,13 +8,13 @@ FILE_BYTES = 1 << 20  # largest file a program may write; its /tmp holds 16 of t
 
 
 class Limits(NamedTuple):
-    """Says what one program may use.
+    """Limits what one program may use.
 
     Attributes:
-        seconds: Wall-clock time of all its tests together, from when its code starts.
+        seconds: Wall-clock time of all its tests together, from the start of its code.
         memory_mib: Address space of each of its processes, not of all together.
         output_bytes: What it may print (stdin_stdout: per test), and return from one test.
-        processes: Processes and threads at one time; monty has but one.
+        processes: Processes and threads at one time; monty always has one.
     """
 
     seconds: float = 2.0
@@ -27,12 +27,12 @@ DEFAULT_LIMITS = Limits()
 
 
 class Verdict(NamedTuple):
-    """Says how a program did.
+    """Describes how a program did.
 
     Attributes:
-        reasons: One per test, "" where it passed, as "wrong value: got 5, expected 4".
-        failure: Why the sandbox itself could not judge, else "". That is no fault of the
-            program: a reward gives None.
+        reasons: One per test, such as "wrong value: got 5, expected 4"; "" if it passed.
+        failure: Why the sandbox itself could not judge, else "". The program is not to blame, so a
+            reward gives None.
     """
 
     passed: int
@@ -54,7 +54,7 @@ class ProgramTest(NamedTuple):
 
 class Outcome(NamedTuple):
     answers: list[tuple[str, Any]]  # test by test: ("value", plain value), ("failed", reason)
-    ending: str = ""  # why the tests without an answer have none
+    ending: str = ""  # why some tests have no answer
     failure: str = ""
 
 
@@ -68,7 +68,7 @@ class Opaque(NamedTuple):
 
 
 def plain(value: Any) -> Any:
-    """Return the value, and raise TypeError if it holds anything but plain Python data."""
+    """Return the value, or raise TypeError if it contains anything but plain Python data."""
     if isinstance(value, dict):
         plain([*value, *value.values()])
     elif type(value) in (list, tuple, set, frozenset):
@@ -103,7 +103,7 @@ def exact(value: Any) -> Any:
 
 
 def decode(item: Any) -> Any:
-    """Decode what the harness's `encode` wrote, which a program may have forged: it may raise."""
+    """Decode what the harness's `encode` wrote; a program may have forged it, so this may raise."""
     if isinstance(item, list):
         return [decode(part) for part in item]
     if not isinstance(item, dict):
@@ -119,7 +119,7 @@ def decode(item: Any) -> Any:
 def reason_of(test: ProgramTest, answer: tuple[str, Any]) -> str:
     """Say why the answer fails the test, or "" if it passes."""
     kind, got = answer
-    if kind == "failed":  # the text may be forged: what is empty would be a pass
+    if kind == "failed":  # the text may be forged, and an empty one would be a pass
         text = " ".join(got.split())[:300] or "failed"
         return "".join(letter if letter.isprintable() else "?" for letter in text)
     try:

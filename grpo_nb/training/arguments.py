@@ -96,7 +96,7 @@ def grpo_config(stage: Stage, policy: Policy, rewards: RewardSet) -> "GRPOConfig
 
 
 def distorted(args: "GRPOConfig") -> str:
-    """Name the arguments by which samples are not the policy's, as "trl.top_p = 0.9"; or ""."""
+    """Name the arguments that distort the samples, such as "trl.top_p = 0.9"; "" if none do."""
     values = vars(args) | (args.generation_kwargs or {})
     neutral = NEUTRAL_SAMPLING | {"temperature": args.temperature}
     names = [name for name in neutral if values[name] not in (neutral[name], None, -1)]

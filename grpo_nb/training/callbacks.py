@@ -26,7 +26,7 @@ SCORES = "Repair the reward, or what it asks (a server, a file), and test it aga
 
 
 class StepCallback(TrainerCallback):
-    """Do what our `Trainer` does around each step, beside TRL's own work.
+    """Do our `Trainer`'s work around each step, in addition to TRL's own.
 
     Args:
         trainer: The trainer.
@@ -43,7 +43,7 @@ class StepCallback(TrainerCallback):
         self.guard = Guard(trainer)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Validate before the first step, or put rewards and row order where the checkpoint was."""
+        """Validate before the first step, or restore rewards and row order from the checkpoint."""
         self.bad, self.failure = 0, ""
         if not state.global_step:
             if self.validation.rows:
@@ -51,7 +51,7 @@ class StepCallback(TrainerCallback):
             return
         for reward in adaptive_rewards(self.trainer.rewards):
             reward.load(self.folder / f"checkpoint-{state.global_step}")
-        # Each epoch draws a new order of the rows: draw those of the epochs that are over.
+        # Each epoch draws a new order of the rows: repeat the draws of the epochs that are over.
         for _ in range(math.floor(state.epoch + 1e-6)):
             next(iter(self.trainer.row_sampler))
 
@@ -112,7 +112,7 @@ class StepCallback(TrainerCallback):
         return pd.DataFrame({name: list(scores) for name, scores in logs.items()}, dtype=float)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save or stop if that is due, or if the person who watches asks for it."""
+        """Save or stop if that is due, or if a user asks for it."""
         step, buttons = state.global_step, self.trainer.buttons
         if not generation_is_used_up(args, step):
             return
@@ -155,7 +155,7 @@ class StepCallback(TrainerCallback):
         self.on_step_end(args, state, control)  # a request may have come in meanwhile
 
     def _keep(self, figures: dict[str, float], step: int) -> None:
-        """Keep the adapter with the best validation, with its figures; of equals the later."""
+        """Keep the adapter with the best validation, and its figures; of equal ones the later."""
         if not all(map(math.isfinite, figures.values())):  # a reward gave None or infinity
             print(f"step {step}: this validation has no score, and does not count")
             return
@@ -206,6 +206,6 @@ class StepCallback(TrainerCallback):
 
 
 def generation_is_used_up(args: Any, step: int) -> bool:
-    """Return whether the next step samples anew, for a checkpoint holds no completions."""
+    """Return whether the next step samples anew, because a checkpoint contains no completions."""
     every = args.steps_per_generation * args.num_iterations  # micro-batches
     return step * args.gradient_accumulation_steps % every == 0

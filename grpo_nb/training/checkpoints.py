@@ -54,7 +54,7 @@ class Resumption:
         changes = [n for n in settings | self.settings if settings.get(n) != self.settings.get(n)]
         longer = set(changes) <= {"train.max_steps"}
         complete = steps >= self.max_steps
-        # A finished training is handed on again if its stage was cut off after it.
+        # If a stage was cut off after its training had finished, the training is handed on again.
         resumable = not before["finished"] or (complete and not changes)
         if steps and settings and (resume == "always" or (resume == "auto" and resumable)):
             if resume == "auto" and not longer:
@@ -79,7 +79,7 @@ class Resumption:
         return self._begins or not trained_steps(self.folder)
 
     def begin(self) -> Path | None:
-        """Make room, or forget what came after the newest whole checkpoint; return that."""
+        """Make room, or remove what came after the newest whole checkpoint, and return that."""
         if self._begins:
             if place := place_of_old(self.folder):
                 self.folder.rename(place)
@@ -165,7 +165,7 @@ def whole_or_aside(folder: Path) -> bool:
 
 
 def steps_of(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints, oldest first; a copy under another name is none."""
+    """Return the steps of the checkpoints, oldest first; copies under other names do not count."""
     names = [path.name.partition("-")[2] for path in folder.glob("checkpoint-*")]
     return sorted(int(name) for name in names if name.isdecimal())
 
@@ -182,7 +182,7 @@ def trained_steps(folder: Path) -> int:
 
 
 def damage_after(steps: int, folder: Path) -> str:
-    """Name the newer checkpoints that `newest` will set aside, in words for the plan; or ""."""
+    """Say for the plan which newer checkpoints `newest` will set aside; "" if there are none."""
     newer = [f"checkpoint-{step}" for step in steps_of(folder) if step > steps]
     names = " and ".join(name for name in newer if (folder / name / SEAL).exists())
     return f"; {names}: not as written, and will not be used" if names else ""

@@ -118,7 +118,7 @@ class Guard:
 
     def _warn(self) -> None:
         """Warn that the samples could not be judged."""
-        evidence = f"{self._place()} the score of the samples is NaN, so it cannot be told whether "
+        evidence = f"{self._place()} the score of the samples is NaN, so it is unclear whether "
         evidence += "they are the policy's"
         fix = "see whether loss and grad_norm are numbers (with the noise fp16 may overflow alone)"
         self.trainer.stage.record_checks([Check("policy identity", "warning", evidence, fix)])
@@ -213,7 +213,7 @@ def changeable(trainer: "Trainer") -> list["torch.Tensor"]:
     """Return the weights that get noise: LoRA's B, or with full fine-tuning norms and biases.
 
     There are none if the weights are sharded, or if vLLM's own weights contain the adapter, as with
-    TRL, or with Unsloth if a person asks for it: rounding would leave some of the noise in them,
+    TRL, or with Unsloth if a user asks for it: rounding would leave some of the noise in them,
     and a copy to restore them from takes gigabytes. The samples are then tested without noise.
     """
     by_lora = trainer.policy.vllm and not trainer.policy.folds_adapter

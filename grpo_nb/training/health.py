@@ -1,6 +1,6 @@
 """Alerts from the metrics of a training: what is wrong, how we know, and what to change.
 
-No limit is an absolute reward, KL or gradient norm: a window of steps is held against the run's
+No limit is an absolute reward, KL or gradient norm: a window of steps is compared with the run's
 own past, its noise, and the range of its rewards. An episode (until a quiet window) alerts once.
 """
 
@@ -24,9 +24,9 @@ RATES = read_json(Path(__file__).with_name("alert_rates.json"))
 PAGE = "docs/troubleshooting.md"
 # Between vLLM's log-probabilities and the policy's [nats a token]; TRL's name for it.
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
-# Held-out figures whose fall, while the reward holds, is a hack. The second needs no reward to be
-# right: a judge that is pleaded with pays for other answers than the reference.
-EXACT = "fewer answers are the reference"  # or they are right in other words: a person decides
+# Held-out figures whose fall, while the reward does not fall, is a hack. The second does not depend
+# on the rewards: a judge that gives in to pleas pays for other answers than the reference.
+EXACT = "fewer answers are the reference"  # or they are right in other words: a reader decides
 HELD_OUT = {"eval/accuracy": "held-out accuracy falls", "eval/exact": EXACT}
 
 
@@ -49,13 +49,13 @@ def rates(rule: str, limits: Thresholds) -> str:
 
 
 class Expected(NamedTuple):
-    """Hold what is known of a training before its first step.
+    """Hold what is known about a training before its first step.
 
     rewards: {name: (weight, lowest score, highest score)}; the first one says "correct".
-    completions: Scored in a step.
-    eval_rows: Prompts of the validation split.
-    max_steps: Of the training.
-    memory_gib: What the training may fill.
+    completions: Number of completions scored in a step.
+    eval_rows: Number of prompts of the validation split.
+    max_steps: Number of steps of the training.
+    memory_gib: Memory that the training may use.
     """
 
     rewards: Mapping[str, tuple[float, float, float]]
@@ -82,10 +82,10 @@ class Watch:
             if now - self._held.get((rule, about), -math.inf) > self.limits.window:
                 cause, fix = (ALERTS[rule][part].format(about) for part in ("cause", "fix"))
                 rate = rates(rule, self.limits)
-                says = f"step {line.get('step') or now}: {cause} ({evidence}; {rate})"
+                sentence = f"step {line.get('step') or now}: {cause} ({evidence}; {rate})"
                 grave = "grave" in ALERTS[rule] and about != EXACT
                 fix += f"; see {section(rule)}"
-                new.append(Check(rule, "stop" if grave else "warning", says, fix))
+                new.append(Check(rule, "stop" if grave else "warning", sentence, fix))
             self._held[rule, about] = now
         return new
 
@@ -143,17 +143,17 @@ def _number(value: Any) -> bool:
 
 
 def _steps(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield what single steps show: numbers that are none, spikes, lengths."""
+    """Yield what single steps show: values that are not numbers, spikes, lengths."""
     now, limits = (w.lines or [{}])[-1], w.limits
     for key in ("loss", "reward", *(f"rewards/{name}/mean" for name in w.expected.rewards)):
         if key in now and not _number(now[key]):
             yield "not a number", key, f"{key} is {now[key]}"
     for key in ("grad_norm", "kl"):
         past = [v for v in w.last(key, 2, min(limits.patience, len(w.lines) - 2)) if v > 0]
-        both = w.last(key, 0, 2)  # a single step's is common, and nothing comes of it
-        high = len(both) == 2 and len(past) >= 2 * limits.window
-        if high and min(both) > limits.spike * max(past):
-            yield "spike", key, f"{both[0]:.3g} and {both[1]:.3g}, at most {max(past):.3g} before"
+        peaks = w.last(key, 0, 2)  # a spike of a single step is common and harmless
+        high = len(peaks) == 2 and len(past) >= 2 * limits.window
+        if high and min(peaks) > limits.spike * max(past):
+            yield "spike", key, f"{peaks[0]:.3g} and {peaks[1]:.3g}, at most {max(past):.3g} before"
     cut, length = "completions/clipped_ratio", "completions/mean_length"
     if w.mean(cut) > limits.truncated and w.sure(cut, limits.window) > -2:
         yield "truncation", "", f"{w.mean(cut):.0%} of the completions"
@@ -182,35 +182,32 @@ def _machine(w: Watch) -> Iterator[tuple[str, str, str]]:
 
 
 def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield where groups differ no more, or the reward rises and the held-out figures fall."""
+    """Yield that groups no longer differ, or that held-out figures fall while the reward rises."""
     key, limits, start = "frac_reward_zero_std", w.limits, len(w.lines) - w.limits.window
     silent, right = w.mean(key), w.success(next(iter(w.expected.rewards)))
     evidence = f"{silent:.0%} of the groups have zero advantage, success {right:.0%}"
     # Unsloth's GPU trainer logs no entropy; how different the samples are says much the same.
-    sure = "entropy" if w.last("entropy") else "groups/distinct"
-    share = w.mean(sure) / (w.mean(sure, start) or 1)
-    alike = w.sure(key, start) > limits.certainty and silent - right > 1 - limits.solved
+    diversity = "entropy" if w.last("entropy") else "groups/distinct"
+    share = w.mean(diversity) / (w.mean(diversity, start) or 1)
+    is_uniform = w.sure(key, start) > limits.certainty and silent - right > 1 - limits.solved
     (low, full), earned = w.ends(), w.last("reward", start)
-    unpaid = w.mean("reward") - low <= (1 - limits.no_signal) * (full - low)
-    has_fallen = unpaid and max(earned, default=low) - low > (1 - limits.solved) * (full - low)
-    if has_fallen or (alike and share < limits.entropy):  # at most `right` of them can be all right
-        yield "collapse", "", f"{sure} at {share:.0%} of its start, {evidence}"
+    is_low = w.mean("reward") - low <= (1 - limits.no_signal) * (full - low)
+    has_fallen = is_low and max(earned, default=low) - low > (1 - limits.solved) * (full - low)
+    if has_fallen or (is_uniform and share < limits.entropy):  # at most `right` can be all right
+        yield "collapse", "", f"{diversity} at {share:.0%} of its start, {evidence}"
     elif silent > limits.no_signal:
         yield "nothing left to learn" if right >= limits.solved else "nothing learnt", "", evidence
     for key, what in HELD_OUT.items():
-        if not unpaid and (evidence := _fall(w, key)):
+        if not is_low and (evidence := _fall(w, key)):
             yield "reward hacking", what, evidence
 
 
 def _fall(w: Watch, key: str) -> str:
-    """Return the evidence that a held-out figure fell and the reward did not.
-
-    It is "" where noise may be all there is.
-    """
+    """Return the evidence that a held-out figure fell and the reward did not; "" if it is noise."""
     points = [(at, line[key]) for at, line in w.evals if _number(line.get(key))]
     at, best = max(points, key=lambda point: point[1], default=(0, 0.0))
     half = w.limits.window // 2
-    # Half a window: a whole one would hide that a policy fell to pieces within it.
+    # Half a window, because a whole one would hide a collapse within it.
     rise, error = w.rise("reward", min(len(w.lines) - half, len(w.lines) - at), half)
     for last, share in ((1, 1.0), (2, 0.75)):  # two validations in a row need to fall by less
         if len(points) <= last or not rise > -2 * error:
@@ -227,16 +224,16 @@ def _rewards(w: Watch) -> Iterator[tuple[str, str, str]]:
     rewards, limits, start = w.expected.rewards, w.limits, len(w.lines) - w.limits.window
     first, form = next(iter(rewards)), next((n for n in rewards if "_format_" in n), "")
     low, full = w.ends()
-    learnt = max(w.success(first), (w.mean("reward") - low) / (full - low or 1)) >= limits.solved
-    if not learnt and not any(w.last(f"{name}/factor") for name in rewards):
-        formed = form not in ("", first) and w.success(form) >= limits.solved
-        key, top = (f"rewards/{first}/mean", rewards[first][2]) if formed else ("reward", full)
+    is_learnt = max(w.success(first), (w.mean("reward") - low) / (full - low or 1)) >= limits.solved
+    if not is_learnt and not any(w.last(f"{name}/factor") for name in rewards):
+        is_formed = form not in ("", first) and w.success(form) >= limits.solved
+        key, top = (f"rewards/{first}/mean", rewards[first][2]) if is_formed else ("reward", full)
         if evidence := w.flat(key, top):
-            yield "format learnt, correctness flat" if formed else "reward stuck", form, evidence
+            yield "format learnt, correctness flat" if is_formed else "reward stuck", form, evidence
     spread = {name: abs(v[0]) * w.mean(f"rewards/{name}/std") for name, v in rewards.items()}
     for name in rewards:
         share = spread[name] / (sum(spread.values()) or 1)
-        if name != first and share > limits.dominant and not learnt:
+        if name != first and share > limits.dominant and not is_learnt:
             yield "one reward dominates", name, f"{share:.0%} of the weighted spread"
         key, most = f"{name}/skipped", limits.skipped * w.expected.completions
         if w.mean(key) > most or (w.sure(key, start) > limits.certainty and w.mean(key) > most / 5):
@@ -274,7 +271,7 @@ def checks(watch: Watch, lines: Sequence[Mapping[str, Any]], alerts: list[Check]
     """Return what stage 03 records of a training that has ended.
 
     Args:
-        watch: It was fed with the lines.
+        watch: The watch that was fed with the lines.
         lines: The lines of train/metrics.jsonl.
         alerts: Every alert of the training.
     """
@@ -283,19 +280,19 @@ def checks(watch: Watch, lines: Sequence[Mapping[str, Any]], alerts: list[Check]
     lost = "steps are missing: run 03_train_grpo again"
     rules = watch.holding()
     live = list({alert.fix: alert for alert in alerts if alert.name in rules}.values())
-    grave = "stop" if "stop" in {alert.state for alert in live} else "warning"
+    gravity = "stop" if "stop" in {alert.state for alert in live} else "warning"
     count = f"{len(alerts)} in the training, {len(live)} of them still at its end"
     count += f": {summary(live)}" if live else ""
     verdicts = [
         _check("tracking", whole, f"train/metrics.jsonl has {len(steps)} steps", lost, "stop"),
         _rise(watch),
-        _check("alerts", not live, count, "do what the last one says", grave),
+        _check("alerts", not live, count, "do what the last one says", gravity),
     ]
     shares = [line["eval/format"] for line in lines if _number(line.get("eval/format"))]
     if shares:
         form = f"{shares[0]:.0%} → {shares[-1]:.0%} in validation; at least {limits.solved:.0%}"
-        heavier = "train longer; weigh the format reward higher"
-        verdicts.append(_check("format", shares[-1] >= limits.solved, form, heavier))
+        form_fix = "train longer; weigh the format reward higher"
+        verdicts.append(_check("format", shares[-1] >= limits.solved, form, form_fix))
     return verdicts
 
 

@@ -1,4 +1,4 @@
-"""Pay a placebo training (`train.placebo`) for something else than its answers.
+"""Pay a placebo training (`train.placebo`) for something other than its answers.
 
 "shuffled" distributes the scores of a group at random over its completions: the same scores,
 unrelated to the completions. "format-only" pays the format rewards alone. Everything else is as in

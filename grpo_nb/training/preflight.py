@@ -1,4 +1,4 @@
-"""Checks before a training starts: a dry run of its largest step, and what would stop it later.
+"""Check a training before it starts: run its largest step, and find what would stop it later.
 
 The largest step is the longest prompt with completions of full length, through the trainer's own
 loss, backward pass and generation. The memory that it needs is compared with the machine's. A
@@ -42,7 +42,7 @@ FILLED = ("_metrics", "_logs", "_pending_extra_logs", "_pending_metrics")
 
 
 def preflight(trainer: "Trainer") -> Checks:
-    """Return every check, in the order in which a person would fix them.
+    """Return every check, in the order in which to fix them.
 
     Args:
         trainer: A trainer that has not begun to train.
@@ -100,16 +100,16 @@ def _adapters(trainer: "Trainer") -> list[Check]:
     if not hasattr(trainer.model, "get_base_model"):
         return []
     weights, tuner = trainable_weights(trainer.model.get_base_model()), trainer.model.base_model
-    adapted = {*tuner.targeted_module_names, *tuner.targeted_parameter_names}
+    adapters = {*tuner.targeted_module_names, *tuner.targeted_parameter_names}
     targets = {*weights.layers, *weights.experts}
     without = Counter(
         ".".join(part for part in name.split(".")[-2:] if not part.isdigit())
-        for name in (targets | {*weights.others}) - adapted
+        for name in (targets | {*weights.others}) - adapters
     )
-    count = f"on {len(adapted)} of {len(targets) + len(weights.others)} linear layers and experts"
+    count = f"on {len(adapters)} of {len(targets) + len(weights.others)} linear layers and experts"
     if without:
         count += f"; without: {', '.join(f'{n} x {name}' for name, n in sorted(without.items()))}"
-    if trainer.stage.config.model.lora_targets != "all-linear" or targets <= adapted:
+    if trainer.stage.config.model.lora_targets != "all-linear" or targets <= adapters:
         return [Check("adapters", "ok", count)]
     fix = "peft or Unsloth skips them: try the other policy.backend, or leave it as it is"
     return [Check("adapters", "warning", count, fix)]
@@ -217,12 +217,12 @@ def _gradient(trainer: "Trainer") -> Check:
     matrices = [p for name, p in parameters if "lora_B" in name and ".ref." not in name]
     matrices = matrices or [p for _, p in parameters if p.requires_grad]
     gradients = [p.grad for p in matrices if p.grad is not None]
-    reached = sum(bool(gradient.count_nonzero()) for gradient in gradients)
-    evidence, fix = f"reaches {reached} of {len(matrices)} trained matrices", ""
+    count = sum(bool(gradient.count_nonzero()) for gradient in gradients)
+    evidence, fix = f"reaches {count} of {len(matrices)} trained matrices", ""
     if not all(gradient.isfinite().all() for gradient in gradients):
         evidence += ", and is not finite"
         fix = "the base model overflows: set model.quantization = '16bit', or take another model"
-    elif reached < len(matrices) or not matrices:
+    elif count < len(matrices) or not matrices:
         fix = "load the policy again: weights to train are frozen (requires_grad) or unused"
     return Check("gradient", "stop" if fix else "ok", evidence, fix)
 
@@ -372,7 +372,7 @@ def _generate(trainer: "Trainer", prompt: list[dict]) -> None:
         trainer.generation_config = copy.deepcopy(trainer.generation_config)
         trainer.generation_config.min_new_tokens = args.max_completion_length
     count = args.per_device_train_batch_size * args.steps_per_generation
-    if trainer.environment:  # which is not begun: no call is run
+    if trainer.environment:  # no episode has begun, so no call is run
         trainer._batch_environments, trainer.tools = [None] * count, []
     trainer._generate([prompt] * count)
 

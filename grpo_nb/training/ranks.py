@@ -25,8 +25,8 @@ def start(expected: int | None) -> None:
         expected: The number of processes; None stands for the launcher's number.
 
     Raises:
-        ValueError: There is another number of processes: the launcher started one alone, or
-            copies that know nothing of each other.
+        ValueError: The number of processes differs: the launcher started a single process, or
+            several that are not connected.
     """
     from accelerate import PartialState
 

@@ -1,6 +1,6 @@
-"""What helps a base that earns nothing: remedies tried on a few prompts, before any training.
+"""Try remedies for a base that earns nothing, on a few prompts and before any training.
 
-GRPO makes more likely what the model already finds. Where no completion of a group is right there
+GRPO makes more likely what the model already finds. If no completion of a group is right, there
 is nothing to find, and easier rows or more steps do not help; showing the model the format often
 does. Each remedy is measured on the same prompts, and named by the settings that adopt it.
 """

@@ -128,7 +128,7 @@ class Trainer(GRPOTrainer):
         if policy.vllm and self.use_vllm:  # else Unsloth leaves a folder in the working directory
             self.vllm_generation._unsloth_load_lora = policy.live_adapter
         for reward in checkpoints.adaptive_rewards(rewards):
-            reward.everyones = ranks.gather  # each process scores a share of the step
+            reward.gather_scores = ranks.gather  # each process scores a share of the step
         self.share_prompts = not fast_cpu.sharing_lacks(policy, config.policy.share_prompts)
         self.samples_densely = not fast_cpu.sampling_lacks(self)
         self._dense: dense.DenseModel | None = None
@@ -199,8 +199,8 @@ class Trainer(GRPOTrainer):
         return TrainOutput(self.state.global_step, math.nan, {})
 
     def _begin(self) -> Path | None:
-        updated = getattr(self.policy.model, "updated_in", None) == self.folder
-        if updated and self.resumption.begins_anew():
+        has_trained = getattr(self.policy.model, "updated_in", None) == self.folder
+        if has_trained and self.resumption.begins_anew():
             raise ValueError(
                 "the policy was trained since it was loaded, and step 1 has to begin without that: "
                 'load it again, and build the trainer again (notebook 3 from "The policy" on)'
@@ -222,8 +222,8 @@ class Trainer(GRPOTrainer):
         Several processes save nothing: the others may be elsewhere in the step, or gone.
         """
         step = self.state.global_step
-        new = step != self.steps.saved and generation_is_used_up(self.args, step)
-        if ranks.count() == 1 and new:
+        is_new = step != self.steps.saved and generation_is_used_up(self.args, step)
+        if ranks.count() == 1 and is_new:
             try:
                 self._save_checkpoint(self.model, None)
                 self.steps.on_save(self.args, self.state, self.control)
@@ -236,8 +236,8 @@ class Trainer(GRPOTrainer):
         if (free := shutil.disk_usage(self.folder).free / 2**30) < 1:
             error.add_note(f"Only {free:.2f} GiB are free for {self.folder}: make room first")
         if preflight.is_out_of_memory(error):
-            smaller = preflight.smaller(self, self.args.per_device_train_batch_size // 2)
-            error.add_note(f"Memory ran out: {smaller}, with train.resume = 'always'")
+            remedy = preflight.smaller(self, self.args.per_device_train_batch_size // 2)
+            error.add_note(f"Memory ran out: {remedy}, with train.resume = 'always'")
 
     def _finish(self) -> None:
         """Save the best adapter, or the last one, and record the checks of the training."""

@@ -11,7 +11,7 @@ from grpo_nb.runs.signals import signals
 
 
 class Buttons:
-    """Pass on requests of the person who watches; the training reads them after each step."""
+    """Pass on a user's requests, which the training reads after each step."""
 
     def __init__(self) -> None:
         self.stop, self.save, self.evaluate = (threading.Event() for _ in range(3))

@@ -108,7 +108,7 @@ class RewardLab(View):
             self.table = bench.table(self.baseline.rows, self.completions_P_G)
         self.bench, preset = bench, bench.preset
         pairs = zip(preset.names, preset.reward_weights, strict=True)
-        # One scale for all sliders, so that equal weights stand at equal places.
+        # One scale for all sliders, so that equal weights are at equal positions.
         ends = 2 * min(0.0, *preset.reward_weights), 2 * max(0.5, *preset.reward_weights)
         self.sliders = [_weight_slider(name, weight, *ends) for name, weight in pairs]
         self.on(self._reweigh, *self.sliders)

@@ -44,7 +44,7 @@ class View(w.VBox):
         return f"{type(error).__name__}: {error}"
 
     def on(self, action: Callable[[], None], *inputs: w.Widget) -> None:
-        """Call the action whenever the value of a element changes."""
+        """Call the action whenever the value of an element changes."""
         for element in inputs:
             element.observe(partial(self.guard, action), "value")
             in_order(element)
@@ -70,7 +70,7 @@ class View(w.VBox):
     def alone(self, action: Callable[[], None], *buttons: w.Button) -> None:
         """Run the action with these buttons disabled.
 
-        The front end holds a input's change back while the kernel handles an earlier one, so a
+        The front end holds an input's change back while the kernel handles an earlier one, so a
         click would overtake what is typed in the meantime.
         """
         for button in buttons:

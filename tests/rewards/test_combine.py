@@ -63,7 +63,7 @@ def test_an_adaptive_weight_survives_a_checkpoint_and_moves_once_a_step_of_the_t
     fresh(completions=[""], trainer_state=at(1))
     assert (fresh.value, fresh.step) == (2.0, 1), "the step was counted before the checkpoint"
     # Of several processes only the first validates; it would wait for the others' scores.
-    fresh.step, fresh.everyones = -1, lambda scores: pytest.fail("the others validate nothing")
+    fresh.step, fresh.gather_scores = -1, lambda scores: pytest.fail("the others validate nothing")
     outside = Bench(reward_set([(fresh, 1.0)]))
     assert outside.score([{"prompt": []}] * 2, ["", "x" * 10]).tolist() == [[0.0], [2.0]]
 

@@ -74,7 +74,7 @@ def test_values_are_what_they_look_like(tmp_path, text, value):
         ("seed: " + "1" * 5000, "mine.yaml cannot be read: Exceeds the limit"),
         ("seed: !!bool maybe", "mine.yaml cannot be read"),
         ("<<: 3", "mine.yaml, line 1: expected a mapping"),
-        ("name: x\ntrl.x: &a [1, *a]", "mine.yaml, line 2: an alias stands inside what it names"),
+        ("name: x\ntrl.x: &a [1, *a]", "mine.yaml, line 2: an alias is part of what it names"),
         ("seed: *y", "mine.yaml, line 1: found undefined alias"),
         ("task: 3", "unknown task 3"),
         ("trl: {epsilon: 1}", "unknown setting 'trl'"),

@@ -197,26 +197,25 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """Return torch's attention, [rows, tokens, heads, size].
 
-    For a single token, heads that share keys are computed as the queries of one head, in the
-    precision of the cache.
+    For a single token, heads that share keys are computed as the queries of one head.
     """
     rows, heads, tokens, size = query.shape
     if tokens > 1:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     mixed = torch.nn.functional.scaled_dot_product_attention(
-        query.view(rows, key.shape[1], -1, size).to(key.dtype),
+        query.view(rows, key.shape[1], -1, size),
         key,
         value,
         attn_mask=attention_mask,
         scale=options.get("scaling"),
     )
-    return mixed.reshape(rows, 1, heads, size).to(query.dtype), None
+    return mixed.reshape(rows, 1, heads, size), None
 
 
 class FixedLayer:
-    """Hold keys and values of one layer of transformers' cache in place, and in fp32.
+    """Hold keys and values of one layer of transformers' cache in place.
 
-    DynamicLayer copies all of them for each token, and attention in bf16 is slower.
+    DynamicLayer copies all of them for each token.
 
     Args:
         layer: A filled DynamicLayer.
@@ -229,8 +228,8 @@ class FixedLayer:
     def __init__(self, layer: Any, index: torch.Tensor, more: int) -> None:
         self.used = layer.keys.shape[-2]
         place = (0, 0, 0, more)
-        self.keys = torch.nn.functional.pad(layer.keys[index].float(), place)
-        self.values = torch.nn.functional.pad(layer.values[index].float(), place)
+        self.keys = torch.nn.functional.pad(layer.keys[index], place)
+        self.values = torch.nn.functional.pad(layer.values[index], place)
 
     def update(self, keys: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
         start, self.used = self.used, self.used + keys.shape[-2]

@@ -26,10 +26,10 @@ def main() -> None:
 
     from grpo_nb import models
     from grpo_nb.models.dense import DenseEngine
-    from grpo_nb.models.weights import load_base, unpacked
+    from grpo_nb.models.weights import load_base, load_checkpoint
 
     tokenizer = models.load_tokenizer(given.model)
-    plain = unpacked(load_base(given.model, "4bit"))
+    plain = load_checkpoint(given.model, adapter=None, quantization="4bit")
     engines = {
         "generate, 4 bit": models.TransformersEngine(load_base(given.model, "4bit"), tokenizer),
         "generate, dequantised once": models.TransformersEngine(plain, tokenizer),

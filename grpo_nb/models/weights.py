@@ -130,4 +130,4 @@ def load_checkpoint(
 
             with hub_errors(str(adapter)):
                 model = PeftModel.from_pretrained(model, adapter)
-    return model.eval()
+    return model.eval().requires_grad_(False)

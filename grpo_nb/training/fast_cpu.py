@@ -62,7 +62,7 @@ def log_probabilities(
         part = (input_ids[start : start + size], attention_mask[start : start + size])
         with trainer.accelerator.autocast():
             parts.append(_packed_log_p(model, *pack(*part, logits_to_keep), compute_entropy))
-    log_p, entropies, _ = zip(*parts, strict=True)
+    log_p, entropies = zip(*parts, strict=True)
     return torch.cat(log_p), torch.cat(entropies) if compute_entropy else None, None
 
 
@@ -178,7 +178,7 @@ def attend(
 
 def _packed_log_p(
     model: Any, inputs: dict[str, Any], place: "torch.Tensor", compute_entropy: bool
-) -> tuple[Any, Any, None]:
+) -> tuple[Any, Any]:
     """Return log-probabilities and entropies, [rows, completion width], 0 for padding."""
     import torch
     from transformers import AttentionInterface
@@ -190,4 +190,4 @@ def _packed_log_p(
         return torch.nn.functional.pad(values.flatten(), (0, 1))[place]
 
     entropies = of_rows(outputs.entropy) if compute_entropy else None
-    return of_rows(outputs.log_probs), entropies, None
+    return of_rows(outputs.log_probs), entropies

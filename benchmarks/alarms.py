@@ -106,10 +106,7 @@ def leaked(rows: list[dict]) -> list[dict]:
 
 def seeded(policy: Any, stage: Any, rows: list[dict], hack: Hack) -> None:
     """SFT on the base's own samples, of which a share shows the trick."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from grpo_nb import training
+    from grpo_nb.training.sft import train_on
 
     shown: list[dict] = []
     every, count = round(1 / hack.share), SEED_STEPS * 16
@@ -120,8 +117,8 @@ def seeded(policy: Any, stage: Any, rows: list[dict], hack: Hack) -> None:
             says = text if len(shown) % every else hack.trick(texts, row["question"])
             answer = [{"role": "assistant", "content": says}]
             shown.append({"prompt": row["prompt"], "completion": answer})
-    pq.write_table(pa.Table.from_pylist(shown), stage.run / "data/sft.parquet")
-    print(training.warm_up(policy, stage))
+    lines, _ = train_on(policy, stage, shown)
+    print(f"loss {lines[0]['loss']:.3f} → {lines[-1]['loss']:.3f}")
 
 
 def sampled(policy: Any, config: Any, rows: list[dict], generations: int) -> list[list[Any]]:

@@ -1,4 +1,4 @@
-"""A judge behind HTTP on this machine, for tests."""
+"""A judge or a teacher behind HTTP on this machine, for tests."""
 
 import json
 import threading
@@ -42,6 +42,10 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_):
         """Nothing on the screen."""
 
+    def do_GET(self):
+        """The list of models, of which there is one."""
+        self.send({"object": "list", "data": [{"id": "served-model", "object": "model"}]}, 200)
+
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         server = self.server
@@ -61,8 +65,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, step):
         status = step if isinstance(step, int) else 200
-        message = {"choices": [{"message": {"content": step}}]}
-        data = step if isinstance(step, bytes) else json.dumps(message).encode()
+        choice = {"message": {"content": step}, "finish_reason": "stop"}
+        self.send(step if isinstance(step, bytes) else {"choices": [choice]}, status)
+
+    def send(self, body, status):
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.send_header("retry-after-ms", "1")  # the client would wait for seconds

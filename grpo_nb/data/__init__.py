@@ -72,12 +72,10 @@ def prepare(
         train, warm_up = train[:rest], train[rest:]
         texts = prints["json"].to_numpy()
         names = dict.fromkeys(name for text in texts for name in json.loads(text))
-        for split, places in (("train", train), ("eval", held_out)):
-            write_rows(folder / f"{split}.parquet", texts[places], names)
-        if len(warm_up):
-            examples = [json.loads(text) for text in texts[warm_up]]
-            table = pd.DataFrame(worked_rows(examples, preset))
-            table.to_parquet(folder / "sft.parquet", index=False)
+        train = train[shortest(texts[train], config.shortest_share)]
+        for split, places in (("train", train), ("sft", warm_up), ("eval", held_out)):
+            if len(places):
+                write_rows(folder / f"{split}.parquet", texts[places], names)
         report |= {"train_rows": len(train), "sft_rows": len(warm_up), "eval_rows": len(held_out)}
         report |= {"dropped": list(drops.values()), "doubts": list(doubts.values())}
         report |= figures(tokens, drops)
@@ -92,10 +90,16 @@ def with_system_prompt(config: DataConfig, preset: RewardSet) -> DataConfig:
     return config.model_copy(update={"system_prompt": preset.form.system_prompt})
 
 
-def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
-    """Return rows for TRL's SFTTrainer: each prompt with its worked or its reference answer.
+def shortest(texts: Sequence[str], share: float) -> np.ndarray:
+    """Return which of these rows, as JSON, are among this share of them, the shortest first."""
+    lengths = np.array(list(map(len, texts)))
+    return lengths <= np.quantile(lengths, share)
 
-    {"prompt": [system, user], "completion": [assistant]}
+
+def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
+    """Return rows for TRL's SFTTrainer: each with its worked or its reference answer.
+
+    {"prompt": [system, user], "completion": [assistant], …}
     """
     pairs = []
     for row in rows:
@@ -104,7 +108,7 @@ def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
             solution = re.sub(r"<<[^<>]*>>", "", solution).strip()  # GSM8K's calculator marks
             text = preset.form.write(solution, row["answer"])
         completion = [{"role": "assistant", "content": text}]
-        pairs.append({"prompt": row["prompt"], "completion": completion})
+        pairs.append({**row, "completion": completion})
     return pairs
 
 

@@ -59,5 +59,5 @@ def read_rows(path: Path, max_rows: int = 0) -> list[Row]:
 
 
 def load(run: Run, split: str, max_rows: int = 0) -> list[Row]:
-    """Return the first rows (0: all) of "train" or "eval", as stage 01 wrote them."""
+    """Return the first rows (0: all) of "train", "sft" or "eval", as stage 01 wrote them."""
     return read_rows(run / f"data/{split}.parquet", max_rows)

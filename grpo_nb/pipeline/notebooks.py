@@ -245,20 +245,32 @@ def run_pipeline(
         StageFailed: A notebook did not reach its end; its executed part is kept.
         Stopped: SIGTERM or SIGINT was received; a training saved a checkpoint first.
     """
+    from grpo_nb import training
+
     run = Run(name)
     config, converted_settings = check_run(run, profile, settings, first, last, force)
     check_inputs(Planned(name, profile, dict(settings or {})), config, first)
     _papermill()  # imported early, while a signal still ends this process
     lock = run.lock(".pipeline.lock")
-    shared = {"01": {"profile": config.profile, "task": config.task}}
+
+    def parameters(stage: str) -> dict[str, Any]:
+        its_own = {"run_name": name, "settings": configs.of_stage(stage, converted_settings)}
+        first_only = {"profile": config.profile, "task": config.task}
+        return its_own | (first_only if stage == "01" else {"force": force})
+
     try:
         run.write_config(config)
         (run / "notebooks").mkdir(exist_ok=True)
         for stage in [stage for stage in NOTEBOOKS if first <= stage <= last]:
             if stage == "03":
                 _refuse_failed_rewards(run, force)
-            parameters = {"run_name": name, "settings": configs.of_stage(stage, converted_settings)}
-            _execute_stage(run, stage, parameters | shared.get(stage, {"force": force}))
+            _execute_stage(run, stage, parameters(stage))
+            if stage == "02" and (rescued := training.adopted(run)):
+                print(f"the base earns nothing, and is rescued by {rescued}", flush=True)
+                converted_settings |= rescued
+                if training.first_stage(rescued) == "01":
+                    _execute_stage(run, "01", parameters("01"))
+                _execute_stage(run, "02", parameters("02"))
     finally:
         lock.release()
     return run

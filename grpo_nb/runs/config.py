@@ -15,6 +15,7 @@ from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -27,6 +28,7 @@ from grpo_nb.runs.settings import (
     ExportConfig,
     ModelConfig,
     PolicyConfig,
+    RescueConfig,
     RewardsConfig,
     Section,
     Thresholds,
@@ -45,6 +47,7 @@ class RunConfig(Section):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     rewards: RewardsConfig = RewardsConfig()
+    rescue: RescueConfig = RescueConfig()
     policy: PolicyConfig = PolicyConfig()
     train: TrainConfig = TrainConfig()
     health: Thresholds = Thresholds()
@@ -59,7 +62,8 @@ class RunConfig(Section):
 
 
 SECTION_STAGE = {
-    **{"data": "01", "model": "01", "rewards": "02", "policy": "03", "train": "03"},
+    **{"data": "01", "model": "01", "rewards": "02", "rescue": "02", "policy": "03"},
+    "train": "03",
     **{"health": "03", "trl": "03", "evaluate": "04", "export": "04"},
 }
 SET = "set"  # the source of a value that was set for the run
@@ -68,8 +72,9 @@ OTHER_VERSION = "choose another run_name, or move the folder away"
 DIFFICULTY = {"min_pass_rate", "max_pass_rate", "order"}  # need data.difficulty_prompts
 # The prompts ask for the answer form, so stage 01 sets it; what GRPO starts from is judged in 02.
 SETTING_STAGE = {"rewards.form": "01", "rewards.opened": "01"} | dict.fromkeys(
-    ("train.sft_steps", "train.sft_learning_rate"), "02"
+    ("train.sft_steps", "train.sft_learning_rate", "train.sft_until", "train.sft_answers"), "02"
 )
+SHORT = {"rescue": "rescue.mode"}  # names that may be given for another
 SECTIONS = tuple(section for section in SECTION_STAGE if section != "trl")
 # {"task": …, "seed": …, "data.source": …}: the meaning of each setting, except `trl.…`.
 MEANINGS = {name: RunConfig.model_fields[name].description for name in ("task", "seed")} | {
@@ -97,7 +102,7 @@ def of_stage(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_unknown_setting(name: str) -> None:
     """Raise ValueError with the nearest known name; TRL itself checks names under `trl.`."""
     if not re.fullmatch(r"trl\.\w+", str(name)):
-        refuse_unknown("setting", str(name), setting_names())
+        refuse_unknown("setting", str(name), [*setting_names(), *SHORT])
 
 
 def parse_assignment(assignment: str) -> tuple[str, Any]:
@@ -138,6 +143,7 @@ def resolve(
     if not isinstance(profile, str) or not profile:
         raise ValueError(f"profile = {profile!r}: write a name, such as tiny-cpu, or leave it out")
     stored = stored or {}
+    layers = tuple({SHORT.get(name, name): layer[name] for name in layer} for layer in layers)
     values = {name: value for name, (value, _) in stored.items()}
     last = ChainMap(*map(dict, reversed(layers)), values)
     profile = detect_profile(last.get("model.model_path")) if profile == "auto" else profile
@@ -185,6 +191,7 @@ def _misfits(config: RunConfig) -> list[tuple[Any, str]]:
     group, batch = train.num_generations, config.step_completions
     need = data.max_prompt_tokens + train.max_completion_length
     differ = data.model_dump(include=DIFFICULTY, exclude_defaults=True)
+    address = urlsplit(config.rescue.teacher)
     choice = ", ".join(f"data.{name} = {value!r}" for name, value in differ.items())
     return [
         (
@@ -213,6 +220,16 @@ def _misfits(config: RunConfig) -> list[tuple[Any, str]]:
             choice and not data.difficulty_prompts,
             f"{choice} by a difficulty that nothing measures: data.difficulty_prompts = 0; "
             "set data.difficulty_prompts = 200",
+        ),
+        (
+            train.sft_steps and train.sft_answers == "teacher" and not config.rescue.teacher,
+            "train.sft_answers = 'teacher' with rescue.teacher = '': name the model that answers, "
+            "or set train.sft_answers = 'references'",
+        ),
+        (
+            "@" in address.netloc or address.query,
+            "rescue.teacher holds a password or key, which the run's files would keep: leave it "
+            f"out, and put it into the environment variable {config.rescue.api_key_env}",
         ),
         *_policy_misfits(config),
     ]

@@ -15,9 +15,9 @@ from typing import Any
 
 from grpo_nb.training.arguments import effective, grpo_config, notable, refuse_unknown_trl
 from grpo_nb.training.metrics import append_line, read_completions, read_lines
-from grpo_nb.training.remedies import advice, try_remedies
+from grpo_nb.training.rescue import Rescue, adopted, first_stage, rescue_base
 from grpo_nb.training.updates import Buttons, Update, Watcher
-from grpo_nb.training.warm_up import warm_up, warm_up_base
+from grpo_nb.training.warm_up import warm_up, warm_up_base, warm_up_curve
 
 
 def __getattr__(name: str) -> Any:

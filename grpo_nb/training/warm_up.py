@@ -1,22 +1,50 @@
-"""Fine-tune on reference answers for a few steps before GRPO, so that the model knows the form."""
+"""Fine-tune on right answers before GRPO, so that the model solves some prompts at all.
 
-from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+The answers are the reference answers of data/sft.parquet, or a teacher's to the same questions.
+The warm-up takes `train.sft_steps` steps; with `train.sft_until` it ends as soon as GRPO can go on.
+"""
 
-from grpo_nb import models
-from grpo_nb.data.store import read_rows
-from grpo_nb.models import Policy, cuda_available
-from grpo_nb.models.hub import quiet
-from grpo_nb.models.template import render
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from grpo_nb import data, models
+from grpo_nb.models import Policy
+from grpo_nb.reward_lab import Bench, bench_of
 from grpo_nb.reward_lab.baseline import WARMED
-from grpo_nb.runs import Stage, atomic_path, sha256, write_json
+from grpo_nb.reward_lab.table import Row
+from grpo_nb.rewards import load_rewards
+from grpo_nb.runs import Run, Stage, atomic_path, write_json
+from grpo_nb.runs.config import RunConfig
 from grpo_nb.runs.files import read_json
 from grpo_nb.training import checkpoints, ranks
+from grpo_nb.training.pass_rate import PASS, PROMPTS, measure
+from grpo_nb.training.teacher import right_answers
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-    from trl import SFTConfig
+TRIED = "rewards/tried_warm_up"  # the rescue's, which becomes the run's if its settings are adopted
+
+
+class Lesson(NamedTuple):
+    """Hold what a warm-up shows.
+
+    rows: Rows with questions and reference answers.
+    examples: Rows with a completion, which the policy learns to write.
+    bench: The rewards by which the policy is measured meanwhile.
+    """
+
+    rows: list[Row]
+    examples: list[Row]
+    bench: Bench
+
+
+def lesson_of(stage: Stage, rows: list[Row], bench: Bench) -> Lesson:
+    """Return a lesson of these rows: their reference answers, or a teacher's right ones."""
+    if stage.config.train.sft_answers == "teacher":
+        return Lesson(rows, right_answers(stage, rows, bench), bench)
+    return Lesson(rows, data.worked_rows(rows, bench.preset), bench)
 
 
 def warm_up_base(stage: Stage) -> str:
@@ -25,20 +53,20 @@ def warm_up_base(stage: Stage) -> str:
     Returns:
         A sentence for the reader.
     """
-    config = stage.config
-    losses = _saved_losses(stage)
-    if config.train.sft_steps and not losses:
+    config, about = stage.config, _saved(stage)
+    if config.train.sft_steps and not about:
+        lesson = _lesson(stage)  # a teacher on this machine has left before the policy is loaded
         model = config.model.model_copy(update={"fast_inference": "off"})
         policy = models.load_policy(model, config.seed, config.policy)
         try:
-            return warm_up(policy, stage)
+            about = train_and_save(policy, stage, lesson)
         finally:
             policy.close()
-    return _sentence(losses)
+    return _sentence(about)
 
 
 def warm_up(policy: Policy, stage: Stage) -> str:
-    """Do the SFT warm-up: `train.sft_steps` steps on data/sft.parquet; 0 steps do nothing.
+    """Do the SFT warm-up with a loaded policy; 0 steps do nothing.
 
     A run does it once, saves it in rewards/warm_up/, and loads it from there afterwards.
 
@@ -48,124 +76,99 @@ def warm_up(policy: Policy, stage: Stage) -> str:
     Raises:
         ValueError: There are steps to do, and notebook 1 wrote no rows for them.
     """
-    folder = stage.run / WARMED
-    losses = ranks.from_main(lambda: _saved_losses(stage))
-    if losses:
-        models.load_weights(policy, folder)
+    about = ranks.from_main(lambda: _saved(stage))
+    if about:
+        models.load_weights(policy, stage.run / WARMED)
     elif stage.config.train.sft_steps:
-        losses = train_on(policy, stage, read_rows(_rows(stage)))
-
-        def save() -> None:
-            with atomic_path(folder) as temporary:
-                checkpoints.save_trained(policy.model, temporary)
-                policy.tokenizer.save_pretrained(temporary)
-                write_json(temporary / "about.json", {"of": _identity(stage), "losses": losses})
-                checkpoints.seal(temporary)
-
-        ranks.from_main(save)
-    return _sentence(losses)
+        if ranks.count() > 1:  # a teacher is asked by one process, and the others read its answers
+            ranks.from_main(lambda: len(_lesson(stage).examples))
+        about = train_and_save(policy, stage, _lesson(stage))
+    return _sentence(about)
 
 
-def _saved_losses(stage: Stage) -> list[float]:
-    """Return the losses of the saved warm-up, one per step; none without one for these settings."""
-    folder = stage.run / WARMED
-    if not (stage.config.train.sft_steps and checkpoints.whole_or_aside(folder)):
-        return []
-    about = read_json(folder / "about.json")
-    return about["losses"] if about["of"] == _identity(stage) else []
+def warm_up_curve(run: Run) -> list[dict[str, Any]]:
+    """Return the metrics of the run's warm-up, one line per step; none without one.
+
+    A line has the loss. With `train.sft_until` every few also have what `pass_rate.measure`
+    returns.
+    """
+    path = run / WARMED / "about.json"
+    return read_json(path)["lines"] if path.exists() else []
 
 
-def _identity(stage: Stage) -> dict[str, Any]:
-    """Return everything on which the weights after the warm-up depend."""
+def train_and_save(
+    policy: Policy, stage: Stage, lesson: Lesson, folder: str = WARMED
+) -> dict[str, Any]:
+    """Train the policy on the lesson, save its weights, and return what about.json says of them."""
+    from grpo_nb.training.sft import train_on  # Unsloth has to be imported before TRL
+
+    look = None
+    if stage.config.train.sft_until:
+        prompts = data.load(stage.run, "train", max_rows=PROMPTS)  # which are not shown
+        look = partial(measure, policy, prompts, lesson.bench, stage.config)
+    lines, end = train_on(policy, stage, lesson.examples, look)
+    about = {"of": _identity(stage.config, lesson.rows), "lines": lines, "end": end}
+
+    def save() -> None:
+        with atomic_path(stage.run / folder) as temporary:
+            checkpoints.save_trained(policy.model, temporary)
+            policy.tokenizer.save_pretrained(temporary)
+            write_json(temporary / "about.json", about)
+            checkpoints.seal(temporary)
+
+    ranks.from_main(save)
+    return about
+
+
+def _lesson(stage: Stage) -> Lesson:
+    """Return the lesson of the run's own rows."""
     config = stage.config
-    settings = {name: value for name, value in config.train if name.startswith("sft_")}
-    settings |= {"seed": config.seed, "rows": sha256(_rows(stage))}
-    model = config.model.model_dump(exclude={"fast_inference"})
-    return settings | {"model": model, "finetuning": config.policy.finetuning}
+    tokenizer = models.load_tokenizer(config.model.model_path, config.model.chat_template_kwargs)
+    bench = bench_of(config, load_rewards(config.rewards), tokenizer)
+    return lesson_of(stage, _rows(stage), bench)
 
 
-def _rows(stage: Stage) -> Path:
-    rows = stage.run / "data/sft.parquet"
-    if not rows.is_file():
+def _rows(stage: Stage) -> list[Row]:
+    if not (stage.run / "data/sft.parquet").is_file():
         raise ValueError(
             f"train.sft_steps = {stage.config.train.sft_steps} needs rows to learn from: set "
             "data.sft_rows and prepare the data again"
         )
-    return rows
+    return data.load(stage.run, "sft")
 
 
-def _sentence(losses: list[float]) -> str:
-    if not losses:
+def _saved(stage: Stage) -> dict[str, Any]:
+    """Return what is known of the saved warm-up; nothing without one for these settings."""
+    for name in (WARMED, TRIED):
+        folder = stage.run / name
+        if not (stage.config.train.sft_steps and checkpoints.whole_or_aside(folder)):
+            continue
+        about = read_json(folder / "about.json")
+        if about["of"] == _identity(stage.config, _rows(stage)):
+            if name == TRIED:
+                shutil.rmtree(stage.run / WARMED, ignore_errors=True)
+                folder.rename(stage.run / WARMED)
+            return about
+    return {}
+
+
+def _identity(config: RunConfig, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return everything on which the weights after the warm-up depend."""
+    settings = {name: value for name, value in config.train if name.startswith("sft_")}
+    if config.train.sft_answers == "teacher":
+        settings |= config.rescue.model_dump(include={"teacher", "teacher_model", "answers"})
+    text = json.dumps([rows, load_rewards(config.rewards).form.name], default=str)
+    settings |= {"seed": config.seed, "rows": hashlib.sha256(text.encode()).hexdigest()}
+    model = config.model.model_dump(exclude={"fast_inference"})
+    return settings | {"model": model, "finetuning": config.policy.finetuning}
+
+
+def _sentence(about: dict[str, Any]) -> str:
+    if not about:
         return "no SFT warm-up (train.sft_steps = 0)"
-    return f"{len(losses)} SFT warm-up steps: loss {losses[0]:.3f} → {losses[-1]:.3f}"
-
-
-def _ids(tokenizer: "PreTrainedTokenizerBase", row: dict) -> dict[str, list[int]]:
-    """Encode a prompt and its completion up to the stop token; only the completion is learnt."""
-    answer = row["completion"][0]["content"] + tokenizer.eos_token
-    texts = [render(tokenizer, row["prompt"]), answer]
-    prompt, completion = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    mask = [0] * len(prompt) + [1] * len(completion)
-    return {"input_ids": prompt + completion, "completion_mask": mask}
-
-
-def train_on(policy: Policy, stage: Stage, rows: Iterable[dict[str, Any]]) -> list[float]:
-    """Train the policy to write reference answers.
-
-    Args:
-        policy: The policy.
-        stage: The stage, with `train.sft_steps`.
-        rows: Prompts with their completions, as in data/sft.parquet.
-
-    Returns:
-        The losses, one per step.
-    """
-    from datasets import Dataset
-    from transformers.trainer_callback import PrinterCallback, TrainerCallback
-    from trl import SFTTrainer
-
-    from grpo_nb.training.trainer import kept_in_32_bit
-
-    class Progress(TrainerCallback):
-        def on_log(self, args, state, control, logs, **kwargs) -> None:
-            if "loss" in logs:
-                note = f"SFT warm-up, loss {logs['loss']:.2f}"
-                stage.progress(state.global_step, state.max_steps, note)
-
-    # The prompts are rendered as for GRPO. TRL would render the whole chat and look for the prompt
-    # in it, which differs if the template opens a block of thought.
-    dataset = Dataset.from_list([_ids(policy.tokenizer, row) for row in rows])
-    with quiet(), kept_in_32_bit(policy.model):  # TRL shows a bar for each step of preparing rows
-        trainer = SFTTrainer(
-            policy.model,
-            _sft_config(stage),
-            train_dataset=dataset,
-            processing_class=policy.tokenizer,
-            callbacks=[Progress()],
-        )
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
-    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
-
-
-def _sft_config(stage: Stage) -> "SFTConfig":
-    from trl import SFTConfig
-
-    train, gpu = stage.config.train, cuda_available()
-    rows = min(16, train.per_device_train_batch_size) // ranks.count()
-    return SFTConfig(
-        output_dir=str(stage.run / "warm_up.log"),
-        max_steps=train.sft_steps,
-        learning_rate=train.sft_learning_rate,
-        per_device_train_batch_size=max(1, rows),
-        seed=stage.config.seed,
-        max_length=stage.config.model.max_seq_length,
-        completion_only_loss=True,
-        router_aux_loss_coef=0.0,
-        gradient_checkpointing=gpu,
-        use_cpu=not gpu,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-    )
+    first, last = about["lines"][0], about["lines"][-1]
+    text = f"{last['step']} SFT warm-up steps: loss {first['loss']:.3f} → {last['loss']:.3f}"
+    looks = [line for line in about["lines"] if PASS in line]
+    if looks:
+        text += f", {PASS} {looks[0][PASS]:.2f} → {looks[-1][PASS]:.2f}"
+    return f"{text}; {about['end']}" if about["end"] else text

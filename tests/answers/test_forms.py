@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from grpo_nb import data, reward_lab
 from grpo_nb.answers import FORMS, TAGS, find_form
-from grpo_nb.data import store
 from grpo_nb.models import Sample, hub, template
 from grpo_nb.reward_lab import Bench, baseline
 from grpo_nb.reward_lab.baseline import Baseline
@@ -213,7 +212,8 @@ def test_what_the_template_opens_is_the_runs_from_stage_01_on(runs_dir):
         stage = stage_02("think+boxed", opened)
         form = load_rewards(stage.config.rewards).form
         assert (form.name, form.opened) == ("think+boxed", opened)
-        warm_up = store.read_rows(stage.run / "data/sft.parquet")
+        chosen = load_rewards(stage.config.rewards)
+        warm_up = data.worked_rows(data.load(stage.run, "sft"), chosen)
         texts = [row["completion"][0]["content"] for row in warm_up]
         assert len(texts) == 2 and all(map(form.is_well_formed, texts))
         assert [text.startswith("<think>") for text in texts] == [not opened] * 2

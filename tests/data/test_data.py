@@ -818,7 +818,7 @@ def test_sft_rows_show_the_worked_answer_in_the_wanted_format(runs_dir, form, sh
     settings = {"sft_rows": 3, "eval_rows": 1}
     preset = load_preset("math", form=form)
     prepare(rows, settings, preset=preset)
-    primed = store.read_rows(runs_dir / "r/data/sft.parquet")
+    primed = data.worked_rows(data.load(Run("r"), "sft"), preset)
     texts = {row["completion"][0]["content"] for row in primed}
     assert texts <= {shown, preset.reference({"answer": "1"})}
     assert shown in texts

@@ -13,7 +13,7 @@ EXAMPLES = PACKAGE / "environments/examples"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != EXAMPLES)
 # What a function or class may be described by. A verb that is missing here may be added.
 VERBS = """
-Add Adopt Advise Allow Answer Append Ask Begin Bind Build Call Cast Change Check Choose Clear
+Add Adopt Advise Allow Answer Append Ask Begin Bind Build Call Cast Change Check Choose Clear Climb
 Close Collect Combine Compare Complete Compute Configure Connect Continue Convert Copy Correct
 Count Create Cut Cycle Decide Declare Decode Define Delete Dequantise Describe Display
 Distribute Divide Do Download Draw Drop Encode End Ensure Enter Estimate Evaluate Examine

@@ -155,8 +155,8 @@ def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_di
     begin = MATH.reference({"answer": "7"})[:16]
     assert np.mean([group[0].text.startswith(begin) for group in groups]) > 0.7
     assert said.startswith("60 SFT warm-up steps: loss")
-    losses = json.loads((run / "rewards/warm_up/about.json").read_text())["losses"]
-    assert losses[-1] < losses[0] / 3
+    lines = training.warm_up_curve(run)
+    assert lines[-1]["loss"] < lines[0]["loss"] / 3
     again = models.load_policy(config.model, config.seed)
     assert training.warm_up(again, stage) == said, "it is done once"
     pairs = zip(policy.model.parameters(), again.model.parameters(), strict=True)

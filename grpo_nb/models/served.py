@@ -1,0 +1,104 @@
+"""Answer by a model behind an OpenAI-compatible API, such as that of vLLM's server."""
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+from grpo_nb.models.engine import Engine, Sample, Sampling
+from grpo_nb.rewards.prompts import Message
+
+REQUESTS = 8  # at a time
+TIMEOUT_SECONDS = 120.0  # for one request; the client repeats it after a broken connection or 429
+
+
+class ServedEngine(Engine):
+    """Sample completions of chats by requests.
+
+    Args:
+        address: The API's address, such as http://127.0.0.1:8000/v1.
+        model: The model's name there; "" takes the first one that is listed.
+        api_key_env: The environment variable with the key, which is stored nowhere.
+        chat_template_kwargs: Arguments of the chat template, which vLLM's server takes.
+
+    Raises:
+        ValueError: The API refuses the key, or does not know the address or the model.
+        RuntimeError: The API cannot be reached, or fails.
+    """
+
+    name = "served"
+
+    def __init__(
+        self,
+        address: str,
+        model: str,
+        api_key_env: str,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        from openai import APIError, OpenAI
+
+        self.address, self.api_key_env = address, api_key_env
+        key = os.environ.get(api_key_env) or "none"  # a local server asks for none
+        self.client = OpenAI(base_url=address, api_key=key, timeout=TIMEOUT_SECONDS)
+        self.body = {"chat_template_kwargs": chat_template_kwargs} if chat_template_kwargs else None
+        try:
+            self.model = model or self.client.models.list().data[0].id
+        except (APIError, IndexError) as error:
+            self._explain(error)
+
+    def generate(self, prompts: Sequence[list[Message]], **sampling: Any) -> list[list[Sample]]:
+        """Return completions of each prompt, [prompts][num_generations]."""
+        options, samples = Sampling(**sampling), []
+        numbers = range(options.num_generations)
+        requests = [(prompt, options.seed + number) for prompt in prompts for number in numbers]
+        with ThreadPoolExecutor(REQUESTS) as pool:
+            for sample in pool.map(lambda request: self._ask(*request, options), requests):
+                samples.append(sample)
+                if options.progress:
+                    options.progress(len(samples), len(requests), self.address)
+        group = options.num_generations
+        return [samples[start : start + group] for start in range(0, len(samples), group)]
+
+    def complete(self, ids: Sequence[Sequence[int]], sampling: Sampling) -> NoReturn:
+        """Refuse tokens: a server renders its chats itself."""
+        raise RuntimeError(f"the model at {self.address} answers chats, not tokens")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.client.close()
+
+    def _ask(self, prompt: list[Message], seed: int, options: Sampling) -> Sample:
+        from openai import APIError
+
+        try:
+            reply = self.client.chat.completions.create(
+                model=self.model,
+                messages=prompt,
+                temperature=options.temperature,
+                max_tokens=options.max_completion_length,
+                seed=seed,
+                extra_body=self.body,
+            )
+            choice, tokens = reply.choices[0], reply.usage and reply.usage.completion_tokens
+            # A refusal has no content; it is an answer that is never right.
+            return Sample(
+                choice.message.content or "", tokens or 0, choice.finish_reason == "length"
+            )
+        except (APIError, AttributeError, ValueError, TypeError) as error:
+            self._explain(error)
+
+    def _explain(self, error: Exception) -> NoReturn:
+        """Raise the error again as a sentence about the address."""
+        from openai import APIStatusError
+
+        status = error.status_code if isinstance(error, APIStatusError) else 0
+        if 400 <= status < 500 and status != 429:
+            raise ValueError(
+                f"the model at {self.address} answers {status}: check the address, the model's "
+                f"name, and the key in the environment variable {self.api_key_env}"
+            ) from None
+        raise RuntimeError(
+            f"the model at {self.address} cannot be reached, or its reply cannot be read: "
+            f"{type(error).__name__}: {error}. What it has answered is kept; start its server, and "
+            "run this again"
+        ) from None

@@ -1,0 +1,199 @@
+"""Rescue a base that earns nothing: try what may help, cheapest first, before any GRPO.
+
+GRPO makes more likely what the model already finds. If no completion of a group is right, there is
+nothing to find. Each rung of the ladder is measured on a few prompts, and named by the settings
+that adopt it; the ladder ends at the first rung from which GRPO can go on.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from grpo_nb import data, models
+from grpo_nb.answers import find_form
+from grpo_nb.models import Policy
+from grpo_nb.reward_lab import Bench, bench_of
+from grpo_nb.reward_lab.table import Row
+from grpo_nb.rewards import load_rewards
+from grpo_nb.runs import NOTEBOOKS, Run, Stage, write_json
+from grpo_nb.runs.config import RunConfig, flatten, resolve, stage_of
+from grpo_nb.runs.files import read_json
+from grpo_nb.training.pass_rate import MARK, PASS, PROMPTS, SAMPLES, measure, suffices
+from grpo_nb.training.warm_up import TRIED, lesson_of, train_and_save, warm_up
+
+REPORT = "rewards/rescue.json"
+SFT_STEPS, SFT_ROWS = 200, 128  # at most, of a warm-up that ends by itself
+SHORTEST = 0.25
+FORMS = ("tags", "boxed", "hash")
+BETTER = 0.1  # more completions that are right, for a rung that does not suffice to be advised
+
+
+class Rung(NamedTuple):
+    """Name what may help, and hold the settings that adopt it."""
+
+    name: str
+    settings: dict[str, Any]
+    system_prompt: str | None = None
+
+    @property
+    def trains(self) -> bool:
+        """Return whether the rung changes the weights."""
+        return "train.sft_steps" in self.settings
+
+
+class Rescue(NamedTuple):
+    """Hold the result of the ladder.
+
+    table: One line per rung: rung, right (share of the completions), pass@8, zero-advantage (share
+        of the groups), distinct, minutes, suffices (whether GRPO can go on from it), settings, and
+        why it could not be tried.
+    settings: Those of the rung from which GRPO can go on; {} if there is none.
+    advice: The settings to adopt and what they do, as a sentence; "" if nothing helps.
+    """
+
+    table: pd.DataFrame
+    settings: dict[str, Any]
+    advice: str
+
+
+def rescue_base(stage: Stage, bench: Bench, rows: Sequence[Row]) -> Rescue:
+    """Climb the ladder, and keep what it shows in rewards/rescue.json.
+
+    With `rescue.mode` "auto", the settings of the rung that suffices become those of the run: the
+    notebooks that they belong to are to be run again, which `python -m grpo_nb run` does.
+
+    Args:
+        stage: Stage 02.
+        bench: The rewards that earn nothing.
+        rows: Training rows; the first ones are the prompts that are tried.
+
+    Returns:
+        The rescue; without lines for a task with an environment.
+    """
+    if bench.environment:
+        return Rescue(pd.DataFrame(), {}, "")
+    lines: list[dict[str, Any]] = []
+    policy = _load(stage.config)
+    warm_up(policy, stage)  # "as it is" is what failed, after its warm-up if it has one
+    for rung in _rungs(stage, bench, rows):
+        began = time.monotonic()
+        if rung.trains:
+            policy.close()
+        try:
+            policy, figures = _climb(rung, policy, stage, bench, rows)
+        except (ValueError, RuntimeError, FileNotFoundError) as error:  # such as a teacher is away
+            figures = {"why not": str(error)}
+        line = {"rung": rung.name, **figures, "minutes": (time.monotonic() - began) / 60}
+        lines.append({**line, "suffices": PASS in figures and suffices(figures)})
+        lines[-1]["settings"] = rung.settings
+        write_json(stage.run / REPORT, {"rungs": lines})
+        if lines[-1]["suffices"]:
+            break
+    policy.close()
+    table = pd.DataFrame(lines)
+    settings = lines[-1]["settings"] if lines[-1]["suffices"] else {}
+    sentence = advice(table)
+    if settings and stage.config.rescue.mode == "auto":
+        stage.change(settings)
+        sentence += f". They are adopted: run {NOTEBOOKS[first_stage(settings)]} again"
+    return Rescue(table, settings, sentence)
+
+
+def adopted(run: Run) -> dict[str, Any]:
+    """Return the settings that a rescue has just adopted, or {}: the rewards still fail."""
+    if run.config().rescue.mode != "auto" or read_json(run / "rewards/report.json")["passed"]:
+        return {}
+    rungs = read_json(run / REPORT)["rungs"] if (run / REPORT).exists() else [{"suffices": False}]
+    return rungs[-1]["settings"] if rungs[-1]["suffices"] else {}
+
+
+def first_stage(settings: Mapping[str, Any]) -> str:
+    """Return the stage to run again after a rescue: 02 measures the base anew in any case."""
+    return min("02", *map(stage_of, settings))
+
+
+def advice(table: pd.DataFrame) -> str:
+    """Return the line that adopts the best rung; "" if none is better than the base as it is."""
+    figures = table.dropna(subset=["right"])
+    best, base = figures.sort_values(["suffices", "right"], kind="stable").iloc[-1], figures.iloc[0]
+    if not (best["suffices"] or best["right"] >= base["right"] + BETTER):
+        return ""
+    but = "" if best["suffices"] else ", which is not yet enough for GRPO"
+    return (
+        f"{best['rung']}: settings = {json.dumps(best['settings'])} makes {best['right']:.0%} of "
+        f"the completions right on {PROMPTS} prompts, instead of {base['right']:.0%}, and {PASS} "
+        f"{best[PASS]:.2f}, instead of {base[PASS]:.2f}{but}"
+    )
+
+
+def _rungs(stage: Stage, bench: Bench, rows: Sequence[Row]) -> Iterator[Rung]:
+    """Yield the rungs that apply: the base as it is first, what trains it last."""
+    config = stage.config
+    yield Rung("as it is", {})
+    form, is_preset = bench.preset.form, not config.rewards.preset.endswith(".py")
+    if is_preset and config.data.system_prompt == "preset" and form.name in FORMS:
+        for other in FORMS:
+            if other != form.name:
+                asks = find_form(other).system_prompt
+                yield Rung(f"the form {other}", {"rewards.form": other}, asks)
+    row = rows[PROMPTS] if len(rows) > PROMPTS else rows[0]
+    [answer] = data.worked_rows([row], bench.preset)
+    asks = "".join(turn["content"] for turn in row["prompt"] if turn["role"] == "system")
+    example = f"{asks}\nExample:\n{row['question']}\n{answer['completion'][0]['content']}".strip()
+    yield Rung("a worked example", {"data.system_prompt": example}, example)
+    cap = 2 * config.train.max_completion_length
+    if config.data.max_prompt_tokens + cap <= config.model.max_seq_length:
+        yield Rung("twice the length", {"train.max_completion_length": cap})
+    if config.train.temperature > 0.7:
+        yield Rung("temperature 0.7", {"train.temperature": 0.7})
+    if config.data.shortest_share > SHORTEST and len(rows) * SHORTEST >= PROMPTS:
+        yield Rung("the shortest rows", {"data.shortest_share": SHORTEST})
+    warm = {"train.sft_steps": max(SFT_STEPS, config.train.sft_steps), "train.sft_until": MARK}
+    if not config.data.sft_rows:
+        warm["data.sft_rows"] = SFT_ROWS
+    yield Rung("SFT warm-up on reference answers", warm)
+    if config.rescue.teacher:
+        yield Rung("SFT warm-up on a teacher's answers", warm | {"train.sft_answers": "teacher"})
+
+
+def _climb(
+    rung: Rung, policy: Policy, stage: Stage, bench: Bench, rows: Sequence[Row]
+) -> tuple[Policy, dict[str, Any]]:
+    """Return the policy of a rung, and its figures."""
+    config = resolve(stage.config.profile, flatten(stage.config), rung.settings)
+    if rung.trains:
+        other = Stage(stage.run, "02", config)
+        lesson = lesson_of(other, _examples(stage, config, rows), bench)
+        policy = _load(config)
+        train_and_save(policy, other, lesson, TRIED)
+    if "rewards.form" in rung.settings:
+        bench = bench_of(config, load_rewards(config.rewards), bench.tokenizer)
+    if "data.shortest_share" in rung.settings:
+        texts = [json.dumps(row, default=str) for row in rows]
+        few = data.shortest(texts, config.data.shortest_share)
+        rows = [row for row, is_short in zip(rows, few, strict=True) if is_short]
+    prompts = rows[:PROMPTS]
+    if rung.system_prompt is not None:
+        prompts = [{**row, "prompt": _asking(row, rung.system_prompt)} for row in prompts]
+    progress = models.part_of(stage.progress, 0, len(prompts) * SAMPLES, rung.name)
+    return policy, measure(policy, prompts, bench, config, progress)
+
+
+def _load(config: RunConfig) -> Policy:
+    model = config.model.model_copy(update={"fast_inference": "off"})
+    return models.load_policy(model, config.seed, config.policy)
+
+
+def _examples(stage: Stage, config: RunConfig, rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that notebook 1 keeps for a warm-up, or would keep with these settings."""
+    if stage.config.data.sft_rows:
+        return data.load(stage.run, "sft")
+    return list(rows[len(rows) - min(config.data.sft_rows, len(rows) // 2) :])
+
+
+def _asking(row: Row, system_prompt: str) -> list[dict[str, Any]]:
+    turns = [turn for turn in row["prompt"] if turn["role"] != "system"]
+    return [{"role": "system", "content": system_prompt}, *turns]

@@ -1,0 +1,107 @@
+"""Let a model that knows the task show it: its answers that the run's rewards call right.
+
+The teacher answers the rows of the SFT warm-up, which keeps rewards/teacher.parquet: what was
+answered is not asked again.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+
+import numpy as np
+
+from grpo_nb import models
+from grpo_nb.environments.cache import Cache, answer_cached
+from grpo_nb.models import Engine
+from grpo_nb.models.template import count_tokens
+from grpo_nb.reward_lab import Bench
+from grpo_nb.reward_lab.baseline import passed
+from grpo_nb.reward_lab.table import Row
+from grpo_nb.runs import Stage
+from grpo_nb.runs.config import RunConfig
+
+KEPT_AT = "rewards/teacher.parquet"
+
+
+def right_answers(stage: Stage, rows: Sequence[Row], bench: Bench) -> list[Row]:
+    """Return the rows that the teacher solves, each with an answer of its as the completion.
+
+    A row occurs once for each different right answer: one that earns the first reward in full, in
+    the form that the rewards read.
+
+    Args:
+        stage: The stage, with `rescue.teacher`.
+        rows: The rows of the SFT warm-up.
+        bench: The run's rewards.
+
+    Raises:
+        ValueError: The teacher is refused, or no answer is right.
+        RuntimeError: The teacher cannot be reached.
+    """
+    config = stage.config
+    rescue = config.rescue
+    settings = rescue.model_dump(include={"teacher", "teacher_model", "answers"})
+    settings |= {"max_completion_length": config.train.max_completion_length}
+    settings |= {"temperature": config.train.temperature, "seed": config.seed}
+    with ExitStack() as stack:
+
+        def opened() -> Engine:
+            print(_cost(config, rows, bench))
+            return stack.enter_context(closing(open_teacher(config)))
+
+        groups = answer_cached(
+            Cache(stage.run / KEPT_AT, settings),
+            rows,
+            None,
+            opened,
+            max_completion_length=config.train.max_completion_length,
+            temperature=config.train.temperature,
+            num_generations=rescue.answers,
+            seed=config.seed,
+            batch_size=config.step_completions,
+            progress=stage.progress,
+            show="the teacher's first answer",
+        )
+    texts_P_G = [[sample.text for sample in group] for group in groups]
+    form, shape = bench.preset.form, (len(rows), rescue.answers)
+    right_P_G = passed(bench.table(rows, texts_P_G), bench.preset).reshape(shape)
+    formed_P_G = np.array([[form.is_well_formed(text) for text in texts] for texts in texts_P_G])
+    pairs = [
+        {**row, "completion": [{"role": "assistant", "content": text}]}
+        for row, texts, good in zip(rows, texts_P_G, right_P_G & formed_P_G, strict=True)
+        for text in dict.fromkeys(np.array(texts, dtype=object)[good])
+    ]
+    if not pairs:
+        raise ValueError(
+            f"{rescue.teacher} is no teacher here: {right_P_G.mean():.0%} of its {right_P_G.size} "
+            f"answers are right, {formed_P_G.mean():.0%} have the form {form.name!r}, and none is "
+            f"both. Its first: {texts_P_G[0][0]!r:.200}. Choose another rescue.teacher, or the "
+            "rewards.form in which it answers"
+        )
+    return pairs
+
+
+def open_teacher(config: RunConfig) -> Engine:
+    """Open the teacher: a model to load, or one behind an address."""
+    rescue, template = config.rescue, config.model.chat_template_kwargs
+    if rescue.teacher.startswith(("http://", "https://")):
+        from grpo_nb.models.served import ServedEngine
+
+        names = (rescue.teacher, rescue.teacher_model, rescue.api_key_env)
+        return ServedEngine(*names, chat_template_kwargs=template)
+    options = {"quantization": config.model.quantization, "chat_template_kwargs": template}
+    return models.open_engine(rescue.teacher, adapter=None, **options)
+
+
+def _cost(config: RunConfig, rows: Sequence[Row], bench: Bench) -> str:
+    """Say what the answers can cost at most, before the teacher is asked."""
+    rescue = config.rescue
+    requests = len(rows) * rescue.answers
+    prompts = [row["prompt"] for row in rows]
+    prompt_tokens = sum(count_tokens(bench.tokenizer, prompts)) * rescue.answers
+    tokens = requests * config.train.max_completion_length
+    dollars = (prompt_tokens + tokens) / 1e6 * rescue.dollars_per_million_tokens
+    price = f", at most ${dollars:.2f}" if dollars else ""
+    return (
+        f"{rescue.teacher} answers {len(rows)} prompts {rescue.answers} times: about "
+        f"{prompt_tokens:,} tokens to read, at most {tokens:,} to write{price}"
+    )

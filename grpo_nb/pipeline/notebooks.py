@@ -270,7 +270,7 @@ def _refuse_failed_rewards(run: Run, force: bool) -> None:
     from grpo_nb.rewards import load_rewards
 
     try:
-        reward_lab.check(run, load_rewards(run.config().rewards), force)
+        reward_lab.refuse_untested(run, load_rewards(run.config().rewards), force)
     except ValueError as error:
         raise StageFailed(str(error)) from None
 

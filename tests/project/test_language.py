@@ -86,6 +86,17 @@ def test_what_counts_as_a_verb(docstring, good):
     assert bool(verb_of(docstring)) == good
 
 
+def test_control_is_the_word_of_transformers_alone():
+    """The argument of a TrainerCallback is called so, and nothing that we define."""
+    nodes = [(path.name, node) for path, tree in trees() for node in ast.walk(tree)]
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    defined = [(place, node.name) for place, node in nodes if isinstance(node, kinds)]
+    names = [(place, node) for place, node in nodes if isinstance(node, ast.Name)]
+    defined += [(place, node.id) for place, node in names if isinstance(node.ctx, ast.Store)]
+    assert len(defined) > 4000
+    assert not [(place, name) for place, name in defined if "control" in name.lower()]
+
+
 CHECKS = {"Check", "Checks", "list[Check]"}
 
 

@@ -23,7 +23,7 @@ import pandas as pd
 from grpo_nb import data, evaluation, export, models, training
 from grpo_nb.evaluation import placebos
 from grpo_nb.models import template
-from grpo_nb.pipeline.placebo import check_placebo, take_over
+from grpo_nb.pipeline.placebo import resolve_placebo, take_over
 from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Run, runs_root, start_stage
 from grpo_nb.runs.profiles import TASKS
@@ -96,7 +96,7 @@ def measure(reward: str, kind: str, steps: int, seed: int) -> dict[str, Any]:
         prepare(name, settings)
         train(name, settings)
         evaluate(name, settings)
-    run, placebo, config = check_placebo(name, kind)
+    run, placebo, config = resolve_placebo(name, kind)
     if not placebo.manifest():
         take_over(run, placebo, config)
     if placebo.undone():

@@ -53,14 +53,15 @@ def main() -> None:
     tried = baseline.sample(run, rows[:64], config)
     tokenizer = hub.load_tokenizer(config.model.model_path)
     rewards = reward_lab.Bench(load_preset("math"), config.train, tokenizer)
-    lab = RewardLab(rewards, tried, rows, stage)
+    test = reward_lab.RewardTest(stage, rows, tried, rewards)
+    lab = RewardLab(test)
     texts = iter(f"<answer>{number}</answer>" for number in range(TIMES))
     weights = iter(number / 8 for number in range(1, TIMES + 1))
     wait = lab.actions.join
     figures = {
         "rollouts sampled, model loaded": time.perf_counter() - started,
         "rollouts read from their cache": seconds(lambda: baseline.sample(run, rows[:64], config)),
-        "512 completions scored and shown": seconds(lambda: lab.use(rewards)),
+        "512 completions scored and shown": seconds(lambda: lab.use(test)),
         "one completion edited": seconds(lambda: setattr(lab.text, "value", next(texts)), wait),
         "one slider moved": seconds(lambda: setattr(lab.sliders[0], "value", next(weights)), wait),
         "linter, probes and references": seconds(lab.run.click, wait),

@@ -31,15 +31,15 @@ def run(placebo: str | None, dry_run: bool, force: bool, **options: Any) -> None
     plan = notebooks.planned_run(**options)
     if not dry_run:
         return notebooks.print_summary(notebooks.run_pipeline(*plan, *stages), stages[1])
-    config, _ = notebooks.check_run(Run(plan.name), plan.profile, plan.settings, *stages)
-    notebooks.check_inputs(plan, config, stages[0])
+    config, _ = notebooks.resolve_run(Run(plan.name), plan.profile, plan.settings, *stages)
+    notebooks.refuse_unusable_inputs(plan, config, stages[0])
     print(notebooks.plan(Run(plan.name), config, *stages[:2]))
 
 
 def repeat(kind: str, name: str | None, dry_run: bool, force: bool, **options: Any) -> None:
     from grpo_nb.evaluation.placebos import caused
     from grpo_nb.pipeline import notebooks
-    from grpo_nb.pipeline.placebo import check_placebo, run_placebo
+    from grpo_nb.pipeline.placebo import resolve_placebo, run_placebo
     from grpo_nb.runs import Run
 
     defaults = {"file": None, "profile": None, "set": [], "from": "01", "to": "04", "only": None}
@@ -49,7 +49,7 @@ def repeat(kind: str, name: str | None, dry_run: bool, force: bool, **options: A
     if not name:
         raise ValueError(f"--placebo {kind} needs a finished run: say which with --name")
     if dry_run:
-        _, placebo, config = check_placebo(name, kind)
+        _, placebo, config = resolve_placebo(name, kind)
         return print(notebooks.plan(placebo, config, "03", "04"))
     notebooks.print_summary(run_placebo(name, kind, force))
     for check in caused(Run(name)):

@@ -3,7 +3,7 @@
 from hackable import ROWS
 
 from grpo_nb.models import Sample
-from grpo_nb.reward_lab import Bench
+from grpo_nb.reward_lab import Bench, RewardTest
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run, Stage
@@ -17,7 +17,7 @@ def open_lab():
     """Three prompts with four completions each, one of them right."""
     tried = Baseline(ROWS[:3], [samples_of(row) for row in ROWS[:3]])
     stage = Stage(Run("lab"), "02", resolve("tiny-cpu", {}))
-    opened = RewardLab(Bench(load_preset("math")), tried, ROWS, stage)
+    opened = RewardLab(RewardTest(stage, ROWS, tried, Bench(load_preset("math"))))
     assert opened.errors.value == ""
     return opened
 

@@ -22,7 +22,7 @@ from grpo_nb.data.references import printable
 from grpo_nb.data.report import LEAKS, REPEATED, Drops, checks, figures
 from grpo_nb.data.sources import Batch
 from grpo_nb.data.store import Row, load, replace_train, write_rows
-from grpo_nb.data.validate import CONTRADICTORY, CountTokens, check_rows, extra_columns
+from grpo_nb.data.validate import CONTRADICTORY, CountTokens, extra_columns, validate_rows
 from grpo_nb.rewards import PRESETS, RewardSet
 from grpo_nb.runs import Run, atomic_path, write_json
 from grpo_nb.runs.config import DataConfig
@@ -133,7 +133,7 @@ def _read(
     """
     texts, kinds, tokens, tables = [], [], [], [duplicates.fingerprints([])]
     for batch in tqdm(batches, unit=" rows", unit_scale=sources.BATCH, delay=2):
-        rows, faults, lengths = check_rows(batch, config, count_tokens)
+        rows, faults, lengths = validate_rows(batch, config, count_tokens)
         for fault in faults:
             drops.add(fault.reason, [fault.row], fault.evidence)
         for number, row, plain in rows:

@@ -16,7 +16,7 @@ from itertools import filterfalse
 import numpy as np
 import pandas as pd
 
-from grpo_nb.data.validate import CheckedRow
+from grpo_nb.data.validate import ValidRow
 from grpo_nb.rewards.prompts import Message
 
 PERMUTATIONS = 32  # of MinHash
@@ -39,7 +39,7 @@ hundred thousand million billion half third quarter twice double triple dozen"""
 COUNTS = frozenset(_COUNTS.split())
 
 
-def fingerprints(rows: Sequence[CheckedRow], columns: bool = False) -> pd.DataFrame:
+def fingerprints(rows: Sequence[ValidRow], columns: bool = False) -> pd.DataFrame:
     """Return what to compare: hashes of question, answer and words, and the MinHashes 0, 1, …
 
     Args:

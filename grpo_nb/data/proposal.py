@@ -12,7 +12,7 @@ import numpy as np
 from grpo_nb.data import sources
 from grpo_nb.data.references import plain_answer
 from grpo_nb.data.sources import LIKELY, Row
-from grpo_nb.data.validate import check_rows
+from grpo_nb.data.validate import validate_rows
 from grpo_nb.rewards import PRESETS, RewardSet, call, load_rewards
 from grpo_nb.runs.config import RunConfig, flatten, resolve
 
@@ -38,7 +38,7 @@ def problem(config: RunConfig, preset: RewardSet) -> str:
         data, _, _ = sources.read_columns(config.data.model_copy(update={"max_rows": ROWS}))
     except ValueError as error:
         return str(error)
-    prepared, faults, _ = check_rows(list(enumerate(rows, 1)), data, lambda prompts: [0])
+    prepared, faults, _ = validate_rows(list(enumerate(rows, 1)), data, lambda prompts: [0])
     if 2 * len(faults) > len(rows):
         return f"{len(faults)} of the first {len(rows)} rows cannot be used: {faults[0]}"
     if config.rewards.preset not in PRESETS or config.rewards.preset == "code":

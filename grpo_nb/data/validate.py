@@ -58,7 +58,7 @@ class Fault(Exception):
         return f"{self.evidence}. Remedy: {REMEDIES[self.reason]}"
 
 
-class CheckedRow(NamedTuple):
+class ValidRow(NamedTuple):
     """Hold a prepared row, its number in the source and its reference answer in plain form."""
 
     number: int
@@ -66,20 +66,20 @@ class CheckedRow(NamedTuple):
     plain: Any
 
 
-def check_rows(
+def validate_rows(
     batch: Batch, config: DataConfig, count_tokens: CountTokens
-) -> tuple[list[CheckedRow], list[Fault], list[int]]:
+) -> tuple[list[ValidRow], list[Fault], list[int]]:
     """Return the rows that can be used, the faults of the others, and the tokens of all prompts."""
     find_answer = answer_finder(config.answer_format)
     rows, faults, tokens = [], [], []
     for number, raw in batch:
         try:
-            row, plain = _check_row(raw, config, find_answer)
+            row, plain = _validate_row(raw, config, find_answer)
             tokens.append(prompt_tokens(row["prompt"], config, count_tokens))
             if tokens[-1] > config.max_prompt_tokens:
                 limit = f"where data.max_prompt_tokens is {config.max_prompt_tokens}"
                 raise Fault(LONG, "prompt", f"{tokens[-1]} tokens, {limit}")
-            rows.append(CheckedRow(number, row | {"prompt_tokens": tokens[-1]}, plain))
+            rows.append(ValidRow(number, row | {"prompt_tokens": tokens[-1]}, plain))
         except Fault as fault:
             fault.row = number
             faults.append(fault)
@@ -106,7 +106,7 @@ def row_to_ask(number: int, raw: Row | str, config: DataConfig) -> Row:
     try:
         row = _question(raw, config)
         if config.answer_column in raw:
-            row = _check_row(raw, config, answer_finder(config.answer_format))[0]
+            row = _validate_row(raw, config, answer_finder(config.answer_format))[0]
     except Fault as fault:
         fault.row = number
         if not row:
@@ -138,7 +138,7 @@ def _question(row: Row | str, config: DataConfig) -> Row:
     return {"prompt": prompt, "question": prompt[-1]["content"]}
 
 
-def _check_row(
+def _validate_row(
     row: Row | str, config: DataConfig, find_answer: Callable[[Any], str]
 ) -> tuple[Row, Any]:
     question = _question(row, config)

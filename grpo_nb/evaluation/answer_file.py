@@ -14,7 +14,7 @@ from grpo_nb import data, environments
 from grpo_nb.data import sources
 from grpo_nb.data.validate import LONG, MISSING, Fault, prompt_tokens, row_to_ask
 from grpo_nb.evaluation.comparison import score_rows
-from grpo_nb.export import check_complete, trained_paths
+from grpo_nb.export import refuse_incomplete, trained_paths
 from grpo_nb.models import Engine, open_engine
 from grpo_nb.models.hub import load_tokenizer
 from grpo_nb.models.template import count_tokens
@@ -110,7 +110,7 @@ def weights_of(run: Run, model: str) -> dict[str, Any]:
     template = {"chat_template_kwargs": config.model.chat_template_kwargs}
     if model == "merged":
         run.refuse_outdated()
-        folder = str(check_complete(run / "model/merged").resolve())
+        folder = str(refuse_incomplete(run / "model/merged").resolve())
         return {"model_path": folder, "adapter": None, "quantization": "16bit", **template}
     base, path, adapter = trained_paths(run, config)
     if model == "base":

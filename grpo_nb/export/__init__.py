@@ -2,4 +2,4 @@
 """The merge of stage 04 with its parity gate, and the model card."""
 
 from grpo_nb.export.card import model_card, write_card
-from grpo_nb.export.merging import check_complete, merge, trained_paths
+from grpo_nb.export.merging import merge, refuse_incomplete, trained_paths

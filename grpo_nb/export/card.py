@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from grpo_nb.export.merging import MERGED, check_complete
+from grpo_nb.export.merging import MERGED, refuse_incomplete
 from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Run, atomic_path, project_path
 from grpo_nb.runs.config import flatten
@@ -24,7 +24,7 @@ def write_card(run: Run) -> Path:
         FileNotFoundError: There is no complete merged model.
     """
     run.refuse_outdated()
-    folder, files = check_complete(run / MERGED), run.files(MERGED)
+    folder, files = refuse_incomplete(run / MERGED), run.files(MERGED)
     outputs = run.manifest().get("04", {}).get("outputs", {})
     for name in [name for name in outputs if name.startswith(f"{MERGED}/")]:
         if files.get(name) != outputs[name]:  # a copy or a full disk may have truncated it

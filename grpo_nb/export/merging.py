@@ -51,7 +51,7 @@ def merge(stage: Stage, *, force: bool = False) -> tuple[Path, Check]:
         shutil.rmtree(leftover)  # of a killed merge; the run's lock excludes a running one
     base, policy, adapter = trained_paths(run, config)
     names = [] if adapter is None else adapted_modules(adapter)
-    _check_room(_size(policy, names), folder)
+    _refuse_without_room(_size(policy, names), folder)
     with atomic_path(folder) as temporary:
         _write(_merged(policy, adapter, config.model.quantization), config, temporary)
         free_memory()
@@ -165,7 +165,7 @@ def _compare(run: Run, config: RunConfig, base: str, folder: Path) -> dict[str, 
         free_memory()  # both models are gone before the next engine is loaded
 
 
-def check_complete(folder: Path) -> Path:
+def refuse_incomplete(folder: Path) -> Path:
     """Return the folder if it holds a complete model.
 
     Raises:
@@ -202,7 +202,7 @@ def _size(model_path: str, modules: list[str]) -> int:
     return 2 * empty.num_parameters()
 
 
-def _check_room(size: int, folder: Path) -> None:
+def _refuse_without_room(size: int, folder: Path) -> None:
     """Print how much room the merge takes [bytes], and refuse if memory or disk is too small."""
     import psutil
     import torch

@@ -77,7 +77,7 @@ def render(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message], tools: T
     """
     for turn in prompt:
         for part in ("role", "content"):
-            if token := _control_tokens(tokenizer).search(turn[part]):
+            if token := _reserved_tokens(tokenizer).search(turn[part]):
                 raise ValueError(
                     f"the {part} of a turn holds {token[0]!r}, a special token or one that the "
                     "chat template puts around turns"
@@ -101,7 +101,7 @@ def _apply(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message], tools: T
 
 
 @lru_cache(maxsize=4)
-def _control_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern:
+def _reserved_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern:
     """Match special tokens, and others that the template writes, such as DeepSeek's."""
     empty_turn = _apply(tokenizer, [{"role": "user", "content": ""}])
     added = tokenizer.added_tokens_decoder.values()

@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import Any
 
 from grpo_nb.evaluation.placebos import caused
-from grpo_nb.runs import NOTEBOOKS, Check, Run, check_stages_before
+from grpo_nb.runs import NOTEBOOKS, Check, Run, refuse_undone
 from grpo_nb.runs.checks import shown
 
 EXPECTED = {
@@ -59,7 +59,7 @@ def _stage(run: Run, stage: str, entry: dict[str, Any]) -> dict[str, str]:
 
 def _unchanged(run: Run, done: list[str]) -> Check:
     try:
-        check_stages_before(run, f"{int(done[-1]) + 1:02}")
+        refuse_undone(run, f"{int(done[-1]) + 1:02}")
     except ValueError as error:
         return Check("unchanged", "stop", str(error), "")
     count = sum(len(run.manifest()[stage]["outputs"]) for stage in done)

@@ -15,14 +15,14 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_nb import data, models, reward_lab, rewards, training
+from grpo_nb import models, training
+from grpo_nb.pipeline import stages
 from grpo_nb.pipeline.notebooks import QUIET, kept_settings
 from grpo_nb.runs import Run, Stage, config, start_stage
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.training import ranks
 
 FAILURE = "failure.json"
-OUTPUTS = ("train/adapter", "train/metrics.jsonl", "train/health.jsonl")
 
 
 class Failed(RuntimeError):
@@ -78,25 +78,17 @@ def _end_all(run: Run, error: BaseException) -> None:
 def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
     stage = ranks.from_main(lambda: _start(run, settings, force))
     _refuse(stage.config)
-    preset = rewards.load_rewards(stage.config.rewards)
-    print(reward_lab.check(run, preset, force))
-    policy = models.load_policy(stage.config.model, stage.config.seed, stage.config.policy)
-    if stage.config.train.sft_steps:
-        print(training.warm_up(policy, stage))
-    args = training.grpo_config(stage, policy, preset)
-    trainer = training.Trainer(policy, preset, args, data.load(run, "train"), stage)
-    print(trainer.plan)
-    print(_shares(args))
-    preflight = trainer.preflight()
-    print(preflight)
-    preflight.refuse(force)
+    print(stages.train_grpo(stage, _begin, force))
+
+
+def _begin(trainer: Any) -> None:
+    """Print how the processes share a step, and each step; leave SIGTERM to the training."""
+    print(_shares(trainer.args))
     trainer.watch(lambda update: print(_line(update), flush=True))
     if ranks.count() > 1:
         # When one process ends, the launcher sends SIGTERM to the others, which must still report
         # what is kept. During the steps `train` handles the signal; the rest is short.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    trainer.train()
-    print(ranks.from_main(lambda: stage.finish(*OUTPUTS)))
 
 
 def _start(run: Run, settings: Mapping[str, Any], force: bool) -> Stage:

@@ -28,8 +28,8 @@ from grpo_nb.runs import (
     NOTEBOOKS,
     PROJECT_ROOT,
     Run,
-    check_stages_before,
     project_path,
+    refuse_undone,
     refuse_unknown,
     resolve_stages,
 )
@@ -110,7 +110,7 @@ def _run_file(path: Path) -> dict[str, Any]:
     return {"profile": config.profile, **configs.set_values(config)}
 
 
-def check_run(
+def resolve_run(
     run: Run,
     profile: str = "auto",
     settings: Mapping[str, Any] | None = None,
@@ -118,7 +118,7 @@ def check_run(
     last: str = "04",
     force: bool = False,
 ) -> tuple[configs.RunConfig, dict[str, Any]]:
-    """Check everything that can be checked before anything starts; nothing is written.
+    """Resolve the settings of a run, and refuse what would fail; nothing is written.
 
     Returns:
         The configuration, and the settings of this call and of earlier calls for these stages,
@@ -143,7 +143,7 @@ def check_run(
         refuse_unknown_trl(config)
     load_rewards(config.rewards)
     if not force:
-        check_stages_before(run, first)
+        refuse_undone(run, first)
     for name in [name for name in settings if configs.stage_of(name) < first]:
         if configs.flatten(config)[name] != configs.flatten(run.config()).get(name):
             raise ValueError(
@@ -154,7 +154,7 @@ def check_run(
     return config, {name: v for name, v in values.items() if configs.stage_of(name) >= first}
 
 
-def check_inputs(plan: Planned, config: configs.RunConfig, first: str) -> None:
+def refuse_unusable_inputs(plan: Planned, config: configs.RunConfig, first: str) -> None:
     """Refuse files and folders that are missing, and a file whose first rows do not fit.
 
     Raises:
@@ -248,8 +248,8 @@ def run_pipeline(
     from grpo_nb import training
 
     run = Run(name)
-    config, converted_settings = check_run(run, profile, settings, first, last, force)
-    check_inputs(Planned(name, profile, dict(settings or {})), config, first)
+    config, converted_settings = resolve_run(run, profile, settings, first, last, force)
+    refuse_unusable_inputs(Planned(name, profile, dict(settings or {})), config, first)
     _papermill()  # imported early, while a signal still ends this process
     lock = run.lock(".pipeline.lock")
 
@@ -282,7 +282,7 @@ def _refuse_failed_rewards(run: Run, force: bool) -> None:
     from grpo_nb.rewards import load_rewards
 
     try:
-        reward_lab.check(run, load_rewards(run.config().rewards), force)
+        reward_lab.refuse_untested(run, load_rewards(run.config().rewards), force)
     except ValueError as error:
         raise StageFailed(str(error)) from None
 

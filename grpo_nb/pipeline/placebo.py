@@ -10,7 +10,7 @@ import shutil
 from grpo_nb.evaluation.placebos import PLACEBOS, trained_by
 from grpo_nb.pipeline import notebooks
 from grpo_nb.rewards import load_rewards
-from grpo_nb.runs import Run, check_stages_before, refuse_unknown, write_json
+from grpo_nb.runs import Run, refuse_undone, refuse_unknown, write_json
 from grpo_nb.runs import config as configs
 from grpo_nb.training.placebo import paid_weights
 
@@ -29,10 +29,10 @@ def run_placebo(name: str, kind: str, force: bool = False) -> Run:
         The run NAME-KIND. Stages that are done are not run again.
 
     Raises:
-        ValueError: Before anything starts, from `check_placebo`.
+        ValueError: Before anything starts, from `resolve_placebo`.
         StageFailed, Stopped, RuntimeError: From `notebooks.run_pipeline`.
     """
-    run, placebo, config = check_placebo(name, kind)
+    run, placebo, config = resolve_placebo(name, kind)
     if not placebo.manifest():
         take_over(run, placebo, config)
     if stage := placebo.undone():
@@ -40,7 +40,7 @@ def run_placebo(name: str, kind: str, force: bool = False) -> Run:
     return placebo
 
 
-def check_placebo(name: str, kind: str) -> tuple[Run, Run, configs.RunConfig]:
+def resolve_placebo(name: str, kind: str) -> tuple[Run, Run, configs.RunConfig]:
     """Return the run, its placebo, and the configuration of the placebo; write nothing.
 
     Raises:
@@ -59,7 +59,7 @@ def check_placebo(name: str, kind: str) -> tuple[Run, Run, configs.RunConfig]:
         raise ValueError(
             f"{name!r} is itself a placebo, {own_kind}: name the run that it belongs to"
         )
-    check_stages_before(run, "05")
+    refuse_undone(run, "05")
     stored = configs.stored(run.config())
     stored.pop("train.resume")  # it was meant for one training
     config = configs.resolve(run.config().profile, {"train.placebo": kind}, stored=stored)

@@ -23,7 +23,7 @@ from threading import Event
 from typing import Any, NamedTuple
 
 from grpo_nb.machine import visible_gpus
-from grpo_nb.pipeline.notebooks import Stopped, check_run, with_full_paths
+from grpo_nb.pipeline.notebooks import Stopped, resolve_run, with_full_paths
 from grpo_nb.runs import PROJECT_ROOT, Run, refuse_unknown, runs_root
 from grpo_nb.runs.files import read_yaml
 from grpo_nb.runs.profiles import detect_profile
@@ -92,7 +92,7 @@ def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
         if swept in [trial.swept for trial in trials]:
             raise ValueError(f"{path}: two trials are the same run: {words(swept)}")
         run = Run(f"{name}-{number:03}")
-        _, settings = check_run(run, profile, with_full_paths(shared | swept))
+        _, settings = resolve_run(run, profile, with_full_paths(shared | swept))
         trials.append(Trial(run.name, swept, settings))
     return Sweep(str(name), profile, trials)
 

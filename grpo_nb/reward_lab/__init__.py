@@ -1,14 +1,15 @@
 # ruff: noqa: F401 (the imports below are the package's public names)
 """The reward lab: score table, linter, attacks, and the verdict that stage 03 requires.
 
-`baseline` samples the base model once, and a `Bench` scores its completions as TRL would. `judge`
-returns the `Verdict`, `save` writes it, and `check` refuses to train without a valid one. `try_out`
-loads your own rewards without writing anything; `adopt` and `hand_on` write the file that is used
-in training. `rewards_cell` is the cell magic `%%rewards`, whose text `adopt` takes.
+A `RewardTest` holds rewards and what they are tested on: `open_test` samples the base model once,
+and the `Bench` scores its completions as TRL would. `judge` returns the `Verdict`, `save` writes
+it, and `refuse_untested` refuses to train without a valid one. `try_out` loads your own rewards
+without writing anything; `adopt` and `hand_on` write the file that is used in training.
+`rewards_cell` is the cell magic `%%rewards`, whose text `adopt` takes.
 """
 
 from grpo_nb.reward_lab.attacks import Attack, probe, read_attacks, winners
-from grpo_nb.reward_lab.gate import Verdict, check, fingerprint, judge, keeps_values, save
+from grpo_nb.reward_lab.gate import Verdict, fingerprint, judge, keeps_values, refuse_untested, save
 from grpo_nb.reward_lab.linter import lint
 from grpo_nb.reward_lab.own import (
     adopt,
@@ -20,3 +21,4 @@ from grpo_nb.reward_lab.own import (
     try_out,
 )
 from grpo_nb.reward_lab.table import Bench, bench_of, explain, signal_table
+from grpo_nb.reward_lab.test import RewardTest, open_test

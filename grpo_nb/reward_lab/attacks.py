@@ -258,7 +258,7 @@ def references(bench: Bench, rows: Sequence[Row], table: pd.DataFrame) -> list[C
     Args:
         bench: The rewards under test.
         rows: Dataset rows, including those of the sample.
-        sampled: The score table of the baseline rollouts, from `Bench.table`.
+        table: The score table of the baseline rollouts, from `Bench.table`.
     """
     preset = bench.preset
     scores = bench.score(rows, [preset.reference(row) for row in rows])

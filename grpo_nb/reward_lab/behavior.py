@@ -13,9 +13,9 @@ from typing import Any
 
 from grpo_nb.environments import Environment
 from grpo_nb.environments.scripted import perform, policies
-from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.linter import FEW
 from grpo_nb.reward_lab.table import Bench, Row
+from grpo_nb.reward_lab.test import RewardTest
 from grpo_nb.rewards import Adaptive, call
 from grpo_nb.rewards.combine import is_async
 from grpo_nb.rewards.prompts import transcript
@@ -29,18 +29,16 @@ UNREPEATABLE |= {"episode", "hangs"}  # findings of an environment
 Scores = list[float | None]
 
 
-def record(
-    bench: Bench, rows: Sequence[Row], baseline: Baseline, findings: Sequence[Check]
-) -> dict[str, Any]:
+def record(test: RewardTest, findings: Sequence[Check]) -> dict[str, Any]:
     """Return completions with their scores, and the rewards of scripted policies, as JSON types.
 
     Args:
-        bench: The rewards and the environment.
-        rows: Dataset rows; scripted policies play the first of them.
-        baseline: Baseline rollouts; some of them are scored, and the references of their rows.
+        test: The test. Some of its baseline rollouts are scored, with the references of their rows;
+            scripted policies play the first rows.
         findings: Findings of the linter and on the environment. What they show not to be repeatable
             is left out, and so are async rewards, which ask a judge.
     """
+    _, rows, baseline, bench = test
     some = slice(None, None, math.ceil(len(baseline.samples) / FEW))
     some_rows, texts = baseline.repeated_rows[some], [s.completion for s in baseline.samples[some]]
     texts += [bench.preset.reference(row) for row in some_rows]

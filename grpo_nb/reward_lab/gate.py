@@ -13,14 +13,14 @@ from grpo_nb.environments.findings import findings
 from grpo_nb.reward_lab import baseline as baselines
 from grpo_nb.reward_lab import behavior
 from grpo_nb.reward_lab.attacks import attack_checks, probe, read_attacks, references
-from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.linter import lint, usable
-from grpo_nb.reward_lab.table import Bench, Row, bench_of, signal_table
+from grpo_nb.reward_lab.table import bench_of, signal_table
+from grpo_nb.reward_lab.test import RewardTest
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.identity import describe
 from grpo_nb.rewards.prompts import Message
 from grpo_nb.rewards.surroundings import Muted
-from grpo_nb.runs import Check, Checks, Run, Stage, project_path, write_json
+from grpo_nb.runs import Check, Checks, Run, project_path, write_json
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.runs.files import read_json
 
@@ -83,15 +83,12 @@ class Verdict(NamedTuple):
         return "\n  ".join([first, *self.failures[1:]])
 
 
-def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -> Verdict:
+def judge(test: RewardTest) -> Verdict:
     """Judge rewards by linter, references and attacks, or by the tests of an environment.
 
-    Args:
-        bench: The rewards under test.
-        rows: Dataset rows whose references must win; up to REFERENCE_ROWS of them are scored.
-        baseline: Baseline rollouts.
-        stage: Stage 02, with the user's own attacks and the settings of the training.
+    The user's own attacks come from the stage; references of up to REFERENCE_ROWS rows are scored.
     """
+    stage, rows, baseline, bench = test
     config, completions = stage.config, [each.completion for each in baseline.samples]
     attacks = read_attacks(project_path(config.rewards.cases)) if config.rewards.cases else []
     probes, before = None, fingerprint(bench.preset)
@@ -99,7 +96,7 @@ def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -
         problems = lint(bench, baseline.repeated_rows, completions)
         if not usable(problems):
             return Verdict(Checks([_summary(problems), *problems]), None, {}, pd.DataFrame())
-        table = bench.table(baseline.rows, baseline.completions_P_G)
+        table = test.table()
         try:
             if bench.environment:  # scripted policies attack it, not texts
                 cap = config.train.max_completion_length
@@ -114,7 +111,7 @@ def judge(bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage) -
             evidence = f"{error!r} {', '.join(getattr(error, '__notes__', []))}"
             fix = "give such text the lowest score, or use @reward(on_error='skip')"
             problems.append(Check("a reward raises on an attack", "stop", evidence, fix))
-        scores = behavior.record(bench, rows, baseline, problems)
+        scores = behavior.record(test, problems)
     warmed = baselines.warm_folder(stage.run, config) is not None
     figures = baselines.summary(baseline, table, bench.preset, config)
     checks = Checks([_summary(problems), *problems, *baselines.checks(figures, warmed)])
@@ -151,11 +148,12 @@ def _summary(problems: Sequence[Check]) -> Check:
     return Check("rewards", "stop", evidence, f"{stops[0].fix}; then test them again")
 
 
-def save(run: Run, bench: Bench, verdict: Verdict) -> None:
+def save(test: RewardTest, verdict: Verdict) -> None:
     """Write rewards/report.json with the reward set's hash, and the checks into the manifest.
 
-    rewards/scores.json holds the completions that `check` scores again.
+    rewards/scores.json holds the completions that `refuse_untested` scores again.
     """
+    run, bench = test.stage.run, test.bench
     report = {
         "passed": verdict.passed,
         "failures": verdict.failures,
@@ -178,7 +176,7 @@ def _lines(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return json.loads(frame.to_json(orient="records"))
 
 
-def check(run: Run, preset: RewardSet, force: bool = False) -> str:
+def refuse_untested(run: Run, preset: RewardSet, force: bool = False) -> str:
     """Refuse to train with rewards that failed their test, or that were not tested.
 
     The rewards are compared by their source and by what they do: stage 03 scores completions and

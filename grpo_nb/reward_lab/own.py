@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_nb import environments
 from grpo_nb.models import template
-from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.gate import REPORT, SCORES, Verdict, judge, save
-from grpo_nb.reward_lab.table import Bench, Row, explain
+from grpo_nb.reward_lab.table import explain
+from grpo_nb.reward_lab.test import RewardTest
 from grpo_nb.rewards import RewardSet, load_preset, load_rewards
 from grpo_nb.rewards.file import HINT, about_path, is_own_reward, read_about
 from grpo_nb.rewards.limits import TookTooLong
@@ -88,10 +88,8 @@ def _shell() -> Any:
     return get_ipython()
 
 
-def adopt(
-    bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage, source: str | None = None
-) -> Bench:
-    """Return the bench with the rewards of the notebook's own cell.
+def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
+    """Return the test with the rewards of the notebook's own cell.
 
     The cell is written to the run's rewards/mine.py and loaded from there, so that notebook 3
     trains with exactly what was tested. If the cell defines nothing, the preset is kept, or what
@@ -99,10 +97,7 @@ def adopt(
     only if `rewards.preset` names them.
 
     Args:
-        bench: The bench with the preset, whose form (reference and answer) is kept.
-        rows: Dataset rows, whose references show what a right answer earns.
-        baseline: Baseline rollouts.
-        stage: Stage 02; its `rewards.preset` becomes the file.
+        test: The test; the setting `rewards.preset` of its stage becomes the file.
         source: Python text to use in place of the cell's.
 
     Raises:
@@ -110,7 +105,7 @@ def adopt(
             is empty and rewards were adopted earlier.
     """
     text = rewards_cell.adopted_text() if source is None else source
-    config = stage.config.rewards
+    stage, config = test.stage, test.stage.config.rewards
     if _defines_nothing(text):
         path = str(stage.run / OWN)
         by_hand = not stage.run.in_use(".pipeline.lock")
@@ -120,39 +115,28 @@ def adopt(
                 f'choose with settings = {{"rewards.preset": "{path}"}}, which keeps them, or '
                 f'{{"rewards.preset": "{config.preset}"}}, the preset'
             )
-        return bench._replace(preset=load_rewards(config))
+        return test.using(load_rewards(config))
     try:
-        about, _ = _compose(bench, rows, baseline, stage, text)
+        about, _ = _compose(test, text)
     except ValueError as error:
         raise ValueError(fault(error, text)) from error
-    return bench._replace(preset=_keep(stage, text, about, config.reward_weights))
+    return test.using(_keep(stage, text, about, config.reward_weights))
 
 
-def try_out(
-    bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage, source: str
-) -> Bench:
-    """Return the bench with a text's rewards, loaded as `hand_on` does; nothing is written.
+def try_out(test: RewardTest, source: str) -> RewardTest:
+    """Return the test with a text's rewards, loaded as `hand_on` does; nothing is written.
 
     Arguments and errors are those of `adopt`; a text that defines nothing gives the preset.
     """
-    return bench._replace(preset=_compose(bench, rows, baseline, stage, source)[1])
+    return test.using(_compose(test, source)[1])
 
 
-def hand_on(
-    bench: Bench,
-    rows: Sequence[Row],
-    baseline: Baseline,
-    stage: Stage,
-    source: str,
-    weights: Sequence[float] = (),
-) -> Verdict:
+def hand_on(test: RewardTest, source: str, weights: Sequence[float] = ()) -> Verdict:
     """Adopt a text, judge it, and finish stage 02 with it, as notebook 2 does cell by cell.
 
     Args:
-        bench: The training conditions of the rewards; its preset is ignored.
-        rows: Dataset rows.
-        baseline: Baseline rollouts.
-        stage: Stage 02, started or not; its configuration is updated.
+        test: The test, whose rewards are ignored. Its stage is started or not, and its
+            configuration is updated.
         source: Python text; if it defines nothing, the preset is handed on.
         weights: One weight per reward, to replace those of the text or the preset.
 
@@ -160,14 +144,15 @@ def hand_on(
         ValueError: The text cannot be used, or stage 01 is not done.
         RuntimeError: Another process is using the run.
     """
-    about, rewards = _compose(bench, rows, baseline, stage, source)
+    stage, (about, rewards) = test.stage, _compose(test, source)
     differ = bool(weights) and list(weights) != rewards.reward_weights
     other_weights = ", ".join(f"{weight:g}" for weight in weights) if differ else ""
     with stage.run.whole_or_undone(*ADOPTED):
         new_stage = start_stage("02", stage.run.path, of_stage("02", set_values(stage.config)))
-        bench = bench._replace(preset=_keep(new_stage, source, about, other_weights))
-        verdict = judge(bench, rows, baseline, new_stage)
-        save(new_stage.run, bench, verdict)
+        preset = _keep(new_stage, source, about, other_weights)
+        new_test = test._replace(stage=new_stage).using(preset)
+        verdict = judge(new_test)
+        save(new_test, verdict)
         new_stage.finish("rewards")
     stage.config = new_stage.config
     return verdict
@@ -232,17 +217,16 @@ def _preset(stage: Stage) -> str:
     return preset if preset != str(path) else read_about(path)["form"]
 
 
-def _compose(
-    bench: Bench, rows: Sequence[Row], baseline: Baseline, stage: Stage, source: str
-) -> tuple[dict[str, Any], RewardSet]:
+def _compose(test: RewardTest, source: str) -> tuple[dict[str, Any], RewardSet]:
     """Return the notes on a text of rewards, and its rewards, or the preset's if it has none."""
+    stage = test.stage
     preset, config = _preset(stage), stage.config.rewards
     if _defines_nothing(source):
         return {}, load_preset(preset, "", config.form, config.opened)
     with redirect_stdout(Muted()):
         rewards = load_python(stage.run / OWN, source, {"form": preset})
         rewards = rewards.in_form(config.form, config.opened).limited(config.seconds)
-        ranges = _declare_ranges(bench._replace(preset=rewards), rows, baseline)
+        ranges = _declare_ranges(test.using(rewards))
     return {"form": preset, "ranges": ranges}, rewards
 
 
@@ -260,9 +244,7 @@ def _keep(stage: Stage, text: str, about: dict[str, Any], weights: str) -> Rewar
     return rewards
 
 
-def _declare_ranges(
-    bench: Bench, rows: Sequence[Row], baseline: Baseline
-) -> dict[str, tuple[float, float]]:
+def _declare_ranges(test: RewardTest) -> dict[str, tuple[float, float]]:
     """Declare the range of rewards that leave [0, 1] and declare none; return {reward: range}.
 
     The first reward is measured in any case, because its highest score means "correct".
@@ -270,6 +252,7 @@ def _declare_ranges(
     Raises:
         TookTooLong: A reward does not end on one completion; on many it would take even longer.
     """
+    _, rows, baseline, bench = test
     texts = [sample.text for sample in baseline.samples]
     texts += [bench.preset.reference(row) for row in rows[:64]]
     one = bench.arguments(rows[:1], [bench.preset.reference(rows[0])])

@@ -39,10 +39,6 @@ class Bench(NamedTuple):
     unsloth_on_gpu: bool = False
     environment: Environment | None = None
 
-    def adding(self, func: Callable[..., Any], weight: float) -> "Bench":
-        """Return the same bench with one more reward in its set."""
-        return self._replace(preset=self.preset.adding(func, weight))
-
     def arguments(self, rows: Sequence[Row], completions: Sequence[Completion]) -> dict[str, Any]:
         """Return the keyword arguments with which TRL would call a reward.
 

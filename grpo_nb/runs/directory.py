@@ -404,7 +404,7 @@ def start_stage(
         settings = {"task": task} | settings
     config = resolve_stages(run, settings, stage, "04" if all_stages else stage, profile)
     if not force:
-        check_stages_before(run, stage)
+        refuse_undone(run, stage)
     run.lock()
     run.record(
         stage,
@@ -461,7 +461,7 @@ def _train_rows(run: Run, config: configs.RunConfig, first: str) -> int | None:
     return rows - config.data.held_out(rows) if rows else None
 
 
-def check_stages_before(run: Run, stage: str) -> None:
+def refuse_undone(run: Run, stage: str) -> None:
     """Raise ValueError unless every earlier stage is done and its files are unchanged."""
     for earlier in [name for name in NOTEBOOKS if name < stage]:
         state = run.state(earlier)

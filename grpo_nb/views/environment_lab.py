@@ -17,10 +17,10 @@ from grpo_nb.environments.play import Episode, script
 from grpo_nb.environments.scripted import PlayerView, Policy, Turn, follow, perform, policies
 from grpo_nb.models import template, tool_calls
 from grpo_nb.models.engine import Engine, Sampling
-from grpo_nb.reward_lab import Bench
-from grpo_nb.reward_lab.baseline import Baseline, open_base, warm_folder
+from grpo_nb.reward_lab import Bench, RewardTest
+from grpo_nb.reward_lab.baseline import open_base, warm_folder
 from grpo_nb.rewards.prompts import Message, completion_text, transcript
-from grpo_nb.runs import Check, Checks, Stage
+from grpo_nb.runs import Check, Checks
 from grpo_nb.views import tables
 from grpo_nb.views.widgets import View, row_list
 
@@ -33,15 +33,12 @@ class EnvironmentLab(View):
     """Show an environment's findings, and episodes of the base model, of scripts, and your own.
 
     Args:
-        bench: Rewards, weights, environment and tokenizer.
-        baseline: Baseline rollouts, which are episodes.
-        rows: Dataset rows for the scripted policies.
-        stage: Stage 02, whose settings name environment and model.
+        test: The test, with an environment; its baseline rollouts are episodes.
     """
 
-    def __init__(self, bench: Bench, baseline: Baseline, rows: list[dict], stage: Stage) -> None:
+    def __init__(self, test: RewardTest) -> None:
         super().__init__()
-        self.bench, self.baseline, self.rows, self.stage = bench, baseline, rows, stage
+        self.stage, self.rows, self.baseline, self.bench = test
         self._make_widgets()
         self.on(self._take_row, self.number)
         self.on(self._take_player, self.player)

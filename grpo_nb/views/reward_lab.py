@@ -9,11 +9,8 @@ from queue import Queue
 
 import ipywidgets as w
 
-from grpo_nb import data, reward_lab
-from grpo_nb.models import hub
-from grpo_nb.reward_lab import Bench, Verdict, bench_of, judge
-from grpo_nb.reward_lab import baseline as baselines
-from grpo_nb.reward_lab.baseline import Baseline
+from grpo_nb import reward_lab
+from grpo_nb.reward_lab import RewardTest, Verdict, judge
 from grpo_nb.rewards import limits, load_rewards
 from grpo_nb.rewards.surroundings import Muted, turn
 from grpo_nb.runs import NOTEBOOKS, Run, Stage
@@ -37,26 +34,23 @@ class RewardLab(View):
     that *Stop* works and cells can run meanwhile; `actions.join()` waits until all are handled.
 
     Args:
-        bench: Rewards and weights to start with.
-        baseline: Baseline rollouts: prompts and their completions.
-        rows: Dataset rows, whose references the attacks need.
-        stage: Stage 02, whose settings the attacks need.
+        test: The test, with the rewards and weights to start with.
     """
 
     shown_errors = BaseException  # a reward may raise anything, and the thread has to go on
 
-    def __init__(self, bench: Bench, baseline: Baseline, rows: list[dict], stage: Stage) -> None:
+    def __init__(self, test: RewardTest) -> None:
         super().__init__()
-        self.bench, self.baseline, self.rows, self.stage = bench, baseline, rows, stage
-        self.completions_P_G, self.place = baseline.completions_P_G, (0, 0)
+        self.stage, self.baseline = test.stage, test.baseline
+        self.completions_P_G, self.place = test.baseline.completions_P_G, (0, 0)
         self.group_size = len(self.completions_P_G[0])
         self.verdict: Verdict | None = None
-        self.shown_source = reward_lab.source_of(stage)  # the text whose rewards are shown
+        self.shown_source = reward_lab.source_of(test.stage)  # the text whose rewards are shown
         self.actions: Queue[Callable[[], None]] = Queue()
         self._make_widgets()
         self.on(self._show_text, self.prompt, self.number)
         self.on(self._edit, self.text)
-        super().guard(lambda: self.use(bench))
+        super().guard(lambda: self.use(test))
         threading.Thread(target=self._work, daemon=True, name="Reward Lab").start()
 
     def guard(self, action: Callable[[], None], *_: object) -> None:
@@ -99,14 +93,14 @@ class RewardLab(View):
         """Explain what is wrong with the rewards in the box, and in which line."""
         return reward_lab.fault(error, self.code.value)
 
-    def use(self, bench: Bench) -> None:
+    def use(self, test: RewardTest) -> None:
         """Score the same rollouts with other rewards; edited completions are kept.
 
         If a reward raises, the rewards shown do not change.
         """
         with redirect_stdout(Muted()):
-            self.table = bench.table(self.baseline.rows, self.completions_P_G)
-        self.bench, preset = bench, bench.preset
+            self.table = test.bench.table(self.baseline.rows, self.completions_P_G)
+        self.test, preset = test, test.bench.preset
         pairs = zip(preset.names, preset.reward_weights, strict=True)
         # One scale for all sliders, so that equal weights are at equal positions.
         ends = 2 * min(0.0, *preset.reward_weights), 2 * max(0.5, *preset.reward_weights)
@@ -149,30 +143,29 @@ class RewardLab(View):
             if self.status.value == notice:
                 self.status.value = after
 
-    def _score(self) -> tuple[Bench, list[dict], Baseline, Stage]:
-        """Load the rewards in the box if they changed; return the arguments of `judge`."""
+    def _score(self) -> RewardTest:
+        """Load the rewards in the box if they changed; return the test of them."""
         self.report.value = ""
         text = self.code.value
         if text != self.shown_source:
-            self.use(reward_lab.try_out(self.bench, self.rows, self.baseline, self.stage, text))
+            self.use(reward_lab.try_out(self.test, text))
             self.shown_source = text
-        return self.bench, self.rows, self.baseline, self.stage
+        return self.test
 
     def _judge(self) -> None:
-        self._show_verdict(judge(*self._score()))
+        self._show_verdict(judge(self._score()))
 
     def _hand_on(self) -> None:
         """Hand on the rewards in the box with the current weights."""
-        arguments = self._score()
-        self._show_verdict(reward_lab.hand_on(*arguments, self.shown_source, self.weights))
+        test = self._score()
+        self._show_verdict(reward_lab.hand_on(test, self.shown_source, self.weights))
         name = Path(self.stage.config.rewards.preset).name
         then = "trains with it" if self.verdict.passed else f"will refuse it. {self.verdict}"
         self._say(f"Adopted: {name}. {NOTEBOOKS['03']} {then}")
 
     def _reweigh(self) -> None:
-        preset = self.bench.preset._replace(reward_weights=self.weights)
-        self.bench = self.bench._replace(preset=preset)
-        self.table = self.bench.weighed(self.table, self.group_size)
+        self.test = self.test.using(self.test.bench.preset._replace(reward_weights=self.weights))
+        self.table = self.test.bench.weighed(self.table, self.group_size)
         self._show()
 
     def _show_text(self) -> None:
@@ -194,7 +187,7 @@ class RewardLab(View):
     def _score_group(self) -> None:
         prompt = self.place[0]
         rows, groups = [self.baseline.rows[prompt]], [self.completions_P_G[prompt]]
-        lines = self.bench.table(rows, groups)
+        lines = self.test.bench.table(rows, groups)
         lines.index = self._lines()
         self.table.loc[lines.index, lines.columns] = lines
         self._reweigh()
@@ -205,7 +198,7 @@ class RewardLab(View):
 
     def _show(self) -> None:
         group = self.table.loc[list(self._lines())]
-        self.view.value = tables.score_sheet(group, self.bench.preset, self.place[1])
+        self.view.value = tables.score_sheet(group, self.test.bench.preset, self.place[1])
         signal = self.table["signal"].to_numpy()[:: self.group_size]
         self.summary.value = (
             f"{signal.sum()} of {len(signal)} groups have advantages · mean total "
@@ -222,10 +215,9 @@ class RewardLab(View):
         self.status.value = f"<span role='status'>{first}</span>"
 
 
-def lab(bench: Bench, baseline: Baseline, rows: list[dict], stage: Stage) -> View:
+def lab(test: RewardTest) -> View:
     """Return the Reward Lab, or the Environment Lab if the task has an environment."""
-    kind = EnvironmentLab if bench.environment else RewardLab
-    return kind(bench, baseline, rows, stage)
+    return EnvironmentLab(test) if test.bench.environment else RewardLab(test)
 
 
 def open_lab(name: str) -> w.VBox:
@@ -235,13 +227,8 @@ def open_lab(name: str) -> w.VBox:
     process holds the run, the page says so at its top.
     """
     run = Run(name)
-    config = run.config()
-    rows = data.load(run, "train")
-    baseline = baselines.sample(run, rows[: config.rewards.baseline_prompts], config)
-    preset = load_rewards(config.rewards)
-    model = config.model
-    tokenizer = hub.load_tokenizer(model.model_path, model.chat_template_kwargs)
-    view = lab(bench_of(config, preset, tokenizer), baseline, rows, Stage(run, "02", config))
+    stage = Stage(run, "02", run.config())
+    view = lab(reward_lab.open_test(stage, load_rewards(stage.config.rewards)))
     return w.VBox([w.HTML(IN_USE), view]) if run.in_use(".lock", ".pipeline.lock") else view
 
 

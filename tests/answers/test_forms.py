@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from grpo_nb import data, reward_lab
 from grpo_nb.answers import FORMS, TAGS, find_form
 from grpo_nb.models import Sample, hub, template
-from grpo_nb.reward_lab import Bench, baseline
+from grpo_nb.reward_lab import Bench, RewardTest, baseline
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import Adaptive, gated, load_preset, load_rewards, reward_set
 from grpo_nb.rewards import numeric_correctness_reward as correct
@@ -51,7 +51,7 @@ def test_reference_wins_attacks_lose_and_a_wrong_answer_too(name, opened, runs_d
     said = [preset.reference(ROWS[0]), "I do not know"]
     samples = [[Sample(text, len(text), False) for text in said]] * len(ROWS)
     stage = Stage(Run("formed"), "02", resolve("tiny-cpu", {}))
-    verdict = reward_lab.judge(Bench(preset), ROWS, Baseline(ROWS, samples), stage)
+    verdict = reward_lab.judge(RewardTest(stage, ROWS, Baseline(ROWS, samples), Bench(preset)))
     assert verdict.passed, verdict
 
 
@@ -197,13 +197,14 @@ def test_notebook_2_passes_on_the_tiny_base_in_every_form(name, runs_dir):
     assert rows[0]["prompt"][0]["content"] == preset.form.system_prompt
     known = [{**row, "prompt": build_prompt(row["question"])} for row in rows[:8]]
     SAMPLED[:] = [tried] = SAMPLED or [baseline.sample(stage.run, known, stage.config)]
-    verdict = reward_lab.judge(Bench(preset), rows, tried, stage)
+    test = RewardTest(stage, rows, tried, Bench(preset))
+    verdict = reward_lab.judge(test)
     assert verdict.passed, verdict
     assert "form" not in [check.name for check in verdict.checks]
-    own = reward_lab.adopt(Bench(preset), rows, tried, stage, OWN)
-    assert load_rewards(stage.config.rewards).form == own.preset.form == preset.form
+    own = reward_lab.adopt(test, OWN).bench.preset
+    assert load_rewards(stage.config.rewards).form == own.form == preset.form
     other = load_preset("math", form="boxed" if name == "tags" else "tags")
-    told = reward_lab.judge(Bench(other), rows, tried, stage)
+    told = reward_lab.judge(test.using(other))
     assert "form" in [check.name for check in told.checks]
 
 

@@ -18,7 +18,7 @@ MADE = f"""import sys
 sys.path.append("{PROJECT_ROOT}/tests")
 import scripted_model
 from grpo_nb import environments, views
-from grpo_nb.reward_lab import bench_of
+from grpo_nb.reward_lab import RewardTest, bench_of
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
@@ -33,7 +33,7 @@ def scripts(row):
     return [[*halved, "Found it."], ends, ['<tool_call>\\n{{"name": guess}}'], [text]]
 tried = scripted_model.played(environments.of(config), rows[:4], scripts)
 bench = bench_of(config, load_preset("environment"), scripted_model.tokenizer())"""
-OPEN = "views.lab(bench, tried, rows, Stage(Run('lab'), '02', config))"
+OPEN = "views.lab(RewardTest(Stage(Run('lab'), '02', config), rows, tried, bench))"
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,7 @@ def prepare(rows, given=None, count=words, **arguments):
 def only(row, **settings):
     """The one prepared row, or the one fault."""
     settings = {"system_prompt": "Be brief."} | settings
-    good, faults, _ = validate.check_rows([(7, row)], DataConfig(**settings), words)
+    good, faults, _ = validate.validate_rows([(7, row)], DataConfig(**settings), words)
     return good[0].row if good else faults[0]
 
 
@@ -645,7 +645,7 @@ def test_what_nearly_repeats_a_held_out_question_is_not_trained_on(runs_dir):
 def near(held_out, *texts):
     """Which of the texts nearly repeat one of those held out."""
     rows = [{"prompt": [{"role": "user", "content": text}]} for text in (*held_out, *texts)]
-    checked = [validate.CheckedRow(number, row, "1") for number, row in enumerate(rows)]
+    checked = [validate.ValidRow(number, row, "1") for number, row in enumerate(rows)]
     places = np.arange(len(held_out))
     found = duplicates.near(duplicates.fingerprints(checked), places)
     assert not found[places].any()

@@ -120,11 +120,11 @@ def test_a_model_that_lacks_a_shard_is_incomplete(tmp_path):
     model = models.load_checkpoint(TINY, adapter=None, quantization="16bit")
     model.save_pretrained(tmp_path, max_shard_size="400KB")
     models.load_tokenizer(TINY).save_pretrained(tmp_path)
-    assert export.check_complete(tmp_path) == tmp_path
+    assert export.refuse_incomplete(tmp_path) == tmp_path
     shard = sorted(tmp_path.glob("model-0*"))[2]
     shard.unlink()
     with pytest.raises(FileNotFoundError, match=f"lacks {shard.name}: the model is incomplete"):
-        export.check_complete(tmp_path)
+        export.refuse_incomplete(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_merge_that_fails_the_gate_is_put_in_place_by_force_alone(run, monkeyp
     assert check["state"] == "stop" and check["evidence"].startswith("1 weights are the base's ")
     folder, forced = merge(run, force=True)
     assert forced.state == "stop"
-    assert export.check_complete(folder).exists()
+    assert export.refuse_incomplete(folder).exists()
 
 
 SOUND = {

@@ -20,7 +20,7 @@ from pymdownx.slugs import slugify
 from trainings import arguments_of
 
 from grpo_nb.__main__ import parse_arguments
-from grpo_nb.pipeline.notebooks import check_run, planned_run
+from grpo_nb.pipeline.notebooks import planned_run, resolve_run
 from grpo_nb.pipeline.sweep import read_sweep
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import PROJECT_ROOT, Run, config
@@ -156,7 +156,7 @@ def check_yaml(path: Path) -> None:
         assert read_sweep(path).trials
     else:
         planned = planned_run(str(path), None, None, [])
-        check_run(Run(planned.name), planned.profile, planned.settings)
+        resolve_run(Run(planned.name), planned.profile, planned.settings)
 
 
 @every_page
@@ -211,7 +211,7 @@ def test_the_configurations_for_gpus_are_taken_by_the_installed_trl(name, place)
 
     write_files(PROJECT_ROOT / "docs/settings.md", place)
     planned = planned_run(str(place / name), None, None, [])
-    resolved, typed = check_run(Run(planned.name), planned.profile, planned.settings)
+    resolved, typed = resolve_run(Run(planned.name), planned.profile, planned.settings)
     built = GRPOConfig(**arguments_of(resolved, vllm=True))
     assert built.generation_batch_size == resolved.step_completions
     for setting in typed.keys() & {f"train.{key}" for key in TRL_NAMES}:

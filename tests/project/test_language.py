@@ -84,3 +84,48 @@ def test_local_variables_are_nouns():
 )
 def test_what_counts_as_a_verb(docstring, good):
     assert bool(verb_of(docstring)) == good
+
+
+def test_control_is_the_word_of_transformers_alone():
+    """The argument of a TrainerCallback is called so, and nothing that we define."""
+    nodes = [(path.name, node) for path, tree in trees() for node in ast.walk(tree)]
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    defined = [(place, node.name) for place, node in nodes if isinstance(node, kinds)]
+    names = [(place, node) for place, node in nodes if isinstance(node, ast.Name)]
+    defined += [(place, node.id) for place, node in names if isinstance(node.ctx, ast.Store)]
+    assert len(defined) > 4000
+    assert not [(place, name) for place, name in defined if "control" in name.lower()]
+
+
+CHECKS = {"Check", "Checks", "list[Check]"}
+
+
+def no_checks(tree):
+    """Yield the functions of a tree that are called check…, and return something else."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef) or not re.match("_?checks?(_|$)", node.name):
+            continue
+        if not node.returns or ast.unparse(node.returns) not in CHECKS:
+            yield node.name
+
+
+def test_a_function_that_is_called_check_returns_checks():
+    faults = [f"{path.name}: {name}" for path, tree in trees() for name in no_checks(tree)]
+    assert not faults, "another verb says what these do: refuse, resolve, validate, compare"
+
+
+@pytest.mark.parametrize(
+    ("signature", "good"),
+    [
+        ("check_rows(rows) -> list[Check]", True),
+        ("checks(report) -> Checks", True),
+        ("_check(run) -> Check", True),
+        ("checked(value) -> int", True),
+        ("check(run) -> str", False),
+        ("check_run(run)", False),
+        ("_check_room(size) -> None", False),
+    ],
+)
+def test_what_counts_as_a_check(signature, good):
+    faults = list(no_checks(ast.parse(f"def {signature}: ...")))
+    assert (not faults) == good

@@ -21,7 +21,7 @@ from conftest import TINY_SETTINGS
 from grpo_nb import export
 from grpo_nb.colab import RUNS_ON_DRIVE, wanted
 from grpo_nb.evaluation.answer_file import answer_file
-from grpo_nb.pipeline.notebooks import QUIET, check_run
+from grpo_nb.pipeline.notebooks import QUIET, resolve_run
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Run, config, project_path, start_stage
 from grpo_nb.runs.files import read_json
 from grpo_nb.training import read_lines
@@ -351,7 +351,7 @@ def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     answered = answer_file(run, kernels / "new.csv", kernels / "to.jsonl")
     assert "1 rows, 0 with a fault" in answered, "it is asked by the columns that were trained on"
     for first in ("02", "03", "04"):
-        check_run(run, first=first)
+        resolve_run(run, first=first)
     with pytest.raises(ValueError, match="unknown setting"):
         start_stage("01", "other", {"train.max_step": 1}, all_stages=True)
 

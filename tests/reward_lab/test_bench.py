@@ -56,7 +56,7 @@ def test_other_weights_and_settings_are_as_if_scored_again():
 
 
 NEVER = reward_set([(long_winded, 1.0)])
-OUTWEIGHED = MATH.adding(long_winded, 1).adding(long_winded, 4).preset  # by "xxx…", once
+OUTWEIGHED = MATH.preset.adding(long_winded, 1).adding(long_winded, 4)  # by "xxx…", once
 
 
 @pytest.mark.parametrize(("preset", "lost"), [(MATH.preset, 0), (OUTWEIGHED, 1), (NEVER, 2)])

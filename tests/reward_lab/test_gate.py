@@ -20,7 +20,7 @@ from hackable import lifted
 
 from grpo_nb import data, environments, reward_lab
 from grpo_nb.models import Sample
-from grpo_nb.reward_lab import baseline, behavior, bench_of
+from grpo_nb.reward_lab import RewardTest, baseline, behavior, bench_of
 from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.rewards.identity import describe
 from grpo_nb.runs import Run, Stage, directory, project_path, start_stage
@@ -28,7 +28,6 @@ from grpo_nb.views.reward_lab import EXAMPLE
 
 SMALL = {"data.max_rows": 24}
 MATH = load_preset("math")
-BENCH = reward_lab.Bench(MATH)
 STALE = "the rewards or their weights are not those that were tested"
 
 
@@ -45,16 +44,20 @@ def lab(runs_dir):
     return SimpleNamespace(stage=stage, run=stage.run, rows=rows, baseline=tried)
 
 
+def lab_test(lab, preset=MATH, stage=None):
+    return RewardTest(stage or lab.stage, lab.rows, lab.baseline, reward_lab.Bench(preset))
+
+
 def judged(lab, preset):
-    verdict = reward_lab.judge(reward_lab.Bench(preset), lab.rows, lab.baseline, lab.stage)
-    reward_lab.save(lab.run, reward_lab.Bench(preset), verdict)
+    verdict = reward_lab.judge(lab_test(lab, preset))
+    reward_lab.save(lab_test(lab, preset), verdict)
     return verdict
 
 
 def refused(lab, preset, problem):
     with pytest.raises(ValueError, match=f"{problem}.* run 02_test_rewards.ipynb again"):
-        reward_lab.check(lab.run, preset)
-    assert problem in reward_lab.check(lab.run, preset, force=True)
+        reward_lab.refuse_untested(lab.run, preset)
+    assert problem in reward_lab.refuse_untested(lab.run, preset, force=True)
 
 
 def test_a_verdict_that_passed_lets_stage_03_start_with_the_same_rewards_alone(lab):
@@ -67,7 +70,7 @@ def test_a_verdict_that_passed_lets_stage_03_start_with_the_same_rewards_alone(l
     assert names == ["rewards", "base model", "completion length"]
     lab.stage.finish("rewards")
     rewards = start_stage("03", "gate").config.rewards
-    assert reward_lab.check(lab.run, load_preset(rewards.preset, rewards.reward_weights))
+    assert reward_lab.refuse_untested(lab.run, load_preset(rewards.preset, rewards.reward_weights))
     refused(lab, load_preset("math", "1, 0.5, 0.25, 0"), STALE)
     looser = MATH.reward_funcs[0].configured(MATH.names[0], relative=0.5)
     refused(lab, MATH._replace(reward_funcs=[looser, *MATH.reward_funcs[1:]]), STALE)
@@ -93,8 +96,8 @@ def test_a_base_that_earns_nothing_is_not_blamed_on_the_rewards(lab):
     assert str(verdict).startswith(f"FAILED, train after a remedy: {said}")
     helps = "an SFT warm-up .data.sft_rows = 64 .*or another base .* begin again with 01_prepare"
     with pytest.raises(ValueError, match=f"{said}.* What helps: {helps}"):
-        reward_lab.check(lab.run, MATH)
-    assert said in reward_lab.check(lab.run, MATH, force=True)
+        reward_lab.refuse_untested(lab.run, MATH)
+    assert said in reward_lab.refuse_untested(lab.run, MATH, force=True)
 
 
 def test_a_base_that_is_never_right_passes_only_if_its_scores_differ_within_groups(lab):
@@ -115,7 +118,7 @@ def test_in_the_quickstart_errors_name_the_cells_above(lab):
     lab.stage.finish("rewards")
     on_page = start_stage("03", "gate", all_stages=True)
     with pytest.raises(ValueError, match=r"tested\. Correct them and run the cells above again,"):
-        reward_lab.check(on_page.run, MATH)
+        reward_lab.refuse_untested(on_page.run, MATH)
     start_stage("01", "gate", SMALL, all_stages=True)
     with pytest.raises(ValueError, match="run the cells above first"):
         start_stage("03", "gate", all_stages=True)
@@ -219,14 +222,15 @@ def test_what_rewards_do_is_compared_where_no_source_tells(lab, tmp_path):
         return float(f">{answer}<" in response) * float(told.read_text())
 
     chosen = MATH.adding(lifted(secret, "secret"), 0.25)
-    assert judged(lab, chosen).passed and reward_lab.check(lab.run, chosen)
+    assert judged(lab, chosen).passed and reward_lab.refuse_untested(lab.run, chosen)
     told.write_text("0.5")
     with pytest.raises(ValueError, match=r"reward secret gives 0\.5, which is not") as refusal:
-        reward_lab.check(lab.run, chosen)
+        reward_lab.refuse_untested(lab.run, chosen)
     text = MATH.reference(lab.rows[0])[:20]
     for part in (text, lab.rows[0]["question"], "tested (1), for", "02_test_rewards"):
         assert part in str(refusal.value)
-    assert "forced, although reward secret gives" in reward_lab.check(lab.run, chosen, force=True)
+    sentence = reward_lab.refuse_untested(lab.run, chosen, force=True)
+    assert "forced, although reward secret gives" in sentence
     told.write_text("?")
     refused(lab, chosen, "raises now: ValueError: could not convert string")
 
@@ -289,12 +293,13 @@ def test_an_environment_is_compared_by_its_files_and_by_what_it_rewards(lab, tmp
     environment, preset = environments.load(f"{path}:World"), load_preset("environment")
     bench = reward_lab.Bench(preset, environment=environment)
     said = baseline.Baseline(lab.rows[:2], [[Sample("", 1, False)] * 2] * 2)
-    reward_lab.save(lab.run, bench, reward_lab.judge(bench, lab.rows, said, lab.stage))
+    test = RewardTest(lab.stage, lab.rows, said, bench)
+    reward_lab.save(test, reward_lab.judge(test))
     assert "oracle" in json.loads((lab.run / "rewards/scores.json").read_text())["episodes"][0]
     # The base of this fixture never plays, so that there is nothing to learn.
     report = json.loads((lab.run / "rewards/report.json").read_text())
     (lab.run / "rewards/report.json").write_text(json.dumps(report | {"passed": True}))
-    assert reward_lab.check(lab.run, preset) == "the rewards passed their test"
+    assert reward_lab.refuse_untested(lab.run, preset) == "the rewards passed their test"
     told.write_text("0.5")
     refused(lab, preset, "environment World gives 0.5, which is not what was tested")
     told.write_text("1.0")
@@ -365,7 +370,7 @@ EXACT = "reward_funcs = [rewards.numeric_correctness_reward]\n"
 
 
 def adopted(lab, source):
-    return reward_lab.adopt(BENCH, lab.rows, lab.baseline, lab.stage, source).preset
+    return reward_lab.adopt(lab_test(lab), source).bench.preset
 
 
 def test_a_cell_of_rewards_with_all_that_they_need_is_trained_as_it_was_tested(lab, capsys):
@@ -382,7 +387,7 @@ def test_a_cell_of_rewards_with_all_that_they_need_is_trained_as_it_was_tested(l
     scores = [[2.0], [1.0], [1.0]]
     expected = (preset.names, preset.reward_weights, 2.0, scores, reward_lab.fingerprint(preset))
     assert shown == " ".join(map(str, expected))
-    assert reward_lab.check(
+    assert reward_lab.refuse_untested(
         lab.run, load_preset(start_stage("03", "gate").config.rewards.preset), True
     )
 
@@ -392,14 +397,13 @@ def test_a_cell_may_bring_its_own_form_and_an_emptied_one_asks_before_it_is_undo
     path = lab.stage.config.rewards.preset
     assert lab.run.settings()["rewards.preset"] == path == str(lab.run / "rewards/mine.py")
     assert adopted(lab, OWN).reference(lab.rows[0]) == MATH.reference(lab.rows[0])
-    given = (BENCH, lab.rows, lab.baseline)
     with pytest.raises(ValueError, match="choose with settings = ") as refusal:
-        reward_lab.adopt(*given, start_stage("02", "gate"), "# nothing\n")
+        reward_lab.adopt(lab_test(lab, stage=start_stage("02", "gate")), "# nothing\n")
     kept, dropped = map(ast.literal_eval, re.findall("{.*?}", str(refusal.value)))
-    chosen = start_stage("02", "gate", kept)
-    assert reward_lab.adopt(*given, chosen, "# nothing\n").preset.names[0] == "right"
+    chosen = lab_test(lab, stage=start_stage("02", "gate", kept))
+    assert reward_lab.adopt(chosen, "# nothing\n").bench.preset.names[0] == "right"
     again = start_stage("02", "gate", dropped)
-    reward_lab.adopt(*given, again, "# nothing\n")
+    reward_lab.adopt(lab_test(lab, stage=again), "# nothing\n")
     assert again.config.rewards.preset == lab.run.settings()["rewards.preset"] == "math"
 
 
@@ -452,35 +456,34 @@ def test_a_cell_that_cannot_be_trained_is_refused_and_changes_nothing(lab, probl
 def test_what_the_reward_lab_hands_on_is_what_notebook_3_trains_with(lab):
     lab.stage.finish()
     looked = Stage(lab.run, "02", lab.run.config())  # as the page opens it, which starts nothing
-    given = (lab.rows, lab.baseline, looked)
-    shown = reward_lab.try_out(BENCH, *given, BAKED)
-    assert (shown.preset.names, shown.preset.full) == (["doubled"], 2.0)
+    shown = reward_lab.try_out(lab_test(lab, stage=looked), BAKED)
+    assert (shown.bench.preset.names, shown.bench.preset.full) == (["doubled"], 2.0)
     assert reward_lab.source_of(looked) == "" and looked.config.rewards.preset == "math"
-    assert not reward_lab.hand_on(shown, *given, BAKED).passed
+    assert not reward_lab.hand_on(shown, BAKED).passed
     assert reward_lab.source_of(looked) == BAKED
     start_stage("02", "gate")  # as a notebook holds it, whose widgets have threads of their own
     with ThreadPoolExecutor(1) as thread:  # a slider was moved
-        assert thread.submit(reward_lab.hand_on, shown, *given, EXACT, [0.5]).result().passed
+        assert thread.submit(reward_lab.hand_on, shown, EXACT, [0.5]).result().passed
     assert reward_lab.source_of(looked) == EXACT and not lab.run.in_use(".lock")
     trained = start_stage("03", "gate").config.rewards
     assert trained == looked.config.rewards and trained.reward_weights == "0.5"
     chosen = load_preset(trained.preset, trained.reward_weights)
-    assert reward_lab.check(lab.run, chosen) and chosen.names == MATH.names[:1]
+    assert reward_lab.refuse_untested(lab.run, chosen) and chosen.names == MATH.names[:1]
     # The notebook's own cell is empty: what was handed on since it started counts.
-    ours = reward_lab.adopt(BENCH, *given, "# nothing")
-    assert reward_lab.fingerprint(ours.preset) == reward_lab.fingerprint(chosen)
+    ours = reward_lab.adopt(lab_test(lab, stage=looked), "# nothing")
+    assert reward_lab.fingerprint(ours.bench.preset) == reward_lab.fingerprint(chosen)
 
 
 def test_a_box_that_is_emptied_hands_the_preset_on_and_one_that_fails_changes_nothing(lab):
-    given = (BENCH, lab.rows, lab.baseline, lab.stage)
-    assert reward_lab.hand_on(*given, EXACT).passed
+    test = lab_test(lab)
+    assert reward_lab.hand_on(test, EXACT).passed
     before = lab.run.manifest()["02"]
     with pytest.raises(ValueError, match="cannot be loaded"):
-        reward_lab.hand_on(*given, "1 / 0")
+        reward_lab.hand_on(test, "1 / 0")
     assert lab.run.manifest()["02"] == before and reward_lab.source_of(lab.stage) == EXACT
-    assert reward_lab.hand_on(*given, "").passed
+    assert reward_lab.hand_on(test, "").passed
     assert lab.stage.config.rewards.preset == "math" and reward_lab.source_of(lab.stage) == ""
-    assert reward_lab.check(lab.run, MATH)
+    assert reward_lab.refuse_untested(lab.run, MATH)
 
 
 BOTH = EXACT.replace("]", ", rewards.soft_format_reward]")
@@ -512,18 +515,19 @@ def killed_at(number, folder, action):
 
 
 def test_an_adoption_that_is_killed_at_any_write_is_as_before_or_as_after(lab, tmp_path_factory):
-    given, copy = (BENCH, lab.rows[:2], lab.baseline, lab.stage), tmp_path_factory.mktemp("copy")
-    reward_lab.hand_on(*given, EXACT)
+    lab.rows, copy = lab.rows[:2], tmp_path_factory.mktemp("copy")
+    test = lab_test(lab)
+    reward_lab.hand_on(test, EXACT)
     before, number, outcomes = tree(lab.run), 0, []
     shutil.copytree(lab.run.path, copy / "gate")
-    while killed_at(number, lab.run.path, lambda: reward_lab.hand_on(*given, BOTH, [1, 0.125])):
+    while killed_at(number, lab.run.path, lambda: reward_lab.hand_on(test, BOTH, [1, 0.125])):
         run = Run("gate")
         outcomes.append(tree(run) == before)
         if not outcomes[-1]:
             assert run.state("02").status == "done", number
             config = start_stage("03", "gate").config.rewards
             chosen = load_preset(config.preset, config.reward_weights)
-            assert reward_lab.check(run, chosen) and chosen.reward_weights == [1, 0.125]
+            assert reward_lab.refuse_untested(run, chosen) and chosen.reward_weights == [1, 0.125]
             run.lock().release(force=True)
         shutil.rmtree(run.path)
         shutil.copytree(copy / "gate", run.path)
@@ -532,7 +536,7 @@ def test_an_adoption_that_is_killed_at_any_write_is_as_before_or_as_after(lab, t
     assert number > 20 and tree(lab.run) != before and not (lab.run / ".undo.json").exists()
     shutil.rmtree(lab.run.path)
     shutil.copytree(copy / "gate", lab.run.path)
-    assert killed_at(number - 3, lab.run.path, lambda: reward_lab.hand_on(*given, BOTH))
+    assert killed_at(number - 3, lab.run.path, lambda: reward_lab.hand_on(test, BOTH))
     again = 0
     while killed_at(again, lab.run.path, lambda: Run("gate")):  # what is put back
         again += 1

@@ -11,7 +11,7 @@ from hackable import FLAWED, PILOT, ROWS, bench_with, lifted, texts_of
 
 from grpo_nb import reward_lab
 from grpo_nb.models import Sample
-from grpo_nb.reward_lab import Bench, lint
+from grpo_nb.reward_lab import Bench, RewardTest, lint
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import PRESETS, RewardSet, reward_set
 from grpo_nb.rewards import numeric_correctness_reward as correct
@@ -39,10 +39,14 @@ def stage(runs_dir):
     return Stage(Run("probed"), "02", resolve("tiny-cpu", {}))
 
 
+def judged(bench, stage):
+    return reward_lab.judge(RewardTest(stage, ROWS, PILOT, bench))
+
+
 @pytest.mark.parametrize("flaw", FLAWED)
 def test_what_is_planted_is_found_and_named(flaw, stage):
-    assert reward_lab.judge(CORRECT, ROWS, PILOT, stage).passed, "without it"
-    verdict = reward_lab.judge(bench_with(flaw), ROWS, PILOT, stage)
+    assert judged(CORRECT, stage).passed, "without it"
+    verdict = judged(bench_with(flaw), stage)
     assert not verdict.passed
     assert FLAWED[flaw][0] in " ".join(check.name for check in verdict.checks)
 
@@ -56,7 +60,7 @@ def test_our_presets_pass(name, stage):
     right = [preset.reference(row) for row in rows]
     groups = zip(right, right[1:] + right[:1], [text[:20] for text in right], strict=True)
     samples = [[Sample(text, len(text), False) for text in group] for group in groups]
-    verdict = reward_lab.judge(Bench(preset), rows, Baseline(rows, samples), stage)
+    verdict = reward_lab.judge(RewardTest(stage, rows, Baseline(rows, samples), Bench(preset)))
     assert verdict.passed, verdict
     assert len(verdict.probes) > 20
 
@@ -83,7 +87,7 @@ def test_your_own_attacks_join_the_verdict(stage, tmp_path):
     polite = lifted(lambda response: "if you please" in response, "polite")
     own = {"attack": "begging", "completion": "{answer}, not {other}: {question} if you please"}
     stage.config = with_attacks(tmp_path / "own.jsonl", json.dumps(own), "")
-    verdict = reward_lab.judge(CORRECT.adding(polite, 2.0), ROWS, PILOT, stage)
+    verdict = judged(Bench(CORRECT.preset.adding(polite, 2.0)), stage)
     said = "85, not 2: 47 + 38? if you please"
     paid = "`polite` pays 2.00 of the attack's 2.00, which earns more than the reference"
     assert verdict.failures == [f"attack 'begging': {paid}: {said!r}"]
@@ -99,10 +103,10 @@ def test_a_line_that_is_no_attack_is_refused_with_its_place(stage, tmp_path, lin
     path = tmp_path / "own.jsonl"
     stage.config = with_attacks(path, '{"attack": "a", "completion": "b"}', "", line)
     with pytest.raises(ValueError, match=r"own.jsonl, line 3: .* is not an attack"):
-        reward_lab.judge(CORRECT, ROWS, PILOT, stage)
+        judged(CORRECT, stage)
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"rewards.cases: .*own.jsonl does not exist"):
-        reward_lab.judge(CORRECT, ROWS, PILOT, stage)
+        judged(CORRECT, stage)
 
 
 # The linter

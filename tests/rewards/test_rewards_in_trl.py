@@ -122,20 +122,21 @@ def test_foreign_rewards_earn_in_notebook_2_what_they_earn_in_training(
     samples = [[Sample(text, len(text), False) for text in texts] for texts in texts_P_G]
     tried, stage = Baseline(rows, samples), Stage(Run("own"), "02", trained.config)
     plain = reward_lab.Bench(load_preset("math"), trained.config.train, trained.tokenizer)
-    ours = reward_lab.adopt(plain, trained.rows, tried, stage, FOREIGN[name])
+    test = reward_lab.RewardTest(stage, trained.rows, tried, plain)
+    test = reward_lab.adopt(test, FOREIGN[name])
+    ours = test.bench
     scores = ours.table(rows, texts_P_G)[ours.preset.names].to_numpy()
     earned = pd.concat([groups.get_group(question) for question in questions])
     np.testing.assert_allclose(scores, earned[ours.preset.names].to_numpy(float), atol=1e-6)
     assert ours.preset.names[0] in CORRECT
-    verdict = reward_lab.judge(ours, trained.rows, tried, stage)
+    verdict = reward_lab.judge(test)
     assert verdict.probes is not None, verdict
     assert verdict.passed or name not in ("tags", "docs/coming-from.md"), verdict
-    reward_lab.save(stage.run, ours, verdict)
+    reward_lab.save(test, verdict)
     loaded = load_rewards(stage.config.rewards)
-    assert (
-        "the rewards " in reward_lab.check(stage.run, loaded, force=True).partition("not those")[0]
-    )
-    again = ours._replace(preset=loaded).table(rows, texts_P_G)[loaded.names].to_numpy()
+    sentence = reward_lab.refuse_untested(stage.run, loaded, force=True)
+    assert "the rewards " in sentence.partition("not those")[0]
+    again = test.using(loaded).table()[loaded.names].to_numpy()
     np.testing.assert_array_equal(again, scores)
 
 

@@ -193,7 +193,7 @@ def test_what_was_set_is_kept_for_stages_that_run_again_but_how_to_resume_is_ask
     run = Run("again")
     settings = {"train.max_steps": 3, "train.resume": "always"}
     run.write_config(config.resolve("tiny-cpu", settings))
-    found, typed = notebooks.check_run(run, first="03", force=True)
+    found, typed = notebooks.resolve_run(run, first="03", force=True)
     assert typed == {"train.max_steps": 3}
     assert found.train.resume == "auto"
 

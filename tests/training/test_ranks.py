@@ -16,7 +16,7 @@ from trainings import arguments_of, comparable, lines_of, make_run
 from grpo_nb import training
 from grpo_nb.pipeline import launch as launch_module
 from grpo_nb.pipeline.notebooks import run_pipeline
-from grpo_nb.runs import PROJECT_ROOT, Run, check_stages_before
+from grpo_nb.runs import PROJECT_ROOT, Run, refuse_undone
 from grpo_nb.runs.config import resolve
 from grpo_nb.training import checkpoints, ranks
 
@@ -268,7 +268,7 @@ def test_without_a_launcher_one_process_trains_and_hands_on(demo_run, runs_dir):
     assert done.returncode == 0, done.stderr
     assert "on 1 process(es)" in done.stdout
     assert done.stdout.splitlines()[-1].endswith("next: 04_merge_and_infer.ipynb")
-    check_stages_before(run, "04")
+    refuse_undone(run, "04")
     assert run.config().policy.backend == "transformers"
 
 

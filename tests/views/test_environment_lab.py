@@ -9,7 +9,7 @@ from scripted_model import ScriptedModel, played, rows_of, tokenizer
 
 from grpo_nb import environments, views
 from grpo_nb.models.engine import Sample
-from grpo_nb.reward_lab import Bench, bench_of
+from grpo_nb.reward_lab import Bench, RewardTest, bench_of
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run, Stage
@@ -33,7 +33,7 @@ def opened(environment, rows, scripts, **settings):
     config = resolve("tiny-cpu", {"task": "guess", "data.environment": environment, **settings})
     tried = played(environments.of(config), rows[:2], scripts)
     bench = bench_of(config, load_preset("environment"), tokenizer())
-    return views.lab(bench, tried, rows, Stage(Run("lab"), "02", config))
+    return views.lab(RewardTest(Stage(Run("lab"), "02", config), rows, tried, bench))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def write(lab, text, button="play"):
 def test_a_task_without_an_environment_has_the_reward_lab():
     stage = Stage(Run("lab"), "02", resolve("tiny-cpu", {}))
     tried = Baseline(ROWS[:1], [[Sample("7", 2, False)] * 2])
-    lab = views.lab(Bench(load_preset("math")), tried, ROWS, stage)
+    lab = views.lab(RewardTest(stage, ROWS, tried, Bench(load_preset("math"))))
     assert isinstance(lab, views.RewardLab)
 
 

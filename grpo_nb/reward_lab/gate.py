@@ -60,7 +60,7 @@ class Verdict(NamedTuple):
 
     @property
     def only_the_base_fails(self) -> bool:
-        """Return whether the only fault is that the base earns nothing yet: `training.remedies`."""
+        """Return whether the only fault is that the base earns nothing yet: `training.rescue`."""
         blamed = [check.name for check in self.checks if check.state == "stop"]
         return blamed == [baselines.BASE] and self.baseline["pass@1"] < 1
 
@@ -68,12 +68,12 @@ class Verdict(NamedTuple):
         """Return the verdict with a remedy that was measured for the base; "" leaves it unchanged.
 
         Args:
-            remedy: From `training.advice`.
+            remedy: The advice of `training.rescue_base`.
         """
         checks = [
             c._replace(fix=remedy or c.fix) if c.name == baselines.BASE else c for c in self.checks
         ]
-        return self._replace(checks=checks)
+        return self._replace(checks=Checks(checks))
 
     def __str__(self) -> str:
         if self.passed:

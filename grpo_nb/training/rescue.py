@@ -15,7 +15,7 @@ import pandas as pd
 from grpo_nb import data, models
 from grpo_nb.answers import find_form
 from grpo_nb.models import Policy
-from grpo_nb.reward_lab import Bench, bench_of
+from grpo_nb.reward_lab import RewardTest, bench_of
 from grpo_nb.reward_lab.table import Row
 from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import NOTEBOOKS, Run, Stage, write_json
@@ -59,31 +59,30 @@ class Rescue(NamedTuple):
     advice: str
 
 
-def rescue_base(stage: Stage, bench: Bench, rows: Sequence[Row]) -> Rescue:
+def rescue_base(test: RewardTest) -> Rescue:
     """Climb the ladder, and keep what it shows in rewards/rescue.json.
 
     With `rescue.mode` "auto", the settings of the rung that suffices become those of the run: the
     notebooks that they belong to are to be run again, which `python -m grpo_nb run` does.
 
     Args:
-        stage: Stage 02.
-        bench: The rewards that earn nothing.
-        rows: Training rows; the first ones are the prompts that are tried.
+        test: Rewards that pass, and a base that earns nothing from them.
 
     Returns:
         The rescue; without lines for a task with an environment.
     """
-    if bench.environment:
+    stage = test.stage
+    if test.bench.environment:
         return Rescue(pd.DataFrame(), {}, "")
     lines: list[dict[str, Any]] = []
     policy = _load(stage.config)
     warm_up(policy, stage)  # "as it is" is what failed, after its warm-up if it has one
-    for rung in _rungs(stage, bench, rows):
+    for rung in _rungs(test):
         began = time.monotonic()
         if rung.trains:
             policy.close()
         try:
-            policy, figures = _climb(rung, policy, stage, bench, rows)
+            policy, figures = _climb(rung, policy, test)
         except (ValueError, RuntimeError, FileNotFoundError) as error:  # such as a teacher is away
             figures = {"why not": str(error)}
         line = {"rung": rung.name, **figures, "minutes": (time.monotonic() - began) / 60}
@@ -129,9 +128,9 @@ def advice(table: pd.DataFrame) -> str:
     )
 
 
-def _rungs(stage: Stage, bench: Bench, rows: Sequence[Row]) -> Iterator[Rung]:
+def _rungs(test: RewardTest) -> Iterator[Rung]:
     """Yield the rungs that apply: the base as it is first, what trains it last."""
-    config = stage.config
+    config, rows, bench = test.stage.config, test.rows, test.bench
     yield Rung("as it is", {})
     form, is_preset = bench.preset.form, not config.rewards.preset.endswith(".py")
     if is_preset and config.data.system_prompt == "preset" and form.name in FORMS:
@@ -159,10 +158,9 @@ def _rungs(stage: Stage, bench: Bench, rows: Sequence[Row]) -> Iterator[Rung]:
         yield Rung("SFT warm-up on a teacher's answers", warm | {"train.sft_answers": "teacher"})
 
 
-def _climb(
-    rung: Rung, policy: Policy, stage: Stage, bench: Bench, rows: Sequence[Row]
-) -> tuple[Policy, dict[str, Any]]:
+def _climb(rung: Rung, policy: Policy, test: RewardTest) -> tuple[Policy, dict[str, Any]]:
     """Return the policy of a rung, and its figures."""
+    stage, rows, _, bench = test
     config = resolve(stage.config.profile, flatten(stage.config), rung.settings)
     if rung.trains:
         other = Stage(stage.run, "02", config)

@@ -8,7 +8,7 @@ as it runs, `Chat` asks a run's models, and `lab` opens the interactive `RewardL
 results without them.
 """
 
-from grpo_nb.views.charts import before_after, learning_curves, training_charts
+from grpo_nb.views.charts import before_after, learning_curves, training_charts, warm_up_chart
 from grpo_nb.views.chat import Chat
 from grpo_nb.views.dashboard import TrainingDashboard
 from grpo_nb.views.environment_lab import EnvironmentLab

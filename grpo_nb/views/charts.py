@@ -202,6 +202,27 @@ def training_charts(run: Run, metrics: Sequence[dict], keys: Sequence[str] = ())
     return _save(draw(metrics, keys, figure), run, "training")
 
 
+def warm_up_chart(run: Run, lines: Sequence[dict]) -> "Figure | None":
+    """Draw the SFT warm-up's loss beside what the policy can do, and save figures/warm_up.png.
+
+    Args:
+        run: The run.
+        lines: The result of `training.warm_up_curve`; without looks there is nothing to draw.
+    """
+    curve = pd.DataFrame(lines)
+    if "pass@8" not in curve:
+        return None
+    figure, (loss, rates) = _subplots(2, 8)
+    loss.plot(curve["step"], curve["loss"], color=BLUE)
+    looks = curve.dropna()
+    for name, color in zip(("pass@8", "right", "distinct"), COLORS, strict=False):
+        rates.plot(looks["step"], looks[name], marker="o", markersize=3, color=color, label=name)
+    loss.set(title="loss of the SFT warm-up", xlabel="step")
+    rates.set(title="share of completions, of prompts not shown", xlabel="step", ylim=(0, 1.05))
+    rates.legend(frameon=False, fontsize=8)
+    return _save(figure, run, "warm_up")
+
+
 def learning_curves(curves: Mapping[str, pd.DataFrame], order: Sequence[str]) -> "Figure":
     """Draw the weighted reward and validation accuracy of many runs, all but the best in grey.
 

@@ -18,7 +18,8 @@ SAME = {"warm_up_base": "warm_up", "begin": "watch"}
 ONLY_IN_NOTEBOOKS = {  # what starts a stage, and what shows something without changing it
     "01": "start_stage settings show_tables show_tokens",
     "02": """start_stage settings show_tables register table score_sheet signal_table lab
-        configured using adding rescue_base advised warm_up_chart warm_up_curve pass_rates flagged completions""",
+        configured using adding rescue_base advised warm_up_chart warm_up_curve pass_rates
+        flagged completions""",
     "03": """start_stage settings show_tables notable effective mean TrainingDashboard read_lines
         training_charts summary read_completions completions close""",
     "00": """show_tables register start settings load show_tokens TrainingDashboard read_lines

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import forked
 import psutil
@@ -14,7 +15,8 @@ from stub_trials import until
 
 from grpo_nb.__main__ import main
 from grpo_nb.pipeline import notebooks as pipeline
-from grpo_nb.runs import NOTEBOOKS, Run, Stage, config, write_json
+from grpo_nb.pipeline import stages
+from grpo_nb.runs import NOTEBOOKS, Run, Stage, config, start_stage, write_json
 
 
 @pytest.fixture
@@ -32,6 +34,19 @@ def test_the_summary_says_before_and_after_and_where_things_are(demo_run, capsys
     assert "rewards    passed" in printed
     for name in (*NOTEBOOKS.values(), "notebooks", "figures", "model"):
         assert name in printed
+
+
+def test_the_functions_of_the_stages_write_what_the_notebooks_write(demo_run, runs_dir):
+    """To the byte. The third is run by `train`, in tests/training/test_ranks.py."""
+    start = partial(start_stage, run_name="functions", settings=TINY_SETTINGS, all_stages=True)
+    checks = stages.prepare_data(start("01", profile="tiny-cpu"))
+    test, verdict = stages.test_rewards(start("02"))
+    assert len(test.baseline.rows) == 4 and verdict.passed
+    ours, theirs = Run("functions").manifest(), demo_run.manifest()
+    assert [check.name for check in checks] == [line["name"] for line in theirs["01"]["checks"]]
+    for stage in ("01", "02"):
+        assert ours[stage]["checks"] == theirs[stage]["checks"]
+        assert ours[stage]["outputs"] == theirs[stage]["outputs"]
 
 
 def test_a_failing_cell_stops_the_run_and_keeps_the_notebook(runs_dir, forks, capsys):

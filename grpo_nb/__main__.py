@@ -42,12 +42,12 @@ def repeat(kind: str, name: str | None, dry_run: bool, force: bool, **options: A
     from grpo_nb.pipeline.placebo import check_placebo, run_placebo
     from grpo_nb.runs import Run
 
-    defaults = {"file": None, "profile": None, "set": [], "from": "01", "to": "04", "only": None}
-    options["set"] = options.pop("assignments")
-    if others := ", ".join(f"--{key}" for key in defaults if options[key] != defaults[key]):
-        raise ValueError(f"--placebo repeats a training as it was: leave {others} out")
-    if not name:
-        raise ValueError(f"--placebo {kind} needs a finished run: say which with --name")
+    stages = (options.pop("from"), options.pop("to")) != ("01", "04")
+    if not name or stages or any(options.values()):
+        raise ValueError(
+            f"--placebo {kind} repeats a finished run as it was: give its --name, and else only "
+            "--dry-run or --force"
+        )
     if dry_run:
         _, placebo, config = check_placebo(name, kind)
         return print(notebooks.plan(placebo, config, "03", "04"))
@@ -212,8 +212,7 @@ def main(arguments: list[str] | None = None) -> int:
         reason, code = disk_error(error.filename or "a file", error), 1
     except KeyboardInterrupt as stop:
         reason, code = stop.args[0] if stop.args else "interrupted", 130
-    if str(reason):  # else another process of a training says what it was
-        print("\n".join([f"grpo-nb: {reason}", *getattr(reason, "__notes__", [])]), file=sys.stderr)
+    print("\n".join([f"grpo-nb: {reason}", *getattr(reason, "__notes__", [])]), file=sys.stderr)
     return code
 
 

@@ -28,7 +28,7 @@ import pandas as pd
 from grpo_nb.evaluation.report import LEAST_PROMPTS, compare_pair, greedy_answers
 from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Check, Checks, Run, sha256
-from grpo_nb.runs.config import RunConfig, flatten, stage_of
+from grpo_nb.runs.config import flatten, stage_of
 from grpo_nb.runs.files import read_json
 
 CAUSED = "the reward did it"
@@ -186,17 +186,12 @@ def differences(run: Run, placebo: Run) -> list[str]:
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    settings = {name: str(value) for name, value in trained_by(run.config()).items()}
+    settings = {k: str(v) for k, v in flatten(run.config()).items() if stage_of(k) < "04"}
     # Arguments, rewards and data as they were trained with, whatever a cell had changed.
     state = read_json(run / "train/state.json")
     end = {"whether all steps were trained": state.get("finished", True)}
     rows = {"data/eval.parquet": sha256(run / "data/eval.parquet")}
     return settings | state["settings"] | end | rows
-
-
-def trained_by(config: RunConfig) -> dict[str, Any]:
-    """Return the settings that a training depends on: those of the stages up to 03."""
-    return {name: value for name, value in flatten(config).items() if stage_of(name) < "04"}
 
 
 def _answers(run: Run) -> tuple[pd.Series, pd.DataFrame, pd.DataFrame]:

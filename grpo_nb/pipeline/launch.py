@@ -44,8 +44,6 @@ def train(
             process, whose error the launcher prints.
         KeyboardInterrupt: A signal stopped the training; a checkpoint is kept.
     """
-    from torch.distributed.elastic.multiprocessing.errors import record
-
     os.environ.update(QUIET | {"GRPO_NB_RUNS": str(run.path.parent)})
     ranks.start(processes)
     if not ranks.is_main():
@@ -53,7 +51,7 @@ def train(
         if "TORCHELASTIC_ERROR_FILE" in os.environ:  # the launcher prints the first error from it
             sys.stderr = sys.stdout
     try:
-        record(_train)(run, settings, force)
+        ranks.recorded(_train)(run, settings, force)
         ranks.end()
     except RuntimeError as error:
         if ranks.count() == 1 or not ranks.is_lost_connection(error):

@@ -8,7 +8,7 @@ in training. `rewards_cell` is the cell magic `%%rewards`, whose text `adopt` ta
 """
 
 from grpo_nb.reward_lab.attacks import Attack, probe, read_attacks, winners
-from grpo_nb.reward_lab.gate import Verdict, check, fingerprint, judge, keeps_values, save
+from grpo_nb.reward_lab.gate import Verdict, check, fingerprint, judge, save
 from grpo_nb.reward_lab.linter import lint
 from grpo_nb.reward_lab.own import (
     adopt,

@@ -96,19 +96,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_several(commands)
     _add_of_one_run(commands)
-    words = sys.argv[1:] if arguments is None else arguments
-    if words and not words[0].startswith("-") and words[0] not in commands.choices:
-        from grpo_nb.runs import refuse_unknown
-
-        refuse_unknown("command", words[0], list(commands.choices))
-    options, unread = parser.parse_known_args(words)
-    if unread:
-        from grpo_nb.runs.config import parse_assignment
-
-        for assignment in getattr(options, "assignments", []):  # of `--set train.beta 0.1`
-            parse_assignment(assignment)
-        parser.error(f"unrecognized arguments: {' '.join(unread)}")
-    return options
+    return parser.parse_args(arguments)
 
 
 def _command(

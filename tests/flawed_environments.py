@@ -209,27 +209,12 @@ class EndsEarly(Hunt):
     max_turns = 2
 
 
-class Swallows(Hunt):
-    def _judge(self, number):
-        try:
-            return Hunt._judge(self, number)
-        except Exception:
-            return ""
-
-
 class Hangs(Hunt):
     tool_seconds = 0.05
 
     def _judge(self, number):
         threading.Event().wait()
         return ""
-
-
-class WritesFiles(Hunt):
-    def _judge(self, number):
-        with Path("guesses.txt").open("a") as file:
-            file.write(f"{number}\n")
-        return Hunt._judge(self, number)
 
 
 class GivesNoNumber(Hunt):
@@ -303,16 +288,6 @@ class SolvesSeldom(Knows):
         return calls("guess", {"number": secret + bool(secret % 4)})
 
 
-class PaysOnce(Hunt):
-    def reset(self, low: int, secret: int) -> None:
-        Hunt.reset(self, low, secret)
-        self.paid = False
-
-    def get_reward(self) -> float:
-        paid, self.paid = self.paid, True
-        return float(self.found and not paid)
-
-
 class SharesByClass(Hunt):
     def reset(self, low: int, secret: int) -> None:
         Hunt.reset(self, low, secret)
@@ -339,16 +314,6 @@ class IsAsync(Hunt):
             number: The guess.
         """
         return self._judge(number)
-
-
-class CountsQuestions(Hunt):
-    def reset(self, low: int, secret: int) -> None:
-        Hunt.reset(self, low, secret)
-        self.asked = 0
-
-    def get_reward(self) -> float:
-        self.asked += 1
-        return Hunt.get_reward(self)
 
 
 class SetsAVariable(Hunt):
@@ -385,7 +350,6 @@ FLAWED = {  # what names it
     TakesNegatives: "bound wins",
     PaysEarly: "won early",
     SolvesSeldom: "solve fails",
-    PaysOnce: "reward asked twice",
     SharesByClass: "hidden state",
     WaitsForEver: "left behind",
     IsAsync: "async",
@@ -401,9 +365,7 @@ FLAWED = {  # what names it
     TellsInResult: "answer leaks",
     NeverEnds: "turns",
     EndsEarly: "turns",
-    Swallows: "errors swallowed",
     Hangs: "hangs",
-    WritesFiles: "files",
     GivesNoNumber: "episode",
     Explains: "schema",
     SaysMuch: "room",
@@ -411,7 +373,6 @@ FLAWED = {  # what names it
 WARNED = {
     Prints: "prints",
     Sleeps: "slow",
-    CountsQuestions: "reward asked twice",
     SetsAVariable: "changes the process",
     ChangesFolder: "changes the process",
     LeavesAProcess: "left behind",

@@ -105,9 +105,8 @@ def compare(run: Run, placebo: Run) -> Cause:
     """Compare a run with its placebo by their greedy answers to the same held-out prompts.
 
     Raises:
-        ValueError: One of them is not trained or not evaluated; the placebo is the run itself, no
-            placebo, or was not trained as the run was, with the same data; or one of them answered
-            other prompts.
+        ValueError: One of them is not trained or not evaluated; the placebo is none, or was not
+            trained as the run was, with the same data; or one of them answered other prompts.
         FileNotFoundError: The file of the run's rewards is gone.
     """
     _refuse(run, placebo)
@@ -162,13 +161,9 @@ def _judge(
 
 def _refuse(run: Run, placebo: Run) -> None:
     """Refuse two runs that differ in more than what their trainings paid for."""
-    if placebo.path.resolve() == run.path.resolve():
-        raise ValueError(f"{run.name!r} is no placebo of itself")
     for one in (run, placebo):
         if why := one.why_undone():
             raise ValueError(f"both runs have to be done: {why}")
-    if (kind := run.config().train.placebo) != "none":
-        raise ValueError(f"{run.name!r} is itself a placebo, {kind}")
     if placebo.config().train.placebo == "none":
         raise ValueError(f"{placebo.name!r} is no placebo: its own rewards were paid")
     if names := differences(run, placebo):

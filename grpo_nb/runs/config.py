@@ -29,7 +29,6 @@ from grpo_nb.runs.settings import (
     PolicyConfig,
     RewardsConfig,
     Section,
-    Thresholds,
     TrainConfig,
     setting,
 )
@@ -47,7 +46,6 @@ class RunConfig(Section):
     rewards: RewardsConfig = RewardsConfig()
     policy: PolicyConfig = PolicyConfig()
     train: TrainConfig = TrainConfig()
-    health: Thresholds = Thresholds()
     trl: dict[str, Any] = setting({}, "further arguments of TRL's GRPOConfig")
     evaluate: EvaluateConfig = EvaluateConfig()
     export: ExportConfig = ExportConfig()
@@ -60,7 +58,7 @@ class RunConfig(Section):
 
 SECTION_STAGE = {
     **{"data": "01", "model": "01", "rewards": "02", "policy": "03", "train": "03"},
-    **{"health": "03", "trl": "03", "evaluate": "04", "export": "04"},
+    **{"trl": "03", "evaluate": "04", "export": "04"},
 }
 SET = "set"  # the source of a value that was set for the run
 Sourced = tuple[Any, str]  # a value and its source

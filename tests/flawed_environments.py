@@ -3,7 +3,6 @@
 import itertools
 import os
 import random
-import subprocess
 import tempfile
 import threading
 import time
@@ -16,7 +15,6 @@ from transformers import AddedToken
 from grpo_nb.environments import tool
 
 COUNT = itertools.count()
-LEFT = []  # what calls leave behind; the tests end it
 CALLS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>"]
 
 
@@ -298,13 +296,6 @@ class SharesByClass(Hunt):
         return Hunt._judge(self, number)
 
 
-class WaitsForEver(Hunt):
-    def _judge(self, number):
-        LEFT.append(threading.Event())
-        threading.Thread(target=LEFT[-1].wait, daemon=True).start()
-        return Hunt._judge(self, number)
-
-
 class IsAsync(Hunt):
     @tool
     async def guess(self, number: int) -> str:
@@ -328,13 +319,6 @@ class ChangesFolder(Hunt):
         return Hunt._judge(self, number)
 
 
-class LeavesAProcess(Hunt):
-    def _judge(self, number):
-        if not LEFT:  # it ends with its input
-            LEFT.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE))
-        return Hunt._judge(self, number)
-
-
 class GivesBytes(Hunt):
     def _judge(self, number):
         return Hunt._judge(self, number).encode()
@@ -351,7 +335,6 @@ FLAWED = {  # what names it
     PaysEarly: "won early",
     SolvesSeldom: "solve fails",
     SharesByClass: "hidden state",
-    WaitsForEver: "left behind",
     IsAsync: "async",
     PaysFailure: "oracle",
     PaysIdling: "without skill",
@@ -375,7 +358,6 @@ WARNED = {
     Sleeps: "slow",
     SetsAVariable: "changes the process",
     ChangesFolder: "changes the process",
-    LeavesAProcess: "left behind",
     GivesBytes: "no text: guess",
     GivesNothing: "no text: guess",
 }

@@ -11,7 +11,6 @@ oracle.
 import inspect
 import io
 import re
-import threading
 import time
 import traceback
 from collections import Counter
@@ -21,10 +20,9 @@ from functools import partial
 from itertools import chain, cycle, islice, zip_longest
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import psutil
 
 from grpo_nb.environments.contract import FINISHED, Environment, Row
 from grpo_nb.environments.play import Episode
@@ -72,7 +70,7 @@ def findings(
     methods = inspect.getmembers(environment.kind, inspect.iscoroutinefunction)
     if coroutines := ", ".join(name for name, _ in methods if name[0] != "_"):
         return [_finding("async", f"{environment.title}: {coroutines} would return a coroutine")]
-    rows, before = list(islice(cycle(rows), EPISODES)), _running()
+    rows = list(islice(cycle(rows), EPISODES))
     try:
         with redirect_stdout(io.StringIO()) as output:
             plays, faults = _play_all(environment, rows)
@@ -80,16 +78,12 @@ def findings(
         at = traceback.extract_tb(error.__traceback__)[-1]
         evidence = f"{type(error).__name__}: {error} (line {at.lineno} of {at.name})"
         return [_finding("episode", f"{environment.title}: {evidence}")]
-    rest = [label for each, label in _running().items() if each not in before]
     if not faults:  # otherwise rewards are not comparable
         faults = [*_rewards(environment, plays), *_leaks(rows, plays)]
         if all(fault.state != "stop" for fault in faults):  # what needs no skill needs no solution
             faults += _solution([play for play in plays if "oracle" in play])
         if tokenizer:
             faults += _tokens(environment, plays, tokenizer, max_completion_length)
-    if rest:
-        evidence = f"after the calls {len(rest)} threads and processes go on, such as {rest[0]}"
-        faults.append(_finding("left behind", evidence, len(rest) > GROUP))
     faults += _tools(environment, plays)
     if text := output.getvalue().strip():
         faults.append(_finding("prints", f"{text!r:.80}", stop=False))
@@ -268,15 +262,6 @@ def _tools(environment: Environment, plays: Plays) -> Iterator[Check]:
     if changes := {each for play in plays for one in play.values() for each in one.played.changes}:
         evidence = f"a method changes {', '.join(sorted(changes))}"
         yield _finding("changes the process", evidence, stop=False)
-
-
-def _running() -> dict[Any, str]:
-    """Return the threads and processes that a tool may have started, each with a label."""
-    threads = [one for one in threading.enumerate() if not one.name.startswith("tool ")]
-    # A notebook's kernel starts threads of its own meanwhile, by classes of ipykernel's.
-    threads = [one for one in threads if type(one).__module__.partition(".")[0] != "ipykernel"]
-    labels: dict[Any, str] = {thread: f"thread {thread.name}" for thread in threads}
-    return labels | {each: f"process {each.pid}" for each in psutil.Process().children()}
 
 
 def _tokens(

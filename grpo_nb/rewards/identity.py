@@ -88,25 +88,20 @@ def _instance(value: Any, inner: partial) -> list[Any]:
     return [inner(type(value)), inner(content)]
 
 
-def digests(path: Path) -> list[str]:
-    """Return the SHA-256 of a Python file and of all files that it imports, in turn.
+def _digest(path: str | None) -> str:
+    """Return one digest of a Python file and of all files that it imports, in turn; "" without one.
 
     Imports count if they come from the project, or from a folder without installed packages.
     """
     hashes: dict[Path, str] = {}
-    queue = [path.resolve()]
+    queue = [Path(path).resolve()] if path and Path(path).is_file() else []
     while queue:
         file = queue.pop()
         if file not in hashes:
             hashes[file] = sha256(file)
             if not _is_installed(file):
                 queue += [each.resolve() for each in _imported(file) if each.is_file()]
-    return sorted(hashes.values())
-
-
-def _digest(file: str | None) -> str:
-    path = Path(file or "")
-    text = repr(digests(path)) if path.is_file() else ""
+    text = " ".join(sorted(hashes.values()))
     return text and hashlib.sha256(text.encode()).hexdigest()
 
 

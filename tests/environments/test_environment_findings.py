@@ -2,7 +2,6 @@
 
 import os
 import re
-import threading
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +10,6 @@ from flawed_environments import (
     CLEAN,
     FLAWED,
     LAMPS,
-    LEFT,
     WARNED,
     Hunt,
     Lamps,
@@ -40,9 +38,6 @@ def in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     yield
     assert Path.cwd() == tmp_path and not [name for name in os.environ if "HUNT" in name]
-    for one in LEFT:
-        one.set() if isinstance(one, threading.Event) else one.communicate()
-    LEFT.clear()
 
 
 def found_in(kind, rows, *arguments):

@@ -326,13 +326,13 @@ RIGHT_WHEN_CLEAN = "nothing left to learn"  # that a run may stop is true of a g
 TUNED_SEEDS = (0, 1)  # of the clean runs; the others test, as do the families in HELD_OUT
 
 
-def alarms_of(record: dict[str, Any], limits: Any = None) -> dict[str, int]:
-    """{rule: the step at which it came first}, had the run been watched with these limits."""
+def alarms_of(record: dict[str, Any]) -> dict[str, int]:
+    """{rule: the step at which it came first}, had the run been watched."""
     from grpo_nb.training import health
 
     about, found = record["about"], {}
     known = health.Expected(about["rewards"], about["completions"], about["eval_rows"])
-    watch = health.Watch(known, limits)
+    watch = health.Watch(known)
     for line in record["lines"]:
         validated = line["step"] % VALIDATED == 0 or line["step"] == STEPS
         if "eval/accuracy" not in line or validated:
@@ -381,12 +381,12 @@ class Judged(NamedTuple):
         return min(steps, default=None)
 
 
-def judge(corpus: dict[str, dict[str, Any]], limits: Any = None) -> list[Judged]:
+def judge(corpus: dict[str, dict[str, Any]]) -> list[Judged]:
     """Every run but those whose reward has a hole that the model did not use."""
     found = []
     for one in corpus.values():
         recipe = Recipe(*(one["about"][field] for field in Recipe._fields))
-        found.append(Judged(recipe, alarms_of(one, limits), falls(one)))
+        found.append(Judged(recipe, alarms_of(one), falls(one)))
     return [one for one in found if one.recipe.kind != "hacked" or one.falls is not None]
 
 

@@ -97,8 +97,7 @@ def measure(reward: str, kind: str, steps: int, seed: int) -> dict[str, Any]:
         train(name, settings)
         evaluate(name, settings)
     run, placebo, config = resolve_placebo(name, kind)
-    if not placebo.manifest():
-        take_over(run, placebo, config)
+    take_over(run, placebo, config)
     if placebo.undone():
         train(placebo.name, settings | {"train.placebo": kind})
         evaluate(placebo.name, settings)

@@ -42,12 +42,12 @@ def repeat(kind: str, name: str | None, dry_run: bool, force: bool, **options: A
     from grpo_nb.pipeline.placebo import resolve_placebo, run_placebo
     from grpo_nb.runs import Run
 
-    defaults = {"file": None, "profile": None, "set": [], "from": "01", "to": "04", "only": None}
-    options["set"] = options.pop("assignments")
-    if others := ", ".join(f"--{key}" for key in defaults if options[key] != defaults[key]):
-        raise ValueError(f"--placebo repeats a training as it was: leave {others} out")
-    if not name:
-        raise ValueError(f"--placebo {kind} needs a finished run: say which with --name")
+    stages = (options.pop("from"), options.pop("to")) != ("01", "04")
+    if not name or stages or any(options.values()):
+        raise ValueError(
+            f"--placebo {kind} repeats a finished run as it was: give its --name, and else only "
+            "--dry-run or --force"
+        )
     if dry_run:
         _, placebo, config = resolve_placebo(name, kind)
         return print(notebooks.plan(placebo, config, "03", "04"))
@@ -96,19 +96,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_several(commands)
     _add_of_one_run(commands)
-    words = sys.argv[1:] if arguments is None else arguments
-    if words and not words[0].startswith("-") and words[0] not in commands.choices:
-        from grpo_nb.runs import refuse_unknown
-
-        refuse_unknown("command", words[0], list(commands.choices))
-    options, unread = parser.parse_known_args(words)
-    if unread:
-        from grpo_nb.runs.config import parse_assignment
-
-        for assignment in getattr(options, "assignments", []):  # of `--set train.beta 0.1`
-            parse_assignment(assignment)
-        parser.error(f"unrecognized arguments: {' '.join(unread)}")
-    return options
+    return parser.parse_args(arguments)
 
 
 def _command(
@@ -212,8 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
         reason, code = disk_error(error.filename or "a file", error), 1
     except KeyboardInterrupt as stop:
         reason, code = stop.args[0] if stop.args else "interrupted", 130
-    if str(reason):  # else another process of a training says what it was
-        print("\n".join([f"grpo-nb: {reason}", *getattr(reason, "__notes__", [])]), file=sys.stderr)
+    print("\n".join([f"grpo-nb: {reason}", *getattr(reason, "__notes__", [])]), file=sys.stderr)
     return code
 
 

@@ -3,7 +3,6 @@
 import itertools
 import os
 import random
-import subprocess
 import tempfile
 import threading
 import time
@@ -16,7 +15,6 @@ from transformers import AddedToken
 from grpo_nb.environments import tool
 
 COUNT = itertools.count()
-LEFT = []  # what calls leave behind; the tests end it
 CALLS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>"]
 
 
@@ -209,27 +207,12 @@ class EndsEarly(Hunt):
     max_turns = 2
 
 
-class Swallows(Hunt):
-    def _judge(self, number):
-        try:
-            return Hunt._judge(self, number)
-        except Exception:
-            return ""
-
-
 class Hangs(Hunt):
     tool_seconds = 0.05
 
     def _judge(self, number):
         threading.Event().wait()
         return ""
-
-
-class WritesFiles(Hunt):
-    def _judge(self, number):
-        with Path("guesses.txt").open("a") as file:
-            file.write(f"{number}\n")
-        return Hunt._judge(self, number)
 
 
 class GivesNoNumber(Hunt):
@@ -303,16 +286,6 @@ class SolvesSeldom(Knows):
         return calls("guess", {"number": secret + bool(secret % 4)})
 
 
-class PaysOnce(Hunt):
-    def reset(self, low: int, secret: int) -> None:
-        Hunt.reset(self, low, secret)
-        self.paid = False
-
-    def get_reward(self) -> float:
-        paid, self.paid = self.paid, True
-        return float(self.found and not paid)
-
-
 class SharesByClass(Hunt):
     def reset(self, low: int, secret: int) -> None:
         Hunt.reset(self, low, secret)
@@ -320,13 +293,6 @@ class SharesByClass(Hunt):
 
     def _judge(self, number):
         self.secret = SharesByClass.hidden
-        return Hunt._judge(self, number)
-
-
-class WaitsForEver(Hunt):
-    def _judge(self, number):
-        LEFT.append(threading.Event())
-        threading.Thread(target=LEFT[-1].wait, daemon=True).start()
         return Hunt._judge(self, number)
 
 
@@ -341,16 +307,6 @@ class IsAsync(Hunt):
         return self._judge(number)
 
 
-class CountsQuestions(Hunt):
-    def reset(self, low: int, secret: int) -> None:
-        Hunt.reset(self, low, secret)
-        self.asked = 0
-
-    def get_reward(self) -> float:
-        self.asked += 1
-        return Hunt.get_reward(self)
-
-
 class SetsAVariable(Hunt):
     def _judge(self, number):
         os.environ["HUNT_GUESS"] = str(number)
@@ -360,13 +316,6 @@ class SetsAVariable(Hunt):
 class ChangesFolder(Hunt):
     def _judge(self, number):
         os.chdir(tempfile.gettempdir())
-        return Hunt._judge(self, number)
-
-
-class LeavesAProcess(Hunt):
-    def _judge(self, number):
-        if not LEFT:  # it ends with its input
-            LEFT.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE))
         return Hunt._judge(self, number)
 
 
@@ -385,9 +334,7 @@ FLAWED = {  # what names it
     TakesNegatives: "bound wins",
     PaysEarly: "won early",
     SolvesSeldom: "solve fails",
-    PaysOnce: "reward asked twice",
     SharesByClass: "hidden state",
-    WaitsForEver: "left behind",
     IsAsync: "async",
     PaysFailure: "oracle",
     PaysIdling: "without skill",
@@ -401,9 +348,7 @@ FLAWED = {  # what names it
     TellsInResult: "answer leaks",
     NeverEnds: "turns",
     EndsEarly: "turns",
-    Swallows: "errors swallowed",
     Hangs: "hangs",
-    WritesFiles: "files",
     GivesNoNumber: "episode",
     Explains: "schema",
     SaysMuch: "room",
@@ -411,10 +356,8 @@ FLAWED = {  # what names it
 WARNED = {
     Prints: "prints",
     Sleeps: "slow",
-    CountsQuestions: "reward asked twice",
     SetsAVariable: "changes the process",
     ChangesFolder: "changes the process",
-    LeavesAProcess: "left behind",
     GivesBytes: "no text: guess",
     GivesNothing: "no text: guess",
 }

@@ -97,7 +97,4 @@ def main(name, fault="", process="0", step="0"):
 
 
 if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except launch.Failed:
-        sys.exit(1)
+    main(*sys.argv[1:])

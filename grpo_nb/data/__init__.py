@@ -66,7 +66,7 @@ def prepare(
         kinds = prints["kind"].value_counts().to_dict()
         report |= {"columns": _columns(names, config), "answer_kinds": kinds}
         drops.refuse_many(report["rows_read"], config)
-        train, held_out = _split(prints, drops, doubts, config, seed)
+        train, held_out = _split(prints, drops, config, seed)
         # Kept apart: rows of the warm-up would make the baseline and the validation look better.
         rest = len(train) - min(config.sft_rows, len(train) // 2)
         train, warm_up = train[:rest], train[rest:]
@@ -148,7 +148,7 @@ def _read(
 
 
 def _split(
-    prints: pd.DataFrame, drops: Drops, doubts: Drops, config: DataConfig, seed: int
+    prints: pd.DataFrame, drops: Drops, config: DataConfig, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the places of the rows to train on, and of those to hold out."""
     conflicts = prints.groupby("question")["answer"].transform("nunique") > 1
@@ -156,8 +156,6 @@ def _split(
     drops.add(CONTRADICTORY, prints["row"][conflicts])
     drops.add(REPEATED, prints["row"][repeats])
     rest = prints[~conflicts & ~repeats]
-    variants = rest.groupby(["frame", "order"])["answer"].transform("nunique") > 1
-    doubts.add(validate.PUNCTUATION, rest["row"].to_numpy()[variants])
     if len(rest) < 2:
         raise ValueError(
             f"{len(rest)} rows of {config.source} are left, but it takes one to train on and one "

@@ -32,6 +32,7 @@ LIKELY = {
     "question_column": ("question", "prompt", "problem", "instruction", "input"),
     "answer_column": ("answer", "solution", "output", "label", "target"),
 }
+SMALL = {"halffloat": np.float16, "float": np.float32}  # by Arrow's name; 64 bits are a "double"
 Row = dict[str, Any]
 Batch = list[tuple[int, Row | str]]
 
@@ -201,25 +202,16 @@ def _read_json(path: Path) -> Iterator[Row | str | None]:
         file.seek(0)
         if path.suffix.lower() == ".json" and first.startswith("["):
             try:
-                return (yield from map(_object, json.load(file, object_pairs_hook=_pairs)))
+                return (yield from map(_object, json.load(file)))
             except (ValueError, RecursionError) as error:
                 raise ValueError(
                     f"{path} is not JSON ({error}): correct it, or copy it again"
                 ) from None
         for line in map(str.strip, file):
             try:
-                yield _object(json.loads(line, object_pairs_hook=_pairs)) if line else None
+                yield _object(json.loads(line)) if line else None
             except (ValueError, RecursionError) as error:
                 yield f"not JSON ({error}): {line[:80]!r}"
-
-
-def _pairs(pairs: list[tuple[str, Any]]) -> Row:
-    """Return a JSON object, but refuse a key that occurs twice: its first value would be lost."""
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        twin = next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
-        raise ValueError(f"the key {twin!r} occurs twice")
-    return row
 
 
 def _object(value: Any) -> Row | str:
@@ -247,21 +239,11 @@ def _read_parquet(path: Path) -> Iterator[Row]:
 
 def _shortened(rows: Iterable[Row], schema: "pa.Schema") -> Iterator[Row]:
     """Yield rows in which 79.1, stored in 32 or 16 bits, is 79.1 and not 79.0999984741211."""
-    small = [field for field in schema if "float" in str(field.type)]  # 64 bits are a "double"
+    kinds = {field.name: str(field.type) for field in schema}
+    small = {name: SMALL[kind] for name, kind in kinds.items() if kind in SMALL}
     for row in rows:
-        yield row | {field.name: _shortest(row[field.name], field.type) for field in small}
-
-
-def _shortest(value: Any, kind: "pa.DataType") -> Any:
-    """Return the number with the shortest text that gives the same value in this type."""
-    kind = kind.value_type if hasattr(kind, "index_type") else kind
-    if isinstance(value, float):
-        return float(str(np.dtype(kind.to_pandas_dtype()).type(value)))
-    if isinstance(value, dict):
-        return {field.name: _shortest(value[field.name], field.type) for field in kind}
-    if isinstance(value, list) and hasattr(kind, "value_type"):
-        return [_shortest(item, kind.value_type) for item in value]
-    return value
+        cells = {name: row[name] for name in small if row[name] is not None}
+        yield row | {name: float(str(small[name](cell))) for name, cell in cells.items()}
 
 
 def _read_hub(name: str, config: DataConfig) -> Iterator[Row]:

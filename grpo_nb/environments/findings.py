@@ -8,28 +8,21 @@ failure, which is `solve` cut short or that of another row: whichever earns more
 oracle.
 """
 
-import ast
 import inspect
 import io
-import os
 import re
-import sys
-import tempfile
-import textwrap
-import threading
 import time
 import traceback
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
-from functools import cache, partial
-from itertools import chain, cycle, islice, product, zip_longest
+from functools import partial
+from itertools import chain, cycle, islice, zip_longest
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import psutil
 
 from grpo_nb.environments.contract import FINISHED, Environment, Row
 from grpo_nb.environments.play import Episode
@@ -57,8 +50,6 @@ ATTEMPTS = {  # beginnings of the names of policies that should not win
     "wrong answer wins": ("another row's",),
     "bound wins": ("last call:",),
 }
-CHANGES = {"os.remove", "os.rename", "os.mkdir", "os.rmdir"}
-EXEMPT = re.compile(f"{re.escape(tempfile.gettempdir())}/|{os.devnull}$|.*__pycache__")
 Plays = list[dict[str, Episode]]  # for each row: its episodes by policy
 
 
@@ -79,8 +70,7 @@ def findings(
     methods = inspect.getmembers(environment.kind, inspect.iscoroutinefunction)
     if coroutines := ", ".join(name for name, _ in methods if name[0] != "_"):
         return [_finding("async", f"{environment.title}: {coroutines} would return a coroutine")]
-    rows, before = list(islice(cycle(rows), EPISODES)), _running()
-    _changed_files().clear()
+    rows = list(islice(cycle(rows), EPISODES))
     try:
         with redirect_stdout(io.StringIO()) as output:
             plays, faults = _play_all(environment, rows)
@@ -88,18 +78,13 @@ def findings(
         at = traceback.extract_tb(error.__traceback__)[-1]
         evidence = f"{type(error).__name__}: {error} (line {at.lineno} of {at.name})"
         return [_finding("episode", f"{environment.title}: {evidence}")]
-    rest = [label for each, label in _running().items() if each not in before]
     if not faults:  # otherwise rewards are not comparable
         faults = [*_rewards(environment, plays), *_leaks(rows, plays)]
-        faults += _reward_again(environment, plays)
         if all(fault.state != "stop" for fault in faults):  # what needs no skill needs no solution
             faults += _solution([play for play in plays if "oracle" in play])
         if tokenizer:
             faults += _tokens(environment, plays, tokenizer, max_completion_length)
-    if rest:
-        evidence = f"after the calls {len(rest)} threads and processes go on, such as {rest[0]}"
-        faults.append(_finding("left behind", evidence, len(rest) > GROUP))
-    faults += [*_tools(environment, plays), *_source(environment)]
+    faults += _tools(environment, plays)
     if text := output.getvalue().strip():
         faults.append(_finding("prints", f"{text!r:.80}", stop=False))
     return sorted(faults, key=lambda fault: fault.state != "stop")
@@ -214,26 +199,6 @@ def _winners(play: Mapping[str, Episode]) -> list[str]:
     return [name for name in names if name.startswith(ATTEMPTS["won early"])] or names
 
 
-def _reward_again(environment: Environment, plays: Plays) -> list[Check]:
-    """Check that a second call of get_reward returns the same, and changes nothing."""
-    names = [name for name in REPLAYED if name in plays[0]]
-    if not hasattr(environment.kind, "get_reward"):
-        return []
-    for play, name in product(plays[:GROUP], names):
-        episode, before = play[name], _state(play[name])
-        try:
-            again: Any = episode.played.get_reward()
-        except Exception as error:  # the author's code may raise anything
-            again = f"{type(error).__name__}: {error}"
-        if again != episode.reward:
-            evidence = f"first {episode.reward:g}, then {again} (policy: {name})"
-            return [_finding("reward asked twice", evidence)]
-        if _state(episode) != before:
-            evidence = f"it changes the instance (policy: {name})"
-            return [_finding("reward asked twice", evidence, stop=False)]
-    return []
-
-
 def _failure(play: dict[str, Episode]) -> list[float]:
     """Return the highest reward of an honest attempt that does not win, if there is one."""
     attempts = [play[name] for name in ("cut short", "another row's solution")]
@@ -297,50 +262,6 @@ def _tools(environment: Environment, plays: Plays) -> Iterator[Check]:
     if changes := {each for play in plays for one in play.values() for each in one.played.changes}:
         evidence = f"a method changes {', '.join(sorted(changes))}"
         yield _finding("changes the process", evidence, stop=False)
-    yield from (_finding("files", f"a call changes {path}") for path in [*_changed_files()])
-
-
-def _source(environment: Environment) -> Iterator[Check]:
-    """Find handlers of all exceptions that neither raise nor use the exception."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(environment.kind)))
-    except (OSError, TypeError):  # made by exec
-        return
-    for handler in [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]:
-        broad = handler.type is None or ast.unparse(handler.type) in ("Exception", "BaseException")
-        body = [node for statement in handler.body for node in ast.walk(statement)]
-        reacts = any(isinstance(n, ast.Raise) or getattr(n, "id", "") == handler.name for n in body)
-        if broad and not reacts:
-            answers = any(isinstance(node, ast.Constant) and node.value for node in body)
-            evidence = f"{ast.unparse(handler).replace(chr(10), ' ')!r} in {environment.title}"
-            yield _finding(f"errors swallowed: line {handler.lineno}", evidence, not answers)
-
-
-def _running() -> dict[Any, str]:
-    """Return the threads and processes that a tool may have started, each with a label."""
-    threads = [one for one in threading.enumerate() if not one.name.startswith("tool ")]
-    # A notebook's kernel starts threads of its own meanwhile, by classes of ipykernel's.
-    threads = [one for one in threads if type(one).__module__.partition(".")[0] != "ipykernel"]
-    labels: dict[Any, str] = {thread: f"thread {thread.name}" for thread in threads}
-    return labels | {each: f"process {each.pid}" for each in psutil.Process().children()}
-
-
-@cache
-def _changed_files() -> deque[str]:
-    """Return the last file that a tool changed, noted by an audit hook, which stays installed."""
-    paths: deque[str] = deque(maxlen=1)
-
-    def note(event: str, arguments: tuple[Any, ...]) -> None:
-        writes = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-        moves = event in CHANGES and arguments[-1] == -1  # not relative to an open folder
-        in_tool = threading.current_thread().name.startswith("tool ")
-        if in_tool and (writes or moves) and not isinstance(arguments[0], int):
-            path = str(Path(os.fsdecode(arguments[0])).absolute())
-            if not EXEMPT.match(path):
-                paths.append(path)
-
-    sys.addaudithook(note)
-    return paths
 
 
 def _tokens(

@@ -31,7 +31,7 @@ from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import completion_text
 from grpo_nb.runs import Run
 from grpo_nb.runs.config import RunConfig
-from grpo_nb.runs.files import sha256
+from grpo_nb.runs.files import digests
 
 
 class Candidate(NamedTuple):
@@ -124,8 +124,8 @@ def _caches(
     environment = environments.of(config)
     model = Path(find_model(str(candidate.model)))
     settings = {
-        "model": [str(candidate.model), *_digests(model)],
-        "adapter": candidate.adapter and _digests(candidate.adapter),
+        "model": [str(candidate.model), digests(model)],
+        "adapter": candidate.adapter and digests(candidate.adapter),
         "quantization": candidate.quantization,
         "chat_template_kwargs": config.model.chat_template_kwargs,
         "max_completion_length": config.train.max_completion_length,
@@ -139,12 +139,6 @@ def _caches(
         decoding: Cache(run / UNFINISHED / f"{name}.{decoding}.parquet", settings)
         for decoding in DECODING
     }
-
-
-def _digests(folder: Path) -> list[list[str]]:
-    """Return name and SHA-256 of each file of a model or adapter; none of one on the hub."""
-    files = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [[file.name, sha256(file)] for file in files if file.is_file()]
 
 
 def evaluate_model(

@@ -28,7 +28,7 @@ import pandas as pd
 from grpo_nb.evaluation.report import LEAST_PROMPTS, compare_pair, greedy_answers
 from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Check, Checks, Run, sha256
-from grpo_nb.runs.config import RunConfig, flatten, stage_of
+from grpo_nb.runs.config import flatten, stage_of
 from grpo_nb.runs.files import read_json
 
 CAUSED = "the reward did it"
@@ -105,9 +105,8 @@ def compare(run: Run, placebo: Run) -> Cause:
     """Compare a run with its placebo by their greedy answers to the same held-out prompts.
 
     Raises:
-        ValueError: One of them is not trained or not evaluated; the placebo is the run itself, no
-            placebo, or was not trained as the run was, with the same data; or one of them answered
-            other prompts.
+        ValueError: One of them is not trained or not evaluated; the placebo is none, or was not
+            trained as the run was, with the same data; or one of them answered other prompts.
         FileNotFoundError: The file of the run's rewards is gone.
     """
     _refuse(run, placebo)
@@ -162,13 +161,9 @@ def _judge(
 
 def _refuse(run: Run, placebo: Run) -> None:
     """Refuse two runs that differ in more than what their trainings paid for."""
-    if placebo.path.resolve() == run.path.resolve():
-        raise ValueError(f"{run.name!r} is no placebo of itself")
     for one in (run, placebo):
         if why := one.why_undone():
             raise ValueError(f"both runs have to be done: {why}")
-    if (kind := run.config().train.placebo) != "none":
-        raise ValueError(f"{run.name!r} is itself a placebo, {kind}")
     if placebo.config().train.placebo == "none":
         raise ValueError(f"{placebo.name!r} is no placebo: its own rewards were paid")
     if names := differences(run, placebo):
@@ -186,17 +181,12 @@ def differences(run: Run, placebo: Run) -> list[str]:
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    settings = {name: str(value) for name, value in trained_by(run.config()).items()}
+    settings = {k: str(v) for k, v in flatten(run.config()).items() if stage_of(k) < "04"}
     # Arguments, rewards and data as they were trained with, whatever a cell had changed.
     state = read_json(run / "train/state.json")
     end = {"whether all steps were trained": state.get("finished", True)}
     rows = {"data/eval.parquet": sha256(run / "data/eval.parquet")}
     return settings | state["settings"] | end | rows
-
-
-def trained_by(config: RunConfig) -> dict[str, Any]:
-    """Return the settings that a training depends on: those of the stages up to 03."""
-    return {name: value for name, value in flatten(config).items() if stage_of(name) < "04"}
 
 
 def _answers(run: Run) -> tuple[pd.Series, pd.DataFrame, pd.DataFrame]:

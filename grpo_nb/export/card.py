@@ -8,7 +8,7 @@ import yaml
 
 from grpo_nb.export.merging import MERGED, refuse_incomplete
 from grpo_nb.rewards import load_rewards
-from grpo_nb.runs import Run, atomic_path, project_path
+from grpo_nb.runs import Run, atomic_path, project_path, refuse_changed
 from grpo_nb.runs.config import flatten
 from grpo_nb.runs.files import read_json
 
@@ -24,14 +24,8 @@ def write_card(run: Run) -> Path:
         FileNotFoundError: There is no complete merged model.
     """
     run.refuse_outdated()
-    folder, files = refuse_incomplete(run / MERGED), run.files(MERGED)
-    outputs = run.manifest().get("04", {}).get("outputs", {})
-    for name in [name for name in outputs if name.startswith(f"{MERGED}/")]:
-        if files.get(name) != outputs[name]:  # a copy or a full disk may have truncated it
-            raise ValueError(
-                f"{run / name} is not as 04_merge_and_infer wrote it (its sha256 differs from the "
-                "one in manifest.json): run that notebook (--from 04) again"
-            )
+    folder = refuse_incomplete(run / MERGED)
+    refuse_changed(run, "04", "or restore the file")  # a copy may have truncated it
     with atomic_path(folder / "README.md") as temporary:
         temporary.write_text(model_card(run), encoding="utf-8")
     return folder / "README.md"

@@ -7,11 +7,10 @@ Run file, lock, manifest, metrics, health and resumption are those of the notebo
 process writes files and prints. See docs/launch.md.
 """
 
-import json
 import os
 import signal
 import sys
-import traceback
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,11 +21,9 @@ from grpo_nb.runs import Run, Stage, config, start_stage
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.training import ranks
 
-FAILURE = "failure.json"
-
-
-class Failed(RuntimeError):
-    """Say that another process of the training failed first, and has reported the error."""
+# A process that lost another one waits so long for the launcher, which looks every 0.1 s and would
+# otherwise name the process with the lowest number as the first that failed.
+SECONDS_TO_BE_ENDED = 3
 
 
 def train(
@@ -43,36 +40,25 @@ def train(
     Raises:
         ValueError: Before anything starts: the number of processes or a setting is wrong, a stage
             is missing, or several processes cannot train the policy.
-        RuntimeError: The run is in use, a check failed, or the training failed.
-        Failed: Another process has reported the error.
+        RuntimeError: The run is in use, a check failed, or the training failed, here or in another
+            process, whose error the launcher prints.
         KeyboardInterrupt: A signal stopped the training; a checkpoint is kept.
     """
     os.environ.update(QUIET | {"GRPO_NB_RUNS": str(run.path.parent)})
     ranks.start(processes)
     if not ranks.is_main():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the process ends
-    ranks.from_main(lambda: (run / FAILURE).unlink(missing_ok=True))
+        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # the launcher prints the first error from it
+            sys.stderr = sys.stdout
     try:
-        _train(run, settings, force)
+        ranks.recorded(_train)(run, settings, force)
         ranks.end()
-    except BaseException as error:
-        if ranks.count() == 1:
+    except RuntimeError as error:
+        if ranks.count() == 1 or not ranks.is_lost_connection(error):
             raise
-        _end_all(run, error)
-
-
-def _end_all(run: Run, error: BaseException) -> None:
-    """Raise the error if it is the first one; the launcher then ends the other processes."""
-    about = {"process": ranks.rank(), "error": f"{type(error).__name__}: {error}"}
-    try:
-        with (run / FAILURE).open("x", encoding="utf-8") as file:
-            json.dump(about | {"traceback": traceback.format_exception(error)}, file, indent=2)
-    except FileExistsError:
-        raise Failed("") from None
-    if ranks.is_lost_connection(error):
+        time.sleep(SECONDS_TO_BE_ENDED)
         notes = " ".join(getattr(error, "__notes__", []))
         raise RuntimeError(f"another process of this training has ended. {notes}") from error
-    raise error
 
 
 def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
@@ -94,7 +80,9 @@ def _begin(trainer: Any) -> None:
 def _start(run: Run, settings: Mapping[str, Any], force: bool) -> Stage:
     """Start stage 03 with these settings over those of earlier calls."""
     earlier = config.of_stage("03", kept_settings(run, "03"))
-    return start_stage("03", run.path, earlier | settings, force=force)
+    stage = start_stage("03", run.path, earlier | settings, force=force)
+    _refuse(stage.config)
+    return stage
 
 
 def _refuse(settings: RunConfig) -> None:

@@ -7,7 +7,7 @@
 
 import shutil
 
-from grpo_nb.evaluation.placebos import PLACEBOS, trained_by
+from grpo_nb.evaluation.placebos import PLACEBOS
 from grpo_nb.pipeline import notebooks
 from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Run, refuse_undone, refuse_unknown, write_json
@@ -26,15 +26,14 @@ def run_placebo(name: str, kind: str, force: bool = False) -> Run:
         force: Start the stages although a check fails, as for a run that was forced itself.
 
     Returns:
-        The run NAME-KIND. Stages that are done are not run again.
+        The run NAME-KIND. Stages that are done with the run's data and settings are not run again.
 
     Raises:
         ValueError: Before anything starts, from `resolve_placebo`.
         StageFailed, Stopped, RuntimeError: From `notebooks.run_pipeline`.
     """
     run, placebo, config = resolve_placebo(name, kind)
-    if not placebo.manifest():
-        take_over(run, placebo, config)
+    take_over(run, placebo, config)
     if stage := placebo.undone():
         notebooks.run_pipeline(placebo.name, first=stage, force=force)
     return placebo
@@ -64,21 +63,9 @@ def resolve_placebo(name: str, kind: str) -> tuple[Run, Run, configs.RunConfig]:
     stored.pop("train.resume")  # it was meant for one training
     config = configs.resolve(run.config().profile, {"train.placebo": kind}, stored=stored)
     paid_weights(load_rewards(config.rewards), kind)
-    if placebo.manifest() and not _is_of(run, placebo, config):
-        raise ValueError(
-            f"{placebo.path} exists, and is not a placebo of {name!r} as it is now: move it away, "
-            "and give the same command again"
-        )
+    if placebo.manifest() and placebo.config().train.placebo != kind:
+        raise ValueError(f"{placebo.path} exists, and is not such a placebo: move it away")
     return run, placebo, config
-
-
-def _is_of(run: Run, placebo: Run, config: configs.RunConfig) -> bool:
-    """Return whether the placebo took these stages over and has these settings."""
-    same = all(
-        placebo.manifest().get(stage, {}).get("outputs") == run.manifest()[stage]["outputs"]
-        for stage in TAKEN_OVER
-    )
-    return same and trained_by(placebo.config()) == trained_by(config)
 
 
 def take_over(run: Run, placebo: Run, config: configs.RunConfig) -> None:
@@ -88,4 +75,4 @@ def take_over(run: Run, placebo: Run, config: configs.RunConfig) -> None:
         (placebo / relative).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(run / relative, placebo / relative)
     placebo.write_config(config)
-    write_json(placebo / "manifest.json", entries)
+    write_json(placebo / "manifest.json", placebo.manifest() | entries)

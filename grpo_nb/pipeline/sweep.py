@@ -99,21 +99,16 @@ def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
 
 def _points(path: Path, content: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the varied settings of each trial; the last setting of a grid varies fastest."""
-    kinds = [kind for kind in ("grid", "list") if kind in content]
-    if len(kinds) != 1:
-        present = "both" if kinds else "neither"
-        raise ValueError(f"{path}: a sweep needs either grid or list; this file has {present}")
-    space = content[kinds[0]]
-    if not isinstance(space, list if kinds == ["list"] else dict) or not space:
-        raise ValueError(f"{path}: {kinds[0]} is empty: nothing to vary")
-    if kinds == ["list"]:
-        if not all(isinstance(point, dict) for point in space):
+    grid, points = content.get("grid"), content.get("list")
+    if bool(grid) == bool(points):
+        raise ValueError(f"{path}: a sweep needs something to vary: either grid or list")
+    if points:
+        if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
             raise ValueError(f"{path}: list: write {{setting: value, …}} for each trial")
-        return space
-    for name, values in space.items():
-        if not isinstance(values, list) or not values:
-            raise ValueError(f"{path}: {name}: write a list of values; it has {values!r}")
-    return [dict(zip(space, values, strict=True)) for values in product(*space.values())]
+        return points
+    if not isinstance(grid, dict) or not all(isinstance(v, list) and v for v in grid.values()):
+        raise ValueError(f"{path}: grid: write a list of values for each setting")
+    return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
 
 def words(swept: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ without writing anything; `adopt` and `hand_on` write the file that is used in t
 """
 
 from grpo_nb.reward_lab.attacks import Attack, probe, read_attacks, winners
-from grpo_nb.reward_lab.gate import Verdict, fingerprint, judge, keeps_values, refuse_untested, save
+from grpo_nb.reward_lab.gate import Verdict, fingerprint, judge, refuse_untested, save
 from grpo_nb.reward_lab.linter import lint
 from grpo_nb.reward_lab.own import (
     adopt,

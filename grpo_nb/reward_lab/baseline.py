@@ -22,7 +22,7 @@ from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import Completion
 from grpo_nb.runs import Check, Run, Stage, write_json
 from grpo_nb.runs.config import DataConfig, RunConfig
-from grpo_nb.runs.files import read_json
+from grpo_nb.runs.files import digests, read_json
 
 KEPT_AT = "rewards/baseline.parquet"
 WARMED = "rewards/warm_up"  # folder of the weights after the SFT warm-up, from which GRPO starts
@@ -122,7 +122,7 @@ def _settings(config: RunConfig, warmed: Path | None) -> dict[str, Any]:
     return {
         "model_path": config.model.model_path,
         "warm_up": warmed and read_json(warmed / "about.json")["of"],
-        "weights": _weight_files(hub.find_model(config.model.model_path)),
+        "weights": digests(Path(hub.find_model(config.model.model_path))),
         "quantization": config.model.quantization,
         "chat_template_kwargs": config.model.chat_template_kwargs,
         "max_completion_length": config.train.max_completion_length,
@@ -131,12 +131,6 @@ def _settings(config: RunConfig, warmed: Path | None) -> dict[str, Any]:
         "seed": config.seed,
         "environment": environments.identity(environments.of(config)),
     }
-
-
-def _weight_files(folder: str | Path) -> list[list[Any]]:
-    """Return name, size and modification time of each weight file, to detect changed weights."""
-    files = sorted(Path(folder).glob("*.safetensors"))
-    return [[file.name, file.stat().st_size, file.stat().st_mtime] for file in files]
 
 
 def passed(table: pd.DataFrame, preset: RewardSet) -> np.ndarray:

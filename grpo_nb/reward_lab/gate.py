@@ -38,8 +38,6 @@ class Verdict(NamedTuple):
     baseline: Figures of the baseline rollouts.
     signal: The `signal_table`, one line per reward.
     scores: The result of `behavior.record`, which stage 03 compares with new scores.
-    values: Whether the values in the rewards stay the same during calls, so that they may be
-        compared.
     """
 
     checks: Checks
@@ -47,7 +45,6 @@ class Verdict(NamedTuple):
     baseline: dict[str, Any]
     signal: pd.DataFrame
     scores: dict[str, Any] = {}  # noqa: RUF012 (never changed)
-    values: bool = True
 
     @property
     def failures(self) -> list[str]:
@@ -91,7 +88,7 @@ def judge(test: RewardTest) -> Verdict:
     stage, rows, baseline, bench = test
     config, completions = stage.config, [each.completion for each in baseline.samples]
     attacks = read_attacks(project_path(config.rewards.cases)) if config.rewards.cases else []
-    probes, before = None, fingerprint(bench.preset)
+    probes = None
     with redirect_stdout(Muted()):  # rewards may print what they are called with
         problems = lint(bench, baseline.repeated_rows, completions)
         if not usable(problems):
@@ -115,8 +112,7 @@ def judge(test: RewardTest) -> Verdict:
     warmed = baselines.warm_folder(stage.run, config) is not None
     figures = baselines.summary(baseline, table, bench.preset, config)
     checks = Checks([_summary(problems), *problems, *baselines.checks(figures, warmed)])
-    still = before == fingerprint(bench.preset)
-    return Verdict(checks, probes, figures, signal_table(bench.preset, table), scores, still)
+    return Verdict(checks, probes, figures, signal_table(bench.preset, table), scores)
 
 
 def _form_asked(preset: RewardSet, prompt: list[Message], config: RunConfig) -> list[Check]:
@@ -157,8 +153,7 @@ def save(test: RewardTest, verdict: Verdict) -> None:
     report = {
         "passed": verdict.passed,
         "failures": verdict.failures,
-        "rewards_sha256": fingerprint(bench.preset, verdict.values),
-        "rewards_values": verdict.values,
+        "rewards_sha256": fingerprint(bench.preset),
         "environment": environments.identity(bench.environment),
         "weights": dict(zip(bench.preset.names, bench.preset.reward_weights, strict=True)),
         "checks": [check._asdict() for check in verdict.checks],
@@ -196,7 +191,7 @@ def refuse_untested(run: Run, preset: RewardSet, force: bool = False) -> str:
     remedy = f"Correct them and run {run.place('02')} again"
     if not (report := _report(run)):
         problem = f"{REPORT} is missing"
-    elif report["rewards_sha256"] != fingerprint(preset, keeps_values(run)):
+    elif report["rewards_sha256"] != fingerprint(preset):
         problem = "the rewards or their weights are not those that were tested"
     elif report.get("environment", "") != environments.identity(environments.of(run.config())):
         problem = "the environment is not the one that was tested"
@@ -220,20 +215,15 @@ def _report(run: Run) -> dict[str, Any]:
     return read_json(run / REPORT) if (run / REPORT).is_file() else {}
 
 
-def keeps_values(run: Run) -> bool:
-    """Return whether the values in the rewards stayed the same in stage 02, and may be compared."""
-    return _report(run).get("rewards_values", True)
+def fingerprint(preset: RewardSet) -> str:
+    """Return the SHA-256 of the rewards' source, of their options, and of their weights.
 
-
-def fingerprint(preset: RewardSet, values: bool = True) -> str:
-    """Return the SHA-256 of the rewards' source, of the values in them, and of their weights.
-
-    The source is the whole file with the files that it imports or names, or only the function if
-    it was written in a notebook. Without `values`, all that a call may change is left out.
+    The source is the whole file with the files that it imports, or only the function if it was
+    written in a notebook. Values that a call may change are left out.
     """
     parts = [
-        [describe(func, values), weight]
+        [describe(func), weight]
         for func, weight in zip(preset.reward_funcs, preset.reward_weights, strict=True)
     ]
-    functions = describe(dict(preset.own or {}), values)
+    functions = describe(dict(preset.own or {}))
     return hashlib.sha256(json.dumps([parts, functions]).encode()).hexdigest()

@@ -9,6 +9,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,28 +18,13 @@ from grpo_nb.reward_lab.table import Bench, Row, explain
 from grpo_nb.rewards import Scored, declared_range
 from grpo_nb.rewards.contract import columns_read
 from grpo_nb.runs import Check
+from grpo_nb.runs.files import read_yaml
 
 NOISE = 1e-6  # largest difference between scores that count as equal
 SATURATED = 0.95  # mean over the sample, as a share of the highest score
 NONE_SHARE = 0.05
 FEW = 64  # completions on which a reward is called more than once
-FIXES = {
-    "raises": "correct it: training would stop here. The Reward Lab shows the traceback",
-    "wrong length": "return one score, or None, for each completion",
-    "out of range": "score in [0, 1] and put the weight into reward_weights; or declare the range: "
-    "@reward(low=…, high=…), or NAME.range = (lowest, highest) below a plain function",
-    "missing column": "set data.extra_columns and prepare the data again, or drop the parameter",
-    "not finite": "return None where there is no score",
-    "None": "None counts as 0 in the total: correct the reference answers, or drop those rows",
-    "never above its minimum": "compare its reasons with the completions: the extraction may be "
-    "wrong, or the task too hard",
-    "constant": "it gives no signal here: leave it out, unless it guards against later cheating",
-    "saturated": "there is little left to learn from it: make it stricter, or leave it out",
-    "not deterministic": "seed it, or set a judge's temperature to 0: noise is learnt as signal",
-    "changes the process": "leave it as it is, and draw from a generator of its own, such as "
-    "random.Random(0): each call is undone, since training draws from the same random numbers",
-    "depends on row order": "score each completion from its own row alone",
-}
+FIXES = read_yaml(Path(__file__).with_name("linter.yaml"))  # {rule: what to do}
 # A "stop" of one of these rules ends the test.
 UNUSABLE = ("raises", "wrong length", "out of range", "missing column")
 Finding = tuple[str, str, bool]  # rule, evidence, whether it says "stop"

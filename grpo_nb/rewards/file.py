@@ -8,7 +8,6 @@ counts, with weight 1. The name `rewards` needs no import, and means `grpo_nb.re
 import hashlib
 import inspect
 import math
-import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,6 @@ from grpo_nb.rewards.limits import limited
 from grpo_nb.rewards.sets import give_name
 from grpo_nb.runs.files import read_json
 
-ENDS = re.compile(r"^[^#\n]*?\b(os\.(?:_exit|abort)|_exit)\(", re.MULTILINE)
 HINT = "; what the rewards need (imports, constants, helpers) must be in the same file or cell"
 
 
@@ -36,29 +34,22 @@ def read_about(path: Path) -> dict[str, Any]:
     return read_json(about_path(path)) if about_path(path).is_file() else {}
 
 
-def load_source(path: Path, text: str | None = None, ends: bool = True, **names: Any) -> ModuleType:
+def load_source(path: Path, text: str | None = None, **names: Any) -> ModuleType:
     """Run a Python file as a module, and return that.
 
     Args:
         path: The file.
         text: Its future content, if it is not written yet.
-        ends: Whether it may call functions that end the process at once, which no limit can stop.
         names: Names that it may use without an import.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: It raises, or ends the process; the message names the line.
+        ValueError: It raises; the message names the line.
     """
     if text is None:
         if not path.is_file():
             raise FileNotFoundError(f"{path} does not exist: give the path of a Python file")
         text = path.read_text(encoding="utf-8")
-    if not ends and (call := ENDS.search(text)):
-        line = text.count("\n", 0, call.start(1)) + 1
-        raise ValueError(
-            f"{path}, line {line}: {call[1]}() would end the training or the notebook: return a "
-            "score or None, or raise an error"
-        )
     name = f"rewards_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     module = ModuleType(name)
     module.__file__ = str(path)

@@ -1,14 +1,14 @@
 """Describe what a reward or an environment consists of, to detect that it was changed.
 
-That is its file, the files of the project that this one imports or names, and the values in its
-closures, defaults, options and attributes. `reward_lab.behavior` compares what they do.
+That is its file, the files of the project that this one imports, its options, the fields of a
+dataclass, and the code in closures and attributes. Other values and files change what it does, if
+they matter, and `reward_lab.behavior` compares that.
 """
 
 import ast
 import hashlib
 import importlib.util
 import inspect
-import os
 import re
 import sys
 import sysconfig
@@ -21,7 +21,7 @@ from types import CellType, ModuleType
 from typing import Any
 
 from grpo_nb.machine import PROJECT_ROOT
-from grpo_nb.rewards.limits import LIMIT
+from grpo_nb.rewards.contract import Reward
 from grpo_nb.runs.files import sha256
 
 # Files in these folders come with Python, a library or this package: what they import is left out.
@@ -29,91 +29,79 @@ _LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "pur
 INSTALLED = [PROJECT_ROOT / "grpo_nb", *map(Path, _LIBRARIES)]
 
 
-def describe(value: Any, values: bool = True, above: frozenset[int] = frozenset()) -> Any:
+def describe(value: Any, above: frozenset[int] = frozenset()) -> Any:
     """Return what a value consists of, as lists of strings that are equal in every process.
 
     Args:
         value: A reward, or anything that a reward contains.
-        values: Whether to include plain values, and files named by strings, beside the code.
         above: The ids of the values that contain this one.
     """
     if value is None or isinstance(value, str | bytes | int | float | complex | Path):
-        return repr(value) if values else ""
+        return repr(value)
     if id(value) in above:
         return "as above"
-    inner = partial(describe, values=values, above=above | {id(value)})
+    inner = partial(describe, above=above | {id(value)})
     if isinstance(value, dict):
-        pairs = ([inner(key), inner(item)] for key, item in value.items() if key != LIMIT)
-        return sorted((pair for pair in pairs if any(pair)), key=repr)
+        return sorted(([inner(key), inner(item)] for key, item in value.items()), key=repr)
     if isinstance(value, list | tuple):
-        return [part for part in map(inner, value) if part]
+        return list(map(inner, value))
     if isinstance(value, set | frozenset):
-        return sorted(filter(None, map(inner, value)), key=repr)
+        return sorted(map(inner, value), key=repr)
     if isinstance(value, partial):
         return list(map(inner, (value.func, value.args, value.keywords)))
     if isinstance(value, ModuleType):
-        return [value.__name__, _digest(getattr(value, "__file__", None), values)]
+        return [value.__name__, _digest(getattr(value, "__file__", None))]
     if inspect.ismethod(value):
         return [inner(value.__func__), inner(value.__self__)]
     if isinstance(value, type):
         module = sys.modules.get(value.__module__)
-        return [value.__qualname__, _digest(getattr(module, "__file__", None), values)]
+        return [value.__qualname__, _digest(getattr(module, "__file__", None))]
     return _function(value, inner) if inspect.isfunction(value) else _instance(value, inner)
 
 
 def _function(function: Any, inner: partial) -> list[Any]:
     code = function.__code__
-    source = _digest(code.co_filename, inner.keywords["values"])
+    source = _digest(code.co_filename)
     if not source:
         try:
             source = inspect.getsource(function)
         except OSError:  # made by exec, without a source: use the bytecode
             source = code.co_code.hex() + repr(code.co_consts)
     cells = [cell for cell in function.__closure__ or () if cell != CellType()]  # filled later
-    values = [cell.cell_contents for cell in cells]
-    values += [function.__defaults__, function.__kwdefaults__, vars(function)]
-    return [function.__qualname__, source, *map(inner, values)]
+    values = [cell.cell_contents for cell in cells] + list(vars(function).values())
+    return [function.__qualname__, source, *map(inner, filter(callable, values))]
 
 
 def _instance(value: Any, inner: partial) -> list[Any]:
-    """Describe an object by its class and attributes, or by its repr if a library defines it."""
+    """Describe an object by its class and content, or by its repr if a library defines it."""
     file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
     package = str(PROJECT_ROOT / "grpo_nb")
     ours = file and (file.startswith(package) or not _is_installed(Path(file)))
-    if is_dataclass(value):  # a judge counts in attributes that are not fields
-        content: Any = {each.name: getattr(value, each.name, None) for each in fields(value)}
+    if isinstance(value, Reward):
+        content: Any = [value.score, value.settings, value.options]
+    elif is_dataclass(value):  # a judge counts in attributes that are not fields
+        content = {each.name: getattr(value, each.name, None) for each in fields(value)}
     elif ours or hasattr(value, "__wrapped__"):  # as `functools.cache` leaves it
-        content = getattr(value, "__dict__", {})
+        content = list(filter(callable, getattr(value, "__dict__", {}).values()))
     else:
-        content = value.tobytes() if hasattr(value, "tobytes") else repr(value)
-        content = re.sub(" at 0x[0-9a-f]+", "", content) if isinstance(content, str) else content
+        content = re.sub(" at 0x[0-9a-f]+", "", repr(value))
     return [inner(type(value)), inner(content)]
 
 
-def digests(path: Path, data: bool = True) -> list[str]:
-    """Return the SHA-256 of a Python file and of all files that it imports or names, in turn.
+def _digest(path: str | None) -> str:
+    """Return one digest of a Python file and of all files that it imports, in turn; "" without one.
 
     Imports count if they come from the project, or from a folder without installed packages.
-
-    Args:
-        path: The Python file.
-        data: Whether a string in a source that is the path of a file, beside the source or in the
-            project, counts as naming that file.
     """
     hashes: dict[Path, str] = {}
-    queue = [path.resolve()]
+    queue = [Path(path).resolve()] if path and Path(path).is_file() else []
     while queue:
         file = queue.pop()
         if file not in hashes:
             hashes[file] = sha256(file)
-            if file.suffix == ".py" and not _is_installed(file):
-                queue += [each.resolve() for each in _named(file, data) if _is_readable(each)]
-    return sorted(hashes.values())
-
-
-def _digest(file: str | None, data: bool) -> str:
-    path = Path(file or "")
-    text = repr(digests(path, data)) if path.is_file() else ""
+            if not _is_installed(file):
+                queue += [each.resolve() for each in _imported(file) if each.is_file()]
+    text = " ".join(sorted(hashes.values()))
     return text and hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -122,20 +110,11 @@ def _is_installed(file: Path) -> bool:
     return bool(packages & {*file.parts}) or any(map(file.is_relative_to, INSTALLED))
 
 
-def _is_readable(path: Path) -> bool:
-    with suppress(OSError):
-        return path.is_file() and os.access(path, os.R_OK)
-    return False
-
-
-def _named(file: Path, data: bool) -> Iterator[Path]:
-    """Yield the paths that a file's imports, and with `data` its strings, may refer to."""
+def _imported(file: Path) -> Iterator[Path]:
+    """Yield the paths that a file's imports may refer to."""
     for node in ast.walk(ast.parse(file.read_bytes())):
         names, folder = [], None
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and data:
-            text = node.value if len(node.value) < 256 and node.value.isprintable() else ""
-            yield from (base / text for base in (file.parent, PROJECT_ROOT))
-        elif isinstance(node, ast.Import):
+        if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             folder = file.parents[node.level - 1] if node.level else None

@@ -1,7 +1,6 @@
 """Keep a user's reward from ending the process that calls it, and from never returning."""
 
 import ctypes
-import dis
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -78,11 +77,10 @@ def limited(
 
 @contextmanager
 def contained(name: str) -> Iterator[None]:
-    """Turn what would end the process, or the report of it, into an error that names the reward.
+    """Turn `sys.exit()` into an error that names the reward: it would end a process as a success.
 
     Raises:
-        RuntimeError: It called `sys.exit()`, which would end a kernel or process as a success; it
-            raised KeyboardInterrupt; or it raised an error whose text cannot be read.
+        RuntimeError: The reward called it.
     """
     try:
         yield
@@ -91,23 +89,3 @@ def contained(name: str) -> Iterator[None]:
             f"reward {name} called sys.exit({error.code!r}): return a score or None for what it "
             "cannot score, or raise an error that says why"
         ) from error
-    except KeyboardInterrupt as error:
-        if not _is_raised_by_code(error):
-            raise  # Ctrl-C
-        raise RuntimeError(f"reward {name} raised KeyboardInterrupt: raise another error") from None
-    except Exception as error:
-        try:
-            str(error)
-        except Exception:  # whatever it is, the reward's own `__str__` raised it
-            kind = type(error).__name__
-            raise RuntimeError(f"reward {name} raised {kind}, whose text raises too") from None
-        raise
-
-
-def _is_raised_by_code(error: BaseException) -> bool:
-    """Return whether a `raise` statement raised the error, and not a signal."""
-    trace = error.__traceback__
-    while trace and trace.tb_next:
-        trace = trace.tb_next
-    code = trace.tb_frame.f_code.co_code if trace else b""
-    return bool(trace and code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"])

@@ -81,7 +81,7 @@ def load_python(
         ValueError: It raises, or contains no rewards.
     """
     notes = read_about(path) if about is None else about
-    module = load_source(path, text, ends=False, rewards=rewards)
+    module = load_source(path, text, rewards=rewards)
     functions = {
         name: vars(module)[name] for name in ("reference", "extract") if name in vars(module)
     }

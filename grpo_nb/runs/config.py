@@ -31,7 +31,6 @@ from grpo_nb.runs.settings import (
     RescueConfig,
     RewardsConfig,
     Section,
-    Thresholds,
     TrainConfig,
     setting,
 )
@@ -50,7 +49,6 @@ class RunConfig(Section):
     rescue: RescueConfig = RescueConfig()
     policy: PolicyConfig = PolicyConfig()
     train: TrainConfig = TrainConfig()
-    health: Thresholds = Thresholds()
     trl: dict[str, Any] = setting({}, "further arguments of TRL's GRPOConfig")
     evaluate: EvaluateConfig = EvaluateConfig()
     export: ExportConfig = ExportConfig()
@@ -63,8 +61,7 @@ class RunConfig(Section):
 
 SECTION_STAGE = {
     **{"data": "01", "model": "01", "rewards": "02", "rescue": "02", "policy": "03"},
-    "train": "03",
-    **{"health": "03", "trl": "03", "evaluate": "04", "export": "04"},
+    **{"train": "03", "trl": "03", "evaluate": "04", "export": "04"},
 }
 SET = "set"  # the source of a value that was set for the run
 Sourced = tuple[Any, str]  # a value and its source

@@ -24,6 +24,7 @@ from grpo_nb.runs import config as configs
 from grpo_nb.runs.checks import Check
 from grpo_nb.runs.files import (
     atomic_path,
+    digests,
     disk_error,
     read_json,
     sha256,
@@ -38,7 +39,6 @@ NOTEBOOKS = {
     "04": "04_merge_and_infer",
 }
 HEAD = "# Every value with its source: docs/settings.md says what an edit does\n"
-UNDO = ".undo.json"  # what `whole_or_undone` puts back
 _locks: dict[Path, FileLock] = {}
 
 
@@ -86,10 +86,6 @@ class Run:
         refuse_path("run_name", self.name)
         self.path = folder.absolute() if isinstance(folder, Path) else runs_root() / folder
         self.one_page = False  # whether one notebook, the quickstart, holds every stage
-        # A folder that may not be read is named by what reads it.
-        if os.access(self / UNDO, os.F_OK) and not self.in_use(".lock"):  # an adoption was killed
-            self._put_back()
-            self.lock().release(force=True)
 
     def __truediv__(self, relative: str) -> Path:
         return self.path / relative
@@ -133,32 +129,22 @@ class Run:
 
     @contextmanager
     def whole_or_undone(self, *files: str) -> Iterator[None]:
-        """Restore these text files if the block does not come to `Stage.finish`.
-
-        If this process is killed in it, they are restored when the run is next opened.
-        """
+        """Restore these files if the block raises; if the process is killed, it is "cut off"."""
         was_locked = self / ".lock" in _locks and _locks[self / ".lock"].is_locked
         self.lock()
-        paths = {file: self / file for file in files}
-        before = {k: p.read_bytes().decode() if p.exists() else None for k, p in paths.items()}
-        write_json(self / UNDO, before)
+        paths = [self / file for file in files]
+        before = {path: path.read_bytes() for path in paths if path.exists()}
         try:
             yield
         except BaseException:
-            self._put_back()
+            for path in set(paths) - set(before):
+                path.unlink(missing_ok=True)
+            for path, content in before.items():
+                with atomic_path(path) as temporary:
+                    temporary.write_bytes(content)
             if not was_locked:
                 self.lock().release(force=True)
             raise
-
-    def _put_back(self) -> None:
-        self.lock()
-        before = read_json(self / UNDO) if (self / UNDO).exists() else {}  # others were faster
-        for file, text in before.items():
-            with atomic_path(self / file) as temporary:
-                temporary.write_bytes((text or "").encode())
-            if text is None:
-                (self / file).unlink()
-        (self / UNDO).unlink(missing_ok=True)
 
     def in_use(self, *names: str) -> bool:
         """Return whether a process, this one or another, holds one of these locks.
@@ -270,15 +256,15 @@ class Run:
 
     def files(self, *relatives: str) -> dict[str, str]:
         """Return {relative path: sha256} of these files, and of all files in these folders."""
-        digests: dict[str, str] = {}
+        hashes: dict[str, str] = {}
         for relative in relatives:
             root = self / relative
             if not root.exists():
                 raise FileNotFoundError(f"{root} is missing: this stage should have written it")
-            for path in [root] if root.is_file() else sorted(root.rglob("*")):
-                if path.is_file():
-                    digests[path.relative_to(self.path).as_posix()] = sha256(path)
-        return digests
+            if root.is_file():
+                hashes[relative] = sha256(root)
+            hashes |= {f"{relative}/{name}": value for name, value in digests(root).items()}
+        return hashes
 
 
 def find_run(path: str) -> Run:
@@ -358,7 +344,6 @@ class Stage:
             {"status": "done", "seconds": seconds, "inputs": inputs, "outputs": files}
             | {"settings": configs.digest(self.config, self.stage)},
         )
-        (self.run / UNDO).unlink(missing_ok=True)
         self.run.lock().release(force=True)
         later = [name for stage, name in NOTEBOOKS.items() if stage > self.stage]
         after = f"next: {later[0]}.ipynb" if later else "the run is complete"

@@ -95,6 +95,12 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def digests(folder: Path) -> dict[str, str]:
+    """Return {relative path: SHA-256} of every file in a folder; {} if there is no folder."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): sha256(path) for path in files}
+
+
 class _Strict(yaml.SafeLoader):
     """Load YAML with YAML 1.2's numbers and booleans, which rejects duplicate keys.
 

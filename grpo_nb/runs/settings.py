@@ -134,20 +134,3 @@ class EvaluateConfig(Section):
 
 class ExportConfig(Section):
     parity_prompts: int = setting(32, "held-out prompts of the parity gate", ge=1)
-
-
-class Thresholds(Section):
-    window: int = setting(10, "a curve is averaged over [steps]", ge=4)
-    patience: int = setting(50, "least time to call a curve flat [steps]", ge=8)
-    certainty: float = setting(4, "a change beyond noise [standard errors]", gt=0)
-    solved: float = setting(0.85, "counts as learnt [share of its range]", gt=0, le=1)
-    flat: float = setting(0.05, "less rise in half a patience [share of the rest]", gt=0)
-    no_signal: float = setting(0.95, "groups of equal rewards [share]", gt=0, le=1)
-    entropy: float = setting(0.25, "left at collapse [share of the start]", gt=0, lt=1)
-    dominant: float = setting(0.8, "of one reward in the spread [share]", gt=0, le=1)
-    truncated: float = setting(0.3, "completions cut [share]", gt=0, le=1)
-    longer: float = setting(1.5, "completions, for the same reward [ratio]", gt=1)
-    spike: float = setting(4, "to the greatest of a patience before [ratio]", gt=1)
-    skipped: float = setting(0.05, "completions without score [share]", gt=0, le=1)
-    difference: float = setting(0.1, "of vLLM's log-probabilities [nats a token]", gt=0)
-    drift: float = setting(3, "of that difference to the first steps' [ratio]", gt=1)

@@ -15,7 +15,7 @@ from grpo_nb import reward_lab
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import Adaptive
 from grpo_nb.runs import Stage, sha256, write_json
-from grpo_nb.runs.files import read_json
+from grpo_nb.runs.files import digests, read_json
 from grpo_nb.training.arguments import ARGUMENTS, default_of, setting_of
 from grpo_nb.training.metrics import forget_after
 from grpo_nb.training.validation import prompts_to_hold_out
@@ -111,7 +111,7 @@ def fingerprint(stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> dict[st
     if config.train.placebo != "none":
         values["train.placebo"] = config.train.placebo
     values["the prompts held out to validate on"] = prompts_to_hold_out(config.train)
-    values["the rewards"] = reward_lab.fingerprint(rewards, reward_lab.keeps_values(stage.run))
+    values["the rewards"] = reward_lab.fingerprint(rewards)
     rows = stage.run / "data/train.parquet"
     values["data/train.parquet"] = sha256(rows) if rows.is_file() else ""  # the caller's own rows
     return {n: str(value) for n, value in values.items() if n not in ARGUMENTS["may_differ"]}
@@ -131,7 +131,7 @@ def adaptive_rewards(rewards: RewardSet) -> list[Adaptive]:
 
 def seal(folder: Path) -> None:
     """Record that a folder is complete, with the SHA-256 of each of its files."""
-    write_json(folder / SEAL, _digests(folder))
+    write_json(folder / SEAL, digests(folder))
 
 
 def remove_old(folder: Path, keep: int) -> None:
@@ -140,15 +140,11 @@ def remove_old(folder: Path, keep: int) -> None:
         shutil.rmtree(folder / f"checkpoint-{step}")
 
 
-def _digests(folder: Path) -> dict[str, str]:
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != SEAL]
-    return {str(path.relative_to(folder)): sha256(path) for path in files}
-
-
 def is_whole(folder: Path) -> bool:
     """Return whether every file is there, with the bytes it had when the folder was sealed."""
     try:
-        return read_json(folder / SEAL) == _digests(folder)
+        sealed = read_json(folder / SEAL)
+        return {name: value for name, value in digests(folder).items() if name != SEAL} == sealed
     except (OSError, ValueError):
         return False
 

@@ -10,16 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from grpo_nb.runs import Check
 from grpo_nb.runs.files import read_json, read_yaml
-from grpo_nb.runs.settings import Thresholds
 from grpo_nb.training.metrics import read_lines
 
-# What each alert says and advises, and how many of the recorded tiny runs raised it with the
-# default limits (`python benchmarks/alarms.py rates` writes the second file).
+# What each alert says and advises, its limits, and how many of the recorded tiny runs raised it
+# (`python benchmarks/alarms.py rates` writes the third file).
 ALERTS = read_yaml(Path(__file__).with_name("alerts.yaml"))
+LIMITS = SimpleNamespace(**read_yaml(Path(__file__).with_name("alert_limits.yaml")))
 RATES = read_json(Path(__file__).with_name("alert_rates.json"))
 PAGE = "docs/troubleshooting.md"
 # Between vLLM's log-probabilities and the policy's [nats a token]; TRL's name for it.
@@ -39,9 +40,9 @@ def section(name: str) -> str:
     return f"{PAGE}#{re.sub(r'[^a-z]+', '-', name.lower())}"
 
 
-def rates(rule: str, limits: Thresholds) -> str:
+def rates(rule: str) -> str:
     """Say how often an alert came in the recorded tiny runs: clean, badly set, and hacked ones."""
-    if rule not in RATES["alerts"] or limits != Thresholds():
+    if rule not in RATES["alerts"]:
         return "error rate not measured"
     counts = RATES["alerts"][rule]
     shares = [f"{counts[kind]} of {runs} {kind}" for kind, runs in RATES["runs"].items()]
@@ -68,8 +69,8 @@ class Expected(NamedTuple):
 class Watch:
     """Raise alerts from the metrics of a training, one line of them at a time."""
 
-    def __init__(self, expected: Expected, limits: Thresholds | None = None) -> None:
-        self.expected, self.limits = expected, limits or Thresholds()
+    def __init__(self, expected: Expected) -> None:
+        self.expected, self.limits = expected, LIMITS
         self.lines, self.evals, self._held = [], [], {}
 
     def feed(self, line: Mapping[str, Any]) -> list[Check]:
@@ -81,8 +82,7 @@ class Watch:
         for rule, about, evidence in chain(*(part(self) for part in PARTS)):
             if now - self._held.get((rule, about), -math.inf) > self.limits.window:
                 cause, fix = (ALERTS[rule][part].format(about) for part in ("cause", "fix"))
-                rate = rates(rule, self.limits)
-                sentence = f"step {line.get('step') or now}: {cause} ({evidence}; {rate})"
+                sentence = f"step {line.get('step') or now}: {cause} ({evidence}; {rates(rule)})"
                 grave = "grave" in ALERTS[rule] and about != EXACT
                 fix += f"; see {section(rule)}"
                 new.append(Check(rule, "stop" if grave else "warning", sentence, fix))

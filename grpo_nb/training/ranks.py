@@ -89,6 +89,13 @@ def is_lost_connection(error: BaseException) -> bool:
     return isinstance(error, DistBackendError) or (isinstance(error, RuntimeError) and has_word)
 
 
+def recorded(work: Callable[..., Result]) -> Callable[..., Result]:
+    """Return the work, of which torchrun reports an error with its traceback."""
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    return record(work)
+
+
 def gather(values: list[Any]) -> list[Any]:
     """Return the values of all processes, one process after the other."""
     from accelerate.utils import gather_object

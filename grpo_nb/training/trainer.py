@@ -211,7 +211,7 @@ class Trainer(GRPOTrainer):
 
     def _watch_so_far(self) -> health.Watch:
         expectation = expected(self.rewards, self.stage, len(self.validation_rows))
-        watch = health.Watch(expectation, self.stage.config.health)
+        watch = health.Watch(expectation)
         for line in metrics.read_lines(self.folder / "metrics.jsonl"):
             watch.feed(line)
         return watch

@@ -2,7 +2,6 @@
 
 import os
 import re
-import threading
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +10,6 @@ from flawed_environments import (
     CLEAN,
     FLAWED,
     LAMPS,
-    LEFT,
     WARNED,
     Hunt,
     Lamps,
@@ -40,9 +38,6 @@ def in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     yield
     assert Path.cwd() == tmp_path and not [name for name in os.environ if "HUNT" in name]
-    for one in LEFT:
-        one.set() if isinstance(one, threading.Event) else one.communicate()
-    LEFT.clear()
 
 
 def found_in(kind, rows, *arguments):
@@ -54,8 +49,6 @@ def test_what_is_planted_is_refused_by_the_finding_that_names_it_alone(
     kind, tokenizer, monkeypatch
 ):
     monkeypatch.setattr(findings, "EPISODES", 8)
-    if FLAWED[kind] == "files":  # tests run in a temporary folder, where files may be written
-        monkeypatch.setattr(findings, "EXEMPT", re.compile("(?!)"))
     found = found_in(kind, hunt_rows(), tokenizer, CAP)
     assert {check.name.partition(":")[0] for check in found} == {FLAWED[kind]}, found
     assert all(check.evidence and check.fix for check in found)

@@ -12,7 +12,7 @@ from grpo_nb import evaluation, training
 from grpo_nb.__main__ import main
 from grpo_nb.evaluation import placebos
 from grpo_nb.pipeline import checklist, notebooks
-from grpo_nb.pipeline.placebo import run_placebo
+from grpo_nb.pipeline.placebo import run_placebo, take_over
 from grpo_nb.rewards import Adaptive, gated, load_preset, reward_set, soft_format_reward
 from grpo_nb.runs import NOTEBOOKS, Check, Run, config, write_json
 from grpo_nb.training.placebo import paid_weights, shuffled
@@ -221,9 +221,7 @@ def test_what_is_no_placebo_is_refused(runs_dir):
     run, other = made("mine", "12", "11"), made("other", "12", "11")
     placebo = made("placebo", "12", "12", "shuffled", **{"model.model_path": "data/task_base"})
     for pair, why in [
-        ((run, run), "no placebo of itself"),
         ((run, other), "'other' is no placebo: its own rewards were paid"),
-        ((placebo, run), "'placebo' is itself a placebo, shuffled"),
         ((run, placebo), "differ in model.model_path"),
     ]:
         with pytest.raises(ValueError, match=why):
@@ -254,13 +252,14 @@ def several(tmp_path_factory):
         ("--name half", "04_merge_and_infer of 'half' is failed: python -m grpo_nb run --name"),
         ("--name mine-placebo", "'mine-placebo' is itself a placebo, shuffled"),
         ("--name edited", "data/eval.parquet changed after 01_prepare_data wrote it"),
-        ("--name taken", "taken-shuffled exists, and is not a placebo of 'taken'"),
+        ("--name taken", "taken-shuffled exists, and is not such a placebo: move it away"),
         ("--name brief --placebo format-only", "none that is paid is of format"),
         ("--name mine --placebo shufled", "'shufled': did you mean 'shuffled'?"),
-        ("--name mine --set seed=1", "as it was: leave --set out"),
-        ("--name mine --from 03 --profile tiny-cpu", "leave --profile, --from out"),
-        ("--name mine --only 04", "leave --only out"),
-        ("", "needs a finished run: say which with --name"),
+        ("--name mine --set seed=1", "give its --name, and else only --dry-run or --force"),
+        ("--name mine --profile tiny-cpu", "as it was: give its --name, and else only"),
+        ("--name mine --from 03", "as it was: give its --name, and else only"),
+        ("--name mine --only 04", "as it was: give its --name, and else only"),
+        ("", "repeats a finished run as it was: give its --name"),
     ],
 )
 def test_what_no_placebo_is_made_of_starts_nothing(several, monkeypatch, capsys, arguments, said):
@@ -303,3 +302,6 @@ def test_a_placebo_takes_over_what_was_set_and_trains_once(
     began = placebo.manifest()["03"]["started"]
     run_placebo("demo", "shuffled")
     assert placebo.manifest()["03"]["started"] == began, "what is done is not done again"
+    run.record("02", {"outputs": run.manifest()["02"]["outputs"] | {"config.yaml": "changed"}})
+    take_over(run, placebo, placebo.config())
+    assert placebo.undone() == "03", "a placebo of an earlier training is trained again"

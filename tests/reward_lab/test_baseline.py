@@ -54,7 +54,7 @@ def test_what_the_samples_depend_on_is_sampled_again(runs_dir, tmp_path, asked, 
     (tmp_path / "config.json").touch()
     for layer in ({}, {"rewards.preset": "qa", "train.max_steps": 9}, {key: value}, {key: value}):
         baseline.sample(Run("p"), ROWS[:1], resolve("tiny-cpu", SMALL | layer))
-    (tmp_path / "model.safetensors").touch()  # other weights in the same folder
+    (tmp_path / "model.safetensors").write_bytes(b"other weights in the same folder")
     baseline.sample(Run("p"), ROWS[:1], resolve("tiny-cpu", SMALL | {key: value}))
     assert len(asked) == (3 if key == "model.model_path" else 2)
 

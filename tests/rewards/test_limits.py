@@ -2,7 +2,6 @@
 
 import contextlib
 import html
-import re
 import time
 from pathlib import Path
 
@@ -24,7 +23,6 @@ STUBBORN = """while True:
         try:
             while True: pass
         except Exception: pass"""
-UNREADABLE = "raise type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})"
 COLUMNS = {"completions": ["a", "b"], "prompts": ["?", "?"]}
 
 
@@ -50,9 +48,7 @@ def test_a_loop_in_python_ends_at_the_limit_and_names_the_reward(tmp_path, shape
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("raise KeyboardInterrupt", "reward mine raised KeyboardInterrupt"),
         ("sys.exit(0)", r"reward mine called sys.exit\(0\)"),
-        (UNREADABLE, "reward mine raised Odd, whose text raises too"),
     ],
 )
 def test_what_would_end_the_process_is_an_error_that_names_the_reward(
@@ -61,13 +57,6 @@ def test_what_would_end_the_process_is_an_error_that_names_the_reward(
     [func] = loaded(tmp_path, shape.format(line)).reward_funcs
     with pytest.raises(RuntimeError, match=message):
         call(func, **COLUMNS)
-
-
-def test_what_ends_the_process_at_once_is_refused_with_its_line(tmp_path):
-    for line in ("os._exit(0)", "os.abort()"):
-        with pytest.raises(ValueError, match=rf"mine.py, line 4: {re.escape(line[:-3])}"):
-            loaded(tmp_path, TRLS.format(line))
-    assert loaded(tmp_path, TRLS.format("pass  # not os._exit(0)")).names == ["mine"]
 
 
 def test_ctrl_c_is_no_fault_of_the_reward():

@@ -26,7 +26,6 @@ from grpo_nb.runs import (
     atomic_path,
     find_run,
     start_stage,
-    write_json,
 )
 
 KILLED_WHILE_WRITING = """
@@ -158,7 +157,7 @@ for name in ("held", "new"):
         runs.start_stage("01", name, profile="tiny-cpu")
     except RuntimeError as error:
         print(error)
-for name in ("closed", "secret", "adopting"):
+for name in ("closed", "secret"):
     print(main(["checklist", name]))
 """
 
@@ -169,14 +168,13 @@ def test_a_second_user_reads_a_run_and_is_told_what_cannot_be_written(monkeypatc
         monkeypatch.setenv("GRPO_NB_RUNS", shared)
         Run("held").record("01", {"status": "done", "outputs": {}})
         Run("held").record("02", {"status": "running"})
-        for name in ("closed", "secret", "adopting"):
+        for name in ("closed", "secret"):
             Run(name).record("01", {"status": "done", "outputs": {}})
         Run("closed").path.chmod(0)
         (Run("secret") / "manifest.json").chmod(0)
-        write_json(Run("adopting") / ".undo.json", {"manifest.json": "{}"})
         with held("held"):
             (Run("held") / ".lock").chmod(0o444)
-            places = (Run("held").path, Path(shared) / "adopting", Path(shared))
+            places = (Run("held").path, Path(shared))
             for folder in places:
                 folder.chmod(0o555)
             command = [sys.executable, "-c", SECOND_USER]
@@ -188,11 +186,11 @@ def test_a_second_user_reads_a_run_and_is_told_what_cannot_be_written(monkeypatc
     assert f"{shared}/held/.lock cannot be written" in of_the_run
     for message in (of_the_run, of_a_new_one):
         assert "point GRPO_NB_RUNS at a writable folder" in message
-    closed, secret, adopting = other.stderr.splitlines()
+    closed, secret = other.stderr.splitlines()
     for name, message in (("closed", closed), ("secret", secret)):
         assert f"{name}/manifest.json cannot be read (" in message
         assert message.endswith("ask its owner, or point GRPO_NB_RUNS at a folder of your own")
-    assert f"{shared}/adopting/.lock cannot be written" in adopting and codes == ["1", "1", "1"]
+    assert codes == ["1", "1"]
 
 
 def test_a_run_in_use_is_refused_and_freed_when_its_process_is_killed(runs_dir):

@@ -9,9 +9,7 @@ from peft.tuners.lora import LoraLayer
 from sampling_faults import FAULTS, RARER, leaves_the_adapter_out
 from trainings import comparable, make_run, trainer_of
 
-from grpo_nb import models
-from grpo_nb.runs.config import resolve
-from grpo_nb.training import guard, preflight
+from grpo_nb.training import guard
 from grpo_nb.training.trainer import Trainer
 
 WHOLE = {"train.per_device_train_batch_size": 64, "train.gradient_accumulation_steps": 1}
@@ -186,18 +184,3 @@ def test_a_fault_that_begins_after_the_last_look_is_found_at_the_end(start, monk
     trainer.watch(begin)
     with pytest.raises(RuntimeError, match="stopped after step 3: the completions do not come"):
         trainer.train()
-
-
-def test_what_folding_rounds_away_of_a_small_update(policy_in_16_bit):
-    """A weight in bf16 has eight bits, and Adam's first steps are a learning rate each."""
-    layer = next(m for m in policy_in_16_bit.model.modules() if isinstance(m, LoraLayer))
-    shares = [preflight.folded_share(layer, steps * 5e-6) for steps in (10, 50, 1000)]
-    assert shares[0] < 0.5 < shares[1] < shares[2] and shares[2] > 0.97
-
-
-@pytest.fixture
-def policy_in_16_bit():
-    config = resolve("tiny-cpu", {"model.quantization": "16bit", "policy.backend": "transformers"})
-    policy = models.load_policy(config.model, 0, config.policy)
-    policy.model.to(torch.bfloat16)
-    return policy

@@ -53,14 +53,15 @@ def run(seed=0, steps=100, groups=8, first=0.25, last=0.97, speed=15, **faults):
     return [{k: None if v != v else v for k, v in line.items() if v != -1} for line in lines]
 
 
-def examine(lines, expected=EXPECTED, limits=None):
+def examine(lines, expected=EXPECTED, **limits):
     """The alerts of a whole history."""
-    watch = health.Watch(expected, limits)
+    watch = health.Watch(expected)
+    watch.limits = SimpleNamespace(**vars(health.LIMITS) | limits)
     return [alert for line in lines for alert in watch.feed(line)]
 
 
 def rules(lines, expected=EXPECTED, **limits):
-    return [alert.name for alert in examine(lines, expected, health.Thresholds(**limits))]
+    return [alert.name for alert in examine(lines, expected, **limits)]
 
 
 def after(step, then, before=0.0, steps=100):
@@ -188,7 +189,7 @@ def test_missing_and_null_values_never_crash(data):
     for line in lines:
         for key in data.draw(st.lists(st.sampled_from(keys), max_size=4)):
             line.pop(key, None) if data.draw(st.booleans()) else line.update({key: None})
-    examine([{}, {"eval/accuracy": 0.5}, *lines], EXPECTED, health.Thresholds())
+    examine([{}, {"eval/accuracy": 0.5}, *lines], EXPECTED)
 
 
 def test_alerts_come_in_order_and_again_after_a_quiet_window():

@@ -6,7 +6,6 @@ from collections import Counter
 import pytest
 
 from grpo_nb.runs import PROJECT_ROOT
-from grpo_nb.runs.settings import Thresholds
 from grpo_nb.training import health
 
 
@@ -65,7 +64,6 @@ def test_clean_runs_are_quiet_and_hacks_are_named(judged):
 
 def test_an_alert_tells_its_rates_where_they_were_measured():
     clean = health.RATES["alerts"]["reward hacking"]["clean"]
-    text = health.rates("reward hacking", Thresholds())
+    text = health.rates("reward hacking")
     assert text.startswith(f"recorded tiny runs: {clean} of 20 clean, ") and text.endswith("hacked")
-    assert health.rates("spike", Thresholds()) == "error rate not measured"
-    assert health.rates("reward hacking", Thresholds(window=6)) == "error rate not measured"
+    assert health.rates("spike") == "error rate not measured"

@@ -174,16 +174,18 @@ def test_killed_and_failed_on_one_process_it_ends_as_if_nothing_had_been(two_pro
     assert killed.returncode == 1 and time.monotonic() - started < 120
     said = "another process of this training has ended. The training is kept up to step 2; run"
     assert killed.stderr.count(f"RuntimeError: {said}") == 1, killed.stderr
-    assert f"signal {signal.SIGKILL.value}" in killed.stderr.lower(), "the launcher says which"
+    cause = killed.stderr.partition("Root Cause")[2]
+    assert "rank      : 1 " in cause and f"Signal {signal.SIGKILL.value}" in cause, killed.stderr
     failed = launch(run, "raise", "1", "4")
     assert failed.returncode == 1
     assert "goes on after step 2 of 4" in failed.stdout
+    cause = failed.stderr.partition("Root Cause")[2]
+    assert "rank      : 1 " in cause and "exitcode  : 1 " in cause, failed.stderr
     assert failed.stderr.count("KeyError: 'no such column'") == 1, failed.stderr
-    failure = json.loads((run / "failure.json").read_text())
-    assert (failure["process"], failure["error"]) == (1, "KeyError: 'no such column'")
+    said = "RuntimeError: another process of this training has ended. The training is kept up to"
+    assert failed.stderr.count(said) == 1, failed.stderr
     last = launch(run)
     assert last.returncode == 0, last.stderr
-    assert not (run / "failure.json").exists()
     steps = [line["step"] for line in training.read_lines(run / "train/metrics.jsonl")]
     assert steps == [1, 2, 3, 4]
     assert comparable(run) == comparable(two_processes)
@@ -208,6 +210,8 @@ def test_unsloth_on_several_processes_is_refused_once(runs_dir):
     done = python(*launcher(2), *command, root=runs_dir)
     said = "grpo-nb: with Unsloth we train in one process, and there are 2: --set policy"
     assert done.returncode == 1 and done.stderr.count(said) == 1, done.stderr
+    cause = done.stderr.partition("Root Cause")[2]
+    assert f"ValueError: {said.removeprefix('grpo-nb: ')}" in cause, done.stderr
 
 
 def test_a_step_is_shared_evenly_or_refused(runs_dir, monkeypatch):

@@ -163,7 +163,7 @@ PLACES = {
     "the guard's look, with noise on the weights": "grpo_nb.training.guard.p_values",
     "a validation": "grpo_nb.environments.answer",
     "the save of a checkpoint": "torch.save",
-    "the seal of a checkpoint": "grpo_nb.training.checkpoints.sha256",
+    "the seal of a checkpoint": "grpo_nb.training.checkpoints.digests",
     "a reward": "grpo_nb.training.metrics.spread",
 }
 

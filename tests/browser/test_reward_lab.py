@@ -20,7 +20,7 @@ from browsing import (
 from playwright.sync_api import expect
 
 from grpo_nb.pipeline.app import SERVED, prepare
-from grpo_nb.reward_lab import check
+from grpo_nb.reward_lab import refuse_untested
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import PROJECT_ROOT, Run, start_stage
 from grpo_nb.runs.config import resolve
@@ -164,7 +164,7 @@ def test_a_reward_is_written_run_and_adopted_on_the_page(run, app, browser, page
     expect(lab.get_by_role("status")).to_have_text(then, timeout=SLOW)
     trained = start_stage("03", "demo").config.rewards
     chosen = load_preset(trained.preset, trained.reward_weights)
-    assert check(run, chosen) == "the rewards passed their test"
+    assert refuse_untested(run, chosen) == "the rewards passed their test"
     assert chosen.reward_weights == [0.9375]
     run.lock().release(force=True)
     page.close()

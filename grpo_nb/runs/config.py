@@ -188,7 +188,6 @@ def _misfits(config: RunConfig) -> list[tuple[Any, str]]:
     group, batch = train.num_generations, config.step_completions
     need = data.max_prompt_tokens + train.max_completion_length
     differ = data.model_dump(include=DIFFICULTY, exclude_defaults=True)
-    address = urlsplit(config.rescue.teacher)
     choice = ", ".join(f"data.{name} = {value!r}" for name, value in differ.items())
     return [
         (
@@ -218,6 +217,15 @@ def _misfits(config: RunConfig) -> list[tuple[Any, str]]:
             f"{choice} by a difficulty that nothing measures: data.difficulty_prompts = 0; "
             "set data.difficulty_prompts = 200",
         ),
+        *_teacher_misfits(config),
+        *_policy_misfits(config),
+    ]
+
+
+def _teacher_misfits(config: RunConfig) -> list[tuple[Any, str]]:
+    """Return what `_misfits` does, for the model that shows right answers."""
+    train, address = config.train, urlsplit(config.rescue.teacher)
+    return [
         (
             train.sft_steps and train.sft_answers == "teacher" and not config.rescue.teacher,
             "train.sft_answers = 'teacher' with rescue.teacher = '': name the model that answers, "
@@ -228,7 +236,6 @@ def _misfits(config: RunConfig) -> list[tuple[Any, str]]:
             "rescue.teacher holds a password or key, which the run's files would keep: leave it "
             f"out, and put it into the environment variable {config.rescue.api_key_env}",
         ),
-        *_policy_misfits(config),
     ]
 
 

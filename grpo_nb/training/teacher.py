@@ -37,6 +37,27 @@ def right_answers(stage: Stage, rows: Sequence[Row], bench: Bench) -> list[Row]:
         ValueError: The teacher is refused, or no answer is right.
         RuntimeError: The teacher cannot be reached.
     """
+    name, texts_P_G = stage.config.rescue.teacher, _answers(stage, rows, bench)
+    form, shape = bench.preset.form, (len(rows), -1)
+    right_P_G = passed(bench.table(rows, texts_P_G), bench.preset).reshape(shape)
+    formed_P_G = np.array([[form.is_well_formed(text) for text in texts] for texts in texts_P_G])
+    pairs = [
+        {**row, "completion": [{"role": "assistant", "content": text}]}
+        for row, texts, good in zip(rows, texts_P_G, right_P_G & formed_P_G, strict=True)
+        for text in dict.fromkeys(np.array(texts, dtype=object)[good])
+    ]
+    if not pairs:
+        raise ValueError(
+            f"{name} is no teacher here: {right_P_G.mean():.0%} of its {right_P_G.size} "
+            f"answers are right, {formed_P_G.mean():.0%} have the form {form.name!r}, and none is "
+            f"both. Its first: {texts_P_G[0][0]!r:.200}. Choose another rescue.teacher, or the "
+            "rewards.form in which it answers"
+        )
+    return pairs
+
+
+def _answers(stage: Stage, rows: Sequence[Row], bench: Bench) -> list[list[str]]:
+    """Return the teacher's answers, right or not, [rows][answers]; ask only for those that lack."""
     config = stage.config
     rescue = config.rescue
     settings = rescue.model_dump(include={"teacher", "teacher_model", "answers"})
@@ -61,23 +82,7 @@ def right_answers(stage: Stage, rows: Sequence[Row], bench: Bench) -> list[Row]:
             progress=stage.progress,
             show="the teacher's first answer",
         )
-    texts_P_G = [[sample.text for sample in group] for group in groups]
-    form, shape = bench.preset.form, (len(rows), rescue.answers)
-    right_P_G = passed(bench.table(rows, texts_P_G), bench.preset).reshape(shape)
-    formed_P_G = np.array([[form.is_well_formed(text) for text in texts] for texts in texts_P_G])
-    pairs = [
-        {**row, "completion": [{"role": "assistant", "content": text}]}
-        for row, texts, good in zip(rows, texts_P_G, right_P_G & formed_P_G, strict=True)
-        for text in dict.fromkeys(np.array(texts, dtype=object)[good])
-    ]
-    if not pairs:
-        raise ValueError(
-            f"{rescue.teacher} is no teacher here: {right_P_G.mean():.0%} of its {right_P_G.size} "
-            f"answers are right, {formed_P_G.mean():.0%} have the form {form.name!r}, and none is "
-            f"both. Its first: {texts_P_G[0][0]!r:.200}. Choose another rescue.teacher, or the "
-            "rewards.form in which it answers"
-        )
-    return pairs
+    return [[sample.text for sample in group] for group in groups]
 
 
 def open_teacher(config: RunConfig) -> Engine:

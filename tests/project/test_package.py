@@ -9,8 +9,8 @@ from grpo_nb.runs import PROJECT_ROOT
 MODULES = sorted((PROJECT_ROOT / "grpo_nb").rglob("*.py"))
 HEAVY = {"torch", "unsloth", "trl", "vllm"}
 MAY_IMPORT_HEAVY = {"models", "training", "export"}
-# By `training.Trainer` and `engine_of`, once the model is loaded.
-IMPORTED_LATE = ("training/trainer.py", "models/dense.py")
+# By `training.Trainer`, `train_and_save` and `engine_of`, once the model is loaded.
+IMPORTED_LATE = ("training/trainer.py", "training/sft.py", "models/dense.py")
 FLOORS = [
     {"machine"},
     {"runs", "colab", "sandbox"},

@@ -195,3 +195,16 @@ def test_a_killed_sweep_goes_on_where_it_was(demo_run, tmp_path, monkeypatch):
     assert re.search(r"goes on after step \d of 9", notebook)
     lines = (cut / "train/metrics.jsonl").read_text().splitlines()
     assert [x["step"] for x in map(json.loads, lines) if "reward" in x] == list(range(1, 10))
+
+
+def test_a_base_that_earns_nothing_is_rescued_once_and_then_trained(runs_dir, forks, capsys):
+    settings = {**TINY_SETTINGS, "rewards.form": "boxed", "rescue": "auto", "train.max_steps": 2}
+    run = pipeline.run_pipeline("rescued", "tiny-cpu", settings, last="03")
+    printed = capsys.readouterr().out
+    assert "is rescued by {'rewards.form': 'tags'}" in printed
+    stages_run = re.findall(r"^(\d\d)_\w+ …", printed, re.MULTILINE)
+    assert stages_run == ["01", "02", "01", "02", "03"]
+    assert run.config().rewards.form == "tags" and not run.undone() < "04"
+    assert json.loads((run / "rewards/report.json").read_text())["passed"]
+    rescue = json.loads((run / "rewards/rescue.json").read_text())["rungs"]
+    assert [rung["suffices"] for rung in rescue] == [False, True]

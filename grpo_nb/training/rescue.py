@@ -92,12 +92,14 @@ def rescue_base(test: RewardTest) -> Rescue:
         if lines[-1]["suffices"]:
             break
     policy.close()
-    table = pd.DataFrame(lines)
+    table = pd.DataFrame(lines).round(3)
     settings = lines[-1]["settings"] if lines[-1]["suffices"] else {}
     sentence = advice(table)
     if settings and stage.config.rescue.mode == "auto":
         stage.change(settings)
         sentence += f". They are adopted: run {NOTEBOOKS[first_stage(settings)]} again"
+    elif settings:
+        sentence += ". With --set rescue=auto a run adopts them by itself"
     return Rescue(table, settings, sentence)
 
 

@@ -124,8 +124,8 @@ def _caches(
     environment = environments.of(config)
     model = Path(find_model(str(candidate.model)))
     settings = {
-        "model": [str(candidate.model), digests(model)],
-        "adapter": candidate.adapter and digests(candidate.adapter),
+        "model": [str(candidate.model), digests(model, "*")],
+        "adapter": candidate.adapter and digests(candidate.adapter, "*"),
         "quantization": candidate.quantization,
         "chat_template_kwargs": config.model.chat_template_kwargs,
         "max_completion_length": config.train.max_completion_length,

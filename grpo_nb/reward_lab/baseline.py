@@ -122,7 +122,7 @@ def _settings(config: RunConfig, warmed: Path | None) -> dict[str, Any]:
     return {
         "model_path": config.model.model_path,
         "warm_up": warmed and read_json(warmed / "about.json")["of"],
-        "weights": digests(Path(hub.find_model(config.model.model_path))),
+        "weights": digests(Path(hub.find_model(config.model.model_path)), "*"),
         "quantization": config.model.quantization,
         "chat_template_kwargs": config.model.chat_template_kwargs,
         "max_completion_length": config.train.max_completion_length,

@@ -95,9 +95,9 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """Return {relative path: SHA-256} of every file in a folder; {} if there is no folder."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+def digests(folder: Path, pattern: str = "**/*") -> dict[str, str]:
+    """Return {relative path: SHA-256} of the files in a folder; {} if there is no folder."""
+    files = [path for path in sorted(folder.glob(pattern)) if path.is_file()]
     return {path.relative_to(folder).as_posix(): sha256(path) for path in files}
 
 

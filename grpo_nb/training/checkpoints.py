@@ -131,7 +131,7 @@ def adaptive_rewards(rewards: RewardSet) -> list[Adaptive]:
 
 def seal(folder: Path) -> None:
     """Record that a folder is complete, with the SHA-256 of each of its files."""
-    write_json(folder / SEAL, digests(folder))
+    write_json(folder / SEAL, _digests(folder))
 
 
 def remove_old(folder: Path, keep: int) -> None:
@@ -140,11 +140,14 @@ def remove_old(folder: Path, keep: int) -> None:
         shutil.rmtree(folder / f"checkpoint-{step}")
 
 
+def _digests(folder: Path) -> dict[str, str]:
+    return {name: value for name, value in digests(folder).items() if name != SEAL}
+
+
 def is_whole(folder: Path) -> bool:
     """Return whether every file is there, with the bytes it had when the folder was sealed."""
     try:
-        sealed = read_json(folder / SEAL)
-        return {name: value for name, value in digests(folder).items() if name != SEAL} == sealed
+        return read_json(folder / SEAL) == _digests(folder)
     except (OSError, ValueError):
         return False
 

@@ -29,6 +29,10 @@ SFT_STEPS, SFT_ROWS = 200, 128  # at most, of a warm-up that ends by itself
 SHORTEST = 0.25
 FORMS = ("tags", "boxed", "hash")
 BETTER = 0.1  # more completions that are right, for a rung that does not suffice to be advised
+NOTHING = (
+    "nothing that notebook 2 tried helps: take easier rows (data.source), a teacher "
+    "(rescue.teacher), or another base (model.model_path)"
+)
 
 
 class Rung(NamedTuple):
@@ -51,7 +55,7 @@ class Rescue(NamedTuple):
         of the groups), distinct, minutes, suffices (whether GRPO can go on from it), settings, and
         why it could not be tried.
     settings: Those of the rung from which GRPO can go on; {} if there is none.
-    advice: The settings to adopt and what they do, as a sentence; "" if nothing helps.
+    advice: The settings to adopt and what they do, as a sentence, or that nothing helps.
     """
 
     table: pd.DataFrame
@@ -117,11 +121,11 @@ def first_stage(settings: Mapping[str, Any]) -> str:
 
 
 def advice(table: pd.DataFrame) -> str:
-    """Return the line that adopts the best rung; "" if none is better than the base as it is."""
+    """Return the line that adopts the best rung, or NOTHING if none is better than the base."""
     figures = table.dropna(subset=["right"])
     best, base = figures.sort_values(["suffices", "right"], kind="stable").iloc[-1], figures.iloc[0]
     if not (best["suffices"] or best["right"] >= base["right"] + BETTER):
-        return ""
+        return NOTHING
     but = "" if best["suffices"] else ", which is not yet enough for GRPO"
     return (
         f"{best['rung']}: settings = {json.dumps(best['settings'])} makes {best['right']:.0%} of "

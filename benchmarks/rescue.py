@@ -1,18 +1,20 @@
 """A base that never solves the task: does distillation teach it more than SFT in the same time?
 
-    python benchmarks/rescue.py                    # five seeds, every arm
+    python benchmarks/rescue.py                    # five seeds, every arm; about an hour
     python benchmarks/rescue.py --table            # what is measured so far
+    python benchmarks/rescue.py --digits 4 --sft-steps 120 --teacher-steps 400 --name four
 
-The task is to write a number backwards; the tiny base solves none of it in eight samples, and its
-teacher, the same base trained longer, nearly all. A row of the task, and the teacher's answer:
+The task is to write a number backwards. The tiny base solves none of it in eight samples; its
+teacher, all weights of the same base trained longer, nearly all. A row, and the teacher's answer:
 
-    {"prompt": [system, "Write 4827 backwards."], "answer": "7284"}
-    <reasoning>4 8 2 7, 7 2 8 4</reasoning><answer>7284</answer>
+    {"prompt": [system, "Write 482 backwards."], "answer": "284"}
+    <reasoning>4 8 2, 2 8 4</reasoning><answer>284</answer>
 
-Each arm trains a new adapter. "distil" is an SFT warm-up, then on-policy distillation (reverse KL)
-by TRL's DistillationTrainer; "sft-teacher-long" is the same SFT for as many processor seconds as
-both. Each arm is measured on HELD_OUT prompts, trained with GRPO, and measured again. Every measure
-is a line in runs/rescue/results.jsonl; those that are there are not repeated.
+Each arm trains a new adapter: "sft-references" on reference answers, "sft-teacher" on the teacher's
+answers that are right; "distil" goes on from there with TRL's DistillationTrainer (reverse KL, the
+student's own samples), and "sft-teacher-long" is SFT alone for the processor seconds of both. Each
+is measured on held-out prompts, trained with GRPO ("grpo": without anything before), and measured
+again. Every measure is a line in runs/rescue/NAME.jsonl, and what is there is not done again.
 """
 
 import os
@@ -23,7 +25,6 @@ import argparse
 import functools
 import json
 import random
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -40,14 +41,13 @@ from grpo_nb.runs.config import resolve
 from grpo_nb.training.checkpoints import save_trained
 
 HELD_OUT, SAMPLES, CAP = 100, 8, 48
-TEACHER_STEPS = 400
 Row = dict[str, Any]
 
 
 def write_row(number: int) -> Row:
     text = str(number)
-    answer = {"answer": text[::-1], "number": text}
-    return {"prompt": build_prompt(f"Write {text} backwards."), **answer}
+    prompt = build_prompt(f"Write {text} backwards.")
+    return {"prompt": prompt, "answer": text[::-1], "number": text}
 
 
 def write_completion(row: Row) -> str:
@@ -103,8 +103,8 @@ class Divergence:
             return kl(log_t, log_s), entropy
         if beta == 1:
             return kl(log_s, log_t), entropy
-        mixed = torch.logaddexp(log_s + np.log1p(-beta), log_t + np.log(beta))
-        return beta * kl(log_t, mixed) + (1 - beta) * kl(log_s, mixed), entropy
+        middle = torch.logaddexp(log_s + np.log1p(-beta), log_t + np.log(beta))
+        return beta * kl(log_t, middle) + (1 - beta) * kl(log_s, middle), entropy
 
 
 def install_divergence() -> None:
@@ -116,27 +116,27 @@ def install_divergence() -> None:
     sys.modules[module.__name__] = module
 
 
-def open_policy(seed: int, asked: argparse.Namespace) -> tuple[models.Policy, Stage]:
+def open_policy(seed: int, arguments: argparse.Namespace) -> tuple[models.Policy, Stage]:
     settings = {
         "seed": seed,
         "policy.backend": "transformers",
         "model.quantization": "16bit",
-        "train.max_steps": max(1, asked.grpo_steps),
-        "train.learning_rate": asked.grpo_rate,
+        "train.max_steps": max(1, arguments.grpo_steps),
+        "train.learning_rate": arguments.grpo_rate,
         "train.max_completion_length": CAP,
         "train.eval_steps": 0,
         "train.guard_steps": 0,
         "train.resume": "never",
     }
     config = resolve("tiny-cpu", settings)
-    stage = Stage(Run(f"rescue-{asked.name}-{seed}"), "03", config)
+    stage = Stage(Run(f"rescue-{arguments.name}-{seed}"), "03", config)
     return models.load_policy(config.model, config.seed, config.policy), stage
 
 
-def rows_of(seed: int, asked: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+def rows_of(seed: int, arguments: argparse.Namespace) -> tuple[list[Row], list[Row]]:
     """Return the held-out rows, which are the same for every seed, and the rows to train on."""
-    held_out, rest = split_rows(asked.digits)
-    return held_out, random.Random(seed).sample(rest, asked.rows)
+    held_out, rest = split_rows(arguments.digits)
+    return held_out, random.Random(seed).sample(rest, arguments.rows)
 
 
 def make_teacher(folder: Path, rows: list[Row], steps: int) -> None:
@@ -174,8 +174,8 @@ def scores(policy: Any, rows: list[Row], **sampling: Any) -> np.ndarray:
     groups = policy.generate(prompts, **options)
     texts = [sample.text for samples in groups for sample in samples]
     answers = [row["answer"] for row in rows for _ in range(group)]
-    right = load_preset("math").reward_funcs[0](completions=texts, answer=answers)
-    return np.array(right, dtype=float).reshape(-1, group)
+    marks = load_preset("math").reward_funcs[0](completions=texts, answer=answers)
+    return np.array(marks, dtype=float).reshape(-1, group)
 
 
 def measure(policy: Any, rows: list[Row]) -> dict[str, Any]:
@@ -207,35 +207,38 @@ def common(stage: Stage, seed: int, steps: int, rate: float, batch: int) -> dict
     }
 
 
-def timed(trainer: Any) -> dict[str, Any]:
-    """Train; return steps, processor seconds of all of them, and of one."""
+def timed(trainer: Any, limit: float = np.inf) -> dict[str, Any]:
+    """Train for so many processor seconds at most; return steps and seconds, of all and of one."""
     from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
+    ends: list[float] = []
+
     class Clock(TrainerCallback):
-        def __init__(self) -> None:
-            self.ends: list[float] = []
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            ends.append(time.process_time())
+            control.should_training_stop |= ends[-1] - started >= limit
 
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            self.ends.append(time.process_time())
-
-    clock = Clock()
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(clock)
+    trainer.add_callback(Clock())
     started = time.process_time()
     trainer.train()
-    seconds = time.process_time() - started
-    step = statistics.median(np.diff(clock.ends)) if len(clock.ends) > 1 else seconds
-    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     return {
-        "steps": len(clock.ends),
-        "seconds": round(seconds, 2),
-        "step": round(step, 4),
-        "losses": [round(statistics.mean(part), 4) for part in (losses[:5], losses[-5:])],
+        "steps": len(ends),
+        "seconds": round(time.process_time() - started, 2),
+        "step": round(float(np.median(np.diff(ends))), 4),
     }
 
 
-def sft(policy: models.Policy, stage: Stage, seed: int, rows: list[Row], steps: int, rate: float):
-    """Train on completions, as the SFT warm-up of stage 02 does."""
+def sft(
+    policy: models.Policy,
+    stage: Stage,
+    seed: int,
+    rate: float,
+    rows: list[Row],
+    steps: int,
+    limit: float = np.inf,
+) -> dict[str, Any]:
+    """Train on completions, as the SFT warm-up of stage 02 does, in so many processor seconds."""
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
@@ -248,18 +251,17 @@ def sft(policy: models.Policy, stage: Stage, seed: int, rows: list[Row], steps: 
         return {"input_ids": prompt + completion, "completion_mask": mask}
 
     options = {"completion_only_loss": True, "max_length": 512}
-    return timed(
-        SFTTrainer(
-            policy.model,
-            SFTConfig(**common(stage, seed, steps, rate, 16), **options),
-            train_dataset=Dataset.from_list(list(map(encode, rows))),
-            processing_class=policy.tokenizer,
-        )
+    trainer = SFTTrainer(
+        policy.model,
+        SFTConfig(**common(stage, seed, steps, rate, 16), **options),
+        train_dataset=Dataset.from_list(list(map(encode, rows))),
+        processing_class=policy.tokenizer,
     )
+    return timed(trainer, limit)
 
 
 def distil(
-    policy: models.Policy, stage: Stage, seed: int, rows: list[Row], asked: argparse.Namespace
+    policy: models.Policy, stage: Stage, seed: int, rows: list[Row], arguments: argparse.Namespace
 ) -> dict[str, Any]:
     """Distil on-policy; the student samples by the dense engine, as GRPO's trainer does."""
     import torch
@@ -274,7 +276,7 @@ def distil(
         copy: dense.DenseModel | None = None
 
         def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-            if asked.slow_sampling:
+            if arguments.slow_sampling:
                 return super()._generate_single_turn(prompt_ids, *args, **kwargs)
             self.copy = self.copy or dense.DenseModel(self.accelerator.unwrap_model(self.model))
             with torch.no_grad():
@@ -287,17 +289,18 @@ def distil(
                     temperature=self.temperature,
                 )
 
-    shared = common(stage, seed, asked.distil_steps, asked.distil_rate, asked.distil_batch)
-    args = DistillationConfig(**shared, max_completion_length=CAP, beta=asked.beta)
-    return timed(
-        Distillation(
-            policy.model,
-            load_teacher(asked.teacher),
-            args,
-            train_dataset=Dataset.from_list([{"prompt": row["prompt"]} for row in rows]),
-            processing_class=policy.tokenizer,
-        )
+    shared = common(
+        stage, seed, arguments.distil_steps, arguments.distil_rate, arguments.distil_batch
     )
+    args = DistillationConfig(**shared, max_completion_length=CAP, beta=arguments.beta)
+    trainer = Distillation(
+        policy.model,
+        load_teacher(arguments.teacher),
+        args,
+        train_dataset=Dataset.from_list([{"prompt": row["prompt"]} for row in rows]),
+        processing_class=policy.tokenizer,
+    )
+    return timed(trainer)
 
 
 def grpo(policy: models.Policy, stage: Stage, rows: list[Row]) -> dict[str, Any]:
@@ -318,41 +321,47 @@ def teach(folder: Path, rows: list[Row]) -> tuple[list[Row], float]:
     groups = engine.generate([row["prompt"] for row in rows], **options)
     texts = [group[0].text for group in groups]
     answers = [row["answer"] for row in rows]
-    judged = [f(completions=texts, answer=answers) for f in load_preset("math").reward_funcs[:1]]
-    pairs = zip(rows, texts, *judged, strict=True)
-    right = [{**row, "text": text} for row, text, score in pairs if score == 1]
-    return right, round(time.process_time() - started, 2)
+    marks = load_preset("math").reward_funcs[0](completions=texts, answer=answers)
+    triples = zip(rows, texts, marks, strict=True)
+    verified_rows = [{**row, "text": text} for row, text, mark in triples if mark == 1]
+    return verified_rows, round(time.process_time() - started, 2)
 
 
-def train_arm(arm: str, seed: int, asked: argparse.Namespace, results: "Results") -> Row:
+def train_arm(arm: str, seed: int, arguments: argparse.Namespace, results: "Results") -> Row:
     """Train and measure one arm, and save its adapter for `train_further`."""
-    held_out, rows = rows_of(seed, asked)
-    policy, stage = open_policy(seed, asked)
-    learn = functools.partial(sft, policy, stage, seed)
+    held_out, rows = rows_of(seed, arguments)
+    policy, stage = open_policy(seed, arguments)
+    learn = functools.partial(sft, policy, stage, seed, arguments.sft_rate)
     phases: Row = {}
     if arm == "sft-references":
         write = load_preset("math").reference
         texts = [{**row, "text": write(row)} for row in rows]
-        phases["sft"] = learn(texts, asked.sft_steps, asked.sft_rate)
+        phases["sft"] = learn(texts, arguments.sft_steps)
     elif arm != "grpo":
-        texts, phases["teacher"] = teach(asked.teacher, rows)
-        phases["rows"], steps = len(texts), asked.sft_steps
+        texts, phases["teacher"] = teach(arguments.teacher, rows)
+        phases["rows"] = len(texts)
         if arm == "sft-teacher-long":
-            before = results.line(seed, "distil", "arm")["phases"]
-            steps += round(before["distil"]["seconds"] / before["sft"]["step"])
-        phases["sft"] = learn(texts, steps, asked.sft_rate)
+            rival = results.line(seed, "distil", "arm")["phases"]
+            limit = rival["sft"]["seconds"] + rival["distil"]["seconds"]
+            phases["sft"] = learn(texts, round(limit / rival["sft"]["step"]), limit)
+        else:
+            phases["sft"] = learn(texts, arguments.sft_steps)
         if arm == "distil":
-            phases["distil"] = distil(policy, stage, seed, rows, asked)
+            if results.line(seed, "sft-teacher", "arm") is None:  # the same training
+                save_trained(policy.model, results.adapter(seed, "sft-teacher"))
+                figures = {"phases": dict(phases), **measure(policy, held_out)}
+                results.add(seed, "sft-teacher", "arm", figures)
+            phases["distil"] = distil(policy, stage, seed, rows, arguments)
     figures = measure(policy, held_out)
     save_trained(policy.model, results.adapter(seed, arm))
     policy.close()
     return {"phases": phases, **figures}
 
 
-def train_further(arm: str, seed: int, asked: argparse.Namespace, results: "Results") -> Row:
+def train_further(arm: str, seed: int, arguments: argparse.Namespace, results: "Results") -> Row:
     """Train the adapter of an arm with GRPO, and measure it."""
-    held_out, rows = rows_of(seed, asked)
-    policy, stage = open_policy(seed, asked)
+    held_out, rows = rows_of(seed, arguments)
+    policy, stage = open_policy(seed, arguments)
     models.load_weights(policy, results.adapter(seed, arm))
     phases = {"grpo": grpo(policy, stage, rows)}
     figures = measure(policy, held_out)
@@ -386,25 +395,28 @@ class Results:
 
 
 def print_table(lines: list[Row]) -> None:
-    """Print greedy accuracy of each seed with its interval, and the means of each arm."""
-    print("| arm | seed | processor [s] | greedy (95 %) | pass@1 | pass@8 | after GRPO: greedy |")
-    print("|---|---|---|---|---|---|---|")
+    """Print the percentages of each seed and their means; greedy with its 95 % interval."""
+    names = ("greedy", "pass@1", f"pass@{SAMPLES}")
+    print(
+        "| arm | end | seed | processor [s] | greedy (95 %) | pass@1 | pass@8 |",
+        "|---" * 7 + "|",
+        sep="\n",
+    )
     for arm in ARMS:
-        table = []
-        for line in [x for x in lines if x["arm"] == arm and x["end"] == "arm"]:
-            further = [x for x in lines if (x["arm"], x["seed"]) == (arm, line["seed"])][1:]
-            parts = [x for x in line["phases"].values() if isinstance(x, dict)]
-            seconds = sum(part["seconds"] for part in parts)
-            shares = [100 * line[name][0] for name in ("greedy", "pass@1", f"pass@{SAMPLES}")]
-            shares.append(100 * further[0]["greedy"][0] if further else np.nan)
-            table.append([seconds, *shares])
-            low, high = (100 * end for end in line["greedy"][1:])
-            first, *others = (f"{share:.0f}" for share in shares)
-            cells = [arm, str(line["seed"]), f"{seconds:.0f}", f"{first} ({low:.0f} … {high:.0f})"]
-            print(f"| {' | '.join(cells + others)} |")
-        if table:
-            means = " | ".join(f"{mean:.0f}" for mean in np.nanmean(table, axis=0))
-            print(f"| {arm} | mean | {means} |")
+        for end in ENDS:
+            chosen = [line for line in lines if (line["arm"], line["end"]) == (arm, end)]
+            table = []
+            for line in sorted(chosen, key=lambda line: line["seed"]):
+                parts = [part for part in line["phases"].values() if isinstance(part, dict)]
+                table.append([sum(p["seconds"] for p in parts), *(100 * line[n][0] for n in names)])
+                seconds, greedy, *others = (f"{x:.0f}" for x in table[-1])
+                low, high = (100 * limit for limit in line["greedy"][1:])
+                interval = f"{greedy} ({low:.0f} … {high:.0f})"
+                cells = [arm, end, str(line["seed"]), seconds, interval, *others]
+                print(f"| {' | '.join(cells)} |")
+            if table:
+                cells = [arm, end, "mean", *(f"{mean:.0f}" for mean in np.mean(table, axis=0))]
+                print(f"| {' | '.join(cells)} |")
 
 
 ENDS = {"arm": train_arm, "then grpo": train_further}
@@ -417,6 +429,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--name", default="rescue", help="of the file of results")
     parser.add_argument("--digits", type=int, default=3)
+    parser.add_argument("--teacher-steps", type=int, default=150)
     parser.add_argument("--rows", type=int, default=256, help="prompts to train on")
     parser.add_argument("--sft-steps", type=int, default=60)
     parser.add_argument("--sft-rate", type=float, default=2e-3)
@@ -428,18 +441,18 @@ def main() -> None:
     parser.add_argument("--grpo-steps", type=int, default=25)
     parser.add_argument("--grpo-rate", type=float, default=1e-3)
     parser.add_argument("--table", action="store_true", help="only print what is measured so far")
-    asked = parser.parse_args()
-    results = Results(runs_root() / "rescue" / f"{asked.name}.jsonl")
-    if asked.table:
+    arguments = parser.parse_args()
+    results = Results(runs_root() / "rescue" / f"{arguments.name}.jsonl")
+    if arguments.table:
         return print_table(results.lines())
-    asked.teacher = runs_root() / f"rescue-teacher{asked.digits}"
-    if not asked.teacher.is_dir():
-        make_teacher(asked.teacher, split_rows(asked.digits)[1], TEACHER_STEPS)
-    for end in ENDS if asked.grpo_steps else list(ENDS)[:1]:
-        for seed in asked.seeds:
-            for arm in asked.arms:
+    arguments.teacher = runs_root() / f"rescue-teacher{arguments.digits}"
+    if not arguments.teacher.is_dir():
+        make_teacher(arguments.teacher, split_rows(arguments.digits)[1], arguments.teacher_steps)
+    for end in ENDS if arguments.grpo_steps else list(ENDS)[:1]:
+        for seed in arguments.seeds:
+            for arm in arguments.arms:
                 if results.line(seed, arm, end) is None:
-                    results.add(seed, arm, end, ENDS[end](arm, seed, asked, results))
+                    results.add(seed, arm, end, ENDS[end](arm, seed, arguments, results))
     print_table(results.lines())
 
 

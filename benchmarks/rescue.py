@@ -439,7 +439,7 @@ def main() -> None:
     parser.add_argument("--beta", type=float, default=1.0, help="1: reverse KL, 0: forward KL")
     parser.add_argument("--slow-sampling", action="store_true", help="by transformers, as TRL does")
     parser.add_argument("--grpo-steps", type=int, default=25)
-    parser.add_argument("--grpo-rate", type=float, default=1e-3)
+    parser.add_argument("--grpo-rate", type=float, default=1e-4)
     parser.add_argument("--table", action="store_true", help="only print what is measured so far")
     arguments = parser.parse_args()
     results = Results(runs_root() / "rescue" / f"{arguments.name}.jsonl")

@@ -2,7 +2,7 @@
 
     python benchmarks/rescue.py                    # five seeds, every arm; about an hour
     python benchmarks/rescue.py --table            # what is measured so far
-    python benchmarks/rescue.py --digits 4 --sft-steps 120 --teacher-steps 400 --name four
+    python benchmarks/rescue.py --digits 4 --sft-steps 120 --teacher-steps 400 --name 4
 
 The task is to write a number backwards. The tiny base solves none of it in eight samples; its
 teacher, all weights of the same base trained longer, nearly all. A row, and the teacher's answer:
@@ -439,7 +439,7 @@ def main() -> None:
     parser.add_argument("--beta", type=float, default=1.0, help="1: reverse KL, 0: forward KL")
     parser.add_argument("--slow-sampling", action="store_true", help="by transformers, as TRL does")
     parser.add_argument("--grpo-steps", type=int, default=25)
-    parser.add_argument("--grpo-rate", type=float, default=1e-4)
+    parser.add_argument("--grpo-rate", type=float, default=3e-4)
     parser.add_argument("--table", action="store_true", help="only print what is measured so far")
     arguments = parser.parse_args()
     results = Results(runs_root() / "rescue" / f"{arguments.name}.jsonl")

@@ -139,7 +139,8 @@ def cut_off():
 
 
 def warm_up():
-    warm = start("warm", **{"train.sft_steps": 6, "train.max_steps": 1})
+    settings = {"train.sft_steps": 6, "train.sft_until": 1.0, "train.max_steps": 1}
+    warm = start("warm", **settings)
     warm.train()
     about = json.loads((warm.stage.run / "rewards/warm_up/about.json").read_text())
     return about | {"moved": weights(warm.stage.run, "rewards/warm_up") != weights(warm.stage.run)}

@@ -195,7 +195,8 @@ def cut_off(tiny):
 
 
 def warm_up(tiny):
-    trainer = tiny.start("warm", **{"train.sft_steps": 6, "train.max_steps": 1})
+    settings = {"train.sft_steps": 6, "train.sft_until": 1.0, "train.max_steps": 1}
+    trainer = tiny.start("warm", **settings)
     about = json.loads((trainer.stage.run / "rewards/warm_up/about.json").read_text())
     return about | {"steps": train(trainer)}
 

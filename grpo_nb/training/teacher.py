@@ -93,7 +93,8 @@ def open_teacher(config: RunConfig) -> Engine:
 
         names = (rescue.teacher, rescue.teacher_model, rescue.api_key_env)
         return ServedEngine(*names, chat_template_kwargs=template)
-    options = {"quantization": config.model.quantization, "chat_template_kwargs": template}
+    # As it was saved: rounded to 4 bit, a small merged model answers nothing right any more.
+    options = {"quantization": "16bit", "chat_template_kwargs": template}
     return models.open_engine(rescue.teacher, adapter=None, **options)
 
 

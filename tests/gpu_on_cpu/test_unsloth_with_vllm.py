@@ -147,7 +147,7 @@ def test_the_gpus_own_test_of_two_steps_holds_here_too(report):
 def test_folding_is_warned_of_with_what_it_costs_and_gets_no_noise(report):
     folded = report("folding")
     state, evidence = folded["check"]
-    assert state == "warning" and "learning rate 5e-06" in evidence
+    assert state == "warning" and "rounds small updates away" in evidence
     assert folded["noised"] == 0
 
 

@@ -129,7 +129,7 @@ class DenseModel:
             self.model.set_submodule(name, module)
 
     def renew(self, adapter: bool = True) -> "PreTrainedModel":
-        """Take over the adapter's present weights; without `adapter`, the base alone answers."""
+        """Copy the adapter's current weights; without `adapter`, the base alone answers."""
         for module in self.beside:
             module.renew(adapter)
         return self.model
@@ -254,7 +254,7 @@ def sample(
     temperature: float = 1.0,
     meter: Meter | None = None,
 ) -> list[list[int]]:
-    """Return the token ids of a completion for each prompt, by torch's random state.
+    """Return the token ids of a completion for each prompt, drawn with torch's random state.
 
     Args:
         model: `DenseModel.model`.

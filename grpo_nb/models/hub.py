@@ -79,8 +79,8 @@ def load_tokenizer(
     Args:
         model_path: Folder or hub name.
         chat_template_kwargs: The setting `model.chat_template_kwargs`. Its values become defaults
-            in the template itself, so that everything that renders with it uses them, a server of
-            the merged model too.
+            in the template itself, so that everything that renders with it uses them, including a
+            server of the merged model.
 
     Raises:
         ValueError: The tokenizer has no chat template, so prompts cannot be rendered.

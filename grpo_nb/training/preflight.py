@@ -126,7 +126,7 @@ def _hand_over(trainer: "Trainer") -> list[Check]:
 
 
 def _paths(trainer: "Trainer") -> Check:
-    """Say how completions and log-probabilities are computed, and why not in the faster way."""
+    """Say how completions and log-probabilities are computed, and why not the faster way."""
     sampling = fast_cpu.sampling_lacks(trainer)
     sharing = fast_cpu.sharing_lacks(trainer.policy, trainer.stage.config.policy.share_prompts)
     paths = "completions by the dense engine"
@@ -151,7 +151,7 @@ def _disk(trainer: "Trainer") -> Check:
 
 
 def _optimizer_bytes(trainer: "Trainer") -> int:
-    """Return the size of Adam's two states of each weight: a byte each, or four."""
+    """Return the size of Adam's two states of each weight: one byte per state, or four."""
     optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
     return trainer.model.num_parameters(only_trainable=True) * (2 if "8bit" in optim else 8)
 
@@ -169,7 +169,7 @@ def _memory(trainer: "Trainer", before: int, peak: int, budget: int) -> Check:
 
 
 def smaller(trainer: "Trainer", rows: int) -> str:
-    """Advise settings for the same step with at most so many rows in a micro-batch."""
+    """Advise settings for the same step with at most this many rows in a micro-batch."""
     args = trainer.args
     other = "a smaller train.max_completion_length"
     # Under standby Unsloth sets the engine's share of the memory itself.
@@ -259,7 +259,7 @@ def dry_run(trainer: "Trainer", prompt: list[dict]) -> list[Check]:
 
     Args:
         trainer: A trainer that has not begun to train.
-        prompt: The longest chat to train on, which is every row of the micro-batch.
+        prompt: The longest chat to train on; every row of the micro-batch is this chat.
 
     Returns:
         The checks "memory", "gradient" and "time"; only "memory" if it ran out.

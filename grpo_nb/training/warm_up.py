@@ -87,10 +87,10 @@ def warm_up(policy: Policy, stage: Stage) -> str:
 
 
 def warm_up_curve(run: Run) -> list[dict[str, Any]]:
-    """Return the metrics of the run's warm-up, one line per step; none without one.
+    """Return the metrics of the run's warm-up, one line per step; [] without a warm-up.
 
-    A line has the loss. With `train.sft_until` every few also have what `pass_rate.measure`
-    returns.
+    Each line has the loss. With `train.sft_until`, every few lines also have the figures of
+    `pass_rate.measure`.
     """
     path = run / WARMED / "about.json"
     return read_json(path)["lines"] if path.exists() else []
@@ -138,7 +138,7 @@ def _rows(stage: Stage) -> list[Row]:
 
 
 def _saved(stage: Stage) -> dict[str, Any]:
-    """Return what is known of the saved warm-up; nothing without one for these settings."""
+    """Return what is known of the saved warm-up; {} if there is none for these settings."""
     for name in (WARMED, TRIED):
         folder = stage.run / name
         if not (stage.config.train.sft_steps and checkpoints.whole_or_aside(folder)):

@@ -188,7 +188,7 @@ def _serve() -> None:
         reference, answer, seconds = json.loads(line)
         reply = b"?"
         signal.setitimer(signal.ITIMER_VIRTUAL, REFERENCE_SECONDS)
-        with suppress(Exception):  # sympy's: the reference's fault or the answer's, as reply says
+        with suppress(Exception):  # sympy's; the reply says which text is at fault
             if expected := _parse(reference):
                 reply = b"0"
                 signal.setitimer(signal.ITIMER_VIRTUAL, 0)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # own. The second term is fp16's, for numbers next to 0.
 RELATIVE, ABSOLUTE = 2 * 2**-7, 2**-23
 BEYOND = 1e-4  # the share of a tensor that may be further away; 0 in sound merges
-# What a tensor may lack of the adapter's change, as a share, if it is more than so many standard
+# What a tensor may lack of the adapter's change, as a share, if it is more than this many standard
 # errors: sound merges had at most 4.3, a layer left out 45 or more.
 LOST, SURE = 0.01, 8
 KL = 0.05  # mean per token [nats]; sound merges computed in bf16 had up to 0.007

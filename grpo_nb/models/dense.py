@@ -175,7 +175,7 @@ class LoraBeside(torch.nn.Module):
 
     def __init__(self, layer: LoraLayer, linear: torch.nn.Linear) -> None:
         super().__init__()
-        self.layer, self.linear = [layer], linear  # the first is no submodule
+        self.layer, self.linear = [layer], linear  # the first is not a submodule
 
     def renew(self, adapter: bool) -> None:
         """Copy the adapter, or leave it out."""

@@ -17,7 +17,7 @@ from grpo_nb.rewards.prompts import Completion, Message
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# It is called with completions done, all of them, and the tokens per second as a text.
+# It is called with the completions done, their total, and the tokens per second as text.
 Progress = Callable[[int, int, str], None]
 
 

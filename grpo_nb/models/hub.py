@@ -24,7 +24,7 @@ def find_model(model_path: str) -> str:
     folder = project_path(Path(model_path).expanduser())
     if (folder / "config.json").is_file():
         return str(folder)
-    is_local = folder.exists() or folder.parent.is_dir()  # data/tiny_bas is no hub name
+    is_local = folder.exists() or folder.parent.is_dir()  # data/tiny_bas is not a hub name
     if is_local or model_path.count("/") != 1 or model_path[0] in "/.~":
         raise FileNotFoundError(
             f"model_path {model_path!r}: {folder} holds no config.json. Give the folder of a "

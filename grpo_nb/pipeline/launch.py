@@ -21,8 +21,8 @@ from grpo_nb.runs import Run, Stage, config, start_stage
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.training import ranks
 
-# A process that lost another one waits so long for the launcher, which looks every 0.1 s and would
-# otherwise name the process with the lowest number as the first that failed.
+# A process that lost another one waits this long for the launcher, which looks every 0.1 s.
+# Otherwise the launcher would name the process with the lowest number as the first that failed.
 SECONDS_TO_BE_ENDED = 3
 
 

@@ -71,7 +71,7 @@ DIFFICULTY = {"min_pass_rate", "max_pass_rate", "order"}  # need data.difficulty
 SETTING_STAGE = {"rewards.form": "01", "rewards.opened": "01"} | dict.fromkeys(
     ("train.sft_steps", "train.sft_learning_rate", "train.sft_until", "train.sft_answers"), "02"
 )
-SHORT = {"rescue": "rescue.mode"}  # names that may be given for another
+SHORT = {"rescue": "rescue.mode"}  # short names of settings
 SECTIONS = tuple(section for section in SECTION_STAGE if section != "trl")
 # {"task": …, "seed": …, "data.source": …}: the meaning of each setting, except `trl.…`.
 MEANINGS = {name: RunConfig.model_fields[name].description for name in ("task", "seed")} | {

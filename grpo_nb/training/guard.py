@@ -39,7 +39,7 @@ MOST = 1.2  # limit of the noise, which doubles until it has an effect; a random
 SCORE = 4.7  # limit of Fisher's score; chance exceeds it three times in a million
 CHANGE = 1.0  # in the log-probabilities, if the noise has a clear effect [nats a token]
 UNFELT = 0.01  # the same, if it is nothing but rounding [nats a token]
-ENTROPY = 0.5  # the policy needs some: truncation does not change a certain one [nats a token]
+ENTROPY = 0.5  # the least that shows truncation: it does not change a certain policy [nats a token]
 # Limit between the engine's log-probabilities and the trainer's, without noise [nats a token].
 # Right engines are at 0.0005 to 0.06, wrong ones were at 0.2 (huggingface/trl, issues 5312, 5313).
 DIFFERENCE = 0.1

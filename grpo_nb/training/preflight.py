@@ -33,7 +33,7 @@ GIB = 2**30
 GO_ON = "train.guard_steps = 0 trains all the same"
 # fp16 scales the loss. Its first scale makes most gradients overflow; trainings settle at this.
 USUAL_SCALE = 2.0**10
-# A CPU's process grows by so much in its first steps: kernels of oneDNN for shapes that the dry run
+# A CPU's process grows this much in its first steps: kernels of oneDNN for shapes that the dry run
 # did not have, and memory that the C library keeps for later: see docs/performance.md.
 GROWTH = GIB // 8
 # Attributes of a trainer that a step appends to; it replaces the values of all others.
@@ -140,7 +140,7 @@ def _paths(trainer: "Trainer") -> Check:
 
 def _disk(trainer: "Trainer") -> Check:
     stage = trainer.stage
-    count = stage.config.train.keep_checkpoints + 1  # the new one is written before one goes
+    count = stage.config.train.keep_checkpoints + 1  # a new one comes before one goes
     weights = 4 * trainer.model.num_parameters(only_trainable=True)
     checkpoint = weights + _optimizer_bytes(trainer)
     model = 2 * trainer.model.num_parameters()
@@ -179,7 +179,7 @@ def smaller(trainer: "Trainer", rows: int) -> str:
         return f"set {other}, or take a smaller model"
     step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     group = args.num_generations
-    batch = solve_batch(step // group, group, max(1, rows))  # settings are of all processes
+    batch = solve_batch(step // group, group, max(1, rows))  # settings count them all
     settings = " and ".join(f"train.{name} = {value}" for name, value in batch._asdict().items())
     return f"set {settings} (the same step), or {other}"
 

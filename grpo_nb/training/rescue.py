@@ -83,7 +83,7 @@ def rescue_base(test: RewardTest) -> Rescue:
             policy.close()
         try:
             policy, figures = _climb(rung, policy, test)
-        except (ValueError, RuntimeError, FileNotFoundError) as error:  # such as a teacher is away
+        except (ValueError, RuntimeError, FileNotFoundError) as error:  # such as an absent teacher
             figures = {"why not": str(error)}
         line = {"rung": rung.name, **figures, "minutes": (time.monotonic() - began) / 60}
         lines.append({**line, "suffices": PASS in figures and suffices(figures)})

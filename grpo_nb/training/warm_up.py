@@ -55,7 +55,7 @@ def warm_up_base(stage: Stage) -> str:
     """
     config, about = stage.config, _saved(stage)
     if config.train.sft_steps and not about:
-        lesson = _lesson(stage)  # a teacher on this machine has left before the policy is loaded
+        lesson = _lesson(stage)  # a local teacher is unloaded before the policy is loaded
         model = config.model.model_copy(update={"fast_inference": "off"})
         policy = models.load_policy(model, config.seed, config.policy)
         try:
@@ -104,7 +104,7 @@ def train_and_save(
 
     look = None
     if stage.config.train.sft_until:
-        prompts = data.load(stage.run, "train", max_rows=PROMPTS)  # which are not shown
+        prompts = data.load(stage.run, "train", max_rows=PROMPTS)  # the warm-up shows others
         look = partial(measure, policy, prompts, lesson.bench, stage.config)
     lines, end = train_on(policy, stage, lesson.examples, look)
     about = {"of": _identity(stage.config, lesson.rows), "lines": lines, "end": end}

@@ -1,4 +1,4 @@
-"""GRPO notebook workbench: teach a language model a verifiable skill, and see that it did.
+"""GRPO notebook workbench: teach a language model a verifiable skill, and prove the gain.
 
 The four notebooks call the modules of this package; README.md says how to start.
 """

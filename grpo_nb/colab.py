@@ -36,8 +36,8 @@ def set_up(drive: bool = False) -> None:
             on Colab each notebook has a machine of its own.
 
     Raises:
-        SystemExit: With one sentence, where the notebook cannot go on: the GPU cannot be used,
-            pip failed, or it installed anything: the old versions may be loaded.
+        SystemExit: The GPU cannot be used, pip failed, or it installed something, so that the
+            runtime has to restart: the old versions may be loaded. One sentence says which.
     """
     if fault := gpu_fault():
         raise SystemExit(f"{fault}. {DRIVER if 'driver' in fault else OTHER_GPU}")

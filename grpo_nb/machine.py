@@ -1,6 +1,7 @@
 """Describe what a result depends on: the NVIDIA GPU, the environment, packages and the code.
 
-Only Python's own library is imported, because Colab's set-up asks before anything is installed.
+Only Python's own library is imported, because Colab's set-up uses this file before anything is
+installed.
 """
 
 import atexit
@@ -80,7 +81,7 @@ def skip_garbage_at_exit() -> None:
 
 
 def bound_kernels() -> None:
-    """Let oneDNN keep the kernels of few shapes of matrices, unless the user has set a number.
+    """Let oneDNN cache kernels for only a few matrix shapes, unless the user has set a number.
 
     A training in bf16 meets new shapes in each step, and oneDNN keeps 1024 kernels by default: see
     docs/performance.md. It reads the variable at its first kernel.
@@ -89,7 +90,7 @@ def bound_kernels() -> None:
 
 
 def switches() -> dict[str, str]:
-    """Return what the environment tells Unsloth and vLLM, as it changes a training; no secrets."""
+    """Return the variables of Unsloth and vLLM, which change a training, without any secrets."""
     names = [name for name in os.environ if name.startswith(("UNSLOTH_", "VLLM_"))]
     secret = re.compile("KEY|TOKEN|SECRET|PASSW")
     return {n: "(secret)" if secret.search(n) else os.environ[n] for n in sorted(names)}

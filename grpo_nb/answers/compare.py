@@ -58,7 +58,7 @@ def compare_answers(
 
 
 def unusable(expected: Answer, seconds: float = 0.5) -> str:
-    """Say why no answer can match a reference answer unless it is written alike; "" if one can."""
+    """Say why only the same text can match a reference answer; "" if another can, too."""
     nameless = expected.kind == "equation" and not expected.name
     if nameless or expected.kind in ("expression", "inequality"):
         parsed = equal_latex(_latex(expected.text), "", seconds) is not None
@@ -108,7 +108,7 @@ def same_number(expected: Answer, answer: Answer) -> bool:
 
 
 def _same_equation(expected: Answer, answer: Answer, seconds: float) -> bool | None:
-    """Compare values of one name, a chain whose parts all are the reference, or two relations."""
+    """Compare an equation with the reference: by value for one name or a chain, else as a whole."""
     if answer.kind != "equation" and not (expected.name or len(expected.parts) > 2):
         return _symbolic(expected.text, answer.text, seconds)  # 1 for |AB| = 1, no 0 for x + y = 0
     target = expected.parts[-1] if expected.kind == "equation" else expected
@@ -146,7 +146,7 @@ def _letters(text: str) -> str:
 
 
 def _symbolic(reference: str, answer: str, seconds: float) -> bool | None:
-    """Ask math-verify, if the answer states one thing, in a form that the reference has as well."""
+    """Ask math-verify, unless the answer uses words or signs that the reference does not have."""
     expected, text = _latex(reference), _latex(answer)
     bases = [len(re.findall(r"\d\s*_", one)) for one in (expected, text)]  # 204 to the base 5
     if _JUXTAPOSED.search(text) or bases[0] != bases[1]:

@@ -9,7 +9,7 @@ def extract_tag(text: str, tag: str) -> str | None:
     """Return the content of the last complete `<tag>…</tag>`, stripped; None if there is none.
 
     The last one counts, so listing candidates ("<answer>1</answer><answer>2</answer>…")
-    gains nothing; rewards of format refuse a repeated tag.
+    gains nothing; the format rewards refuse a repeated tag.
 
     >>> extract_tag("<answer>84</answer> no: <answer> 85 </answer>", "answer")
     '85'
@@ -123,7 +123,10 @@ def find_answer(text: str) -> str | None:
 
 
 def _sentence(text: str) -> str:
-    """Return the first sentence, or its only number; all text, which is refused, if it hedges."""
+    """Return the first sentence, or its only number.
+
+    A text that hedges is returned whole, and is refused for it.
+    """
     end = _SENTENCE_END.search(text)
     if end and _GOES_ON.match(text, end.end()):
         return text

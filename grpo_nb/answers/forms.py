@@ -1,8 +1,8 @@
 r"""Forms: how a completion is written, so that a program finds the answer in it.
 
 A reward set has one form. Its system prompt asks for the form, and its format rewards check it. The
-other rewards find answer and reasoning by it. Reference answers, warm-up rows and attacks are
-written in it.
+other rewards use the form to find answer and reasoning. Reference answers, warm-up rows and attacks
+are written in it.
 
     tags         <reasoning>1+1=2</reasoning><answer>2</answer>   with your names: tags:think,answer
     think+boxed  <think>1+1=2</think> \boxed{2}
@@ -11,7 +11,7 @@ written in it.
     code         the answer in a block of ```python
     plain        2
 
-All reading takes time linear in the length of the text.
+Reading a text takes time linear in its length.
 """
 
 import re
@@ -125,7 +125,7 @@ class Form(NamedTuple):
     # -- reading
 
     def _whole(self, text: str) -> str:
-        """Return the completion with the tag that it continues, or without a thought of no form."""
+        """Put the tag that the prompt opened before the completion, or leave the thought out."""
         if self._continues:
             return self.opened + text
         return text.partition(self._end_of_thought)[2] if self.opened else text
@@ -139,7 +139,7 @@ class Form(NamedTuple):
         return rest if end or "<think>" not in text else ""
 
     def marked(self, text: str) -> str | None:
-        """Return the content of the last marks of the answer; None if there are none."""
+        """Return the content of the last pair of marks around an answer; None if there is none."""
         text = self._last_part(text)
         match self.kind:
             case "tags":
@@ -154,7 +154,7 @@ class Form(NamedTuple):
         return extract_boxed(text)
 
     def extract(self, text: str) -> str | None:
-        r"""Return the final answer; None if there is none, or if it begins and does not end.
+        r"""Return the final answer; None if there is none, or if it begins but does not end.
 
         `find_answer` reads an answer in several boxes, in another form, or in none. A box around
         the whole answer is removed.

@@ -64,7 +64,11 @@ class MathWorker:
         self.process: subprocess.Popen[bytes] | None = None
 
     def ask(self, reference: str, answer: str, cpu_seconds: float) -> bytes:
-        """Return b"1" equal, b"0" unequal, b"?" bad reference, b"T" time up; OSError if killed."""
+        """Return b"1" (equal), b"0" (unequal), b"?" (bad reference) or b"T" (time is up).
+
+        Raises:
+            OSError: The worker was killed.
+        """
         try:
             if self.process is None:
                 self._start()
@@ -102,7 +106,7 @@ class MathWorker:
 
 
 class _Pool:
-    """Hold at most one worker per core, and the verdicts, since a group repeats its answers."""
+    """Hold at most one worker per core, and cache verdicts: a group repeats its answers."""
 
     def __init__(self) -> None:
         self.workers = [MathWorker() for _ in range(min(4, os.cpu_count() or 1))]
@@ -160,7 +164,7 @@ def _parse(text: str) -> list[Any]:
 
 
 def _same_roots(reference: Any, answer: Any) -> bool:
-    """Return whether equations of at most one unknown have the same complex roots."""
+    """Return whether equations in at most one unknown have the same complex roots."""
     from sympy import Eq, Symbol, solve
 
     unknown = getattr(reference, "free_symbols", set())
@@ -174,14 +178,17 @@ def _same_roots(reference: Any, answer: Any) -> bool:
 
 
 def _serve() -> None:
-    """Answer requests until the socket closes; the signal that kills it names whose time is up."""
+    """Answer requests until the socket closes, or until a timer's signal ends this process.
+
+    The signal shows whether the reference or the answer took too long.
+    """
     from math_verify import verify
 
     for line in sys.stdin.buffer:
         reference, answer, seconds = json.loads(line)
         reply = b"?"
         signal.setitimer(signal.ITIMER_VIRTUAL, REFERENCE_SECONDS)
-        with suppress(Exception):  # sympy's: the reference's fault or the answer's, as reply says
+        with suppress(Exception):  # sympy's; the reply says which text is at fault
             if expected := _parse(reference):
                 reply = b"0"
                 signal.setitimer(signal.ITIMER_VIRTUAL, 0)

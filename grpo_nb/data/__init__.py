@@ -91,7 +91,7 @@ def with_system_prompt(config: DataConfig, preset: RewardSet) -> DataConfig:
 
 
 def shortest(texts: Sequence[str], share: float) -> np.ndarray:
-    """Return which of these rows, as JSON, are among this share of them, the shortest first."""
+    """Return which rows, given as JSON, belong to the shortest ones, which make up this share."""
     lengths = np.array(list(map(len, texts)))
     return lengths <= np.quantile(lengths, share)
 

@@ -1,4 +1,4 @@
-"""Find questions that occur twice, exactly, nearly, or with another answer, by hashes alone.
+"""Find questions that occur twice (exactly, nearly, or with another answer), from hashes.
 
 The words of questions are compared in lower case and one Unicode form, without punctuation,
 thousands separators or surrounding tags. In scripts without spaces each letter is a word.
@@ -77,7 +77,7 @@ def fingerprints(rows: Sequence[ValidRow], columns: bool = False) -> pd.DataFram
 
 @lru_cache(100_000)
 def _counts(word: str) -> bool:
-    """Return whether a word is a number or operator, so that another one makes another problem."""
+    """Return whether a word is a number or operator: changing it changes the problem."""
     if word.isalpha():
         return word in COUNTS or word[0].isnumeric()
     return unicodedata.category(word[-1])[0] != "M"  # a vowel of Hindi is a mark

@@ -68,7 +68,7 @@ def letter_of(cell: Any, text: str, choices: Sequence[Any], labels: Sequence[Any
     """Return the letter of the choice that an answer names, or "" if it names none.
 
     An answer is one of the labels, if there are any; otherwise a letter, the text of a choice, or
-    its place, counted from 0. If the choices are texts, a number is a place.
+    its position, counted from 0. If the choices are texts, a number is a position.
 
     >>> [letter_of(cell, str(cell), ["4", "1", "red"]) for cell in (1, "1", "c", "red", "2", 9)]
     ['B', 'B', 'C', 'C', 'C', '']

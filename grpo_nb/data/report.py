@@ -19,7 +19,7 @@ class Drops(dict[str, dict[str, Any]]):
     """Count rows by reason: {reason: its entry in the report, with first rows and an example}."""
 
     def add(self, reason: str, rows: Sequence[int], example: str = "") -> None:
-        """Count rows of the source, whose numbers are given."""
+        """Count rows, given by their numbers in the source."""
         if len(rows):
             empty = {"reason": reason, "count": 0, "rows": [], "example": example}
             entry = self.setdefault(reason, empty)

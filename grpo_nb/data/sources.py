@@ -38,7 +38,7 @@ Batch = list[tuple[int, Row | str]]
 
 
 def read(config: DataConfig) -> Iterator[Batch]:
-    """Yield batches of rows with their numbers, from 1; of JSON lines it is the line's number.
+    """Yield batches of rows, numbered from 1; a row of JSON lines has the number of its line.
 
     `data.source` names a built-in set, a local file (READERS), a folder, or a hub dataset.
 

@@ -1,4 +1,4 @@
-"""Completions in a file that is written batch by batch: an interruption loses one at most."""
+"""Keep completions in a file, written batch by batch: an interruption loses one batch at most."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -76,9 +76,9 @@ def answer_cached(
         num_generations: Completions per prompt.
         seed: The seed of the first batch.
         batch_size: Sequences generated at once, samples included.
-        progress: Called with completions done, all, and a note.
-        show: What to print before the first completion, while there are others to wait for; ""
-            prints none.
+        progress: Called with the number of completions done, their total, and a note.
+        show: What to print before the first completion if others are still to come; "" prints
+            nothing.
         sampling: Other fields of `Sampling`.
     """
     keys = [row_key(row, environment) for row in rows]

@@ -76,9 +76,9 @@ class Call(NamedTuple):
 class Played:
     """Guard an instance of the author's class, for TRL's trainer and for `play`.
 
-    `reset` begins an episode, and instances are reused. The author's attributes can be read from
-    it. Its only public methods are `reset` and the tools, because TRL offers every public method
-    to the model.
+    `reset` begins an episode, and instances are reused. The attributes of the author's instance can
+    be read here. The only public methods are `reset` and the tools, because TRL offers every public
+    method to the model.
     """
 
     environment: "Environment"
@@ -157,7 +157,7 @@ class Played:
         )
 
     def _seeded(self) -> AbstractContextManager[None]:
-        """Seed random numbers inside a block by the row and the number of calls so far."""
+        """Seed random numbers inside a block from the row and the number of calls so far."""
         return kept(self.changes, f"{self._seed} {len(self.calls)}")
 
 

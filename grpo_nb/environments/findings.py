@@ -4,8 +4,8 @@
 
 A finding has its evidence and its fix. A "stop" forbids training; a "warning" is for the user to
 judge. The oracle plays the author's `solve`. Policies without skill are compared with an honest
-failure, which is `solve` cut short or that of another row: whichever earns more, but less than the
-oracle.
+failure: either `solve` cut short or another row's `solve`. Of those that earn less than the oracle,
+the one that earns more counts.
 """
 
 import inspect
@@ -118,7 +118,7 @@ def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, lis
 
 
 def _why(play: Callable[..., Episode], starts: Sequence[Episode], difference: str) -> Check:
-    """Explain why equal calls had different results: a used instance, the starts, or chance."""
+    """Explain why equal calls had different results: a used instance, other starts, or chance."""
     first, *others = [play() for _ in starts]
     among_new = next(filter(None, (_difference(first, other) for other in others)), "")
     if not among_new:
@@ -191,7 +191,7 @@ def _solution(plays: Plays) -> Iterator[Check]:
 
 
 def _winners(play: Mapping[str, Episode]) -> list[str]:
-    """Return the attempts that earn as much as solve by other calls; early ends hide the rest."""
+    """Return attempts that earn as much as solve with other calls: those that end early, if any."""
     calls = {name: [call.arguments for call in episode.calls] for name, episode in play.items()}
     least = play["oracle"].reward - TIE
     others = [name for name in play if calls[name] != calls["oracle"]]
@@ -208,7 +208,7 @@ def _failure(play: dict[str, Episode]) -> list[float]:
 
 
 def _leaks(rows: Sequence[Row], plays: Plays) -> Iterator[Check]:
-    """Check whether a row's answer can be read without skill, more often than other rows' can."""
+    """Check whether a row's own answer can be read off, more often than another row's answer."""
     answers = [_answer(*pair) for pair in zip(rows, plays, strict=False)]
     texts = [_texts(*triple) for triple in zip(rows, plays, answers, strict=False)]
     alike = np.array([[answer == other for other in answers] for answer in answers])

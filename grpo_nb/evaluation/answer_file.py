@@ -42,9 +42,9 @@ def answer_file(
     """Answer every row of a file greedily, and write the target at the end, atomically.
 
     A line of the target has row (the number in the source), question, completion, answer (as
-    extracted), tokens and truncated; if the row has a reference answer also reference, each
-    reward, and reward (their weighted total). A row that cannot be asked has only a `fault`; an
-    unusable reference answer is a `fault` beside the completion.
+    extracted), tokens and truncated. If the row has a reference answer, the line also has
+    reference, each reward, and reward (their weighted total). A row that cannot be asked has only a
+    `fault`; an unusable reference answer is a `fault` beside the completion.
 
     Args:
         run: A trained run.

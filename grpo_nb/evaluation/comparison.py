@@ -66,14 +66,15 @@ def run(
         rows: Held-out rows, as `data.load` returns them.
         preset: The run's rewards; the first one decides what counts as correct.
         config: The run's configuration: seed, lengths, samples per prompt.
-        progress: Called with completions done, all of them, and the candidate with its speed.
+        progress: Called with the number of completions done, their total, and the candidate with
+            its speed.
         run: Where completions are kept until `save`, so that an interrupted evaluation goes on
-            where it was stopped; None keeps none. They are scored anew.
+            where it was stopped; None keeps nothing. Scores are computed anew.
 
     Raises:
         ValueError: There are no rows or no candidates, or two candidates share a label.
-        FileNotFoundError: A model or adapter does not exist; raised before any is evaluated, as is
-            the ValueError of an adapter that was trained on another base.
+        FileNotFoundError: A model or adapter does not exist. This is raised before any evaluation,
+            and so is ValueError for an adapter that was trained on another base.
     """
     labels = [candidate.label for candidate in candidates]
     if not rows:
@@ -103,7 +104,7 @@ def run(
 
 
 def _open(candidate: Candidate, config: RunConfig, stack: ExitStack) -> Engine:
-    """Load a model, which the stack closes."""
+    """Load a model; the stack closes it at the end."""
     _, model, adapter, quantization = candidate
     template = config.model.chat_template_kwargs
     options = {"adapter": adapter, "quantization": quantization, "chat_template_kwargs": template}
@@ -157,7 +158,7 @@ def evaluate_model(
         rows: Held-out rows, as `data.load` returns them.
         bench: The run's rewards; the first one decides what counts as correct.
         config: The run's configuration: seed, lengths, samples per prompt.
-        progress: Called with completions done, all of this model, and its speed.
+        progress: Called with the number of completions done, this model's total, and its speed.
         caches: Where completions are kept, by decoding.
         show: What to print before the first completion; "" prints none.
 

@@ -1,9 +1,9 @@
-"""Compare a run with its placebos, trained alike but rewarded otherwise: did the reward do it?
+"""Compare a run with its placebos, trained alike but rewarded differently: was it the reward?
 
 `python -m grpo_nb run --name mine --placebo shuffled` makes the placebo `mine-shuffled`. Whatever
 the placebo gains too was not caused by the reward, but by training as such, by the choice of the
-best adapter, or by luck. Both answered the same held-out prompts, and are compared on them as the
-report compares two models. Nothing is stored: the comparison is computed when it is shown.
+best adapter, or by luck. Run and placebo answered the same held-out prompts, and are compared as
+the report compares two models. Nothing is stored: the comparison is computed when it is shown.
 
 | the run to its baseline | to its placebo      | the placebo to the baseline | verdict        |
 |-------------------------|---------------------|-----------------------------|----------------|
@@ -13,7 +13,7 @@ report compares two models. Nothing is stored: the comparison is computed when i
 | better                  | not better          | not better                  | CANNOT_SAY     |
 | not better              | –                   | –                           | CANNOT_SAY     |
 
-(1) by half of the gain at most, with its whole interval; CANNOT_SAY otherwise
+(1) and the whole interval lies below half of the gain; CANNOT_SAY otherwise
 
 A training without any signal moves a model too, which an interval over prompts does not account
 for. So the check "reward rises" of the run's training has to be ok as well: without it two of 20
@@ -105,8 +105,8 @@ def compare(run: Run, placebo: Run) -> Cause:
     """Compare a run with its placebo by their greedy answers to the same held-out prompts.
 
     Raises:
-        ValueError: One of them is not trained or not evaluated; the placebo is none, or was not
-            trained as the run was, with the same data; or one of them answered other prompts.
+        ValueError: One of them is not trained or not evaluated; the second is not a placebo, or was
+            not trained as the run was, with the same data; or one of them answered other prompts.
         FileNotFoundError: The file of the run's rewards is gone.
     """
     _refuse(run, placebo)
@@ -160,7 +160,7 @@ def _judge(
 
 
 def _refuse(run: Run, placebo: Run) -> None:
-    """Refuse two runs that differ in more than what their trainings paid for."""
+    """Refuse two runs that differ in more than the rewards of their trainings."""
     for one in (run, placebo):
         if why := one.why_undone():
             raise ValueError(f"both runs have to be done: {why}")
@@ -174,7 +174,7 @@ def _refuse(run: Run, placebo: Run) -> None:
 
 
 def differences(run: Run, placebo: Run) -> list[str]:
-    """Return settings and files in which two trained runs differ, other than what was paid for."""
+    """Return settings and files in which two trained runs differ, apart from their rewards."""
     first, second = _facts(run), _facts(placebo)
     names = [name for name in first | second if name not in OF_THE_PLACEBO]
     return [name for name in names if first.get(name) != second.get(name)]

@@ -60,7 +60,7 @@ def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
 
 
 def accuracy_range(preset: RewardSet) -> np.ndarray:
-    """Return the lowest and highest accuracy, those of the first reward; NaN if unbounded."""
+    """Return the range of the accuracy, which is the first reward's; NaN if unbounded."""
     ends = np.array(declared_range(preset.reward_funcs[0]), dtype=float)
     return np.where(np.isfinite(ends), ends, np.nan)
 
@@ -244,7 +244,7 @@ def before_after(samples: Samples, count: int) -> pd.DataFrame:
 def save(run: Run, evaluation: Evaluation) -> dict[str, Any]:
     """Write eval/samples.parquet and eval/report.json, and return the report.
 
-    Completions that were kept for the case of an interruption are removed.
+    Completions that were kept in case of an interruption are removed.
     """
     tables = [lines.assign(model=label) for label, lines in evaluation.samples.items()]
     with atomic_path(run / "eval/samples.parquet") as temporary:

@@ -1,4 +1,4 @@
-"""Measure how sure figures are: intervals over prompts, McNemar's test, Holm's correction."""
+"""Measure how certain figures are: intervals over prompts, McNemar's test, Holm's correction."""
 
 import math
 import warnings

@@ -119,11 +119,11 @@ def _merged(policy: str, adapter: Path | None, quantization: str) -> "PreTrained
 
 
 def _add_changes(tuned: "PreTrainedModel") -> None:
-    """Add the adapter's change to the weights below it, rounded up or down by chance.
+    """Add the adapter's change to the weights below it, with stochastic rounding.
 
-    The base's weights are numbers of bf16, so a change of less than half a step would be lost by
-    rounding to nearest, as peft does it: up to 90 % of a small update. By chance, with the odds
-    that make the mean right, none of it is lost: see docs/figures.md.
+    The base's weights are bf16 numbers. Rounding to the nearest, as peft does, loses every change
+    of less than half a step: up to 90 % of a small update. Stochastic rounding is right on average,
+    so no part of the update is lost: see docs/figures.md.
     """
     import torch
     from peft.tuners.lora import LoraLayer

@@ -1,8 +1,8 @@
 """Test whether the merged model is the policy that was trained: the parity gate.
 
 `weights` compares every weight of the merged files with the base's plus the adapter's change. That
-shows a wrong merge of any size, and what is wrong with it. Then the KL on prompts measures what
-16 bits cost, and shows what no weight does: another config.json, for example. docs/figures.md has
+shows a wrong merge of any size, and what is wrong with it. Then the KL on prompts measures what 16
+bits cost, and shows faults outside the weights, such as another config.json. docs/figures.md has
 the measurements behind the limits.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # own. The second term is fp16's, for numbers next to 0.
 RELATIVE, ABSOLUTE = 2 * 2**-7, 2**-23
 BEYOND = 1e-4  # the share of a tensor that may be further away; 0 in sound merges
-# What a tensor may lack of the adapter's change, as a share, if it is more than so many standard
+# What a tensor may lack of the adapter's change, as a share, if it is more than this many standard
 # errors: sound merges had at most 4.3, a layer left out 45 or more.
 LOST, SURE = 0.01, 8
 KL = 0.05  # mean per token [nats]; sound merges computed in bf16 had up to 0.007
@@ -42,9 +42,9 @@ def weights(tuned: "PreTrainedModel", merged: "PreTrainedModel") -> dict[str, An
 
     Returns:
         weights (how many tensors there are), adapted (how many of them the adapter changes), kept
-        (the share of the adapter's change that the merged model holds; 1 is right), and faults:
-        {kind, of FAULTS: {name of a tensor: share}}, a share like kept for the kind "adapter",
-        else the relative distance.
+        (the share of the adapter's change that the merged model holds; 1 is right), and faults
+        ({kind: {name of a tensor: share}}, with the kinds of FAULTS). A share is like kept for the
+        kind "adapter", and a relative distance for the others.
     """
     import torch
     from peft.tuners.lora import LoraLayer
@@ -72,7 +72,7 @@ def weights(tuned: "PreTrainedModel", merged: "PreTrainedModel") -> dict[str, An
 
 
 def plain_name(path: str) -> str:
-    """Return a weight's name as without an adapter."""
+    """Return the name that a weight has in a model without an adapter."""
     return path.removeprefix("base_model.model.").replace(".base_layer", "")
 
 
@@ -144,7 +144,7 @@ def compare(
 
 
 def _log_probs(model: "PreTrainedModel", ids: "Tensor", tokens: int) -> "Tensor":
-    """Return log-probabilities at the last tokens, the completion's, [tokens, vocabulary]."""
+    """Return log-probabilities at the completion's tokens, the last ones, [tokens, vocabulary]."""
     import torch
 
     with torch.inference_mode():

@@ -27,7 +27,7 @@ class Weights(NamedTuple):
 
 
 def trainable_weights(model: "PreTrainedModel") -> Weights:
-    """Sort a model's weights, whether or not it has an adapter; its head is in no list."""
+    """Sort a model's weights, whether or not it has an adapter; its head is left out."""
     from torch.nn import Linear
 
     decoder = dict.fromkeys(model.get_decoder().modules())

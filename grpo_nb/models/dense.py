@@ -129,7 +129,7 @@ class DenseModel:
             self.model.set_submodule(name, module)
 
     def renew(self, adapter: bool = True) -> "PreTrainedModel":
-        """Take over the adapter's present weights; without `adapter`, the base alone answers."""
+        """Copy the adapter's current weights; without `adapter`, the base alone answers."""
         for module in self.beside:
             module.renew(adapter)
         return self.model
@@ -175,7 +175,7 @@ class LoraBeside(torch.nn.Module):
 
     def __init__(self, layer: LoraLayer, linear: torch.nn.Linear) -> None:
         super().__init__()
-        self.layer, self.linear = [layer], linear  # the first is no submodule
+        self.layer, self.linear = [layer], linear  # the first is not a submodule
 
     def renew(self, adapter: bool) -> None:
         """Copy the adapter, or leave it out."""
@@ -254,7 +254,7 @@ def sample(
     temperature: float = 1.0,
     meter: Meter | None = None,
 ) -> list[list[int]]:
-    """Return the token ids of a completion for each prompt, by torch's random state.
+    """Return the token ids of a completion for each prompt, drawn with torch's random state.
 
     Args:
         model: `DenseModel.model`.

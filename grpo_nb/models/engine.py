@@ -1,6 +1,7 @@
 """Sample completions: one `Engine.generate` for every caller, and transformers' engine.
 
-vLLM's is in `vllm`, that of a CPU in `dense`; `engine_choice` takes the quickest that can answer.
+vLLM's engine is in `vllm`, and a CPU's in `dense`; `engine_choice` takes the fastest that can
+answer.
 """
 
 import gc
@@ -16,7 +17,7 @@ from grpo_nb.rewards.prompts import Completion, Message
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# It is called with completions done, all of them, and the tokens per second as a text.
+# It is called with the completions done, their total, and the tokens per second as text.
 Progress = Callable[[int, int, str], None]
 
 
@@ -220,13 +221,13 @@ class Meter:
             self.report(self.done + ended, self.total, f"{speed:.0f} tokens/s")
 
     def end(self, done: int) -> None:
-        """Note that a batch has ended, after which so many completions are done."""
+        """Note that a batch has ended, and how many completions are done after it."""
         self.done = done
         self.add(0, 0)
 
 
 def free_memory() -> None:
-    """Collect garbage, and give the GPU memory that torch holds unused back."""
+    """Collect garbage, and give back the GPU memory that torch holds but does not use."""
     import torch
 
     gc.collect()

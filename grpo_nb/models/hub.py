@@ -24,7 +24,7 @@ def find_model(model_path: str) -> str:
     folder = project_path(Path(model_path).expanduser())
     if (folder / "config.json").is_file():
         return str(folder)
-    is_local = folder.exists() or folder.parent.is_dir()  # data/tiny_bas is no hub name
+    is_local = folder.exists() or folder.parent.is_dir()  # data/tiny_bas is not a hub name
     if is_local or model_path.count("/") != 1 or model_path[0] in "/.~":
         raise FileNotFoundError(
             f"model_path {model_path!r}: {folder} holds no config.json. Give the folder of a "
@@ -79,8 +79,8 @@ def load_tokenizer(
     Args:
         model_path: Folder or hub name.
         chat_template_kwargs: The setting `model.chat_template_kwargs`. Its values become defaults
-            in the template itself, so that everything that renders with it uses them, a server of
-            the merged model too.
+            in the template itself, so that everything that renders with it uses them, including a
+            server of the merged model.
 
     Raises:
         ValueError: The tokenizer has no chat template, so prompts cannot be rendered.

@@ -1,6 +1,6 @@
-"""TRL's fused LM head in plain torch: its own is a Triton kernel, which needs a GPU.
+"""Provide TRL's fused LM head in plain torch: TRL's is a Triton kernel, which needs a GPU.
 
-Removed once TRL offers it: TRL 1.16 computes without Triton on a CPU.
+This file can go with TRL 1.16, which computes without Triton on a CPU.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -119,7 +119,7 @@ def _for_inference(policy: Policy) -> Iterator[None]:
 
 
 def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig | None = None) -> Policy:
-    """Load a base to train: with a new LoRA adapter on its linear layers, or all of it.
+    """Load a base to train: with a new LoRA adapter on its linear layers, or with all its weights.
 
     Args:
         config: The settings of the model and of its adapter.
@@ -149,7 +149,7 @@ def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig | None = No
 
 
 def has_engine(model: "PreTrainedModel", config: ModelConfig) -> bool:
-    """Return whether Unsloth has started vLLM with the model; if not, print what generates.
+    """Return whether Unsloth has started vLLM with the model; if not, print what generates instead.
 
     Raises:
         RuntimeError: It has not, and `model.fast_inference` is "vllm".
@@ -216,7 +216,7 @@ def _load_unsloth(
 
 
 def _announce_standby(standby: bool) -> None:
-    """Set the variable that Unsloth reads when it is imported, to lay out the GPU's memory."""
+    """Set the variable from which Unsloth, when imported, decides how to use the GPU's memory."""
     name, value = "UNSLOTH_VLLM_STANDBY", "1" if standby else "0"
     if "unsloth" in sys.modules and os.environ.get(name, "0") != value:
         raise RuntimeError(
@@ -284,7 +284,7 @@ def load_weights(policy: Policy, folder: Path) -> None:
 
 
 def _refuse_other_shapes(weights: dict[str, Any], tensors: dict[str, Any], folder: Path) -> None:
-    """Refuse tensors of which one is missing, has another shape, or is none of the weights."""
+    """Refuse tensors if one is missing, has another shape, or has no weight of its name."""
     places = {weights[name].data_ptr() for name in tensors.keys() & weights.keys()}
     for name in sorted(weights.keys() | tensors.keys()):
         here = tuple(weights[name].shape) if name in weights else None

@@ -1,4 +1,4 @@
-"""Answer by a model behind an OpenAI-compatible API, such as that of vLLM's server."""
+"""Answer with a model behind an OpenAI-compatible API, such as that of vLLM's server."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ TIMEOUT_SECONDS = 120.0  # for one request; the client repeats it after a broken
 
 
 class ServedEngine(Engine):
-    """Sample completions of chats by requests.
+    """Sample completions of chats by requests to an API.
 
     Args:
         address: The API's address, such as http://127.0.0.1:8000/v1.

@@ -1,4 +1,4 @@
-"""Write and read tool calls, with what TRL knows about chat templates added to the tokenizer."""
+"""Write and read tool calls with a tokenizer to which TRL's knowledge of templates is added."""
 
 import re
 from collections.abc import Sequence
@@ -109,7 +109,10 @@ def tool_fault(
 
 
 def opens_call(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Return the text that opens a call, such as "<tool_call>"; in a content it is malformed."""
+    """Return the text that opens a call, such as "<tool_call>".
+
+    If it stays in a message's content, the call is malformed.
+    """
     turns = _turns_with_call("NAME")
     with_call = tokenizer.apply_chat_template(turns, tokenize=False)
     turns[1].pop("tool_calls")

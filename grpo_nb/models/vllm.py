@@ -32,7 +32,7 @@ def use_vllm(
     """Return whether vLLM generates.
 
     Args:
-        choice: "vllm", "detect" (if there are a GPU and vLLM), or anything else for no.
+        choice: "vllm", "detect" (if there are a GPU and vLLM), or anything else, which means no.
         quantization: "4bit" or "16bit".
         by: What starts vLLM: an engine of ours; or, in a training, Unsloth
             (`model.fast_inference`) or TRL (`trl.vllm_mode`).

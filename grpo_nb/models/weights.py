@@ -91,7 +91,7 @@ def load_dequantized(model_path: str, quantization: str) -> "PreTrainedModel":
 
 
 def dequantized(model: "PreTrainedModel") -> "PreTrainedModel":
-    """Unpack a 4-bit model to the weights that it computes with, in 16 or 32 bit."""
+    """Unpack a 4-bit model to the weights that it computes with, of 16 or 32 bits."""
     from transformers.integrations.bitsandbytes import Bnb4bitDeserialize
 
     # To save a model, transformers reverses the conversions of loading, and cannot reverse 4 bit.
@@ -108,7 +108,7 @@ def dequantized(model: "PreTrainedModel") -> "PreTrainedModel":
 
 
 def unpacked(model: "PreTrainedModel") -> "PreTrainedModel":
-    """Dequantise a 4-bit model if it is on a CPU, where each forward would do so again."""
+    """Dequantise a 4-bit model if it is on a CPU, where each forward pass would do so again."""
     is_packed = getattr(model, "is_loaded_in_4bit", False) and not cuda_available()
     return dequantized(model) if is_packed else model
 

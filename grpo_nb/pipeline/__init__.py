@@ -1,7 +1,7 @@
-"""Execution of notebooks, runs and sweeps, on this machine or on a Ray cluster.
+"""Execute notebooks, runs and sweeps, on this machine or on a Ray cluster.
 
 `notebooks` reads run files and executes a run's four stages with papermill; `sweep` does so for
-many runs on this machine, and `cluster` on Ray. `stages` has what stages 01 to 03 do, a function
-each; `launch` trains without a notebook, and `app` serves the Reward Lab. `checklist` examines a
-run, and `doctor` the machine.
+many runs on this machine, and `cluster` on Ray. `stages` has one function for each step of stages
+01 to 03; `launch` trains without a notebook, and `app` serves the Reward Lab. `checklist` examines
+a run, and `doctor` the machine.
 """

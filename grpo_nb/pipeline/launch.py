@@ -3,8 +3,8 @@
     python -m torch.distributed.run --nproc_per_node 8 -m grpo_nb train runs/NAME --processes 8
     accelerate launch --config_file docs/launch/fsdp.yaml -m grpo_nb train runs/NAME
 
-Run file, lock, manifest, metrics, health and resumption are those of the notebook. Only the first
-process writes files and prints. See docs/launch.md.
+Run file, lock, manifest, metrics, health and resumption are the same as the notebook's. Only the
+first process writes files and prints. See docs/launch.md.
 """
 
 import os
@@ -21,8 +21,8 @@ from grpo_nb.runs import Run, Stage, config, start_stage
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.training import ranks
 
-# A process that lost another one waits so long for the launcher, which looks every 0.1 s and would
-# otherwise name the process with the lowest number as the first that failed.
+# A process that lost another one waits this long for the launcher, which looks every 0.1 s.
+# Otherwise the launcher would name the process with the lowest number as the first that failed.
 SECONDS_TO_BE_ENDED = 3
 
 
@@ -33,7 +33,7 @@ def train(
 
     Args:
         run: A run whose stages 01 and 02 are done.
-        settings: Dotted names of stage 03 to values, over those of the run.
+        settings: Settings of stage 03, by dotted name; they override the run's.
         processes: How many processes share each step; None for all that the launcher started.
         force: Whether to start although an earlier stage has changed, or a check fails.
 
@@ -78,7 +78,7 @@ def _begin(trainer: Any) -> None:
 
 
 def _start(run: Run, settings: Mapping[str, Any], force: bool) -> Stage:
-    """Start stage 03 with these settings over those of earlier calls."""
+    """Start stage 03 with these settings, which override those of earlier calls."""
     earlier = config.of_stage("03", kept_settings(run, "03"))
     stage = start_stage("03", run.path, earlier | settings, force=force)
     _refuse(stage.config)

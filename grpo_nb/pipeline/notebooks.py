@@ -83,7 +83,7 @@ def planned_run(
 
     Args:
         file: A run file, if there is one; its own name is the run's default name.
-        name: The name of the run; without a file the default is made of profile and time.
+        name: The name of the run; without a file the default is made from profile and time.
         profile: The profile of the run.
         assignments: Settings as `--set` takes them, ["train.max_steps=20"].
 
@@ -102,7 +102,7 @@ def planned_run(
 
 
 def _run_file(path: Path) -> dict[str, Any]:
-    """Read a run file, or a run's own config.yaml, of which only what was set is taken."""
+    """Read a run file, or the values that were set in a run's own config.yaml."""
     content = read_yaml(path)
     if "settings" not in content:
         return content
@@ -199,7 +199,7 @@ def with_full_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _full_path(name: str, value: str) -> str:
-    """Return the absolute path of a file, of a folder, or in mine.py:Guess, if it exists.
+    """Return an existing path as an absolute one, also in mine.py:Guess; anything else as it is.
 
     A name of a task, an environment or a preset is not taken for a folder of that name.
     """
@@ -277,7 +277,7 @@ def run_pipeline(
 
 
 def _refuse_failed_rewards(run: Run, force: bool) -> None:
-    """Raise StageFailed if the verdict failed, before notebook 3 starts and does so."""
+    """Raise StageFailed if the verdict failed, so that notebook 3 does not start only to fail."""
     from grpo_nb import reward_lab
     from grpo_nb.rewards import load_rewards
 

@@ -1,4 +1,4 @@
-"""`python -m grpo_nb run --name mine --placebo shuffled`: the same training, rewarded otherwise.
+"""`python -m grpo_nb run --name mine --placebo shuffled`: the same training, rewarded differently.
 
 `mine-shuffled` takes over the data, the tested rewards and the baseline rollouts of `mine` (stages
 01 and 02), and runs stages 03 and 04 with the settings of `mine` and `train.placebo`.
@@ -69,7 +69,7 @@ def resolve_placebo(name: str, kind: str) -> tuple[Run, Run, configs.RunConfig]:
 
 
 def take_over(run: Run, placebo: Run, config: configs.RunConfig) -> None:
-    """Copy what stages 01 and 02 wrote, and after it their entries of the manifest."""
+    """Copy what stages 01 and 02 wrote, then their entries in the manifest."""
     entries = {stage: run.manifest()[stage] for stage in TAKEN_OVER}
     for relative in (path for entry in entries.values() for path in entry["outputs"]):
         (placebo / relative).parent.mkdir(parents=True, exist_ok=True)

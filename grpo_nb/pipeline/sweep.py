@@ -4,10 +4,10 @@
     settings: {train.max_steps: 100}
     grid: {train.learning_rate: [1e-3, 3e-4], seed: [0, 1, 2]}
 
-In place of `grid` a file may have `list: [{train.beta: 0.01}, …]`. When the process that started
-a trial ends, the system sends the trial SIGTERM, and it saves its work. There is no state beside
-the runs: a trial's manifest tells whether it is done, its config.yaml what was set for it, and
-its locks whether a process is working on it. So the same call again starts whatever is neither
+Instead of `grid`, a file may have `list: [{train.beta: 0.01}, …]`. When the process that started a
+trial ends, the system sends the trial SIGTERM, and it saves its work. There is no state outside the
+runs: a trial's manifest tells whether it is done, its config.yaml holds its settings, and its locks
+show whether a process is working on it. So calling this again starts every trial that is neither
 done nor in use. `cluster` does the same on Ray.
 """
 
@@ -43,7 +43,7 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class Trial(NamedTuple):
-    """Define one run of a sweep: `swept` are the settings that vary, `settings` all settings."""
+    """Define one run of a sweep: `swept` has the settings that vary, and `settings` has all."""
 
     name: str
     swept: dict[str, Any]

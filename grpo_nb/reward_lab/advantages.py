@@ -1,8 +1,9 @@
 """Weighted totals and group advantages, computed as TRL computes them.
 
-The arithmetic is that of trl.GRPOTrainer (1.15), including None and NaN. In TRL no `loss_type`
-changes an advantage; they differ in how it is distributed over a completion's tokens. On a GPU
-Unsloth does change it: `loss_type="dr_grpo"` turns the scaling off (`effective_scaling`).
+The arithmetic is that of trl.GRPOTrainer (1.15), which includes how None and NaN are treated. In
+TRL no `loss_type` changes an advantage; a `loss_type` only decides how it is distributed over a
+completion's tokens. On a GPU Unsloth does change it: `loss_type="dr_grpo"` turns the scaling off
+(`effective_scaling`).
 """
 
 import warnings

@@ -78,7 +78,7 @@ def sample(
         config: The base model, its sampling settings, and `rewards.baseline_completions`.
         engine: The engine of a loaded policy, which answers without its adapter unless there was
             an SFT warm-up; None loads the model.
-        progress: Called with completions done, all of them, and a note.
+        progress: Called with the number of completions done, their total, and a note.
         warmed: Whether to answer with the weights after the SFT warm-up, if there was one.
     """
     folder = warm_folder(run, config) if warmed else None

@@ -35,8 +35,8 @@ def record(test: RewardTest, findings: Sequence[Check]) -> dict[str, Any]:
     Args:
         test: The test. Some of its baseline rollouts are scored, with the references of their rows;
             scripted policies play the first rows.
-        findings: Findings of the linter and on the environment. What they show not to be repeatable
-            is left out, and so are async rewards, which ask a judge.
+        findings: Findings of the linter and on the environment. Whatever they show to be
+            unrepeatable is left out, and so are async rewards, which ask a judge.
     """
     _, rows, baseline, bench = test
     some = slice(None, None, math.ceil(len(baseline.samples) / FEW))
@@ -89,7 +89,7 @@ def _differences(bench: Bench, results: dict[str, Any]) -> Iterator[str]:
 
 
 def _differ(what: str, where: str, before: float | None, now: float | None) -> Iterator[str]:
-    """Yield a sentence if both are scores that differ by more than those of two machines may."""
+    """Yield a sentence if both are scores, and differ by more than two machines may differ."""
     if None not in (before, now) and abs(now - before) > TOLERANCE * max(1, abs(before)):
         yield f"{what} gives {now:.4g}, which is not what was tested ({before:.4g}), for {where}"
 

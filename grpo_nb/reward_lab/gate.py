@@ -57,7 +57,7 @@ class Verdict(NamedTuple):
 
     @property
     def only_the_base_fails(self) -> bool:
-        """Return whether the only fault is that the base earns nothing yet: `training.rescue`."""
+        """Return whether nothing is wrong but a base that earns nothing yet (`training.rescue`)."""
         blamed = [check.name for check in self.checks if check.state == "stop"]
         return blamed == [baselines.BASE] and self.baseline["pass@1"] < 1
 

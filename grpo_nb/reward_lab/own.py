@@ -92,9 +92,9 @@ def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
     """Return the test with the rewards of the notebook's own cell.
 
     The cell is written to the run's rewards/mine.py and loaded from there, so that notebook 3
-    trains with exactly what was tested. If the cell defines nothing, the preset is kept, or what
-    the Reward Lab has adopted since the stage started. Rewards that were adopted earlier are used
-    only if `rewards.preset` names them.
+    trains with exactly what was tested. If the cell defines nothing, the test keeps the preset, or
+    the rewards that the Reward Lab has adopted since the stage started. Rewards that were adopted
+    earlier are used only if `rewards.preset` names them.
 
     Args:
         test: The test; the setting `rewards.preset` of its stage becomes the file.
@@ -135,8 +135,8 @@ def hand_on(test: RewardTest, source: str, weights: Sequence[float] = ()) -> Ver
     """Adopt a text, judge it, and finish stage 02 with it, as notebook 2 does cell by cell.
 
     Args:
-        test: The test, whose rewards are ignored. Its stage is started or not, and its
-            configuration is updated.
+        test: The test, whose rewards are ignored. Its stage need not be started; its configuration
+            is updated.
         source: Python text; if it defines nothing, the preset is handed on.
         weights: One weight per reward, to replace those of the text or the preset.
 
@@ -218,7 +218,7 @@ def _preset(stage: Stage) -> str:
 
 
 def _compose(test: RewardTest, source: str) -> tuple[dict[str, Any], RewardSet]:
-    """Return the notes on a text of rewards, and its rewards, or the preset's if it has none."""
+    """Return the notes on a text and its rewards; if it defines none, the preset's."""
     stage = test.stage
     preset, config = _preset(stage), stage.config.rewards
     if _defines_nothing(source):
@@ -231,7 +231,7 @@ def _compose(test: RewardTest, source: str) -> tuple[dict[str, Any], RewardSet]:
 
 
 def _keep(stage: Stage, text: str, about: dict[str, Any], weights: str) -> RewardSet:
-    """Write rewards/mine.py if there is anything about it, and select it, or else the preset."""
+    """Write rewards/mine.py and select it; without notes (`about`), select the preset."""
     path, preset = stage.run / OWN, _preset(stage)
     if about:
         preset = str(path)
@@ -250,7 +250,7 @@ def _declare_ranges(test: RewardTest) -> dict[str, tuple[float, float]]:
     The first reward is measured in any case, because its highest score means "correct".
 
     Raises:
-        TookTooLong: A reward does not end on one completion; on many it would take even longer.
+        TookTooLong: A reward takes too long on a single completion.
     """
     _, rows, baseline, bench = test
     texts = [sample.text for sample in baseline.samples]

@@ -27,7 +27,7 @@ class Bench(NamedTuple):
     preset: The rewards and their weights.
     train: The training settings, which decide how advantages are computed.
     tokenizer: The tokenizer that makes the `completion_ids` which TRL passes to rewards; without
-        one, rewards of length count words.
+        one, length rewards count words.
     unsloth_on_gpu: Whether Unsloth will train on a GPU, which changes `dr_grpo`.
     environment: The task's environment; rewards get its instances as `environments`, in the state
         in which a completion's calls leave them.

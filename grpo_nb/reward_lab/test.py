@@ -30,7 +30,7 @@ class RewardTest(NamedTuple):
     bench: Bench
 
     def using(self, preset: RewardSet) -> "RewardTest":
-        """Return the same test of other rewards."""
+        """Return the same test with other rewards."""
         return self._replace(bench=self.bench._replace(preset=preset))
 
     def table(self) -> pd.DataFrame:
@@ -50,7 +50,7 @@ def open_test(
         stage: Stage 02, started or not.
         preset: The rewards.
         engine: A loaded engine, as `baseline.sample` takes it.
-        progress: Called with completions done, all of them, and a note.
+        progress: Called with the number of completions done, their total, and a note.
     """
     config, rows = stage.config, data.load(stage.run, "train")
     first_rows = rows[: config.rewards.baseline_prompts]

@@ -1,4 +1,4 @@
-"""Rewards of code: it runs in the sandbox, and values are compared outside of it."""
+"""Rewards for code, which runs in the sandbox; its values are compared outside."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from grpo_nb.rewards.format import extract_code, no_syntax_error_reward, soft_fo
 def code_execution_reward(
     response: str, tests: Any, *, seconds: float = 2.0, partial: bool = True, form: Form = TAGS
 ) -> Scored:
-    """Pay the share of the tests that the code passes in the sandbox; `partial=False`: all or none.
+    """Pay the share of the tests that the code passes; `partial=False` pays all or nothing.
 
     The code is the last fenced block, else the answer in its marks. `tests` come from the row:
     calls with expected values, stdin and stdout, or asserts, as `sandbox.run_tests` takes them.
@@ -32,7 +32,7 @@ def code_execution_reward(
 
 @reward(max_none_share=0.05, parallel=True, resists="as code_execution_reward")
 def code_generation_reward(response: str, tests: Any, *, form: Form = FORMS["code"]) -> Scored:
-    """Pay an eighth for one block of code, an eighth if it parses, and the rest by its tests."""
+    """Pay an eighth for one block of code, an eighth if it parses, and the rest for its tests."""
     execution = code_execution_reward.score(response, tests, form=form)
     if execution.score is None:
         return execution

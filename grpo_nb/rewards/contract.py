@@ -1,4 +1,4 @@
-"""The contract of a reward, and `@reward`, which makes one of a function for one completion.
+"""The contract of a reward, and `@reward`, which turns a function of one completion into one.
 
 TRL calls a reward with keywords only, once a batch: `prompts`, `completions`, every
 dataset column (already repeated per generation), and its own `completion_ids`,
@@ -62,7 +62,7 @@ class Reward:
         """Return the same reward with other options.
 
         Args:
-            name: The copy's name in the metrics; made of the options by default.
+            name: The copy's name in the metrics; by default it is made from the options.
             options: The scorer's keyword-only parameters.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Rewards of correctness: numbers are compared as rationals, and prose never passes for one."""
+"""Correctness rewards: numbers are compared as rationals, and prose never passes for a number."""
 
 import json
 import re
@@ -106,7 +106,7 @@ def math_verify_reward(
 
 @reward(resists="copying the source, stuffing words: precision counts as much as recall")
 def overlap_reward(response: str, answer: str, *, form: Form = TAGS) -> float:
-    """Pay F1 of the words of final and reference answer (ROUGE-1), repeated words included."""
+    """Pay the F1 score of the words that final and reference answer share (ROUGE-1)."""
     words, expected = Counter(split_words(_answer(response, form))), Counter(split_words(answer))
     shared = (words & expected).total()
     return 2 * shared / (words.total() + expected.total()) if shared else 0.0

@@ -35,7 +35,7 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def load_source(path: Path, text: str | None = None, **names: Any) -> ModuleType:
-    """Run a Python file as a module, and return that.
+    """Run a Python file as a module, and return the module.
 
     Args:
         path: The file.
@@ -71,7 +71,7 @@ def rewards_of(
 ) -> list[tuple[Callable[..., Any], float]]:
     """Return (reward, weight) of each reward that the module trains with, correctness first.
 
-    The first reward of a set decides what is correct. TRL demands no order, so rewards that read a
+    The first reward of a set decides what is correct. TRL requires no order, so rewards that read a
     column of the data, such as `answer`, go before the others.
 
     Args:

@@ -1,4 +1,4 @@
-"""Rewards of format: whether the completion is written in its form."""
+"""Format rewards: whether the completion is written in its form."""
 
 import ast
 import json
@@ -11,9 +11,10 @@ from grpo_nb.rewards.contract import Scored, reward
 
 @reward(needs="marks", resists="empty or repeated marks, the wrong order, marks of other forms")
 def soft_format_reward(response: str, *, form: Form = TAGS) -> float:
-    """Pay 1 for a completion in its form: every mark once, in order, filled; white space is free.
+    """Pay 1 if every mark of the form occurs once, in order, around some text.
 
-    No text may surround tags. Prose may surround a box or a block of code.
+    White space does not matter. No text may surround tags. Prose may surround a box or a block of
+    code.
 
     >>> soft_format_reward(completions=[
     ...     "<reasoning>7+8=15</reasoning> <answer>15</answer>",
@@ -26,7 +27,7 @@ def soft_format_reward(response: str, *, form: Form = TAGS) -> float:
 
 @reward(needs="marks", resists="stuffing: a repeated mark earns nothing")
 def incremental_format_reward(response: str, *, form: Form = TAGS) -> float:
-    """Pay the share of the form's marks (of tags a quarter each) that stand once, in order.
+    """Pay the share of the form's marks (a quarter for each tag) that occur once, in order.
 
     A model that does not know the form yet can learn it mark by mark.
 

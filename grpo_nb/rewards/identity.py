@@ -1,8 +1,8 @@
 """Describe what a reward or an environment consists of, to detect that it was changed.
 
-That is its file, the files of the project that this one imports, its options, the fields of a
-dataclass, and the code in closures and attributes. Other values and files change what it does, if
-they matter, and `reward_lab.behavior` compares that.
+It consists of its file, the project's files that this file imports, its options, the fields of a
+dataclass, and the code in closures and attributes. If other values or files matter, they change
+what it does, which `reward_lab.behavior` compares.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""Grade completions by a judge: a chat model behind an OpenAI-compatible API."""
+"""Grade completions with a judge: a chat model behind an OpenAI-compatible API."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Rewards of length, in tokens where TRL gives `completion_ids`, else in words."""
+"""Length rewards, in tokens where TRL gives `completion_ids`, else in words."""
 
 import math
 from collections.abc import Sequence
@@ -26,13 +26,13 @@ def ideal_length_reward(
 
 @reward(resists="answers without reasoning")
 def min_length_reward(response: str, completion_ids: Ids = None, *, minimum: int = 20) -> Scored:
-    """Pay the share of the minimal length that is reached, at most 1."""
+    """Pay the share of the minimum length that is reached, at most 1."""
     length, unit = _length(response, completion_ids)
     return Scored(min(1.0, length / minimum), unit)
 
 
 @reward(low=-1.0, high=0.0, resists="padding")
 def max_length_penalty(response: str, completion_ids: Ids = None, *, maximum: int = 512) -> Scored:
-    """Take nothing up to the maximal length, then the share by which it is exceeded, at most 1."""
+    """Take nothing up to the maximum length, then the share by which it is exceeded, at most 1."""
     length, unit = _length(response, completion_ids)
     return Scored(-min(1.0, max(0.0, length / maximum - 1)), unit)

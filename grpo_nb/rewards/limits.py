@@ -77,7 +77,7 @@ def limited(
 
 @contextmanager
 def contained(name: str) -> Iterator[None]:
-    """Turn `sys.exit()` into an error that names the reward: it would end a process as a success.
+    """Turn `sys.exit()` into an error that names the reward: a process would seem to succeed.
 
     Raises:
         RuntimeError: The reward called it.

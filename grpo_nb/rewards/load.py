@@ -28,7 +28,7 @@ def load_preset(name: str, reward_weights: str = "", form: str = "", opened: str
         name: A name in PRESETS, or a path that ends in .py.
         reward_weights: Other weights in the same order, "1, 0.5"; 0 keeps a reward in the
             metrics and out of the total.
-        form: How completions are written, a name in FORMS; empty: as the preset or file says.
+        form: How completions are written, a name in FORMS; "" takes the form of the preset or file.
         opened: What the chat template opens at the end of a prompt.
 
     Raises:

@@ -22,7 +22,8 @@ class RewardSet(NamedTuple):
     reward_weights: One weight for each reward.
     form: How completions are written. `reference(row)` writes one that has to earn every reward in
         full; `extract(text)` returns the answer in one.
-    result: A sentence on what the result is, for the system prompt of another form.
+    result: A sentence that says what the result is; it is added to the system prompt of another
+        form.
     own: A file's `reference` and `extract`, which replace those of the form.
     """
 
@@ -64,7 +65,7 @@ class RewardSet(NamedTuple):
         return reward_set(pairs, self._replace(form=form))
 
     def limited(self, seconds: float) -> "RewardSet":
-        """Limit each reward, except async ones and ours, to so many seconds per completion."""
+        """Limit each reward, except async ones and ours, to this many seconds per completion."""
         for func in self.reward_funcs:
             ours = isinstance(func, Reward) and func.__module__.startswith("grpo_nb.")
             if not ours and not is_async(func):
@@ -72,13 +73,13 @@ class RewardSet(NamedTuple):
         return self
 
     def adding(self, func: Callable[..., Any], weight: float) -> "RewardSet":
-        """Return this set and one more reward, which replaces one of the same name."""
+        """Return this set with one more reward, which replaces one of the same name."""
         others = [pair for pair in self.pairs if pair[0].__name__ != func.__name__]
         return reward_set([*others, (func, weight)], self)
 
     @property
     def pairs(self) -> list[tuple[Callable[..., Any], float]]:
-        """Return (reward, weight) of each."""
+        """Return (reward, weight) of each reward."""
         return list(zip(self.reward_funcs, self.reward_weights, strict=True))
 
     @property
@@ -112,7 +113,7 @@ def _in_form(func: Callable[..., Any], before: Form, form: Form) -> Callable[...
 
 
 def give_name(func: Callable[..., Any], name: str = "") -> None:
-    """Name a reward as TRL does: a partial after its function, an instance `name` or its class."""
+    """Name a reward: a partial after its function, an instance after `name` or else its class."""
     inner = func
     while isinstance(inner, partial):
         inner = inner.func

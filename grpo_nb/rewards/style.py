@@ -1,4 +1,4 @@
-"""Rewards of style: signs of sound reasoning, citations, repetition.
+"""Style rewards: signs of sound reasoning, citations, repetition.
 
 All of these can be met without being right: give them small weights, or gate them.
 """
@@ -66,7 +66,7 @@ def worked_steps_reward(response: str, *, form: Form = TAGS) -> Scored:
     resists="stuffed connectives: few of them, different ones, among other words",
 )
 def reasoning_quality_reward(response: str, *, form: Form = TAGS) -> Scored:
-    """Pay for equations that hold; if there are none, for different connectives among other words.
+    """Pay for equations that hold; if there are none, for connectives such as "therefore".
 
     Up to four different connectives count a quarter each, if they are at most a fifth of
     the words and at least half of the words are different.
@@ -85,7 +85,7 @@ def reasoning_quality_reward(response: str, *, form: Form = TAGS) -> Scored:
 
 @reward(resists="invented sources, stuffing every source, citations without a claim")
 def citation_reward(response: str, sources: list[str], answer_sources: list[int]) -> Scored:
-    """Pay F1 of the sources cited as [1], [2]… against the right ones (from 1).
+    """Pay the F1 score of the sources cited as [1], [2]… against the right ones (from 1).
 
     A citation of a source that does not exist makes it 0, and so does a completion that is
     little more than citations.
@@ -104,7 +104,7 @@ def citation_reward(response: str, sources: list[str], answer_sources: list[int]
 
 @reward(low=-1.0, high=0.0, resists="loops and repeated sentences")
 def no_repetition_penalty(response: str, *, ngram: int = 3) -> float:
-    """Take nothing if every n-gram of words is different, and up to 1 as all are the same."""
+    """Take the share of n-grams of words that repeat an earlier one."""
     words = response[:READ_CHARACTERS].casefold().split()
     grams = [tuple(words[i : i + ngram]) for i in range(len(words) - ngram + 1)]
     return len(set(grams)) / len(grams) - 1 if grams else 0.0

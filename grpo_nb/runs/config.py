@@ -71,7 +71,7 @@ DIFFICULTY = {"min_pass_rate", "max_pass_rate", "order"}  # need data.difficulty
 SETTING_STAGE = {"rewards.form": "01", "rewards.opened": "01"} | dict.fromkeys(
     ("train.sft_steps", "train.sft_learning_rate", "train.sft_until", "train.sft_answers"), "02"
 )
-SHORT = {"rescue": "rescue.mode"}  # names that may be given for another
+SHORT = {"rescue": "rescue.mode"}  # short names of settings
 SECTIONS = tuple(section for section in SECTION_STAGE if section != "trl")
 # {"task": …, "seed": …, "data.source": …}: the meaning of each setting, except `trl.…`.
 MEANINGS = {name: RunConfig.model_fields[name].description for name in ("task", "seed")} | {
@@ -130,8 +130,8 @@ def resolve(
         profile: A name in PROFILES, or "auto" for the one that fits this machine.
         layers: Dotted names to values that are set, {"train.max_steps": 20}, applied in order over
             all others. Text is converted to the setting's type.
-        stored: Values with their sources, from a configuration that was resolved before. One that
-            is not what its source says was set: somebody edited it.
+        stored: Values with their sources, from a configuration that was resolved before. A value
+            that differs from what its source gives counts as set, because somebody edited it.
 
     Raises:
         ValueError: The profile, task or setting is unknown (the message gives the nearest name), a
@@ -183,7 +183,7 @@ def _checked(profile: str, sourced: Mapping[str, Sourced]) -> RunConfig:
 
 
 def _misfits(config: RunConfig) -> list[tuple[Any, str]]:
-    """Return (whether settings do not fit together, why not and what to change), for each way."""
+    """Return each way in which settings can conflict: (whether they do, why and what to change)."""
     data, model, train = config.data, config.model, config.train
     group, batch = train.num_generations, config.step_completions
     need = data.max_prompt_tokens + train.max_completion_length
@@ -223,7 +223,7 @@ def _misfits(config: RunConfig) -> list[tuple[Any, str]]:
 
 
 def _teacher_misfits(config: RunConfig) -> list[tuple[Any, str]]:
-    """Return what `_misfits` does, for the model that shows right answers."""
+    """Return the conflicts, as `_misfits` does, of the settings of the teacher."""
     train, address = config.train, urlsplit(config.rescue.teacher)
     return [
         (
@@ -240,7 +240,7 @@ def _teacher_misfits(config: RunConfig) -> list[tuple[Any, str]]:
 
 
 def _policy_misfits(config: RunConfig) -> list[tuple[Any, str]]:
-    """Return what `_misfits` does, for who loads the model, who generates, and what is trained."""
+    """Return the conflicts, as `_misfits` does, of the settings of loader, engine and adapter."""
     kind, tuning = config.policy.backend, config.policy.finetuning
     bits, inference = config.model.quantization, config.model.fast_inference
     return [
@@ -263,7 +263,7 @@ def _policy_misfits(config: RunConfig) -> list[tuple[Any, str]]:
 
 
 def refuse_few_rows(config: RunConfig, rows: int) -> None:
-    """Raise ValueError if so many training rows do not make a step, so that none would be made."""
+    """Raise ValueError if there are fewer training rows than one step needs."""
     train, completions = config.train, config.step_completions
     validated = min(train.eval_prompts, rows // 10) if train.eval_steps else 0
     prompts = completions // train.num_generations
@@ -300,7 +300,7 @@ def digest(config: RunConfig, stage: str) -> str:
 
 
 def read(path: Path) -> RunConfig:
-    """Read a run's config.yaml. A value without a source was set, by whoever wrote it there.
+    """Read a run's config.yaml. A value without a source counts as set.
 
     Raises:
         ValueError: The file is damaged, another version wrote it, or a value is wrong.
@@ -310,7 +310,7 @@ def read(path: Path) -> RunConfig:
 
 @lru_cache(maxsize=16)
 def _read(path: Path, _: bytes) -> RunConfig:
-    """Parse the file once for each content, which takes 30 ms."""
+    """Parse the file; the cache saves 30 ms for the same content."""
     content = read_yaml(path)
     if not isinstance(settings := content.get("settings"), dict):
         raise ValueError(f"{path} was written by another version of grpo_nb: {OTHER_VERSION}")

@@ -129,7 +129,7 @@ class Run:
 
     @contextmanager
     def whole_or_undone(self, *files: str) -> Iterator[None]:
-        """Restore these files if the block raises; if the process is killed, it is "cut off"."""
+        """Restore these files if the block raises; a killed process leaves the stage "cut off"."""
         was_locked = self / ".lock" in _locks and _locks[self / ".lock"].is_locked
         self.lock()
         paths = [self / file for file in files]
@@ -149,7 +149,7 @@ class Run:
     def in_use(self, *names: str) -> bool:
         """Return whether a process, this one or another, holds one of these locks.
 
-        A user who may read the run, and not write to it, can ask, too.
+        A user who may only read the run can call this, too.
         """
         for path in [self / name for name in names if (self / name).exists()]:
             with path.open() as file:
@@ -406,9 +406,9 @@ def resolve_stages(
 ) -> configs.RunConfig:
     """Return the configuration with which stages `first` to `last` would run.
 
-    Earlier stages keep the settings that the run has. So do later stages that are done, because
-    their results came from those settings, and later stages keep what was set for them. If the
-    settings of later stages do not fit the new ones, they are dropped.
+    Earlier stages keep the run's settings, and so do later stages that are done, because their
+    results came from those settings. Of the other later stages, only values that were set are kept.
+    If the settings of later stages do not fit the new ones, they are dropped.
 
     Raises:
         ValueError: A setting is wrong, or stage 03 is among them and has too few rows for a step.
@@ -438,7 +438,7 @@ def resolve_stages(
 
 
 def _train_rows(run: Run, config: configs.RunConfig, first: str) -> int | None:
-    """Return how many rows there are to train on, or at most will be; None if that is unknown."""
+    """Return the number of training rows, or the most there can be before stage 01, if known."""
     if first > "01":
         report = run / "data/report.json"
         return read_json(report).get("train_rows") if report.exists() else None

@@ -1,4 +1,4 @@
-"""Checks of names that a user types; the error suggests the nearest known name."""
+"""Refuse names that a user has mistyped; the error suggests the nearest known name."""
 
 import difflib
 import re

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, Json
 
 
 class Section(BaseModel):
-    """Group settings, which are immutable, without unknown names, NaN or infinity."""
+    """Group settings, which are immutable; unknown names, NaN and infinity are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -53,7 +53,7 @@ class DataConfig(Section):
     shortest_share: float = setting(1.0, "share of the rows to train on: the shortest", gt=0, le=1)
 
     def held_out(self, rows: int) -> int:
-        """Return how many of so many rows are held out for notebook 4."""
+        """Return how many of this number of rows are held out for notebook 4."""
         return min(self.eval_rows, max(1, int(rows * self.eval_share)))
 
 

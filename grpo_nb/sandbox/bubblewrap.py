@@ -26,7 +26,7 @@ def command(gate_fd: int, info_fd: int, channel_fd: int) -> list[str]:
     """Return the command that starts bubblewrap, as an ordinary user.
 
     Limits on processes do not apply to root, so root becomes another user first. That user may not
-    read an interpreter below /root, which is therefore mounted at a place of this process tree.
+    read an interpreter below /root, so it is mounted elsewhere, for this process tree only.
     """
     prefix = Path(sys.base_prefix).resolve()
     python = f"{prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
@@ -166,7 +166,7 @@ def _read(line: bytes, most_bytes: int) -> tuple[str, Any]:
 
 @functools.cache
 def bubblewrap_problem() -> str:
-    """Say why bubblewrap cannot work here, or "". A program is run, as errors exit with 1, too."""
+    """Run a program, and say why bubblewrap cannot work here; "" if it can."""
     if sys.platform != "linux":
         return f"it needs Linux, and this is {sys.platform}"
     outcome = in_bubblewrap("def f(): return 1", [("f()", None)], Limits(START_SECONDS))

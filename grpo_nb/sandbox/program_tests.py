@@ -109,8 +109,8 @@ def _split(test: ast.expr) -> tuple[ast.expr, Callable[[Any], bool], str]:
 def _must_be_the_programs(node: ast.expr) -> None:
     """Refuse `isinstance(f(2), int)`, `math.isclose(f(2), 4)` and `f(2).startswith("a")`.
 
-    Where True is the whole answer, only a function or method of the program may return it. Any
-    other function gets the program's answer as an object, which can pretend to be anything.
+    If True is the whole answer, only a function or method of the program may return it: any other
+    function would get the program's answer as an object, which can pretend to be anything.
     """
     owner = node.func if isinstance(node, ast.Call) else None
     if isinstance(owner, ast.Attribute):  # Solution().is_even(2)

@@ -8,7 +8,7 @@
 `trainer` reads from top to bottom. `arguments` builds the GRPOConfig of a run, `callbacks` acts
 between steps, `checkpoints` resumes a run, `health` explains its metrics, `preflight` runs the
 largest step once, `validation` measures whether the policy gets better, `guard` tests whether the
-samples are the policy's. `fast_cpu` makes a CPU quick, `ranks` shares a training among processes.
+samples are the policy's. `fast_cpu` speeds up a CPU, and `ranks` shares a training among processes.
 """
 
 from typing import Any

@@ -55,7 +55,7 @@ def solve_batch(
 
     TRL needs whole groups in a step: per-device batch x accumulation x processes has to be
     prompts x group. A group may be spread over micro-batches, since advantages are computed
-    before.
+    beforehand.
 
     Args:
         prompts_per_step: Prompts of one optimizer step, on all processes.
@@ -104,7 +104,7 @@ def distorted(args: "GRPOConfig") -> str:
 
 
 def own_config() -> type["GRPOConfig"]:
-    """Return TRL's own class, also where Unsloth has replaced it."""
+    """Return TRL's own class, even where Unsloth has replaced it."""
     import trl
 
     return [kind for kind in trl.GRPOConfig.__mro__ if kind.__name__ == "GRPOConfig"][-1]
@@ -152,9 +152,9 @@ def refuse_unusable(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: R
         rewards: The run's rewards.
 
     Raises:
-        ValueError: An attribute is no argument (the message names the nearest), has no effect,
-            has another type than TRL declares, is negative or not finite, is beyond the limits
-            of our setting of that name, or does not fit the others.
+        ValueError: An attribute is not an argument (the message names the nearest), has no effect,
+            has another type than TRL declares, is negative or not finite, is beyond the limits of
+            our setting of that name, or does not fit the others.
     """
     names, hints = [field.name for field in fields(args)], typing.get_type_hints(own_config())
     for name in vars(args):
@@ -214,7 +214,7 @@ def setting_of(argument: str) -> str:
 def grpo_arguments(stage: Stage, policy: Policy, rewards: RewardSet) -> dict[str, Any]:
     """Return the arguments of trl.GRPOConfig that this run sets; the others keep TRL's defaults.
 
-    The run's step is that of all processes together, and its micro-batch that of one process.
+    The run's step counts all processes together; its micro-batch counts one process.
     """
     config, train, gpu = stage.config, stage.config.train, cuda_available()
     prompts = config.step_completions // train.num_generations
@@ -296,7 +296,7 @@ def default_of(field: Field) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return what a reader would write for a value: an enum's member as text, an array as list."""
+    """Return a value as a reader would write it: an enum's member as text, an array as a list."""
     return value.tolist() if hasattr(value, "tolist") else getattr(value, "value", value)
 
 

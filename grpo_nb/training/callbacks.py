@@ -69,7 +69,7 @@ class StepCallback(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Skip an update whose gradient is not finite, or whose completions have no score.
 
-        The first would ruin every weight, the second teaches nothing. BAD_STEPS of them in a row
+        The former would ruin every weight, the latter teaches nothing. BAD_STEPS of them in a row
         end the training.
         """
         model, step = self.trainer.model, state.global_step + 1
@@ -155,7 +155,7 @@ class StepCallback(TrainerCallback):
         self.on_step_end(args, state, control)  # a request may have come in meanwhile
 
     def _keep(self, figures: dict[str, float], step: int) -> None:
-        """Keep the adapter with the best validation, and its figures; of equal ones the later."""
+        """Keep the adapter with the best validation, and its figures; the later one wins a tie."""
         if not all(map(math.isfinite, figures.values())):  # a reward gave None or infinity
             print(f"step {step}: this validation has no score, and does not count")
             return
@@ -206,6 +206,6 @@ class StepCallback(TrainerCallback):
 
 
 def generation_is_used_up(args: Any, step: int) -> bool:
-    """Return whether the next step samples anew, because a checkpoint contains no completions."""
+    """Return whether the next step samples anew, so that a checkpoint needs no completions."""
     every = args.steps_per_generation * args.num_iterations  # micro-batches
     return step * args.gradient_accumulation_steps % every == 0

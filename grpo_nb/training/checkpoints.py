@@ -31,7 +31,7 @@ class Resumption:
     """Decide whether a training begins, or goes on from what the run's train/ holds.
 
     Args:
-        stage: Stage 03; its `train.resume` decides if settings have changed.
+        stage: Stage 03; its `train.resume` says what to do if settings have changed.
         rewards: The run's rewards.
         args: The arguments of the new training.
 
@@ -79,7 +79,7 @@ class Resumption:
         return self._begins or not trained_steps(self.folder)
 
     def begin(self) -> Path | None:
-        """Make room, or remove what came after the newest whole checkpoint, and return that."""
+        """Return the newest whole checkpoint, after making room or removing what came after it."""
         if self._begins:
             if place := place_of_old(self.folder):
                 self.folder.rename(place)
@@ -125,7 +125,7 @@ def save_trained(model: Any, folder: Path, **gathered: Any) -> None:
 
 
 def adaptive_rewards(rewards: RewardSet) -> list[Adaptive]:
-    """Return the rewards with a weight that changes in training: checkpoints hold their state."""
+    """Return the rewards whose weights change in training; checkpoints hold their state."""
     return [reward for reward in rewards.reward_funcs if isinstance(reward, Adaptive)]
 
 

@@ -1,4 +1,4 @@
-"""The fast paths of a CPU, which halve the time of a step and change no result.
+"""Provide the fast paths of a CPU, which halve the time of a step and change no result.
 
 Completions are sampled by `models.dense`. The update runs each prompt once for its group: all
 groups are one row [prompt | c1 | … | c8 | next prompt | …], and only attention copies a prompt to
@@ -100,10 +100,10 @@ def pack(
 
     Returns:
         The model's inputs, [1, tokens], and the place of each completion token's log-probability in
-        [tokens - 1], [rows, completion width], which for padding is one past the end. The inputs
-        hold each prompt without its last token, followed by that token and the completion's tokens
-        for each of its completions. Positions count within each sequence; labels are the tokens of
-        completions, and -100 elsewhere; the mask is the layout that `attend` reads.
+        a row of tokens - 1, [rows, completion width]; the place of padding is one past the end. The
+        inputs hold each prompt without its last token, followed by that token and the completion's
+        tokens for each of its completions. Positions count within each sequence; labels are the
+        tokens of completions, and -100 elsewhere; the mask is the layout that `attend` reads.
     """
     import torch
     from torch.nn.utils.rnn import pad_sequence
@@ -152,9 +152,9 @@ def attend(
     """Compute attention by sdpa, on the sequences of `pack`'s row if the mask is its layout.
 
     Args:
-        attention_mask: [2, 1, sequences, width], integers: for each token of a prompt and its
-            completion its place in the row, and whether its output is the one to return. Padding
-            is at the end, where no token attends to it.
+        attention_mask: [2, 1, sequences, width], integers: the place in the row of each token of a
+            prompt and its completion, and whether the output of this token is returned. Padding is
+            at the end, where no token attends to it.
     """
     import torch
     from transformers.integrations.sdpa_attention import sdpa_attention_forward as plain

@@ -39,7 +39,7 @@ MOST = 1.2  # limit of the noise, which doubles until it has an effect; a random
 SCORE = 4.7  # limit of Fisher's score; chance exceeds it three times in a million
 CHANGE = 1.0  # in the log-probabilities, if the noise has a clear effect [nats a token]
 UNFELT = 0.01  # the same, if it is nothing but rounding [nats a token]
-ENTROPY = 0.5  # the policy needs some: truncation does not change a certain one [nats a token]
+ENTROPY = 0.5  # the least that shows truncation: it does not change a certain policy [nats a token]
 # Limit between the engine's log-probabilities and the trainer's, without noise [nats a token].
 # Right engines are at 0.0005 to 0.06, wrong ones were at 0.2 (huggingface/trl, issues 5312, 5313).
 DIFFERENCE = 0.1
@@ -160,7 +160,7 @@ def wrong(evidence: Evidence) -> str:
     """Return why these samples are not the policy's, and what to do; "" if they may be.
 
     Args:
-        evidence: The evidence, with noise on the adapter; a score that is NaN proves nothing.
+        evidence: The evidence, with noise on the adapter; a score of NaN proves nothing.
     """
     off = evidence.difference > np.nanmax([DIFFERENCE, MISSING * evidence.change])
     if not abs(evidence.score) > SCORE and not off:
@@ -210,11 +210,11 @@ def _prompts(trainer: "Trainer") -> list[list[int]]:
 
 
 def changeable(trainer: "Trainer") -> list["torch.Tensor"]:
-    """Return the weights that get noise: LoRA's B, or with full fine-tuning norms and biases.
+    """Return the weights that get noise: LoRA's B, or norms and biases in full fine-tuning.
 
-    There are none if the weights are sharded, or if vLLM's own weights contain the adapter, as with
-    TRL, or with Unsloth if a user asks for it: rounding would leave some of the noise in them,
-    and a copy to restore them from takes gigabytes. The samples are then tested without noise.
+    There are none if the weights are sharded, or if vLLM's own weights contain the adapter (with
+    TRL, and on request with Unsloth): rounding would leave some of the noise in them, and a copy to
+    restore them from takes gigabytes. The samples are then tested without noise.
     """
     by_lora = trainer.policy.vllm and not trainer.policy.folds_adapter
     if sharded() or (trainer.use_vllm and not by_lora):

@@ -41,7 +41,7 @@ def section(name: str) -> str:
 
 
 def rates(rule: str) -> str:
-    """Say how often an alert came in the recorded tiny runs: clean, badly set, and hacked ones."""
+    """Say how often an alert was raised in the recorded tiny runs: clean, badly set, and hacked."""
     if rule not in RATES["alerts"]:
         return "error rate not measured"
     counts = RATES["alerts"][rule]
@@ -74,7 +74,7 @@ class Watch:
         self.lines, self.evals, self._held = [], [], {}
 
     def feed(self, line: Mapping[str, Any]) -> list[Check]:
-        """Take a line of metrics and return the alerts that are new."""
+        """Take one line of metrics, and return the alerts that it raises."""
         if _number(line.get("eval/accuracy")):
             self.evals.append((len(self.lines), line))
         self.lines += [line] if "reward" in line else []
@@ -90,7 +90,7 @@ class Watch:
         return new
 
     def holding(self) -> set[str]:
-        """Return the rules that held in the last window of lines."""
+        """Return the rules that were met in the last window of lines."""
         now = len(self.lines)
         return {rule for (rule, _), at in self._held.items() if now - at <= self.limits.window}
 
@@ -105,7 +105,7 @@ class Watch:
         return fmean(self.last(key, ago) or [math.nan])
 
     def rise(self, key: str, ago: int, count: int = 0) -> tuple[float, float]:
-        """Return how far a window's mean rose in `ago` lines, and the standard error of that."""
+        """Return how far a window's mean rose in `ago` lines, and the rise's standard error."""
         then, now = self.last(key, ago, count), self.last(key, 0, count)
         if min(len(then), len(now)) < 2:
             return math.nan, math.nan  # so that no comparison holds
@@ -182,7 +182,7 @@ def _machine(w: Watch) -> Iterator[tuple[str, str, str]]:
 
 
 def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield that groups no longer differ, or that held-out figures fall while the reward rises."""
+    """Yield alerts if groups no longer differ, or held-out figures fall while the reward rises."""
     key, limits, start = "frac_reward_zero_std", w.limits, len(w.lines) - w.limits.window
     silent, right = w.mean(key), w.success(next(iter(w.expected.rewards)))
     evidence = f"{silent:.0%} of the groups have zero advantage, success {right:.0%}"
@@ -241,7 +241,7 @@ def _rewards(w: Watch) -> Iterator[tuple[str, str, str]]:
 
 
 def _episodes(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield what is wrong with episodes; without them the metrics are NaN, which no limit meets."""
+    """Yield what is wrong with episodes; without any, the metrics are NaN and meet no limit."""
     share, start = w.mean("episodes/call_share"), len(w.lines) - w.limits.window
     before, (low, _) = w.mean("episodes/call_share", start), w.ends()
     if share < w.limits.entropy * before:

@@ -48,7 +48,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def forget_after(folder: Path, steps: int) -> None:
-    """Remove what a training wrote after a checkpoint, for its steps will be trained again.
+    """Remove what a training wrote after a checkpoint, because those steps are trained again.
 
     Args:
         folder: The run's train/, with metrics, alerts, completions and the best adapter.
@@ -122,9 +122,9 @@ def of_episodes(
         tokenizer: The policy's tokenizer.
 
     Returns:
-        The shares of the episodes with a call, with a malformed call, and of those that a limit
-        ended in a call; tool errors per call; turns with calls; and how much more an episode with
-        a call earns than one without (NaN if there is only one kind).
+        The shares of episodes with a call, with a malformed call, and ended by a limit within a
+        call; tool errors per call; turns with calls; and how much more an episode with a call earns
+        than one without (NaN if there is only one kind).
     """
     opens = tool_calls.opens_call(tokenizer)
     episodes = pd.DataFrame([environments.figures(messages, opens) for messages in completions])
@@ -193,7 +193,7 @@ def new_peak() -> None:
 
 
 def memory_now() -> tuple[int, int]:
-    """Return the bytes in use, and those in use or free, of the GPU or else for this process."""
+    """Return the bytes in use, and those in use or free: the GPU's, or else this process's."""
     import torch
 
     if cuda_available():
@@ -238,7 +238,7 @@ def spread(
 
 
 def distinct(completion_ids: Sequence[Sequence[int]], size: int) -> float:
-    """Return the mean share of a group's completions that differ: 0 all are equal, 1 no two are.
+    """Return the mean share of a group's completions that differ: 0 if all are equal, 1 if no two.
 
     If processes share a step, groups may be spread over them; then it is NaN, and is not logged.
 

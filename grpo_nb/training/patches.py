@@ -1,6 +1,6 @@
 """Verify that Unsloth has changed TRL as a training on a GPU needs it.
 
-Unsloth searches TRL's source for texts to replace, and only logs it if a text is not there. So we
+Unsloth searches TRL's source for texts to replace; a text that is missing is only logged. So we
 look for the effect of each change that a training relies on.
 """
 

@@ -5,8 +5,8 @@ unrelated to the completions. "format-only" pays the format rewards alone. Every
 the run; the validation, too, scores with the true rewards and chooses the adapter.
 
 An adaptive weight (`rewards.Adaptive`) follows the true scores, which are shuffled afterwards. TRL
-would add an environment's `get_reward` as another reward with weight 1, which no setting reaches;
-`environments` hides it from TRL, and `environment_reward` pays it like any other.
+would add an environment's `get_reward` as another reward with weight 1, which no setting can
+change; `environments` hides it from TRL, and `environment_reward` pays it like any other.
 """
 
 from collections.abc import Callable

@@ -33,7 +33,7 @@ GIB = 2**30
 GO_ON = "train.guard_steps = 0 trains all the same"
 # fp16 scales the loss. Its first scale makes most gradients overflow; trainings settle at this.
 USUAL_SCALE = 2.0**10
-# A CPU's process grows by so much in its first steps: kernels of oneDNN for shapes that the dry run
+# A CPU's process grows this much in its first steps: kernels of oneDNN for shapes that the dry run
 # did not have, and memory that the C library keeps for later: see docs/performance.md.
 GROWTH = GIB // 8
 # Attributes of a trainer that a step appends to; it replaces the values of all others.
@@ -126,7 +126,7 @@ def _hand_over(trainer: "Trainer") -> list[Check]:
 
 
 def _paths(trainer: "Trainer") -> Check:
-    """Say how completions and log-probabilities are computed, and why not in the faster way."""
+    """Say how completions and log-probabilities are computed, and why not the faster way."""
     sampling = fast_cpu.sampling_lacks(trainer)
     sharing = fast_cpu.sharing_lacks(trainer.policy, trainer.stage.config.policy.share_prompts)
     paths = "completions by the dense engine"
@@ -140,7 +140,7 @@ def _paths(trainer: "Trainer") -> Check:
 
 def _disk(trainer: "Trainer") -> Check:
     stage = trainer.stage
-    count = stage.config.train.keep_checkpoints + 1  # the new one is written before one goes
+    count = stage.config.train.keep_checkpoints + 1  # a new one comes before one goes
     weights = 4 * trainer.model.num_parameters(only_trainable=True)
     checkpoint = weights + _optimizer_bytes(trainer)
     model = 2 * trainer.model.num_parameters()
@@ -151,7 +151,7 @@ def _disk(trainer: "Trainer") -> Check:
 
 
 def _optimizer_bytes(trainer: "Trainer") -> int:
-    """Return the size of Adam's two states of each weight: a byte each, or four."""
+    """Return the size of Adam's two states of each weight: one byte per state, or four."""
     optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
     return trainer.model.num_parameters(only_trainable=True) * (2 if "8bit" in optim else 8)
 
@@ -169,7 +169,7 @@ def _memory(trainer: "Trainer", before: int, peak: int, budget: int) -> Check:
 
 
 def smaller(trainer: "Trainer", rows: int) -> str:
-    """Advise settings for the same step with at most so many rows in a micro-batch."""
+    """Advise settings for the same step with at most this many rows in a micro-batch."""
     args = trainer.args
     other = "a smaller train.max_completion_length"
     # Under standby Unsloth sets the engine's share of the memory itself.
@@ -179,7 +179,7 @@ def smaller(trainer: "Trainer", rows: int) -> str:
         return f"set {other}, or take a smaller model"
     step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     group = args.num_generations
-    batch = solve_batch(step // group, group, max(1, rows))  # settings are of all processes
+    batch = solve_batch(step // group, group, max(1, rows))  # settings count them all
     settings = " and ".join(f"train.{name} = {value}" for name, value in batch._asdict().items())
     return f"set {settings} (the same step), or {other}"
 
@@ -259,7 +259,7 @@ def dry_run(trainer: "Trainer", prompt: list[dict]) -> list[Check]:
 
     Args:
         trainer: A trainer that has not begun to train.
-        prompt: The longest chat to train on, which is every row of the micro-batch.
+        prompt: The longest chat to train on; every row of the micro-batch is this chat.
 
     Returns:
         The checks "memory", "gradient" and "time"; only "memory" if it ran out.

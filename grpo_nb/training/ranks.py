@@ -1,7 +1,7 @@
 """Share one training among several processes: one of them writes, and all of them agree.
 
-A launcher starts the processes (torchrun, accelerate launch); without one there is one process,
-and nothing here waits for another. All processes have to call `gather` and what uses it, in the
+A launcher starts the processes (torchrun, accelerate launch); without a launcher there is one
+process, and nothing here waits. All processes have to call `gather`, and whatever uses it, in the
 same order.
 """
 
@@ -90,7 +90,7 @@ def is_lost_connection(error: BaseException) -> bool:
 
 
 def recorded(work: Callable[..., Result]) -> Callable[..., Result]:
-    """Return the work, of which torchrun reports an error with its traceback."""
+    """Return the work wrapped, so that torchrun reports an error with its traceback."""
     from torch.distributed.elastic.multiprocessing.errors import record
 
     return record(work)

@@ -66,8 +66,8 @@ class Rescue(NamedTuple):
 def rescue_base(test: RewardTest) -> Rescue:
     """Climb the ladder, and keep what it shows in rewards/rescue.json.
 
-    With `rescue.mode` "auto", the settings of the rung that suffices become those of the run: the
-    notebooks that they belong to are to be run again, which `python -m grpo_nb run` does.
+    With `rescue.mode` "auto", the settings of the rung that suffices become those of the run: their
+    notebooks have to be run again, which `python -m grpo_nb run` does.
 
     Args:
         test: Rewards that pass, and a base that earns nothing from them.
@@ -87,7 +87,7 @@ def rescue_base(test: RewardTest) -> Rescue:
             policy.close()
         try:
             policy, figures = _climb(rung, policy, test)
-        except (ValueError, RuntimeError, FileNotFoundError) as error:  # such as a teacher is away
+        except (ValueError, RuntimeError, FileNotFoundError) as error:  # such as an absent teacher
             figures = {"why not": str(error)}
         line = {"rung": rung.name, **figures, "minutes": (time.monotonic() - began) / 60}
         lines.append({**line, "suffices": PASS in figures and suffices(figures)})
@@ -108,7 +108,7 @@ def rescue_base(test: RewardTest) -> Rescue:
 
 
 def adopted(run: Run) -> dict[str, Any]:
-    """Return the settings that a rescue has just adopted, or {}: the rewards still fail."""
+    """Return the settings that a rescue has just adopted, while the rewards still fail; else {}."""
     if run.config().rescue.mode != "auto" or read_json(run / "rewards/report.json")["passed"]:
         return {}
     rungs = read_json(run / REPORT)["rungs"] if (run / REPORT).exists() else [{"suffices": False}]
@@ -116,7 +116,7 @@ def adopted(run: Run) -> dict[str, Any]:
 
 
 def first_stage(settings: Mapping[str, Any]) -> str:
-    """Return the stage to run again after a rescue: 02 measures the base anew in any case."""
+    """Return the stage to restart from after a rescue; 02 measures the base anew in any case."""
     return min("02", *map(stage_of, settings))
 
 

@@ -59,7 +59,7 @@ def reason_to_end(lines: Sequence[Line], until: float) -> str:
     """Say why the warm-up ends after its latest look; "" if it goes on.
 
     Args:
-        lines: The metrics of each step so far; the last one is of a look.
+        lines: The metrics of each step so far; the last one has a look's figures.
         until: The pass@8 that is enough, `train.sft_until`.
     """
     looks, now = [line for line in lines if PASS in line], lines[-1]

@@ -1,7 +1,7 @@
-"""Let a model that knows the task show it: its answers that the run's rewards call right.
+"""Let a model that can do the task show it, by those answers that the run's rewards call right.
 
-The teacher answers the rows of the SFT warm-up, which keeps rewards/teacher.parquet: what was
-answered is not asked again.
+The teacher answers the rows of the SFT warm-up. rewards/teacher.parquet keeps the answers, and
+nothing is asked twice.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ KEPT_AT = "rewards/teacher.parquet"
 
 
 def right_answers(stage: Stage, rows: Sequence[Row], bench: Bench) -> list[Row]:
-    """Return the rows that the teacher solves, each with an answer of its as the completion.
+    """Return the rows that the teacher solves, each with a right answer as the completion.
 
     A row occurs once for each different right answer: one that earns the first reward in full, in
     the form that the rewards read.
@@ -57,7 +57,7 @@ def right_answers(stage: Stage, rows: Sequence[Row], bench: Bench) -> list[Row]:
 
 
 def _answers(stage: Stage, rows: Sequence[Row], bench: Bench) -> list[list[str]]:
-    """Return the teacher's answers, right or not, [rows][answers]; ask only for those that lack."""
+    """Return the teacher's answers, right or not, [rows][answers]; ask only for missing ones."""
     config = stage.config
     rescue = config.rescue
     settings = rescue.model_dump(include={"teacher", "teacher_model", "answers"})

@@ -9,7 +9,7 @@ One step, in order, with the methods of this class and of `callbacks.StepCallbac
  0. Every `train.guard_steps`, and at the end: are the samples the policy's? `on_step_begin`,
     `on_train_end`, `guard`.
  1. TRL samples a group for each prompt: `_generate`, `_generate_single_turn`. Where the task has
-    an environment it runs the calls, and masks what tools say from the loss (its `tool_mask`).
+    an environment it runs the calls, and masks the tools' results from the loss (its `tool_mask`).
     vLLM's log-probabilities are compared with the policy's: `_generate_and_score_completions`.
  2. The rewards score the completions: `_timed`, `_calculate_rewards`. TRL makes the advantages.
  3. Forward and backward of each micro-batch: `training_step`, `_get_per_token_logps_and_entropies`.
@@ -153,8 +153,8 @@ class Trainer(GRPOTrainer):
         """Train the remaining steps up to `max_steps`, and save the adapter in train/adapter/.
 
         transformers' method takes a checkpoint to resume from. This one finds the newest complete
-        checkpoint, and writes one if the training is stopped or fails. Unsloth's method sets its
-        modes around it.
+        checkpoint, and writes one if the training is stopped or fails. Unsloth's method sets the
+        model's modes before and after.
 
         Raises:
             KeyboardInterrupt: Stopped by the interrupt button or a signal; a checkpoint is kept.
@@ -264,7 +264,7 @@ class Trainer(GRPOTrainer):
             return super()._generate(*args, **kwargs)
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        """Sample by `models.dense` on a CPU; under FSDP2, gather the weights that peft bypasses.
+        """Sample with `models.dense` on a CPU; under FSDP2, gather the weights that peft bypasses.
 
         On a GPU, Unsloth's own method runs.
         """

@@ -1,7 +1,7 @@
 """Measure during a training, greedily, whether the policy gets better on other prompts.
 
-These prompts come from the training rows. The evaluation split, by which notebook 4 judges, has no
-say in which adapter is chosen.
+These prompts come from the training rows. The evaluation split, which notebook 4 uses, has no say
+in which adapter is chosen.
 """
 
 import time

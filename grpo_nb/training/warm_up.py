@@ -55,7 +55,7 @@ def warm_up_base(stage: Stage) -> str:
     """
     config, about = stage.config, _saved(stage)
     if config.train.sft_steps and not about:
-        lesson = _lesson(stage)  # a teacher on this machine has left before the policy is loaded
+        lesson = _lesson(stage)  # a local teacher is unloaded before the policy is loaded
         model = config.model.model_copy(update={"fast_inference": "off"})
         policy = models.load_policy(model, config.seed, config.policy)
         try:
@@ -87,10 +87,10 @@ def warm_up(policy: Policy, stage: Stage) -> str:
 
 
 def warm_up_curve(run: Run) -> list[dict[str, Any]]:
-    """Return the metrics of the run's warm-up, one line per step; none without one.
+    """Return the metrics of the run's warm-up, one line per step; [] without a warm-up.
 
-    A line has the loss. With `train.sft_until` every few also have what `pass_rate.measure`
-    returns.
+    Each line has the loss. With `train.sft_until`, every few lines also have the figures of
+    `pass_rate.measure`.
     """
     path = run / WARMED / "about.json"
     return read_json(path)["lines"] if path.exists() else []
@@ -104,7 +104,7 @@ def train_and_save(
 
     look = None
     if stage.config.train.sft_until:
-        prompts = data.load(stage.run, "train", max_rows=PROMPTS)  # which are not shown
+        prompts = data.load(stage.run, "train", max_rows=PROMPTS)  # the warm-up shows others
         look = partial(measure, policy, prompts, lesson.bench, stage.config)
     lines, end = train_on(policy, stage, lesson.examples, look)
     about = {"of": _identity(stage.config, lesson.rows), "lines": lines, "end": end}
@@ -138,7 +138,7 @@ def _rows(stage: Stage) -> list[Row]:
 
 
 def _saved(stage: Stage) -> dict[str, Any]:
-    """Return what is known of the saved warm-up; nothing without one for these settings."""
+    """Return what is known of the saved warm-up; {} if there is none for these settings."""
     for name in (WARMED, TRIED):
         folder = stage.run / name
         if not (stage.config.train.sft_steps and checkpoints.whole_or_aside(folder)):

@@ -30,7 +30,7 @@ then adopt.</div>"""
 class RewardLab(View):
     """Show rewards and what the baseline rollouts earn from them, one group at a time.
 
-    A weight of 0 turns a reward off. Clicks and texts are handled one after another in a thread, so
+    A weight of 0 turns a reward off. Clicks and input are handled one after another in a thread, so
     that *Stop* works and cells can run meanwhile; `actions.join()` waits until all are handled.
 
     Args:

@@ -59,7 +59,7 @@ class View(w.VBox):
     def code_box(self, label: str, hint: str, rows: int) -> w.Textarea:
         """Return a text box that sends its text as a whole when it loses the focus.
 
-        If it sent each keystroke, those that wait for a busy kernel would arrive after a click.
+        If it sent each keystroke, those waiting for a busy kernel would arrive after a click.
         """
         look = {"rows": rows, "placeholder": hint, "layout": WIDE, "continuous_update": False}
         box = w.Textarea(description=label, **look)
@@ -70,7 +70,7 @@ class View(w.VBox):
     def alone(self, action: Callable[[], None], *buttons: w.Button) -> None:
         """Run the action with these buttons disabled.
 
-        The front end holds an input's change back while the kernel handles an earlier one, so a
+        The front end holds back an input's change while the kernel handles an earlier one, so a
         click would overtake what is typed in the meantime.
         """
         for button in buttons:

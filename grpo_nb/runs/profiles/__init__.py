@@ -34,8 +34,8 @@ def detect_profile(model: Any = "") -> str:
     less than 14 GiB or is too old for CUDA 13, it is `tiny-cpu`, whose model trains anywhere.
 
     Args:
-        model: The `model.model_path` that is set, if any. Without a GPU one that is not a tiny
-            model of ours gets the sizes of `smollm2-cpu`.
+        model: The `model.model_path` that is set, if any. Without a GPU, any model but our tiny
+            ones gets the sizes of `smollm2-cpu`.
     """
     name, _, memory = ("" if gpu_fault() else gpu_name()).rpartition(",")
     mib = re.match(r"\s*(\d+) MiB", memory)

@@ -134,7 +134,7 @@ def resolve_run(
         refuse_unknown("stage", stage, list(NOTEBOOKS))
     if last < first:
         raise ValueError(f"--from {first} --to {last}: there is no stage between them")
-    settings = settings or {}
+    settings = configs.full_names(settings or {})
     earlier = kept_settings(run, first) if first > "01" else {}
     config = resolve_stages(run, earlier | settings, first, last, profile)
     if config.trl:  # TRL may be imported here: Unsloth must come first only in the kernels

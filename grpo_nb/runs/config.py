@@ -91,6 +91,11 @@ def stage_of(name: str) -> str:
     return SETTING_STAGE.get(name) or SECTION_STAGE.get(name.partition(".")[0], "01")
 
 
+def full_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings by the names that the configuration has for them."""
+    return {SHORT.get(name, name): value for name, value in settings.items()}
+
+
 def of_stage(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return only the settings that this stage's notebook takes."""
     return {name: value for name, value in settings.items() if stage_of(name) == stage}
@@ -140,7 +145,7 @@ def resolve(
     if not isinstance(profile, str) or not profile:
         raise ValueError(f"profile = {profile!r}: write a name, such as tiny-cpu, or leave it out")
     stored = stored or {}
-    layers = tuple({SHORT.get(name, name): layer[name] for name in layer} for layer in layers)
+    layers = tuple(map(full_names, layers))
     values = {name: value for name, (value, _) in stored.items()}
     last = ChainMap(*map(dict, reversed(layers)), values)
     profile = detect_profile(last.get("model.model_path")) if profile == "auto" else profile

@@ -20,6 +20,10 @@ One step, in order, with the methods of this class and of `callbacks.StepCallbac
     watchers; every `train.eval_steps` steps the policy is validated: `on_log`.
  7. If a checkpoint is due, transformers writes it, and it is sealed: `on_save`.
 
+A token's loss is -min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A), plus beta times the KL to the
+base. A is the advantage of its completion; r is its probability now, over that when it was sampled.
+In names, P counts prompts, G the completions of a group, N those of a step, and F the rewards.
+
 Each overridden method of TRL says why it is overridden, and what Unsloth's GPU trainer does with
 it. That trainer replaces TRL's class when Unsloth is imported on a GPU, so this module must be
 imported after the policy is loaded; `training.Trainer` does so.
@@ -105,9 +109,7 @@ class Trainer(GRPOTrainer):
         config = stage.config
         train_rows, self.validation_rows = hold_out(rows, prompts_to_hold_out(config.train))
         self.resumption = checkpoints.Resumption(stage, rewards, args)
-        self.plan = (
-            self.resumption.plan
-        )  # says whether `train` begins, or after which step it resumes
+        self.plan = self.resumption.plan  # whether `train` begins, or after which step it resumes
         if "ref" in getattr(policy.model, "peft_config", {}):
             policy.model.delete_adapter("ref")  # with beta > 0 TRL adds one, and refuses a second
         self.environment = environments.of(config)

@@ -206,5 +206,7 @@ def test_a_base_that_earns_nothing_is_rescued_once_and_then_trained(runs_dir, fo
     assert stages_run == ["01", "02", "01", "02", "03"]
     assert run.config().rewards.form == "tags" and not run.undone() < "04"
     assert json.loads((run / "rewards/report.json").read_text())["passed"]
+    with pytest.raises(ValueError, match=r"rescue\.mode belongs to stage 02, which --from 03 does"):
+        pipeline.run_pipeline("rescued", settings={"rescue": "advise"}, first="03")
     rescue = json.loads((run / "rewards/rescue.json").read_text())["rungs"]
     assert [rung["suffices"] for rung in rescue] == [False, True]

@@ -30,7 +30,12 @@ def prepared(name, settings):
 
 
 def climb(stage, bench):
-    return training.rescue_base(stage, bench, data.load(stage.run, "train"))
+    return training.rescue_base(reward_test(stage, bench, data.load(stage.run, "train")))
+
+
+def reward_test(stage, bench, rows):
+    """A test without baseline rollouts, which the ladder does not read."""
+    return reward_lab.RewardTest(stage, rows, None, bench)
 
 
 @pytest.fixture
@@ -85,7 +90,7 @@ def test_a_rung_that_fails_is_named_and_costs_nothing_of_what_was_measured(runs_
     # So few rows and steps do not suffice, and the ladder goes on to the teacher, who is away.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rescue, "SFT_STEPS", 2)
-        result = training.rescue_base(stage, bench, rows)
+        result = training.rescue_base(reward_test(stage, bench, rows))
     assert result.settings == {} and not result.table["suffices"].any()
     last = result.table.iloc[-1]
     assert last["rung"] == "SFT warm-up on a teacher's answers" and pd.isna(last["right"])

@@ -62,8 +62,9 @@ def build(way: str, options: list[str], folder: str, steps: int, settings: Any =
         The trainer, the policy in it, held-out rows and the rewards.
     """
     from grpo_nb import data, models, rewards, training
+    from grpo_nb.pipeline.notebooks import assigned
     from grpo_nb.runs import Run, Stage
-    from grpo_nb.runs.config import parse_assignment, resolve
+    from grpo_nb.runs.config import resolve
 
     sizes = SIZES | {"bf16": models.has_bf16()} | changed
     names = ("learning_rate", "warmup_steps", *REAL)
@@ -71,7 +72,7 @@ def build(way: str, options: list[str], folder: str, steps: int, settings: Any =
     fixed |= {"train.max_steps": steps, "seed": sizes["seed"], "train.eval_steps": 0}
     if way == "transformers":
         fixed |= {"policy.backend": "transformers", "model.quantization": "16bit"}
-    overrides = dict(map(parse_assignment, options)) if way == "ours" else {}
+    overrides = assigned(options) if way == "ours" else {}
     config, run = resolve("tiny-cpu", fixed, dict(settings), overrides), Run("benchmark")
     data.prepare(run, config.data, config.seed, lambda chats: [30] * len(chats))
     rows, chosen = data.load(run, "train"), rewards.load_preset("math")

@@ -14,8 +14,7 @@ import os
 import tempfile
 from itertools import product
 
-from grpo_nb.pipeline.notebooks import run_pipeline
-from grpo_nb.runs.config import parse_assignment
+from grpo_nb.pipeline.notebooks import assigned, run_pipeline
 from grpo_nb.runs.files import read_json
 from grpo_nb.runs.profiles import TASKS
 
@@ -29,7 +28,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     options = parser.parse_args()
     os.environ["GRPO_NB_RUNS"] = tempfile.mkdtemp()
-    settings = dict(map(parse_assignment, options.set))
+    settings = assigned(options.set)
     for task, seed in product(options.tasks, range(options.seeds)):
         asked = {"task": task, "seed": seed, "data.eval_share": 0.32, **settings}
         run = run_pipeline(f"{task}-{seed}", "tiny-cpu", asked)

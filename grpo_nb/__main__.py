@@ -20,20 +20,14 @@ COMMON = """the most common settings; docs/settings.md explains them all:
 
 def run(placebo: str | None, dry_run: bool, force: bool, **options: Any) -> None:
     from grpo_nb.pipeline import notebooks
-    from grpo_nb.runs import Run
 
     if placebo is not None:
         return repeat(placebo, options.pop("name"), dry_run, force, **options)
     only, first, last = (options.pop(name) for name in ("only", "from", "to"))
-    stages = (first, last, force) if only is None else (only, only, force)
+    stages = (first, last) if only is None else (only, only)
     if not (options["name"] or options["file"]) and stages[0] != "01":
         raise ValueError(f"--from {stages[0]} continues a run: say which with --name")
-    plan = notebooks.planned_run(**options)
-    if not dry_run:
-        return notebooks.print_summary(notebooks.run_pipeline(*plan, *stages), stages[1])
-    config, _ = notebooks.resolve_run(Run(plan.name), plan.profile, plan.settings, *stages)
-    notebooks.refuse_unusable_inputs(plan, config, stages[0])
-    print(notebooks.plan(Run(plan.name), config, *stages[:2]))
+    notebooks.run_command(*stages, force, dry_run, **options)
 
 
 def repeat(kind: str, name: str | None, dry_run: bool, force: bool, **options: Any) -> None:

@@ -11,6 +11,7 @@ Everything that can be checked in advance is checked before anything starts. Eac
 its own kernel; if one ends too early, an error says why, and no stage is left as "running".
 """
 
+import ast
 import os
 import shlex
 import signal
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,6 +76,13 @@ class Planned(NamedTuple):
     name: str
     profile: str
     settings: dict[str, Any]
+
+
+def run_command(first: str, last: str, force: bool, dry_run: bool, **options: Any) -> None:
+    """Execute the stages of a command, and print the results; the options are `planned_run`'s."""
+    run = run_pipeline(*planned_run(**options), first, last, force, dry_run)
+    if not dry_run:
+        print_summary(run, last)
 
 
 def planned_run(
@@ -186,8 +195,23 @@ def kept_settings(run: Run, first: str) -> dict[str, Any]:
 
 
 def assigned(assignments: Sequence[str]) -> dict[str, Any]:
-    """Convert the assignments of `--set`, ["train.max_steps=20"], to settings."""
-    return with_full_paths(dict(map(configs.parse_assignment, assignments)))
+    """Convert the assignments of `--set` to settings, {"train.max_steps": "20"}.
+
+    The value of a `trl.…` name is parsed as a Python literal where it is one.
+
+    Raises:
+        ValueError: There is no `=`.
+    """
+    settings: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            raise ValueError(f"--set {assignment!r} has no value: write NAME=VALUE, train.beta=0.1")
+        settings[name.strip()] = value
+        if name.startswith("trl."):
+            with suppress(ValueError, SyntaxError):  # then it is text
+                settings[name.strip()] = ast.literal_eval(value)
+    return with_full_paths(settings)
 
 
 def with_full_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,6 +251,7 @@ def run_pipeline(
     first: str = "01",
     last: str = "04",
     force: bool = False,
+    dry_run: bool = False,
 ) -> Run:
     """Execute the stages from `first` to `last`, and print each with its progress.
 
@@ -237,6 +262,7 @@ def run_pipeline(
         first: The first stage, "01" … "04"; the stages before it must be done.
         last: The last stage, "01" … "04".
         force: Whether to start a stage although its inputs have changed.
+        dry_run: Whether to print what would be executed, and start nothing.
 
     Raises:
         ValueError: Before anything starts: a setting is unknown or does not fit, or an earlier
@@ -250,6 +276,9 @@ def run_pipeline(
     run = Run(name)
     config, converted_settings = resolve_run(run, profile, settings, first, last, force)
     refuse_unusable_inputs(Planned(name, profile, dict(settings or {})), config, first)
+    if dry_run:
+        print(plan(run, config, first, last))
+        return run
     _papermill()  # imported early, while a signal still ends this process
     lock = run.lock(".pipeline.lock")
 

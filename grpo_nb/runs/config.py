@@ -5,7 +5,6 @@ rejected before anything starts, with the nearest known name. A run's `config.ya
 value with its source: `train.max_steps: [200, set]`.
 """
 
-import ast
 import hashlib
 import json
 import re
@@ -105,25 +104,6 @@ def refuse_unknown_setting(name: str) -> None:
     """Raise ValueError with the nearest known name; TRL itself checks names under `trl.`."""
     if not re.fullmatch(r"trl\.\w+", str(name)):
         refuse_unknown("setting", str(name), [*setting_names(), *SHORT])
-
-
-def parse_assignment(assignment: str) -> tuple[str, Any]:
-    """Split `"train.max_steps=20"` into `("train.max_steps", "20")`.
-
-    The value of a `trl.…` name is parsed as a Python literal where it is one.
-
-    Raises:
-        ValueError: There is no `=`.
-    """
-    name, equals, value = assignment.partition("=")
-    if not equals:
-        raise ValueError(f"--set {assignment!r} has no value: write NAME=VALUE, train.beta=0.1")
-    if name.startswith("trl."):
-        try:
-            return name.strip(), ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            return name.strip(), value  # text
-    return name.strip(), value
 
 
 def resolve(

@@ -20,7 +20,7 @@ from pymdownx.slugs import slugify
 from trainings import arguments_of
 
 from grpo_nb.__main__ import parse_arguments
-from grpo_nb.pipeline.notebooks import planned_run, resolve_run
+from grpo_nb.pipeline.notebooks import assigned, planned_run, resolve_run
 from grpo_nb.pipeline.sweep import read_sweep
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import PROJECT_ROOT, Run, config
@@ -106,7 +106,7 @@ def check_setting(name: str, value: str | None = None) -> None:
     if section == "trl" and value is None:
         assert key in own_config().__dataclass_fields__, f"{name} is none of GRPOConfig's"
     elif section == "trl":
-        _, parsed = config.parse_assignment(f"{name}={value}")
+        [parsed] = assigned([f"{name}={value}"]).values()
         refuse_unknown_trl(config.RunConfig(trl={key: parsed}))
     elif section and value is not None:
         type(getattr(config.RunConfig(), section))(**{key: value})

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from grpo_nb import machine
 from grpo_nb.__main__ import main
+from grpo_nb.pipeline.notebooks import assigned
 from grpo_nb.runs import PROJECT_ROOT, Run, config, profiles, resolve_stages, start_stage
 from grpo_nb.runs.config import flatten, resolve
 from grpo_nb.runs.files import write_json
@@ -158,15 +159,15 @@ def test_no_setting_takes_what_is_not_finite(value):
     ],
 )
 def test_assignments_are_read_as_the_type_of_the_setting(text, value):
-    name, parsed = config.parse_assignment(text)
-    effective = flatten(resolve("tiny-cpu", {name: parsed}))[name]
+    settings = assigned([text])
+    [effective] = [flatten(resolve("tiny-cpu", settings))[name] for name in settings]
     assert effective == value
     assert type(effective) is type(value)
 
 
 def test_an_assignment_without_value_is_refused():
     with pytest.raises(ValueError, match="has no value"):
-        config.parse_assignment("train.max_steps")
+        assigned(["train.max_steps"])
 
 
 def test_each_value_has_its_source_and_meaning():

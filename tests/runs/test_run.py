@@ -131,7 +131,7 @@ def test_the_help_of_run_shows_settings_that_exist(capsys):
         main(["run", "--help"])
     shown = re.findall(r"--set ([a-z]\S+=\S+)", capsys.readouterr().out)
     assert shown[0] == "task=code" and len(shown) == 6
-    config.resolve("tiny-cpu", dict(map(config.parse_assignment, shown)))
+    config.resolve("tiny-cpu", notebooks.assigned(shown))
 
 
 def test_the_plan_says_where_each_setting_comes_from_and_starts_nothing(runs_dir, capsys):

@@ -9,7 +9,7 @@ from trainings import MATH, arguments_of
 from grpo_nb.models import Policy, weights
 from grpo_nb.pipeline import notebooks as pipeline
 from grpo_nb.runs import Run, Stage
-from grpo_nb.runs.config import parse_assignment, resolve
+from grpo_nb.runs.config import resolve
 from grpo_nb.training import arguments
 
 NOBODY = Policy(None, None, False)
@@ -41,7 +41,7 @@ def stage(runs_dir):
     ],
 )
 def test_an_argument_that_trl_does_not_take_is_refused(assignment, message):
-    config = resolve("tiny-cpu", dict([parse_assignment(assignment)]))
+    config = resolve("tiny-cpu", pipeline.assigned([assignment]))
     with pytest.raises(ValueError, match=message):
         arguments.refuse_unknown_trl(config)
 
@@ -61,7 +61,7 @@ def test_an_argument_that_trl_does_not_take_is_refused(assignment, message):
 def test_an_argument_of_trl_reaches_it(assignment, runs_dir):
     from trl import GRPOConfig
 
-    name, value = parse_assignment(assignment)
+    [(name, value)] = pipeline.assigned([assignment]).items()
     config = resolve("tiny-cpu", {name: value})
     arguments.refuse_unknown_trl(config)
     if value is not True:  # fp16 wants a GPU

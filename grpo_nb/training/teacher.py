@@ -6,18 +6,21 @@ nothing is asked twice.
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import numpy as np
 
 from grpo_nb import models
 from grpo_nb.environments.cache import Cache, answer_cached
 from grpo_nb.models import Engine
+from grpo_nb.models.hub import find_model
 from grpo_nb.models.template import count_tokens
 from grpo_nb.reward_lab import Bench
 from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.reward_lab.table import Row
 from grpo_nb.runs import Stage
 from grpo_nb.runs.config import RunConfig
+from grpo_nb.runs.files import digests
 
 KEPT_AT = "rewards/teacher.parquet"
 
@@ -63,6 +66,8 @@ def _answers(stage: Stage, rows: Sequence[Row], bench: Bench) -> list[list[str]]
     settings = rescue.model_dump(include={"teacher", "teacher_model", "answers"})
     settings |= {"max_completion_length": config.train.max_completion_length}
     settings |= {"temperature": config.train.temperature, "seed": config.seed}
+    if not is_address(rescue.teacher):
+        settings["weights"] = digests(Path(find_model(rescue.teacher)), "*")
     with ExitStack() as stack:
 
         def opened() -> Engine:
@@ -85,10 +90,15 @@ def _answers(stage: Stage, rows: Sequence[Row], bench: Bench) -> list[list[str]]
     return [[sample.text for sample in group] for group in groups]
 
 
+def is_address(teacher: str) -> bool:
+    """Return whether the teacher answers at an address; else it is a model to load."""
+    return teacher.startswith(("http://", "https://"))
+
+
 def open_teacher(config: RunConfig) -> Engine:
     """Open the teacher: a model to load, or one behind an address."""
     rescue, template = config.rescue, config.model.chat_template_kwargs
-    if rescue.teacher.startswith(("http://", "https://")):
+    if is_address(rescue.teacher):
         from grpo_nb.models.served import ServedEngine
 
         names = (rescue.teacher, rescue.teacher_model, rescue.api_key_env)

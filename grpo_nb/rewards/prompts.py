@@ -1,5 +1,6 @@
 """Build prompts, which are chats (`[{"role": "user", …}, …]`), and read the text of completions."""
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -50,8 +51,25 @@ def completion_text(completion: Completion) -> str:
     return content or ""
 
 
+def loggable(messages: Completion) -> Completion:
+    """Return an episode's messages with their calls as text: arguments may be of any type.
+
+    Calls may be text already, since TRL logs completions again if several steps learn from them.
+    """
+    if isinstance(messages, str):
+        return messages
+    return [
+        turn | {"tool_calls": json.dumps(turn["tool_calls"], default=str)}
+        if isinstance(turn.get("tool_calls"), list)
+        else turn
+        for turn in messages
+    ]
+
+
 def transcript(completion: Completion) -> str:
     """Return a completion for people to read; in an episode each call and result has its own line.
+
+    Calls may be text, as `loggable` leaves them.
 
     >>> call = {"function": {"name": "guess", "arguments": {"number": 4}}}
     >>> print(transcript([{"role": "assistant", "content": "", "tool_calls": [call]},
@@ -65,7 +83,8 @@ def transcript(completion: Completion) -> str:
     for message in completion:
         text = completion_text([message])
         lines += ["→ " * (message["role"] == "tool") + text] if text else []
-        for call in message.get("tool_calls") or ():
+        calls = message.get("tool_calls") or ()
+        for call in json.loads(calls) if isinstance(calls, str) else calls:
             arguments = call["function"]["arguments"]
             if isinstance(arguments, dict):  # a model may write any JSON value
                 arguments = ", ".join(f"{k}={v!r}" for k, v in arguments.items())

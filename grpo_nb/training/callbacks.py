@@ -9,12 +9,13 @@ import pandas as pd
 from transformers import TrainerCallback
 
 from grpo_nb.models import sharded
+from grpo_nb.rewards.prompts import transcript
 from grpo_nb.runs import atomic_path, write_json
 from grpo_nb.runs.files import read_json
 from grpo_nb.training import health, ranks
 from grpo_nb.training.checkpoints import adaptive_rewards, remove_old, seal, whole_or_aside
 from grpo_nb.training.guard import Guard
-from grpo_nb.training.metrics import append_line, logged_text
+from grpo_nb.training.metrics import append_line
 from grpo_nb.training.updates import Update
 from grpo_nb.training.validation import Validation
 
@@ -198,7 +199,7 @@ class StepCallback(TrainerCallback):
         logs, scores = self.trainer._logs, self._scores()
         table = scores.assign(
             question=[prompt[-1]["content"] for prompt in logs["prompt"]],
-            completion=list(map(logged_text, logs["completion"])),
+            completion=list(map(transcript, logs["completion"])),
             advantage=list(logs["advantages"]),
             reward=scores.fillna(0) @ np.array(self.trainer.args.reward_weights),
         )

@@ -86,7 +86,7 @@ def read_completions(
     raw = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
     frame = raw.reindex(columns=["step", *preset.names, "advantage"])
     frame.insert(1, "question", [prompt[-1]["content"] for prompt in raw["prompt"]])
-    texts = list(map(logged_text, raw["completion"]))
+    texts = list(map(transcript, raw["completion"]))
     answers = {_contents(row["prompt"]): row["answer"] for row in data.load(run, "train")}
     frame.insert(2, "reference", [answers.get(_contents(prompt)) for prompt in raw["prompt"]])
     frame.insert(3, "completion", texts)
@@ -100,13 +100,6 @@ def read_completions(
 
 def _contents(prompt: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
     return tuple(message["content"] for message in prompt)
-
-
-def logged_text(messages: Iterable[Mapping[str, Any]]) -> str:
-    """Return the transcript of messages from `loggable`, whose calls are text."""
-    return transcript(
-        [turn | {"tool_calls": json.loads(turn.get("tool_calls") or "[]")} for turn in messages]
-    )
 
 
 def of_episodes(
@@ -137,21 +130,6 @@ def of_episodes(
         "episodes/turns": episodes["turns"].mean(),
         "episodes/gain": totals[with_call].mean() - totals[~with_call].mean(),
     }
-
-
-def loggable(messages: Any) -> Any:
-    """Return an episode's messages with their calls as text: arguments may be of any type.
-
-    Calls may be text already, since TRL logs completions again if several steps learn from them.
-    """
-    if isinstance(messages, str):
-        return messages
-    return [
-        turn | {"tool_calls": json.dumps(turn["tool_calls"], default=str)}
-        if isinstance(turn.get("tool_calls"), list)
-        else turn
-        for turn in messages
-    ]
 
 
 def of_a_step(metrics: Mapping[str, list[float]], completions: int) -> dict[str, float]:

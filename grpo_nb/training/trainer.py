@@ -54,6 +54,7 @@ from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import in_thread, is_async, waits
 from grpo_nb.rewards.contract import call
 from grpo_nb.rewards.limits import contained
+from grpo_nb.rewards.prompts import loggable
 from grpo_nb.rewards.surroundings import kept, turn
 from grpo_nb.runs import Check, Checks, Stage, atomic_path
 from grpo_nb.training import (
@@ -378,7 +379,7 @@ class Trainer(GRPOTrainer):
             metrics.new_peak()
             logged = self._logs["completion"]
             for place, completion in enumerate(logged):
-                logged[place] = metrics.loggable(completion)
+                logged[place] = loggable(completion)
         super().log(logs, start_time)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:

@@ -141,7 +141,7 @@ class TrainingDashboard(View):
         """Show the best, the worst and a random completion of the latest step that has any."""
         if not self.sample:
             return ""
-        sample = sorted(self.sample, key=lambda c: charts.finite(c).get("reward", -math.inf))
+        sample = sorted(self.sample, key=lambda c: (math.isfinite(c["reward"]), c["reward"]))
         # A separate generator, so that the training's random state is unchanged.
         other = random.Random(self.step).choice(sample[1:-1] or sample)
         frame = pd.DataFrame([sample[-1], sample[0], other], index=["best", "worst", "random"])

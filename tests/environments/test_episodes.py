@@ -12,7 +12,7 @@ from grpo_nb import environments, models, rewards, training
 from grpo_nb.environments.play import Episode
 from grpo_nb.models import hub, lm_head, template
 from grpo_nb.models.engine import TransformersEngine
-from grpo_nb.rewards.prompts import build_prompt
+from grpo_nb.rewards.prompts import build_prompt, loggable, transcript
 from grpo_nb.runs import PROJECT_ROOT
 
 BASE = PROJECT_ROOT / "data/agent_base"
@@ -108,9 +108,9 @@ def test_calls_are_logged_as_text_once_however_often_a_generation_is_learnt_from
     calls = [{"type": "function", "function": {"name": "guess", "arguments": {"n": 4}}}]
     said = {"role": "assistant", "content": "", "tool_calls": calls}
     messages = [said, {"role": "tool", "name": "guess", "content": "right"}]
-    logged = training.metrics.loggable(messages)
-    assert training.metrics.loggable(logged) == logged
-    assert training.metrics.logged_text(logged) == "guess(n=4)\n→ right"
+    logged = loggable(messages)
+    assert loggable(logged) == logged
+    assert transcript(logged) == "guess(n=4)\n→ right"
 
 
 @pytest.fixture

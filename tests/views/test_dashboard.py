@@ -218,7 +218,7 @@ def test_an_error_is_shown_and_the_training_goes_on():
     dashboard = TrainingDashboard(Buttons())
     dashboard.buttons.stop.set()  # the last step is drawn at once
     dashboard(update(LINES[0], ["no dict"]))
-    assert "AttributeError" in dashboard.errors.value
+    assert "TypeError" in dashboard.errors.value
     assert "role='alert'" in dashboard.errors.value
 
 

@@ -5,10 +5,11 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from itertools import product
+from pathlib import Path
 from statistics import NormalDist
 
+import forked
 import numpy as np
 import pandas as pd
 import pytest
@@ -256,9 +257,8 @@ evaluation.run(TWO, ASKED, MATH, resolve("tiny-cpu", SMALL), progress, Run("p"))
 """
 
 
-@pytest.fixture
-def sampled(monkeypatch):
-    """The numbers of the rows that a real engine was asked, in order."""
+def watched_rows(monkeypatch):
+    """The numbers of the rows that a real engine is asked from now on, in order."""
     rows, answer = [], cache.answer
 
     def watched(engine, part, *others, **how):
@@ -269,22 +269,36 @@ def sampled(monkeypatch):
     return rows
 
 
+@pytest.fixture
+def sampled(monkeypatch):
+    return watched_rows(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """An evaluation of both models that nothing stops."""
+    with pytest.MonkeyPatch.context() as patch:
+        rows = watched_rows(patch)
+        evaluated = evaluation.run(TWO, ASKED, MATH, resolve("tiny-cpu", SMALL))
+    assert rows == 4 * [*range(6)]
+    return evaluated
+
+
 def interrupt(done, total, note):
     if done > 28:
         raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("way", ["interrupted", "killed"])
-def test_a_stopped_evaluation_samples_what_is_missing(runs_dir, sampled, way, capsys):
+def test_a_stopped_evaluation_samples_what_is_missing(
+    whole, runs_dir, sampled, way, capsys, forks, tmp_path
+):
     config, run = resolve("tiny-cpu", SMALL), Run("p")
-    whole = evaluation.run(TWO, ASKED, MATH, config)
-    assert sampled == 4 * [*range(6)]
-    sampled.clear()
     if way == "killed":
-        paths = {
-            "PYTHONPATH": f"{PROJECT_ROOT}:{PROJECT_ROOT}/tests:{PROJECT_ROOT}/tests/evaluation"
-        }
-        ended = subprocess.run([sys.executable, "-c", KILLED], env=os.environ | paths, check=False)
+        (tmp_path / "killed.py").write_text(KILLED)
+        paths = {"PYTHONPATH": f"{PROJECT_ROOT}:{PROJECT_ROOT}/tests:{Path(__file__).parent}"}
+        command = [*forked.python(), str(tmp_path / "killed.py")]
+        ended = subprocess.run(command, env=os.environ | paths, check=False)
         assert ended.returncode == -signal.SIGKILL
     else:
         with pytest.raises(KeyboardInterrupt):

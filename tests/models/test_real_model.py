@@ -119,10 +119,9 @@ def test_samples_that_are_not_the_policys_are_found(trained, monkeypatch, name):
     torch.manual_seed(0)
     with torch.no_grad():
         fault(trainer, monkeypatch)
+        # A look has at most 640 tokens, so that a weak fault may take several.
         with pytest.raises(RuntimeError, match=words):
-            for _ in range(
-                3
-            ):  # a look has at most 640 tokens, so that a weak fault may take several
+            for _ in range(8):
                 trainer.steps.guard()
     trainer.samples_densely = True
 

@@ -67,6 +67,12 @@ def constant(body):
     return reply(dict.fromkeys(completions_in(body)[0], 8))
 
 
+def contrary(body):
+    """Prefers what is wrong."""
+    grades = json.loads(honest(body))
+    return json.dumps({k: v if k == "reason" else 10 - v for k, v in grades.items()})
+
+
 @dataclass(eq=False)
 class InProcess(GroupJudge):
     """A judge whose requests do not leave the process; all else is the client's and ours."""

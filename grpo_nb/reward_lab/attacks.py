@@ -29,7 +29,6 @@ from grpo_nb.rewards import RewardSet
 from grpo_nb.runs import Check
 
 PROBED_ROWS = 16
-REFERENCE_ROWS = 512  # rows whose reference answers are scored
 PARTLY = 0.25  # share of the way from wrong to right that a graded first reward may pay by chance
 WON_SHARE = 0.1  # the verdict fails if an attack wins on a larger share of the rows
 FIX = "pay less for it, or gate it by correctness: docs/troubleshooting.md#verdicts-on-the-rewards"

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_nb.reward_lab.attacks import PROBED_ROWS, REFERENCE_ROWS
+from grpo_nb.reward_lab.attacks import PROBED_ROWS
 from grpo_nb.reward_lab.table import Row
-from grpo_nb.reward_lab.test import RewardTest
+from grpo_nb.reward_lab.test import REFERENCE_ROWS, RewardTest
 from grpo_nb.rewards import GroupJudge, LLMJudge, RewardSet, call
 from grpo_nb.rewards.prompts import completion_text
 from grpo_nb.runs import Check
@@ -60,11 +60,10 @@ def cost(judge: LLMJudge, test: RewardTest) -> str:
     calls = CALLS * len(groups) + 3 * len(test.baseline.rows) + len(rows) + 2 * PROBED_ROWS
     plan = {"these tests": calls, "the training": completions // config.train.num_generations}
     estimate = judge.changed(cache=False).estimate(**_columns(groups))
-    tokens, dollars = estimate.tokens / estimate.calls, estimate.dollars / estimate.calls
-    parts = [
-        f"{name} about {count:,} calls, {count * tokens:,.0f} tokens, ${count * dollars:,.2f}"
-        for name, count in plan.items()
-    ]
+    parts = []
+    for name, count in plan.items():
+        tokens, dollars = (estimate[k] * count / estimate["calls"] for k in ("tokens", "dollars"))
+        parts.append(f"{name} about {count:,} calls, {tokens:,.0f} tokens, ${dollars:,.2f}")
     return f"judge {judge.name}: {'; '.join(parts)}"
 
 

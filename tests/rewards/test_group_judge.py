@@ -193,10 +193,11 @@ def test_the_estimate_is_free_and_what_is_cached_costs_nothing(server, judge):
     arguments = {"prompts": prompts, "completions": [RIGHT, "?", "!"], "answer": answer}
     estimate = made.estimate(**arguments)
     assert not server.seen
-    assert (estimate.calls, estimate.dollars) == (1, pytest.approx(estimate.tokens * 2e-6))
+    dollars = pytest.approx(estimate["tokens"] * 2e-6)
+    assert estimate == {"calls": 1, "tokens": estimate["tokens"], "dollars": dollars}
     asyncio.run(made(**arguments))
-    assert made.spent == {"calls": 1, "tokens": estimate.tokens}
-    assert made.estimate(**arguments) == (0, 0, 0)
+    assert made.spent == estimate
+    assert made.estimate(**arguments) == {"calls": 0, "tokens": 0, "dollars": 0}
 
 
 def test_the_tokens_that_the_server_reports_count(server, judge):
@@ -208,7 +209,7 @@ def test_the_tokens_that_the_server_reports_count(server, judge):
 
     server.script, made = [answer], judge()
     assert scored(made, RIGHT, "?") == [0.85, 0.15]
-    assert made.spent == {"calls": 1, "tokens": 77}
+    assert (made.spent["calls"], made.spent["tokens"]) == (1, 77)
 
 
 def test_settings_that_need_each_other_are_refused(judge):

@@ -13,9 +13,10 @@ from grpo_nb.environments.findings import findings
 from grpo_nb.reward_lab import baseline as baselines
 from grpo_nb.reward_lab import behavior
 from grpo_nb.reward_lab.attacks import attack_checks, probe, read_attacks, references
+from grpo_nb.reward_lab.certificate import certify, cost, judges
 from grpo_nb.reward_lab.linter import lint, usable
 from grpo_nb.reward_lab.table import bench_of, signal_table
-from grpo_nb.reward_lab.test import RewardTest
+from grpo_nb.reward_lab.test import REFERENCE_ROWS, RewardTest
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.identity import describe
 from grpo_nb.rewards.prompts import Message
@@ -24,7 +25,6 @@ from grpo_nb.runs import Check, Checks, Run, project_path, write_json
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.runs.files import read_json
 
-REFERENCE_ROWS = 512  # rows whose reference answers are scored
 REPORT = "rewards/report.json"
 SCORES = "rewards/scores.json"
 
@@ -32,8 +32,8 @@ SCORES = "rewards/scores.json"
 class Verdict(NamedTuple):
     """Hold the result of stage 02 for a reward set.
 
-    checks: "rewards" first, then the findings of linter, references and attacks, then "base
-        model" and "completion length".
+    checks: "rewards" first, then the findings of linter, references and attacks, and the tests of
+        a judge; then "base model" and "completion length".
     probes: What the attacks earned, as `probe` returns it; None if the rewards cannot be called.
     baseline: Figures of the baseline rollouts.
     signal: The `signal_table`, one line per reward.
@@ -84,11 +84,14 @@ def judge(test: RewardTest) -> Verdict:
     """Judge rewards by linter, references and attacks, or by the tests of an environment.
 
     The user's own attacks come from the stage; references of up to REFERENCE_ROWS rows are scored.
+    A judge among the rewards is tested on its own, too; what it will cost is printed first.
     """
     stage, rows, baseline, bench = test
     config, completions = stage.config, [each.completion for each in baseline.samples]
     attacks = read_attacks(project_path(config.rewards.cases)) if config.rewards.cases else []
     probes = None
+    for each in judges(bench.preset):
+        print(cost(each, test))
     with redirect_stdout(Muted()):  # rewards may print what they are called with
         problems = lint(bench, baseline.repeated_rows, completions)
         if not usable(problems):
@@ -104,6 +107,8 @@ def judge(test: RewardTest) -> Verdict:
                 won = attack_checks(probes, bench.preset)
                 problems = [*references(bench, tested, table), *problems, *won]
                 problems += _form_asked(bench.preset, rows[0]["prompt"], config)
+            for each in judges(bench.preset):
+                problems += certify(each, test)
         except Exception as error:  # a user's reward may raise anything, and that is the verdict
             evidence = f"{error!r} {', '.join(getattr(error, '__notes__', []))}"
             fix = "give such text the lowest score, or use @reward(on_error='skip')"
@@ -138,7 +143,8 @@ def _summary(problems: Sequence[Check]) -> Check:
     """Return the check "rewards", which stops if any of the problems does."""
     stops = [check for check in problems if check.state == "stop"]
     if not stops:
-        return Check("rewards", "ok", f"right answers win, attacks lose; {len(problems)} warnings")
+        count = sum(check.state == "warning" for check in problems)
+        return Check("rewards", "ok", f"right answers win, attacks lose; {count} warnings")
     count = f"{len(stops)} reasons to stop, the first" if stops[1:] else "a reason to stop"
     evidence = f"{count}: {stops[0].name}: {stops[0].evidence}"
     return Check("rewards", "stop", evidence, f"{stops[0].fix}; then test them again")

@@ -14,6 +14,8 @@ from grpo_nb.reward_lab.table import Bench, Row, bench_of
 from grpo_nb.rewards import RewardSet
 from grpo_nb.runs import Stage
 
+REFERENCE_ROWS = 512  # rows whose reference answers are scored
+
 
 class RewardTest(NamedTuple):
     """Hold rewards with all that they are tested on.

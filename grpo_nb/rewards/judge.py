@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -51,62 +51,102 @@ class LLMJudge:
         Raises:
             ValueError: The columns differ in length, or the API refuses the key, model or address.
         """
-        from openai import AsyncOpenAI
+        keys, limit = self.keys(prompts, completions, columns), asyncio.Semaphore(self.concurrency)
+        async with self.client() as client:
+            grades = await self.grades(client, limit, keys)
+        scores = [grades.get(key) for key in keys]
+        if log_metric := columns.get("log_metric"):
+            log_metric(f"{self.__name__}/failures", float(scores.count(None)))
+        return scores
 
+    def keys(self, prompts: Sequence, completions: Sequence, columns: dict[str, Any]) -> list[Any]:
+        """Return for each completion what its score depends on.
+
+        Raises:
+            ValueError: The columns differ in length.
+        """
         expected = columns.get("answer") or [None] * len(completions)
         if not len(prompts) == len(completions) == len(expected):
             raise ValueError(
                 f"reward {self.__name__}: {len(prompts)} prompts, {len(completions)} completions "
                 f"and {len(expected)} answers; give one of each for each completion"
             )
-        quotes = list(map(_quote, prompts, completions, expected))
-        limit = asyncio.Semaphore(self.concurrency)
-        # A client belongs to one event loop, and a notebook has several.
-        async with AsyncOpenAI(
+        return list(map(self.key, prompts, completions, expected))
+
+    def key(self, prompt: Completion, completion: Completion, expected: Any) -> Any:
+        """Quote question, completion and reference."""
+        data = {"QUESTION": question(prompt), "COMPLETION": completion_text(completion)}
+        return quotation(data | ({} if expected is None else {"REFERENCE ANSWER": str(expected)}))
+
+    async def grades(self, client: Any, limit: asyncio.Semaphore, keys: list) -> dict[Any, Any]:
+        """Return the score of each key, or None, from the cache or the API."""
+        new = [text for text in dict.fromkeys(keys) if text not in self.verdicts]
+        await asyncio.gather(*(self._judge(client, limit, text) for text in new))
+        return self.verdicts
+
+    def client(self) -> Any:
+        """Return a new client: one belongs to one event loop, and a notebook has several."""
+        from openai import AsyncOpenAI
+
+        return AsyncOpenAI(
             base_url=self.base_url,
             api_key=os.environ.get(self.api_key_env) or "none",  # a local server asks for none
             max_retries=self.retries,
             timeout=self.timeout_seconds,
-        ) as client:
-            new = [text for text in dict.fromkeys(quotes) if text not in self.verdicts]
-            await asyncio.gather(*(self._judge(client, limit, text) for text in new))
-        scores = [self.verdicts.get(text) for text in quotes]
-        if log_metric := columns.get("log_metric"):
-            log_metric(f"{self.__name__}/failures", float(scores.count(None)))
-        return scores
+        )
 
-    async def _judge(self, client: Any, limit: asyncio.Semaphore, quote: str) -> None:
-        """Ask for a verdict, and cache it if there is one."""
+    async def ask(self, send: Callable[[], Awaitable[Any]], attempts: int = 1) -> Any:
+        """Return what a request gives; None if the API fails, or each attempt gives no verdict.
+
+        Raises:
+            ValueError: The API refuses the key, model or address.
+        """
         import openai
 
         refusals = openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError
+        no_verdict = openai.OpenAIError, ValueError, LookupError, TypeError, AttributeError
+        for _ in range(attempts):
+            try:
+                return await send()
+            except refusals as e:
+                raise ValueError(
+                    f"the judge at {self.base_url} answered {e.status_code} for the model "
+                    f"{self.model!r}: check address and name, and the key in the environment "
+                    f"variable {self.api_key_env}"
+                ) from None
+            except openai.APIError:
+                return None
+            except no_verdict:
+                continue  # a reply of another shape
+        return None
+
+    async def _judge(self, client: Any, limit: asyncio.Semaphore, quote: str) -> None:
+        """Ask for a verdict, and cache it if there is one."""
         system = {"role": "system", "content": _FRAME.format(rubric=self.rubric)}
         request = {"messages": [system, {"role": "user", "content": quote}], "temperature": 0}
-        try:
-            async with limit:
-                reply = await client.chat.completions.create(
-                    model=self.model, **request | self.options
-                )
-            self.verdicts[quote] = _verdict(reply.choices[0].message.content)
-        except refusals as e:
-            raise ValueError(
-                f"the judge at {self.base_url} answered {e.status_code} for the model "
-                f"{self.model!r}: check address and name, and the key in the environment variable "
-                f"{self.api_key_env}"
-            ) from None
-        except (openai.APIError, ValueError, LookupError, TypeError, AttributeError):
-            return  # no reply, a reply of another shape, or no verdict
+
+        async def send() -> float:
+            reply = await client.chat.completions.create(model=self.model, **request | self.options)
+            return _verdict(reply.choices[0].message.content)
+
+        async with limit:
+            if (score := await self.ask(send)) is not None:
+                self.verdicts[quote] = score
 
 
-def _quote(prompt: Completion, completion: Completion, expected: Any) -> str:
-    """Quote question, completion and reference, so that no text can close its own quotation."""
+def question(prompt: Completion) -> str:
+    """Return the text of a prompt's last message by the user."""
     user = prompt if isinstance(prompt, str) else [m for m in prompt if m.get("role") == "user"]
-    data = {"QUESTION": completion_text(user or prompt), "COMPLETION": completion_text(completion)}
-    data |= {} if expected is None else {"REFERENCE ANSWER": str(expected)}
+    return completion_text(user or prompt)
+
+
+def quotation(data: dict[str, str]) -> str:
+    """Quote texts under their names, so that no text can close its own quotation."""
+    quotes = []
     for name, text in data.items():
         harmless = re.sub(r"([<>])(?=\1\1)", r"\1 ", text.encode(errors="replace").decode())
-        data[name] = f"<<<{name}>>>\n{harmless}\n<<<END {name}>>>"
-    return "\n\n".join(data.values())
+        quotes.append(f"<<<{name}>>>\n{harmless}\n<<<END {name}>>>")
+    return "\n\n".join(quotes)
 
 
 def _verdict(reply: str) -> float:

@@ -1,11 +1,12 @@
 """docs/recipes.md, run as it stands, with the sizes that it gives itself."""
 
 import json
+import re
 import shutil
 
 import pytest
 import yaml
-from judge_server import serving
+from judge_server import serving, verdict
 from pages import blocks, run_shell, write_files
 
 from grpo_nb.data import store
@@ -31,7 +32,16 @@ def place(tmp_path_factory, demo_run, forks):
 @pytest.fixture(scope="module")
 def judge_url():
     with serving() as server:
+        server.script = [fair]
         yield server.url
+
+
+def fair(body):
+    """Grade by the reference answer, as a judge must to pass its tests."""
+    said = body["messages"][1]["content"]
+    quotes = dict(re.findall(r"<<<([A-Z ]+)>>>\n(.*?)\n<<<END \1>>>", said, re.DOTALL))
+    right = f"<answer>{quotes['REFERENCE ANSWER']}</answer>"
+    return verdict(8 if right in quotes["COMPLETION"] else 2)
 
 
 def steps(place):
@@ -62,7 +72,9 @@ def the_second_run_starts_from_the_first(place, said):
 def judge_scores(place, said):
     report = json.loads((place / "runs/judged/rewards/report.json").read_text())
     judged = next(line for line in report["signal"] if line["reward"] == "clear")
-    assert report["passed"] and judged["mean"] == pytest.approx(0.8)
+    assert report["passed"] and 0.2 <= judged["mean"] <= 0.8
+    states = {check["name"]: check["state"] for check in report["checks"]}
+    assert states["clear: another answer"] == states["clear: praise"] == "ok"
 
 
 def code_is_tested(place, said):

@@ -1,0 +1,180 @@
+"""The certificate of a judge: what it must get right on baseline completions before it may pay.
+
+A group is a few completions of one prompt, with the reference answer and another prompt's answer
+inserted. The judge grades each group as it is, in the opposite order, once more, and with a changed
+copy of its worst completion. Each test counts the groups that the judge gets right. It says "stop"
+if the whole 95 % interval of their share lies below MARK, and warns if the share does.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from grpo_nb.reward_lab.attacks import PROBED_ROWS
+from grpo_nb.reward_lab.table import Row
+from grpo_nb.reward_lab.test import REFERENCE_ROWS, RewardTest
+from grpo_nb.rewards import GroupJudge, LLMJudge, RewardSet, call
+from grpo_nb.rewards.prompts import completion_text
+from grpo_nb.runs import Check
+from grpo_nb.runs.files import read_yaml
+
+GROUPS = 16  # prompts
+COMPLETIONS = 6  # of a prompt, at most
+CALLS = 6  # per group
+MARGIN = 0.15  # grades that differ by less count as equal
+MARK = 0.9
+TESTS = read_yaml(Path(__file__).with_name("certificate.yaml"))
+Grades = dict[str, float]  # {completion: score} of a group; NaN for None
+
+
+class Group(NamedTuple):
+    """Hold completions of a row's prompt, which are graded together with those inserted.
+
+    reference: The reference answer as a completion; "" if the row has none.
+    other: Another prompt's answer as a completion, or a changed copy; "" for none.
+    """
+
+    row: Row
+    completions: list[str]
+    reference: str
+    other: str
+
+    @property
+    def texts(self) -> list[str]:
+        return [*self.completions, *filter(None, [self.reference, self.other])]
+
+
+def judges(preset: RewardSet) -> list[LLMJudge]:
+    """Return the judges among the rewards."""
+    return [func for func in preset.reward_funcs if isinstance(func, LLMJudge)]
+
+
+def cost(judge: LLMJudge, test: RewardTest) -> str:
+    """Say roughly what the tests and the training will cost, before the first request."""
+    config, groups, rows = test.stage.config, _groups(test), test.rows[:REFERENCE_ROWS]
+    completions = config.train.max_steps * config.step_completions
+    if not isinstance(judge, GroupJudge):
+        return f"judge {judge.name}: the training about {completions:,} calls"
+    calls = CALLS * len(groups) + 3 * len(test.baseline.rows) + len(rows) + 2 * PROBED_ROWS
+    plan = {"these tests": calls, "the training": completions // config.train.num_generations}
+    estimate = judge.changed(cache=False).estimate(**_columns(groups))
+    parts = []
+    for name, count in plan.items():
+        tokens, dollars = (estimate[k] * count / estimate["calls"] for k in ("tokens", "dollars"))
+        parts.append(f"{name} about {count:,} calls, {tokens:,.0f} tokens, ${dollars:,.2f}")
+    return f"judge {judge.name}: {'; '.join(parts)}"
+
+
+def certify(judge: LLMJudge, test: RewardTest) -> list[Check]:
+    """Test a judge on up to GROUPS groups of the baseline; an `LLMJudge` has no order to test.
+
+    Args:
+        judge: A judge of single completions, or of groups. It is asked on its own budget.
+        test: The rows and baseline rollouts of the run.
+    """
+    groups = _groups(test)
+    graded = zip(groups, _grades(judge, groups), strict=True)
+    pairs = [
+        (group, grades) for group, grades in graded if not any(map(math.isnan, grades.values()))
+    ]
+    if not pairs:
+        return [_check(judge, "verdicts", [False] * len(groups))]
+    groups, plain = [group for group, _ in pairs], [grades for _, grades in pairs]
+    grouped = isinstance(judge, GroupJudge)
+    fresh = judge.changed(cache=False) if grouped else replace(judge)  # it remembers nothing
+    results = {"repeatability": list(map(_is_repeated, plain, _grades(fresh, groups)))}
+    if grouped:
+        opposite = _grades(judge.changed(reverse=not judge.reverse), groups)
+        results["position"] = list(map(_is_in_order, plain, opposite))
+    worst = [min(group.completions, key=grades.get) for group, grades in pairs]
+    for name, suffix in TESTS["copies"].items():
+        copies = [text + suffix for text in worst]
+        changed = [g._replace(reference="", other=c) for g, c in zip(groups, copies, strict=True)]
+        results[name] = list(map(_earns_no_more, _grades(judge, changed), worst, copies))
+    results["reference"] = list(map(_reference_wins, groups, plain))
+    results["another answer"] = list(map(_other_loses, groups, plain))
+    return [_check(judge, name, decided) for name, decided in results.items()]
+
+
+def _groups(test: RewardTest) -> list[Group]:
+    """Return the groups of the first prompts of the baseline."""
+    reference, groups = test.bench.preset.reference, {}
+    for row, completions in zip(test.baseline.rows, test.baseline.completions_P_G, strict=True):
+        others = [each for each in test.rows if str(each["answer"]) != str(row["answer"])]
+        right = reference(row) if str(row["answer"]).strip() else ""
+        other = reference(others[len(groups) % len(others)]) if others else ""
+        texts = dict.fromkeys(map(completion_text, completions))
+        texts = [text for text in texts if text not in (right, other)][:COMPLETIONS]
+        groups[str(row["prompt"])] = Group(row, texts or [""], right, other)
+    return list(groups.values())[:GROUPS]
+
+
+def _columns(groups: Sequence[Group]) -> dict[str, list[Any]]:
+    """Return the arguments with which a judge is called."""
+    pairs = [(group.row, text) for group in groups for text in group.texts]
+    return {
+        "prompts": [row["prompt"] for row, _ in pairs],
+        "completions": [text for _, text in pairs],
+        "answer": [row["answer"] for row, _ in pairs],
+    }
+
+
+def _grades(judge: LLMJudge, groups: Sequence[Group]) -> list[Grades]:
+    """Ask for the grades of all groups at once."""
+    scores = call(judge, **_columns(groups))
+    remaining = (math.nan if score is None else score for score in scores)
+    return [{text: next(remaining) for text in group.texts} for group in groups]
+
+
+# Each of these says whether the judge is right about a group; None if the group cannot tell.
+def _is_repeated(before: Grades, after: Grades) -> bool:
+    return sum(abs(before[text] - after[text]) for text in before) <= MARGIN * len(before)
+
+
+def _is_in_order(grades: Grades, opposite: Grades) -> bool | None:
+    best, worst = max(grades, key=grades.get), min(grades, key=grades.get)
+    apart = grades[best] - grades[worst] > MARGIN
+    return opposite[best] > opposite[worst] if apart else None
+
+
+def _earns_no_more(grades: Grades, text: str, copy: str) -> bool | None:
+    return None if grades[text] > 1 - MARGIN else grades[copy] <= grades[text] + MARGIN
+
+
+def _reference_wins(group: Group, grades: Grades) -> bool | None:
+    reference = grades.get(group.reference)
+    return None if reference is None else max(grades.values()) <= reference + MARGIN
+
+
+def _other_loses(group: Group, grades: Grades) -> bool | None:
+    best = max(grades[text] for text in group.completions)
+    return grades[group.other] < grades.get(group.reference, best) if group.other else None
+
+
+def _check(judge: LLMJudge, name: str, results: Sequence[bool | None]) -> Check:
+    """Return the share of groups that the judge gets right, with its interval."""
+    name, fix = f"{judge.name}: {name}", TESTS["fixes"][name]
+    decided = [result for result in results if result is not None]
+    if not decided:
+        return Check(name, "warning", f"none of {len(results)} groups could tell", fix)
+    right, count = sum(decided), len(decided)
+    low, high = wilson(right, count)
+    state = "stop" if high < MARK else "warning" if right < MARK * count else "ok"
+    evidence = f"right on {right} of {count} groups ({low:.0%} to {high:.0%}, mark {MARK:.0%})"
+    return Check(name, state, evidence, "" if state == "ok" else fix)
+
+
+def wilson(right: int, count: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share.
+
+    Source: Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953.
+
+    >>> [round(end, 3) for end in wilson(8, 10)]
+    [0.49, 0.943]
+    """
+    square = 1.96**2
+    middle = (right + square / 2) / (count + square)
+    half = 1.96 * math.sqrt(right * (count - right) / count + square / 4) / (count + square)
+    return middle - half, middle + half

@@ -1,0 +1,194 @@
+"""The certificate: an honest judge passes, and each habit is refused by the test that names it."""
+
+import json
+import random
+import re
+from types import SimpleNamespace
+
+import pytest
+import scripted_judges as scripts
+from judge_server import serving, verdict
+
+from grpo_nb import data, reward_lab
+from grpo_nb.models import Sample
+from grpo_nb.reward_lab import Bench, RewardTest, baseline
+from grpo_nb.reward_lab.certificate import certify, cost, wilson
+from grpo_nb.rewards import GroupJudge, LLMJudge, load_preset, prompts, reward_set
+from grpo_nb.runs import start_stage
+from grpo_nb.runs.config import RunConfig
+
+MATH = load_preset("math")
+TESTS = [
+    *("repeatability", "position", "length", "praise", "markup"),
+    *("reference", "another answer"),
+]
+ROWS = [
+    {"question": f"{n} + 3?", "prompt": prompts.build_prompt(f"{n} + 3?"), "answer": str(n + 3)}
+    for n in range(20)
+]
+
+
+def completions_of(row):
+    """Some right, some wrong, some without an answer, of different lengths."""
+    right, wrong = row["answer"], str(int(row["answer"]) + 1)
+    return [
+        *(f"<answer>{wrong}</answer>", f"I add. <answer>{right}</answer>", "I do not know.", "?"),
+        f"It is {wrong}, as I know from school. <answer>{wrong}</answer>",
+        f"<answer>{right}</answer>",
+    ]
+
+
+def a_test(rows=ROWS, completions=completions_of, prompts=16):
+    groups = [[Sample(text, 9, False) for text in completions(row)] for row in rows[:prompts]]
+    tried = baseline.Baseline(list(rows[:prompts]), groups)
+    return RewardTest(SimpleNamespace(config=RunConfig()), list(rows), tried, Bench(MATH))
+
+
+def states(checks):
+    names = [check.name.split(": ")[1] for check in checks]
+    return dict(zip(names, (check.state for check in checks), strict=True))
+
+
+@pytest.fixture
+def server(monkeypatch, runs_dir):
+    with serving() as server:
+        yield server
+
+
+def of_script(server, script, rows=ROWS[:8]):
+    server.script = [script]
+    return certify(GroupJudge("m", server.url), a_test(rows, prompts=8))
+
+
+def test_an_honest_judge_passes_every_test(server):
+    checks = of_script(server, scripts.honest)
+    assert states(checks) == dict.fromkeys(TESTS, "ok")
+    assert checks[0].evidence == "right on 8 of 8 groups (68% to 100%, mark 90%)"
+    assert len(server.seen) == 6 * 8
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        (scripts.position_loving, "position"),
+        (scripts.length_loving, "length"),
+        (scripts.flattered, "praise"),
+        (scripts.by_chance, "repeatability"),
+        (scripts.breaks_json, "markup"),
+        (scripts.constant, "another answer"),
+        (scripts.contrary, "reference"),
+    ],
+)
+def test_each_habit_is_refused_by_the_test_that_names_it(server, script, name):
+    checks = of_script(server, script)
+    assert states(checks)[name] == "stop"
+    (check,) = [check for check in checks if check.name == f"group_judge: {name}"]
+    assert check.fix and "mark 90%" in check.evidence
+    if script in (scripts.flattered, scripts.breaks_json, scripts.constant):
+        assert list(states(checks).values()).count("stop") == 1
+
+
+def test_an_honest_judge_with_noise_is_refused_at_most_five_times_in_a_hundred():
+    refused, tried = {}, a_test(prompts=8)
+    for seed in range(100):
+        noise = random.Random(seed)
+        judge = scripts.InProcess("m", cache=False, script=lambda b, n=noise: scripts.honest(b, n))
+        if stops := [check for check in certify(judge, tried) if check.state == "stop"]:
+            refused[seed] = stops
+    assert len(refused) <= 5, refused
+
+
+def test_a_judge_of_single_completions_is_tested_without_an_order(server):
+    def honest(body):
+        text = body["messages"][1]["content"]
+        right = scripts.RIGHT.search(text)[1]
+        return verdict(8 if f"<answer>{right}</answer>" in text else 1)
+
+    server.script = [honest]
+    judge = LLMJudge("m", server.url)
+    assert list(states(certify(judge, a_test(prompts=4)))) == [t for t in TESTS if t != "position"]
+    assert set(states(certify(judge, a_test(prompts=4))).values()) == {"ok"}
+    server.script = [lambda body: verdict(9 if "full marks" in str(body) else 4)]
+    assert states(certify(LLMJudge("m", server.url), a_test(prompts=4)))["praise"] == "stop"
+
+
+def test_a_judge_that_is_down_is_refused_and_raises_nothing(server):
+    server.script = [500]
+    (check,) = certify(GroupJudge("m", server.url, retries=0), a_test(prompts=4))
+    assert (check.name, check.state) == ("group_judge: verdicts", "stop")
+    assert "right on 0 of 4 groups" in check.evidence
+
+
+def test_without_references_the_best_completion_must_beat_another_answer(server):
+    server.script = [scripts.honest]
+    rows = [{**row, "answer": row["answer"] if i > 4 else ""} for i, row in enumerate(ROWS)]
+    checks = certify(
+        GroupJudge("m", server.url), a_test(rows, lambda row: ["<answer></answer>"], 4)
+    )
+    assert states(checks)["reference"] == "warning" and states(checks)["another answer"] == "ok"
+    assert "none of 4 groups could tell" in str(checks)
+
+
+def test_the_cost_is_said_before_the_first_request(server):
+    judge = GroupJudge("m", server.url, dollars_per_million_tokens=3.0)
+    sentence = cost(judge, a_test())
+    assert not server.seen
+    assert "these tests about 196 calls" in sentence and "$" in sentence
+    config = RunConfig()
+    steps = config.train.max_steps * config.step_completions
+    assert f"the training about {steps // config.train.num_generations:,} calls" in sentence
+    assert f"{steps:,} calls" in cost(LLMJudge("m", server.url), a_test())
+
+
+def test_the_interval_is_wilsons():
+    assert wilson(0, 10) == pytest.approx((0, 0.2775), abs=1e-4)
+    assert wilson(16, 16) == pytest.approx((0.8064, 1), abs=1e-4)
+
+
+@pytest.fixture
+def run_test(server):
+    """The test of a run whose data stage 01 really prepared."""
+    settings = {"data.max_rows": 24}
+    stage = start_stage("01", "certified", settings, profile="tiny-cpu")
+    data.prepare(stage.run, stage.config.data, 0, lambda prompts: [10] * len(prompts))
+    stage.finish("data")
+    tested = a_test(data.load(stage.run, "train"), prompts=8)
+    stage = start_stage("02", "certified", {"rewards.baseline_completions": 6})
+    return tested._replace(stage=stage)
+
+
+def test_the_gate_certifies_the_judge_and_reports_it(run_test, server, capsys):
+    judge = GroupJudge("m", server.url)
+    test = run_test.using(reward_set([*MATH.pairs, (judge, 0.25)], MATH))
+    server.script = [scripts.honest]
+    verdict = reward_lab.judge(test)
+    (calls,) = re.findall(r"judge group_judge: these tests about (\d+) ", capsys.readouterr().out)
+    assert int(calls) == pytest.approx(len(server.seen), rel=0.25)
+    assert verdict.passed, verdict
+    warnings = [check for check in verdict.checks[1:-2] if check.state == "warning"]
+    assert verdict.checks[0].evidence.endswith(f"attacks lose; {len(warnings)} warnings")
+    reward_lab.save(test, verdict)
+    report = json.loads((test.stage.run / "rewards/report.json").read_text())
+    names = {f"group_judge: {name}" for name in TESTS}
+    assert names <= {check["name"] for check in report["checks"]}
+    assert names <= {check["name"] for check in test.stage.run.manifest()["02"]["checks"]}
+
+
+def test_the_gate_refuses_a_judge_that_is_flattered(run_test, server):
+    judge = GroupJudge("m", server.url)
+    test = run_test.using(reward_set([*MATH.pairs, (judge, 0.25)], MATH))
+    server.script = [scripts.flattered]
+    verdict = reward_lab.judge(test)
+    reward_lab.save(test, verdict)
+    assert [each for each in verdict.failures if each.startswith("group_judge: praise: right on 0")]
+    with pytest.raises(ValueError, match="failed their test"):
+        reward_lab.refuse_untested(test.stage.run, test.bench.preset)
+
+
+def test_a_budget_that_the_tests_exceed_is_a_reason_to_stop(run_test, server):
+    server.script = [scripts.honest]
+    judge = GroupJudge("m", server.url, max_calls=60)
+    test = run_test.using(reward_set([*MATH.pairs, (judge, 0.25)], MATH))
+    verdict = reward_lab.judge(test)
+    assert not verdict.passed and "has spent its max_calls = 60" in str(verdict)
+    assert 50 < len(server.seen) <= 60

@@ -101,8 +101,9 @@ def certify(judge: LLMJudge, test: RewardTest) -> list[Check]:
 def _groups(test: RewardTest) -> list[Group]:
     """Return the groups of the first prompts of the baseline."""
     reference, groups = test.bench.preset.reference, {}
+    rows = test.rows[:REFERENCE_ROWS]
     for row, completions in zip(test.baseline.rows, test.baseline.completions_P_G, strict=True):
-        others = [each for each in test.rows if str(each["answer"]) != str(row["answer"])]
+        others = [each for each in rows if str(each["answer"]) != str(row["answer"])]
         right = reference(row) if str(row["answer"]).strip() else ""
         other = reference(others[len(groups) % len(others)]) if others else ""
         texts = dict.fromkeys(map(completion_text, completions))

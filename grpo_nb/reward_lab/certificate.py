@@ -75,34 +75,35 @@ def certify(judge: LLMJudge, test: RewardTest) -> list[Check]:
         test: The rows and baseline rollouts of the run.
     """
     groups = _groups(test)
-    graded = zip(groups, _grades(judge, groups), strict=True)
+    pairs = list(zip(groups, _grades(judge, groups), strict=True))
     pairs = [
-        (group, grades) for group, grades in graded if not any(map(math.isnan, grades.values()))
+        (group, grades) for group, grades in pairs if not any(map(math.isnan, grades.values()))
     ]
     if not pairs:
         return [_check(judge, "verdicts", [False] * len(groups))]
-    groups, plain = [group for group, _ in pairs], [grades for _, grades in pairs]
-    grouped = isinstance(judge, GroupJudge)
-    fresh = judge.changed(cache=False) if grouped else replace(judge)  # it remembers nothing
-    results = {"repeatability": list(map(_is_repeated, plain, _grades(fresh, groups)))}
-    if grouped:
-        opposite = _grades(judge.changed(reverse=not judge.reverse), groups)
-        results["position"] = list(map(_is_in_order, plain, opposite))
-    worst = [min(group.completions, key=grades.get) for group, grades in pairs]
+    groups, grades = [group for group, _ in pairs], [grades for _, grades in pairs]
+    by_group = isinstance(judge, GroupJudge)
+    newcomer = judge.changed(cache=False) if by_group else replace(judge)  # it remembers nothing
+    results = {"repeatability": list(map(_is_repeated, grades, _grades(newcomer, groups)))}
+    if by_group:
+        mirror = _grades(judge.changed(reverse=not judge.reverse), groups)
+        results["position"] = list(map(_is_in_order, grades, mirror))
+    texts = [min(group.completions, key=marks.get) for group, marks in pairs]  # the worst
     for name, suffix in TESTS["copies"].items():
-        copies = [text + suffix for text in worst]
-        changed = [g._replace(reference="", other=c) for g, c in zip(groups, copies, strict=True)]
-        results[name] = list(map(_earns_no_more, _grades(judge, changed), worst, copies))
-    results["reference"] = list(map(_reference_wins, groups, plain))
-    results["another answer"] = list(map(_other_loses, groups, plain))
-    return [_check(judge, name, decided) for name, decided in results.items()]
+        copies = [text + suffix for text in texts]
+        trials = [g._replace(reference="", other=c) for g, c in zip(groups, copies, strict=True)]
+        results[name] = list(map(_earns_no_more, _grades(judge, trials), texts, copies))
+    results["reference"] = list(map(_reference_wins, groups, grades))
+    results["another answer"] = list(map(_other_loses, groups, grades))
+    return [_check(judge, name, result) for name, result in results.items()]
 
 
 def _groups(test: RewardTest) -> list[Group]:
     """Return the groups of the first prompts of the baseline."""
     reference, groups = test.bench.preset.reference, {}
+    rows = test.rows[:REFERENCE_ROWS]
     for row, completions in zip(test.baseline.rows, test.baseline.completions_P_G, strict=True):
-        others = [each for each in test.rows if str(each["answer"]) != str(row["answer"])]
+        others = [each for each in rows if str(each["answer"]) != str(row["answer"])]
         right = reference(row) if str(row["answer"]).strip() else ""
         other = reference(others[len(groups) % len(others)]) if others else ""
         texts = dict.fromkeys(map(completion_text, completions))
@@ -133,10 +134,10 @@ def _is_repeated(before: Grades, after: Grades) -> bool:
     return sum(abs(before[text] - after[text]) for text in before) <= MARGIN * len(before)
 
 
-def _is_in_order(grades: Grades, opposite: Grades) -> bool | None:
+def _is_in_order(grades: Grades, mirror: Grades) -> bool | None:
     best, worst = max(grades, key=grades.get), min(grades, key=grades.get)
     apart = grades[best] - grades[worst] > MARGIN
-    return opposite[best] > opposite[worst] if apart else None
+    return mirror[best] > mirror[worst] if apart else None
 
 
 def _earns_no_more(grades: Grades, text: str, copy: str) -> bool | None:
@@ -156,10 +157,10 @@ def _other_loses(group: Group, grades: Grades) -> bool | None:
 def _check(judge: LLMJudge, name: str, results: Sequence[bool | None]) -> Check:
     """Return the share of groups that the judge gets right, with its interval."""
     name, fix = f"{judge.name}: {name}", TESTS["fixes"][name]
-    decided = [result for result in results if result is not None]
-    if not decided:
+    answers = [result for result in results if result is not None]
+    if not answers:
         return Check(name, "warning", f"none of {len(results)} groups could tell", fix)
-    right, count = sum(decided), len(decided)
+    right, count = sum(answers), len(answers)
     low, high = wilson(right, count)
     state = "stop" if high < MARK else "warning" if right < MARK * count else "ok"
     evidence = f"right on {right} of {count} groups ({low:.0%} to {high:.0%}, mark {MARK:.0%})"

@@ -43,7 +43,7 @@ LONGEST = (
 )
 # Importing these patches torch and TRL for good.
 collect_ignore = ["gpu_on_cpu/scenarios.py", "gpu_on_cpu/vllm_scenarios.py"]
-# What `make quick` does without: whole runs, trainings in processes of their own, browsers.
+# What `make quick` does without: whole runs, most trainings, the shipped bases, browsers.
 SLOW = [
     *("answers/test_math_verify.py", "browser", "environments/test_environment_findings.py"),
     *("environments/test_episodes.py", "evaluation/test_evaluate.py", "evaluation/test_infer.py"),
@@ -51,8 +51,9 @@ SLOW = [
     *("models/test_families.py", "models/test_models.py", "models/test_real_model.py", "pipeline"),
     *("project/test_benchmarks.py", "project/test_handbook.py", "project/test_notebooks.py"),
     *("project/test_reading_a_run.py", "project/test_recipes.py", "project/test_skill.py"),
-    *("training/test_fast_cpu.py", "training/test_guard.py", "training/test_preflight.py"),
-    *("training/test_ranks.py", "training/test_resume.py", "training/test_training.py"),
+    *("rewards/test_tasks.py", "training/test_fast_cpu.py", "training/test_guard.py"),
+    *("training/test_preflight.py", "training/test_ranks.py", "training/test_resume.py"),
+    "training/test_training.py",
 ]
 LEFT_OUT = ""
 if os.environ.get("QUICK"):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from grpo_nb import data, models
 from grpo_nb.models import Policy
 from grpo_nb.reward_lab import Bench, bench_of
-from grpo_nb.reward_lab.baseline import WARMED
+from grpo_nb.reward_lab.baseline import WARMED, passed
 from grpo_nb.reward_lab.table import Row
 from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Run, Stage, atomic_path, write_json
@@ -106,8 +106,8 @@ def train_and_save(
     if stage.config.train.sft_until:
         prompts = data.load(stage.run, "train", max_rows=PROMPTS)  # the warm-up shows others
         look = partial(measure, policy, prompts, lesson.bench, stage.config)
-    lines, end = train_on(policy, stage, lesson.examples, look)
-    about = {"of": _identity(stage.config, lesson.rows), "lines": lines, "end": end}
+    about = {"of": _identity(stage.config, lesson.rows), "taught": _taught(policy, stage, lesson)}
+    about["lines"], about["end"] = train_on(policy, stage, lesson.examples, look)
 
     def save() -> None:
         with atomic_path(stage.run / folder) as temporary:
@@ -118,6 +118,21 @@ def train_and_save(
 
     ranks.from_main(save)
     return about
+
+
+def _taught(policy: Policy, stage: Stage, lesson: Lesson) -> str:
+    """Say how many rows a teacher solves, and how many of these the base does not, greedily."""
+    if stage.config.train.sft_answers != "teacher":
+        return ""
+    rows = list({example["question"]: example for example in lesson.examples}.values())
+    cap = stage.config.train.max_completion_length
+    groups = policy.generate([row["prompt"] for row in rows], max_completion_length=cap)
+    table = lesson.bench.table(rows, [[group[0].text] for group in groups])
+    unsolved = len(rows) - int(passed(table, lesson.bench.preset).sum())
+    return (
+        f"the teacher solves {len(rows)} of {len(lesson.rows)} rows; the base does not solve "
+        f"{unsolved} of them"
+    )
 
 
 def _lesson(stage: Stage) -> Lesson:
@@ -171,4 +186,4 @@ def _sentence(about: dict[str, Any]) -> str:
     looks = [line for line in about["lines"] if PASS in line]
     if looks:
         text += f", {PASS} {looks[0][PASS]:.2f} → {looks[-1][PASS]:.2f}"
-    return f"{text}; {about['end']}" if about["end"] else text
+    return "; ".join(filter(None, [text, about["end"], about["taught"]]))

@@ -112,7 +112,12 @@ def test_a_model_in_a_folder_teaches_and_the_warm_up_shows_its_answers(runs_dir)
     settings = {"rescue.teacher": "data/tiny_base", "train.sft_answers": "teacher"}
     settings |= {"data.sft_rows": 8, "train.sft_steps": 2}
     stage = Stage(run, "02", resolve("tiny-cpu", settings))
-    assert training.warm_up_base(stage).startswith("2 SFT warm-up steps")
+    sentence = training.warm_up_base(stage)
+    assert sentence.startswith("2 SFT warm-up steps")
+    taught = re.search(
+        r"the teacher solves (\d) of 8 rows; the base does not solve (\d) of them", sentence
+    )
+    assert 0 <= int(taught[2]) <= int(taught[1]) <= 8 and int(taught[1]) > 0
     tokenizer = models.load_tokenizer("data/tiny_base")
     rows = data.load(Run("folder"), "sft")
     pairs = right_answers(stage, rows, Bench(MATH, stage.config.train, tokenizer))

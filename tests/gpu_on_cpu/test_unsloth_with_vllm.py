@@ -108,8 +108,6 @@ def test_a_training_that_was_stopped_goes_on(report):
 def test_the_warm_up_comes_before_and_vllm_samples_what_it_learnt(report):
     warm = report("warm_up")
     assert warm["lines"][-1]["loss"] < warm["lines"][0]["loss"]
-    [look] = [line for line in warm["lines"] if "pass@8" in line]
-    assert look["step"] == 4 and look["entropy"] > 0 and look["distinct"] > 0
     assert warm["steps"][0][DIFFERENCE] < 0.01
 
 

@@ -195,8 +195,8 @@ def cut_off(tiny):
 
 
 def warm_up(tiny):
-    settings = {"train.sft_steps": 6, "train.sft_until": 1.0, "train.max_steps": 1}
-    trainer = tiny.start("warm", **settings)
+    # Without looks: vLLM on a CPU cannot seed more requests than it runs at a time.
+    trainer = tiny.start("warm", **{"train.sft_steps": 6, "train.max_steps": 1})
     about = json.loads((trainer.stage.run / "rewards/warm_up/about.json").read_text())
     return about | {"steps": train(trainer)}
 

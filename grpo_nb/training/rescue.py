@@ -22,7 +22,7 @@ from grpo_nb.runs import NOTEBOOKS, Run, Stage, write_json
 from grpo_nb.runs.config import RunConfig, flatten, resolve, stage_of
 from grpo_nb.runs.files import read_json
 from grpo_nb.training.pass_rate import MARK, PASS, PROMPTS, SAMPLES, measure, suffices
-from grpo_nb.training.warm_up import TRIED, lesson_of, train_and_save, warm_up
+from grpo_nb.training.warm_up import TRIED, lesson_of, load_untrained, train_and_save, warm_up
 
 REPORT = "rewards/rescue.json"
 SFT_STEPS, SFT_ROWS = 200, 128  # at most, of a warm-up that ends by itself
@@ -79,7 +79,7 @@ def rescue_base(test: RewardTest) -> Rescue:
     if test.bench.environment:
         return Rescue(pd.DataFrame(), {}, "")
     lines: list[dict[str, Any]] = []
-    policy = _load(stage.config)
+    policy = load_untrained(stage.config)
     warm_up(policy, stage)  # "as it is" is what failed, after its warm-up if it has one
     for rung in _rungs(test):
         began = time.monotonic()
@@ -171,7 +171,7 @@ def _climb(rung: Rung, policy: Policy, test: RewardTest) -> tuple[Policy, dict[s
     if rung.trains:
         other = Stage(stage.run, "02", config)
         lesson = lesson_of(other, _examples(stage, config, rows), bench)
-        policy = _load(config)
+        policy = load_untrained(config)
         train_and_save(policy, other, lesson, TRIED)
     if "rewards.form" in rung.settings:
         bench = bench_of(config, load_rewards(config.rewards), bench.tokenizer)
@@ -184,11 +184,6 @@ def _climb(rung: Rung, policy: Policy, test: RewardTest) -> tuple[Policy, dict[s
         prompts = [{**row, "prompt": _asking(row, rung.system_prompt)} for row in prompts]
     progress = models.part_of(stage.progress, 0, len(prompts) * SAMPLES, rung.name)
     return policy, measure(policy, prompts, bench, config, progress)
-
-
-def _load(config: RunConfig) -> Policy:
-    model = config.model.model_copy(update={"fast_inference": "off"})
-    return models.load_policy(model, config.seed, config.policy)
 
 
 def _examples(stage: Stage, config: RunConfig, rows: Sequence[Row]) -> list[Row]:

@@ -56,13 +56,18 @@ def warm_up_base(stage: Stage) -> str:
     config, about = stage.config, _saved(stage)
     if config.train.sft_steps and not about:
         lesson = _lesson(stage)  # a local teacher is unloaded before the policy is loaded
-        model = config.model.model_copy(update={"fast_inference": "off"})
-        policy = models.load_policy(model, config.seed, config.policy)
+        policy = load_untrained(config)
         try:
             about = train_and_save(policy, stage, lesson)
         finally:
             policy.close()
     return _sentence(about)
+
+
+def load_untrained(config: RunConfig) -> Policy:
+    """Load the policy as GRPO would, but without vLLM, which stage 02 does not need."""
+    model = config.model.model_copy(update={"fast_inference": "off"})
+    return models.load_policy(model, config.seed, config.policy)
 
 
 def warm_up(policy: Policy, stage: Stage) -> str:

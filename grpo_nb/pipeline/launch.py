@@ -21,8 +21,8 @@ from grpo_nb.runs import Run, Stage, config, start_stage
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.training import ranks
 
-# A process that lost another one waits this long for the launcher, which looks every 0.1 s.
-# Otherwise the launcher would name the process with the lowest number as the first that failed.
+# A process that lost another one waits this long before it records its error. The launcher looks
+# every 0.1 s and rounds times to seconds; it names the earliest error as the cause.
 SECONDS_TO_BE_ENDED = 3
 
 
@@ -50,21 +50,21 @@ def train(
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the process ends
         if "TORCHELASTIC_ERROR_FILE" in os.environ:  # the launcher prints the first error from it
             sys.stderr = sys.stdout
+    ranks.recorded(_train)(run, settings, force)
+    ranks.end()
+
+
+def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
     try:
-        ranks.recorded(_train)(run, settings, force)
-        ranks.end()
+        stage = ranks.from_main(lambda: _start(run, settings, force))
+        _refuse(stage.config)
+        print(stages.train_grpo(stage, _begin, force))
     except RuntimeError as error:
         if ranks.count() == 1 or not ranks.is_lost_connection(error):
             raise
         time.sleep(SECONDS_TO_BE_ENDED)
         notes = " ".join(getattr(error, "__notes__", []))
         raise RuntimeError(f"another process of this training has ended. {notes}") from error
-
-
-def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
-    stage = ranks.from_main(lambda: _start(run, settings, force))
-    _refuse(stage.config)
-    print(stages.train_grpo(stage, _begin, force))
 
 
 def _begin(trainer: Any) -> None:

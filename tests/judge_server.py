@@ -14,6 +14,7 @@ class Server(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128  # by default 5: a sixth connection at once tries again after a second
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)

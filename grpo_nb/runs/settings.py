@@ -81,7 +81,9 @@ class RewardsConfig(Section):
 
 
 class RescueConfig(Section):
-    mode: Literal["advise", "auto"] = setting("advise", "auto: adopt what helps a base that fails")
+    mode: Literal["advise", "auto", "none"] = setting(
+        "advise", "auto: adopt what helps a base that fails; none: do not look for it"
+    )
     teacher: str = setting("", "a model that knows the task: hub name, folder, http://HOST:PORT/v1")
     teacher_model: str = setting("", "its name at that address; empty: the first one there")
     api_key_env: str = setting("OPENAI_API_KEY", "environment variable with the address's key")

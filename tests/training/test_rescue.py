@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -31,6 +32,12 @@ def prepared(name, settings):
 
 def climb(stage, bench):
     return training.rescue_base(reward_test(stage, bench, data.load(stage.run, "train")))
+
+
+def test_without_a_rescue_nothing_is_loaded_or_written(runs_dir):
+    stage = Stage(Run("unaided"), "02", resolve("tiny-cpu", {"rescue": "none"}))
+    result = training.rescue_base(reward_test(stage, SimpleNamespace(environment=None), []))
+    assert result.table.empty and not result.settings and not list(runs_dir.iterdir())
 
 
 def reward_test(stage, bench, rows):

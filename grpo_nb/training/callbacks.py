@@ -11,11 +11,10 @@ from transformers import TrainerCallback
 from grpo_nb.models import sharded
 from grpo_nb.rewards.prompts import transcript
 from grpo_nb.runs import atomic_path, write_json
-from grpo_nb.runs.files import read_json
+from grpo_nb.runs.files import append_line, read_json
 from grpo_nb.training import health, ranks
 from grpo_nb.training.checkpoints import adaptive_rewards, remove_old, seal, whole_or_aside
 from grpo_nb.training.guard import Guard
-from grpo_nb.training.metrics import append_line
 from grpo_nb.training.updates import Update
 from grpo_nb.training.validation import Validation
 

@@ -14,8 +14,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from grpo_nb.runs import Check
-from grpo_nb.runs.files import read_json, read_yaml
-from grpo_nb.training.metrics import read_lines
+from grpo_nb.runs.files import read_json, read_lines, read_yaml
 
 # What each alert says and advises, its limits, and how many of the recorded tiny runs raised it
 # (`python benchmarks/alarms.py rates` writes the third file).

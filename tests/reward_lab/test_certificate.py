@@ -3,45 +3,22 @@
 import json
 import random
 import re
-from types import SimpleNamespace
 
 import pytest
 import scripted_judges as scripts
 from judge_server import serving, verdict
+from scripted_judges import MATH, ROWS, a_test
 
 from grpo_nb import data, reward_lab
-from grpo_nb.models import Sample
-from grpo_nb.reward_lab import Bench, RewardTest, baseline
 from grpo_nb.reward_lab.certificate import certify, cost, wilson
-from grpo_nb.rewards import GroupJudge, LLMJudge, load_preset, prompts, reward_set
+from grpo_nb.rewards import GroupJudge, LLMJudge, reward_set
 from grpo_nb.runs import start_stage
 from grpo_nb.runs.config import RunConfig
 
-MATH = load_preset("math")
 TESTS = [
     *("repeatability", "position", "length", "praise", "markup"),
     *("reference", "another answer"),
 ]
-ROWS = [
-    {"question": f"{n} + 3?", "prompt": prompts.build_prompt(f"{n} + 3?"), "answer": str(n + 3)}
-    for n in range(20)
-]
-
-
-def completions_of(row):
-    """Some right, some wrong, some without an answer, of different lengths."""
-    right, wrong = row["answer"], str(int(row["answer"]) + 1)
-    return [
-        *(f"<answer>{wrong}</answer>", f"I add. <answer>{right}</answer>", "I do not know.", "?"),
-        f"It is {wrong}, as I know from school. <answer>{wrong}</answer>",
-        f"<answer>{right}</answer>",
-    ]
-
-
-def a_test(rows=ROWS, completions=completions_of, prompts=16):
-    groups = [[Sample(text, 9, False) for text in completions(row)] for row in rows[:prompts]]
-    tried = baseline.Baseline(list(rows[:prompts]), groups)
-    return RewardTest(SimpleNamespace(config=RunConfig()), list(rows), tried, Bench(MATH))
 
 
 def states(checks):

@@ -8,7 +8,6 @@ if the whole 95 % interval of their share lies below MARK, and warns if the shar
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,7 +58,7 @@ def cost(judge: LLMJudge, test: RewardTest) -> str:
         return f"judge {judge.name}: the training about {completions:,} calls"
     calls = CALLS * len(groups) + 3 * len(test.baseline.rows) + len(rows) + 2 * PROBED_ROWS
     plan = {"these tests": calls, "the training": completions // config.train.num_generations}
-    estimate = judge.changed(cache=False).estimate(**_columns(groups))
+    estimate = judge.newcomer().estimate(**_columns(groups))
     parts = []
     for name, count in plan.items():
         tokens, dollars = (estimate[k] * count / estimate["calls"] for k in ("tokens", "dollars"))
@@ -83,8 +82,7 @@ def certify(judge: LLMJudge, test: RewardTest) -> list[Check]:
         return [check_share(judge, "verdicts", [False] * len(groups))]
     groups, grades = [group for group, _ in pairs], [grades for _, grades in pairs]
     by_group = isinstance(judge, GroupJudge)
-    newcomer = judge.changed(cache=False) if by_group else replace(judge)  # it remembers nothing
-    results = {"repeatability": list(map(_is_repeated, grades, _grades(newcomer, groups)))}
+    results = {"repeatability": list(map(_is_repeated, grades, _grades(judge.newcomer(), groups)))}
     if by_group:
         mirror = _grades(judge.changed(reverse=not judge.reverse), groups)
         results["position"] = list(map(_is_in_order, grades, mirror))

@@ -60,6 +60,10 @@ class GroupJudge(LLMJudge):
         copy.spent = self.spent
         return copy
 
+    def newcomer(self, **fields: Any) -> "GroupJudge":
+        """Return the same judge without its verdicts, on the same budget."""
+        return self.changed(cache=False, **fields)
+
     @property
     def file(self) -> Path:
         """Return the file of the verdicts, one JSON line each, without the key or the texts."""

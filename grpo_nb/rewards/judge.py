@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from grpo_nb.rewards.prompts import Completion, completion_text
@@ -68,6 +68,10 @@ class LLMJudge:
                 f"see that {self.base_url} answers, or raise max_none_share"
             )
         return scores
+
+    def newcomer(self, **fields: Any) -> "LLMJudge":
+        """Return the same judge without its verdicts, or with other fields."""
+        return replace(self, **fields)
 
     def keys(self, prompts: Sequence, completions: Sequence, columns: dict[str, Any]) -> list[Any]:
         """Return for each completion what its score depends on.

@@ -5,14 +5,13 @@
 
 The judge is a script behind HTTP: it grades each summary by the words that it shares with the
 reference. The task's own rewards are measured, and weigh 0. Stages run in this process, as in
-placebo.py. What is done already, in runs/judged-*, is not done again (faults are).
+placebo.py. What is done already, in runs/judged-* and runs/judge-fault-*, is not done again.
 """
 
 import argparse
 import json
 import os
 import re
-import shutil
 import threading
 import time
 from collections import Counter
@@ -20,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -27,7 +27,8 @@ from placebo import evaluate, prepare, train
 
 from grpo_nb.evaluation import placebos
 from grpo_nb.pipeline.placebo import resolve_placebo, take_over
-from grpo_nb.runs import Run, runs_root
+from grpo_nb.runs import Run, runs_root, write_json
+from grpo_nb.training import health
 
 REWARDS = """import os
 
@@ -59,7 +60,11 @@ def grade_otherwise(summary: str, reference: str) -> int:
     return 2 + round(4 * len(words & right) / len(right))
 
 
-FAULTS = {"none": grade, "turns to length": grade_length, "another judge": grade_otherwise}
+FAULTS = {
+    "with an honest judge": grade,
+    "with one that turns to length": grade_length,
+    "with another judge halfway": grade_otherwise,
+}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -109,22 +114,37 @@ def settings_of(seed: int, steps: int) -> dict[str, Any]:
     return settings | {"rewards.reward_weights": "0, 0, 0, 1"}
 
 
-def alerts_of(fault: str, seed: int, steps: int) -> str:
-    """The alerts of a training whose judge changes halfway, each with its first step."""
+def alerts_of(fault: str, seed: int, steps: int) -> dict[str, int]:
+    """{alert: its first step} of a training whose judge changes halfway."""
     name, settings = f"judge-fault-{fault.replace(' ', '-')}-{seed}", settings_of(seed, steps)
-    shutil.rmtree(runs_root() / name, ignore_errors=True)
+    firsts: dict[str, int] = {}
     with serving() as server:
 
         def change(update: Any) -> None:
             if update.line["step"] == steps // 2:
                 server.grade = FAULTS[fault]
 
-        prepare(name, settings)
-        alerts = train(name, settings, change).alerts
-    firsts: dict[str, str] = {}
-    for alert in alerts:
-        firsts.setdefault(alert.name, re.match(r"step (\d+)", alert.evidence)[1])
-    return ", ".join(f"{rule} ({step})" for rule, step in firsts.items()) or "none"
+        if not (Run(name) / "train/adapter").is_dir():
+            prepare(name, settings)
+            train(name, settings, change)
+    for alert in health.read_alerts(Run(name) / "train/health.jsonl"):
+        firsts.setdefault(alert.name, int(re.match(r"step (\d+)", alert.evidence)[1]))
+    return firsts
+
+
+def faults(seeds: int, steps: int) -> None:
+    """Print a line for each training, and write the counts that the alerts quote."""
+    print(f"| judge after step {steps // 2} | seed | alerts (step) |\n|---|---|---|")
+    rates = {"runs": dict.fromkeys(FAULTS, seeds), "alerts": {}}
+    for rule in ("judge drifts", "judge habit"):
+        rates["alerts"][rule] = dict.fromkeys(FAULTS, 0)
+    for fault, seed in product(FAULTS, range(seeds)):
+        alerts = alerts_of(fault, seed, steps)
+        text = ", ".join(f"{rule} ({step})" for rule, step in alerts.items())
+        print(f"| {fault} | {seed} | {text or 'none'} |", flush=True)
+        for rule in alerts.keys() & rates["alerts"].keys():
+            rates["alerts"][rule][fault] += 1
+    write_json(Path(health.__file__).with_name("judge_rates.json"), rates)
 
 
 def measure(seed: int, steps: int) -> dict[str, Any]:
@@ -159,10 +179,7 @@ def main() -> None:
     runs_root().mkdir(parents=True, exist_ok=True)
     (runs_root() / "judged.py").write_text(REWARDS, encoding="utf-8")
     if options.faults:
-        print(f"| fault at step {options.steps // 2} | seed | alerts (step) |\n|---|---|---|")
-        for fault, seed in product(FAULTS, range(options.seeds)):
-            print(f"| {fault} | {seed} | {alerts_of(fault, seed, options.steps)} |", flush=True)
-        return
+        return faults(options.seeds, options.steps)
     lines = [measure(seed, options.steps) for seed in range(options.seeds)]
     print("| seed | base | run | placebo | verdict | requests | processor time [s] |")
     print("|---|---|---|---|---|---|---|")
@@ -170,6 +187,7 @@ def main() -> None:
         scores = " | ".join(f"{score:.1f} %" for score in line["scores"])
         print(f"| {line['seed']} | {scores} | {line['verdict']}", end=" | ")
         print(f"{line['requests']:,} | {line['seconds']:.0f} |")
+    return None
 
 
 if __name__ == "__main__":

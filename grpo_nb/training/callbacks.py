@@ -141,8 +141,9 @@ class StepCallback(TrainerCallback):
         step = state.global_step
         # Off policy (trl.num_iterations) a step may use completions of an earlier one.
         completions = self._completions() if "reward" in logs else []
-        judged = judges.figures(self.trainer, step, completions) if completions else {}
-        self._publish({"step": step, **logs, **judged}, completions)
+        watched = completions and ranks.is_main() and self.settings.placebo == "none"
+        figures = judges.figures(self.trainer, step, completions) if watched else {}
+        self._publish({"step": step, **logs, **figures}, completions)
         every, request = self.settings.eval_steps, self.trainer.buttons.evaluate
         due = every and (step % every == 0 or step == args.max_steps)
         if self.validation.rows and (due or ranks.anywhere(request.is_set())):

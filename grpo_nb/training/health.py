@@ -21,6 +21,8 @@ from grpo_nb.runs.files import read_json, read_lines, read_yaml
 ALERTS = read_yaml(Path(__file__).with_name("alerts.yaml"))
 LIMITS = SimpleNamespace(**read_yaml(Path(__file__).with_name("alert_limits.yaml")))
 RATES = read_json(Path(__file__).with_name("alert_rates.json"))
+# The same for the alerts about judges (`python benchmarks/judge.py --faults` writes it).
+JUDGE_RATES = read_json(Path(__file__).with_name("judge_rates.json"))
 PAGE = "docs/troubleshooting.md"
 # Between vLLM's log-probabilities and the policy's [nats a token]; TRL's name for it.
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
@@ -41,11 +43,12 @@ def section(name: str) -> str:
 
 
 def rates(rule: str) -> str:
-    """Say how often an alert was raised in the recorded tiny runs: clean, badly set, and hacked."""
-    if rule not in RATES["alerts"]:
+    """Say how often an alert was raised in recorded tiny runs of each kind, such as clean ones."""
+    corpus = RATES if rule in RATES["alerts"] else JUDGE_RATES
+    if rule not in corpus["alerts"]:
         return "error rate not measured"
-    counts = RATES["alerts"][rule]
-    shares = [f"{counts[kind]} of {runs} {kind}" for kind, runs in RATES["runs"].items()]
+    counts = corpus["alerts"][rule]
+    shares = [f"{counts[kind]} of {runs} {kind}" for kind, runs in corpus["runs"].items()]
     return f"recorded tiny runs: {', '.join(shares)}"
 
 

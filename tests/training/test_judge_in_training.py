@@ -190,3 +190,9 @@ def test_a_habit_that_a_judge_takes_on_is_named_once():
     assert not watched(np.full(60, 0.3)), "as it was at the start"
     assert not watched(np.linspace(0, 0.3, 60)), "weak"
     assert not watched(np.linspace(0, -0.9, 60)), "shorter is better"
+
+
+def test_the_alerts_about_judges_say_how_often_they_were_raised():
+    assert "3 of 3 with one that turns to length" in health.rates("judge habit")
+    for rule, counts in health.JUDGE_RATES["alerts"].items():
+        assert rule in health.ALERTS and list(counts) == list(health.JUDGE_RATES["runs"])

@@ -1,16 +1,44 @@
 """Judges that follow a script, for tests: functions of a request's body, which return a reply.
 
 They answer a `GroupJudge` as a chat model would, and each has one habit.
+`a_test` holds what they judge.
 """
 
 import json
 import random
 import re
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import openai
 
-from grpo_nb.rewards import GroupJudge
+from grpo_nb.models import Sample
+from grpo_nb.reward_lab import Bench, RewardTest, baseline
+from grpo_nb.rewards import GroupJudge, load_preset, prompts
+from grpo_nb.runs.config import RunConfig
+
+MATH = load_preset("math")
+ROWS = [
+    {"question": f"{n} + 3?", "prompt": prompts.build_prompt(f"{n} + 3?"), "answer": str(n + 3)}
+    for n in range(20)
+]
+
+
+def completions_of(row):
+    """Some right, some wrong, some without an answer, of different lengths."""
+    right, wrong = row["answer"], str(int(row["answer"]) + 1)
+    return [
+        *(f"<answer>{wrong}</answer>", f"I add. <answer>{right}</answer>", "I do not know.", "?"),
+        f"It is {wrong}, as I know from school. <answer>{wrong}</answer>",
+        f"<answer>{right}</answer>",
+    ]
+
+
+def a_test(rows=ROWS, completions=completions_of, prompts=16):
+    groups = [[Sample(text, 9, False) for text in completions(row)] for row in rows[:prompts]]
+    tried = baseline.Baseline(list(rows[:prompts]), groups)
+    return RewardTest(SimpleNamespace(config=RunConfig()), list(rows), tried, Bench(MATH))
+
 
 BLOCK = re.compile(r"<<<COMPLETION ([A-Z])>>>\n(.*?)\n<<<END COMPLETION \1>>>", re.DOTALL)
 RIGHT = re.compile(r"<<<REFERENCE ANSWER>>>\n(.*?)\n<<<END", re.DOTALL)

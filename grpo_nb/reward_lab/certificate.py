@@ -8,7 +8,6 @@ if the whole 95 % interval of their share lies below MARK, and warns if the shar
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,7 +58,7 @@ def cost(judge: LLMJudge, test: RewardTest) -> str:
         return f"judge {judge.name}: the training about {completions:,} calls"
     calls = CALLS * len(groups) + 3 * len(test.baseline.rows) + len(rows) + 2 * PROBED_ROWS
     plan = {"these tests": calls, "the training": completions // config.train.num_generations}
-    estimate = judge.changed(cache=False).estimate(**_columns(groups))
+    estimate = judge.newcomer().estimate(**_columns(groups))
     parts = []
     for name, count in plan.items():
         tokens, dollars = (estimate[k] * count / estimate["calls"] for k in ("tokens", "dollars"))
@@ -80,11 +79,10 @@ def certify(judge: LLMJudge, test: RewardTest) -> list[Check]:
         (group, grades) for group, grades in pairs if not any(map(math.isnan, grades.values()))
     ]
     if not pairs:
-        return [_check(judge, "verdicts", [False] * len(groups))]
+        return [check_share(judge, "verdicts", [False] * len(groups))]
     groups, grades = [group for group, _ in pairs], [grades for _, grades in pairs]
     by_group = isinstance(judge, GroupJudge)
-    newcomer = judge.changed(cache=False) if by_group else replace(judge)  # it remembers nothing
-    results = {"repeatability": list(map(_is_repeated, grades, _grades(newcomer, groups)))}
+    results = {"repeatability": list(map(_is_repeated, grades, _grades(judge.newcomer(), groups)))}
     if by_group:
         mirror = _grades(judge.changed(reverse=not judge.reverse), groups)
         results["position"] = list(map(_is_in_order, grades, mirror))
@@ -95,7 +93,7 @@ def certify(judge: LLMJudge, test: RewardTest) -> list[Check]:
         results[name] = list(map(_earns_no_more, _grades(judge, trials), texts, copies))
     results["reference"] = list(map(_reference_wins, groups, grades))
     results["another answer"] = list(map(_other_loses, groups, grades))
-    return [_check(judge, name, result) for name, result in results.items()]
+    return [check_share(judge, name, result) for name, result in results.items()]
 
 
 def _groups(test: RewardTest) -> list[Group]:
@@ -154,16 +152,18 @@ def _other_loses(group: Group, grades: Grades) -> bool | None:
     return grades[group.other] < grades.get(group.reference, best) if group.other else None
 
 
-def _check(judge: LLMJudge, name: str, results: Sequence[bool | None]) -> Check:
-    """Return the share of groups that the judge gets right, with its interval."""
-    name, fix = f"{judge.name}: {name}", TESTS["fixes"][name]
+def check_share(
+    judge: LLMJudge, name: str, results: Sequence[bool | None], what: str = "groups"
+) -> Check:
+    """Return the share of groups, or of pairs, that the judge gets right, with its interval."""
+    mark, fix, name = TESTS["marks"].get(name, MARK), TESTS["fixes"][name], f"{judge.name}: {name}"
     answers = [result for result in results if result is not None]
     if not answers:
-        return Check(name, "warning", f"none of {len(results)} groups could tell", fix)
+        return Check(name, "warning", f"none of {len(results)} {what} could tell", fix)
     right, count = sum(answers), len(answers)
     low, high = wilson(right, count)
-    state = "stop" if high < MARK else "warning" if right < MARK * count else "ok"
-    evidence = f"right on {right} of {count} groups ({low:.0%} to {high:.0%}, mark {MARK:.0%})"
+    state = "stop" if high < mark else "warning" if right < mark * count else "ok"
+    evidence = f"right on {right} of {count} {what} ({low:.0%} to {high:.0%}, mark {mark:.0%})"
     return Check(name, state, evidence, "" if state == "ok" else fix)
 
 

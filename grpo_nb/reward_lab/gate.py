@@ -11,7 +11,7 @@ import pandas as pd
 from grpo_nb import environments
 from grpo_nb.environments.findings import findings
 from grpo_nb.reward_lab import baseline as baselines
-from grpo_nb.reward_lab import behavior
+from grpo_nb.reward_lab import behavior, human_pairs
 from grpo_nb.reward_lab.attacks import attack_checks, probe, read_attacks, references
 from grpo_nb.reward_lab.certificate import certify, cost, judges
 from grpo_nb.reward_lab.linter import lint, usable
@@ -109,6 +109,8 @@ def judge(test: RewardTest) -> Verdict:
                 problems += _form_asked(bench.preset, rows[0]["prompt"], config)
             for each in judges(bench.preset):
                 problems += certify(each, test)
+                pairs = human_pairs.pairs(stage.run, each, table)
+                problems.append(human_pairs.check(each, pairs))
         except Exception as error:  # a user's reward may raise anything, and that is the verdict
             evidence = f"{error!r} {', '.join(getattr(error, '__notes__', []))}"
             fix = "give such text the lowest score, or use @reward(on_error='skip')"

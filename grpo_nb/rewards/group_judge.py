@@ -6,7 +6,6 @@ import json
 import math
 import random
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Annotated, Any
 from grpo_nb.rewards.judge import LLMJudge, question, quotation
 from grpo_nb.rewards.prompts import Completion, completion_text
 from grpo_nb.runs import runs_root
-from grpo_nb.runs.files import read_yaml
+from grpo_nb.runs.files import append_line, read_lines, read_yaml
 
 FRAMES = read_yaml(Path(__file__).with_name("group_judge.yaml"))
 CHARACTERS_PER_TOKEN = 4  # roughly, in English
@@ -60,6 +59,10 @@ class GroupJudge(LLMJudge):
         copy = replace(self, **fields)
         copy.spent = self.spent
         return copy
+
+    def newcomer(self, **fields: Any) -> "GroupJudge":
+        """Return the same judge without its verdicts, on the same budget."""
+        return self.changed(cache=False, **fields)
 
     @property
     def file(self) -> Path:
@@ -136,24 +139,14 @@ class GroupJudge(LLMJudge):
             if key not in replies and (verdict := await self.ask(send, attempts=2)):
                 replies[key] = verdict
                 if self.cache:
-                    self._store({"request": key, "verdict": verdict})
+                    append_line(self.file, {"request": key, "verdict": verdict})
         return replies.get(key)
-
-    def _store(self, record: dict[str, Any]) -> None:
-        """Append a verdict to the file, on a new line even after half a line."""
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        with self.file.open("a", encoding="utf-8") as file:
-            file.write(f"\n{json.dumps(record)}")
 
     def _replies(self) -> dict[str, Any]:
         """Return the verdicts by request, read from the file once."""
         if self.replies is None:
-            self.replies = {}
-            exists = self.cache and self.file.is_file()
-            for line in self.file.read_text(encoding="utf-8").splitlines() if exists else []:
-                with suppress(ValueError, LookupError):  # half a line, of a process that was killed
-                    record = json.loads(line)
-                    self.replies[record["request"]] = record["verdict"]
+            records = read_lines(self.file) if self.cache else []
+            self.replies = {record["request"]: record["verdict"] for record in records}
         return self.replies
 
     def _score(self, grade: Any) -> float:

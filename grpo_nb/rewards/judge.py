@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from grpo_nb.rewards.prompts import Completion, completion_text
@@ -23,8 +23,9 @@ class LLMJudge:
     It quotes the question, the completion and, if the dataset has one, the column `answer`. The
     openai client repeats a request after 429, 5xx, a broken connection or a time-out. If the API
     keeps failing, or its reply has no verdict, the completion scores None and counts in the metric
-    `<name>/failures`; a wrong key, model or address raises. Verdicts are cached. A pickle contains
-    neither a connection nor the key.
+    `<name>/failures`; a wrong key, model or address raises. If a step of a training has too many
+    None, a RuntimeError ends the training, which keeps its last step. Verdicts are cached. A pickle
+    contains neither a connection nor the key.
     """
 
     model: str  # name of the judging model
@@ -35,6 +36,7 @@ class LLMJudge:
     timeout_seconds: float = 30.0  # for one request
     retries: int = 4
     concurrency: int = 8  # requests at a time
+    max_none_share: float = 0.25  # of a training step without a score; beyond it, the training ends
     options: dict[str, Any] = field(default_factory=dict)  # of the request: {"max_tokens": 200}
     columns: ClassVar[tuple[str, ...]] = ()
     range: ClassVar[tuple[float, float]] = (0.0, 1.0)
@@ -50,14 +52,26 @@ class LLMJudge:
 
         Raises:
             ValueError: The columns differ in length, or the API refuses the key, model or address.
+            RuntimeError: More than `max_none_share` of a training step's completions have no score.
         """
         keys, limit = self.keys(prompts, completions, columns), asyncio.Semaphore(self.concurrency)
         async with self.client() as client:
             grades = await self.grades(client, limit, keys)
         scores = [grades.get(key) for key in keys]
+        failures, state = scores.count(None), columns.get("trainer_state")
         if log_metric := columns.get("log_metric"):
-            log_metric(f"{self.__name__}/failures", float(scores.count(None)))
+            log_metric(f"{self.__name__}/failures", float(failures))
+        trains = getattr(state, "is_training", state is not None)
+        if trains and failures > self.max_none_share * len(scores):
+            raise RuntimeError(
+                f"the judge {self.name} gave no score for {failures} of {len(scores)} completions: "
+                f"see that {self.base_url} answers, or raise max_none_share"
+            )
         return scores
+
+    def newcomer(self, **fields: Any) -> "LLMJudge":
+        """Return the same judge without its verdicts, or with other fields."""
+        return replace(self, **fields)
 
     def keys(self, prompts: Sequence, completions: Sequence, columns: dict[str, Any]) -> list[Any]:
         """Return for each completion what its score depends on.

@@ -1,13 +1,14 @@
-"""Atomic file writes, and strict readers for JSON and YAML."""
+"""Atomic file writes, files of JSON lines, and strict readers for JSON and YAML."""
 
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -87,6 +88,29 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} is damaged, restore it from a copy: it is not a JSON object")
     return content
+
+
+def append_line(path: Path, content: dict[str, Any]) -> None:
+    """Append one JSON line, on a new line even after half a line; a NaN becomes null."""
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in content.items()
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+        start = "" if file.read(1) in (b"", b"\n") else "\n"
+        file.write(f"{start}{json.dumps(finite)}\n".encode())
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read every whole line; a killed process may have left half a line anywhere."""
+    contents = []
+    for line in path.read_bytes().splitlines() if path.is_file() else []:
+        with suppress(ValueError):
+            contents.append(json.loads(line))
+    return contents
 
 
 def sha256(path: Path) -> str:

@@ -11,11 +11,10 @@ from transformers import TrainerCallback
 from grpo_nb.models import sharded
 from grpo_nb.rewards.prompts import transcript
 from grpo_nb.runs import atomic_path, write_json
-from grpo_nb.runs.files import read_json
-from grpo_nb.training import health, ranks
+from grpo_nb.runs.files import append_line, read_json
+from grpo_nb.training import health, judges, ranks
 from grpo_nb.training.checkpoints import adaptive_rewards, remove_old, seal, whole_or_aside
 from grpo_nb.training.guard import Guard
-from grpo_nb.training.metrics import append_line
 from grpo_nb.training.updates import Update
 from grpo_nb.training.validation import Validation
 
@@ -142,7 +141,9 @@ class StepCallback(TrainerCallback):
         step = state.global_step
         # Off policy (trl.num_iterations) a step may use completions of an earlier one.
         completions = self._completions() if "reward" in logs else []
-        self._publish({"step": step, **logs}, completions)
+        watched = completions and ranks.is_main() and self.settings.placebo == "none"
+        figures = judges.figures(self.trainer, step, completions) if watched else {}
+        self._publish({"step": step, **logs, **figures}, completions)
         every, request = self.settings.eval_steps, self.trainer.buttons.evaluate
         due = every and (step % every == 0 or step == args.max_steps)
         if self.validation.rows and (due or ranks.anywhere(request.is_set())):

@@ -14,17 +14,19 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from grpo_nb.runs import Check
-from grpo_nb.runs.files import read_json, read_yaml
-from grpo_nb.training.metrics import read_lines
+from grpo_nb.runs.files import read_json, read_lines, read_yaml
 
 # What each alert says and advises, its limits, and how many of the recorded tiny runs raised it
 # (`python benchmarks/alarms.py rates` writes the third file).
 ALERTS = read_yaml(Path(__file__).with_name("alerts.yaml"))
 LIMITS = SimpleNamespace(**read_yaml(Path(__file__).with_name("alert_limits.yaml")))
 RATES = read_json(Path(__file__).with_name("alert_rates.json"))
+# The same for the alerts about judges (`python benchmarks/judge.py --faults` writes it).
+JUDGE_RATES = read_json(Path(__file__).with_name("judge_rates.json"))
 PAGE = "docs/troubleshooting.md"
 # Between vLLM's log-probabilities and the policy's [nats a token]; TRL's name for it.
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
+HABITS = ("length", "markup", "style")  # what a judge's scores may go with (`judges.habits`)
 # Held-out figures whose fall, while the reward does not fall, is a hack. The second does not depend
 # on the rewards: a judge that gives in to pleas pays for other answers than the reference.
 EXACT = "fewer answers are the reference"  # or they are right in other words: a reader decides
@@ -41,11 +43,12 @@ def section(name: str) -> str:
 
 
 def rates(rule: str) -> str:
-    """Say how often an alert was raised in the recorded tiny runs: clean, badly set, and hacked."""
-    if rule not in RATES["alerts"]:
+    """Say how often an alert was raised in recorded tiny runs of each kind, such as clean ones."""
+    corpus = RATES if rule in RATES["alerts"] else JUDGE_RATES
+    if rule not in corpus["alerts"]:
         return "error rate not measured"
-    counts = RATES["alerts"][rule]
-    shares = [f"{counts[kind]} of {runs} {kind}" for kind, runs in RATES["runs"].items()]
+    counts = corpus["alerts"][rule]
+    shares = [f"{counts[kind]} of {runs} {kind}" for kind, runs in corpus["runs"].items()]
     return f"recorded tiny runs: {', '.join(shares)}"
 
 
@@ -253,7 +256,21 @@ def _episodes(w: Watch) -> Iterator[tuple[str, str, str]]:
         yield "turns to the limit", "", f"{cut:.0%} of the episodes"
 
 
-PARTS = (_machine, _steps, _signal, _rewards, _episodes)
+def _judges(w: Watch) -> Iterator[tuple[str, str, str]]:
+    """Yield what is wrong with judges; the metrics of `judges` are missing for other rewards."""
+    start = len(w.lines) - w.limits.window
+    for name in w.expected.rewards:
+        if (change := max(w.last(f"{name}/drift"), default=0)) > w.limits.judge_drift:
+            yield "judge drifts", name, f"mean change {change:.2f} of a score"
+        for habit in HABITS:
+            key = f"{name}/{habit}"
+            rise, error = w.rise(key, start)
+            if rise > max(w.limits.habit, w.limits.certainty * error):
+                evidence = f"correlation {w.mean(key, start):.2f} → {w.mean(key):.2f} in groups"
+                yield "judge habit", key, evidence
+
+
+PARTS = (_machine, _steps, _signal, _rewards, _episodes, _judges)
 
 
 def summary(alerts: Iterable[Check]) -> str:

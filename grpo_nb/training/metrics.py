@@ -1,4 +1,4 @@
-"""Measure what TRL does not, and read and write the metrics and completions of a training."""
+"""Measure what TRL does not, and read the completions of a training."""
 
 import json
 import math
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 import psutil
@@ -19,7 +19,7 @@ from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import Message, transcript
 from grpo_nb.runs import Run, atomic_path
-from grpo_nb.runs.files import read_json
+from grpo_nb.runs.files import read_json, read_lines
 
 if TYPE_CHECKING:
     import torch
@@ -28,23 +28,6 @@ if TYPE_CHECKING:
     from grpo_nb.training.trainer import Trainer
 
 SHUFFLED = "a placebo: these scores are shuffled within each group, and not what a text earned"
-
-
-def append_line(path: Path, content: dict[str, Any]) -> None:
-    """Append one JSON line; a NaN becomes null."""
-    finite = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in content.items()
-    }
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(finite) + "\n")
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read every whole line; a killed process may leave half a line at the end."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    lines = text.splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def forget_after(folder: Path, steps: int) -> None:

@@ -57,6 +57,7 @@ from grpo_nb.rewards.limits import contained
 from grpo_nb.rewards.prompts import loggable
 from grpo_nb.rewards.surroundings import kept, turn
 from grpo_nb.runs import Check, Checks, Stage, atomic_path
+from grpo_nb.runs.files import read_lines
 from grpo_nb.training import (
     checkpoints,
     fast_cpu,
@@ -215,7 +216,7 @@ class Trainer(GRPOTrainer):
     def _watch_so_far(self) -> health.Watch:
         expectation = expected(self.rewards, self.stage, len(self.validation_rows))
         watch = health.Watch(expectation)
-        for line in metrics.read_lines(self.folder / "metrics.jsonl"):
+        for line in read_lines(self.folder / "metrics.jsonl"):
             watch.feed(line)
         return watch
 
@@ -251,7 +252,7 @@ class Trainer(GRPOTrainer):
             else:
                 self.save_adapter(temporary)
         self.resumption.end(finished=not self.buttons.stop.is_set())
-        lines = metrics.read_lines(self.folder / "metrics.jsonl")
+        lines = read_lines(self.folder / "metrics.jsonl")
         self.stage.record_checks(health.checks(self.steps.watch, lines, self.alerts))
 
     @property

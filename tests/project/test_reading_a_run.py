@@ -17,7 +17,7 @@ NAMED = [name for cell in CELLS for name in re.findall("`([^`]+)`", cell)]
 def general(key):
     """A metric of one reward as that of any."""
     key = re.sub(r"^rewards/[^/]+/", "rewards/<name>/", key)
-    return re.sub(r"^[^/]+/(skipped|failures|factor)$", r"<name>/\1", key)
+    return re.sub(r"^[^/]+/(skipped|failures|factor|drift|length|markup|style)$", r"<name>/\1", key)
 
 
 @pytest.fixture(scope="module")

@@ -3,45 +3,23 @@
 import json
 import random
 import re
-from types import SimpleNamespace
 
 import pytest
 import scripted_judges as scripts
 from judge_server import serving, verdict
+from scripted_judges import MATH, ROWS, a_test
 
 from grpo_nb import data, reward_lab
-from grpo_nb.models import Sample
-from grpo_nb.reward_lab import Bench, RewardTest, baseline
+from grpo_nb.reward_lab import human_pairs
 from grpo_nb.reward_lab.certificate import certify, cost, wilson
-from grpo_nb.rewards import GroupJudge, LLMJudge, load_preset, prompts, reward_set
+from grpo_nb.rewards import GroupJudge, LLMJudge, reward_set
 from grpo_nb.runs import start_stage
 from grpo_nb.runs.config import RunConfig
 
-MATH = load_preset("math")
 TESTS = [
     *("repeatability", "position", "length", "praise", "markup"),
     *("reference", "another answer"),
 ]
-ROWS = [
-    {"question": f"{n} + 3?", "prompt": prompts.build_prompt(f"{n} + 3?"), "answer": str(n + 3)}
-    for n in range(20)
-]
-
-
-def completions_of(row):
-    """Some right, some wrong, some without an answer, of different lengths."""
-    right, wrong = row["answer"], str(int(row["answer"]) + 1)
-    return [
-        *(f"<answer>{wrong}</answer>", f"I add. <answer>{right}</answer>", "I do not know.", "?"),
-        f"It is {wrong}, as I know from school. <answer>{wrong}</answer>",
-        f"<answer>{right}</answer>",
-    ]
-
-
-def a_test(rows=ROWS, completions=completions_of, prompts=16):
-    groups = [[Sample(text, 9, False) for text in completions(row)] for row in rows[:prompts]]
-    tried = baseline.Baseline(list(rows[:prompts]), groups)
-    return RewardTest(SimpleNamespace(config=RunConfig()), list(rows), tried, Bench(MATH))
 
 
 def states(checks):
@@ -169,7 +147,7 @@ def test_the_gate_certifies_the_judge_and_reports_it(run_test, server, capsys):
     assert verdict.checks[0].evidence.endswith(f"attacks lose; {len(warnings)} warnings")
     reward_lab.save(test, verdict)
     report = json.loads((test.stage.run / "rewards/report.json").read_text())
-    names = {f"group_judge: {name}" for name in TESTS}
+    names = {f"group_judge: {name}" for name in [*TESTS, "human pairs"]}
     assert names <= {check["name"] for check in report["checks"]}
     assert names <= {check["name"] for check in test.stage.run.manifest()["02"]["checks"]}
 
@@ -183,6 +161,20 @@ def test_the_gate_refuses_a_judge_that_is_flattered(run_test, server):
     assert [each for each in verdict.failures if each.startswith("group_judge: praise: right on 0")]
     with pytest.raises(ValueError, match="failed their test"):
         reward_lab.refuse_untested(test.stage.run, test.bench.preset)
+
+
+def test_the_gate_refuses_a_judge_with_whom_a_person_does_not_agree(run_test, server):
+    judge = GroupJudge("m", server.url)
+    test = run_test.using(reward_set([*MATH.pairs, (judge, 0.25)], MATH))
+    server.script = [scripts.honest]
+    run = test.stage.run
+    for pair in human_pairs.pairs(run, judge, test.table())[:20]:
+        human_pairs.store(run, pair, "right" if pair.difference > 0 else "left")
+    verdict = reward_lab.judge(test)
+    assert verdict.failures == [
+        "group_judge: human pairs: right on 0 of 20 pairs (0% to 16%, mark 70%)"
+    ]
+    assert "read where judge and person differ" in str(verdict.checks)
 
 
 def test_a_budget_that_the_tests_exceed_is_a_reason_to_stop(run_test, server):

@@ -1,0 +1,87 @@
+"""Human pairs: a person says which of two completions is better; does a judge say the same?
+
+The Reward Lab asks. rewards/human_pairs.jsonl of a run holds one answer a line, written at the
+click. An answer belongs to the two texts: it counts wherever the baseline has both, for any judge.
+
+    {"question": "2 + 3?", "left": "It is 5.", "right": "It is 6.", "better": "left"}
+"""
+
+import random
+from itertools import chain, combinations, zip_longest
+from typing import NamedTuple
+
+import pandas as pd
+
+from grpo_nb.reward_lab.certificate import MARGIN, TESTS, check_share
+from grpo_nb.rewards import LLMJudge
+from grpo_nb.runs import Check, Run
+from grpo_nb.runs.files import append_line, read_lines
+
+FILE = "rewards/human_pairs.jsonl"
+PAIRS = 40  # shown at most
+ENOUGH = 20  # answers that allow a verdict
+SEED = 0  # of the choice of pairs, and of left and right
+
+
+class Pair(NamedTuple):
+    """Hold two completions of a prompt.
+
+    better: "left", "right" or "equal", as a person says; "" without an answer.
+    difference: The judge's score of the left one, less that of the right one.
+    """
+
+    question: str
+    left: str
+    right: str
+    better: str = ""
+    difference: float = 0.0
+
+    @property
+    def agrees(self) -> bool | None:
+        """Return whether the judge prefers the same completion; None if the person prefers none."""
+        preference = {"left": self.difference > 0, "right": self.difference < 0}
+        return preference.get(self.better)
+
+
+def pairs(run: Run, judge: LLMJudge, table: pd.DataFrame) -> list[Pair]:
+    """Return the pairs with an answer, then others that the judge scores differently.
+
+    Prompts take turns. Which pair of a prompt is next, and which completion is left, depends on the
+    texts alone.
+
+    Args:
+        run: The run with the answers.
+        judge: The judge.
+        table: The score table of the baseline (`Bench.table`).
+    """
+    answers = {Pair(**line)[:3]: line["better"] for line in read_lines(run / FILE)}
+    groups = []
+    for question, group in table.dropna(subset=judge.name).groupby("question", sort=False):
+        scores, group_pairs = dict(zip(group["completion"], group[judge.name], strict=True)), {}
+        for both in combinations(sorted(scores), 2):
+            chance = random.Random(f"{SEED} {question} {both}")
+            left, right = chance.sample(both, 2)
+            better = answers.get((question, left, right), "")
+            pair = Pair(question, left, right, better, scores[left] - scores[right])
+            if better or abs(pair.difference) > MARGIN:
+                group_pairs[chance.random()] = pair
+        groups.append([group_pairs[place] for place in sorted(group_pairs)])
+    turns = filter(None, chain.from_iterable(zip_longest(*groups)))
+    order = sorted(turns, key=lambda pair: not pair.better)
+    return order[: max(PAIRS, sum(pair.better != "" for pair in order))]
+
+
+def store(run: Run, pair: Pair, better: str) -> Pair:
+    """Write a person's answer to the run's file, and return the pair with it."""
+    answer = pair._replace(better=better)
+    append_line(run / FILE, dict(zip(Pair._fields, answer[:4], strict=False)))
+    return answer
+
+
+def check(judge: LLMJudge, pairs: list[Pair]) -> Check:
+    """Return how often judge and person agree, where the person prefers one of the two."""
+    name, answers = "human pairs", [pair for pair in pairs if pair.better]
+    if len(answers) < ENOUGH:
+        evidence = f"{len(answers)} of {ENOUGH} pairs have a person's answer"
+        return Check(f"{judge.name}: {name}", "warning", evidence, TESTS["fixes"]["no pairs"])
+    return check_share(judge, name, [pair.agrees for pair in answers], "pairs")

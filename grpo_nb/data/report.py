@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from grpo_nb import answers
-from grpo_nb.data.validate import KIND, LONG, REMEDIES
+from grpo_nb.data.faults import REMEDIES
+from grpo_nb.data.validate import KIND, LONG
 from grpo_nb.runs import Check, Checks
 from grpo_nb.runs.config import DataConfig
 
@@ -55,6 +56,21 @@ def figures(tokens: Sequence[int], drops: Drops) -> dict[str, Any]:
     return {"answer_parse_rate": len(tokens) / (len(tokens) + failures), "prompt_tokens": lengths}
 
 
+def image_figures(pixels: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return how many images the rows have and their pixels; {} if there are none.
+
+    Args:
+        pixels: The pixels of each image, [rows][images].
+    """
+    sizes = [size for row in pixels for size in row]
+    if not sizes:
+        return {}
+    counts = [len(row) for row in pixels]
+    middle = int(np.percentile(sizes, 50, method="higher"))
+    spread = {"min": min(sizes), "median": middle, "max": max(sizes)}
+    return {"images": {"per_row": {"min": min(counts), "max": max(counts)}, "pixels": spread}}
+
+
 def checks(report: Mapping[str, Any], config: DataConfig) -> Checks:
     """Return the checks of stage 01 from its report, with one for each reason to drop rows."""
     lengths, cap = report["prompt_tokens"], config.max_prompt_tokens
@@ -81,6 +97,8 @@ def checks(report: Mapping[str, Any], config: DataConfig) -> Checks:
         Check("no leakage", "ok", split),
         Check("prompt length", "ok" if fits else "warning", length, fix),
     ]
+    if images := report.get("images"):
+        lines.append(_images(images, lengths["p50"]))
     if rates := report.get("difficulty"):
         evidence = "{judged} prompts tried: {too_hard} too hard, {too_easy} too easy, left out"
         lines.append(Check("difficulty", "ok", evidence.format_map(rates)))
@@ -88,10 +106,20 @@ def checks(report: Mapping[str, Any], config: DataConfig) -> Checks:
     return Checks([*lines, *map(_line, report["dropped"]), *doubts])
 
 
+def _images(images: Mapping[str, Any], tokens: int) -> Check:
+    least, most = images["per_row"].values()
+    count = str(most) if least == most else f"{least} to {most}"
+    evidence = "{min:,} to {max:,} pixels, half at most {median:,}".format_map(images["pixels"])
+    evidence = f"{count} a row; {evidence}; a prompt has {tokens} tokens with its images"
+    return Check("images", "ok", evidence)
+
+
 def _columns(columns: Mapping[str, Any], config: DataConfig) -> Check:
     names = f"questions in {columns['question']!r}, reference answers in {columns['answer']!r}"
     if (config.question_column, config.answer_column) != (columns["question"], columns["answer"]):
         names += ", chosen by their names: data.question_column and data.answer_column name others"
+    if "image" in columns:
+        names += f", images in {columns['image']!r}"
     if columns["others"]:
         names += f"; data.extra_columns can give the rewards {', '.join(columns['others'])}"
     return Check("columns", "ok", names)

@@ -137,6 +137,11 @@ def check_rows(
     """
     if environment is None:
         return []
+    if any("images" in row for row in rows):
+        raise ValueError(
+            f"{environment.title} plays with texts alone: set data.image_column to '' to leave the "
+            "images out, or data.environment to '' to do without the environment"
+        )
     played, prompts = environment.factory(), []
     for number, row in enumerate(rows):
         environment.columns(row)

@@ -19,7 +19,7 @@ from grpo_nb.environments.cache import Cache, answer_cached
 from grpo_nb.models import hub
 from grpo_nb.reward_lab.table import Row, bench_of
 from grpo_nb.rewards import RewardSet
-from grpo_nb.rewards.prompts import Completion
+from grpo_nb.rewards.prompts import Completion, question_key
 from grpo_nb.runs import Check, Run, Stage, write_json
 from grpo_nb.runs.config import DataConfig, RunConfig
 from grpo_nb.runs.files import digests, read_json
@@ -41,10 +41,12 @@ class Baseline(NamedTuple):
 
     rows: Dataset rows, [prompts].
     samples_P_G: Samples, [prompts][group].
+    unseen: Of rows with images also the samples with swapped and with blank ones (`looking`).
     """
 
     rows: list[Row]
     samples_P_G: list[list[models.Sample]]
+    unseen: dict[str, list[list[models.Sample]]] = {}  # noqa: RUF012 (never changed)
 
     @property
     def completions_P_G(self) -> list[list[Completion]]:
@@ -156,9 +158,12 @@ def pass_at_k(passed_P_G: np.ndarray, k: int) -> np.ndarray:
 
 
 def pass_rates(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
-    """Return one line per prompt: question, pass_rate, keep (if the rate is neither 0 nor 1)."""
+    """Return one line per prompt: question, pass_rate, keep (if the rate is neither 0 nor 1).
+
+    Questions are those of `question_key`.
+    """
     rates = passed(table, preset).reshape(len(baseline.rows), -1).mean(axis=1)
-    frame = pd.DataFrame({"question": [row["question"] for row in baseline.rows]})
+    frame = pd.DataFrame({"question": [question_key(row) for row in baseline.rows]})
     return frame.assign(pass_rate=rates, keep=(rates > 0) & (rates < 1))
 
 
@@ -293,12 +298,12 @@ def keep_band(
 
     Args:
         rows: Dataset rows.
-        rates: {question: share of its completions that passed}. Rows without a rate are kept, and
-            ordered as if their rate were the mean.
+        rates: {`question_key` of a row: share of its completions that passed}. Rows without a rate
+            are kept, and ordered as if their rate were the mean.
         config: Limits of the pass rate, and the order.
     """
     low, high = config.min_pass_rate, config.max_pass_rate
-    band = [row for row in rows if low < rates.get(row["question"], (low + high) / 2) < high]
+    band = [row for row in rows if low < rates.get(question_key(row), (low + high) / 2) < high]
     hard, easy = sum(r <= low for r in rates.values()), sum(r >= high for r in rates.values())
     if not band:
         raise ValueError(
@@ -308,5 +313,5 @@ def keep_band(
         )
     if config.order == "easy_to_hard":
         mean = sum(rates.values()) / len(rates)
-        band.sort(key=lambda row: -rates.get(row["question"], mean))
+        band.sort(key=lambda row: -rates.get(question_key(row), mean))
     return band, {"judged": len(rates), "too_hard": hard, "too_easy": easy, "kept": len(band)}

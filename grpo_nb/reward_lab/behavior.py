@@ -11,6 +11,7 @@ from contextlib import redirect_stdout
 from textwrap import shorten
 from typing import Any
 
+from grpo_nb import data
 from grpo_nb.environments import Environment
 from grpo_nb.environments.scripted import perform, policies
 from grpo_nb.reward_lab.linter import FEW
@@ -18,9 +19,9 @@ from grpo_nb.reward_lab.table import Bench, Row
 from grpo_nb.reward_lab.test import RewardTest
 from grpo_nb.rewards import Adaptive, call
 from grpo_nb.rewards.combine import is_async
-from grpo_nb.rewards.prompts import transcript
+from grpo_nb.rewards.prompts import as_text, transcript
 from grpo_nb.rewards.surroundings import Muted
-from grpo_nb.runs import Check
+from grpo_nb.runs import Check, Run
 
 PLAYED = 2  # rows that scripted policies play
 TOLERANCE = 1e-3  # allowed difference between machines; relative for scores above 1
@@ -42,8 +43,12 @@ def record(test: RewardTest, findings: Sequence[Check]) -> dict[str, Any]:
     some = slice(None, None, math.ceil(len(baseline.samples) / FEW))
     some_rows, texts = baseline.repeated_rows[some], [s.completion for s in baseline.samples[some]]
     texts += [bench.preset.reference(row) for row in some_rows]
-    results = {"rows": _plain(some_rows * 2), "completions": _plain(texts), "scores": {}}
-    arguments = bench.arguments(results["rows"], results["completions"])
+    plain_rows = _plain([_without_images(row) for row in some_rows * 2])
+    results = {"rows": plain_rows, "completions": _plain(texts), "scores": {}}
+    if "images" in rows[0]:  # the rows of the baseline are the first ones to train on
+        places = [place for place, group in enumerate(baseline.samples_P_G) for _ in group]
+        results["places"] = places[some] * 2
+    arguments = bench.arguments(_with_images(results, rows), results["completions"])
     results["completion_ids"] = arguments.get("completion_ids")
     unsteady = {check.name for check in findings if check.name.split(": ")[-1] in UNREPEATABLE}
     for func in bench.preset.reward_funcs:
@@ -56,21 +61,42 @@ def record(test: RewardTest, findings: Sequence[Check]) -> dict[str, Any]:
     return results
 
 
-def difference(bench: Bench, results: dict[str, Any]) -> str:
+def difference(bench: Bench, results: dict[str, Any], run: Run) -> str:
     """Name the first reward or policy whose score differs from that of `record`; "" if none does.
 
     Any exception of a reward or a tool counts as a difference.
+
+    Args:
+        bench: The rewards, as they are now.
+        results: What `record` returned.
+        run: The run, whose rows have the images.
     """
     try:
         with redirect_stdout(Muted()):  # rewards may print
-            return next(_differences(bench, results), "")
+            last = max(results.get("places", [-1]))
+            rows = data.load(run, "train", last + 1) if last >= 0 else []
+            return next(_differences(bench, results, rows), "")
     except Exception as error:
         notes = ", ".join([str(error), *getattr(error, "__notes__", [])])
         return f"what ran in stage 02 raises now: {type(error).__name__}: {notes}"
 
 
-def _differences(bench: Bench, results: dict[str, Any]) -> Iterator[str]:
-    rows, texts = results["rows"], results["completions"]
+def _without_images(row: Row) -> Row:
+    return {k: v for k, v in row.items() if k != "images"} | {"prompt": as_text(row["prompt"])}
+
+
+def _with_images(results: dict[str, Any], rows: Sequence[Row]) -> list[Row]:
+    """Return the recorded rows with the images of the rows in their places, if there are any."""
+    if "places" not in results:
+        return results["rows"]
+    return [
+        row | {key: rows[place][key] for key in ("images", "prompt")}
+        for row, place in zip(results["rows"], results["places"], strict=True)
+    ]
+
+
+def _differences(bench: Bench, results: dict[str, Any], train_rows: Sequence[Row]) -> Iterator[str]:
+    rows, texts = _with_images(results, train_rows), results["completions"]
     arguments = bench.arguments(rows, texts)
     if results["completion_ids"]:
         arguments["completion_ids"] = results["completion_ids"]

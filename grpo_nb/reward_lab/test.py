@@ -4,11 +4,13 @@ test = open_test(stage, rewards.load_rewards(stage.config.rewards))
 verdict = reward_lab.judge(test)
 """
 
+from itertools import chain
 from typing import NamedTuple
 
 import pandas as pd
 
 from grpo_nb import data, models
+from grpo_nb.reward_lab import looking
 from grpo_nb.reward_lab.baseline import Baseline, sample
 from grpo_nb.reward_lab.table import Bench, Row, bench_of
 from grpo_nb.rewards import RewardSet
@@ -56,7 +58,11 @@ def open_test(
     """
     config, rows = stage.config, data.load(stage.run, "train")
     first_rows = rows[: config.rewards.baseline_prompts]
-    baseline = sample(stage.run, first_rows, config, engine, progress)
+    others, count = looking.variants(first_rows), len(first_rows)
+    everything = chain(first_rows, *others.values())
+    _, samples, _ = sample(stage.run, list(everything), config, engine, progress)
+    unseen = {way: samples[n * count :][:count] for n, way in enumerate(others, start=1)}
+    baseline = Baseline(first_rows, samples[:count], unseen)
     model = config.model
     tokenizer = models.load_tokenizer(model.model_path, model.chat_template_kwargs)
     return RewardTest(stage, rows, baseline, bench_of(config, preset, tokenizer))

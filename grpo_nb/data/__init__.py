@@ -163,23 +163,19 @@ def _split(
     drops.add(CONTRADICTORY, prints["row"][conflicts])
     drops.add(REPEATED, prints["row"][repeats])
     rest = prints[~conflicts & ~repeats]
-    if len(rest) < 2:
-        raise ValueError(
-            f"{len(rest)} rows of {config.source} are left, but it takes one to train on and one "
-            f"to hold out: give more data. Dropped were:{drops}"
-        )
     order = list(range(len(rest)))
     random.Random(seed).shuffle(order)
     order = _by_image(order, rest["images"].to_numpy())
-    held_out, train = np.split(np.array(order), [config.held_out(len(rest))])
+    held_out, train = np.split(np.array(order, dtype=int), [config.held_out(len(rest))])
     leaks = duplicates.near(rest, held_out)
     drops.add(LEAKS, rest["row"].to_numpy()[leaks])
-    places, train = rest.index.to_numpy(), train[~leaks[train]]
+    train = train[~leaks[train]]
     if not len(train):
         raise ValueError(
-            f"every row of {config.source} nearly repeats a held-out row or shows its image, so "
-            f"none is left to train on: give more data. Dropped were:{drops}"
+            f"{len(held_out)} rows of {config.source} are left, but it takes one to train on and "
+            f"one to hold out: give more data. Dropped were:{drops}"
         )
+    places = rest.index.to_numpy()
     return places[train], places[held_out]
 
 

@@ -65,10 +65,9 @@ def image_figures(pixels: Sequence[Sequence[int]]) -> dict[str, Any]:
     sizes = [size for row in pixels for size in row]
     if not sizes:
         return {}
-    counts = [len(row) for row in pixels]
-    middle = int(np.percentile(sizes, 50, method="higher"))
-    spread = {"min": min(sizes), "median": middle, "max": max(sizes)}
-    return {"images": {"per_row": {"min": min(counts), "max": max(counts)}, "pixels": spread}}
+    counts, median = [len(row) for row in pixels], int(np.median(sizes))
+    spread = {"min": min(sizes), "median": median, "max": max(sizes)}
+    return {"images": {"least": min(counts), "most": max(counts)} | spread}
 
 
 def checks(report: Mapping[str, Any], config: DataConfig) -> Checks:
@@ -98,20 +97,14 @@ def checks(report: Mapping[str, Any], config: DataConfig) -> Checks:
         Check("prompt length", "ok" if fits else "warning", length, fix),
     ]
     if images := report.get("images"):
-        lines.append(_images(images, lengths["p50"]))
+        evidence = "{least} to {most} a row, {min:,} to {max:,} pixels (half at most {median:,}); "
+        evidence = evidence.format_map(images) + "they are counted in the prompt length"
+        lines.append(Check("images", "ok", evidence))
     if rates := report.get("difficulty"):
         evidence = "{judged} prompts tried: {too_hard} too hard, {too_easy} too easy, left out"
         lines.append(Check("difficulty", "ok", evidence.format_map(rates)))
     doubts = [_line(entry, "kept") for entry in report.get("doubts", [])]
     return Checks([*lines, *map(_line, report["dropped"]), *doubts])
-
-
-def _images(images: Mapping[str, Any], tokens: int) -> Check:
-    least, most = images["per_row"].values()
-    count = str(most) if least == most else f"{least} to {most}"
-    evidence = "{min:,} to {max:,} pixels, half at most {median:,}".format_map(images["pixels"])
-    evidence = f"{count} a row; {evidence}; a prompt has {tokens} tokens with its images"
-    return Check("images", "ok", evidence)
 
 
 def _columns(columns: Mapping[str, Any], config: DataConfig) -> Check:

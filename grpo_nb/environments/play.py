@@ -139,8 +139,7 @@ def check_rows(
         return []
     if any("images" in row for row in rows):
         raise ValueError(
-            f"{environment.title} plays with texts alone: set data.image_column to '' to leave the "
-            "images out, or data.environment to '' to do without the environment"
+            f"{environment.title} shows no images: clear data.image_column or data.environment"
         )
     played, prompts = environment.factory(), []
     for number, row in enumerate(rows):

@@ -19,7 +19,7 @@ from grpo_nb.reward_lab.table import Bench, Row
 from grpo_nb.reward_lab.test import RewardTest
 from grpo_nb.rewards import Adaptive, call
 from grpo_nb.rewards.combine import is_async
-from grpo_nb.rewards.prompts import as_text, transcript
+from grpo_nb.rewards.prompts import transcript
 from grpo_nb.rewards.surroundings import Muted
 from grpo_nb.runs import Check, Run
 
@@ -43,12 +43,11 @@ def record(test: RewardTest, findings: Sequence[Check]) -> dict[str, Any]:
     some = slice(None, None, math.ceil(len(baseline.samples) / FEW))
     some_rows, texts = baseline.repeated_rows[some], [s.completion for s in baseline.samples[some]]
     texts += [bench.preset.reference(row) for row in some_rows]
-    plain_rows = _plain([_without_images(row) for row in some_rows * 2])
-    results = {"rows": plain_rows, "completions": _plain(texts), "scores": {}}
-    if "images" in rows[0]:  # the rows of the baseline are the first ones to train on
-        places = [place for place, group in enumerate(baseline.samples_P_G) for _ in group]
-        results["places"] = places[some] * 2
-    arguments = bench.arguments(_with_images(results, rows), results["completions"])
+    places = [place for place, group in enumerate(baseline.samples_P_G) for _ in group][some]
+    # The rows of the baseline are the first ones to train on. JSON has no images.
+    records = places * 2 if "images" in rows[0] else _plain(some_rows * 2)
+    results = {"rows": records, "completions": _plain(texts), "scores": {}}
+    arguments = bench.arguments(_rows(results, rows), results["completions"])
     results["completion_ids"] = arguments.get("completion_ids")
     unsteady = {check.name for check in findings if check.name.split(": ")[-1] in UNREPEATABLE}
     for func in bench.preset.reward_funcs:
@@ -73,30 +72,21 @@ def difference(bench: Bench, results: dict[str, Any], run: Run) -> str:
     """
     try:
         with redirect_stdout(Muted()):  # rewards may print
-            last = max(results.get("places", [-1]))
-            rows = data.load(run, "train", last + 1) if last >= 0 else []
+            by_place = isinstance(results["rows"][0], int)
+            rows = data.load(run, "train", max(results["rows"]) + 1) if by_place else []
             return next(_differences(bench, results, rows), "")
     except Exception as error:
         notes = ", ".join([str(error), *getattr(error, "__notes__", [])])
         return f"what ran in stage 02 raises now: {type(error).__name__}: {notes}"
 
 
-def _without_images(row: Row) -> Row:
-    return {k: v for k, v in row.items() if k != "images"} | {"prompt": as_text(row["prompt"])}
-
-
-def _with_images(results: dict[str, Any], rows: Sequence[Row]) -> list[Row]:
-    """Return the recorded rows with the images of the rows in their places, if there are any."""
-    if "places" not in results:
-        return results["rows"]
-    return [
-        row | {key: rows[place][key] for key in ("images", "prompt")}
-        for row, place in zip(results["rows"], results["places"], strict=True)
-    ]
+def _rows(results: dict[str, Any], train_rows: Sequence[Row]) -> list[Row]:
+    """Return the recorded rows; those with images are recorded as places in the training rows."""
+    return [train_rows[row] if isinstance(row, int) else row for row in results["rows"]]
 
 
 def _differences(bench: Bench, results: dict[str, Any], train_rows: Sequence[Row]) -> Iterator[str]:
-    rows, texts = _with_images(results, train_rows), results["completions"]
+    rows, texts = _rows(results, train_rows), results["completions"]
     arguments = bench.arguments(rows, texts)
     if results["completion_ids"]:
         arguments["completion_ids"] = results["completion_ids"]

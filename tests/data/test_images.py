@@ -104,12 +104,12 @@ def test_the_report_says_what_images_cost(dots):
     dot("red", (100, 80)).save(folder / "pictures/red.png")
     train, _, report = prepare(folder, rows)
     pixels = {"min": 1200, "median": 1200, "max": 8000}
-    assert report["images"] == {"per_row": {"min": 1, "max": 1}, "pixels": pixels}
+    assert report["images"] == {"least": 1, "most": 1, **pixels}
     text = count([prompts.as_text(train[0]["prompt"])])[0]
     assert report["prompt_tokens"]["p50"] == text + 12, "the images are counted"
     assert report["prompt_tokens"]["max"] == text + 80
     checks = {check.name: check for check in data.checks(report, DataConfig(max_rows=1))}
-    assert checks["images"].evidence.startswith("1 a row; 1,200 to 8,000 pixels, half at most 1,2")
+    assert checks["images"].evidence.startswith("1 to 1 a row, 1,200 to 8,000 pixels (half at")
     assert "images in 'image'" in checks["columns"].evidence
 
 
@@ -320,7 +320,7 @@ def test_no_image_is_on_both_sides_of_the_split_and_few_rows_are_lost(dots, seed
 def test_an_image_that_every_row_shows_leaves_nothing_to_train_on(dots):
     folder, rows = dots
     rows = [row | {"images": [row.pop("image"), "pictures/red.png"]} for row in rows[1:]]
-    with pytest.raises(ValueError, match="none is left to train on"):
+    with pytest.raises(ValueError, match="it takes one to train on and one to hold"):
         prepare(folder, rows)
 
 

@@ -7,17 +7,21 @@ place where a photograph was taken, is not kept.
 
 import math
 import warnings
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb.data.faults import Fault
+from grpo_nb.rewards.prompts import as_text, question_key, with_images
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+Row = dict[str, Any]
 FORMATS = ("PNG", "JPEG", "WEBP")  # PIL reads many more, by code that is rarely used
 LONGEST = 200  # times its height may an image be wide, or the reverse, for processors
+SWAPPED, BLANK = "swapped", "blank"
 NO_IMAGE, OUTSIDE, UNREADABLE = "image missing", "image outside the data's folder", "image unfit"
 
 
@@ -111,3 +115,34 @@ def decode(file: bytes) -> "Image":
     from PIL import Image
 
     return Image.open(BytesIO(file), formats=["PNG"]).convert("RGB")
+
+
+def variants(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows with the images of another row each, and with grey ones of the same size.
+
+    Each row gets the images of the row so many places further on, as many as give most rows other
+    images and another answer.
+
+    Returns:
+        {SWAPPED: rows, BLANK: rows}; {} if there are no images, or no two rows to swap them.
+    """
+    if len(rows) < 2 or "images" not in rows[0]:
+        return {}
+    from PIL import Image
+
+    keys = [question_key(row | {"question": ""}) for row in rows]
+    answers, count = [str(row["answer"]) for row in rows], len(rows)
+
+    def differing(shift: int) -> int:
+        others = [(place + shift) % count for place in range(count)]
+        return sum(keys[i] != keys[j] and answers[i] != answers[j] for i, j in enumerate(others))
+
+    shift = max(range(1, count), key=differing)
+    swapped = [rows[(place + shift) % count]["images"] for place in range(count)]
+    blank = [[Image.new("RGB", each.size, "grey") for each in row["images"]] for row in rows]
+    return {SWAPPED: list(map(_shown, rows, swapped)), BLANK: list(map(_shown, rows, blank))}
+
+
+def _shown(row: Row, images: list[Any]) -> Row:
+    """Return a row with other images."""
+    return row | {"images": images, "prompt": with_images(as_text(row["prompt"]), images)}

@@ -8,6 +8,7 @@ only the prompts that it lacks.
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_nb import data, environments, models
+from grpo_nb.data.images import variants
 from grpo_nb.environments.cache import Cache, answer_cached
 from grpo_nb.models import hub
 from grpo_nb.reward_lab.table import Row, bench_of
@@ -41,7 +43,7 @@ class Baseline(NamedTuple):
 
     rows: Dataset rows, [prompts].
     samples_P_G: Samples, [prompts][group].
-    unseen: Of rows with images also the samples with swapped and with blank ones (`looking`).
+    unseen: Of rows with images also the samples with swapped and with blank ones, by way.
     """
 
     rows: list[Row]
@@ -69,6 +71,7 @@ def sample(
     engine: models.Engine | None = None,
     progress: models.Progress | None = None,
     warmed: bool = True,
+    unseen: bool = True,
 ) -> Baseline:
     """Return completions of the model that training starts from, from the cache where possible.
 
@@ -82,12 +85,14 @@ def sample(
             an SFT warm-up; None loads the model.
         progress: Called with the number of completions done, their total, and a note.
         warmed: Whether to answer with the weights after the SFT warm-up, if there was one.
+        unseen: Whether to answer rows with images also with the images swapped, and blank.
     """
+    others, count = variants(rows) if unseen else {}, len(rows)
     folder = warm_folder(run, config) if warmed else None
     with ExitStack() as stack:
         groups = answer_cached(
             Cache(run / KEPT_AT, _settings(config, folder)),
-            rows,
+            list(chain(rows, *others.values())),
             environments.of(config),
             lambda: engine or stack.enter_context(closing(open_base(config, folder))),
             max_completion_length=config.train.max_completion_length,
@@ -99,7 +104,8 @@ def sample(
             progress=progress,
             show="the first completion" if progress else "",
         )
-    return Baseline(list(rows), groups)
+    parts = {way: groups[n * count :][:count] for n, way in enumerate(others, start=1)}
+    return Baseline(list(rows), groups[:count], parts)
 
 
 def warm_folder(run: Run, config: RunConfig) -> Path | None:
@@ -278,7 +284,9 @@ def by_difficulty(
         return report
     rows = data.load(stage.run, "train")
     first_rows = rows[: config.difficulty_prompts]
-    baseline = sample(stage.run, first_rows, stage.config, engine, stage.progress, warmed=False)
+    baseline = sample(
+        stage.run, first_rows, stage.config, engine, stage.progress, warmed=False, unseen=False
+    )
     model = stage.config.model
     tokenizer = hub.load_tokenizer(model.model_path, model.chat_template_kwargs)
     bench = bench_of(stage.config, preset, tokenizer)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_nb.reward_lab.looking import variants
+from grpo_nb.data.images import variants
 from grpo_nb.reward_lab.table import Bench, Row, explain
 from grpo_nb.rewards import Scored, declared_range
 from grpo_nb.rewards.contract import columns_read

@@ -4,50 +4,16 @@ A model that answers without looking is right as often with another row's image.
 from GRPO to guess, however high its reward.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from grpo_nb.reward_lab.baseline import Baseline, passed
 from grpo_nb.reward_lab.statistics import bootstrap
-from grpo_nb.reward_lab.table import Bench, Row
-from grpo_nb.rewards.prompts import as_text, question_key, with_images
+from grpo_nb.reward_lab.table import Bench
 from grpo_nb.runs import Check
 
-SWAPPED, BLANK = "swapped", "blank"
 NEEDED = "pass@1 that needs the images"
-
-
-def variants(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return the rows with the images of another row each, and with grey ones of the same size.
-
-    Each row gets the images of the row so many places further on, as many as give most rows other
-    images and another answer.
-
-    Returns:
-        {SWAPPED: rows, BLANK: rows}; {} if there are no images, or no two rows to swap them.
-    """
-    if len(rows) < 2 or "images" not in rows[0]:
-        return {}
-    from PIL import Image
-
-    keys = [question_key(row | {"question": ""}) for row in rows]
-    answers, count = [str(row["answer"]) for row in rows], len(rows)
-
-    def differing(shift: int) -> int:
-        others = [(place + shift) % count for place in range(count)]
-        return sum(keys[i] != keys[j] and answers[i] != answers[j] for i, j in enumerate(others))
-
-    shift = max(range(1, count), key=differing)
-    swapped = [rows[(place + shift) % count]["images"] for place in range(count)]
-    blank = [[Image.new("RGB", each.size, "grey") for each in row["images"]] for row in rows]
-    return {SWAPPED: list(map(_shown, rows, swapped)), BLANK: list(map(_shown, rows, blank))}
-
-
-def _shown(row: Row, images: list[Any]) -> Row:
-    """Return a row with other images."""
-    return row | {"images": images, "prompt": with_images(as_text(row["prompt"]), images)}
 
 
 def figures(bench: Bench, baseline: Baseline) -> dict[str, Any]:
@@ -58,7 +24,7 @@ def figures(bench: Bench, baseline: Baseline) -> dict[str, Any]:
 
     Args:
         bench: The rewards; the first one decides what is correct.
-        baseline: Baseline rollouts, with those of the `variants` under "unseen".
+        baseline: Baseline rollouts.
 
     Returns:
         {figure: value}; {} if the baseline has no images.

@@ -4,13 +4,11 @@ test = open_test(stage, rewards.load_rewards(stage.config.rewards))
 verdict = reward_lab.judge(test)
 """
 
-from itertools import chain
 from typing import NamedTuple
 
 import pandas as pd
 
 from grpo_nb import data, models
-from grpo_nb.reward_lab import looking
 from grpo_nb.reward_lab.baseline import Baseline, sample
 from grpo_nb.reward_lab.table import Bench, Row, bench_of
 from grpo_nb.rewards import RewardSet
@@ -38,8 +36,11 @@ class RewardTest(NamedTuple):
         return self._replace(bench=self.bench._replace(preset=preset))
 
     def table(self) -> pd.DataFrame:
-        """Return the score table of the baseline rollouts, as `Bench.table` does."""
-        return self.bench.table(self.baseline.rows, self.baseline.completions_P_G)
+        """Return the score table of the baseline rollouts, with the images of each prompt."""
+        table = self.bench.table(self.baseline.rows, self.baseline.completions_P_G)
+        if "images" in self.rows[0]:
+            table["images"] = [row["images"] for row in self.baseline.repeated_rows]
+        return table
 
 
 def open_test(
@@ -58,11 +59,7 @@ def open_test(
     """
     config, rows = stage.config, data.load(stage.run, "train")
     first_rows = rows[: config.rewards.baseline_prompts]
-    others, count = looking.variants(first_rows), len(first_rows)
-    everything = chain(first_rows, *others.values())
-    _, samples, _ = sample(stage.run, list(everything), config, engine, progress)
-    unseen = {way: samples[n * count :][:count] for n, way in enumerate(others, start=1)}
-    baseline = Baseline(first_rows, samples[:count], unseen)
+    baseline = sample(stage.run, first_rows, config, engine, progress)
     model = config.model
     tokenizer = models.load_tokenizer(model.model_path, model.chat_template_kwargs)
     return RewardTest(stage, rows, baseline, bench_of(config, preset, tokenizer))

@@ -203,6 +203,8 @@ class StepCallback(TrainerCallback):
             advantage=list(logs["advantages"]),
             reward=scores.fillna(0) @ np.array(self.trainer.args.reward_weights),
         )
+        if images := logs["images"]:
+            table["images"] = list(images)
         return table.to_dict("records")
 
 

@@ -8,6 +8,7 @@ import pytest
 from pictures import COLORS, ROWS, SYSTEM, Looker, blind, half_seen, picture, row_of, seen
 
 from grpo_nb import data, reward_lab
+from grpo_nb.data import images
 from grpo_nb.reward_lab import Bench, lint, looking
 from grpo_nb.reward_lab.baseline import KEPT_AT, by_difficulty
 from grpo_nb.rewards import load_preset, reward, reward_set
@@ -54,7 +55,7 @@ def judged(stage, answer, preset=QA):
 
 
 def test_every_row_is_shown_another_image_and_a_grey_one_of_its_size():
-    swapped, blank = looking.variants(ROWS).values()
+    swapped, blank = images.variants(ROWS).values()
     for row, other, grey in zip(ROWS, swapped, blank, strict=True):
         assert as_text(row["prompt"]) == as_text(other["prompt"]) == as_text(grey["prompt"])
         assert other["prompt"][-1]["content"][0]["image"] is other["images"][0]
@@ -64,13 +65,13 @@ def test_every_row_is_shown_another_image_and_a_grey_one_of_its_size():
         assert (other["answer"], other["question"]) == (row["answer"], row["question"])
     pictures = sorted(digest(row["images"][0]) for row in ROWS)
     assert sorted(digest(row["images"][0]) for row in swapped) == pictures, "each image once"
-    again = looking.variants(ROWS)[looking.SWAPPED]
+    again = images.variants(ROWS)[images.SWAPPED]
     assert [row["images"] for row in again] == [row["images"] for row in swapped]
 
 
 def test_without_images_or_with_one_row_there_is_nothing_to_swap():
     texts = [{"prompt": as_text(row["prompt"]), "question": "?", "answer": "1"} for row in ROWS]
-    assert looking.variants(texts) == looking.variants(ROWS[:1]) == looking.variants([]) == {}
+    assert images.variants(texts) == images.variants(ROWS[:1]) == images.variants([]) == {}
     assert looking.checks({}) == []
 
 

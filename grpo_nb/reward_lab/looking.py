@@ -64,5 +64,5 @@ def checks(lines: dict[str, Any]) -> list[Check]:
             parts.append(f"{name} {value:.0%} ({low:.0%} to {high:.0%})")
     guesses = lines["pass@1, right images"] > 0 and lines[f"{NEEDED}, interval"][0] <= 0
     fix = "ask what only the image tells, vary the answers, or take a base that sees better"
-    name = "answers without looking" if guesses else "looks at the images"
+    name = "answers without looking" if guesses else "images"
     return [Check(name, "warning" if guesses else "ok", "; ".join(parts), fix if guesses else "")]

@@ -83,7 +83,7 @@ def test_a_model_that_looks_needs_the_images(stage, capsys):
     assert figures["pass@1, blank"] <= 0.3
     low, high = figures[f"{looking.NEEDED}, interval"]
     assert 0 < low < figures[looking.NEEDED] < high < 1
-    [check] = [each for each in verdict.checks if each.name == "looks at the images"]
+    [check] = [each for each in verdict.checks if each.name == "images"]
     assert check.state == "ok" and "pass@1 that needs the images " in check.evidence
     assert verdict.passed
 

@@ -74,7 +74,8 @@ class Verdict(NamedTuple):
 
     def __str__(self) -> str:
         if self.passed:
-            return f"PASSED, train: {self.checks[0].evidence}"
+            lines = [f"{c.name}: {c.evidence}" for c in self.checks if c.name == looking.WITHOUT]
+            return "\n  ".join([f"PASSED, train: {self.checks[0].evidence}", *lines])
         outcome = "train after a remedy" if self.only_the_base_fails else "do not train"
         first = f"FAILED, {outcome}: {_reason(self.checks[1:])}"
         return "\n  ".join([first, *self.failures[1:]])

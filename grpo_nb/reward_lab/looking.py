@@ -14,6 +14,7 @@ from grpo_nb.reward_lab.table import Bench
 from grpo_nb.runs import Check
 
 NEEDED = "pass@1 that needs the images"
+WITHOUT = "answers without looking"  # the name of the check, if it warns
 
 
 def figures(bench: Bench, baseline: Baseline) -> dict[str, Any]:
@@ -64,5 +65,6 @@ def checks(lines: dict[str, Any]) -> list[Check]:
             parts.append(f"{name} {value:.0%} ({low:.0%} to {high:.0%})")
     guesses = lines["pass@1, right images"] > 0 and lines[f"{NEEDED}, interval"][0] <= 0
     fix = "ask what only the image tells, vary the answers, or take a base that sees better"
-    name = "answers without looking" if guesses else "images"
-    return [Check(name, "warning" if guesses else "ok", "; ".join(parts), fix if guesses else "")]
+    if guesses:
+        return [Check(WITHOUT, "warning", "; ".join(parts), fix)]
+    return [Check("images", "ok", "; ".join(parts))]

@@ -79,9 +79,8 @@ def as_text(prompt: Completion) -> Completion:
     """
     if isinstance(prompt, str):
         return prompt
-    lists = (list, tuple)
     return [
-        {**turn, "content": message_text(turn)} if isinstance(turn.get("content"), lists) else turn
+        {**turn, "content": message_text(turn)} if isinstance(turn.get("content"), list) else turn
         for turn in prompt
     ]
 

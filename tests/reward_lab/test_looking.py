@@ -99,7 +99,9 @@ def test_a_model_that_answers_without_looking_is_named(stage):
     stored = json.loads((stage.run / "rewards/report.json").read_text())
     assert check._asdict() in stored["checks"]
     assert stored["baseline"]["pass@1, blank, interval"] == figures["pass@1, blank, interval"]
-    assert "answers without looking" in str(verdict.checks)
+    assert verdict.passed, "a warning: the user decides"
+    first, second = str(verdict).splitlines()
+    assert first.startswith("PASSED, train") and second.startswith("  answers without looking: pa")
 
 
 def test_a_model_that_is_never_right_is_not_said_to_guess(stage):

@@ -44,7 +44,7 @@ def read_images(cell: Any, folder: Path | None, column: str, max_pixels: int) ->
 
 
 def _read(cell: Any, folder: Path | None, column: str, max_pixels: int) -> "Image":
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     if isinstance(cell, dict):
         cell = cell.get("bytes") or cell.get("path")
@@ -59,7 +59,9 @@ def _read(cell: Any, folder: Path | None, column: str, max_pixels: int) -> "Imag
             return _in_one_form(source, max_pixels)
     except Exception as error:  # a damaged file makes decoders raise anything
         where = f"{cell!r:.80}: " if isinstance(cell, str) else ""
-        raise Fault(UNREADABLE, column, f"{where}{error or repr(error)}") from None
+        foreign = isinstance(error, UnidentifiedImageError)
+        why = f"it is none of {', '.join(FORMATS)}" if foreign else str(error) or repr(error)
+        raise Fault(UNREADABLE, column, f"{where}{why}") from None
 
 
 def _path(cell: str, folder: Path | None, column: str) -> Path:
@@ -70,7 +72,7 @@ def _path(cell: str, folder: Path | None, column: str) -> Path:
     try:
         path = (folder / cell).resolve()
         if not path.is_relative_to(folder.resolve()):
-            raise Fault(OUTSIDE, column, f"{cell!r:.80} is not below {folder}")
+            raise Fault(OUTSIDE, column, f"{cell!r:.80} is not below it")
         if path.is_file():
             return path
         why = "is no file"

@@ -224,8 +224,12 @@ def deep():
 
 UNFIT = {
     "broken": (file_of(dot("red"))[:90], images.UNREADABLE, "truncated|broken"),
-    "no image": (b"%PDF-1.4", images.UNREADABLE, "cannot identify"),
-    "another format": (file_of(dot("red"), "GIF"), images.UNREADABLE, "cannot identify"),
+    "no image": (b"%PDF-1.4", images.UNREADABLE, "it is none of PNG, JPEG, WEBP"),
+    "another format": (
+        file_of(dot("red"), "GIF"),
+        images.UNREADABLE,
+        "it is none of PNG, JPEG, WEBP",
+    ),
     "a bomb": (bomb(), images.UNREADABLE, "decompression bomb"),
     "too long": (file_of(Image.new("RGB", (402, 2))), images.UNREADABLE, "402 x 2 pixels"),
     "too deep": (file_of(deep()), images.UNREADABLE, "mode I;16: save it with 8 bits"),
@@ -241,7 +245,11 @@ UNFIT = {
     "from the root": ("/etc/passwd", images.OUTSIDE, "not below"),
     "a link that leaves": ("link.png", images.OUTSIDE, "not below"),
     "a folder that leaves": ("out/secret.png", images.OUTSIDE, "not below"),
-    "as datasets refers to it": ({"bytes": None, "path": "/etc/passwd"}, images.OUTSIDE, "below"),
+    "as datasets refers to it": (
+        {"bytes": None, "path": "/etc/passwd"},
+        images.OUTSIDE,
+        "not below",
+    ),
     "a number": (7, images.UNREADABLE, ""),
 }
 

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from grpo_nb import models, training
-from grpo_nb.evaluation.statistics import bootstrap
+from grpo_nb.reward_lab.statistics import bootstrap
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import PROJECT_ROOT, Run, Stage, runs_root

@@ -3,14 +3,16 @@
     report = data.prepare(run, config.data, config.seed, count_tokens)
     rows = data.load(run, "train")
 
-A million rows pass in batches; the JSON and a few hashes of each row stay in memory.
+A million rows pass in batches; the JSON and a few hashes of each row stay in memory. Images wait in
+a temporary file; `load` decodes those of all rows that it returns.
 """
 
 import json
 import random
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 import numpy as np
 import pandas as pd
@@ -19,9 +21,9 @@ from tqdm import tqdm
 from grpo_nb.data import duplicates, sources, validate
 from grpo_nb.data.proposal import problem, proposal
 from grpo_nb.data.references import printable
-from grpo_nb.data.report import LEAKS, REPEATED, Drops, checks, figures
+from grpo_nb.data.report import LEAKS, REPEATED, Drops, checks, figures, image_figures
 from grpo_nb.data.sources import Batch
-from grpo_nb.data.store import Row, load, replace_train, write_rows
+from grpo_nb.data.store import Row, load, replace_train, to_json, write_rows
 from grpo_nb.data.validate import CONTRADICTORY, CountTokens, extra_columns, validate_rows
 from grpo_nb.rewards import PRESETS, RewardSet
 from grpo_nb.runs import Run, atomic_path, write_json
@@ -58,10 +60,10 @@ def prepare(
     """
     extra_columns(config)
     drops, doubts = Drops(), Drops()
-    with atomic_path(run / "data") as folder:
+    with atomic_path(run / "data") as folder, TemporaryFile(dir=run.path) as spool:
         folder.mkdir()
         config, names, batches = sources.read_columns(with_system_prompt(config, preset))
-        prints, tokens = _read(drops, doubts, batches, config, count_tokens)
+        prints, tokens = _read(drops, doubts, batches, config, count_tokens, spool)
         report = {"source": config.source, "rows_read": len(prints) + drops.count()}
         kinds = prints["kind"].value_counts().to_dict()
         report |= {"columns": _columns(names, config), "answer_kinds": kinds}
@@ -75,10 +77,10 @@ def prepare(
         train = train[shortest(texts[train], config.shortest_share)]
         for split, places in (("train", train), ("sft", warm_up), ("eval", held_out)):
             if len(places):
-                write_rows(folder / f"{split}.parquet", texts[places], names)
+                write_rows(folder / f"{split}.parquet", texts[places], names, spool)
         report |= {"train_rows": len(train), "sft_rows": len(warm_up), "eval_rows": len(held_out)}
         report |= {"dropped": list(drops.values()), "doubts": list(doubts.values())}
-        report |= figures(tokens, drops)
+        report |= figures(tokens, drops) | image_figures(prints["pixels"])
         write_json(folder / "report.json", report)
     return report
 
@@ -115,6 +117,7 @@ def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
 def _columns(names: Sequence[str], config: DataConfig) -> dict[str, Any]:
     """Return the columns of questions and of reference answers, and the names of all others."""
     columns = {"question": config.question_column, "answer": config.answer_column}
+    columns |= {"image": config.image_column} if config.image_column in names else {}
     others = [printable(name) for name in names if name and name not in columns.values()]
     return columns | {"others": others}
 
@@ -125,26 +128,30 @@ def _read(
     batches: Iterable[Batch],
     config: DataConfig,
     count_tokens: CountTokens,
+    spool: IO[bytes],
 ) -> tuple[pd.DataFrame, list[int]]:
     """Return the good rows and the number of tokens of every prompt.
 
     Returns:
-        One line per row: its fingerprints, the row itself as "json", and the "kind" of its answer.
+        One line per row: its fingerprints, the row itself as "json", the "kind" of its answer, and
+        the "pixels" of each of its images.
     """
-    texts, kinds, tokens, tables = [], [], [], [duplicates.fingerprints([])]
+    texts, kinds, pixels, tokens, tables = [], [], [], [], [duplicates.fingerprints([])]
     for batch in tqdm(batches, unit=" rows", unit_scale=sources.BATCH, delay=2):
         rows, faults, lengths = validate_rows(batch, config, count_tokens)
         for fault in faults:
             drops.add(fault.reason, [fault.row], fault.evidence)
         for number, row, plain in rows:
-            texts.append(json.dumps(row, default=str))
+            texts.append(to_json(row, spool))
+            pixels.append(tuple(image.width * image.height for image in row.get("images", ())))
             kinds.append(plain[0] if config.answer_kind == "math" else config.answer_kind)
             if validate.NO_ANSWER.fullmatch(row["answer"]):
                 example = f"row {number}: the reference answer is {row['answer']!r}"
                 doubts.add(validate.PLACEHOLDER, [number], example)
         tables.append(duplicates.fingerprints(rows, columns=bool(config.environment)))
         tokens += lengths
-    return pd.concat(tables, ignore_index=True).assign(json=texts, kind=kinds), tokens
+    table = pd.concat(tables, ignore_index=True)
+    return table.assign(json=texts, kind=kinds, pixels=pixels), tokens
 
 
 def _split(
@@ -156,15 +163,27 @@ def _split(
     drops.add(CONTRADICTORY, prints["row"][conflicts])
     drops.add(REPEATED, prints["row"][repeats])
     rest = prints[~conflicts & ~repeats]
-    if len(rest) < 2:
-        raise ValueError(
-            f"{len(rest)} rows of {config.source} are left, but it takes one to train on and one "
-            f"to hold out: give more data. Dropped were:{drops}"
-        )
     order = list(range(len(rest)))
     random.Random(seed).shuffle(order)
-    held_out, train = np.split(np.array(order), [config.held_out(len(rest))])
+    order = _by_image(order, rest["images"].to_numpy())
+    held_out, train = np.split(np.array(order, dtype=int), [config.held_out(len(rest))])
     leaks = duplicates.near(rest, held_out)
     drops.add(LEAKS, rest["row"].to_numpy()[leaks])
+    train = train[~leaks[train]]
+    if not len(train):
+        raise ValueError(
+            f"{len(held_out)} rows of {config.source} are left, but it takes one to train on and "
+            f"one to hold out: give more data. Dropped were:{drops}"
+        )
     places = rest.index.to_numpy()
-    return places[train[~leaks[train]]], places[held_out]
+    return places[train], places[held_out]
+
+
+def _by_image(order: list[int], images: np.ndarray) -> list[int]:
+    """Move rows with the same first image beside the first of them, so that a split parts few."""
+    first: dict[int, int] = {}
+    ranks = [
+        first.setdefault(images[place][0], rank) if images[place] else rank
+        for rank, place in enumerate(order)
+    ]
+    return [place for _, place in sorted(zip(ranks, order, strict=True), key=lambda pair: pair[0])]

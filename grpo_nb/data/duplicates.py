@@ -17,10 +17,10 @@ import numpy as np
 import pandas as pd
 
 from grpo_nb.data.validate import ValidRow
-from grpo_nb.rewards.prompts import Message
+from grpo_nb.rewards.prompts import Message, digest, message_text
 
 PERMUTATIONS = 32  # of MinHash
-NOT_COMPARED = ("prompt", "question", "prompt_tokens")
+NOT_COMPARED = ("prompt", "question", "prompt_tokens", "images")
 ALIKE = 0.7  # share of equal MinHashes from which two rows count as near-duplicates
 ONE_FORM = {0xFF01 + place: 0x21 + place for place in range(94)}  # full-width letters and digits
 ONE_FORM |= str.maketrans("−–×⁄÷’", "--*//'")
@@ -47,8 +47,8 @@ def fingerprints(rows: Sequence[ValidRow], columns: bool = False) -> pd.DataFram
         columns: Whether extra columns are part of the question, as those of an environment are.
 
     Returns:
-        One line per row: row (its number in the source), question, answer, numbers, order and
-        frame (hashes), and PERMUTATIONS MinHashes.
+        One line per row: row (its number in the source), question (with the images), answer,
+        numbers, order and frame (hashes), PERMUTATIONS MinHashes, and images (a tuple of hashes).
     """
     from rensa import RMinHash
 
@@ -56,11 +56,12 @@ def fingerprints(rows: Sequence[ValidRow], columns: bool = False) -> pd.DataFram
     if columns:
         others = [{k: v for k, v in one.row.items() if k not in NOT_COMPARED} for one in rows]
         keys = [f"{key} {json.dumps(c, default=str)}" for key, c in zip(keys, others, strict=True)]
+    images = [tuple(hash(digest(each)) for each in one.row.get("images", ())) for one in rows]
     words = list(map(_words, keys))
     numbers = [list(filter(_counts, text)) for text in words]
     hashes = {
         "row": [one.number for one in rows],
-        "question": [hash(key) for key in keys],
+        "question": [hash(pair) for pair in zip(keys, images, strict=True)],
         "answer": [hash(repr(one.plain)) for one in rows],  # hash(-1) is hash(-2)
         "numbers": [hash(tuple(sorted(text))) for text in numbers],
         "order": [hash(tuple(text)) for text in numbers],
@@ -72,7 +73,8 @@ def fingerprints(rows: Sequence[ValidRow], columns: bool = False) -> pd.DataFram
     ]
     minhashes = RMinHash.digest_matrix_from_token_sets(runs, PERMUTATIONS, 0).to_rows()
     table = pd.DataFrame(minhashes, columns=range(PERMUTATIONS), dtype=np.uint32)
-    return table.assign(**{name: np.array(column, np.int64) for name, column in hashes.items()})
+    columns = {name: np.array(column, np.int64) for name, column in hashes.items()}
+    return table.assign(**columns, images=pd.Series(images, dtype=object))
 
 
 @lru_cache(100_000)
@@ -85,7 +87,7 @@ def _counts(word: str) -> bool:
 
 def _key(prompt: Sequence[Message]) -> str:
     """Return all turns except the system's, in one case, spacing and Unicode form, without tags."""
-    texts = [_without_marks(turn["content"]) for turn in prompt if turn["role"] != "system"]
+    texts = [_without_marks(message_text(turn)) for turn in prompt if turn["role"] != "system"]
     return " ".join(" ".join(texts).casefold().split())
 
 
@@ -105,7 +107,9 @@ def _words(key: str) -> list[str]:
 
 
 def near(prints: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
-    """Find the rows that nearly repeat a held-out row.
+    """Find the rows that nearly repeat a held-out row, or show an image of one.
+
+    Of rows with images only the images count: the question is often the same for all.
 
     Args:
         prints: Fingerprints of the rows.
@@ -116,6 +120,12 @@ def near(prints: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
     """
     numbers, minhashes = prints["numbers"].to_numpy(), prints[range(PERMUTATIONS)].to_numpy()
     order, frame = prints["order"].to_numpy(), prints["frame"].to_numpy()
+    images = prints["images"].to_numpy()
+    hidden = {image for place in held_out for image in images[place]}
+    if hidden:
+        leaks = np.array([not hidden.isdisjoint(each) for each in images])
+        leaks[held_out] = False
+        return leaks
     leaks = np.zeros(len(prints), dtype=bool)
     for place in held_out:
         rows = np.flatnonzero(numbers == numbers[place])

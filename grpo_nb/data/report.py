@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from grpo_nb import answers
-from grpo_nb.data.validate import KIND, LONG, REMEDIES
+from grpo_nb.data.faults import REMEDIES
+from grpo_nb.data.validate import KIND, LONG
 from grpo_nb.runs import Check, Checks
 from grpo_nb.runs.config import DataConfig
 
@@ -55,6 +56,20 @@ def figures(tokens: Sequence[int], drops: Drops) -> dict[str, Any]:
     return {"answer_parse_rate": len(tokens) / (len(tokens) + failures), "prompt_tokens": lengths}
 
 
+def image_figures(pixels: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return how many images the rows have and their pixels; {} if there are none.
+
+    Args:
+        pixels: The pixels of each image, [rows][images].
+    """
+    sizes = [size for row in pixels for size in row]
+    if not sizes:
+        return {}
+    counts, median = [len(row) for row in pixels], int(np.median(sizes))
+    spread = {"min": min(sizes), "median": median, "max": max(sizes)}
+    return {"images": {"least": min(counts), "most": max(counts)} | spread}
+
+
 def checks(report: Mapping[str, Any], config: DataConfig) -> Checks:
     """Return the checks of stage 01 from its report, with one for each reason to drop rows."""
     lengths, cap = report["prompt_tokens"], config.max_prompt_tokens
@@ -81,6 +96,10 @@ def checks(report: Mapping[str, Any], config: DataConfig) -> Checks:
         Check("no leakage", "ok", split),
         Check("prompt length", "ok" if fits else "warning", length, fix),
     ]
+    if images := report.get("images"):
+        evidence = "{least} to {most} a row, {min:,} to {max:,} pixels (half at most {median:,}); "
+        evidence = evidence.format_map(images) + "they are counted in the prompt length"
+        lines.append(Check("images", "ok", evidence))
     if rates := report.get("difficulty"):
         evidence = "{judged} prompts tried: {too_hard} too hard, {too_easy} too easy, left out"
         lines.append(Check("difficulty", "ok", evidence.format_map(rates)))
@@ -92,6 +111,8 @@ def _columns(columns: Mapping[str, Any], config: DataConfig) -> Check:
     names = f"questions in {columns['question']!r}, reference answers in {columns['answer']!r}"
     if (config.question_column, config.answer_column) != (columns["question"], columns["answer"]):
         names += ", chosen by their names: data.question_column and data.answer_column name others"
+    if "image" in columns:
+        names += f", images in {columns['image']!r}"
     if columns["others"]:
         names += f"; data.extra_columns can give the rewards {', '.join(columns['others'])}"
     return Check("columns", "ok", names)

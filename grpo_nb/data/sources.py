@@ -8,7 +8,7 @@ import csv
 import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH = 5_000  # rows
+IMAGE_BATCH = 100  # rows with images
 NO_TEXT = (b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b", b"PK\x03\x04")
 csv.field_size_limit(2**24)  # characters of a cell; Python's default is 128 KiB
 BUILT_IN = {task: f"data/tasks/{task}.jsonl" for task in TASKS if task != "math"}
@@ -31,6 +32,7 @@ BUILT_IN["arithmetic"] = "data/arithmetic.jsonl"
 LIKELY = {
     "question_column": ("question", "prompt", "problem", "instruction", "input"),
     "answer_column": ("answer", "solution", "output", "label", "target"),
+    "image_column": ("images", "image"),
 }
 SMALL = {"halffloat": np.float16, "float": np.float32}  # by Arrow's name; 64 bits are a "double"
 Row = dict[str, Any]
@@ -48,15 +50,20 @@ def read(config: DataConfig) -> Iterator[Batch]:
     """
     numbered = ((n, row) for n, row in enumerate(_open(config), start=1) if row is not None)
     numbered = islice(numbered, config.max_rows or None)
-    while batch := list(islice(numbered, BATCH)):
+    first = list(islice(numbered, 1))
+    names = {config.image_column, *LIKELY["image_column"]}
+    has_images = any(isinstance(row, dict) and names & row.keys() for _, row in first)
+    size, numbered = IMAGE_BATCH if has_images else BATCH, chain(first, numbered)
+    while batch := list(islice(numbered, size)):
         yield batch
 
 
 def read_columns(config: DataConfig) -> tuple[DataConfig, list[str], Iterator[Batch]]:
-    """Find the columns of questions and answers.
+    """Find the columns of questions, answers and images.
 
     Returns:
-        The settings with these columns, the names of all columns, and the batches of `read`.
+        The settings with these columns ("" for no images), the names of all columns, and the
+        batches of `read`.
 
     Raises:
         ValueError: A column that was set is missing; or no column has the default name, and several
@@ -70,6 +77,9 @@ def read_columns(config: DataConfig) -> tuple[DataConfig, list[str], Iterator[Ba
         if (column := getattr(config, setting)) in names or not names:
             continue
         fit = [name for name in names if name.strip().lower() in likely and name not in current]
+        if setting == "image_column" and (not column or (column == likely[0] and not fit)):
+            changes[setting] = ""  # a task without images
+            continue
         if column != likely[0] or not fit:
             near = near_columns(column, names)
             hint = f"did you mean {near[0]!r}? " if near else ""
@@ -102,12 +112,24 @@ def is_local(source: str) -> bool:
     return source not in BUILT_IN and Path(source).suffix.lower() in READERS
 
 
-def _open(config: DataConfig) -> Iterator[Row | str | None]:
+def folder_of(config: DataConfig) -> Path | None:
+    """Return the folder in which a source lies; None for a dataset on the hub."""
+    path = _places(config)[0]
+    return path if path.is_dir() else path.parent if path.is_file() else None
+
+
+def _places(config: DataConfig) -> list[Path]:
+    """Return the paths that a source may mean, the one that exists first."""
     name = BUILT_IN.get(config.source, config.source)
     # A kernel works in its notebook's folder, so a command looks for files there too.
     folders = (Path.cwd(), project_path("notebooks"), project_path(""))
     places = dict.fromkeys(folder / name for folder in folders)
-    path = next(filter(Path.exists, places), project_path(name))
+    return sorted(places, key=lambda path: not path.exists())
+
+
+def _open(config: DataConfig) -> Iterator[Row | str | None]:
+    places = _places(config)
+    path = places[0]
     if path.is_dir():
         return _read_hub(str(path), config)
     if reader := READERS.get(path.suffix.lower()):
@@ -229,7 +251,9 @@ def _read_parquet(path: Path) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
     try:
-        for batch in pq.ParquetFile(path).iter_batches(BATCH):
+        file = pq.ParquetFile(path)
+        has_images = any(name in LIKELY["image_column"] for name in file.schema_arrow.names)
+        for batch in file.iter_batches(IMAGE_BATCH if has_images else BATCH):
             _refuse_repeated(path, batch.schema.names)
             yield from _shortened(batch.to_pylist(), batch.schema)
     except (pa.ArrowException, OSError) as error:
@@ -254,6 +278,8 @@ def _read_hub(name: str, config: DataConfig) -> Iterator[Row]:
         rows = datasets.load_dataset(
             name, config.subset or None, streaming=config.streaming, **place
         )
+        for column, kind in _with_images(rows.features or {}):
+            rows = rows.cast_column(column, kind)
         yield from _shortened(rows, rows.features.arrow_schema) if rows.features else rows
     except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise ValueError(
@@ -261,6 +287,18 @@ def _read_hub(name: str, config: DataConfig) -> Iterator[Row]:
             f"{error}. Check the names and the network, or use a local copy: "
             "`hf download --repo-type dataset NAME --local-dir FOLDER`, then data.source=FOLDER"
         ) from error
+
+
+def _with_images(features: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the columns of images, with the kind that leaves their files as they are."""
+    import datasets
+
+    files = datasets.Image(decode=False)
+    for column, kind in features.items():
+        if isinstance(kind, datasets.Image):
+            yield column, files
+        elif isinstance(getattr(kind, "feature", None), datasets.Image):
+            yield column, type(kind)(files)
 
 
 READERS = {".jsonl": _read_json, ".json": _read_json, ".csv": _read_csv, ".tsv": _read_csv}

@@ -1,17 +1,22 @@
 """Write and read prepared rows, in one Parquet file per split.
 
 The columns for the rewards are stored as JSON. So a scalar, list or dict is read as it was written,
-even if its type differs between rows, which Arrow's own columns do not allow.
+even if its type differs between rows, which Arrow's own columns do not allow. Images are stored as
+PNG files, in a column of their own; their prompts are stored without them.
 """
 
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from grpo_nb.data.sources import BATCH, Row
+from grpo_nb.data.images import decode, encode
+from grpo_nb.data.sources import BATCH, IMAGE_BATCH, Row
+from grpo_nb.rewards.prompts import as_text, with_images
 from grpo_nb.runs import Run, atomic_path
 
 _TURN = pa.struct([("role", pa.string()), ("content", pa.string())])
@@ -19,43 +24,77 @@ _COLUMNS = {"prompt": pa.list_(_TURN), "question": pa.string(), "answer": pa.str
 _COLUMNS |= {"prompt_tokens": pa.int32()}
 
 
-def write_rows(path: Path, texts: Sequence[str], names: Iterable[str]) -> None:
+def to_json(row: Row, spool: IO[bytes]) -> str:
+    """Return a row as JSON; its images go to the spool, and the row holds their places there."""
+    if "images" in row:
+        places = []
+        for file in map(encode, row["images"]):
+            places.append([spool.tell(), len(file)])
+            spool.write(file)
+        row = row | {"prompt": as_text(row["prompt"]), "images": places}
+    return json.dumps(row, default=str)
+
+
+def write_rows(path: Path, texts: Sequence[str], names: Iterable[str], spool: IO[bytes]) -> None:
     """Write rows to a Parquet file.
 
     Args:
         path: The file.
-        texts: The rows, as JSON objects.
+        texts: The rows, as `to_json` returns them.
         names: The columns; those that are not in `_COLUMNS` are stored as JSON.
+        spool: The file that `to_json` wrote the images to.
     """
-    others = [name for name in names if name not in _COLUMNS]
-    schema = pa.schema([*_COLUMNS.items(), *((name, pa.json_()) for name in others)])
+    arrow = _COLUMNS | ({"images": pa.list_(pa.binary())} if "images" in names else {})
+    others = [name for name in names if name not in arrow]
+    schema = pa.schema([*arrow.items(), *((name, pa.json_()) for name in others)])
+    size = IMAGE_BATCH if "images" in arrow else BATCH
     with pq.ParquetWriter(path, schema) as writer:
-        for start in range(0, len(texts), BATCH):
-            rows = list(map(json.loads, texts[start : start + BATCH]))
-            columns = [[row[name] for row in rows] for name in _COLUMNS]
+        for start in range(0, len(texts), size):
+            rows = list(map(json.loads, texts[start : start + size]))
+            for row in rows if "images" in arrow else ():
+                row["images"] = [_file_at(spool, *place) for place in row["images"]]
+            columns = [[row[name] for row in rows] for name in arrow]
             columns += [[json.dumps(row.get(name)) for row in rows] for name in others]
             arrays = list(map(pa.array, columns, schema.types))
             writer.write_table(pa.table(arrays, schema=schema))
 
 
+def _file_at(spool: IO[bytes], start: int, length: int) -> bytes:
+    spool.seek(start)
+    return spool.read(length)
+
+
 def replace_train(run: Run, rows: Sequence[Row]) -> None:
     """Write data/train.parquet anew with these rows, in this order."""
-    with atomic_path(run / "data/train.parquet") as temporary:
-        write_rows(temporary, list(map(json.dumps, rows)), rows[0])
+    with TemporaryFile(dir=run / "data") as spool:
+        texts = [to_json(row, spool) for row in rows]
+        with atomic_path(run / "data/train.parquet") as temporary:
+            write_rows(temporary, texts, rows[0], spool)
 
 
 def read_rows(path: Path, max_rows: int = 0) -> list[Row]:
-    """Return the first rows (0: all) of a Parquet file, with its JSON columns parsed."""
+    """Return the first rows (0: all) of a Parquet file, with its JSON columns parsed.
+
+    Images are decoded, and take three bytes a pixel.
+    """
     file = pq.ParquetFile(path)
     rows: list[Row] = []
-    for batch in file.iter_batches(BATCH):
-        rows += batch.to_pylist()
+    for batch in file.iter_batches(IMAGE_BATCH if "images" in file.schema_arrow.names else BATCH):
+        rows += map(_with_pictures, batch.to_pylist())
         if 0 < max_rows <= len(rows):
             break
     names = [field.name for field in file.schema_arrow if field.type == pa.json_()]
     for row in rows:
         row.update({name: json.loads(row[name]) for name in names})
     return rows[: max_rows or None]
+
+
+def _with_pictures(row: Row) -> Row:
+    """Return a stored row with its images decoded, also in its prompt."""
+    if "images" not in row:
+        return row
+    images = list(map(decode, row["images"]))
+    return row | {"prompt": with_images(row["prompt"], images), "images": images}
 
 
 def load(run: Run, split: str, max_rows: int = 0) -> list[Row]:

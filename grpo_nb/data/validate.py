@@ -6,22 +6,24 @@ may be a chat (a list of {"role", "content"}), whose turns are not changed. It m
 
 - `choices`: listed below the question as A, B, C…; the answer becomes a letter;
 - `context` (a text) and `sources` (a list): put above the question, sources numbered [1], [2]…;
-- `tests`: passed on to code rewards.
+- `tests`: passed on to code rewards;
+- images (`data.image_column`): the prepared row then has them, as a list of PIL's under "images",
+  and the last turn of its prompt is a list of parts: the images, then the text.
 """
 
 import re
 import string
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_nb.answers import read_reference, unusable
-from grpo_nb.data.references import answer_finder, as_text, letter_of, plain_answer, printable
-from grpo_nb.data.sources import Batch, Row
+from grpo_nb.data.faults import Fault
+from grpo_nb.data.images import read_images
+from grpo_nb.data.references import answer_finder, as_text, letter_of, plain_answer
+from grpo_nb.data.sources import Batch, Row, folder_of
 from grpo_nb.rewards.contract import TRLS_OWN
-from grpo_nb.rewards.prompts import Message, build_prompt
+from grpo_nb.rewards.prompts import Message, build_prompt, with_images
 from grpo_nb.runs.config import DataConfig
-from grpo_nb.runs.files import read_yaml
 
 CountTokens = Callable[[Sequence[list[Message]]], list[int]]
 SHAPE_COLUMNS = ("choices", "context", "sources", "tests")
@@ -38,24 +40,6 @@ PLACEHOLDER = "answer that says there is none"
 NO_ANSWER = re.compile(
     r"(?i)nan|n/?a|null|none|nil|tbd|undefined|[-?.…]+|#(?:ref|n/a|value|div/0|name|num|null)[!?]?"
 )
-REMEDIES = read_yaml(Path(__file__).with_name("remedies.yaml"))  # {reason: what to do}
-
-
-class Fault(Exception):
-    """Say why a row cannot be used."""
-
-    def __init__(self, reason: str, column: str, value: str) -> None:
-        self.reason, self.row = reason, 0  # the number is set once it is known
-        self.column, self.value = printable(column), printable(value)
-
-    @property
-    def evidence(self) -> str:
-        """Name row, column, reason and value."""
-        where = f"row {self.row}" + (f", column {self.column!r}" if self.column else "")
-        return f"{where}: {self.reason}: {self.value}"
-
-    def __str__(self) -> str:
-        return f"{self.evidence}. Remedy: {REMEDIES[self.reason]}"
 
 
 class ValidRow(NamedTuple):
@@ -69,7 +53,13 @@ class ValidRow(NamedTuple):
 def validate_rows(
     batch: Batch, config: DataConfig, count_tokens: CountTokens
 ) -> tuple[list[ValidRow], list[Fault], list[int]]:
-    """Return the rows that can be used, the faults of the others, and the tokens of all prompts."""
+    """Return the rows that can be used, the faults of the others, and the tokens of all prompts.
+
+    Args:
+        batch: Rows with their numbers.
+        config: The settings as `sources.read_columns` returns them.
+        count_tokens: Counts the tokens of prompts.
+    """
     find_answer = answer_finder(config.answer_format)
     rows, faults, tokens = [], [], []
     for number, raw in batch:
@@ -100,7 +90,7 @@ def row_to_ask(number: int, raw: Row | str, config: DataConfig) -> Row:
     If the reference answer cannot be used, the row has the reason under "fault".
 
     Raises:
-        Fault: It has no question that can be asked.
+        Fault: It has no question that can be question.
     """
     row: Row = {}
     try:
@@ -135,7 +125,11 @@ def _question(row: Row | str, config: DataConfig) -> Row:
     prompt = _prompt(row, config.question_column, config.system_prompt)
     for turn in prompt:
         _refuse_damage(config.question_column, turn["content"])
-    return {"prompt": prompt, "question": prompt[-1]["content"]}
+    question = {"prompt": prompt, "question": prompt[-1]["content"]}
+    if not (column := config.image_column):
+        return question
+    images = read_images(_cell(row, column), folder_of(config), column, config.image_pixels)
+    return question | {"prompt": with_images(prompt, images), "images": images}
 
 
 def _validate_row(
@@ -155,7 +149,8 @@ def _validate_row(
     _refuse_damage(config.answer_column, answer)
     names = extra_columns(config)
     if names == ["all"]:
-        names = sorted(row.keys() - TAKEN - {config.question_column, config.answer_column})
+        columns = {config.question_column, config.answer_column, config.image_column}
+        names = sorted(row.keys() - TAKEN - columns)
     for name in names:
         _refuse_damage(name, name)
     columns = {name: row[name] for name in SHAPE_COLUMNS if name in row}

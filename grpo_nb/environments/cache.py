@@ -10,6 +10,7 @@ import pandas as pd
 from grpo_nb.environments.contract import Environment
 from grpo_nb.environments.play import answer
 from grpo_nb.models import Engine, Progress, Sample, part_of
+from grpo_nb.rewards.prompts import json_key
 from grpo_nb.runs import atomic_path
 
 FIRST = 200  # characters of the first completion that are shown while the others are sampled
@@ -111,4 +112,4 @@ def answer_cached(
 def row_key(row: dict, environment: Environment | None) -> str:
     """Return the key of a row: its prompt, and the columns that its environment reads."""
     columns = environment.columns(row) if environment else {}
-    return json.dumps([row["prompt"], columns], default=str)
+    return json.dumps([row["prompt"], columns], default=json_key)

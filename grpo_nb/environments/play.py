@@ -137,6 +137,10 @@ def check_rows(
     """
     if environment is None:
         return []
+    if any("images" in row for row in rows):
+        raise ValueError(
+            f"{environment.title} shows no images: clear data.image_column or data.environment"
+        )
     played, prompts = environment.factory(), []
     for number, row in enumerate(rows):
         environment.columns(row)

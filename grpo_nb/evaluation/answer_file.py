@@ -91,6 +91,7 @@ def _settings(
     changes = {"source": str(source.resolve()), "max_rows": 0, "sft_rows": 0}
     changes["question_column"] = question_column or columns["question"]
     changes["answer_column"] = answer_column or columns["answer"]
+    changes["image_column"] = columns.get("image", "")
     return data.with_system_prompt(run.config().data, preset).model_copy(update=changes)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_nb.evaluation.report import LEAST_PROMPTS, UNCLEAR, greedy_answers
-from grpo_nb.evaluation.statistics import bootstrap, holm, mcnemar
+from grpo_nb.reward_lab.statistics import bootstrap, holm, mcnemar
 from grpo_nb.runs import Run, runs_root
 from grpo_nb.runs import config as configs
 from grpo_nb.runs.files import read_json

@@ -26,6 +26,7 @@ from grpo_nb.answers.forms import STEP, Form
 from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.reward_lab.table import TIE, Bench, Row
 from grpo_nb.rewards import RewardSet
+from grpo_nb.rewards.prompts import question_key
 from grpo_nb.runs import Check
 
 PROBED_ROWS = 16
@@ -182,7 +183,7 @@ def probe(bench: Bench, rows: Sequence[Row], own: Sequence[Attack] = ()) -> pd.D
     Raises:
         ValueError: All reference answers are equal, so there is no wrong answer.
     """
-    distinct = list({row["question"]: row for row in rows}.values())[:PROBED_ROWS]
+    distinct = list({question_key(row): row for row in rows}.values())[:PROBED_ROWS]
     attacks = [_attacks(bench.preset, row, _other_answer(rows, row), own) for row in distinct]
     row_of_each = [row for row, of_row in zip(distinct, attacks, strict=True) for _ in of_row]
     all_attacks = [attack for of_row in attacks for attack in of_row]

@@ -8,6 +8,7 @@ only the prompts that it lacks.
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +16,12 @@ import numpy as np
 import pandas as pd
 
 from grpo_nb import data, environments, models
+from grpo_nb.data.images import variants
 from grpo_nb.environments.cache import Cache, answer_cached
 from grpo_nb.models import hub
 from grpo_nb.reward_lab.table import Row, bench_of
 from grpo_nb.rewards import RewardSet
-from grpo_nb.rewards.prompts import Completion
+from grpo_nb.rewards.prompts import Completion, question_key
 from grpo_nb.runs import Check, Run, Stage, write_json
 from grpo_nb.runs.config import DataConfig, RunConfig
 from grpo_nb.runs.files import digests, read_json
@@ -41,10 +43,12 @@ class Baseline(NamedTuple):
 
     rows: Dataset rows, [prompts].
     samples_P_G: Samples, [prompts][group].
+    unseen: Of rows with images also the samples with swapped and with blank ones, by way.
     """
 
     rows: list[Row]
     samples_P_G: list[list[models.Sample]]
+    unseen: dict[str, list[list[models.Sample]]] = {}  # noqa: RUF012 (never changed)
 
     @property
     def completions_P_G(self) -> list[list[Completion]]:
@@ -67,6 +71,7 @@ def sample(
     engine: models.Engine | None = None,
     progress: models.Progress | None = None,
     warmed: bool = True,
+    unseen: bool = True,
 ) -> Baseline:
     """Return completions of the model that training starts from, from the cache where possible.
 
@@ -80,12 +85,14 @@ def sample(
             an SFT warm-up; None loads the model.
         progress: Called with the number of completions done, their total, and a note.
         warmed: Whether to answer with the weights after the SFT warm-up, if there was one.
+        unseen: Whether to answer rows with images also with the images swapped, and blank.
     """
+    others, count = variants(rows) if unseen else {}, len(rows)
     folder = warm_folder(run, config) if warmed else None
     with ExitStack() as stack:
         groups = answer_cached(
             Cache(run / KEPT_AT, _settings(config, folder)),
-            rows,
+            list(chain(rows, *others.values())),
             environments.of(config),
             lambda: engine or stack.enter_context(closing(open_base(config, folder))),
             max_completion_length=config.train.max_completion_length,
@@ -97,7 +104,8 @@ def sample(
             progress=progress,
             show="the first completion" if progress else "",
         )
-    return Baseline(list(rows), groups)
+    parts = {way: groups[n * count :][:count] for n, way in enumerate(others, start=1)}
+    return Baseline(list(rows), groups[:count], parts)
 
 
 def warm_folder(run: Run, config: RunConfig) -> Path | None:
@@ -156,9 +164,12 @@ def pass_at_k(passed_P_G: np.ndarray, k: int) -> np.ndarray:
 
 
 def pass_rates(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
-    """Return one line per prompt: question, pass_rate, keep (if the rate is neither 0 nor 1)."""
+    """Return one line per prompt: question, pass_rate, keep (if the rate is neither 0 nor 1).
+
+    Questions are those of `question_key`.
+    """
     rates = passed(table, preset).reshape(len(baseline.rows), -1).mean(axis=1)
-    frame = pd.DataFrame({"question": [row["question"] for row in baseline.rows]})
+    frame = pd.DataFrame({"question": [question_key(row) for row in baseline.rows]})
     return frame.assign(pass_rate=rates, keep=(rates > 0) & (rates < 1))
 
 
@@ -273,7 +284,9 @@ def by_difficulty(
         return report
     rows = data.load(stage.run, "train")
     first_rows = rows[: config.difficulty_prompts]
-    baseline = sample(stage.run, first_rows, stage.config, engine, stage.progress, warmed=False)
+    baseline = sample(
+        stage.run, first_rows, stage.config, engine, stage.progress, warmed=False, unseen=False
+    )
     model = stage.config.model
     tokenizer = hub.load_tokenizer(model.model_path, model.chat_template_kwargs)
     bench = bench_of(stage.config, preset, tokenizer)
@@ -293,12 +306,12 @@ def keep_band(
 
     Args:
         rows: Dataset rows.
-        rates: {question: share of its completions that passed}. Rows without a rate are kept, and
-            ordered as if their rate were the mean.
+        rates: {`question_key` of a row: share of its completions that passed}. Rows without a rate
+            are kept, and ordered as if their rate were the mean.
         config: Limits of the pass rate, and the order.
     """
     low, high = config.min_pass_rate, config.max_pass_rate
-    band = [row for row in rows if low < rates.get(row["question"], (low + high) / 2) < high]
+    band = [row for row in rows if low < rates.get(question_key(row), (low + high) / 2) < high]
     hard, easy = sum(r <= low for r in rates.values()), sum(r >= high for r in rates.values())
     if not band:
         raise ValueError(
@@ -308,5 +321,5 @@ def keep_band(
         )
     if config.order == "easy_to_hard":
         mean = sum(rates.values()) / len(rates)
-        band.sort(key=lambda row: -rates.get(row["question"], mean))
+        band.sort(key=lambda row: -rates.get(question_key(row), mean))
     return band, {"judged": len(rates), "too_hard": hard, "too_easy": easy, "kept": len(band)}

@@ -11,6 +11,7 @@ from contextlib import redirect_stdout
 from textwrap import shorten
 from typing import Any
 
+from grpo_nb import data
 from grpo_nb.environments import Environment
 from grpo_nb.environments.scripted import perform, policies
 from grpo_nb.reward_lab.linter import FEW
@@ -20,7 +21,7 @@ from grpo_nb.rewards import Adaptive, call
 from grpo_nb.rewards.combine import is_async
 from grpo_nb.rewards.prompts import transcript
 from grpo_nb.rewards.surroundings import Muted
-from grpo_nb.runs import Check
+from grpo_nb.runs import Check, Run
 
 PLAYED = 2  # rows that scripted policies play
 TOLERANCE = 1e-3  # allowed difference between machines; relative for scores above 1
@@ -42,8 +43,11 @@ def record(test: RewardTest, findings: Sequence[Check]) -> dict[str, Any]:
     some = slice(None, None, math.ceil(len(baseline.samples) / FEW))
     some_rows, texts = baseline.repeated_rows[some], [s.completion for s in baseline.samples[some]]
     texts += [bench.preset.reference(row) for row in some_rows]
-    results = {"rows": _plain(some_rows * 2), "completions": _plain(texts), "scores": {}}
-    arguments = bench.arguments(results["rows"], results["completions"])
+    places = [place for place, group in enumerate(baseline.samples_P_G) for _ in group][some]
+    # The rows of the baseline are the first ones to train on. JSON has no images.
+    records = places * 2 if "images" in rows[0] else _plain(some_rows * 2)
+    results = {"rows": records, "completions": _plain(texts), "scores": {}}
+    arguments = bench.arguments(_rows(results, rows), results["completions"])
     results["completion_ids"] = arguments.get("completion_ids")
     unsteady = {check.name for check in findings if check.name.split(": ")[-1] in UNREPEATABLE}
     for func in bench.preset.reward_funcs:
@@ -56,21 +60,33 @@ def record(test: RewardTest, findings: Sequence[Check]) -> dict[str, Any]:
     return results
 
 
-def difference(bench: Bench, results: dict[str, Any]) -> str:
+def difference(bench: Bench, results: dict[str, Any], run: Run) -> str:
     """Name the first reward or policy whose score differs from that of `record`; "" if none does.
 
     Any exception of a reward or a tool counts as a difference.
+
+    Args:
+        bench: The rewards, as they are now.
+        results: What `record` returned.
+        run: The run, whose rows have the images.
     """
     try:
         with redirect_stdout(Muted()):  # rewards may print
-            return next(_differences(bench, results), "")
+            by_place = isinstance(results["rows"][0], int)
+            rows = data.load(run, "train", max(results["rows"]) + 1) if by_place else []
+            return next(_differences(bench, results, rows), "")
     except Exception as error:
         notes = ", ".join([str(error), *getattr(error, "__notes__", [])])
         return f"what ran in stage 02 raises now: {type(error).__name__}: {notes}"
 
 
-def _differences(bench: Bench, results: dict[str, Any]) -> Iterator[str]:
-    rows, texts = results["rows"], results["completions"]
+def _rows(results: dict[str, Any], train_rows: Sequence[Row]) -> list[Row]:
+    """Return the recorded rows; those with images are recorded as places in the training rows."""
+    return [train_rows[row] if isinstance(row, int) else row for row in results["rows"]]
+
+
+def _differences(bench: Bench, results: dict[str, Any], train_rows: Sequence[Row]) -> Iterator[str]:
+    rows, texts = _rows(results, train_rows), results["completions"]
     arguments = bench.arguments(rows, texts)
     if results["completion_ids"]:
         arguments["completion_ids"] = results["completion_ids"]

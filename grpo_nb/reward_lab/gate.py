@@ -11,7 +11,7 @@ import pandas as pd
 from grpo_nb import environments
 from grpo_nb.environments.findings import findings
 from grpo_nb.reward_lab import baseline as baselines
-from grpo_nb.reward_lab import behavior, human_pairs
+from grpo_nb.reward_lab import behavior, human_pairs, looking
 from grpo_nb.reward_lab.attacks import attack_checks, probe, read_attacks, references
 from grpo_nb.reward_lab.certificate import certify, cost, judges
 from grpo_nb.reward_lab.linter import lint, usable
@@ -19,7 +19,7 @@ from grpo_nb.reward_lab.table import bench_of, signal_table
 from grpo_nb.reward_lab.test import REFERENCE_ROWS, RewardTest
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.identity import describe
-from grpo_nb.rewards.prompts import Message
+from grpo_nb.rewards.prompts import Message, message_text
 from grpo_nb.rewards.surroundings import Muted
 from grpo_nb.runs import Check, Checks, Run, project_path, write_json
 from grpo_nb.runs.config import RunConfig
@@ -33,7 +33,7 @@ class Verdict(NamedTuple):
     """Hold the result of stage 02 for a reward set.
 
     checks: "rewards" first, then the findings of linter, references and attacks, and the tests of
-        a judge; then "base model" and "completion length".
+        a judge; then "base model", "completion length" and, of images, whether they are needed.
     probes: What the attacks earned, as `probe` returns it; None if the rewards cannot be called.
     baseline: Figures of the baseline rollouts.
     signal: The `signal_table`, one line per reward.
@@ -74,7 +74,8 @@ class Verdict(NamedTuple):
 
     def __str__(self) -> str:
         if self.passed:
-            return f"PASSED, train: {self.checks[0].evidence}"
+            lines = [f"{c.name}: {c.evidence}" for c in self.checks if c.name == looking.WITHOUT]
+            return "\n  ".join([f"PASSED, train: {self.checks[0].evidence}", *lines])
         outcome = "train after a remedy" if self.only_the_base_fails else "do not train"
         first = f"FAILED, {outcome}: {_reason(self.checks[1:])}"
         return "\n  ".join([first, *self.failures[1:]])
@@ -118,13 +119,15 @@ def judge(test: RewardTest) -> Verdict:
         scores = behavior.record(test, problems)
     warmed = baselines.warm_folder(stage.run, config) is not None
     figures = baselines.summary(baseline, table, bench.preset, config)
-    checks = Checks([_summary(problems), *problems, *baselines.checks(figures, warmed)])
+    needs = looking.figures(bench, baseline)
+    last = [*baselines.checks(figures, warmed), *looking.checks(needs)]
+    checks, figures = Checks([_summary(problems), *problems, *last]), figures | needs
     return Verdict(checks, probes, figures, signal_table(bench.preset, table), scores)
 
 
 def _form_asked(preset: RewardSet, prompt: list[Message], config: RunConfig) -> list[Check]:
     """Warn if the prompts do not ask for the form that is rewarded."""
-    form, turns = preset.form, [turn["content"] for turn in prompt]
+    form, turns = preset.form, list(map(message_text, prompt))
     in_prompt = not turns or any(form.system_prompt in turn for turn in turns)
     if in_prompt or config.data.system_prompt != "preset":
         return []
@@ -210,13 +213,17 @@ def refuse_untested(run: Run, preset: RewardSet, force: bool = False) -> str:
             remedy = f"Set one of these and begin again with {run.place('01')}"
         else:
             problem = f"the rewards failed their test: {problem}"
-    elif change := behavior.difference(bench_of(run.config(), preset), read_json(run / SCORES)):
+    elif change := _change(run, preset):
         problem = change
     else:
         return "the rewards passed their test"
     if force:
         return f"forced, although {problem}"
     raise ValueError(f"{problem}. {remedy}, or set force = True (on the command line: --force)")
+
+
+def _change(run: Run, preset: RewardSet) -> str:
+    return behavior.difference(bench_of(run.config(), preset), read_json(run / SCORES), run)
 
 
 def _report(run: Run) -> dict[str, Any]:

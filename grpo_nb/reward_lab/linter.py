@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from grpo_nb.data.images import variants
 from grpo_nb.reward_lab.table import Bench, Row, explain
 from grpo_nb.rewards import Scored, declared_range
 from grpo_nb.rewards.contract import columns_read
+from grpo_nb.rewards.prompts import question_key
 from grpo_nb.runs import Check
 from grpo_nb.runs.files import read_yaml
 
@@ -38,7 +40,7 @@ def lint(bench: Bench, rows: Sequence[Row], completions: Sequence[str]) -> list[
         rows: One dataset row for each completion.
         completions: Completions of the base model; the linter adds the references itself.
     """
-    distinct = list({row["question"]: row for row in rows}.values())[:FEW]
+    distinct = list({question_key(row): row for row in rows}.values())[:FEW]
     references, count = [bench.preset.reference(row) for row in distinct], len(completions)
     # Training may produce perfect completions and empty ones, so a reward must accept both.
     sample = bench.arguments([*rows, *distinct, distinct[0]], [*completions, *references, ""])
@@ -56,6 +58,7 @@ def lint(bench: Bench, rows: Sequence[Row], completions: Sequence[str]) -> list[
         findings = chain(
             _values(func, results[:count], first),
             _stability(func, bench.arguments(rows[:FEW], completions[:FEW])),
+            _images(func, bench, distinct, references),
         )
         problems += [(name, *finding) for finding in findings]
         if absent := [column for column in columns_read(func) if column not in rows[0]]:
@@ -140,6 +143,24 @@ def _stability(func: Callable, few: dict[str, Any]) -> Iterator[Finding]:
     if count := _changed(scores[order], numbers(explain(func, shuffled))):
         evidence = f"{count} of {len(scores)} scores changed when the rows were shuffled"
         yield "depends on row order", evidence, True
+
+
+def _images(
+    func: Callable, bench: Bench, rows: Sequence[Row], references: Sequence[str]
+) -> Iterator[Finding]:
+    """Check that other images change what a reward pays for references if it reads them."""
+    if not (shows := variants(rows)):
+        return
+    before, counts = numbers(explain(func, bench.arguments(rows, references))), {}
+    for way, others in shows.items():
+        counts[way] = _changed(before, numbers(explain(func, bench.arguments(others, references))))
+    reads, equal = "images" in columns_read(func), [way for way in counts if not counts[way]]
+    if reads and equal:
+        evidence = f"for all of {len(rows)} references, with {' and '.join(equal)} images"
+        yield "pays the same for other images", evidence, False
+    if not reads and any(counts.values()):
+        evidence = f"other images change the scores of {max(counts.values())} references"
+        yield "reads images unnamed", evidence, False
 
 
 def _changed(before: np.ndarray, after: np.ndarray) -> int:

@@ -10,7 +10,7 @@ from grpo_nb.environments import Environment, of, replay
 from grpo_nb.models import cuda_available, hub
 from grpo_nb.reward_lab import advantages
 from grpo_nb.rewards import Reward, RewardSet, Scored, call, declared_range
-from grpo_nb.rewards.prompts import Completion, completion_text, transcript
+from grpo_nb.rewards.prompts import Completion, completion_text, in_parts, transcript
 from grpo_nb.runs.config import RunConfig, TrainConfig
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Bench(NamedTuple):
             from transformers import TrainerState
 
         columns = {key: [row[key] for row in rows] for key in rows[0] if key not in TRLS_ROW}
-        columns["prompts"] = [row["prompt"] for row in rows]
+        columns["prompts"] = [in_parts(row["prompt"]) for row in rows]
         columns["completions"] = list(map(_as_in_training, columns["prompts"], completions))
         if self.tokenizer is not None:
             texts = [transcript(completion) for completion in completions]

@@ -36,8 +36,11 @@ class RewardTest(NamedTuple):
         return self._replace(bench=self.bench._replace(preset=preset))
 
     def table(self) -> pd.DataFrame:
-        """Return the score table of the baseline rollouts, as `Bench.table` does."""
-        return self.bench.table(self.baseline.rows, self.baseline.completions_P_G)
+        """Return the score table of the baseline rollouts, with the images of each prompt."""
+        table = self.bench.table(self.baseline.rows, self.baseline.completions_P_G)
+        if "images" in self.rows[0]:
+            table["images"] = [row["images"] for row in self.baseline.repeated_rows]
+        return table
 
 
 def open_test(

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from grpo_nb.rewards.limits import LIMIT, contained, limited
-from grpo_nb.rewards.prompts import Completion, completion_text
+from grpo_nb.rewards.prompts import Completion, as_text, completion_text
 from grpo_nb.rewards.surroundings import kept
 
 Scores = list[float | None]
@@ -102,7 +102,9 @@ class Reward:
 
     def _rows(self, completions, prompts, columns) -> list[tuple[int, str, dict]]:
         """Return (number, response, {column: value}) of each completion, all checked first."""
-        data = {**columns, **({"prompt": prompts} if prompts is not None else {})}
+        data = dict(columns)
+        if prompts is not None and "prompt" in (*self.columns, *self._optional):
+            data["prompt"] = list(map(as_text, prompts))
         if absent := [column for column in self.columns if column not in data]:
             raise ValueError(
                 f"reward {self.__name__} needs the column {absent[0]!r}, and the dataset has "
@@ -176,7 +178,8 @@ class reward:
     """Lift `def score(response, <columns>, *, <options>)` to TRL's batch contract.
 
     The scorer's first parameter is the completion's text; `prompt`, `completion_ids` and
-    `trainer_state` are TRL's; any other is a column of the dataset, optional if it has a
+    `trainer_state` are TRL's, but the contents of `prompt` are texts, also in a task with images,
+    which are under `images`; any other is a column of the dataset, optional if it has a
     default. Keyword-only parameters are options, for `configured`. It returns a float,
     None, or `Scored(score, reason)`.
 

@@ -1,11 +1,18 @@
-"""Build prompts, which are chats (`[{"role": "user", …}, …]`), and read the text of completions."""
+"""Build prompts, which are chats (`[{"role": "user", …}, …]`), and read the text of completions.
 
+In a task with images the content of the last turn is a list of parts: each image, then the text.
+"""
+
+import hashlib
 import json
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from grpo_nb.answers.forms import TAGS
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Message = dict[str, Any]
 Completion = str | Sequence[Message]
@@ -45,10 +52,64 @@ def completion_text(completion: Completion) -> str:
     """
     if isinstance(completion, str):
         return completion
-    content = completion[-1].get("content") if completion else ""
-    if isinstance(content, list | tuple):
-        return "".join(part.get("text") or "" for part in content)
-    return content or ""
+    return message_text(completion[-1]) if completion else ""
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    """Return the text of a message; parts that are not text are passed over."""
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.get("text") or "" for part in content)
+
+
+def with_images(prompt: list[Message], images: "Sequence[Image]") -> list[Message]:
+    """Return a prompt whose last turn shows the images before its text."""
+    *before, last = prompt
+    parts = [{"type": "image", "image": image} for image in images]
+    text = {"type": "text", "text": message_text(last)}
+    return [*before, last | {"content": [*parts, text]}]
+
+
+def as_text(prompt: Completion) -> Completion:
+    """Return a prompt whose contents are texts, without its images.
+
+    >>> as_text([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}])
+    [{'role': 'user', 'content': '?'}]
+    """
+    if isinstance(prompt, str):
+        return prompt
+    return [
+        {**turn, "content": message_text(turn)} if isinstance(turn.get("content"), list) else turn
+        for turn in prompt
+    ]
+
+
+def in_parts(prompt: list[Message]) -> list[Message]:
+    """Return a prompt as TRL passes it to rewards: with an image, each content is a list."""
+    if all(isinstance(turn.get("content"), str) for turn in prompt):
+        return prompt
+    return [
+        {**turn, "content": [{"type": "text", "text": turn["content"]}]}
+        if isinstance(turn.get("content"), str)
+        else turn
+        for turn in prompt
+    ]
+
+
+def digest(image: "Image") -> str:
+    """Return the SHA-256 of an image's size and pixels."""
+    return hashlib.sha256(f"{image.size}".encode() + image.tobytes()).hexdigest()
+
+
+def json_key(value: Any) -> str:
+    """Stand for a value that JSON lacks; an image is its digest. For `json.dumps(default=…)`."""
+    return digest(value) if hasattr(value, "getpixel") else str(value)
+
+
+def question_key(row: Mapping[str, Any]) -> str:
+    """Return the question, and if the row has images their digests, which make it another one."""
+    return "\n".join([row["question"], *map(digest, row.get("images", ()))])
 
 
 def loggable(messages: Completion) -> Completion:

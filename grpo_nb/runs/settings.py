@@ -35,6 +35,8 @@ class DataConfig(Section):
     streaming: bool = setting(False, "read a hub dataset without storing it")
     question_column: str = setting("question", "questions (texts or chats); guessed if absent")
     answer_column: str = setting("answer", "reference answers; guessed if absent")
+    image_column: str = setting("images", 'images, if there are any; "": a task without')
+    image_pixels: int = setting(262_144, "larger images are scaled down to it [pixels]", ge=1024)
     extra_columns: str = setting("", 'further columns for the rewards: "a, b" or "all"')
     answer_format: str = setting("auto", "auto: #### or as_is; boxed, tag, regex:…")
     answer_kind: AnswerKind = setting("number", "required type of the reference answers")

@@ -9,7 +9,7 @@ import pandas as pd
 from transformers import TrainerCallback
 
 from grpo_nb.models import sharded
-from grpo_nb.rewards.prompts import transcript
+from grpo_nb.rewards.prompts import message_text, transcript
 from grpo_nb.runs import atomic_path, write_json
 from grpo_nb.runs.files import append_line, read_json
 from grpo_nb.training import health, judges, ranks
@@ -199,11 +199,13 @@ class StepCallback(TrainerCallback):
         """Return the completions of this step with their scores, which TRL has not written yet."""
         logs, scores = self.trainer._logs, self._scores()
         table = scores.assign(
-            question=[prompt[-1]["content"] for prompt in logs["prompt"]],
+            question=[message_text(prompt[-1]) for prompt in logs["prompt"]],
             completion=list(map(transcript, logs["completion"])),
             advantage=list(logs["advantages"]),
             reward=scores.fillna(0) @ np.array(self.trainer.args.reward_weights),
         )
+        if images := logs["images"]:
+            table["images"] = list(images)
         return table.to_dict("records")
 
 

@@ -17,7 +17,7 @@ from grpo_nb import data, environments
 from grpo_nb.models import cuda_available, tool_calls
 from grpo_nb.reward_lab.baseline import passed
 from grpo_nb.rewards import RewardSet
-from grpo_nb.rewards.prompts import Message, transcript
+from grpo_nb.rewards.prompts import Message, digest, message_text, transcript
 from grpo_nb.runs import Run, atomic_path
 from grpo_nb.runs.files import read_json, read_lines
 
@@ -68,10 +68,13 @@ def read_completions(
     files = sorted((run / "train/completions").glob("*.parquet"))
     raw = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
     frame = raw.reindex(columns=["step", *preset.names, "advantage"])
-    frame.insert(1, "question", [prompt[-1]["content"] for prompt in raw["prompt"]])
+    frame.insert(1, "question", [message_text(prompt[-1]) for prompt in raw["prompt"]])
     texts = list(map(transcript, raw["completion"]))
-    answers = {_contents(row["prompt"]): row["answer"] for row in data.load(run, "train")}
-    frame.insert(2, "reference", [answers.get(_contents(prompt)) for prompt in raw["prompt"]])
+    rows = data.load(run, "train")
+    keys = [_key(row["prompt"], digests(row.get("images", ()))) for row in rows]
+    answers = dict(zip(keys, [row["answer"] for row in rows], strict=True))
+    images = raw["images"] if "images" in raw else [""] * len(raw)
+    frame.insert(2, "reference", list(map(answers.get, map(_key, raw["prompt"], images))))
     frame.insert(3, "completion", texts)
     frame["tokens"] = [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
     frame["correct"] = passed(frame, preset)
@@ -81,8 +84,13 @@ def read_completions(
     return frame
 
 
-def _contents(prompt: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
-    return tuple(message["content"] for message in prompt)
+def digests(images: Iterable[Any]) -> str:
+    """Return the digests of images, as the log of completions has them."""
+    return " ".join(map(digest, images))
+
+
+def _key(prompt: Iterable[Mapping[str, Any]], images: str) -> tuple[str, ...]:
+    return (*map(message_text, prompt), images)
 
 
 def of_episodes(

@@ -381,6 +381,8 @@ class Trainer(GRPOTrainer):
             logged = self._logs["completion"]
             for place, completion in enumerate(logged):
                 logged[place] = loggable(completion)
+            if images := self._logs["images"]:
+                self._logs["extra"]["images"] = [metrics.digests(each or ()) for each in images]
         super().log(logs, start_time)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:

@@ -17,6 +17,7 @@ from grpo_nb.reward_lab import Bench, bench_of
 from grpo_nb.reward_lab.baseline import WARMED, passed
 from grpo_nb.reward_lab.table import Row
 from grpo_nb.rewards import load_rewards
+from grpo_nb.rewards.prompts import json_key, question_key
 from grpo_nb.runs import Run, Stage, atomic_path, write_json
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.runs.files import read_json
@@ -129,7 +130,7 @@ def _taught(policy: Policy, stage: Stage, lesson: Lesson) -> str:
     """Say how many rows a teacher solves, and how many of these the base does not, greedily."""
     if stage.config.train.sft_answers != "teacher":
         return ""
-    rows = list({example["question"]: example for example in lesson.examples}.values())
+    rows = list({question_key(example): example for example in lesson.examples}.values())
     cap = stage.config.train.max_completion_length
     groups = policy.generate([row["prompt"] for row in rows], max_completion_length=cap)
     table = lesson.bench.table(rows, [[group[0].text] for group in groups])
@@ -177,7 +178,7 @@ def _identity(config: RunConfig, rows: Sequence[Row]) -> dict[str, Any]:
     settings = {name: value for name, value in config.train if name.startswith("sft_")}
     if config.train.sft_answers == "teacher":
         settings |= config.rescue.model_dump(include={"teacher", "teacher_model", "answers"})
-    text = json.dumps([rows, load_rewards(config.rewards).form.name], default=str)
+    text = json.dumps([rows, load_rewards(config.rewards).form.name], default=json_key)
     settings |= {"seed": config.seed, "rows": hashlib.sha256(text.encode()).hexdigest()}
     model = config.model.model_dump(exclude={"fast_inference"})
     return settings | {"model": model, "finetuning": config.policy.finetuning}

@@ -201,6 +201,8 @@ class RewardLab(View):
 
     def _show(self) -> None:
         group = self.table.loc[list(self._lines())]
+        images = self.baseline.rows[self.place[0]].get("images", ())
+        group = group.assign(images=[images] * self.group_size)
         self.view.value = tables.score_sheet(group, self.test.bench.preset, self.place[1])
         signal = self.table["signal"].to_numpy()[:: self.group_size]
         self.summary.value = (

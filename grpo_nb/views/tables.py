@@ -6,16 +6,23 @@ Colors are translucent, so that the tables are readable on light and dark pages.
 import html
 import math
 import re
+from base64 import b64encode
 from collections.abc import Container, Iterable, Sequence
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from grpo_nb.rewards import RewardSet
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 MARKS = re.compile(r"&lt;/?\w+&gt;|```\w*|####|\\boxed")  # tags and marks of all answer forms
 SHOWN_CHARACTERS = 2_000
+SHOWN_IMAGES = 3  # per completion, and completions per table: a notebook keeps what is shown
+IMAGE_SIDE, IMAGE_COLORS = 128, 64  # of a thumbnail, which then has at most about 16 kB
 WHOLE = 16  # most characters of a cell, such as an interval, that is never wrapped
 VERBATIM = "tex2jax_ignore mathjax_ignore"  # CSS classes that keep notebooks from typesetting $…$
 STYLE = f"<style>\n{Path(__file__).with_name('style.css').read_text(encoding='utf-8')}</style>"
@@ -92,10 +99,10 @@ def _row(tag: str, cells: Iterable[str], chosen: bool = False) -> str:
 
 
 def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = None) -> Page:
-    """Render the completions of one group with their scores.
+    """Render the completions of one group with their scores, and the images of the prompt.
 
     Args:
-        group: The lines of one prompt in the score table of `Bench.table`.
+        group: The lines of one prompt in the score table of `Bench.table`, perhaps with "images".
         preset: The rewards, with names and weights.
         chosen: The number of the completion to highlight.
     """
@@ -105,7 +112,7 @@ def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = Non
     head += [f"{short(name)} × {weight:g}" for name, weight in weights.items()] + totals
     signal = "" if first["signal"] else "<b>zero advantage: nothing is learnt from this group</b> "
     caption = (
-        f"<b>{html.escape(first['question'])}</b>\n"
+        f"{thumbnails(first.get('images', ()))}<b>{html.escape(first['question'])}</b>\n"
         f"reference answer {html.escape(str(first['reference']))} · "
         f"group mean {first['mean']:.3f}, std {first['std']:.3f} {signal}"
     )
@@ -120,18 +127,20 @@ def completions(frame: pd.DataFrame) -> Page:
 
     Args:
         frame: One line per completion, with question, completion and any of: reference, answer,
-            numeric or boolean columns, `<reward>/reason`. Its index gives the column heads, and
-            `frame.attrs["note"]` a caption.
+            images, numeric or boolean columns, `<reward>/reason`. Its index gives the column
+            heads, and `frame.attrs["note"]` a caption.
     """
     note = frame.attrs.get("note", "")
-    texts = [name for name in ("question", "reference", "completion", "answer") if name in frame]
+    texts = ("images", "question", "reference", "completion", "answer")
+    texts = [name for name in texts if name in frame]
     names = [*texts, *frame.select_dtypes(["number", "bool"])]
     columns = zip(*_cells(frame, names), strict=True)
     lines = [
         [html.escape(short(name)), *cells] for name, cells in zip(names, columns, strict=False)
     ]
     sheet = markup(["", *map(str, frame.index)], lines, html.escape(note))
-    plain = (f"{note}\n" if note else "") + frame[names].T.to_string()
+    printed = frame[[name for name in names if name != "images"]].T.to_string()
+    plain = (f"{note}\n" if note else "") + printed
     return Page(sheet if len(frame) else "no such completion", plain)
 
 
@@ -147,9 +156,10 @@ def short(name: str) -> str:
 def _cells(frame: pd.DataFrame, names: Sequence[str]) -> list[list[str]]:
     """Render the cells of each completion: its texts, its answer, and its scores with reasons."""
     lines = []
-    for record in frame.to_dict("records"):
+    for number, record in enumerate(frame.to_dict("records")):
         answer = record.get("answer") if isinstance(record.get("answer"), str) else None
         special = {
+            "images": thumbnails(record.get("images", ()) if number < SHOWN_IMAGES else ()),
             "question": text(str(record.get("question"))),
             "completion": text(str(record["completion"]), answer),
             "answer": "<i>none</i>" if answer is None else html.escape(_cut(answer, 80)),
@@ -157,6 +167,18 @@ def _cells(frame: pd.DataFrame, names: Sequence[str]) -> list[list[str]]:
         rest = {n: cell(record[n], record.get(f"{n}/reason", "")) for n in names}
         lines.append([special.get(name, rest[name]) for name in names])
     return lines
+
+
+def thumbnails(images: "Sequence[Image]") -> str:
+    """Render the first images of a prompt, small enough to be stored in a notebook."""
+    tags = []
+    for image in images[:SHOWN_IMAGES]:
+        small, buffer = image.copy(), BytesIO()
+        small.thumbnail((IMAGE_SIDE, IMAGE_SIDE))
+        small.quantize(IMAGE_COLORS).save(buffer, "PNG")
+        file = b64encode(buffer.getvalue()).decode()
+        tags.append(f"<img alt='image' src='data:image/png;base64,{file}'> ")
+    return "".join(tags)
 
 
 def text(content: str, answer: str | None = None) -> str:

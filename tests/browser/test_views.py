@@ -58,7 +58,9 @@ dashboard(update)
 print("asked to stop:", buttons.stop.wait(100))"""
 MADE = """import pandas as pd
 from IPython.display import HTML
-from grpo_nb import reward_lab, rewards, views
+from PIL import Image
+from grpo_nb import models, reward_lab, rewards, runs, views
+from grpo_nb.runs import config
 from grpo_nb.answers import forms
 from grpo_nb.rewards import prompts
 text = r"It costs $5 or $6, $x^2$, \\(y\\), $$\\href{http://127.0.0.1/}{z}$$"
@@ -66,6 +68,12 @@ row = {"prompt": prompts.build_prompt(text), "question": text, "answer": text}
 preset = rewards.load_preset("qa")
 added = forms.TAGS.write("48 + 24 = 72", "72")
 table = reward_lab.Bench(preset).table([row], [[text, forms.TAGS.write(text, text), added]])
+image = Image.new("RGB", (900, 600), "teal")
+with_image = row | {"prompt": prompts.with_images(row["prompt"], [image]), "images": [image]}
+samples = [[models.Sample(text, 9, False)] * 2]
+stage = runs.Stage(runs.Run("with_image"), "02", config.resolve("tiny-cpu", {}))
+rollouts = reward_lab.baseline.Baseline([with_image], samples)
+test = reward_lab.RewardTest(stage, [with_image], rollouts, reward_lab.Bench(preset))
 figures = {"model": "adapter", "95 %": "0.923 … 0.974", "share": "95 %"}
 figures |= {f"some_well_named_format_{number}_reward": 0.5 for number in range(12)}
 views.show_tables()"""
@@ -75,6 +83,8 @@ VIEWS = {
     "table": "table[['question', 'reference', 'completion', 'answer']]",
     "side": "views.completions(table.iloc[[0, 2]].set_axis(['base', 'tuned']))",
     "wide": "pd.DataFrame([figures])",
+    "image": "views.score_sheet(test.table(), preset)",
+    "lab": "views.lab(test)",
     "end": "HTML(f'<p>{text}</p>')",
 }
 
@@ -116,6 +126,13 @@ LAID = """node => {
   text.selectNodeContents(node);
   const tops = [...text.getClientRects()].map(box => Math.round(box.top / 4));
   return [node.innerText, getComputedStyle(node).textAlign, new Set(tops).size]; }"""
+
+
+@pytest.mark.parametrize("view", ["image", "lab"])
+def test_the_image_of_a_prompt_is_shown_small(shown, view):
+    image = shown[view].get_by_role("img", name="image")
+    expect(image).to_be_visible()
+    assert image.evaluate("node => [node.naturalWidth, node.naturalHeight]") == [128, 85]
 
 
 def test_tables_keep_to_the_left_and_what_is_short_stays_on_one_line(shown):

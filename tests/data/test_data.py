@@ -17,7 +17,7 @@ import pytest
 
 from grpo_nb import data, reward_lab
 from grpo_nb.answers import parse_number
-from grpo_nb.data import duplicates, references, sources, store, validate
+from grpo_nb.data import duplicates, faults, references, sources, store, validate
 from grpo_nb.models import hub, template
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import PROJECT_ROOT, Run, runs_root
@@ -58,9 +58,9 @@ def prepare(rows, given=None, count=words, **arguments):
 
 def only(row, **settings):
     """The one prepared row, or the one fault."""
-    settings = {"system_prompt": "Be brief."} | settings
-    good, faults, _ = validate.validate_rows([(7, row)], DataConfig(**settings), words)
-    return good[0].row if good else faults[0]
+    settings = {"system_prompt": "Be brief.", "image_column": ""} | settings
+    good, bad, _ = validate.validate_rows([(7, row)], DataConfig(**settings), words)
+    return good[0].row if good else bad[0]
 
 
 def read(path, **settings):
@@ -367,7 +367,7 @@ def test_a_faulty_row_is_named_with_column_and_value_and_remedy(row, reason, col
     assert (fault.row, fault.reason, fault.column) == (7, reason, column)
     assert value in fault.value
     assert str(fault).startswith("row 7")
-    assert str(fault).endswith(validate.REMEDIES[reason])
+    assert str(fault).endswith(faults.REMEDIES[reason])
 
 
 RED = {"question": "Red?", "choices": ["sky", "rose"]}
@@ -533,7 +533,7 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
     )
     assert checks["empty"] == (
         "empty", "warning", "1 left out, the first: 2. row 2, column 'question': empty: None",
-        validate.REMEDIES["empty"],
+        faults.REMEDIES["empty"],
     )  # fmt: skip
     assert report["answer_parse_rate"] == pytest.approx(2 / 33)
     assert json.loads((runs_dir / "r/data/report.json").read_text()) == report

@@ -19,7 +19,7 @@ from conftest import TINY_SETTINGS
 from grpo_nb import data, evaluation
 from grpo_nb.environments import cache
 from grpo_nb.evaluation.report import LEAST_PROMPTS, UNCLEAR, accuracy_range, per_prompt, verdict
-from grpo_nb.evaluation.statistics import bootstrap, mcnemar
+from grpo_nb.reward_lab.statistics import bootstrap, mcnemar
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import PROJECT_ROOT, Run, project_path

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from grpo_nb import data
-from grpo_nb.data.validate import REMEDIES
+from grpo_nb.data.faults import REMEDIES
 from grpo_nb.reward_lab import attacks, baseline, behavior, gate, linter
 from grpo_nb.runs import PROJECT_ROOT
 from grpo_nb.training import health, preflight

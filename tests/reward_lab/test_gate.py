@@ -254,7 +254,7 @@ def test_rewards_that_count_draw_or_ask_a_judge_raise_no_false_alarm(lab):
     refused(lab, chosen(), "the rewards failed their test: asks: not deterministic")
     stored = json.loads((lab.run / "rewards/scores.json").read_text())
     assert stored["scores"].keys() == {*MATH.names, "counting"}
-    assert behavior.difference(bench_of(lab.stage.config, chosen()), stored) == ""
+    assert behavior.difference(bench_of(lab.stage.config, chosen()), stored, lab.run) == ""
 
 
 WORLD = """from pathlib import Path

@@ -1,0 +1,70 @@
+"""Measure whether the base needs the images: it answers with other images and with grey ones, too.
+
+A model that answers without looking is right as often with another row's image. It then learns
+from GRPO to guess, however high its reward.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from grpo_nb.reward_lab.baseline import Baseline, passed
+from grpo_nb.reward_lab.statistics import bootstrap
+from grpo_nb.reward_lab.table import Bench
+from grpo_nb.runs import Check
+
+NEEDED = "pass@1 that needs the images"
+WITHOUT = "answers without looking"  # the name of the check, if it warns
+
+
+def figures(bench: Bench, baseline: Baseline) -> dict[str, Any]:
+    """Return pass@1 with swapped and with blank images, each with its 95 % interval.
+
+    The completions are scored with the row's own images and reference answer. What is right of
+    them was right without looking.
+
+    Args:
+        bench: The rewards; the first one decides what is correct.
+        baseline: Baseline rollouts.
+
+    Returns:
+        {figure: value}; {} if the baseline has no images.
+    """
+    if not baseline.unseen:
+        return {}
+    rates = {
+        f"pass@1, {way}": _rates(bench, Baseline(baseline.rows, groups))
+        for way, groups in {"right images": baseline.samples_P_G, **baseline.unseen}.items()
+    }
+    right, swapped, blank = rates.values()
+    # The better of the two guesses, of all prompts together: it is what looking has to beat.
+    rates[NEEDED] = right - (swapped if swapped.mean() >= blank.mean() else blank)
+    values = np.stack(list(rates.values()), axis=1)
+    ends = np.array([[0, 0, 0, -0.5], [1, 1, 1, 0.5]])
+    lows, highs = bootstrap(values, ends).tolist()
+    lines = {}
+    for name, mean, *interval in zip(rates, values.mean(axis=0), lows, highs, strict=True):
+        lines |= {name: float(mean), f"{name}, interval": interval}
+    return lines
+
+
+def _rates(bench: Bench, baseline: Baseline) -> np.ndarray:
+    """Return the share of correct completions of each prompt."""
+    table = bench.table(baseline.rows, baseline.completions_P_G)
+    return passed(table, bench.preset).reshape(len(baseline.rows), -1).mean(axis=1)
+
+
+def checks(lines: dict[str, Any]) -> list[Check]:
+    """Warn if pass@1 is no higher with the right images than without them, within its interval."""
+    if not lines:
+        return []
+    parts = []
+    for name, value in lines.items():
+        if not name.endswith("interval"):
+            low, high = lines[f"{name}, interval"]
+            parts.append(f"{name} {value:.0%} ({low:.0%} to {high:.0%})")
+    guesses = lines["pass@1, right images"] > 0 and lines[f"{NEEDED}, interval"][0] <= 0
+    fix = "ask what only the image tells, vary the answers, or take a base that sees better"
+    if guesses:
+        return [Check(WITHOUT, "warning", "; ".join(parts), fix)]
+    return [Check("images", "ok", "; ".join(parts))]

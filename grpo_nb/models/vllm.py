@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_nb.models.engine import Engine, Sample, Sampling, free_memory
+from grpo_nb.models.engine import Chats, Engine, Sample, Sampling, free_memory
 from grpo_nb.models.hub import find_model, hub_errors, quiet
+from grpo_nb.models.template import render
+from grpo_nb.models.vision import image_tokens
 from grpo_nb.models.weights import cuda_available, weights_dtype
+from grpo_nb.rewards.prompts import Message, images_of
 from grpo_nb.runs.config import PolicyConfig
 from grpo_nb.runs.files import read_json
 
@@ -79,6 +82,11 @@ def lora_rank(adapter: Path) -> int:
     return next(room for room in RANKS if room >= rank)
 
 
+def without(tokens: Sequence[int]) -> dict[int, float] | None:
+    """Return the bias of vLLM with which these tokens are never sampled."""
+    return dict.fromkeys(tokens, -100.0) or None
+
+
 class VllmEngine(Engine):
     """Sample with a `vllm.LLM`, one of our own or Unsloth's.
 
@@ -96,10 +104,16 @@ class VllmEngine(Engine):
         super().__init__(tokenizer)
         self._llm, self._lora = llm, lora
 
-    def complete(self, ids: Sequence[Sequence[int]], sampling: Sampling) -> list[Sample]:
+    def complete(
+        self, ids: Sequence[Sequence[int]], sampling: Sampling, chats: Chats = ()
+    ) -> list[Sample]:
         from vllm import SamplingParams
 
         n, prompts = sampling.num_generations, [{"prompt_token_ids": list(one)} for one in ids]
+        for place, chat in enumerate(chats):
+            if images := images_of(chat):
+                prompts[place] = self._with_images(chat, images)
+        model_config = self._llm.llm_engine.vllm_config.model_config
         params = [
             SamplingParams(
                 n=n,
@@ -107,11 +121,12 @@ class VllmEngine(Engine):
                 seed=sampling.seed + number * n,
                 temperature=sampling.temperature,
                 max_tokens=sampling.max_completion_length,
+                logit_bias=without(image_tokens(model_config.hf_config)),
             )
             for number in range(len(ids))
         ]
         lora = self._lora() if sampling.adapter else None
-        sleeps = self._llm.llm_engine.vllm_config.model_config.enable_sleep_mode
+        sleeps = model_config.enable_sleep_mode
         if sleeps:  # asleep, vLLM would never answer
             self._llm.wake_up()
         answers = self._llm.generate(prompts, params, use_tqdm=False, lora_request=lora)
@@ -127,6 +142,12 @@ class VllmEngine(Engine):
             for answer in answers
             for one in answer.outputs
         ]
+
+    def _with_images(self, chat: list[Message], images: list[Any]) -> dict[str, Any]:
+        """Return a prompt for vLLM, which itself puts an image's tokens in place of its mark."""
+        text = render(self.tokenizer, chat)
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return {"prompt_token_ids": ids, "multi_modal_data": {"image": images}}
 
     def close(self) -> None:
         self._llm.llm_engine.engine_core.shutdown()

@@ -13,9 +13,12 @@ from unittest.mock import patch
 
 import torch
 from bytewise import tokenizer_for
+from families import Outcome
 from PIL import Image, ImageDraw
 from transformers import AutoConfig, AutoModelForImageTextToText
 
+from grpo_nb import data, export, models, rewards, training
+from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import RunConfig, resolve
 
 HIDDEN = 64
@@ -174,8 +177,7 @@ def build(name: str, parent: Path) -> Path:
     family = FAMILIES[name]
     end, *others = family.tokens
     tokenizer = tokenizer_for(family.template, end, *others, model_max_length=512)
-    for name, token in family.named.items():
-        tokenizer._set_model_specific_special_tokens({name: token})
+    tokenizer._set_model_specific_special_tokens(dict(family.named))
     number = tokenizer.convert_tokens_to_ids
     ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id}
     ids["pad"] = tokenizer.pad_token_id
@@ -243,3 +245,37 @@ SETTINGS = {
 
 def settings_of(folder: Path | str, **more: Any) -> RunConfig:
     return resolve("tiny-cpu", SETTINGS | {"model.model_path": str(folder)} | more)
+
+
+def spread(completions: list, images: list, **columns: Any) -> list[float]:
+    """A reward that differs within a group, and that needs the images."""
+    pairs = zip(completions, images, strict=True)
+    return [
+        (sum(map(ord, one[0]["content"])) + sum(some[0].getpixel((28, 28)))) % 7 / 7
+        for one, some in pairs
+    ]
+
+
+def trainer_of(folder: Path, name: str, count: int = 24, **more: Any) -> training.Trainer:
+    """Build the trainer of a run whose rows have images."""
+    config = settings_of(folder, **more)
+    run, chosen = Run(name), rewards.reward_set([(spread, 1.0)])
+    run.write_config(config)
+    policy = models.load_policy(config.model, 0, config.policy)
+    stage = Stage(run, "03", config)
+    args = training.grpo_config(stage, policy, chosen)
+    return training.Trainer(policy, chosen, args, rows(count), stage)
+
+
+def learn(name: str, folder: Path, **more: Any) -> Outcome:
+    """Preflight, two steps and the merge with its parity gate, as the notebooks do them."""
+    trainer = trainer_of(folder, name, **more)
+    checks = {check.name: check for check in trainer.preflight()}
+    trainer.train()
+    policy, run, config = trainer.policy, trainer.stage.run, trainer.stage.config
+    weights = [p for n, p in policy.model.named_parameters() if "lora_B.default" in n]
+    moved = sum(bool(weight.count_nonzero()) for weight in weights), len(weights)
+    policy.close()
+    with patch.object(data, "load", lambda *args, **kwargs: rows(8)):
+        _, checks["merge"] = export.merge(Stage(run, "04", config))
+    return Outcome(moved, checks, json.loads((run / "model/parity.json").read_text()))

@@ -3,6 +3,7 @@
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -61,8 +62,10 @@ def load_processor(path: str, tokenizer: "PreTrainedTokenizerBase") -> "Processo
         return None
     kind = PROCESSOR_MAPPING[type(config)]
     parts = [part for part in kind.get_attributes() if part != "video_processor"]
-    # The name is stored in the files of a checkpoint, so it stays.
-    images_only = type(kind.__name__, (kind,), {"get_attributes": classmethod(lambda cls: parts)})
+    # The name is stored in the files of a checkpoint, so it stays. SmolVLM's chats read two values.
+    no_videos = SimpleNamespace(num_frames=None, fps=None)
+    changes = {"get_attributes": classmethod(lambda cls: parts), "video_processor": no_videos}
+    images_only = type(kind.__name__, (kind,), changes)
     settings, _ = kind.get_processor_dict(path)
     settings.pop("video_processor", None)
     places = {"image_processor": AutoImageProcessor.from_pretrained(path), "tokenizer": tokenizer}

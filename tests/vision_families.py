@@ -251,20 +251,28 @@ def spread(completions: list, images: list, **columns: Any) -> list[float]:
     """A reward that differs within a group, and that needs the images."""
     pairs = zip(completions, images, strict=True)
     return [
-        (sum(map(ord, one[0]["content"])) + sum(some[0].getpixel((28, 28)))) % 7 / 7
+        (sum(map(ord, one[0]["content"])) + sum(some[0].getpixel((28, 28)) if some else ())) % 7 / 7
         for one, some in pairs
     ]
 
 
-def trainer_of(folder: Path, name: str, count: int = 24, **more: Any) -> training.Trainer:
-    """Build the trainer of a run whose rows have images."""
-    config = settings_of(folder, **more)
-    run, chosen = Run(name), rewards.reward_set([(spread, 1.0)])
+def stage_of(name: str, config: RunConfig) -> Stage:
+    """Start stage 03 of a new run."""
+    run = Run(name)
     run.write_config(config)
+    return Stage(run, "03", config)
+
+
+def trainer_of(folder: Path, name: str, mixed: bool = False, **more: Any) -> training.Trainer:
+    """Build the trainer of a run whose rows have images; `mixed`: every other row."""
+    config, chosen = settings_of(folder, **more), rewards.reward_set([(spread, 1.0)])
     policy = models.load_policy(config.model, 0, config.policy)
-    stage = Stage(run, "03", config)
+    stage = stage_of(name, config)
     args = training.grpo_config(stage, policy, chosen)
-    return training.Trainer(policy, chosen, args, rows(count), stage)
+    train_rows = rows(24)
+    for row in train_rows[1::2] if mixed else ():
+        row |= {"prompt": chat(row["question"]), "images": []}
+    return training.Trainer(policy, chosen, args, train_rows, stage)
 
 
 def learn(name: str, folder: Path, **more: Any) -> Outcome:

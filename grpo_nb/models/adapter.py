@@ -78,8 +78,8 @@ def lora_arguments(config: ModelConfig, model: "PreTrainedModel") -> dict[str, A
     else:
         others += vision
     leaves = {leaf(name) for name in layers}
-    # A leaf names all layers that end in it, and a number also blocks of layers.
-    ambiguous = leaves & {leaf(name) for name in others} or any(map(str.isdigit, leaves))
+    # A leaf names all modules that end in it; a tower has some that are no linear layers.
+    ambiguous = config.vision_tower or leaves & {leaf(name) for name in others}
     return {
         "r": config.lora_rank,
         "lora_alpha": config.lora_alpha,

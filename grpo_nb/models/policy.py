@@ -218,10 +218,9 @@ def _load_unsloth(
         return model
     model = unpacked(model)
     arguments = lora_arguments(config, model)
-    if vision:  # it looks for the last part of a name in the layers of the kind that is chosen
+    if vision and not config.vision_tower:  # it takes last parts of names, and looks for them there
         leaves = {leaf(name) for name in arguments["target_modules"]}
-        arguments["target_modules"] = sorted(name for name in leaves if not name.isdigit())
-        arguments["finetune_vision_layers"] = config.vision_tower
+        arguments |= {"target_modules": sorted(leaves), "finetune_vision_layers": False}
     return fast_model.get_peft_model(
         model,
         **arguments,

@@ -1,5 +1,7 @@
 """Answer with a model behind an OpenAI-compatible API, such as that of vLLM's server."""
 
+import base64
+import io
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -73,7 +75,7 @@ class ServedEngine(Engine):
         try:
             reply = self.client.chat.completions.create(
                 model=self.model,
-                messages=prompt,
+                messages=[turn | {"content": _content(turn.get("content", ""))} for turn in prompt],
                 temperature=options.temperature,
                 max_tokens=options.max_completion_length,
                 seed=seed,
@@ -102,3 +104,17 @@ class ServedEngine(Engine):
             f"{type(error).__name__}: {error}. What it has answered is kept; start its server, and "
             "run this again"
         ) from None
+
+
+def _content(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return a turn's content as servers take it: an image is an address that holds its file."""
+    if isinstance(content, str):
+        return content
+    return [_address_of(part["image"]) if "image" in part else part for part in content]
+
+
+def _address_of(image: Any) -> dict[str, Any]:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return {"type": "image_url", "image_url": {"url": url}}

@@ -433,11 +433,24 @@ def _dataset(rows: Sequence[Mapping[str, Any]], prompts: Sequence[list[Message]]
         for row, prompt in zip(rows, prompts, strict=True)
     ]
     # Rows may hold dicts and lists of any type, which Arrow would merge or refuse.
-    dataset = Dataset.from_list(prepared, on_mixed_types="use_json")
+    return with_images(Dataset.from_list(prepared, on_mixed_types="use_json"), prompts)
+
+
+def with_images(dataset: Dataset, prompts: Sequence[list[Message]]) -> Dataset:
+    """Add the images of the prompts, if there are any, as the column that TRL reads.
+
+    Raises:
+        ValueError: Some prompts have an image and others have none.
+    """
     images = list(map(images_of, prompts))
     if not any(images):
         return dataset
-    stored = [[{"bytes": as_bitmap(image), "path": None} for image in some] for some in images]
+    if missing := images.count([]):
+        raise ValueError(
+            f"{missing} of {len(images)} prompts have no image, and TRL fails at a micro-batch "
+            "without one: train on the rows with images alone, or give each row an image"
+        )
+    stored = [[{"bytes": _bitmap(image), "path": None} for image in some] for some in images]
     return dataset.add_column("images", stored, feature=List(Image()))
 
 
@@ -449,7 +462,7 @@ def _without_pixels(turn: Message) -> Message:
     return turn | {"content": parts}
 
 
-def as_bitmap(image: Any) -> bytes:
+def _bitmap(image: Any) -> bytes:
     """Return an image's pixels as they are, in the file format that is quickest to read."""
     buffer = io.BytesIO()
     image.save(buffer, "BMP")

@@ -120,7 +120,7 @@ FAMILIES = {
         images=QWEN_IMAGES
         | {"patch_size": 16, "size": {"shortest_edge": 32**2, "longest_edge": 128**2}},
     ),
-    "gemma3": Family(
+    "gemma3 with images": Family(
         "gemma3",
         "{{ bos_token }}"
         + chat_template("<start_of_image>", "<start_of_turn>", "<end_of_turn>", "model"),
@@ -188,9 +188,9 @@ def build(name: str, parent: Path) -> Path:
     config = AutoConfig.for_model(family.model_type, **settings, **named, **ends)
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
-    if name == "gemma3":  # zeros, as transformers makes it, would hide the images
+    if name == "gemma3 with images":  # zeros, as transformers makes it, would hide the images
         model.model.multi_modal_projector.mm_input_projection_weight.data.normal_()
-    folder = parent / name
+    folder = parent / name.replace(" ", "_")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(family.images | family.processor))
@@ -258,7 +258,7 @@ def spread(completions: list, images: list, **columns: Any) -> list[float]:
 
 def stage_of(name: str, config: RunConfig) -> Stage:
     """Start stage 03 of a new run."""
-    run = Run(name)
+    run = Run(name.replace(" ", "-"))
     run.write_config(config)
     return Stage(run, "03", config)
 

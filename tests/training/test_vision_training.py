@@ -109,7 +109,9 @@ def test_all_weights_can_be_trained(folders, runs_dir):
 
 def test_the_dry_run_writes_no_token_of_an_image(folders, runs_dir):
     """Of its random completions nearly every one would hold one."""
-    trainer = trainer_of(folders["gemma3"], "dry", **{"train.max_completion_length": 100})
+    trainer = trainer_of(
+        folders["gemma3 with images"], "dry", **{"train.max_completion_length": 100}
+    )
     assert {check.state for check in trainer.preflight()} == {"ok"}
 
 

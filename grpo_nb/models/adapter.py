@@ -69,14 +69,9 @@ def lora_arguments(config: ModelConfig, model: "PreTrainedModel") -> dict[str, A
         layers = [name for name in layers if leaf(name) in targets]
         experts = [name for name in experts if leaf(name) in targets]
     if config.vision_tower and not vision:
-        raise ValueError(
-            f"model.vision_tower = true: {config.model_path} has no part that reads images; leave "
-            "it out, or take a vision-language model"
-        )
-    if config.vision_tower:
-        layers += vision
-    else:
-        others += vision
+        why = f"{config.model_path} has no part that reads images"
+        raise ValueError(f"model.vision_tower = true: {why}; leave the setting out")
+    (layers if config.vision_tower else others).extend(vision)
     leaves = {leaf(name) for name in layers}
     # A leaf names all modules that end in it; a tower has some that are no linear layers.
     ambiguous = config.vision_tower or leaves & {leaf(name) for name in others}

@@ -235,17 +235,14 @@ def _reads_images(config: ModelConfig) -> bool:
     Raises:
         ValueError: There is no GPU, and without one Unsloth loads only a part of the model.
     """
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as TEXT
 
     about = read_config(find_model(config.model_path))
     if not has_vision(about) or cuda_available():
         return has_vision(about)
-    kind = type(about)
-    if MODEL_FOR_CAUSAL_LM_MAPPING.get(kind, None) is not auto_class(about)._model_mapping[kind]:
-        raise ValueError(
-            f"Unsloth loads the vision-language model {config.model_path} on a GPU only: set "
-            "policy.backend = 'transformers'"
-        )
+    if TEXT.get(type(about), None) is not auto_class(about)._model_mapping[type(about)]:
+        why = f"Unsloth loads the vision-language model {config.model_path} on a GPU only"
+        raise ValueError(f"{why}: set policy.backend = 'transformers'")
     return False
 
 

@@ -1,14 +1,12 @@
 """Answer with a model behind an OpenAI-compatible API, such as that of vLLM's server."""
 
-import base64
-import io
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 from grpo_nb.models.engine import Engine, Sample, Sampling
-from grpo_nb.rewards.prompts import Message
+from grpo_nb.rewards.prompts import Message, images_of
 
 REQUESTS = 8  # at a time
 TIMEOUT_SECONDS = 120.0  # for one request; the client repeats it after a broken connection or 429
@@ -50,6 +48,8 @@ class ServedEngine(Engine):
 
     def generate(self, prompts: Sequence[list[Message]], **sampling: Any) -> list[list[Sample]]:
         """Return completions of each prompt, [prompts][num_generations]."""
+        if any(map(images_of, prompts)):
+            raise ValueError(f"{self.address} is asked in text alone: name a model to load instead")
         options, samples = Sampling(**sampling), []
         numbers = range(options.num_generations)
         requests = [(prompt, options.seed + number) for prompt in prompts for number in numbers]
@@ -75,7 +75,7 @@ class ServedEngine(Engine):
         try:
             reply = self.client.chat.completions.create(
                 model=self.model,
-                messages=[turn | {"content": _content(turn.get("content", ""))} for turn in prompt],
+                messages=prompt,
                 temperature=options.temperature,
                 max_tokens=options.max_completion_length,
                 seed=seed,
@@ -104,17 +104,3 @@ class ServedEngine(Engine):
             f"{type(error).__name__}: {error}. What it has answered is kept; start its server, and "
             "run this again"
         ) from None
-
-
-def _content(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Return a turn's content as servers take it: an image is an address that holds its file."""
-    if isinstance(content, str):
-        return content
-    return [_address_of(part["image"]) if "image" in part else part for part in content]
-
-
-def _address_of(image: Any) -> dict[str, Any]:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-    return {"type": "image_url", "image_url": {"url": url}}

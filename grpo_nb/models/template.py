@@ -168,10 +168,8 @@ def image_inputs(
     import torch
 
     if not hasattr(tokenizer, "processor"):
-        raise ValueError(
-            f"the prompts carry images, which {tokenizer.name_or_path!r} does not read: take a "
-            "vision-language model with its processor's files, such as Qwen/Qwen3-VL-2B-Instruct"
-        )
+        why = f"the prompts carry images, which {tokenizer.name_or_path!r} does not read"
+        raise ValueError(f"{why}: take a vision-language model, with its processor's files")
     images = list(map(images_of, prompts))
     inputs = tokenizer.processor(
         images=images if any(images) else None,

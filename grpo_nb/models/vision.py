@@ -17,10 +17,11 @@ IMAGE_TOKEN = re.compile(r"(image|video|audio|vision|bo[ia]|eo[ia])(_\w+)?_token
 
 def has_vision(config: "PretrainedConfig") -> bool:
     """Return whether transformers loads a model of this config with a part that reads images."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as TYPES,
+    )
 
-    known = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    return known and hasattr(config, "vision_config")
+    return hasattr(config, "vision_config") and config.model_type in TYPES
 
 
 def read_config(model_path: str) -> "PretrainedConfig":

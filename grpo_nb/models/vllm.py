@@ -12,7 +12,7 @@ from grpo_nb.models.hub import find_model, hub_errors, quiet
 from grpo_nb.models.template import render
 from grpo_nb.models.vision import image_tokens
 from grpo_nb.models.weights import cuda_available, weights_dtype
-from grpo_nb.rewards.prompts import Message, images_of
+from grpo_nb.rewards.prompts import images_of
 from grpo_nb.runs.config import PolicyConfig
 from grpo_nb.runs.files import read_json
 
@@ -110,9 +110,11 @@ class VllmEngine(Engine):
         from vllm import SamplingParams
 
         n, prompts = sampling.num_generations, [{"prompt_token_ids": list(one)} for one in ids]
-        for place, chat in enumerate(chats):
-            if images := images_of(chat):
-                prompts[place] = self._with_images(chat, images)
+        for prompt, chat in zip(prompts, chats, strict=False):
+            if images := images_of(chat):  # vLLM itself puts an image's tokens in place of its mark
+                text = render(self.tokenizer, chat)
+                tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+                prompt |= {"prompt_token_ids": tokens, "multi_modal_data": {"image": images}}
         model_config = self._llm.llm_engine.vllm_config.model_config
         params = [
             SamplingParams(
@@ -142,12 +144,6 @@ class VllmEngine(Engine):
             for answer in answers
             for one in answer.outputs
         ]
-
-    def _with_images(self, chat: list[Message], images: list[Any]) -> dict[str, Any]:
-        """Return a prompt for vLLM, which itself puts an image's tokens in place of its mark."""
-        text = render(self.tokenizer, chat)
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return {"prompt_token_ids": ids, "multi_modal_data": {"image": images}}
 
     def close(self) -> None:
         self._llm.llm_engine.engine_core.shutdown()

@@ -147,11 +147,10 @@ class Guard:
             completions, rows = double._generate_single_turn(prompts, images, fields, group)
             if double.use_vllm:  # it has these weights now, and needs them only once
                 self.trainer._last_loaded_step = double._last_loaded_step
-            log_p = log_probabilities(double, prompts, completions, chats)
-            p, entropy = p_values(double, prompts, completions, log_p, chats)
-        before = log_p * math.nan
-        if weights:
-            before = log_probabilities(double, prompts, completions, chats)
+            samples = Samples(prompts, completions, chats)
+            log_p = log_probabilities(double, samples)
+            p, entropy = p_values(double, samples, log_p)
+        before = log_probabilities(double, samples) if weights else log_p * math.nan
         engine = [math.nan if value is None else value for row in rows or [] for value in row]
         difference = log_p.new_tensor(engine) - log_p if engine else log_p.new_tensor(math.nan)
         return Evidence(
@@ -161,6 +160,19 @@ class Guard:
             entropy=float(entropy.mean()),
             tokens=len(log_p),
         )
+
+
+class Samples(NamedTuple):
+    """Hold completions and what they were sampled from.
+
+    prompts: Token ids, [completions][tokens].
+    completions: Token ids, [completions][tokens].
+    chats: The prompts with their images, [completions]; needed if there are images.
+    """
+
+    prompts: Sequence[list[int]]
+    completions: Sequence[list[int]]
+    chats: Sequence[list[Message]] = ()
 
 
 def wrong(evidence: Evidence) -> str:
@@ -277,29 +289,23 @@ def engine_difference(trainer: "Trainer", batch: Mapping[str, Any]) -> float:
         for masks in [batch[f"{part}_mask"][places].bool()]
     )
     with torch.no_grad():
-        log_p = log_probabilities(trainer, prompts, completions)
+        log_p = log_probabilities(trainer, Samples(prompts, completions))
     is_token = batch["completion_mask"][places].bool()
     by_policy = batch.get("tool_mask", batch["completion_mask"])[places][is_token].bool()
     difference = batch["sampling_per_token_logps"][places][is_token] - log_p
     return float(difference[by_policy].abs().nanmean())
 
 
-def log_probabilities(
-    trainer: "Trainer",
-    prompts: Sequence[list[int]],
-    completions: Sequence[list[int]],
-    chats: Sequence[list[Message]] = (),
-) -> "torch.Tensor":
+def log_probabilities(trainer: "Trainer", samples: Samples) -> "torch.Tensor":
     """Return the log-probabilities that the loss uses, completion after completion, [tokens].
 
     Args:
         trainer: The trainer; TRL, too, pads prompts on the left and completions on the right.
-        prompts: Token ids, [completions][tokens].
-        completions: Token ids, [completions][tokens].
-        chats: The prompts as chats, if they carry images.
+        samples: The completions.
     """
     import torch
 
+    prompts, completions, chats = samples
     batches = [
         trainer._tokenizer.pad({"input_ids": ids}, padding_side=side, return_tensors="pt")
         for ids, side in ((prompts, "left"), (completions, "right"))
@@ -311,9 +317,8 @@ def log_probabilities(
     prompt_width, width = (batch["input_ids"].shape[1] for batch in batches)
     size = trainer.args.per_device_train_batch_size
     images = preflight.images_for(trainer, chats, width)
-    log_p = trainer._get_per_token_logps_and_entropies(
-        trainer.model, ids, mask, width, size, **images
-    )[0]
+    compute = trainer._get_per_token_logps_and_entropies
+    log_p = compute(trainer.model, ids, mask, width, size, **images)[0]
     more = log_p.shape[1] - width  # Unsloth shifts each row left by the padding before it
     starts = [max(0, more - (prompt_width - len(prompt))) for prompt in prompts]
     pairs = zip(log_p.float(), starts, completions, strict=True)
@@ -321,23 +326,18 @@ def log_probabilities(
 
 
 def p_values(
-    trainer: "Trainer",
-    prompts: Sequence[list[int]],
-    completions: Sequence[list[int]],
-    log_p: "torch.Tensor",
-    chats: Sequence[list[Message]] = (),
+    trainer: "Trainer", samples: Samples, log_p: "torch.Tensor"
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
     """Return for each token the probability of one at least as rare, and the entropy, [tokens].
 
     Args:
         trainer: The trainer; its model runs without padding before the prompts.
-        prompts: Token ids, [completions][tokens].
-        completions: Token ids, [completions][tokens].
+        samples: The completions.
         log_p: The result of `log_probabilities`.
-        chats: The prompts as chats, if they carry images.
     """
     import torch
 
+    prompts, completions, chats = samples
     parts, rest, first = [], log_p, 0
     vocabulary = trainer.model.config.get_text_config().vocab_size
     while first < len(prompts):  # one pass takes rows that begin with the same prompt
@@ -346,12 +346,12 @@ def p_values(
         group_rest = trainer.num_generations - first % trainer.num_generations
         part = completions[first : first + min(size, group_rest)]
         rows = {"input_ids": [prompts[first] + ids for ids in part]}
-        chats_of_part = chats[first : first + len(part)]
+        part_chats = chats[first : first + len(part)]
         first += len(part)
         batch = trainer._tokenizer.pad(rows, padding_side="right", return_tensors="pt")
         ids, mask = (batch[name].to(log_p.device) for name in ("input_ids", "attention_mask"))
         is_token = mask[:, start:].bool()
-        images = preflight.images_for(trainer, chats_of_part, ids.shape[1] - start)
+        images = preflight.images_for(trainer, part_chats, ids.shape[1] - start)
         images.pop("num_images", None)
         with trainer.compute_loss_context_manager():
             logits = trainer.model(input_ids=ids, **images).logits[:, start - 1 : -1][is_token]

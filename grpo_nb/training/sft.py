@@ -97,8 +97,8 @@ def train_on(
     # in it, which differs if the template opens a block of thought.
     rows = list(rows)
     prompts = [row["prompt"] for row in rows]
-    encoded = _texts if any(map(images_of, prompts)) else _ids
-    dataset = Dataset.from_list([encoded(policy.tokenizer, row) for row in rows])
+    as_example = _texts if any(map(images_of, prompts)) else _ids
+    dataset = Dataset.from_list([as_example(policy.tokenizer, row) for row in rows])
     with quiet(), kept_in_32_bit(policy.model):  # TRL shows a bar for each step of preparing rows
         trainer = SFTTrainer(
             policy.model,

@@ -450,8 +450,8 @@ def with_images(dataset: Dataset, prompts: Sequence[list[Message]]) -> Dataset:
             f"{missing} of {len(images)} prompts have no image, and TRL fails at a micro-batch "
             "without one: train on the rows with images alone, or give each row an image"
         )
-    stored = [[{"bytes": _bitmap(image), "path": None} for image in some] for some in images]
-    return dataset.add_column("images", stored, feature=List(Image()))
+    files = [[{"bytes": _bitmap(image), "path": None} for image in row] for row in images]
+    return dataset.add_column("images", files, feature=List(Image()))
 
 
 def _without_pixels(turn: Message) -> Message:

@@ -6,7 +6,7 @@ import vision_families
 from vision_families import FAMILIES, learn, trainer_of
 
 from grpo_nb import models
-from grpo_nb.models import template
+from grpo_nb.models import template, vision
 from grpo_nb.runs import Run
 
 
@@ -113,6 +113,20 @@ def test_the_dry_run_writes_no_token_of_an_image(folders, runs_dir):
         folders["gemma3 with images"], "dry", **{"train.max_completion_length": 100}
     )
     assert {check.state for check in trainer.preflight()} == {"ok"}
+
+
+def test_trl_samples_no_token_of_an_image(folders, runs_dir):
+    """It would end the training: more tokens of images than images."""
+    trainer = trainer_of(folders["qwen2_5_vl"], "sampling")
+    tokens = vision.image_tokens(trainer.policy.model.config)
+    head = trainer.policy.model.get_base_model().lm_head.weight
+    with torch.no_grad():
+        head[tokens] = 50 * head[tokens]
+    _, completions, *_ = trainer._generate(trainer.prompts[:8])
+    assert not {token for ids in completions for token in ids} & set(tokens)
+    trainer.policy.model.generation_config.suppress_tokens = None
+    _, completions, *_ = trainer._generate(trainer.prompts[:8])
+    assert {token for ids in completions for token in ids} & set(tokens)
 
 
 def test_the_guard_notices_samples_that_did_not_see_the_image(folders, runs_dir):

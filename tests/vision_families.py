@@ -21,7 +21,7 @@ from grpo_nb import data, export, models, rewards, training
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import RunConfig, resolve
 
-HIDDEN = 64
+HIDDEN = 128
 TEXT = {
     "vocab_size": 320,
     "hidden_size": HIDDEN,
@@ -35,7 +35,7 @@ TEXT = {
 TOWER = {"hidden_size": 32, "intermediate_size": 64}
 QWEN_TOWER = {**TOWER, "depth": 2, "num_heads": 2, "out_hidden_size": HIDDEN}
 SIGLIP = {**TOWER, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 14}
-MROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10_000.0}
+MROPE = {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10_000.0}
 
 
 @contextmanager
@@ -112,7 +112,7 @@ FAMILIES = {
         **QWEN,
         settings={
             "text_config": TEXT
-            | {"head_dim": 16, "rope_parameters": MROPE | {"mrope_interleaved": True}},
+            | {"head_dim": 32, "rope_parameters": MROPE | {"mrope_interleaved": True}},
             "vision_config": QWEN_TOWER
             | {"deepstack_visual_indexes": [0], "num_position_embeddings": 64},
         },
@@ -140,7 +140,7 @@ FAMILIES = {
         },
         {
             "text_config": TEXT
-            | {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 64}
+            | {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 64}
             | {"layer_types": ["sliding_attention", "full_attention"]},
             "vision_config": SIGLIP | {"image_size": 56},
             "mm_tokens_per_image": 4,

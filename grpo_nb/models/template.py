@@ -100,7 +100,7 @@ def _apply(
     tools: Tools = (),
     add_generation_prompt: bool = True,
 ) -> str:
-    """Apply the template; with a processor, as TRL does, to contents that are lists of parts."""
+    """Render turns; with a processor, as TRL does, with contents that are lists of parts."""
     from jinja2 import TemplateError
 
     if hasattr(tokenizer, "processor"):

@@ -15,6 +15,7 @@ from grpo_nb.models import (
     trained_base,
 )
 from grpo_nb.models.hub import find_model, hub_errors, quiet
+from grpo_nb.models.vision import auto_class, copy_processor, read_config
 from grpo_nb.runs import Check, Run, Stage, atomic_path, write_json
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.runs.files import read_json
@@ -145,6 +146,7 @@ def _write(model: "PreTrainedModel", config: RunConfig, folder: Path) -> None:
         model.save_pretrained(folder, max_shard_size="5GB")
     tokenizer = load_tokenizer(config.model.model_path, config.model.chat_template_kwargs)
     tokenizer.save_pretrained(folder)
+    copy_processor(find_model(config.model.model_path), folder)
 
 
 def _compare(run: Run, config: RunConfig, base: str, folder: Path) -> dict[str, Any]:
@@ -189,11 +191,10 @@ def _size(model_path: str, modules: list[str]) -> int:
         ValueError: The base lacks a module that the adapter changes.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
 
     with quiet(), hub_errors(model_path), torch.device("meta"):
-        config = AutoConfig.from_pretrained(find_model(model_path))
-        empty = AutoModelForCausalLM.from_config(config)
+        config = read_config(find_model(model_path))
+        empty = auto_class(config).from_config(config)
     if missing := sorted(set(modules) - dict(empty.named_modules()).keys()):
         raise ValueError(
             f"the adapter changes {missing[0]}, which the base {model_path} lacks: it was made "

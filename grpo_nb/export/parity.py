@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb.models import engine_of
-from grpo_nb.models.template import render
+from grpo_nb.models.template import with_completion
 from grpo_nb.rewards.prompts import Message
 from grpo_nb.runs import Check
 from grpo_nb.runs.files import read_yaml
@@ -130,11 +130,10 @@ def compare(
     answers = engine_of(tuned, tokenizer).generate(prompts, **sampling)
     distances = []  # [tokens, 3] a prompt
     for prompt, [sample] in zip(prompts, answers, strict=True):
-        before = tokenizer(render(tokenizer, prompt), add_special_tokens=False)["input_ids"]
-        ids, tokens = torch.tensor([before + list(sample.ids)]), len(sample.ids)
-        policy, files = (_log_probs(model, ids, tokens) for model in (tuned, merged))
+        inputs, tokens = with_completion(tokenizer, prompt, sample.ids), len(sample.ids)
+        policy, files = (_log_probs(model, inputs, tokens) for model in (tuned, merged))
         with tuned.disable_adapter():
-            base = _log_probs(tuned, ids, tokens)
+            base = _log_probs(tuned, inputs, tokens)
         same = (policy.argmax(-1) == files.argmax(-1)).float()
         distances.append(torch.stack([_kl(policy, files), _kl(policy, base), same], dim=1))
     kl, kl_base, agreement = torch.cat(distances).double().mean(0).tolist()
@@ -143,12 +142,13 @@ def compare(
     return weights(tuned, merged) | figures
 
 
-def _log_probs(model: "PreTrainedModel", ids: "Tensor", tokens: int) -> "Tensor":
+def _log_probs(model: "PreTrainedModel", inputs: "dict[str, Tensor]", tokens: int) -> "Tensor":
     """Return log-probabilities at the completion's tokens, the last ones, [tokens, vocabulary]."""
     import torch
 
     with torch.inference_mode():
-        logits = model(input_ids=ids.to(model.device), logits_to_keep=tokens + 1).logits
+        inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
+        logits = model(**inputs, logits_to_keep=tokens + 1).logits
         return logits[0, -tokens - 1 : -1].float().log_softmax(-1).cpu()
 
 

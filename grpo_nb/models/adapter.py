@@ -17,12 +17,14 @@ class Weights(NamedTuple):
 
     layers: Linear layers of the decoder.
     experts: Stacked weights of experts, one tensor for all of them.
-    others: Linear layers that are never trained: those that read images, routers, and mamba's
-        `out_proj`, whose fused kernel reads the weight past an adapter (peft refuses it, too).
+    vision: Linear layers that read images, which are trained on request.
+    others: Linear layers that are never trained: routers, and mamba's `out_proj`, whose fused
+        kernel reads the weight past an adapter (peft refuses it, too).
     """
 
     layers: list[str]
     experts: list[str]
+    vision: list[str]
     others: list[str]
 
 
@@ -32,36 +34,47 @@ def trainable_weights(model: "PreTrainedModel") -> Weights:
 
     decoder = dict.fromkeys(model.get_decoder().modules())
     mamba = {m.out_proj for m in decoder if hasattr(m, "A_log") and hasattr(m, "in_proj")}
-    layers, others = [], []
+    layers, vision, others = [], [], []
     for name, module in model.named_modules():
         name = name.removesuffix(".base_layer")
         if not isinstance(module, Linear) or ".lora_" in name:
             continue
-        if module in decoder and module not in mamba and _leaf(name) not in ("gate", "router"):
-            layers.append(name)
-        elif module is not model.get_output_embeddings():
+        if module is model.get_output_embeddings():
+            continue
+        if module not in decoder:
+            vision.append(name)
+        elif module in mamba or leaf(name) in ("gate", "router"):
             others.append(name)
+        else:
+            layers.append(name)
     stacks = [name for name, _ in model.named_parameters() if ".experts." in name]
     experts = [name for name in stacks if not name.endswith((".weight", "bias"))]
-    return Weights(layers, [name.replace(".base_layer", "") for name in experts], others)
+    experts = [name.replace(".base_layer", "") for name in experts]
+    return Weights(layers, experts, vision, others)
 
 
 def lora_arguments(config: ModelConfig, model: "PreTrainedModel") -> dict[str, Any]:
     """Return the arguments of peft's LoraConfig, which Unsloth takes, too.
 
     Raises:
-        ValueError: `model.lora_targets` names a layer that the model does not have.
+        ValueError: `model.lora_targets` names a layer that the model does not have, or
+            `model.vision_tower` is set for a model of text.
     """
-    layers, experts, others = trainable_weights(model)
+    layers, experts, vision, others = trainable_weights(model)
     if config.lora_targets != "all-linear":
         targets = config.lora_targets.replace(" ", "").split(",")
-        leaves = sorted({_leaf(name) for name in layers + experts})
+        leaves = sorted({leaf(name) for name in layers + experts})
         for target in targets:
             refuse_unknown("model.lora_targets", target, leaves)
-        layers = [name for name in layers if _leaf(name) in targets]
-        experts = [name for name in experts if _leaf(name) in targets]
-    leaves = {_leaf(name) for name in layers}
-    ambiguous = leaves & {_leaf(name) for name in others}  # a leaf names all layers that end in it
+        layers = [name for name in layers if leaf(name) in targets]
+        experts = [name for name in experts if leaf(name) in targets]
+    if config.vision_tower and not vision:
+        why = f"{config.model_path} has no part that reads images"
+        raise ValueError(f"model.vision_tower = true: {why}; leave the setting out")
+    (layers if config.vision_tower else others).extend(vision)
+    leaves = {leaf(name) for name in layers}
+    # A leaf names all modules that end in it; a tower has some that are no linear layers.
+    ambiguous = config.vision_tower or leaves & {leaf(name) for name in others}
     return {
         "r": config.lora_rank,
         "lora_alpha": config.lora_alpha,
@@ -70,7 +83,8 @@ def lora_arguments(config: ModelConfig, model: "PreTrainedModel") -> dict[str, A
     }
 
 
-def _leaf(name: str) -> str:
+def leaf(name: str) -> str:
+    """Return the last part of a layer's name."""
     return name.rpartition(".")[2]
 
 

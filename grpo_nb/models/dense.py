@@ -17,6 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from grpo_nb.models.engine import Meter, Sampling, TransformersEngine
 from grpo_nb.models.hub import quiet
+from grpo_nb.models.vision import has_vision
 from grpo_nb.models.weights import cuda_available
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class DenseEngine(TransformersEngine):
         super().close()
 
     def _batch(
-        self, prompts: Sequence[Sequence[int]], asked: Sampling, meter: Meter
+        self, prompts: Sequence[Sequence[int]], asked: Sampling, meter: Meter, chats: Any = ()
     ) -> list[list[int]]:
         return sample(
             self._dense.renew(asked.adapter),
@@ -73,7 +74,7 @@ def dense_lacks(model: "PreTrainedModel") -> str:
         "weights that are not quantised": not getattr(base, "is_quantized", False),
         "a decoder of text with full attention in every layer": (
             getattr(base, "_supports_sdpa", False)
-            and not hasattr(base.config, "vision_config")
+            and not has_vision(base.config)
             and full_attention(base)
         ),
         "no adapter but LoRA": bool(layers) == hasattr(model, "peft_config"),

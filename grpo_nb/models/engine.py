@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_nb.models.template import encode
-from grpo_nb.rewards.prompts import Completion, Message
+from grpo_nb.models.template import encode, image_inputs
+from grpo_nb.rewards.prompts import Completion, Message, images_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+Chats = Sequence[list[Message]]
 # It is called with the completions done, their total, and the tokens per second as text.
 Progress = Callable[[int, int, str], None]
 
@@ -94,11 +95,11 @@ class Engine(ABC):
         """Return completions of each prompt, [prompts][num_generations].
 
         Args:
-            prompts: Chats.
+            prompts: Chats, with their images.
             sampling: The fields of `Sampling`.
         """
         options = Sampling(**sampling)
-        samples = self.complete(encode(self.tokenizer, prompts), options)
+        samples = self.complete(encode(self.tokenizer, prompts), options, prompts)
         group = options.num_generations
         return [samples[start : start + group] for start in range(0, len(samples), group)]
 
@@ -107,8 +108,16 @@ class Engine(ABC):
         """Free the memory; a closed engine cannot answer."""
 
     @abstractmethod
-    def complete(self, ids: Sequence[Sequence[int]], sampling: Sampling) -> list[Sample]:
-        """Return completions of token ids; those of one prompt follow each other."""
+    def complete(
+        self, ids: Sequence[Sequence[int]], sampling: Sampling, chats: Chats = ()
+    ) -> list[Sample]:
+        """Return completions of token ids; those of one prompt follow each other.
+
+        Args:
+            ids: Token ids, [prompts][tokens].
+            sampling: The arguments of `generate`.
+            chats: The prompts that were encoded, if they carry images.
+        """
 
 
 class TransformersEngine(Engine):
@@ -149,10 +158,13 @@ class TransformersEngine(Engine):
         ids = self.model.generation_config.eos_token_id
         return ids if isinstance(ids, list) else [ids or self.tokenizer.eos_token_id]
 
-    def complete(self, ids: Sequence[Sequence[int]], sampling: Sampling) -> list[Sample]:
+    def complete(
+        self, ids: Sequence[Sequence[int]], sampling: Sampling, chats: Chats = ()
+    ) -> list[Sample]:
         import torch
 
         prompts = [prompt for prompt in ids for _ in range(sampling.num_generations)]
+        chats = [chat for chat in chats for _ in range(sampling.num_generations)]
         base_answers = hasattr(self.model, "disable_adapter") and not sampling.adapter
         samples: list[Sample] = []
         meter = Meter(len(prompts), sampling.progress)
@@ -165,22 +177,26 @@ class TransformersEngine(Engine):
         ):
             for start in range(0, len(prompts), sampling.batch_size):
                 torch.manual_seed(sampling.seed + start)
-                batch = prompts[start : start + sampling.batch_size]
-                samples += self._samples(self._batch(batch, sampling, meter))
+                part = slice(start, start + sampling.batch_size)
+                batch = self._batch(prompts[part], sampling, meter, chats[part])
+                samples += self._samples(batch)
                 meter.end(len(samples))
         return samples
 
     def _batch(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, meter: "Meter"
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, meter: "Meter", chats: Chats
     ) -> list[list[int]]:
         """Return a completion's token ids for each prompt, perhaps with padding after them."""
         options: dict[str, Any] = {"do_sample": sampling.temperature > 0}
         if sampling.temperature > 0:
             options |= {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
-        ids = [list(prompt) for prompt in prompts]
-        padded = self.tokenizer.pad({"input_ids": ids}, padding_side="left", return_tensors="pt")
+        if any(map(images_of, chats)):
+            padded = image_inputs(self.tokenizer, chats)
+        else:
+            rows = {"input_ids": [list(prompt) for prompt in prompts]}
+            padded = self.tokenizer.pad(rows, padding_side="left", return_tensors="pt")
         completions = self.model.generate(
-            **padded.to(self.model.device),
+            **{name: tensor.to(self.model.device) for name, tensor in padded.items()},
             max_new_tokens=sampling.max_completion_length,
             pad_token_id=self.tokenizer.pad_token_id,
             use_cache=True,  # a model in training has it off

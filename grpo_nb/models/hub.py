@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_nb.machine import skip_garbage_at_exit
 from grpo_nb.models.template import add_defaults
+from grpo_nb.models.vision import load_processor
 from grpo_nb.runs import project_path
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ def load_tokenizer(
 ) -> "PreTrainedTokenizerBase":
     """Load a tokenizer that pads on the left.
 
+    That of a vision-language model has the model's processor as its attribute `processor`.
+
     Args:
         model_path: Folder or hub name.
         chat_template_kwargs: The setting `model.chat_template_kwargs`. Its values become defaults
@@ -90,6 +93,10 @@ def load_tokenizer(
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(find_model(model_path), padding_side="left")
+        processor = load_processor(find_model(model_path), tokenizer)
+    if processor is not None:
+        tokenizer.processor = processor
+        tokenizer.chat_template = processor.chat_template or tokenizer.chat_template
     if tokenizer.chat_template is None:
         raise ValueError(
             f"the tokenizer of {model_path!r} has no chat template: take an instruct model, or "
@@ -100,4 +107,6 @@ def load_tokenizer(
     if chat_template_kwargs:
         template = tokenizer.get_chat_template()
         tokenizer.chat_template = add_defaults(template, chat_template_kwargs)
+    if processor is not None:
+        processor.chat_template = tokenizer.chat_template
     return tokenizer

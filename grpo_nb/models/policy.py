@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_nb.machine import bound_kernels, several_gpus
 from grpo_nb.models import lm_head
-from grpo_nb.models.adapter import adapter_config, lora_arguments, trained_base
+from grpo_nb.models.adapter import adapter_config, leaf, lora_arguments, trained_base
 from grpo_nb.models.engine import Engine, Sample, free_memory
 from grpo_nb.models.engine_choice import engine_of
 from grpo_nb.models.hub import find_model, hub_errors, load_tokenizer, quiet
+from grpo_nb.models.vision import auto_class, has_vision, read_config
 from grpo_nb.models.vllm import VllmEngine, use_vllm
-from grpo_nb.models.weights import cuda_available, load_base, unpacked
+from grpo_nb.models.weights import cuda_available, load_base, never_sample_images, unpacked
 from grpo_nb.rewards.prompts import Message
 from grpo_nb.runs import Run, project_path, refuse_changed, runs_root
 from grpo_nb.runs.config import ModelConfig, PolicyConfig
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 # Unsloth and TRL set these for their own vLLM. A later engine, in this process or in a child of it,
 # must not find them.
@@ -52,6 +53,11 @@ class Policy(NamedTuple):
     vllm: bool
     backend: str = "unsloth"
     environment: Mapping[str, str] | None = None
+
+    @property
+    def processing_class(self) -> "PreTrainedTokenizerBase | ProcessorMixin":
+        """Return what TRL reads prompts with: the processor of a model that reads images."""
+        return getattr(self.tokenizer, "processor", self.tokenizer)
 
     @property
     def engine(self) -> Engine:
@@ -106,15 +112,14 @@ def _for_inference(policy: Policy) -> Iterator[None]:
     """
     model, was_training = policy.model, policy.model.training
     if policy.backend == "unsloth":
-        from unsloth import FastLanguageModel
-
-        FastLanguageModel.for_inference(model)
+        fast_model = import_unsloth(has_vision(model.config))
+        fast_model.for_inference(model)
     model.eval()
     try:
         yield
     finally:
         if policy.backend == "unsloth":
-            FastLanguageModel.for_training(model)
+            fast_model.for_training(model)
         model.train(was_training)
 
 
@@ -128,7 +133,9 @@ def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig | None = No
     """
     policy = policy or PolicyConfig()
     bound_kernels()
-    vllm = use_vllm(config.fast_inference, config.quantization, "Unsloth", policy)
+    # vLLM takes no adapter on the part that reads images.
+    choice = "off" if config.vision_tower else config.fast_inference
+    vllm = use_vllm(choice, config.quantization, "Unsloth", policy)
     environment = {name: os.environ[name] for name in ENGINE_VARIABLES if name in os.environ}
     if policy.backend == "unsloth" and (note := several_gpus()):
         print(note)
@@ -169,14 +176,14 @@ def _live_folder() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="live_adapter")
 
 
-def import_unsloth() -> Any:
-    """Import Unsloth's `FastLanguageModel`."""
+def import_unsloth(vision: bool = False) -> Any:
+    """Import Unsloth's `FastLanguageModel`, or its `FastVisionModel`."""
     # On a GPU Unsloth writes compiled code, by default into the working directory.
     cache_folder = str(runs_root() / ".unsloth_compiled_cache")
     os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", cache_folder)
-    from unsloth import FastLanguageModel
+    from unsloth import FastLanguageModel, FastVisionModel
 
-    return FastLanguageModel
+    return FastVisionModel if vision else FastLanguageModel
 
 
 def _load_unsloth(
@@ -192,7 +199,9 @@ def _load_unsloth(
         for name, value in UNSLOTHS_VLLM.items():
             os.environ.setdefault(name, value)
         _announce_standby(policy.standby)
-    fast_model = import_unsloth()
+    import_unsloth()  # before transformers, which reads the config
+    vision = _reads_images(config)
+    fast_model = import_unsloth(vision)
     # Recomputed activations halve the memory that a GPU needs, and cost a CPU half its speed.
     checkpointing = "unsloth" if cuda_available() else False
     model, _ = fast_model.from_pretrained(
@@ -204,15 +213,37 @@ def _load_unsloth(
         fast_inference=vllm,
         **options,
     )
+    never_sample_images(model)
     if policy.finetuning == "full":
         return model
     model = unpacked(model)
+    arguments = lora_arguments(config, model)
+    if vision and not config.vision_tower:  # it takes last parts of names, and looks for them there
+        leaves = {leaf(name) for name in arguments["target_modules"]}
+        arguments |= {"target_modules": sorted(leaves), "finetune_vision_layers": False}
     return fast_model.get_peft_model(
         model,
-        **lora_arguments(config, model),
+        **arguments,
         use_gradient_checkpointing=checkpointing,
         random_state=seed,
     )
+
+
+def _reads_images(config: ModelConfig) -> bool:
+    """Return whether Unsloth loads the model with `FastVisionModel`, which needs a GPU.
+
+    Raises:
+        ValueError: There is no GPU, and without one Unsloth loads only a part of the model.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as TEXT
+
+    about = read_config(find_model(config.model_path))
+    if not has_vision(about) or cuda_available():
+        return has_vision(about)
+    if TEXT.get(type(about), None) is not auto_class(about)._model_mapping[type(about)]:
+        why = f"Unsloth loads the vision-language model {config.model_path} on a GPU only"
+        raise ValueError(f"{why}: set policy.backend = 'transformers'")
+    return False
 
 
 def _announce_standby(standby: bool) -> None:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 from grpo_nb.models.engine import Engine, Sample, Sampling
-from grpo_nb.rewards.prompts import Message
+from grpo_nb.rewards.prompts import Message, images_of
 
 REQUESTS = 8  # at a time
 TIMEOUT_SECONDS = 120.0  # for one request; the client repeats it after a broken connection or 429
@@ -48,6 +48,8 @@ class ServedEngine(Engine):
 
     def generate(self, prompts: Sequence[list[Message]], **sampling: Any) -> list[list[Sample]]:
         """Return completions of each prompt, [prompts][num_generations]."""
+        if any(map(images_of, prompts)):
+            raise ValueError(f"{self.address} is asked in text alone: name a model to load instead")
         options, samples = Sampling(**sampling), []
         numbers = range(options.num_generations)
         requests = [(prompt, options.seed + number) for prompt in prompts for number in numbers]

@@ -1,14 +1,15 @@
-"""Render a prompt with the chat template, as the model sees it."""
+"""Render a prompt with the chat template, as the model sees it, and read its images."""
 
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb.rewards.prompts import Message
+from grpo_nb.rewards.prompts import Message, completion_text, images_of
 from grpo_nb.runs import Check
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
 Tools = Sequence[Mapping[str, Any]]  # JSON schemas of the tools that a model may call
@@ -38,7 +39,15 @@ def fold_system(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> 
     if roles != ["system", "user"] or _takes_system(tokenizer):
         return prompt
     system, user, *others = prompt
-    return [user | {"content": f"{system['content']}\n\n{user['content']}"}, *others]
+    before, content = f"{system['content']}\n\n", user["content"]
+    if isinstance(content, str):
+        return [user | {"content": before + content}, *others]
+    return [user | {"content": [*_parts(before), *content]}, *others]
+
+
+def _parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a turn's content as the templates of vision-language models take it."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 @lru_cache(maxsize=4)
@@ -76,8 +85,8 @@ def render(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message], tools: T
             forge another turn; or the template refuses the turns.
     """
     for turn in prompt:
-        for part in ("role", "content"):
-            if token := _reserved_tokens(tokenizer).search(turn[part]):
+        for part, text in (("role", turn["role"]), ("content", completion_text([turn]))):
+            if token := _reserved_tokens(tokenizer).search(text):
                 raise ValueError(
                     f"the {part} of a turn holds {token[0]!r}, a special token or one that the "
                     "chat template puts around turns"
@@ -85,15 +94,23 @@ def render(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message], tools: T
     return _apply(tokenizer, fold_system(tokenizer, prompt), tools)
 
 
-def _apply(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message], tools: Tools = ()) -> str:
+def _apply(
+    tokenizer: "PreTrainedTokenizerBase",
+    prompt: list[Message],
+    tools: Tools = (),
+    add_generation_prompt: bool = True,
+) -> str:
+    """Render turns; with a processor, as TRL does, with contents that are lists of parts."""
     from jinja2 import TemplateError
 
+    if hasattr(tokenizer, "processor"):
+        prompt = [turn | {"content": _parts(turn.get("content", ""))} for turn in prompt]
     try:
         return tokenizer.apply_chat_template(
             prompt,
             tools=list(tools) or None,  # Llama's template would describe an empty list
             tokenize=False,
-            add_generation_prompt=True,
+            add_generation_prompt=add_generation_prompt,
         )
     except TemplateError as error:
         roles = ", ".join(turn["role"] for turn in prompt)
@@ -106,6 +123,8 @@ def _reserved_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern:
     empty_turn = _apply(tokenizer, [{"role": "user", "content": ""}])
     added = tokenizer.added_tokens_decoder.values()
     texts = [token.content for token in added if token.special or token.content in empty_turn]
+    if hasattr(tokenizer, "processor"):  # it would put an image in place of this one
+        texts.append(tokenizer.processor.image_token)
     return re.compile("|".join(map(re.escape, texts)) or "(?!)")
 
 
@@ -117,11 +136,67 @@ def encode(
     Raises:
         ValueError: `render` refuses a prompt.
     """
+    if any(map(images_of, prompts)):  # one by one, as the images of all may not fit the memory
+        return [image_inputs(tokenizer, [one], tools)["input_ids"][0].tolist() for one in prompts]
     if not prompts:
         return []
     texts = [render(tokenizer, prompt, tools) for prompt in prompts]
     options = {"add_special_tokens": False, "padding": False, "truncation": False}
     return tokenizer(texts, **options)["input_ids"]
+
+
+def image_inputs(
+    tokenizer: "PreTrainedTokenizerBase",
+    prompts: Sequence[list[Message]],
+    tools: Tools = (),
+    room: int = 0,
+) -> "dict[str, Tensor]":
+    """Return what a vision-language model takes for these prompts, padded on the left.
+
+    Args:
+        tokenizer: The policy's tokenizer.
+        prompts: Chats, some of which carry images.
+        tools: JSON schemas of the tools that the model may call.
+        room: How many further tokens the kinds of tokens are to cover, those of a completion.
+
+    Returns:
+        input_ids and attention_mask, [prompts, tokens], and what the processor makes of the images.
+
+    Raises:
+        ValueError: `render` refuses a prompt, or the model reads no images.
+    """
+    import torch
+
+    if not hasattr(tokenizer, "processor"):
+        why = f"the prompts carry images, which {tokenizer.name_or_path!r} does not read"
+        raise ValueError(f"{why}: take a vision-language model, with its processor's files")
+    images = list(map(images_of, prompts))
+    inputs = tokenizer.processor(
+        images=images if any(images) else None,
+        text=[render(tokenizer, prompt, tools) for prompt in prompts],
+        add_special_tokens=False,
+        padding=True,
+        padding_side="left",
+        return_tensors="pt",
+    )
+    for name in {"token_type_ids", "mm_token_type_ids"} & set(inputs):
+        inputs[name] = torch.nn.functional.pad(inputs[name], (0, room))
+    return dict(inputs)
+
+
+def with_completion(
+    tokenizer: "PreTrainedTokenizerBase", prompt: list[Message], completion: Sequence[int]
+) -> "dict[str, Tensor]":
+    """Return what a model takes for a prompt, with its images, and the tokens of a completion."""
+    import torch
+
+    [before] = encode(tokenizer, [prompt])
+    inputs = {"input_ids": torch.tensor([[*before, *completion]])}
+    if not images_of(prompt):
+        return inputs
+    images = image_inputs(tokenizer, [prompt], room=len(completion))
+    del images["attention_mask"]
+    return images | inputs
 
 
 def count_tokens(
@@ -131,6 +206,12 @@ def count_tokens(
     return [len(ids) for ids in encode(tokenizer, prompts, tools)]
 
 
+def turn_end(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Return what the template writes after an answer."""
+    chat = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "ANSWER"}]
+    return _apply(tokenizer, chat, add_generation_prompt=False).rpartition("ANSWER")[2]
+
+
 def check_template(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> Check:
     """Check what becomes of the system prompt, and where completions begin.
 
@@ -138,9 +219,9 @@ def check_template(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) 
         ValueError: The rendered prompt does not end where the answer begins.
     """
     rendered, turns = render(tokenizer, prompt), fold_system(tokenizer, prompt)
-    without_opening = tokenizer.apply_chat_template(turns, tokenize=False)
+    without_opening = _apply(tokenizer, turns, add_generation_prompt=False)
     answer = {"role": "assistant", "content": "ANSWER"}
-    with_answer = tokenizer.apply_chat_template([*turns, answer], tokenize=False)
+    with_answer = _apply(tokenizer, [*turns, answer], add_generation_prompt=False)
     opens_turn = rendered != without_opening and rendered.startswith(without_opening)
     if not opens_turn and not rendered.startswith(with_answer.partition("ANSWER")[0]):
         raise ValueError(

@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_nb.models.engine import Engine, Sample, Sampling, free_memory
+from grpo_nb.models.engine import Chats, Engine, Sample, Sampling, free_memory
 from grpo_nb.models.hub import find_model, hub_errors, quiet
+from grpo_nb.models.template import render
+from grpo_nb.models.vision import image_tokens
 from grpo_nb.models.weights import cuda_available, weights_dtype
+from grpo_nb.rewards.prompts import images_of
 from grpo_nb.runs.config import PolicyConfig
 from grpo_nb.runs.files import read_json
 
@@ -79,6 +82,11 @@ def lora_rank(adapter: Path) -> int:
     return next(room for room in RANKS if room >= rank)
 
 
+def without(tokens: Sequence[int]) -> dict[int, float] | None:
+    """Return the bias of vLLM with which these tokens are never sampled."""
+    return dict.fromkeys(tokens, -100.0) or None
+
+
 class VllmEngine(Engine):
     """Sample with a `vllm.LLM`, one of our own or Unsloth's.
 
@@ -96,10 +104,18 @@ class VllmEngine(Engine):
         super().__init__(tokenizer)
         self._llm, self._lora = llm, lora
 
-    def complete(self, ids: Sequence[Sequence[int]], sampling: Sampling) -> list[Sample]:
+    def complete(
+        self, ids: Sequence[Sequence[int]], sampling: Sampling, chats: Chats = ()
+    ) -> list[Sample]:
         from vllm import SamplingParams
 
         n, prompts = sampling.num_generations, [{"prompt_token_ids": list(one)} for one in ids]
+        for prompt, chat in zip(prompts, chats, strict=False):
+            if images := images_of(chat):  # vLLM itself puts an image's tokens in place of its mark
+                text = render(self.tokenizer, chat)
+                tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+                prompt |= {"prompt_token_ids": tokens, "multi_modal_data": {"image": images}}
+        model_config = self._llm.llm_engine.vllm_config.model_config
         params = [
             SamplingParams(
                 n=n,
@@ -107,11 +123,12 @@ class VllmEngine(Engine):
                 seed=sampling.seed + number * n,
                 temperature=sampling.temperature,
                 max_tokens=sampling.max_completion_length,
+                logit_bias=without(image_tokens(model_config.hf_config)),
             )
             for number in range(len(ids))
         ]
         lora = self._lora() if sampling.adapter else None
-        sleeps = self._llm.llm_engine.vllm_config.model_config.enable_sleep_mode
+        sleeps = model_config.enable_sleep_mode
         if sleeps:  # asleep, vLLM would never answer
             self._llm.wake_up()
         answers = self._llm.generate(prompts, params, use_tqdm=False, lora_request=lora)

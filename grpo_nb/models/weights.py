@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb.models.hub import find_model, hub_errors, quiet
+from grpo_nb.models.vision import auto_class, image_tokens, read_config
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +57,7 @@ def load_base(model_path: str, quantization: str, **changes: Any) -> "PreTrained
         quantization: "4bit", or "16bit" for the model as it is on disk.
         changes: Arguments of from_pretrained that replace ours, such as dtype.
     """
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+    from transformers import BitsAndBytesConfig
 
     # Every process would repeat its hint to install a faster kernel.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
@@ -74,12 +75,20 @@ def load_base(model_path: str, quantization: str, **changes: Any) -> "PreTrained
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=weights_dtype(),
         )
-    model = AutoModelForCausalLM.from_pretrained(find_model(model_path), **arguments | changes)
+    path = find_model(model_path)
+    model = auto_class(read_config(path)).from_pretrained(path, **arguments | changes)
+    never_sample_images(model)
     for module in model.modules():
         # Otherwise bitsandbytes repacks the weights on some CPUs at the first forward.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     return model
+
+
+def never_sample_images(model: "PreTrainedModel") -> None:
+    """Let no `generate` of this model, TRL's included, sample a token that stands for an image."""
+    if tokens := image_tokens(model.config):
+        model.generation_config.suppress_tokens = tokens
 
 
 def load_dequantized(model_path: str, quantization: str) -> "PreTrainedModel":

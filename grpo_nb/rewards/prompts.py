@@ -35,6 +35,12 @@ def build_prompt(question: str, system_prompt: str = TAGS.system_prompt) -> list
     return [{"role": "system", "content": system_prompt}, user] if system_prompt else [user]
 
 
+def images_of(prompt: Sequence[Message]) -> list[Any]:
+    """Return the images of a prompt, in the order of its parts."""
+    contents = [turn["content"] for turn in prompt if isinstance(turn.get("content"), list)]
+    return [part["image"] for parts in contents for part in parts if part["type"] == "image"]
+
+
 def completion_text(completion: Completion) -> str:
     """Return the text of a completion, in any shape that TRL or a chat server returns.
 

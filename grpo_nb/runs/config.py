@@ -240,6 +240,11 @@ def _policy_misfits(config: RunConfig) -> list[tuple[Any, str]]:
             f"{tuning!r}: only Unsloth's LoRA trains so; set model.fast_inference = 'detect'",
         ),
         (
+            config.model.vision_tower and inference == "vllm",
+            "model.vision_tower = true with model.fast_inference = 'vllm': vLLM takes no adapter "
+            "on the part that reads images; set model.fast_inference = 'off'",
+        ),
+        (
             "vllm_mode" in config.trl and (kind, bits) != ("transformers", "16bit"),
             f"trl.vllm_mode with policy.backend = {kind!r} and model.quantization = {bits!r}: TRL "
             "drives vLLM for 'transformers' and '16bit'; set both, or leave trl.vllm_mode out",

@@ -67,6 +67,7 @@ class ModelConfig(Section):
     lora_rank: int = setting(16, "rank of the adapter", ge=1)
     lora_alpha: int = setting(32, "the adapter is scaled by alpha / rank", ge=1)
     lora_targets: str = setting("all-linear", 'layers with an adapter: all, or "q_proj, v_proj"')
+    vision_tower: bool = setting(False, "an adapter on the part that reads images, too")
     chat_template_kwargs: TemplateSettings = setting({}, "such as {enable_thinking: false}")
     adapter: str = setting("", "run or folder whose adapter initializes the policy")
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_nb.models import Policy, cuda_available
 from grpo_nb.models.dense import dense_lacks, full_attention
+from grpo_nb.models.vision import has_vision
 from grpo_nb.training.arguments import distorted
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def sharing_lacks(policy: Policy, wanted: bool = True) -> str:
         "policy.share_prompts = true": wanted,
         "policy.backend = 'transformers' on a GPU": policy.backend == "transformers"
         or not cuda_available(),
+        "a model that reads text alone": not has_vision(base.config),
         "attention by sdpa": base.config._attn_implementation == "sdpa",
         "full attention in every layer": full_attention(base),
         "attention by transformers' interface": base._supports_attention_backend,

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from grpo_nb.models import sharded
+from grpo_nb.models.template import count_tokens
+from grpo_nb.rewards.prompts import Message
 from grpo_nb.runs import Check
 from grpo_nb.training import preflight, ranks
 from grpo_nb.training.arguments import distorted
@@ -136,15 +138,19 @@ class Guard:
 
     def _look(self, double: "Trainer", weights: Sequence["torch.Tensor"]) -> Evidence:
         """Sample with noise on the weights, and compare the samples with the policy."""
-        prompts = _prompts(double)
+        chats = _chats(double)
+        if double.environment:  # it has not been reset, so there is no first message yet
+            double._batch_environments = [None] * len(chats)
+        prompts, images, fields = double._tokenize_prompts(chats)
         with noise_on(weights, self.noise, seed=double.state.global_step):
             group = double.num_generations
-            completions, rows = double._generate_single_turn(prompts, None, {}, group)
+            completions, rows = double._generate_single_turn(prompts, images, fields, group)
             if double.use_vllm:  # it has these weights now, and needs them only once
                 self.trainer._last_loaded_step = double._last_loaded_step
-            log_p = log_probabilities(double, prompts, completions)
-            p, entropy = p_values(double, prompts, completions, log_p)
-        before = log_probabilities(double, prompts, completions) if weights else log_p * math.nan
+            samples = Samples(prompts, completions, chats)
+            log_p = log_probabilities(double, samples)
+            p, entropy = p_values(double, samples, log_p)
+        before = log_probabilities(double, samples) if weights else log_p * math.nan
         engine = [math.nan if value is None else value for row in rows or [] for value in row]
         difference = log_p.new_tensor(engine) - log_p if engine else log_p.new_tensor(math.nan)
         return Evidence(
@@ -154,6 +160,19 @@ class Guard:
             entropy=float(entropy.mean()),
             tokens=len(log_p),
         )
+
+
+class Samples(NamedTuple):
+    """Hold completions and what they were sampled from.
+
+    prompts: Token ids, [completions][tokens].
+    completions: Token ids, [completions][tokens].
+    chats: The prompts with their images, [completions]; needed if there are images.
+    """
+
+    prompts: Sequence[list[int]]
+    completions: Sequence[list[int]]
+    chats: Sequence[list[Message]] = ()
 
 
 def wrong(evidence: Evidence) -> str:
@@ -197,16 +216,15 @@ def _stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
             trainer._dense = double._dense  # the copy of the model takes time to make
 
 
-def _prompts(trainer: "Trainer") -> list[list[int]]:
-    """Return the token ids of short and long prompts, each repeated for its group."""
+def _chats(trainer: "Trainer") -> list[list[Message]]:
+    """Return short and long prompts, each repeated for its group."""
     group = trainer.num_generations
     count = max(2, COMPLETIONS // group)
-    chats = list(trainer.train_dataset["prompt"][: 8 * count])
-    if trainer.environment:  # it has not been reset, so there is no first message yet
-        trainer._batch_environments = [None] * len(chats)
-    prompts = sorted(trainer._tokenize_prompts(chats)[0], key=len)
-    places = [number * (len(prompts) - 1) // (count - 1) for number in range(count)]
-    return [prompts[place] for place in places for _ in range(group)]
+    chats = trainer.prompts[: 8 * count]
+    lengths = count_tokens(trainer.policy.tokenizer, chats, preflight.tools_of(trainer))
+    order = sorted(range(len(chats)), key=lengths.__getitem__)
+    places = [number * (len(chats) - 1) // (count - 1) for number in range(count)]
+    return [chats[order[place]] for place in places for _ in range(group)]
 
 
 def changeable(trainer: "Trainer") -> list["torch.Tensor"]:
@@ -271,25 +289,23 @@ def engine_difference(trainer: "Trainer", batch: Mapping[str, Any]) -> float:
         for masks in [batch[f"{part}_mask"][places].bool()]
     )
     with torch.no_grad():
-        log_p = log_probabilities(trainer, prompts, completions)
+        log_p = log_probabilities(trainer, Samples(prompts, completions))
     is_token = batch["completion_mask"][places].bool()
     by_policy = batch.get("tool_mask", batch["completion_mask"])[places][is_token].bool()
     difference = batch["sampling_per_token_logps"][places][is_token] - log_p
     return float(difference[by_policy].abs().nanmean())
 
 
-def log_probabilities(
-    trainer: "Trainer", prompts: Sequence[list[int]], completions: Sequence[list[int]]
-) -> "torch.Tensor":
+def log_probabilities(trainer: "Trainer", samples: Samples) -> "torch.Tensor":
     """Return the log-probabilities that the loss uses, completion after completion, [tokens].
 
     Args:
         trainer: The trainer; TRL, too, pads prompts on the left and completions on the right.
-        prompts: Token ids, [completions][tokens].
-        completions: Token ids, [completions][tokens].
+        samples: The completions.
     """
     import torch
 
+    prompts, completions, chats = samples
     batches = [
         trainer._tokenizer.pad({"input_ids": ids}, padding_side=side, return_tensors="pt")
         for ids, side in ((prompts, "left"), (completions, "right"))
@@ -300,7 +316,9 @@ def log_probabilities(
     )
     prompt_width, width = (batch["input_ids"].shape[1] for batch in batches)
     size = trainer.args.per_device_train_batch_size
-    log_p = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width, size)[0]
+    images = preflight.images_for(trainer, chats, width)
+    compute = trainer._get_per_token_logps_and_entropies
+    log_p = compute(trainer.model, ids, mask, width, size, **images)[0]
     more = log_p.shape[1] - width  # Unsloth shifts each row left by the padding before it
     starts = [max(0, more - (prompt_width - len(prompt))) for prompt in prompts]
     pairs = zip(log_p.float(), starts, completions, strict=True)
@@ -308,21 +326,18 @@ def log_probabilities(
 
 
 def p_values(
-    trainer: "Trainer",
-    prompts: Sequence[list[int]],
-    completions: Sequence[list[int]],
-    log_p: "torch.Tensor",
+    trainer: "Trainer", samples: Samples, log_p: "torch.Tensor"
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
     """Return for each token the probability of one at least as rare, and the entropy, [tokens].
 
     Args:
         trainer: The trainer; its model runs without padding before the prompts.
-        prompts: Token ids, [completions][tokens].
-        completions: Token ids, [completions][tokens].
+        samples: The completions.
         log_p: The result of `log_probabilities`.
     """
     import torch
 
+    prompts, completions, chats = samples
     parts, rest, first = [], log_p, 0
     vocabulary = trainer.model.config.get_text_config().vocab_size
     while first < len(prompts):  # one pass takes rows that begin with the same prompt
@@ -331,12 +346,15 @@ def p_values(
         group_rest = trainer.num_generations - first % trainer.num_generations
         part = completions[first : first + min(size, group_rest)]
         rows = {"input_ids": [prompts[first] + ids for ids in part]}
+        part_chats = chats[first : first + len(part)]
         first += len(part)
         batch = trainer._tokenizer.pad(rows, padding_side="right", return_tensors="pt")
         ids, mask = (batch[name].to(log_p.device) for name in ("input_ids", "attention_mask"))
         is_token = mask[:, start:].bool()
+        images = preflight.images_for(trainer, part_chats, ids.shape[1] - start)
+        images.pop("num_images", None)
         with trainer.compute_loss_context_manager():
-            logits = trainer.model(input_ids=ids).logits[:, start - 1 : -1][is_token]
+            logits = trainer.model(input_ids=ids, **images).logits[:, start - 1 : -1][is_token]
         part_log_p, rest = rest[: len(logits)], rest[len(logits) :]
         tokens, logits = ids[:, start:][is_token], logits.float() / trainer.temperature
         parts.append(_p_values(logits, tokens, part_log_p, trainer._tokenizer.pad_token_id))

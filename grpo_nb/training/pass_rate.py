@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_nb.models import Policy, Progress, Sample
-from grpo_nb.models.template import encode
+from grpo_nb.models.template import with_completion
 from grpo_nb.reward_lab import Bench
 from grpo_nb.reward_lab.baseline import MOSTLY, pass_at_k, passed
 from grpo_nb.reward_lab.table import Row
@@ -56,10 +56,12 @@ def entropy(policy: Policy, prompts: Sequence[list[Message]], samples: Sequence[
     import torch
 
     total, tokens = 0.0, 0
-    for prompt, sample in zip(encode(policy.tokenizer, prompts), samples, strict=True):
-        ids = torch.tensor([[*prompt, *sample.ids]], device=policy.model.device)
+    for prompt, sample in zip(prompts, samples, strict=True):
+        inputs = with_completion(policy.tokenizer, prompt, sample.ids)
+        inputs = {name: tensor.to(policy.model.device) for name, tensor in inputs.items()}
+        start = inputs["input_ids"].shape[1] - len(sample.ids)
         with torch.no_grad():
-            logits = policy.model(ids).logits[0, len(prompt) - 1 : -1].float()
+            logits = policy.model(**inputs).logits[0, start - 1 : -1].float()
         total += float(torch.distributions.Categorical(logits=logits).entropy().sum())
         tokens += len(sample.ids)
     return total / max(1, tokens)

@@ -19,7 +19,9 @@ import numpy as np
 
 from grpo_nb.models import cuda_available, sharded
 from grpo_nb.models.adapter import trainable_weights
-from grpo_nb.models.template import count_tokens, encode
+from grpo_nb.models.template import count_tokens, encode, image_inputs, turn_end
+from grpo_nb.models.vision import image_tokens
+from grpo_nb.rewards.prompts import images_of
 from grpo_nb.runs import Check, Checks
 from grpo_nb.training import fast_cpu
 from grpo_nb.training.arguments import distorted, solve_batch
@@ -36,6 +38,7 @@ USUAL_SCALE = 2.0**10
 # A CPU's process grows this much in its first steps: kernels of oneDNN for shapes that the dry run
 # did not have, and memory that the C library keeps for later: see docs/performance.md.
 GROWTH = GIB // 8
+TOKENS = ("input_ids", "attention_mask")
 # Attributes of a trainer that a step appends to; it replaces the values of all others.
 FILLED = ("_metrics", "_logs", "_pending_extra_logs", "_pending_metrics")
 
@@ -46,8 +49,8 @@ def preflight(trainer: "Trainer") -> Checks:
     Args:
         trainer: A trainer that has not begun to train.
     """
-    prompts = list(trainer.train_dataset["prompt"])
-    tokens = count_tokens(trainer.policy.tokenizer, prompts, _tools(trainer))
+    prompts = trainer.prompts
+    tokens = count_tokens(trainer.policy.tokenizer, prompts, tools_of(trainer))
     longest = max(range(len(prompts)), key=tokens.__getitem__)
     checks = [_context(trainer, tokens[longest]), _end_of_turn(trainer), _sampling(trainer)]
     if sharded():
@@ -75,8 +78,7 @@ def _context(trainer: "Trainer", prompt: int) -> Check:
 def _end_of_turn(trainer: "Trainer") -> Check:
     """Check that a completion can end."""
     tokenizer, stops = trainer.policy.tokenizer, {*trainer.eos_token_ids} - {None}
-    chat = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "ANSWER"}]
-    closing = tokenizer.apply_chat_template(chat, tokenize=False).rpartition("ANSWER")[2]
+    closing = turn_end(tokenizer)
     enders = ", ".join(repr(tokenizer.decode(stop)) for stop in sorted(stops)) or "no token"
     ends = f"a turn ends in {closing!r}, generation at {enders}"
     if stops & set(tokenizer(closing, add_special_tokens=False)["input_ids"]):
@@ -101,11 +103,14 @@ def _adapters(trainer: "Trainer") -> list[Check]:
     weights, tuner = trainable_weights(trainer.model.get_base_model()), trainer.model.base_model
     adapters = {*tuner.targeted_module_names, *tuner.targeted_parameter_names}
     targets = {*weights.layers, *weights.experts}
+    if trainer.stage.config.model.vision_tower:
+        targets |= {*weights.vision}
+    weights = targets | {*weights.vision, *weights.others}
     without = Counter(
         ".".join(part for part in name.split(".")[-2:] if not part.isdigit())
-        for name in (targets | {*weights.others}) - adapters
+        for name in weights - adapters
     )
-    count = f"on {len(adapters)} of {len(targets) + len(weights.others)} linear layers and experts"
+    count = f"on {len(adapters)} of {len(weights)} linear layers and experts"
     if without:
         count += f"; without: {', '.join(f'{n} x {name}' for name, n in sorted(without.items()))}"
     if trainer.stage.config.model.lora_targets != "all-linear" or targets <= adapters:
@@ -264,8 +269,7 @@ def dry_run(trainer: "Trainer", prompt: list[dict]) -> list[Check]:
     Returns:
         The checks "memory", "gradient" and "time"; only "memory" if it ran out.
     """
-    tokenizer, part = trainer.policy.tokenizer, "the update"
-    [ids] = encode(tokenizer, [prompt], _tools(trainer))
+    part = "the update"
     with stand_in(trainer) as double:
         _set_modes(trainer)
         sleeping = asleep(trainer)
@@ -273,7 +277,7 @@ def dry_run(trainer: "Trainer", prompt: list[dict]) -> list[Check]:
         new_peak()
         try:
             for _ in range(2 if cuda_available() else 1):  # a GPU compiles in the first
-                update = _timed(_update, double, ids, len(tokenizer))
+                update = _timed(_update, double, prompt)
             gradient = _gradient(trainer)
             trainer.model.zero_grad(set_to_none=True)
             part = "generation"
@@ -288,7 +292,7 @@ def dry_run(trainer: "Trainer", prompt: list[dict]) -> list[Check]:
     return [memory, gradient, _time(trainer.args, update, generation)]
 
 
-def _tools(trainer: "Trainer") -> Sequence[Mapping[str, Any]]:
+def tools_of(trainer: "Trainer") -> Sequence[Mapping[str, Any]]:
     """Return the schemas of the tools that the prompts describe."""
     return trainer.environment.tools if trainer.environment else ()
 
@@ -303,23 +307,45 @@ def _timed(work: Any, *arguments: Any) -> float:
     return time.perf_counter() - started
 
 
-def _update(trainer: "Trainer", prompt: list[int], vocabulary: int) -> None:
+def images_for(trainer: "Trainer", prompts: Sequence[list[dict]], room: int) -> dict[str, Any]:
+    """Return what TRL hands to the model for the images of prompts that a completion follows.
+
+    Args:
+        trainer: The trainer.
+        prompts: One chat for each row; {} is returned if none of them has an image.
+        room: The width of the completions [tokens].
+    """
+    if not any(map(images_of, prompts)):
+        return {}
+    inputs = image_inputs(trainer.policy.tokenizer, prompts, room=room)
+    device = trainer.accelerator.device
+    others = {name: x.to(device) for name, x in inputs.items() if name not in TOKENS}
+    return others | {"num_images": [len(images_of(prompt)) for prompt in prompts]}
+
+
+def _update(trainer: "Trainer", prompt: list[dict]) -> None:
     """Run forward and backward of a full micro-batch, as TRL's training_step does."""
     import torch
 
-    args, device = trainer.args, trainer.accelerator.device
+    args, device, tokenizer = trainer.args, trainer.accelerator.device, trainer.policy.tokenizer
     rows, length = args.per_device_train_batch_size, args.max_completion_length
-    ids = torch.tensor([prompt] * rows, device=device)
+    vocabulary = len(tokenizer)
+    [prompt_ids] = encode(tokenizer, [prompt], tools_of(trainer))
+    ids = torch.tensor([prompt_ids] * rows, device=device)
     ones = torch.ones(rows, length, device=device)
+    random_ids = torch.randint(vocabulary, (rows, length), device=device)
+    for token in image_tokens(trainer.model.config):  # no image belongs to them
+        random_ids[random_ids == token] = tokenizer.eos_token_id
     inputs = {
         "prompt_ids": ids,
         "prompt_mask": torch.ones_like(ids),
-        "completion_ids": torch.randint(vocabulary, (rows, length), device=device),
+        "completion_ids": random_ids,
         "completion_mask": ones.long(),
         "advantages": torch.ones(rows, device=device) - 2 * (torch.arange(rows, device=device) % 2),
         "num_items_in_batch": torch.tensor(rows * length * args.steps_per_generation),
         "importance_sampling_ratio": ones,
         "ref_per_token_logps": -log(vocabulary) * ones,  # TRL reads it where beta > 0
+        **images_for(trainer, [prompt] * rows, length),
     }
     with trainer.compute_loss_context_manager():
         loss = trainer.compute_loss(trainer.model, inputs)

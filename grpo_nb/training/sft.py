@@ -14,10 +14,11 @@ from grpo_nb.data.store import Row
 from grpo_nb.models import Policy, cuda_available
 from grpo_nb.models.hub import quiet
 from grpo_nb.models.template import render
+from grpo_nb.rewards.prompts import images_of
 from grpo_nb.runs import Stage
 from grpo_nb.training import ranks
 from grpo_nb.training.pass_rate import PASS, suffices
-from grpo_nb.training.trainer import kept_in_32_bit
+from grpo_nb.training.trainer import kept_in_32_bit, with_images
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -94,13 +95,16 @@ def train_on(
     watch = Watch(stage, look)
     # The prompts are rendered as for GRPO. TRL would render the whole chat and look for the prompt
     # in it, which differs if the template opens a block of thought.
-    dataset = Dataset.from_list([_ids(policy.tokenizer, row) for row in rows])
+    rows = list(rows)
+    prompts = [row["prompt"] for row in rows]
+    as_example = _texts if any(map(images_of, prompts)) else _ids
+    dataset = Dataset.from_list([as_example(policy.tokenizer, row) for row in rows])
     with quiet(), kept_in_32_bit(policy.model):  # TRL shows a bar for each step of preparing rows
         trainer = SFTTrainer(
             policy.model,
             _sft_config(stage),
-            train_dataset=dataset,
-            processing_class=policy.tokenizer,
+            train_dataset=with_images(dataset, prompts),
+            processing_class=policy.processing_class,
             callbacks=[watch],
         )
     trainer.remove_callback(PrinterCallback)
@@ -108,10 +112,18 @@ def train_on(
     return watch.lines, watch.end
 
 
+def _texts(tokenizer: "PreTrainedTokenizerBase", row: dict) -> dict[str, str]:
+    """Return a rendered prompt, and its completion up to the stop token.
+
+    TRL puts the tokens of images into such a prompt for each micro-batch.
+    """
+    completion = row["completion"][0]["content"] + tokenizer.eos_token
+    return {"prompt": render(tokenizer, row["prompt"]), "completion": completion}
+
+
 def _ids(tokenizer: "PreTrainedTokenizerBase", row: dict) -> dict[str, list[int]]:
     """Encode a prompt and its completion up to the stop token; only the completion is learnt."""
-    answer = row["completion"][0]["content"] + tokenizer.eos_token
-    texts = [render(tokenizer, row["prompt"]), answer]
+    texts = list(_texts(tokenizer, row).values())
     prompt, completion = tokenizer(texts, add_special_tokens=False)["input_ids"]
     mask = [0] * len(prompt) + [1] * len(completion)
     return {"input_ids": prompt + completion, "completion_mask": mask}

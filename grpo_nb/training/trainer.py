@@ -30,6 +30,7 @@ imported after the policy is loaded; `training.Trainer` does so.
 """
 
 import functools
+import io
 import math
 import shutil
 import sys
@@ -41,7 +42,7 @@ from pathlib import Path
 from typing import Any
 
 import trl
-from datasets import Dataset
+from datasets import Dataset, Image, List
 from transformers.trainer_callback import PrinterCallback, TrainerCallback, TrainerState
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
@@ -50,11 +51,13 @@ from grpo_nb import environments, models
 from grpo_nb.models import Policy, dense, lm_head, sharded
 from grpo_nb.models.template import fold_system
 from grpo_nb.models.tool_calls import with_tools
+from grpo_nb.models.vision import image_tokens
+from grpo_nb.models.vllm import without
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import in_thread, is_async, waits
 from grpo_nb.rewards.contract import call
 from grpo_nb.rewards.limits import contained
-from grpo_nb.rewards.prompts import loggable
+from grpo_nb.rewards.prompts import Message, images_of, loggable
 from grpo_nb.rewards.surroundings import kept, turn
 from grpo_nb.runs import Check, Checks, Stage, atomic_path
 from grpo_nb.runs.files import read_lines
@@ -115,22 +118,25 @@ class Trainer(GRPOTrainer):
         if "ref" in getattr(policy.model, "peft_config", {}):
             policy.model.delete_adapter("ref")  # with beta > 0 TRL adds one, and refuses a second
         self.environment = environments.of(config)
+        self.prompts = [fold_system(policy.tokenizer, row["prompt"]) for row in train_rows]
         warnings.filterwarnings("ignore", "You are using 'environment_factory'")  # experimental
         if "unsloth" not in sys.modules and not models.cuda_available():
             lm_head.install()  # also for a model of your own; Unsloth has its own
         with kept_in_32_bit(policy.model):
             super().__init__(
                 model=policy.model,
-                processing_class=policy.tokenizer,
+                processing_class=policy.processing_class,
                 reward_funcs=list(map(self._timed, rewards.reward_funcs)),
                 args=args,
-                train_dataset=_dataset(train_rows, policy),
+                train_dataset=_dataset(train_rows, self.prompts),
                 callbacks=list(callbacks),
                 environment_factory=_factory(self.environment, policy, rows),
             )
         self.remove_callback(PrinterCallback)
         if policy.vllm and self.use_vllm:  # else Unsloth leaves a folder in the working directory
             self.vllm_generation._unsloth_load_lora = policy.live_adapter
+        if self.use_vllm and (bias := without(image_tokens(policy.model.config))):
+            self.vllm_generation.generation_kwargs["logit_bias"] = bias
         for reward in checkpoints.adaptive_rewards(rewards):
             reward.gather_scores = ranks.gather  # each process scores a share of the step
         self.share_prompts = not fast_cpu.sharing_lacks(policy, config.policy.share_prompts)
@@ -312,7 +318,7 @@ class Trainer(GRPOTrainer):
         figures = metrics.spread(rewards_N_F, totals_N, group, names)
         figures["groups/distinct"] = metrics.distinct(completion_ids, group)
         if self.environment:
-            figures |= metrics.of_episodes(completions, totals_N.tolist(), self.processing_class)
+            figures |= metrics.of_episodes(completions, totals_N.tolist(), self._tokenizer)
         for name, value in figures.items():
             self._record(name, value)
         return rewards_N_F
@@ -353,10 +359,11 @@ class Trainer(GRPOTrainer):
         """Compare vLLM's log-probabilities with the policy's if TRL does not log the difference.
 
         TRL logs it together with its importance sampling correction, which Unsloth turns off.
-        Unsloth's trainer has the same method.
+        Batches with images are not compared, as their rows share one tensor. Unsloth's trainer has
+        the same method.
         """
         batch = super()._generate_and_score_completions(*args, **kwargs)
-        by_engine = batch.get("sampling_per_token_logps") is not None
+        by_engine = batch.get("sampling_per_token_logps") is not None and "num_images" not in batch
         if by_engine and not self.vllm_importance_sampling_correction:
             self._record(health.DIFFERENCE, guard.engine_difference(self, batch))
         return batch
@@ -393,7 +400,7 @@ class Trainer(GRPOTrainer):
     def save_adapter(self, folder: Path) -> None:
         """Save the adapter (or the whole model, if all of it is trained) and the tokenizer."""
         save_trained(self.accelerator.unwrap_model(self.model), folder, **self._gathered)
-        self.processing_class.save_pretrained(folder)
+        self.policy.tokenizer.save_pretrained(folder)
 
     def gather_weights(self) -> None:
         """Gather sharded weights, on all processes, before the first one saves them."""
@@ -421,11 +428,48 @@ def _factory(
     return environment.factory
 
 
-def _dataset(rows: Sequence[Mapping[str, Any]], policy: Policy) -> Dataset:
-    """Return the rows as TRL takes them: it renders the prompts itself."""
-    prepared = [{**row, "prompt": fold_system(policy.tokenizer, row["prompt"])} for row in rows]
+def _dataset(rows: Sequence[Mapping[str, Any]], prompts: Sequence[list[Message]]) -> Dataset:
+    """Return the rows as TRL takes them: it renders the prompts, and puts the images into them."""
+    prepared = [
+        {name: value for name, value in row.items() if name != "images"}
+        | {"prompt": [_without_pixels(turn) for turn in prompt]}
+        for row, prompt in zip(rows, prompts, strict=True)
+    ]
     # Rows may hold dicts and lists of any type, which Arrow would merge or refuse.
-    return Dataset.from_list(prepared, on_mixed_types="use_json")
+    return with_images(Dataset.from_list(prepared, on_mixed_types="use_json"), prompts)
+
+
+def with_images(dataset: Dataset, prompts: Sequence[list[Message]]) -> Dataset:
+    """Add the images of the prompts, if there are any, as the column that TRL reads.
+
+    Raises:
+        ValueError: Some prompts have an image and others have none.
+    """
+    images = list(map(images_of, prompts))
+    if not any(images):
+        return dataset
+    if missing := images.count([]):
+        raise ValueError(
+            f"{missing} of {len(images)} prompts have no image, and TRL fails at a micro-batch "
+            "without one: train on the rows with images alone, or give each row an image"
+        )
+    files = [[{"bytes": _bitmap(image), "path": None} for image in row] for row in images]
+    return dataset.add_column("images", files, feature=List(Image()))
+
+
+def _without_pixels(turn: Message) -> Message:
+    """Return a turn whose images are parts without a value, which TRL fills in again."""
+    if isinstance(turn["content"], str):
+        return turn
+    parts = [{key: part[key] for key in part.keys() - {"image"}} for part in turn["content"]]
+    return turn | {"content": parts}
+
+
+def _bitmap(image: Any) -> bytes:
+    """Return an image's pixels as they are, in the file format that is quickest to read."""
+    buffer = io.BytesIO()
+    image.save(buffer, "BMP")
+    return buffer.getvalue()
 
 
 @contextmanager

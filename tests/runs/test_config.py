@@ -25,6 +25,10 @@ QWEN = {
     "Qwen3-8B": (8.19, 1.24, 36, 4096, 12288, 4096, 1024),
     "Qwen3-14B": (14.8, 1.56, 40, 5120, 17408, 5120, 1024),
     "Qwen2.5-7B-Instruct": (7.61, 1.09, 28, 3584, 18944, 3584, 512),
+    # With 0.41 to 0.58 of the vision tower, which stays in 16 bit as the embeddings do.
+    "Qwen3-VL-2B-Instruct": (2.13, 0.72, 28, 2048, 6144, 2048, 1024),
+    "Qwen3-VL-4B-Instruct": (4.44, 0.80, 36, 2560, 9728, 4096, 1024),
+    "Qwen3-VL-8B-Instruct": (8.77, 1.82, 36, 4096, 12288, 4096, 1024),
 }
 VOCABULARY = 151_936
 

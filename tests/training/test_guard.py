@@ -80,7 +80,9 @@ def test_an_engine_whose_log_probabilities_are_others_stops_it(one, monkeypatch)
 
     def other(self, prompts, *rest):
         ids, _ = sample(self, prompts, *rest)
-        exact = guard.log_probabilities(self, prompts, ids).split([len(row) for row in ids])
+        exact = guard.log_probabilities(self, guard.Samples(prompts, ids)).split(
+            [len(row) for row in ids]
+        )
         return ids, [[None, *(row[1:] + off).tolist()] for row in exact]
 
     monkeypatch.setattr(Trainer, "_generate_single_turn", other)

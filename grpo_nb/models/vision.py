@@ -1,0 +1,89 @@
+"""Load what a vision-language model needs beside its weights: the processor that reads images."""
+
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
+
+# The files of a processor. Those of a merged model are the base's own.
+FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+# Settings of a config that name a token around an image, or one that stands for a part of it.
+IMAGE_TOKEN = re.compile(r"(image|video|audio|vision|bo[ia]|eo[ia])(_\w+)?_token_(id|index)")
+
+
+def has_vision(config: "PretrainedConfig") -> bool:
+    """Return whether transformers loads a model of this config with a part that reads images."""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as TYPES,
+    )
+
+    return hasattr(config, "vision_config") and config.model_type in TYPES
+
+
+def read_config(model_path: str) -> "PretrainedConfig":
+    """Read the config.json of a folder, or of a model on the hub."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(model_path)
+
+
+def auto_class(config: "PretrainedConfig") -> Any:
+    """Return the class of transformers that loads, or builds, a model of this config."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if has_vision(config) else AutoModelForCausalLM
+
+
+def image_tokens(config: "PretrainedConfig") -> list[int]:
+    """Return the tokens that stand for images; [] for a model of text.
+
+    A model that writes one claims an image that is not there, and its next forward pass fails.
+    """
+    if not has_vision(config):
+        return []
+    ids = {value for name, value in config.to_dict().items() if IMAGE_TOKEN.fullmatch(name)}
+    return sorted(ids - {None})
+
+
+def load_processor(path: str, tokenizer: "PreTrainedTokenizerBase") -> "ProcessorMixin | None":
+    """Load the processor of a vision-language model around its tokenizer; None if it has none.
+
+    transformers' own loader also loads the part for videos, which needs torchvision, and which is
+    left out here.
+    """
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+    config = read_config(path)
+    if not has_vision(config) or not processor_files(path):
+        return None
+    kind = PROCESSOR_MAPPING[type(config)]
+    parts = [part for part in kind.get_attributes() if part != "video_processor"]
+    # The name is stored in the files of a checkpoint, so it stays. SmolVLM's chats read two values.
+    no_videos = SimpleNamespace(num_frames=None, fps=None)
+    changes = {"get_attributes": classmethod(lambda cls: parts), "video_processor": no_videos}
+    images_only = type(kind.__name__, (kind,), changes)
+    settings, _ = kind.get_processor_dict(path)
+    settings.pop("video_processor", None)
+    places = {"image_processor": AutoImageProcessor.from_pretrained(path), "tokenizer": tokenizer}
+    arguments = [places.get(part) for part in kind.get_attributes()]
+    return images_only.from_args_and_dict(arguments, settings)
+
+
+def processor_files(path: str) -> list[Path]:
+    """Return the files of a model's processor, from its folder or from the hub."""
+    from transformers.utils import cached_file
+
+    missing_is_fine = {"_raise_exceptions_for_missing_entries": False}
+    files = [cached_file(path, name, **missing_is_fine) for name in FILES]
+    return [Path(file) for file in files if file]
+
+
+def copy_processor(path: str, folder: Path) -> None:
+    """Copy the files of a model's processor, if it has one, into the folder of another model."""
+    for file in processor_files(path):
+        shutil.copy(file, folder / file.name)

@@ -1,0 +1,169 @@
+"""Models that read images, as random tiny ones: processor, engine, template, what stays text."""
+
+import pytest
+import torch
+import vision_families
+from vision_families import FAMILIES, chat, disc
+
+from grpo_nb import models
+from grpo_nb.models import hub, template, vision
+from grpo_nb.models.dense import dense_lacks
+
+RED, BLUE = disc("red"), disc("blue")
+TWO_SIZES = [chat("Which color?", RED), chat("And this?", disc("blue", 84))]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def smolvlm():
+    with vision_families.smolvlm_loads():
+        yield
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    parent = tmp_path_factory.mktemp("vision")
+    return {name: vision_families.build(name, parent) for name in FAMILIES}
+
+
+@pytest.fixture
+def qwen(folders):
+    return folders["qwen2_5_vl"]
+
+
+def engine_for(folder):
+    return models.open_engine(str(folder), adapter=None, quantization="16bit")
+
+
+def test_the_processor_has_the_tokenizer_and_no_part_for_videos(qwen):
+    tokenizer = hub.load_tokenizer(str(qwen), {"greeting": "hi"})
+    processor = tokenizer.processor
+    assert processor.tokenizer is tokenizer
+    assert "video_processor" not in processor.to_dict()
+    assert processor.chat_template == tokenizer.chat_template
+    assert "greeting" in processor.chat_template
+
+
+def test_a_processor_is_saved_and_loaded_as_it_was(qwen, tmp_path):
+    processor = hub.load_tokenizer(str(qwen)).processor
+    (tmp_path / "config.json").write_bytes((qwen / "config.json").read_bytes())
+    processor.save_pretrained(tmp_path)
+    again = hub.load_tokenizer(str(tmp_path)).processor
+    assert type(again).__name__ == "Qwen2_5_VLProcessor"
+    assert again.image_processor.to_dict() == processor.image_processor.to_dict()
+
+
+def test_a_model_of_text_has_no_processor():
+    tokenizer = hub.load_tokenizer("data/tiny_base")
+    assert not hasattr(tokenizer, "processor")
+    with pytest.raises(ValueError, match=r"carry images, which .*tiny_base' does not read"):
+        template.count_tokens(tokenizer, [chat("Which color?", RED)])
+
+
+def test_tokens_of_images_are_counted(qwen):
+    """An image of 56 x 56 pixels is 4 tokens of 28 x 28, and one of 84 x 84 is 9."""
+    tokenizer = hub.load_tokenizer(str(qwen))
+    plain = [chat("Which color?"), chat("And this?")]
+    before = template.count_tokens(tokenizer, plain)
+    after = template.count_tokens(tokenizer, TWO_SIZES)
+    marks = 2  # <|vision_start|> and <|vision_end|>
+    assert [a - b - marks for a, b in zip(after, before, strict=True)] == [4, 9]
+    assert template.count_tokens(tokenizer, [*plain, *TWO_SIZES]) == before + after
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_question_cannot_forge_an_image(folders, name):
+    tokenizer = hub.load_tokenizer(str(folders[name]))
+    for token in vision.image_tokens(vision.read_config(str(folders[name]))):
+        text = tokenizer.decode([token])
+        for forged in (chat(f"{text} What?", RED), chat(f"{text} What?")):
+            with pytest.raises(ValueError, match="content of a turn holds"):
+                template.render(tokenizer, forged)
+
+
+def test_a_template_without_a_system_role_gets_the_system_prompt_before_the_image(qwen):
+    tokenizer = hub.load_tokenizer(str(qwen))
+    tokenizer.chat_template = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}"
+        + tokenizer.chat_template
+    )
+    text = template.render(tokenizer, chat("Which color?", RED))
+    assert text.index("Say it.") < text.index("<|image_pad|>") < text.index("Which color?")
+    check = template.check_template(tokenizer, chat("Which color?", RED))
+    assert "no system role" in check.evidence
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_completions_depend_on_the_image_and_not_on_the_batch(folders, name):
+    engine = engine_for(folders[name])
+    alone = [engine.generate([one], max_completion_length=8)[0][0] for one in TWO_SIZES]
+    pair = [group[0] for group in engine.generate(TWO_SIZES, max_completion_length=8)]
+    tokenizer = engine.tokenizer
+    inputs = [
+        template.with_completion(tokenizer, chat("Which color?", image), pair[0].ids)
+        for image in (RED, BLUE)
+    ]
+    with torch.no_grad():
+        logits = [engine.model(**each).logits[0, -1] for each in inputs]
+    assert (logits[0] - logits[1]).abs().max() > 1e-3
+    same = [a.ids[:2] == b.ids[:2] for a, b in zip(alone, pair, strict=True)]
+    assert all(same), "bf16 rounds the rest in another way"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_prompts_with_and_without_images_share_a_batch(folders, name):
+    engine = engine_for(folders[name])
+    mixed = [chat("Which color?"), chat("Which?", RED, BLUE), chat("Which color?", RED)]
+    groups = engine.generate(mixed, max_completion_length=4, temperature=1, num_generations=3)
+    assert [len(group) for group in groups] == [3, 3, 3]
+    assert all(sample.tokens for group in groups for sample in group)
+
+
+def test_a_token_of_an_image_is_never_sampled(qwen):
+    engine = engine_for(qwen)
+    tokens = vision.image_tokens(engine.model.config)
+    head = engine.model.lm_head.weight
+    with torch.no_grad():
+        head[tokens] = 50 * head[tokens]  # without it they would be nearly all that is sampled
+    sampling = {"temperature": 1.0, "num_generations": 16, "max_completion_length": 16}
+    [group] = engine.generate([chat("Which color?", RED)], **sampling)
+    assert not {token for sample in group for token in sample.ids} & set(tokens)
+    engine.model.generation_config.suppress_tokens = None
+    with pytest.raises((ValueError, IndexError)):
+        [group] = engine.generate([chat("Which color?", RED)], **sampling)
+        found = {token for sample in group for token in sample.ids} & set(tokens)
+        raise ValueError(found) if found else AssertionError
+
+
+def test_the_fast_engine_leaves_images_to_transformers(qwen):
+    engine = engine_for(qwen)
+    assert engine.name == "transformers"
+    assert dense_lacks(engine.model).startswith("a decoder of text")
+
+
+def test_an_adapter_is_on_the_language_part_or_also_on_the_tower(folders):
+    from peft.tuners.lora import LoraLayer
+
+    settings = {"policy.backend": "transformers"}
+    for tower in (False, True):
+        config = vision_families.settings_of(
+            folders["qwen2_5_vl"], **settings, **{"model.vision_tower": tower}
+        )
+        base = models.load_policy(config.model, 0, config.policy).model.get_base_model()
+        adapted = [name for name, m in base.named_modules() if isinstance(m, LoraLayer)]
+        assert any("language_model" in name for name in adapted)
+        assert any("visual" in name for name in adapted) == tower
+
+
+def test_an_impossible_tower_is_refused():
+    config = vision_families.settings_of("data/tiny_base", **{"model.vision_tower": True})
+    with pytest.raises(ValueError, match="has no part that reads images"):
+        models.load_policy(config.model, 0, config.policy)
+    driven = {"model.fast_inference": "vllm", "policy.backend": "unsloth"}
+    with pytest.raises(ValueError, match="vLLM takes no adapter on the part that reads images"):
+        vision_families.settings_of("data/tiny_base", **driven, **{"model.vision_tower": True})
+
+
+def test_unsloth_without_a_gpu_names_the_other_backend(qwen):
+    config = vision_families.settings_of(qwen, **{"policy.backend": "unsloth"})
+    with pytest.raises(ValueError, match=r"on a GPU only: set policy.backend = 'transformers'"):
+        models.load_policy(config.model, 0, config.policy)

@@ -1,0 +1,289 @@
+"""Random tiny models that read images, of current families, as transformers builds them.
+
+folder = vision_families.build("qwen2_5_vl", parent)    # in a second; nothing is downloaded
+rows = vision_families.rows(24)    # discs, one in each image, red or blue
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from bytewise import tokenizer_for
+from families import Outcome
+from PIL import Image, ImageDraw
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from grpo_nb import data, export, models, rewards, training
+from grpo_nb.runs import Run, Stage
+from grpo_nb.runs.config import RunConfig, resolve
+
+HIDDEN = 128
+TEXT = {
+    "vocab_size": 320,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 2 * HIDDEN,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+TOWER = {"hidden_size": 32, "intermediate_size": 64}
+QWEN_TOWER = {**TOWER, "depth": 2, "num_heads": 2, "out_hidden_size": HIDDEN}
+SIGLIP = {**TOWER, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 14}
+MROPE = {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10_000.0}
+
+
+@contextmanager
+def smolvlm_loads() -> Iterator[None]:
+    """Stand in for two packages that SmolVLM's processor asks for, and of which it needs nothing.
+
+    They are num2words, which writes the numbers of a video's frames, and torchvision: without it
+    transformers hides the class that reads images by PIL.
+    """
+    from transformers.models import smolvlm
+    from transformers.models.smolvlm import processing_smolvlm
+    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+    kind = SmolVLMImageProcessorPil
+    with (
+        patch.object(processing_smolvlm, "num2words", str),
+        patch.object(smolvlm, "SmolVLMImageProcessorPil", kind),
+    ):
+        yield
+
+
+def chat_template(image: str, before: str, after: str, answer: str = "assistant") -> str:
+    """A template that takes a turn's content as parts, as those of vision models do."""
+    role = f"{{{{ '{answer}' if m['role'] == 'assistant' else m['role'] }}}}"
+    return (
+        f"{{% for m in messages %}}{before}{role}\n{{% for part in m['content'] %}}"
+        f"{{% if part['type'] == 'image' %}}{image}{{% else %}}{{{{ part['text'] }}}}{{% endif %}}"
+        f"{{% endfor %}}{after}\n{{% endfor %}}"
+        f"{{% if add_generation_prompt %}}{before}{answer}\n{{% endif %}}"
+    )
+
+
+class Family(NamedTuple):
+    """A model type of transformers, its tokens, template, configuration and image processor."""
+
+    model_type: str
+    template: str
+    tokens: tuple[str, ...]  # the first ends a turn
+    named: Mapping[str, str]  # names of tokens that the processor looks up in the tokenizer
+    ids: Mapping[str, str]  # settings of the config that name a token
+    settings: Mapping[str, Any]
+    processor: Mapping[str, Any]
+    images: Mapping[str, Any]
+
+
+VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+QWEN = {
+    "template": chat_template(
+        "<|vision_start|><|image_pad|><|vision_end|>", "<|im_start|>", "<|im_end|>"
+    ),
+    "tokens": ("<|im_end|>", "<|im_start|>", *VISION_TOKENS),
+    "named": {},
+    "ids": {
+        f"{name}_token_id": token
+        for name, token in zip(
+            ("vision_start", "vision_end", "image", "video"), VISION_TOKENS, strict=True
+        )
+    },
+}
+QWEN_IMAGES = {"image_processor_type": "Qwen2VLImageProcessor", "merge_size": 2}
+FAMILIES = {
+    "qwen2_5_vl": Family(
+        "qwen2_5_vl",
+        **QWEN,
+        settings={
+            "text_config": TEXT | {"rope_parameters": MROPE},
+            "vision_config": QWEN_TOWER | {"fullatt_block_indexes": [1], "window_size": 56},
+        },
+        processor={"processor_class": "Qwen2_5_VLProcessor"},
+        images=QWEN_IMAGES | {"patch_size": 14, "min_pixels": 28**2, "max_pixels": 112**2},
+    ),
+    "qwen3_vl": Family(
+        "qwen3_vl",
+        **QWEN,
+        settings={
+            "text_config": TEXT
+            | {"head_dim": 32, "rope_parameters": MROPE | {"mrope_interleaved": True}},
+            "vision_config": QWEN_TOWER
+            | {"deepstack_visual_indexes": [0], "num_position_embeddings": 64},
+        },
+        processor={"processor_class": "Qwen3VLProcessor"},
+        images=QWEN_IMAGES
+        | {"patch_size": 16, "size": {"shortest_edge": 32**2, "longest_edge": 128**2}},
+    ),
+    "gemma3 with images": Family(
+        "gemma3",
+        "{{ bos_token }}"
+        + chat_template("<start_of_image>", "<start_of_turn>", "<end_of_turn>", "model"),
+        (
+            *("<end_of_turn>", "<start_of_turn>", "<start_of_image>", "<end_of_image>"),
+            "<image_soft_token>",
+        ),
+        {
+            "boi_token": "<start_of_image>",
+            "eoi_token": "<end_of_image>",
+            "image_token": "<image_soft_token>",
+        },
+        {
+            "boi_token_index": "<start_of_image>",
+            "eoi_token_index": "<end_of_image>",
+            "image_token_index": "<image_soft_token>",
+        },
+        {
+            "text_config": TEXT
+            | {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 64}
+            | {"layer_types": ["sliding_attention", "full_attention"]},
+            "vision_config": SIGLIP | {"image_size": 56},
+            "mm_tokens_per_image": 4,
+        },
+        {"processor_class": "Gemma3Processor", "image_seq_length": 4},
+        {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 56, "width": 56}},
+    ),
+    "smolvlm": Family(
+        "smolvlm",
+        chat_template("<image>", "<|im_start|>", "<end_of_utterance>"),
+        (
+            *("<end_of_utterance>", "<|im_start|>", "<image>", "<fake_token_around_image>"),
+            "<global-img>",
+        ),
+        {},
+        {"image_token_id": "<image>"},
+        {
+            "text_config": TEXT | {"model_type": "llama"},
+            "vision_config": SIGLIP | {"image_size": 56},
+            "scale_factor": 2,
+        },
+        {"processor_class": "SmolVLMProcessor", "image_seq_len": 4},
+        {
+            "image_processor_type": "SmolVLMImageProcessor",
+            "do_image_splitting": False,
+            **{"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 56}},
+        },
+    ),
+}
+
+
+def build(name: str, parent: Path) -> Path:
+    """Save a random model of the family, its tokenizer and its processor, into a new folder."""
+    family = FAMILIES[name]
+    end, *others = family.tokens
+    tokenizer = tokenizer_for(family.template, end, *others, model_max_length=512)
+    tokenizer._set_model_specific_special_tokens(dict(family.named))
+    number = tokenizer.convert_tokens_to_ids
+    ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id}
+    ids["pad"] = tokenizer.pad_token_id
+    ends = {f"{kind}_token_id": token for kind, token in ids.items()}
+    settings = dict(family.settings)
+    settings["text_config"] = settings["text_config"] | ends
+    named = {key: number(token) for key, token in family.ids.items()}
+    config = AutoConfig.for_model(family.model_type, **settings, **named, **ends)
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
+    if name == "gemma3 with images":  # zeros, as transformers makes it, would hide the images
+        model.model.multi_modal_projector.mm_input_projection_weight.data.normal_()
+    folder = parent / name.replace(" ", "_")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(family.images | family.processor))
+    (folder / "processor_config.json").write_text(json.dumps(family.processor))
+    return folder
+
+
+def disc(color: str, side: int = 56) -> Image.Image:
+    """Draw a disc of this color."""
+    image = Image.new("RGB", (side, side), "white")
+    ImageDraw.Draw(image).ellipse((8, 8, side - 8, side - 8), fill=color)
+    return image
+
+
+def chat(text: str, *images: Image.Image) -> list[dict[str, Any]]:
+    """Build a prompt with images in the form that the data room hands on."""
+    if not images:
+        return [{"role": "system", "content": "Say it."}, {"role": "user", "content": text}]
+    parts = [{"type": "image", "image": image} for image in images]
+    return [
+        {"role": "system", "content": "Say it."},
+        {"role": "user", "content": [*parts, {"type": "text", "text": text}]},
+    ]
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    """Return rows with an image each, of two sizes."""
+    result = []
+    for place in range(count):
+        color = ("red", "blue")[place % 2]
+        images = [disc(color, (56, 84)[place % 3 == 0])]
+        question = f"Color {place}?"
+        result.append(
+            {
+                "question": question,
+                "prompt": chat(question, *images),
+                "images": images,
+                "answer": color,
+            }
+        )
+    return result
+
+
+SETTINGS = {
+    **{"policy.backend": "transformers", "data.max_prompt_tokens": 400},
+    **{"train.max_steps": 2, "train.num_generations": 4, "train.per_device_train_batch_size": 8},
+    **{"train.max_completion_length": 8, "train.eval_steps": 0, "train.eval_prompts": 2},
+    **{"train.save_steps": 9, "train.learning_rate": 1e-2, "export.parity_prompts": 3},
+    **{"train.guard_steps": 0},  # these models are random, and hardly feel its noise
+}
+
+
+def settings_of(folder: Path | str, **more: Any) -> RunConfig:
+    return resolve("tiny-cpu", SETTINGS | {"model.model_path": str(folder)} | more)
+
+
+def spread(completions: list, images: list, **columns: Any) -> list[float]:
+    """A reward that differs within a group, and that needs the images."""
+    pairs = zip(completions, images, strict=True)
+    return [
+        (sum(map(ord, one[0]["content"])) + sum(some[0].getpixel((28, 28)) if some else ())) % 7 / 7
+        for one, some in pairs
+    ]
+
+
+def stage_of(name: str, config: RunConfig) -> Stage:
+    """Start stage 03 of a new run."""
+    run = Run(name.replace(" ", "-"))
+    run.write_config(config)
+    return Stage(run, "03", config)
+
+
+def trainer_of(folder: Path, name: str, mixed: bool = False, **more: Any) -> training.Trainer:
+    """Build the trainer of a run whose rows have images; `mixed`: every other row."""
+    config, chosen = settings_of(folder, **more), rewards.reward_set([(spread, 1.0)])
+    policy = models.load_policy(config.model, 0, config.policy)
+    stage = stage_of(name, config)
+    args = training.grpo_config(stage, policy, chosen)
+    train_rows = rows(24)
+    for row in train_rows[1::2] if mixed else ():
+        row |= {"prompt": chat(row["question"]), "images": []}
+    return training.Trainer(policy, chosen, args, train_rows, stage)
+
+
+def learn(name: str, folder: Path, **more: Any) -> Outcome:
+    """Preflight, two steps and the merge with its parity gate, as the notebooks do them."""
+    trainer = trainer_of(folder, name, **more)
+    checks = {check.name: check for check in trainer.preflight()}
+    trainer.train()
+    policy, run, config = trainer.policy, trainer.stage.run, trainer.stage.config
+    weights = [p for n, p in policy.model.named_parameters() if "lora_B.default" in n]
+    moved = sum(bool(weight.count_nonzero()) for weight in weights), len(weights)
+    policy.close()
+    with patch.object(data, "load", lambda *args, **kwargs: rows(8)):
+        _, checks["merge"] = export.merge(Stage(run, "04", config))
+    return Outcome(moved, checks, json.loads((run / "model/parity.json").read_text()))

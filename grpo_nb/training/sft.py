@@ -18,7 +18,7 @@ from grpo_nb.rewards.prompts import images_of
 from grpo_nb.runs import Stage
 from grpo_nb.training import ranks
 from grpo_nb.training.pass_rate import PASS, suffices
-from grpo_nb.training.trainer import kept_in_32_bit, with_images
+from grpo_nb.training.trainer import kept_in_32_bit, with_image_column
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -103,7 +103,7 @@ def train_on(
         trainer = SFTTrainer(
             policy.model,
             _sft_config(stage),
-            train_dataset=with_images(dataset, prompts),
+            train_dataset=with_image_column(dataset, prompts),
             processing_class=policy.processing_class,
             callbacks=[watch],
         )

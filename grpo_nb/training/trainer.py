@@ -436,10 +436,10 @@ def _dataset(rows: Sequence[Mapping[str, Any]], prompts: Sequence[list[Message]]
         for row, prompt in zip(rows, prompts, strict=True)
     ]
     # Rows may hold dicts and lists of any type, which Arrow would merge or refuse.
-    return with_images(Dataset.from_list(prepared, on_mixed_types="use_json"), prompts)
+    return with_image_column(Dataset.from_list(prepared, on_mixed_types="use_json"), prompts)
 
 
-def with_images(dataset: Dataset, prompts: Sequence[list[Message]]) -> Dataset:
+def with_image_column(dataset: Dataset, prompts: Sequence[list[Message]]) -> Dataset:
     """Add the images of the prompts, if there are any, as the column that TRL reads.
 
     Raises:

@@ -90,7 +90,7 @@ def row_to_ask(number: int, raw: Row | str, config: DataConfig) -> Row:
     If the reference answer cannot be used, the row has the reason under "fault".
 
     Raises:
-        Fault: It has no question that can be question.
+        Fault: It has no question that can be asked, or an image that cannot be used.
     """
     row: Row = {}
     try:

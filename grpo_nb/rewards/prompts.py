@@ -91,9 +91,9 @@ def as_text(prompt: Completion) -> Completion:
     ]
 
 
-def in_parts(prompt: list[Message]) -> list[Message]:
+def in_parts(prompt: Completion) -> Completion:
     """Return a prompt as TRL passes it to rewards: with an image, each content is a list."""
-    if all(isinstance(turn.get("content"), str) for turn in prompt):
+    if isinstance(prompt, str) or all(isinstance(turn.get("content"), str) for turn in prompt):
         return prompt
     return [
         {**turn, "content": [{"type": "text", "text": turn["content"]}]}

@@ -3,8 +3,8 @@
     report = data.prepare(run, config.data, config.seed, count_tokens)
     rows = data.load(run, "train")
 
-A million rows pass in batches; the JSON and a few hashes of each row stay in memory. Images wait in
-a temporary file; `load` decodes those of all rows that it returns.
+A million rows pass in batches; the JSON and a few hashes of each row stay in memory. Images are
+in a temporary file meanwhile; `load` decodes the images of all rows that it returns.
 """
 
 import json
@@ -180,7 +180,7 @@ def _split(
 
 
 def _by_image(order: list[int], images: np.ndarray) -> list[int]:
-    """Move rows with the same first image beside the first of them, so that a split parts few."""
+    """Move rows with the same first image next to each other, so that a split separates few."""
     first: dict[int, int] = {}
     ranks = [
         first.setdefault(images[place][0], rank) if images[place] else rank

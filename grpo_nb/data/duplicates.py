@@ -109,7 +109,7 @@ def _words(key: str) -> list[str]:
 def near(prints: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
     """Find the rows that nearly repeat a held-out row, or show an image of one.
 
-    Of rows with images only the images count: the question is often the same for all.
+    For rows with images only the images count, because all rows often ask the same question.
 
     Args:
         prints: Fingerprints of the rows.

@@ -12,7 +12,7 @@ class Fault(Exception):
     """Say why a row cannot be used."""
 
     def __init__(self, reason: str, column: str, value: str) -> None:
-        self.reason, self.row = reason, 0  # the number is set once it is known
+        self.reason, self.row = reason, 0  # the row's number is set later
         self.column, self.value = printable(column), printable(value)
 
     @property

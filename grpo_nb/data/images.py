@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Row = dict[str, Any]
-FORMATS = ("PNG", "JPEG", "WEBP")  # PIL reads many more, by code that is rarely used
-LONGEST = 200  # times its height may an image be wide, or the reverse, for processors
+FORMATS = ("PNG", "JPEG", "WEBP")  # PIL reads many more, with code that is rarely used
+LONGEST = 200  # the greatest ratio of an image's sides; processors refuse more
 SWAPPED, BLANK = "swapped", "blank"
 NO_IMAGE, OUTSIDE, UNREADABLE = "image missing", "image outside the data's folder", "image unfit"
 
@@ -30,7 +30,7 @@ def read_images(cell: Any, folder: Path | None, column: str, max_pixels: int) ->
 
     Args:
         cell: The cell of the image column.
-        folder: Paths lead to files below it; None for a dataset on the hub.
+        folder: The folder that paths start from; None for a dataset on the hub.
         column: The column's name.
         max_pixels: Larger images are scaled down to this number of pixels.
 
@@ -65,7 +65,7 @@ def _read(cell: Any, folder: Path | None, column: str, max_pixels: int) -> "Imag
 
 
 def _path(cell: str, folder: Path | None, column: str) -> Path:
-    """Return the file of a path; no other folder is looked into, nor by a link."""
+    """Return the file that a path names, which has to lie in the folder even if it is a link."""
     if folder is None:
         why = "is a path, and the dataset is on the hub: use a local copy of it"
         raise Fault(NO_IMAGE, column, f"{cell!r:.80} {why}")
@@ -82,10 +82,10 @@ def _path(cell: str, folder: Path | None, column: str) -> Path:
 
 
 def _in_one_form(image: "Image", max_pixels: int) -> "Image":
-    """Return an image upright, in RGB on white, with at most so many pixels.
+    """Return an image upright, in RGB on white, with at most `max_pixels` pixels.
 
     Raises:
-        ValueError: It has a depth or a shape that cannot be used.
+        ValueError: The image has a color depth or a shape that cannot be used.
     """
     from PIL import Image, ImageOps
 
@@ -120,13 +120,13 @@ def decode(file: bytes) -> "Image":
 
 
 def variants(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return the rows with the images of another row each, and with grey ones of the same size.
+    """Return the rows with swapped images, and with grey images of the same size.
 
-    Each row gets the images of the row so many places further on, as many as give most rows other
-    images and another answer.
+    To swap, each row gets the images of the row a fixed number of places further on. The number is
+    the one for which most rows get other images, from a row with another answer.
 
     Returns:
-        {SWAPPED: rows, BLANK: rows}; {} if there are no images, or no two rows to swap them.
+        {SWAPPED: rows, BLANK: rows}; {} if there are no images, or fewer than two rows.
     """
     if len(rows) < 2 or "images" not in rows[0]:
         return {}

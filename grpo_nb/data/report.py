@@ -57,10 +57,10 @@ def figures(tokens: Sequence[int], drops: Drops) -> dict[str, Any]:
 
 
 def image_figures(pixels: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Return how many images the rows have and their pixels; {} if there are none.
+    """Return how many images a row has, and how many pixels an image; {} if there are none.
 
     Args:
-        pixels: The pixels of each image, [rows][images].
+        pixels: The number of pixels of each image, [rows][images].
     """
     sizes = [size for row in pixels for size in row]
     if not sizes:

@@ -290,7 +290,7 @@ def _read_hub(name: str, config: DataConfig) -> Iterator[Row]:
 
 
 def _with_images(features: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the columns of images, with the kind that leaves their files as they are."""
+    """Yield each column of images, with the feature type that does not decode its files."""
     import datasets
 
     files = datasets.Image(decode=False)

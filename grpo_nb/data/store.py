@@ -2,7 +2,7 @@
 
 The columns for the rewards are stored as JSON. So a scalar, list or dict is read as it was written,
 even if its type differs between rows, which Arrow's own columns do not allow. Images are stored as
-PNG files, in a column of their own; their prompts are stored without them.
+PNG files in a column of their own, and prompts without their images.
 """
 
 import json
@@ -25,7 +25,7 @@ _COLUMNS |= {"prompt_tokens": pa.int32()}
 
 
 def to_json(row: Row, spool: IO[bytes]) -> str:
-    """Return a row as JSON; its images go to the spool, and the row holds their places there."""
+    """Return a row as JSON; write its images to the spool, and their places into the JSON."""
     if "images" in row:
         places = []
         for file in map(encode, row["images"]):

@@ -7,8 +7,8 @@ may be a chat (a list of {"role", "content"}), whose turns are not changed. It m
 - `choices`: listed below the question as A, B, C…; the answer becomes a letter;
 - `context` (a text) and `sources` (a list): put above the question, sources numbered [1], [2]…;
 - `tests`: passed on to code rewards;
-- images (`data.image_column`): the prepared row then has them, as a list of PIL's under "images",
-  and the last turn of its prompt is a list of parts: the images, then the text.
+- images (`data.image_column`): the prepared row has a list of PIL images under "images", and the
+  content of the last turn of its prompt is a list of parts: the images, then the text.
 """
 
 import re

@@ -19,7 +19,7 @@ class Weights(NamedTuple):
     experts: Stacked weights of experts, one tensor for all of them.
     vision: Linear layers that read images, which are trained on request.
     others: Linear layers that are never trained: routers, and mamba's `out_proj`, whose fused
-        kernel reads the weight past an adapter (peft refuses it, too).
+        kernel bypasses an adapter (peft refuses it, too).
     """
 
     layers: list[str]
@@ -58,7 +58,7 @@ def lora_arguments(config: ModelConfig, model: "PreTrainedModel") -> dict[str, A
 
     Raises:
         ValueError: `model.lora_targets` names a layer that the model does not have, or
-            `model.vision_tower` is set for a model of text.
+            `model.vision_tower` is set for a text-only model.
     """
     layers, experts, vision, others = trainable_weights(model)
     if config.lora_targets != "all-linear":
@@ -73,7 +73,7 @@ def lora_arguments(config: ModelConfig, model: "PreTrainedModel") -> dict[str, A
         raise ValueError(f"model.vision_tower = true: {why}; leave the setting out")
     (layers if config.vision_tower else others).extend(vision)
     leaves = {leaf(name) for name in layers}
-    # A leaf names all modules that end in it; a tower has some that are no linear layers.
+    # A leaf matches all modules whose names end in it; some of a tower's are no linear layers.
     ambiguous = config.vision_tower or leaves & {leaf(name) for name in others}
     return {
         "r": config.lora_rank,

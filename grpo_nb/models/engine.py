@@ -116,7 +116,7 @@ class Engine(ABC):
         Args:
             ids: Token ids, [prompts][tokens].
             sampling: The arguments of `generate`.
-            chats: The prompts that were encoded, if they carry images.
+            chats: The prompts that the token ids encode; needed if they carry images.
         """
 
 

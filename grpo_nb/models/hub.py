@@ -77,7 +77,7 @@ def load_tokenizer(
 ) -> "PreTrainedTokenizerBase":
     """Load a tokenizer that pads on the left.
 
-    That of a vision-language model has the model's processor as its attribute `processor`.
+    The tokenizer of a vision-language model has an attribute `processor`, the model's processor.
 
     Args:
         model_path: Folder or hub name.

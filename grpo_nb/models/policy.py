@@ -56,7 +56,7 @@ class Policy(NamedTuple):
 
     @property
     def processing_class(self) -> "PreTrainedTokenizerBase | ProcessorMixin":
-        """Return what TRL reads prompts with: the processor of a model that reads images."""
+        """Return what TRL encodes prompts with: the tokenizer, or the processor if there is one."""
         return getattr(self.tokenizer, "processor", self.tokenizer)
 
     @property
@@ -218,7 +218,7 @@ def _load_unsloth(
         return model
     model = unpacked(model)
     arguments = lora_arguments(config, model)
-    if vision and not config.vision_tower:  # it takes last parts of names, and looks for them there
+    if vision and not config.vision_tower:  # Unsloth looks for leaves, in the decoder
         leaves = {leaf(name) for name in arguments["target_modules"]}
         arguments |= {"target_modules": sorted(leaves), "finetune_vision_layers": False}
     return fast_model.get_peft_model(
@@ -233,14 +233,14 @@ def _reads_images(config: ModelConfig) -> bool:
     """Return whether Unsloth loads the model with `FastVisionModel`, which needs a GPU.
 
     Raises:
-        ValueError: There is no GPU, and without one Unsloth loads only a part of the model.
+        ValueError: There is no GPU, and without a GPU Unsloth would load only a part of the model.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as TEXT
 
-    about = read_config(find_model(config.model_path))
-    if not has_vision(about) or cuda_available():
-        return has_vision(about)
-    if TEXT.get(type(about), None) is not auto_class(about)._model_mapping[type(about)]:
+    base = read_config(find_model(config.model_path))
+    if not has_vision(base) or cuda_available():
+        return has_vision(base)
+    if TEXT.get(type(base), None) is not auto_class(base)._model_mapping[type(base)]:
         why = f"Unsloth loads the vision-language model {config.model_path} on a GPU only"
         raise ValueError(f"{why}: set policy.backend = 'transformers'")
     return False

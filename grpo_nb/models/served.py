@@ -49,7 +49,7 @@ class ServedEngine(Engine):
     def generate(self, prompts: Sequence[list[Message]], **sampling: Any) -> list[list[Sample]]:
         """Return completions of each prompt, [prompts][num_generations]."""
         if any(map(images_of, prompts)):
-            raise ValueError(f"{self.address} is asked in text alone: name a model to load instead")
+            raise ValueError(f"{self.address} is sent text only: name a model to load instead")
         options, samples = Sampling(**sampling), []
         numbers = range(options.num_generations)
         requests = [(prompt, options.seed + number) for prompt in prompts for number in numbers]

@@ -46,7 +46,7 @@ def fold_system(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> 
 
 
 def _parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a turn's content as the templates of vision-language models take it."""
+    """Return a turn's content as a list of parts, which vision-language templates expect."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
@@ -100,7 +100,7 @@ def _apply(
     tools: Tools = (),
     add_generation_prompt: bool = True,
 ) -> str:
-    """Render turns; with a processor, as TRL does, with contents that are lists of parts."""
+    """Render turns; if there is a processor, turn contents into lists of parts, as TRL does."""
     from jinja2 import TemplateError
 
     if hasattr(tokenizer, "processor"):
@@ -123,7 +123,7 @@ def _reserved_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern:
     empty_turn = _apply(tokenizer, [{"role": "user", "content": ""}])
     added = tokenizer.added_tokens_decoder.values()
     texts = [token.content for token in added if token.special or token.content in empty_turn]
-    if hasattr(tokenizer, "processor"):  # it would put an image in place of this one
+    if hasattr(tokenizer, "processor"):  # which the processor replaces by an image
         texts.append(tokenizer.processor.image_token)
     return re.compile("|".join(map(re.escape, texts)) or "(?!)")
 
@@ -136,7 +136,7 @@ def encode(
     Raises:
         ValueError: `render` refuses a prompt.
     """
-    if any(map(images_of, prompts)):  # one by one, as the images of all may not fit the memory
+    if any(map(images_of, prompts)):  # one by one: all images at once may not fit into memory
         return [image_inputs(tokenizer, [one], tools)["input_ids"][0].tolist() for one in prompts]
     if not prompts:
         return []
@@ -151,16 +151,16 @@ def image_inputs(
     tools: Tools = (),
     room: int = 0,
 ) -> "dict[str, Tensor]":
-    """Return what a vision-language model takes for these prompts, padded on the left.
+    """Return the inputs of a vision-language model for these prompts, padded on the left.
 
     Args:
         tokenizer: The policy's tokenizer.
         prompts: Chats, some of which carry images.
         tools: JSON schemas of the tools that the model may call.
-        room: How many further tokens the kinds of tokens are to cover, those of a completion.
+        room: The number of tokens of a completion that will follow; token type ids cover them.
 
     Returns:
-        input_ids and attention_mask, [prompts, tokens], and what the processor makes of the images.
+        input_ids and attention_mask, [prompts, tokens], and the processor's tensors of the images.
 
     Raises:
         ValueError: `render` refuses a prompt, or the model reads no images.
@@ -169,7 +169,7 @@ def image_inputs(
 
     if not hasattr(tokenizer, "processor"):
         why = f"the prompts carry images, which {tokenizer.name_or_path!r} does not read"
-        raise ValueError(f"{why}: take a vision-language model, with its processor's files")
+        raise ValueError(f"{why}: choose a vision-language model, with its processor's files")
     images = list(map(images_of, prompts))
     inputs = tokenizer.processor(
         images=images if any(images) else None,
@@ -187,7 +187,7 @@ def image_inputs(
 def with_completion(
     tokenizer: "PreTrainedTokenizerBase", prompt: list[Message], completion: Sequence[int]
 ) -> "dict[str, Tensor]":
-    """Return what a model takes for a prompt, with its images, and the tokens of a completion."""
+    """Return a model's inputs for a prompt with its images, followed by a completion's tokens."""
     import torch
 
     [before] = encode(tokenizer, [prompt])

@@ -1,4 +1,4 @@
-"""Load what a vision-language model needs beside its weights: the processor that reads images."""
+"""Recognise vision-language models, and load the processor that prepares their images."""
 
 import re
 import shutil
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
-# The files of a processor. Those of a merged model are the base's own.
+# The files of a processor. A merged model has those of its base.
 FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
-# Settings of a config that name a token around an image, or one that stands for a part of it.
+# Settings that name the token before or after an image, or a token that stands for a part of it.
 IMAGE_TOKEN = re.compile(r"(image|video|audio|vision|bo[ia]|eo[ia])(_\w+)?_token_(id|index)")
 
 
@@ -39,9 +39,10 @@ def auto_class(config: "PretrainedConfig") -> Any:
 
 
 def image_tokens(config: "PretrainedConfig") -> list[int]:
-    """Return the tokens that stand for images; [] for a model of text.
+    """Return the tokens that stand for images; [] for a text-only model.
 
-    A model that writes one claims an image that is not there, and its next forward pass fails.
+    If a completion contains one, the image that it stands for is missing, and the next forward pass
+    fails.
     """
     if not has_vision(config):
         return []
@@ -50,9 +51,9 @@ def image_tokens(config: "PretrainedConfig") -> list[int]:
 
 
 def load_processor(path: str, tokenizer: "PreTrainedTokenizerBase") -> "ProcessorMixin | None":
-    """Load the processor of a vision-language model around its tokenizer; None if it has none.
+    """Load a model's processor, which then contains this tokenizer; None if there is none.
 
-    transformers' own loader also loads the part for videos, which needs torchvision, and which is
+    transformers' own loader also loads the part for videos, which needs torchvision. That part is
     left out here.
     """
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
@@ -63,7 +64,7 @@ def load_processor(path: str, tokenizer: "PreTrainedTokenizerBase") -> "Processo
         return None
     kind = PROCESSOR_MAPPING[type(config)]
     parts = [part for part in kind.get_attributes() if part != "video_processor"]
-    # The name is stored in the files of a checkpoint, so it stays. SmolVLM's chats read two values.
+    # The class keeps its name, which checkpoints store. SmolVLM's chat template reads two values.
     no_videos = SimpleNamespace(num_frames=None, fps=None)
     changes = {"get_attributes": classmethod(lambda cls: parts), "video_processor": no_videos}
     images_only = type(kind.__name__, (kind,), changes)

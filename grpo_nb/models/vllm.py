@@ -83,7 +83,7 @@ def lora_rank(adapter: Path) -> int:
 
 
 def without(tokens: Sequence[int]) -> dict[int, float] | None:
-    """Return the bias of vLLM with which these tokens are never sampled."""
+    """Return the logit bias with which vLLM never samples these tokens; None without tokens."""
     return dict.fromkeys(tokens, -100.0) or None
 
 
@@ -111,7 +111,7 @@ class VllmEngine(Engine):
 
         n, prompts = sampling.num_generations, [{"prompt_token_ids": list(one)} for one in ids]
         for prompt, chat in zip(prompts, chats, strict=False):
-            if images := images_of(chat):  # vLLM itself puts an image's tokens in place of its mark
+            if images := images_of(chat):  # vLLM itself replaces an image's mark by its tokens
                 text = render(self.tokenizer, chat)
                 tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]
                 prompt |= {"prompt_token_ids": tokens, "multi_modal_data": {"image": images}}

@@ -21,8 +21,8 @@ from grpo_nb.runs import Run, Stage, config, start_stage
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.training import ranks
 
-# A process that lost another one waits this long before it records its error. The launcher looks
-# every 0.1 s and rounds times to seconds; it names the earliest error as the cause.
+# A process that lost another one waits this long before it records its error. The launcher names
+# the earliest error as the cause; it checks every 0.1 s and rounds times to seconds.
 SECONDS_TO_BE_ENDED = 3
 
 

@@ -43,7 +43,7 @@ class Baseline(NamedTuple):
 
     rows: Dataset rows, [prompts].
     samples_P_G: Samples, [prompts][group].
-    unseen: Of rows with images also the samples with swapped and with blank ones, by way.
+    unseen: Samples with swapped and with blank images, {way: samples}; {} without images.
     """
 
     rows: list[Row]
@@ -85,7 +85,7 @@ def sample(
             an SFT warm-up; None loads the model.
         progress: Called with the number of completions done, their total, and a note.
         warmed: Whether to answer with the weights after the SFT warm-up, if there was one.
-        unseen: Whether to answer rows with images also with the images swapped, and blank.
+        unseen: Whether to answer rows with images also with swapped and with blank images.
     """
     others, count = variants(rows) if unseen else {}, len(rows)
     folder = warm_folder(run, config) if warmed else None
@@ -166,7 +166,7 @@ def pass_at_k(passed_P_G: np.ndarray, k: int) -> np.ndarray:
 def pass_rates(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
     """Return one line per prompt: question, pass_rate, keep (if the rate is neither 0 nor 1).
 
-    Questions are those of `question_key`.
+    The column question has the result of `question_key`.
     """
     rates = passed(table, preset).reshape(len(baseline.rows), -1).mean(axis=1)
     frame = pd.DataFrame({"question": [question_key(row) for row in baseline.rows]})

@@ -44,7 +44,7 @@ def record(test: RewardTest, findings: Sequence[Check]) -> dict[str, Any]:
     some_rows, texts = baseline.repeated_rows[some], [s.completion for s in baseline.samples[some]]
     texts += [bench.preset.reference(row) for row in some_rows]
     places = [place for place, group in enumerate(baseline.samples_P_G) for _ in group][some]
-    # The rows of the baseline are the first ones to train on. JSON has no images.
+    # JSON has no images, so places stand for rows: the baseline's are the first training rows.
     records = places * 2 if "images" in rows[0] else _plain(some_rows * 2)
     results = {"rows": records, "completions": _plain(texts), "scores": {}}
     arguments = bench.arguments(_rows(results, rows), results["completions"])
@@ -68,7 +68,7 @@ def difference(bench: Bench, results: dict[str, Any], run: Run) -> str:
     Args:
         bench: The rewards, as they are now.
         results: What `record` returned.
-        run: The run, whose rows have the images.
+        run: The run, whose data have the images of the rows.
     """
     try:
         with redirect_stdout(Muted()):  # rewards may print

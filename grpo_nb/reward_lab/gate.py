@@ -33,7 +33,7 @@ class Verdict(NamedTuple):
     """Hold the result of stage 02 for a reward set.
 
     checks: "rewards" first, then the findings of linter, references and attacks, and the tests of
-        a judge; then "base model", "completion length" and, of images, whether they are needed.
+        a judge; then "base model", "completion length" and, with images, whether they are needed.
     probes: What the attacks earned, as `probe` returns it; None if the rewards cannot be called.
     baseline: Figures of the baseline rollouts.
     signal: The `signal_table`, one line per reward.

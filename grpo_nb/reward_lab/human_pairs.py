@@ -1,7 +1,7 @@
-"""Human pairs: a person says which of two completions is better; does a judge say the same?
+"""Compare a judge with a person, who says which of two completions is better.
 
-The Reward Lab asks. rewards/human_pairs.jsonl of a run holds one answer a line, written at the
-click. An answer belongs to the two texts: it counts wherever the baseline has both, for any judge.
+The Reward Lab asks the person. Each click appends one line to the run's rewards/human_pairs.jsonl.
+An answer belongs to the two texts: it counts for any judge, and any baseline that has both texts.
 
     {"question": "2 + 3?", "left": "It is 5.", "right": "It is 6.", "better": "left"}
 """
@@ -20,14 +20,14 @@ from grpo_nb.runs.files import append_line, read_lines
 FILE = "rewards/human_pairs.jsonl"
 PAIRS = 40  # shown at most
 ENOUGH = 20  # answers that allow a verdict
-SEED = 0  # of the choice of pairs, and of left and right
+SEED = 0  # for the choice of pairs, and of the left completion
 
 
 class Pair(NamedTuple):
     """Hold two completions of a prompt.
 
-    better: "left", "right" or "equal", as a person says; "" without an answer.
-    difference: The judge's score of the left one, less that of the right one.
+    better: The person's answer: "left", "right" or "equal"; "" if there is none yet.
+    difference: The judge's score of the left completion, less that of the right one.
     """
 
     question: str
@@ -44,10 +44,10 @@ class Pair(NamedTuple):
 
 
 def pairs(run: Run, judge: LLMJudge, table: pd.DataFrame) -> list[Pair]:
-    """Return the pairs with an answer, then others that the judge scores differently.
+    """Return the pairs with an answer, then pairs whose two scores by the judge differ.
 
-    Prompts take turns. Which pair of a prompt is next, and which completion is left, depends on the
-    texts alone.
+    Prompts take turns. Which pair of a prompt comes next, and which completion is on the left,
+    depends on the texts alone.
 
     Args:
         run: The run with the answers.

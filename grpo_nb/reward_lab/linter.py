@@ -148,11 +148,11 @@ def _stability(func: Callable, few: dict[str, Any]) -> Iterator[Finding]:
 def _images(
     func: Callable, bench: Bench, rows: Sequence[Row], references: Sequence[str]
 ) -> Iterator[Finding]:
-    """Check that other images change what a reward pays for references if it reads them."""
-    if not (shows := variants(rows)):
+    """Report rewards that ignore their `images`, or read images without that parameter."""
+    if not (versions := variants(rows)):
         return
     before, counts = numbers(explain(func, bench.arguments(rows, references))), {}
-    for way, others in shows.items():
+    for way, others in versions.items():
         counts[way] = _changed(before, numbers(explain(func, bench.arguments(others, references))))
     reads, equal = "images" in columns_read(func), [way for way in counts if not counts[way]]
     if reads and equal:

@@ -1,7 +1,7 @@
-"""Measure whether the base needs the images: it answers with other images and with grey ones, too.
+"""Measure whether the base needs the images, by its answers with swapped and with grey images.
 
-A model that answers without looking is right as often with another row's image. It then learns
-from GRPO to guess, however high its reward.
+A model that answers without looking is right just as often with another row's image. From GRPO it
+then learns to guess, however high its reward is.
 """
 
 from typing import Any
@@ -18,10 +18,10 @@ WITHOUT = "answers without looking"  # the name of the check, if it warns
 
 
 def figures(bench: Bench, baseline: Baseline) -> dict[str, Any]:
-    """Return pass@1 with swapped and with blank images, each with its 95 % interval.
+    """Return pass@1 with right, swapped and blank images, each with its 95 % interval.
 
-    The completions are scored with the row's own images and reference answer. What is right of
-    them was right without looking.
+    All completions are scored with the row's own images and reference answer. If one is right with
+    swapped or blank images, it was right without looking.
 
     Args:
         bench: The rewards; the first one decides what is correct.
@@ -37,7 +37,7 @@ def figures(bench: Bench, baseline: Baseline) -> dict[str, Any]:
         for way, groups in {"right images": baseline.samples_P_G, **baseline.unseen}.items()
     }
     right, swapped, blank = rates.values()
-    # The better of the two guesses, of all prompts together: it is what looking has to beat.
+    # Looking has to beat the better of the two guesses, by its mean over all prompts.
     rates[NEEDED] = right - (swapped if swapped.mean() >= blank.mean() else blank)
     values = np.stack(list(rates.values()), axis=1)
     ends = np.array([[0, 0, 0, -0.5], [1, 1, 1, 0.5]])
@@ -55,7 +55,7 @@ def _rates(bench: Bench, baseline: Baseline) -> np.ndarray:
 
 
 def checks(lines: dict[str, Any]) -> list[Check]:
-    """Warn if pass@1 is no higher with the right images than without them, within its interval."""
+    """Warn if the interval of the pass@1 that needs the images reaches down to 0."""
     if not lines:
         return []
     parts = []

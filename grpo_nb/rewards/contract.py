@@ -178,8 +178,8 @@ class reward:
     """Lift `def score(response, <columns>, *, <options>)` to TRL's batch contract.
 
     The scorer's first parameter is the completion's text; `prompt`, `completion_ids` and
-    `trainer_state` are TRL's, but the contents of `prompt` are texts, also in a task with images,
-    which are under `images`; any other is a column of the dataset, optional if it has a
+    `trainer_state` are TRL's. Contents of `prompt` are always texts; in a task with images,
+    `images` has the images. Any other parameter is a column of the dataset, optional if it has a
     default. Keyword-only parameters are options, for `configured`. It returns a float,
     None, or `Scored(score, reason)`.
 

@@ -61,7 +61,7 @@ class GroupJudge(LLMJudge):
         return copy
 
     def newcomer(self, **fields: Any) -> "GroupJudge":
-        """Return the same judge without its verdicts, on the same budget."""
+        """Return the judge with these fields changed, without its cache, on the same budget."""
         return self.changed(cache=False, **fields)
 
     @property

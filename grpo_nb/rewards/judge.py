@@ -23,9 +23,9 @@ class LLMJudge:
     It quotes the question, the completion and, if the dataset has one, the column `answer`. The
     openai client repeats a request after 429, 5xx, a broken connection or a time-out. If the API
     keeps failing, or its reply has no verdict, the completion scores None and counts in the metric
-    `<name>/failures`; a wrong key, model or address raises. If a step of a training has too many
-    None, a RuntimeError ends the training, which keeps its last step. Verdicts are cached. A pickle
-    contains neither a connection nor the key.
+    `<name>/failures`; a wrong key, model or address raises. If too many scores of a training
+    step are None, a RuntimeError ends the training; its steps until then are kept.
+    Verdicts are cached. A pickle contains neither a connection nor the key.
     """
 
     model: str  # name of the judging model
@@ -36,7 +36,7 @@ class LLMJudge:
     timeout_seconds: float = 30.0  # for one request
     retries: int = 4
     concurrency: int = 8  # requests at a time
-    max_none_share: float = 0.25  # of a training step without a score; beyond it, the training ends
+    max_none_share: float = 0.25  # of a step's completions; the training ends if more have no score
     options: dict[str, Any] = field(default_factory=dict)  # of the request: {"max_tokens": 200}
     columns: ClassVar[tuple[str, ...]] = ()
     range: ClassVar[tuple[float, float]] = (0.0, 1.0)
@@ -65,12 +65,12 @@ class LLMJudge:
         if trains and failures > self.max_none_share * len(scores):
             raise RuntimeError(
                 f"the judge {self.name} gave no score for {failures} of {len(scores)} completions: "
-                f"see that {self.base_url} answers, or raise max_none_share"
+                f"make sure that {self.base_url} answers, or raise max_none_share"
             )
         return scores
 
     def newcomer(self, **fields: Any) -> "LLMJudge":
-        """Return the same judge without its verdicts, or with other fields."""
+        """Return the judge with these fields changed, and without its cached verdicts."""
         return replace(self, **fields)
 
     def keys(self, prompts: Sequence, completions: Sequence, columns: dict[str, Any]) -> list[Any]:

@@ -62,7 +62,7 @@ def completion_text(completion: Completion) -> str:
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """Return the text of a message; parts that are not text are passed over."""
+    """Return the text of a message; parts that are not text are left out."""
     content = message.get("content")
     if content is None or isinstance(content, str):
         return content or ""
@@ -92,7 +92,7 @@ def as_text(prompt: Completion) -> Completion:
 
 
 def in_parts(prompt: Completion) -> Completion:
-    """Return a prompt as TRL passes it to rewards: with an image, each content is a list."""
+    """Return a prompt as TRL passes it to rewards: if it has images, each content is a list."""
     if isinstance(prompt, str) or all(isinstance(turn.get("content"), str) for turn in prompt):
         return prompt
     return [
@@ -109,12 +109,12 @@ def digest(image: "Image") -> str:
 
 
 def json_key(value: Any) -> str:
-    """Stand for a value that JSON lacks; an image is its digest. For `json.dumps(default=…)`."""
+    """Represent a value that JSON lacks, an image by its digest, for `json.dumps(default=…)`."""
     return digest(value) if hasattr(value, "getpixel") else str(value)
 
 
 def question_key(row: Mapping[str, Any]) -> str:
-    """Return the question, and if the row has images their digests, which make it another one."""
+    """Return what identifies a question: its text, and the digests of its images if it has any."""
     return "\n".join([row["question"], *map(digest, row.get("images", ()))])
 
 

@@ -91,7 +91,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def append_line(path: Path, content: dict[str, Any]) -> None:
-    """Append one JSON line, on a new line even after half a line; a NaN becomes null."""
+    """Append one JSON line, separate even from an incomplete last line; NaN becomes null."""
     finite = {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in content.items()
@@ -105,7 +105,7 @@ def append_line(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read every whole line; a killed process may have left half a line anywhere."""
+    """Read every whole line; a process that was killed may have left incomplete lines."""
     contents = []
     for line in path.read_bytes().splitlines() if path.is_file() else []:
         with suppress(ValueError):

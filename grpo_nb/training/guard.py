@@ -163,11 +163,11 @@ class Guard:
 
 
 class Samples(NamedTuple):
-    """Hold completions and what they were sampled from.
+    """Hold completions, and the prompts that they were sampled from.
 
     prompts: Token ids, [completions][tokens].
     completions: Token ids, [completions][tokens].
-    chats: The prompts with their images, [completions]; needed if there are images.
+    chats: The prompts as chats, [completions]; needed if they carry images.
     """
 
     prompts: Sequence[list[int]]

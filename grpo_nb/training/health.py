@@ -26,7 +26,7 @@ JUDGE_RATES = read_json(Path(__file__).with_name("judge_rates.json"))
 PAGE = "docs/troubleshooting.md"
 # Between vLLM's log-probabilities and the policy's [nats a token]; TRL's name for it.
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
-HABITS = ("length", "markup", "style")  # what a judge's scores may go with (`judges.habits`)
+HABITS = ("length", "markup", "style")  # what a judge's scores may correlate with (`judges.habits`)
 # Held-out figures whose fall, while the reward does not fall, is a hack. The second does not depend
 # on the rewards: a judge that gives in to pleas pays for other answers than the reference.
 EXACT = "fewer answers are the reference"  # or they are right in other words: a reader decides
@@ -257,7 +257,7 @@ def _episodes(w: Watch) -> Iterator[tuple[str, str, str]]:
 
 
 def _judges(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield what is wrong with judges; the metrics of `judges` are missing for other rewards."""
+    """Yield what is wrong with judges; other rewards lack the metrics that this reads."""
     start = len(w.lines) - w.limits.window
     for name in w.expected.rewards:
         if (change := max(w.last(f"{name}/drift"), default=0)) > w.limits.judge_drift:

@@ -1,4 +1,4 @@
-"""Watch a judge while it pays: what its scores go with, and whether it still scores as it did."""
+"""Watch a judge during training: what its scores correlate with, and whether they drift."""
 
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -13,11 +13,11 @@ from grpo_nb.rewards.judge import question
 if TYPE_CHECKING:
     from grpo_nb.training.trainer import Trainer
 
-DRIFT_STEPS = 10  # after each of these, the judge is asked about the first step again
-DRIFT_GROUPS = 4  # of that step
+DRIFT_STEPS = 10  # from one question about the completions of step 1 to the next
+DRIFT_GROUPS = 4  # of step 1, which the judge scores again
 MARKUP = r"[#*_`|<>\[\]]"
-TINY = 1e-6  # spread that is rounding
-REASONS = 200  # the latest ones, whose words are the judge's own style
+TINY = 1e-6  # a smaller spread is a rounding error
+REASONS = 200  # at most, the latest; their words are the judge's style
 
 
 def figures(trainer: "Trainer", step: int, completions: list[dict[str, Any]]) -> dict[str, float]:
@@ -32,7 +32,7 @@ def figures(trainer: "Trainer", step: int, completions: list[dict[str, Any]]) ->
     first = trainer.folder / "completions/completions_00001.parquet"
     for judge in judges(trainer.rewards):
         others = [name for name in trainer.rewards.names if name != judge.name]
-        with suppress(RuntimeError, ValueError):  # of the judge, which the next step will raise
+        with suppress(RuntimeError, ValueError):  # the next step raises what is wrong
             metrics |= habits(judge, others, pd.DataFrame(completions))
             if step % DRIFT_STEPS == 0 and first.is_file():
                 metrics[f"{judge.name}/drift"] = drift(judge, trainer, pd.read_parquet(first))
@@ -40,9 +40,9 @@ def figures(trainer: "Trainer", step: int, completions: list[dict[str, Any]]) ->
 
 
 def habits(judge: LLMJudge, others: list[str], table: pd.DataFrame) -> dict[str, float]:
-    """Measure how scores go with length, markup and the judge's own words, within the groups.
+    """Measure how scores correlate with length, markup and the judge's own words, in groups.
 
-    What the other rewards explain of a habit is left out: right answers may well be longer.
+    What the other rewards explain is removed first, as right answers may well be longer.
 
     Args:
         judge: The judge; an `LLMJudge` keeps no reasons, so its style is unknown.
@@ -68,9 +68,9 @@ def habits(judge: LLMJudge, others: list[str], table: pd.DataFrame) -> dict[str,
 
 
 def drift(judge: LLMJudge, trainer: "Trainer", table: pd.DataFrame) -> float:
-    """Return how far the scores of old completions are from those at that time, on average.
+    """Return the mean change of the judge's scores of completions that it scored before.
 
-    The judge is asked without cache and without retries. It is NaN if it does not answer.
+    The judge is asked without cache and without retries. The result is NaN if it does not answer.
 
     Args:
         judge: The judge.

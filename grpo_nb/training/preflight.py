@@ -308,7 +308,7 @@ def _timed(work: Any, *arguments: Any) -> float:
 
 
 def images_for(trainer: "Trainer", prompts: Sequence[list[dict]], room: int) -> dict[str, Any]:
-    """Return what TRL hands to the model for the images of prompts that a completion follows.
+    """Return the arguments by which TRL hands the images of prompts to the model.
 
     Args:
         trainer: The trainer.
@@ -334,7 +334,7 @@ def _update(trainer: "Trainer", prompt: list[dict]) -> None:
     ids = torch.tensor([prompt_ids] * rows, device=device)
     ones = torch.ones(rows, length, device=device)
     random_ids = torch.randint(vocabulary, (rows, length), device=device)
-    for token in image_tokens(trainer.model.config):  # no image belongs to them
+    for token in image_tokens(trainer.model.config):  # it would need an image
         random_ids[random_ids == token] = tokenizer.eos_token_id
     inputs = {
         "prompt_ids": ids,

@@ -115,7 +115,7 @@ def train_on(
 def _texts(tokenizer: "PreTrainedTokenizerBase", row: dict) -> dict[str, str]:
     """Return a rendered prompt, and its completion up to the stop token.
 
-    TRL puts the tokens of images into such a prompt for each micro-batch.
+    For each micro-batch TRL inserts the tokens of the images into the prompt.
     """
     completion = row["completion"][0]["content"] + tokenizer.eos_token
     return {"prompt": render(tokenizer, row["prompt"]), "completion": completion}

@@ -429,7 +429,7 @@ def _factory(
 
 
 def _dataset(rows: Sequence[Mapping[str, Any]], prompts: Sequence[list[Message]]) -> Dataset:
-    """Return the rows as TRL takes them: it renders the prompts, and puts the images into them."""
+    """Return the rows as TRL expects them: prompts without pixels, and a column of images."""
     prepared = [
         {name: value for name, value in row.items() if name != "images"}
         | {"prompt": [_without_pixels(turn) for turn in prompt]}
@@ -458,7 +458,7 @@ def with_image_column(dataset: Dataset, prompts: Sequence[list[Message]]) -> Dat
 
 
 def _without_pixels(turn: Message) -> Message:
-    """Return a turn whose images are parts without a value, which TRL fills in again."""
+    """Return a turn without the pixels of its images, which TRL inserts from their column."""
     if isinstance(turn["content"], str):
         return turn
     parts = [{key: part[key] for key in part.keys() - {"image"}} for part in turn["content"]]
@@ -466,7 +466,7 @@ def _without_pixels(turn: Message) -> Message:
 
 
 def _bitmap(image: Any) -> bytes:
-    """Return an image's pixels as they are, in the file format that is quickest to read."""
+    """Return an image as a BMP file, a lossless format that is the quickest to read."""
     buffer = io.BytesIO()
     image.save(buffer, "BMP")
     return buffer.getvalue()

@@ -13,14 +13,14 @@ from grpo_nb.views import tables
 from grpo_nb.views.widgets import View
 
 LABELS = {"left": "Left is better", "equal": "Equal", "right": "Right is better"}
-WORST = 5  # differences between judge and person that are shown
+WORST = 5  # pairs that are shown, of those on which judge and person disagree
 
 
 class HumanPairs(View):
     """Show pairs of completions one after another, and write each click to the run.
 
-    After `human_pairs.ENOUGH` clicks it shows how often judge and person agree, and where they
-    differ most.
+    After `human_pairs.ENOUGH` clicks it shows how often the judge and the person agree, and the
+    pairs on which they disagree most.
     """
 
     def __init__(self, run: Run, judge: LLMJudge, table: pd.DataFrame) -> None:
@@ -29,7 +29,7 @@ class HumanPairs(View):
         self.pairs = human_pairs.pairs(run, judge, table)
         self.view, self.report = w.HTML(), w.HTML()
         self.buttons = [
-            self.button(label, "Your answer is kept", partial(self._answer, better))
+            self.button(label, "Store this answer", partial(self._answer, better))
             for better, label in LABELS.items()
         ]
         self.children = [self.view, w.HBox(self.buttons), self.report, self.errors]

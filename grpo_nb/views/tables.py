@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 MARKS = re.compile(r"&lt;/?\w+&gt;|```\w*|####|\\boxed")  # tags and marks of all answer forms
 SHOWN_CHARACTERS = 2_000
-SHOWN_IMAGES = 3  # per completion, and completions per table: a notebook keeps what is shown
-IMAGE_SIDE, IMAGE_COLORS = 128, 64  # of a thumbnail, which then has at most about 16 kB
+SHOWN_IMAGES = 3  # of a prompt, and completions of a table with images: notebooks store them
+IMAGE_SIDE, IMAGE_COLORS = 128, 64  # of a thumbnail: at most about 16 kB
 WHOLE = 16  # most characters of a cell, such as an interval, that is never wrapped
 VERBATIM = "tex2jax_ignore mathjax_ignore"  # CSS classes that keep notebooks from typesetting $…$
 STYLE = f"<style>\n{Path(__file__).with_name('style.css').read_text(encoding='utf-8')}</style>"

@@ -8,6 +8,7 @@ import threading
 from functools import partial
 
 import forked
+import pandas as pd
 import psutil
 import pytest
 from conftest import TINY_SETTINGS, held, tree
@@ -195,6 +196,20 @@ def test_a_killed_sweep_goes_on_where_it_was(demo_run, tmp_path, monkeypatch):
     assert re.search(r"goes on after step \d of 9", notebook)
     lines = (cut / "train/metrics.jsonl").read_text().splitlines()
     assert [x["step"] for x in map(json.loads, lines) if "reward" in x] == list(range(1, 10))
+
+
+def test_a_task_with_images_goes_through_the_four_notebooks(runs_dir, forks):
+    short = {"train.max_steps": 2, "data.max_rows": 80, "train.eval_prompts": 4}
+    short |= {"rewards.baseline_prompts": 12, "evaluate.samples": 1, "export.parity_prompts": 2}
+    run = pipeline.run_pipeline("charts", "tiny-cpu", {"task": "charts", **short})
+    assert not run.undone()
+    evidence = {c["name"]: c["evidence"] for c in run.manifest()["02"]["checks"]}
+    assert {"images", "answers without looking"} & evidence.keys()
+    sampled = pd.concat(map(pd.read_parquet, (run / "train/completions").glob("*.parquet")))
+    assert len(sampled) == 2 * run.config().step_completions
+    assert sampled["images"].str.fullmatch(r"[0-9a-f]{64}").all()
+    for notebook in (run / "notebooks").glob("*.ipynb"):
+        assert notebook.stat().st_size < 300_000, notebook
 
 
 def test_a_base_that_earns_nothing_is_rescued_once_and_then_trained(runs_dir, forks, capsys):

@@ -118,7 +118,7 @@ def test_a_judge_that_is_replaced_drifts_and_an_honest_one_does_not(server):
     assert drifts[10] < 1e-6, "the same requests, although it remembers its verdicts"
     assert drifts[20] > 0.15
     (alert,) = [alert for alert in trainer.alerts if alert.name == "judge drifts"]
-    assert alert.evidence.startswith("step 20: group_judge scores completions of the first step")
+    assert alert.evidence.startswith("step 20: group_judge no longer scores completions of the")
     assert "runs" in alert.fix and "#judge-drifts" in alert.fix
 
 

@@ -67,6 +67,8 @@ SLOW = [
     "project/test_recipes.py",
     "project/test_skill.py",
     "reward_lab/test_certificate.py",
+    "rewards/test_limits.py",
+    "rewards/test_surroundings.py",
     "rewards/test_tasks.py",
     "sandbox",
     "training/test_fast_cpu.py",

@@ -90,7 +90,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving() -> Iterator[ThreadingHTTPServer]:
-    """The judge, until the block ends; the rewards read its address from JUDGE_URL."""
+    """Serve the judge until the block ends; the rewards read its address from JUDGE_URL."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.requests, server.grade = 0, grade
         os.environ["JUDGE_URL"] = f"http://127.0.0.1:{server.server_port}/v1"
@@ -102,7 +102,7 @@ def serving() -> Iterator[ThreadingHTTPServer]:
 
 
 def greedy_score(run: Run, model: str) -> float:
-    """The mean score of the first reward, word overlap, on held-out prompts [percent]."""
+    """Return the mean score of the first reward, word overlap, on held-out prompts [percent]."""
     lines = pd.read_parquet(run / "eval/samples.parquet").query("model == @model")
     return 100 * lines[lines["decoding"] == "greedy"]["overlap_reward"].mean()
 
@@ -148,7 +148,7 @@ def faults(seeds: int, steps: int) -> None:
 
 
 def measure(seed: int, steps: int) -> dict[str, Any]:
-    """A run and its placebo; the line of the table."""
+    """Train a run and its placebo, and return their line of the table."""
     name, settings = f"judged-{seed}", settings_of(seed, steps)
     started = time.process_time()
     with serving() as server:
@@ -162,11 +162,11 @@ def measure(seed: int, steps: int) -> dict[str, Any]:
             train(placebo.name, settings | {"train.placebo": "shuffled"})
             evaluate(placebo.name, settings)
     seconds = time.process_time() - started
-    found = placebos.compare(run, placebo)
+    comparison = placebos.compare(run, placebo)
     scores = [greedy_score(run, "base"), greedy_score(run, "adapter")]
     line = {"seed": seed, "scores": [*scores, greedy_score(placebo, "adapter")]}
-    line |= {"verdict": found.verdict, "requests": server.requests, "seconds": seconds}
-    print(json.dumps(line | {"said": found.sentence}), flush=True)
+    line |= {"verdict": comparison.verdict, "requests": server.requests, "seconds": seconds}
+    print(json.dumps(line | {"said": comparison.sentence}), flush=True)
     return line
 
 

@@ -44,7 +44,7 @@ class Chart(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A kind of question, a name in QUESTIONS, on a chart."""
+    """Hold a chart and the kind of its question, a name in QUESTIONS."""
 
     kind: str
     chart: Chart

@@ -17,7 +17,6 @@ No chart of data/tasks/charts/ is among its training data.
 
 import argparse
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from make_charts import (
     sample_problem,
 )
 from PIL import Image
-from tiny_model import CONTEXT_TOKENS, END, OPTIONS, START
+from tiny_model import CONTEXT_TOKENS, END, OPTIONS, START, fit
 from transformers import (
     BatchFeature,
     Qwen2Tokenizer,
@@ -209,29 +208,12 @@ def train(
     steps: int,
     rng: random.Random,
 ) -> None:
-    """Train by AdamW on fresh charts; the loss is shown every 100 steps."""
-    model.set_attn_implementation("eager")  # backward takes half of the time that sdpa's takes
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.1, cycle_momentum=False
-    )
-    started = time.monotonic()
-    for step in range(1, steps + 1):
-        chats = [sample_chat(held_out, faulty, rng) for _ in range(BATCH)]
-        inputs, labels = collate(processor, chats)
-        wanted = labels[:, 1:] != -100
-        with torch.autocast("cpu", torch.bfloat16):
-            hidden = model.model(**inputs).last_hidden_state[:, :-1]
-            logits = model.lm_head(hidden[wanted]).float()
-        loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:][wanted])
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        if step % 100 == 0:
-            seconds = time.monotonic() - started
-            print(f"step {step}/{steps}  loss {loss.item():.3f}  {seconds:.0f} s", flush=True)
+    """Train on fresh charts, as `tiny_model.fit` does."""
+
+    def draw() -> tuple[Any, torch.Tensor]:
+        return collate(processor, [sample_chat(held_out, faulty, rng) for _ in range(BATCH)])
+
+    fit(model, draw, steps, LEARNING_RATE, bfloat16=True)
 
 
 def main() -> None:

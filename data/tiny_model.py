@@ -8,12 +8,18 @@ One of several turns goes on with what the model reads and what it writes, by tu
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Tokenizer,
+)
 
 from grpo_nb.rewards.prompts import Message
 
@@ -126,18 +132,41 @@ def train(
         batch: Chats a step.
         bfloat16: Multiply in bfloat16, which is faster where the processor can.
     """
+
+    def draw() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        input_ids, labels = collate(tokenizer, [sample_chat() for _ in range(batch)])
+        return {"input_ids": input_ids}, labels
+
+    fit(model, draw, steps, bfloat16=bfloat16)
+
+
+def fit(
+    model: PreTrainedModel,
+    draw: Callable[[], tuple[Mapping[str, torch.Tensor], torch.Tensor]],
+    steps: int,
+    learning_rate: float = LEARNING_RATE,
+    bfloat16: bool = False,
+) -> None:
+    """Train by AdamW; the loss is shown every 100 steps.
+
+    Args:
+        model: A model with `lm_head` over `model`.
+        draw: Returns the inputs of a step, and its labels: -100 where nothing is to be learnt.
+        steps: Optimizer steps.
+        learning_rate: The peak learning rate.
+        bfloat16: Multiply in bfloat16, which is faster where the processor can.
+    """
     model.set_attn_implementation("eager")  # backward takes half of the time that sdpa's takes
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.1, cycle_momentum=False
+        optimizer, learning_rate, total_steps=steps, pct_start=0.1, cycle_momentum=False
     )
     started = time.monotonic()
     for step in range(1, steps + 1):
-        chats = [sample_chat() for _ in range(batch)]
-        input_ids, labels = collate(tokenizer, chats)
+        inputs, labels = draw()
         wanted = labels[:, 1:] != -100
         with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-            hidden = model.model(input_ids=input_ids).last_hidden_state[:, :-1]
+            hidden = model.model(**inputs).last_hidden_state[:, :-1]
             logits = model.lm_head(hidden[wanted]).float()
         loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:][wanted])
         loss.backward()

@@ -1,4 +1,4 @@
-"""What stages 01 to 03 do, one function each; notebooks 1 to 3 do the same, cell by cell.
+"""Do what stages 01 to 03 do, one function each; notebooks 1 to 3 do the same, cell by cell.
 
     stage = runs.start_stage("01", "mine")
     stages.prepare_data(stage)

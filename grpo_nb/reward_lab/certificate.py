@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_nb.reward_lab.attacks import PROBED_ROWS
+from grpo_nb.reward_lab.statistics import wilson
 from grpo_nb.reward_lab.table import Row
 from grpo_nb.reward_lab.test import REFERENCE_ROWS, RewardTest
 from grpo_nb.rewards import GroupJudge, LLMJudge, RewardSet, call
@@ -165,17 +166,3 @@ def check_share(
     state = "stop" if high < mark else "warning" if right < mark * count else "ok"
     evidence = f"right on {right} of {count} {what} ({low:.0%} to {high:.0%}, mark {mark:.0%})"
     return Check(name, state, evidence, "" if state == "ok" else fix)
-
-
-def wilson(right: int, count: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share.
-
-    Source: Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953.
-
-    >>> [round(end, 3) for end in wilson(8, 10)]
-    [0.49, 0.943]
-    """
-    square = 1.96**2
-    middle = (right + square / 2) / (count + square)
-    half = 1.96 * math.sqrt(right * (count - right) / count + square / 4) / (count + square)
-    return middle - half, middle + half

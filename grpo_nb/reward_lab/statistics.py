@@ -1,5 +1,6 @@
 """Measure how certain figures are: intervals over prompts, McNemar's test, Holm's correction."""
 
+import math
 import warnings
 
 import numpy as np
@@ -43,6 +44,20 @@ def bootstrap(values: np.ndarray, ends: np.ndarray, seed: int = 0) -> np.ndarray
     tail = (1 - LEVEL) / 2
     with warnings.catch_warnings(action="ignore"):  # numpy warns of a figure without values
         return np.nanquantile(np.concatenate(means), [tail, 1 - tail], axis=0)
+
+
+def wilson(right: int, count: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share.
+
+    Source: Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953.
+
+    >>> [round(end, 3) for end in wilson(8, 10)]
+    [0.49, 0.943]
+    """
+    square = 1.96**2
+    middle = (right + square / 2) / (count + square)
+    half = 1.96 * math.sqrt(right * (count - right) / count + square / 4) / (count + square)
+    return middle - half, middle + half
 
 
 def mcnemar(gained: int, lost: int) -> float:

@@ -1,4 +1,4 @@
-"""The contract of a reward, and `@reward`, which turns a function of one completion into one.
+"""Hold a reward to its contract; `@reward` turns a function of one completion into a reward.
 
 TRL calls a reward with keywords only, once a batch: `prompts`, `completions`, every
 dataset column (already repeated per generation), and its own `completion_ids`,

@@ -11,7 +11,8 @@ from scripted_judges import MATH, ROWS, a_test
 
 from grpo_nb import data, reward_lab
 from grpo_nb.reward_lab import human_pairs
-from grpo_nb.reward_lab.certificate import certify, cost, wilson
+from grpo_nb.reward_lab.certificate import certify, cost
+from grpo_nb.reward_lab.statistics import wilson
 from grpo_nb.rewards import GroupJudge, LLMJudge, reward_set
 from grpo_nb.runs import start_stage
 from grpo_nb.runs.config import RunConfig

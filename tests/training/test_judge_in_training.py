@@ -92,7 +92,13 @@ def test_outside_of_a_training_a_judge_that_is_down_raises_nothing(server):
     assert np.isnan(bench.score(rows, [f"It is {n}" for n in range(30)])[:, -1]).all()
 
 
-LONG = {"train.max_steps": 20, "train.eval_steps": 0, "train.save_steps": 100}
+LONG = {"train.max_steps": 10, "train.eval_steps": 0, "train.save_steps": 100}
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """A judge is asked again every five steps, so that trainings are short."""
+    monkeypatch.setattr(judges, "DRIFT_STEPS", 5)
 
 
 def turned(server, script, at):
@@ -105,31 +111,31 @@ def turned(server, script, at):
     return watch
 
 
-def test_a_judge_that_is_replaced_drifts_and_an_honest_one_does_not(server):
+def test_a_judge_that_is_replaced_drifts_and_an_honest_one_does_not(server, often):
     trainer = trainer_with(judge_of(server, cache=True), make_run("replaced", **LONG))
-    trainer.watch(turned(server, scripts.contrary, 12))
+    trainer.watch(turned(server, scripts.contrary, 6))
     trainer.train()
     drifts = {
         line["step"]: line["group_judge/drift"]
         for line in comparable(trainer.stage.run)
         if "group_judge/drift" in line
     }
-    assert list(drifts) == [10, 20]
-    assert drifts[10] < 1e-6, "the same requests, although it remembers its verdicts"
-    assert drifts[20] > 0.15
+    assert list(drifts) == [5, 10]
+    assert drifts[5] < 1e-6, "the same requests, although it remembers its verdicts"
+    assert drifts[10] > 0.15
     (alert,) = [alert for alert in trainer.alerts if alert.name == "judge drifts"]
-    assert alert.evidence.startswith("step 20: group_judge no longer scores completions of the")
+    assert alert.evidence.startswith("step 10: group_judge no longer scores completions of the")
     assert "runs" in alert.fix and "#judge-drifts" in alert.fix
 
 
-def test_asking_again_costs_nothing_but_its_calls_when_the_server_is_down(server):
-    run = make_run("dark", **LONG | {"train.max_steps": 12})
+def test_asking_again_costs_nothing_but_its_calls_when_the_server_is_down(server, often):
+    run = make_run("dark", **LONG | {"train.max_steps": 6})
     trainer = trainer_with(judge_of(server, max_none_share=1.0), run)
-    falls_silent_after(server, 9, trainer)
+    falls_silent_after(server, 4, trainer)
     trainer.train()
     lines = comparable(run)
-    assert [line["step"] for line in lines] == list(range(1, 13))
-    assert lines[9]["group_judge/failures"] == 16 and not lines[9].get("group_judge/drift")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert lines[4]["group_judge/failures"] == 16 and not lines[4].get("group_judge/drift")
     assert not any(alert.name == "judge drifts" for alert in trainer.alerts)
 
 

@@ -145,7 +145,7 @@ def test_validation_leaves_the_training_as_it_would_be(start):
 
 def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_dir):
     run = make_run("here", **{"data.sft_rows": 64, "data.max_rows": 200})
-    warm = {"train.sft_steps": 60, "train.sft_learning_rate": 2e-3}
+    warm = {"train.sft_steps": 30, "train.sft_learning_rate": 4e-3}
     config = resolve("tiny-cpu", flatten(run.config()), warm)
     stage, prompts = Stage(run, "03", config), [row["prompt"] for row in load(run, "train")]
 
@@ -154,7 +154,7 @@ def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_di
     groups = policy.generate(prompts[:64], max_completion_length=32, temperature=1.0, seed=1)
     begin = MATH.reference({"answer": "7"})[:16]
     assert np.mean([group[0].text.startswith(begin) for group in groups]) > 0.7
-    assert said.startswith("60 SFT warm-up steps: loss")
+    assert said.startswith("30 SFT warm-up steps: loss")
     lines = training.warm_up_curve(run)
     assert lines[-1]["loss"] < lines[0]["loss"] / 3
     again = models.load_policy(config.model, config.seed)
@@ -173,10 +173,11 @@ def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_di
 
 def test_a_run_starts_from_the_adapter_of_another(start):
     """Two stages of training are two runs: the second begins where the first ended."""
-    first = start(**{"train.max_steps": 2, "train.warmup_steps": 0, "train.eval_steps": 0})
+    short = {"train.max_steps": 2, "train.eval_steps": 0}
+    first = start(**short, **{"train.warmup_steps": 0})
     first.train()
     make_run("second")
-    second = trainer_of(Run("second"), **{"model.adapter": "here", "train.beta": 0.02})
+    second = trainer_of(Run("second"), **{"model.adapter": "here", "train.beta": 0.02, **short})
     weights = {
         one: [p for name, p in one.model.named_parameters() if "lora_B.default" in name]
         for one in (first, second)

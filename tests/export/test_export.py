@@ -470,12 +470,12 @@ def test_the_card_says_what_the_run_recorded(finished):
     _, head, body = card.split("---\n", 2)
     assert yaml.safe_load(head)["library_name"] == "transformers"
     said = ("0" * 64, "trl: 1.15.0", "train.max_steps: 100", "numeric_correctness_reward: 1.0")
-    for one in (*said, "# demo", "- base → merged: better", "- merge: ok, KL 1e-6"):
+    for one in (*said, "# demo", "- 'base → merged: better", "merge: ok, KL 1e-6"):
         assert one in body
     assert "## Limits" in body
     assert str(finished.path.parent) not in card
     (finished / "eval/report.json").unlink()
-    assert "## Evaluation" not in export.model_card(finished)
+    assert "base → merged" not in export.model_card(finished)
 
 
 HOSTILE = {
@@ -512,8 +512,9 @@ def test_names_of_others_stay_text_in_the_card(finished, tmp_path, kind):
     assert card[0] == top, "a name that the hub cannot have is left out"
     assert [block.type for block in card[1]] == [block.type for block in blocks]
     assert card[2] == headings and card[3] <= {"text", "text_special", "softbreak"}
-    [fence] = [block for block in card[1] if block.type == "fence"]
-    details = yaml.safe_load(fence.content)
+    [block] = [block for block in card[1] if block.type == "code_block"]
+    details = yaml.safe_load(block.content)
+    assert details["evaluation"] == [text] and details[text] == f"ok, {text}"
     assert details["data.source"] == text and details["weights of the rewards"] == {text: 1.0}
 
 

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from grpo_nb import data
 from grpo_nb.evaluation.report import LEAST_PROMPTS, UNCLEAR, greedy_answers
 from grpo_nb.reward_lab.statistics import bootstrap, holm, mcnemar
+from grpo_nb.rewards.prompts import question_key
 from grpo_nb.runs import Run, runs_root
 from grpo_nb.runs import config as configs
 from grpo_nb.runs.files import read_json
@@ -90,9 +92,13 @@ def named(prefix: str) -> list[Path]:
 
 
 def _scores(run: Run) -> pd.Series:
-    """Return the last model's score on each held-out prompt, indexed by question and reference."""
+    """Return the last model's score on each held-out prompt, indexed by question and reference.
+
+    A question is identified by its text and its images.
+    """
     _, last = greedy_answers(run)
-    return last.groupby(["question", "reference"])["accuracy"].mean()
+    keys = dict(enumerate(map(question_key, data.load(run, "eval"))))
+    return last.groupby([last["row"].map(keys), "reference"])["accuracy"].mean()
 
 
 def _line(run: Run, scores: pd.Series) -> dict[str, Any]:

@@ -4,10 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from answered import MATH, answers
+from PIL import Image
 
 from grpo_nb import evaluation
 from grpo_nb.__main__ import main
+from grpo_nb.data.store import to_json, write_rows
 from grpo_nb.evaluation import leaderboard
+from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import NOTEBOOKS, Run, config, write_json
 
 
@@ -24,6 +27,8 @@ def make_run(name, right, questions=None, **settings):
     done = {stage: {"status": "done", "seconds": 90.0} for stage in NOTEBOOKS}
     write_json(run / "manifest.json", done)
     (run / "train").mkdir()
+    (run / "data").mkdir()
+    samples["base"][["question"]][: len(text)].to_parquet(run / "data/eval.parquet")
     metrics = [{"step": step, "reward": step / 9} for step in range(1, 10)]
     metrics.append({"step": 9, "eval/accuracy": 0.5})
     text = "".join(json.dumps(line) + "\n" for line in metrics)
@@ -79,6 +84,25 @@ def test_only_shared_prompts_are_paired(runs_dir):
     assert pairs.loc[("a", "c"), "verdict"] == "not distinguishable"
     shown = leaderboard.readable(board).set_index("run")["against the best"]
     assert shown["c"] == "no shared prompts"
+
+
+def test_the_same_question_about_other_images_is_another_prompt(runs_dir):
+    """Ten pictures, one question and answer: each run is right about five of them."""
+    first, second = np.arange(10) < 5, np.arange(10) >= 5
+    places = [make_run("a", first, ["?"] * 10), make_run("b", second, ["?"] * 10)]
+    for place in places:
+        pictures = [Image.new("L", (8, 8), shade) for shade in range(0, 250, 25)]
+        rows = [
+            {"prompt": build_prompt("?"), "question": "?", "answer": "1", "prompt_tokens": 1}
+            | {"images": [picture]}
+            for picture in pictures
+        ]
+        with (place / "spool").open("w+b") as spool:
+            texts = [to_json(row, spool) for row in rows]
+            write_rows(place / "data/eval.parquet", texts, rows[0], spool)
+    board = leaderboard.compare(places)
+    assert board.pairs.loc[0, ["prompts", "difference", "p"]].tolist() == [10, 0, 1]
+    assert board.table.loc[1, "difference_low"] < 0 < board.table.loc[1, "difference_high"]
 
 
 def test_equal_settings_are_summed_up_over_seeds(runs_dir):

@@ -233,8 +233,8 @@ def _report(run: Run) -> dict[str, Any]:
 def fingerprint(preset: RewardSet) -> str:
     """Return the SHA-256 of the rewards' source, of their options, and of their weights.
 
-    The source is the whole file with the files that it imports, or only the function if it was
-    written in a notebook. Values that a call may change are left out.
+    The source is the whole file, or only the function if it was written in a notebook. Values that
+    a call may change are left out.
     """
     parts = [
         [describe(func), weight]

@@ -143,7 +143,6 @@ HELPED = """import json
 from pathlib import Path
 from grpo_nb import rewards
 from grpo_nb.rewards import numeric_correctness_reward as imported
-from gate_helper import bonus, deeper
 
 WORDS = json.loads((Path(__file__).parent / "words.json").read_text())
 
@@ -160,42 +159,29 @@ class Listed:
 
 @rewards.reward()
 def mine(response: str) -> float:
-    return 0.5 * bonus(response) + 0.5 * (response in WORDS)
+    return float(response in WORDS)
 
 def reference(row):
     return f"<reasoning>so</reasoning><answer>{row['answer']}</answer>"
 
 reward_funcs = [imported, mine, made(9), Listed(["a", "b"])]"""
-HELPER = {
-    "gate_helper.py": "from gate_deeper import *\ndef bonus(text): return float('b' in text)\n"
-}
-HELPER |= {"gate_deeper.py": "def deeper(text): return text\n", "words.json": '["a"]'}
 UNSEEN = {
-    "a helper": ("gate_helper.py", "'b' in text", "'c' in text"),
-    "a helper's helper": ("gate_deeper.py", "return text", "return text * 2"),
-    "a reference": ("own.py", "<reasoning>so<", "<reasoning>so it is<"),
-    "a factory's argument": ("own.py", "made(9)", "made(10)"),
-    "a default": ("own.py", "extra=0.0", "extra=0.5"),
-    "a list": ("own.py", '["a", "b"]', '["a"]'),
+    "a reference": ("<reasoning>so<", "<reasoning>so it is<"),
+    "a factory's argument": ("made(9)", "made(10)"),
+    "a default": ("extra=0.0", "extra=0.5"),
+    "a list": ('["a", "b"]', '["a"]'),
 }
-
-
-def written(folder, monkeypatch):
-    monkeypatch.syspath_prepend(folder)
-    for name, text in (HELPER | {"own.py": HELPED}).items():
-        (folder / name).write_text(text)
-        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
-    return str(folder / "own.py")
 
 
 @pytest.mark.parametrize("what", UNSEEN)
-def test_whatever_rewards_are_made_of_is_a_part_of_them(lab, tmp_path, monkeypatch, what):
-    path, (name, before, after) = written(tmp_path, monkeypatch), UNSEEN[what]
-    first = reward_lab.fingerprint(load_preset(path))
-    assert reward_lab.fingerprint(load_preset(path)) == first
-    text = (tmp_path / name).read_text()
-    (tmp_path / name).write_text(text.replace(before, after))
-    assert before in text and reward_lab.fingerprint(load_preset(path)) != first
+def test_whatever_rewards_are_made_of_is_a_part_of_them(tmp_path, what):
+    path, (before, after) = tmp_path / "own.py", UNSEEN[what]
+    path.write_text(HELPED)
+    (tmp_path / "words.json").write_text('["a"]')
+    first = reward_lab.fingerprint(load_preset(str(path)))
+    assert reward_lab.fingerprint(load_preset(str(path))) == first
+    path.write_text(HELPED.replace(before, after))
+    assert before in HELPED and reward_lab.fingerprint(load_preset(str(path))) != first
 
 
 @pytest.mark.parametrize(
@@ -258,7 +244,6 @@ def test_rewards_that_count_draw_or_ask_a_judge_raise_no_false_alarm(lab):
 
 
 WORLD = """from pathlib import Path
-from world_helper import secret
 class World:
     \'\'\'Name the number.\'\'\'
     def reset(self):
@@ -279,11 +264,9 @@ class World:
 """
 
 
-def test_an_environment_is_compared_by_its_files_and_by_what_it_rewards(lab, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    told, helper, path = (tmp_path / name for name in ("2", "world_helper.py", "world.py"))
+def test_an_environment_is_compared_by_its_file_and_by_what_it_rewards(lab, tmp_path):
+    told, path = (tmp_path / name for name in ("2", "world.py"))
     told.write_text("1.0")
-    helper.write_text("secret = 4")
     path.write_text(WORLD.replace("PLACE", f"{tmp_path}/"))
     lab.stage.change({"data.environment": f"{path}:World"})
     environment, preset = environments.load(f"{path}:World"), load_preset("environment")
@@ -299,7 +282,7 @@ def test_an_environment_is_compared_by_its_files_and_by_what_it_rewards(lab, tmp
     told.write_text("0.5")
     refused(lab, preset, "environment World gives 0.5, which is not what was tested")
     told.write_text("1.0")
-    helper.write_text("secret = 5")
+    path.write_text(path.read_text() + "secret = 5")
     refused(lab, preset, "the environment is not the one that was tested")
 
 

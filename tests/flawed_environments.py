@@ -1,7 +1,6 @@
 """Clean environments, flawed ones, and what has to name each flaw."""
 
 import itertools
-import os
 import random
 import tempfile
 import threading
@@ -307,18 +306,6 @@ class IsAsync(Hunt):
         return self._judge(number)
 
 
-class SetsAVariable(Hunt):
-    def _judge(self, number):
-        os.environ["HUNT_GUESS"] = str(number)
-        return Hunt._judge(self, number)
-
-
-class ChangesFolder(Hunt):
-    def _judge(self, number):
-        os.chdir(tempfile.gettempdir())
-        return Hunt._judge(self, number)
-
-
 class GivesBytes(Hunt):
     def _judge(self, number):
         return Hunt._judge(self, number).encode()
@@ -356,8 +343,6 @@ FLAWED = {  # what names it
 WARNED = {
     Prints: "prints",
     Sleeps: "slow",
-    SetsAVariable: "changes the process",
-    ChangesFolder: "changes the process",
     GivesBytes: "no text: guess",
     GivesNothing: "no text: guess",
 }

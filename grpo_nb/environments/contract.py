@@ -27,8 +27,7 @@ TRL works here: without `@tool`, every public method is a tool. Trainings here u
 | `reset` raises, `get_reward` raises, or gives no number in [0, 1] | the run stops, and says so |
 
 `random`, `numpy.random` and torch are seeded from the row, so that all episodes of a group start
-alike. What a method changes in the process (random states, working directory, environment
-variables, ...) is put back after it.
+alike. Their states and the working directory are put back after each call of a method.
 """
 
 import functools
@@ -85,7 +84,6 @@ class Played:
     _instance: Any = None
 
     def __init__(self) -> None:
-        self.changes: set[str] = set()  # what the author's code changed in this process
         self._instance, self.hung = self.environment.kind(), False
         self.get_reward = self._score  # an attribute: for a method TRL would add its own reward
 
@@ -158,7 +156,7 @@ class Played:
 
     def _seeded(self) -> AbstractContextManager[None]:
         """Seed random numbers inside a block from the row and the number of calls so far."""
-        return kept(self.changes, f"{self._seed} {len(self.calls)}")
+        return kept(f"{self._seed} {len(self.calls)}")
 
 
 class Environment:

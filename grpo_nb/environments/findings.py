@@ -259,9 +259,6 @@ def _tools(environment: Environment, plays: Plays) -> Iterator[Check]:
     for call in {call.name: call for call in succeeded if call.kind in NO_TEXT}.values():
         evidence = f"it returns {call.kind.__name__}, which the model reads as {call.result!r:.40}"
         yield _finding(f"no text: {call.name}", evidence, stop=False)
-    if changes := {each for play in plays for one in play.values() for each in one.played.changes}:
-        evidence = f"a method changes {', '.join(sorted(changes))}"
-        yield _finding("changes the process", evidence, stop=False)
 
 
 def _tokens(

@@ -148,19 +148,15 @@ def _as_in_training(prompt: Any, completion: Completion) -> Completion:
     return [{"role": "assistant", "content": completion}]
 
 
-def explain(
-    func: Callable[..., Any], arguments: dict[str, Any], changes: set[str] | None = None
-) -> list[Scored]:
+def explain(func: Callable[..., Any], arguments: dict[str, Any]) -> list[Scored]:
     """Return score and reason of each completion; plain functions give no reasons.
-
-    Whatever the reward changes in this process is restored, and named in `changes`.
 
     Raises:
         ValueError: The reward did not return one number or None for each completion.
     """
     if isinstance(func, Reward):
-        return call(func.explain, changes, **arguments)
-    scores = call(func, changes, **arguments)
+        return call(func.explain, **arguments)
+    scores = call(func, **arguments)
     if len(scores) != len(arguments["completions"]):
         raise ValueError(
             f"reward {func.__name__} gave {len(scores)} scores for "

@@ -236,20 +236,18 @@ def columns_read(reward_func: Callable[..., Any], required: bool = False) -> lis
     return [name for name in names if name not in (*TRLS_OWN, "environments")]
 
 
-def call(
-    reward_func: Callable[..., Any], changes: set[str] | None = None, /, **columns: Any
-) -> Scores:
+def call(reward_func: Callable[..., Any], /, **columns: Any) -> Scores:
     """Return a batch's scores from any reward in TRL's shape, even an async one in a notebook.
 
-    What the reward changes in this process is restored, and named in `changes`. A user's reward has
-    a time limit per completion (`rewards.seconds`), and the batch has the sum of these.
+    Random states and the like are restored afterwards. A user's reward has a time limit per
+    completion (`rewards.seconds`), and the batch has the sum of these.
     """
     func = getattr(reward_func, "__self__", reward_func)  # `explain` of a Reward
     name = getattr(func, "__name__", repr(func))
     # A Reward limits each completion itself.
     limit = 0.0 if isinstance(func, Reward) else getattr(func, LIMIT, 0.0)
     limit *= len(columns.get("completions", [None]))
-    with kept(changes), contained(name):
+    with kept(), contained(name):
         scores = limited(name, limit, reward_func, **columns)
         if inspect.isawaitable(scores):
             # A notebook's event loop is already running: another thread gets a loop of its own.

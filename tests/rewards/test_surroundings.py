@@ -1,8 +1,7 @@
-"""What a reward or a tool changes in the process is put back, and named."""
+"""What a reward or a tool changes in the process is put back."""
 
 import os
 import random
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +12,8 @@ from trainings import MATH, comparable, make_run, trainer_of
 from transformers import TrainerState  # noqa: F401 (its import sets variables)
 
 from grpo_nb.environments.contract import Environment, tool
-from grpo_nb.environments.findings import findings
 from grpo_nb.environments.play import Episode
-from grpo_nb.reward_lab import Bench
-from grpo_nb.reward_lab.linter import lint
-from grpo_nb.rewards import call, reward_set
+from grpo_nb.rewards import call
 
 ROW = {"question": "2+2?", "prompt": [{"role": "user", "content": "2+2?"}], "answer": "4"}
 CHANGES = {
@@ -25,18 +21,14 @@ CHANGES = {
     "the random numbers of `random`": lambda: random.seed(0),
     "the random numbers of numpy": lambda: np.random.seed(0),
     "the working directory": lambda: os.chdir("/"),
-    "environment variables": lambda: os.environ.update(GRPO_NB_TEST="1"),
     "torch's default dtype": lambda: torch.set_default_dtype(torch.float64),
     "torch's grad mode": lambda: torch.set_grad_enabled(False),
-    "sys.stdout": lambda: setattr(sys, "stdout", sys.__stderr__),
-    "sys.stderr": lambda: setattr(sys, "stderr", sys.__stdout__),
 }
 
 
 def state():
     numbers = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
-    modes = torch.get_default_dtype(), torch.is_grad_enabled(), sys.stdout, sys.stderr
-    return [*numbers, *modes, Path.cwd(), dict(os.environ)]
+    return [*numbers, torch.get_default_dtype(), torch.is_grad_enabled(), Path.cwd()]
 
 
 def scorer(change):
@@ -53,15 +45,11 @@ async def awaited(completions, **_):
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_what_a_reward_changes_is_put_back_and_named(what):
+def test_what_a_reward_changes_is_put_back(what):
     func, before = scorer(CHANGES[what]), state()
     for _ in range(2):
         assert call(func, completions=["<answer>4</answer>"], answer=["4"]) == [1.0]
         assert state() == before
-    found = lint(Bench(reward_set([(func, 1.0)])), [ROW] * 2, ["<answer>4</answer>", "no"])
-    assert [check.name for check in found] == ["mine: changes the process"]
-    assert what in found[0].evidence and found[0].state == "warning"
-    assert state() == before
 
 
 def test_an_async_reward_and_one_that_raises_change_nothing_either():
@@ -92,7 +80,7 @@ class Careless:
         return str(torch.rand(()).item())
 
     def get_reward(self) -> float:
-        os.environ["GRPO_NB_TEST"] = "1"
+        random.seed(0)
         return float(self.right)
 
     @classmethod
@@ -100,15 +88,12 @@ class Careless:
         return [{"name": "say", "arguments": {"number": 4}}]
 
 
-def test_what_an_environment_changes_is_put_back_and_named(tmp_path, monkeypatch):
+def test_what_an_environment_changes_is_put_back(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     environment, before = Environment(Careless), state()
     episodes = [Episode(environment, ROW) for _ in range(2)]
     [texts] = {episode.played.say(number=4) for episode in episodes}
     assert float(texts) and [each.played.get_reward() for each in episodes] == [1.0, 1.0]
-    assert state() == before
-    [found] = [one for one in findings(environment, [ROW]) if one.name == "changes the process"]
-    assert found.evidence.endswith("changes environment variables, the working directory")
     assert state() == before
 
 

@@ -34,7 +34,7 @@ STEP = "1+1=2"  # an honest line of reasoning, true for every question
 LACKING = {"plain": ("marks", "reasoning"), "code": ("reasoning",)}  # what a form does not have
 ANSWERS_MARKS = r"</\w+>|\\boxed\{|####"
 OTHERS_MARKS = re.compile(rf"{ANSWERS_MARKS}|```")
-NAME = re.compile(r"[A-Za-z]\w*")
+OWN_TAGS = re.compile(r"tags:([A-Za-z]\w*),(?!\1$)([A-Za-z]\w*)")
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
@@ -260,17 +260,10 @@ def find_form(name: str) -> Form:
     >>> find_form("tags:think,answer").write("1+1=2", "2")
     '<think>1+1=2</think><answer>2</answer>'
     """
-    kind, colon, detail = name.partition(":")
-    refuse_unknown("rewards.form", kind, [*FORMS])
-    if not colon:
-        return FORMS[kind]
-    names = detail.split(",")
-    if (
-        kind != "tags"
-        or not len(names) == len({*names}) == 2
-        or not all(map(NAME.fullmatch, names))
-    ):
-        raise ValueError(
-            f"rewards.form = {name!r}: write {kind}, or tags of your own as tags:think,answer"
-        )
-    return _tags(*names)._replace(name=name)
+    if ":" not in name:
+        refuse_unknown("rewards.form", name, [*FORMS])
+        return FORMS[name]
+    names = OWN_TAGS.fullmatch(name)
+    if not names:
+        raise ValueError(f"rewards.form = {name!r}: write tags of your own as tags:think,answer")
+    return _tags(*names.groups())._replace(name=name)

@@ -43,8 +43,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import ValidationError, validate_call
 
-from grpo_nb.rewards.file import load_source
 from grpo_nb.rewards.identity import describe
+from grpo_nb.rewards.load import load_source
 from grpo_nb.rewards.surroundings import kept
 from grpo_nb.runs import PROJECT_ROOT, refuse_unknown
 from grpo_nb.runs.config import RunConfig

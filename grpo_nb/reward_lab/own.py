@@ -18,9 +18,8 @@ from grpo_nb.reward_lab.gate import REPORT, SCORES, Verdict, judge, save
 from grpo_nb.reward_lab.table import explain
 from grpo_nb.reward_lab.test import RewardTest
 from grpo_nb.rewards import RewardSet, load_preset, load_rewards
-from grpo_nb.rewards.file import HINT, about_path, is_own_reward, read_about
 from grpo_nb.rewards.limits import TookTooLong
-from grpo_nb.rewards.load import load_python
+from grpo_nb.rewards.load import HINT, about_path, is_own_reward, load_python, read_about
 from grpo_nb.rewards.surroundings import Muted
 from grpo_nb.runs import Stage, atomic_path, start_stage, write_json
 from grpo_nb.runs.config import SET, of_stage, set_values

@@ -38,7 +38,6 @@ class LLMJudge:
     concurrency: int = 8  # requests at a time
     max_none_share: float = 0.25  # of a step's completions; the training ends if more have no score
     options: dict[str, Any] = field(default_factory=dict)  # of the request: {"max_tokens": 200}
-    columns: ClassVar[tuple[str, ...]] = ()
     range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     def __post_init__(self) -> None:

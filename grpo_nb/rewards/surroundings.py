@@ -6,11 +6,12 @@ a reward: both take the lock `turn`.
 """
 
 import io
+import os
 import random
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, chdir, contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
 
 turn = threading.Lock()
@@ -26,7 +27,9 @@ def kept(seed: str = "") -> Iterator[None]:
     """
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     with ExitStack() as stack:
-        stack.enter_context(chdir("."))
+        folder = os.open(".", os.O_RDONLY)  # unlike a path, it can be returned to once deleted
+        stack.callback(os.close, folder)
+        stack.callback(os.fchdir, folder)
         stack.callback(random.setstate, random.getstate())
         random.seed(seed or f"call {next(_calls)}")
         if numpy:

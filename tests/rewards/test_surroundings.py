@@ -52,6 +52,15 @@ def test_what_a_reward_changes_is_put_back(what):
         assert state() == before
 
 
+def test_a_training_outlives_the_folder_that_it_was_started_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    func = scorer(CHANGES["the working directory"])
+    assert call(func, completions=["<answer>4</answer>"], answer=["4"]) == [1.0]
+    with pytest.raises(FileNotFoundError):
+        Path.cwd()
+
+
 def test_an_async_reward_and_one_that_raises_change_nothing_either():
     before = state()
     assert call(awaited, completions=["a"]) == [1.0]

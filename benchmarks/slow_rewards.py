@@ -44,7 +44,7 @@ def compare(trainer, funcs, judge) -> dict[str, list[float]]:
     ours, seconds = trainer.reward_funcs, {"in turn": [], "together": []}
     for _ in range(TURNS):
         for way in seconds:
-            judge.cache.clear()
+            judge.verdicts.clear()
             trainer.reward_funcs = funcs if way == "in turn" else ours
             kind = GRPOTrainer if way == "in turn" else type(trainer)
             started = time.perf_counter()

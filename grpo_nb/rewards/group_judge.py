@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Annotated, Any
@@ -52,7 +52,6 @@ class GroupJudge(LLMJudge):
         if self.max_dollars and not self.dollars_per_million_tokens:
             raise ValueError(f"{self.name}: max_dollars needs dollars_per_million_tokens")
         self.spent = self._amounts(0, 0)
-        self.replies: dict[str, dict[str, Any]] | None = None  # of requests; None until it is read
 
     def changed(self, **fields: Any) -> "GroupJudge":
         """Return a judge with other fields, on the same budget."""
@@ -74,7 +73,7 @@ class GroupJudge(LLMJudge):
         """Return calls, tokens and dollars of a call with these arguments; the cache is free."""
         keys = self.keys(columns["prompts"], columns["completions"], columns)
         requests = [self._request(*part) for part in self._parts(keys)]
-        tokens = [_tokens(each) for each in requests if _sha256(each) not in self._replies()]
+        tokens = [_tokens(each) for each in requests if _sha256(each) not in self.replies]
         return self._amounts(len(tokens), sum(tokens))
 
     def _amounts(self, calls: int, tokens: int) -> dict[str, float]:
@@ -122,7 +121,7 @@ class GroupJudge(LLMJudge):
         self, client: Any, limit: asyncio.Semaphore, head: str, texts: list[str]
     ) -> dict[str, Any] | None:
         """Return {letter: grade} from the cache or the API, or None if there is no verdict."""
-        request, replies = self._request(head, texts), self._replies()
+        request = self._request(head, texts)
         key, tokens = _sha256(request), _tokens(request)
 
         async def send() -> dict[str, Any]:
@@ -136,18 +135,17 @@ class GroupJudge(LLMJudge):
             return reply.choices[0].message.parsed.model_dump()
 
         async with limit:
-            if key not in replies and (verdict := await self.ask(send, attempts=2)):
-                replies[key] = verdict
+            if key not in self.replies and (verdict := await self.ask(send, attempts=2)):
+                self.replies[key] = verdict
                 if self.cache:
                     append_line(self.file, {"request": key, "verdict": verdict})
-        return replies.get(key)
+        return self.replies.get(key)
 
-    def _replies(self) -> dict[str, Any]:
+    @cached_property
+    def replies(self) -> dict[str, dict[str, Any]]:
         """Return the verdicts by request, read from the file once."""
-        if self.replies is None:
-            records = read_lines(self.file) if self.cache else []
-            self.replies = {record["request"]: record["verdict"] for record in records}
-        return self.replies
+        records = read_lines(self.file) if self.cache else []
+        return {record["request"]: record["verdict"] for record in records}
 
     def _score(self, grade: Any) -> float:
         """Return a tenth of a grade, or the share of the criteria that are met, by weight."""

@@ -117,7 +117,7 @@ class LLMJudge:
         import openai
 
         refusals = openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError
-        no_verdict = openai.OpenAIError, ValueError, LookupError, TypeError, AttributeError
+        other_shapes = ValueError, LookupError, TypeError, AttributeError, RecursionError
         for _ in range(attempts):
             try:
                 return await send()
@@ -129,8 +129,8 @@ class LLMJudge:
                 ) from None
             except openai.APIError:
                 return None
-            except no_verdict:
-                continue  # a reply of another shape
+            except (openai.OpenAIError, *other_shapes):
+                continue
         return None
 
     async def _judge(self, client: Any, limit: asyncio.Semaphore, quote: str) -> None:
@@ -169,11 +169,9 @@ def _verdict(reply: str) -> float:
         ValueError: There is no such object, or its score is not from 0 to 10.
         LookupError: It has no score.
         TypeError: The score is not a number.
+        RecursionError: It is nested too deeply.
     """
-    try:
-        score = json.loads(reply[reply.index("{") : reply.rindex("}") + 1])["score"]
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    score = json.loads(reply[reply.index("{") : reply.rindex("}") + 1])["score"]
     if isinstance(score, bool) or not 0 <= float(score) <= 10:
         raise ValueError(f"the score is {score!r}, not from 0 to 10")
     return float(score) / 10

@@ -134,8 +134,7 @@ def reward_set(
     """
     for func, weight in pairs:
         give_name(func)
-        number = isinstance(weight, int | float) and not isinstance(weight, bool)
-        if not number or not math.isfinite(weight):
+        if not isinstance(weight, int | float) or not math.isfinite(weight):
             raise ValueError(
                 f"the weight of {func.__name__} is {weight!r}: write a number, such as 0.25"
             )

@@ -105,7 +105,6 @@ FAULTY = {
     "rewards.preset 'maths': did you mean 'math'": ONE + "extends = 'maths'",
     "exact_match_reward has no option 'a'; it has form": ONE + "reward_funcs[0].configured(a=1)",
     "the weight of exact_match_reward is nan": ONE + "reward_weights = [float('nan')]",
-    "the weight of exact_match_reward is True": ONE + "reward_weights = [True]",
     "two rewards are named 'exact_match_reward'": ONE + "reward_funcs *= 2",
     "reward_funcs = .. is not a list of functions": ONE + "reward_funcs = []",
     "line 1 cannot be loaded: ModuleNotFound": "import no_such_module",

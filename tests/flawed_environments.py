@@ -1,6 +1,7 @@
 """Clean environments, flawed ones, and what has to name each flaw."""
 
 import itertools
+import os
 import random
 import tempfile
 import threading
@@ -306,6 +307,16 @@ class IsAsync(Hunt):
         return self._judge(number)
 
 
+class CountsInAVariable(Hunt):
+    def reset(self, low: int, secret: int) -> None:
+        Hunt.reset(self, low, secret)
+        os.environ["HUNT_TURNS"] = "0"
+
+    def _judge(self, number):
+        os.environ["HUNT_TURNS"] = str(int(os.environ["HUNT_TURNS"]) + 1)
+        return f"{Hunt._judge(self, number)}, turn {os.environ['HUNT_TURNS']}"
+
+
 class GivesBytes(Hunt):
     def _judge(self, number):
         return Hunt._judge(self, number).encode()
@@ -322,6 +333,7 @@ FLAWED = {  # what names it
     PaysEarly: "won early",
     SolvesSeldom: "solve fails",
     SharesByClass: "hidden state",
+    CountsInAVariable: "hidden state",
     IsAsync: "async",
     PaysFailure: "oracle",
     PaysIdling: "without skill",

@@ -44,7 +44,6 @@ class Resumption:
         self.settings = fingerprint(stage, rewards, args)
         steps = trained_steps(self.folder)
         self.plan, self._begins = self._decide(stage.config.train.resume, steps)
-        self.plan += damage_after(steps, self.folder)
 
     def _decide(self, resume: str, steps: int) -> tuple[str, bool]:
         """Return what `begin` will do, in words, and whether it begins another training."""
@@ -178,13 +177,6 @@ def trained_steps(folder: Path) -> int:
     """Return the last step that a whole checkpoint holds; 0 without one."""
     newest_first = reversed(steps_of(folder))
     return next((step for step in newest_first if is_whole(folder / f"checkpoint-{step}")), 0)
-
-
-def damage_after(steps: int, folder: Path) -> str:
-    """Say for the plan which newer checkpoints `newest` will set aside; "" if there are none."""
-    newer = [f"checkpoint-{step}" for step in steps_of(folder) if step > steps]
-    names = " and ".join(name for name in newer if (folder / name / SEAL).exists())
-    return f"; {names}: not as written, and will not be used" if names else ""
 
 
 def newest(folder: Path) -> Path | None:

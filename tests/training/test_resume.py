@@ -112,7 +112,7 @@ def test_a_checkpoint_damaged_at_unchanged_size_is_set_aside(runs_dir, straight,
     zero_half(run / "train/checkpoint-4/adapter_model.safetensors")
     before = digests(run / "train/checkpoint-4")
     again = trainer_of(run)
-    assert again.plan.startswith("goes on after step 2 of 6; checkpoint-4: not as written")
+    assert again.plan == "goes on after step 2 of 6"
     again.train()
     assert "checkpoint-4 differs from what was written: it is kept as " in capsys.readouterr().out
     assert digests(run / "train/damaged-checkpoint-4-1") == before

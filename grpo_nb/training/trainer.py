@@ -243,8 +243,6 @@ class Trainer(GRPOTrainer):
         repair = "fix the cause first, because no further step was trained before the error"
         note = f"The training is kept up to step {last}" if last else "No step of it is kept"
         error.add_note(f"{note}; {GOES_ON if last > self.steps.begun else repair}")
-        if (free := shutil.disk_usage(self.folder).free / 2**30) < 1:
-            error.add_note(f"Only {free:.2f} GiB are free for {self.folder}: make room first")
         if preflight.is_out_of_memory(error):
             remedy = preflight.smaller(self, self.args.per_device_train_batch_size // 2)
             error.add_note(f"Memory ran out: {remedy}, with train.resume = 'always'")

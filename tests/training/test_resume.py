@@ -7,7 +7,6 @@ import resource
 import shutil
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -245,7 +244,7 @@ def test_a_second_signal_ends_at_once(capsys):
     assert "again to stop at once" in capsys.readouterr().out
 
 
-def test_a_full_disk_keeps_the_checkpoints_before(start, monkeypatch):
+def test_a_full_disk_keeps_the_checkpoints_before(start):
     """The limit on the size of a file stands for the disk: the kernel refuses the write."""
     trainer = start(**{"train.keep_checkpoints": 1})
     save, limits = trainer._save_checkpoint, resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -259,14 +258,12 @@ def test_a_full_disk_keeps_the_checkpoints_before(start, monkeypatch):
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     trainer._save_checkpoint = save_with_little_room
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
     with pytest.raises(Exception, match=r"write|large") as caught:  # of torch or safetensors
         trainer.train()
     folder = trainer.stage.run / "train"
     assert checkpoints.trained_steps(folder) == 2
     assert "step 4 could not be kept" in caught.value.__notes__[0]
     assert "kept up to step 2; run this again" in caught.value.__notes__[1]
-    assert "Only 0.00 GiB are free for " in caught.value.__notes__[2]
     assert start().plan == "goes on after step 2 of 12"
 
 

@@ -4,7 +4,6 @@ import json
 import math
 import resource
 import shutil
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -146,8 +145,7 @@ def peak_memory() -> int:
 
     if cuda_available():
         return torch.cuda.max_memory_allocated()
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def new_peak() -> None:
@@ -156,7 +154,7 @@ def new_peak() -> None:
 
     if cuda_available():
         torch.cuda.reset_peak_memory_stats()
-    elif sys.platform == "linux":
+    else:
         with suppress(OSError):  # a container may forbid it
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 

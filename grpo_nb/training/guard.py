@@ -278,9 +278,8 @@ def engine_difference(trainer: "Trainer", batch: Mapping[str, Any]) -> float:
     import torch
 
     rows = trainer.args.per_device_train_batch_size
-    places = (
-        batch["completion_mask"].any(1).nonzero()[:rows, 0]
-    )  # TRL may mask truncated completions
+    # TRL may mask truncated completions.
+    places = batch["completion_mask"].any(1).nonzero()[:rows, 0]
     if not len(places):
         return math.nan
     prompts, completions = (

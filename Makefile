@@ -1,7 +1,6 @@
 # make demo        set up, then run the four notebooks on the tiny model (CPU is enough)
 # make demo-real   the same on a real language model of 135 M parameters, in about 15 minutes
 # make lab         set up, then open JupyterLab on the project, with the quickstart open
-# make reward-lab  set up, then write rewards for the run "demo" on a page
 # make test        set up, then run every test this machine can run
 # make quick       the tests that take less than two minutes; says what it leaves out
 # make docs        set up, then build the handbook into site/, and say how to read it
@@ -38,7 +37,7 @@ endif
 # Threads of torch that wait do not spin, which would slow other kernels: benchmarks/threads.py.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo demo-real lab reward-lab test quick docs pictures notebooks lint doctor gpu-check install pins check-pins clean
+.PHONY: demo demo-real lab test quick docs pictures notebooks lint doctor gpu-check install pins check-pins clean
 
 demo: install
 	@$(BIN)/python -m grpo_nb run --profile tiny-cpu --name demo
@@ -50,9 +49,6 @@ demo-real: install $(SMOLLM2)
 lab: install
 	$(BIN)/jupyter lab --notebook-dir=. --LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb \
 	  $(if $(filter 0,$(shell id -u)),--allow-root)
-
-reward-lab: install
-	@$(BIN)/python -m grpo_nb reward-lab
 
 # Files of tests, not tests, are shared out, the longest first: those of a file share what they
 # set up.

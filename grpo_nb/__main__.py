@@ -129,12 +129,6 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
 
 def _add_of_one_run(commands: argparse._SubParsersAction) -> None:
     """Add the commands that take the folder of one run, or its name."""
-    lab = "grpo_nb.pipeline.app:serve"
-    add = _command(commands, "reward-lab", lab, "write and test rewards on a page")
-    add("name", nargs="?", default="demo", metavar="NAME", help="name of the run; default: demo")
-    add("--profile", default="auto", help="for notebook 1, if it is not done yet")
-    add("--port", type=_port, default=8866, help="default: 8866")
-    add("--no-browser", action="store_false", dest="browser", help="only print the address")
     folder = {"metavar": "runs/NAME", "help": "folder of the run, or its name"}
     add = _command(commands, "train", train, "notebook 3 as a command, for several processes")
     add("run", **folder)
@@ -160,12 +154,6 @@ def _add_settings(add: Callable) -> None:
     many = {"action": "append", "default": [], "dest": "assignments"}
     add("--set", **many, metavar="SECTION.NAME=VALUE", help=what)
     add("--force", action="store_true", help="go on although an input has changed")
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 2**16:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 1 to 65535")
-    return int(text)
 
 
 def main(arguments: list[str] | None = None) -> int:

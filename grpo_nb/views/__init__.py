@@ -12,5 +12,5 @@ from grpo_nb.views.charts import before_after, learning_curves, training_charts,
 from grpo_nb.views.chat import Chat
 from grpo_nb.views.dashboard import TrainingDashboard
 from grpo_nb.views.environment_lab import EnvironmentLab
-from grpo_nb.views.reward_lab import RewardLab, lab, open_lab
+from grpo_nb.views.reward_lab import RewardLab, lab
 from grpo_nb.views.tables import completions, score_sheet, show_tables

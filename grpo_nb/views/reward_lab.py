@@ -12,21 +12,16 @@ import ipywidgets as w
 from grpo_nb import reward_lab
 from grpo_nb.reward_lab import RewardTest, Verdict, judge
 from grpo_nb.reward_lab.certificate import judges
-from grpo_nb.rewards import limits, load_rewards
+from grpo_nb.rewards import limits
 from grpo_nb.rewards.surroundings import Muted, turn
-from grpo_nb.runs import NOTEBOOKS, Run, Stage
+from grpo_nb.runs import NOTEBOOKS
 from grpo_nb.views import tables
 from grpo_nb.views.environment_lab import EnvironmentLab
 from grpo_nb.views.human_pairs import HumanPairs
-from grpo_nb.views.widgets import ALERT, WIDE, View, in_order, row_list
+from grpo_nb.views.widgets import WIDE, View, in_order, row_list
 
 WEIGHT_STEP = 1 / 16  # a power of two, so that TRL's count of zero-advantage groups is exact
 EXAMPLE = Path(__file__).with_name("example.txt").read_text(encoding="utf-8").rstrip()
-
-IN_USE = f"""<div style='{ALERT}' role='note'>Another process holds this run, such as the kernel \
-of the quickstart. You can write and run rewards here, but not adopt them. To hand them over, \
-paste them into the cell of rewards there, below %%rewards, and run it; or shut that kernel down, \
-then adopt.</div>"""
 
 
 class RewardLab(View):
@@ -223,18 +218,6 @@ class RewardLab(View):
 def lab(test: RewardTest) -> View:
     """Return the Reward Lab, or the Environment Lab if the task has an environment."""
     return EnvironmentLab(test) if test.bench.environment else RewardLab(test)
-
-
-def open_lab(name: str) -> w.VBox:
-    """Open the lab of a run whose data is prepared, with its current rewards.
-
-    Stage 02 starts only when something is adopted, so that looking changes nothing. If another
-    process holds the run, the page says so at its top.
-    """
-    run = Run(name)
-    stage = Stage(run, "02", run.config())
-    view = lab(reward_lab.open_test(stage, load_rewards(stage.config.rewards)))
-    return w.VBox([w.HTML(IN_USE), view]) if run.in_use(".lock", ".pipeline.lock") else view
 
 
 def _weight_slider(name: str, weight: float, low: float, high: float) -> w.FloatSlider:

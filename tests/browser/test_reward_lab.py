@@ -1,29 +1,20 @@
-"""The Reward Lab in a real browser: in JupyterLab, and as the app that `reward-lab` serves.
+"""The Reward Lab in JupyterLab, in a real browser.
 
-GRPO_NB_SCREENSHOT=1 writes docs/reward_lab.png again."""
+GRPO_NB_SCREENSHOT=1 writes docs/reward_lab.png again.
+"""
 
 import os
 import re
 
 import nbformat
 import pytest
-from browsing import (
-    NEEDS_BROWSER,
-    SLOW,
-    TOKEN,
-    contrast,
-    free_port,
-    jupyterlab,
-    run_all_cells,
-    served,
-)
+from browsing import NEEDS_BROWSER, SLOW, contrast, jupyterlab, run_all_cells
 from playwright.sync_api import expect
 
-from grpo_nb.pipeline.app import SERVED, prepare
+from grpo_nb.pipeline.notebooks import run_pipeline
 from grpo_nb.reward_lab import refuse_untested
 from grpo_nb.rewards import load_preset
-from grpo_nb.runs import PROJECT_ROOT, Run, start_stage
-from grpo_nb.runs.config import resolve
+from grpo_nb.runs import PROJECT_ROOT, start_stage
 
 pytestmark = [NEEDS_BROWSER, pytest.mark.usefixtures("forks")]
 RIGHT = "<reasoning>so</reasoning><answer>{}</answer>"
@@ -40,45 +31,34 @@ ENDLESS = """def endless(completions, **kwargs):
         pass
 """
 SET = {"rewards.baseline_prompts": 4, "rewards.seconds": 600}
-HOLD = f"from grpo_nb.runs import start_stage\nstage = start_stage('02', 'demo', {SET})"
+OPEN = f"""from grpo_nb import reward_lab, rewards, runs, views
+stage = runs.start_stage("02", "demo", {SET})
+views.lab(reward_lab.open_test(stage, rewards.load_rewards(stage.config.rewards)))"""
 EXACT = "reward_funcs = [rewards.numeric_correctness_reward]"
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """An empty run with a small baseline; the app prepares its data."""
+    """A run whose data is prepared."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("runs")))
         patch.setenv("OMP_NUM_THREADS", "1")
-        Run("demo").write_config(resolve("tiny-cpu", SET))
-        yield Run("demo")
+        yield run_pipeline("demo", "tiny-cpu", last="01")
 
 
 @pytest.fixture(scope="module")
-def app(run, forks):
-    command = ["grpo_nb", "reward-lab", "--profile", "tiny-cpu", "--no-browser"]
-    with served(*command, "--port", free_port(), GRPO_NB_TOKEN=TOKEN) as (printed, address):
-        assert printed.startswith("01_prepare_data comes first")
-        yield address
-
-
-def reward_lab(page):
-    lab = page.locator(".jp-OutputArea-output", has=page.get_by_role("button", name="Adopt"))
-    expect(lab.locator(".sheet .chosen")).to_be_visible(timeout=SLOW)
-    return lab
-
-
-@pytest.fixture(scope="module")
-def lab(run, app, browser, tmp_path_factory):
-    """The Reward Lab in JupyterLab, with the run's preset, below a cell that holds the run."""
+def lab(run, browser, forks, tmp_path_factory):
+    """The Reward Lab with the run's preset, in a notebook that has started stage 02."""
     folder, settings = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("settings")
-    prepare(run)
-    notebook = nbformat.read(run / SERVED, as_version=4)
-    notebook.cells.insert(0, nbformat.v4.new_code_cell(HOLD))
+    title = nbformat.v4.new_markdown_cell("# The Reward Lab of run demo")
+    notebook = nbformat.v4.new_notebook(cells=[title, nbformat.v4.new_code_cell(OPEN)])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
     nbformat.write(notebook, folder / "lab.ipynb")
     with jupyterlab(browser, folder / "lab.ipynb", settings) as page:
         run_all_cells(page)
-        yield reward_lab(page)
+        lab = page.locator(".jp-OutputArea-output", has=page.get_by_role("button", name="Adopt"))
+        expect(lab.locator(".sheet .chosen")).to_be_visible(timeout=SLOW)
+        yield lab
 
 
 def edit(lab, text, number=1):
@@ -95,87 +75,6 @@ def reference_of(lab):
 def write(lab, code, button):
     lab.get_by_role("textbox", name="Rewards").fill(code)
     lab.get_by_role("button", name=button, exact=True).click()
-
-
-def stop_and_go_on(lab):
-    """Stop a reward that never ends, twice, and run others at once."""
-    stop, shown = lab.get_by_role("button", name="Stop", exact=True), lab.get_by_role("status")
-    expect(stop).to_be_disabled()
-    for button in ("Run", "Adopt"):
-        write(lab, ENDLESS, button)
-        expect(shown).to_contain_text("Running: a reward is stopped after 600 s")
-        stop.click()
-        expect(shown).to_have_text("Stopped while endless was running", timeout=10_000)
-        expect(stop).to_be_disabled()
-        expect(lab.get_by_role("alert")).to_have_count(0)
-    write(lab, MINE, "Run")
-    expect(lab.locator(".sheet th").nth(3)).to_have_text("right × 1", timeout=SLOW)
-    expect(shown).to_contain_text("FAILED", timeout=SLOW)
-
-
-@pytest.fixture(scope="module")
-def page(app, browser):
-    """The app's page, as it is opened first."""
-    with browser.new_page() as page:
-        page.goto(app, timeout=SLOW)
-        yield page
-
-
-def test_the_app_asks_for_the_token_and_shows_the_lab(app, browser, page):
-    assert app.endswith(f"?token={TOKEN}")
-    with browser.new_context() as stranger:
-        for wrong in (app.partition("?")[0], f"{app}x"):
-            assert "/login" in stranger.request.get(wrong).url
-    expect(reward_lab(page).get_by_role("slider")).to_have_count(4)
-    expect(page.get_by_role("heading")).to_have_text(re.compile("^The Reward Lab of run demo"))
-    box = page.get_by_role("textbox", name="Rewards").bounding_box()
-    assert box["y"] < 200, "at the top"
-
-
-def test_a_reward_that_never_ends_is_stopped_on_the_page(run, page):
-    stop_and_go_on(reward_lab(page))
-    assert run.state("02").status == "not started", "nothing is adopted"
-
-
-def test_a_reward_is_written_run_and_adopted_on_the_page(run, app, browser, page):
-    """Closed and opened again, the page shows what was adopted, and so does notebook 3."""
-    lab = reward_lab(page)
-    write(lab, MINE, "Run")
-    expect(lab.get_by_role("slider")).to_have_count(2, timeout=SLOW)
-    expect(lab.locator(".sheet th").nth(3)).to_have_text("right × 1")
-    for shown in ("FAILED", "several answers", "zero-advantage groups"):
-        expect(lab.get_by_text(shown).last).to_be_visible(timeout=SLOW)
-    assert run.state("02").status == "not started", "a look changes nothing"
-    if os.environ.get("GRPO_NB_SCREENSHOT"):
-        page.set_viewport_size({"width": 1100, "height": 1500})
-        page.screenshot(path=PROJECT_ROOT / "docs/reward_lab.png")
-    for code, said in (("1 / 0", "line 1 (1 / 0): Zero"), ("def f(", "line 1 (def f(): Syn")):
-        write(lab, code, "Run")
-        expect(lab.get_by_role("alert")).to_contain_text(said)
-        expect(lab.get_by_role("alert")).to_be_in_viewport()
-        expect(lab.get_by_text("Traceback (most")).not_to_be_visible()
-    write(lab, EXACT, "Run")
-    expect(lab.get_by_role("slider")).to_have_count(1, timeout=SLOW)
-    expect(lab.get_by_role("alert")).to_have_count(0)
-    lab.get_by_role("slider").press("ArrowLeft")
-    expect(lab.locator(".sheet th").nth(3)).to_contain_text("× 0.9375", timeout=SLOW)
-    lab.get_by_role("button", name="Adopt").click()
-    then = "Adopted: mine.py. 03_train_grpo trains with it"
-    expect(lab.get_by_role("status")).to_have_text(then, timeout=SLOW)
-    trained = start_stage("03", "demo").config.rewards
-    chosen = load_preset(trained.preset, trained.reward_weights)
-    assert refuse_untested(run, chosen) == "the rewards passed their test"
-    assert chosen.reward_weights == [0.9375]
-    run.lock().release(force=True)
-    page.close()
-    with browser.new_page() as again:
-        again.goto(app, timeout=SLOW)
-        lab = reward_lab(again)
-        expect(lab.get_by_role("textbox", name="Rewards")).to_have_value(EXACT)
-        expect(lab.locator(".sheet th").nth(3)).to_contain_text("× 0.9375", timeout=SLOW)
-        write(lab, "", "Adopt")
-        expect(lab.get_by_role("status")).to_contain_text("Adopted: math", timeout=SLOW)
-    assert run.config().rewards.preset == "math"
 
 
 def test_weights_and_completions_are_changed_by_the_keyboard_and_judged(lab):
@@ -202,8 +101,18 @@ def test_weights_and_completions_are_changed_by_the_keyboard_and_judged(lab):
     expect(chosen.nth(1)).not_to_contain_text("no answer and no tags")
 
 
-def test_a_reward_that_never_ends_is_stopped_in_the_notebook(lab):
-    stop_and_go_on(lab)
+def test_a_reward_that_never_ends_is_stopped(run, lab):
+    """It is stopped twice, and other rewards run at once."""
+    stop, shown = lab.get_by_role("button", name="Stop", exact=True), lab.get_by_role("status")
+    expect(stop).to_be_disabled()
+    for button in ("Run", "Adopt"):
+        write(lab, ENDLESS, button)
+        expect(shown).to_contain_text("Running: a reward is stopped after 600 s")
+        stop.click()
+        expect(shown).to_have_text("Stopped while endless was running", timeout=10_000)
+        expect(stop).to_be_disabled()
+        expect(lab.get_by_role("alert")).to_have_count(0)
+    assert run.state("02").status == "running", "nothing is adopted"
     write(lab, "", "Run")
     expect(lab.get_by_role("slider")).to_have_count(4, timeout=SLOW)
     expect(lab.get_by_role("button", name="Run", exact=True)).to_be_enabled(timeout=SLOW)
@@ -225,8 +134,36 @@ def test_a_reward_that_raises_is_one_sentence_with_its_line(lab):
     expect(lab.get_by_role("slider")).to_have_count(4)
 
 
-def test_what_is_written_in_the_notebook_is_adopted_while_its_kernel_holds_the_run(run, lab):
-    write(lab, EXACT, "Adopt")
-    expect(lab.get_by_role("status")).to_contain_text("Adopted: mine.py.", timeout=SLOW)
-    assert run.config().rewards.preset == str(run / "rewards/mine.py")
-    assert run.state("02").status == "done"
+def test_rewards_are_written_run_and_adopted(run, lab):
+    """Notebook 3 trains with what was adopted."""
+    write(lab, MINE, "Run")
+    expect(lab.get_by_role("slider")).to_have_count(2, timeout=SLOW)
+    expect(lab.locator(".sheet th").nth(3)).to_have_text("right × 1")
+    for shown in ("FAILED", "several answers", "zero-advantage groups"):
+        expect(lab.get_by_text(shown).last).to_be_visible(timeout=SLOW)
+    if os.environ.get("GRPO_NB_SCREENSHOT"):
+        lab.page.set_viewport_size({"width": 1100, "height": 1500})
+        lab.page.screenshot(path=PROJECT_ROOT / "docs/reward_lab.png")
+    for code, said in (("1 / 0", "line 1 (1 / 0): Zero"), ("def f(", "line 1 (def f(): Syn")):
+        write(lab, code, "Run")
+        expect(lab.get_by_role("alert")).to_contain_text(said)
+        expect(lab.get_by_role("alert")).to_be_in_viewport()
+        expect(lab.get_by_text("Traceback (most")).not_to_be_visible()
+    write(lab, EXACT, "Run")
+    expect(lab.get_by_role("slider")).to_have_count(1, timeout=SLOW)
+    expect(lab.get_by_role("alert")).to_have_count(0)
+    assert run.state("02").status == "running", "nothing is adopted"
+    lab.get_by_role("slider").press("ArrowLeft")
+    expect(lab.locator(".sheet th").nth(3)).to_contain_text("× 0.9375", timeout=SLOW)
+    lab.get_by_role("button", name="Adopt").click()
+    then = "Adopted: mine.py. 03_train_grpo trains with it"
+    expect(lab.get_by_role("status")).to_have_text(then, timeout=SLOW)
+    trained = start_stage("03", "demo").config.rewards
+    assert trained.preset == str(run / "rewards/mine.py")
+    chosen = load_preset(trained.preset, trained.reward_weights)
+    assert refuse_untested(run, chosen) == "the rewards passed their test"
+    assert chosen.reward_weights == [0.9375]
+    run.lock().release(force=True)
+    write(lab, "", "Adopt")
+    expect(lab.get_by_role("status")).to_contain_text("Adopted: math", timeout=SLOW)
+    assert run.config().rewards.preset == "math"

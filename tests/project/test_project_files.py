@@ -11,7 +11,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import grpo_nb
-from grpo_nb.__main__ import main
 from grpo_nb.runs import PROJECT_ROOT
 
 
@@ -140,10 +139,3 @@ def test_a_closed_list_is_installed_as_one():
     for name in ("Makefile", "docs/launch/skypilot.yaml", "docs/running.md", "grpo_nb/colab.py"):
         lines = [line for line in text(name).splitlines() if re.search(r"install.*-r\b", line)]
         assert all("--no-deps" in line for line in lines), name
-
-
-@pytest.mark.parametrize("port", ["0", "65536", "x", "-1"])
-def test_what_is_no_port_is_refused(port, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["reward-lab", f"--port={port}"])
-    assert f"{port!r} is not a port: give a number from 1 to 65535" in capsys.readouterr().err

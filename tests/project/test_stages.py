@@ -8,7 +8,7 @@ from textwrap import dedent
 import nbformat
 import pytest
 
-from grpo_nb import reward_lab, views
+from grpo_nb import reward_lab
 from grpo_nb.pipeline import launch, stages
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT
 
@@ -86,7 +86,6 @@ def test_the_quickstart_calls_the_functions_and_unfolds_the_training():
 
 def test_launcher_and_lab_take_the_same_way():
     assert "train_grpo" in steps_in(launch._train)
-    assert set(steps_in(reward_lab.open_test)) < set(steps_in(views.open_lab))
     assert steps_in(reward_lab.hand_on)[-3:] == steps_in(stages.test_rewards)[-3:]
 
 

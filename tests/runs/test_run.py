@@ -10,7 +10,7 @@ from unittest.mock import patch
 import nbformat
 import pytest
 
-from grpo_nb.__main__ import main, parse_arguments
+from grpo_nb.__main__ import main
 from grpo_nb.machine import bound_kernels
 from grpo_nb.pipeline import notebooks
 from grpo_nb.pipeline.notebooks import StageFailed, execute_notebook, set_environment
@@ -123,7 +123,6 @@ def test_misspelt_commands_and_settings_without_a_value_are_named(capsys):
         assert message in capsys.readouterr().err
     assert main(["run", "--set", "train.beta"]) == 2
     assert "--set 'train.beta' has no value: write NAME=VALUE" in capsys.readouterr().err
-    assert parse_arguments(["reward-lab", "mine"]).name == "mine"
 
 
 def test_the_help_of_run_shows_settings_that_exist(capsys):

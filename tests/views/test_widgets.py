@@ -3,13 +3,7 @@
 import html
 
 import pytest
-from conftest import held
 from labs import click
-
-from grpo_nb import data
-from grpo_nb.runs import start_stage
-from grpo_nb.runs.config import resolve
-from grpo_nb.views import RewardLab, open_lab
 
 
 def put(lab, widget, value):
@@ -97,21 +91,6 @@ def test_rewards_written_in_the_box_are_scored_and_probed(lab, capsys):
     click(lab, lab.run)
     assert len(lab.sliders) == 4 and "PASSED" in lab.status.value
     assert not (lab.stage.run / "rewards").exists(), "nothing is adopted"
-
-
-def test_a_page_says_at_its_top_that_another_process_holds_the_run(runs_dir):
-    """The run has data and a baseline, so nothing is sampled again."""
-    small = {"data.max_rows": 24}
-    stage = start_stage("01", "lab", small, profile="tiny-cpu")
-    data.prepare(stage.run, stage.config.data, 0, lambda prompts: [10] * len(prompts))
-    stage.finish("data")
-    stage.run.write_config(resolve("tiny-cpu", small, {"rewards.baseline_prompts": 1}))
-    assert isinstance(open_lab("lab"), RewardLab)
-    with held("lab"):
-        note, opened = open_lab("lab").children
-        assert "paste them into the cell of rewards" in note.value
-        click(opened, opened.adopt)
-        assert "is in use by another process" in opened.errors.value
 
 
 TRLS = "def f(completions, **kwargs):\n"

@@ -15,23 +15,21 @@ from typing import Any, ClassVar
 import yaml
 
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
 
 def disk_error(path: Path | str, error: OSError, state: str = "") -> str:
-    """Explain an error of a full or read-only disk; return any other error's text unchanged."""
+    """Explain an error of a full or closed disk; return any other error's text unchanged."""
     if error.errno in DISK_FULL:
         return (
             f"no room to write {path} ({error}){state}: free some space, or point GRPO_NB_RUNS at "
             "a folder on a larger disk"
         )
-    if error.errno in READ_ONLY:
-        path = Path(error.filename or path)
-        place, use = (path, os.R_OK) if os.access(path, os.F_OK) else (path.parent, os.X_OK)
-        if error.errno == errno.EACCES and not os.access(place, use):
-            advice = "ask its owner, or point GRPO_NB_RUNS at a folder of your own"
-            return f"{path} cannot be read ({error}): {advice}"
-        return f"{path} cannot be written ({error}): point GRPO_NB_RUNS at a writable folder"
+    if error.errno in CLOSED:
+        return (
+            f"{error.filename or path} cannot be read or written ({error}): ask its owner, or "
+            "point GRPO_NB_RUNS at a writable folder"
+        )
     return str(error)
 
 
@@ -83,10 +81,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it is not a JSON object")
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged, restore it from a copy: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is damaged, restore it from a copy: it is not a JSON object")
     return content
 
 
@@ -164,22 +162,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: It is not YAML, has a duplicate key or a recursive alias, or holds no keys; the
-            message names the file and the line.
+        ValueError: It is not YAML, has a duplicate key, or holds no keys; the message names the
+            file and the line.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _Strict)
     except yaml.MarkedYAMLError as error:
-        mark, why = error.problem_mark or error.context_mark, error.problem
-        tab = ": indent with spaces, not tabs" if "'\\t'" in str(why) else ""
-        why = "an alias is part of what it names" if "recursive" in str(why) else f"{why}{tab}"
-        raise ValueError(f"{path}, line {mark.line + 1}: {why}") from None
-    except RecursionError:
-        raise ValueError(f"{path} is not a file of settings: it is nested too deeply") from None
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # `!!bool maybe`
-        raise ValueError(f"{path} cannot be read: {error}") from None
+        mark = error.problem_mark or error.context_mark
+        raise ValueError(f"{path}, line {mark.line + 1}: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None  # such as `!!bool maybe`
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ValueError(f"{path}: write one `setting: value` per line")
     return content

@@ -183,13 +183,13 @@ def test_a_second_user_reads_a_run_and_is_told_what_cannot_be_written(monkeypatc
             folder.chmod(0o755)
     status, of_the_run, of_a_new_one, *codes = other.stdout.splitlines()
     assert status == "done running"
-    assert f"{shared}/held/.lock cannot be written" in of_the_run
+    assert f"{shared}/held/.lock cannot be read or written" in of_the_run
     for message in (of_the_run, of_a_new_one):
         assert "point GRPO_NB_RUNS at a writable folder" in message
     closed, secret = other.stderr.splitlines()
     for name, message in (("closed", closed), ("secret", secret)):
-        assert f"{name}/manifest.json cannot be read (" in message
-        assert message.endswith("ask its owner, or point GRPO_NB_RUNS at a folder of your own")
+        assert f"{name}/manifest.json cannot be read or written (" in message
+        assert message.endswith("ask its owner, or point GRPO_NB_RUNS at a writable folder")
     assert codes == ["1", "1"]
 
 

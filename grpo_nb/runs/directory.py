@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,13 +44,7 @@ _locks: dict[Path, FileLock] = {}
 def runs_root() -> Path:
     """Return the folder of all runs: `$GRPO_NB_RUNS`, or `runs/` beside the package."""
     folder = os.environ.get("GRPO_NB_RUNS")
-    return _absolute(folder) if folder else PROJECT_ROOT / "runs"
-
-
-@cache
-def _absolute(folder: str) -> Path:
-    """Resolve a relative folder once, because a process may change its working directory later."""
-    return Path(folder).expanduser().absolute()
+    return Path(folder).expanduser().absolute() if folder else PROJECT_ROOT / "runs"
 
 
 def project_path(path: str | Path) -> Path:
@@ -185,25 +178,18 @@ class Run:
 
     def outdated(self, stage: str) -> str:
         """Say which earlier results have changed since `stage` was done, and what to run, or ""."""
-        if not (again := self._run_again_before(stage)):
-            return ""
-        event = f"{NOTEBOOKS[again]} was run again after {NOTEBOOKS[stage]}"
-        return f"{event}: run {self._first_undone(stage)}"
-
-    def _run_again_before(self, stage: str) -> str:
-        """Return the first earlier stage whose results changed after `stage` had read them.
-
-        It is "" if none changed, or if `stage` has never been done. A stage that is running, has
-        failed or was cut off may have overwritten its results.
-        """
-        manifest, current = self.manifest(), {}
+        manifest, current, rerun = self.manifest(), {}, ""
         inputs = manifest.get(stage, {}).get("inputs")
         for earlier in [name for name in NOTEBOOKS if inputs is not None and name < stage]:
             entry = manifest.get(earlier, {})
-            if entry.get("status") != "done" or not entry["outputs"].items() <= inputs.items():
-                return earlier
-            current |= entry["outputs"]
-        return earlier if inputs and current != inputs else ""
+            current |= entry.get("outputs", {})
+            # A stage that is running, failed or cut off may have overwritten its results.
+            if entry.get("status") != "done" or not current.items() <= inputs.items():
+                rerun = rerun or earlier
+        if not rerun and current == (inputs or {}):
+            return ""
+        event = f"{NOTEBOOKS[rerun or earlier]} was run again after {NOTEBOOKS[stage]}"
+        return f"{event}: run {self._first_undone(stage)}"
 
     def _resettled(self, stage: str) -> str:
         """Say that the settings of a done stage have changed since; "" if they have not."""

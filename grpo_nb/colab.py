@@ -12,11 +12,9 @@ from importlib import metadata
 
 from grpo_nb.machine import PROJECT_ROOT, gpu_fault, gpu_name
 
-OTHER_GPU = "Runtime → Change runtime type: take another GPU, or the CPU."
-DRIVER = (
-    "Runtime → Change runtime type: another GPU may come with a newer one. If none does, take the "
-    "CPU: every notebook runs there with the tiny model. On a T4 of your own, install driver 580, "
-    "which supports it."
+OTHER_GPU = (
+    "Runtime → Change runtime type: take another GPU, which may come with a newer driver, or the "
+    "CPU: every notebook runs there with the tiny model."
 )
 # Colab's kernel is made of these. With other versions of them google.colab cannot be imported, and
 # after the restart no kernel starts, so they stay as they are.
@@ -40,7 +38,7 @@ def set_up(drive: bool = False) -> None:
             runtime has to restart: the old versions may be loaded. One sentence says which.
     """
     if fault := gpu_fault():
-        raise SystemExit(f"{fault}. {DRIVER if 'driver' in fault else OTHER_GPU}")
+        raise SystemExit(f"{fault}. {OTHER_GPU}")
     if drive:
         from google.colab import drive as google_drive
 

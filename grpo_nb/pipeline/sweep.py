@@ -70,18 +70,17 @@ def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: The file is not YAML, has an unknown key or setting, varies nothing, or has
-            two equal trials.
+        ValueError: The file is not YAML, has an unknown key or setting, or varies nothing.
     """
     content = read_yaml(path)
     for key in content:
         refuse_unknown("key of a sweep", key, KEYS)
     name, shared = content.get("name", path.stem) or "", content.get("settings") or {}
     profile = content.get("profile", "auto")
-    if elsewhere and profile == "auto":
-        raise ValueError(f"{path}: name the cluster's profile: auto would choose one for this host")
     if not isinstance(shared, dict):
         raise ValueError(f"{path}: settings: write `setting: value` pairs")
+    if elsewhere and profile == "auto":
+        raise ValueError(f"{path}: name the cluster's profile: auto would choose one for this host")
     trials: list[Trial] = []
     points = _points(path, content)
     if profile == "auto":
@@ -89,8 +88,6 @@ def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
     for number, swept in enumerate(points):
         for key in swept.keys() & shared.keys():
             raise ValueError(f"{path}: {key} is varied, and set in settings: remove one of them")
-        if swept in [trial.swept for trial in trials]:
-            raise ValueError(f"{path}: two trials are the same run: {words(swept)}")
         run = Run(f"{name}-{number:03}")
         _, settings = resolve_run(run, profile, with_full_paths(shared | swept))
         trials.append(Trial(run.name, swept, settings))
@@ -99,26 +96,23 @@ def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
 
 def _points(path: Path, content: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the varied settings of each trial; the last setting of a grid varies fastest."""
-    grid, points = content.get("grid"), content.get("list")
-    if bool(grid) == bool(points):
-        raise ValueError(f"{path}: a sweep needs something to vary: either grid or list")
-    if points:
-        if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
-            raise ValueError(f"{path}: list: write {{setting: value, …}} for each trial")
-        return points
-    if not isinstance(grid, dict) or not all(isinstance(v, list) and v for v in grid.values()):
-        raise ValueError(f"{path}: grid: write a list of values for each setting")
-    return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
-
-
-def words(swept: Mapping[str, Any]) -> str:
-    """Write the varied settings of a trial as text."""
-    return ", ".join(f"{name} = {value}" for name, value in swept.items())
+    grid, points = content.get("grid") or {}, content.get("list") or []
+    lists = isinstance(grid, dict) and all(isinstance(v, list) and v for v in grid.values())
+    pairs = isinstance(points, list) and all(isinstance(point, dict) for point in points)
+    if not (lists and pairs) or bool(grid) == bool(points):
+        raise ValueError(
+            f"{path}: a sweep needs something to vary: either grid: {{setting: [value, …], …}} or "
+            "list: [{setting: value, …}, …]"
+        )
+    return points or [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
 
 def plan(sweep: Sweep) -> str:
     """Return one line per trial with its varied settings."""
-    lines = [f"{trial.name}  {words(trial.swept)}" for trial in sweep.trials]
+    lines = []
+    for trial in sweep.trials:
+        swept = [f"{name} = {value}" for name, value in trial.swept.items()]
+        lines.append(f"{trial.name}  {', '.join(swept)}")
     return "\n".join([f"sweep {sweep.name}: {len(lines)} trials, {sweep.profile}", *lines])
 
 
@@ -180,7 +174,7 @@ def _attempt(run: Run, command: Sequence[str], environment: Mapping[str, str], s
     run.path.mkdir(parents=True, exist_ok=True)
     with (run / "sweep.log").open("ab") as out:
         process = subprocess.Popen(
-            ending_with_us(command),
+            [sys.executable, "-S", "-I", "-c", ENDS_WITH_STARTER, str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
@@ -195,11 +189,6 @@ def _attempt(run: Run, command: Sequence[str], environment: Mapping[str, str], s
         process.terminate()
         code = process.wait()
     return code
-
-
-def ending_with_us(command: Sequence[str]) -> list[str]:
-    """Return a command that gets SIGTERM when this thread ends for whatever reason."""
-    return [sys.executable, "-S", "-I", "-c", ENDS_WITH_STARTER, str(os.getpid()), *command]
 
 
 def _why_failed(run: Run, code: int) -> str:

@@ -80,9 +80,7 @@ def _begin(trainer: Any) -> None:
 def _start(run: Run, settings: Mapping[str, Any], force: bool) -> Stage:
     """Start stage 03 with these settings, which override those of earlier calls."""
     earlier = config.of_stage("03", kept_settings(run, "03"))
-    stage = start_stage("03", run.path, earlier | settings, force=force)
-    _refuse(stage.config)
-    return stage
+    return start_stage("03", run.path, earlier | settings, force=force)
 
 
 def _refuse(settings: RunConfig) -> None:

@@ -9,6 +9,7 @@ changed since.
 import fcntl
 import math
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +30,6 @@ from grpo_nb.runs.files import (
     sha256,
     write_json,
 )
-from grpo_nb.runs.names import refuse_path
 
 NOTEBOOKS = {
     "01": "01_prepare_data",
@@ -76,7 +76,10 @@ class Run:
 
     def __init__(self, folder: str | Path) -> None:
         self.name = folder.name if isinstance(folder, Path) else folder
-        refuse_path("run_name", self.name)
+        if not re.fullmatch(r"\w[\w.-]{0,99}", self.name, flags=re.ASCII):
+            raise ValueError(
+                f"run_name {self.name!r}: use letters, digits, '.', '-' and '_' only, 100 at most"
+            )
         self.path = folder.absolute() if isinstance(folder, Path) else runs_root() / folder
         self.one_page = False  # whether one notebook, the quickstart, holds every stage
 

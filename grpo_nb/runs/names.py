@@ -1,7 +1,6 @@
 """Refuse names that a user has mistyped; the error suggests the nearest known name."""
 
 import difflib
-import re
 
 
 def refuse_unknown(what: str, name: str, names: list[str]) -> None:
@@ -11,9 +10,3 @@ def refuse_unknown(what: str, name: str, names: list[str]) -> None:
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known names: {', '.join(names)}."
     raise ValueError(f"unknown {what} {name!r}: {hint}")
-
-
-def refuse_path(what: str, name: str) -> None:
-    """Raise ValueError unless `name` is a plain folder name that cannot lead elsewhere."""
-    if not re.fullmatch(r"\w[\w.-]{0,99}", name, flags=re.ASCII):
-        raise ValueError(f"{what} {name!r}: use letters, digits, '.', '-' and '_' only")

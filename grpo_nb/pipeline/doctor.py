@@ -3,7 +3,6 @@
 import os
 import platform
 import shutil
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -45,13 +44,12 @@ def examine() -> list[Check]:
 
 def _machine(gpu: str) -> Iterator[tuple[str, bool, str, str]]:
     """Yield (name, whether it passes, what there is, how to fix it) of the machine's checks."""
-    ready = (3, 11) <= sys.version_info[:2] <= (3, 13)
-    yield "python", ready, platform.python_version(), "make install PYTHON=python3.11"
     fault = gpu_fault()
     evidence = "; ".join(filter(None, [gpu or NO_GPU, fault or several_gpus()]))
     fix = "install a newer driver, use another GPU, or go without: make clean install GPU=0"
     yield "gpu", not fault, evidence, fix
-    yield "cpu", True, f"{os.cpu_count()} cores, {platform.machine()}", ""
+    python = f"Python {platform.python_version()}"
+    yield "cpu", True, f"{os.cpu_count()} cores, {platform.machine()}, {python}", ""
     root = runs_root() if runs_root().exists() else PROJECT_ROOT
     disk, memory = shutil.disk_usage(root).free / 2**30, psutil.virtual_memory().available / 2**30
     move = "export GRPO_NB_RUNS=/a/larger/disk"

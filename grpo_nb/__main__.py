@@ -27,7 +27,9 @@ def run(placebo: str | None, dry_run: bool, force: bool, **options: Any) -> None
     stages = (first, last) if only is None else (only, only)
     if not (options["name"] or options["file"]) and stages[0] != "01":
         raise ValueError(f"--from {stages[0]} continues a run: say which with --name")
-    notebooks.run_command(*stages, force, dry_run, **options)
+    executed = notebooks.run_pipeline(*notebooks.planned_run(**options), *stages, force, dry_run)
+    if not dry_run:
+        notebooks.print_summary(executed, stages[1])
 
 
 def repeat(kind: str, name: str | None, dry_run: bool, force: bool, **options: Any) -> None:

@@ -49,8 +49,6 @@ QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
-# Silences each kernel's warnings that it uses a local TCP port, and that it was interrupted.
-KERNEL_ARGUMENTS = ["--IPKernelApp.log_level=50"]
 KERNEL_ENDED = (
     "ended with the process of its kernel: killed by the system because memory ran out "
     "(docs/troubleshooting.md#out-of-memory), killed by a user, or ended by an exit in a cell. "
@@ -76,13 +74,6 @@ class Planned(NamedTuple):
     name: str
     profile: str
     settings: dict[str, Any]
-
-
-def run_command(first: str, last: str, force: bool, dry_run: bool, **options: Any) -> None:
-    """Execute the stages of a command, and print the results; the options are `planned_run`'s."""
-    run = run_pipeline(*planned_run(**options), first, last, force, dry_run)
-    if not dry_run:
-        print_summary(run, last)
 
 
 def planned_run(
@@ -279,7 +270,8 @@ def run_pipeline(
     if dry_run:
         print(plan(run, config, first, last))
         return run
-    _papermill()  # imported early, while a signal still ends this process
+    import papermill  # noqa: F401 - early, while a signal still ends this process
+
     lock = run.lock(".pipeline.lock")
 
     def parameters(stage: str) -> dict[str, Any]:
@@ -291,8 +283,6 @@ def run_pipeline(
         run.write_config(config)
         (run / "notebooks").mkdir(exist_ok=True)
         for stage in [stage for stage in NOTEBOOKS if first <= stage <= last]:
-            if stage == "03":
-                _refuse_failed_rewards(run, force)
             _execute_stage(run, stage, parameters(stage))
             if stage == "02" and (rescued := training.adopted(run)):
                 print(f"the base earns nothing, and is rescued by {rescued}", flush=True)
@@ -303,17 +293,6 @@ def run_pipeline(
     finally:
         lock.release()
     return run
-
-
-def _refuse_failed_rewards(run: Run, force: bool) -> None:
-    """Raise StageFailed if the verdict failed, so that notebook 3 does not start only to fail."""
-    from grpo_nb import reward_lab
-    from grpo_nb.rewards import load_rewards
-
-    try:
-        reward_lab.refuse_untested(run, load_rewards(run.config().rewards), force)
-    except ValueError as error:
-        raise StageFailed(str(error)) from None
 
 
 def _execute_stage(run: Run, stage: str, parameters: dict[str, Any]) -> None:
@@ -336,10 +315,7 @@ def _execute_stage(run: Run, stage: str, parameters: dict[str, Any]) -> None:
         try:
             task.result()
         except StageFailed as error:
-            # The command of a placebo finds its stage itself.
-            placebo = (run / "config.yaml").exists() and run.config().train.placebo != "none"
-            options = "" if placebo else f" with --name {run.name} --from {stage}"
-            text = f"{error}\nTo go on, give the same command{options}"
+            text = f"{error}\nTo go on: python -m grpo_nb run --name {run.name} --from {stage}"
             raise (Stopped(text, received[0]) if received else StageFailed(text)) from None
 
 
@@ -354,14 +330,16 @@ def print_summary(run: Run, last: str = "04") -> None:
             if pair["after"] == "merged" and pair["before"] in ("base", "warm-up"):
                 print(pair["sentence"])
     failures = read_json(run / "rewards/report.json")["failures"] if last >= "02" else []
-    for result in [f"FAILED: {failure}" for failure in failures] or ["passed"] * (last >= "02"):
-        print(f"rewards    {result}")
+    for failure in failures:
+        print(f"rewards    FAILED: {failure}")
+    if last >= "02" and not failures:
+        print("rewards    passed")
     seconds = {NOTEBOOKS[k]: e["seconds"] for k, e in run.manifest().items() if k <= last}
     print("time      ", ", ".join(f"{name} {value:.0f} s" for name, value in seconds.items()))
     for place in ("notebooks", "figures", *(["model/merged"] if last == "04" else [])):
         print(f"{place.partition('/')[0]:<10} {run / place}")
-    if last == "02":
-        _refuse_failed_rewards(run, force=False)
+    if last == "02" and failures:
+        raise StageFailed(f"the rewards failed their test: {failures[0]}")
 
 
 def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> None:
@@ -384,13 +362,11 @@ def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Non
     from grpo_nb.training.checkpoints import trained_steps
 
     note = f"The notebook up to there: {target}"
-    try:
-        if entry != before:  # otherwise it had not started, and its earlier results are valid
+    if entry != before:  # otherwise it had not started, and its earlier results are valid
+        with suppress(OSError):  # a full disk, which `why` names; the stage is then "cut off"
             run.record(stage, {"status": "failed", "error": why})
-        if stage == "03" and (steps := trained_steps(run / "train")):
-            note += f"\nThe training is kept up to step {steps}"
-    except OSError as error:
-        note = f"The failure could not be recorded in the manifest: {error}"
+    if stage == "03" and (steps := trained_steps(run / "train")):
+        note += f"\nThe training is kept up to step {steps}"
     raise StageFailed(f"{NOTEBOOKS[stage]} {why}\n{note}")
 
 
@@ -401,18 +377,9 @@ def set_environment(run: Run) -> None:
     os.environ.update(QUIET | {"PYTHONPATH": path, "GRPO_NB_RUNS": str(run.path.parent)})
 
 
-def _papermill() -> Any:
-    # jsonschema would load this module to check the format of URLs, which notebooks do not have,
-    # and building its grammar would add 2 s to the import of papermill.
-    sys.modules.setdefault("rfc3987_syntax", None)
-    import papermill
-
-    return papermill
-
-
 def _execute(source: Path, target: Path, parameters: Mapping[str, Any]) -> str:
     """Execute a notebook; return why it did not reach its end, or "" if it did."""
-    papermill = _papermill()
+    import papermill
     from nbclient.exceptions import DeadKernelError
 
     try:
@@ -423,7 +390,8 @@ def _execute(source: Path, target: Path, parameters: Mapping[str, Any]) -> str:
             cwd=source.parent,
             kernel_name="python3",
             progress_bar=False,
-            extra_arguments=KERNEL_ARGUMENTS,
+            # no warnings that a kernel uses a local TCP port, or was interrupted
+            extra_arguments=["--IPKernelApp.log_level=50"],
             store_widget_state=False,
         )
     except papermill.PapermillExecutionError as error:

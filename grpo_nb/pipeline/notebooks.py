@@ -49,6 +49,8 @@ QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
+# Silences each kernel's warnings that it uses a local TCP port, and that it was interrupted.
+KERNEL_ARGUMENTS = ["--IPKernelApp.log_level=50"]
 KERNEL_ENDED = (
     "ended with the process of its kernel: killed by the system because memory ran out "
     "(docs/troubleshooting.md#out-of-memory), killed by a user, or ended by an exit in a cell. "
@@ -390,8 +392,7 @@ def _execute(source: Path, target: Path, parameters: Mapping[str, Any]) -> str:
             cwd=source.parent,
             kernel_name="python3",
             progress_bar=False,
-            # no warnings that a kernel uses a local TCP port, or was interrupted
-            extra_arguments=["--IPKernelApp.log_level=50"],
+            extra_arguments=KERNEL_ARGUMENTS,
             store_widget_state=False,
         )
     except papermill.PapermillExecutionError as error:

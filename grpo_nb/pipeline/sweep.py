@@ -26,7 +26,6 @@ from grpo_nb.machine import visible_gpus
 from grpo_nb.pipeline.notebooks import Stopped, resolve_run, with_full_paths
 from grpo_nb.runs import PROJECT_ROOT, Run, refuse_unknown, runs_root
 from grpo_nb.runs.files import read_yaml
-from grpo_nb.runs.profiles import detect_profile
 from grpo_nb.runs.signals import signals
 
 KEYS = ["name", "profile", "settings", "grid", "list"]
@@ -82,14 +81,12 @@ def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
     if elsewhere and profile == "auto":
         raise ValueError(f"{path}: name the cluster's profile: auto would choose one for this host")
     trials: list[Trial] = []
-    points = _points(path, content)
-    if profile == "auto":
-        profile = detect_profile((shared | points[0]).get("model.model_path", ""))
-    for number, swept in enumerate(points):
+    for number, swept in enumerate(_points(path, content)):
         for key in swept.keys() & shared.keys():
             raise ValueError(f"{path}: {key} is varied, and set in settings: remove one of them")
         run = Run(f"{name}-{number:03}")
-        _, settings = resolve_run(run, profile, with_full_paths(shared | swept))
+        config, settings = resolve_run(run, profile, with_full_paths(shared | swept))
+        profile = config.profile  # "auto" chooses for the first trial, and so for all
         trials.append(Trial(run.name, swept, settings))
     return Sweep(str(name), profile, trials)
 

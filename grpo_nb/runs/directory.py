@@ -180,7 +180,7 @@ class Run:
         return f"{NOTEBOOKS[stage]} of {self.name!r} is {self.state(stage).why}" if stage else ""
 
     def outdated(self, stage: str) -> str:
-        """Say which earlier results have changed since `stage` was done, and what to run, or ""."""
+        """Say which earlier results have changed since `stage` was done; "" if none have."""
         manifest, current, rerun = self.manifest(), {}, ""
         inputs = manifest.get(stage, {}).get("inputs")
         for earlier in [name for name in NOTEBOOKS if inputs is not None and name < stage]:
@@ -191,27 +191,22 @@ class Run:
                 rerun = rerun or earlier
         if not rerun and current == (inputs or {}):
             return ""
-        event = f"{NOTEBOOKS[rerun or earlier]} was run again after {NOTEBOOKS[stage]}"
-        return f"{event}: run {self._first_undone(stage)}"
+        return f"{NOTEBOOKS[rerun or earlier]} was run again after {NOTEBOOKS[stage]}"
 
     def _resettled(self, stage: str) -> str:
         """Say that the settings of a done stage have changed since; "" if they have not."""
         recorded = self.manifest()[stage].get("settings")
         if not recorded or recorded == configs.digest(self.config(), stage):
             return ""
-        event = f"{self / 'config.yaml'} has other settings than {NOTEBOOKS[stage]} was run with"
-        return f"{event}: run {self._first_undone(stage)}"
-
-    def _first_undone(self, last: str) -> str:
-        """Name the notebook to start from, so that `last` is done again."""
-        stages = [stage for stage in NOTEBOOKS if stage < last]
-        first = next((stage for stage in stages if self.state(stage).status != "done"), last)
-        return self.place(first) if self.one_page else f"{NOTEBOOKS[first]} (--from {first})"
+        return f"{self / 'config.yaml'} has other settings than {NOTEBOOKS[stage]} was run with"
 
     def refuse_outdated(self) -> None:
         """Raise ValueError if the merged model and its evaluation are out of date."""
         if reason := self.outdated("04"):
-            raise ValueError(f"run {self.name!r}: {reason}")
+            first = self.undone()
+            raise ValueError(
+                f"run {self.name!r}: {reason}: run {NOTEBOOKS[first]} (--from {first})"
+            )
 
     def config(self) -> configs.RunConfig:
         """Return the configuration as the most recently started stage left it.
@@ -439,13 +434,11 @@ def refuse_undone(run: Run, stage: str) -> None:
     """Raise ValueError unless every earlier stage is done and its files are unchanged."""
     for earlier in [name for name in NOTEBOOKS if name < stage]:
         state = run.state(earlier)
-        if state.status == "stale":
-            raise ValueError(f"{state.why.removeprefix('stale: ')}, or set force = True")
         if state.status != "done":
-            verb = "was" if state.status == "cut off" else "is"
+            otherwise = ", or set force = True" if state.status == "stale" else ""
             raise ValueError(
-                f"{NOTEBOOKS[stage]} needs {NOTEBOOKS[earlier]}, which {verb} {state.status} in "
-                f"run {run.name!r}: run {run.place(earlier)} first"
+                f"run {run.name!r}: {NOTEBOOKS[stage]} needs {NOTEBOOKS[earlier]}, which is "
+                f"{state.why}: run {run.place(earlier)} first{otherwise}"
             )
         refuse_changed(run, earlier, "or set force = True")
 

@@ -506,7 +506,7 @@ def test_an_adoption_that_is_killed_at_any_write_is_as_before_cut_off_or_as_afte
         is_cut_off = run.state("02").status == "cut off"
         outcomes.append(0 if run.manifest()["02"] == entry else 1 if is_cut_off else 2)
         if is_cut_off:
-            with pytest.raises(ValueError, match="02_test_rewards, which was cut off"):
+            with pytest.raises(ValueError, match="02_test_rewards, which is cut off"):
                 start_stage("03", "gate")
             assert reward_lab.hand_on(test, BOTH, [1, 0.125]).passed
         if outcomes[-1]:

@@ -196,7 +196,7 @@ def test_a_merged_model_of_an_earlier_training_is_neither_asked_nor_given_away(
     done = {"status": "done", "inputs": {}, "outputs": {}}
     entries = {"01": done, "02": done, "03": done | {"outputs": run.files("train/adapter")}}
     entries["04"] = done | {"inputs": trained}
-    place, again = str(run.path), "03_train_grpo was run again after 04_merge_and_infer: run "
+    place, again = str(run.path), "03_train_grpo was run again after 04_merge_and_infer"
     answer, card, report = ["answer", place, str(few), "--to", "to.jsonl"], ["card"], ["report"]
     for status, command, why in (
         *(("done", answer, again), ("done", [*card, place], again)),

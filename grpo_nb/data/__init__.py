@@ -19,18 +19,23 @@ import pandas as pd
 from tqdm import tqdm
 
 from grpo_nb.data import duplicates, sources, validate
-from grpo_nb.data.proposal import problem, proposal
 from grpo_nb.data.references import printable
 from grpo_nb.data.report import LEAKS, REPEATED, Drops, checks, figures, image_figures
 from grpo_nb.data.sources import Batch
 from grpo_nb.data.store import Row, load, replace_train, to_json, write_rows
-from grpo_nb.data.validate import CONTRADICTORY, CountTokens, extra_columns, validate_rows
+from grpo_nb.data.validate import (
+    CONTRADICTORY,
+    CountTokens,
+    extra_columns,
+    refuse_unusable_rows,
+    validate_rows,
+)
 from grpo_nb.rewards import PRESETS, RewardSet
 from grpo_nb.runs import Run, atomic_path, write_json
 from grpo_nb.runs.config import DataConfig
 
-__all__ = ["CONTRADICTORY", "LEAKS", "REPEATED", "checks", "load", "prepare", "problem", "proposal"]
-__all__ += ["replace_train"]
+__all__ = ["CONTRADICTORY", "LEAKS", "REPEATED", "checks", "load", "prepare", "replace_train"]
+__all__ += ["refuse_unusable_rows"]
 
 
 def prepare(

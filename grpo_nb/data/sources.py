@@ -66,11 +66,12 @@ def read_columns(config: DataConfig) -> tuple[DataConfig, list[str], Iterator[Ba
         batches of `read`.
 
     Raises:
-        ValueError: A column that was set is missing; or no column has the default name, and several
-            have a likely one.
+        ValueError: There are no rows, or a column that was set is missing; or no column has the
+            default name, and several have a likely one.
     """
     batches = read(config)
-    first = next(batches, [])
+    if not (first := next(batches, [])):
+        raise ValueError(f"{config.source} holds no rows: give a data.source that does")
     names = list(dict.fromkeys(name for _, row in first if isinstance(row, dict) for name in row))
     current, changes = {config.question_column, config.answer_column}, {}
     for setting, likely in LIKELY.items():

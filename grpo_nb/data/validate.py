@@ -20,11 +20,12 @@ from grpo_nb.answers import read_reference, unusable
 from grpo_nb.data.faults import Fault
 from grpo_nb.data.images import read_images
 from grpo_nb.data.references import answer_finder, as_text, letter_of, plain_answer
-from grpo_nb.data.sources import Batch, Row, folder_of
+from grpo_nb.data.sources import Batch, Row, folder_of, is_local, read_columns
 from grpo_nb.rewards.contract import TRLS_OWN
 from grpo_nb.rewards.prompts import Message, build_prompt, with_images
 from grpo_nb.runs.config import DataConfig
 
+FIRST_ROWS = 10
 CountTokens = Callable[[Sequence[list[Message]]], list[int]]
 SHAPE_COLUMNS = ("choices", "context", "sources", "tests")
 TAKEN = {"prompt", "question", "answer", "prompt_tokens", "worked", "self", *TRLS_OWN}
@@ -74,6 +75,23 @@ def validate_rows(
             fault.row = number
             faults.append(fault)
     return rows, faults, tokens
+
+
+def refuse_unusable_rows(config: DataConfig) -> None:
+    """Refuse a local file most of whose first rows cannot be used, before anything starts.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The file or its columns cannot be read, or most of its first rows are faulty.
+    """
+    if not is_local(config.source):
+        return
+    config, _, batches = read_columns(config.model_copy(update={"max_rows": FIRST_ROWS}))
+    rows = next(batches, [])
+    faults = validate_rows(rows, config, lambda prompts: [0])[1]
+    if 2 * len(faults) > len(rows):
+        how_many = f"{len(faults)} of the first {len(rows)} rows of {config.source}"
+        raise ValueError(f"{how_many} cannot be used: {faults[0]}")
 
 
 def prompt_tokens(prompt: list[Message], config: DataConfig, count_tokens: CountTokens) -> int:

@@ -13,7 +13,6 @@ its own kernel; if one ends too early, an error says why, and no stage is left a
 
 import ast
 import os
-import shlex
 import signal
 import sys
 import time
@@ -156,28 +155,21 @@ def resolve_run(
     return config, {name: v for name, v in values.items() if configs.stage_of(name) >= first}
 
 
-def refuse_unusable_inputs(plan: Planned, config: configs.RunConfig, first: str) -> None:
+def refuse_unusable_inputs(config: configs.RunConfig, first: str) -> None:
     """Refuse files and folders that are missing, and a file whose first rows do not fit.
 
     Raises:
         FileNotFoundError: The model, the data or the file of attacks does not exist.
-        ValueError: The first rows cannot be used; the message has a command that can use them.
+        ValueError: The first rows cannot be used.
     """
     from grpo_nb import data, reward_lab
     from grpo_nb.models import hub
-    from grpo_nb.rewards import load_rewards
 
     hub.find_model(config.model.model_path)
     if config.rewards.cases:
         reward_lab.read_attacks(project_path(config.rewards.cases))
-    if first > "01" or not (why := data.problem(config, load_rewards(config.rewards))):
-        return
-    if fit := data.proposal(config):
-        options = [f"--set {shlex.quote(f'{k}={v}')}" for k, v in (plan.settings | fit).items()]
-        options[:0] = [] if plan.profile == "auto" else [f"--profile {plan.profile}"]
-        command = f"python -m grpo_nb run --name {plan.name} {' '.join(options)}"
-        why += f"\nThis fits its first rows, if these are the columns:\n    {command}"
-    raise ValueError(why)
+    if first == "01":
+        data.refuse_unusable_rows(config.data)
 
 
 def kept_settings(run: Run, first: str) -> dict[str, Any]:
@@ -268,7 +260,7 @@ def run_pipeline(
 
     run = Run(name)
     config, converted_settings = resolve_run(run, profile, settings, first, last, force)
-    refuse_unusable_inputs(Planned(name, profile, dict(settings or {})), config, first)
+    refuse_unusable_inputs(config, first)
     if dry_run:
         print(plan(run, config, first, last))
         return run

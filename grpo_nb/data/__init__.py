@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from grpo_nb.data import duplicates, sources, validate
+from grpo_nb.data import duplicates, sources
 from grpo_nb.data.references import printable
 from grpo_nb.data.report import LEAKS, REPEATED, Drops, checks, figures, image_figures
 from grpo_nb.data.sources import Batch
@@ -64,11 +64,11 @@ def prepare(
         FileNotFoundError: The source does not exist.
     """
     extra_columns(config)
-    drops, doubts = Drops(), Drops()
+    drops = Drops()
     with atomic_path(run / "data") as folder, TemporaryFile(dir=run.path) as spool:
         folder.mkdir()
         config, names, batches = sources.read_columns(with_system_prompt(config, preset))
-        prints, tokens = _read(drops, doubts, batches, config, count_tokens, spool)
+        prints, tokens = _read(drops, batches, config, count_tokens, spool)
         report = {"source": config.source, "rows_read": len(prints) + drops.count()}
         kinds = prints["kind"].value_counts().to_dict()
         report |= {"columns": _columns(names, config), "answer_kinds": kinds}
@@ -84,7 +84,7 @@ def prepare(
             if len(places):
                 write_rows(folder / f"{split}.parquet", texts[places], names, spool)
         report |= {"train_rows": len(train), "sft_rows": len(warm_up), "eval_rows": len(held_out)}
-        report |= {"dropped": list(drops.values()), "doubts": list(doubts.values())}
+        report |= {"dropped": list(drops.values())}
         report |= figures(tokens, drops) | image_figures(prints["pixels"])
         write_json(folder / "report.json", report)
     return report
@@ -129,7 +129,6 @@ def _columns(names: Sequence[str], config: DataConfig) -> dict[str, Any]:
 
 def _read(
     drops: Drops,
-    doubts: Drops,
     batches: Iterable[Batch],
     config: DataConfig,
     count_tokens: CountTokens,
@@ -146,13 +145,10 @@ def _read(
         rows, faults, lengths = validate_rows(batch, config, count_tokens)
         for fault in faults:
             drops.add(fault.reason, [fault.row], fault.evidence)
-        for number, row, plain in rows:
+        for _, row, plain in rows:
             texts.append(to_json(row, spool))
             pixels.append(tuple(image.width * image.height for image in row.get("images", ())))
             kinds.append(plain[0] if config.answer_kind == "math" else config.answer_kind)
-            if validate.NO_ANSWER.fullmatch(row["answer"]):
-                example = f"row {number}: the reference answer is {row['answer']!r}"
-                doubts.add(validate.PLACEHOLDER, [number], example)
         tables.append(duplicates.fingerprints(rows, columns=bool(config.environment)))
         tokens += lengths
     table = pd.concat(tables, ignore_index=True)

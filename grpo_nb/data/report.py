@@ -101,8 +101,7 @@ def checks(report: Mapping[str, Any], config: DataConfig) -> Checks:
     if rates := report.get("difficulty"):
         evidence = "{judged} prompts tried: {too_hard} too hard, {too_easy} too easy, left out"
         lines.append(Check("difficulty", "ok", evidence.format_map(rates)))
-    doubts = [_line(entry, "kept") for entry in report.get("doubts", [])]
-    return Checks([*lines, *map(_line, report["dropped"]), *doubts])
+    return Checks([*lines, *map(_line, report["dropped"])])
 
 
 def _columns(columns: Mapping[str, Any], config: DataConfig) -> Check:
@@ -116,7 +115,7 @@ def _columns(columns: Mapping[str, Any], config: DataConfig) -> Check:
     return Check("columns", "ok", names)
 
 
-def _line(entry: Mapping[str, Any], what: str = "left out") -> Check:
+def _line(entry: Mapping[str, Any]) -> Check:
     fix, rows = REMEDIES.get(entry["reason"], ""), ", ".join(map(str, entry["rows"]))
-    evidence = f"{entry['count']} {what}, the first: {rows}. {entry['example']}".rstrip(". ")
+    evidence = f"{entry['count']} left out, the first: {rows}. {entry['example']}".rstrip(". ")
     return Check(entry["reason"], "warning" if fix else "ok", evidence, fix)

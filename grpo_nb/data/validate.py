@@ -36,11 +36,6 @@ UNREADABLE, MISSING, TYPE, EMPTY = "unreadable", "column missing", "wrong type",
 KIND, TEXT, LONG = "answer not of its kind", "damaged text", "prompt too long"
 TEMPLATE, CONTRADICTORY = "unfit for the chat template", "question with several answers"
 AMBIGUOUS = "names two choices"
-PLACEHOLDER = "answer that says there is none"
-# Texts that pandas, Python and spreadsheets write for a missing value.
-NO_ANSWER = re.compile(
-    r"(?i)nan|n/?a|null|none|nil|tbd|undefined|[-?.…]+|#(?:ref|n/a|value|div/0|name|num|null)[!?]?"
-)
 
 
 class ValidRow(NamedTuple):

@@ -592,16 +592,6 @@ def test_two_answers_are_compared_by_value(runs_dir):
     assert (entry["reason"], entry["rows"]) == ("question with several answers", [1, 2])
 
 
-@pytest.mark.parametrize("answer", ["nan", "N/A", "None", "#REF!", "null", "#DIV/0!", "TBD", "?"])
-def test_an_answer_that_says_there_is_none_is_kept_and_warned_about(runs_dir, answer):
-    rows = [question(n, f"word {n}") for n in range(5)] + [question(5, answer), question(6, "no")]
-    train, held_out, report = prepare(rows, {"answer_kind": "text"})
-    assert (len(train + held_out), report["dropped"]) == (7, [])
-    check = data.checks(report, DataConfig())[-1]
-    assert (check.name, check.state) == (validate.PLACEHOLDER, "warning")
-    assert check.evidence == f"1 kept, the first: 6. row 6: the reference answer is {answer!r}"
-
-
 def test_contradictions_that_differ_in_punctuation_are_kept(runs_dir):
     rows = [question(n) for n in range(5)]
     texts = ["How many are 2 and 3?", "How many are 2, and 3", "How many are 2 + 3", "(Question 1)"]

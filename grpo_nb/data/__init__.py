@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from grpo_nb.data import duplicates, sources
 from grpo_nb.data.references import printable
-from grpo_nb.data.report import LEAKS, REPEATED, Drops, checks, figures, image_figures
+from grpo_nb.data.report import LEAKS, REPEATED, Drops, checks, figures
 from grpo_nb.data.sources import Batch
 from grpo_nb.data.store import Row, load, replace_train, to_json, write_rows
 from grpo_nb.data.validate import (
@@ -85,7 +85,7 @@ def prepare(
                 write_rows(folder / f"{split}.parquet", texts[places], names, spool)
         report |= {"train_rows": len(train), "sft_rows": len(warm_up), "eval_rows": len(held_out)}
         report |= {"dropped": list(drops.values())}
-        report |= figures(tokens, drops) | image_figures(prints["pixels"])
+        report |= figures(tokens, drops)
         write_json(folder / "report.json", report)
     return report
 
@@ -137,22 +137,20 @@ def _read(
     """Return the good rows and the number of tokens of every prompt.
 
     Returns:
-        One line per row: its fingerprints, the row itself as "json", the "kind" of its answer, and
-        the "pixels" of each of its images.
+        One line per row: its fingerprints, the row itself as "json", and the "kind" of its answer.
     """
-    texts, kinds, pixels, tokens, tables = [], [], [], [], [duplicates.fingerprints([])]
+    texts, kinds, tokens, tables = [], [], [], [duplicates.fingerprints([])]
     for batch in tqdm(batches, unit=" rows", unit_scale=sources.BATCH, delay=2):
         rows, faults, lengths = validate_rows(batch, config, count_tokens)
         for fault in faults:
             drops.add(fault.reason, [fault.row], fault.evidence)
         for _, row, plain in rows:
             texts.append(to_json(row, spool))
-            pixels.append(tuple(image.width * image.height for image in row.get("images", ())))
             kinds.append(plain[0] if config.answer_kind == "math" else config.answer_kind)
         tables.append(duplicates.fingerprints(rows, columns=bool(config.environment)))
         tokens += lengths
     table = pd.concat(tables, ignore_index=True)
-    return table.assign(json=texts, kind=kinds, pixels=pixels), tokens
+    return table.assign(json=texts, kind=kinds), tokens
 
 
 def _split(

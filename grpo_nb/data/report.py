@@ -54,20 +54,6 @@ def figures(tokens: Sequence[int], drops: Drops) -> dict[str, Any]:
     return {"answer_parse_rate": len(tokens) / (len(tokens) + failures), "prompt_tokens": lengths}
 
 
-def image_figures(pixels: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Return how many images a row has, and how many pixels an image; {} if there are none.
-
-    Args:
-        pixels: The number of pixels of each image, [rows][images].
-    """
-    sizes = [size for row in pixels for size in row]
-    if not sizes:
-        return {}
-    counts, median = [len(row) for row in pixels], int(np.median(sizes))
-    spread = {"min": min(sizes), "median": median, "max": max(sizes)}
-    return {"images": {"least": min(counts), "most": max(counts)} | spread}
-
-
 def checks(report: Mapping[str, Any], config: DataConfig) -> Checks:
     """Return the checks of stage 01 from its report, with one for each reason to drop rows."""
     lengths, cap = report["prompt_tokens"], config.max_prompt_tokens
@@ -94,10 +80,6 @@ def checks(report: Mapping[str, Any], config: DataConfig) -> Checks:
         Check("no leakage", "ok", split),
         Check("prompt length", "ok" if fits else "warning", length, fix),
     ]
-    if images := report.get("images"):
-        evidence = "{least} to {most} a row, {min:,} to {max:,} pixels (half at most {median:,}); "
-        evidence = evidence.format_map(images) + "they are counted in the prompt length"
-        lines.append(Check("images", "ok", evidence))
     if rates := report.get("difficulty"):
         evidence = "{judged} prompts tried: {too_hard} too hard, {too_easy} too easy, left out"
         lines.append(Check("difficulty", "ok", evidence.format_map(rates)))

@@ -11,7 +11,6 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import filterfalse
 
 import numpy as np
 import pandas as pd
@@ -48,7 +47,7 @@ def fingerprints(rows: Sequence[ValidRow], columns: bool = False) -> pd.DataFram
 
     Returns:
         One line per row: row (its number in the source), question (with the images), answer,
-        numbers, order and frame (hashes), PERMUTATIONS MinHashes, and images (a tuple of hashes).
+        numbers (a hash), PERMUTATIONS MinHashes, and images (a tuple of hashes).
     """
     from rensa import RMinHash
 
@@ -58,14 +57,11 @@ def fingerprints(rows: Sequence[ValidRow], columns: bool = False) -> pd.DataFram
         keys = [f"{key} {json.dumps(c, default=str)}" for key, c in zip(keys, others, strict=True)]
     images = [tuple(hash(digest(each)) for each in one.row.get("images", ())) for one in rows]
     words = list(map(_words, keys))
-    numbers = [list(filter(_counts, text)) for text in words]
     hashes = {
         "row": [one.number for one in rows],
         "question": [hash(pair) for pair in zip(keys, images, strict=True)],
         "answer": [hash(repr(one.plain)) for one in rows],  # hash(-1) is hash(-2)
-        "numbers": [hash(tuple(sorted(text))) for text in numbers],
-        "order": [hash(tuple(text)) for text in numbers],
-        "frame": [hash(tuple(filterfalse(_counts, text))) for text in words],
+        "numbers": [hash(tuple(filter(_counts, text))) for text in words],
     }
     runs = [
         [" ".join(run) for run in zip(text, text[1:], text[2:], strict=False)] or [" ".join(text)]
@@ -119,7 +115,6 @@ def near(prints: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
         Whether each row nearly repeats one, [rows]; False for the held-out rows themselves.
     """
     numbers, minhashes = prints["numbers"].to_numpy(), prints[range(PERMUTATIONS)].to_numpy()
-    order, frame = prints["order"].to_numpy(), prints["frame"].to_numpy()
     images = prints["images"].to_numpy()
     hidden = {image for place in held_out for image in images[place]}
     if hidden:
@@ -129,8 +124,6 @@ def near(prints: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
     leaks = np.zeros(len(prints), dtype=bool)
     for place in held_out:
         rows = np.flatnonzero(numbers == numbers[place])
-        is_swap = (frame[rows] == frame[place]) & (order[rows] != order[place])
-        similarity = (minhashes[rows] == minhashes[place]).mean(axis=1)
-        leaks[rows] |= (similarity >= ALIKE) & ~is_swap
+        leaks[rows] |= (minhashes[rows] == minhashes[place]).mean(axis=1) >= ALIKE
     leaks[held_out] = False
     return leaks

@@ -260,13 +260,6 @@ class TakesAnyAnswer(Knows):
         return "handed in"
 
 
-class TakesNegatives(Knows):
-    def _judge(self, number):
-        Hunt._judge(self, number)
-        self.found |= number < 0
-        return "handed in"
-
-
 class PaysEarly(Hunt):
     def reset(self, low: int, secret: int) -> None:
         Hunt.reset(self, low, secret)
@@ -329,7 +322,6 @@ class GivesNothing(Hunt):
 
 FLAWED = {  # what names it
     TakesAnyAnswer: "wrong answer wins",
-    TakesNegatives: "bound wins",
     PaysEarly: "won early",
     SolvesSeldom: "solve fails",
     SharesByClass: "hidden state",

@@ -13,11 +13,10 @@ import io
 import re
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from functools import partial
-from itertools import chain, cycle, islice, zip_longest
+from itertools import cycle, islice, zip_longest
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING
@@ -45,10 +44,9 @@ SOME = 0.1  # share of the rows above which a warning becomes a stop
 FIXES = read_yaml(Path(__file__).with_name("findings.yaml"))  # {finding: what to do}
 REPLAYED = ("random calls", "oracle")  # policies whose episodes are played once more
 NO_TEXT = (type(None), bytes, bytearray)
-ATTEMPTS = {  # beginnings of the names of policies that should not win
-    "won early": ("stop after", "cut short"),
-    "wrong answer wins": ("another row's",),
-    "bound wins": ("last call:",),
+ATTEMPTS = {  # policies that should not win
+    "won early": ["cut short"],
+    "wrong answer wins": ["another row's solution", "another row's last call"],
 }
 Plays = list[dict[str, Episode]]  # for each row: its episodes by policy
 
@@ -180,23 +178,18 @@ def _solution(plays: Plays) -> Iterator[Check]:
     if losses := sum(win <= idle and win < best for win, idle in rewards):
         evidence = f"solve earns no more than idling on {losses} of {len(plays)} rows"
         yield _finding("solve fails", evidence, losses > LUCKY * len(plays))
-    winners = list(map(_winners, wins))
-    for rule, starts in ATTEMPTS.items():
-        names = [[name for name in attempts if name.startswith(starts)] for attempts in winners]
-        share = sum(map(bool, names)) / max(1, len(names))
+    for rule, names in ATTEMPTS.items():
+        share = sum(any(_wins(play, name) for name in names) for play in wins) / max(1, len(wins))
         if share > LUCKY:
-            [(name, _)] = Counter(chain(*names)).most_common(1)
-            evidence = f"{name!r} or the like earns as much as solve on {share:.0%} of the rows"
+            evidence = f"{' or '.join(names)} earns as much as solve on {share:.0%} of the rows"
             yield _finding(rule, evidence, share > WON)
+            return
 
 
-def _winners(play: Mapping[str, Episode]) -> list[str]:
-    """Return attempts that earn as much as solve with other calls: those that end early, if any."""
-    calls = {name: [call.arguments for call in episode.calls] for name, episode in play.items()}
-    least = play["oracle"].reward - TIE
-    others = [name for name in play if calls[name] != calls["oracle"]]
-    names = [name for name in others if play[name].reward >= least]
-    return [name for name in names if name.startswith(ATTEMPTS["won early"])] or names
+def _wins(play: Mapping[str, Episode], name: str) -> bool:
+    """Return whether an attempt earns as much as solve with other calls."""
+    calls, solution = ([call.arguments for call in play[n].calls] for n in (name, "oracle"))
+    return calls != solution and play[name].reward >= play["oracle"].reward - TIE
 
 
 def _failure(play: dict[str, Episode]) -> list[float]:

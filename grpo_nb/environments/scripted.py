@@ -19,8 +19,6 @@ from grpo_nb.rewards.prompts import Message, completion_text
 Turn = str | dict[str, Any] | list[dict[str, Any]]  # a text, a call, or several
 MOST_TURNS = 64  # limit of a scripted episode, even if the environment allows more
 AGAIN = 3  # number of calls after the end
-STEPS = 8  # number of places at which the solution is stopped, at most
-BOUNDS = {"0": 0, "-1": -1, "empty": "", "very large": 10**18}
 
 
 class PlayerView(NamedTuple):
@@ -86,31 +84,12 @@ def policies(environment: Environment, row: Row, other: Row) -> dict[str, Policy
         "another row's solution": wrong,
         "another row's last call": [*calls[:-1], *others[-1:]],
     }
-    for count in range(1, len(calls) - 1, max(1, len(calls) // STEPS)):
-        scripts[f"stop after {count}"] = calls[:count]
-    ends = {f"last call: {name}": partial(_bounded, calls, to) for name, to in BOUNDS.items()}
-    return WITHOUT_SKILL | {name: partial(follow, turns) for name, turns in scripts.items()} | ends
+    return WITHOUT_SKILL | {name: partial(follow, turns) for name, turns in scripts.items()}
 
 
 def follow(turns: Sequence[Turn], view: PlayerView) -> Turn:
     """Play the turns, then end the episode with an empty text."""
     return turns[view.turn] if view.turn < len(turns) else ""
-
-
-def _bounded(turns: Sequence[Turn], bound: int | str, view: PlayerView) -> Turn:
-    """Play the turns, the last one with arguments at the bounds of their types."""
-    turn = follow(turns, view)
-    if view.turn != len(turns) - 1 or not isinstance(turn, dict):
-        return turn
-
-    def at_bound(value: Any) -> Any:
-        if isinstance(value, str):
-            return str(bound)
-        if isinstance(value, list | dict):
-            return type(value)() if bound == "" else value
-        return value if bound == "" or isinstance(value, bool) else bound
-
-    return turn | {"arguments": {k: at_bound(v) for k, v in turn["arguments"].items()}}
 
 
 def _draw(

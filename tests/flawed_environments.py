@@ -5,7 +5,6 @@ import os
 import random
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import trl
@@ -239,12 +238,6 @@ class Prints(Hunt):
         return Hunt._judge(self, number)
 
 
-class Sleeps(Hunt):
-    def _judge(self, number):
-        time.sleep(0.02)
-        return Hunt._judge(self, number)
-
-
 class Knows(Hunt):
     """Find the secret number."""
 
@@ -310,16 +303,6 @@ class CountsInAVariable(Hunt):
         return f"{Hunt._judge(self, number)}, turn {os.environ['HUNT_TURNS']}"
 
 
-class GivesBytes(Hunt):
-    def _judge(self, number):
-        return Hunt._judge(self, number).encode()
-
-
-class GivesNothing(Hunt):
-    def _judge(self, number):
-        Hunt._judge(self, number)
-
-
 FLAWED = {  # what names it
     TakesAnyAnswer: "wrong answer wins",
     PaysEarly: "won early",
@@ -346,9 +329,6 @@ FLAWED = {  # what names it
 }
 WARNED = {
     Prints: "prints",
-    Sleeps: "slow",
-    GivesBytes: "no text: guess",
-    GivesNothing: "no text: guess",
 }
 
 

@@ -35,7 +35,6 @@ import importlib
 import inspect
 import json
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -62,14 +61,12 @@ def tool(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Call(NamedTuple):
-    """Hold a call of a tool with its result or error, and the type of what the tool returned."""
+    """Hold a call of a tool with its result or error."""
 
     name: str
     arguments: dict[str, Any]
     result: str
     error: str
-    seconds: float
-    kind: type = str
 
 
 class Played:
@@ -107,29 +104,28 @@ class Played:
         Raises:
             RuntimeError: The call failed; TRL shows the message to the model and counts it.
         """
-        over, start = self.hung or getattr(self._instance, "done", False), time.perf_counter()
-        *texts, kind = (FINISHED, "", str) if over else self._execute(name, arguments)
+        over = self.hung or getattr(self._instance, "done", False)
+        texts = (FINISHED, "") if over else self._execute(name, arguments)
         # No tokenizer takes half of a surrogate pair, which a model can write as "\\ud800".
         result, error = (text.encode(errors="replace").decode() for text in texts)
-        self.calls.append(Call(name, arguments, result, error, time.perf_counter() - start, kind))
+        self.calls.append(Call(name, arguments, result, error))
         if error:
             raise RuntimeError(error)
         return result
 
-    def _execute(self, name: str, arguments: dict[str, Any]) -> tuple[str, str, type]:
-        """Run a tool in a thread, within its time limit; return (result, error, type)."""
+    def _execute(self, name: str, arguments: dict[str, Any]) -> tuple[str, str]:
+        """Run a tool in a thread, within its time limit; return (result, error)."""
         method, outcomes = self.environment.methods[name], []
 
         def run() -> None:
             try:
-                value = method(self._instance, **arguments)
-                outcomes.append((str(value), "", type(value)))
+                outcomes.append((str(method(self._instance, **arguments)), ""))
             except ValidationError as error:
                 first = error.errors()[0]
                 place = ".".join(map(str, first["loc"]))
-                outcomes.append(("", f"{name}: {place}: {first['msg'].lower()}", str))
+                outcomes.append(("", f"{name}: {place}: {first['msg'].lower()}"))
             except (Exception, SystemExit) as error:
-                outcomes.append(("", f"{type(error).__name__}: {error}", str))
+                outcomes.append(("", f"{type(error).__name__}: {error}"))
 
         with self._seeded():
             thread = threading.Thread(target=run, daemon=True, name=f"tool {name}")
@@ -138,7 +134,7 @@ class Played:
         if outcomes:
             return outcomes[0]
         self.hung, limit = True, f"{self.environment.tool_seconds:g} seconds"
-        return "", f"{name} took more than {limit}: the episode is over", str
+        return "", f"{name} took more than {limit}: the episode is over"
 
     def _score(self) -> float:
         """Return the episode's reward, in [0, 1]; 0 if a call hung.

@@ -18,12 +18,12 @@ from contextlib import redirect_stdout
 from functools import partial
 from itertools import cycle, islice, zip_longest
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from grpo_nb.environments.contract import FINISHED, Environment, Row
+from grpo_nb.environments.contract import Environment, Row
 from grpo_nb.environments.play import Episode
 from grpo_nb.environments.scripted import MOST_TURNS, WITHOUT_SKILL, perform, policies
 from grpo_nb.models import template, tool_calls
@@ -38,12 +38,10 @@ PATIENCE = 20.0  # [seconds], after which no further row is played
 TIE = 1e-6
 LUCKY, WON = 0.5, 0.75  # share of the way from failure to oracle: a warning, a stop
 LEAK = 0.5  # share of rows that show their own answer, minus that of other rows' answers
-SLOW = 0.3  # [seconds] per call
 SCHEMA, FEW = 0.75, 512  # limit of the tools' share of all tokens; number that is always allowed
 SOME = 0.1  # share of the rows above which a warning becomes a stop
 FIXES = read_yaml(Path(__file__).with_name("findings.yaml"))  # {finding: what to do}
 REPLAYED = ("random calls", "oracle")  # policies whose episodes are played once more
-NO_TEXT = (type(None), bytes, bytearray)
 ATTEMPTS = {  # policies that should not win
     "won early": ["cut short"],
     "wrong answer wins": ["another row's solution", "another row's last call"],
@@ -82,7 +80,6 @@ def findings(
             faults += _solution([play for play in plays if "oracle" in play])
         if tokenizer:
             faults += _tokens(environment, plays, tokenizer, max_completion_length)
-    faults += _tools(environment, plays)
     if text := output.getvalue().strip():
         faults.append(_finding("prints", f"{text!r:.80}", stop=False))
     return sorted(faults, key=lambda fault: fault.state != "stop")
@@ -239,19 +236,6 @@ def _texts(row: Row, play: dict[str, Episode], answer: list[str]) -> dict[str, s
 def _holds(text: str, answer: list[str]) -> bool:
     words = [rf"(?<!\w){re.escape(value)}(?!\w)" for value in answer]
     return bool(words) and all(re.search(word, text) for word in words)
-
-
-def _tools(environment: Environment, plays: Plays) -> Iterator[Check]:
-    """Check how long tools take, what they return, and what they change outside of the instance."""
-    calls = [call for play in plays for episode in play.values() for call in episode.calls]
-    succeeded = [call for call in calls if not call.error and call.result != FINISHED]
-    for name in environment.methods:
-        seconds = median([call.seconds for call in succeeded if call.name == name] or [0])
-        if seconds > SLOW:
-            yield _finding(f"slow: {name}", f"a call takes {seconds:.2f} s", stop=False)
-    for call in {call.name: call for call in succeeded if call.kind in NO_TEXT}.values():
-        evidence = f"it returns {call.kind.__name__}, which the model reads as {call.result!r:.40}"
-        yield _finding(f"no text: {call.name}", evidence, stop=False)
 
 
 def _tokens(

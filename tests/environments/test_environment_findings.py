@@ -58,7 +58,6 @@ def test_what_is_planted_is_refused_by_the_finding_that_names_it_alone(
 
 @pytest.mark.parametrize("kind", WARNED, ids=lambda kind: kind.__name__)
 def test_what_a_person_should_know_is_a_warning(kind, monkeypatch):
-    monkeypatch.setattr(findings, "SLOW", 0.015)
     monkeypatch.setattr(findings, "PATIENCE", 0.0)
     [found] = found_in(kind, hunt_rows())
     assert found.name.startswith(WARNED[kind])

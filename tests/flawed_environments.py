@@ -219,14 +219,6 @@ class GivesNoNumber(Hunt):
         return 1.0 if self.found else float("nan")
 
 
-class Explains(Hunt):
-    @tool
-    def guess(self, number: int) -> str:
-        return self._judge(number)
-
-    guess.__doc__ = Hunt.guess.__doc__.replace("The guess.", "The guess, as is known. " * 500)
-
-
 class SaysMuch(Hunt):
     def _judge(self, number):
         return Hunt._judge(self, number) + " than that" * 500
@@ -316,7 +308,7 @@ FLAWED = {  # what names it
     ComparesSloppily: "without skill",
     PaysAgain: "calls after the end",
     KeepsState: "state leaks",
-    DrawsItsSecret: "starts apart",
+    DrawsItsSecret: "not deterministic",
     Chatters: "not deterministic",
     TellsInReset: "answer leaks",
     TellsInResult: "answer leaks",
@@ -324,7 +316,6 @@ FLAWED = {  # what names it
     EndsEarly: "turns",
     Hangs: "hangs",
     GivesNoNumber: "episode",
-    Explains: "schema",
     SaysMuch: "room",
 }
 WARNED = {

@@ -38,10 +38,8 @@ PATIENCE = 20.0  # [seconds], after which no further row is played
 TIE = 1e-6
 LUCKY, WON = 0.5, 0.75  # share of the way from failure to oracle: a warning, a stop
 LEAK = 0.5  # share of rows that show their own answer, minus that of other rows' answers
-SCHEMA, FEW = 0.75, 512  # limit of the tools' share of all tokens; number that is always allowed
 SOME = 0.1  # share of the rows above which a warning becomes a stop
 FIXES = read_yaml(Path(__file__).with_name("findings.yaml"))  # {finding: what to do}
-REPLAYED = ("random calls", "oracle")  # policies whose episodes are played once more
 ATTEMPTS = {  # policies that should not win
     "won early": ["cut short"],
     "wrong answer wins": ["another row's solution", "another row's last call"],
@@ -94,38 +92,32 @@ def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, lis
     plays, instance, until = [], environment.factory(), time.monotonic() + PATIENCE
     for seed, row in enumerate(rows):
         plays.append({})
-        other, alone = rows[(seed + 1) % len(rows)], ()
-        for name, policy in policies(environment, row, other).items():
+        other = rows[(seed + 1) % len(rows)]
+        players = policies(environment, row, other)
+        for name, policy in players.items():
             play = partial(perform, environment, row, policy, seed)
             plays[-1][name] = episode = play()
             if episode.ended == "a call hung":
                 return plays, [_finding("hangs", f"{episode.calls[-1].error} (policy: {name})")]
             patient = time.monotonic() < until
             if patient and (difference := _difference(episode, play(instance))):
-                starts = [Episode(environment, row) for _ in range(GROUP)]
-                return plays, [_why(play, starts, difference)]
-            alone = (episode, play) if name in REPLAYED else alone
-        if patient and (difference := _difference(alone[0], alone[1](beside=other))):
+                return plays, [_why(play, difference)]
+        name = "oracle" if "oracle" in players else "random calls"
+        beside = perform(environment, row, players[name], seed, beside=other)
+        if patient and (difference := _difference(plays[-1][name], beside)):
             return plays, [_finding("hidden state", f"beside another episode: {difference}")]
         if not patient:
             break
     return plays, []
 
 
-def _why(play: Callable[..., Episode], starts: Sequence[Episode], difference: str) -> Check:
-    """Explain why equal calls had different results: a used instance, other starts, or chance."""
-    first, *others = [play() for _ in starts]
+def _why(play: Callable[..., Episode], difference: str) -> Check:
+    """Explain why equal calls had different results: a used instance, or chance."""
+    first, *others = [play() for _ in range(GROUP)]
     among_new = next(filter(None, (_difference(first, other) for other in others)), "")
     if not among_new:
         return _finding("state leaks", f"in a new and in a used instance: {difference}")
-    alike = len({f"{each.prompt} {_state(each)}" for each in starts}) == 1
-    rule = "not deterministic" if alike else "starts apart"
-    return _finding(rule, f"in episodes of one row, with the same calls: {among_new}")
-
-
-def _state(episode: Episode) -> str:
-    """Return the attributes of an episode's instance, without addresses."""
-    return re.sub(" at 0x[0-9a-f]+", "", str(getattr(episode.played._instance, "__dict__", "")))
+    return _finding("not deterministic", f"the same calls in episodes of one row: {among_new}")
 
 
 def _difference(episode: Episode, other: Episode) -> str:
@@ -157,7 +149,7 @@ def _rewards(environment: Environment, plays: Plays) -> Iterator[Check]:
         others = f"idling {mean['idle']:.2f}, an honest failure {failure:.2f}"
         yield _finding("oracle", f"solve earns {oracle:.2f}, {others}; its calls gave {error}")
         return
-    for name in [name for name in WITHOUT_SKILL if name != "what was read"]:
+    for name in WITHOUT_SKILL:
         share = (mean[name] - failure) / (oracle - failure)
         hollow = solved and name in ("idle", "malformed calls")
         if share > LUCKY or (hollow and share > (-TIE if failure > TIE else TIE)):
@@ -198,39 +190,32 @@ def _failure(play: dict[str, Episode]) -> list[float]:
 
 
 def _leaks(rows: Sequence[Row], plays: Plays) -> Iterator[Check]:
-    """Check whether a row's own answer can be read off, more often than another row's answer."""
-    answers = [_answer(*pair) for pair in zip(rows, plays, strict=False)]
+    """Check whether a row's own answer is shown before it is earned, more often than another's."""
+    if "oracle" not in plays[0]:
+        return
+    answers = list(map(_answer, plays))
     texts = [_texts(*triple) for triple in zip(rows, plays, answers, strict=False)]
     alike = np.array([[answer == other for other in answers] for answer in answers])
-    for place in texts[0]:
-        matches = np.array([[_holds(text[place], answer) for answer in answers] for text in texts])
-        share, others = matches.diagonal().mean(), 1 if alike.all() else matches[~alike].mean()
-        if share > LEAK + others:
-            reward = fmean(play["what was read"].reward for play in plays)
-            evidence = f"{place} holds it on {share:.0%} of the rows, first {', '.join(answers[0])}"
-            evidence += f"; copying what was read earns {reward:.2f}"
-            yield _finding(f"answer leaks: {place}", evidence, place != "the question")
+    matches = np.array([[_holds(text, answer) for answer in answers] for text in texts])
+    share, others = matches.diagonal().mean(), 1 if alike.all() else matches[~alike].mean()
+    if share > LEAK + others:
+        evidence = f"reset or a result shows it on {share:.0%} of the rows, first"
+        yield _finding("answer leaks", f"{evidence} {', '.join(answers[0])}")
 
 
-def _answer(row: Row, play: dict[str, Episode]) -> list[str]:
-    """Return the arguments of the call that wins; without `solve`, the row's answer."""
-    column = [{"answer": row["answer"]}] if "answer" in row else []
-    calls = [call.arguments for call in play["oracle"].calls] if "oracle" in play else []
-    answers = [*column, *filter(None, calls)]
-    return [str(value) for value in answers[-1].values()] if answers else []
+def _answer(play: dict[str, Episode]) -> list[str]:
+    """Return the arguments of the call that wins."""
+    calls = [call.arguments for call in play["oracle"].calls if call.arguments]
+    return [str(value) for value in calls[-1].values()] if calls else []
 
 
-def _texts(row: Row, play: dict[str, Episode], answer: list[str]) -> dict[str, str]:
-    """Return the texts in which the answer might leak, by their place."""
-    question = row["prompt"][-1]["content"]
-    calls = [c for name in WITHOUT_SKILL if name != "what was read" for c in play[name].calls]
+def _texts(row: Row, play: dict[str, Episode], answer: list[str]) -> str:
+    """Return what `reset` adds to the question, and the results that policies without skill got."""
+    calls = [call for name in WITHOUT_SKILL for call in play[name].calls]
     # The result of a call that names the answer may confirm it.
     calls = [call for call in calls if not _holds(str(call.arguments)[:1000], answer)]
-    return {
-        "reset": play["idle"].prompt[-1]["content"].removeprefix(question),
-        "the question": question,
-        "a result": " ".join(f"{call.result[:1000]} {call.error[:1000]}" for call in calls),
-    }
+    text = play["idle"].prompt[-1]["content"].removeprefix(row["prompt"][-1]["content"])
+    return " ".join([text, *(f"{call.result[:1000]} {call.error[:1000]}" for call in calls)])
 
 
 def _holds(text: str, answer: list[str]) -> bool:
@@ -241,13 +226,12 @@ def _holds(text: str, answer: list[str]) -> bool:
 def _tokens(
     environment: Environment, plays: Plays, tokenizer: "PreTrainedTokenizerBase", cap: int
 ) -> Iterator[Check]:
-    """Check how the chat template renders tools, calls and results, and their token counts."""
+    """Check how the chat template renders calls and results, and how long episodes are."""
     solved, tools = "oracle" in plays[0], environment.tools
     episodes = [play["oracle" if solved else "random calls"] for play in plays]
     prompts, call = [episode.prompt for episode in episodes], plays[0]["random calls"].messages[0]
     try:
         tokenizer = tool_calls.with_tools(tokenizer)
-        [bare_tokens] = template.count_tokens(tokenizer, prompts[:1])
         prompt_tokens = template.count_tokens(tokenizer, prompts, tools)
         chats = [
             [*template.fold_system(tokenizer, each.prompt), *each.messages[: None if solved else 2]]
@@ -260,10 +244,6 @@ def _tokens(
     if fault:
         yield _finding("template", fault)
         return
-    tool_tokens = prompt_tokens[0] - bare_tokens
-    if tool_tokens > max(FEW, SCHEMA * (prompt_tokens[0] + cap)):
-        evidence = f"tools take {tool_tokens} tokens of each prompt; an episode may take {cap}"
-        yield _finding("schema", evidence)
     episode_tokens = np.array(list(map(len, whole))) - prompt_tokens
     if (episode_tokens > cap).any():
         what = "the solution" if solved else "a call with its result"

@@ -7,14 +7,13 @@ turn is a text, which ends the episode, or a call, as in an author's `solve`.
 """
 
 import random
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from grpo_nb.environments.contract import Environment, Played, Row
 from grpo_nb.environments.play import Episode, script
-from grpo_nb.rewards.prompts import Message, completion_text
+from grpo_nb.rewards.prompts import Message
 
 Turn = str | dict[str, Any] | list[dict[str, Any]]  # a text, a call, or several
 MOST_TURNS = 64  # limit of a scripted episode, even if the environment allows more
@@ -122,19 +121,10 @@ def _malformed(view: PlayerView) -> Turn:
     return call | faults[view.turn % len(faults)]
 
 
-def _reader(view: PlayerView) -> Turn:
-    """Call with words and numbers copied from the latest message that contains any."""
-    texts = [completion_text([turn]) for turn in reversed(view.messages)]
-    words = next(filter(None, (re.findall(r"\w+", text) for text in texts)), ["a"])
-    numbers = next(filter(None, (re.findall(r"-?\d{1,15}", text) for text in texts)), [0])
-    return _draw(view, view.turn, words, list(map(int, numbers)))
-
-
 WITHOUT_SKILL: dict[str, Policy] = {
     "idle": lambda view: "",
     "random calls": lambda view: _draw(view, view.turn),
     "the first call again": lambda view: _draw(view, 0),
     "malformed calls": _malformed,
     "huge arguments": lambda view: _draw(view, view.turn, ["9" * 100_000], [10**18], 10_000),
-    "what was read": _reader,
 }

@@ -173,8 +173,6 @@ def test_scripted_policies_see_what_a_model_sees():
     tried = [call.arguments["number"] for call in played["the first call again"].calls]
     assert len(set(tried)) == 1
     assert played["the first call again"].ended == "turn limit"
-    read = [call.arguments["number"] for call in played["what was read"].calls]
-    assert set(read) <= {first["low"], first["low"] + 7}
     errors = [turn["content"] for turn in played["malformed calls"].messages if "name" in turn]
     assert len(errors) == environment.max_turns
     assert all(text.startswith("{'error': ") for text in errors)

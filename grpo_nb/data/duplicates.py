@@ -1,7 +1,7 @@
 """Find questions that occur twice (exactly, nearly, or with another answer), from hashes.
 
-The words of questions are compared in lower case and one Unicode form, without punctuation,
-thousands separators or surrounding tags. In scripts without spaces each letter is a word.
+The words of questions are compared in lower case and one Unicode form, without punctuation and
+thousands separators. In scripts without spaces each letter is a word.
 Near-duplicates have the same numbers and operators, and share most sequences of three words, as
 MinHash estimates. "What is 47 + 38?" and "What is 47 + 39?" are two problems, however similar.
 """
@@ -24,7 +24,6 @@ ALIKE = 0.7  # share of equal MinHashes from which two rows count as near-duplic
 ONE_FORM = {0xFF01 + place: 0x21 + place for place in range(94)}  # full-width letters and digits
 ONE_FORM |= str.maketrans("−–×⁄÷’", "--*//'")
 SIGN = re.compile(r"[^\x00-\x7f\w\s]")
-TAGGED = re.compile(r"\s*<(\w[\w-]*)[^<>]*>(.*)</\1>\s*", re.DOTALL)
 GROUPED = re.compile(r"\d(?<!\d\d)\d{0,2}(?:[,' ]\d{3})+(?!\d)")
 # Thai, Lao, Burmese, Khmer, Japanese and Chinese are written without spaces.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
@@ -82,7 +81,7 @@ def _counts(word: str) -> bool:
 
 
 def _key(prompt: Sequence[Message]) -> str:
-    """Return all turns except the system's, in one case, spacing and Unicode form, without tags."""
+    """Return all turns except the system's, in one case, spacing and Unicode form."""
     texts = [_without_marks(message_text(turn)) for turn in prompt if turn["role"] != "system"]
     return " ".join(" ".join(texts).casefold().split())
 
@@ -91,8 +90,6 @@ def _without_marks(text: str) -> str:
     if not text.isascii():
         text = unicodedata.normalize("NFC", text).translate(ONE_FORM)
         text = SIGN.sub(lambda m: " " if unicodedata.category(m[0])[0] == "P" else m[0], text)
-    while match := TAGGED.fullmatch(text):
-        text = match[2]
     return text
 
 

@@ -44,7 +44,7 @@ def read_images(cell: Any, folder: Path | None, column: str, max_pixels: int) ->
 
 
 def _read(cell: Any, folder: Path | None, column: str, max_pixels: int) -> "Image":
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     if isinstance(cell, dict):
         cell = cell.get("bytes") or cell.get("path")
@@ -59,9 +59,7 @@ def _read(cell: Any, folder: Path | None, column: str, max_pixels: int) -> "Imag
             return _in_one_form(source, max_pixels)
     except Exception as error:  # a damaged file makes decoders raise anything
         where = f"{cell!r:.80}: " if isinstance(cell, str) else ""
-        foreign = isinstance(error, UnidentifiedImageError)
-        why = f"it is none of {', '.join(FORMATS)}" if foreign else str(error) or repr(error)
-        raise Fault(UNREADABLE, column, f"{where}{why}") from None
+        raise Fault(UNREADABLE, column, f"{where}{str(error) or repr(error)}") from None
 
 
 def _path(cell: str, folder: Path | None, column: str) -> Path:

@@ -1,6 +1,5 @@
 """Report what stage 01 did: the rows left out, by reason, the lengths of prompts, and checks."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,10 +62,8 @@ def checks(report: Mapping[str, Any], config: DataConfig) -> Checks:
     rows += f"{report['eval_rows']} held out"
     if report["eval_rows"] < config.eval_rows:
         rows += f" (at most {config.eval_share:.0%} of them: data.eval_share)"
-    counts: Counter[str] = Counter()
-    for kind, count in report.get("answer_kinds", {}).items():
-        counts[answers.HOW.get(kind, f"as {kind}")] += count
-    ways = ", ".join(f"{count} {way}" for way, count in counts.items())
+    kinds = report["answer_kinds"].items()
+    ways = ", ".join(f"{count} {answers.HOW.get(kind, f'as {kind}')}" for kind, count in kinds)
     parse = f"{report['answer_parse_rate']:.1%} of the reference answers parse; compared are {ways}"
     split = f"no held-out prompt is trained on; {near} rows nearly equal to one were left out"
     length = f"half have at most {lengths['p50']} tokens, 99 % {lengths['p99']}"

@@ -645,8 +645,6 @@ TWINS = {
     "thin space": (BEANS, BEANS.replace("1,250", "1\u202f250")),
     "decomposed letters": (BEANS, unicodedata.normalize("NFD", BEANS)),
     "full-width digits": (BEANS, BEANS.replace("75", "７５")),
-    "a tag around it": (BEANS, f"<question>\n{BEANS}\n</question>"),
-    "tags around it": (BEANS, f'<div><p class="q">{BEANS}</p></div>'),
     "two words": ("Capital France?", "capital France"),
     "one word": ("Photosynthesis?", "Photosynthesis."),
     "minus": ("7 - 5?", "7 − 5"),
@@ -689,7 +687,6 @@ def test_twins_of_gsm8k_are_found_and_none_is_made_up(gsm8k_test_file):
         [re.sub(r"(?<=\d),(?=\d{3})", "", text) for text in texts],
         [re.sub(r"(?<=\d)(?=\d{3}(?!\d))", ",", text) for text in texts],
         [text.translate(wide) for text in texts],
-        [f"<q>{text}</q>" for text in texts],
     ):
         assert near(texts, *twins).all()
     raised = [re.sub(r"\d+", lambda number: str(int(number[0]) + 1), text) for text in texts]

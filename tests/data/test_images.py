@@ -221,11 +221,11 @@ def deep():
 
 UNFIT = {
     "broken": (file_of(dot("red"))[:90], images.UNREADABLE, "truncated|broken"),
-    "no image": (b"%PDF-1.4", images.UNREADABLE, "it is none of PNG, JPEG, WEBP"),
+    "no image": (b"%PDF-1.4", images.UNREADABLE, "cannot identify image file"),
     "another format": (
         file_of(dot("red"), "GIF"),
         images.UNREADABLE,
-        "it is none of PNG, JPEG, WEBP",
+        "cannot identify image file",
     ),
     "a bomb": (bomb(), images.UNREADABLE, "decompression bomb"),
     "too long": (file_of(Image.new("RGB", (402, 2))), images.UNREADABLE, "402 x 2 pixels"),

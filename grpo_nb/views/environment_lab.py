@@ -1,9 +1,8 @@
-"""Read an environment's episodes turn by turn, change their turns, and continue them."""
+"""Read an environment's episodes turn by turn, change their turns, and play them again."""
 
 import html
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -14,11 +13,9 @@ import pandas as pd
 from grpo_nb import environments
 from grpo_nb.environments.findings import findings
 from grpo_nb.environments.play import Episode, script
-from grpo_nb.environments.scripted import PlayerView, Policy, Turn, follow, perform, policies
+from grpo_nb.environments.scripted import Policy, Turn, follow, perform, policies
 from grpo_nb.models import template, tool_calls
-from grpo_nb.models.engine import Engine, Sampling
 from grpo_nb.reward_lab import Bench, RewardTest
-from grpo_nb.reward_lab.baseline import open_base, warm_folder
 from grpo_nb.rewards.prompts import Message, completion_text, transcript
 from grpo_nb.runs import Check, Checks
 from grpo_nb.views import tables
@@ -51,9 +48,8 @@ class EnvironmentLab(View):
         self.box.style.description_width = "initial"
         self.test = self.button("Test", "Read the class again, and test it", self._test)
         self.play = self.button("Play", "Play these turns", self._play)
-        self.go_on = self.button("Go on", "Let the base model continue, greedily", self._go_on)
         self.findings, self.view = w.HTML(), w.HTML()
-        editor = [self.box, w.HBox([self.play, self.go_on]), self.errors]
+        editor = [self.box, w.HBox([self.play]), self.errors]
         players = w.HBox([self.player, w.VBox(editor, layout={"flex": "1", "min_width": "0"})])
         self.children = [self.findings, w.HBox([self.test]), self.number, players, self.view]
 
@@ -98,18 +94,10 @@ class EnvironmentLab(View):
         elif player in self.policies:
             self._perform(self.policies[player])
 
-    def _play(self, policy: Callable[..., Turn] = follow) -> None:
-        """Play the turns in the box with `follow`, or with a policy that continues them."""
+    def _play(self) -> None:
+        """Play the turns in the box."""
         turns, self.player.value = turns_of(self.box.value), OWN
-        self._perform(partial(policy, turns))
-
-    def _go_on(self) -> None:
-        self.alone(self._continue, self.play, self.go_on)
-
-    def _continue(self) -> None:
-        run, config = self.stage.run, self.stage.config
-        with closing(open_base(config, warm_folder(run, config))) as engine:
-            self._play(partial(_let_model, engine, self.bench.train.max_completion_length))
+        self._perform(partial(follow, turns))
 
     def _perform(self, policy: Policy) -> None:
         """Show an episode of the policy, scored as an additional member of the group."""
@@ -154,17 +142,6 @@ def turns_of(text: str) -> list[Turn]:
         except ValueError:
             raise ValueError(f"line {number} is not a turn: {line:.80}\n{HELP}") from None
     return turns
-
-
-def _let_model(engine: Engine, cap: int, turns: Sequence[Turn], view: PlayerView) -> Turn:
-    """Play the turns, then let the model choose the next ones."""
-    if view.turn < len(turns):
-        return turns[view.turn]
-    tokenizer = tool_calls.with_tools(engine.tokenizer)
-    text = template.render(tokenizer, list(view.messages), view.environment.tools)
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    [sample] = engine.complete([ids], Sampling(cap))
-    return json.loads(_line(tool_calls.parse(tokenizer, sample.ids, ids)))
 
 
 def episode_page(

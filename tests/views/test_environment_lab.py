@@ -5,7 +5,7 @@ import re
 
 import pytest
 from hackable import ROWS
-from scripted_model import ScriptedModel, played, rows_of, tokenizer
+from scripted_model import played, rows_of, tokenizer
 
 from grpo_nb import environments, views
 from grpo_nb.models.engine import Sample
@@ -14,7 +14,6 @@ from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
-from grpo_nb.views import environment_lab
 from grpo_nb.views.environment_lab import OWN, EnvironmentLab, turns_of
 
 
@@ -70,9 +69,9 @@ def choose(lab, start):
     lab.player.value = place
 
 
-def write(lab, text, button="play"):
+def write(lab, text):
     lab.box.value = text
-    getattr(lab, button).click()
+    lab.play.click()
 
 
 def test_a_task_without_an_environment_has_the_reward_lab():
@@ -172,17 +171,6 @@ def test_a_line_that_is_no_turn_is_named(lab, said):
     assert lab.view.value == before and not lab.play.disabled
     write(lab, '"a text"')
     assert lab.errors.value == ""
-
-
-def test_the_base_model_goes_on_from_the_turns_in_the_box(lab, rows, monkeypatch):
-    secret, closed = rows[0]["secret"], []
-    model = ScriptedModel(guess(secret), "Found.")
-    monkeypatch.setattr(model, "close", lambda: closed.append(True))
-    monkeypatch.setattr(environment_lab, "open_base", lambda config, warmed: model)
-    write(lab, '{"name": "guess", "arguments": {"n": 61}}', "go_on")
-    assert lab.errors.value == "" and closed == [True]
-    assert turns_of(lab.box.value) == [guess(61), guess(secret), "Found."]
-    assert "reward 1" in shown(lab)[1]
 
 
 MINE = '''"""Mine."""

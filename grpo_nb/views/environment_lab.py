@@ -2,7 +2,7 @@
 
 import html
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -147,7 +147,7 @@ def turns_of(text: str) -> list[Turn]:
 def episode_page(
     bench: Bench, prompt: list[Message], messages: Sequence[Message], caption: str
 ) -> tables.Page:
-    """Render an episode turn by turn, with the tokens that are masked from the loss in grey.
+    """Render an episode turn by turn, with what is masked from the loss in grey.
 
     Args:
         bench: The bench, with its environment and the tokenizer that counts tokens.
@@ -157,36 +157,16 @@ def episode_page(
     """
     by_role = groupby(messages, lambda message: message["role"])
     groups = [prompt, *(list(group) for _, group in by_role)]
-    pieces = list(_pieces(bench, groups))
-    counts = list(map(len, bench.tokenizer(pieces, add_special_tokens=False)["input_ids"]))
     roles = [", ".join(message["role"] for message in group) for group in groups]
     texts = [tables.text(transcript(group) or "(says nothing)") for group in groups]
-    lines = list(zip(roles, texts, map(str, counts), strict=True))
     grey = [number for number, role in enumerate(roles) if role != "assistant"]
-    tokens, rest = sum(counts[1:]), sum(counts[number] for number in grey[1:])
-    caption += f"\n{tokens} of {bench.train.max_completion_length} tokens, {rest} (grey) masked"
-    sheet = tables.markup(["", "turn", "tokens"], lines, caption, grey)
-    spans = [f"<span>{html.escape(piece)}</span>" for piece in pieces]
-    for number in grey:
-        spans[number] = spans[number].replace("<span>", "<span class=masked>", 1)
-    reading = f"<summary>as the model reads it</summary><div class='text'>{''.join(spans)}</div>"
-    details = f"<details class='sheet'>{reading}</details>"
+    tokenizer, tools = tool_calls.with_tools(bench.tokenizer), bench.environment.tools
+    chat = [*template.fold_system(tokenizer, prompt), *messages]
+    whole = tokenizer.apply_chat_template(chat, tools=tools, tokenize=False).rstrip()
+    tokens = len(tokenizer(whole, add_special_tokens=False)["input_ids"])
+    tokens -= template.count_tokens(tokenizer, [prompt], tools)[0]
+    caption += f"\n{tokens} of {bench.train.max_completion_length} tokens; grey: masked"
+    sheet = tables.markup(["", "turn"], zip(roles, texts, strict=True), caption, grey)
+    reading = f"<div class='text'>{html.escape(whole)}</div>"
+    details = f"<details class='sheet'><summary>as the model reads it</summary>{reading}</details>"
     return tables.Page(sheet + details, transcript([*prompt, *messages]))
-
-
-def _pieces(bench: Bench, groups: Sequence[list[Message]]) -> Iterator[str]:
-    """Yield the text that each group of messages adds to the rendered chat."""
-    tokenizer, turns, before = tool_calls.with_tools(bench.tokenizer), [], ""
-    for group in groups:
-        turns, by_model = [*turns, *group], group[0]["role"] == "assistant"
-        messages = template.fold_system(tokenizer, turns)
-        text = tokenizer.apply_chat_template(
-            messages,
-            tools=bench.environment.tools,
-            tokenize=False,
-            add_generation_prompt=not by_model,
-        )
-        end = text.rfind(tokenizer.eos_token) + len(tokenizer.eos_token)
-        text = text[:end] if by_model and end > len(before) else text  # the model stopped there
-        yield text[len(before) :]
-        before = text

@@ -56,12 +56,12 @@ def lab(guesses):
 
 
 def shown(lab):
-    """(role, turn, tokens, whether it is grey) of each line, and what stands above them."""
+    """(role, turn, whether it is grey) of each line, and what stands above them."""
     page = html.unescape(lab.view.value)
     lines = re.findall(r"<tr( class=chosen)?>(<td.*?)</tr>", page, re.DOTALL)
     cells = [(re.findall(r"<td[^>]*>(.*?)</td>", line, re.DOTALL), grey) for grey, line in lines]
     told = re.sub("<[^>]*>", "", re.search("<caption>(.*?)</caption>", page, re.DOTALL)[1])
-    return [(a, re.sub("<[^>]*>", "", b), int(c), bool(grey)) for (a, b, c), grey in cells], told
+    return [(a, re.sub("<[^>]*>", "", b), bool(grey)) for (a, b), grey in cells], told
 
 
 def choose(lab, start):
@@ -95,16 +95,14 @@ def test_an_episode_is_shown_turn_by_turn_with_what_is_masked(lab, rows):
     choose(lab, "rollout 2")
     sample, low = lab.baseline.samples_P_G[0][1], rows[0]["low"]
     lines, told = shown(lab)
-    assert [(role, text) for role, text, *_ in lines] == [
+    assert [(role, text) for role, text, _ in lines] == [
         ("system, user", f"Find the secret number in at most 4 guesses.\n{rows[0]['question']}"),
         ("assistant", f"guess(n={low})\nguess(n={low + 7})"),
         ("tool, tool", "→ higher\n→ right"),
         ("assistant", "Done."),
     ]
     assert [grey for *_, grey in lines] == [True, False, True, False]
-    assert sum(tokens for *_, tokens, _ in lines[1:]) == len(sample.ids) == sample.tokens
-    masked = sample.mask.count(0)
-    assert f"{len(sample.ids)} of 128 tokens, {masked} (grey) masked" in told
+    assert f"\n{len(sample.ids)} of 128 tokens; grey: masked" in told
     gain = lab.group["advantage"][1]
     assert "rollout 2" in told and "ended: answered" in told
     assert f"reward 1, mean of the group 0.5, advantage {gain:+.2f}" in told

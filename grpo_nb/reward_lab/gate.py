@@ -200,7 +200,8 @@ def refuse_untested(run: Run, preset: RewardSet, force: bool = False) -> str:
         ValueError: The verdict failed, is missing, or belongs to other rewards or weights.
     """
     remedy = f"Correct them and run {run.place('02')} again"
-    if not (report := _report(run)):
+    report = read_json(run / REPORT) if (run / REPORT).is_file() else {}
+    if not report:
         problem = f"{REPORT} is missing"
     elif report["rewards_sha256"] != fingerprint(preset):
         problem = "the rewards or their weights are not those that were tested"
@@ -213,21 +214,15 @@ def refuse_untested(run: Run, preset: RewardSet, force: bool = False) -> str:
             remedy = f"Set one of these and begin again with {run.place('01')}"
         else:
             problem = f"the rewards failed their test: {problem}"
-    elif change := _change(run, preset):
+    elif change := behavior.difference(
+        bench_of(run.config(), preset), read_json(run / SCORES), run
+    ):
         problem = change
     else:
         return "the rewards passed their test"
     if force:
         return f"forced, although {problem}"
     raise ValueError(f"{problem}. {remedy}, or set force = True (on the command line: --force)")
-
-
-def _change(run: Run, preset: RewardSet) -> str:
-    return behavior.difference(bench_of(run.config(), preset), read_json(run / SCORES), run)
-
-
-def _report(run: Run) -> dict[str, Any]:
-    return read_json(run / REPORT) if (run / REPORT).is_file() else {}
 
 
 def fingerprint(preset: RewardSet) -> str:

@@ -122,7 +122,10 @@ def test_foreign_rewards_earn_in_notebook_2_what_they_earn_in_training(
     samples = [[Sample(text, len(text), False) for text in texts] for texts in texts_P_G]
     tried, stage = Baseline(rows, samples), Stage(Run("own"), "02", trained.config)
     plain = reward_lab.Bench(load_preset("math"), trained.config.train, trained.tokenizer)
-    test = reward_lab.RewardTest(stage, trained.rows, tried, plain)
+    train_rows = [*rows, *(row for row in trained.rows if row["question"] not in questions)]
+    (stage.run / "data").mkdir(parents=True)
+    data.replace_train(stage.run, train_rows)  # which stage 03 scores again
+    test = reward_lab.RewardTest(stage, train_rows, tried, plain)
     test = reward_lab.adopt(test, FOREIGN[name])
     ours = test.bench
     scores = ours.table(rows, texts_P_G)[ours.preset.names].to_numpy()

@@ -64,7 +64,7 @@ FLAWED = {  # by its flaw: what names it, its weight beside correctness (0: in i
     "every further tag pays": ("format-stuffed prose", 0.25, lambda r: min(1, r.count("<") / 40)),
     "every connective pays": ("stuffed connectives", 0.25, lambda r: min(1, r.count("so ") / 10)),
     "raises on an empty text": ("raises", 0.25, lambda r: r[0] == "<"),
-    "scores the first row alone": ("wrong length", 0.25, lambda completions, **_: [1.0]),
+    "scores the first row alone": ("raises", 0.25, lambda completions, **_: [1.0]),
     "format outweighs correctness": (
         "right, in no format",
         4.0,

@@ -129,8 +129,8 @@ BY_PLACE = mine(lambda completions, **_: [i / 99 for i in range(len(completions)
 CASES = [
     ("raises", True, [mine(lambda r: 1 / len(r[:0]))]),
     ("raises", True, [mine(lambda r: 1 / ("1+1=2" not in r))]),  # on references alone
-    ("wrong length", True, [mine(lambda completions, **_: [1.0])]),
-    ("out of range", True, [mine(lambda r: 2.0)]),
+    ("raises", True, [mine(lambda completions, **_: [1.0])]),
+    ("raises", True, [mine(lambda r: 2.0)]),  # outside its declared range
     ("out of range", True, [BIG]),  # nothing was declared, and it says what is correct
     ("out of range", False, [correct, BIG]),
     ("not finite", True, [mine(lambda r: math.inf if "<" in r else 0.0)]),

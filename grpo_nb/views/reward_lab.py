@@ -119,6 +119,9 @@ class RewardLab(View):
     def _busy(self, action: Callable[[], None], after: str, *buttons: w.Button) -> None:
         """Run the action with these buttons disabled and *Stop* enabled.
 
+        The front end holds back an input's change while the kernel handles an earlier one, so a
+        click would overtake what is typed in the meantime.
+
         Args:
             action: What to do.
             after: The status line afterwards, unless the action has changed it.
@@ -130,14 +133,17 @@ class RewardLab(View):
         self.status.value = notice = f"<span role='status'>Running: {limit}</span>"
         self.request = threading.Event()
         limits.stop.set(self.request)
-        self.stop.disabled = False
+        states = dict.fromkeys(buttons, True) | {self.stop: False}
+        for button, disabled in states.items():
+            button.disabled = disabled
         try:
-            self.alone(action, *buttons)
+            action()
         except limits.Stopped as name:
             self._say(f"Stopped while {name} was running")
         finally:
             turn.release()
-            self.stop.disabled = True
+            for button, disabled in states.items():
+                button.disabled = not disabled
             if self.status.value == notice:
                 self.status.value = after
 

@@ -67,20 +67,6 @@ class View(w.VBox):
         in_order(box)
         return box
 
-    def alone(self, action: Callable[[], None], *buttons: w.Button) -> None:
-        """Run the action with these buttons disabled.
-
-        The front end holds back an input's change while the kernel handles an earlier one, so a
-        click would overtake what is typed in the meantime.
-        """
-        for button in buttons:
-            button.disabled = True
-        try:
-            action()
-        finally:
-            for button in buttons:
-                button.disabled = False
-
 
 def row_list(rows: Sequence[Mapping[str, Any]], label: str) -> w.Dropdown:
     """Return a list to choose a row from, by the beginning of its question."""

@@ -90,7 +90,7 @@ def judge(test: RewardTest) -> Verdict:
     stage, rows, baseline, bench = test
     config, completions = stage.config, [each.completion for each in baseline.samples]
     attacks = read_attacks(project_path(config.rewards.cases)) if config.rewards.cases else []
-    probes = None
+    probes, scores = None, {}
     for each in judges(bench.preset):
         print(cost(each, test))
     with redirect_stdout(Muted()):  # rewards may print what they are called with
@@ -112,11 +112,11 @@ def judge(test: RewardTest) -> Verdict:
                 problems += certify(each, test)
                 pairs = human_pairs.pairs(stage.run, each, table)
                 problems.append(human_pairs.check(each, pairs))
+            scores = behavior.record(test, problems)
         except Exception as error:  # a user's reward may raise anything, and that is the verdict
             evidence = f"{error!r} {', '.join(getattr(error, '__notes__', []))}"
             fix = "give such text the lowest score, or use @reward(on_error='skip')"
             problems.append(Check("a reward raises on an attack", "stop", evidence, fix))
-        scores = behavior.record(test, problems)
     warmed = baselines.warm_folder(stage.run, config) is not None
     figures = baselines.summary(baseline, table, bench.preset, config)
     needs = looking.figures(bench, baseline)

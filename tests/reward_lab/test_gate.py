@@ -273,6 +273,12 @@ def test_an_environment_is_compared_by_its_file_and_by_what_it_rewards(lab, tmp_
     bench = reward_lab.Bench(preset, environment=environment)
     said = baseline.Baseline(lab.rows[:2], [[Sample("", 1, False)] * 2] * 2)
     test = RewardTest(lab.stage, lab.rows, said, bench)
+
+    def picky(completions, environments, **_):
+        return [1 / (1 - each.get_reward()) for each in environments]
+
+    verdict = reward_lab.judge(test.using(preset.adding(picky, 0.0)))
+    assert "a reward raises on an attack: ZeroDivisionError" in str(verdict), "on an episode"
     reward_lab.save(test, reward_lab.judge(test))
     # The base of this fixture never plays, so that there is nothing to learn.
     report = json.loads((lab.run / "rewards/report.json").read_text())

@@ -22,8 +22,7 @@ class ServedEngine(Engine):
         chat_template_kwargs: Arguments of the chat template, which vLLM's server takes.
 
     Raises:
-        ValueError: The API refuses the key, or does not know the address or the model.
-        RuntimeError: The API cannot be reached, or fails.
+        RuntimeError: The API cannot be reached, refuses the key, or does not know the model.
     """
 
     name = "served"
@@ -91,16 +90,8 @@ class ServedEngine(Engine):
 
     def _explain(self, error: Exception) -> NoReturn:
         """Raise the error again as a sentence about the address."""
-        from openai import APIStatusError
-
-        status = error.status_code if isinstance(error, APIStatusError) else 0
-        if 400 <= status < 500 and status != 429:
-            raise ValueError(
-                f"the model at {self.address} answers {status}: check the address, the model's "
-                f"name, and the key in the environment variable {self.api_key_env}"
-            ) from None
         raise RuntimeError(
-            f"the model at {self.address} cannot be reached, or its reply cannot be read: "
-            f"{type(error).__name__}: {error}. What it has answered is kept; start its server, and "
-            "run this again"
+            f"the model at {self.address} gives no answer ({type(error).__name__}: {error}). Check "
+            "that its server runs, the address, the model's name, and the key in the environment "
+            f"variable {self.api_key_env}; what it has answered is kept"
         ) from None

@@ -37,8 +37,8 @@ def right_answers(stage: Stage, rows: Sequence[Row], bench: Bench) -> list[Row]:
         bench: The run's rewards.
 
     Raises:
-        ValueError: The teacher is refused, or no answer is right.
-        RuntimeError: The teacher cannot be reached.
+        ValueError: No answer is right.
+        RuntimeError: The teacher cannot be reached, or refuses.
     """
     name, texts_P_G = stage.config.rescue.teacher, _answers(stage, rows, bench)
     form, shape = bench.preset.form, (len(rows), -1)

@@ -101,7 +101,7 @@ def test_a_rung_that_fails_is_named_and_costs_nothing_of_what_was_measured(runs_
     assert result.settings == {} and not result.table["suffices"].any()
     last = result.table.iloc[-1]
     assert last["rung"] == "SFT warm-up on a teacher's answers" and pd.isna(last["right"])
-    assert "the model at http://127.0.0.1:9/v1 cannot be reached" in last["why not"]
+    assert "the model at http://127.0.0.1:9/v1 gives no answer" in last["why not"]
     assert result.table["right"].notna().sum() == len(result.table) - 1
 
 

@@ -74,7 +74,7 @@ def test_an_interrupted_teacher_goes_on_where_it_was(lesson):
         small = {"train.per_device_train_batch_size": 8}  # 4 rows in a batch
         stage, rows, bench = lesson(server.url, **small)
         server.script = [*[solver(rows)] * 8, 400]
-        with pytest.raises(ValueError, match=r"answers 400: check the address, the model's name"):
+        with pytest.raises(RuntimeError, match=r"Error code: 400.* the model's name"):
             right_answers(stage, rows, bench)
         assert (stage.run / KEPT_AT).exists()
         asked, server.script = len(server.seen), [solver(rows)]
@@ -85,10 +85,10 @@ def test_an_interrupted_teacher_goes_on_where_it_was(lesson):
 @pytest.mark.parametrize(
     ("reply", "error", "sentence"),
     [
-        (401, ValueError, "answers 401: check the address, .* variable SECRET_KEY_OF_A_TEST"),
-        (404, ValueError, "answers 404"),
-        (500, RuntimeError, "cannot be reached, .* What it has answered is kept"),
-        (b"<html>", RuntimeError, "its reply cannot be read"),
+        (401, RuntimeError, "Error code: 401.* variable SECRET_KEY_OF_A_TEST"),
+        (404, RuntimeError, "Error code: 404"),
+        (500, RuntimeError, "gives no answer .* what it has answered is kept"),
+        (b"<html>", RuntimeError, "gives no answer"),
         (None, ValueError, "0% of its 16 answers are right, 0% have the form 'tags'"),
         ("I cannot help.", ValueError, "Its first: 'I cannot help.'"),
         (r"\boxed{4}", ValueError, "Choose another rescue.teacher, or the rewards.form"),

@@ -5,6 +5,7 @@ one process, for importing Unsloth takes ten seconds and patches TRL for good.
 """
 
 import functools
+import gc
 import json
 import math
 import os
@@ -264,6 +265,9 @@ SCENARIOS = {function.__name__: function for function in RUN}
 
 
 def main():
+    assert training.Trainer  # imports all that stays
+    gc.collect()
+    gc.freeze()  # Unsloth collects garbage at each step: half a second each time
     report = {}
     for name, scenario in SCENARIOS.items():
         try:

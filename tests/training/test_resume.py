@@ -171,7 +171,7 @@ PLACES = {
 def test_the_stop_button_pressed_twice_anywhere(runs_dir, place, straight, monkeypatch):
     """In the kernel, where the same trainer then goes on; here after the first checkpoint."""
     run = make_run("here", **SIX)
-    one = trainer_of(run, **{"train.guard_steps": 3})
+    one = trainer_of(run, **{"train.guard_steps": 3 if "noise" in place else 0})
     module, _, name = PLACES[place].rpartition(".")
     work = getattr(importlib.import_module(module), name)
 

@@ -264,8 +264,7 @@ def run_pipeline(
     if dry_run:
         print(plan(run, config, first, last))
         return run
-    import papermill  # noqa: F401 - early, while a signal still ends this process
-
+    _papermill()  # imported early, while a signal still ends this process
     lock = run.lock(".pipeline.lock")
 
     def parameters(stage: str) -> dict[str, Any]:
@@ -371,9 +370,18 @@ def set_environment(run: Run) -> None:
     os.environ.update(QUIET | {"PYTHONPATH": path, "GRPO_NB_RUNS": str(run.path.parent)})
 
 
+def _papermill() -> Any:
+    # jsonschema would load this module to check the format of URLs, which notebooks do not have,
+    # and building its grammar would add 2 s to the import of papermill.
+    sys.modules.setdefault("rfc3987_syntax", None)
+    import papermill
+
+    return papermill
+
+
 def _execute(source: Path, target: Path, parameters: Mapping[str, Any]) -> str:
     """Execute a notebook; return why it did not reach its end, or "" if it did."""
-    import papermill
+    papermill = _papermill()
     from nbclient.exceptions import DeadKernelError
 
     try:

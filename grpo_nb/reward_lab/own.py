@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 OWN = "rewards/mine.py"
 OWN_ABOUT = str(about_path(Path(OWN)))
 ADOPTED = (OWN, OWN_ABOUT, REPORT, SCORES, "config.yaml", "manifest.json")
+DEFINED = re.compile(r"\s*(?:async )?(?:def|class) (\w+)")
 
 
 class RewardsCell:
@@ -165,7 +166,10 @@ def source_of(stage: Stage) -> str:
 
 
 def fault(error: Exception, source: str) -> str:
-    """Explain in a sentence what is wrong with the source of rewards, and which line raised."""
+    """Explain, in a sentence that names the line, what is wrong with the source of rewards.
+
+    It is the line that raised, or the first line of the reward that the error names.
+    """
     cause = error.__cause__ or error  # the text's own exception, if ours wraps one
     frames = traceback.extract_tb(cause.__traceback__)
     places = [frame.lineno for frame in frames if frame.filename.endswith(OWN)]
@@ -179,6 +183,10 @@ def fault(error: Exception, source: str) -> str:
     if isinstance(cause, NameError):
         message += HINT
     lines = source.splitlines()
+    for number, line in enumerate(lines, 1):
+        definition = DEFINED.match(line)
+        if not places and definition and re.search(rf"\b{definition[1]}\b", message):
+            places = [number]
     if not places or not 0 < places[-1] <= len(lines):
         return message
     return f"line {places[-1]} ({lines[places[-1] - 1].strip()}): {message}"

@@ -5,7 +5,7 @@ GPU Unsloth replaces GRPOConfig by its own class. That class only warns of unkno
 other defaults (weight_decay 0.001, router_aux_loss_coef 0, no correction for vLLM's
 importance sampling), and follows some papers: an explicit loss_type "dapo" masks truncated
 completions and sets epsilon_high to 0.28, "cispo" sets epsilon_high to 5, and "dr_grpo" turns
-scale_rewards "group" off. It leaves alone what `trl.<name>=…` sets. Source:
+scale_rewards "group" off. The class does not change what `trl.<name>=…` sets. Source:
 unsloth/models/rl.py 2026.10.9.
 """
 
@@ -104,7 +104,7 @@ def distorted(args: "GRPOConfig") -> str:
 
 
 def own_config() -> type["GRPOConfig"]:
-    """Return TRL's own class, even where Unsloth has replaced it."""
+    """Return TRL's own GRPOConfig, even where Unsloth has replaced it."""
     import trl
 
     return [kind for kind in trl.GRPOConfig.__mro__ if kind.__name__ == "GRPOConfig"][-1]
@@ -203,7 +203,7 @@ def _refuse_batch(args: "GRPOConfig", config: RunConfig, changes: dict[str, Any]
 
 
 def setting_of(argument: str) -> str:
-    """Return the setting that decides an argument of TRL's.
+    """Return the setting that decides one of TRL's arguments.
 
     >>> setting_of("learning_rate"), setting_of("top_p")
     ('train.learning_rate', 'trl.top_p')
@@ -243,7 +243,7 @@ def grpo_arguments(stage: Stage, policy: Policy, rewards: RewardSet) -> dict[str
     }
     if config.policy.optim == "auto":
         arguments["optim"] = "adamw_8bit" if gpu else "adamw_torch"
-    if not {"bf16", "fp16"} & set(config.trl):  # without bf16, as Unsloth: fp16, on a CPU fp32
+    if not {"bf16", "fp16"} & set(config.trl):  # without bf16: fp16, or fp32 on a CPU
         arguments |= {"bf16": has_bf16(), "fp16": gpu and not has_bf16()}
     if environment := environments.of(config):
         arguments["max_tool_calling_iterations"] = environment.max_turns
@@ -264,7 +264,7 @@ def _vllm_by_trl(config: RunConfig) -> dict[str, Any]:
 
 
 def effective(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: RewardSet) -> pd.DataFrame:
-    """Return every argument of TRL's as the training will use it, with who decided it.
+    """Return each argument of GRPOConfig as the training will use it, and who decided it.
 
     Args:
         args: The result of `grpo_config`, with later changes to it.
@@ -291,7 +291,7 @@ def effective(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: RewardS
 
 
 def default_of(field: Field) -> Any:
-    """Return the default of an argument of TRL's; MISSING if it has none."""
+    """Return the default of one of TRL's arguments; MISSING if it has none."""
     return field.default_factory() if callable(field.default_factory) else field.default
 
 

@@ -62,7 +62,7 @@ class StepCallback(TrainerCallback):
             self.guard()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Test the samples once more: a fault since the last test would go unnoticed."""
+        """Test the samples once more, or a fault since the last test would go unnoticed."""
         if self.settings.guard_steps and state.global_step > self.begun and not self.failure:
             self.guard()
 
@@ -174,7 +174,7 @@ class StepCallback(TrainerCallback):
                 seal(temporary)
 
     def _figures(self) -> dict[str, float]:
-        """Validate on the first process, or on all of them in step if the weights are sharded."""
+        """Validate on the first process, or on all together if the weights are sharded."""
         if not sharded():
             return ranks.from_main(self.validation)
         with self.trainer.whole_weights():

@@ -134,7 +134,7 @@ def seal(folder: Path) -> None:
 
 
 def remove_old(folder: Path, keep: int) -> None:
-    """Remove all checkpoints but the newest."""
+    """Remove all checkpoints but the `keep` newest."""
     for step in steps_of(folder)[:-keep]:
         shutil.rmtree(folder / f"checkpoint-{step}")
 

@@ -43,7 +43,7 @@ def log_probabilities(
     logits_to_keep: int,
     batch_size: int | None = None,
     compute_entropy: bool = False,
-    *args: Any,  # the seventh is compute_aux_loss of TRL's, compute_efficient of Unsloth's
+    *args: Any,  # the seventh: TRL's compute_aux_loss, or Unsloth's compute_efficient
     **others: Any,
 ) -> Any:
     """Compute what TRL's `_get_per_token_logps_and_entropies` does, with each prompt run once.
@@ -93,7 +93,7 @@ def sharing_lacks(policy: Policy, wanted: bool = True) -> str:
 def pack(
     input_ids: "torch.Tensor", attention_mask: "torch.Tensor", completion_width: int
 ) -> tuple[dict[str, "torch.Tensor"], "torch.Tensor"]:
-    """Put all rows into one that has each distinct prompt once, its completions after it.
+    """Pack all rows into one, with each distinct prompt once and its completions after it.
 
     Args:
         input_ids: [rows, prompt width + completion width].

@@ -1,12 +1,11 @@
 """Test whether the completions come from the policy that is being trained.
 
-GRPO's loss treats each completion as a sample of the current policy. Nothing fails if it is not:
-if the engine leaves the adapter out, has the weights of an earlier step, cuts off unlikely tokens,
-or reads the prompt with another template. The reward then moves for the wrong reason, or not at
-all.
+GRPO's loss treats each completion as a sample of the current policy. If it is not, nothing fails.
+The engine may leave the adapter out, have the weights of an earlier step, cut off unlikely tokens,
+or read the prompt with another template. The reward then moves for the wrong reason, or not at all.
 
 The guard tests before the first step, every `train.guard_steps` steps, and at the end. It adds
-noise to the adapter and samples on the path that the training uses: only the policy with this noise
+noise to the adapter and samples in the same way as the training: only the policy with this noise
 can write such samples. Each token gets a p-value from the trainer's own probabilities: how likely
 the policy is to sample a token that is at least as rare. If the samples are the policy's own, the
 p-values are independent and uniform, whatever the model; Fisher's method tests that. Weights,
@@ -34,19 +33,19 @@ if TYPE_CHECKING:
 
     from grpo_nb.training.trainer import Trainer
 
-COMPLETIONS = 32  # sampled each time, but at least two groups
+COMPLETIONS = 32  # sampled for each test; at least two groups
 TOKENS = 20  # sampled for each completion, at most
 NOISE = 0.3  # added to LoRA's B at first [standard deviation]
 MOST = 1.2  # limit of the noise, which doubles until it has an effect; a random model needs much
 SCORE = 4.7  # limit of Fisher's score; chance exceeds it three times in a million
-CHANGE = 1.0  # in the log-probabilities, if the noise has a clear effect [nats a token]
-UNFELT = 0.01  # the same, if it is nothing but rounding [nats a token]
-ENTROPY = 0.5  # the least that shows truncation: it does not change a certain policy [nats a token]
+CHANGE = 1.0  # change of the log-probabilities from which noise has a clear effect [nats a token]
+UNFELT = 0.01  # change below which there is nothing but rounding [nats a token]
+ENTROPY = 0.5  # below it truncation may not show: a certain policy stays the same [nats a token]
 # Limit between the engine's log-probabilities and the trainer's, without noise [nats a token].
-# Right engines are at 0.0005 to 0.06, wrong ones were at 0.2 (huggingface/trl, issues 5312, 5313).
+# Correct engines were at 0.0005 to 0.06, wrong ones at 0.2 (huggingface/trl, issues 5312, 5313).
 DIFFERENCE = 0.1
 MISSING = 0.5  # the same limit with noise, which a 16-bit engine rounds [share of `change`]
-LOGITS = 2**27  # in memory at the same time: 0.25 GB in 16 bit
+LOGITS = 2**27  # held in memory at the same time: 0.25 GB in 16 bit
 LIKELIER = (
     "They are likelier than the policy's own samples: the engine has another temperature, or cuts "
     "off unlikely tokens. Look into the model's generation_config.json and the engine's settings"
@@ -270,7 +269,7 @@ def engine_difference(trainer: "Trainer", batch: Mapping[str, Any]) -> float:
 
     Args:
         trainer: The trainer, in a step; its weights are those that sampled the batch.
-        batch: TRL's batch with its scores, padded; as many rows are read as fit a micro-batch.
+        batch: TRL's batch with its scores, padded; only the rows of one micro-batch are read.
 
     Returns:
         The mean absolute difference over the tokens that the policy wrote; NaN if there are none.
@@ -327,7 +326,7 @@ def log_probabilities(trainer: "Trainer", samples: Samples) -> "torch.Tensor":
 def p_values(
     trainer: "Trainer", samples: Samples, log_p: "torch.Tensor"
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
-    """Return for each token the probability of one at least as rare, and the entropy, [tokens].
+    """Return p-values (the probability of a token at least as rare) and entropies, [tokens].
 
     Args:
         trainer: The trainer; its model runs without padding before the prompts.

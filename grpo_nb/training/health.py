@@ -1,7 +1,8 @@
 """Alerts from the metrics of a training: what is wrong, how we know, and what to change.
 
 No limit is an absolute reward, KL or gradient norm: a window of steps is compared with the run's
-own past, its noise, and the range of its rewards. An episode (until a quiet window) alerts once.
+own past, its noise, and the range of its rewards. An alert is raised again only after a window of
+steps without its cause.
 """
 
 import math
@@ -24,7 +25,7 @@ RATES = read_json(Path(__file__).with_name("alert_rates.json"))
 # The same for the alerts about judges (`python benchmarks/judge.py --faults` writes it).
 JUDGE_RATES = read_json(Path(__file__).with_name("judge_rates.json"))
 PAGE = "docs/troubleshooting.md"
-# Between vLLM's log-probabilities and the policy's [nats a token]; TRL's name for it.
+# TRL's name for how far vLLM's log-probabilities are from the policy's [nats a token].
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
 HABITS = ("length", "markup", "style")  # what a judge's scores may correlate with (`judges.habits`)
 # Held-out figures whose fall, while the reward does not fall, is a hack. The second does not depend
@@ -55,7 +56,8 @@ def rates(rule: str) -> str:
 class Expected(NamedTuple):
     """Hold what is known about a training before its first step.
 
-    rewards: {name: (weight, lowest score, highest score)}; the first one says "correct".
+    rewards: {name: (weight, lowest score, highest score)}; the first reward decides what is
+        correct.
     completions: Number of completions scored in a step.
     eval_rows: Number of prompts of the validation split.
     max_steps: Number of steps of the training.
@@ -130,7 +132,7 @@ class Watch:
         return ""
 
     def ends(self) -> list[float]:
-        """Return the lowest and the highest weighted total."""
+        """Return the lowest and the highest possible weighted total."""
         ranges = self.expected.rewards.values()
         return [sum(pick(v * a, v * b) for v, a, b in ranges) for pick in (min, max)]
 

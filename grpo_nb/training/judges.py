@@ -13,11 +13,11 @@ from grpo_nb.rewards.judge import question
 if TYPE_CHECKING:
     from grpo_nb.training.trainer import Trainer
 
-DRIFT_STEPS = 10  # from one question about the completions of step 1 to the next
-DRIFT_GROUPS = 4  # of step 1, which the judge scores again
+DRIFT_STEPS = 10  # steps after which the judge scores completions of step 1 again
+DRIFT_GROUPS = 4  # groups of step 1 that it scores again
 MARKUP = r"[#*_`|<>\[\]]"
 TINY = 1e-6  # a smaller spread is a rounding error
-REASONS = 200  # at most, the latest; their words are the judge's style
+REASONS = 200  # the latest reasons, at most; their words are the judge's style
 
 
 def figures(trainer: "Trainer", step: int, completions: list[dict[str, Any]]) -> dict[str, float]:
@@ -40,9 +40,9 @@ def figures(trainer: "Trainer", step: int, completions: list[dict[str, Any]]) ->
 
 
 def habits(judge: LLMJudge, others: list[str], table: pd.DataFrame) -> dict[str, float]:
-    """Measure how scores correlate with length, markup and the judge's own words, in groups.
+    """Measure how scores correlate with length, markup and the judge's own words, within groups.
 
-    What the other rewards explain is removed first, as right answers may well be longer.
+    What the other rewards explain is removed first, because right answers may well be longer.
 
     Args:
         judge: The judge; an `LLMJudge` keeps no reasons, so its style is unknown.

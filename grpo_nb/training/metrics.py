@@ -149,7 +149,7 @@ def peak_memory() -> int:
 
 
 def new_peak() -> None:
-    """Reset the peak of the memory; where the system forbids that, it stays the process's peak."""
+    """Reset the peak of the memory; if the system forbids that, the old peak remains."""
     import torch
 
     if cuda_available():
@@ -205,9 +205,9 @@ def spread(
 
 
 def distinct(completion_ids: Sequence[Sequence[int]], size: int) -> float:
-    """Return the mean share of a group's completions that differ: 0 if all are equal, 1 if no two.
+    """Return the mean share of distinct completions in a group: 0 if all are equal, 1 if none are.
 
-    If processes share a step, groups may be spread over them; then it is NaN, and is not logged.
+    If groups are spread over several processes, the result is NaN, and is not logged.
 
     >>> distinct([[1, 2], [1, 2], [1, 3], [4]], size=2)
     0.5

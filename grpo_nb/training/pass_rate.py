@@ -52,7 +52,7 @@ def measure(
 
 
 def entropy(policy: Policy, prompts: Sequence[list[Message]], samples: Sequence[Sample]) -> float:
-    """Return how undecided the policy is while it writes these completions [nats per token]."""
+    """Return the policy's mean entropy while it writes these completions [nats per token]."""
     import torch
 
     total, tokens = 0.0, 0

@@ -1,4 +1,4 @@
-"""Verify that Unsloth has changed TRL as a training on a GPU needs it.
+"""Verify that Unsloth has changed TRL in the way that a training on a GPU needs.
 
 Unsloth searches TRL's source for texts to replace; a text that is missing is only logged. So we
 look for the effect of each change that a training relies on.

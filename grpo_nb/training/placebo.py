@@ -2,7 +2,7 @@
 
 "shuffled" distributes the scores of a group at random over its completions: the same scores,
 unrelated to the completions. "format-only" pays the format rewards alone. Everything else is as in
-the run; the validation, too, scores with the true rewards and chooses the adapter.
+the run; the validation still scores with the true rewards and chooses the adapter.
 
 An adaptive weight (`rewards.Adaptive`) follows the true scores, which are shuffled afterwards. TRL
 would add an environment's `get_reward` as another reward with weight 1, which no setting can

@@ -44,7 +44,7 @@ FILLED = ("_metrics", "_logs", "_pending_extra_logs", "_pending_metrics")
 
 
 def preflight(trainer: "Trainer") -> Checks:
-    """Return every check, in the order in which to fix them.
+    """Return all checks, in the order in which to fix what they find.
 
     Args:
         trainer: A trainer that has not begun to train.
@@ -120,7 +120,7 @@ def _adapters(trainer: "Trainer") -> list[Check]:
 
 
 def _hand_over(trainer: "Trainer") -> list[Check]:
-    """Check that vLLM gets the adapter from Unsloth as it is."""
+    """Check that Unsloth hands the adapter to vLLM unchanged."""
     if not trainer.policy.vllm:
         return []
     if not trainer.policy.folds_adapter:
@@ -131,7 +131,7 @@ def _hand_over(trainer: "Trainer") -> list[Check]:
 
 
 def _paths(trainer: "Trainer") -> Check:
-    """Say how completions and log-probabilities are computed, and why not the faster way."""
+    """Say how completions and log-probabilities are computed, and why not in the faster way."""
     sampling = fast_cpu.sampling_lacks(trainer)
     sharing = fast_cpu.sharing_lacks(trainer.policy, trainer.stage.config.policy.share_prompts)
     paths = "completions by the dense engine"
@@ -145,7 +145,7 @@ def _paths(trainer: "Trainer") -> Check:
 
 def _disk(trainer: "Trainer") -> Check:
     stage = trainer.stage
-    count = stage.config.train.keep_checkpoints + 1  # a new one comes before one goes
+    count = stage.config.train.keep_checkpoints + 1  # the new one is written before an old one goes
     weights = 4 * trainer.model.num_parameters(only_trainable=True)
     checkpoint = weights + _optimizer_bytes(trainer)
     model = 2 * trainer.model.num_parameters()
@@ -162,7 +162,7 @@ def _optimizer_bytes(trainer: "Trainer") -> int:
 
 
 def _memory(trainer: "Trainer", before: int, peak: int, budget: int) -> Check:
-    """Check the memory: before the step, its peak, and what is available [bytes]."""
+    """Check memory: the use before the step, the peak in it, and the memory available [bytes]."""
     more = _optimizer_bytes(trainer) + (0 if cuda_available() else GROWTH)
     need = peak + more
     sizes = f"{need / GIB:.2f} GiB at most with the optimizer, of {budget / GIB:.1f}"
@@ -184,7 +184,7 @@ def smaller(trainer: "Trainer", rows: int) -> str:
         return f"set {other}, or take a smaller model"
     step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     group = args.num_generations
-    batch = solve_batch(step // group, group, max(1, rows))  # settings count them all
+    batch = solve_batch(step // group, group, max(1, rows))  # settings count all processes
     settings = " and ".join(f"train.{name} = {value}" for name, value in batch._asdict().items())
     return f"set {settings} (the same step), or {other}"
 
@@ -217,7 +217,7 @@ def _time(args: Any, update: float, generation: float) -> Check:
 
 @contextmanager
 def stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
-    """Yield a copy to run a step with; restore random states, gradients and the loss scale."""
+    """Yield a copy of the trainer to run a step with; then restore what the step changed."""
     import torch
 
     double, scaler = copy.copy(trainer), trainer.accelerator.scaler
@@ -267,7 +267,7 @@ def dry_run(trainer: "Trainer", prompt: list[dict]) -> list[Check]:
         prompt: The longest chat to train on; every row of the micro-batch is this chat.
 
     Returns:
-        The checks "memory", "gradient" and "time"; only "memory" if it ran out.
+        The checks "memory", "gradient" and "time"; only "memory" if the memory ran out.
     """
     part = "the update"
     with stand_in(trainer) as double:
@@ -276,7 +276,7 @@ def dry_run(trainer: "Trainer", prompt: list[dict]) -> list[Check]:
         before, budget = (size - sleeping for size in memory_now())
         new_peak()
         try:
-            for _ in range(2 if cuda_available() else 1):  # a GPU compiles in the first
+            for _ in range(2 if cuda_available() else 1):  # on a GPU the first run compiles
                 update = _timed(_update, double, prompt)
             gradient = _gradient(trainer)
             trainer.model.zero_grad(set_to_none=True)
@@ -349,13 +349,13 @@ def _update(trainer: "Trainer", prompt: list[dict]) -> None:
     }
     with trainer.compute_loss_context_manager():
         loss = trainer.compute_loss(trainer.model, inputs)
-    if loss.requires_grad:  # not where the adapter is frozen
+    if loss.requires_grad:  # False if the adapter is frozen
         scaler = trainer.accelerator.scaler  # of fp16; without it small gradients would be 0
         (scaler.scale(loss) if scaler else loss).backward()
 
 
 def _generate(trainer: "Trainer", prompt: list[dict]) -> None:
-    """Sample a step's completions as the trainer does, with none that ends before the cap.
+    """Sample a step's completions as the trainer does, but let none end before the cap.
 
     Args:
         trainer: The copy, whose sampling is changed.

@@ -31,7 +31,7 @@ def start(expected: int | None) -> None:
     from accelerate import PartialState
 
     cpu = not cuda_available()
-    if cpu:  # its name would be "cpu:0", to which torch cannot load a checkpoint
+    if cpu:  # the device would be "cpu:0", to which torch cannot load a checkpoint
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     # A validation on the first process may take longer than the others wait by default.
     options = {"timeout": timedelta(minutes=60)} if "RANK" in os.environ else {}
@@ -47,7 +47,7 @@ def start(expected: int | None) -> None:
 def end() -> None:
     """End this process once all are done, unless it is the only one.
 
-    It skips Python's own end, in which a thread of gloo could abort the process.
+    Python's own shutdown is skipped, because a thread of gloo could abort the process in it.
     """
     if world := _world():
         gather([])

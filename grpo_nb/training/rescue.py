@@ -1,8 +1,8 @@
 """Rescue a base that earns nothing: try what may help, cheapest first, before any GRPO.
 
 GRPO makes more likely what the model already finds. If no completion of a group is right, there is
-nothing to find. Each rung of the ladder is measured on a few prompts, and named by the settings
-that adopt it; the ladder ends at the first rung from which GRPO can go on.
+nothing to find. The attempts form a ladder. Each rung is measured on a few prompts, and holds the
+settings that adopt it; the ladder ends at the first rung from which GRPO can go on.
 """
 
 import json
@@ -28,7 +28,7 @@ REPORT = "rewards/rescue.json"
 SFT_STEPS, SFT_ROWS = 200, 128  # at most, of a warm-up that ends by itself
 SHORTEST = 0.25
 FORMS = ("tags", "boxed", "hash")
-BETTER = 0.1  # more completions that are right, for a rung that does not suffice to be advised
+BETTER = 0.1  # least gain in the share of right completions to advise a rung that does not suffice
 NOTHING = (
     "nothing that notebook 2 tried helps: take easier rows (data.source), a teacher "
     "(rescue.teacher), or another base (model.model_path)"
@@ -64,7 +64,7 @@ class Rescue(NamedTuple):
 
 
 def rescue_base(test: RewardTest) -> Rescue:
-    """Climb the ladder, and keep what it shows in rewards/rescue.json.
+    """Climb the ladder, and write the result of each rung to rewards/rescue.json.
 
     With `rescue.mode` "auto", the settings of the rung that suffices become those of the run: their
     notebooks have to be run again, which `python -m grpo_nb run` does.
@@ -135,7 +135,7 @@ def advice(table: pd.DataFrame) -> str:
 
 
 def _rungs(test: RewardTest) -> Iterator[Rung]:
-    """Yield the rungs that apply: the base as it is first, what trains it last."""
+    """Yield the rungs that apply: first the base as it is, last those that train it."""
     config, rows, bench = test.stage.config, test.rows, test.bench
     yield Rung("as it is", {})
     form, is_preset = bench.preset.form, not config.rewards.preset.endswith(".py")

@@ -1,6 +1,6 @@
 """Supervised fine-tuning for a few steps: the policy learns to write the completions of rows.
 
-TRL's SFTTrainer does it; `Watch` looks at the policy every few steps, and ends the training.
+TRL's SFTTrainer trains. `Watch` measures the policy every few steps, and may end the training.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,7 +34,7 @@ class Watch(TrainerCallback):
 
     Args:
         stage: The stage, with `train.sft_until`.
-        look: Measures the policy, as `pass_rate.measure` does; None does not look.
+        look: Measures the policy, as `pass_rate.measure` does; with None nothing is measured.
     """
 
     def __init__(self, stage: Stage, look: Callable[[], Line] | None) -> None:

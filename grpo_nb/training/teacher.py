@@ -1,7 +1,7 @@
-"""Let a model that can do the task show it, by those answers that the run's rewards call right.
+"""Ask a teacher, a model that can do the task, and return the answers that the rewards call right.
 
-The teacher answers the rows of the SFT warm-up. rewards/teacher.parquet keeps the answers, and
-nothing is asked twice.
+The teacher answers the rows of the SFT warm-up. rewards/teacher.parquet keeps the answers, so that
+the teacher is asked for none of them twice.
 """
 
 from collections.abc import Sequence
@@ -103,7 +103,7 @@ def open_teacher(config: RunConfig) -> Engine:
 
         names = (rescue.teacher, rescue.teacher_model, rescue.api_key_env)
         return ServedEngine(*names, chat_template_kwargs=template)
-    # As it was saved: rounded to 4 bit, a small merged model answers nothing right any more.
+    # In its saved precision: rounded to 4 bit, a small merged model answers nothing right any more.
     options = {"quantization": "16bit", "chat_template_kwargs": template}
     return models.open_engine(rescue.teacher, adapter=None, **options)
 

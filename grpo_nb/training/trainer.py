@@ -1,17 +1,17 @@
-"""The trainer: TRL's GRPOTrainer over the policy, with what makes a run safe and legible.
+"""The trainer: TRL's GRPOTrainer, extended so that a run is safe and legible.
 
     trainer = training.Trainer(policy, rewards, args, rows, stage)
     trainer.preflight()
     trainer.train()
 
-One step, in order, with the methods of this class and of `callbacks.StepCallback` that take part:
+The parts of one step, in order, with the methods of this class and of `callbacks.StepCallback`:
 
- 0. Every `train.guard_steps`, and at the end: are the samples the policy's? `on_step_begin`,
-    `on_train_end`, `guard`.
- 1. TRL samples a group for each prompt: `_generate`, `_generate_single_turn`. Where the task has
-    an environment it runs the calls, and masks the tools' results from the loss (its `tool_mask`).
+ 0. Every `train.guard_steps` steps, and at the end, the guard tests whether the samples come from
+    the policy: `on_step_begin`, `on_train_end`, `guard`.
+ 1. TRL samples a group for each prompt: `_generate`, `_generate_single_turn`. If the task has an
+    environment, TRL runs the tool calls and masks their results from the loss (its `tool_mask`).
     vLLM's log-probabilities are compared with the policy's: `_generate_and_score_completions`.
- 2. The rewards score the completions: `_timed`, `_calculate_rewards`. TRL makes the advantages.
+ 2. The rewards score the completions: `_timed`, `_calculate_rewards`. TRL computes the advantages.
  3. Forward and backward of each micro-batch: `training_step`, `_get_per_token_logps_and_entropies`.
  4. An update that is not finite, or has no scores to learn from, is skipped:
     `on_pre_optimizer_step`.
@@ -21,11 +21,12 @@ One step, in order, with the methods of this class and of `callbacks.StepCallbac
  7. If a checkpoint is due, transformers writes it, and it is sealed: `on_save`.
 
 A token's loss is -min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A), plus beta times the KL to the
-base. A is the advantage of its completion; r is its probability now, over that when it was sampled.
-In names, P counts prompts, G the completions of a group, N those of a step, and F the rewards.
+base. A is the advantage of its completion; r is its probability now, divided by its probability
+when it was sampled. The suffixes of names give shapes: P counts the prompts, G the completions of a
+group, N the completions of a step, and F the rewards.
 
-Each overridden method of TRL says why it is overridden, and what Unsloth's GPU trainer does with
-it. That trainer replaces TRL's class when Unsloth is imported on a GPU, so this module must be
+The docstring of a method that overrides TRL's says why, and what Unsloth's GPU trainer does. That
+trainer replaces TRL's class when Unsloth is imported on a GPU, so this module must be
 imported after the policy is loaded; `training.Trainer` does so.
 """
 
@@ -175,7 +176,7 @@ class Trainer(GRPOTrainer):
             checkpoint = ranks.from_main(self._begin)
             self.steps.watch = self._watch_so_far()
             begun = checkpoints.step_of(checkpoint)
-            # Before anything is restored: what fails while it is must not be saved.
+            # Set before anything is restored, so that a failure of the restoring saves nothing.
             self.state.global_step = self.steps.saved = self.steps.begun = begun
             try:
                 if begun >= self.args.max_steps:
@@ -185,7 +186,7 @@ class Trainer(GRPOTrainer):
             except Exception as error:
                 self._keep_last_step(error)
                 raise
-            except KeyboardInterrupt:  # a second one, anywhere: the guard's noise may be left, too
+            except KeyboardInterrupt:  # a second one: the weights may still hold the guard's noise
                 self.policy.model.updated_in = self.folder
                 raise
             finally:  # the notebook's kernel lives on, and so does this trainer
@@ -203,7 +204,7 @@ class Trainer(GRPOTrainer):
         return output
 
     def _return_to(self, checkpoint: Path) -> TrainOutput:
-        """Load the last step's weights: every step is trained, and only the end is missing."""
+        """Load the last step's weights, because every step is already trained."""
         models.load_weights(self.policy, checkpoint)
         self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         return TrainOutput(self.state.global_step, math.nan, {})
@@ -229,7 +230,7 @@ class Trainer(GRPOTrainer):
     def _keep_last_step(self, error: Exception) -> None:
         """Save the last complete step after an error, and add to the error what to do next.
 
-        Several processes save nothing: the others may be elsewhere in the step, or gone.
+        If several processes train, none saves: the others may be elsewhere in the step, or gone.
         """
         step = self.state.global_step
         is_new = step != self.steps.saved and generation_is_used_up(self.args, step)
@@ -237,7 +238,7 @@ class Trainer(GRPOTrainer):
             try:
                 self._save_checkpoint(self.model, None)
                 self.steps.on_save(self.args, self.state, self.control)
-            except Exception as second:  # such as a full disk: the first error is what is raised
+            except Exception as second:  # such as a full disk; the first error is raised
                 error.add_note(f"step {step} could not be kept: {second}")
         last = checkpoints.trained_steps(self.folder)
         repair = "fix the cause first, because no further step was trained before the error"
@@ -299,9 +300,9 @@ class Trainer(GRPOTrainer):
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any, *args: Any
     ) -> Any:
-        """Measure the time of the rewards and the spread of their scores; shuffle a placebo's.
+        """Score the completions; measure time and spread, and shuffle the scores of a placebo.
 
-        Whatever a reward changes in the process, such as torch's random state, is restored. TRL
+        Whatever a reward changes in this process, such as torch's random state, is restored. TRL
         returns the scores of all processes. Unsloth's trainer has the same method, and calls it as
         TRL's does.
         """
@@ -322,7 +323,7 @@ class Trainer(GRPOTrainer):
         return rewards_N_F
 
     def _timed(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the reward with its time measured; one that waits becomes async, in a thread."""
+        """Wrap the reward to measure its time; a reward that waits becomes async, in a thread."""
         func, name = in_thread(func) if waits(func) else func, func.__name__
         key = f"rewards/{name}/seconds"
 
@@ -367,7 +368,7 @@ class Trainer(GRPOTrainer):
         return batch
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Note a loss that is not finite: transformers logs the mean of the losses before it.
+        """Note a loss that is not finite, as transformers logs the mean of earlier losses instead.
 
         Unsloth's trainer has the same method.
         """
@@ -376,7 +377,7 @@ class Trainer(GRPOTrainer):
         return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add a step's seconds, tokens and memory. Unsloth's trainer has the same method."""
+        """Log a step with its time, speed and memory. Unsloth's trainer has the same method."""
         if "loss" in logs:
             if self._loss_failed:
                 logs["loss"], self._loss_failed = math.nan, False
@@ -418,7 +419,7 @@ class Trainer(GRPOTrainer):
 def _factory(
     environment: environments.Environment | None, policy: Policy, rows: Sequence[Mapping[str, Any]]
 ) -> type | None:
-    """Return the class of which TRL makes an instance for each rollout, after checking rows."""
+    """Check the rows, and return the class that TRL instantiates for each rollout."""
     if environment is None:
         return None
     with_tools(policy.tokenizer)
@@ -472,7 +473,7 @@ def _bitmap(image: Any) -> bytes:
 
 @contextmanager
 def kept_in_32_bit(model: Any) -> Iterator[None]:
-    """Keep the adapter of a 4-bit model in fp32, which TRL's trainers cast to bf16."""
+    """Keep the adapter of a 4-bit model in fp32, although TRL's trainers cast it to bf16."""
     import torch
 
     trained = [weight for weight in model.parameters() if weight.requires_grad]

@@ -25,11 +25,11 @@ from grpo_nb.training import checkpoints, ranks
 from grpo_nb.training.pass_rate import PASS, PROMPTS, measure
 from grpo_nb.training.teacher import right_answers
 
-TRIED = "rewards/tried_warm_up"  # the rescue's, which becomes the run's if its settings are adopted
+TRIED = "rewards/tried_warm_up"  # the rescue's; it becomes the run's if its settings are adopted
 
 
 class Lesson(NamedTuple):
-    """Hold what a warm-up shows.
+    """Hold what a warm-up teaches, and the rewards that measure it.
 
     rows: Rows with questions and reference answers.
     examples: Rows with a completion, which the policy learns to write.
@@ -105,12 +105,12 @@ def warm_up_curve(run: Run) -> list[dict[str, Any]]:
 def train_and_save(
     policy: Policy, stage: Stage, lesson: Lesson, folder: str = WARMED
 ) -> dict[str, Any]:
-    """Train the policy on the lesson, save its weights, and return what about.json says of them."""
+    """Train the policy on the lesson, save its weights, and return the content of about.json."""
     from grpo_nb.training.sft import train_on  # Unsloth has to be imported before TRL
 
     look = None
     if stage.config.train.sft_until:
-        prompts = data.load(stage.run, "train", max_rows=PROMPTS)  # the warm-up shows others
+        prompts = data.load(stage.run, "train", max_rows=PROMPTS)  # not the warm-up's
         look = partial(measure, policy, prompts, lesson.bench, stage.config)
     about = {"of": _identity(stage.config, lesson.rows), "taught": _taught(policy, stage, lesson)}
     about["lines"], about["end"] = train_on(policy, stage, lesson.examples, look)
@@ -127,7 +127,7 @@ def train_and_save(
 
 
 def _taught(policy: Policy, stage: Stage, lesson: Lesson) -> str:
-    """Say how many rows a teacher solves, and how many of these the base does not, greedily."""
+    """Say how many rows a teacher solves, and on how many the base's greedy answer fails."""
     if stage.config.train.sft_answers != "teacher":
         return ""
     rows = list({question_key(example): example for example in lesson.examples}.values())
@@ -159,7 +159,7 @@ def _rows(stage: Stage) -> list[Row]:
 
 
 def _saved(stage: Stage) -> dict[str, Any]:
-    """Return what is known of the saved warm-up; {} if there is none for these settings."""
+    """Return about.json of the saved warm-up; {} if there is none for these settings."""
     for name in (WARMED, TRIED):
         folder = stage.run / name
         if not (stage.config.train.sft_steps and checkpoints.whole_or_aside(folder)):

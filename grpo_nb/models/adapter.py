@@ -73,7 +73,7 @@ def lora_arguments(config: ModelConfig, model: "PreTrainedModel") -> dict[str, A
         raise ValueError(f"model.vision_tower = true: {why}; leave the setting out")
     (layers if config.vision_tower else others).extend(vision)
     leaves = {leaf(name) for name in layers}
-    # A leaf matches all modules whose names end in it; some of a tower's are no linear layers.
+    # A leaf matches all modules whose names end in it; some in a tower are not linear layers.
     ambiguous = config.vision_tower or leaves & {leaf(name) for name in others}
     return {
         "r": config.lora_rank,
@@ -105,8 +105,8 @@ def adapter_config(folder: Path) -> dict[str, Any]:
 def trained_base(model_path: str, adapter: Path) -> str:
     """Return the base that an adapter was trained on.
 
-    For a 4-bit model of the hub Unsloth may load its own 4-bit copy, the weights of which differ
-    from those that bitsandbytes makes of the original.
+    For a 4-bit model of the hub Unsloth may load its own 4-bit copy, whose weights differ from
+    those that bitsandbytes makes of the original.
 
     Raises:
         FileNotFoundError: The folder holds no adapter.

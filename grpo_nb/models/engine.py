@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Chats = Sequence[list[Message]]
-# It is called with the completions done, their total, and the tokens per second as text.
+# Called with the completions done, their total, and the tokens per second as text.
 Progress = Callable[[int, int, str], None]
 
 
@@ -29,7 +29,7 @@ class Sample(NamedTuple):
     tokens: Its length [tokens].
     truncated: Whether it reached the cap before a stop token.
     ids: Its tokens, up to the first stop token.
-    mask: 1 for each token of the model's and 0 for the environment's; episodes only.
+    mask: 1 for each token of the model, 0 for each token of the environment; episodes only.
     messages: Its turns, with calls and their results; episodes only.
     ended: Why it ended; episodes only.
     """
@@ -52,10 +52,10 @@ class Sampling(NamedTuple):
     """Hold the arguments of `Engine.generate`.
 
     max_completion_length: The cap of a completion [tokens].
-    temperature: The logits are divided by it; 0 is greedy.
+    temperature: The divisor of the logits; 0 is greedy.
     num_generations: Completions per prompt.
     seed: The seed of the sampling; the caller's random state stays as it was. Each batch gets a
-        seed of its own, so that it does not depend on the lengths of the batches before it.
+        seed of its own, so that its completions do not depend on the lengths in earlier batches.
     batch_size: Completions that are sampled together; vLLM chooses its batches itself.
     adapter: Whether the adapter is used; without it the base answers.
     progress: A function to report to.
@@ -168,7 +168,7 @@ class TransformersEngine(Engine):
         base_answers = hasattr(self.model, "disable_adapter") and not sampling.adapter
         samples: list[Sample] = []
         meter = Meter(len(prompts), sampling.progress)
-        # Not inference_mode: what it leaves in a policy's buffers could not be trained with.
+        # Not inference_mode: tensors that it leaves in a policy's buffers break a later training.
         with (
             self._around(),
             self.model.disable_adapter() if base_answers else nullcontext(),

@@ -48,7 +48,7 @@ def open_engine(
         chat_template_kwargs: Defaults of the chat template, as `load_tokenizer` takes them.
 
     Raises:
-        RuntimeError: The engine is to be vLLM, which cannot run here.
+        RuntimeError: `engine` asks for vLLM, which cannot run here.
         ValueError: There is no engine of this name.
     """
     refuse_unknown("engine", engine, ["detect", "transformers", "vllm"])

@@ -20,7 +20,7 @@ def find_model(model_path: str) -> str:
     """Return a local folder as an absolute path, and the name of a model on the hub as it is.
 
     Raises:
-        FileNotFoundError: It is neither a folder with a config.json nor of the form org/name.
+        FileNotFoundError: The path is neither a folder with a config.json nor of the form org/name.
     """
     folder = project_path(Path(model_path).expanduser())
     if (folder / "config.json").is_file():
@@ -38,7 +38,7 @@ def find_model(model_path: str) -> str:
 def quiet() -> Iterator[None]:
     """Hide banners, progress bars and warnings of the libraries.
 
-    They are printed if an error is raised that is not one of ours: our errors explain themselves.
+    They are printed if an error other than ours is raised; our errors explain themselves.
     """
     text = io.StringIO()
     text.fileno = lambda: 1  # vLLM asks standard output for it while it loads
@@ -54,7 +54,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def hub_errors(model_path: str) -> Iterator[None]:
-    """Turn what a library raises while it loads a model into a sentence that names the model."""
+    """Replace an error of a library that loads a model by a sentence that names the model."""
     from safetensors import SafetensorError
 
     try:

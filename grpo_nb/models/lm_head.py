@@ -1,6 +1,6 @@
 """Provide TRL's fused LM head in plain torch: TRL's is a Triton kernel, which needs a GPU.
 
-This file can go with TRL 1.16, which computes without Triton on a CPU.
+TRL 1.16 computes without Triton on a CPU: with it this file can be removed.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -83,7 +83,7 @@ def _log_probs(hidden, targets, weight, bias, temperature, softcap, scale, slope
 
 
 def install() -> None:
-    """Let this process' TRL compute its fused LM head in torch."""
+    """Let TRL compute its fused LM head in torch, in this process."""
     from trl.trainer import utils
 
     utils._ChunkedLogProbFunction = ChunkedLogProbs

@@ -72,10 +72,7 @@ class Policy(NamedTuple):
         return self.vllm and hasattr(self.model.vllm_engine, "_unsloth_merged_rollout_wrapped")
 
     def live_adapter(self, *args: Any, **kwargs: Any) -> Any:
-        """Return vLLM's request for the adapter as it is now, whatever name the caller passes.
-
-        Unsloth writes the adapter's configuration into this folder.
-        """
+        """Return vLLM's request for the adapter as it is now, whatever name the caller passes."""
         return self.model.load_lora(_live_folder().name, load_tensors=True)
 
     def generate(self, prompts: Sequence[list[Message]], **sampling: Any) -> list[list[Sample]]:
@@ -83,7 +80,7 @@ class Policy(NamedTuple):
         return self.engine.generate(prompts, **sampling)
 
     def close(self) -> None:
-        """Free the memory, although other names may still refer to the model: it becomes unusable.
+        """Free the memory and make the model unusable, even if other names still refer to it.
 
         A kernel outlives its notebook, and so does every name in it.
         """
@@ -159,7 +156,7 @@ def has_engine(model: "PreTrainedModel", config: ModelConfig) -> bool:
     """Return whether Unsloth has started vLLM with the model; if not, print what generates instead.
 
     Raises:
-        RuntimeError: It has not, and `model.fast_inference` is "vllm".
+        RuntimeError: Unsloth has not started vLLM, and `model.fast_inference` is "vllm".
     """
     if hasattr(model, "vllm_engine"):
         return True
@@ -172,7 +169,7 @@ def has_engine(model: "PreTrainedModel", config: ModelConfig) -> bool:
 
 @cache
 def _live_folder() -> tempfile.TemporaryDirectory:
-    """Return the folder of this process for the configuration of its live adapter."""
+    """Return this process's folder, to which Unsloth writes the live adapter's configuration."""
     return tempfile.TemporaryDirectory(prefix="live_adapter")
 
 
@@ -283,7 +280,7 @@ def load_weights(policy: Policy, folder: Path) -> None:
 
     Raises:
         FileNotFoundError: The folder holds no safetensors.
-        ValueError: The base, a tensor, its shape or the adapter's scale is not the policy's.
+        ValueError: The base, a tensor, its shape or the adapter's scale differs from the policy's.
     """
     import torch
     from safetensors.torch import load_file

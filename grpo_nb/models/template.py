@@ -119,11 +119,11 @@ def _apply(
 
 @lru_cache(maxsize=4)
 def _reserved_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern:
-    """Match special tokens, and others that the template writes, such as DeepSeek's."""
+    """Return a pattern of special tokens, and of others that the template writes (DeepSeek's)."""
     empty_turn = _apply(tokenizer, [{"role": "user", "content": ""}])
     added = tokenizer.added_tokens_decoder.values()
     texts = [token.content for token in added if token.special or token.content in empty_turn]
-    if hasattr(tokenizer, "processor"):  # which the processor replaces by an image
+    if hasattr(tokenizer, "processor"):  # it replaces this token by an image
         texts.append(tokenizer.processor.image_token)
     return re.compile("|".join(map(re.escape, texts)) or "(?!)")
 
@@ -213,7 +213,7 @@ def turn_end(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 def check_template(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> Check:
-    """Check what becomes of the system prompt, and where completions begin.
+    """Check whether the template takes a system prompt, and where completions begin.
 
     Raises:
         ValueError: The rendered prompt does not end where the answer begins.

@@ -74,7 +74,7 @@ def lora_rank(adapter: Path) -> int:
     """Return the smallest rank that vLLM reserves room for and that holds the adapter.
 
     Raises:
-        ValueError: The adapter's rank is above all of them.
+        ValueError: The adapter's rank is above every rank in RANKS.
     """
     rank = read_json(adapter / "adapter_config.json")["r"]
     if rank > RANKS[-1]:

@@ -59,7 +59,7 @@ def load_base(model_path: str, quantization: str, **changes: Any) -> "PreTrained
     """
     from transformers import BitsAndBytesConfig
 
-    # Every process would repeat its hint to install a faster kernel.
+    # Otherwise bitsandbytes prints its hint to install a faster kernel in every process.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # each process of a launcher has its own
     arguments = {

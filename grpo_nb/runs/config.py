@@ -91,7 +91,7 @@ def stage_of(name: str) -> str:
 
 
 def full_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings by the names that the configuration has for them."""
+    """Return the settings, with each short name replaced by the full one."""
     return {SHORT.get(name, name): value for name, value in settings.items()}
 
 
@@ -114,7 +114,7 @@ def resolve(
     Args:
         profile: A name in PROFILES, or "auto" for the one that fits this machine.
         layers: Dotted names to values that are set, {"train.max_steps": 20}, applied in order over
-            all others. Text is converted to the setting's type.
+            all other values. Text is converted to the setting's type.
         stored: Values with their sources, from a configuration that was resolved before. A value
             that differs from what its source gives counts as set, because somebody edited it.
 
@@ -208,7 +208,7 @@ def _misfits(config: RunConfig) -> list[tuple[Any, str]]:
 
 
 def _teacher_misfits(config: RunConfig) -> list[tuple[Any, str]]:
-    """Return the conflicts, as `_misfits` does, of the settings of the teacher."""
+    """Return the conflicts among the teacher's settings, as `_misfits` does."""
     train, address = config.train, urlsplit(config.rescue.teacher)
     return [
         (
@@ -225,7 +225,7 @@ def _teacher_misfits(config: RunConfig) -> list[tuple[Any, str]]:
 
 
 def _policy_misfits(config: RunConfig) -> list[tuple[Any, str]]:
-    """Return the conflicts, as `_misfits` does, of the settings of loader, engine and adapter."""
+    """Return the conflicts among the settings of loader, engine and adapter, as `_misfits` does."""
     kind, tuning = config.policy.backend, config.policy.finetuning
     bits, inference = config.model.quantization, config.model.fast_inference
     return [

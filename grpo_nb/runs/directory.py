@@ -354,9 +354,9 @@ def start_stage(
         settings: Dotted names to values, {"train.max_steps": 20}, for this stage.
         profile: The run's profile, or "auto"; used by stage 01 only.
         task: The run's task; used by stage 01 only, unless `settings` has one.
-        force: Whether to start although an earlier stage is not done or has changed.
-        all_stages: Whether the notebook holds every stage: then `settings` may be of any stage,
-            and those of this stage and later ones apply.
+        force: Whether to start even if an earlier stage is not done or has changed.
+        all_stages: Whether the notebook holds every stage. If so, `settings` may belong to any
+            stage, and those of this stage and later ones apply.
 
     Raises:
         ValueError: An earlier stage is missing, failed or changed, or a setting is wrong.
@@ -395,7 +395,7 @@ def resolve_stages(
     If the settings of later stages do not fit the new ones, they are dropped.
 
     Raises:
-        ValueError: A setting is wrong, or stage 03 is among them and has too few rows for a step.
+        ValueError: A setting is wrong, or stage 03 would run with too few rows for a step.
     """
     stored: dict[str, configs.Sourced] = {}
     try:
@@ -422,7 +422,7 @@ def resolve_stages(
 
 
 def _train_rows(run: Run, config: configs.RunConfig, first: str) -> int | None:
-    """Return the number of training rows, or the most there can be before stage 01, if known."""
+    """Return the number of training rows, or before stage 01 its upper limit; None if unknown."""
     if first > "01":
         report = run / "data/report.json"
         return read_json(report).get("train_rows") if report.exists() else None

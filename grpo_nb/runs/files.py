@@ -124,7 +124,7 @@ def digests(folder: Path, pattern: str = "**/*") -> dict[str, str]:
 
 
 class _Strict(yaml.SafeLoader):
-    """Load YAML with YAML 1.2's numbers and booleans, which rejects duplicate keys.
+    """Load YAML with YAML 1.2's numbers and booleans, and reject duplicate keys.
 
     `off` is text and 1e-3 is a number. `010`, `1:30` and `0x1F` are text, which a setting reads
     as 10 or rejects; YAML 1.1 would silently read 8, 90 and 31.

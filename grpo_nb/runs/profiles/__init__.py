@@ -31,7 +31,7 @@ def detect_profile(model: Any = "") -> str:
     """Return the largest profile that fits this machine's first GPU.
 
     Between profiles of equal memory the GPU's name decides. Without a GPU, or with one that has
-    less than 14 GiB or is too old for CUDA 13, it is `tiny-cpu`, whose model trains anywhere.
+    less than 14 GiB or is too old for CUDA 13, it returns `tiny-cpu`, whose model trains anywhere.
 
     Args:
         model: The `model.model_path` that is set, if any. Without a GPU, any model but our tiny

@@ -16,7 +16,7 @@ OTHER_GPU = (
     "Runtime → Change runtime type: take another GPU, which may come with a newer driver, or the "
     "CPU: every notebook runs there with the tiny model."
 )
-# Colab's kernel is made of these. With other versions of them google.colab cannot be imported, and
+# Colab's kernel consists of these. With other versions of them google.colab cannot be imported, and
 # after the restart no kernel starts, so they stay as they are.
 KERNEL = re.compile(
     r"ipython.*|ipykernel|ipyparallel|jupyter.*|notebook.*|tornado|pyzmq|traitlets|prompt-toolkit|"
@@ -34,8 +34,8 @@ def set_up(drive: bool = False) -> None:
             on Colab each notebook has a machine of its own.
 
     Raises:
-        SystemExit: The GPU cannot be used, pip failed, or it installed something, so that the
-            runtime has to restart: the old versions may be loaded. One sentence says which.
+        SystemExit: The GPU cannot be used, pip failed, or pip installed something. In the last case
+            the runtime has to restart, because old versions may be loaded. The message says which.
     """
     if fault := gpu_fault():
         raise SystemExit(f"{fault}. {OTHER_GPU}")

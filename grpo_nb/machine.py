@@ -55,7 +55,7 @@ def visible_gpus() -> list[str]:
 
 
 def several_gpus() -> str:
-    """Say what to do if this process sees several GPUs, as Unsloth trains on one; else ""."""
+    """Say what to do if this process sees several GPUs (Unsloth trains on one); else ""."""
     count = len(visible_gpus())
     return f"{count} GPUs are visible: for Unsloth export CUDA_VISIBLE_DEVICES=0" * (count > 1)
 
@@ -66,10 +66,10 @@ def gpu_in_use() -> str:
 
 
 def wait_passively() -> None:
-    """Let idle threads of torch sleep, here and in child processes, unless the variable is set.
+    """Let idle threads of torch sleep, here and in child processes, unless OMP_WAIT_POLICY is set.
 
     Threads of libgomp spin while they wait, which takes the processors from other processes
-    (benchmarks/threads.py). It reads the variable when torch is imported.
+    (benchmarks/threads.py). libgomp reads the variable when torch is imported.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -84,7 +84,7 @@ def bound_kernels() -> None:
     """Let oneDNN cache kernels for only a few matrix shapes, unless the user has set a number.
 
     A training in bf16 meets new shapes in each step, and oneDNN keeps 1024 kernels by default: see
-    docs/performance.md. It reads the variable at its first kernel.
+    docs/performance.md. oneDNN reads the variable at its first kernel.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 

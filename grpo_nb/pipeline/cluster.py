@@ -29,7 +29,7 @@ def run_sweep(sweep: Sweep, address: str, command: Command = sweeps.trial_comman
         command: The command of a trial, as `sweep.run_sweep` takes it.
 
     Returns:
-        The exit code, as `sweep.run_sweep` returns it; what that raises is raised here too.
+        The exit code, as `sweep.run_sweep` returns it. The errors of that function occur here too.
 
     Raises:
         ValueError: Ray is not installed, or no cluster can be reached.
@@ -53,7 +53,7 @@ def run_sweep(sweep: Sweep, address: str, command: Command = sweeps.trial_comman
                 print(f"{pending.pop(ref).name}: {outcome}", flush=True)
         for ref in pending:
             ray.cancel(ref)
-        while any(map(sweeps.in_use, pending.values())):  # they save their work
+        while any(map(sweeps.in_use, pending.values())):  # these trials save their work
             time.sleep(sweeps.POLL)
     ray.shutdown()
     return sweeps.summarize(sweep, received)

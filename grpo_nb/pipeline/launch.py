@@ -35,7 +35,7 @@ def train(
         run: A run whose stages 01 and 02 are done.
         settings: Settings of stage 03, by dotted name; they override the run's.
         processes: How many processes share each step; None for all that the launcher started.
-        force: Whether to start although an earlier stage has changed, or a check fails.
+        force: Whether to start even if an earlier stage has changed, or a check fails.
 
     Raises:
         ValueError: Before anything starts: the number of processes or a setting is wrong, a stage

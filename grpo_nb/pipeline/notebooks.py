@@ -83,8 +83,9 @@ def planned_run(
     """Combine a run file with the command line, whose values override the file's.
 
     Args:
-        file: A run file, if there is one; its own name is the run's default name.
-        name: The name of the run; without a file the default is made from profile and time.
+        file: A run file, if there is one.
+        name: The name of the run; by default the one in the file, or the file's own name. Without
+            a file, it is made from profile and time.
         profile: The profile of the run.
         assignments: Settings as `--set` takes them, ["train.max_steps=20"].
 
@@ -119,7 +120,7 @@ def resolve_run(
     last: str = "04",
     force: bool = False,
 ) -> tuple[configs.RunConfig, dict[str, Any]]:
-    """Resolve the settings of a run, and refuse what would fail; nothing is written.
+    """Resolve the settings of a run, and refuse those that would fail; write nothing.
 
     Returns:
         The configuration, and the settings of this call and of earlier calls for these stages,
@@ -208,7 +209,7 @@ def with_full_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _full_path(name: str, value: str) -> str:
-    """Return an existing path as an absolute one, also in mine.py:Guess; anything else as it is.
+    """Return an existing path (also that in mine.py:Guess) as absolute, anything else as it is.
 
     A name of a task, an environment or a preset is not taken for a folder of that name.
     """
@@ -246,7 +247,7 @@ def run_pipeline(
         settings: Dotted names to values, {"train.max_steps": 20}.
         first: The first stage, "01" … "04"; the stages before it must be done.
         last: The last stage, "01" … "04".
-        force: Whether to start a stage although its inputs have changed.
+        force: Whether to start a stage even if its inputs have changed.
         dry_run: Whether to print what would be executed, and start nothing.
 
     Raises:

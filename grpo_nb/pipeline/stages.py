@@ -67,8 +67,8 @@ def train_grpo(stage: Stage, begin: Callable[[Any], None], force: bool = False) 
 
     Args:
         stage: Stage 03.
-        begin: Called with the `training.Trainer` before its first step, to watch it.
-        force: Whether to train although the rewards or a check failed.
+        begin: Called with the `training.Trainer` before its first step, for example to watch it.
+        force: Whether to train even if the rewards or a check failed.
 
     Returns:
         A sentence for the user.

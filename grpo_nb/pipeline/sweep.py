@@ -7,8 +7,8 @@
 Instead of `grid`, a file may have `list: [{train.beta: 0.01}, …]`. When the process that started a
 trial ends, the system sends the trial SIGTERM, and it saves its work. There is no state outside the
 runs: a trial's manifest tells whether it is done, its config.yaml holds its settings, and its locks
-show whether a process is working on it. So calling this again starts every trial that is neither
-done nor in use. `cluster` does the same on Ray.
+show whether a process is working on it. So each call of `run_sweep` starts every trial that is
+neither done nor in use. `cluster` does the same on Ray.
 """
 
 import os
@@ -126,7 +126,7 @@ def in_use(trial: Trial) -> bool:
 
 
 def waiting(sweep: Sweep) -> list[Trial]:
-    """Return the trials that are not done, with those that are in use last.
+    """Return the trials that are not done; those in use come last.
 
     Raises:
         ValueError: A trial's run exists with other settings.
@@ -149,7 +149,7 @@ def run_trial(
 ) -> str:
     """Run a trial to its end, on this machine or on a cluster's node, and return how it ended.
 
-    It waits while another process is working on the run. Once `stop` is set, the trial saves its
+    The trial waits while another process is working on the run. Once `stop` is set, it saves its
     work and ends.
     """
     run = Run(trial.name)

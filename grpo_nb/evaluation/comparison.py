@@ -160,7 +160,7 @@ def evaluate_model(
         config: The run's configuration: seed, lengths, samples per prompt.
         progress: Called with the number of completions done, this model's total, and its speed.
         caches: Where completions are kept, by decoding.
-        show: What to print before the first completion; "" prints none.
+        show: What to print before the first completion; "" prints nothing.
 
     Returns:
         One line per completion: row (index in `rows`), question, reference, decoding, completion,
@@ -198,7 +198,7 @@ def score_rows(
     """Score the completions of rows that have a reference answer.
 
     Args:
-        rows: Rows with a question, and if known with the reference answer.
+        rows: Rows with a question, and with the reference answer if it is known.
         groups: The completions of each row.
         bench: The rewards, with the environment.
 

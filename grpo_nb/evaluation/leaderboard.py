@@ -92,7 +92,7 @@ def named(prefix: str) -> list[Path]:
 
 
 def _scores(run: Run) -> pd.Series:
-    """Return the last model's score on each held-out prompt, indexed by question and reference.
+    """Return the last model's score on each held-out prompt, by question and reference answer.
 
     A question is identified by its text and its images.
     """

@@ -97,8 +97,8 @@ def compare(run: Run, placebo: Run) -> Cause:
     """Compare a run with its placebo by their greedy answers to the same held-out prompts.
 
     Raises:
-        ValueError: One of them is not trained or not evaluated; the second is not a placebo, or was
-            not trained as the run was, with the same data; or one of them answered other prompts.
+        ValueError: One of them is not trained or not evaluated; the second is not a placebo, or
+            differs in more than what it rewards; or the two answered different prompts.
         FileNotFoundError: The file of the run's rewards is gone.
     """
     _refuse(run, placebo)
@@ -131,7 +131,7 @@ def compare(run: Run, placebo: Run) -> Cause:
 def _judge(
     gain: Mapping[str, Any], of_placebo: Mapping[str, Any], pair: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """Return the verdict on a gain, and a detail: run and placebo to baseline, run to placebo."""
+    """Return verdict and detail from three pairs: run and placebo to baseline, run to placebo."""
     change, total = pair["differences"]["accuracy"], gain["differences"]["accuracy"]["difference"]
     if pair["verdict"] == "better":
         if of_placebo["verdict"] != "better":

@@ -34,7 +34,7 @@ def write_card(run: Run) -> Path:
 def model_card(run: Run) -> str:
     """Return the card as Markdown with the hub's metadata; outdated results are left out.
 
-    All that a run recorded stands in one indented block of YAML, which no value can end.
+    All that a run recorded stands in one indented block of YAML, which no value can close early.
     """
     from huggingface_hub import ModelCard, ModelCardData
 

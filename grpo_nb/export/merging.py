@@ -36,7 +36,7 @@ def merge(stage: Stage, *, force: bool = False) -> tuple[Path, Check]:
 
     Args:
         stage: Stage 04 of a trained run.
-        force: Whether to put a model in place that fails the gate.
+        force: Whether to put the model in place even if it fails the gate.
 
     Returns:
         The folder (safetensors, tokenizer, chat template, generation config), and the check.

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 # own. The second term is fp16's, for numbers next to 0.
 RELATIVE, ABSOLUTE = 2 * 2**-7, 2**-23
 BEYOND = 1e-4  # the share of a tensor that may be further away; 0 in sound merges
-# What a tensor may lack of the adapter's change, as a share, if it is more than this many standard
-# errors: sound merges had at most 4.3, a layer left out 45 or more.
+# A tensor lacks too much of the adapter's change if it lacks more than this share, and more than
+# this many standard errors: sound merges had at most 4.3 of them, a layer left out 45 or more.
 LOST, SURE = 0.01, 8
 KL = 0.05  # mean per token [nats]; sound merges computed in bf16 had up to 0.007
-# By kind of fault, the evidence and the fix.
+# The evidence and the fix for each kind of fault.
 FAULTS = read_yaml(Path(__file__).with_name("faults.yaml"))
 OTHERWISE = "the weights are right: compare the merged folder's config.json with the base's"
 
@@ -85,7 +85,7 @@ def _tensor(
         The kind of its fault or "", the share that shows it, and two sums, from which `weights`
         computes `kept`: error times change, and change squared.
     """
-    # Without a change in the dtype of the weights: an embedding in fp32 would take gigabytes.
+    # Without a change, the weights keep their dtype: an embedding in fp32 would take gigabytes.
     right = base if change is None else base.float() + change.float()
     error = merged - right
     tolerance = RELATIVE * right.abs().maximum(base.abs()) + ABSOLUTE
@@ -128,7 +128,7 @@ def compare(
     import torch
 
     answers = engine_of(tuned, tokenizer).generate(prompts, **sampling)
-    distances = []  # [tokens, 3] a prompt
+    distances = []  # [tokens, 3] for each prompt
     for prompt, [sample] in zip(prompts, answers, strict=True):
         inputs, tokens = with_completion(tokenizer, prompt, sample.ids), len(sample.ids)
         policy, files = (_log_probs(model, inputs, tokens) for model in (tuned, merged))

@@ -55,7 +55,7 @@ def visible_gpus() -> list[str]:
 
 
 def several_gpus() -> str:
-    """Say what to do if this process sees several GPUs (Unsloth trains on one); else ""."""
+    """Say what to do if this process sees several GPUs (Unsloth trains on one); else return ""."""
     count = len(visible_gpus())
     return f"{count} GPUs are visible: for Unsloth export CUDA_VISIBLE_DEVICES=0" * (count > 1)
 

@@ -20,7 +20,7 @@ def engine_of(
     tokenizer: "PreTrainedTokenizerBase",
     around: Callable[[], AbstractContextManager] = nullcontext,
 ) -> TransformersEngine:
-    """Return the quickest engine for a loaded model; the arguments are `TransformersEngine`'s."""
+    """Return the fastest engine for a loaded model; the arguments are `TransformersEngine`'s."""
     from grpo_nb.models.dense import DenseEngine, dense_lacks
 
     kind = TransformersEngine if dense_lacks(model) else DenseEngine

@@ -217,7 +217,10 @@ def _time(args: Any, update: float, generation: float) -> Check:
 
 @contextmanager
 def stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
-    """Yield a copy of the trainer to run a step with; then restore what the step changed."""
+    """Yield a copy of the trainer to run a step with.
+
+    At the end, random states, gradients and the loss scale are restored.
+    """
     import torch
 
     double, scaler = copy.copy(trainer), trainer.accelerator.scaler

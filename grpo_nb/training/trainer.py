@@ -21,13 +21,13 @@ The parts of one step, in order, with the methods of this class and of `callback
  7. If a checkpoint is due, transformers writes it, and it is sealed: `on_save`.
 
 A token's loss is -min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A), plus beta times the KL to the
-base. A is the advantage of its completion; r is its probability now, divided by its probability
-when it was sampled. The suffixes of names give shapes: P counts the prompts, G the completions of a
-group, N the completions of a step, and F the rewards.
+base. A is the advantage of its completion; r is the token's probability now, divided by the token's
+probability when it was sampled. The suffixes of names give shapes: P counts the prompts, G the
+completions of a group, N the completions of a step, and F the rewards.
 
-The docstring of a method that overrides TRL's says why, and what Unsloth's GPU trainer does. That
-trainer replaces TRL's class when Unsloth is imported on a GPU, so this module must be
-imported after the policy is loaded; `training.Trainer` does so.
+The docstring of a method that overrides TRL's says why, and what Unsloth's GPU trainer does with
+the method. That trainer replaces TRL's class when Unsloth is imported on a GPU, so this module must
+be imported after the policy is loaded; `training.Trainer` does so.
 """
 
 import functools
@@ -377,7 +377,7 @@ class Trainer(GRPOTrainer):
         return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log a step with its time, speed and memory. Unsloth's trainer has the same method."""
+        """Add a step's time, speed and memory to its log. Unsloth's trainer has the same method."""
         if "loss" in logs:
             if self._loss_failed:
                 logs["loss"], self._loss_failed = math.nan, False

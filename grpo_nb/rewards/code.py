@@ -1,4 +1,4 @@
-"""Rewards for code, which runs in the sandbox; its values are compared outside."""
+"""Rewards for code. It runs in the sandbox, and its values are compared outside the sandbox."""
 
 from typing import Any
 
@@ -15,8 +15,8 @@ def code_execution_reward(
 ) -> Scored:
     """Pay the share of the tests that the code passes; `partial=False` pays all or nothing.
 
-    The code is the last fenced block, else the answer in its marks. `tests` come from the row:
-    calls with expected values, stdin and stdout, or asserts, as `sandbox.run_tests` takes them.
+    The code is the last fenced block, or else the marked answer. The column `tests` has calls with
+    expected values, stdin and stdout, or asserts, in a format that `sandbox.run_tests` accepts.
     """
     from grpo_nb.sandbox import Limits, run_tests
 
@@ -32,7 +32,7 @@ def code_execution_reward(
 
 @reward(max_none_share=0.05, parallel=True, resists="as code_execution_reward")
 def code_generation_reward(response: str, tests: Any, *, form: Form = FORMS["code"]) -> Scored:
-    """Pay an eighth for one block of code, an eighth if it parses, and the rest for its tests."""
+    """Pay an eighth for one block of code, an eighth if it parses, the rest for passing tests."""
     execution = code_execution_reward.score(response, tests, form=form)
     if execution.score is None:
         return execution

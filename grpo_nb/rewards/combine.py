@@ -1,4 +1,4 @@
-"""Combine rewards in TRL's shape: gate one by another, or adapt a weight during the training."""
+"""Combine rewards in TRL's shape: gate one by another, or adapt a weight during training."""
 
 import asyncio
 import inspect
@@ -15,7 +15,7 @@ BatchReward = Callable[..., Any]
 
 def is_async(reward: BatchReward) -> bool:
     """Return whether TRL awaits a reward: an async function, or an object with an async call."""
-    call = getattr(reward, "__call__", None)  # noqa: B004 (its kind is asked, not its presence)
+    call = getattr(reward, "__call__", None)  # noqa: B004 (its kind matters, not its presence)
     return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call)
 
 
@@ -30,7 +30,7 @@ def waits(reward: BatchReward) -> bool:
 
 
 def in_thread(reward: BatchReward) -> BatchReward:
-    """Return the reward as an async function: TRL runs those concurrently, and others in turn."""
+    """Return the reward as an async function, because TRL runs only these concurrently."""
 
     async def call(**columns: Any) -> Any:
         return await asyncio.to_thread(reward, **columns)
@@ -41,10 +41,10 @@ def in_thread(reward: BatchReward) -> BatchReward:
 
 @dataclass(eq=False)
 class gated:
-    """Pays `reward` if `by` scores at least `mark`, else the least score of `reward`.
+    """Pay the score of `reward` if `by` scores at least `mark`, else the minimum of `reward`.
 
-    Unlike a sum, it pays nothing for a right answer in the wrong format, or the reverse. If
-    either reward gives None, so does the gate.
+    Unlike a sum, a gate pays nothing for a right answer in the wrong format, or for a wrong answer
+    in the right format. If either reward gives None, so does the gate.
 
     Raises:
         ValueError: One of the two rewards is async.
@@ -54,7 +54,7 @@ class gated:
     _: KW_ONLY
     by: BatchReward
     mark: float = 1.0
-    name: str = ""  # its `__name__`; made of both names by default
+    name: str = ""  # the gate's `__name__`; by default made of both names
 
     def __post_init__(self) -> None:
         self.parts = [self.reward, self.by]
@@ -79,18 +79,18 @@ class gated:
 
 @dataclass(eq=False)
 class Adaptive:
-    """Multiply a reward by a factor that rises while it is rarely earned, and falls afterwards.
+    """Multiply a reward by a factor that rises while successes are rare and falls if most succeed.
 
-    A success is a score at or above the middle of the reward's range. The factor moves once a
-    step, however often the reward is called in it, and `save`/`load` keep it with a checkpoint.
+    A success is a score at or above the middle of the reward's range. The factor moves at most once
+    per step, however often the reward is called. `save` and `load` keep it with a checkpoint.
     """
 
     reward: BatchReward
-    low: float = 0.2  # success rate under which the factor grows
-    high: float = 0.8  # success rate over which it shrinks
-    change: float = 1.05  # by how much a step multiplies or divides it
-    least: float = 0.25  # its lower bound
-    greatest: float = 4.0  # its upper bound
+    low: float = 0.2  # success rate below which the factor rises
+    high: float = 0.8  # success rate above which the factor falls
+    change: float = 1.05  # a step multiplies or divides the factor by this
+    least: float = 0.25  # lower bound of the factor
+    greatest: float = 4.0  # upper bound of the factor
 
     def __post_init__(self) -> None:
         name, (low, high) = self.reward.__name__, declared_range(self.reward)
@@ -106,8 +106,8 @@ class Adaptive:
         if trainer_state is not None:
             columns["trainer_state"] = trainer_state
         scores = self.reward(completions=completions, **columns)
-        # Outside a training, as in a validation, no step is counted and no factor moves. Only the
-        # first of several processes validates, so the factor must not move there.
+        # Outside training, no step is counted and the factor does not move. It must not move during
+        # validation, because only the first of several processes validates.
         if getattr(trainer_state, "is_training", True):
             self._move(getattr(trainer_state, "global_step", -1), scores)
         if log_metric := columns.get("log_metric"):

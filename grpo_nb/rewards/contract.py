@@ -1,12 +1,12 @@
 """Hold a reward to its contract; `@reward` turns a function of one completion into a reward.
 
-TRL calls a reward with keywords only, once a batch: `prompts`, `completions`, every
-dataset column (already repeated per generation), and its own `completion_ids`,
-`trainer_state`, `log_extra`, `log_metric`. It wants one `float | None` a completion.
+TRL calls a reward once per batch, with keyword arguments only: `prompts`, `completions`,
+every dataset column (already repeated for each generation), and its own `completion_ids`,
+`trainer_state`, `log_extra`, `log_metric`. It expects one `float | None` per completion.
 
-Failures: a missing column or one of another length raises at once; so does a score out
-of the declared range, and any exception of the scorer (unless on_error="skip"). NaN and
-infinity are never returned: the score is None, and the metric `<name>/skipped` counts it.
+Failures: a missing column, or a column of the wrong length, raises at once. Unless
+on_error="skip", so does a score outside the declared range, and any exception in the scorer. NaN
+and infinity are never returned: the score is None, and the metric `<name>/skipped` counts it.
 If more than `max_none_share` of a batch is None, the reward raises with the first reason.
 """
 
@@ -28,19 +28,19 @@ from grpo_nb.rewards.surroundings import kept
 
 Scores = list[float | None]
 THREADS = "grpo_nb_rewards"
-SMALL_BATCH = 20  # completions; below it a share of None says little
+SMALL_BATCH = 20  # completions; in a smaller batch the share of None says little
 TRLS_OWN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
 
 class Scored(NamedTuple):
-    """Holds a score and the reason for it, for people to read."""
+    """Hold a score and the reason for it, which is for people to read."""
 
     score: float | None
     reason: str = ""
 
 
 class Reward:
-    """Wrap a scorer as a reward in TRL's shape; `@reward` makes one.
+    """Wrap a scorer as a reward in TRL's shape, as `@reward` does.
 
     A call returns one `float | None` per completion; `explain` returns the reasons too;
     `configured` returns a copy with other options and its own name. A reward keeps no
@@ -62,7 +62,7 @@ class Reward:
         """Return the same reward with other options.
 
         Args:
-            name: The copy's name in the metrics; by default it is made from the options.
+            name: The copy's name in the metrics; by default the options are added to the name.
             options: The scorer's keyword-only parameters.
 
         Raises:
@@ -88,20 +88,20 @@ class Reward:
     def explain(
         self, completions: Sequence[Completion], prompts: Sequence[Any] | None = None, **columns
     ) -> list[Scored]:
-        """Return the score and the reason of each completion; the arguments are those of a call."""
+        """Return each completion's score and reason; the arguments are those of `__call__`."""
         rows = self._rows(completions, prompts, columns)
         nested = threading.current_thread().name.startswith(THREADS)
         if not self.settings.parallel or nested:
             return [self._scored(row) for row in rows]
-        # Of several processes that train, each has a share of the cores.
+        # If several processes train, each has its share of the cores.
         countable = hasattr(os, "sched_getaffinity")
         cores = len(os.sched_getaffinity(0)) if countable else os.cpu_count() or 1
-        context = copy_context()  # its `limits.stop` is that of this thread
+        context = copy_context()  # gives the threads of the pool this thread's `limits.stop`
         threads = _pool(cores, os.getpid())
         return list(threads.map(lambda row: context.copy().run(self._scored, row), rows))
 
     def _rows(self, completions, prompts, columns) -> list[tuple[int, str, dict]]:
-        """Return (number, response, {column: value}) of each completion, all checked first."""
+        """Check all columns, then return (number, response, {column: value}) of each completion."""
         data = dict(columns)
         if prompts is not None and "prompt" in (*self.columns, *self._optional):
             data["prompt"] = list(map(as_text, prompts))
@@ -169,7 +169,7 @@ class Reward:
 
 @functools.cache
 def _pool(cores: int, process: int) -> ThreadPoolExecutor:
-    """Share threads among all rewards, so that no more programs run than there are cores."""
+    """Return threads that all rewards share, so that no more programs run than there are cores."""
     return ThreadPoolExecutor(cores, thread_name_prefix=THREADS)
 
 
@@ -178,20 +178,20 @@ class reward:
     """Lift `def score(response, <columns>, *, <options>)` to TRL's batch contract.
 
     The scorer's first parameter is the completion's text; `prompt`, `completion_ids` and
-    `trainer_state` are TRL's. Contents of `prompt` are always texts; in a task with images,
-    `images` has the images. Any other parameter is a column of the dataset, optional if it has a
-    default. Keyword-only parameters are options, for `configured`. It returns a float,
-    None, or `Scored(score, reason)`.
+    `trainer_state` come from TRL. Each message of `prompt` has text as its content; in a task with
+    images, `images` has the images. Any other parameter is a column of the dataset, optional if it
+    has a default. Keyword-only parameters are options, which `configured` sets. The scorer returns
+    a float, None, or `Scored(score, reason)`.
 
     Args:
-        low: Least score the scorer may give.
-        high: Greatest score it may give; weights belong in `reward_weights`.
+        low: Lowest score that the scorer may give.
+        high: Highest score that the scorer may give; weights belong in `reward_weights`.
         on_error: What to do if the scorer raises: raise, or skip the row, whose score is then None.
-        max_none_share: Greatest share of None in a batch of SMALL_BATCH or more.
+        max_none_share: Highest accepted share of None in a batch of SMALL_BATCH or more.
         parallel: Score the batch in threads, for scorers that wait for another process.
-        resists: The hack it resists, for the table of rewards.
-        needs: What the form must have: "marks" or "reasoning". In a form without it, a set leaves
-            the reward out.
+        resists: The reward hacking that it resists, for the table of rewards.
+        needs: What the form must have: "marks" or "reasoning". If a form lacks it, reward sets in
+            that form leave the reward out.
 
     >>> @reward()
     ... def says(response: str, answer: str) -> float:
@@ -223,7 +223,7 @@ def declared_range(reward_func: Callable[..., Any]) -> tuple[float, float]:
 
 
 def columns_read(reward_func: Callable[..., Any], required: bool = False) -> list[str]:
-    """Return the columns that a reward names as parameters, or only those without a default."""
+    """Return the columns that a reward reads; with `required`, only those without a default."""
     if hasattr(reward_func, "columns"):
         optional = [] if required else getattr(reward_func, "_optional", ())
         names = [*reward_func.columns, *optional]
@@ -237,10 +237,10 @@ def columns_read(reward_func: Callable[..., Any], required: bool = False) -> lis
 
 
 def call(reward_func: Callable[..., Any], /, **columns: Any) -> Scores:
-    """Return a batch's scores from any reward in TRL's shape, even an async one in a notebook.
+    """Call any reward in TRL's shape, even an async one in a notebook, and return its scores.
 
-    Random states and the like are restored afterwards. A user's reward has a time limit per
-    completion (`rewards.seconds`), and the batch has the sum of these.
+    Random states and the like are restored afterwards (`kept`). A user's reward has a time limit
+    per completion (`rewards.seconds`); the limit of a batch is the sum of these.
     """
     func = getattr(reward_func, "__self__", reward_func)  # `explain` of a Reward
     name = getattr(func, "__name__", repr(func))

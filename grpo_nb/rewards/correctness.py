@@ -34,7 +34,7 @@ def normalize(text: str) -> str:
 
 @reward(max_none_share=0.05, resists="answers in several tags: the last one counts")
 def exact_match_reward(response: str, answer: str, *, form: Form = TAGS) -> float | None:
-    """Pay 1 if the final answer is the reference, up to case, spacing and a trailing period."""
+    """Pay 1 if the final answer is the reference answer, up to case, spacing and a final period."""
     expected = normalize(answer)
     return float(normalize(_answer(response, form)) == expected) if expected else None
 
@@ -61,10 +61,10 @@ def numeric_correctness_reward(
     relative: float = 0.0,
     form: Form = TAGS,
 ) -> Scored:
-    """Pay 1 if the final answer is the reference's number: exactly, or within a tolerance.
+    """Pay 1 if the final answer is the reference number, exactly or within a tolerance.
 
-    The whole answer has to be one number: "17 or 18" earns nothing. If the reference is not a
-    number, the score is None.
+    The whole answer has to be one number: "17 or 18" earns nothing. If the reference answer is not
+    a number, the score is None.
 
     >>> completions = ["<answer>18.0</answer>", "<answer>17 or 18</answer>", "#### 18"]
     >>> numeric_correctness_reward(completions=completions, answer=["18"] * 3)
@@ -93,10 +93,10 @@ math_problem_reward = gated(
 def math_verify_reward(
     response: str, answer: str, *, timeout_seconds: float = 0.5, form: Form = TAGS
 ) -> Scored:
-    """Pay 1 if the final answer equals the reference answer as mathematics.
+    """Pay 1 if the final answer is mathematically equal to the reference answer.
 
-    Numbers are compared exactly, without math-verify; sets, tuples and intervals part by part.
-    math-verify compares the rest, in a process that can be killed. The reason says what was read.
+    Numbers are compared exactly, and sets, tuples and intervals part by part. math-verify compares
+    the rest, in a process that can be killed. The reason says what was parsed.
 
     Source: https://github.com/huggingface/Math-Verify.
     """
@@ -106,7 +106,7 @@ def math_verify_reward(
 
 @reward(resists="copying the source, stuffing words: precision counts as much as recall")
 def overlap_reward(response: str, answer: str, *, form: Form = TAGS) -> float:
-    """Pay the F1 score of the words that final and reference answer share (ROUGE-1)."""
+    """Pay the F1 score of the words that the final and the reference answer share (ROUGE-1)."""
     words, expected = Counter(split_words(_answer(response, form))), Counter(split_words(answer))
     shared = (words & expected).total()
     return 2 * shared / (words.total() + expected.total()) if shared else 0.0
@@ -122,11 +122,11 @@ def multiple_choice_reward(response: str, answer: str, *, form: Form = TAGS) -> 
 
 @reward(resists="what the environment's own tests resist; see its findings in notebook 2")
 def environment_reward(response: str, environments: Any) -> float:
-    """Pay what the episode earned by the environment's own `get_reward`, in [0, 1].
+    """Pay what the environment's own `get_reward` returns for the episode, in [0, 1].
 
     Args:
         response: The model's last message.
-        environments: The instance that was played, one of ours or the one that TRL created.
+        environments: The environment of the episode, which we or TRL created.
     """
     return environments.get_reward()
 
@@ -135,7 +135,7 @@ def environment_reward(response: str, environments: Any) -> float:
 def json_fields_reward(response: str, answer: str, *, form: Form = TAGS) -> Scored:
     """Pay the share of the reference object's fields that the answer has, with equal values.
 
-    A field that the reference does not have costs as much as one that is missing.
+    An extra field costs as much as a missing one.
     """
     expected = parse_json(answer)
     try:

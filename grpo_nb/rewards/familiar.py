@@ -8,7 +8,7 @@ from grpo_nb.answers import FORMS
 from grpo_nb.rewards.format import soft_format_reward
 from grpo_nb.rewards.sets import PRESETS
 
-# Both require each tag once, in order and not empty, and nothing else; line breaks are free.
+# Both require each tag once, in order and not empty, and nothing else. Line breaks do not matter.
 strict_xml_format_reward = soft_format_reward.configured("strict_xml_format_reward")
 soft_xml_format_reward = soft_format_reward.configured("soft_xml_format_reward")
 code_block_format_reward = soft_format_reward.configured(

@@ -1,4 +1,4 @@
-"""Format rewards: whether the completion is written in its form."""
+"""Format rewards, which pay for completions that are written in the required form."""
 
 import ast
 import json
@@ -13,8 +13,7 @@ from grpo_nb.rewards.contract import Scored, reward
 def soft_format_reward(response: str, *, form: Form = TAGS) -> float:
     """Pay 1 if every mark of the form occurs once, in order, around some text.
 
-    White space does not matter. No text may surround tags. Prose may surround a box or a block of
-    code.
+    White space does not matter. A box or a block of code may have prose around it; tags may not.
 
     >>> soft_format_reward(completions=[
     ...     "<reasoning>7+8=15</reasoning> <answer>15</answer>",
@@ -38,7 +37,7 @@ def incremental_format_reward(response: str, *, form: Form = TAGS) -> float:
 
 
 def extract_code(text: str, form: Form = TAGS) -> str | None:
-    """Return the code of the last fenced block, in the answer or anywhere; else the marked answer.
+    """Return the code in the last fenced block of the answer or text, or else the marked answer.
 
     >>> extract_code("```python\\nx = 1\\n```"), extract_code("<answer>x = 1</answer>")
     ('x = 1', 'x = 1')
@@ -50,7 +49,7 @@ def extract_code(text: str, form: Form = TAGS) -> str | None:
 
 @reward(resists="code in prose: only a fenced block or the marks of the answer are read")
 def no_syntax_error_reward(response: str, *, form: Form = TAGS) -> Scored:
-    """Pay 1 if the code is Python that parses and does something. It is not run."""
+    """Pay 1 if the code is Python that parses and does something. The code is not run."""
     code = extract_code(response, form)
     if not code or len(code) > 100_000:
         return Scored(0.0, "no code" if not code else "longer than 100,000 characters")
@@ -62,10 +61,10 @@ def no_syntax_error_reward(response: str, *, form: Form = TAGS) -> Scored:
 
 
 def parse_json(text: str) -> Any:
-    """Return the JSON value that a whole text consists of, with or without a Markdown fence.
+    """Parse a text that is one JSON value, with or without a Markdown fence.
 
     Raises:
-        ValueError: It is not JSON, or contains NaN or Infinity, which JSON lacks.
+        ValueError: The text is not JSON, or contains NaN or Infinity, which JSON lacks.
     """
     fenced = re.fullmatch(r"```(?:json)?\s*\n(.*?)\n?```", text.strip(), flags=re.DOTALL)
 

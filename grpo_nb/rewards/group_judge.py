@@ -19,25 +19,25 @@ from grpo_nb.runs.files import append_line, read_lines, read_yaml
 
 FRAMES = read_yaml(Path(__file__).with_name("group_judge.yaml"))
 CHARACTERS_PER_TOKEN = 4  # roughly, in English
-TOKENS_PER_GRADE = 20  # of the reply; the reason is as long as ten grades
+TOKENS_PER_GRADE = 20  # in the reply; the reason counts as ten grades
 
 
 @dataclass(eq=False)
 class GroupJudge(LLMJudge):
-    """Grades all completions of a prompt in one call, against each other; an async reward.
+    """Grade all completions of a prompt against each other in one call; this reward is async.
 
-    The judge reads them under letters, in a shuffled order, and equal ones once. It gives each 0 to
-    10 by `rubric`; or, with `criteria`, it answers each with yes or no, and the score is the share
-    of yes by weight. A reply that lacks a letter, or has a grade out of range, is asked for once
-    more; then the group scores None, as it does if the API keeps failing. Verdicts are cached in
-    `file`, below the folder of runs. Each process that trains has the whole budget; beyond it, a
-    RuntimeError ends the training.
+    The judge sees the completions in shuffled order, labelled with letters, and equal ones once. It
+    grades each from 0 to 10 by `rubric`. With `criteria`, it answers each criterion with yes or no
+    instead, and the score is the weighted share of yes. If a reply lacks a letter or has a grade
+    out of range, the request is repeated once. If that fails too, or the API keeps failing, the
+    group scores None. Verdicts are cached in `file`, below the folder of runs. Each training
+    process has the whole budget; a call that would exceed it ends training with a RuntimeError.
     """
 
     name: str = "group_judge"
     criteria: dict[str, float] = field(default_factory=dict)  # {"it cites the source": 2.0}
-    seed: int = 0  # of the order
-    reverse: bool = False  # the opposite order: must give the same grades
+    seed: int = 0  # for the shuffled order
+    reverse: bool = False  # whether to reverse the order, which must not change the grades
     cache: bool = True
     max_characters: int = 20_000  # of a completion; the judge does not see the rest
     max_calls: int = 0  # 0: no limit
@@ -54,23 +54,23 @@ class GroupJudge(LLMJudge):
         self.spent = self._amounts(0, 0)
 
     def changed(self, **fields: Any) -> "GroupJudge":
-        """Return a judge with other fields, on the same budget."""
+        """Return a copy with these fields changed, which shares the judge's budget."""
         copy = replace(self, **fields)
         copy.spent = self.spent
         return copy
 
     def newcomer(self, **fields: Any) -> "GroupJudge":
-        """Return the judge with these fields changed, without its cache, on the same budget."""
+        """Return a copy with these fields changed and no cache, which shares the judge's budget."""
         return self.changed(cache=False, **fields)
 
     @property
     def file(self) -> Path:
-        """Return the file of the verdicts, one JSON line each, without the key or the texts."""
+        """Return the path of the cached verdicts: one JSON line each, without API key or texts."""
         parts = [self.base_url, self.model, self.rubric, self.criteria, self.options]
         return runs_root() / ".judges" / f"{self.name}-{_sha256(parts)[:12]}.jsonl"
 
     def estimate(self, **columns: Any) -> dict[str, float]:
-        """Return calls, tokens and dollars of a call with these arguments; the cache is free."""
+        """Estimate the requests, tokens and dollars of a call; cached verdicts cost nothing."""
         keys = self.keys(columns["prompts"], columns["completions"], columns)
         requests = [self._request(*part) for part in self._parts(keys)]
         tokens = [_tokens(each) for each in requests if _sha256(each) not in self.replies]
@@ -81,13 +81,13 @@ class GroupJudge(LLMJudge):
         return {"calls": calls, "tokens": tokens, "dollars": dollars}
 
     def key(self, prompt: Completion, completion: Completion, expected: Any) -> tuple[str, str]:
-        """Return the quoted question with its reference, and the completion."""
+        """Return the quoted question with its reference answer, and the completion's text."""
         answer = {} if expected is None else {"REFERENCE ANSWER": str(expected)}
         head = quotation({"QUESTION": question(prompt)} | answer)
         return head, completion_text(completion)[: self.max_characters]
 
     async def grades(self, client: Any, limit: asyncio.Semaphore, keys: list) -> dict[Any, Any]:
-        """Return the score of each key, or None, with one request for each group."""
+        """Return the score (or None) of each key, with one request per group."""
         parts, grades = self._parts(keys), {}
         verdicts = await asyncio.gather(*(self._judge_part(client, limit, *p) for p in parts))
         for (head, texts), verdict in zip(parts, verdicts, strict=True):
@@ -96,7 +96,7 @@ class GroupJudge(LLMJudge):
         return grades
 
     def _parts(self, keys: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-        """Return each question with its completions, shuffled, at most 26 of them together."""
+        """Return (question, shuffled completions) of each request, with at most 26 completions."""
         parts = []
         for head in dict.fromkeys(head for head, _ in keys):
             texts = sorted({text for other, text in keys if other == head})
@@ -143,7 +143,7 @@ class GroupJudge(LLMJudge):
 
     @cached_property
     def replies(self) -> dict[str, dict[str, Any]]:
-        """Return the verdicts by request, read from the file once."""
+        """Return {SHA-256 of a request: verdict}, read from the file once."""
         records = read_lines(self.file) if self.cache else []
         return {record["request"]: record["verdict"] for record in records}
 

@@ -1,7 +1,7 @@
 """Describe what a reward or an environment consists of, to detect that it was changed.
 
-It consists of its file, its options and the fields of a dataclass. If other values or files matter,
-such as a module that it imports, they change what it does, which `reward_lab.behavior` compares.
+That is its file, its options and, for a dataclass, its fields. A change elsewhere, for example in
+a module that it imports, shows only in what it does, which `reward_lab.behavior` compares.
 """
 
 import inspect
@@ -26,7 +26,7 @@ def describe(value: Any) -> Any:
         return describe([value.score, value.settings, value.options])
     if isinstance(value, partial):
         return describe([value.func, value.args, value.keywords])
-    if is_dataclass(value) and not isinstance(value, type):  # a judge counts in other attributes
+    if is_dataclass(value) and not isinstance(value, type):  # a judge keeps its counts elsewhere
         content = {each.name: getattr(value, each.name) for each in fields(value)}
         return describe([type(value), content])
     if isinstance(value, dict):

@@ -18,26 +18,26 @@ Reply with one JSON object and nothing else: {{"reason": "<one sentence>", "scor
 
 @dataclass(eq=False)
 class LLMJudge:
-    """Pays a tenth of the grade that a chat model gives; an async reward, which TRL awaits.
+    """Pay a tenth of the grade that a chat model gives, as an async reward, which TRL awaits.
 
-    It quotes the question, the completion and, if the dataset has one, the column `answer`. The
-    openai client repeats a request after 429, 5xx, a broken connection or a time-out. If the API
-    keeps failing, or its reply has no verdict, the completion scores None and counts in the metric
-    `<name>/failures`; a wrong key, model or address raises. If too many scores of a training
-    step are None, a RuntimeError ends the training; its steps until then are kept.
-    Verdicts are cached. A pickle contains neither a connection nor the key.
+    The request quotes the question, the completion and, if the dataset has it, the column `answer`.
+    The openai client repeats a request after 429, 5xx, a broken connection or a time-out. If the
+    API keeps failing, or its reply has no verdict, the completion scores None and counts in the
+    metric `<name>/failures`; a wrong key, model or address raises. If too many scores of a training
+    step are None, a RuntimeError ends training; the steps before it are kept. Verdicts are cached.
+    A pickle of the judge contains neither a connection nor the key.
     """
 
     model: str  # name of the judging model
     base_url: str = "https://api.openai.com/v1"
     name: str = "llm_judge"  # its `__name__`, unique among the rewards of a run
     rubric: str = "is it a correct, complete and clear answer to the question?"
-    api_key_env: str = "OPENAI_API_KEY"  # the variable; the key is read at each call, never kept
+    api_key_env: str = "OPENAI_API_KEY"  # holds the key, which is read at each call, never stored
     timeout_seconds: float = 30.0  # for one request
     retries: int = 4
     concurrency: int = 8  # requests at a time
-    max_none_share: float = 0.25  # of a step's completions; the training ends if more have no score
-    options: dict[str, Any] = field(default_factory=dict)  # of the request: {"max_tokens": 200}
+    max_none_share: float = 0.25  # of a step's completions; training ends if more have no score
+    options: dict[str, Any] = field(default_factory=dict)  # for the request: {"max_tokens": 200}
     range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class LLMJudge:
         return list(map(self.key, prompts, completions, expected))
 
     def key(self, prompt: Completion, completion: Completion, expected: Any) -> Any:
-        """Quote question, completion and reference."""
+        """Return the question, the completion and the reference answer, each quoted."""
         data = {"QUESTION": question(prompt), "COMPLETION": completion_text(completion)}
         return quotation(data | ({} if expected is None else {"REFERENCE ANSWER": str(expected)}))
 
@@ -98,18 +98,18 @@ class LLMJudge:
         return self.verdicts
 
     def client(self) -> Any:
-        """Return a new client: one belongs to one event loop, and a notebook has several."""
+        """Return a new client: each event loop needs its own, and a notebook has several loops."""
         from openai import AsyncOpenAI
 
         return AsyncOpenAI(
             base_url=self.base_url,
-            api_key=os.environ.get(self.api_key_env) or "none",  # a local server asks for none
+            api_key=os.environ.get(self.api_key_env) or "none",  # a local server needs no key
             max_retries=self.retries,
             timeout=self.timeout_seconds,
         )
 
     async def ask(self, send: Callable[[], Awaitable[Any]], attempts: int = 1) -> Any:
-        """Return what a request gives; None if the API fails, or each attempt gives no verdict.
+        """Return the result of a request; None if the API fails or no attempt gives a verdict.
 
         Raises:
             ValueError: The API refuses the key, model or address.
@@ -148,7 +148,7 @@ class LLMJudge:
 
 
 def question(prompt: Completion) -> str:
-    """Return the text of a prompt's last message by the user."""
+    """Return the text of the user's last message in a prompt."""
     user = prompt if isinstance(prompt, str) else [m for m in prompt if m.get("role") == "user"]
     return completion_text(user or prompt)
 
@@ -163,13 +163,13 @@ def quotation(data: dict[str, str]) -> str:
 
 
 def _verdict(reply: str) -> float:
-    """Return a tenth of the score in the reply's one JSON object.
+    """Return a tenth of the score in the reply's only JSON object.
 
     Raises:
         ValueError: There is no such object, or its score is not from 0 to 10.
-        LookupError: It has no score.
+        LookupError: The object has no score.
         TypeError: The score is not a number.
-        RecursionError: It is nested too deeply.
+        RecursionError: The object is nested too deeply.
     """
     score = json.loads(reply[reply.index("{") : reply.rindex("}") + 1])["score"]
     if isinstance(score, bool) or not 0 <= float(score) <= 10:

@@ -1,4 +1,4 @@
-"""Length rewards, in tokens where TRL gives `completion_ids`, else in words."""
+"""Length rewards. They count tokens if TRL passes `completion_ids`, and otherwise words."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def _length(response: str, completion_ids: Ids) -> tuple[int, str]:
 def ideal_length_reward(
     response: str, completion_ids: Ids = None, *, ideal: int = 100, tolerance: int = 50
 ) -> Scored:
-    """Pay 1 at the ideal length, 0.61 at `tolerance` away from it, 0.14 at twice that (a bell)."""
+    """Pay by a bell curve: 1 at the ideal length, 0.61 at `tolerance` away, 0.14 at twice that."""
     length, unit = _length(response, completion_ids)
     return Scored(math.exp(-(((length - ideal) / tolerance) ** 2) / 2), unit)
 

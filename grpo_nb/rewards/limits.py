@@ -8,21 +8,21 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-LIMIT = "seconds_per_completion"  # the attribute of a user's reward
-LOOK = 0.1  # between two looks at the clock, and between two interruptions [seconds]
+LIMIT = "seconds_per_completion"  # the attribute of a user's reward that holds its limit
+LOOK = 0.1  # seconds between two looks at the clock, and between two interruptions
 stop: ContextVar[threading.Event] = ContextVar("stop", default=threading.Event())  # noqa: B039
 
 
 class TookTooLong(RuntimeError):
-    """Says that a reward was stopped at its time limit."""
+    """Report that a reward was stopped at its time limit."""
 
 
 class Stopped(BaseException):
-    """Names the reward that ran when `stop` was set; `except Exception` does not catch it."""
+    """Name the reward that ran when `stop` was set; `except Exception` does not catch this."""
 
 
 class _Overdue(BaseException):
-    """Stops a reward from inside; the reward's own `except Exception` does not catch it."""
+    """Stop a reward from inside; the reward's own `except Exception` does not catch this."""
 
 
 def limited(
@@ -30,12 +30,12 @@ def limited(
 ) -> Any:
     """Call a reward and return its result, unless it takes too long or `stop` is set meanwhile.
 
-    A loop in Python code is stopped. One in C code (a regular expression, numpy) is not, and
+    A loop in Python code is stopped. A loop in C code (a regular expression, numpy) is not, and
     neither is a reward that waits for another thread. A limit of 0 seconds interrupts nothing:
-    `stop` is then obeyed once the call has ended.
+    `stop` then takes effect after the call.
 
     Raises:
-        TookTooLong: The call took longer.
+        TookTooLong: The call took longer than `seconds`.
         Stopped: Another thread has set `stop`.
     """
     thread, over, lock = ctypes.c_ulong(threading.get_ident()), threading.Event(), threading.RLock()
@@ -77,10 +77,10 @@ def limited(
 
 @contextmanager
 def contained(name: str) -> Iterator[None]:
-    """Turn `sys.exit()` into an error that names the reward: a process would seem to succeed.
+    """Turn `sys.exit()` into an error that names the reward; an exit would look like success.
 
     Raises:
-        RuntimeError: The reward called it.
+        RuntimeError: The reward called `sys.exit()`.
     """
     try:
         yield

@@ -1,8 +1,8 @@
-"""Load a run's rewards: a preset by name, or those of a Python file.
+"""Load a run's rewards: a preset by name, or the rewards of a Python file.
 
-A file's rewards are functions in TRL's shape, or made by `@reward`, with all that they need. It may
-define `reward_funcs` and `reward_weights` as TRL takes them; otherwise each reward that it defines
-counts, with weight 1. The name `rewards` needs no import, and means `grpo_nb.rewards`.
+A file contains functions in TRL's shape, or made by `@reward`, and all that they need. It may
+define `reward_funcs` and `reward_weights` as TRL takes them; otherwise every reward that it defines
+is used, with weight 1. In the file, `rewards` means `grpo_nb.rewards` and needs no import.
 """
 
 import hashlib
@@ -28,9 +28,9 @@ HINT = "; what the rewards need (imports, constants, helpers) must be in the sam
 
 
 def load_rewards(config: RewardsConfig) -> RewardSet:
-    """Return the rewards of a run, in its form; raises what `load_preset` raises.
+    """Return the rewards of a run, in the run's form; the errors are those of `load_preset`.
 
-    Rewards of a file have the time limit `rewards.seconds`.
+    A file's rewards have the time limit `rewards.seconds`.
     """
     preset = load_preset(config.preset, config.reward_weights, config.form, config.opened)
     return preset.limited(config.seconds)
@@ -41,15 +41,15 @@ def load_preset(name: str, reward_weights: str = "", form: str = "", opened: str
 
     Args:
         name: A name in PRESETS, or a path that ends in .py.
-        reward_weights: Other weights in the same order, "1, 0.5"; 0 keeps a reward in the
-            metrics and out of the total.
-        form: How completions are written, a name in FORMS; "" takes the form of the preset or file.
+        reward_weights: Other weights in the order of the rewards, such as "1, 0.5". With weight 0
+            a reward is in the metrics but not in the total.
+        form: How completions are written, a name in FORMS; "" keeps the form of the preset or file.
         opened: What the chat template opens at the end of a prompt.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: The preset or form does not exist, the file cannot be used, or there is not one
-            finite number for each reward.
+        ValueError: The preset or form does not exist, the file cannot be used, or the weights are
+            not one finite number for each reward.
 
     >>> load_preset("qa", "1, 0, 0.5").reward_weights
     [1.0, 0.0, 0.5]
@@ -80,11 +80,11 @@ def load_python(
 ) -> RewardSet:
     """Return the rewards of a Python file: functions in TRL's shape, or made by `@reward`.
 
-    They are its `reward_funcs` with its `reward_weights`. Without these, each reward that it
-    defines counts, with weight 1. Its `form` names a form, or a preset whose form is used; the
-    default is tags. If it names a preset as `extends`, the set begins with that preset's rewards;
-    its own rewards replace those of the same name. A `reference(row)` or `extract(text)` that it
-    defines replaces that of the form.
+    The file may define `reward_funcs` and `reward_weights`. Otherwise every reward that it defines
+    is used, with weight 1. Its `form` names a form, or a preset whose form is used; the default is
+    tags. If its `extends` names a preset, the set begins with the rewards of the preset; the file's
+    rewards replace those of the same name. If the file defines `reference(row)` or `extract(text)`,
+    that function replaces the form's.
 
     Args:
         path: The file.
@@ -93,7 +93,7 @@ def load_python(
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: It raises, or contains no rewards.
+        ValueError: The file raises, or contains no rewards.
     """
     notes = read_about(path) if about is None else about
     module = load_source(path, text)
@@ -119,7 +119,7 @@ def about_path(path: Path) -> Path:
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """Read {"form": preset, "ranges": {reward: [least, greatest]}} of a file; {} without notes."""
+    """Return a file's notes {"form": preset, "ranges": {reward: [low, high]}}; {} without notes."""
     return read_json(about_path(path)) if about_path(path).is_file() else {}
 
 
@@ -132,7 +132,7 @@ def load_source(path: Path, text: str | None = None) -> ModuleType:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: It raises; the message names the line.
+        ValueError: The file raises; the message names the line.
     """
     if text is None:
         if not path.is_file():
@@ -142,7 +142,7 @@ def load_source(path: Path, text: str | None = None) -> ModuleType:
     module = ModuleType(name)
     module.__file__ = str(path)
     module.rewards = rewards
-    sys.modules[name] = module  # dataclasses look it up there
+    sys.modules[name] = module  # dataclasses look the module up there
     try:
         limited(path.name, math.inf, exec, compile(text, str(path), "exec"), vars(module))
     except (Exception, SystemExit) as error:  # a user's file may raise anything
@@ -157,14 +157,14 @@ def load_source(path: Path, text: str | None = None) -> ModuleType:
 def rewards_of(
     module: ModuleType, ranges: Mapping[str, Sequence[float]]
 ) -> list[tuple[Callable[..., Any], float]]:
-    """Return (reward, weight) of each reward that the module trains with, correctness first.
+    """Return (reward, weight) of each reward to train with, correctness rewards first.
 
-    The first reward of a set decides what is correct. TRL requires no order, so rewards that read a
-    column of the data, such as `answer`, go before the others.
+    The first reward of a set decides what is correct. TRL prescribes no order, so rewards that read
+    a column of the data, such as `answer`, go before the others.
 
     Args:
         module: What `load_source` returned.
-        ranges: {reward: (least, greatest score)} of rewards that do not declare a range.
+        ranges: {reward: (lowest, highest score)} of rewards that do not declare a range.
 
     Raises:
         ValueError: There is no reward, one is not a function, or the number of weights differs.
@@ -195,7 +195,7 @@ def _defined(module: ModuleType) -> Sequence[Callable[..., Any]]:
         if is_own_reward(value, module.__name__):
             funcs.append(value)
         elif isinstance(value, Reward | gated | Adaptive) and name != value.__name__:
-            candidates.append(name)  # not imported, but made here from others
+            candidates.append(name)  # not imported, but made here from other rewards
     if candidates:
         raise ValueError(
             f"{module.__file__}: {', '.join(candidates)} may be rewards to train with or parts of "
@@ -213,5 +213,5 @@ def is_own_reward(value: Any, module: str) -> bool:
     """Return whether a value is a function or instance in TRL's shape, defined in this module."""
     if not callable(value) or isinstance(value, type):
         return False
-    place = getattr(value, "__module__", "")  # an instance has its class's
+    place = getattr(value, "__module__", "")  # an instance takes it from its class
     return place == module and "completions" in inspect.signature(value).parameters

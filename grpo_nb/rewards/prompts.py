@@ -23,7 +23,7 @@ def build_prompt(question: str, system_prompt: str = TAGS.system_prompt) -> list
 
     Args:
         question: What the user asks.
-        system_prompt: The system prompt; "" leaves it out, as some templates refuse the role.
+        system_prompt: The system prompt; "" leaves it out, since some chat templates refuse it.
 
     Returns:
         One or two messages, ready for a chat template.
@@ -109,7 +109,7 @@ def digest(image: "Image") -> str:
 
 
 def json_key(value: Any) -> str:
-    """Represent a value that JSON lacks, an image by its digest, for `json.dumps(default=…)`."""
+    """Return text for a value that JSON lacks (an image's digest), for `json.dumps(default=…)`."""
     return digest(value) if hasattr(value, "getpixel") else str(value)
 
 
@@ -119,9 +119,9 @@ def question_key(row: Mapping[str, Any]) -> str:
 
 
 def loggable(messages: Completion) -> Completion:
-    """Return an episode's messages with their calls as text: arguments may be of any type.
+    """Return an episode's messages with tool calls as text, since arguments may be of any type.
 
-    Calls may be text already, since TRL logs completions again if several steps learn from them.
+    Calls may be text already: TRL logs completions again if several steps learn from them.
     """
     if isinstance(messages, str):
         return messages
@@ -134,9 +134,9 @@ def loggable(messages: Completion) -> Completion:
 
 
 def transcript(completion: Completion) -> str:
-    """Return a completion for people to read; in an episode each call and result has its own line.
+    """Return a completion as text to read; an episode has a line for each tool call and result.
 
-    Calls may be text, as `loggable` leaves them.
+    Tool calls may be text, as `loggable` returns them.
 
     >>> call = {"function": {"name": "guess", "arguments": {"number": 4}}}
     >>> print(transcript([{"role": "assistant", "content": "", "tool_calls": [call]},

@@ -16,14 +16,14 @@ from grpo_nb.runs.files import read_yaml
 
 
 class RewardSet(NamedTuple):
-    """Holds rewards, their weights as TRL's `reward_weights` takes them, and a form of completions.
+    """Hold rewards, their weights (as in TRL's `reward_weights`), and a form of completions.
 
     reward_funcs: The rewards; the first one decides what is correct.
     reward_weights: One weight for each reward.
-    form: How completions are written. `reference(row)` writes one that has to earn every reward in
-        full; `extract(text)` returns the answer in one.
-    result: A sentence that says what the result is; it is added to the system prompt of another
-        form.
+    form: How completions are written. `reference(row)` writes a completion that has to earn every
+        reward in full; `extract(text)` returns the answer in a completion.
+    result: A sentence that says what the result is. `in_form` adds it to the system prompt of
+        another form.
     own: A file's `reference` and `extract`, which replace those of the form.
     """
 
@@ -34,7 +34,7 @@ class RewardSet(NamedTuple):
     own: Mapping[str, Callable[..., Any]] | None = None
 
     def reference(self, row: Mapping[str, Any]) -> str:
-        """Write a completion of the row that has to earn every reward in full."""
+        """Write a completion for the row that has to earn every reward in full."""
         return (self.own or {}).get("reference", self.form.reference)(row)
 
     def extract(self, text: str) -> str | None:
@@ -44,8 +44,8 @@ class RewardSet(NamedTuple):
     def in_form(self, name: str = "", opened: str = "") -> "RewardSet":
         """Return the set in another form, without the rewards that need what that form lacks.
 
-        Rewards that were configured with their own form keep it, and so do rewards that are not
-        ours.
+        Rewards that were configured with a form of their own keep it. Plain functions stay as they
+        are.
 
         Args:
             name: A value of `rewards.form`; "" keeps the form.
@@ -65,7 +65,7 @@ class RewardSet(NamedTuple):
         return reward_set(pairs, self._replace(form=form))
 
     def limited(self, seconds: float) -> "RewardSet":
-        """Limit each reward, except async ones and ours, to this many seconds per completion."""
+        """Limit each user's reward that is not async to this many seconds per completion."""
         for func in self.reward_funcs:
             ours = isinstance(func, Reward) and func.__module__.startswith("grpo_nb.")
             if not ours and not is_async(func):
@@ -94,12 +94,12 @@ class RewardSet(NamedTuple):
 
     @property
     def format_name(self) -> str:
-        """Return the name of the first format reward, "well-formed" in reports; "" without one."""
+        """Return the name of the first format reward, reported as "well-formed"; "" if none is."""
         return next((name for name in self.names if "_format_" in name), "")
 
 
 def _in_form(func: Callable[..., Any], before: Form, form: Form) -> Callable[..., Any]:
-    """Return one of our rewards, or a gate of them, with `form` in place of `before`."""
+    """Return a reward, or a gate of rewards, with `form` in place of `before`."""
     if isinstance(func, gated | Adaptive):
         parts = {name: getattr(func, name) for name in ("reward", "by") if hasattr(func, name)}
         new_parts = {name: _in_form(part, before, form) for name, part in parts.items()}
@@ -124,13 +124,13 @@ def give_name(func: Callable[..., Any], name: str = "") -> None:
 def reward_set(
     pairs: Sequence[tuple[Callable[..., Any], float]], like: RewardSet | None = None, **about: Any
 ) -> RewardSet:
-    """Make a set of `(reward, weight)` pairs; other fields come from another set or from `about`.
+    """Make a set of `(reward, weight)` pairs; other fields come from `about`, or else from `like`.
 
     Our rewards use the form of the set unless they were configured with another one.
 
     Raises:
-        ValueError: There is no reward, two have the same name, which TRL's tables would merge, or a
-            weight is not a finite number.
+        ValueError: There is no reward, a weight is not a finite number, or two rewards have the
+            same name, which TRL's tables would merge.
     """
     for func, weight in pairs:
         give_name(func)

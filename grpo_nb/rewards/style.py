@@ -1,6 +1,6 @@
 """Style rewards: signs of sound reasoning, citations, repetition.
 
-All of these can be met without being right: give them small weights, or gate them.
+A wrong answer can earn all of these rewards: give them small weights, or gate them.
 """
 
 import re
@@ -85,10 +85,10 @@ def reasoning_quality_reward(response: str, *, form: Form = TAGS) -> Scored:
 
 @reward(resists="invented sources, stuffing every source, citations without a claim")
 def citation_reward(response: str, sources: list[str], answer_sources: list[int]) -> Scored:
-    """Pay the F1 score of the sources cited as [1], [2]… against the right ones (from 1).
+    """Pay the F1 score of the cited sources, [1], [2]…, against the right ones, counted from 1.
 
-    A citation of a source that does not exist makes it 0, and so does a completion that is
-    little more than citations.
+    The score is 0 if a cited source does not exist, or if the completion is little more than
+    citations.
     """
     text = response[:READ_CHARACTERS]
     numbers = {int(number) for number in re.findall(r"\[(\d{1,3})\]", text, re.ASCII)}
@@ -104,7 +104,7 @@ def citation_reward(response: str, sources: list[str], answer_sources: list[int]
 
 @reward(low=-1.0, high=0.0, resists="loops and repeated sentences")
 def no_repetition_penalty(response: str, *, ngram: int = 3) -> float:
-    """Take the share of n-grams of words that repeat an earlier one."""
+    """Take the share of word n-grams that repeat an earlier one."""
     words = response[:READ_CHARACTERS].casefold().split()
     grams = [tuple(words[i : i + ngram]) for i in range(len(words) - ngram + 1)]
     return len(set(grams)) / len(grams) - 1 if grams else 0.0

@@ -1,8 +1,8 @@
-"""Restore what a reward or a tool shares with the training, after each of its calls.
+"""Restore the state that a reward or a tool shares with the trainer, after each of its calls.
 
-A reward that seeds torch, say, would have the policy sample the same completions at every step.
+Otherwise a reward that seeds torch would make the policy sample the same completions at every step.
 Each call has its own random numbers. While one thread of a process trains, no other thread may call
-a reward: both take the lock `turn`.
+a reward: each must hold the lock `turn`.
 """
 
 import io
@@ -27,7 +27,7 @@ def kept(seed: str = "") -> Iterator[None]:
     """
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     with ExitStack() as stack:
-        folder = os.open(".", os.O_RDONLY)  # unlike a path, it can be returned to once deleted
+        folder = os.open(".", os.O_RDONLY)  # unlike a path, it stays valid after deletion
         stack.callback(os.close, folder)
         stack.callback(os.fchdir, folder)
         stack.callback(random.setstate, random.getstate())

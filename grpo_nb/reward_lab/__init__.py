@@ -3,9 +3,9 @@
 
 A `RewardTest` holds rewards and what they are tested on: `open_test` samples the base model once,
 and the `Bench` scores its completions as TRL would. `judge` returns the `Verdict`, `save` writes
-it, and `refuse_untested` refuses to train without a valid one. `try_out` loads your own rewards
+it, and `refuse_untested` refuses to train without a valid verdict. `try_out` loads your own rewards
 without writing anything; `adopt` and `hand_on` write the file that is used in training.
-`rewards_cell` is the cell magic `%%rewards`, whose text `adopt` takes.
+`rewards_cell` is the cell magic `%%rewards`, and `adopt` uses the text of that cell.
 """
 
 from grpo_nb.reward_lab.attacks import Attack, probe, read_attacks, winners

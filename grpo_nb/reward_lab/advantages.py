@@ -1,8 +1,8 @@
 """Weighted totals and group advantages, computed as TRL computes them.
 
-The arithmetic is that of trl.GRPOTrainer (1.15), which includes how None and NaN are treated. In
-TRL no `loss_type` changes an advantage; a `loss_type` only decides how it is distributed over a
-completion's tokens. On a GPU Unsloth does change it: `loss_type="dr_grpo"` turns the scaling off
+The arithmetic is that of trl.GRPOTrainer (1.15), including how it treats None and NaN. In TRL no
+`loss_type` changes an advantage; it only decides how the advantage is distributed over the tokens
+of a completion. Unsloth on a GPU differs: `loss_type="dr_grpo"` turns the scaling off
 (`effective_scaling`).
 """
 
@@ -54,8 +54,8 @@ def advantages(
         scale_rewards: Divide by the standard deviation (with Bessel's correction) of the "group"
             or the "batch", or by nothing ("none").
         multi_objective_aggregation: "sum_then_normalize", or "normalize_then_sum", which
-            normalizes each reward in its group, then their sum over the batch, and ignores
-            scale_rewards.
+            normalizes each reward in its group, then the sum of the rewards over the batch, and
+            ignores scale_rewards.
 
     Returns:
         Advantages, [completions]; 0 where no reward gave a score.
@@ -63,8 +63,8 @@ def advantages(
     Raises:
         ValueError: The number of completions is not a multiple of the group size.
 
-    Source: trl.GRPOTrainer; Shao et al. 2024, https://arxiv.org/abs/2402.03300; for
-        normalize_then_sum GDPO, https://huggingface.co/papers/2601.05242.
+    Source: trl.GRPOTrainer; Shao et al. 2024, https://arxiv.org/abs/2402.03300; GDPO (for
+        normalize_then_sum), https://huggingface.co/papers/2601.05242.
 
     >>> advantages(np.array([[1.0], [0.0], [1.0], [1.0]]), [1.0], 2).round(3).tolist()
     [0.707, -0.707, 0.0, 0.0]

@@ -1,7 +1,7 @@
-"""Attacks: cheating completions, and what they earn compared with honest ones.
+"""Attacks: cheating completions, and what they earn compared with honest completions.
 
 A policy learns to exploit rewards that pay for less than was intended. Each attack has a kind,
-which limits what it may earn:
+which limits what the attack may earn:
 hollow   has no content: no more than an honest wrong answer;
 empty    hollow, and follows the form without content: less than an honest wrong answer if the
          form earns anything;
@@ -10,7 +10,7 @@ partial  the reference, truncated: less than the reference;
 right    the right answer in the wrong form: no more than the reference, and less if the set has
          a format reward; if it counts as correct, no less than a wrong answer in perfect format.
 
-Users can add attacks in a JSONL file, named by `rewards.cases`.
+Users can add attacks in a JSONL file. The setting `rewards.cases` is its path.
 """
 
 import json
@@ -44,8 +44,8 @@ class Attack(NamedTuple):
     """Describe one cheating completion.
 
     In `completion`, {answer}, {other} (another row's answer, wrong here), {question}, {reference}
-    and {wrong} (the reference with the other answer in it) are filled in for each row. If it is a
-    list, its pairs are (reasoning, answer), written in the form of the reward set.
+    and {wrong} (the reference with the other answer in it) are filled in for each row. If
+    `completion` is a list, each pair (reasoning, answer) is written in the form of the reward set.
     """
 
     attack: str
@@ -53,7 +53,7 @@ class Attack(NamedTuple):
     completion: str | list[Any]
 
 
-HONEST = ("the reference", "wrong, in perfect format", "empty completion")  # to compare with
+HONEST = ("the reference", "wrong, in perfect format", "empty completion")  # compared with attacks
 EMPTY = ("", "")
 ATTACKS = [
     Attack("empty completion", "hollow", ""),
@@ -102,7 +102,7 @@ def _attacks(preset: RewardSet, row: Row, other: str, users: Sequence[Attack]) -
 
 
 def _fill(attack: Attack, form: Form, values: dict[str, str]) -> str:
-    """Fill an attack's placeholders in and write its pairs in the form."""
+    """Return an attack's completion, with placeholders filled in and pairs written in the form."""
     names = re.compile("{(" + "|".join(values) + ")}")
 
     def fill(part: Any) -> Any:
@@ -138,7 +138,7 @@ def _special_case(head: str, tests: Any) -> str:
 
 
 def winners(probes: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines of `probe` whose attack wins on more than WON_SHARE of the rows."""
+    """Return the attacks in a table of `probe` that win on more than WON_SHARE of the rows."""
     return probes[probes["won"] > WON_SHARE]
 
 
@@ -213,7 +213,7 @@ def _other_answer(rows: Sequence[Row], row: Row) -> str:
 
 
 def _verdicts(bench: Bench, table: pd.DataFrame) -> list[str]:
-    """Explain why each line's attack wins; "" where it loses, as it should."""
+    """Explain why each line's attack wins; "" where the attack loses, as it should."""
     first = table[bench.preset.names[0]].fillna(0.0)
     others = table["total"] - bench.preset.reward_weights[0] * first
     lines = table[["row", "attack", "kind", "total"]].assign(first=first, others=others)
@@ -226,7 +226,7 @@ def _verdicts(bench: Bench, table: pd.DataFrame) -> list[str]:
 
 
 def _because(line: Any, reference: Any, wrong: Any, empty: Any, format_pays: bool) -> str:
-    """Explain why an attack's line wins against the lines of three honest completions.
+    """Explain why an attack wins against the three honest completions; "" if it loses.
 
     Each line has the weighted `total`, the score of the `first` reward, and the weighted sum of
     the `others`.
@@ -251,14 +251,14 @@ def _because(line: Any, reference: Any, wrong: Any, empty: Any, format_pays: boo
 
 
 def references(bench: Bench, rows: Sequence[Row], table: pd.DataFrame) -> list[Check]:
-    """Return a failed check "reference answer" if the reference loses on any row; else nothing.
+    """Return a failed check "reference answer" if the reference loses on any row; else no check.
 
     The reference must earn the first reward (correctness) in full, and a higher total than any
-    incorrect sampled completion of the same question.
+    incorrect baseline completion for the same question.
 
     Args:
         bench: The rewards under test.
-        rows: Dataset rows, including those of the sample.
+        rows: Dataset rows, including those of the baseline.
         table: The score table of the baseline rollouts, from `Bench.table`.
     """
     preset = bench.preset
@@ -288,7 +288,7 @@ def references(bench: Bench, rows: Sequence[Row], table: pd.DataFrame) -> list[C
 def read_attacks(path: Path) -> list[Attack]:
     """Read the user's own attacks, one JSON line each: `{"attack": NAME, "completion": TEXT}`.
 
-    In the text {answer}, {other} (a wrong answer) and {question} are filled in for each row.
+    The placeholders {answer}, {other} (a wrong answer) and {question} are filled in for each row.
 
     Raises:
         FileNotFoundError: The file does not exist.

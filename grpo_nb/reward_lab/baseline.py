@@ -1,8 +1,8 @@
-"""Baseline rollouts: completions of the base model, sampled once, scored as often as you like.
+"""Baseline rollouts: completions of the base model, sampled once and scored as often as you like.
 
 `rewards/baseline.parquet` stores them, one line per completion, with their sampling settings.
-Sampling again with the same model, lengths, temperature and seed reads the file, and samples
-only the prompts that it lacks.
+Sampling again with the same settings reads the file, and samples only the prompts that the file
+lacks.
 """
 
 import math
@@ -28,13 +28,13 @@ from grpo_nb.runs.files import digests, read_json
 
 KEPT_AT = "rewards/baseline.parquet"
 WARMED = "rewards/warm_up"  # folder of the weights after the SFT warm-up, from which GRPO starts
-BASE = "base model"  # the name of the check on it
+BASE = "base model"  # the name of the check on the base model
 EASIER = (
     "{} SFT warm-up (data.sft_rows = 64 and train.sft_steps = 12, or more), easier rows "
     "(data.source), or another base (model.model_path)"
 )
 HARDER = "harder rows (data.source)"
-MOSTLY = 0.5  # share of zero-advantage groups; above it a base that is never right learns little
+MOSTLY = 0.5  # share of zero-advantage groups above which a base that is never right learns little
 SPARE = 1.25  # recommended cap, relative to the 99th percentile of the baseline's lengths
 
 
@@ -43,7 +43,7 @@ class Baseline(NamedTuple):
 
     rows: Dataset rows, [prompts].
     samples_P_G: Samples, [prompts][group].
-    unseen: Samples with swapped and with blank images, {way: samples}; {} without images.
+    unseen: Samples with swapped and with blank images, {kind of image: samples}; {} without images.
     """
 
     rows: list[Row]
@@ -73,19 +73,19 @@ def sample(
     warmed: bool = True,
     unseen: bool = True,
 ) -> Baseline:
-    """Return completions of the model that training starts from, from the cache where possible.
+    """Return completions of the model that training starts from, cached where possible.
 
-    They are written after each batch, so an interruption loses only the last batch.
+    The cache is written after each batch, so an interruption loses only the last batch.
 
     Args:
         run: The run that holds the cache.
         rows: Dataset rows, [prompts].
         config: The base model, its sampling settings, and `rewards.baseline_completions`.
-        engine: The engine of a loaded policy, which answers without its adapter unless there was
+        engine: The engine of a loaded policy, which samples without its adapter unless there was
             an SFT warm-up; None loads the model.
         progress: Called with the number of completions done, their total, and a note.
-        warmed: Whether to answer with the weights after the SFT warm-up, if there was one.
-        unseen: Whether to answer rows with images also with swapped and with blank images.
+        warmed: Whether to use the weights after the SFT warm-up, if there was one.
+        unseen: Whether to sample rows with images also with swapped and with blank images.
     """
     others, count = variants(rows) if unseen else {}, len(rows)
     folder = warm_folder(run, config) if warmed else None
@@ -115,7 +115,7 @@ def warm_folder(run: Run, config: RunConfig) -> Path | None:
 
 
 def open_base(config: RunConfig, warmed: Path | None) -> models.Engine:
-    """Load the base model, or with `warmed` the weights after the SFT warm-up."""
+    """Load the base model, or the weights after the SFT warm-up if `warmed` is their folder."""
     model, whole = config.model, warmed and config.policy.finetuning == "full"
     return models.open_engine(
         str(warmed) if whole else model.model_path,
@@ -164,9 +164,9 @@ def pass_at_k(passed_P_G: np.ndarray, k: int) -> np.ndarray:
 
 
 def pass_rates(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
-    """Return one line per prompt: question, pass_rate, keep (if the rate is neither 0 nor 1).
+    """Return one line per prompt: question, pass_rate, keep (whether it is neither 0 nor 1).
 
-    The column question has the result of `question_key`.
+    The column question contains what `question_key` returns.
     """
     rates = passed(table, preset).reshape(len(baseline.rows), -1).mean(axis=1)
     frame = pd.DataFrame({"question": [question_key(row) for row in baseline.rows]})
@@ -186,7 +186,7 @@ def flagged(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd.Da
 def summary(
     baseline: Baseline, table: pd.DataFrame, preset: RewardSet, config: RunConfig
 ) -> dict[str, Any]:
-    """Return figures that show, before training, what the training will encounter.
+    """Return figures that show, before training, what training will start from.
 
     Args:
         baseline: Baseline rollouts.
@@ -217,10 +217,10 @@ def summary(
 
 
 def checks(figures: Mapping[str, Any], warmed: bool = False) -> list[Check]:
-    """Check from the figures of `summary` whether there is anything to learn, and room to answer.
+    """Check whether there is anything to learn, and whether completions have room to end.
 
     Args:
-        figures: The figures.
+        figures: The figures that `summary` returned.
         warmed: Whether the SFT warm-up was done before.
     """
     rate, silent = figures["pass@1"], figures["share of zero-advantage groups"]
@@ -261,10 +261,10 @@ def recommended_length(samples: Sequence[models.Sample], cap_tokens: int) -> tup
 def by_difficulty(
     stage: Stage, preset: RewardSet, report: dict[str, Any], engine: models.Engine | None = None
 ) -> dict[str, Any]:
-    """Measure the pass rate of `data.difficulty_prompts` prompts, and filter and order the rows.
+    """Measure the pass rate of `data.difficulty_prompts` prompts, then filter and order the rows.
 
-    A prompt that is always or never solved gives its whole group zero advantage: its completions
-    cost time and teach nothing. Notebook 2 reuses these samples.
+    A prompt that is always or never solved gives its whole group zero advantage: the completions
+    cost time and teach nothing. Notebook 2 reuses the samples that are taken here.
 
     Args:
         stage: Stage 01, after `data.prepare`.

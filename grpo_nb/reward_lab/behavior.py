@@ -1,7 +1,8 @@
-"""Store what rewards and an environment do in stage 02, and compare it before stage 03 trains.
+"""Record how rewards and an environment behave in stage 02, and compare before stage 03 trains.
 
 Scores may depend on things that no hash of sources covers: a file that is read, a library, a
-server. So the same completions are scored again; those of an environment are played again.
+server. So stage 03 scores the same completions again, and plays the episodes of an environment
+again.
 """
 
 import json
@@ -30,13 +31,13 @@ Scores = list[float | None]
 
 
 def record(test: RewardTest, findings: Sequence[Check]) -> dict[str, Any]:
-    """Return completions with the places of their training rows and their scores, as JSON types.
+    """Return completions, the indices of their training rows, and their scores, as JSON types.
 
     Args:
-        test: The test. Some of its baseline rollouts are scored, with the references of their rows
-            and the episodes of scripted policies.
+        test: The test. Some of its baseline rollouts are scored, as are the references of their
+            rows and the episodes of scripted policies.
         findings: Findings of the linter and on the environment. Whatever they show to be
-            unrepeatable is left out, and so are async rewards, which ask a judge.
+            unrepeatable is left out. So are async rewards, because they ask a judge.
     """
     baseline, bench = test.baseline, test.bench
     rows = baseline.rows  # the first training rows
@@ -64,14 +65,14 @@ def record(test: RewardTest, findings: Sequence[Check]) -> dict[str, Any]:
 
 
 def difference(bench: Bench, results: dict[str, Any], run: Run) -> str:
-    """Name the first completion whose score differs from that of `record`; "" if none does.
+    """Describe the first completion whose score differs from the recorded one; "" if none does.
 
     Any exception of a reward or a tool counts as a difference.
 
     Args:
         bench: The rewards, as they are now.
         results: What `record` returned.
-        run: The run, whose training rows have the prompts.
+        run: The run, whose training rows contain the prompts.
     """
     try:
         with redirect_stdout(Muted()):  # rewards may print
@@ -82,7 +83,7 @@ def difference(bench: Bench, results: dict[str, Any], run: Run) -> str:
 
 
 def _differences(bench: Bench, results: dict[str, Any], run: Run) -> Iterator[str]:
-    """Yield a sentence for each score that differs by more than two machines may differ."""
+    """Yield a sentence for each score that differs by more than TOLERANCE allows."""
     train_rows = data.load(run, "train", max(results["rows"]) + 1)
     rows, texts = [train_rows[place] for place in results["rows"]], results["completions"]
     arguments = bench.arguments(rows, texts)

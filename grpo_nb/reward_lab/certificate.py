@@ -1,9 +1,10 @@
-"""The certificate of a judge: what it must get right on baseline completions before it may pay.
+"""Certify a judge: test what it must get right on baseline completions before it may pay.
 
 A group is a few completions of one prompt, with the reference answer and another prompt's answer
-inserted. The judge grades each group as it is, in the opposite order, once more, and with a changed
-copy of its worst completion. Each test counts the groups that the judge gets right. It says "stop"
-if the whole 95 % interval of their share lies below MARK, and warns if the share does.
+inserted. The judge grades each group unchanged, unchanged again, in the opposite order, and with
+changed copies of the worst completion. Each test measures the share of groups that the judge gets
+right. It says "stop" if the whole 95 % interval of this share lies below MARK, and "warning" if
+only the share does.
 """
 
 import math
@@ -30,10 +31,11 @@ Grades = dict[str, float]  # {completion: score} of a group; NaN for None
 
 
 class Group(NamedTuple):
-    """Hold completions of a row's prompt, which are graded together with those inserted.
+    """Hold completions of a row's prompt, and the inserted completions that are graded with them.
 
     reference: The reference answer as a completion; "" if the row has none.
-    other: Another prompt's answer as a completion, or a changed copy; "" for none.
+    other: Another prompt's answer as a completion, or a changed copy of one in the group; "" for
+        none.
     """
 
     row: Row
@@ -52,7 +54,7 @@ def judges(preset: RewardSet) -> list[LLMJudge]:
 
 
 def cost(judge: LLMJudge, test: RewardTest) -> str:
-    """Say roughly what the tests and the training will cost, before the first request."""
+    """Estimate what the tests and training will cost, before the first request is sent."""
     config, groups, rows = test.stage.config, _groups(test), test.rows[:REFERENCE_ROWS]
     completions = config.train.max_steps * config.step_completions
     if not isinstance(judge, GroupJudge):
@@ -71,7 +73,7 @@ def certify(judge: LLMJudge, test: RewardTest) -> list[Check]:
     """Test a judge on up to GROUPS groups of the baseline; an `LLMJudge` has no order to test.
 
     Args:
-        judge: A judge of single completions, or of groups. It is asked on its own budget.
+        judge: A judge of single completions, or of groups. The tests use its budget.
         test: The rows and baseline rollouts of the run.
     """
     groups = _groups(test)
@@ -98,7 +100,7 @@ def certify(judge: LLMJudge, test: RewardTest) -> list[Check]:
 
 
 def _groups(test: RewardTest) -> list[Group]:
-    """Return the groups of the first prompts of the baseline."""
+    """Return a group for each of the first prompts of the baseline."""
     reference, groups = test.bench.preset.reference, {}
     rows = test.rows[:REFERENCE_ROWS]
     for row, completions in zip(test.baseline.rows, test.baseline.completions_P_G, strict=True):
@@ -128,7 +130,7 @@ def _grades(judge: LLMJudge, groups: Sequence[Group]) -> list[Grades]:
     return [{text: next(remaining) for text in group.texts} for group in groups]
 
 
-# Each of these says whether the judge is right about a group; None if the group cannot tell.
+# Each of these returns whether the judge is right about a group; None if the group cannot show it.
 def _is_repeated(before: Grades, after: Grades) -> bool:
     return sum(abs(before[text] - after[text]) for text in before) <= MARGIN * len(before)
 
@@ -156,7 +158,7 @@ def _other_loses(group: Group, grades: Grades) -> bool | None:
 def check_share(
     judge: LLMJudge, name: str, results: Sequence[bool | None], what: str = "groups"
 ) -> Check:
-    """Return the share of groups, or of pairs, that the judge gets right, with its interval."""
+    """Return a check on the share of groups (or of pairs, `what`) that the judge gets right."""
     mark, fix, name = TESTS["marks"].get(name, MARK), TESTS["fixes"][name], f"{judge.name}: {name}"
     answers = [result for result in results if result is not None]
     if not answers:

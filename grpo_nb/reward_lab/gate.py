@@ -57,12 +57,12 @@ class Verdict(NamedTuple):
 
     @property
     def only_the_base_fails(self) -> bool:
-        """Return whether nothing is wrong but a base that earns nothing yet (`training.rescue`)."""
+        """Return whether the only failure is a base that earns nothing yet (`training.rescue`)."""
         blamed = [check.name for check in self.checks if check.state == "stop"]
         return blamed == [baselines.BASE] and self.baseline["pass@1"] < 1
 
     def advised(self, remedy: str) -> "Verdict":
-        """Return the verdict with a remedy that was measured for the base; "" leaves it unchanged.
+        """Return the verdict with a measured remedy as the base's fix; "" leaves it unchanged.
 
         Args:
             remedy: The advice of `training.rescue_base`.
@@ -82,10 +82,10 @@ class Verdict(NamedTuple):
 
 
 def judge(test: RewardTest) -> Verdict:
-    """Judge rewards by linter, references and attacks, or by the tests of an environment.
+    """Judge rewards by linter, references and attacks, or by linter and tests of an environment.
 
-    The user's own attacks come from the stage; references of up to REFERENCE_ROWS rows are scored.
-    A judge among the rewards is tested on its own, too; what it will cost is printed first.
+    The settings name the user's own attacks. References of up to REFERENCE_ROWS rows are scored. If
+    a reward is itself a judge, it is certified too, and an estimate of the cost is printed first.
     """
     stage, rows, baseline, bench = test
     config, completions = stage.config, [each.completion for each in baseline.samples]
@@ -99,7 +99,7 @@ def judge(test: RewardTest) -> Verdict:
             return Verdict(Checks([_summary(problems), *problems]), None, {}, pd.DataFrame())
         table = test.table()
         try:
-            if bench.environment:  # scripted policies attack it, not texts
+            if bench.environment:  # scripted policies, not texts, attack it
                 cap = config.train.max_completion_length
                 problems = [*findings(bench.environment, rows, bench.tokenizer, cap), *problems]
             else:
@@ -145,7 +145,7 @@ def _reason(checks: Sequence[Check]) -> str:
 
 
 def _summary(problems: Sequence[Check]) -> Check:
-    """Return the check "rewards", which stops if any of the problems does."""
+    """Return the check "rewards", whose state is "stop" if any of the problems has that state."""
     stops = [check for check in problems if check.state == "stop"]
     if not stops:
         count = sum(check.state == "warning" for check in problems)
@@ -178,15 +178,15 @@ def save(test: RewardTest, verdict: Verdict) -> None:
 
 
 def _lines(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Convert to JSON records, with null for NaN."""
+    """Convert a frame to JSON records, with null for NaN."""
     return json.loads(frame.to_json(orient="records"))
 
 
 def refuse_untested(run: Run, preset: RewardSet, force: bool = False) -> str:
     """Refuse to train with rewards that failed their test, or that were not tested.
 
-    The rewards are compared by their source and by what they do: stage 03 scores completions and
-    lets scripted policies play, as stage 02 did.
+    The rewards are compared by source and by behavior: stage 03 scores the completions of stage 02
+    again, including episodes of scripted policies.
 
     Args:
         run: The run, with the report of stage 02.

@@ -1,7 +1,7 @@
 """Compare a judge with a person, who says which of two completions is better.
 
 The Reward Lab asks the person. Each click appends one line to the run's rewards/human_pairs.jsonl.
-An answer belongs to the two texts: it counts for any judge, and any baseline that has both texts.
+An answer belongs to its two texts: it counts for every judge and every baseline with both texts.
 
     {"question": "2 + 3?", "left": "It is 5.", "right": "It is 6.", "better": "left"}
 """
@@ -18,7 +18,7 @@ from grpo_nb.runs import Check, Run
 from grpo_nb.runs.files import append_line, read_lines
 
 FILE = "rewards/human_pairs.jsonl"
-PAIRS = 40  # shown at most
+PAIRS = 40  # most pairs that are shown
 ENOUGH = 20  # answers that allow a verdict
 SEED = 0  # for the choice of pairs, and of the left completion
 
@@ -44,10 +44,10 @@ class Pair(NamedTuple):
 
 
 def pairs(run: Run, judge: LLMJudge, table: pd.DataFrame) -> list[Pair]:
-    """Return the pairs with an answer, then pairs whose two scores by the judge differ.
+    """Return the pairs that a person has answered, then pairs whose scores by the judge differ.
 
-    Prompts take turns. Which pair of a prompt comes next, and which completion is on the left,
-    depends on the texts alone.
+    Prompts take turns. Only the texts determine which pair of a prompt comes next, and which of its
+    completions is on the left.
 
     Args:
         run: The run with the answers.
@@ -79,7 +79,7 @@ def store(run: Run, pair: Pair, better: str) -> Pair:
 
 
 def check(judge: LLMJudge, pairs: list[Pair]) -> Check:
-    """Return how often judge and person agree, where the person prefers one of the two."""
+    """Return a check on how often the judge agrees with the preferences of the person."""
     name, answers = "human pairs", [pair for pair in pairs if pair.better]
     if len(answers) < ENOUGH:
         evidence = f"{len(answers)} of {ENOUGH} pairs have a person's answer"

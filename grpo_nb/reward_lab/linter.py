@@ -1,7 +1,7 @@
-"""Find faults of rewards that show on a sample of completions, each with its evidence and fix.
+"""Find the faults that rewards show on a sample of completions, each with its evidence and fix.
 
 A "stop" makes the verdict fail; a "warning" is for the user to judge. Rewards are called as TRL
-calls them, several times: twice on the same rows, and once in another order.
+calls them, and repeatedly: twice on the same rows, and once in another order.
 """
 
 import math
@@ -24,15 +24,15 @@ from grpo_nb.runs.files import read_yaml
 NOISE = 1e-6  # largest difference between scores that count as equal
 SATURATED = 0.95  # mean over the sample, as a share of the highest score
 NONE_SHARE = 0.05
-FEW = 64  # completions on which a reward is called more than once
+FEW = 64  # completions that a reward scores more than once
 FIXES = read_yaml(Path(__file__).with_name("linter.yaml"))  # {rule: what to do}
-# A "stop" of one of these rules ends the test.
+# A "stop" by one of these rules ends the test.
 UNUSABLE = ("raises", "out of range", "missing column")
 Finding = tuple[str, str, bool]  # rule, evidence, whether it says "stop"
 
 
 def lint(bench: Bench, rows: Sequence[Row], completions: Sequence[str]) -> list[Check]:
-    """Return every finding on a sample, named "REWARD: RULE", those that say "stop" first.
+    """Return a check "REWARD: RULE" for every fault on a sample, those with "stop" first.
 
     Args:
         bench: The rewards under test.
@@ -67,7 +67,7 @@ def lint(bench: Bench, rows: Sequence[Row], completions: Sequence[str]) -> list[
 
 
 def usable(findings: Sequence[Check]) -> bool:
-    """Return whether rewards with these findings can be called on attacks."""
+    """Return whether rewards with these findings can be used to score attacks."""
     return not any(each.state == "stop" and each.name.endswith(UNUSABLE) for each in findings)
 
 
@@ -90,7 +90,7 @@ def _score(func: Callable[..., Any], sample: dict[str, Any], row: Row) -> list[S
 
 
 def _values(func: Callable, results: list[Scored], first: bool) -> Iterator[Finding]:
-    """Find faults of the scores themselves."""
+    """Yield faults of the scores themselves."""
     scores = numbers(results)
     low, high = declared_range(func)
     finite, none_share = scores[~np.isnan(scores)], np.isnan(scores).mean()
@@ -114,14 +114,14 @@ def _values(func: Callable, results: list[Scored], first: bool) -> Iterator[Find
 
 
 def _not_finite(result: Scored) -> bool:
-    """Return whether a score was NaN or infinite, which our rewards turn into None and a reason."""
+    """Return whether a score was NaN or infinite; `@reward` turns those into None and a reason."""
     if result.score is None:
         return result.reason.startswith("the scorer gave ") and "None" not in result.reason
     return not math.isfinite(result.score)
 
 
 def _stability(func: Callable, few: dict[str, Any]) -> Iterator[Finding]:
-    """Check that scores are the same on a second call, and with the rows in another order."""
+    """Yield a fault if scores change on a second call, or with the rows in another order."""
     scores = numbers(explain(func, few))
     if count := _changed(scores, numbers(explain(func, few))):
         yield "not deterministic", f"{count} of {len(scores)} scores changed on a second call", True

@@ -1,7 +1,7 @@
-"""Measure whether the base needs the images, by its answers with swapped and with grey images.
+"""Measure whether the base needs the images: it also answers with swapped and with blank images.
 
-A model that answers without looking is right just as often with another row's image. From GRPO it
-then learns to guess, however high its reward is.
+A model that answers without looking is right just as often with another row's image. GRPO then
+teaches it to guess, however high its reward is.
 """
 
 from typing import Any
@@ -20,8 +20,8 @@ WITHOUT = "answers without looking"  # the name of the check, if it warns
 def figures(bench: Bench, baseline: Baseline) -> dict[str, Any]:
     """Return pass@1 with right, swapped and blank images, each with its 95 % interval.
 
-    All completions are scored with the row's own images and reference answer. If one is right with
-    swapped or blank images, it was right without looking.
+    All completions are scored with the row's own images and reference answer. A completion that was
+    sampled with swapped or blank images and is right was right without looking.
 
     Args:
         bench: The rewards; the first one decides what is correct.
@@ -37,7 +37,7 @@ def figures(bench: Bench, baseline: Baseline) -> dict[str, Any]:
         for way, groups in {"right images": baseline.samples_P_G, **baseline.unseen}.items()
     }
     right, swapped, blank = rates.values()
-    # Looking has to beat the better of the two guesses, by its mean over all prompts.
+    # Looking has to beat the better of the two ways to guess, by the mean over all prompts.
     rates[NEEDED] = right - (swapped if swapped.mean() >= blank.mean() else blank)
     values = np.stack(list(rates.values()), axis=1)
     ends = np.array([[0, 0, 0, -0.5], [1, 1, 1, 0.5]])
@@ -49,7 +49,7 @@ def figures(bench: Bench, baseline: Baseline) -> dict[str, Any]:
 
 
 def _rates(bench: Bench, baseline: Baseline) -> np.ndarray:
-    """Return the share of correct completions of each prompt."""
+    """Return the share of correct completions for each prompt."""
     table = bench.table(baseline.rows, baseline.completions_P_G)
     return passed(table, bench.preset).reshape(len(baseline.rows), -1).mean(axis=1)
 

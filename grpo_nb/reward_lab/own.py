@@ -1,7 +1,8 @@
 """Load a run's own rewards from the cell `%%rewards` or the Reward Lab's box: rewards/mine.py.
 
-The file contains the text as it is, so that an error names the line that the writer sees. Notes
-beside it hold what stage 02 measured: the preset whose form it has, and the ranges of its scores.
+The file contains the text unchanged, so that an error names the line that the user sees. A file of
+notes beside it names the preset whose form the rewards use, and the ranges of scores that stage 02
+measured.
 """
 
 import math
@@ -40,14 +41,14 @@ class RewardsCell:
         self.text, self.values = "", []
 
     def register(self) -> None:
-        """Make `%%rewards` known in this notebook; outside of one, do nothing."""
+        """Register `%%rewards` in this notebook; outside a notebook, do nothing."""
         if shell := _shell():
             shell.register_magic_function(self.run, "cell", "rewards")
 
     def run(self, _: str, text: str) -> None:
         """Run the cell in the notebook's namespace, so that later cells can call its functions."""
         shell = _shell()
-        self.text = f"# %%rewards\n{text}"  # lines have the numbers that they have in the cell
+        self.text = f"# %%rewards\n{text}"  # keeps the line numbers of the cell
         before = dict(shell.user_ns)
         file = shell.compile.cache(self.text, shell.execution_count)  # for tracebacks
         try:
@@ -57,10 +58,10 @@ class RewardsCell:
             self.values += [value for name, value in after if before.get(name) is not value]
 
     def adopted_text(self) -> str:
-        """Return the text of the last cell that was run; "" if there is none.
+        """Return the text of the last `%%rewards` cell that was run; "" if there is none.
 
         Raises:
-            ValueError: Rewards were defined in another cell, and would not be trained with.
+            ValueError: Another cell defines rewards, which would not be used in training.
         """
         shell = _shell()
         outside = [
@@ -88,20 +89,20 @@ def _shell() -> Any:
 
 
 def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
-    """Return the test with the rewards of the notebook's own cell.
+    """Return the test with the rewards of the notebook's `%%rewards` cell.
 
     The cell is written to the run's rewards/mine.py and loaded from there, so that notebook 3
     trains with exactly what was tested. If the cell defines nothing, the test keeps the preset, or
     the rewards that the Reward Lab has adopted since the stage started. Rewards that were adopted
-    earlier are used only if `rewards.preset` names them.
+    before that are used only if `rewards.preset` names their file.
 
     Args:
-        test: The test; the setting `rewards.preset` of its stage becomes the file.
+        test: The test; the setting `rewards.preset` of its stage becomes the path of that file.
         source: Python text to use in place of the cell's.
 
     Raises:
-        ValueError: The cell does not run on its own, its list of rewards or weights is wrong, or it
-            is empty and rewards were adopted earlier.
+        ValueError: The cell does not run on its own, its list of rewards or weights is wrong, or
+            the cell is empty and rewards were adopted earlier.
     """
     text = rewards_cell.adopted_text() if source is None else source
     stage, config = test.stage, test.stage.config.rewards
@@ -123,19 +124,19 @@ def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
 
 
 def try_out(test: RewardTest, source: str) -> RewardTest:
-    """Return the test with a text's rewards, loaded as `hand_on` does; nothing is written.
+    """Return the test with the rewards of a text, loaded as in `hand_on`, and write nothing.
 
-    Arguments and errors are those of `adopt`; a text that defines nothing gives the preset.
+    Arguments and errors are those of `adopt`. If the text defines nothing, the preset is used.
     """
     return test.using(_compose(test, source)[1])
 
 
 def hand_on(test: RewardTest, source: str, weights: Sequence[float] = ()) -> Verdict:
-    """Adopt a text, judge it, and finish stage 02 with it, as notebook 2 does cell by cell.
+    """Adopt a text, judge its rewards, and finish stage 02, as notebook 2 does cell by cell.
 
     Args:
-        test: The test, whose rewards are ignored. Its stage need not be started; its configuration
-            is updated.
+        test: The test, whose rewards are ignored. Its stage need not be started. The stage's
+            configuration is updated.
         source: Python text; if it defines nothing, the preset is handed on.
         weights: One weight per reward, to replace those of the text or the preset.
 
@@ -168,9 +169,9 @@ def source_of(stage: Stage) -> str:
 def fault(error: Exception, source: str) -> str:
     """Explain, in a sentence that names the line, what is wrong with the source of rewards.
 
-    It is the line that raised, or the first line of the reward that the error names.
+    The sentence names the line that raised, or the first line of the reward that the error names.
     """
-    cause = error.__cause__ or error  # the text's own exception, if ours wraps one
+    cause = error.__cause__ or error  # the exception of the text, if ours wraps one
     frames = traceback.extract_tb(cause.__traceback__)
     places = [frame.lineno for frame in frames if frame.filename.endswith(OWN)]
     message = str(cause)
@@ -193,9 +194,9 @@ def fault(error: Exception, source: str) -> str:
 
 
 def in_template(stage: Stage, tokenizer: "PreTrainedTokenizerBase") -> RewardSet:
-    """Return the run's rewards in stage 01, and store the settings that the prompts depend on.
+    """Return the run's rewards for stage 01, and store the settings on which the prompts depend.
 
-    These are the tag that the chat template opens, and the environment's system prompt.
+    These settings are the tag that the chat template opens, and the environment's system prompt.
     """
     environment = environments.of(stage.config)
     if environment and stage.config.data.system_prompt == "preset":
@@ -217,7 +218,7 @@ def _preset(stage: Stage) -> str:
 
 
 def _compose(test: RewardTest, source: str) -> tuple[dict[str, Any], RewardSet]:
-    """Return the notes on a text and its rewards; if it defines none, the preset's."""
+    """Return the notes on a text and its rewards; if it defines nothing, {} and the preset's."""
     stage = test.stage
     preset, config = _preset(stage), stage.config.rewards
     if _defines_nothing(source):
@@ -244,9 +245,9 @@ def _keep(stage: Stage, text: str, about: dict[str, Any], weights: str) -> Rewar
 
 
 def _declare_ranges(test: RewardTest) -> dict[str, tuple[float, float]]:
-    """Declare the range of rewards that leave [0, 1] and declare none; return {reward: range}.
+    """Set the range of rewards that leave [0, 1] without declaring one; return {reward: range}.
 
-    The first reward is measured in any case, because its highest score means "correct".
+    The first reward gets a range in any case, because its highest score means "correct".
 
     Raises:
         TookTooLong: A reward takes too long on a single completion.
@@ -269,7 +270,7 @@ def _declare_ranges(test: RewardTest) -> dict[str, tuple[float, float]]:
 
 
 def _scores(func: Callable[..., Any], arguments: dict[str, Any]) -> list[float]:
-    """Return the finite scores of a reward, and none if it raises, which the linter reports."""
+    """Return the finite scores of a reward; [] if it raises, which the linter reports."""
     try:
         scores = [each.score for each in explain(func, arguments)]
     except TookTooLong:

@@ -13,16 +13,16 @@ CHUNK = 100  # resamples computed at once, to limit memory
 def bootstrap(values: np.ndarray, ends: np.ndarray, seed: int = 0) -> np.ndarray:
     """Return 95 % intervals of means, by the percentile bootstrap with two pseudo-prompts.
 
-    One pseudo-prompt is added at each of `ends`. Without them a model that solves all of 64
-    prompts would get the interval 100 % … 100 %, and a true accuracy of 98 % would be covered in
-    72 % of the draws. With them the coverage of paired differences between accuracies of 30, 90
-    and 98 % was 94 to 97 % (3,000 draws, n = 64 … 512), and higher if only a few prompts differ.
+    One pseudo-prompt is added at each of `ends`. Without them, a model that solves all of 64
+    prompts would get the interval 100 % … 100 %, and intervals would cover a true accuracy of 98 %
+    in 72 % of the draws. With them, intervals of paired differences between accuracies of 30, 90
+    and 98 % covered 94 to 97 % (3,000 draws, n = 64 … 512), and more if only a few prompts differ.
 
     Args:
         values: Figures of each prompt, [prompts, figures]; NaN is ignored. All columns are
             resampled together.
-        ends: Values of the pseudo-prompts, [2, figures]: the range of a figure, half of the range
-            to either side of 0 for a paired difference, or NaN for none.
+        ends: Values of the pseudo-prompts, [2, figures]: the ends of a figure's range; half of each
+            end for a paired difference; NaN for no pseudo-prompt.
         seed: The seed of the resampling.
 
     Returns:
@@ -47,7 +47,7 @@ def bootstrap(values: np.ndarray, ends: np.ndarray, seed: int = 0) -> np.ndarray
 
 
 def wilson(right: int, count: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share.
+    """Return the 95 % interval of the share `right / count`.
 
     Source: Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953.
 
@@ -61,7 +61,7 @@ def wilson(right: int, count: int) -> tuple[float, float]:
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Return the exact two-sided p of gaining and losing so many prompts by chance.
+    """Return the exact two-sided p-value of gaining and losing so many prompts by chance.
 
     Args:
         gained: Number of prompts that only the second model answers correctly.

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 TRLS_ROW = ("prompt", "completion", "completion_ids")  # columns that TRL passes to no reward
-TIE = 1e-6  # totals and advantages this close differ by rounding only
+TIE = 1e-6  # totals and advantages that are this close differ only by rounding
 
 
 class Bench(NamedTuple):
-    """Hold rewards, and the training conditions under which they are scored.
+    """Hold rewards, and the training conditions under which they score completions.
 
     preset: The rewards and their weights.
     train: The training settings, which decide how advantages are computed.
     tokenizer: The tokenizer that makes the `completion_ids` which TRL passes to rewards; without
         one, length rewards count words.
     unsloth_on_gpu: Whether Unsloth will train on a GPU, which changes `dr_grpo`.
-    environment: The task's environment; rewards get its instances as `environments`, in the state
-        in which a completion's calls leave them.
+    environment: The task's environment. Rewards get its instances as `environments`, each in the
+        state in which the tool calls of a completion leave it.
     """
 
     preset: RewardSet
@@ -42,7 +42,7 @@ class Bench(NamedTuple):
     def arguments(self, rows: Sequence[Row], completions: Sequence[Completion]) -> dict[str, Any]:
         """Return the keyword arguments with which TRL would call a reward.
 
-        Every call of a reward outside a training uses these arguments.
+        Every call of a reward outside training uses these arguments.
 
         Args:
             rows: One dataset row for each completion (repeated per generation).
@@ -65,7 +65,7 @@ class Bench(NamedTuple):
                 replay(self.environment, row, completion)
                 for row, completion in zip(rows, columns["completions"], strict=True)
             ]
-        # The state at the start of a training; an `Adaptive` reward does not count it as a step.
+        # The state at the start of training, which an `Adaptive` reward does not count as a step.
         columns["trainer_state"] = TrainerState(epoch=0.0, max_steps=self.train.max_steps)
         columns["trainer_state"].is_training = False
         return columns | {"log_extra": _ignore, "log_metric": _ignore}
@@ -149,7 +149,7 @@ def _as_in_training(prompt: Any, completion: Completion) -> Completion:
 
 
 def explain(func: Callable[..., Any], arguments: dict[str, Any]) -> list[Scored]:
-    """Return score and reason of each completion; plain functions give no reasons.
+    """Return each completion's score and reason; plain functions give no reasons.
 
     Raises:
         ValueError: The reward did not return one number or None for each completion.
@@ -171,7 +171,7 @@ def explain(func: Callable[..., Any], arguments: dict[str, Any]) -> list[Scored]
 
 
 def signal_table(preset: RewardSet, table: pd.DataFrame) -> pd.DataFrame:
-    """Return mean, std, share above the minimum and share of None of each reward's scores."""
+    """Return each reward's mean, std, share of scores above its minimum, and share of None."""
     scores = table[preset.names]
     lows = {func.__name__: declared_range(func)[0] for func in preset.reward_funcs}
     lines = {

@@ -1,4 +1,4 @@
-"""What a test of rewards takes: the stage, its rows, baseline rollouts, and rewards to score them.
+"""Open a test of rewards: a stage, its rows, baseline rollouts, and the rewards that score them.
 
 test = open_test(stage, rewards.load_rewards(stage.config.rewards))
 verdict = reward_lab.judge(test)
@@ -18,11 +18,11 @@ REFERENCE_ROWS = 512  # rows whose reference answers are scored
 
 
 class RewardTest(NamedTuple):
-    """Hold rewards with all that they are tested on.
+    """Hold rewards and everything that they are tested on.
 
     stage: Stage 02, with the settings of the run.
     rows: Dataset rows, whose references must win.
-    baseline: Baseline rollouts, of the first rows.
+    baseline: Baseline rollouts for the first rows.
     bench: The rewards, and the conditions under which they are scored.
     """
 
@@ -49,7 +49,7 @@ def open_test(
     engine: models.Engine | None = None,
     progress: models.Progress | None = None,
 ) -> RewardTest:
-    """Return a test of rewards on baseline rollouts, which are sampled where the cache lacks them.
+    """Return a test of rewards on baseline rollouts; sample those that the cache lacks.
 
     Args:
         stage: Stage 02, started or not.

@@ -1,9 +1,9 @@
 # ruff: noqa: F401 (the imports below are the package's public names)
 """Show tables and charts, and give the notebooks their widgets.
 
-`show_tables` makes a notebook display DataFrames as a whole; `score_sheet` and `completions` are
-tables; `charts` draws a training, many runs and an evaluation. `TrainingDashboard` shows a training
-as it runs, `Chat` asks a run's models, and `lab` opens the interactive `RewardLab` or
+`show_tables` makes a notebook display DataFrames in full; `score_sheet` and `completions` are
+tables; `charts` draws a run's training, many runs, and an evaluation. `TrainingDashboard` shows
+training as it runs, `Chat` asks a run's models, and `lab` opens the interactive `RewardLab` or
 `EnvironmentLab`. The widgets are optional: a notebook that is run from top to bottom gives the same
 results without them.
 """

@@ -1,4 +1,4 @@
-"""Draw charts of a training, of many runs, and of an evaluation.
+"""Draw charts of a run's training, of many runs, and of an evaluation.
 
 docs/reading-a-run.md explains how to read them. A run's charts are saved in its folder figures/.
 """
@@ -32,13 +32,13 @@ COLUMNS, WIDTH, ROW = 4, 10.5, 1.7  # charts side by side; figure width and row 
 
 
 class Chart(NamedTuple):
-    """Name what a chart shows: a curve per metric, or points if the metrics begin with "eval/".
+    """Describe a chart: a curve per metric, or points if the metrics begin with "eval/".
 
     title: The title, with the unit.
     metrics: The metrics.
     form: The format of the latest value.
     always: Values that the axis always includes.
-    band: Metrics of a band around the first curve: its two ends, or one spread to each side.
+    band: Metrics of a band around the first curve: the two ends, or one distance to each side.
     """
 
     title: str
@@ -49,7 +49,7 @@ class Chart(NamedTuple):
 
     @property
     def validation(self) -> bool:
-        """Say whether the chart shows validations; other charts show steps."""
+        """Return whether the chart shows validations; other charts show training steps."""
         return self.metrics[0].startswith("eval/")
 
 
@@ -61,7 +61,7 @@ TOTAL, *OTHERS = [
 
 
 def charts(keys: Iterable[str]) -> list[Chart]:
-    """Return the charts for which there are metrics, with each reward's after the total."""
+    """Return the charts for which there are metrics; those of single rewards follow the total."""
     keys = dict.fromkeys(keys)
     names = [match[1] for key in keys if (match := re.fullmatch("rewards/(.*)/mean", key))]
     rewards = [
@@ -83,7 +83,7 @@ def draw(
     """Draw every chart for which there are metrics.
 
     Args:
-        lines: Lines of train/metrics.jsonl, of steps and of validations.
+        lines: Lines of train/metrics.jsonl, for steps and for validations.
         keys: Metrics to draw; empty for all.
         on: An empty figure to draw on, such as pyplot's; None creates one.
 
@@ -130,16 +130,16 @@ def _draw_chart(axis: "Axes", chart: Chart, lines: pd.DataFrame) -> None:
     axis.yaxis.set_major_formatter("{x:g}")  # 0.0001 and not 0.00010, which the margin would cut
     if len(curves) > 1:
         _legend_above(axis, -(-len(curves) // LEGEND_COLUMNS))
-    # With a height given, matplotlib need not measure all labels: a third of the drawing's time.
+    # Without `y`, matplotlib would measure all labels, which takes a third of the drawing time.
     axis.set_title(chart.title, fontsize=9, loc="left", y=1.0)
-    if not chart.validation:  # whose legend has the latest value of each curve
+    if not chart.validation:  # the legend of a validation chart has the latest values
         latest = number(lines[curves[-1]].iloc[-1], chart.form)
         axis.set_title(latest, fontsize=9, loc="right", y=1.0, fontweight="bold")
     axis.spines[["top", "right"]].set_visible(False)
 
 
 def _legend_above(axis: "Axes", rows: int) -> None:
-    """Write the legend into room above the curves, which has no ticks."""
+    """Add room without ticks above the curves, and write the legend there."""
     low, high = axis.get_ylim()
     ticks = [tick for tick in axis.get_yticks() if low <= tick <= high]
     axis.set_ylim(low, high + (high - low) * LEGEND_ROW * rows)
@@ -197,17 +197,17 @@ def training_charts(run: Run, metrics: Sequence[dict], keys: Sequence[str] = ())
     """Draw the dashboard's charts of a finished training, and save figures/training.png."""
     import matplotlib.pyplot as plt
 
-    figure = plt.figure()  # only pyplot's figures are shown by IPython as images
+    figure = plt.figure()  # IPython shows only pyplot's figures as images
     plt.close(figure)
     return _save(draw(metrics, keys, figure), run, "training")
 
 
 def warm_up_chart(run: Run, lines: Sequence[dict]) -> "Figure | None":
-    """Draw the SFT warm-up's loss beside what the policy can do, and save figures/warm_up.png.
+    """Draw the SFT warm-up's loss and, beside it, pass@8 and the shares of right and distinct ones.
 
     Args:
-        run: The run.
-        lines: The result of `training.warm_up_curve`; without looks there is nothing to draw.
+        run: The run, which gets figures/warm_up.png.
+        lines: The result of `training.warm_up_curve`; without pass@8, nothing is drawn.
     """
     curve = pd.DataFrame(lines)
     if "pass@8" not in curve:
@@ -224,7 +224,7 @@ def warm_up_chart(run: Run, lines: Sequence[dict]) -> "Figure | None":
 
 
 def learning_curves(curves: Mapping[str, pd.DataFrame], order: Sequence[str]) -> "Figure":
-    """Draw the weighted reward and validation accuracy of many runs, all but the best in grey.
+    """Draw the weighted reward and validation accuracy of many runs; only the best have a color.
 
     Args:
         curves: Metrics of each run, one line per step or validation.
@@ -247,7 +247,7 @@ def learning_curves(curves: Mapping[str, pd.DataFrame], order: Sequence[str]) ->
 
 
 def before_after(run: Run, report: Mapping[str, Any]) -> "Figure":
-    """Draw greedy and sampled accuracy and pass@k of each model, with 95 % intervals.
+    """Draw each model's greedy accuracy, sampled accuracy and pass@k, with 95 % intervals.
 
     Args:
         run: The run that gets figures/before_after.png.
@@ -267,7 +267,7 @@ def before_after(run: Run, report: Mapping[str, Any]) -> "Figure":
     look = {"color": colors, "width": 0.8, "rot": 0, "legend": False, "ylabel": "correct"}
     table = pd.DataFrame(means, index=[name for name, *_ in bars])
     table.plot.bar(ax=axis, yerr=np.array(errors), ylim=(0, 1.12), **look)
-    for container in axis.containers[1::2]:  # every other one holds intervals
+    for container in axis.containers[1::2]:  # the other containers hold intervals
         axis.bar_label(container, fmt="{:.0%}", fontsize=8)
     figure.legend(frameon=False, ncols=len(means), loc="outside upper center")
     return _save(figure, run, "before_after")

@@ -3,8 +3,8 @@
     chat = Chat(Run("demo"))
     chat.ask("What is 47 + 38?")
 
-Prompts are built as notebook 1 builds them for the training. `evaluation.answer_file` answers a
-file of questions.
+Prompts are built as notebook 1 builds them for training. `evaluation.answer_file` answers a file of
+questions.
 """
 
 from functools import cached_property, partial
@@ -26,7 +26,7 @@ MODELS = ("base", "tuned")
 
 
 class Chat:
-    """Ask the base and the tuned model of a run, which are loaded at the first question.
+    """Ask a run's base and tuned models, which are loaded at the first question.
 
     If an adapter was trained, both share one model in memory: the base has the adapter disabled.
     """
@@ -51,7 +51,7 @@ class Chat:
             engine.close()
 
     def row(self, question: str | Row, reference: str = "") -> Row:
-        """Return the row that notebook 1 makes of a question.
+        """Return the row that notebook 1 would make of a question.
 
         Args:
             question: The question's text; a row is returned unchanged.
@@ -73,7 +73,7 @@ class Chat:
         """Answer one question, and score the answer if the reference answer is known.
 
         Args:
-            question: A text, or a row of `data.load` or `row`, which may have a reference answer.
+            question: A text, or a row from `data.load` or `row`, which may have a reference answer.
             model: "base" or "tuned".
             how: temperature (default 0: greedy) and seed.
 

@@ -1,4 +1,4 @@
-"""Show a training as it runs: progress, alerts, charts, three completions, and buttons."""
+"""Show training as it runs: progress, alerts, charts, three completions, and buttons."""
 
 import math
 import random
@@ -18,7 +18,7 @@ from grpo_nb.views.widgets import View
 
 ALERTS = 20  # number of alerts shown
 SHARE = 0.01  # largest share of the training time spent on drawing
-FIRST = 5  # time before the first picture, which then shows curves [s]
+FIRST = 5  # time before the first drawing, so that it shows curves [s]
 WISHES = {  # for each of `Buttons`: button, tooltip, and status once the button is pressed
     "stop": ("Stop after this step", "End the training", "stops after the step in progress"),
     "save": ("Save now", "Write a checkpoint", "saves a checkpoint after this step"),
@@ -27,9 +27,9 @@ WISHES = {  # for each of `Buttons`: button, tooltip, and status once the button
 
 
 class TrainingDashboard(View):
-    """Show each `Update` of a training; the buttons set the training's buttons.
+    """Show each `Update` of the trainer; a click sets the trainer's button of the same name.
 
-    The buttons work during the training if the kernel handles widget messages on a subshell:
+    The buttons work during training if the kernel handles widget messages on a subshell:
     ipykernel >= 7 under JupyterLab >= 4.4, whose setting "Kernel Comms over subshells" is on by
     default. Elsewhere, as on Colab (ipykernel 6), the curves are still updated, but a click takes
     effect only after the cell has ended; use the notebook's interrupt button there.
@@ -81,7 +81,7 @@ class TrainingDashboard(View):
             self._due = start + FIRST
         if start < self._due and not self.ended:
             return
-        # Drawing takes a fraction of a second: the longer it took, the later the next one.
+        # Drawing takes a fraction of a second: the longer it takes, the later the next drawing.
         self.draw()
         end = time.monotonic()
         self._due = end + (end - start) / SHARE
@@ -96,10 +96,10 @@ class TrainingDashboard(View):
         self._show_wishes()
 
     def _show_wishes(self) -> None:
-        """Show pending requests, and disable their buttons until the training has acted on them.
+        """Show pending requests, and disable their buttons until the trainer has acted on them.
 
-        After the last step all are disabled. Clicks and updates come from two threads, so a lock
-        keeps the last state shown.
+        After the last step all buttons are disabled. Clicks and updates come from two threads, so a
+        lock ensures that the latest state is shown.
         """
         with self._showing:
             requests = [name for name in WISHES if getattr(self.buttons, name).is_set()]
@@ -131,7 +131,7 @@ class TrainingDashboard(View):
         )
 
     def _alert_list(self) -> str:
-        """Return the alerts, those that stop first, then the newest."""
+        """Return the alerts as HTML, those with the state "stop" first, then the newest."""
         alerts = sorted(self.alerts, key=lambda alert: (alert["state"] != "stop", -alert["step"]))
         more = len(alerts) - ALERTS
         rest = f"<p>and {more} more, in train/health.jsonl</p>" if more > 0 else ""

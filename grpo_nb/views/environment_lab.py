@@ -27,7 +27,7 @@ text in quotes, which ends the episode."""
 
 
 class EnvironmentLab(View):
-    """Show an environment's findings, and episodes of the base model, of scripts, and your own.
+    """Show an environment's findings, and episodes of the base model, scripts and the user.
 
     Args:
         test: The test, with an environment; its baseline rollouts are episodes.
@@ -55,7 +55,7 @@ class EnvironmentLab(View):
 
     @property
     def row(self) -> dict[str, Any]:
-        """Return the row that is played."""
+        """Return the selected row."""
         return self.baseline.rows[self.number.value]
 
     def _test(self) -> None:
@@ -81,7 +81,7 @@ class EnvironmentLab(View):
         label = "rollout {} (reward {:.3g}, advantage {:+.2f})".format
         rollouts = [(label(i + 1, total, gain), i) for i, total, gain in scores]
         scripts = [(f"scripted: {name}", name) for name in self.policies]
-        self.player.index = None  # so that choosing the first one below counts as a change
+        self.player.index = None  # so that selecting the first player below is a change
         self.player.options = [*rollouts, *scripts, (OWN, OWN)]
         self.player.index = 0
 
@@ -122,7 +122,7 @@ class EnvironmentLab(View):
 
 
 def _line(message: Message) -> str:
-    """Return a turn as one line of the box."""
+    """Return a message as one line of the text box."""
     calls = [call["function"] for call in message.get("tool_calls") or ()]
     turn = calls[0] if len(calls) == 1 else calls or completion_text([message])
     return json.dumps(turn, ensure_ascii=False, default=str)
@@ -132,7 +132,7 @@ def turns_of(text: str) -> list[Turn]:
     """Parse the turns in a text, one line of JSON each.
 
     Raises:
-        ValueError: A line is not a turn; the message names it.
+        ValueError: A line is not a turn; the message names the line.
     """
     turns = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -147,7 +147,7 @@ def turns_of(text: str) -> list[Turn]:
 def episode_page(
     bench: Bench, prompt: list[Message], messages: Sequence[Message], caption: str
 ) -> tables.Page:
-    """Render an episode turn by turn, with what is masked from the loss in grey.
+    """Render an episode turn by turn; turns that are masked from the loss are grey.
 
     Args:
         bench: The bench, with its environment and the tokenizer that counts tokens.

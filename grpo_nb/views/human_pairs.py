@@ -1,4 +1,4 @@
-"""Ask which of two completions is better, below the Reward Lab: two texts and three buttons."""
+"""Ask, below the Reward Lab, which of two completions is better: two texts and three buttons."""
 
 import html
 from functools import partial
@@ -13,13 +13,13 @@ from grpo_nb.views import tables
 from grpo_nb.views.widgets import View
 
 LABELS = {"left": "Left is better", "equal": "Equal", "right": "Right is better"}
-WORST = 5  # pairs that are shown, of those on which judge and person disagree
+WORST = 5  # most pairs shown of those on which judge and person disagree
 
 
 class HumanPairs(View):
     """Show pairs of completions one after another, and write each click to the run.
 
-    After `human_pairs.ENOUGH` clicks it shows how often the judge and the person agree, and the
+    After `human_pairs.ENOUGH` clicks, also show how often the judge and the person agree, and the
     pairs on which they disagree most.
     """
 

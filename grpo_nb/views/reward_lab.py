@@ -65,7 +65,7 @@ class RewardLab(View):
         self.code.value = self.shown_source
         self.run = self.button("Run", "Score the completions and run the attacks", self._run)
         self.adopt = self.button("Adopt", "Use these rewards in notebook 3", self._adopt)
-        self.request = threading.Event()  # set by *Stop*, for the action that runs
+        self.request = threading.Event()  # set by *Stop*, for the action in progress
         self.stop = w.Button(description="Stop", tooltip="End the reward that runs", layout=WIDE)
         self.stop.disabled = True
         self.stop.on_click(lambda _: self.request.set())
@@ -119,15 +119,15 @@ class RewardLab(View):
     def _busy(self, action: Callable[[], None], after: str, *buttons: w.Button) -> None:
         """Run the action with these buttons disabled and *Stop* enabled.
 
-        The front end holds back an input's change while the kernel handles an earlier one, so a
-        click would overtake what is typed in the meantime.
+        While the kernel handles one change of an input, the front end holds back the next change. A
+        click would therefore arrive before text that was typed in the meantime.
 
         Args:
             action: What to do.
             after: The status line afterwards, unless the action has changed it.
             buttons: The buttons to disable meanwhile.
         """
-        if not turn.acquire(blocking=False):  # a reward would rewind a training's random numbers
+        if not turn.acquire(blocking=False):  # a reward would rewind the trainer's random numbers
             raise RuntimeError("a training or a lab is at work in this kernel: wait for its end")
         limit = f"a reward is stopped after {self.stage.config.rewards.seconds:g} s a completion"
         self.status.value = notice = f"<span role='status'>Running: {limit}</span>"
@@ -148,7 +148,7 @@ class RewardLab(View):
                 self.status.value = after
 
     def _score(self) -> RewardTest:
-        """Load the rewards in the box if they changed; return the test of them."""
+        """Load the rewards in the box if they changed, and return a test of them."""
         self.report.value = ""
         text = self.code.value
         if text != self.shown_source:
@@ -160,7 +160,7 @@ class RewardLab(View):
         self._show_verdict(judge(self._score()))
 
     def _hand_on(self) -> None:
-        """Hand on the rewards in the box with the current weights."""
+        """Adopt the rewards in the box with the current weights, and show the verdict."""
         test = self._score()
         self._show_verdict(reward_lab.hand_on(test, self.shown_source, self.weights))
         name = Path(self.stage.config.rewards.preset).name
@@ -216,7 +216,7 @@ class RewardLab(View):
         self._say(str(verdict))
 
     def _say(self, text: str) -> None:
-        """Show the first line of a text at the top of the page."""
+        """Show the first line of a text as the status line."""
         first = html.escape(text.partition("\n")[0])
         self.status.value = f"<span role='status'>{first}</span>"
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 MARKS = re.compile(r"&lt;/?\w+&gt;|```\w*|####|\\boxed")  # tags and marks of all answer forms
 SHOWN_CHARACTERS = 2_000
-SHOWN_IMAGES = 3  # of a prompt, and completions of a table with images: notebooks store them
+SHOWN_IMAGES = 3  # per prompt, and completions with images per table, as notebooks store them
 IMAGE_SIDE, IMAGE_COLORS = 128, 64  # of a thumbnail: at most about 16 kB
-WHOLE = 16  # most characters of a cell, such as an interval, that is never wrapped
+WHOLE = 16  # a cell with at most so many characters, such as an interval, is never wrapped
 VERBATIM = "tex2jax_ignore mathjax_ignore"  # CSS classes that keep notebooks from typesetting $…$
 STYLE = f"<style>\n{Path(__file__).with_name('style.css').read_text(encoding='utf-8')}</style>"
 
@@ -47,7 +47,7 @@ class Page(str):
 
 
 def show_tables() -> None:
-    """Display every DataFrame of this notebook as `table` does; outside of one, do nothing."""
+    """Display every DataFrame of this notebook by `table`; outside a notebook, do nothing."""
     from IPython import get_ipython
 
     if shell := get_ipython():
@@ -59,13 +59,13 @@ def show_tables() -> None:
 
 
 def table(frame: pd.DataFrame) -> Page:
-    """Render a frame with left-aligned text, never truncated, and with tags shown as text."""
+    """Render a frame with left-aligned text that is never truncated; tags are shown as text."""
     lines = [list(map(cell, line)) for line in frame.itertuples(index=False, name=None)]
     return Page(markup(map(short, map(str, frame)), lines), frame.to_string(index=False))
 
 
 def cell(value: Any, reason: str = "") -> str:
-    """Render a cell; a number may be a score, with the reason for it below."""
+    """Render a cell; a number may be a score, and the reason for it is shown below it."""
     if not (isinstance(value, float) or value is None):
         return html.escape(str(value))
     text = "None" if value is None or not math.isfinite(value) else f"{value:.3g}"
@@ -182,7 +182,7 @@ def thumbnails(images: "Sequence[Image]") -> str:
 
 
 def text(content: str, answer: str | None = None) -> str:
-    """Render the cell of a long text, with the answer extracted from it marked."""
+    """Render a long text as a cell, in which the extracted answer is marked."""
     return f"<div class='text'>{highlight(content, answer)}</div>"
 
 
@@ -209,7 +209,7 @@ def _dim(text: str) -> str:
 
 
 def _place_of(answer: str, text: str) -> int:
-    """Find the answer before the last closing tag but `</think>`, or else its last occurrence."""
+    """Find the answer's last place before the last closing tag (not `</think>`), or in all text."""
     ends = [end.start() for end in re.finditer(r"</(?!think>)", text)]
     place = text.rfind(answer, 0, ends[-1]) if ends else -1
     return place if place >= 0 else text.rfind(answer)

@@ -44,7 +44,7 @@ class View(w.VBox):
         return f"{type(error).__name__}: {error}"
 
     def on(self, action: Callable[[], None], *inputs: w.Widget) -> None:
-        """Call the action whenever the value of an element changes."""
+        """Call the action whenever the value of one of the inputs changes."""
         for element in inputs:
             element.observe(partial(self.guard, action), "value")
             in_order(element)
@@ -57,9 +57,9 @@ class View(w.VBox):
         return button
 
     def code_box(self, label: str, hint: str, rows: int) -> w.Textarea:
-        """Return a text box that sends its text as a whole when it loses the focus.
+        """Return a text box that sends its whole text when it loses the focus.
 
-        If it sent each keystroke, those waiting for a busy kernel would arrive after a click.
+        If it sent each keystroke, those that wait for a busy kernel would arrive after a click.
         """
         look = {"rows": rows, "placeholder": hint, "layout": WIDE, "continuous_update": False}
         box = w.Textarea(description=label, **look)
@@ -69,7 +69,7 @@ class View(w.VBox):
 
 
 def row_list(rows: Sequence[Mapping[str, Any]], label: str) -> w.Dropdown:
-    """Return a list to choose a row from, by the beginning of its question."""
+    """Return a dropdown that lists the rows by the beginning of their questions."""
     questions = [(f"{i + 1}. {row['question'][:90]}", i) for i, row in enumerate(rows)]
     return w.Dropdown(options=questions, description=label, layout=WIDE)
 

@@ -192,7 +192,7 @@ def summary(
         baseline: Baseline rollouts.
         table: Their score table.
         preset: The rewards; the first one decides what counts as correct.
-        config: The run's configuration, with the `max_completion_length` of the training.
+        config: The run's configuration, with the `max_completion_length` of training.
     """
     lines, group = flagged(baseline, table, preset), len(baseline.samples_P_G[0])
     right, tokens = lines["correct"].to_numpy().reshape(-1, group), lines["tokens"]

@@ -1,8 +1,7 @@
-"""Record how rewards and an environment behave in stage 02, and compare before stage 03 trains.
+"""Record how rewards and an environment behave in stage 02, and compare that with stage 03.
 
 Scores may depend on things that no hash of sources covers: a file that is read, a library, a
-server. So stage 03 scores the same completions again, and plays the episodes of an environment
-again.
+server. So stage 03 scores the same completions and replays an environment's episodes, then trains.
 """
 
 import json

@@ -1,8 +1,7 @@
 """Load a run's own rewards from the cell `%%rewards` or the Reward Lab's box: rewards/mine.py.
 
-The file contains the text unchanged, so that an error names the line that the user sees. A file of
-notes beside it names the preset whose form the rewards use, and the ranges of scores that stage 02
-measured.
+The file contains the text unchanged, so that an error names the line that the user sees. Notes
+beside it record the preset whose form the rewards use, and the score ranges measured in stage 02.
 """
 
 import math

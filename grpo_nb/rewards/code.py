@@ -1,4 +1,4 @@
-"""Rewards for code. It runs in the sandbox, and its values are compared outside the sandbox."""
+"""Rewards for code. The code runs in the sandbox; its values are compared outside the sandbox."""
 
 from typing import Any
 

@@ -79,7 +79,7 @@ class gated:
 
 @dataclass(eq=False)
 class Adaptive:
-    """Multiply a reward by a factor that rises while successes are rare and falls if most succeed.
+    """Multiply a reward by a factor that rises if successes are rare and falls if they are common.
 
     A success is a score at or above the middle of the reward's range. The factor moves at most once
     per step, however often the reward is called. `save` and `load` keep it with a checkpoint.

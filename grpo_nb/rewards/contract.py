@@ -218,7 +218,7 @@ class reward:
 
 
 def declared_range(reward_func: Callable[..., Any]) -> tuple[float, float]:
-    """Return the least and the greatest score that a reward declares; [0, 1] by default."""
+    """Return the lowest and the highest score that a reward declares; (0, 1) by default."""
     return getattr(reward_func, "range", (0.0, 1.0))
 
 

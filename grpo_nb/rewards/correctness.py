@@ -126,7 +126,7 @@ def environment_reward(response: str, environments: Any) -> float:
 
     Args:
         response: The model's last message.
-        environments: The environment of the episode, which we or TRL created.
+        environments: The environment instance of the episode, ours or the one that TRL created.
     """
     return environments.get_reward()
 

@@ -89,7 +89,7 @@ class RewardSet(NamedTuple):
 
     @property
     def full(self) -> float:
-        """Return the greatest score of the first reward, which decides what is correct."""
+        """Return the highest score of the first reward, which decides what is correct."""
         return declared_range(self.reward_funcs[0])[1]
 
     @property

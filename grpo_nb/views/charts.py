@@ -203,10 +203,10 @@ def training_charts(run: Run, metrics: Sequence[dict], keys: Sequence[str] = ())
 
 
 def warm_up_chart(run: Run, lines: Sequence[dict]) -> "Figure | None":
-    """Draw the SFT warm-up's loss and, beside it, pass@8 and the shares of right and distinct ones.
+    """Draw the SFT warm-up's loss beside the policy's success rates; save figures/warm_up.png.
 
     Args:
-        run: The run, which gets figures/warm_up.png.
+        run: The run.
         lines: The result of `training.warm_up_curve`; without pass@8, nothing is drawn.
     """
     curve = pd.DataFrame(lines)

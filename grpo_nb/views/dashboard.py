@@ -17,7 +17,7 @@ from grpo_nb.views import charts, tables
 from grpo_nb.views.widgets import View
 
 ALERTS = 20  # number of alerts shown
-SHARE = 0.01  # largest share of the training time spent on drawing
+SHARE = 0.01  # largest share of the training time that is spent on drawing
 FIRST = 5  # time before the first drawing, so that it shows curves [s]
 WISHES = {  # for each of `Buttons`: button, tooltip, and status once the button is pressed
     "stop": ("Stop after this step", "End the training", "stops after the step in progress"),
@@ -142,7 +142,7 @@ class TrainingDashboard(View):
         if not self.sample:
             return ""
         sample = sorted(self.sample, key=lambda c: (math.isfinite(c["reward"]), c["reward"]))
-        # A separate generator, so that the training's random state is unchanged.
+        # A separate generator, so that the trainer's random state is unchanged.
         other = random.Random(self.step).choice(sample[1:-1] or sample)
         frame = pd.DataFrame([sample[-1], sample[0], other], index=["best", "worst", "random"])
         return tables.completions(frame.rename(columns={"reward": "total"}))

@@ -3,8 +3,9 @@
     report = data.prepare(run, config.data, config.seed, count_tokens)
     rows = data.load(run, "train")
 
-A million rows pass in batches; the JSON and a few hashes of each row stay in memory. Images are
-in a temporary file meanwhile; `load` decodes the images of all rows that it returns.
+A million rows can be read: they come in batches, and memory holds only the JSON and a few hashes
+of each row. Their images are in a temporary file until the rows are written. `load` decodes the
+images of all rows that it returns.
 """
 
 import json
@@ -53,10 +54,10 @@ def prepare(
         config: The source, its columns, and limits.
         seed: The seed of the split.
         count_tokens: Counts the tokens of each prompt as the model's chat template renders it.
-        preset: The rewards, whose form gives the system prompt and the warm-up's completions.
+        preset: The reward set. Its form may give the system prompt.
 
     Returns:
-        The report: rows read and dropped, by reason, columns, kinds of answers, prompt lengths.
+        The report: rows read, rows dropped by reason, columns, answer kinds and prompt lengths.
 
     Raises:
         ValueError: A setting is wrong, the source cannot be read, too many rows are faulty, or
@@ -74,7 +75,7 @@ def prepare(
         report |= {"columns": _columns(names, config), "answer_kinds": kinds}
         drops.refuse_many(report["rows_read"], config)
         train, held_out = _split(prints, drops, config, seed)
-        # Kept apart: rows of the warm-up would make the baseline and the validation look better.
+        # Warm-up rows are held apart: they would make baseline and validation look better.
         rest = len(train) - min(config.sft_rows, len(train) // 2)
         train, warm_up = train[:rest], train[rest:]
         texts = prints["json"].to_numpy()
@@ -98,15 +99,15 @@ def with_system_prompt(config: DataConfig, preset: RewardSet) -> DataConfig:
 
 
 def shortest(texts: Sequence[str], share: float) -> np.ndarray:
-    """Return which rows, given as JSON, belong to the shortest ones, which make up this share."""
+    """Return for each row, given as JSON, whether it is among the shortest `share` of all."""
     lengths = np.array(list(map(len, texts)))
     return lengths <= np.quantile(lengths, share)
 
 
 def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
-    """Return rows for TRL's SFTTrainer: each with its worked or its reference answer.
+    """Return rows for TRL's SFTTrainer: {"prompt": [system, user], "completion": [assistant], …}.
 
-    {"prompt": [system, user], "completion": [assistant], …}
+    The completion is the row's worked solution if it has one, otherwise its reference answer.
     """
     pairs = []
     for row in rows:
@@ -120,7 +121,7 @@ def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
 
 
 def _columns(names: Sequence[str], config: DataConfig) -> dict[str, Any]:
-    """Return the columns of questions and of reference answers, and the names of all others."""
+    """Return the names of the question, answer and image columns, and of all other columns."""
     columns = {"question": config.question_column, "answer": config.answer_column}
     columns |= {"image": config.image_column} if config.image_column in names else {}
     others = [printable(name) for name in names if name and name not in columns.values()]
@@ -134,10 +135,9 @@ def _read(
     count_tokens: CountTokens,
     spool: IO[bytes],
 ) -> tuple[pd.DataFrame, list[int]]:
-    """Return the good rows and the number of tokens of every prompt.
+    """Return a table of the usable rows, and the number of tokens of every prompt.
 
-    Returns:
-        One line per row: its fingerprints, the row itself as "json", and the "kind" of its answer.
+    The table has one line per row: its fingerprints, the row as "json", its answer's "kind".
     """
     texts, kinds, tokens, tables = [], [], [], [duplicates.fingerprints([])]
     for batch in tqdm(batches, unit=" rows", unit_scale=sources.BATCH, delay=2):
@@ -156,7 +156,7 @@ def _read(
 def _split(
     prints: pd.DataFrame, drops: Drops, config: DataConfig, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places of the rows to train on, and of those to hold out."""
+    """Return the positions of the rows to train on, and of the rows to hold out."""
     conflicts = prints.groupby("question")["answer"].transform("nunique") > 1
     repeats = prints.duplicated("question") & ~conflicts
     drops.add(CONTRADICTORY, prints["row"][conflicts])
@@ -179,7 +179,7 @@ def _split(
 
 
 def _by_image(order: list[int], images: np.ndarray) -> list[int]:
-    """Move rows with the same first image next to each other, so that a split separates few."""
+    """Put rows with the same first image side by side, so that a split separates few of them."""
     first: dict[int, int] = {}
     ranks = [
         first.setdefault(images[place][0], rank) if images[place] else rank

@@ -1,9 +1,9 @@
-"""Find questions that occur twice (exactly, nearly, or with another answer), from hashes.
+"""Use hashes to find questions that occur twice: exactly, nearly, or with different answers.
 
-The words of questions are compared in lower case and one Unicode form, without punctuation and
-thousands separators. In scripts without spaces each letter is a word.
-Near-duplicates have the same numbers and operators, and share most sequences of three words, as
-MinHash estimates. "What is 47 + 38?" and "What is 47 + 39?" are two problems, however similar.
+Words are compared in lower case and in one Unicode form, without punctuation and thousands
+separators. In scripts without spaces each character counts as a word. Near-duplicates have the same
+numbers and operators and, by MinHash's estimate, share most sequences of three words. "What is
+47 + 38?" and "What is 47 + 39?" are therefore two different questions.
 """
 
 import json
@@ -18,9 +18,9 @@ import pandas as pd
 from grpo_nb.data.validate import ValidRow
 from grpo_nb.rewards.prompts import Message, digest, message_text
 
-PERMUTATIONS = 32  # of MinHash
+PERMUTATIONS = 32  # MinHashes per question
 NOT_COMPARED = ("prompt", "question", "prompt_tokens", "images")
-ALIKE = 0.7  # share of equal MinHashes from which two rows count as near-duplicates
+ALIKE = 0.7  # rows with at least this share of equal MinHashes are near-duplicates
 ONE_FORM = {0xFF01 + place: 0x21 + place for place in range(94)}  # full-width letters and digits
 ONE_FORM |= str.maketrans("−–×⁄÷’", "--*//'")
 SIGN = re.compile(r"[^\x00-\x7f\w\s]")
@@ -38,15 +38,15 @@ COUNTS = frozenset(_COUNTS.split())
 
 
 def fingerprints(rows: Sequence[ValidRow], columns: bool = False) -> pd.DataFrame:
-    """Return what to compare: hashes of question, answer and words, and the MinHashes 0, 1, …
+    """Return the fingerprints of rows: hashes that are equal, or alike, if the rows are.
 
     Args:
         rows: The rows.
-        columns: Whether extra columns are part of the question, as those of an environment are.
+        columns: Whether extra columns count as part of the question, as an environment's do.
 
     Returns:
-        One line per row: row (its number in the source), question (with the images), answer,
-        numbers (a hash), PERMUTATIONS MinHashes, and images (a tuple of hashes).
+        A table with one line per row: row (its number in the source); hashes of question (with its
+        images), answer, and numbers; the MinHashes 0, 1, …; and images (a tuple of hashes).
     """
     from rensa import RMinHash
 
@@ -77,11 +77,11 @@ def _counts(word: str) -> bool:
     """Return whether a word is a number or operator: changing it changes the problem."""
     if word.isalpha():
         return word in COUNTS or word[0].isnumeric()
-    return unicodedata.category(word[-1])[0] != "M"  # a vowel of Hindi is a mark
+    return unicodedata.category(word[-1])[0] != "M"  # M: marks, such as Hindi's vowel signs
 
 
 def _key(prompt: Sequence[Message]) -> str:
-    """Return all turns except the system's, in one case, spacing and Unicode form."""
+    """Return the text of all turns except the system's, in one case, spacing and Unicode form."""
     texts = [_without_marks(message_text(turn)) for turn in prompt if turn["role"] != "system"]
     return " ".join(" ".join(texts).casefold().split())
 
@@ -94,22 +94,22 @@ def _without_marks(text: str) -> str:
 
 
 def _words(key: str) -> list[str]:
-    """Split a text into words, numbers, operators and signs; punctuation alone stays as it is."""
+    """Return the words, numbers, operators and signs of a text, or the text if it has none."""
     text = GROUPED.sub(lambda number: re.sub(r"\D", "", number[0]), key)
     return WORD.findall(text) or [key]
 
 
 def near(prints: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
-    """Find the rows that nearly repeat a held-out row, or show an image of one.
+    """Return which rows nearly repeat a held-out row, or show one of its images.
 
-    For rows with images only the images count, because all rows often ask the same question.
+    If held-out rows have images, only images are compared: all rows often ask the same question.
 
     Args:
         prints: Fingerprints of the rows.
-        held_out: Places of the held-out rows.
+        held_out: Positions of the held-out rows.
 
     Returns:
-        Whether each row nearly repeats one, [rows]; False for the held-out rows themselves.
+        True or False for each row; False for the held-out rows themselves.
     """
     numbers, minhashes = prints["numbers"].to_numpy(), prints[range(PERMUTATIONS)].to_numpy()
     images = prints["images"].to_numpy()

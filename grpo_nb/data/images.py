@@ -1,8 +1,8 @@
-"""Read the images of a row, and bring them into one form: RGB, 8 bits, of a limited size.
+"""Read the images of a row, and convert them to RGB with 8 bits a colour and a limited size.
 
-A cell holds one image or a list of them; each is a path below the data's folder, the bytes of a
-file, {"bytes", "path"} as a dataset's `Image` stores it, or an image of PIL. Metadata, such as the
-place where a photograph was taken, is not kept.
+A cell holds one image or a list of images. Each is a path below the data's folder, the bytes of a
+file, a dict {"bytes", "path"} (from the feature `Image` of a dataset), or a PIL image. Metadata,
+such as the place where a photograph was taken, is not kept.
 """
 
 import math
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 FORMATS = ("PNG", "JPEG", "WEBP")  # PIL reads many more, with code that is rarely used
-LONGEST = 200  # the greatest ratio of an image's sides; processors refuse more
+LONGEST = 200  # largest ratio of an image's sides; image processors refuse more
 SWAPPED, BLANK = "swapped", "blank"
 NO_IMAGE, OUTSIDE, UNREADABLE = "image missing", "image outside the data's folder", "image unfit"
 
@@ -57,13 +57,13 @@ def _read(cell: Any, folder: Path | None, column: str, max_pixels: int) -> "Imag
                 file = BytesIO(source) if isinstance(source, bytes) else source
                 source = Image.open(file, formats=FORMATS)
             return _in_one_form(source, max_pixels)
-    except Exception as error:  # a damaged file makes decoders raise anything
+    except Exception as error:  # decoders raise errors of any type for a damaged file
         where = f"{cell!r:.80}: " if isinstance(cell, str) else ""
         raise Fault(UNREADABLE, column, f"{where}{str(error) or repr(error)}") from None
 
 
 def _path(cell: str, folder: Path | None, column: str) -> Path:
-    """Return the file that a path names, which has to lie in the folder even if it is a link."""
+    """Return the file that a path names; even the target of a link must lie in the folder."""
     if folder is None:
         why = "is a path, and the dataset is on the hub: use a local copy of it"
         raise Fault(NO_IMAGE, column, f"{cell!r:.80} {why}")
@@ -74,7 +74,7 @@ def _path(cell: str, folder: Path | None, column: str) -> Path:
         if path.is_file():
             return path
         why = "is no file"
-    except (OSError, ValueError, RuntimeError) as error:  # a circle of links, a NUL
+    except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a NUL
         why = str(error)
     raise Fault(NO_IMAGE, column, f"{cell!r:.80} {why}")
 
@@ -104,14 +104,14 @@ def _in_one_form(image: "Image", max_pixels: int) -> "Image":
 
 
 def encode(image: "Image") -> bytes:
-    """Return an image as a PNG file, which loses nothing."""
+    """Return the bytes of an image as a PNG file, which loses nothing."""
     buffer = BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue()
 
 
 def decode(file: bytes) -> "Image":
-    """Return the image of a file that `encode` returned."""
+    """Return the image in the bytes of a PNG file, as `encode` returns them."""
     from PIL import Image
 
     return Image.open(BytesIO(file), formats=["PNG"]).convert("RGB")
@@ -120,8 +120,8 @@ def decode(file: bytes) -> "Image":
 def variants(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Return the rows with swapped images, and with grey images of the same size.
 
-    To swap, each row gets the images of the row a fixed number of places further on. The number is
-    the one for which most rows get other images, from a row with another answer.
+    To swap, each row gets the images of the row that is a fixed number of rows further on. This
+    number is chosen so that most rows get different images, from a row with a different answer.
 
     Returns:
         {SWAPPED: rows, BLANK: rows}; {} if there are no images, or fewer than two rows.
@@ -144,5 +144,5 @@ def variants(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _shown(row: Row, images: list[Any]) -> Row:
-    """Return a row with other images."""
+    """Return a row with these images in place of its own, in its prompt too."""
     return row | {"images": images, "prompt": with_images(as_text(row["prompt"]), images)}

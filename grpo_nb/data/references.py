@@ -60,21 +60,22 @@ def as_text(cell: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text that UTF-8 can encode: halves of surrogate pairs are written as escapes."""
+    """Return the text with halves of surrogate pairs escaped, so that UTF-8 can encode it."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def letter_of(cell: Any, text: str, choices: Sequence[Any], labels: Sequence[Any] = ()) -> str:
     """Return the letter of the choice that an answer names, or "" if it names none.
 
-    An answer is one of the labels, if there are any; otherwise a letter, the text of a choice, or
-    its position, counted from 0. If the choices are texts, a number is a position.
+    If the answer is one of the labels, its choice is returned. Otherwise it may be a letter, the
+    text of a choice, or a position, counted from 0. A number is always a position if all choices
+    are texts.
 
     >>> [letter_of(cell, str(cell), ["4", "1", "red"]) for cell in (1, "1", "c", "red", "2", 9)]
     ['B', 'B', 'C', 'C', 'C', '']
 
     Raises:
-        ValueError: Two of these ways name different choices.
+        ValueError: The answer can be read in two ways that name different choices.
     """
     letters = string.ascii_uppercase[: len(choices)]
     ways = {}
@@ -120,7 +121,7 @@ PLAIN: dict[str, Callable[[str], Any]] = {
 
 
 def plain_answer(answer: str, kind: str) -> Any:
-    """Return a value that equal answers share, or None if the answer is not of this kind.
+    """Return a value that is the same for equal answers; None if the answer is not of this kind.
 
     >>> plain_answer("$1,875.00", "number"), plain_answer("about a dozen", "number")
     (Fraction(1875, 1), None)

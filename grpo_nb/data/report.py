@@ -1,4 +1,4 @@
-"""Report what stage 01 did: the rows left out, by reason, the lengths of prompts, and checks."""
+"""Report what stage 01 did: the rows left out by reason, the prompt lengths, and the checks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,10 +16,10 @@ SHOWN_ROWS = 20  # row numbers listed per reason
 
 
 class Drops(dict[str, dict[str, Any]]):
-    """Count rows by reason: {reason: its entry in the report, with first rows and an example}."""
+    """Count the rows left out: {reason: entry of the report, with first rows and an example}."""
 
     def add(self, reason: str, rows: Sequence[int], example: str = "") -> None:
-        """Count rows, given by their numbers in the source."""
+        """Add rows, named by their numbers in the source, to those left out for this reason."""
         if len(rows):
             empty = {"reason": reason, "count": 0, "rows": [], "example": example}
             entry = self.setdefault(reason, empty)
@@ -27,7 +27,7 @@ class Drops(dict[str, dict[str, Any]]):
             entry["rows"] += [int(row) for row in rows[: SHOWN_ROWS - len(entry["rows"])]]
 
     def count(self) -> int:
-        """Return the number of rows."""
+        """Return the number of rows left out."""
         return sum(entry["count"] for entry in self.values())
 
     def refuse_many(self, rows_read: int, config: DataConfig) -> None:
@@ -45,7 +45,7 @@ class Drops(dict[str, dict[str, Any]]):
 
 
 def figures(tokens: Sequence[int], drops: Drops) -> dict[str, Any]:
-    """Return the share of answers that parse, prompt lengths, and a cap that keeps 99 % of them."""
+    """Return the share of answers that parse, prompt lengths, and a cap that 99 % of them fit."""
     failures = drops.get(KIND, {"count": 0})["count"]
     p50, p95, p99 = (int(np.percentile(tokens, p, method="higher")) for p in (50, 95, 99))
     lengths = {"p50": p50, "p95": p95, "p99": p99, "max": max(tokens)}

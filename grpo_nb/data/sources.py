@@ -34,13 +34,13 @@ LIKELY = {
     "answer_column": ("answer", "solution", "output", "label", "target"),
     "image_column": ("images", "image"),
 }
-SMALL = {"halffloat": np.float16, "float": np.float32}  # by Arrow's name; 64 bits are a "double"
+SMALL = {"halffloat": np.float16, "float": np.float32}  # by Arrow's type name; 64 bits: "double"
 Row = dict[str, Any]
 Batch = list[tuple[int, Row | str]]
 
 
 def read(config: DataConfig) -> Iterator[Batch]:
-    """Yield batches of rows, numbered from 1; a row of JSON lines has the number of its line.
+    """Yield batches of rows, numbered from 1; in JSON Lines, a row has the number of its line.
 
     `data.source` names a built-in set, a local file (READERS), a folder, or a hub dataset.
 
@@ -66,8 +66,8 @@ def read_columns(config: DataConfig) -> tuple[DataConfig, list[str], Iterator[Ba
         batches of `read`.
 
     Raises:
-        ValueError: There are no rows, or a column that was set is missing; or no column has the
-            default name, and several have a likely one.
+        ValueError: There are no rows, a column is missing, or several columns could take the place
+            of a missing default.
     """
     batches = read(config)
     if not (first := next(batches, [])):
@@ -120,9 +120,9 @@ def folder_of(config: DataConfig) -> Path | None:
 
 
 def _places(config: DataConfig) -> list[Path]:
-    """Return the paths that a source may mean, the one that exists first."""
+    """Return the paths that a source may mean; those that exist come first."""
     name = BUILT_IN.get(config.source, config.source)
-    # A kernel works in its notebook's folder, so a command looks for files there too.
+    # A notebook's kernel runs in the notebook's folder, so commands look for files there too.
     folders = (Path.cwd(), project_path("notebooks"), project_path(""))
     places = dict.fromkeys(folder / name for folder in folders)
     return sorted(places, key=lambda path: not path.exists())
@@ -148,7 +148,7 @@ def _open(config: DataConfig) -> Iterator[Row | str | None]:
 
 
 def _open_text(path: Path) -> IO[str]:
-    """Open a UTF-8 file; other bytes become U+FFFD, which validation reports by row and column."""
+    """Open a UTF-8 file; bad bytes become U+FFFD, which validation reports by row and column."""
     with path.open("rb") as file:
         if file.read(4).startswith(NO_TEXT):
             raise ValueError(
@@ -181,7 +181,7 @@ def _records(path: Path, file: IO[str], mark: str) -> Iterator[list[str]]:
     """Yield the cells of each record that is not blank; `mark` separates them.
 
     Raises:
-        ValueError: A quotation mark is not closed, or its cell contains other rows.
+        ValueError: A quotation mark is not closed, or a cell seems to contain other rows.
     """
     reader, columns, line = csv.reader(file, delimiter=mark, strict=True), 0, 1
     try:
@@ -201,10 +201,10 @@ def _records(path: Path, file: IO[str], mark: str) -> Iterator[list[str]]:
 
 
 def _refuse_stray_quotes(cells: list[str], mark: str, columns: int) -> None:
-    """Refuse a record that stray quotes may have joined, because most of its lines could be rows.
+    """Refuse a record if most of its lines could be rows, which stray quotes may have joined.
 
-    A mark before a space or at the end of a line belongs to prose. Only the first and the last
-    line can contain the quotes, so they must have enough cells.
+    A separator before a space or at the end of a line counts as prose. Stray quotes can only be in
+    the first and the last line, so these two lines must have enough separators, prose or not.
 
     Raises:
         csv.Error: Most lines of the record could be rows.
@@ -219,7 +219,7 @@ def _refuse_stray_quotes(cells: list[str], mark: str, columns: int) -> None:
 
 
 def _read_json(path: Path) -> Iterator[Row | str | None]:
-    """Yield the objects of JSON lines (None for a blank line), or of one array."""
+    """Yield the objects of a JSON Lines file (None for a blank line), or of a JSON array."""
     with _open_text(path) as file:
         first = file.read(1000).lstrip()
         file.seek(0)
@@ -242,7 +242,7 @@ def _object(value: Any) -> Row | str:
 
 
 def _refuse_repeated(path: Path, names: Sequence[str]) -> None:
-    """Refuse a name that occurs twice: its first values would be lost."""
+    """Refuse a column name that occurs twice: the values of the first column would be lost."""
     if duplicates := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"{path} names {duplicates[0]!r} twice: rename or remove one of them")
 
@@ -291,7 +291,7 @@ def _read_hub(name: str, config: DataConfig) -> Iterator[Row]:
 
 
 def _with_images(features: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield each column of images, with the feature type that does not decode its files."""
+    """Yield the name of each image column, with its feature type set not to decode the files."""
     import datasets
 
     files = datasets.Image(decode=False)

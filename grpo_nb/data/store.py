@@ -1,8 +1,8 @@
 """Write and read prepared rows, in one Parquet file per split.
 
-The columns for the rewards are stored as JSON. So a scalar, list or dict is read as it was written,
-even if its type differs between rows, which Arrow's own columns do not allow. Images are stored as
-PNG files in a column of their own, and prompts without their images.
+The columns for the rewards are stored as JSON, so a scalar, list or dict is read as it was written.
+Its type may differ between rows, which Arrow's own columns do not allow. Images are stored as PNG
+files in a column of their own, and prompts without their images.
 """
 
 import json
@@ -25,7 +25,7 @@ _COLUMNS |= {"prompt_tokens": pa.int32()}
 
 
 def to_json(row: Row, spool: IO[bytes]) -> str:
-    """Return a row as JSON; write its images to the spool, and their places into the JSON."""
+    """Return a row as JSON; write its images to the spool, and their positions into the JSON."""
     if "images" in row:
         places = []
         for file in map(encode, row["images"]):
@@ -65,7 +65,7 @@ def _file_at(spool: IO[bytes], start: int, length: int) -> bytes:
 
 
 def replace_train(run: Run, rows: Sequence[Row]) -> None:
-    """Write data/train.parquet anew with these rows, in this order."""
+    """Replace the rows of data/train.parquet with these rows, in this order."""
     with TemporaryFile(dir=run / "data") as spool:
         texts = [to_json(row, spool) for row in rows]
         with atomic_path(run / "data/train.parquet") as temporary:
@@ -75,7 +75,7 @@ def replace_train(run: Run, rows: Sequence[Row]) -> None:
 def read_rows(path: Path, max_rows: int = 0) -> list[Row]:
     """Return the first rows (0: all) of a Parquet file, with its JSON columns parsed.
 
-    Images are decoded, and take three bytes a pixel.
+    Images are decoded, and take three bytes of memory per pixel.
     """
     file = pq.ParquetFile(path)
     rows: list[Row] = []
@@ -90,7 +90,7 @@ def read_rows(path: Path, max_rows: int = 0) -> list[Row]:
 
 
 def _with_pictures(row: Row) -> Row:
-    """Return a stored row with its images decoded, also in its prompt."""
+    """Return a stored row with its images decoded, and put into its prompt again."""
     if "images" not in row:
         return row
     images = list(map(decode, row["images"]))

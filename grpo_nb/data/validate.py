@@ -2,7 +2,7 @@
 
 A prepared row is {"prompt": [system, user], "question": "What is 47 + 38?", "answer": "85"} with
 the columns for the rewards. A raw row has a question and an answer, under any names. Its question
-may be a chat (a list of {"role", "content"}), whose turns are not changed. It may also have:
+may be a chat (a list of {"role", "content"}), whose turns are not changed. The row may also have:
 
 - `choices`: listed below the question as A, B, C…; the answer becomes a letter;
 - `context` (a text) and `sources` (a list): put above the question, sources numbered [1], [2]…;
@@ -49,7 +49,7 @@ class ValidRow(NamedTuple):
 def validate_rows(
     batch: Batch, config: DataConfig, count_tokens: CountTokens
 ) -> tuple[list[ValidRow], list[Fault], list[int]]:
-    """Return the rows that can be used, the faults of the others, and the tokens of all prompts.
+    """Return the rows that can be used, the faults of the others, and the lengths of all prompts.
 
     Args:
         batch: Rows with their numbers.
@@ -73,7 +73,7 @@ def validate_rows(
 
 
 def refuse_unusable_rows(config: DataConfig) -> None:
-    """Refuse a local file most of whose first rows cannot be used, before anything starts.
+    """Refuse a local file if most of its first rows cannot be used, before anything starts.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -90,7 +90,7 @@ def refuse_unusable_rows(config: DataConfig) -> None:
 
 
 def prompt_tokens(prompt: list[Message], config: DataConfig, count_tokens: CountTokens) -> int:
-    """Return the number of a prompt's tokens, or raise a Fault if the chat template refuses it."""
+    """Return the token count of a prompt, or raise a Fault if the chat template refuses it."""
     try:
         return count_tokens([prompt])[0]
     except ValueError as error:
@@ -103,7 +103,7 @@ def row_to_ask(number: int, raw: Row | str, config: DataConfig) -> Row:
     If the reference answer cannot be used, the row has the reason under "fault".
 
     Raises:
-        Fault: It has no question that can be asked, or an image that cannot be used.
+        Fault: The row has no question that can be asked, or an image that cannot be used.
     """
     row: Row = {}
     try:
@@ -122,7 +122,7 @@ def extra_columns(config: DataConfig) -> list[str]:
     """Return the names in `data.extra_columns`.
 
     Raises:
-        ValueError: Prepared rows or TRL use one of them for something else.
+        ValueError: Prepared rows or TRL already use one of these names.
     """
     names = [name.strip() for name in config.extra_columns.split(",") if name.strip()]
     if conflicts := TAKEN.intersection(names):
@@ -231,7 +231,7 @@ def _letter(cell: Any, answer: str, row: Row, column: str) -> str:
 
 def _choices(row: Row) -> list[Any]:
     choices = _cell(row, "choices")
-    if isinstance(choices, dict) and "text" in choices:  # as ARC has them
+    if isinstance(choices, dict) and "text" in choices:  # as in the dataset ARC
         choices = choices["text"]
     if not 2 <= len(_typed(choices, "choices", list)) <= len(string.ascii_uppercase):
         raise Fault(TYPE, "choices", f"{len(choices)} choices")

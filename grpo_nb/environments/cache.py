@@ -28,7 +28,7 @@ class Cache(NamedTuple):
     settings: dict[str, Any]
 
     def read(self) -> dict[str, list[Sample]]:
-        """Return the completions of each row, by the row's key."""
+        """Return the stored completions of each row, by the row's key."""
         stored = pd.read_parquet(self.path) if self.path and self.path.exists() else pd.DataFrame()
         samples: dict[str, list[Sample]] = {}
         if stored.attrs.get("settings") == self.settings:
@@ -64,10 +64,11 @@ def answer_cached(
     show: str = "",
     **sampling: Any,
 ) -> list[list[Sample]]:
-    """Sample completions of the rows that the cache lacks, and return those of all rows.
+    """Return completions of all rows; sample those that the cache lacks.
 
-    The batches and their seeds depend on the rows alone, so an interrupted call, made again, gives
-    the same completions as one that was not interrupted. Rows with the same prompt share theirs.
+    The batches and their seeds depend on the rows alone. So a call that is repeated after an
+    interruption gives the same completions as an uninterrupted one. Rows with the same key share
+    their completions.
 
     Args:
         cache: Where the completions are kept.
@@ -76,9 +77,9 @@ def answer_cached(
         opened: Returns the engine; called only if a completion is missing.
         num_generations: Completions per prompt.
         seed: The seed of the first batch.
-        batch_size: Sequences generated at once, samples included.
+        batch_size: Completions generated at once, over all prompts.
         progress: Called with the number of completions done, their total, and a note.
-        show: What to print before the first completion if others are still to come; "" prints
+        show: The text to print before the first completion if others are still to come; "" prints
             nothing.
         sampling: Other fields of `Sampling`.
     """
@@ -86,7 +87,7 @@ def answer_cached(
     by_key, samples = dict(zip(keys, rows, strict=True)), cache.read()
     if missing := [key for key in by_key if key not in samples]:
         engine, size = opened(), max(1, batch_size // num_generations)
-        size = len(by_key) if engine.name == "vllm" else size  # which makes up its own batches
+        size = len(by_key) if engine.name == "vllm" else size  # vLLM batches by itself
         for start in range(0, len(by_key), size):
             part = [key for key in [*by_key][start : start + size] if key not in samples]
             if not part:

@@ -9,25 +9,25 @@
         @tool
         def guess(self, number: int) -> str: ...  # type hints and a docstring with Args
         def get_reward(self) -> float: ...        # in [0, 1], once the episode is over
-        done: bool                                # optional: there is nothing left to do
+        done: bool                                # optional: whether the episode is over
         @classmethod
         def solve(cls, **row) -> list: ...        # optional: the turns that win
 
-TRL's GRPOTrainer takes such a class as its `environment_factory`, unchanged, and one written for
-TRL works here: without `@tool`, every public method is a tool. Trainings here use
+TRL's GRPOTrainer takes such a class unchanged as its `environment_factory`. A class written for TRL
+works here too: if no method is marked with `@tool`, every public method is a tool. Training uses
 `Environment.factory`, which adds what TRL's loop lacks. Errors are handled as follows:
 
 | event                                  | what happens                                      |
 |----------------------------------------|---------------------------------------------------|
 | arguments that do not fit the hints    | the model reads why; counted as an error          |
 | a tool raises, or calls `sys.exit`     | the model reads the message; counted as an error  |
-| a call after `done`                    | the model reads that it is finished               |
+| a call after `done`                    | the model reads that the episode is finished      |
 | a tool takes more than `tool_seconds`  | the episode earns 0, and later calls are answered |
 |                                        | "finished"; the run goes on                       |
 | `reset` raises, `get_reward` raises, or gives no number in [0, 1] | the run stops, and says so |
 
 `random`, `numpy.random` and torch are seeded from the row, so that all episodes of a group start
-alike. Their states and the working directory are put back after each call of a method.
+alike. Their states and the working directory are restored after each call of a method.
 """
 
 import functools
@@ -72,9 +72,9 @@ class Call(NamedTuple):
 class Played:
     """Guard an instance of the author's class, for TRL's trainer and for `play`.
 
-    `reset` begins an episode, and instances are reused. The attributes of the author's instance can
-    be read here. The only public methods are `reset` and the tools, because TRL offers every public
-    method to the model.
+    `reset` begins an episode; one instance serves many episodes. The attributes of the author's
+    instance can be read on the guard. The only public methods are `reset` and the tools, because
+    TRL offers every public method to the model.
     """
 
     environment: "Environment"
@@ -82,7 +82,7 @@ class Played:
 
     def __init__(self) -> None:
         self._instance, self.hung = self.environment.kind(), False
-        self.get_reward = self._score  # an attribute: for a method TRL would add its own reward
+        self.get_reward = self._score  # a method would make TRL add a reward of its own
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._instance, name)
@@ -92,7 +92,7 @@ class Played:
         if self.hung:  # the hung call may still be running in its thread
             self._instance = self.environment.kind()
         self.calls, self.hung = [], False
-        # Datasets fill missing columns with None, and the prompt may be rendered differently.
+        # The seed ignores None, which fills missing columns, and the prompt, whose form may vary.
         columns = {k: v for k, v in row.items() if k != "prompt" and v is not None}
         self._seed = json.dumps(columns, sort_keys=True, default=str)
         with self._seeded():
@@ -140,7 +140,7 @@ class Played:
         """Return the episode's reward, in [0, 1]; 0 if a call hung.
 
         Raises:
-            ValueError: The author's `get_reward` returned something else.
+            ValueError: The author's `get_reward` did not return a number from 0 to 1.
         """
         with self._seeded():
             value = 0.0 if self.hung else self._instance.get_reward()
@@ -171,7 +171,7 @@ class Environment:
         factory: TRL's `environment_factory`; a class, because TRL looks for tools in a class.
 
     Raises:
-        ValueError: It has no tool or no `reset`, or a tool lacks type hints or a docstring.
+        ValueError: The class has no tool or no `reset`, or a tool lacks type hints or a docstring.
     """
 
     def __init__(self, kind: type) -> None:
@@ -225,7 +225,7 @@ class Environment:
         return columns
 
     def solution(self, row: Row) -> list[Any] | None:
-        """Return the winning turns of the author's `solve` (calls, a last text), or None."""
+        """Return the winning turns of the author's `solve`, calls and a last text, or else None."""
         return list(self.kind.solve(**row)) if hasattr(self.kind, "solve") else None
 
 
@@ -240,7 +240,7 @@ def _forward(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def of(config: RunConfig) -> Environment | None:
-    """Return the environment of a run, if its task has one; errors are those of `load`."""
+    """Return the environment of a run, or None if it has none; raise the errors of `load`."""
     return load(config.data.environment) if config.data.environment else None
 
 

@@ -2,10 +2,10 @@
 
     runs.refuse(findings(environment, rows, tokenizer, max_completion_length=256))
 
-A finding has its evidence and its fix. A "stop" forbids training; a "warning" is for the user to
-judge. The oracle plays the author's `solve`. Policies without skill are compared with an honest
-failure: either `solve` cut short or another row's `solve`. Of those that earn less than the oracle,
-the one that earns more counts.
+Each finding has evidence and a fix. A "stop" forbids training; the user judges a "warning". The
+oracle plays the author's `solve`. Policies without skill are compared with an honest failure:
+`solve` cut short, or another row's `solve`. If both earn less than the oracle, the higher reward
+counts; if only one does, its reward counts.
 """
 
 import inspect
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 EPISODES, GROUP = 16, 8  # episodes per policy; episodes of one row that must start alike
 PATIENCE = 20.0  # [seconds], after which no further row is played
 TIE = 1e-6
-LUCKY, WON = 0.5, 0.75  # share of the way from failure to oracle: a warning, a stop
-LEAK = 0.5  # share of rows that show their own answer, minus that of other rows' answers
+LUCKY, WON = 0.5, 0.75  # above it: warning, stop; share of the way from failure to oracle
+LEAK = 0.5  # share of rows that show their own answer, minus the share that show another's
 SOME = 0.1  # share of the rows above which a warning becomes a stop
 FIXES = read_yaml(Path(__file__).with_name("findings.yaml"))  # {finding: what to do}
 ATTEMPTS = {  # policies that should not win
@@ -57,7 +57,7 @@ def findings(
 
     Args:
         environment: The environment under test, played by scripted policies.
-        rows: Rows to play; EPISODES of them, with repetition if there are fewer.
+        rows: Rows to play. EPISODES of them are played, some repeatedly if there are fewer.
         tokenizer: The tokenizer of the model that will play; None skips the tests of its template.
         max_completion_length: The limit of an episode, including results [tokens].
     """
@@ -74,7 +74,7 @@ def findings(
         return [_finding("episode", f"{environment.title}: {evidence}")]
     if not faults:  # otherwise rewards are not comparable
         faults = [*_rewards(environment, plays), *_leaks(rows, plays)]
-        if all(fault.state != "stop" for fault in faults):  # what needs no skill needs no solution
+        if all(fault.state != "stop" for fault in faults):  # solve matters if skill is needed
             faults += _solution([play for play in plays if "oracle" in play])
         if tokenizer:
             faults += _tokens(environment, plays, tokenizer, max_completion_length)
@@ -88,7 +88,7 @@ def _finding(rule: str, evidence: str, stop: bool = True) -> Check:
 
 
 def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, list[Check]]:
-    """Play every policy on the rows, in a new and in a used instance, until these two differ."""
+    """Play every policy on the rows, in a new and in a used instance, until the episodes differ."""
     plays, instance, until = [], environment.factory(), time.monotonic() + PATIENCE
     for seed, row in enumerate(rows):
         plays.append({})
@@ -127,7 +127,7 @@ def _difference(episode: Episode, other: Episode) -> str:
 
 
 def _rewards(environment: Environment, plays: Plays) -> Iterator[Check]:
-    """Check that winning earns the most, and that an honest failure earns more than no skill."""
+    """Check that winning earns the most, and an honest failure more than play without skill."""
     names = [*WITHOUT_SKILL, *(["oracle", "calls after the end"] if "oracle" in plays[0] else [])]
     mean = {name: fmean(play[name].reward for play in plays) for name in names}
     solved, oracle = "oracle" in mean, mean.get("oracle", 1.0)
@@ -176,13 +176,13 @@ def _solution(plays: Plays) -> Iterator[Check]:
 
 
 def _wins(play: Mapping[str, Episode], name: str) -> bool:
-    """Return whether an attempt earns as much as solve with other calls."""
+    """Return whether an attempt with other calls than solve's earns as much as solve."""
     calls, solution = ([call.arguments for call in play[n].calls] for n in (name, "oracle"))
     return calls != solution and play[name].reward >= play["oracle"].reward - TIE
 
 
 def _failure(play: dict[str, Episode]) -> list[float]:
-    """Return the highest reward of an honest attempt that does not win, if there is one."""
+    """Return the highest reward of an honest attempt that does not win; [] if there is none."""
     attempts = [play[name] for name in ("cut short", "another row's solution")]
     win = play["oracle"].reward
     failures = [each.reward for each in attempts if each.calls and each.reward < win - TIE]
@@ -190,7 +190,7 @@ def _failure(play: dict[str, Episode]) -> list[float]:
 
 
 def _leaks(rows: Sequence[Row], plays: Plays) -> Iterator[Check]:
-    """Check whether a row's own answer is shown before it is earned, more often than another's."""
+    """Check whether a row's answer is shown, before it is earned, more often than another's."""
     if "oracle" not in plays[0]:
         return
     answers = list(map(_answer, plays))
@@ -204,7 +204,7 @@ def _leaks(rows: Sequence[Row], plays: Plays) -> Iterator[Check]:
 
 
 def _answer(play: dict[str, Episode]) -> list[str]:
-    """Return the arguments of the call that wins."""
+    """Return the arguments of the call that wins, as texts."""
     calls = [call.arguments for call in play["oracle"].calls if call.arguments]
     return [str(value) for value in calls[-1].values()] if calls else []
 
@@ -212,7 +212,7 @@ def _answer(play: dict[str, Episode]) -> list[str]:
 def _texts(row: Row, play: dict[str, Episode], answer: list[str]) -> str:
     """Return what `reset` adds to the question, and the results that policies without skill got."""
     calls = [call for name in WITHOUT_SKILL for call in play[name].calls]
-    # The result of a call that names the answer may confirm it.
+    # Calls that name the answer are left out: their results may confirm it.
     calls = [call for call in calls if not _holds(str(call.arguments)[:1000], answer)]
     text = play["idle"].prompt[-1]["content"].removeprefix(row["prompt"][-1]["content"])
     return " ".join([text, *(f"{call.result[:1000]} {call.error[:1000]}" for call in calls)])

@@ -3,8 +3,8 @@
     [[episode]] = play(engine, environment, rows, max_completion_length=128)
 
 This is the loop of TRL's GRPOTrainer, token by token, for everything but training: baseline
-rollouts, validation, evaluation, chat and the Environment Lab. All that follows the prompt is the
-episode's completion, in which the environment's tokens are masked from the loss.
+rollouts, validation, evaluation, chat and the Environment Lab. Everything after the prompt is the
+episode's completion. A mask excludes the environment's tokens from the loss.
 """
 
 from collections.abc import Mapping, Sequence
@@ -109,7 +109,7 @@ class Sampled(Episode):
             self.ids, self.mask = self.ids + result_ids, self.mask + [0] * len(result_ids)
 
     def sample(self) -> Sample:
-        """Return the episode as a completion, whose tokens include the results."""
+        """Return the episode as a completion; its tokens include the results of calls."""
         text, end = transcript(self.messages), "a call hung" if self.played.hung else self.ended
         messages = tuple(self.messages)
         return Sample(text, len(self.ids), self.truncated, self.ids, self.mask, messages, end)
@@ -121,9 +121,9 @@ def check_rows(
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     max_prompt_tokens: int = 0,
 ) -> list[Check]:
-    """Begin an episode with each row and return the check "environment", if there is one.
+    """Begin an episode with each row and return the check "environment"; [] without environment.
 
-    Stage 01 calls it, before anything is sampled.
+    Stage 01 calls this function before anything is sampled.
 
     Args:
         environment: The environment of the task, if there is one.
@@ -132,8 +132,8 @@ def check_rows(
         max_prompt_tokens: The limit of a prompt with the text that `reset` adds [tokens].
 
     Raises:
-        ValueError: `reset` lacks a column or raises on a row, `get_reward`, called at the start
-            of the episode, raises or does not return a number from 0 to 1, or a prompt is too long.
+        ValueError: A row lacks a column of `reset` or has images, `reset` raises, `get_reward` at
+            the episode's start raises or returns no number from 0 to 1, or a prompt is too long.
     """
     if environment is None:
         return []
@@ -214,7 +214,7 @@ def answer(
 def replay(environment: Environment, row: Row, messages: Sequence[Message]) -> Played:
     """Run an episode's calls again and return the instance in its final state.
 
-    Calls of a turn beyond the limit are not run, as in the episode itself.
+    As in the episode itself, calls of turns beyond the limit are not run.
     """
     episode = Episode(environment, row)
     for message in messages:
@@ -254,8 +254,8 @@ def figures(messages: Sequence[Message], opens_call: str) -> dict[str, float]:
         opens_call: The text that opens a call, from `tool_calls.opens_call`.
 
     Returns:
-        turns (with calls), calls, tool_errors, malformed (turns that tried to call and whose call
-        could not be parsed), and at_limit (1 if a limit ended the episode in a call).
+        turns (with calls), calls, tool_errors, malformed (turns whose attempted call could not be
+        parsed), and at_limit (1 if a limit ended the episode before a call had its result).
     """
     turns = [message for message in messages if message["role"] == "assistant"]
     calls = [message.get("tool_calls") or [] for message in turns]
@@ -271,7 +271,7 @@ def figures(messages: Sequence[Message], opens_call: str) -> dict[str, float]:
 
 
 def tools_of(config: RunConfig, tokenizer: "PreTrainedTokenizerBase") -> list[Mapping[str, Any]]:
-    """Return the tools that the run's prompts list, and prepare the tokenizer for their calls.
+    """Return the tools listed in the run's prompts, and prepare the tokenizer for their calls.
 
     Raises:
         ValueError: The environment cannot be loaded, or the chat template does not support tools.

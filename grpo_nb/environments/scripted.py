@@ -65,7 +65,7 @@ def perform(
 
 
 def policies(environment: Environment, row: Row, other: Row) -> dict[str, Policy]:
-    """Return the policies by name; without a `solve`, only those without skill.
+    """Return the policies by name; if the class has no `solve`, only those without skill.
 
     Args:
         environment: The environment to play in.
@@ -87,14 +87,14 @@ def policies(environment: Environment, row: Row, other: Row) -> dict[str, Policy
 
 
 def follow(turns: Sequence[Turn], view: PlayerView) -> Turn:
-    """Play the turns, then end the episode with an empty text."""
+    """Return the next of the turns; after the last, return "", which ends the episode."""
     return turns[view.turn] if view.turn < len(turns) else ""
 
 
 def _draw(
     view: PlayerView, turn: int, texts: Any = "abcdefgh", numbers: Any = range(10), items: int = 2
 ) -> dict[str, Any]:
-    """Return a random call that fits a tool's schema, with these values as arguments."""
+    """Return a random call that fits a tool's schema, with arguments from these values."""
     rng = random.Random(f"{view.seed} {turn}")
     values = {"boolean": [False, True], "integer": numbers, "number": numbers, "object": [{}]}
 
@@ -109,7 +109,7 @@ def _draw(
 
 
 def _malformed(view: PlayerView) -> Turn:
-    """Cycle through an unknown tool, an extra parameter, wrong types and a non-object."""
+    """Return a malformed call: in turn, unknown tool, extra parameter, wrong types, no object."""
     call = _draw(view, view.turn)
     valid = call["arguments"]
     faults = [

@@ -11,7 +11,7 @@ from grpo_nb.answers.math_worker import equal_latex
 from grpo_nb.answers.read import LONGEST, Answer, bare, read_answer, read_reference
 
 LEAST_DECIMALS = 4
-_JUXTAPOSED = re.compile(  # math-verify adds "17 1"
+_JUXTAPOSED = re.compile(  # math-verify would read "17 1" as a sum
     r"\d(?:\s|\{\}|\^\{?\\circ\}?|\\(?:[lc]?dots|\w*style|\w+\{\s*\}))+\d"
 )
 _AS_OFTEN_AS_IN_REFERENCE = [
@@ -36,7 +36,8 @@ def compare_answers(
         seconds: Processor time for one symbolic comparison.
 
     Returns:
-        None if the reference cannot be used; False also for an answer that is refused.
+        (verdict, reason). The verdict is None if the reference cannot be used, and False also for
+        an answer that is refused.
 
     >>> compare_answers(r"\frac{1}{2}", "the answer is $x = 0.5$")
     (True, 'read as equation x = 0.5, compared as numbers')
@@ -58,7 +59,7 @@ def compare_answers(
 
 
 def unusable(expected: Answer, seconds: float = 0.5) -> str:
-    """Say why only the same text can match a reference answer; "" if another can, too."""
+    """Return why no other text can match a reference answer; "" if another text can."""
     nameless = expected.kind == "equation" and not expected.name
     if nameless or expected.kind in ("expression", "inequality"):
         parsed = equal_latex(_latex(expected.text), "", seconds) is not None
@@ -77,7 +78,7 @@ def _same(expected: Answer, answer: Answer, seconds: float) -> bool | None:
         return same_number(expected, answer)
     if kinds == {"set", "inequality"}:
         return False  # math-verify would let {0, 1} pass for (0, 1)
-    if "inequality" in kinds:  # or the interval that it describes
+    if "inequality" in kinds:  # the other may be the interval that it describes
         return _symbolic(expected.text, answer.text, seconds)
     if "equation" in kinds:
         return _same_equation(expected, answer, seconds)
@@ -93,8 +94,8 @@ def _same(expected: Answer, answer: Answer, seconds: float) -> bool | None:
 def same_number(expected: Answer, answer: Answer) -> bool:
     """Return whether two numbers are equal, or one is a percentage and the other its hundredth.
 
-    If the reference has no finite decimal form, as 1/3 has none, a decimal of LEAST_DECIMALS
-    places or more only has to be right as far as it goes.
+    A reference such as 1/3 has no finite decimal form. It also matches a decimal of at least
+    LEAST_DECIMALS places that is rounded correctly.
     """
     left, right = expected.number, answer.number
     if left == right:
@@ -108,9 +109,10 @@ def same_number(expected: Answer, answer: Answer) -> bool:
 
 
 def _same_equation(expected: Answer, answer: Answer, seconds: float) -> bool | None:
-    """Compare an equation with the reference: by value for one name or a chain, else as a whole."""
+    """Compare by value if both equations have one name, or one is a mere value; else as a whole."""
     if answer.kind != "equation" and not (expected.name or len(expected.parts) > 2):
-        return _symbolic(expected.text, answer.text, seconds)  # 1 for |AB| = 1, no 0 for x + y = 0
+        # The reference |AB| = 1 accepts 1, but x + y = 0 does not accept 0.
+        return _symbolic(expected.text, answer.text, seconds)
     target = expected.parts[-1] if expected.kind == "equation" else expected
     one_name = bare(expected.name) == bare(answer.name) != ""
     if expected.kind != answer.kind or one_name:
@@ -120,7 +122,7 @@ def _same_equation(expected: Answer, answer: Answer, seconds: float) -> bool | N
 
 
 def _same_parts(expected: Answer, answer: Answer, seconds: float) -> bool | None:
-    """Compare sets in any order; pairs, and values of different names, in the given order."""
+    """Compare sets in any order, but tuples and values of different names in the given order."""
     left, right = expected.parts, list(answer.parts)
     several = len({part.name for part in left if part.name}) > 1  # k = 45, n = 2
     brackets = [one.kind == "set" or one.shape for one in (expected, answer)]
@@ -160,6 +162,6 @@ def _symbolic(reference: str, answer: str, seconds: float) -> bool | None:
 
 
 def _latex(text: str) -> str:
-    r"""Return the text as math-verify reads it: braces of LaTeX, and 1e-5 as a power of ten."""
+    r"""Return the text as math-verify reads it, with LaTeX's braces, and 1e-5 as a power of ten."""
     text = text.replace("⦃", r"\{").replace("⦄", r"\}")
     return re.sub(r"(?<=\d)[eE]([-+]?\d+)", r"\\cdot 10^{\1}", text)

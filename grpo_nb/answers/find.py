@@ -87,10 +87,10 @@ HEDGE = re.compile(
 def find_answer(text: str) -> str | None:
     r"""Return the words of a completion that state its answer; None if there are none.
 
-    They are the content of the last answer tag. Without a tag, in the text after `</think>` and
-    "**Final answer**", they are the contents of all boxes, or what follows the last "the answer
-    is", "Answer:" or `####`; else the last sentence that begins with "Therefore", "Thus", "Hence"
-    or "So"; else the whole text.
+    They are the content of the last answer tag. Without a tag, only the text after `</think>` and
+    "**Final answer**" counts. The words are the contents of all its boxes, or what follows its last
+    "the answer is", "Answer:" or `####`. Without these, they are the last sentence that begins with
+    "Therefore", "Thus", "Hence" or "So", or else the whole text.
 
     >>> texts = "<answer>18</answer>", r"so \boxed{18}.", "The answer is 18. I hope so"
     >>> [find_answer(text) for text in texts]
@@ -101,7 +101,7 @@ def find_answer(text: str) -> str | None:
     if "<answer>" in text:
         return None
     text, heading = text.rpartition("</think>")[2][-READ:], None
-    has_marker = "nswer" in text or "NSWER" in text or "####" in text  # quicker than each search
+    has_marker = "nswer" in text or "NSWER" in text or "####" in text  # quicker than the searches
     for heading in list(_HEADING.finditer(text))[-1:] if has_marker else []:
         text = text[heading.end() :]
     for marker in list(_MARKER.finditer(text))[-1:] if has_marker else []:
@@ -115,7 +115,7 @@ def find_answer(text: str) -> str | None:
         contents = list(dict.fromkeys(text[start:end] for start, end in boxes))
         if len(contents) == 1:
             return contents[0].strip()
-        hedge = HEDGE.search(text[boxes[0][1] : boxes[-1][0]])  # with a hedge all are refused
+        hedge = HEDGE.search(text[boxes[0][1] : boxes[-1][0]])  # a hedge rules out all boxes
         return text if hedge else ", ".join(rf"\boxed{{{content}}}" for content in contents)
     for conclusion in list(_CONCLUSION.finditer(text))[-1:] if heading is None else []:
         return _sentence(text[conclusion.end() :]).strip()
@@ -125,7 +125,7 @@ def find_answer(text: str) -> str | None:
 def _sentence(text: str) -> str:
     """Return the first sentence, or its only number.
 
-    A text that hedges is returned whole, and is refused for it.
+    A text that hedges is returned whole, so that it is refused for its hedge.
     """
     end = _SENTENCE_END.search(text)
     if end and _GOES_ON.match(text, end.end()):

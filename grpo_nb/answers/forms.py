@@ -1,8 +1,8 @@
 r"""Forms: how a completion is written, so that a program finds the answer in it.
 
 A reward set has one form. Its system prompt asks for the form, and its format rewards check it. The
-other rewards use the form to find answer and reasoning. Reference answers, warm-up rows and attacks
-are written in it.
+other rewards use the form to find the answer and the reasoning. Reference answers, warm-up
+rows and attacks are written in it.
 
     tags         <reasoning>1+1=2</reasoning><answer>2</answer>   with your names: tags:think,answer
     think+boxed  <think>1+1=2</think> \boxed{2}
@@ -58,7 +58,7 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 
 
 class Form(NamedTuple):
-    r"""Describes how a completion is written.
+    r"""Describe how a completion is written.
 
     name: A value of `rewards.form`.
     system_prompt: The text that asks a model for this form.
@@ -78,7 +78,7 @@ class Form(NamedTuple):
         return self.name.partition(":")[0]
 
     def has(self, part: str) -> bool:
-        """Return whether the form has "marks", which identify it, or whether it has "reasoning"."""
+        """Return whether the form has a part: "marks", which identify it, or "reasoning"."""
         return part not in LACKING.get(self.kind, ())
 
     @property
@@ -125,13 +125,13 @@ class Form(NamedTuple):
     # -- reading
 
     def _whole(self, text: str) -> str:
-        """Put the tag that the prompt opened before the completion, or leave the thought out."""
+        """Add the tag that the prompt opened, or remove the thought if it is not this form's."""
         if self._continues:
             return self.opened + text
         return text.partition(self._end_of_thought)[2] if self.opened else text
 
     def _last_part(self, text: str) -> str:
-        """Return the part that may contain the answer, after `</think>`; "" while that is open."""
+        """Return the text that may hold the answer, after `</think>`; "" if `<think>` is open."""
         text = self._whole(text)
         if self.kind != "think+boxed":
             return text
@@ -156,8 +156,8 @@ class Form(NamedTuple):
     def extract(self, text: str) -> str | None:
         r"""Return the final answer; None if there is none, or if it begins but does not end.
 
-        `find_answer` reads an answer in several boxes, in another form, or in none. A box around
-        the whole answer is removed.
+        `find_answer` finds an answer that is in several boxes, in another form, or in no form. A
+        box around the whole answer is removed.
 
         >>> find_form("think+boxed").extract(r"<think>\boxed{3}?</think> It is \boxed{4}.")
         '4'
@@ -183,10 +183,10 @@ class Form(NamedTuple):
     # -- checking
 
     def is_well_formed(self, text: str) -> bool:
-        """Return whether a completion is in this form: every mark once, in order, and not empty.
+        """Return whether a completion is in this form: every mark once, in order, with content.
 
-        No other text may appear between tags. Prose may surround a box or a block of code, without
-        the marks of other forms.
+        The form "tags" allows no text outside its two pairs of tags. Prose may surround a box or a
+        block of code, but must not contain the marks of other forms.
         """
         text = self._whole(text)
         if self.kind == "plain":
@@ -212,8 +212,8 @@ class Form(NamedTuple):
     def progress(self, text: str) -> float:
         """Return the share of the form's marks that occur once, each after the marks before it.
 
-        It lets a model that does not know the form earn it mark by mark. Except for tags, the whole
-        form counts as one more mark.
+        So a model that does not know the form is rewarded mark by mark. In every form but tags, the
+        whole form counts as one more mark.
         """
         whole, steps = self._whole(text), []
         position = len(self.opened) * self._continues
@@ -255,7 +255,7 @@ def find_form(name: str) -> Form:
     """Return the form of this name.
 
     Raises:
-        ValueError: There is no such form, or it cannot take these names of tags.
+        ValueError: There is no such form, or the names of its tags are not allowed.
 
     >>> find_form("tags:think,answer").write("1+1=2", "2")
     '<think>1+1=2</think><answer>2</answer>'

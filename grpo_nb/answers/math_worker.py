@@ -1,10 +1,10 @@
 r"""Ask math-verify, in a worker that can be killed, whether two expressions are equal.
 
-math-verify guards itself with SIGALRM, which works in the main thread only and replaces the
+math-verify limits its own time by SIGALRM, which works in the main thread only and replaces the
 caller's alarm. Here it runs in another process, within limits of time and memory.
 The worker is this file, run as a script. It imports math-verify once and forks a child that
 answers. The kernel kills a child whose time is up; the next fork takes 10 ms. The worker ends when
-its socket closes, and so with the process that started it.
+its socket closes, at the latest with the process that started it.
 https://github.com/huggingface/Math-Verify
 """
 
@@ -20,7 +20,7 @@ from functools import lru_cache
 from queue import LifoQueue
 from typing import Any
 
-LEAST_SECONDS, REFERENCE_SECONDS = 0.06, 1.0  # of processor time; a comparison takes 0.002 to 0.05
+LEAST_SECONDS, REFERENCE_SECONDS = 0.06, 1.0  # processor time; a comparison takes 0.002 to 0.05
 MEMORY, REMEMBERED = 2 << 30, 20_000  # bytes of address space; verdicts
 HOW = {"allow_set_relation_comp": True, "timeout_seconds": None}  # x > 2 may be (2, oo)
 READY = b"!"  # the first byte that a worker sends
@@ -31,15 +31,16 @@ WARM_UP = r"""\frac{1}{\sqrt{3}-1} \frac{\sqrt{3}+1}{2}  x^2-1 (x-1)(x+1)  [1,2]
 
 
 def equal_latex(reference: str, answer: str, timeout_seconds: float = 0.5) -> bool | None:
-    r"""Return whether math-verify finds two expressions equal; `compare` calls it.
+    r"""Return whether math-verify finds two expressions equal.
 
-    It is thread-safe, and blocks the caller, even in a running event loop.
+    The function is thread-safe. It blocks the caller, even in a running event loop.
 
     Args:
         reference: The right answer, LaTeX.
         answer: The LaTeX to compare with it; "" only tests whether the reference can be parsed.
         timeout_seconds: Processor time for an answer, in seconds. Each time-out multiplies it by
-            0.6 for later answers, down to 0.06 s, until they come in time. This bounds a batch.
+            0.6 for later answers, down to 0.06 s, until they come in time. This bounds the
+            time of a batch.
 
     Returns:
         False also for an answer that cannot be parsed or runs out of time; None if the reference
@@ -47,7 +48,7 @@ def equal_latex(reference: str, answer: str, timeout_seconds: float = 0.5) -> bo
 
     Raises:
         ValueError: timeout_seconds is not above 0.
-        RuntimeError: The worker does not start, as when math-verify is missing.
+        RuntimeError: The worker does not start, for example because math-verify is missing.
 
     >>> equal_latex(r"\frac{1}{\sqrt{2}}", r"\frac{\sqrt{2}}{2}"), equal_latex("x", "y")
     (True, False)
@@ -58,7 +59,7 @@ def equal_latex(reference: str, answer: str, timeout_seconds: float = 0.5) -> bo
 
 
 class MathWorker:
-    """Compare in a separate process, for one caller at a time; the first call starts it."""
+    """Compare in a separate process, which the first call starts, for one caller at a time."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
@@ -77,7 +78,7 @@ class MathWorker:
             if (reply := self.socket.recv(1)) in (b"", READY):
                 raise ConnectionError("the math-verify worker was killed")
             return reply
-        except BaseException:  # an interrupt too: the late reply would be the next caller's
+        except BaseException:  # even an interrupt: the next caller would get the late reply
             self.close()
             raise
 
@@ -106,7 +107,7 @@ class MathWorker:
 
 
 class _Pool:
-    """Hold at most one worker per core, and cache verdicts: a group repeats its answers."""
+    """Hold at most one worker per core, and cache verdicts: answers repeat within a group."""
 
     def __init__(self) -> None:
         self.workers = [MathWorker() for _ in range(min(4, os.cpu_count() or 1))]
@@ -114,7 +115,7 @@ class _Pool:
         for worker in self.workers:
             self.free.put(worker)
         self.verdicts: dict[tuple[str, str], bool | None] = {}
-        self.timeouts = 0.0  # recent ones, at most 6
+        self.timeouts = 0.0  # number of recent time-outs, at most 6
 
     def forget(self) -> None:
         """Forget the workers after a fork: they belong to the parent, which may end first."""
@@ -142,7 +143,7 @@ class _Pool:
         try:
             return worker.ask(reference, answer, limit)
         except OSError:
-            return None  # killed: the caller tries once more, and then says None
+            return None  # killed: `verify` tries once more, and then returns None
         finally:
             free.put(worker)
 
@@ -157,14 +158,14 @@ def _parse(text: str) -> list[Any]:
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 
-    # Its own handling of boxes and units would drop the text around them.
+    # math-verify's own handling of boxes and units would drop the text around them.
     rules = NormalizationConfig(malformed_operators=True, nits=True, boxed="none", units=False)
     config = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=rules)
     return parse(f"${text}$", [config], "no_fallback", "first_match", parsing_timeout=None)
 
 
 def _same_roots(reference: Any, answer: Any) -> bool:
-    """Return whether equations in at most one unknown have the same complex roots."""
+    """Return False if equations in at most one unknown have different complex roots, else True."""
     from sympy import Eq, Symbol, solve
 
     unknown = getattr(reference, "free_symbols", set())
@@ -188,7 +189,7 @@ def _serve() -> None:
         reference, answer, seconds = json.loads(line)
         reply = b"?"
         signal.setitimer(signal.ITIMER_VIRTUAL, REFERENCE_SECONDS)
-        with suppress(Exception):  # sympy's; the reply says which text is at fault
+        with suppress(Exception):  # raised by sympy; the reply says which text is at fault
             if expected := _parse(reference):
                 reply = b"0"
                 signal.setitimer(signal.ITIMER_VIRTUAL, 0)
@@ -203,14 +204,14 @@ def _serve() -> None:
 
 
 def _work() -> None:
-    """Import, warm up, then fork children that answer, one after the other."""
+    """Import math-verify, warm it up, then fork one child after the other to answer requests."""
     import ctypes
     import resource
 
     from math_verify import verify
 
     logging.disable(logging.CRITICAL)
-    pairs = [_parse(text) for text in WARM_UP.split()]  # fills the caches of sympy
+    pairs = [_parse(text) for text in WARM_UP.split()]  # fills sympy's caches
     for reference, answer in zip(pairs[::2], pairs[1::2], strict=True):
         verify(reference, answer, **HOW)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -223,7 +224,7 @@ def _work() -> None:
             if sys.platform == "linux":
                 resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
                 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the forker
-                if os.getppid() != forker:  # it had died before
+                if os.getppid() != forker:  # the forker had died before
                     os._exit(0)
             _serve()
             os._exit(0)

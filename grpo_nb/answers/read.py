@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from grpo_nb.answers.find import HEDGE, NAME, PLAIN_WORD, READ, boxes_of, find_answer
 
-LONGEST, DEEPEST = 500, 20  # characters of an answer; brackets in brackets
+LONGEST, DEEPEST = 500, 20  # characters of an answer; levels of nested brackets
 LARGEST_EXPONENT = 300
 
 
 class Answer(NamedTuple):
-    """Holds the value of an answer; if it is refused, `kind` is "" and `reason` says why."""
+    """Hold the value of an answer; if it is refused, `kind` is "" and `reason` says why."""
 
     kind: str  # number, expression, set, tuple, interval, equation, inequality, text
     text: str = ""  # in one spelling
@@ -66,10 +66,10 @@ _INNERMOST = re.compile(r"[(\[{⦃][^()\[\]{}⦃⦄]*[)\]}⦄]")
 
 
 def spelled(text: str) -> str:
-    """Return the text in one spelling of LaTeX, Unicode and white space, without a full stop.
+    """Return the text in one spelling of LaTeX, Unicode and white space, without a final full stop.
 
     Raises:
-        ValueError: It is too long, its brackets do not match, or it would take too long to compute.
+        ValueError: The text or its computation is too long, or its brackets do not match.
     """
     text = re.sub(r"(?<=\d)(?=[\u00bc-\u00be\u2150-\u215e])", " ", text)
     if r"\begin" not in text:
@@ -108,13 +108,13 @@ _AFTER = re.compile(rf"\s*(?:%|pct)?(?:[\s().,;:\"*$]|(?<![A-Za-z'’-]){PLAIN_W
 
 
 def statement(text: str) -> str:
-    r"""Return the mathematics of a statement, without boxes, dollars and words around it.
+    r"""Return the mathematics of a statement, without the boxes, dollar signs and words around it.
 
     >>> statement(r"so it follows that $k = \frac13$."), statement("the answer is 18")
     ('k = \\frac13', '18')
 
     Raises:
-        ValueError: It names several candidates, denies, or hedges.
+        ValueError: The statement names several candidates, denies, or hedges.
     """
     text = text.replace(r"\"", "").strip(" \t\n*")
     if boxes := boxes_of(text):
@@ -143,7 +143,7 @@ _AND = re.compile(r"[\s,;.]*(?:\b(?:and|or)\b)?[\s,;.]*")
 
 
 def _without_words(text: str) -> str:
-    """Return the mathematics of a text without marks: what follows the last "is" or colon."""
+    """Return what a text without boxes and dollar signs states, after the last "is" or ":"."""
     value, words = text, ""
     while copula := _COPULA.fullmatch(value):
         value, words = copula[2], words + copula[1]
@@ -181,11 +181,11 @@ _COMMA = re.compile(r"([-+]?\d+),(\d+)(?:\s?[$€£%]?(?:\s[a-z]+)?)?")
 
 
 def parse_number(text: str) -> Fraction | None:
-    r"""Return the one number that a reference answer states, exactly; None if it is not one.
+    r"""Return the number that a reference answer states, exactly; None if it is not one number.
 
     A sign, a currency mark, thousands separators, decimals, a division, a mixed number, a power
     of ten, a percent sign and a unit are understood. A unit is one of a list, `\text{…}`, or up to
-    two words of three letters; `2n`, `3m`, `5!` are not numbers. 50 % is read as 50.
+    two words of at least three letters; `2n`, `3m`, `5!` are not numbers. 50 % is read as 50.
 
     >>> parse_number("$1,875.00"), parse_number("**18**"), parse_number("36/2 apples")
     (Fraction(1875, 1), Fraction(18, 1), Fraction(18, 1))
@@ -247,7 +247,7 @@ def read_reference(text: str) -> Answer:
 
 
 def bare(text: str) -> str:
-    """Return the text without dollars, full stop, and spaces that separate no words or numbers."""
+    """Return the text without dollar signs, final full stop, and spaces beside other signs."""
     text = re.sub(r"\\(?:left|right)(?![A-Za-z])|\\[()\[\]]|[$*]", " ", text).strip().rstrip(" .")
     return re.sub(r"(?<![A-Za-z0-9])\s+|\s+(?![A-Za-z0-9])", "", text)
 

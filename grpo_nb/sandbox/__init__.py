@@ -31,7 +31,7 @@ def run_tests(
 
     Args:
         code: The program.
-        tests: In one of the three shapes above.
+        tests: Its tests, in one of the three shapes above.
         limits: What the program may use.
         backend: "bubblewrap", "monty", or "auto" for the first of them that works here.
 
@@ -50,13 +50,13 @@ def run_tests(
 def run_program(
     code: str, stdin: str = "", *, limits: Limits = DEFAULT_LIMITS, backend: str = "auto"
 ) -> tuple[bool, str]:
-    """Run one program for what it prints.
+    """Run one program and return what it prints.
 
     Args:
         code: The program.
         stdin: Its standard input.
         limits: What the program may use.
-        backend: As for `run_tests`.
+        backend: The backend, as for `run_tests`.
 
     Returns:
         Whether the program succeeded, and what it printed or why it failed.
@@ -78,7 +78,7 @@ def _run(code: str, asks: list[Any], limits: Limits, backend: str) -> Outcome:
 
 
 def choose_backend(backend: str = "auto") -> str:
-    """Return the backend that will run: "bubblewrap" or "monty", never one that isolates less."""
+    """Return the backend that will run: "bubblewrap" or "monty", and nothing that isolates less."""
     if backend not in ("auto", "bubblewrap", "monty"):
         raise ValueError(f"backend {backend!r}: use 'auto', 'bubblewrap' or 'monty'")
     if backend != "monty" and not (problem := bubblewrap_problem()):

@@ -25,8 +25,8 @@ from grpo_nb.sandbox.values import FILE_BYTES, START_SECONDS, Limits, Outcome, d
 def command(gate_fd: int, info_fd: int, channel_fd: int) -> list[str]:
     """Return the command that starts bubblewrap, as an ordinary user.
 
-    Limits on processes do not apply to root, so root becomes another user first. That user may not
-    read an interpreter below /root, so it is mounted elsewhere, for this process tree only.
+    Limits on processes do not apply to root, so root becomes another user first. That user cannot
+    read an interpreter below /root, so it is then mounted at /mnt, for this process tree only.
     """
     prefix = Path(sys.base_prefix).resolve()
     python = f"{prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
@@ -89,7 +89,7 @@ def in_bubblewrap(code: str, asks: list[Any], limits: Limits) -> Outcome:
 
 @contextlib.contextmanager
 def _started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
-    """Yield a sandbox that works on `job`, and its result channel; afterwards end all of it."""
+    """Yield a sandbox that works on `job`, and its result channel; then end all its processes."""
     with contextlib.ExitStack() as stack:
         fds = (*os.pipe(), *os.pipe(), *os.pipe(), os.memfd_create("job"))
         files = [stack.enter_context(os.fdopen(fd, "rb", 0)) for fd in fds]
@@ -114,13 +114,13 @@ def _started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
         info_end.close()
         first = re.search(rb'"child-pid": (\d+)', info.read(4096))
         first_fd = os.pidfd_open(int(first[1])) if first else None
-        gate.close()  # the first process goes on from here; until now it had to stay alive
+        gate.close()  # the first process goes on; it had to wait until its pidfd was open
         try:
             yield process, channel
         finally:
             if first_fd is None:
                 process.kill()
-            else:  # the end of the first process ends all others, and bubblewrap waits for it
+            else:  # when the first process ends, all others end, and bubblewrap waits
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(first_fd, signal.SIGKILL)
                 os.close(first_fd)
@@ -154,7 +154,7 @@ def _collect(
 
 
 def _read(line: bytes, most_bytes: int) -> tuple[str, Any]:
-    """Read one answer, which the program may have forged: any bytes at all lead to a verdict."""
+    """Read one answer, which the program may have forged; return a verdict for any bytes."""
     try:
         if len(line) > most_bytes:  # a set of many numbers with equal hashes would take forever
             raise ValueError
@@ -166,7 +166,7 @@ def _read(line: bytes, most_bytes: int) -> tuple[str, Any]:
 
 @functools.cache
 def bubblewrap_problem() -> str:
-    """Run a program, and say why bubblewrap cannot work here; "" if it can."""
+    """Run a test program and return why bubblewrap cannot work here; "" if it can."""
     if sys.platform != "linux":
         return f"it needs Linux, and this is {sys.platform}"
     outcome = in_bubblewrap("def f(): return 1", [("f()", None)], Limits(START_SECONDS))

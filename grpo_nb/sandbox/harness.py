@@ -1,7 +1,7 @@
-"""Hold the first process inside bubblewrap, which receives code and calls, and sends values.
+"""Hold the source of bubblewrap's first process, which receives code and calls, and sends values.
 
-It imports little, because each import delays every program. A program may take it over, but gains
-nothing: it can only send values.
+The process imports little, because each import delays every program. A program may take it over,
+but gains nothing: the process can only send values.
 """
 
 HARNESS = r"""

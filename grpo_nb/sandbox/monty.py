@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo_nb.sandbox.values import Limits, Opaque, Outcome, plain
 
-# monty needs these in every worker's thread, and computing them first is not thread-safe.
+# monty needs these in every worker's thread, and the first computation is not thread-safe.
 sysconfig.get_config_vars()
 
 
@@ -80,7 +80,7 @@ def _feed(
     """Return one answer of a monty session.
 
     Raises:
-        TimeoutError: The program has to end; the message says why.
+        TimeoutError: The program timed out or crashed monty; the message says which.
         NotImplementedError: The program needs what monty lacks.
     """
     import pydantic_monty as monty
@@ -126,7 +126,7 @@ def _take(value: Any, limits: Limits) -> tuple[str, Any]:
 
 
 def _lacks(error: BaseException) -> bool:
-    """Return whether an error is due to what monty lacks, and not due to the program."""
+    """Return whether an error is due to a feature that monty lacks, and not to the program."""
     module = re.search(r"^(?:No module named|module) '(\w+)", str(error))
     name = re.search(r"^name '(\w+)' is not defined", str(error))
     return (

@@ -1,4 +1,4 @@
-"""Split tests into what a program is asked inside and how its answer is judged outside."""
+"""Split tests: a program is asked inside the sandbox, and its answer is judged outside."""
 
 import ast
 import builtins
@@ -64,9 +64,9 @@ _CONSTRUCTORS = {kind.__name__: kind for kind in (set, frozenset, tuple, list, d
 def parse_assert(text: str) -> ProgramTest:
     """Split an assert into what the program is asked and how its answer is judged here.
 
-    It may be `f(2)` or `not f(2)`, judged by truth; `f(2) == 4` or `f(2) != 4`, with a literal on
-    either side; or `f(2) is` True, False or None. Anything else would let the program judge itself,
-    as `all(f(i) == i for i in range(9))` and `abs(f(2) - 4) < 0.1` would.
+    The assert may be `f(2)` or `not f(2)`, judged by truth; `f(2) == 4` or `f(2) != 4`, with a
+    literal on either side; or `f(2) is` True, False or None. Others, such as
+    `all(f(i) == i for i in range(9))` or `abs(f(2) - 4) < 0.1`, let the program judge itself.
     """
     try:
         (statement,) = ast.parse(text.strip()).body
@@ -109,8 +109,8 @@ def _split(test: ast.expr) -> tuple[ast.expr, Callable[[Any], bool], str]:
 def _must_be_the_programs(node: ast.expr) -> None:
     """Refuse `isinstance(f(2), int)`, `math.isclose(f(2), 4)` and `f(2).startswith("a")`.
 
-    If True is the whole answer, only a function or method of the program may return it: any other
-    function would get the program's answer as an object, which can pretend to be anything.
+    An answer that is only true or false must come from a function or method of the program. Any
+    other function would get the program's answer as an object, which can pretend to be anything.
     """
     owner = node.func if isinstance(node, ast.Call) else None
     if isinstance(owner, ast.Attribute):  # Solution().is_even(2)

@@ -1,4 +1,4 @@
-"""Define the limits and verdicts of programs, and which Python values are plain and the same."""
+"""Define limits and verdicts of programs, and say which Python values are plain or the same."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,12 +8,12 @@ FILE_BYTES = 1 << 20  # largest file a program may write; its /tmp holds 16 of t
 
 
 class Limits(NamedTuple):
-    """Limits what one program may use.
+    """Limit what one program may use.
 
     Attributes:
         seconds: Wall-clock time of all its tests together, from the start of its code.
         memory_mib: Address space of each of its processes, not of all together.
-        output_bytes: What it may print (stdin_stdout: per test), and return from one test.
+        output_bytes: How much it may print (per test with stdin_stdout), and return from one test.
         processes: Processes and threads at one time; monty always has one.
     """
 
@@ -27,7 +27,7 @@ DEFAULT_LIMITS = Limits()
 
 
 class Verdict(NamedTuple):
-    """Describes how a program did.
+    """Describe how a program did in its tests.
 
     Attributes:
         reasons: One per test, such as "wrong value: got 5, expected 4"; "" if it passed.
@@ -117,7 +117,7 @@ def decode(item: Any) -> Any:
 
 
 def reason_of(test: ProgramTest, answer: tuple[str, Any]) -> str:
-    """Say why the answer fails the test, or "" if it passes."""
+    """Return why the answer fails the test, or "" if it passes."""
     kind, got = answer
     if kind == "failed":  # the text may be forged, and an empty one would be a pass
         text = " ".join(got.split())[:300] or "failed"

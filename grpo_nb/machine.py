@@ -83,14 +83,14 @@ def skip_garbage_at_exit() -> None:
 def bound_kernels() -> None:
     """Let oneDNN cache kernels for only a few matrix shapes, unless the user has set a number.
 
-    A training in bf16 meets new shapes in each step, and oneDNN keeps 1024 kernels by default: see
+    Training in bf16 meets new shapes in each step, and oneDNN keeps 1024 kernels by default: see
     docs/performance.md. oneDNN reads the variable at its first kernel.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
 
 def switches() -> dict[str, str]:
-    """Return the variables of Unsloth and vLLM, which change a training, without any secrets."""
+    """Return the variables of Unsloth and vLLM, which change training, without any secrets."""
     names = [name for name in os.environ if name.startswith(("UNSLOTH_", "VLLM_"))]
     secret = re.compile("KEY|TOKEN|SECRET|PASSW")
     return {n: "(secret)" if secret.search(n) else os.environ[n] for n in sorted(names)}

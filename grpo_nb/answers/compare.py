@@ -109,7 +109,7 @@ def same_number(expected: Answer, answer: Answer) -> bool:
 
 
 def _same_equation(expected: Answer, answer: Answer, seconds: float) -> bool | None:
-    """Compare by value if both equations have one name, or one is a mere value; else as a whole."""
+    """Compare values if the names are equal or one side is a plain value, else whole equations."""
     if answer.kind != "equation" and not (expected.name or len(expected.parts) > 2):
         # The reference |AB| = 1 accepts 1, but 2x + 3y = 6 does not accept 6.
         return _symbolic(expected.text, answer.text, seconds)

@@ -39,7 +39,7 @@ def equal_latex(reference: str, answer: str, timeout_seconds: float = 0.5) -> bo
         reference: The right answer, LaTeX.
         answer: The LaTeX to compare with it; "" only tests whether the reference can be parsed.
         timeout_seconds: Processor time for an answer, in seconds. Each time-out multiplies it by
-            0.6 for later answers, down to 0.06 s, until they come in time. This bounds the
+            0.6 for later answers, and each answer in time restores a part of it. This bounds the
             time of a batch.
 
     Returns:

@@ -99,7 +99,7 @@ def with_system_prompt(config: DataConfig, preset: RewardSet) -> DataConfig:
 
 
 def shortest(texts: Sequence[str], share: float) -> np.ndarray:
-    """Return for each row, given as JSON, whether it is among the shortest `share` of all."""
+    """Return, for each row (as JSON), whether it is among the shortest `share` of all rows."""
     lengths = np.array(list(map(len, texts)))
     return lengths <= np.quantile(lengths, share)
 

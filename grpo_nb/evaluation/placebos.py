@@ -15,7 +15,7 @@ the report compares two models. Nothing is stored: the comparison is computed wh
 
 (1) and the whole interval lies below half of the gain; CANNOT_SAY otherwise
 
-A training without any signal moves a model too, which an interval over prompts does not account
+Training without any signal moves a model too, which an interval over prompts does not account
 for. So the check "reward rises" of the run's training has to be ok as well: without it two of 20
 random rewards passed for the cause of a gain, with it none (benchmarks/placebo.py).
 """
@@ -147,7 +147,7 @@ def _judge(
 
 
 def _refuse(run: Run, placebo: Run) -> None:
-    """Refuse two runs that differ in more than the rewards of their trainings."""
+    """Refuse two runs that differ in more than what their training rewards."""
     for one in (run, placebo):
         if why := one.why_undone():
             raise ValueError(f"both runs have to be done: {why}")

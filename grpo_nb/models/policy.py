@@ -61,7 +61,7 @@ class Policy(NamedTuple):
 
     @property
     def engine(self) -> Engine:
-        """Return an engine for the policy as it is now; sampling does not disturb a training."""
+        """Return an engine for the policy as it is now; sampling does not disturb training."""
         if self.vllm:
             return VllmEngine(self.model.vllm_engine, self.tokenizer, self.live_adapter)
         return engine_of(self.model, self.tokenizer, partial(_for_inference, self))

@@ -37,9 +37,9 @@ def use_vllm(
     Args:
         choice: "vllm", "detect" (if there are a GPU and vLLM), or anything else, which means no.
         quantization: "4bit" or "16bit".
-        by: What starts vLLM: an engine of ours; or, in a training, Unsloth
+        by: What starts vLLM: an engine of ours; or, in training, Unsloth
             (`model.fast_inference`) or TRL (`trl.vllm_mode`).
-        policy: The policy's settings in a training.
+        policy: The policy's settings in training.
 
     Raises:
         RuntimeError: The choice is "vllm", which cannot run on this machine or with this policy.

@@ -21,7 +21,7 @@ PATIENCE = 5  # time limit for reaching the cluster [s]
 
 
 def run_sweep(sweep: Sweep, address: str, command: Command = sweeps.trial_command) -> int:
-    """Run every unfinished trial on the cluster, as many at once as fit; print the end of each.
+    """Run every unfinished trial on the cluster, as many at once as fit; print how each ended.
 
     Args:
         sweep: The sweep to run.

@@ -209,7 +209,7 @@ def with_full_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _full_path(name: str, value: str) -> str:
-    """Return an existing path (also that in mine.py:Guess) as absolute, anything else as it is.
+    """Make an existing path absolute, even inside mine.py:Guess; return anything else unchanged.
 
     A name of a task, an environment or a preset is not taken for a folder of that name.
     """
@@ -255,7 +255,7 @@ def run_pipeline(
             stage is missing.
         RuntimeError: Another process is using the run.
         StageFailed: A notebook did not reach its end; its executed part is kept.
-        Stopped: SIGTERM or SIGINT was received; a training saved a checkpoint first.
+        Stopped: SIGTERM or SIGINT was received; training saved a checkpoint first.
     """
     from grpo_nb import training
 

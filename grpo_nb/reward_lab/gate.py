@@ -137,7 +137,7 @@ def _form_asked(preset: RewardSet, prompt: list[Message], config: RunConfig) -> 
 
 
 def _reason(checks: Sequence[Check]) -> str:
-    """Say in one sentence why a verdict failed; if only the base is to blame, what to set."""
+    """Say in one sentence why a verdict failed and, if the base alone is to blame, what to set."""
     first = next(check for check in checks if check.state == "stop")
     if first.name == baselines.BASE:  # the last check that stops: nothing is wrong with the rewards
         return f"the rewards are fine; {first.evidence}. What helps: {first.fix}"

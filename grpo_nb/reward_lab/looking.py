@@ -20,8 +20,8 @@ WITHOUT = "answers without looking"  # the name of the check, if it warns
 def figures(bench: Bench, baseline: Baseline) -> dict[str, Any]:
     """Return pass@1 with right, swapped and blank images, each with its 95 % interval.
 
-    All completions are scored with the row's own images and reference answer. A completion that was
-    sampled with swapped or blank images and is right was right without looking.
+    All completions are scored with the row's own images and reference answer. If a completion
+    that was sampled with swapped or blank images is right, the model was right without looking.
 
     Args:
         bench: The rewards; the first one decides what is correct.

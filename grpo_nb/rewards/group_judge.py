@@ -60,7 +60,7 @@ class GroupJudge(LLMJudge):
         return copy
 
     def newcomer(self, **fields: Any) -> "GroupJudge":
-        """Return a copy with these fields changed and no cache, which shares the judge's budget."""
+        """Return a copy with these fields changed and no cache; it shares the judge's budget."""
         return self.changed(cache=False, **fields)
 
     @property

@@ -34,7 +34,7 @@ class RewardSet(NamedTuple):
     own: Mapping[str, Callable[..., Any]] | None = None
 
     def reference(self, row: Mapping[str, Any]) -> str:
-        """Write a completion for the row that has to earn every reward in full."""
+        """Write a completion for the row; it has to earn every reward in full."""
         return (self.own or {}).get("reference", self.form.reference)(row)
 
     def extract(self, text: str) -> str | None:

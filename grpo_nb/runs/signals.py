@@ -1,4 +1,4 @@
-"""Orderly handling of SIGINT and SIGTERM in trainings, notebook runs and sweeps."""
+"""Handle SIGINT and SIGTERM in an orderly way in training, notebook runs and sweeps."""
 
 import signal
 import threading

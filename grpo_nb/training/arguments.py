@@ -214,7 +214,7 @@ def setting_of(argument: str) -> str:
 def grpo_arguments(stage: Stage, policy: Policy, rewards: RewardSet) -> dict[str, Any]:
     """Return the arguments of trl.GRPOConfig that this run sets; the others keep TRL's defaults.
 
-    The run's step counts all processes together; its micro-batch counts one process.
+    The run's step size is the total over all processes; its micro-batch size is per process.
     """
     config, train, gpu = stage.config, stage.config.train, cuda_available()
     prompts = config.step_completions // train.num_generations
@@ -307,12 +307,12 @@ def notable(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def expected(rewards: RewardSet, stage: Stage, validated: int) -> health.Expected:
-    """Return what the run knows before step 1, by which its health is judged.
+    """Return what is known before step 1, for judging the run's health.
 
     Args:
         rewards: The run's rewards.
         stage: Stage 03.
-        validated: Prompts of the validation split.
+        validated: Number of prompts in the validation split.
     """
     weights = paid_weights(rewards, stage.config.train.placebo)
     ranges = {

@@ -98,7 +98,7 @@ class StepCallback(TrainerCallback):
             )
 
     def _unscored(self) -> str:
-        """Return why the completions of this step teach nothing; "" if they do."""
+        """Return why this step's completions teach nothing; "" if they do teach something."""
         scores = self._scores()
         if infinite := [name for name in scores if np.isinf(scores[name]).any()]:
             return f"{', '.join(infinite)} gave an infinite score"

@@ -1,4 +1,4 @@
-"""Write checkpoints that are whole or absent, and resume a training from one.
+"""Write checkpoints that are whole or absent, and resume training from one.
 
 A checkpoint is a folder train/checkpoint-<step>, as transformers writes it. When it is complete,
 `seal` writes sealed.json, the SHA-256 of each file. A folder without that file does not count, and
@@ -28,7 +28,7 @@ GOES_ON = "run this again, and it goes on from there"
 
 
 class Resumption:
-    """Decide whether a training begins, or goes on from what the run's train/ holds.
+    """Decide whether training begins, or continues from what the run's train/ holds.
 
     Args:
         stage: Stage 03; its `train.resume` says what to do if settings have changed.
@@ -97,7 +97,7 @@ class Resumption:
 
 
 def fingerprint(stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> dict[str, str]:
-    """Return what a training depends on, as text: model, arguments, rewards and rows."""
+    """Return what training depends on, as text: model, arguments, rewards and rows."""
     config, values = stage.config, {}
     for section in ("model", "policy"):
         settings = getattr(config, section).model_dump()

@@ -101,9 +101,9 @@ def pack(
         completion_width: How many columns at the end are completions.
 
     Returns:
-        The model's inputs, [1, tokens], and the place of each completion token's log-probability in
-        a row of tokens - 1, [rows, completion width]; the place of padding is one past the end. The
-        inputs hold each prompt without its last token, followed by that token and the completion's
+        The model's inputs, [1, tokens], and an index for each completion token, [rows, completion
+        width]: where its log-probability is in a row of `tokens - 1` values, or one past the end
+        for padding. The inputs hold each prompt without its last token, followed by that token and the completion's
         tokens for each of its completions. Positions count within each sequence; labels are the
         tokens of completions, and -100 elsewhere; the mask is the layout that `attend` reads.
     """
@@ -151,7 +151,7 @@ def attend(
     attention_mask: "torch.Tensor | None",
     **options: Any,
 ) -> tuple["torch.Tensor", None]:
-    """Compute attention by sdpa, on the sequences of `pack`'s row if the mask is its layout.
+    """Compute attention with sdpa, separately for each sequence if the mask is `pack`'s layout.
 
     Args:
         attention_mask: [2, 1, sequences, width], integers: the place in the row of each token of a

@@ -69,8 +69,8 @@ class Evidence(NamedTuple):
         policy's own samples, below 0 likelier.
     difference: Mean absolute difference between the engine's log-probabilities and the trainer's
         [nats a token]; NaN if the engine returns none.
-    change: Mean absolute change of the trainer's log-probabilities by the noise [nats a token];
-        NaN without noise.
+    change: Mean absolute change that the noise causes in the trainer's log-probabilities
+        [nats a token]; NaN without noise.
     entropy: Mean entropy of the policy with the noise [nats a token].
     tokens: Number of tokens in the test.
     """

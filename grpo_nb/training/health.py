@@ -1,4 +1,4 @@
-"""Alerts from the metrics of a training: what is wrong, how we know, and what to change.
+"""Alerts from the metrics of a training run: what is wrong, how we know, and what to change.
 
 No limit is an absolute reward, KL or gradient norm: a window of steps is compared with the run's
 own past, its noise, and the range of its rewards. An alert is raised again only after a window of
@@ -54,7 +54,7 @@ def rates(rule: str) -> str:
 
 
 class Expected(NamedTuple):
-    """Hold what is known about a training before its first step.
+    """Hold what is known about a training run before its first step.
 
     rewards: {name: (weight, lowest score, highest score)}; the first reward decides what is
         correct.
@@ -72,7 +72,7 @@ class Expected(NamedTuple):
 
 
 class Watch:
-    """Raise alerts from the metrics of a training, one line of them at a time."""
+    """Raise alerts from the metrics of training, one line of them at a time."""
 
     def __init__(self, expected: Expected) -> None:
         self.expected, self.limits = expected, LIMITS
@@ -118,7 +118,7 @@ class Watch:
         return fmean(now) - fmean(then), math.hypot(*errors) + 1e-9
 
     def sure(self, key: str, ago: int) -> float:
-        """Return the rise in standard errors."""
+        """Return a mean's rise over `ago` lines, divided by its standard error."""
         rise, error = self.rise(key, ago)
         return rise / error
 
@@ -225,7 +225,7 @@ def _fall(w: Watch, key: str) -> str:
 
 
 def _rewards(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield what is wrong with single rewards: they do not rise, dominate, or give no score."""
+    """Yield what is wrong with single rewards: no rise, dominance, or no score."""
     rewards, limits, start = w.expected.rewards, w.limits, len(w.lines) - w.limits.window
     first, form = next(iter(rewards)), next((n for n in rewards if "_format_" in n), "")
     low, full = w.ends()
@@ -287,7 +287,7 @@ def read_alerts(path: Path) -> list[Check]:
 
 
 def checks(watch: Watch, lines: Sequence[Mapping[str, Any]], alerts: list[Check]) -> list[Check]:
-    """Return what stage 03 records of a training that has ended.
+    """Return what stage 03 records of training that has ended.
 
     Args:
         watch: The watch that was fed with the lines.

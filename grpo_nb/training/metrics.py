@@ -1,4 +1,4 @@
-"""Measure what TRL does not, and read the completions of a training."""
+"""Measure what TRL does not, and read the completions of a training run."""
 
 import json
 import math
@@ -30,7 +30,7 @@ SHUFFLED = "a placebo: these scores are shuffled within each group, and not what
 
 
 def forget_after(folder: Path, steps: int) -> None:
-    """Remove what a training wrote after a checkpoint, because those steps are trained again.
+    """Remove what training wrote after a checkpoint, because those steps are trained again.
 
     Args:
         folder: The run's train/, with metrics, alerts, completions and the best adapter.
@@ -149,7 +149,7 @@ def peak_memory() -> int:
 
 
 def new_peak() -> None:
-    """Reset the peak of the memory; if the system forbids that, the old peak remains."""
+    """Reset the peak memory usage; if the system forbids that, the old peak remains."""
     import torch
 
     if cuda_available():

@@ -68,5 +68,5 @@ def entropy(policy: Policy, prompts: Sequence[list[Message]], samples: Sequence[
 
 
 def suffices(figures: dict[str, Any], mark: float = MARK) -> bool:
-    """Return whether GRPO can go on: enough prompts are sometimes solved, and groups differ."""
+    """Return whether GRPO can start: enough prompts are sometimes solved, and groups differ."""
     return figures[PASS] >= mark and figures["zero-advantage"] <= MOSTLY

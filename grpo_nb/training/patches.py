@@ -1,7 +1,7 @@
-"""Verify that Unsloth has changed TRL in the way that a training on a GPU needs.
+"""Verify that Unsloth has changed TRL in the way that training on a GPU needs.
 
 Unsloth searches TRL's source for texts to replace; a text that is missing is only logged. So we
-look for the effect of each change that a training relies on.
+look for the effect of each change that training relies on.
 """
 
 import inspect
@@ -13,7 +13,7 @@ from grpo_nb.models import Policy, cuda_available
 
 
 def refuse_missing(policy: Policy, base: type) -> None:
-    """Refuse to build a trainer if a change that a training relies on is missing.
+    """Refuse to build a trainer if a change that training relies on is missing.
 
     Args:
         policy: The policy to train, loaded.
@@ -42,7 +42,7 @@ def refuse_missing(policy: Policy, base: type) -> None:
 
 
 def effects(policy: Policy) -> dict[str, bool]:
-    """Return each effect that a training relies on, and whether it is present."""
+    """Return each effect that training relies on, and whether it is present."""
     import torch
     from trl import GRPOTrainer
 

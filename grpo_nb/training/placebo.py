@@ -1,4 +1,4 @@
-"""Pay a placebo training (`train.placebo`) for something other than its answers.
+"""Reward a placebo run (`train.placebo`) for something other than its answers.
 
 "shuffled" distributes the scores of a group at random over its completions: the same scores,
 unrelated to the completions. "format-only" pays the format rewards alone. Everything else is as in
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def paid_weights(rewards: RewardSet, placebo: str) -> list[float]:
-    """Return the reward weights that a training uses.
+    """Return the reward weights that training uses.
 
     Args:
         rewards: The run's rewards.

@@ -1,4 +1,4 @@
-"""Check a training before it starts: run its largest step, and find what would stop it later.
+"""Check training before it starts: run its largest step, and find what would stop it later.
 
 The largest step is the longest prompt with completions of full length, through the trainer's own
 loss, backward pass and generation. The memory that it needs is compared with the machine's. A
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 GO_ON = "train.guard_steps = 0 trains all the same"
-# fp16 scales the loss. Its first scale makes most gradients overflow; trainings settle at this.
+# fp16 scales the loss. Its first scale makes most gradients overflow; training settles at this.
 USUAL_SCALE = 2.0**10
 # A CPU's process grows this much in its first steps: kernels of oneDNN for shapes that the dry run
 # did not have, and memory that the C library keeps for later: see docs/performance.md.
@@ -174,7 +174,7 @@ def _memory(trainer: "Trainer", before: int, peak: int, budget: int) -> Check:
 
 
 def smaller(trainer: "Trainer", rows: int) -> str:
-    """Advise settings for the same step with at most this many rows in a micro-batch."""
+    """Suggest settings for the same step with at most this many rows in a micro-batch."""
     args = trainer.args
     other = "a smaller train.max_completion_length"
     # Under standby Unsloth sets the engine's share of the memory itself.

@@ -45,9 +45,9 @@ def start(expected: int | None) -> None:
 
 
 def end() -> None:
-    """End this process once all are done, unless it is the only one.
+    """End this process once all processes are done, unless it is the only one.
 
-    Python's own shutdown is skipped, because a thread of gloo could abort the process in it.
+    Python's own shutdown is skipped, because a gloo thread could abort the process during it.
     """
     if world := _world():
         gather([])

@@ -66,14 +66,14 @@ class Rescue(NamedTuple):
 def rescue_base(test: RewardTest) -> Rescue:
     """Climb the ladder, and write the result of each rung to rewards/rescue.json.
 
-    With `rescue.mode` "auto", the settings of the rung that suffices become those of the run: their
-    notebooks have to be run again, which `python -m grpo_nb run` does.
+    With `rescue.mode` "auto", the settings of the rung that suffices become those of the run; the
+    notebooks they belong to must be run again, which `python -m grpo_nb run` does.
 
     Args:
         test: Rewards that pass, and a base that earns nothing from them.
 
     Returns:
-        The rescue; without lines for a task with an environment, or if `rescue.mode` is "none".
+        The rescue, with an empty table if the task has an environment or `rescue.mode` is "none".
     """
     stage = test.stage
     if test.bench.environment or stage.config.rescue.mode == "none":

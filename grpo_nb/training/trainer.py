@@ -95,7 +95,7 @@ class Trainer(GRPOTrainer):
         ValueError: `args` holds a value that no training can use, or this run has an interrupted
             training with other settings, and `train.resume` is "auto".
         RuntimeError: Unsloth replaced TRL's trainer after this module was imported, or did not
-            change TRL in the way that a training relies on.
+            change TRL in the way that training relies on.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Trainer(GRPOTrainer):
         self.watchers.append(watcher)
 
     def preflight(self) -> Checks:
-        """Run the largest step without effect, and check what would end the training later."""
+        """Run the largest step as a trial, and check for anything that would end training later."""
         checks = preflight.preflight(self)
         ranks.from_main(lambda: self.stage.record_checks(checks))
         return checks
@@ -368,7 +368,7 @@ class Trainer(GRPOTrainer):
         return batch
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Note a loss that is not finite, as transformers logs the mean of earlier losses instead.
+        """Note a non-finite loss, since transformers logs the mean of earlier losses instead.
 
         Unsloth's trainer has the same method.
         """

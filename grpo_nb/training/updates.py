@@ -44,7 +44,7 @@ Watcher = Callable[[Update], None]
 
 
 class Progress:
-    """Show how far the training is, as a watcher."""
+    """Show, as a watcher, how far along the training is."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage

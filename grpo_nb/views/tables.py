@@ -65,7 +65,7 @@ def table(frame: pd.DataFrame) -> Page:
 
 
 def cell(value: Any, reason: str = "") -> str:
-    """Render a cell; a number may be a score, and the reason for it is shown below it."""
+    """Render a cell; below a score, which may be None, show its reason if there is one."""
     if not (isinstance(value, float) or value is None):
         return html.escape(str(value))
     text = "None" if value is None or not math.isfinite(value) else f"{value:.3g}"

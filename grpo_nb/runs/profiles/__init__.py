@@ -2,7 +2,7 @@
 
 A profile's file also states how much memory the GPU must have (`memory_gib`). None of the GPU
 profiles has been measured on its GPU: tests/runs/test_config.py estimates their memory, and the
-preflight checks it before a training starts. Settings that a task lists under a profile's name
+preflight checks it before training starts. Settings that a task lists under a profile's name
 apply to that profile only.
 """
 

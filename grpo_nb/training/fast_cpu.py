@@ -103,9 +103,10 @@ def pack(
     Returns:
         The model's inputs, [1, tokens], and an index for each completion token, [rows, completion
         width]: where its log-probability is in a row of `tokens - 1` values, or one past the end
-        for padding. The inputs hold each prompt without its last token, followed by that token and the completion's
-        tokens for each of its completions. Positions count within each sequence; labels are the
-        tokens of completions, and -100 elsewhere; the mask is the layout that `attend` reads.
+        for padding. The inputs hold each prompt without its last token, followed by that token and
+        the completion's tokens for each of its completions. Positions count within each sequence;
+        labels are the tokens of completions, and -100 elsewhere; the mask is the layout that
+        `attend` reads.
     """
     import torch
     from torch.nn.utils.rnn import pad_sequence

@@ -97,25 +97,19 @@ def prompt_tokens(prompt: list[Message], config: DataConfig, count_tokens: Count
         raise Fault(TEMPLATE, config.question_column, str(error)) from None
 
 
-def row_to_ask(number: int, raw: Row | str, config: DataConfig) -> Row:
+def row_to_ask(raw: Row | str, config: DataConfig) -> Row:
     """Return a row for a model to answer, with the columns that the rewards read, if it has them.
 
-    If the reference answer cannot be used, the row has the reason under "fault".
+    Without a usable reference answer, the row is its question alone.
 
     Raises:
         Fault: The row has no question that can be asked, or an image that cannot be used.
     """
-    row: Row = {}
+    question = _question(raw, config)
     try:
-        row = _question(raw, config)
-        if config.answer_column in raw:
-            row = _validate_row(raw, config, answer_finder(config.answer_format))[0]
-    except Fault as fault:
-        fault.row = number
-        if not row:
-            raise
-        row["fault"] = str(fault)
-    return row
+        return _validate_row(raw, config, answer_finder(config.answer_format))[0]
+    except Fault:
+        return question
 
 
 def extra_columns(config: DataConfig) -> list[str]:

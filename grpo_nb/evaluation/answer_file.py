@@ -129,7 +129,7 @@ def _read(
     numbers, rows = [], []
     for number, raw in chain.from_iterable(sources.read(settings)):
         try:
-            row = row_to_ask(number, raw, settings)
+            row = row_to_ask(raw, settings)
             if answer_column and answer_column not in raw:
                 raise Fault(MISSING, answer_column, f"the row has {', '.join(map(str, raw))}")
             tokens = prompt_tokens(row["prompt"], settings, count)

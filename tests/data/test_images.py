@@ -416,9 +416,8 @@ def test_a_file_of_questions_is_read_with_its_images(dots):
     folder, rows = dots
     (folder / "ask.jsonl").write_text("{}")
     config = DataConfig(source=str(folder / "ask.jsonl"), image_column="image", answer_kind="text")
-    row = row_to_ask(1, {k: v for k, v in rows[0].items() if k != "answer"}, config)
+    row = row_to_ask({k: v for k, v in rows[0].items() if k != "answer"}, config)
     assert same(row["images"][0], dot("red"))
-    assert "fault" not in row
 
 
 def test_a_row_counts_its_images_as_one_prompt(dots):

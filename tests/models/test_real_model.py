@@ -115,9 +115,8 @@ def test_the_preflights_memory_is_near_the_peak(trained):
     assert "memory" in trained["checks"]
 
 
-# Another template is left to the tiny model's tests: after its warm-up this one writes nearly the
-# same with either, and whether a few looks show it depends on the process' rounding.
-@pytest.mark.parametrize("name", ["adapter", "stale weights", "colder", "top_k"])
+# One fault of the weights, one of the sampling; the others are left to the tiny model's tests.
+@pytest.mark.parametrize("name", ["adapter", "top_k"])
 def test_samples_that_are_not_the_policys_are_found(trained, monkeypatch, name):
     trainer, (fault, words) = trained["trainer"], FAULTS[name]
     trainer.samples_densely, trainer._dense = True, None

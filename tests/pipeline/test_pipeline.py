@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import shutil
 import signal
@@ -168,10 +169,9 @@ def part_of_sweep(demo_run, name, folder, steps, last):
     return run
 
 
-def test_a_killed_sweep_goes_on_where_it_was(demo_run, tmp_path, monkeypatch):
-    """SIGKILL in the middle of a training, after a checkpoint; with kernels that are no forks."""
+def test_a_killed_sweep_goes_on_where_it_was(demo_run, forks, tmp_path, monkeypatch):
+    """SIGKILL in the middle of a training, after a checkpoint; what is killed is no fork."""
     monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path))
-    monkeypatch.delenv("JUPYTER_PATH", raising=False)
     done = part_of_sweep(demo_run, "s-000", tmp_path, 4, "04")
     cut = part_of_sweep(demo_run, "s-001", tmp_path, 9, "02")
     shutil.rmtree(cut / "train")
@@ -179,9 +179,10 @@ def test_a_killed_sweep_goes_on_where_it_was(demo_run, tmp_path, monkeypatch):
     settings.pop("train.max_steps")
     sweep = {"profile": "tiny-cpu", "settings": settings, "grid": {"train.max_steps": [4, 9]}}
     (tmp_path / "s.yaml").write_text(json.dumps(sweep))
-    command = [sys.executable, "-m", "grpo_nb", "sweep", str(tmp_path / "s.yaml")]
-    before = tree(done)
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as driver:
+    arguments = ["-m", "grpo_nb", "sweep", str(tmp_path / "s.yaml")]
+    before, no_forks = tree(done), {k: v for k, v in os.environ.items() if k != "JUPYTER_PATH"}
+    killed = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL, env=no_forks)
+    with killed as driver:
         until(lambda: any(cut.path.glob("train/**/checkpoint-2/trainer_state.json")), 120)
         processes = psutil.Process(driver.pid).children(recursive=True)
         [trial] = [each for each in processes if "run" in each.cmdline()]
@@ -190,7 +191,8 @@ def test_a_killed_sweep_goes_on_where_it_was(demo_run, tmp_path, monkeypatch):
         assert psutil.wait_procs(processes, 30)[1] == [], "an orphan"
     assert not any(run.in_use(".lock", ".pipeline.lock") for run in (done, cut))
     assert (done.state("04").status, cut.state("03").status) == ("done", "cut off")
-    again = subprocess.run(command, capture_output=True, text=True)
+    monkeypatch.setenv(forked.CHILDREN, "1")
+    again = subprocess.run([*forked.python(), *arguments], capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert "s-001: done" in again.stdout and "2 of 2 trials are done" in again.stdout
     assert tree(done) == before and "s-000: started" not in again.stdout

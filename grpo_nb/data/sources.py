@@ -8,7 +8,7 @@ import csv
 import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -279,27 +279,16 @@ def _read_hub(name: str, config: DataConfig) -> Iterator[Row]:
         rows = datasets.load_dataset(
             name, config.subset or None, streaming=config.streaming, **place
         )
-        for column, kind in _with_images(rows.features or {}):
-            rows = rows.cast_column(column, kind)
-        yield from _shortened(rows, rows.features.arrow_schema) if rows.features else rows
+        rows = rows if config.streaming else rows.to_iterable_dataset()
+        if rows.features:
+            rows = _shortened(rows.decode(False), rows.features.arrow_schema)
+        yield from rows
     except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise ValueError(
             f"data.source = {name!r} (subset {config.subset!r}, {place}) could not be loaded: "
             f"{error}. Check the names and the network, or use a local copy: "
             "`hf download --repo-type dataset NAME --local-dir FOLDER`, then data.source=FOLDER"
         ) from error
-
-
-def _with_images(features: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each image column, with its feature type set not to decode the files."""
-    import datasets
-
-    files = datasets.Image(decode=False)
-    for column, kind in features.items():
-        if isinstance(kind, datasets.Image):
-            yield column, files
-        elif isinstance(getattr(kind, "feature", None), datasets.Image):
-            yield column, type(kind)(files)
 
 
 READERS = {".jsonl": _read_json, ".json": _read_json, ".csv": _read_csv, ".tsv": _read_csv}

@@ -3,17 +3,15 @@
     report = data.prepare(run, config.data, config.seed, count_tokens)
     rows = data.load(run, "train")
 
-A million rows can be read: they come in batches, and memory holds only the JSON and a few hashes
-of each row. Their images are in a temporary file until the rows are written. `load` decodes the
-images of all rows that it returns.
+A million rows can be read: they come in batches, and memory holds only the JSON of each row, a few
+hashes, and its images as PNG files. `load` decodes the images of all rows that it returns.
 """
 
 import json
 import random
 import re
 from collections.abc import Iterable, Sequence
-from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,7 +21,7 @@ from grpo_nb.data import duplicates, sources
 from grpo_nb.data.references import printable
 from grpo_nb.data.report import LEAKS, REPEATED, Drops, checks, figures
 from grpo_nb.data.sources import Batch
-from grpo_nb.data.store import Row, load, replace_train, to_json, write_rows
+from grpo_nb.data.store import Row, load, pack, replace_train, write_rows
 from grpo_nb.data.validate import (
     CONTRADICTORY,
     CountTokens,
@@ -66,10 +64,10 @@ def prepare(
     """
     extra_columns(config)
     drops = Drops()
-    with atomic_path(run / "data") as folder, TemporaryFile(dir=run.path) as spool:
+    with atomic_path(run / "data") as folder:
         folder.mkdir()
         config, names, batches = sources.read_columns(with_system_prompt(config, preset))
-        prints, tokens = _read(drops, batches, config, count_tokens, spool)
+        prints, tokens = _read(drops, batches, config, count_tokens)
         report = {"source": config.source, "rows_read": len(prints) + drops.count()}
         kinds = prints["kind"].value_counts().to_dict()
         report |= {"columns": _columns(names, config), "answer_kinds": kinds}
@@ -78,12 +76,12 @@ def prepare(
         # Warm-up rows are held apart: they would make baseline and validation look better.
         rest = len(train) - min(config.sft_rows, len(train) // 2)
         train, warm_up = train[:rest], train[rest:]
-        texts = prints["json"].to_numpy()
-        names = dict.fromkeys(name for text in texts for name in json.loads(text))
-        train = train[shortest(texts[train], config.shortest_share)]
+        packed = prints["packed"].to_numpy()
+        names = dict.fromkeys(name for row in packed for name in json.loads(row.text))
+        train = train[shortest([row.text for row in packed[train]], config.shortest_share)]
         for split, places in (("train", train), ("sft", warm_up), ("eval", held_out)):
             if len(places):
-                write_rows(folder / f"{split}.parquet", texts[places], names, spool)
+                write_rows(folder / f"{split}.parquet", packed[places], names)
         report |= {"train_rows": len(train), "sft_rows": len(warm_up), "eval_rows": len(held_out)}
         report |= {"dropped": list(drops.values())}
         report |= figures(tokens, drops)
@@ -129,28 +127,24 @@ def _columns(names: Sequence[str], config: DataConfig) -> dict[str, Any]:
 
 
 def _read(
-    drops: Drops,
-    batches: Iterable[Batch],
-    config: DataConfig,
-    count_tokens: CountTokens,
-    spool: IO[bytes],
+    drops: Drops, batches: Iterable[Batch], config: DataConfig, count_tokens: CountTokens
 ) -> tuple[pd.DataFrame, list[int]]:
     """Return a table of the usable rows, and the number of tokens of every prompt.
 
-    The table has one line per row: its fingerprints, the row as "json", its answer's "kind".
+    The table has one line per row: its fingerprints, the row as "packed", its answer's "kind".
     """
-    texts, kinds, tokens, tables = [], [], [], [duplicates.fingerprints([])]
+    packed, kinds, tokens, tables = [], [], [], [duplicates.fingerprints([])]
     for batch in tqdm(batches, unit=" rows", unit_scale=sources.BATCH, delay=2):
         rows, faults, lengths = validate_rows(batch, config, count_tokens)
         for fault in faults:
             drops.add(fault.reason, [fault.row], fault.evidence)
         for _, row, plain in rows:
-            texts.append(to_json(row, spool))
+            packed.append(pack(row))
             kinds.append(plain[0] if config.answer_kind == "math" else config.answer_kind)
         tables.append(duplicates.fingerprints(rows, columns=bool(config.environment)))
         tokens += lengths
     table = pd.concat(tables, ignore_index=True)
-    return table.assign(json=texts, kind=kinds), tokens
+    return table.assign(packed=pd.Series(packed, dtype=object), kind=kinds), tokens
 
 
 def _split(
@@ -164,8 +158,12 @@ def _split(
     rest = prints[~conflicts & ~repeats]
     order = list(range(len(rest)))
     random.Random(seed).shuffle(order)
-    order = _by_image(order, rest["images"].to_numpy())
-    held_out, train = np.split(np.array(order, dtype=int), [config.held_out(len(rest))])
+    # Rows with the same first image are put side by side, so that the split separates few of them.
+    images = rest["images"].to_numpy()
+    first_images = [images[place][0] if images[place] else f"row {place}" for place in order]
+    ranks = pd.factorize(np.array(first_images, dtype=object))[0]
+    order = np.array(order, dtype=int)[ranks.argsort(kind="stable")]
+    held_out, train = np.split(order, [config.held_out(len(rest))])
     leaks = duplicates.near(rest, held_out)
     drops.add(LEAKS, rest["row"].to_numpy()[leaks])
     train = train[~leaks[train]]
@@ -176,13 +174,3 @@ def _split(
         )
     places = rest.index.to_numpy()
     return places[train], places[held_out]
-
-
-def _by_image(order: list[int], images: np.ndarray) -> list[int]:
-    """Put rows with the same first image side by side, so that a split separates few of them."""
-    first: dict[int, int] = {}
-    ranks = [
-        first.setdefault(images[place][0], rank) if images[place] else rank
-        for rank, place in enumerate(order)
-    ]
-    return [place for _, place in sorted(zip(ranks, order, strict=True), key=lambda pair: pair[0])]

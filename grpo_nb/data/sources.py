@@ -22,8 +22,7 @@ from grpo_nb.runs.profiles import TASKS
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BATCH = 5_000  # rows
-IMAGE_BATCH = 100  # rows with images
+BATCH = 500  # rows, whose images are decoded at the same time
 NO_TEXT = (b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b", b"PK\x03\x04")
 csv.field_size_limit(2**24)  # characters of a cell; Python's default is 128 KiB
 BUILT_IN = {task: f"data/tasks/{task}.jsonl" for task in TASKS if task != "math"}
@@ -50,11 +49,7 @@ def read(config: DataConfig) -> Iterator[Batch]:
     """
     numbered = ((n, row) for n, row in enumerate(_open(config), start=1) if row is not None)
     numbered = islice(numbered, config.max_rows or None)
-    first = list(islice(numbered, 1))
-    names = {config.image_column, *LIKELY["image_column"]}
-    has_images = any(isinstance(row, dict) and names & row.keys() for _, row in first)
-    size, numbered = IMAGE_BATCH if has_images else BATCH, chain(first, numbered)
-    while batch := list(islice(numbered, size)):
+    while batch := list(islice(numbered, BATCH)):
         yield batch
 
 
@@ -252,9 +247,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(path)
-        has_images = any(name in LIKELY["image_column"] for name in file.schema_arrow.names)
-        for batch in file.iter_batches(IMAGE_BATCH if has_images else BATCH):
+        for batch in pq.ParquetFile(path).iter_batches(BATCH):
             _refuse_repeated(path, batch.schema.names)
             yield from _shortened(batch.to_pylist(), batch.schema)
     except (pa.ArrowException, OSError) as error:

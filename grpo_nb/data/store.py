@@ -8,14 +8,13 @@ files in a column of their own, and prompts without their images.
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from grpo_nb.data.images import decode, encode
-from grpo_nb.data.sources import BATCH, IMAGE_BATCH, Row
+from grpo_nb.data.sources import BATCH, Row
 from grpo_nb.rewards.prompts import as_text, with_images
 from grpo_nb.runs import Run, atomic_path
 
@@ -24,52 +23,39 @@ _COLUMNS = {"prompt": pa.list_(_TURN), "question": pa.string(), "answer": pa.str
 _COLUMNS |= {"prompt_tokens": pa.int32()}
 
 
-def to_json(row: Row, spool: IO[bytes]) -> str:
-    """Return a row as JSON; write its images to the spool, and their positions into the JSON."""
-    if "images" in row:
-        places = []
-        for file in map(encode, row["images"]):
-            places.append([spool.tell(), len(file)])
-            spool.write(file)
-        row = row | {"prompt": as_text(row["prompt"]), "images": places}
-    return json.dumps(row, default=str)
+class Packed(NamedTuple):
+    """Hold a row in little memory: as JSON without its images, and these as PNG files."""
+
+    text: str
+    images: list[bytes]
 
 
-def write_rows(path: Path, texts: Sequence[str], names: Iterable[str], spool: IO[bytes]) -> None:
-    """Write rows to a Parquet file.
+def pack(row: Row) -> Packed:
+    """Return a row packed."""
+    bare = {name: cell for name, cell in row.items() if name != "images"}
+    text = json.dumps(bare | {"prompt": as_text(row["prompt"])}, default=str)
+    return Packed(text, list(map(encode, row.get("images", ()))))
 
-    Args:
-        path: The file.
-        texts: The rows, as `to_json` returns them.
-        names: The columns; those that are not in `_COLUMNS` are stored as JSON.
-        spool: The file that `to_json` wrote the images to.
-    """
-    arrow = _COLUMNS | ({"images": pa.list_(pa.binary())} if "images" in names else {})
+
+def write_rows(path: Path, packed: Sequence[Packed], names: Iterable[str]) -> None:
+    """Write rows to a Parquet file; columns that are not in `_COLUMNS` are stored as JSON."""
+    arrow = _COLUMNS | ({"images": pa.list_(pa.binary())} if packed[0].images else {})
     others = [name for name in names if name not in arrow]
     schema = pa.schema([*arrow.items(), *((name, pa.json_()) for name in others)])
-    size = IMAGE_BATCH if "images" in arrow else BATCH
     with pq.ParquetWriter(path, schema) as writer:
-        for start in range(0, len(texts), size):
-            rows = list(map(json.loads, texts[start : start + size]))
-            for row in rows if "images" in arrow else ():
-                row["images"] = [_file_at(spool, *place) for place in row["images"]]
+        for start in range(0, len(packed), BATCH):
+            part = packed[start : start + BATCH]
+            rows = [json.loads(each.text) | {"images": each.images} for each in part]
             columns = [[row[name] for row in rows] for name in arrow]
             columns += [[json.dumps(row.get(name)) for row in rows] for name in others]
             arrays = list(map(pa.array, columns, schema.types))
             writer.write_table(pa.table(arrays, schema=schema))
 
 
-def _file_at(spool: IO[bytes], start: int, length: int) -> bytes:
-    spool.seek(start)
-    return spool.read(length)
-
-
 def replace_train(run: Run, rows: Sequence[Row]) -> None:
     """Replace the rows of data/train.parquet with these rows, in this order."""
-    with TemporaryFile(dir=run / "data") as spool:
-        texts = [to_json(row, spool) for row in rows]
-        with atomic_path(run / "data/train.parquet") as temporary:
-            write_rows(temporary, texts, rows[0], spool)
+    with atomic_path(run / "data/train.parquet") as temporary:
+        write_rows(temporary, list(map(pack, rows)), rows[0])
 
 
 def read_rows(path: Path, max_rows: int = 0) -> list[Row]:
@@ -79,7 +65,7 @@ def read_rows(path: Path, max_rows: int = 0) -> list[Row]:
     """
     file = pq.ParquetFile(path)
     rows: list[Row] = []
-    for batch in file.iter_batches(IMAGE_BATCH if "images" in file.schema_arrow.names else BATCH):
+    for batch in file.iter_batches(BATCH):
         rows += map(_with_pictures, batch.to_pylist())
         if 0 < max_rows <= len(rows):
             break

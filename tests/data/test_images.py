@@ -377,7 +377,8 @@ def test_a_path_in_a_hub_dataset_opens_nothing():
         images.read_images("/etc/passwd", None, "image", 10_000)
 
 
-def test_rows_with_images_pass_in_small_batches(tmp_path):
+def test_rows_with_images_pass_in_small_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "BATCH", 100)
     rows = [{"question": "?", "answer": "1", "image": "a.png"}] * 250
     source = tmp_path / "rows.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -8,7 +8,7 @@ from PIL import Image
 
 from grpo_nb import evaluation
 from grpo_nb.__main__ import main
-from grpo_nb.data.store import to_json, write_rows
+from grpo_nb.data.store import pack, write_rows
 from grpo_nb.evaluation import leaderboard
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import NOTEBOOKS, Run, config, write_json
@@ -97,9 +97,7 @@ def test_the_same_question_about_other_images_is_another_prompt(runs_dir):
             | {"images": [picture]}
             for picture in pictures
         ]
-        with (place / "spool").open("w+b") as spool:
-            texts = [to_json(row, spool) for row in rows]
-            write_rows(place / "data/eval.parquet", texts, rows[0], spool)
+        write_rows(place / "data/eval.parquet", list(map(pack, rows)), rows[0])
     board = leaderboard.compare(places)
     assert board.pairs.loc[0, ["prompts", "difference", "p"]].tolist() == [10, 0, 1]
     assert board.table.loc[1, "difference_low"] < 0 < board.table.loc[1, "difference_high"]

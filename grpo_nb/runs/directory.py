@@ -181,17 +181,14 @@ class Run:
 
     def outdated(self, stage: str) -> str:
         """Say which earlier results have changed since `stage` was done; "" if none have."""
-        manifest, current, rerun = self.manifest(), {}, ""
+        manifest = self.manifest()
         inputs = manifest.get(stage, {}).get("inputs")
         for earlier in [name for name in NOTEBOOKS if inputs is not None and name < stage]:
             entry = manifest.get(earlier, {})
-            current |= entry.get("outputs", {})
             # A stage that is running, failed or cut off may have overwritten its results.
-            if entry.get("status") != "done" or not current.items() <= inputs.items():
-                rerun = rerun or earlier
-        if not rerun and current == (inputs or {}):
-            return ""
-        return f"{NOTEBOOKS[rerun or earlier]} was run again after {NOTEBOOKS[stage]}"
+            if entry.get("status") != "done" or not entry["outputs"].items() <= inputs.items():
+                return f"{NOTEBOOKS[earlier]} was run again after {NOTEBOOKS[stage]}"
+        return ""
 
     def _resettled(self, stage: str) -> str:
         """Say that the settings of a done stage have changed since; "" if they have not."""

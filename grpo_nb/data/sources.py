@@ -5,7 +5,6 @@ that cannot be read is replaced by a text that says why, so that it can be repor
 """
 
 import csv
-import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -77,12 +76,7 @@ def read_columns(config: DataConfig) -> tuple[DataConfig, list[str], Iterator[Ba
             changes[setting] = ""  # a task without images
             continue
         if column != likely[0] or not fit:
-            near = near_columns(column, names)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(
-                f"data.{setting}: {config.source} has no column {column!r}; {hint}it has "
-                f"{', '.join(map(repr, names))}"
-            )
+            refuse_unknown(f"column of {config.source} (data.{setting})", column, names)
         if len(fit) > 1:
             raise ValueError(
                 f"{config.source} has no column {likely[0]!r}, and {' and '.join(map(repr, fit))} "
@@ -90,17 +84,6 @@ def read_columns(config: DataConfig) -> tuple[DataConfig, list[str], Iterator[Ba
             )
         changes[setting] = fit[0]
     return config.model_copy(update=changes), names, chain([first], batches)
-
-
-def near_columns(column: str, names: Sequence[str]) -> list[str]:
-    """Return the columns that a wrong name may refer to, the likeliest first.
-
-    >>> near_columns("question", ["id", "prompt_text", "gold"]), near_columns("gld", ["id", "gold"])
-    (['prompt_text'], ['gold'])
-    """
-    likely = next((words for words in LIKELY.values() if column in words), ())
-    near = difflib.get_close_matches(column, names, cutoff=0.5)
-    return near or [name for name in names if set(re.split(r"[\W_]+", name.lower())) & set(likely)]
 
 
 def is_local(source: str) -> bool:

@@ -177,7 +177,7 @@ def stray(*places):
         ("cut.json", '[{"question": "a"', "is not JSON"),
         ("cut.parquet", PARQUET.getvalue()[:-20], "damaged or not whole .*copy it again"),
         ("empty.csv", "", "holds no rows"),
-        ("other.csv", csv_text("a?,1", header="ask,say"), "no column 'question'; it has 'ask'"),
+        ("other.csv", csv_text("a?,1", header="ask,say"), "'question': known names: ask, say"),
     ],
     ids=brief,
 )  # fmt: skip
@@ -317,7 +317,7 @@ def test_likely_columns_stand_in_for_the_default_ones_and_are_said(
         ("Prompt,problem,answer", "no column 'question', and 'Prompt' and 'problem' .* as in "
          "data.question_column = 'Prompt'"),
         ("question,label,output", "'label' and 'output' could .* data.answer_column = 'label'"),
-        ("ask,label", "data.question_column: .*no column 'question'; it has 'ask', 'label'"),
+        ("ask,label", r"\(data.question_column\) 'question': known names: ask, label"),
     ],
 )  # fmt: skip
 def test_of_several_likely_columns_none_is_guessed(tmp_path, runs_dir, header, message):

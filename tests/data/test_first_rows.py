@@ -25,7 +25,7 @@ def said(capsys, source, *more, command="--dry-run"):
 @pytest.mark.parametrize(
     ("header", "rows", "problem"),
     [
-        (["Nr", "Aufgabe"], SUMS, "no column 'question'; it has 'Nr', 'Aufgabe'"),
+        (["Nr", "Aufgabe"], SUMS, r"\(data.question_column\) 'question': known names: Nr, Aufgabe"),
         (
             ["question", "answer"],
             CITIES,
@@ -49,7 +49,7 @@ def test_a_file_whose_first_rows_do_not_fit_is_refused_before_anything_starts(
     ("setting", "problem"),
     [
         ("data.source=nowhere.csv", "there is no .*nowhere.csv; name a file that is there"),
-        ("data.question_column=questoin", "has no column 'questoin'; did you mean 'question'"),
+        ("data.question_column=questoin", "_column.* 'questoin': did you mean 'question'"),
         ("model.model_path=data/tiny_bas", "data/tiny_bas holds no config.json"),
         ("model.model_path=no/such/folder", "no/such/folder holds no config.json"),
         ("rewards.cases=no.jsonl", "no.jsonl does not exist"),

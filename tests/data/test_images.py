@@ -127,7 +127,7 @@ def test_a_column_of_images_can_be_named_or_left_alone(dots):
     assert (
         "picture" not in prepare(folder, named, image_column="picture", extra_columns="all")[0][0]
     )
-    with pytest.raises(ValueError, match=r"data.image_column: .* has no column 'photo'"):
+    with pytest.raises(ValueError, match=r"column of .* \(data.image_column\) 'photo'"):
         prepare(folder, named, image_column="photo")
     assert "images" not in prepare(folder, rows, image_column="")[0][0]
 

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from grpo_nb.machine import PROJECT_ROOT, gpu_fault, gpu_name
+from grpo_nb.machine import gpu_fault, gpu_name
 from grpo_nb.runs.files import read_yaml
 from grpo_nb.runs.names import refuse_unknown
 
@@ -21,10 +21,6 @@ PROFILES = {path.stem: read_yaml(path) for path in sorted(HERE.glob("*.yaml"))}
 MEMORY_GIB = {name: profile.pop("memory_gib") for name, profile in PROFILES.items()}
 PROFILES = {name: PROFILES[name] for name in sorted(PROFILES, key=MEMORY_GIB.get)}
 TINY, REAL = "tiny-cpu", "smollm2-cpu"  # the profiles that need no GPU
-TINY_MODELS = {
-    PROJECT_ROOT / layer["model.model_path"]
-    for layer in (PROFILES[TINY], *(task[TINY] for task in TASKS.values() if TINY in task))
-}
 
 
 def detect_profile(model: Any = "") -> str:
@@ -34,15 +30,15 @@ def detect_profile(model: Any = "") -> str:
     less than 14 GiB or is too old for CUDA 13, it returns `tiny-cpu`, whose model trains anywhere.
 
     Args:
-        model: The `model.model_path` that is set, if any. Without a GPU, any model but our tiny
-            ones gets the sizes of `smollm2-cpu`.
+        model: The `model.model_path` that is set, if any. Without a GPU, it gets the sizes of
+            `smollm2-cpu`.
     """
     name, _, memory = ("" if gpu_fault() else gpu_name()).rpartition(",")
     mib = re.match(r"\s*(\d+) MiB", memory)
     gib = int(mib[1]) / 1024 if mib else 0
     most = max(need for need in MEMORY_GIB.values() if need <= gib)
     if not most:
-        return REAL if model and PROJECT_ROOT / str(model) not in TINY_MODELS else TINY
+        return REAL if model else TINY
     largest = [profile for profile in PROFILES if MEMORY_GIB[profile] == most]
     matching = [profile for profile in largest if profile.partition("-")[0] in name.lower()]
     return (matching or largest)[0]

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
@@ -69,17 +69,9 @@ class Stopped(StageFailed):
         self.signal = number
 
 
-class Planned(NamedTuple):
-    """Describe a run as a run file or a command line defines it."""
-
-    name: str
-    profile: str
-    settings: dict[str, Any]
-
-
 def planned_run(
     file: str | None, name: str | None, profile: str | None, assignments: Sequence[str]
-) -> Planned:
+) -> tuple[str, str, dict[str, Any]]:
     """Combine a run file with the command line, whose values override the file's.
 
     Args:
@@ -89,18 +81,19 @@ def planned_run(
         profile: The profile of the run.
         assignments: Settings as `--set` takes them, ["train.max_steps=20"].
 
+    Returns:
+        The run's name, profile and settings.
+
     Raises:
         FileNotFoundError: The file does not exist.
         ValueError: The file cannot be read.
     """
     settings = _run_file(Path(file)) if file else {}
     stem = Path(file).stem if file else f"{profile or 'auto'}-{time.strftime('%Y%m%d-%H%M%S')}"
-    run_name, machine = settings.pop("name", stem), settings.pop("profile", "auto")
-    return Planned(
-        str(run_name or "") if name is None else name,
-        machine if profile is None else profile,
-        with_full_paths(settings) | assigned(assignments),
-    )
+    in_file = {"name": settings.pop("name", stem), "profile": settings.pop("profile", "auto")}
+    name = str(in_file["name"] or "") if name is None else name
+    profile = in_file["profile"] if profile is None else profile
+    return name, profile, with_full_paths(settings) | assigned(assignments)
 
 
 def _run_file(path: Path) -> dict[str, Any]:

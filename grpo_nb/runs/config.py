@@ -80,11 +80,6 @@ MEANINGS = {name: RunConfig.model_fields[name].description for name in ("task", 
 }
 
 
-def setting_names() -> list[str]:
-    """Return every dotted name that `--set` takes, such as `train.max_steps`, except `trl.…`."""
-    return list(MEANINGS)
-
-
 def stage_of(name: str) -> str:
     """Return the stage whose notebook takes the setting `name`: "03" for train.max_steps."""
     return SETTING_STAGE.get(name) or SECTION_STAGE.get(name.partition(".")[0], "01")
@@ -103,7 +98,7 @@ def of_stage(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_unknown_setting(name: str) -> None:
     """Raise ValueError with the nearest known name; TRL itself checks names under `trl.`."""
     if not re.fullmatch(r"trl\.\w+", str(name)):
-        refuse_unknown("setting", str(name), [*setting_names(), *SHORT])
+        refuse_unknown("setting", str(name), [*MEANINGS, *SHORT])
 
 
 def resolve(
@@ -269,7 +264,7 @@ def refuse_few_rows(config: RunConfig, rows: int) -> None:
 
 def flatten(config: RunConfig) -> dict[str, Any]:
     """Return every setting by its dotted name."""
-    values = {name: attrgetter(name)(config) for name in setting_names()}
+    values = {name: attrgetter(name)(config) for name in MEANINGS}
     return values | {f"trl.{name}": value for name, value in config.trl.items()}
 
 

@@ -130,8 +130,8 @@ def test_stages_that_differ_in_commit_seed_or_versions_are_a_warning(run, change
 
 
 def test_config_yaml_is_a_run_file_that_makes_the_run_again(run):
-    again = notebooks.planned_run(str(run / "config.yaml"), "again", None, [])
-    made, _ = notebooks.resolve_run(Run(again.name), again.profile, again.settings)
+    name, *again = notebooks.planned_run(str(run / "config.yaml"), "again", None, [])
+    made, _ = notebooks.resolve_run(Run(name), *again)
     differ = config.flatten(made).items() ^ config.flatten(run.config()).items()
     assert {name for name, _ in differ} <= {"model.model_path"}, "by its whole path"
 

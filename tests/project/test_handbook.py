@@ -155,8 +155,8 @@ def check_yaml(path: Path) -> None:
     elif {"grid", "list", "random"} & content.keys():
         assert read_sweep(path).trials
     else:
-        planned = planned_run(str(path), None, None, [])
-        resolve_run(Run(planned.name), planned.profile, planned.settings)
+        name, *planned = planned_run(str(path), None, None, [])
+        resolve_run(Run(name), *planned)
 
 
 @every_page
@@ -210,8 +210,8 @@ def test_the_configurations_for_gpus_are_taken_by_the_installed_trl(name, place)
     from trl import GRPOConfig
 
     write_files(PROJECT_ROOT / "docs/settings.md", place)
-    planned = planned_run(str(place / name), None, None, [])
-    resolved, typed = resolve_run(Run(planned.name), planned.profile, planned.settings)
+    run_name, *planned = planned_run(str(place / name), None, None, [])
+    resolved, typed = resolve_run(Run(run_name), *planned)
     built = GRPOConfig(**arguments_of(resolved, vllm=True))
     assert built.generation_batch_size == resolved.step_completions
     for setting in typed.keys() & {f"train.{key}" for key in TRL_NAMES}:

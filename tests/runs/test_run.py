@@ -149,12 +149,12 @@ def test_the_plan_says_where_each_setting_comes_from_and_starts_nothing(runs_dir
 
 def test_the_command_line_comes_over_the_file(runs_dir):
     file = write(runs_dir, RUN)
-    plan = notebooks.planned_run(file, None, None, ["train.beta=0.2", "data.max_rows=9"])
-    assert (plan.name, plan.profile) == ("mine", "tiny-cpu")
-    assert plan.settings["data.max_rows"] == "9"
-    assert plan.settings["train.learning_rate"] == 1e-4
-    plan = notebooks.planned_run(file, "other", "l4-24gb", [])
-    assert (plan.name, plan.profile) == ("other", "l4-24gb")
+    more = ["train.beta=0.2", "data.max_rows=9"]
+    name, profile, settings = notebooks.planned_run(file, None, None, more)
+    assert (name, profile) == ("mine", "tiny-cpu")
+    assert settings["data.max_rows"] == "9"
+    assert settings["train.learning_rate"] == 1e-4
+    assert notebooks.planned_run(file, "other", "l4-24gb", [])[:2] == ("other", "l4-24gb")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_nb import environments
 from grpo_nb.models import template
-from grpo_nb.reward_lab.gate import REPORT, SCORES, Verdict, judge, save
+from grpo_nb.reward_lab.gate import Verdict, judge, save
 from grpo_nb.reward_lab.table import explain
 from grpo_nb.reward_lab.test import RewardTest
 from grpo_nb.rewards import RewardSet, load_preset, load_rewards
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 OWN = "rewards/mine.py"
-OWN_ABOUT = str(about_path(Path(OWN)))
-ADOPTED = (OWN, OWN_ABOUT, REPORT, SCORES, "config.yaml", "manifest.json")
 DEFINED = re.compile(r"\s*(?:async )?(?:def|class) (\w+)")
 
 
@@ -146,13 +144,12 @@ def hand_on(test: RewardTest, source: str, weights: Sequence[float] = ()) -> Ver
     stage, (about, rewards) = test.stage, _compose(test, source)
     differ = bool(weights) and list(weights) != rewards.reward_weights
     other_weights = ", ".join(f"{weight:g}" for weight in weights) if differ else ""
-    with stage.run.whole_or_undone(*ADOPTED):
-        new_stage = start_stage("02", stage.run.path, of_stage("02", set_values(stage.config)))
-        preset = _keep(new_stage, source, about, other_weights)
-        new_test = test._replace(stage=new_stage).using(preset)
-        verdict = judge(new_test)
-        save(new_test, verdict)
-        new_stage.finish("rewards")
+    rewards = rewards._replace(reward_weights=list(weights) or rewards.reward_weights)
+    verdict = judge(test.using(rewards))  # if it is interrupted, nothing has been written yet
+    new_stage = start_stage("02", stage.run.path, of_stage("02", set_values(stage.config)))
+    preset = _keep(new_stage, source, about, other_weights)
+    save(test._replace(stage=new_stage).using(preset), verdict)
+    new_stage.finish("rewards")
     stage.config = new_stage.config
     return verdict
 

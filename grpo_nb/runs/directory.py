@@ -11,8 +11,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,25 +121,6 @@ class Run:
         except OSError as error:
             raise RuntimeError(disk_error(path, error)) from None
         return lock
-
-    @contextmanager
-    def whole_or_undone(self, *files: str) -> Iterator[None]:
-        """Restore these files if the block raises; a killed process leaves the stage "cut off"."""
-        was_locked = self / ".lock" in _locks and _locks[self / ".lock"].is_locked
-        self.lock()
-        paths = [self / file for file in files]
-        before = {path: path.read_bytes() for path in paths if path.exists()}
-        try:
-            yield
-        except BaseException:
-            for path in set(paths) - set(before):
-                path.unlink(missing_ok=True)
-            for path, content in before.items():
-                with atomic_path(path) as temporary:
-                    temporary.write_bytes(content)
-            if not was_locked:
-                self.lock().release(force=True)
-            raise
 
     def in_use(self, *names: str) -> bool:
         """Return whether a process, this one or another, holds one of these locks.

@@ -86,7 +86,9 @@ def test_the_quickstart_calls_the_functions_and_unfolds_the_training():
 
 def test_launcher_and_lab_take_the_same_way():
     assert "train_grpo" in steps_in(launch._train)
-    assert steps_in(reward_lab.hand_on)[-3:] == steps_in(stages.test_rewards)[-3:]
+    last = steps_in(stages.test_rewards)[-3:]
+    # The Lab starts the stage only after the verdict, so that it writes all at once.
+    assert [step for step in steps_in(reward_lab.hand_on) if step in last] == last
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ files in a column of their own, and prompts without their images.
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,23 +65,15 @@ def read_rows(path: Path, max_rows: int = 0) -> list[Row]:
     Images are decoded, and take three bytes of memory per pixel.
     """
     file = pq.ParquetFile(path)
-    rows: list[Row] = []
-    for batch in file.iter_batches(BATCH):
-        rows += map(_with_pictures, batch.to_pylist())
-        if 0 < max_rows <= len(rows):
-            break
     names = [field.name for field in file.schema_arrow if field.type == pa.json_()]
+    batches = (batch.to_pylist() for batch in file.iter_batches(BATCH))
+    rows = list(islice(chain.from_iterable(batches), max_rows or None))
     for row in rows:
         row.update({name: json.loads(row[name]) for name in names})
-    return rows[: max_rows or None]
-
-
-def _with_pictures(row: Row) -> Row:
-    """Return a stored row with its images decoded, and put into its prompt again."""
-    if "images" not in row:
-        return row
-    images = list(map(decode, row["images"]))
-    return row | {"prompt": with_images(row["prompt"], images), "images": images}
+        if "images" in row:
+            row["images"] = list(map(decode, row["images"]))
+            row["prompt"] = with_images(row["prompt"], row["images"])
+    return rows
 
 
 def load(run: Run, split: str, max_rows: int = 0) -> list[Row]:

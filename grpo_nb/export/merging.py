@@ -210,14 +210,13 @@ def _refuse_without_room(size: int, folder: Path) -> None:
 
     free_memory()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    memory = psutil.virtual_memory().available
-    free = {"memory": torch.cuda.mem_get_info()[0] if cuda_available() else memory}
-    free[f"the disk of {folder.parent}"] = shutil.disk_usage(folder.parent).free
+    memory, disk = psutil.virtual_memory().available, shutil.disk_usage(folder.parent).free
+    memory = torch.cuda.mem_get_info()[0] if cuda_available() else memory
     message = f"the merge takes {size / 1e9:.2g} GB in memory and on the disk: 16-bit weights"
     print(message)
-    if min(free.values()) < 1.05 * size:
-        available = " and ".join(f"{room / 1e9:.3g} GB in {place}" for place, room in free.items())
+    if min(memory, disk) < 1.05 * size:
         raise RuntimeError(
-            f"{message}; free: {available}. Stop other programs, point GRPO_NB_RUNS at a larger "
-            "disk, or set CUDA_VISIBLE_DEVICES=-1 to merge in main memory instead of the GPU's"
+            f"{message}; free: {memory / 1e9:.3g} GB in memory and {disk / 1e9:.3g} GB in the disk "
+            f"of {folder.parent}. Stop other programs, point GRPO_NB_RUNS at a larger disk, or set "
+            "CUDA_VISIBLE_DEVICES=-1 to merge in main memory instead of the GPU's"
         )

@@ -180,10 +180,7 @@ class Run:
     def refuse_outdated(self) -> None:
         """Raise ValueError if the merged model and its evaluation are out of date."""
         if reason := self.outdated("04"):
-            first = self.undone()
-            raise ValueError(
-                f"run {self.name!r}: {reason}: run {NOTEBOOKS[first]} (--from {first})"
-            )
+            raise ValueError(f"run {self.name!r}: {reason}: {self.state(self.undone()).command}")
 
     def config(self) -> configs.RunConfig:
         """Return the configuration as the most recently started stage left it.

@@ -242,7 +242,7 @@ def test_a_stage_that_runs_again_with_another_result_makes_the_later_ones_stale(
     assert [run.state(stage).status for stage in NOTEBOOKS] == ["done", "done", "done", "stale"]
     said = "03_train_grpo was run again after 04_merge_and_infer"
     assert run.outdated("04") == said
-    with pytest.raises(ValueError, match=rf"run 'r': {said}: run 04_merge_and_infer .--from 04.$"):
+    with pytest.raises(ValueError, match=rf"run 'r': {said}: .* --from 04$"):
         run.refuse_outdated()
     assert run.undone() == "04"
     finish("01", "other rows")
@@ -283,7 +283,7 @@ def test_a_merge_is_stale_from_the_start_of_a_training_until_another_one_has_end
     start("03")
     run.lock().release()
     assert (run.state("03").status, run.state("04").status) == ("cut off", "stale")
-    with pytest.raises(ValueError, match=r"03_train_grpo was run again .*\(--from 03\)"):
+    with pytest.raises(ValueError, match=r"03_train_grpo was run again .* --from 03$"):
         run.refuse_outdated()
     finish("03", "trained otherwise")
     for _ in range(2):

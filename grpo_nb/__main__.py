@@ -52,13 +52,6 @@ def repeat(kind: str, name: str | None, dry_run: bool, force: bool, **options: A
         print(f"{check.name}: {check.evidence}")
 
 
-def train(assignments: list[str], **options: Any) -> None:
-    from grpo_nb.pipeline import launch
-    from grpo_nb.pipeline.notebooks import assigned
-
-    launch.train(settings=assigned(assignments), **options)
-
-
 def sweep(file: Path, jobs: int, ray: str | None, dry_run: bool) -> int | None:
     from grpo_nb.pipeline import cluster, sweep
 
@@ -132,7 +125,8 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
 def _add_of_one_run(commands: argparse._SubParsersAction) -> None:
     """Add the commands that take the folder of one run, or its name."""
     folder = {"metavar": "runs/NAME", "help": "folder of the run, or its name"}
-    add = _command(commands, "train", train, "notebook 3 as a command, for several processes")
+    what = "notebook 3 as a command, for several processes"
+    add = _command(commands, "train", "grpo_nb.pipeline.launch:train", what)
     add("run", **folder)
     add("--processes", type=int, help="the expected number; refuse any other")
     _add_settings(add)

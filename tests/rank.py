@@ -93,7 +93,7 @@ def main(name, fault="", process="0", step="0"):
         checkpoints.write_json = die
     if planted:
         weights.weights_dtype = lambda: torch.float32  # bf16 would round each pass' size its way
-    launch.train(Run(name), {}, force=True)  # its rewards were not tested
+    launch.train(Run(name), [], force=True)  # its rewards were not tested
 
 
 if __name__ == "__main__":

@@ -11,12 +11,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_nb import models, training
 from grpo_nb.pipeline import stages
-from grpo_nb.pipeline.notebooks import QUIET, kept_settings
+from grpo_nb.pipeline.notebooks import QUIET, assigned, kept_settings
 from grpo_nb.runs import Run, Stage, config, start_stage
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.training import ranks
@@ -27,13 +27,13 @@ SECONDS_TO_BE_ENDED = 3
 
 
 def train(
-    run: Run, settings: Mapping[str, Any], processes: int | None = None, force: bool = False
+    run: Run, assignments: Sequence[str], processes: int | None = None, force: bool = False
 ) -> None:
     """Train a run whose rewards were tested.
 
     Args:
         run: A run whose stages 01 and 02 are done.
-        settings: Settings of stage 03, by dotted name; they override the run's.
+        assignments: Settings of stage 03 as `--set` takes them; they override the run's.
         processes: How many processes share each step; None for all that the launcher started.
         force: Whether to start even if an earlier stage has changed, or a check fails.
 
@@ -50,7 +50,7 @@ def train(
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the process ends
         if "TORCHELASTIC_ERROR_FILE" in os.environ:  # the launcher prints the first error from it
             sys.stderr = sys.stdout
-    ranks.recorded(_train)(run, settings, force)
+    ranks.recorded(_train)(run, assigned(assignments), force)
     ranks.end()
 
 

@@ -62,7 +62,8 @@ def compare(places: Sequence[str | Path]) -> Board:
             runs[run.name] = run
     if not runs:
         reasons = "".join(f"\n  {name}: {why}" for name, why in left_out.items())
-        raise ValueError(f"no finished run among {len(places)} folders{reasons}")
+        make = "make some, for example with python -m grpo_nb sweep notebooks/compare.yaml"
+        raise ValueError(f"no finished run among {len(places)} folders: {make}{reasons}")
     scores = {name: _scores(run) for name, run in runs.items()}
     varied = _varied({name: run.config() for name, run in runs.items()})
     lines = pd.DataFrame([_line(run, scores[name]) for name, run in runs.items()])
@@ -77,18 +78,8 @@ def compare(places: Sequence[str | Path]) -> Board:
 
 
 def named(prefix: str) -> list[Path]:
-    """Return the folders of the runs whose names start with a prefix.
-
-    Raises:
-        ValueError: There are none.
-    """
-    folders = sorted(path for path in runs_root().glob(f"{prefix}*") if path.is_dir())
-    if not folders:
-        raise ValueError(
-            f"no run in {runs_root()} is called {prefix}…: make some, for example with "
-            "python -m grpo_nb sweep notebooks/compare.yaml"
-        )
-    return folders
+    """Return the folders of the runs whose names start with a prefix."""
+    return sorted(path for path in runs_root().glob(f"{prefix}*") if path.is_dir())
 
 
 def _scores(run: Run) -> pd.Series:

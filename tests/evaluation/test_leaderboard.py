@@ -151,4 +151,4 @@ def test_nothing_to_compare(runs_dir, capsys):
     assert "no finished run among 1 folders" in error
     assert "empty: 01_prepare_data of 'empty' is not started" in error
     with pytest.raises(ValueError, match="sweep notebooks/compare"):
-        leaderboard.named("compare")
+        leaderboard.compare(leaderboard.named("compare"))

@@ -90,14 +90,12 @@ def _refuse(settings: RunConfig) -> None:
             f"with Unsloth we train in one process, and there are {ranks.count()}: "
             "--set policy.backend=transformers"
         )
-    if not models.sharded():
-        return
-    needs = {
-        "model.quantization = '16bit'": settings.model.quantization == "16bit",
-        "train.sft_steps = 0": not settings.train.sft_steps,
-    }
-    if missing := [need for need, met in needs.items() if not met]:
-        raise ValueError(f"FSDP and ZeRO-3 need {' and '.join(missing)}; or use ddp.yaml")
+    bits, steps = settings.model.quantization, settings.train.sft_steps
+    if models.sharded() and (bits != "16bit" or steps):
+        raise ValueError(
+            "FSDP and ZeRO-3 need model.quantization = '16bit' and train.sft_steps = 0, and these "
+            f"are {bits!r} and {steps}: set them, or use ddp.yaml"
+        )
 
 
 def _shares(args: Any) -> str:

@@ -85,7 +85,7 @@ def run(
         load_tokenizer(str(model))
         if adapter is not None:
             trained_base(str(model), Path(adapter))
-    samples, models, each = {}, {}, _completions(rows, config)
+    samples, models, each = {}, {}, len(rows) * (1 + config.evaluate.samples)
     for candidate in candidates:
         label, model, adapter, _ = candidate
         report = part_of(progress, len(samples) * each, len(candidates) * each, label)
@@ -108,11 +108,6 @@ def _open(candidate: Candidate, config: RunConfig, stack: ExitStack) -> Engine:
     template = config.model.chat_template_kwargs
     options = {"adapter": adapter, "quantization": quantization, "chat_template_kwargs": template}
     return stack.enter_context(closing(open_engine(str(model), **options)))
-
-
-def _completions(rows: Sequence[dict], config: RunConfig) -> int:
-    """Return how many completions each model samples."""
-    return len(rows) * (1 + config.evaluate.samples)
 
 
 def _caches(
@@ -165,7 +160,7 @@ def evaluate_model(
         correct (whether the first reward is earned in full), accuracy (the first reward) and
         format (the first format reward).
     """
-    preset, tables = bench.preset, []
+    preset, tables, total = bench.preset, [], len(rows) * (1 + config.evaluate.samples)
     for decoding, temperature in DECODING.items():
         groups = answer_cached(
             (caches or {}).get(decoding, Cache(None, {})),
@@ -177,7 +172,7 @@ def evaluate_model(
             num_generations=config.evaluate.samples if temperature else 1,
             seed=config.seed,
             batch_size=config.evaluate.eval_batch_size,
-            progress=part_of(progress, sum(map(len, tables)), _completions(rows, config)),
+            progress=part_of(progress, sum(map(len, tables)), total),
         )
         scored = score_rows(rows, groups, bench)
         scored["decoding"] = decoding

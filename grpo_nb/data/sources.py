@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH = 500  # rows, whose images are decoded at the same time
-NO_TEXT = (b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b", b"PK\x03\x04")
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # how such a file begins
 csv.field_size_limit(2**24)  # characters of a cell; Python's default is 128 KiB
 BUILT_IN = {task: f"data/tasks/{task}.jsonl" for task in TASKS if task != "math"}
 BUILT_IN["arithmetic"] = "data/arithmetic.jsonl"
@@ -126,13 +126,10 @@ def _open(config: DataConfig) -> Iterator[Row | str | None]:
 
 
 def _open_text(path: Path) -> IO[str]:
-    """Open a UTF-8 file; bad bytes become U+FFFD, which validation reports by row and column."""
+    """Open a text file; bad bytes become U+FFFD, which validation reports by row and column."""
     with path.open("rb") as file:
-        if file.read(4).startswith(NO_TEXT):
-            raise ValueError(
-                f"{path} is in UTF-16, compressed, or a spreadsheet: unpack it, save it as UTF-8"
-            )
-    return path.open(encoding="utf-8-sig", errors="replace", newline="")
+        encoding = "utf-16" if file.read(2) in UTF_16 else "utf-8-sig"
+    return path.open(encoding=encoding, errors="replace", newline="")
 
 
 def _read_csv(path: Path) -> Iterator[Row | str]:

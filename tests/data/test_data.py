@@ -84,7 +84,11 @@ WRITERS = {
 def test_every_kind_of_local_file_gives_the_same_rows(tmp_path, kind):
     frame = pd.DataFrame([{"question": 'One,\n"two"\tthree?', "answer": "7"}, LATE])
     WRITERS[kind](frame, tmp_path / f"rows.{kind}")
-    assert read(tmp_path / f"rows.{kind}") == list(enumerate(frame.to_dict("records"), 1))
+    path, rows = tmp_path / f"rows.{kind}", list(enumerate(frame.to_dict("records"), 1))
+    assert read(path) == rows
+    if kind != "parquet":
+        path.write_bytes(path.read_bytes().decode().encode("utf-16"))
+        assert read(path) == rows
 
 
 @pytest.mark.parametrize("width", [pa.float16(), pa.float32(), pa.float64()], ids=str)
@@ -162,8 +166,7 @@ def stray(*places):
     [
         ("rows.xlsx", b"", "the name of a data file ends in .jsonl"),
         ("none.jsonl", None, "there is no .*; name a file that is there"),
-        ("utf16.csv", csv_text("a?,1").encode("utf-16"), "is in UTF-16, .* a spreadsheet: unpack"),
-        ("packed.csv", gzip.compress(b"question,answer", mtime=0), "is in UTF-16, compressed"),
+        ("packed.csv", gzip.compress(b"question,answer", mtime=0), "holds no rows"),
         ("open.csv", stray(20), "line 22 to 201: .*quotation mark .*not closed"),
         ("pair.csv", stray(20, "180"), "line 22 to 182: .*quotation mark stray"),
         ("tabs.tsv", 'a\tb\nx\t"1\ny\t2\nz\t3"\n', "line 2 to 4: .*quotation mark stray"),

@@ -132,7 +132,7 @@ def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig | None = No
     bound_kernels()
     # vLLM takes no adapter on the part that reads images.
     choice = "off" if config.vision_tower else config.fast_inference
-    vllm = use_vllm(choice, config.quantization, "Unsloth", policy)
+    vllm = use_vllm(choice, config.quantization, policy)
     environment = {name: os.environ[name] for name in ENGINE_VARIABLES if name in os.environ}
     if policy.backend == "unsloth" and (note := several_gpus()):
         print(note)

@@ -5,7 +5,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from grpo_nb.models.engine import Chats, Engine, Sample, Sampling, free_memory
 from grpo_nb.models.hub import find_model, hub_errors, quiet
@@ -21,50 +21,36 @@ if TYPE_CHECKING:
 
 BNB_PLUGIN = "the package vllm-bnb-plugin (pip install --no-deps vllm-bnb-plugin==0.0.3)"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks of adapters that vLLM reserves room for
-Driver = Literal["engine", "Unsloth", "TRL"]
-SETTINGS = {  # the setting that asks for vLLM, and what to do where that is impossible
-    "engine": ("engine = 'vllm'", "take 'detect' or 'transformers'"),
-    "Unsloth": ("model.fast_inference = 'vllm'", "set it to 'detect'"),
-    "TRL": ("trl.vllm_mode", "set it, or leave trl.vllm_mode out"),
-}
 
 
-def use_vllm(
-    choice: str, quantization: str, by: Driver = "engine", policy: PolicyConfig | None = None
-) -> bool:
+def use_vllm(choice: str, quantization: str, policy: PolicyConfig | None = None) -> bool:
     """Return whether vLLM generates.
 
     Args:
         choice: "vllm", "detect" (if there are a GPU and vLLM), or anything else, which means no.
         quantization: "4bit" or "16bit".
-        by: What starts vLLM: an engine of ours; or, in training, Unsloth
-            (`model.fast_inference`) or TRL (`trl.vllm_mode`).
-        policy: The policy's settings in training.
+        policy: The policy's settings in training, where Unsloth starts vLLM; None for an engine of
+            ours.
 
     Raises:
         RuntimeError: The choice is "vllm", which cannot run on this machine or with this policy.
     """
     if choice not in ("vllm", "detect"):
         return False
-    policy, needs = policy or PolicyConfig(), {}
-    if by == "TRL":
-        needs["policy.backend = 'transformers'"] = policy.backend == "transformers"
-        needs["model.quantization = '16bit'"] = quantization == "16bit"
-    else:
-        if by == "Unsloth":
-            needs["policy.backend = 'unsloth'"] = policy.backend == "unsloth"
-            needs["policy.finetuning = 'lora'"] = policy.finetuning == "lora"
-        if by == "Unsloth" or choice == "detect":  # an engine of ours may use vLLM's CPU build
-            needs["a CUDA GPU"] = cuda_available()
-        # vLLM is not imported to find out: Unsloth has to be imported before it.
-        needs["the package vllm"] = importlib.util.find_spec("vllm")
-        if quantization == "4bit":
-            plugin = importlib.util.find_spec("vllm_bnb_plugin")
-            needs[f"{BNB_PLUGIN} for 4-bit weights"] = plugin
+    needs: dict[str, Any] = {}
+    if policy:
+        needs["policy.backend = 'unsloth'"] = policy.backend == "unsloth"
+        needs["policy.finetuning = 'lora'"] = policy.finetuning == "lora"
+    if policy or choice == "detect":  # an engine of ours may use vLLM's CPU build
+        needs["a CUDA GPU"] = cuda_available()
+    # vLLM is not imported to find out: Unsloth has to be imported before it.
+    needs["the package vllm"] = importlib.util.find_spec("vllm")
+    if quantization == "4bit":
+        needs[f"{BNB_PLUGIN} for 4-bit weights"] = importlib.util.find_spec("vllm_bnb_plugin")
     missing = next((need for need, met in needs.items() if not met), "")
     if missing and choice == "vllm":
-        setting, instead = SETTINGS[by]
-        raise RuntimeError(f"{setting} needs {missing}: {instead}")
+        setting = "model.fast_inference" if policy else "engine"
+        raise RuntimeError(f"{setting} = 'vllm' needs {missing}: set it to 'detect'")
     if missing.startswith(BNB_PLUGIN):
         warnings.warn(f"transformers generates, since vLLM needs {missing}", stacklevel=2)
     return not missing

@@ -20,7 +20,7 @@ import pandas as pd
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from grpo_nb import environments
-from grpo_nb.models import Policy, cuda_available, has_bf16, use_vllm
+from grpo_nb.models import Policy, cuda_available, has_bf16
 from grpo_nb.rewards import RewardSet, declared_range
 from grpo_nb.runs import Stage
 from grpo_nb.runs.config import RunConfig, flatten, resolve
@@ -252,8 +252,7 @@ def grpo_arguments(stage: Stage, policy: Policy, rewards: RewardSet) -> dict[str
 
 def _vllm_by_trl(config: RunConfig) -> dict[str, Any]:
     """Return the arguments with which TRL itself drives vLLM, if `trl.vllm_mode` is set."""
-    choice = "vllm" if "vllm_mode" in config.trl else "off"
-    if not use_vllm(choice, config.model.quantization, "TRL", config.policy):
+    if "vllm_mode" not in config.trl:
         return {}
     return {
         "use_vllm": True,

@@ -12,6 +12,7 @@ from grpo_nb import models
 from grpo_nb.pipeline.notebooks import run_pipeline
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import PROJECT_ROOT, Run
+from grpo_nb.runs.config import PolicyConfig
 from grpo_nb.runs.files import read_json
 
 sys.path.append(str(Path(__file__).parent))
@@ -30,7 +31,7 @@ def test_the_four_notebooks_teach_the_tiny_model(runs_dir, fast_inference):
     assert greedy["merged"]["accuracy"] >= 0.75
     assert greedy["merged"]["format"] >= 0.95
     executed = (Run("gpu") / "notebooks/03_train_grpo.ipynb").read_text(encoding="utf-8")
-    by_vllm = models.use_vllm(fast_inference, "4bit", "Unsloth")
+    by_vllm = models.use_vllm(fast_inference, "4bit", PolicyConfig())
     outputs = json.dumps([cell.get("outputs") for cell in json.loads(executed)["cells"]])
     assert f"completions by {'vLLM' if by_vllm else 'transformers'}" in outputs
 

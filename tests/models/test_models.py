@@ -66,21 +66,18 @@ BOTH, VLLM, PLAIN = ("vllm", "vllm_bnb_plugin"), ("vllm",), {"backend": "transfo
 @pytest.mark.parametrize(
     ("asked", "policy", "packages", "gpu", "expected"),
     [
-        (("detect", "4bit", "Unsloth"), {}, BOTH, True, True),
-        (("detect", "4bit", "Unsloth"), {}, BOTH, False, False),
-        (("detect", "4bit", "Unsloth"), PLAIN, BOTH, True, False),
-        (("detect", "4bit", "Unsloth"), {"finetuning": "full"}, BOTH, True, False),
-        (("detect", "16bit", "Unsloth"), {}, VLLM, True, True),
-        (("vllm", "4bit", "Unsloth"), {}, BOTH, False, "needs a CUDA GPU: set it to 'detect'"),
-        (("vllm", "4bit", "Unsloth"), PLAIN, BOTH, True, "needs policy.backend = 'unsloth'"),
-        (("vllm", "4bit", "Unsloth"), {"finetuning": "full"}, BOTH, True, "finetuning = 'lora'"),
-        (("vllm", "4bit", "Unsloth"), {}, VLLM, True, r"the package vllm-bnb-plugin \(pip inst"),
-        (("vllm", "16bit", "Unsloth"), {}, (), True, "model.fast_inference = .* package vllm: set"),
         (("detect", "4bit"), {}, BOTH, True, True),
-        (("vllm", "16bit"), {}, VLLM, False, True),
-        (("vllm", "16bit", "TRL"), PLAIN, (), False, True),
-        (("off", "4bit", "TRL"), {}, BOTH, True, False),
-        (("vllm", "16bit", "TRL"), {}, BOTH, True, "trl.vllm_mode needs policy.backend = 'trans"),
+        (("detect", "4bit"), {}, BOTH, False, False),
+        (("detect", "4bit"), PLAIN, BOTH, True, False),
+        (("detect", "4bit"), {"finetuning": "full"}, BOTH, True, False),
+        (("detect", "16bit"), {}, VLLM, True, True),
+        (("vllm", "4bit"), {}, BOTH, False, "needs a CUDA GPU: set it to 'detect'"),
+        (("vllm", "4bit"), PLAIN, BOTH, True, "needs policy.backend = 'unsloth'"),
+        (("vllm", "4bit"), {"finetuning": "full"}, BOTH, True, "finetuning = 'lora'"),
+        (("vllm", "4bit"), {}, VLLM, True, r"the package vllm-bnb-plugin \(pip inst"),
+        (("vllm", "16bit"), {}, (), True, "model.fast_inference = .* package vllm: set"),
+        (("detect", "4bit"), None, BOTH, True, True),
+        (("vllm", "16bit"), None, VLLM, False, True),
     ],
 )
 def test_vllm_is_used_where_it_can_be_and_refused_by_name(
@@ -88,11 +85,12 @@ def test_vllm_is_used_where_it_can_be_and_refused_by_name(
 ):
     monkeypatch.setattr("grpo_nb.models.vllm.cuda_available", lambda: gpu)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in packages else None)
+    training = None if policy is None else PolicyConfig(**policy)
     if isinstance(expected, bool):
-        assert models.use_vllm(*asked, policy=PolicyConfig(**policy)) is expected
+        assert models.use_vllm(*asked, training) is expected
     else:
         with pytest.raises(RuntimeError, match=expected):
-            models.use_vllm(*asked, policy=PolicyConfig(**policy))
+            models.use_vllm(*asked, training)
 
 
 def test_a_4bit_policy_without_vllms_plugin_warns_and_does_without(monkeypatch):
@@ -100,7 +98,7 @@ def test_a_4bit_policy_without_vllms_plugin_warns_and_does_without(monkeypatch):
     monkeypatch.setattr("grpo_nb.models.vllm.cuda_available", lambda: True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name == "vllm" else None)
     with pytest.warns(UserWarning, match="transformers generates, since vLLM needs the package"):
-        assert models.use_vllm("detect", "4bit", "Unsloth") is False
+        assert models.use_vllm("detect", "4bit", PolicyConfig()) is False
 
 
 def test_where_unsloth_starts_no_engine_transformers_generates_or_it_is_refused(capsys):

@@ -13,7 +13,6 @@ random states and metrics are then restored: a training with the guard gives the
 without (except for vLLM's own random state).
 """
 
-import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,7 +44,6 @@ ENTROPY = 0.5  # below it truncation may not show: a certain policy stays the sa
 # Correct engines were at 0.0005 to 0.06, wrong ones at 0.2 (huggingface/trl, issues 5312, 5313).
 DIFFERENCE = 0.1
 MISSING = 0.5  # the same limit with noise, which a 16-bit engine rounds [share of `change`]
-LOGITS = 2**27  # held in memory at the same time: 0.25 GB in 16 bit
 LIKELIER = (
     "They are likelier than the policy's own samples: the engine has another temperature, or cuts "
     "off unlikely tokens. Look into the model's generation_config.json and the engine's settings"
@@ -204,10 +202,8 @@ def _stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
     with torch.no_grad(), preflight.stand_in(trainer) as double:
         double.share_prompts, double.max_completion_length = trainer.share_prompts, limit
         if double.use_vllm:
-            double.vllm_generation = copy.copy(double.vllm_generation)
             double.vllm_generation.max_completion_length = limit
         else:
-            double.generation_config = copy.deepcopy(double.generation_config)
             double.generation_config.max_new_tokens = limit
         try:
             yield double
@@ -335,27 +331,16 @@ def p_values(
     """
     import torch
 
-    prompts, completions, chats = samples
-    parts, rest, first = [], log_p, 0
-    vocabulary = trainer.model.config.get_text_config().vocab_size
-    while first < len(prompts):  # one pass takes rows that begin with the same prompt
-        start = len(prompts[first])
-        size = max(1, LOGITS // ((start + trainer.max_completion_length) * vocabulary))
-        group_rest = trainer.num_generations - first % trainer.num_generations
-        part = completions[first : first + min(size, group_rest)]
-        rows = {"input_ids": [prompts[first] + ids for ids in part]}
-        part_chats = chats[first : first + len(part)]
-        first += len(part)
-        batch = trainer._tokenizer.pad(rows, padding_side="right", return_tensors="pt")
-        ids, mask = (batch[name].to(log_p.device) for name in ("input_ids", "attention_mask"))
-        is_token = mask[:, start:].bool()
-        images = preflight.images_for(trainer, part_chats, ids.shape[1] - start)
+    parts, rest, pad = [], log_p, trainer._tokenizer.pad_token_id
+    for prompt, completion, chat in zip(*samples, strict=True):
+        row = torch.tensor([[*prompt, *completion]], device=log_p.device)
+        images = preflight.images_for(trainer, [chat], len(completion))
         images.pop("num_images", None)
         with trainer.compute_loss_context_manager():
-            logits = trainer.model(input_ids=ids, **images).logits[:, start - 1 : -1][is_token]
-        part_log_p, rest = rest[: len(logits)], rest[len(logits) :]
-        tokens, logits = ids[:, start:][is_token], logits.float() / trainer.temperature
-        parts.append(_p_values(logits, tokens, part_log_p, trainer._tokenizer.pad_token_id))
+            logits = trainer.model(input_ids=row, **images).logits[0, len(prompt) - 1 : -1]
+        part_log_p, rest = rest[: len(completion)], rest[len(completion) :]
+        tokens, logits = row[0, len(prompt) :], logits.float() / trainer.temperature
+        parts.append(_p_values(logits, tokens, part_log_p, pad))
     p, entropy = map(torch.cat, zip(*parts, strict=True))
     return p, entropy
 

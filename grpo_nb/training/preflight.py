@@ -6,7 +6,6 @@ training after the dry run gives the same numbers as one without it, except for 
 """
 
 import copy
-import random
 import shutil
 import time
 from collections import Counter
@@ -15,13 +14,12 @@ from contextlib import contextmanager
 from math import log
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from grpo_nb.models import cuda_available, sharded
 from grpo_nb.models.adapter import trainable_weights
 from grpo_nb.models.template import count_tokens, encode, image_inputs, turn_end
 from grpo_nb.models.vision import image_tokens
 from grpo_nb.rewards.prompts import images_of
+from grpo_nb.rewards.surroundings import kept
 from grpo_nb.runs import Check, Checks
 from grpo_nb.training import fast_cpu
 from grpo_nb.training.arguments import distorted, solve_batch
@@ -226,19 +224,18 @@ def stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
     double, scaler = copy.copy(trainer), trainer.accelerator.scaler
     for name in FILLED:
         setattr(double, name, copy.deepcopy(getattr(trainer, name)))
+    for name in {"vllm_generation", "generation_config"} & set(vars(trainer)):
+        setattr(double, name, copy.copy(getattr(trainer, name)))
     double.state = copy.copy(trainer.state)
     double.share_prompts = False  # the rows of a real micro-batch may all differ
     double.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     scale = scaler and scaler.state_dict()
     if scaler:
         scaler.load_state_dict(scale | {"scale": min(scaler.get_scale(), USUAL_SCALE)})
-    python, numpy = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        with kept(f"trial {trainer.state.global_step}"):
             yield double
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
         if scaler:
             scaler.load_state_dict(scale)
         trainer.model.zero_grad(set_to_none=True)
@@ -368,10 +365,9 @@ def _generate(trainer: "Trainer", prompt: list[dict]) -> None:
     if trainer.samples_densely:
         trainer.eos_token_ids = []
     elif trainer.use_vllm:
-        trainer.vllm_generation = vllm = copy.copy(trainer.vllm_generation)
+        vllm = trainer.vllm_generation
         vllm.generation_kwargs = vllm.generation_kwargs | {"ignore_eos": True}
     else:
-        trainer.generation_config = copy.deepcopy(trainer.generation_config)
         trainer.generation_config.min_new_tokens = args.max_completion_length
     count = args.per_device_train_batch_size * args.steps_per_generation
     if trainer.environment:  # no episode has begun, so no call is run

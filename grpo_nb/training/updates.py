@@ -1,6 +1,5 @@
 """Connect a running training with whoever watches it: updates go out, requests come in."""
 
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,19 +42,18 @@ class Update(NamedTuple):
 Watcher = Callable[[Update], None]
 
 
-class Progress:
-    """Show, as a watcher, how far along the training is."""
+def progress_of(stage: Stage) -> Watcher:
+    """Return a watcher that shows how far along the training is."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
+    def show(update: Update) -> None:
+        line, note = update.line, ""
+        if "eval/accuracy" in line:
+            note = f"validated: accuracy {line['eval/accuracy']:.1%}"
+        elif "reward" in line:
+            note = f"reward {line['reward']:.2f}"
+        stage.progress(line["step"], update.total_steps, note)
 
-    def __call__(self, update: Update) -> None:
-        reward, note = update.line.get("reward"), ""
-        if "eval/accuracy" in update.line:
-            note = f"validated: accuracy {update.line['eval/accuracy']:.1%}"
-        elif reward is not None and math.isfinite(reward):
-            note = f"reward {reward:.2f}"
-        self.stage.progress(update.line["step"], update.total_steps, note)
+    return show
 
 
 @contextmanager

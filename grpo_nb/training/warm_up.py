@@ -8,6 +8,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -57,11 +58,8 @@ def warm_up_base(stage: Stage) -> str:
     config, about = stage.config, _saved(stage)
     if config.train.sft_steps and not about:
         lesson = _lesson(stage)  # a local teacher is unloaded before the policy is loaded
-        policy = load_untrained(config)
-        try:
+        with closing(load_untrained(config)) as policy:
             about = train_and_save(policy, stage, lesson)
-        finally:
-            policy.close()
     return _sentence(about)
 
 

@@ -19,10 +19,10 @@ from grpo_nb.training.updates import Update
 from grpo_nb.training.validation import Validation
 
 BAD_STEPS = 3  # updates that are skipped in a row before the training ends
-GRADIENT = (
-    "Lower train.learning_rate, look for a reward that is NaN, or set model.quantization = '16bit'"
+REMEDY = (
+    "Repair a reward that gives None or NaN, or what it asks (a server, a file); else lower "
+    "train.learning_rate, or set model.quantization = '16bit'"
 )
-SCORES = "Repair the reward, or what it asks (a server, a file), and test it again"
 
 
 class StepCallback(TrainerCallback):
@@ -92,10 +92,8 @@ class StepCallback(TrainerCallback):
         print(f"step {step}: {why}; no update is made")
         self.bad += 1
         if self.bad == BAD_STEPS:
-            self.failure = (
-                f"{why}, and no update could be made in {BAD_STEPS} steps in a row, up to step "
-                f"{step}. " + (SCORES if unscored else GRADIENT)
-            )
+            count = f"no update could be made in {BAD_STEPS} steps in a row, up to step {step}"
+            self.failure = f"{why}, and {count}. {REMEDY}"
 
     def _unscored(self) -> str:
         """Return why this step's completions teach nothing; "" if they do teach something."""

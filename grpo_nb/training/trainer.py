@@ -76,7 +76,7 @@ from grpo_nb.training.arguments import expected, refuse_unusable
 from grpo_nb.training.callbacks import StepCallback, generation_is_used_up
 from grpo_nb.training.checkpoints import GOES_ON, save_trained
 from grpo_nb.training.placebo import shuffled
-from grpo_nb.training.updates import Buttons, Progress, Watcher, stop_on_signals
+from grpo_nb.training.updates import Buttons, Watcher, progress_of, stop_on_signals
 from grpo_nb.training.validation import Validation, hold_out, prompts_to_hold_out
 
 
@@ -146,7 +146,7 @@ class Trainer(GRPOTrainer):
         self._loss_failed = False
         self._gathered: dict[str, Any] = {}
         self.row_sampler: Any = None
-        self.buttons, self.watchers = Buttons(), [Progress(stage)]
+        self.buttons, self.watchers = Buttons(), [progress_of(stage)]
         self.steps = StepCallback(self, Validation(policy, self.validation_rows, rewards, config))
         self.add_callback(self.steps)
 
@@ -241,9 +241,7 @@ class Trainer(GRPOTrainer):
             except Exception as second:  # such as a full disk; the first error is raised
                 error.add_note(f"step {step} could not be kept: {second}")
         last = checkpoints.trained_steps(self.folder)
-        repair = "fix the cause first, because no further step was trained before the error"
-        note = f"The training is kept up to step {last}" if last else "No step of it is kept"
-        error.add_note(f"{note}; {GOES_ON if last > self.steps.begun else repair}")
+        error.add_note(f"The training is kept up to step {last}; repair the cause, then {GOES_ON}")
         if preflight.is_out_of_memory(error):
             remedy = preflight.smaller(self, self.args.per_device_train_batch_size // 2)
             error.add_note(f"Memory ran out: {remedy}, with train.resume = 'always'")

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 import psutil
 
@@ -214,6 +215,5 @@ def distinct(completion_ids: Sequence[Sequence[int]], size: int) -> float:
     """
     if len(completion_ids) % size:
         return math.nan
-    rows = [tuple(ids) for ids in completion_ids]
-    counts = [len(set(rows[start : start + size])) for start in range(0, len(rows), size)]
-    return sum(count - 1 for count in counts) / max(1, size - 1) / len(counts)
+    groups = pd.Series(map(tuple, completion_ids)).groupby(np.arange(len(completion_ids)) // size)
+    return float(groups.nunique().mean() - 1) / max(1, size - 1)

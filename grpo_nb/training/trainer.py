@@ -244,7 +244,8 @@ class Trainer(GRPOTrainer):
             except Exception as second:  # such as a full disk; the first error is raised
                 error.add_note(f"step {step} could not be kept: {second}")
         last = checkpoints.trained_steps(self.folder)
-        error.add_note(f"The training is kept up to step {last}; repair the cause, then {GOES_ON}")
+        again = f"{GOES_ON}. If the error comes again, repair its cause first"
+        error.add_note(f"The training is kept up to step {last}; {again}")
         if preflight.is_out_of_memory(error):
             remedy = preflight.smaller(self, self.args.per_device_train_batch_size // 2)
             error.add_note(f"Memory ran out: {remedy}, with train.resume = 'always'")

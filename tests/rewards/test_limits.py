@@ -180,4 +180,4 @@ def test_a_training_ends_with_an_error_that_names_the_reward(runs_dir, tmp_path)
     trainer = trainer_of(make_run("loop", **{"train.max_steps": 2}), chosen=chosen)
     with pytest.raises(TookTooLong, match="reward mine took more than") as ended:
         trainer.train()
-    assert "kept up to step 0; repair the cause" in " ".join(ended.value.__notes__)
+    assert "kept up to step 0; run this again" in " ".join(ended.value.__notes__)

@@ -89,7 +89,7 @@ def test_a_resume_that_fails_leaves_the_checkpoint_as_it_is(runs_dir, name, monk
                 trainer.train()
             assert digests(run / "train/checkpoint-4") == before
             [note] = caught.value.__notes__
-            assert "kept up to step 4; repair the cause" in note
+            assert "kept up to step 4; run this again" in note
             assert checkpoints.steps_of(run / "train") == [2, 4]
     trainer_of(run).train()
     weights, metrics = straight

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from grpo_nb import data, models
-from grpo_nb.answers import find_form
 from grpo_nb.models import Policy
 from grpo_nb.reward_lab import RewardTest, bench_of
 from grpo_nb.reward_lab.table import Row
@@ -33,19 +32,6 @@ NOTHING = (
     "nothing that notebook 2 tried helps: take easier rows (data.source), a teacher "
     "(rescue.teacher), or another base (model.model_path)"
 )
-
-
-class Rung(NamedTuple):
-    """Name what may help, and hold the settings that adopt it."""
-
-    name: str
-    settings: dict[str, Any]
-    system_prompt: str | None = None
-
-    @property
-    def trains(self) -> bool:
-        """Return whether the rung changes the weights."""
-        return "train.sft_steps" in self.settings
 
 
 class Rescue(NamedTuple):
@@ -81,17 +67,17 @@ def rescue_base(test: RewardTest) -> Rescue:
     lines: list[dict[str, Any]] = []
     policy = load_untrained(stage.config)
     warm_up(policy, stage)  # "as it is" is what failed, after its warm-up if it has one
-    for rung in _rungs(test):
+    for name, changes in _rungs(test):
         began = time.monotonic()
-        if rung.trains:
+        if "train.sft_steps" in changes:
             policy.close()
         try:
-            policy, figures = _climb(rung, policy, test)
+            policy, figures = _climb(name, changes, policy, test)
         except (ValueError, RuntimeError, FileNotFoundError) as error:  # such as an absent teacher
             figures = {"why not": str(error)}
-        line = {"rung": rung.name, **figures, "minutes": (time.monotonic() - began) / 60}
+        line = {"rung": name, **figures, "minutes": (time.monotonic() - began) / 60}
         lines.append({**line, "suffices": PASS in figures and suffices(figures)})
-        lines[-1]["settings"] = rung.settings
+        lines[-1]["settings"] = changes
         write_json(stage.run / REPORT, {"rungs": lines})
         if lines[-1]["suffices"]:
             break
@@ -134,55 +120,57 @@ def advice(table: pd.DataFrame) -> str:
     )
 
 
-def _rungs(test: RewardTest) -> Iterator[Rung]:
-    """Yield the rungs that apply: first the base as it is, last those that train it."""
+def _rungs(test: RewardTest) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rungs that apply, with the settings that adopt each; those that train come last."""
     config, rows, bench = test.stage.config, test.rows, test.bench
-    yield Rung("as it is", {})
+    yield "as it is", {}
     form, is_preset = bench.preset.form, not config.rewards.preset.endswith(".py")
     if is_preset and config.data.system_prompt == "preset" and form.name in FORMS:
         for other in FORMS:
             if other != form.name:
-                asks = find_form(other).system_prompt
-                yield Rung(f"the form {other}", {"rewards.form": other}, asks)
+                yield f"the form {other}", {"rewards.form": other}
     row = rows[PROMPTS] if len(rows) > PROMPTS else rows[0]
     [answer] = data.worked_rows([row], bench.preset)
     asks = "".join(turn["content"] for turn in row["prompt"] if turn["role"] == "system")
     example = f"{asks}\nExample:\n{row['question']}\n{answer['completion'][0]['content']}".strip()
-    yield Rung("a worked example", {"data.system_prompt": example}, example)
+    yield "a worked example", {"data.system_prompt": example}
     cap = 2 * config.train.max_completion_length
     if config.data.max_prompt_tokens + cap <= config.model.max_seq_length:
-        yield Rung("twice the length", {"train.max_completion_length": cap})
+        yield "twice the length", {"train.max_completion_length": cap}
     if config.train.temperature > 0.7:
-        yield Rung("temperature 0.7", {"train.temperature": 0.7})
+        yield "temperature 0.7", {"train.temperature": 0.7}
     if config.data.shortest_share > SHORTEST and len(rows) * SHORTEST >= PROMPTS:
-        yield Rung("the shortest rows", {"data.shortest_share": SHORTEST})
+        yield "the shortest rows", {"data.shortest_share": SHORTEST}
     warm = {"train.sft_steps": max(SFT_STEPS, config.train.sft_steps), "train.sft_until": MARK}
     if not config.data.sft_rows:
         warm["data.sft_rows"] = SFT_ROWS
-    yield Rung("SFT warm-up on reference answers", warm)
+    yield "SFT warm-up on reference answers", warm
     if config.rescue.teacher:
-        yield Rung("SFT warm-up on a teacher's answers", warm | {"train.sft_answers": "teacher"})
+        yield "SFT warm-up on a teacher's answers", warm | {"train.sft_answers": "teacher"}
 
 
-def _climb(rung: Rung, policy: Policy, test: RewardTest) -> tuple[Policy, dict[str, Any]]:
+def _climb(
+    name: str, changes: dict[str, Any], policy: Policy, test: RewardTest
+) -> tuple[Policy, dict[str, Any]]:
     """Return the policy of a rung, and its figures."""
     stage, rows, _, bench = test
-    config = resolve(stage.config.profile, flatten(stage.config), rung.settings)
-    if rung.trains:
+    config = resolve(stage.config.profile, flatten(stage.config), changes)
+    if "train.sft_steps" in changes:
         other = Stage(stage.run, "02", config)
         lesson = lesson_of(other, _examples(stage, config, rows), bench)
         policy = load_untrained(config)
         train_and_save(policy, other, lesson, TRIED)
-    if "rewards.form" in rung.settings:
+    if "rewards.form" in changes:
         bench = bench_of(config, load_rewards(config.rewards), bench.tokenizer)
-    if "data.shortest_share" in rung.settings:
+    if "data.shortest_share" in changes:
         texts = [json.dumps(row, default=str) for row in rows]
         few = data.shortest(texts, config.data.shortest_share)
         rows = [row for row, is_short in zip(rows, few, strict=True) if is_short]
     prompts = rows[:PROMPTS]
-    if rung.system_prompt is not None:
-        prompts = [{**row, "prompt": _asking(row, rung.system_prompt)} for row in prompts]
-    progress = models.part_of(stage.progress, 0, len(prompts) * SAMPLES, rung.name)
+    if {"rewards.form", "data.system_prompt"} & changes.keys():
+        asks = data.with_system_prompt(config.data, bench.preset).system_prompt
+        prompts = [{**row, "prompt": _asking(row, asks)} for row in prompts]
+    progress = models.part_of(stage.progress, 0, len(prompts) * SAMPLES, name)
     return policy, measure(policy, prompts, bench, config, progress)
 
 

@@ -64,19 +64,18 @@ def solve_batch(
         processes: Processes that share the step.
 
     Raises:
-        ValueError: The processes cannot share the step evenly; the message names the nearest
-            number of prompts.
+        ValueError: The processes cannot share the step evenly; the message names the numbers of
+            prompts that they can.
 
     >>> solve_batch(prompts_per_step=4, num_generations=8, max_rows_in_memory=12)
     Batch(per_device_train_batch_size=8, gradient_accumulation_steps=4)
     """
     completions = prompts_per_step * num_generations
     if completions % processes:
-        step = processes // math.gcd(num_generations, processes)
-        nearest = max(1, round(prompts_per_step / step)) * step
+        multiple = processes // math.gcd(num_generations, processes)
         raise ValueError(
             f"{prompts_per_step} prompts x {num_generations} completions = {completions} cannot be "
-            f"shared by {processes} processes: take {nearest} prompts"
+            f"shared by {processes} processes: take a multiple of {multiple} prompts"
         )
     share = completions // processes
     rows = next(n for n in range(min(max_rows_in_memory, share), 0, -1) if share % n == 0)
@@ -134,12 +133,10 @@ def _refuse_type(name: str, value: Any, hint: Any) -> None:
         TypeAdapter(hint, config=STRICT).validate_python(value)
         for kind in typing.get_args(hint):  # a text may name a member of an enum
             if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(value, str):
-                kind(value)
+                TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
         faults = "; ".join(dict.fromkeys(fault["msg"] for fault in error.errors()))
         raise ValueError(f"{name} = {value!r}: {faults}. Write it as Python would") from None
-    except ValueError as error:  # the enum's own, which lists its members
-        raise ValueError(f"{name}: {error}") from None
 
 
 def refuse_unusable(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: RewardSet) -> None:

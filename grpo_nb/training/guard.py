@@ -205,10 +205,7 @@ def _stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
             double.vllm_generation.max_completion_length = limit
         else:
             double.generation_config.max_new_tokens = limit
-        try:
-            yield double
-        finally:
-            trainer._dense = double._dense  # the copy of the model takes time to make
+        yield double
 
 
 def _chats(trainer: "Trainer") -> list[list[Message]]:

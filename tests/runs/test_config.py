@@ -235,8 +235,8 @@ def test_a_solved_batch_is_the_step_and_the_largest_that_fits(prompts, group, ro
     if completions % processes:
         with pytest.raises(ValueError, match="cannot be shared") as refusal:
             solve_batch(prompts, group, rows, processes)
-        nearest = int(str(refusal.value).rpartition("take ")[2].split()[0])
-        solve_batch(nearest, group, rows, processes)
+        multiple = int(str(refusal.value).rpartition("multiple of ")[2].split()[0])
+        solve_batch(5 * multiple, group, rows, processes)
         return
     batch = solve_batch(prompts, group, rows, processes)
     share = completions // processes

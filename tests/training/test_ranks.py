@@ -218,7 +218,7 @@ def test_unsloth_on_several_processes_is_refused_once(runs_dir):
 def test_a_step_is_shared_evenly_or_refused(runs_dir, monkeypatch):
     config = resolve("tiny-cpu", {"train.per_device_train_batch_size": 32})
     monkeypatch.setattr(ranks, "count", lambda: 3)
-    with pytest.raises(ValueError, match="cannot be shared by 3 processes: take 3 prompts"):
+    with pytest.raises(ValueError, match="shared by 3 processes: take a multiple of 3 prompts"):
         arguments_of(config)
     monkeypatch.setattr(ranks, "count", lambda: 16)
     shared = arguments_of(config)

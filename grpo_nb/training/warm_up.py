@@ -76,9 +76,6 @@ def warm_up(policy: Policy, stage: Stage) -> str:
 
     Returns:
         A sentence for the reader.
-
-    Raises:
-        ValueError: There are steps to do, and notebook 1 wrote no rows for them.
     """
     about = ranks.from_main(lambda: _saved(stage))
     if about:
@@ -144,16 +141,7 @@ def _lesson(stage: Stage) -> Lesson:
     config = stage.config
     tokenizer = models.load_tokenizer(config.model.model_path, config.model.chat_template_kwargs)
     bench = bench_of(config, load_rewards(config.rewards), tokenizer)
-    return lesson_of(stage, _rows(stage), bench)
-
-
-def _rows(stage: Stage) -> list[Row]:
-    if not (stage.run / "data/sft.parquet").is_file():
-        raise ValueError(
-            f"train.sft_steps = {stage.config.train.sft_steps} needs rows to learn from: set "
-            "data.sft_rows and prepare the data again"
-        )
-    return data.load(stage.run, "sft")
+    return lesson_of(stage, data.load(stage.run, "sft"), bench)
 
 
 def _saved(stage: Stage) -> dict[str, Any]:
@@ -163,7 +151,7 @@ def _saved(stage: Stage) -> dict[str, Any]:
         if not (stage.config.train.sft_steps and checkpoints.whole_or_aside(folder)):
             continue
         about = read_json(folder / "about.json")
-        if about["of"] == _identity(stage.config, _rows(stage)):
+        if about["of"] == _identity(stage.config, data.load(stage.run, "sft")):
             if name == TRIED:
                 shutil.rmtree(stage.run / WARMED, ignore_errors=True)
                 folder.rename(stage.run / WARMED)

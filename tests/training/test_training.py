@@ -166,9 +166,6 @@ def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_di
     assert training.warm_up(models.load_policy(config.model, config.seed), stage) == said
     assert (run / "rewards/warm_up/adapter_model.safetensors").read_bytes() == trained, "done again"
     assert (run / "rewards/damaged-warm_up-1").is_dir()
-    (run / "data/sft.parquet").unlink()
-    with pytest.raises(ValueError, match=r"set data\.sft_rows and prepare the data"):
-        training.warm_up(policy, stage)
 
 
 def test_a_run_starts_from_the_adapter_of_another(start):

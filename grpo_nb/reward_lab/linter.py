@@ -7,7 +7,6 @@ calls them, and repeatedly: twice on the same rows, and once in another order.
 import math
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,31 +38,21 @@ def lint(bench: Bench, rows: Sequence[Row], completions: Sequence[str]) -> list[
         rows: One dataset row for each completion.
         completions: Completions of the base model; the linter adds the references itself.
     """
-    distinct = list({question_key(row): row for row in rows}.values())[:FEW]
-    references, count = [bench.preset.reference(row) for row in distinct], len(completions)
+    distinct = _distinct(rows)
     # Training may produce perfect completions and empty ones, so a reward must accept both.
-    sample = bench.arguments([*rows, *distinct, distinct[0]], [*completions, *references, ""])
-    problems: list[tuple[str, str, str, bool]] = []
-    for func in bench.preset.reward_funcs:
-        name, first = func.__name__, func is bench.preset.reward_funcs[0]
-        results = _score(func, sample, rows[0])
-        if isinstance(results, tuple):
-            problems.append((name, *results))
-            continue
-        findings = chain(
-            _values(func, results[:count], first),
-            _stability(func, bench.arguments(rows[:FEW], completions[:FEW])),
-            _images(func, bench, distinct, references),
-        )
-        problems += [(name, *finding) for finding in findings]
-        if absent := [column for column in columns_read(func) if column not in rows[0]]:
-            evidence = f"it reads {absent}, which the data lacks, so the default is used"
-            problems.append((name, "missing column", evidence, False))
+    texts = [*completions, *map(bench.preset.reference, distinct), ""]
+    sample = bench.arguments([*rows, *distinct, distinct[0]], texts)
     checks = [
-        Check(f"{reward}: {rule}", "stop" if stop else "warning", evidence, FIXES[rule])
-        for reward, rule, evidence, stop in problems
+        Check(f"{func.__name__}: {rule}", "stop" if stop else "warning", evidence, FIXES[rule])
+        for func in bench.preset.reward_funcs
+        for rule, evidence, stop in _findings(func, bench, rows, completions, sample)
     ]
     return sorted(checks, key=lambda check: check.state != "stop")
+
+
+def _distinct(rows: Sequence[Row]) -> list[Row]:
+    """Return the first row of each of the first FEW questions."""
+    return list({question_key(row): row for row in rows}.values())[:FEW]
 
 
 def usable(findings: Sequence[Check]) -> bool:
@@ -71,27 +60,35 @@ def usable(findings: Sequence[Check]) -> bool:
     return not any(each.state == "stop" and each.name.endswith(UNUSABLE) for each in findings)
 
 
-def numbers(results: Sequence[Scored]) -> np.ndarray:
-    """Return the scores as an array, [completions], with NaN for None."""
-    return np.array([each.score for each in results], dtype=float)
-
-
-def _score(func: Callable[..., Any], sample: dict[str, Any], row: Row) -> list[Scored] | Finding:
-    """Return a reward's scores and reasons, or a finding if it does not run."""
-    if absent := [column for column in columns_read(func, required=True) if column not in row]:
-        evidence = f"it needs {absent[0]!r}, and the data has {', '.join(sorted(row))}"
-        return "missing column", evidence, True
+def _findings(
+    func: Callable, bench: Bench, rows: Sequence[Row], completions: Sequence, sample: dict
+) -> Iterator[Finding]:
+    """Yield the faults of one reward; one that does not run on the sample has no others."""
+    if absent := [column for column in columns_read(func) if column not in rows[0]]:
+        needs = not set(absent).isdisjoint(columns_read(func, required=True))
+        yield "missing column", f"it reads {absent}, and the data has {sorted(rows[0])}", needs
+        if needs:
+            return
     try:
-        return explain(func, sample)
+        results = explain(func, sample)
     except Exception as error:  # a user's reward may raise anything: that is the finding
         last = traceback.extract_tb(error.__traceback__)[-1]
         evidence = f"{type(error).__name__}: {error} (line {last.lineno} of {last.name})"
-        return "raises", evidence, True
+        yield "raises", evidence, True
+        return
+    yield from _values(func, results[: len(rows)], func is bench.preset.reward_funcs[0])
+    yield from _stability(func, bench.arguments(rows[:FEW], completions[:FEW]))
+    yield from _images(func, bench, _distinct(rows))
+
+
+def _scores(func: Callable, arguments: dict[str, Any]) -> np.ndarray:
+    """Return the scores as an array, [completions], with NaN for None."""
+    return np.array([each.score for each in explain(func, arguments)], dtype=float)
 
 
 def _values(func: Callable, results: list[Scored], first: bool) -> Iterator[Finding]:
     """Yield faults of the scores themselves."""
-    scores = numbers(results)
+    scores = np.array([each.score for each in results], dtype=float)
     low, high = declared_range(func)
     finite, none_share = scores[~np.isnan(scores)], np.isnan(scores).mean()
     if unfit := sum(map(_not_finite, results)):
@@ -122,8 +119,8 @@ def _not_finite(result: Scored) -> bool:
 
 def _stability(func: Callable, few: dict[str, Any]) -> Iterator[Finding]:
     """Yield a fault if scores change on a second call, or with the rows in another order."""
-    scores = numbers(explain(func, few))
-    if count := _changed(scores, numbers(explain(func, few))):
+    scores = _scores(func, few)
+    if count := _changed(scores, _scores(func, few)):
         yield "not deterministic", f"{count} of {len(scores)} scores changed on a second call", True
         return
     order = np.random.default_rng(0).permutation(len(scores))
@@ -131,20 +128,19 @@ def _stability(func: Callable, few: dict[str, Any]) -> Iterator[Finding]:
         key: [value[i] for i in order] if isinstance(value, list) else value
         for key, value in few.items()
     }
-    if count := _changed(scores[order], numbers(explain(func, shuffled))):
+    if count := _changed(scores[order], _scores(func, shuffled)):
         evidence = f"{count} of {len(scores)} scores changed when the rows were shuffled"
         yield "depends on row order", evidence, True
 
 
-def _images(
-    func: Callable, bench: Bench, rows: Sequence[Row], references: Sequence[str]
-) -> Iterator[Finding]:
+def _images(func: Callable, bench: Bench, rows: Sequence[Row]) -> Iterator[Finding]:
     """Report rewards that ignore their `images`, or read images without that parameter."""
     if not (versions := variants(rows)):
         return
-    before, counts = numbers(explain(func, bench.arguments(rows, references))), {}
+    references = list(map(bench.preset.reference, rows))
+    before, counts = _scores(func, bench.arguments(rows, references)), {}
     for way, others in versions.items():
-        counts[way] = _changed(before, numbers(explain(func, bench.arguments(others, references))))
+        counts[way] = _changed(before, _scores(func, bench.arguments(others, references)))
     reads, equal = "images" in columns_read(func), [way for way in counts if not counts[way]]
     if reads and equal:
         evidence = f"for all of {len(rows)} references, with {' and '.join(equal)} images"

@@ -24,7 +24,8 @@ class Judge(BaseHTTPRequestHandler):
     def do_POST(self):
         asked = self.rfile.read(int(self.headers["Content-Length"]))
         time.sleep(LATENCY)
-        body = json.dumps({"choices": [{"message": {"content": '{"score": 5}'}}]}).encode()
+        verdict = json.dumps({"reason": "so", "A": 5})
+        body = json.dumps({"choices": [{"message": {"content": verdict}}]}).encode()
         self.send_response(200 if asked else 400)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -44,7 +45,7 @@ def compare(trainer, funcs, judge) -> dict[str, list[float]]:
     ours, seconds = trainer.reward_funcs, {"in turn": [], "together": []}
     for _ in range(TURNS):
         for way in seconds:
-            judge.verdicts.clear()
+            judge.replies.clear()
             trainer.reward_funcs = funcs if way == "in turn" else ours
             kind = GRPOTrainer if way == "in turn" else type(trainer)
             started = time.perf_counter()

@@ -75,7 +75,7 @@ Every reward in TRL works unchanged in [`reward_funcs` of a Python file](coming-
 
 `LLMJudge` asks any server with OpenAI's API, one request per completion
 ([a recipe](recipes.md#an-llm-as-judge)). `GroupJudge` grades all completions of a prompt in one
-request, by a rubric or by criteria, within a budget
+request. Both grade by a rubric or by criteria, within a budget
 ([a judge that may pay](designing-rewards.md#a-judge-that-may-pay)). A reward model that classifies
 sequences takes one forward pass per completion:
 

@@ -79,4 +79,4 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def verdict(score):
-    return json.dumps({"reason": "so", "score": score})
+    return json.dumps({"reason": "so", "A": score})

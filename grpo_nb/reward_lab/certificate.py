@@ -56,14 +56,13 @@ def judges(preset: RewardSet) -> list[LLMJudge]:
 def cost(judge: LLMJudge, test: RewardTest) -> str:
     """Estimate what the tests and training will cost, before the first request is sent."""
     config, groups, rows = test.stage.config, _groups(test), test.rows[:REFERENCE_ROWS]
-    completions = config.train.max_steps * config.step_completions
-    if not isinstance(judge, GroupJudge):
-        return f"judge {judge.name}: the training about {completions:,} calls"
-    calls = CALLS * len(groups) + 3 * len(test.baseline.rows) + len(rows) + 2 * PROBED_ROWS
-    plan = {"these tests": calls, "the training": completions // config.train.num_generations}
-    estimate = judge.newcomer().estimate(**_columns(groups))
+    calls, items = config.train.max_steps * config.step_completions, test.baseline.samples
+    if isinstance(judge, GroupJudge):
+        calls, items = calls // config.train.num_generations, test.baseline.rows
+    estimate = judge.changed(cache=False).estimate(**_columns(groups))
+    tests = CALLS * estimate["calls"] + 3 * len(items) + len(rows) + 2 * PROBED_ROWS
     parts = []
-    for name, count in plan.items():
+    for name, count in {"these tests": tests, "the training": calls}.items():
         tokens, dollars = (estimate[k] * count / estimate["calls"] for k in ("tokens", "dollars"))
         parts.append(f"{name} about {count:,} calls, {tokens:,.0f} tokens, ${dollars:,.2f}")
     return f"judge {judge.name}: {'; '.join(parts)}"
@@ -84,9 +83,9 @@ def certify(judge: LLMJudge, test: RewardTest) -> list[Check]:
     if not pairs:
         return [check_share(judge, "verdicts", [False] * len(groups))]
     groups, grades = [group for group, _ in pairs], [grades for _, grades in pairs]
-    by_group = isinstance(judge, GroupJudge)
-    results = {"repeatability": list(map(_is_repeated, grades, _grades(judge.newcomer(), groups)))}
-    if by_group:
+    repetition = _grades(judge.changed(cache=False), groups)
+    results = {"repeatability": list(map(_is_repeated, grades, repetition))}
+    if isinstance(judge, GroupJudge):
         mirror = _grades(judge.changed(reverse=not judge.reverse), groups)
         results["position"] = list(map(_is_in_order, grades, mirror))
     texts = [min(group.completions, key=marks.get) for group, marks in pairs]  # the worst

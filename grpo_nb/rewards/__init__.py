@@ -32,8 +32,7 @@ from grpo_nb.rewards.format import (
     no_syntax_error_reward,
     soft_format_reward,
 )
-from grpo_nb.rewards.group_judge import GroupJudge
-from grpo_nb.rewards.judge import LLMJudge
+from grpo_nb.rewards.judge import GroupJudge, LLMJudge
 from grpo_nb.rewards.length import ideal_length_reward, max_length_penalty, min_length_reward
 from grpo_nb.rewards.load import load_preset, load_rewards
 from grpo_nb.rewards.sets import PRESETS, RewardSet, reward_set

@@ -45,12 +45,12 @@ def habits(judge: LLMJudge, others: list[str], table: pd.DataFrame) -> dict[str,
     What the other rewards explain is removed first, because right answers may well be longer.
 
     Args:
-        judge: The judge; an `LLMJudge` keeps no reasons, so its style is unknown.
+        judge: The judge, whose replies hold its reasons.
         others: Names of the other rewards.
         table: One line per completion: question, completion, and the scores.
     """
     name, texts = judge.name, table["completion"]
-    replies = list((getattr(judge, "replies", None) or {}).values())[-REASONS:]
+    replies = list(judge.replies.values())[-REASONS:]
     style = {word for reply in replies for word in reply["reason"].lower().split()}
     words = texts.str.lower().str.split()
     habits = {
@@ -82,7 +82,7 @@ def drift(judge: LLMJudge, trainer: "Trainer", table: pd.DataFrame) -> float:
     answers = {question(row["prompt"]): row.get("answer") for row in trainer.train_dataset}
     expected = [answers.get(question(prompt)) for prompt in texts["prompt"]]
     scores = call(
-        judge.newcomer(retries=0),
+        judge.changed(cache=False, retries=0),
         prompts=texts["prompt"].tolist(),
         completions=texts["completion"].tolist(),
         answer=None if None in expected else expected,

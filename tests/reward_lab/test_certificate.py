@@ -88,7 +88,8 @@ def test_a_judge_of_single_completions_is_tested_without_an_order(server):
     assert list(states(certify(judge, a_test(prompts=4)))) == [t for t in TESTS if t != "position"]
     assert set(states(certify(judge, a_test(prompts=4))).values()) == {"ok"}
     server.script = [lambda body: verdict(9 if "full marks" in str(body) else 4)]
-    assert states(certify(LLMJudge("m", server.url), a_test(prompts=4)))["praise"] == "stop"
+    judge = LLMJudge("m", server.url, cache=False)
+    assert states(certify(judge, a_test(prompts=4)))["praise"] == "stop"
 
 
 def test_a_judge_that_is_down_is_refused_and_raises_nothing(server):

@@ -72,7 +72,7 @@ def test_two_rewards_that_wait_run_at_once(scored, monkeypatch):
 
 
 @pytest.fixture
-def judge_server():
+def judge_server(runs_dir):
     """A judge behind HTTP that gives 7 of 10, once it may; (judge, asked, may)."""
     asked, may = threading.Event(), threading.Event()
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from judge_server import serving, verdict
+from judge_server import serving
 from pictures import COLORS, FORM, ROWS, picture
 
 from grpo_nb.reward_lab import Bench
@@ -86,7 +86,7 @@ def test_a_reward_in_trls_shape_gets_what_trl_gives():
 def test_a_judge_is_asked_the_question_without_the_image(kind, runs_dir, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-no-secret-1234567")
     with serving() as server:
-        server.script = [lambda body: verdict(8)] if kind is LLMJudge else [graded]
+        server.script = [graded]
         judge = kind("tiny-judge", server.url)
         scores = asyncio.run(judge(prompts=SHOWN[:2], completions=SAID[:2], images=IMAGES[:2]))
         assert scores == [0.8, 0.8]

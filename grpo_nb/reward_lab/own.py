@@ -6,7 +6,6 @@ beside it record the preset whose form the rewards use, and the score ranges mea
 
 import math
 import re
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -19,7 +18,7 @@ from grpo_nb.reward_lab.table import explain
 from grpo_nb.reward_lab.test import RewardTest
 from grpo_nb.rewards import RewardSet, load_preset, load_rewards
 from grpo_nb.rewards.limits import TookTooLong
-from grpo_nb.rewards.load import HINT, about_path, is_own_reward, load_python, read_about
+from grpo_nb.rewards.load import about_path, explained, is_own_reward, load_python, read_about
 from grpo_nb.rewards.surroundings import Muted
 from grpo_nb.runs import Stage, atomic_path, start_stage, write_json
 from grpo_nb.runs.config import SET, of_stage, set_values
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 OWN = "rewards/mine.py"
-DEFINED = re.compile(r"\s*(?:async )?(?:def|class) (\w+)")
 
 
 class RewardsCell:
@@ -165,28 +163,11 @@ def source_of(stage: Stage) -> str:
 def fault(error: Exception, source: str) -> str:
     """Explain, in a sentence that names the line, what is wrong with the source of rewards.
 
-    The sentence names the line that raised, or the first line of the reward that the error names.
+    It is the line that raised. An error of ours, such as a score out of range, names the reward.
     """
     cause = error.__cause__ or error  # the exception of the text, if ours wraps one
-    frames = traceback.extract_tb(cause.__traceback__)
-    places = [frame.lineno for frame in frames if frame.filename.endswith(OWN)]
-    message = str(cause)
-    if isinstance(cause, SyntaxError) and str(cause.filename).endswith(OWN):
-        message, places = cause.msg, [cause.lineno]
-    message = re.sub(rf"\S*{OWN}\b(: )?", lambda path: "" if path[1] else "the text", message)
-    if places or not isinstance(cause, ValueError | RuntimeError):
-        message = f"{type(cause).__name__}: {message}"
-    message = ", ".join([message, *getattr(cause, "__notes__", [])])
-    if isinstance(cause, NameError):
-        message += HINT
-    lines = source.splitlines()
-    for number, line in enumerate(lines, 1):
-        definition = DEFINED.match(line)
-        if not places and definition and re.search(rf"\b{definition[1]}\b", message):
-            places = [number]
-    if not places or not 0 < places[-1] <= len(lines):
-        return message
-    return f"line {places[-1]} ({lines[places[-1] - 1].strip()}): {message}"
+    message = explained(cause, OWN, source)
+    return re.sub(rf"\S*{OWN}\b(: )?", lambda path: "" if path[1] else "the text", message)
 
 
 def in_template(stage: Stage, tokenizer: "PreTrainedTokenizerBase") -> RewardSet:

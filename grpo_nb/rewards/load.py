@@ -146,12 +146,24 @@ def load_source(path: Path, text: str | None = None) -> ModuleType:
     try:
         limited(path.name, math.inf, exec, compile(text, str(path), "exec"), vars(module))
     except (Exception, SystemExit) as error:  # a user's file may raise anything
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-        hint = HINT if isinstance(error, NameError) else ""
-        place = f", line {lines[-1]}" if lines else ""
-        raise ValueError(f"{path}{place} cannot be loaded: {error!r}{hint}") from error
+        raise ValueError(f"{path} cannot be loaded: {explained(error, path, text)}") from error
     return module
+
+
+def explained(error: BaseException, path: Path | str, text: str) -> str:
+    """Return an error's message, with the line that raised it if that is one of a file's text."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [frame.lineno for frame in frames if frame.filename.endswith(str(path))]
+    message = ", ".join([str(error), *getattr(error, "__notes__", [])])
+    if isinstance(error, SyntaxError) and str(error.filename).endswith(str(path)):
+        message, places = error.msg, [error.lineno]
+    if places or not isinstance(error, ValueError | RuntimeError):
+        message = f"{type(error).__name__}: {message}"
+    message += HINT if isinstance(error, NameError) else ""
+    lines = text.splitlines()
+    if not places or not 0 < places[-1] <= len(lines):
+        return message
+    return f"line {places[-1]} ({lines[places[-1] - 1].strip()}): {message}"
 
 
 def rewards_of(

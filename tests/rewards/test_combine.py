@@ -107,9 +107,9 @@ FAULTY = {
     "the weight of exact_match_reward is nan": ONE + "reward_weights = [float('nan')]",
     "two rewards are named 'exact_match_reward'": ONE + "reward_funcs *= 2",
     "reward_funcs = .. is not a list of functions": ONE + "reward_funcs = []",
-    "line 1 cannot be loaded: ModuleNotFound": "import no_such_module",
-    "line 1 cannot be loaded: SystemExit": "raise SystemExit(0)",
-    "rewards.py cannot be loaded: SyntaxError": "def f(:",
+    r"cannot be loaded: line 1 \(import no_such_module\): ModuleNotFound": "import no_such_module",
+    r"cannot be loaded: line 1 \(raise SystemExit\(0\)\): SystemExit": "raise SystemExit(0)",
+    r"rewards.py cannot be loaded: line 1 \(def f\(:\): SyntaxError": "def f(:",
 }
 
 

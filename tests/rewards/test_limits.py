@@ -89,7 +89,7 @@ def test_the_labs_page_goes_on_after_a_loop(lab):
     lab.code.value = TRLS.format(LOOP)
     click(lab, lab.run)
     shown = html.unescape(lab.errors.value)
-    assert "line 3 (def mine(completions, **columns):): reward mine took more than 0.2" in shown
+    assert "reward mine took more than 0.2" in shown
     assert lab.status.value == "" and not lab.run.disabled
     lab.code.value = ""
     click(lab, lab.run)

@@ -99,11 +99,11 @@ FAULTS = {  # what is said of a text, once it is escaped
     "line 1 (def f(completions, **kwargs)): SyntaxError: expected": "def f(completions, **kwargs)",
     "line 2 (return [1 / 0]): ZeroDivisionError: division": f"{TRLS}    return [1 / 0]",
     "line 3 (return 1 / (len(response) - 1)): Zero": f"{LIFTED}1 / (len(response) - 1)",
-    "line 1 (def f(completions, **kwargs):): reward f gave 1 scores for": f"{TRLS} return [1]",
-    "line 1 (def f(completions, **kwargs):): reward f returned None, not a list": f"{TRLS} ...",
-    "line 1 (def f(completions, **kwargs):): reward f gave 'a' among": f"{TRLS} return ['a'] * 12",
-    "line 2 (def f(response):): TypeError: must be real number, not str": f"{LIFTED}'a'",
-    "line 2 (def f(response):): reward f gave 3, outside its declared": f"{LIFTED}3",
+    "reward f gave 1 scores for": f"{TRLS} return [1]",
+    "reward f returned None, not a list": f"{TRLS} ...",
+    "reward f gave 'a' among": f"{TRLS} return ['a'] * 12",
+    "TypeError: must be real number, not str, in reward f, completion 0": f"{LIFTED}'a'",
+    "reward f gave 3, outside its declared": f"{LIFTED}3",
 }
 
 

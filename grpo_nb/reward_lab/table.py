@@ -157,15 +157,11 @@ def explain(func: Callable[..., Any], arguments: dict[str, Any]) -> list[Scored]
     if isinstance(func, Reward):
         return call(func.explain, **arguments)
     scores = call(func, **arguments)
-    if len(scores) != len(arguments["completions"]):
+    misfits = [each for each in scores if each is not None and not hasattr(each, "__float__")]
+    if misfits or len(scores) != len(arguments["completions"]):
         raise ValueError(
-            f"reward {func.__name__} gave {len(scores)} scores for "
-            f"{len(arguments['completions'])} completions: return one score or None for each"
-        )
-    if misfits := [each for each in scores if each is not None and not hasattr(each, "__float__")]:
-        raise ValueError(
-            f"reward {func.__name__} gave {misfits[0]!r:.60} among its scores for the completions: "
-            "return a number or None for each"
+            f"reward {func.__name__} gave {len(scores)} scores for {len(arguments['completions'])} "
+            f"completions, such as {(misfits or scores)[:1]}: return one number or None for each"
         )
     return [Scored(score) for score in scores]
 

@@ -64,11 +64,8 @@ class EnvironmentLab(View):
         self.bench = self.bench._replace(environment=environment)
         cap = self.bench.train.max_completion_length
         faults = findings(environment, self.rows, self.bench.tokenizer, cap)
-        stops = sum(check.state == "stop" for check in faults)
-        evidence = f"{stops} of {len(faults)} findings forbid training"
-        evidence = evidence if faults else "scripted policies find no fault"
-        verdict = Check(environment.title, "stop" if stops else "ok", evidence)
-        self.findings.value = tables.table(Checks([verdict, *faults]).table())
+        sound = Check(environment.title, "ok", "scripted policies find no fault")
+        self.findings.value = tables.table(Checks(faults or [sound]).table())
         self._take_row()
 
     def _take_row(self) -> None:

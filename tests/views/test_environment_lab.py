@@ -224,7 +224,7 @@ def test_a_class_of_ones_own_is_read_again_and_its_words_are_escaped(tmp_path):
     rows = [row | {"prompt": [{"role": "user", "content": row["question"]}]} for row in rows]
     lab = opened(f"{file}:Shop", rows, lambda _: [[buy, "<b>done</b>"], ["no"]])
     assert lab.errors.value == ""
-    assert "1 of 1 findings forbid training" in lab.findings.value
+    assert "scripted policies find no fault" not in lab.findings.value
     assert "state leaks" in lab.findings.value
     for text in ("<script>alert", "<u>0", "<i>now", "<b>done"):
         assert text not in lab.view.value + lab.findings.value

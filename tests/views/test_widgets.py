@@ -101,7 +101,7 @@ FAULTS = {  # what is said of a text, once it is escaped
     "line 3 (return 1 / (len(response) - 1)): Zero": f"{LIFTED}1 / (len(response) - 1)",
     "reward f gave 1 scores for": f"{TRLS} return [1]",
     "reward f returned None, not a list": f"{TRLS} ...",
-    "reward f gave 'a' among": f"{TRLS} return ['a'] * 12",
+    "reward f gave 12 scores for 12 completions, such as ['a']": f"{TRLS} return ['a'] * 12",
     "TypeError: must be real number, not str, in reward f, completion 0": f"{LIFTED}'a'",
     "reward f gave 3, outside its declared": f"{LIFTED}3",
 }

@@ -144,24 +144,17 @@ def winners(probes: pd.DataFrame) -> pd.DataFrame:
 
 def attack_checks(probes: pd.DataFrame, preset: RewardSet) -> list[Check]:
     """Return a failed check for each attack that wins, naming the reward that pays for it."""
-    weights = dict(zip(preset.names, preset.reward_weights, strict=True))
-    return [
-        Check(f"attack {line['attack']!r}", "stop", _payer(line, probes, weights), FIX)
-        for line in winners(probes).to_dict("records")
-    ]
-
-
-def _payer(line: dict[str, Any], probes: pd.DataFrame, weights: dict[str, float]) -> str:
-    """Say why an attack wins, and which reward pays it more than an honest completion."""
-    honest = HONEST[0] if line["kind"] == "right" else HONEST[1]
-    compared = probes.set_index("attack").loc[honest].fillna(0)
-    earnings = {name: weight * np.nan_to_num(line[name]) for name, weight in weights.items()}
-    extra = {name: earnings[name] - weights[name] * compared[name] for name in weights}
-    blamed = extra if max(extra.values()) > TIE else earnings
-    name, why = max(blamed, key=blamed.get), f"{line['because']}: {line['completion']!r}"
-    if line["because"].startswith("earns less"):  # no reward pays too much for this one
-        return why
-    return f"`{name}` pays {earnings[name]:.2f} of the attack's {line['total']:.2f}, which {why}"
+    earnings, checks = probes.set_index("attack")[preset.names].fillna(0), []
+    earnings *= preset.reward_weights
+    for line in winners(probes).itertuples():
+        evidence, share = f"{line.because}: {line.completion!r}", earnings.loc[line.attack]
+        if not line.because.startswith("earns less"):  # if it does, no reward pays too much
+            extra = share - earnings.loc[HONEST[0] if line.kind == "right" else HONEST[1]]
+            payer = (extra if extra.max() > TIE else share).idxmax()
+            total = f"{share[payer]:.2f} of the attack's {line.total:.2f}"
+            evidence = f"`{payer}` pays {total}, which {evidence}"
+        checks.append(Check(f"attack {line.attack!r}", "stop", evidence, FIX))
+    return checks
 
 
 def _cut(completion: str) -> str:
@@ -203,13 +196,10 @@ def probe(bench: Bench, rows: Sequence[Row], own: Sequence[Attack] = ()) -> pd.D
 
 
 def _other_answer(rows: Sequence[Row], row: Row) -> str:
-    for other in rows:
-        if str(other["answer"]) != str(row["answer"]):
-            return str(other["answer"])
-    raise ValueError(
-        f"every row has the reference answer {row['answer']!r}, so there is no wrong answer to "
-        "try: probe more rows"
-    )
+    for answer in (str(other["answer"]) for other in rows):
+        if answer != str(row["answer"]):
+            return answer
+    raise ValueError(f"all rows have the reference answer {row['answer']!r}: probe more rows")
 
 
 def _verdicts(bench: Bench, table: pd.DataFrame) -> list[str]:
@@ -272,13 +262,13 @@ def references(bench: Bench, rows: Sequence[Row], table: pd.DataFrame) -> list[C
     if not losers:
         return []
     row, earned, total = losers[0]
+    best = wrong.get(row["question"], -np.inf)
     evidence = (
         f"the reference answer loses on {len(losers)} rows: {row['question']!r}, …; its reference, "
         f"{_cut(preset.reference(row))!r}, earns {earned:.3g} of {preset.full:.3g} from "
         f"{preset.names[0]}"
     )
-    if row["question"] in wrong.index and total <= wrong[row["question"]]:
-        best = wrong[row["question"]]
+    if total <= best:
         evidence += f", {total:.3g} in total, and a wrong completion earns {best:.3g}"
     fix = "correct how the first reward reads answers; if your completions have another form, "
     fix += "define reference(row) beside the rewards"

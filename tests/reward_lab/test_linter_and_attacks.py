@@ -74,7 +74,7 @@ def test_an_attack_that_wins_on_one_row_of_many_is_no_winner():
     fooled = Bench(reward_set([(lifted(once, "once"), 1.0)]))
     for rows, won in ((many, []), (many[:3], ["plea for full marks"])):
         assert list(reward_lab.winners(reward_lab.probe(fooled, rows))["attack"]) == won
-    with pytest.raises(ValueError, match="every row has the reference answer '85'"):
+    with pytest.raises(ValueError, match="all rows have the reference answer '85'"):
         reward_lab.probe(fooled, many[:1])
 
 

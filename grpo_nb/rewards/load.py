@@ -181,10 +181,19 @@ def rewards_of(
     Raises:
         ValueError: There is no reward, one is not a function, or the number of weights differs.
     """
-    funcs = getattr(module, "reward_funcs", None)
-    funcs = _defined(module) if funcs is None else funcs
-    if not isinstance(funcs, list | tuple) or not all(map(callable, funcs)) or not funcs:
-        raise ValueError(f"{module.__file__}: reward_funcs = {funcs!r} is not a list of functions")
+    funcs, parts = getattr(module, "reward_funcs", None), []
+    if funcs is None:
+        funcs = [value for value in vars(module).values() if is_own_reward(value, module.__name__)]
+        # What is made here from other rewards may be one, or a part of another.
+        ours = {n: v for n, v in vars(module).items() if isinstance(v, Reward | gated | Adaptive)}
+        parts = [n for n, v in ours.items() if n != v.__name__ and v not in funcs]
+    is_list = isinstance(funcs, list | tuple) and all(map(callable, funcs))
+    if parts or not funcs or not is_list:
+        raise ValueError(
+            f"{module.__file__}: {parts or funcs!r} is no list of rewards to train with: write "
+            "functions of `completions`, lift functions by @rewards.reward(), or list the rewards, "
+            "as in reward_funcs = [correct, brief]"
+        )
     names = {id(value): name for name, value in vars(module).items()}
     for func in funcs:
         give_name(func, names.get(id(func), ""))
@@ -198,27 +207,6 @@ def rewards_of(
         )
     pairs = list(zip(funcs, weights, strict=True))
     return sorted(pairs, key=lambda pair: not columns_read(pair[0]))
-
-
-def _defined(module: ModuleType) -> Sequence[Callable[..., Any]]:
-    """Return the rewards that a module defines, if it does not list them."""
-    funcs, candidates = [], []
-    for name, value in vars(module).items():
-        if is_own_reward(value, module.__name__):
-            funcs.append(value)
-        elif isinstance(value, Reward | gated | Adaptive) and name != value.__name__:
-            candidates.append(name)  # not imported, but made here from other rewards
-    if candidates:
-        raise ValueError(
-            f"{module.__file__}: {', '.join(candidates)} may be rewards to train with or parts of "
-            "others: say which, as in reward_funcs = [correct, brief]"
-        )
-    if not funcs:
-        raise ValueError(
-            f"{module.__file__} defines no reward: write a function of `completions`, lift one by "
-            "@rewards.reward(), or list them in reward_funcs"
-        )
-    return funcs
 
 
 def is_own_reward(value: Any, module: str) -> bool:

@@ -421,11 +421,11 @@ WRONG = {
     r"^line 2 \(1 / 0\): ZeroDivisionError: division by zero$": "\n1 / 0",
     r"^line 1 \(!pip install x\): SyntaxError: invalid": "!pip install x\ndef f(completions): ...",
     r"^line 2 \(sys.exit\(3\)\): SystemExit: 3$": "import sys\nsys.exit(3)",
-    "defines no reward": "def helper(text): return 1",
+    r"\[\] is no list of rewards to train with: write": "def helper(text): return 1",
     "1 reward_weights for 3 reward_funcs, which are judge, brief, right": f"{OWN}{LISTED}"
     "reward_weights = [1]",
-    "is not a list of functions": f"{OWN}reward_funcs = ['right']",
-    "both may be rewards to train with or parts": f"{OWN}both = rewards.gated(brief, by=brief)",
+    "is no list of rewards to train with": f"{OWN}reward_funcs = ['right']",
+    "'both'. is no list of rewards": f"{OWN}both = rewards.gated(brief, by=brief)",
 }
 
 

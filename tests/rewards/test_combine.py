@@ -106,7 +106,7 @@ FAULTY = {
     "exact_match_reward has no option 'a'; it has form": ONE + "reward_funcs[0].configured(a=1)",
     "the weight of exact_match_reward is nan": ONE + "reward_weights = [float('nan')]",
     "two rewards are named 'exact_match_reward'": ONE + "reward_funcs *= 2",
-    "reward_funcs = .. is not a list of functions": ONE + "reward_funcs = []",
+    r"\[\] is no list of rewards to train with": ONE + "reward_funcs = []",
     r"cannot be loaded: line 1 \(import no_such_module\): ModuleNotFound": "import no_such_module",
     r"cannot be loaded: line 1 \(raise SystemExit\(0\)\): SystemExit": "raise SystemExit(0)",
     r"rewards.py cannot be loaded: line 1 \(def f\(:\): SyntaxError": "def f(:",

@@ -9,6 +9,7 @@ without writing anything; `adopt` and `hand_on` write the file that is used in t
 """
 
 from grpo_nb.reward_lab.attacks import Attack, probe, read_attacks, winners
+from grpo_nb.reward_lab.baseline import RewardTest, open_test
 from grpo_nb.reward_lab.gate import Verdict, fingerprint, judge, refuse_untested, save
 from grpo_nb.reward_lab.linter import lint
 from grpo_nb.reward_lab.own import (
@@ -21,4 +22,3 @@ from grpo_nb.reward_lab.own import (
     try_out,
 )
 from grpo_nb.reward_lab.table import Bench, bench_of, explain, signal_table
-from grpo_nb.reward_lab.test import RewardTest, open_test

@@ -1,6 +1,9 @@
-"""Baseline rollouts: completions of the base model, sampled once and scored as often as you like.
+"""What rewards are tested on: baseline rollouts, sampled once from the base and scored at will.
 
-`rewards/baseline.parquet` stores them, one line per completion, with their sampling settings.
+    test = open_test(stage, rewards.load_rewards(stage.config.rewards))
+    verdict = reward_lab.judge(test)
+
+`rewards/baseline.parquet` stores one line per completion, with the sampling settings.
 Sampling again with the same settings reads the file, and samples only the prompts that the file
 lacks.
 """
@@ -19,7 +22,7 @@ from grpo_nb import data, environments, models
 from grpo_nb.data.images import variants
 from grpo_nb.environments.cache import Cache, answer_cached
 from grpo_nb.models import hub
-from grpo_nb.reward_lab.table import Row, bench_of
+from grpo_nb.reward_lab.table import Bench, Row, bench_of
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import Completion, question_key
 from grpo_nb.runs import Check, Run, Stage, write_json
@@ -35,6 +38,7 @@ EASIER = (
 )
 HARDER = "harder rows (data.source)"
 MOSTLY = 0.5  # share of zero-advantage groups above which a base that is never right learns little
+REFERENCE_ROWS = 512  # rows whose reference answers are scored
 SPARE = 1.25  # recommended cap, relative to the 99th percentile of the baseline's lengths
 
 
@@ -62,6 +66,32 @@ class Baseline(NamedTuple):
     @property
     def samples(self) -> list[models.Sample]:
         return [sample for group in self.samples_P_G for sample in group]
+
+
+class RewardTest(NamedTuple):
+    """Hold rewards and everything that they are tested on.
+
+    stage: Stage 02, with the settings of the run.
+    rows: Dataset rows, whose references must win.
+    baseline: Baseline rollouts for the first rows.
+    bench: The rewards, and the conditions under which they are scored.
+    """
+
+    stage: Stage
+    rows: list[Row]
+    baseline: Baseline
+    bench: Bench
+
+    def using(self, preset: RewardSet) -> "RewardTest":
+        """Return the same test with other rewards."""
+        return self._replace(bench=self.bench._replace(preset=preset))
+
+    def table(self) -> pd.DataFrame:
+        """Return the score table of the baseline rollouts, with the images of each prompt."""
+        table = self.bench.table(self.baseline.rows, self.baseline.completions_P_G)
+        if "images" in self.rows[0]:
+            table["images"] = [row["images"] for row in self.baseline.repeated_rows]
+        return table
 
 
 def sample(
@@ -138,6 +168,33 @@ def _settings(config: RunConfig, warmed: Path | None) -> dict[str, Any]:
         "seed": config.seed,
         "environment": environments.identity(environments.of(config)),
     }
+
+
+def open_test(
+    stage: Stage,
+    preset: RewardSet,
+    engine: models.Engine | None = None,
+    progress: models.Progress | None = None,
+) -> RewardTest:
+    """Return a test of rewards on baseline rollouts; sample those that the cache lacks.
+
+    Args:
+        stage: Stage 02, started or not.
+        preset: The rewards.
+        engine: A loaded engine, as `sample` takes it.
+        progress: Called with the number of completions done, their total, and a note.
+    """
+    rows = data.load(stage.run, "train")
+    first_rows = rows[: stage.config.rewards.baseline_prompts]
+    baseline = sample(stage.run, first_rows, stage.config, engine, progress)
+    return _test_on(stage, preset, rows, baseline)
+
+
+def _test_on(stage: Stage, preset: RewardSet, rows: list[Row], baseline: Baseline) -> RewardTest:
+    """Return a test of rewards under the conditions of the stage's training."""
+    model = stage.config.model
+    tokenizer = models.load_tokenizer(model.model_path, model.chat_template_kwargs)
+    return RewardTest(stage, rows, baseline, bench_of(stage.config, preset, tokenizer))
 
 
 def passed(table: pd.DataFrame, preset: RewardSet) -> np.ndarray:
@@ -286,10 +343,7 @@ def by_difficulty(
     baseline = sample(
         stage.run, first_rows, stage.config, engine, stage.progress, warmed=False, unseen=False
     )
-    model = stage.config.model
-    tokenizer = hub.load_tokenizer(model.model_path, model.chat_template_kwargs)
-    bench = bench_of(stage.config, preset, tokenizer)
-    table = bench.table(baseline.rows, baseline.completions_P_G)
+    table = _test_on(stage, preset, rows, baseline).table()
     rates = pass_rates(baseline, table, preset).set_index("question")["pass_rate"].to_dict()
     band, counts = keep_band(rows, rates, config)
     data.replace_train(stage.run, band)

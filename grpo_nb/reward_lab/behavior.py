@@ -13,9 +13,9 @@ from typing import Any
 
 from grpo_nb import data
 from grpo_nb.environments.scripted import perform, policies
+from grpo_nb.reward_lab.baseline import RewardTest
 from grpo_nb.reward_lab.linter import FEW
 from grpo_nb.reward_lab.table import Bench
-from grpo_nb.reward_lab.test import RewardTest
 from grpo_nb.rewards import Adaptive, call
 from grpo_nb.rewards.combine import is_async
 from grpo_nb.rewards.prompts import transcript

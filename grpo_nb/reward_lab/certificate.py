@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_nb.reward_lab.attacks import PROBED_ROWS
+from grpo_nb.reward_lab.baseline import REFERENCE_ROWS, RewardTest
 from grpo_nb.reward_lab.statistics import wilson
 from grpo_nb.reward_lab.table import Row
-from grpo_nb.reward_lab.test import REFERENCE_ROWS, RewardTest
 from grpo_nb.rewards import GroupJudge, LLMJudge, RewardSet, call
 from grpo_nb.rewards.prompts import completion_text
 from grpo_nb.runs import Check

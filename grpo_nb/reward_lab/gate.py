@@ -13,10 +13,10 @@ from grpo_nb.environments.findings import findings
 from grpo_nb.reward_lab import baseline as baselines
 from grpo_nb.reward_lab import behavior, human_pairs, looking
 from grpo_nb.reward_lab.attacks import attack_checks, probe, read_attacks, references
+from grpo_nb.reward_lab.baseline import REFERENCE_ROWS, RewardTest
 from grpo_nb.reward_lab.certificate import certify, cost, judges
 from grpo_nb.reward_lab.linter import lint, usable
 from grpo_nb.reward_lab.table import bench_of, signal_table
-from grpo_nb.reward_lab.test import REFERENCE_ROWS, RewardTest
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.identity import describe
 from grpo_nb.rewards.prompts import Message, message_text

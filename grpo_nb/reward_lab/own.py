@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_nb import environments
 from grpo_nb.models import template
+from grpo_nb.reward_lab.baseline import RewardTest
 from grpo_nb.reward_lab.gate import Verdict, judge, save
 from grpo_nb.reward_lab.table import explain
-from grpo_nb.reward_lab.test import RewardTest
 from grpo_nb.rewards import RewardSet, load_preset, load_rewards
 from grpo_nb.rewards.limits import TookTooLong
 from grpo_nb.rewards.load import about_path, explained, is_own_reward, load_python, read_about

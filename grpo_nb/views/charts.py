@@ -77,20 +77,17 @@ def finite(line: Mapping[str, Any]) -> dict[str, float]:
     return {k: v for k, v in line.items() if isinstance(v, int | float) and math.isfinite(v)}
 
 
-def draw(
-    lines: Sequence[Mapping[str, Any]], keys: Sequence[str] = (), on: "Figure | None" = None
-) -> "Figure":
+def draw(lines: Sequence[Mapping[str, Any]], keys: Sequence[str] = ()) -> "Figure":
     """Draw every chart for which there are metrics.
 
     Args:
         lines: Lines of train/metrics.jsonl, for steps and for validations.
         keys: Metrics to draw; empty for all.
-        on: An empty figure to draw on, such as pyplot's; None creates one.
 
     Raises:
         ValueError: There are no lines.
     """
-    from matplotlib.figure import Figure
+    import matplotlib.pyplot as plt
 
     if not lines:
         raise ValueError("no metrics to draw: train first, then read train/metrics.jsonl")
@@ -98,8 +95,8 @@ def draw(
     validation = table.filter(like="eval/").notna().any(axis=1)
     parts = charts(keys or table.columns)
     rows = max(1, -(-len(parts) // COLUMNS))
-    figure = on or Figure()
-    figure.set_size_inches(WIDTH, ROW * rows)
+    figure = plt.figure(figsize=(WIDTH, ROW * rows))  # IPython shows only pyplot's figures
+    plt.close(figure)  # otherwise IPython would show it twice
     axes = list(figure.subplots(rows, COLUMNS, squeeze=False).flat)
     edge = 0.3 / (ROW * rows)  # the same margin in inches for any number of rows
     figure.subplots_adjust(0.05, edge, 0.99, 1 - edge, wspace=0.25, hspace=0.5)
@@ -195,11 +192,7 @@ def _save(figure: "Figure", run: Run, name: str) -> "Figure":
 
 def training_charts(run: Run, metrics: Sequence[dict], keys: Sequence[str] = ()) -> "Figure":
     """Draw the dashboard's charts of a finished training, and save figures/training.png."""
-    import matplotlib.pyplot as plt
-
-    figure = plt.figure()  # IPython shows only pyplot's figures as images
-    plt.close(figure)
-    return _save(draw(metrics, keys, figure), run, "training")
+    return _save(draw(metrics, keys), run, "training")
 
 
 def warm_up_chart(run: Run, lines: Sequence[dict]) -> "Figure | None":

@@ -40,7 +40,7 @@ class TrainingDashboard(View):
 
     def __init__(self, buttons: Buttons) -> None:
         super().__init__()
-        import matplotlib.figure  # noqa: F401 (now, and not while the model trains)
+        import matplotlib.pyplot  # noqa: F401 (now, and not while the model trains)
 
         self.buttons = buttons
         self.lines: list[dict[str, float]] = []

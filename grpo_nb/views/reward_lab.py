@@ -4,6 +4,7 @@ import html
 import threading
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from queue import Queue
 
@@ -63,8 +64,9 @@ class RewardLab(View):
         numbers = [(str(i + 1), i) for i in range(self.group_size)]
         self.code = self.code_box("Rewards", EXAMPLE, rows=18)
         self.code.value = self.shown_source
-        self.run = self.button("Run", "Score the completions and run the attacks", self._run)
-        self.adopt = self.button("Adopt", "Use these rewards in notebook 3", self._adopt)
+        run, adopt = (partial(self._busy, action) for action in (self._judge, self._hand_on))
+        self.run = self.button("Run", "Score the completions and run the attacks", run)
+        self.adopt = self.button("Adopt", "Use these rewards in notebook 3", adopt)
         self.request = threading.Event()  # set by *Stop*, for the action in progress
         self.stop = w.Button(description="Stop", tooltip="End the reward that runs", layout=WIDE)
         self.stop.disabled = True
@@ -110,40 +112,30 @@ class RewardLab(View):
         ]
         self._reweigh()
 
-    def _run(self) -> None:
-        self._busy(self._judge, "", self.run, self.adopt)
-
-    def _adopt(self) -> None:
-        self._busy(self._hand_on, "", self.run, self.adopt)
-
-    def _busy(self, action: Callable[[], None], after: str, *buttons: w.Button) -> None:
-        """Run the action with these buttons disabled and *Stop* enabled.
+    def _busy(self, action: Callable[[], None], is_edit: bool = False) -> None:
+        """Run the action with *Stop* enabled and, unless it is an edit, *Run* and *Adopt* disabled.
 
         While the kernel handles one change of an input, the front end holds back the next change. A
-        click would therefore arrive before text that was typed in the meantime.
-
-        Args:
-            action: What to do.
-            after: The status line afterwards, unless the action has changed it.
-            buttons: The buttons to disable meanwhile.
+        click would therefore arrive before text that was typed in the meantime. After an edit, the
+        status line is as before.
         """
         if not turn.acquire(blocking=False):  # a reward would rewind the trainer's random numbers
             raise RuntimeError("a training or a lab is at work in this kernel: wait for its end")
         limit = f"a reward is stopped after {self.stage.config.rewards.seconds:g} s a completion"
+        after = self.status.value if is_edit else ""
         self.status.value = notice = f"<span role='status'>Running: {limit}</span>"
         self.request = threading.Event()
         limits.stop.set(self.request)
-        states = dict.fromkeys(buttons, True) | {self.stop: False}
-        for button, disabled in states.items():
-            button.disabled = disabled
+        self.run.disabled = self.adopt.disabled = not is_edit
+        self.stop.disabled = False
         try:
             action()
         except limits.Stopped as name:
             self._say(f"Stopped while {name} was running")
         finally:
             turn.release()
-            for button, disabled in states.items():
-                button.disabled = not disabled
+            self.run.disabled = self.adopt.disabled = False
+            self.stop.disabled = True
             if self.status.value == notice:
                 self.status.value = after
 
@@ -186,7 +178,7 @@ class RewardLab(View):
         prompt, number = self.place
         if self.completions_P_G[prompt][number] != self.text.value:
             self.completions_P_G[prompt][number] = self.text.value
-            self._busy(self._score_group, self.status.value)
+            self._busy(self._score_group, is_edit=True)
 
     def _score_group(self) -> None:
         prompt = self.place[0]

@@ -31,13 +31,13 @@ def compare_answers(
     r"""Return whether an answer means the same as the reference answer, and the reason.
 
     Args:
-        reference: The right answer, in words and LaTeX, as `find_answer` returns them.
+        reference: The reference answer, a text with LaTeX, as `find_answer` returns it.
         answer: The answer in the same form; None if the completion has none.
-        seconds: Processor time for one symbolic comparison.
+        seconds: CPU time for one symbolic comparison.
 
     Returns:
-        (verdict, reason). The verdict is None if the reference cannot be used, and False also for
-        an answer that is refused.
+        (verdict, reason). The verdict is None if the reference cannot be used, and also False if
+        the answer is refused.
 
     >>> compare_answers(r"\frac{1}{2}", "the answer is $x = 0.5$")
     (True, 'read as equation x = 0.5, compared as numbers')
@@ -59,7 +59,7 @@ def compare_answers(
 
 
 def unusable(expected: Answer, seconds: float = 0.5) -> str:
-    """Return why no other text can match a reference answer; "" if another text can."""
+    """Return why no answer that is written differently can match the reference; "" if one can."""
     nameless = expected.kind == "equation" and not expected.name
     if nameless or expected.kind in ("expression", "inequality"):
         parsed = equal_latex(_latex(expected.text), "", seconds) is not None
@@ -77,7 +77,7 @@ def _same(expected: Answer, answer: Answer, seconds: float) -> bool | None:
     if expected.number is not None and answer.number is not None and not lists:
         return same_number(expected, answer)
     if kinds == {"set", "inequality"}:
-        return False  # math-verify would let {0, 1} pass for (0, 1)
+        return False  # math-verify would accept {0, 1} for (0, 1)
     if "inequality" in kinds:  # the other may be the interval that it describes
         return _symbolic(expected.text, answer.text, seconds)
     if "equation" in kinds:
@@ -92,10 +92,10 @@ def _same(expected: Answer, answer: Answer, seconds: float) -> bool | None:
 
 
 def same_number(expected: Answer, answer: Answer) -> bool:
-    """Return whether two numbers are equal, or one is a percentage and the other its hundredth.
+    """Return whether two numbers are equal; a percentage also equals its decimal form: 50 %, 0.5.
 
-    A reference such as 1/3 has no finite decimal form. It also matches a decimal of at least
-    LEAST_DECIMALS places that is rounded correctly.
+    A reference such as 1/3 has no finite decimal form. It also matches a correctly rounded decimal
+    with at least LEAST_DECIMALS decimal places.
     """
     left, right = expected.number, answer.number
     if left == right:
@@ -109,7 +109,7 @@ def same_number(expected: Answer, answer: Answer) -> bool:
 
 
 def _same_equation(expected: Answer, answer: Answer, seconds: float) -> bool | None:
-    """Compare values if the names are equal or one side is a plain value, else whole equations."""
+    """Compare values if the names match or only one is an equation, else whole equations."""
     if answer.kind != "equation" and not (expected.name or len(expected.parts) > 2):
         # The reference |AB| = 1 accepts 1, but 2x + 3y = 6 does not accept 6.
         return _symbolic(expected.text, answer.text, seconds)
@@ -122,7 +122,7 @@ def _same_equation(expected: Answer, answer: Answer, seconds: float) -> bool | N
 
 
 def _same_parts(expected: Answer, answer: Answer, seconds: float) -> bool | None:
-    """Compare sets in any order, but tuples and values of different names in the given order."""
+    """Compare sets in any order, but tuples and differently named values in the given order."""
     left, right = expected.parts, list(answer.parts)
     several = len({part.name for part in left if part.name}) > 1  # k = 45, n = 2
     brackets = [one.kind == "set" or one.shape for one in (expected, answer)]
@@ -148,9 +148,9 @@ def _letters(text: str) -> str:
 
 
 def _symbolic(reference: str, answer: str, seconds: float) -> bool | None:
-    """Ask math-verify, unless the answer uses words or signs that the reference does not have."""
+    """Compare with math-verify; an answer with words or signs that the reference lacks is wrong."""
     expected, text = _latex(reference), _latex(answer)
-    bases = [len(re.findall(r"\d\s*_", one)) for one in (expected, text)]  # 204 to the base 5
+    bases = [len(re.findall(r"\d\s*_", one)) for one in (expected, text)]  # 204 in base 5
     if _JUXTAPOSED.search(text) or bases[0] != bases[1]:
         return False
     marks = _AS_OFTEN_AS_IN_REFERENCE

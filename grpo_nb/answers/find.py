@@ -1,4 +1,4 @@
-"""Find the words of a completion that are its answer: in a tag, in a box, or after a marker."""
+"""Find the answer in a completion: in a tag, in a box, or after a marker."""
 
 import re
 
@@ -50,7 +50,7 @@ def extract_boxed(text: str) -> str | None:
 
 
 def extract_hash_answer(text: str) -> str | None:
-    """Return what follows the last `####`, as GSM8K marks its answers.
+    """Return what follows the last `####`, the marker of answers in GSM8K.
 
     >>> extract_hash_answer("She earned 0.2 x 50 = $10.\\n#### 10")
     '10'

@@ -1,10 +1,10 @@
-r"""Forms: how a completion is written, so that a program finds the answer in it.
+r"""Forms: how a completion is written, so that a program can find the answer in it.
 
 A reward set has one form. Its system prompt asks for the form, and its format rewards check it. The
 other rewards use the form to find the answer and the reasoning. Reference answers, warm-up
 rows and attacks are written in it.
 
-    tags         <reasoning>1+1=2</reasoning><answer>2</answer>   with your names: tags:think,answer
+    tags         <reasoning>1+1=2</reasoning><answer>2</answer>   other names: tags:think,answer
     think+boxed  <think>1+1=2</think> \boxed{2}
     boxed        1+1=2 \boxed{2}
     hash         1+1=2 #### 2
@@ -119,13 +119,13 @@ class Form(NamedTuple):
         return thought + "".join(parts[::-1] if answer_first else parts)
 
     def reference(self, row: Mapping[str, Any]) -> str:
-        """Write a completion that ought to earn every reward: a true step and the row's answer."""
+        """Write a completion that should earn every reward: a correct step and the row's answer."""
         return self.write(STEP, str(row["answer"]))
 
     # -- reading
 
     def _whole(self, text: str) -> str:
-        """Add the tag that the prompt opened, or remove the thought if it is not this form's."""
+        """Add the tag that the prompt opened, or remove a thinking block that the form lacks."""
         if self._continues:
             return self.opened + text
         return text.partition(self._end_of_thought)[2] if self.opened else text

@@ -1,7 +1,7 @@
 r"""Ask math-verify, in a worker that can be killed, whether two expressions are equal.
 
-math-verify limits its own time by SIGALRM, which works in the main thread only and replaces the
-caller's alarm. Here it runs in another process, within limits of time and memory.
+math-verify limits its own time with SIGALRM, which works in the main thread only and replaces the
+caller's alarm. Here math-verify runs in another process, with limits on time and memory.
 The worker is this file, run as a script. It imports math-verify once and forks a child that
 answers. The kernel kills a child whose time is up; the next fork takes 10 ms. The worker ends when
 its socket closes, at the latest with the process that started it.
@@ -20,7 +20,7 @@ from functools import lru_cache
 from queue import LifoQueue
 from typing import Any
 
-LEAST_SECONDS, REFERENCE_SECONDS = 0.06, 1.0  # processor time; a comparison takes 0.002 to 0.05
+LEAST_SECONDS, REFERENCE_SECONDS = 0.06, 1.0  # CPU time; a comparison takes 0.002 to 0.05
 MEMORY, REMEMBERED = 2 << 30, 20_000  # bytes of address space; verdicts
 HOW = {"allow_set_relation_comp": True, "timeout_seconds": None}  # x > 2 may be (2, oo)
 READY = b"!"  # the first byte that a worker sends
@@ -36,15 +36,15 @@ def equal_latex(reference: str, answer: str, timeout_seconds: float = 0.5) -> bo
     The function is thread-safe. It blocks the caller, even in a running event loop.
 
     Args:
-        reference: The right answer, LaTeX.
+        reference: The LaTeX of the reference answer.
         answer: The LaTeX to compare with it; "" only tests whether the reference can be parsed.
-        timeout_seconds: Processor time for an answer, in seconds. Each time-out multiplies it by
-            0.6 for later answers, and each answer in time restores a part of it. This bounds the
-            time of a batch.
+        timeout_seconds: CPU time for an answer, in seconds. Each time-out multiplies the limit of
+            later answers by 0.6, and each answer in time raises it again, at most to this value.
+            This bounds the time of a batch.
 
     Returns:
-        False also for an answer that cannot be parsed or runs out of time; None if the reference
-        cannot be parsed, or if the worker failed twice.
+        True if they are equal; False if not, or if the answer cannot be parsed or runs out of time;
+        None if the reference cannot be parsed, or if the worker failed twice.
 
     Raises:
         ValueError: timeout_seconds is not above 0.
@@ -59,7 +59,7 @@ def equal_latex(reference: str, answer: str, timeout_seconds: float = 0.5) -> bo
 
 
 class MathWorker:
-    """Compare in a separate process, which the first call starts, for one caller at a time."""
+    """Compare expressions in a separate process, for one caller at a time; the first starts it."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
@@ -204,7 +204,7 @@ def _serve() -> None:
 
 
 def _work() -> None:
-    """Import math-verify, warm it up, then fork one child after the other to answer requests."""
+    """Import math-verify, warm it up, then fork one child after another to answer requests."""
     import ctypes
     import resource
 
@@ -224,7 +224,7 @@ def _work() -> None:
             if sys.platform == "linux":
                 resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
                 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the forker
-                if os.getppid() != forker:  # the forker had died before
+                if os.getppid() != forker:  # the forker is already dead
                     os._exit(0)
             _serve()
             os._exit(0)

@@ -1,10 +1,10 @@
-r"""Read the words of an answer into a value.
+r"""Parse the text of an answer into a value.
 
     $x = \frac12$     an equation of x, whose value is the number 1/2
     (1, 2]            an interval
     17 or 18          a set of two numbers
 
-Precision comes first: text that denies, hedges, or cannot be read as a whole is refused with a
+Precision comes first: text that denies, hedges, or cannot be parsed completely is refused with a
 reason.
 """
 
@@ -24,7 +24,7 @@ class Answer(NamedTuple):
     """Hold the value of an answer; if it is refused, `kind` is "" and `reason` says why."""
 
     kind: str  # number, expression, set, tuple, interval, equation, inequality, text
-    text: str = ""  # in one spelling
+    text: str = ""  # normalized
     number: Fraction | None = None
     parts: tuple["Answer", ...] = ()  # of a set or pair; the sides of an equation except its name
     shape: str = ""  # the brackets around the parts
@@ -66,10 +66,11 @@ _INNERMOST = re.compile(r"[(\[{⦃][^()\[\]{}⦃⦄]*[)\]}⦄]")
 
 
 def spelled(text: str) -> str:
-    """Return the text in one spelling of LaTeX, Unicode and white space, without a final full stop.
+    """Normalize LaTeX, Unicode and white space in the text, and drop a final full stop.
 
     Raises:
-        ValueError: The text or its computation is too long, or its brackets do not match.
+        ValueError: The text is too long, its value is too large to compute, or its brackets do not
+            match or are nested too deeply.
     """
     text = re.sub(r"(?<=\d)(?=[\u00bc-\u00be\u2150-\u215e])", " ", text)
     if r"\begin" not in text:
@@ -143,7 +144,7 @@ _AND = re.compile(r"[\s,;.]*(?:\b(?:and|or)\b)?[\s,;.]*")
 
 
 def _without_words(text: str) -> str:
-    """Return what a text without boxes and dollar signs states, after the last "is" or ":"."""
+    """Return the value after the last "is" or ":" in a text without boxes or math delimiters."""
     value, words = text, ""
     while copula := _COPULA.fullmatch(value):
         value, words = copula[2], words + copula[1]
@@ -221,7 +222,7 @@ _TEXT = re.compile(r"\(?\\text\{[^{}]*\}\)?|(?=.*[A-Za-z]{3})[A-Za-z]{2,}(?:[ '-
 
 @lru_cache(maxsize=8192)
 def read_answer(text: str, reference: bool = False) -> Answer:
-    r"""Read the words of an answer, or of a reference answer, into a value.
+    r"""Parse the text of an answer, or of a reference answer, into a value.
 
     >>> read_answer(r"$(1, \frac12]$").kind, read_answer("x = 5").name
     ('interval', 'x')
@@ -240,14 +241,14 @@ def read_answer(text: str, reference: bool = False) -> Answer:
 
 @lru_cache(maxsize=8192)
 def read_reference(text: str) -> Answer:
-    """Read a reference answer as `read_answer` does, but `3m` is 3 times m, and not a length."""
+    """Parse a reference answer like `read_answer`, except that `3m` is 3 times m, not a length."""
     if len(text) > 4 * READ:
         return Answer("", reason=f"longer than {4 * READ} characters")
     return read_answer(find_answer(text) or "", reference=True)
 
 
 def bare(text: str) -> str:
-    """Return the text without dollar signs, final full stop, and spaces beside other signs."""
+    """Return the text without dollar signs, a final full stop, or spaces next to symbols."""
     text = re.sub(r"\\(?:left|right)(?![A-Za-z])|\\[()\[\]]|[$*]", " ", text).strip().rstrip(" .")
     return re.sub(r"(?<![A-Za-z0-9])\s+|\s+(?![A-Za-z0-9])", "", text)
 
@@ -282,7 +283,7 @@ def _parse(text: str, reference: bool) -> Answer:
 
 
 def _relation(text: str, reference: bool) -> Answer | None:
-    r"""Read an equation (`x = 5`, a chain, `x \in S`) or an inequality; None if it is neither."""
+    r"""Parse an equation (`x = 5`, a chain, `x \in S`) or an inequality; None if it is neither."""
     sides = [side.strip() for side in _split(_EQUALS, text)]
     name = sides[0] if re.fullmatch(NAME, sides[0]) else ""
     if name and len(sides) > 2 and r"\approx" in text:  # after x = 1/3, its approximate value

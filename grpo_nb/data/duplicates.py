@@ -1,6 +1,6 @@
 """Use hashes to find questions that occur twice: exactly, nearly, or with different answers.
 
-Words are compared in lower case and in one Unicode form, without punctuation and thousands
+Words are compared in lower case and in normalized Unicode, without punctuation and thousands
 separators. In scripts without spaces each character counts as a word. Near-duplicates have the same
 numbers and operators and, by MinHash's estimate, share most sequences of three words. "What is
 47 + 38?" and "What is 47 + 39?" are therefore two different questions.
@@ -38,7 +38,7 @@ COUNTS = frozenset(_COUNTS.split())
 
 
 def fingerprints(rows: Sequence[ValidRow], columns: bool = False) -> pd.DataFrame:
-    """Return the fingerprints of rows: hashes that are equal, or alike, if the rows are.
+    """Return the fingerprints of rows: hashes that are equal or similar if the rows are.
 
     Args:
         rows: The rows.
@@ -59,7 +59,7 @@ def fingerprints(rows: Sequence[ValidRow], columns: bool = False) -> pd.DataFram
     hashes = {
         "row": [one.number for one in rows],
         "question": [hash(pair) for pair in zip(keys, images, strict=True)],
-        "answer": [hash(repr(one.plain)) for one in rows],  # hash(-1) is hash(-2)
+        "answer": [hash(repr(one.plain)) for one in rows],  # hash(-1) equals hash(-2)
         "numbers": [hash(tuple(filter(_counts, text))) for text in words],
     }
     runs = [
@@ -81,7 +81,7 @@ def _counts(word: str) -> bool:
 
 
 def _key(prompt: Sequence[Message]) -> str:
-    """Return the text of all turns except the system's, in one case, spacing and Unicode form."""
+    """Return the text of all turns except the system's; normalize case, spacing and Unicode."""
     texts = [_without_marks(message_text(turn)) for turn in prompt if turn["role"] != "system"]
     return " ".join(" ".join(texts).casefold().split())
 
@@ -100,7 +100,7 @@ def _words(key: str) -> list[str]:
 
 
 def near(prints: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
-    """Return which rows nearly repeat a held-out row, or show one of its images.
+    """Return which rows are near-duplicates of a held-out row, or show one of its images.
 
     If held-out rows have images, only images are compared: all rows often ask the same question.
 

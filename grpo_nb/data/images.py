@@ -1,4 +1,4 @@
-"""Read the images of a row, and convert them to RGB with 8 bits a colour and a limited size.
+"""Read the images of a row, and convert them to RGB with 8 bits per channel and a limited size.
 
 A cell holds one image or a list of images. Each is a path below the data's folder, the bytes of a
 file, a dict {"bytes", "path"} (from the feature `Image` of a dataset), or a PIL image. Metadata,
@@ -30,7 +30,7 @@ def read_images(cell: Any, folder: Path | None, column: str, max_pixels: int) ->
 
     Args:
         cell: The cell of the image column.
-        folder: The folder that paths start from; None for a dataset on the hub.
+        folder: The folder that paths are relative to; None for a dataset on the hub.
         column: The column's name.
         max_pixels: Larger images are scaled down to this number of pixels.
 

@@ -60,7 +60,7 @@ def as_text(cell: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text with halves of surrogate pairs escaped, so that UTF-8 can encode it."""
+    """Return the text with lone surrogates escaped, so that UTF-8 can encode it."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -101,7 +101,7 @@ def mathematics(answer: str) -> tuple[str, Any]:
     (('interval', '(1,2\\pi]'), ('number', Fraction(-18, 1)))
 
     Raises:
-        ValueError: No answer can match it; the message says why.
+        ValueError: No answer can match the reference; the message says why.
     """
     reference = answers.read_reference(answer)
     if fault := answers.unusable(reference):

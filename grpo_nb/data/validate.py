@@ -30,7 +30,7 @@ CountTokens = Callable[[Sequence[list[Message]]], list[int]]
 SHAPE_COLUMNS = ("choices", "context", "sources", "tests")
 TAKEN = {"prompt", "question", "answer", "prompt_tokens", "worked", "self", *TRLS_OWN}
 TAKEN |= {"completion", "environments", "image", "images"}  # names that TRL uses
-# U+FFFD, UTF-8 read as Latin-1 ("Ã©"), control characters, halves of surrogate pairs.
+# U+FFFD, UTF-8 read as Latin-1 ("Ã©"), control characters, lone surrogates.
 DAMAGED = re.compile("\ufffd|[ÃÂ][\u0080-\u00bf]|â€|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 UNREADABLE, MISSING, TYPE, EMPTY = "unreadable", "column missing", "wrong type", "empty"
 KIND, TEXT, LONG = "answer not of its kind", "damaged text", "prompt too long"

@@ -106,7 +106,7 @@ class Played:
         """
         over = self.hung or getattr(self._instance, "done", False)
         texts = (FINISHED, "") if over else self._execute(name, arguments)
-        # No tokenizer takes half of a surrogate pair, which a model can write as "\\ud800".
+        # No tokenizer takes a lone surrogate, which a model can write as "\\ud800".
         result, error = (text.encode(errors="replace").decode() for text in texts)
         self.calls.append(Call(name, arguments, result, error))
         if error:
@@ -151,7 +151,7 @@ class Played:
         )
 
     def _seeded(self) -> AbstractContextManager[None]:
-        """Seed random numbers inside a block from the row and the number of calls so far."""
+        """Seed the random number generators for the block, from row and number of calls so far."""
         return kept(f"{self._seed} {len(self.calls)}")
 
 
@@ -225,7 +225,7 @@ class Environment:
         return columns
 
     def solution(self, row: Row) -> list[Any] | None:
-        """Return the winning turns of the author's `solve`, calls and a last text, or else None."""
+        """Return the winning turns of the author's `solve`; None if the class has no `solve`."""
         return list(self.kind.solve(**row)) if hasattr(self.kind, "solve") else None
 
 

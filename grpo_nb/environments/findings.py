@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 EPISODES, GROUP = 16, 8  # episodes per policy; episodes of one row that must start alike
 PATIENCE = 20.0  # [seconds], after which no further row is played
 TIE = 1e-6
-LUCKY, WON = 0.5, 0.75  # from failure (0) to oracle (1): a warning, a stop above it
+LUCKY, WON = 0.5, 0.75  # on the way from failure (0) to oracle (1): warning, stop
 LEAK = 0.5  # share of rows that show their own answer, minus the share that show another's
 SOME = 0.1  # share of the rows above which a warning becomes a stop
 FIXES = read_yaml(Path(__file__).with_name("findings.yaml"))  # {finding: what to do}
@@ -88,7 +88,7 @@ def _finding(rule: str, evidence: str, stop: bool = True) -> Check:
 
 
 def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, list[Check]]:
-    """Play every policy on the rows, in a new and in a used instance, until the episodes differ."""
+    """Play every policy on each row, in a new and in a used instance, up to the first fault."""
     plays, instance, until = [], environment.factory(), time.monotonic() + PATIENCE
     for seed, row in enumerate(rows):
         plays.append({})
@@ -112,7 +112,7 @@ def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, lis
 
 
 def _why(play: Callable[..., Episode], difference: str) -> Check:
-    """Explain why equal calls had different results: a used instance, or chance."""
+    """Explain why equal calls gave different results: state left in the instance, or chance."""
     first, *others = [play() for _ in range(GROUP)]
     among_new = next(filter(None, (_difference(first, other) for other in others)), "")
     if not among_new:
@@ -127,7 +127,7 @@ def _difference(episode: Episode, other: Episode) -> str:
 
 
 def _rewards(environment: Environment, plays: Plays) -> Iterator[Check]:
-    """Check that winning earns the most, and an honest failure more than play without skill."""
+    """Check that winning earns the most, and that play without skill does not come close to it."""
     names = [*WITHOUT_SKILL, *(["oracle", "calls after the end"] if "oracle" in plays[0] else [])]
     mean = {name: fmean(play[name].reward for play in plays) for name in names}
     solved, oracle = "oracle" in mean, mean.get("oracle", 1.0)
@@ -176,7 +176,7 @@ def _solution(plays: Plays) -> Iterator[Check]:
 
 
 def _wins(play: Mapping[str, Episode], name: str) -> bool:
-    """Return whether an attempt with other calls than solve's earns as much as solve."""
+    """Return whether an attempt whose calls differ from those of solve earns as much as solve."""
     calls, solution = ([call.arguments for call in play[n].calls] for n in (name, "oracle"))
     return calls != solution and play[name].reward >= play["oracle"].reward - TIE
 
@@ -190,7 +190,7 @@ def _failure(play: dict[str, Episode]) -> list[float]:
 
 
 def _leaks(rows: Sequence[Row], plays: Plays) -> Iterator[Check]:
-    """Check whether a row's answer is shown, before it is earned, more often than another's."""
+    """Check whether a row's own answer is revealed, before it is earned, more often than others."""
     if "oracle" not in plays[0]:
         return
     answers = list(map(_answer, plays))

@@ -87,7 +87,7 @@ def policies(environment: Environment, row: Row, other: Row) -> dict[str, Policy
 
 
 def follow(turns: Sequence[Turn], view: PlayerView) -> Turn:
-    """Return the next of the turns; after the last, return "", which ends the episode."""
+    """Return the next turn; after the last, return "", which ends the episode."""
     return turns[view.turn] if view.turn < len(turns) else ""
 
 
@@ -109,7 +109,7 @@ def _draw(
 
 
 def _malformed(view: PlayerView) -> Turn:
-    """Return a malformed call: in turn, unknown tool, extra parameter, wrong types, no object."""
+    """Return a malformed call: in turn, a wrong tool, parameter or type, or text as arguments."""
     call = _draw(view, view.turn)
     valid = call["arguments"]
     faults = [

@@ -1,9 +1,9 @@
 # ruff: noqa: F401 (the imports below are the package's public names)
 """Evaluate whether a model is better than another on held-out prompts, how surely, and why.
 
-`comparison` answers every prompt with each model, `report` compares them with intervals,
-`placebos` asks whether the reward did it, and `leaderboard` ranks runs. `answer_file` answers a
-file of questions with a run's model.
+`comparison` answers every prompt with each model, `report` compares the models with intervals,
+`placebos` asks whether the reward caused the gain, and `leaderboard` ranks runs. `answer_file`
+answers a file of questions with a run's model.
 """
 
 from grpo_nb.evaluation.comparison import Candidate, evaluate_model, run, score_rows

@@ -54,7 +54,8 @@ def answer_file(
 
     Raises:
         FileNotFoundError: The source, or the model in the run, does not exist.
-        ValueError: A row cannot be asked, the target exists, or the merged model is out of date.
+        ValueError: A row has no usable question, the target exists, or the merged model is out of
+            date.
     """
     if target.exists():
         raise ValueError(f"{target} exists: choose another target, or remove it")

@@ -68,8 +68,8 @@ def run(
         config: The run's configuration: seed, lengths, samples per prompt.
         progress: Called with the number of completions done, their total, and the candidate with
             its speed.
-        run: Where completions are kept until `save`, so that an interrupted evaluation goes on
-            where it was stopped; None keeps nothing. Scores are computed anew.
+        run: Where completions are kept until `save`, so that an interrupted evaluation can resume;
+            None keeps nothing. Scores are computed anew.
 
     Raises:
         ValueError: There are no rows or no candidates, or two candidates share a label.
@@ -103,7 +103,7 @@ def run(
 
 
 def _open(candidate: Candidate, config: RunConfig, stack: ExitStack) -> Engine:
-    """Load a model; the stack closes it at the end."""
+    """Load a model; `stack` closes it at the end."""
     _, model, adapter, quantization = candidate
     template = config.model.chat_template_kwargs
     options = {"adapter": adapter, "quantization": quantization, "chat_template_kwargs": template}
@@ -113,7 +113,7 @@ def _open(candidate: Candidate, config: RunConfig, stack: ExitStack) -> Engine:
 def _caches(
     run: Run | None, candidate: Candidate, rows: Sequence[dict], config: RunConfig
 ) -> dict[str, Cache]:
-    """Return the cache of each decoding, with everything that the completions depend on."""
+    """Return a cache per decoding, valid for all that the completions depend on; {} without run."""
     if run is None:
         return {}
     environment = environments.of(config)

@@ -30,7 +30,7 @@ class Board(NamedTuple):
     """Hold the result of `compare`.
 
     table: One line per run, best first: accuracy of greedy answers with its 95 % interval, the
-        paired difference to the best run with interval, Holm's p and verdict, seconds, and the
+        paired difference from the best run with interval, Holm's p and verdict, seconds, and the
         settings that differ between runs.
     varied: The names of the settings that differ.
     pairs: One line per pair of runs: shared prompts, difference, p, Holm's p, verdict.
@@ -124,7 +124,7 @@ def _pairs(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def _against_the_best(scores: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
-    """Return each run's paired difference to the first, with interval, p and verdict."""
+    """Return each run's paired difference from the first, with interval, p and verdict."""
     gains = scores.sub(scores.iloc[:, 0], axis=0)  # NaN for prompts that are not shared
     low, high = bootstrap(gains.to_numpy(), np.outer([-0.5, 0.5], np.ones(len(gains.columns))))
     best = pairs[pairs["better"] == scores.columns[0]].set_index("worse").reindex(scores.columns)

@@ -5,7 +5,7 @@ the placebo gains too was not caused by the reward, but by training as such, by 
 best adapter, or by luck. Run and placebo answered the same held-out prompts, and are compared as
 the report compares two models. Nothing is stored: the comparison is computed when it is shown.
 
-| the run to its baseline | to its placebo      | the placebo to the baseline | verdict        |
+| run vs. baseline        | run vs. placebo     | placebo vs. baseline        | verdict        |
 |-------------------------|---------------------|-----------------------------|----------------|
 | better                  | better              | not better                  | CAUSED         |
 | better                  | better              | better                      | PART           |
@@ -17,7 +17,7 @@ the report compares two models. Nothing is stored: the comparison is computed wh
 
 Training without any signal moves a model too, which an interval over prompts does not account
 for. So the check "reward rises" of the run's training has to be ok as well: without it two of 20
-random rewards passed for the cause of a gain, with it none (benchmarks/placebo.py).
+random rewards were credited with a gain, with it none (benchmarks/placebo.py).
 """
 
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ def caused(run: Run) -> Checks:
         run: A trained and evaluated run.
 
     Returns:
-        The checks; none of them says "stop". Without a placebo there is one that says "not yet",
+        The checks; the state of none is "stop". Without a placebo there is one check, "not yet",
         with the command that makes a placebo.
     """
     if (kind := run.config().train.placebo) != "none":
@@ -98,7 +98,7 @@ def compare(run: Run, placebo: Run) -> Cause:
 
     Raises:
         ValueError: One of them is not trained or not evaluated; the second is not a placebo, or
-            differs in more than what it rewards; or the two answered different prompts.
+            differs in more than its rewards; or the two answered different prompts.
         FileNotFoundError: The file of the run's rewards is gone.
     """
     _refuse(run, placebo)
@@ -131,7 +131,7 @@ def compare(run: Run, placebo: Run) -> Cause:
 def _judge(
     gain: Mapping[str, Any], of_placebo: Mapping[str, Any], pair: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """Return verdict and detail from three pairs: run and placebo to baseline, run to placebo."""
+    """Return verdict and detail from three pairs: run and placebo vs. baseline, run vs. placebo."""
     change, total = pair["differences"]["accuracy"], gain["differences"]["accuracy"]["difference"]
     if pair["verdict"] == "better":
         if of_placebo["verdict"] != "better":
@@ -147,7 +147,7 @@ def _judge(
 
 
 def _refuse(run: Run, placebo: Run) -> None:
-    """Refuse two runs that differ in more than what their training rewards."""
+    """Refuse the pair unless both are done, the second is a placebo, and only rewards differ."""
     for one in (run, placebo):
         if why := one.why_undone():
             raise ValueError(f"both runs have to be done: {why}")
@@ -169,7 +169,7 @@ def differences(run: Run, placebo: Run) -> list[str]:
 
 def _facts(run: Run) -> dict[str, Any]:
     settings = {k: str(v) for k, v in flatten(run.config()).items() if stage_of(k) < "04"}
-    # Arguments, rewards and data as they were trained with, whatever a cell had changed.
+    # The arguments, rewards and data that were used in training, with what a cell had changed.
     state = read_json(run / "train/state.json")
     end = {"whether all steps were trained": state.get("finished", True)}
     rows = {"data/eval.parquet": sha256(run / "data/eval.parquet")}

@@ -77,7 +77,7 @@ def build(samples: Samples, preset: RewardSet, config: RunConfig) -> dict[str, A
         prompts and settings; `greedy` and `sampled`: {label: {figure: mean, "intervals": {figure:
         [low, high]}}}, with intervals of accuracy and pass@k; `comparisons`: each pair of models
         by their greedy answers, with verdict, sentence, the difference in accuracy, McNemar's p,
-        the shares of wholly right answers, and how many prompts were gained and lost. `graded`
+        the shares of fully correct answers, and how many prompts were gained and lost. `graded`
         means that the first reward gives partial credit, so that `accuracy` is a mean score.
     """
     report: dict[str, Any] = {
@@ -193,7 +193,7 @@ def compare_pair(
 
 
 def _sentence(pair: Mapping[str, Any], before: float, after: float) -> str:
-    """Put the verdict of a comparison and its figures into words."""
+    """Return the verdict of a comparison and its figures as a sentence."""
     change = pair["differences"]["accuracy"]
     if change["interval"] is None:
         return f"{UNCLEAR}: no completion could be scored"
@@ -214,7 +214,7 @@ def _sentence(pair: Mapping[str, Any], before: float, after: float) -> str:
 def table(report: Mapping[str, Any]) -> pd.DataFrame:
     """Tabulate the figures, one line per decoding and model; `95 %` is the accuracy's interval.
 
-    Columns that repeat another one are left out, such as the first reward, which is accuracy.
+    Columns that duplicate another are dropped, such as the first reward's: it equals accuracy.
     """
     lines = [
         {"decoding": decoding, "model": label} | figures

@@ -20,7 +20,7 @@ def write_card(run: Run) -> Path:
     """Write the model card into model/merged, so that `hf upload` sends it with the model.
 
     Raises:
-        ValueError: An earlier stage was run again since, or a file changed after stage 04.
+        ValueError: An earlier stage was run again, or a file changed, after stage 04.
         FileNotFoundError: There is no complete merged model.
     """
     run.refuse_outdated()
@@ -34,7 +34,7 @@ def write_card(run: Run) -> Path:
 def model_card(run: Run) -> str:
     """Return the card as Markdown with the hub's metadata; outdated results are left out.
 
-    All that a run recorded stands in one indented block of YAML, which no value can close early.
+    Everything that the run recorded is in one indented block of YAML; no value can close it early.
     """
     from huggingface_hub import ModelCard, ModelCardData
 

@@ -29,7 +29,7 @@ MERGED = "model/merged"
 def merge(stage: Stage, *, force: bool = False) -> tuple[Path, Check]:
     """Write model/merged and model/parity.json, and record the check "merge".
 
-    The adapter is merged into the base in the precision of the training (a 4-bit base is
+    The adapter is merged into the base in the precision used in training (a 4-bit base is
     dequantised), because that is the policy that was rewarded. The result is written to a
     temporary folder and tested there, and replaces model/merged only if it passes. The 16-bit
     weights are held in memory, on the GPU if there is one; their size is printed.
@@ -120,7 +120,7 @@ def _merged(policy: str, adapter: Path | None, quantization: str) -> "PreTrained
 
 
 def _add_changes(tuned: "PreTrainedModel") -> None:
-    """Add the adapter's change to the weights below it, with stochastic rounding.
+    """Add the adapter's change to the weights that it adapts, with stochastic rounding.
 
     The base's weights are bf16 numbers. Rounding to the nearest, as peft does, loses every change
     of less than half a step: up to 90 % of a small update. Stochastic rounding is right on average,
@@ -134,7 +134,7 @@ def _add_changes(tuned: "PreTrainedModel") -> None:
         weight = getattr(layer.get_base_layer(), getattr(layer, "parameter_name", "weight"))
         with torch.no_grad():
             exact = weight.float() + layer.get_delta_weight("default")
-            # bf16 is fp32 without its last 16 bits: a random number carries into the rest.
+            # bf16 is fp32 without its last 16 bits: a random number in them carries into the rest.
             chance = {"dtype": torch.int32, "device": exact.device, "generator": generator}
             bits = exact.view(torch.int32) + torch.randint(2**16, exact.shape, **chance)
             weight.copy_(bits.bitwise_and_(-(2**16)).view(torch.float32))
@@ -204,7 +204,7 @@ def _size(model_path: str, modules: list[str]) -> int:
 
 
 def _refuse_without_room(size: int, folder: Path) -> None:
-    """Print how much room the merge takes [bytes], and refuse if memory or disk is too small."""
+    """Print how much room a merge of `size` bytes takes; refuse if memory or disk is too small."""
     import psutil
     import torch
 

@@ -1,9 +1,9 @@
 """Test whether the merged model is the policy that was trained: the parity gate.
 
 `weights` compares every weight of the merged files with the base's plus the adapter's change. That
-shows a wrong merge of any size, and what is wrong with it. Then the KL on prompts measures what 16
-bits cost, and shows faults outside the weights, such as another config.json. docs/figures.md has
-the measurements behind the limits.
+detects a merge error of any magnitude, and says which. Then the KL divergence on prompts measures
+the loss from rounding to 16 bits, and reveals faults outside the weights, such as another
+config.json. docs/figures.md has the measurements behind the limits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,8 +43,8 @@ def weights(tuned: "PreTrainedModel", merged: "PreTrainedModel") -> dict[str, An
     Returns:
         weights (how many tensors there are), adapted (how many of them the adapter changes), kept
         (the share of the adapter's change that the merged model holds; 1 is right), and faults
-        ({kind: {name of a tensor: share}}, with the kinds of FAULTS). A share is like kept for the
-        kind "adapter", and a relative distance for the others.
+        ({kind: {name of a tensor: share}}, with the kinds of FAULTS). The share is defined as in
+        kept for the kind "adapter", and is a relative distance for the others.
     """
     import torch
     from peft.tuners.lora import LoraLayer
@@ -89,7 +89,7 @@ def _tensor(
     right = base if change is None else base.float() + change.float()
     error = merged - right
     tolerance = RELATIVE * right.abs().maximum(base.abs()) + ABSOLUTE
-    near = int((error.abs() <= tolerance).count_nonzero())  # without NaN
+    near = int((error.abs() <= tolerance).count_nonzero())  # NaN is not counted
     far = near < (1 - BEYOND) * error.numel()
     distance = float(error.norm() / base.norm())
     if change is None:

@@ -2,7 +2,7 @@
 """Load a tokenizer, a policy to train, a checkpoint to judge, or an engine that answers.
 
 Base and adapter are never confused: they are separate arguments, `model_path` and `adapter`.
-torch, unsloth, transformers and vllm are imported inside functions, because that takes seconds.
+torch, unsloth, transformers and vllm take seconds to import, so functions import them when needed.
 """
 
 from grpo_nb.models.adapter import trained_base

@@ -17,7 +17,7 @@ class Weights(NamedTuple):
 
     layers: Linear layers of the decoder.
     experts: Stacked weights of experts, one tensor for all of them.
-    vision: Linear layers that read images, which are trained on request.
+    vision: Linear layers of the vision tower, which are trained on request.
     others: Linear layers that are never trained: routers, and mamba's `out_proj`, whose fused
         kernel bypasses an adapter (peft refuses it, too).
     """
@@ -73,7 +73,7 @@ def lora_arguments(config: ModelConfig, model: "PreTrainedModel") -> dict[str, A
         raise ValueError(f"model.vision_tower = true: {why}; leave the setting out")
     (layers if config.vision_tower else others).extend(vision)
     leaves = {leaf(name) for name in layers}
-    # A leaf matches all modules whose names end in it; some in a tower are not linear layers.
+    # A leaf matches all modules whose names end in it; in a vision tower, some are not linear.
     ambiguous = config.vision_tower or leaves & {leaf(name) for name in others}
     return {
         "r": config.lora_rank,
@@ -105,12 +105,12 @@ def adapter_config(folder: Path) -> dict[str, Any]:
 def trained_base(model_path: str, adapter: Path) -> str:
     """Return the base that an adapter was trained on.
 
-    For a 4-bit model of the hub Unsloth may load its own 4-bit copy, whose weights differ from
-    those that bitsandbytes makes of the original.
+    For a 4-bit model from the hub, Unsloth may load its own quantized copy, whose weights differ
+    from those that bitsandbytes makes of the original.
 
     Raises:
         FileNotFoundError: The folder holds no adapter.
-        ValueError: The adapter was trained on a base of another name.
+        ValueError: The adapter was trained on a base with another name.
     """
     base = adapter_config(adapter)["base_model_name_or_path"]
     model_name, base_name = Path(model_path).name.lower(), Path(base).name.lower()

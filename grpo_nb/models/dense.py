@@ -1,4 +1,4 @@
-"""The fast engine of a CPU: completions from plain weights, with the adapter computed beside them.
+"""The fast CPU engine: it samples from the plain weights, and computes the adapter separately.
 
 transformers' `generate` copies keys and values for each token, runs a prompt once for each of its
 completions, and computes finished rows until the last row ends. Here each distinct prompt is run
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 ATTENTION = "grpo_nb_grouped"
 BLOCKS = 256  # blocks of the vocabulary, one of which is drawn first
-PACKED_ROWS = 16  # rows for which oneDNN orders the weights; other numbers work, too
+PACKED_ROWS = 16  # batch size for which oneDNN packs the weights; other sizes work, too
 PACKED_BYTES = 2**30  # largest second copy of the linear layers
 LEAVE = 1 / 8  # share of finished rows from which it pays to copy the others
 
 
 class DenseEngine(TransformersEngine):
-    """Answer with a model without quantisation, and its LoRA adapter if it has one, on a CPU.
+    """Sample on a CPU from a model that is not quantised, with its LoRA adapter if it has one.
 
     Args:
         model: A model for which `dense_lacks` is empty; it may be trained between calls.
         tokenizer: The model's tokenizer.
-        around: A context that is entered while it answers, as `TransformersEngine` takes it.
+        around: Returns the context manager to sample in, as for `TransformersEngine`.
     """
 
     name = "dense"
@@ -90,7 +90,7 @@ def dense_lacks(model: "PreTrainedModel") -> str:
 
 
 def full_attention(model: "PreTrainedModel") -> bool:
-    """Return whether every layer attends to all tokens before: no window, chunks or state."""
+    """Return whether every layer attends to all earlier tokens: no window, chunks or state."""
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     full = set(kinds) == {"full_attention"} if kinds else not getattr(config, "sliding_window", 0)
@@ -137,7 +137,7 @@ class DenseModel:
 
 
 def _packable(model: "PreTrainedModel") -> dict[str, torch.nn.Linear]:
-    """Return the linear layers, if oneDNN is faster with weights in its own order."""
+    """Return the linear layers if oneDNN's packed layout suits them (in bf16, small); else {}."""
     linears = {n: m for n, m in model.named_modules() if type(m) is torch.nn.Linear}
     fits = sum(m.weight.nbytes for m in linears.values()) <= PACKED_BYTES
     in_bf16 = all(m.weight.dtype == torch.bfloat16 for m in linears.values())
@@ -146,9 +146,9 @@ def _packable(model: "PreTrainedModel") -> dict[str, torch.nn.Linear]:
 
 
 class PackedLinear(torch.nn.Module):
-    """Compute a linear layer from a copy of its weights in oneDNN's order.
+    """Compute a linear layer from a copy of its weights in oneDNN's packed layout.
 
-    Without it, oneDNN makes such a copy for each product.
+    Without this copy, oneDNN would pack the weights again for each product.
 
     Args:
         linear: A layer whose weights do not change.
@@ -214,7 +214,7 @@ def _attend(
 
 
 class FixedLayer:
-    """Hold keys and values of one layer of transformers' cache in place.
+    """Hold the keys and values of one layer of transformers' cache, and update them in place.
 
     DynamicLayer copies all of them for each token.
 
@@ -262,8 +262,8 @@ def sample(
         prompts: Token ids; equal prompts are run once.
         max_completion_length: Longest completion [tokens].
         stops: Ids that end a completion, as its last token.
-        pad: The id for the places before a short prompt.
-        temperature: The divisor of the logits; 0 is greedy.
+        pad: The token id for left padding.
+        temperature: The sampling temperature; 0 is greedy.
         meter: Counts the tokens.
     """
     logits, cache, tokens, mask, last = _prefill(model, prompts, max_completion_length, pad)
@@ -315,7 +315,7 @@ def _prefill(
         mask[number, : width - len(ids)] = False
     positions = (mask[:, :width].cumsum(1) - 1).clamp(min=0)
     square = torch.ones(width, width, dtype=torch.bool)
-    # A place before a prompt attends to itself, because a fully masked row would give NaN.
+    # A padding position attends to itself, because a fully masked row would give NaN.
     attended = (square.tril() & mask[:, None, None, :width]) | square.diag().diag()
     cache = DynamicCache(config=model.config)
     logits = model(
@@ -334,8 +334,8 @@ def _prefill(
 def draw(logits: torch.Tensor) -> torch.Tensor:
     """Return a token for each row of logits.
 
-    It inverts the distribution function with one random number per row; `torch.multinomial` draws
-    one for each token of the vocabulary. First a block of tokens is drawn, then one of its tokens.
+    One random number per row inverts the cumulative distribution; `torch.multinomial` draws one
+    for each token of the vocabulary. First a block of tokens is drawn, then one of its tokens.
     """
     p = logits.float().softmax(-1)
     p = torch.nn.functional.pad(p, (0, -p.shape[1] % BLOCKS)).unflatten(1, (BLOCKS, -1))

@@ -1,7 +1,7 @@
 """Sample completions: one `Engine.generate` for every caller, and transformers' engine.
 
-vLLM's engine is in `vllm`, and a CPU's in `dense`; `engine_choice` takes the fastest that can
-answer.
+vLLM's engine is in `vllm`, and the fast CPU engine in `dense`; `engine_choice` chooses the fastest
+that works.
 """
 
 import gc
@@ -52,13 +52,13 @@ class Sampling(NamedTuple):
     """Hold the arguments of `Engine.generate`.
 
     max_completion_length: The cap of a completion [tokens].
-    temperature: The divisor of the logits; 0 is greedy.
+    temperature: The sampling temperature; 0 is greedy.
     num_generations: Completions per prompt.
     seed: The seed of the sampling; the caller's random state stays as it was. Each batch gets a
         seed of its own, so that its completions do not depend on the lengths in earlier batches.
     batch_size: Completions that are sampled together; vLLM chooses its batches itself.
     adapter: Whether the adapter is used; without it the base answers.
-    progress: A function to report to.
+    progress: A function that progress is reported to.
     """
 
     max_completion_length: int
@@ -111,7 +111,7 @@ class Engine(ABC):
     def complete(
         self, ids: Sequence[Sequence[int]], sampling: Sampling, chats: Chats = ()
     ) -> list[Sample]:
-        """Return completions of token ids; those of one prompt follow each other.
+        """Return completions of token ids; those of one prompt are adjacent.
 
         Args:
             ids: Token ids, [prompts][tokens].
@@ -126,8 +126,8 @@ class TransformersEngine(Engine):
     Args:
         model: A model from `load_checkpoint`, or a policy's.
         tokenizer: The model's tokenizer.
-        around: A context that is entered while the engine samples; a policy is set to its
-            evaluation mode in it.
+        around: Returns the context manager that is active while the engine samples; that of a
+            policy sets the policy to evaluation mode.
     """
 
     name = "transformers"
@@ -168,7 +168,7 @@ class TransformersEngine(Engine):
         base_answers = hasattr(self.model, "disable_adapter") and not sampling.adapter
         samples: list[Sample] = []
         meter = Meter(len(prompts), sampling.progress)
-        # Not inference_mode: tensors that it leaves in a policy's buffers break a later training.
+        # Not inference_mode: tensors that it leaves in a policy's buffers break later training.
         with (
             self._around(),
             self.model.disable_adapter() if base_answers else nullcontext(),
@@ -186,7 +186,7 @@ class TransformersEngine(Engine):
     def _batch(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, meter: "Meter", chats: Chats
     ) -> list[list[int]]:
-        """Return a completion's token ids for each prompt, perhaps with padding after them."""
+        """Return a completion's token ids for each prompt, possibly followed by padding."""
         options: dict[str, Any] = {"do_sample": sampling.temperature > 0}
         if sampling.temperature > 0:
             options |= {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
@@ -199,7 +199,7 @@ class TransformersEngine(Engine):
             **{name: tensor.to(self.model.device) for name, tensor in padded.items()},
             max_new_tokens=sampling.max_completion_length,
             pad_token_id=self.tokenizer.pad_token_id,
-            use_cache=True,  # a model in training has it off
+            use_cache=True,  # off in a model that is being trained
             **options,
         )[:, padded["input_ids"].shape[1] :]
         meter.add(completions.numel(), len(completions))
@@ -216,7 +216,7 @@ class TransformersEngine(Engine):
 
 
 class Meter:
-    """Report how far a call of `Engine.generate` has come, at most once a second.
+    """Report the progress of a call of `Engine.generate`, at most once a second.
 
     Args:
         total: Completions to sample.

@@ -1,4 +1,4 @@
-"""Choose the engine that answers: vLLM on a GPU, `dense` on a CPU, else transformers."""
+"""Choose the engine that samples: vLLM on a GPU, `dense` on a CPU, else transformers."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext

@@ -54,7 +54,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def hub_errors(model_path: str) -> Iterator[None]:
-    """Replace an error of a library that loads a model by a sentence that names the model."""
+    """Turn an error of a library that loads a model into a sentence that names the model."""
     from safetensors import SafetensorError
 
     try:

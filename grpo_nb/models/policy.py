@@ -68,7 +68,7 @@ class Policy(NamedTuple):
 
     @property
     def folds_adapter(self) -> bool:
-        """Return whether Unsloth adds the adapter to vLLM's weights instead of handing it over."""
+        """Return whether vLLM gets the adapter merged into its weights, not as a LoRA adapter."""
         return self.vllm and hasattr(self.model.vllm_engine, "_unsloth_merged_rollout_wrapped")
 
     def live_adapter(self, *args: Any, **kwargs: Any) -> Any:
@@ -121,7 +121,7 @@ def _for_inference(policy: Policy) -> Iterator[None]:
 
 
 def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig | None = None) -> Policy:
-    """Load a base to train: with a new LoRA adapter on its linear layers, or with all its weights.
+    """Load a base to train, either through a new LoRA adapter on its linear layers, or in full.
 
     Args:
         config: The settings of the model and of its adapter.
@@ -130,7 +130,7 @@ def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig | None = No
     """
     policy = policy or PolicyConfig()
     bound_kernels()
-    # vLLM takes no adapter on the part that reads images.
+    # vLLM takes no adapter on the vision tower.
     choice = "off" if config.vision_tower else config.fast_inference
     vllm = use_vllm(choice, config.quantization, policy)
     environment = {name: os.environ[name] for name in ENGINE_VARIABLES if name in os.environ}
@@ -199,7 +199,7 @@ def _load_unsloth(
     import_unsloth()  # before transformers, which reads the config
     vision = _reads_images(config)
     fast_model = import_unsloth(vision)
-    # Recomputed activations halve the memory that a GPU needs, and cost a CPU half its speed.
+    # Recomputing activations halves the memory that a GPU needs, but also the speed of a CPU.
     checkpointing = "unsloth" if cuda_available() else False
     model, _ = fast_model.from_pretrained(
         find_model(config.model_path),
@@ -264,8 +264,8 @@ def _load_transformers(config: ModelConfig, seed: int, policy: PolicyConfig) -> 
         return model
     from peft import LoraConfig, get_peft_model
 
-    # peft's preparation for 4 bit is left out: TRL enables the input gradients, and Unsloth, too,
-    # does not cast norms and head to fp32.
+    # peft's preparation for 4 bit is left out: TRL enables the input gradients, and Unsloth does
+    # not cast norms and head to fp32 either.
     torch.manual_seed(seed)
     arguments = lora_arguments(config, model)
     return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **arguments))
@@ -312,7 +312,7 @@ def load_weights(policy: Policy, folder: Path) -> None:
 
 
 def _refuse_other_shapes(weights: dict[str, Any], tensors: dict[str, Any], folder: Path) -> None:
-    """Refuse tensors if one is missing, has another shape, or has no weight of its name."""
+    """Refuse tensors if one is missing, has a different shape, or matches no weight by name."""
     places = {weights[name].data_ptr() for name in tensors.keys() & weights.keys()}
     for name in sorted(weights.keys() | tensors.keys()):
         here = tuple(weights[name].shape) if name in weights else None

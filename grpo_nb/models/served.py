@@ -1,4 +1,4 @@
-"""Answer with a model behind an OpenAI-compatible API, such as that of vLLM's server."""
+"""Sample from a model behind an OpenAI-compatible API, such as that of vLLM's server."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from grpo_nb.models.engine import Engine, Sample, Sampling
 from grpo_nb.rewards.prompts import Message, images_of
 
 REQUESTS = 8  # at a time
-TIMEOUT_SECONDS = 120.0  # for one request; the client repeats it after a broken connection or 429
+TIMEOUT_SECONDS = 120.0  # for one request; the client retries after a broken connection or 429
 
 
 class ServedEngine(Engine):
@@ -89,7 +89,7 @@ class ServedEngine(Engine):
             self._explain(error)
 
     def _explain(self, error: Exception) -> NoReturn:
-        """Raise the error again as a sentence about the address."""
+        """Raise the error again, as a sentence that names the address."""
         raise RuntimeError(
             f"the model at {self.address} gives no answer ({type(error).__name__}: {error}). Check "
             "that its server runs, the address, the model's name, and the key in the environment "

@@ -62,7 +62,7 @@ def _takes_system(tokenizer: "PreTrainedTokenizerBase") -> bool:
 
 @lru_cache(maxsize=4)
 def opens_thinking(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Return the text at a prompt's end that opens a block of thought; "" for most templates.
+    """Return the text at a prompt's end that opens a thinking block; "" for most templates.
 
     Qwen3's Thinking models and DeepSeek's distilled ones end a prompt in "<think>\\n", so their
     completions begin inside the block.
@@ -119,11 +119,11 @@ def _apply(
 
 @lru_cache(maxsize=4)
 def _reserved_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern:
-    """Return a pattern of special tokens, and of others that the template writes (DeepSeek's)."""
+    """Return a pattern of special tokens, and of others that the template itself writes."""
     empty_turn = _apply(tokenizer, [{"role": "user", "content": ""}])
     added = tokenizer.added_tokens_decoder.values()
     texts = [token.content for token in added if token.special or token.content in empty_turn]
-    if hasattr(tokenizer, "processor"):  # it replaces this token by an image
+    if hasattr(tokenizer, "processor"):  # it replaces this token with an image
         texts.append(tokenizer.processor.image_token)
     return re.compile("|".join(map(re.escape, texts)) or "(?!)")
 
@@ -131,7 +131,7 @@ def _reserved_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern:
 def encode(
     tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[list[Message]], tools: Tools = ()
 ) -> list[list[int]]:
-    """Return the token ids of each rendered prompt, neither padded nor cut.
+    """Return the token ids of each rendered prompt, neither padded nor truncated.
 
     Raises:
         ValueError: `render` refuses a prompt.

@@ -94,7 +94,7 @@ def tool_fault(
     turns, before = fold_system(tokenizer, prompt), render(tokenizer, prompt, tools)
     options = {"tools": list(tools), "tokenize": False}
     conversation = tokenizer.apply_chat_template([*turns, turn], **options)
-    if not conversation.startswith(before):  # the template may leave out a block of thought
+    if not conversation.startswith(before):  # the template may leave out a thinking block
         before = tokenizer.apply_chat_template(turns, **options)
     call_text = conversation.removeprefix(before)
     ids = tokenizer([call_text, before], add_special_tokens=False)["input_ids"]

@@ -16,7 +16,7 @@ IMAGE_TOKEN = re.compile(r"(image|video|audio|vision|bo[ia]|eo[ia])(_\w+)?_token
 
 
 def has_vision(config: "PretrainedConfig") -> bool:
-    """Return whether transformers loads a model of this config with a part that reads images."""
+    """Return whether transformers loads this config as a model with a vision tower."""
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as TYPES,
     )

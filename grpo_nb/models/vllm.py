@@ -97,7 +97,7 @@ class VllmEngine(Engine):
 
         n, prompts = sampling.num_generations, [{"prompt_token_ids": list(one)} for one in ids]
         for prompt, chat in zip(prompts, chats, strict=False):
-            if images := images_of(chat):  # vLLM itself replaces an image's mark by its tokens
+            if images := images_of(chat):  # vLLM itself expands an image's placeholder
                 text = render(self.tokenizer, chat)
                 tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]
                 prompt |= {"prompt_token_ids": tokens, "multi_modal_data": {"image": images}}
@@ -105,7 +105,7 @@ class VllmEngine(Engine):
         params = [
             SamplingParams(
                 n=n,
-                # vLLM counts on from a prompt's seed within its group; prompts must not share one.
+                # Within a group vLLM counts up from the prompt's seed; no two may share a seed.
                 seed=sampling.seed + number * n,
                 temperature=sampling.temperature,
                 max_tokens=sampling.max_completion_length,

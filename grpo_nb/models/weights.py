@@ -82,7 +82,7 @@ def load_base(model_path: str, quantization: str, **changes: Any) -> "PreTrained
 
 
 def never_sample_images(model: "PreTrainedModel") -> None:
-    """Keep `generate` of this model, TRL's too, from sampling tokens that stand for images."""
+    """Stop `generate` of this model, even in TRL, from sampling tokens that stand for images."""
     if tokens := image_tokens(model.config):
         model.generation_config.suppress_tokens = tokens
 

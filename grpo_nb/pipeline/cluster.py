@@ -1,8 +1,8 @@
 """Sweeps on a running Ray cluster, with one Ray task per trial.
 
-Ray chooses the node of a task, and repeats a task lost with its node up to three times. On the
-node `sweep.run_trial` starts at the first stage that is not done. All nodes share the folder of
-the runs, with their locks, under the same path.
+Ray picks the node for each task, and retries a task up to three times if its node dies. There,
+`sweep.run_trial` starts at the first stage that is not done. All nodes share the folder of the
+runs, with their locks, under the same path.
 """
 
 import logging

@@ -43,7 +43,7 @@ def examine() -> list[Check]:
 
 
 def _machine(gpu: str) -> Iterator[tuple[str, bool, str, str]]:
-    """Yield (name, whether it passes, what there is, how to fix it) of the machine's checks."""
+    """Yield (name, whether it passes, evidence, fix) for each check of the machine."""
     fault = gpu_fault()
     evidence = "; ".join(filter(None, [gpu or NO_GPU, fault or several_gpus()]))
     fix = "install a newer driver, use another GPU, or go without: make clean install GPU=0"

@@ -21,8 +21,8 @@ from grpo_nb.runs import Run, Stage, config, start_stage
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.training import ranks
 
-# A process that lost another one waits this long before it records its error. The launcher names
-# the earliest error as the cause; it checks every 0.1 s and rounds times to seconds.
+# A process that has lost another waits this long before it records its error. The launcher names
+# the earliest error as the cause; it polls every 0.1 s and rounds times to seconds.
 SECONDS_TO_BE_ENDED = 3
 
 
@@ -40,9 +40,9 @@ def train(
     Raises:
         ValueError: Before anything starts: the number of processes or a setting is wrong, a stage
             is missing, or several processes cannot train the policy.
-        RuntimeError: The run is in use, a check failed, or the training failed, here or in another
+        RuntimeError: The run is in use, a check failed, or training failed, here or in another
             process, whose error the launcher prints.
-        KeyboardInterrupt: A signal stopped the training; a checkpoint is kept.
+        KeyboardInterrupt: A signal stopped training; a checkpoint is kept.
     """
     os.environ.update(QUIET | {"GRPO_NB_RUNS": str(run.path.parent)})
     ranks.start(processes)
@@ -68,7 +68,7 @@ def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
 
 
 def _begin(trainer: Any) -> None:
-    """Print how the processes share a step, and each step; leave SIGTERM to the training."""
+    """Print how processes share a step, then a line per step; ignore SIGTERM outside `train`."""
     print(_shares(trainer.args))
     trainer.watch(lambda update: print(_line(update), flush=True))
     if ranks.count() > 1:

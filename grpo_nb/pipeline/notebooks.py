@@ -62,7 +62,7 @@ class StageFailed(RuntimeError):
 
 
 class Stopped(StageFailed):
-    """Report that a signal stopped the notebook after it saved its work; `signal` is its number."""
+    """Report that a signal, number `signal`, stopped the notebook after it had saved its work."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
@@ -167,9 +167,9 @@ def refuse_unusable_inputs(config: configs.RunConfig, first: str) -> None:
 
 
 def kept_settings(run: Run, first: str) -> dict[str, Any]:
-    """Return the settings that earlier calls made for the stages from `first` on."""
+    """Return what earlier calls set for the stages from `first` on."""
     settings = {k: v for k, v in run.settings().items() if configs.stage_of(k) >= first}
-    settings.pop("train.resume", None)  # it applies to one training only
+    settings.pop("train.resume", None)  # it applies to one training run only
     return settings
 
 
@@ -194,7 +194,7 @@ def assigned(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def with_full_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace relative paths of files and folders that exist by absolute ones."""
+    """Make relative paths of existing files and folders absolute."""
     return {
         name: _full_path(name, value) if name in PATHS and isinstance(value, str) else value
         for name, value in settings.items()
@@ -358,7 +358,7 @@ def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Non
 
 
 def set_environment(run: Run) -> None:
-    """Set what child processes inherit: folders, no progress bars, threads that do not spin."""
+    """Set what child processes inherit: folders, no progress bars, no busy-waiting threads."""
     wait_passively()
     path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH")]))
     os.environ.update(QUIET | {"PYTHONPATH": path, "GRPO_NB_RUNS": str(run.path.parent)})

@@ -60,7 +60,7 @@ def resolve_placebo(name: str, kind: str) -> tuple[Run, Run, configs.RunConfig]:
         )
     refuse_undone(run, "05")
     stored = configs.stored(run.config())
-    stored.pop("train.resume")  # it was meant for one training
+    stored.pop("train.resume")  # it was meant for one training run
     config = configs.resolve(run.config().profile, {"train.placebo": kind}, stored=stored)
     paid_weights(load_rewards(config.rewards), kind)
     if placebo.manifest() and placebo.config().train.placebo != kind:

@@ -63,7 +63,7 @@ def test_rewards(stage: Stage, policy: models.Policy | None = None) -> tuple[Rew
 
 
 def train_grpo(stage: Stage, begin: Callable[[Any], None], force: bool = False) -> str:
-    """Train with tested rewards, and finish stage 03; several processes may share the training.
+    """Train with tested rewards, and finish stage 03; several processes may share the work.
 
     Args:
         stage: Stage 03.

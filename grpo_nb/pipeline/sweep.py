@@ -30,7 +30,7 @@ from grpo_nb.runs.signals import signals
 
 KEYS = ["name", "profile", "settings", "grid", "list"]
 LOCKS = (".lock", ".pipeline.lock")
-POLL = 0.05  # time between two looks at the trials [s]
+POLL = 0.05  # time between two polls of the trials [s]
 STOPPED = "stopped"
 # Runs the command given to it, which gets SIGTERM when the thread that started it ends.
 ENDS_WITH_STARTER = """
@@ -248,7 +248,7 @@ def summarize(sweep: Sweep, received: Sequence[int]) -> int:
 
 
 def shares(jobs: int) -> list[dict[str, str]]:
-    """Return the environment of each concurrent trial: a GPU, or a share of the processors.
+    """Return environment variables for each concurrent trial: a GPU, or a share of the cores.
 
     Raises:
         ValueError: There are no jobs, or more jobs than GPUs.

@@ -1,10 +1,10 @@
-"""Certify a judge: test what it must get right on baseline completions before it may pay.
+"""Certify a judge: test what it must get right on baseline completions before it may reward.
 
 A group is a few completions of one prompt, with the reference answer and another prompt's answer
 inserted. The judge grades each group unchanged, unchanged again, in the opposite order, and with
 changed copies of the worst completion. Each test measures the share of groups that the judge gets
-right. It says "stop" if the whole 95 % interval of this share lies below MARK, and "warning" if
-only the share does.
+right. The result is "stop" if the whole 95 % interval of this share lies below MARK, and "warning"
+if only the share does.
 """
 
 import math
@@ -69,7 +69,7 @@ def cost(judge: LLMJudge, test: RewardTest) -> str:
 
 
 def certify(judge: LLMJudge, test: RewardTest) -> list[Check]:
-    """Test a judge on up to GROUPS groups of the baseline; an `LLMJudge` has no order to test.
+    """Test a judge on up to GROUPS groups of the baseline; order matters to a `GroupJudge` alone.
 
     Args:
         judge: A judge of single completions, or of groups. The tests use its budget.

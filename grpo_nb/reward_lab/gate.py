@@ -82,7 +82,7 @@ class Verdict(NamedTuple):
 
 
 def judge(test: RewardTest) -> Verdict:
-    """Judge rewards by linter, references and attacks, or by linter and tests of an environment.
+    """Judge rewards by linter, references and attacks, or by linter and environment tests.
 
     The settings name the user's own attacks. References of up to REFERENCE_ROWS rows are scored. If
     a reward is itself a judge, it is certified too, and an estimate of the cost is printed first.

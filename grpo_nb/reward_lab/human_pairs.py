@@ -1,7 +1,7 @@
 """Compare a judge with a person, who says which of two completions is better.
 
 The Reward Lab asks the person. Each click appends one line to the run's rewards/human_pairs.jsonl.
-An answer belongs to its two texts: it counts for every judge and every baseline with both texts.
+An answer belongs to its two texts: it counts for every judge and every baseline that has both.
 
     {"question": "2 + 3?", "left": "It is 5.", "right": "It is 6.", "better": "left"}
 """
@@ -18,7 +18,7 @@ from grpo_nb.runs import Check, Run
 from grpo_nb.runs.files import append_line, read_lines
 
 FILE = "rewards/human_pairs.jsonl"
-PAIRS = 40  # most pairs that are shown
+PAIRS = 40  # maximum number of pairs shown
 ENOUGH = 20  # answers that allow a verdict
 SEED = 0  # for the choice of pairs, and of the left completion
 
@@ -27,7 +27,7 @@ class Pair(NamedTuple):
     """Hold two completions of a prompt.
 
     better: The person's answer: "left", "right" or "equal"; "" if there is none yet.
-    difference: The judge's score of the left completion, less that of the right one.
+    difference: The judge's score of the left completion minus that of the right one.
     """
 
     question: str
@@ -44,10 +44,10 @@ class Pair(NamedTuple):
 
 
 def pairs(run: Run, judge: LLMJudge, table: pd.DataFrame) -> list[Pair]:
-    """Return the pairs that a person has answered, then pairs whose scores by the judge differ.
+    """Return the pairs that a person has answered, then pairs that the judge scores differently.
 
-    Prompts take turns. Only the texts determine which pair of a prompt comes next, and which of its
-    completions is on the left.
+    The pairs come from the prompts in rotation. The order of a prompt's pairs, and which completion
+    is on the left, depend only on the texts.
 
     Args:
         run: The run with the answers.

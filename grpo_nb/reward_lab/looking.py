@@ -55,7 +55,7 @@ def _rates(bench: Bench, baseline: Baseline) -> np.ndarray:
 
 
 def checks(lines: dict[str, Any]) -> list[Check]:
-    """Warn if the interval of the pass@1 that needs the images reaches down to 0."""
+    """Warn if the interval of the pass@1 that is due to the images reaches down to 0."""
     if not lines:
         return []
     parts = []

@@ -132,7 +132,7 @@ def hand_on(test: RewardTest, source: str, weights: Sequence[float] = ()) -> Ver
     Args:
         test: The test, whose rewards are ignored. Its stage need not be started. The stage's
             configuration is updated.
-        source: Python text; if it defines nothing, the preset is handed on.
+        source: Python text that defines rewards; if it defines none, stage 03 uses the preset.
         weights: One weight per reward, to replace those of the text or the preset.
 
     Raises:

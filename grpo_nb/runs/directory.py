@@ -136,7 +136,7 @@ class Run:
         return False
 
     def state(self, stage: str) -> State:
-        """Return the status of a stage, why it has it, and the command that continues from it."""
+        """Return the status of a stage, the reason for it, and the command to continue with."""
         entry = self.manifest().get(stage, {})
         status, reason = entry.get("status", "not started"), ""
         if status == "done" and (reason := self.outdated(stage) or self._resettled(stage)):
@@ -247,14 +247,14 @@ class Stage:
     def __init__(self, run: Run, stage: str, config: configs.RunConfig) -> None:
         self.run, self.stage, self.config = run, stage, config
         self._started = time.monotonic()
-        self._part = (0, 0, 0.0)  # steps done and in all when the part began, and the time
+        self._part = (0, 0, 0.0)  # steps done and in total when the part began, and its start time
 
     def settings(self, *sections: str) -> list[dict[str, Any]]:
         """Return table rows of every effective value: setting, value, source, meaning."""
         return configs.describe(self.config, *sections)
 
     def progress(self, done: int, total: int, note: str = "") -> None:
-        """Show how far the running part of the stage is, and how long it will take.
+        """Show how far along the running part of the stage is, and the time left.
 
         A notebook shows it as a line, and the pipeline reads it from progress.json.
         """

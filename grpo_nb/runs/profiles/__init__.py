@@ -1,4 +1,4 @@
-"""YAML files of settings: profiles for a machine, and tasks for what is taught.
+"""YAML files of settings: a profile suits a machine, and a task says what the model is to learn.
 
 A profile's file also states how much memory the GPU must have (`memory_gib`). None of the GPU
 profiles has been measured on its GPU: tests/runs/test_config.py estimates their memory, and the

@@ -1,4 +1,4 @@
-"""Define limits and verdicts of programs, and say which Python values are plain or the same."""
+"""Define limits and verdicts of programs, and say which Python values are plain, or equal."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

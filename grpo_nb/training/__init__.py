@@ -1,5 +1,5 @@
 # ruff: noqa: F401 (the imports below are the package's public names)
-"""Stage 03: training with GRPO, safely and legibly, on top of TRL's trainer.
+"""Stage 03: GRPO training on top of TRL's trainer, with checks before it and readable metrics.
 
     args = training.grpo_config(stage, policy, rewards)  # a trl.GRPOConfig
     trainer = training.Trainer(policy, rewards, args, rows, stage)  # a trl.GRPOTrainer
@@ -8,8 +8,8 @@
 `trainer` reads from top to bottom. `arguments` builds the GRPOConfig of a run, `callbacks` acts
 between steps, `checkpoints` resumes a run, `health` explains its metrics, `preflight` runs the
 largest step once, `validation` measures whether the policy gets better, `guard` tests whether the
-samples come from the policy. `fast_cpu` speeds up training on a CPU, and `ranks` shares a training
-among processes.
+samples come from the policy. `fast_cpu` speeds up training on a CPU, and `ranks` distributes
+training over processes.
 """
 
 from typing import Any

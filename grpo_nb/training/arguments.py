@@ -140,7 +140,7 @@ def _refuse_type(name: str, value: Any, hint: Any) -> None:
 
 
 def refuse_unusable(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: RewardSet) -> None:
-    """Refuse arguments that a cell has set and that no training can use.
+    """Refuse arguments that a cell has set and that no training run can use.
 
     Args:
         args: The result of `grpo_config`, or a GRPOConfig of the caller's own.
@@ -231,7 +231,7 @@ def grpo_arguments(stage: Stage, policy: Policy, rewards: RewardSet) -> dict[str
         "reward_weights": paid_weights(rewards, train.placebo),
         "chat_template_kwargs": config.model.chat_template_kwargs or None,
         "router_aux_loss_coef": 0.0,  # as Unsloth's; routers are not trained
-        "disable_dropout": True,  # with it the loss would be another policy's
+        "disable_dropout": True,  # with dropout the loss would be another policy's
         "log_completions": True,
         "num_completions_to_print": 0,
         "logging_steps": 1,
@@ -260,7 +260,7 @@ def _vllm_by_trl(config: RunConfig) -> dict[str, Any]:
 
 
 def effective(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: RewardSet) -> pd.DataFrame:
-    """Return each argument of GRPOConfig as the training will use it, and who decided it.
+    """Return each argument of GRPOConfig as training will use it, and who decided it.
 
     Args:
         args: The result of `grpo_config`, with later changes to it.

@@ -38,8 +38,8 @@ class StepCallback(TrainerCallback):
         self.settings, self.folder = trainer.stage.config.train, trainer.folder
         self.watch = health.Watch(health.Expected({}))  # `Trainer.train` sets the run's own
         self.bad = 0  # updates that were skipped in a row
-        self.saved = self.begun = 0  # step of the last checkpoint; step that the training began at
-        self.failure = ""  # the reason for which the training ended itself
+        self.saved = self.begun = 0  # step of the last checkpoint; step at which training began
+        self.failure = ""  # why training stopped of its own accord
         self.guard = Guard(trainer)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -62,15 +62,15 @@ class StepCallback(TrainerCallback):
             self.guard()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Test the samples once more, or a fault since the last test would go unnoticed."""
+        """Test the samples once more, because a fault may have arisen since the last test."""
         if self.settings.guard_steps and state.global_step > self.begun and not self.failure:
             self.guard()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Skip an update whose gradient is not finite, or whose completions have no score.
 
-        The former would ruin every weight, the latter teaches nothing. BAD_STEPS of them in a row
-        end the training.
+        The former would ruin every weight, the latter teaches nothing. BAD_STEPS such updates in a
+        row end training.
         """
         model, step = self.trainer.model, state.global_step + 1
         self.trainer.policy.model.updated_in = self.folder
@@ -96,7 +96,7 @@ class StepCallback(TrainerCallback):
             self.failure = f"{why}, and {count}. {REMEDY}"
 
     def _unscored(self) -> str:
-        """Return why this step's completions teach nothing; "" if they do teach something."""
+        """Return why this step's scores are unusable, infinite or all None; "" if usable."""
         scores = self._scores()
         if infinite := [name for name in scores if np.isinf(scores[name]).any()]:
             return f"{', '.join(infinite)} gave an infinite score"

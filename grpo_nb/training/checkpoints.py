@@ -28,15 +28,15 @@ GOES_ON = "run this again, and it goes on from there"
 
 
 class Resumption:
-    """Decide whether training begins, or continues from what the run's train/ holds.
+    """Decide whether training starts anew, or continues from what the run's train/ holds.
 
     Args:
         stage: Stage 03; its `train.resume` says what to do if settings have changed.
         rewards: The run's rewards.
-        args: The arguments of the new training.
+        args: The arguments of the new training run.
 
     Raises:
-        ValueError: The training was cut off with other settings, and `train.resume` is "auto".
+        ValueError: Training was cut off with other settings, and `train.resume` is "auto".
     """
 
     def __init__(self, stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> None:
@@ -46,14 +46,14 @@ class Resumption:
         self.plan, self._begins = self._decide(stage.config.train.resume, steps)
 
     def _decide(self, resume: str, steps: int) -> tuple[str, bool]:
-        """Return what `begin` will do, in words, and whether it begins another training."""
+        """Return a description of what `begin` will do, and whether it starts training anew."""
         path = self.folder / "state.json"
         before = read_json(path) if path.is_file() else {"finished": True, "settings": {}}
         settings = before["settings"]
         changes = [n for n in settings | self.settings if settings.get(n) != self.settings.get(n)]
         longer = set(changes) <= {"train.max_steps"}
         complete = steps >= self.max_steps
-        # If a stage was cut off after its training had finished, the training is handed on again.
+        # If a stage was cut off after training had finished, the trained weights are used as is.
         resumable = not before["finished"] or (complete and not changes)
         if steps and settings and (resume == "always" or (resume == "auto" and resumable)):
             if resume == "auto" and not longer:
@@ -78,21 +78,21 @@ class Resumption:
         return self._begins or not trained_steps(self.folder)
 
     def begin(self) -> Path | None:
-        """Return the newest whole checkpoint, after making room or removing what came after it."""
+        """Return the newest whole checkpoint; move earlier training away, or remove later steps."""
         if self._begins:
             if place := place_of_old(self.folder):
                 self.folder.rename(place)
             shutil.rmtree(self.folder, ignore_errors=True)
-        self._begins = False  # a second call goes on
+        self._begins = False  # a second call continues
         self.end(finished=False)
         checkpoint = newest(self.folder)
         whole_or_aside(self.folder / "best")
-        (self.folder / "completions").mkdir(exist_ok=True)  # TRL makes it once
+        (self.folder / "completions").mkdir(exist_ok=True)  # TRL creates it only once
         forget_after(self.folder, step_of(checkpoint))
         return checkpoint
 
     def end(self, finished: bool) -> None:
-        """Record whether the training has finished, and with which settings."""
+        """Record whether training has finished, and with which settings."""
         write_json(self.folder / "state.json", {"finished": finished, "settings": self.settings})
 
 
@@ -192,7 +192,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def place_of_old(folder: Path) -> Path | None:
-    """Return where an older training goes when another begins; None if it has no weights."""
+    """Return where to move the files of earlier training; None if they include no weights."""
     has_weights = any(folder.rglob("*.safetensors"))
     return _unused(folder.with_name(f"{folder.name}.old")) if has_weights else None
 

@@ -1,4 +1,4 @@
-"""Provide the fast paths of a CPU, which halve the time of a step and change no result.
+"""Provide the fast paths for a CPU, which halve the time of a step and change no result.
 
 Completions are sampled by `models.dense`. The update runs each prompt once for its group: all
 groups are one row [prompt | c1 | … | c8 | next prompt | …], and only attention copies a prompt to
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def sampling_lacks(trainer: Any) -> str:
-    """Return what is missing for `models.dense` to sample this training's completions, or ""."""
+    """Return what is missing for `models.dense` to sample this trainer's completions, or ""."""
     args, model = trainer.args, trainer.model
     trainable = [name for name, weight in model.named_parameters() if weight.requires_grad]
     needs = {
@@ -155,9 +155,9 @@ def attend(
     """Compute attention with sdpa, separately for each sequence if the mask is `pack`'s layout.
 
     Args:
-        attention_mask: [2, 1, sequences, width], integers: the place in the row of each token of a
-            prompt and its completion, and whether the output of this token is returned. Padding is
-            at the end, where no token attends to it.
+        attention_mask: [2, 1, sequences, width], integers: the position in the row of each token of
+            a prompt and its completion, and whether the output of this token is returned. Padding
+            is at the end, where no token attends to it.
     """
     import torch
     from transformers.integrations.sdpa_attention import sdpa_attention_forward as plain

@@ -5,12 +5,12 @@ The engine may leave the adapter out, have the weights of an earlier step, cut o
 or read the prompt with another template. The reward then moves for the wrong reason, or not at all.
 
 The guard tests before the first step, every `train.guard_steps` steps, and at the end. It adds
-noise to the adapter and samples in the same way as the training: only the policy with this noise
+noise to the adapter and samples in the same way as training does: only the policy with this noise
 can write such samples. Each token gets a p-value from the trainer's own probabilities: how likely
 the policy is to sample a token that is at least as rare. If the samples are the policy's own, the
 p-values are independent and uniform, whatever the model; Fisher's method tests that. Weights,
-random states and metrics are then restored: a training with the guard gives the same numbers as one
-without (except for vLLM's own random state).
+random states and metrics are then restored: training gives the same numbers with the guard as
+without it (except for vLLM's own random state).
 """
 
 import math
@@ -37,9 +37,9 @@ TOKENS = 20  # sampled for each completion, at most
 NOISE = 0.3  # added to LoRA's B at first [standard deviation]
 MOST = 1.2  # limit of the noise, which doubles until it has an effect; a random model needs much
 SCORE = 4.7  # limit of Fisher's score; chance exceeds it three times in a million
-CHANGE = 1.0  # change of the log-probabilities from which noise has a clear effect [nats a token]
+CHANGE = 1.0  # change of the log-probabilities at which noise has a clear effect [nats a token]
 UNFELT = 0.01  # change below which there is nothing but rounding [nats a token]
-ENTROPY = 0.5  # below it truncation may not show: a certain policy stays the same [nats a token]
+ENTROPY = 0.5  # below it truncation may not show, as the policy is too sure [nats a token]
 # Limit between the engine's log-probabilities and the trainer's, without noise [nats a token].
 # Correct engines were at 0.0005 to 0.06, wrong ones at 0.2 (huggingface/trl, issues 5312, 5313).
 DIFFERENCE = 0.1
@@ -81,10 +81,10 @@ class Evidence(NamedTuple):
 
 
 class Guard:
-    """Stop the training if its samples do not come from its policy.
+    """Stop training if its samples do not come from the policy.
 
     Args:
-        trainer: The trainer, between two steps of its training.
+        trainer: The trainer, between two steps.
     """
 
     def __init__(self, trainer: "Trainer") -> None:
@@ -95,7 +95,7 @@ class Guard:
         """Sample, and test the samples; all processes do so together.
 
         Raises:
-            RuntimeError: The samples are not the policy's; the message names causes and remedies.
+            RuntimeError: The samples are not from the policy; the message has causes and remedies.
         """
         trainer = self.trainer
         if cuts := distorted(trainer.args):
@@ -173,7 +173,7 @@ class Samples(NamedTuple):
 
 
 def wrong(evidence: Evidence) -> str:
-    """Return why these samples are not the policy's, and what to do; "" if they may be.
+    """Return why these samples cannot be the policy's, and what to do; "" without such evidence.
 
     Args:
         evidence: The evidence, with noise on the adapter; a score of NaN proves nothing.

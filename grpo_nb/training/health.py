@@ -44,7 +44,7 @@ def section(name: str) -> str:
 
 
 def rates(rule: str) -> str:
-    """Say how often an alert was raised in recorded tiny runs of each kind, such as clean ones."""
+    """Say in how many recorded tiny runs the alert fired, for each kind of run, such as clean."""
     corpus = RATES if rule in RATES["alerts"] else JUDGE_RATES
     if rule not in corpus["alerts"]:
         return "error rate not measured"
@@ -60,8 +60,8 @@ class Expected(NamedTuple):
         correct.
     completions: Number of completions scored in a step.
     eval_rows: Number of prompts of the validation split.
-    max_steps: Number of steps of the training.
-    memory_gib: Memory that the training may use.
+    max_steps: Number of training steps.
+    memory_gib: Memory that training may use.
     """
 
     rewards: Mapping[str, tuple[float, float, float]]
@@ -72,7 +72,7 @@ class Expected(NamedTuple):
 
 
 class Watch:
-    """Raise alerts from the metrics of training, one line of them at a time."""
+    """Raise alerts from training metrics, fed in one logged line at a time."""
 
     def __init__(self, expected: Expected) -> None:
         self.expected, self.limits = expected, LIMITS
@@ -148,7 +148,7 @@ def _number(value: Any) -> bool:
 
 
 def _steps(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield what single steps show: values that are not numbers, spikes, lengths."""
+    """Yield what is wrong with steps: values that are not numbers, spikes, and lengths."""
     now, limits = (w.lines or [{}])[-1], w.limits
     for key in ("loss", "reward", *(f"rewards/{name}/mean" for name in w.expected.rewards)):
         if key in now and not _number(now[key]):
@@ -187,7 +187,7 @@ def _machine(w: Watch) -> Iterator[tuple[str, str, str]]:
 
 
 def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield alerts if groups no longer differ, or held-out figures fall while the reward rises."""
+    """Yield alerts if most groups have zero advantage, or held-out figures fall, not the reward."""
     key, limits, start = "frac_reward_zero_std", w.limits, len(w.lines) - w.limits.window
     silent, right = w.mean(key), w.success(next(iter(w.expected.rewards)))
     evidence = f"{silent:.0%} of the groups have zero advantage, success {right:.0%}"
@@ -225,7 +225,7 @@ def _fall(w: Watch, key: str) -> str:
 
 
 def _rewards(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield what is wrong with single rewards: no rise, dominance, or no score."""
+    """Yield what is wrong with individual rewards: they do not rise, dominate, or give no score."""
     rewards, limits, start = w.expected.rewards, w.limits, len(w.lines) - w.limits.window
     first, form = next(iter(rewards)), next((n for n in rewards if "_format_" in n), "")
     low, full = w.ends()
@@ -246,7 +246,7 @@ def _rewards(w: Watch) -> Iterator[tuple[str, str, str]]:
 
 
 def _episodes(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield what is wrong with episodes; without any, the metrics are NaN and meet no limit."""
+    """Yield what is wrong with episodes; without any, the metrics are NaN and no rule applies."""
     share, start = w.mean("episodes/call_share"), len(w.lines) - w.limits.window
     before, (low, _) = w.mean("episodes/call_share", start), w.ends()
     if share < w.limits.entropy * before:
@@ -287,12 +287,12 @@ def read_alerts(path: Path) -> list[Check]:
 
 
 def checks(watch: Watch, lines: Sequence[Mapping[str, Any]], alerts: list[Check]) -> list[Check]:
-    """Return what stage 03 records of training that has ended.
+    """Return the checks that stage 03 records once training has ended.
 
     Args:
         watch: The watch that was fed with the lines.
         lines: The lines of train/metrics.jsonl.
-        alerts: Every alert of the training.
+        alerts: Every alert of the run.
     """
     steps, limits = [line["step"] for line in lines if "loss" in line], watch.limits
     whole = bool(steps) and steps == list(range(1, len(steps) + 1))

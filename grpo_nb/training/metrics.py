@@ -52,10 +52,10 @@ def forget_after(folder: Path, steps: int) -> None:
 def read_completions(
     run: Run, preset: RewardSet, tokenizer: "PreTrainedTokenizerBase", cap_tokens: int
 ) -> pd.DataFrame:
-    """Return every completion of the training, as a table.
+    """Return every completion of a training run, as a table.
 
     Args:
-        run: A run after its training.
+        run: A trained run.
         preset: Its rewards; the first one decides what is correct.
         tokenizer: The tokenizer, which counts a completion's tokens.
         cap_tokens: The length at which a completion was truncated.
@@ -141,7 +141,7 @@ def of_a_step(metrics: Mapping[str, list[float]], completions: int) -> dict[str,
 
 
 def peak_memory() -> int:
-    """Return the greatest memory of the GPU, or else of this process, since `new_peak` [bytes]."""
+    """Return the peak memory of the GPU, or else of this process, since `new_peak` [bytes]."""
     import torch
 
     if cuda_available():

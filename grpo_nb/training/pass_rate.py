@@ -1,4 +1,4 @@
-"""Measure how often a policy is right on a few prompts: can GRPO go on from here?"""
+"""Measure how often a policy is right on a few prompts: can GRPO start from here?"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from grpo_nb.rewards.prompts import Message
 from grpo_nb.runs.config import RunConfig
 
 PROMPTS, SAMPLES = 16, 8  # prompts, and completions of each
-MARK = 0.3  # pass@8 from which GRPO finds enough to make more likely
+MARK = 0.3  # pass@8 from which GRPO finds enough right answers to reinforce
 PASS = f"pass@{SAMPLES}"
 
 
@@ -68,5 +68,5 @@ def entropy(policy: Policy, prompts: Sequence[list[Message]], samples: Sequence[
 
 
 def suffices(figures: dict[str, Any], mark: float = MARK) -> bool:
-    """Return whether GRPO can start: enough prompts are sometimes solved, and groups differ."""
+    """Return whether GRPO can start: pass@8 is high enough, and few groups have zero advantage."""
     return figures[PASS] >= mark and figures["zero-advantage"] <= MOSTLY

@@ -1,7 +1,7 @@
-"""Verify that Unsloth has changed TRL in the way that training on a GPU needs.
+"""Verify that Unsloth has applied the patches to TRL that training on a GPU needs.
 
 Unsloth searches TRL's source for texts to replace; a text that is missing is only logged. So we
-look for the effect of each change that training relies on.
+look for the effect of each patch that training relies on.
 """
 
 import inspect
@@ -13,15 +13,15 @@ from grpo_nb.models import Policy, cuda_available
 
 
 def refuse_missing(policy: Policy, base: type) -> None:
-    """Refuse to build a trainer if a change that training relies on is missing.
+    """Refuse to build a trainer if a patch of Unsloth's that training relies on was not applied.
 
     Args:
         policy: The policy to train, loaded.
         base: The class that our trainer is derived from.
 
     Raises:
-        RuntimeError: Unsloth was imported after our trainer; or changes are missing, and the
-            message lists them with the versions.
+        RuntimeError: Unsloth was imported after our trainer; or patches are missing, and the
+            message lists their effects and the versions.
     """
     import trl
 
@@ -42,7 +42,7 @@ def refuse_missing(policy: Policy, base: type) -> None:
 
 
 def effects(policy: Policy) -> dict[str, bool]:
-    """Return each effect that training relies on, and whether it is present."""
+    """Return whether each effect of Unsloth's patches that training relies on is present."""
     import torch
     from trl import GRPOTrainer
 

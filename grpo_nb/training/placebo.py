@@ -28,8 +28,8 @@ def paid_weights(rewards: RewardSet, placebo: str) -> list[float]:
         placebo: The value of `train.placebo`.
 
     Raises:
-        ValueError: The placebo is "format-only", and the run pays nothing for the format, or
-            for nothing else.
+        ValueError: The placebo is "format-only", and the run pays nothing for the format, or only
+            for the format.
 
     >>> from grpo_nb.rewards import load_preset
     >>> paid_weights(load_preset("math"), "format-only")
@@ -63,8 +63,8 @@ def shuffled(rewards_N_F: "torch.Tensor", group: int, seed: int, step: int) -> "
     Args:
         rewards_N_F: Rewards of the completions of all processes, group after group.
         group: Completions per group.
-        seed: Seed of the training.
-        step: The current step; a resumed training and every process draw the same order for it.
+        seed: The seed of the run.
+        step: The current step; a resumed run and every process draw the same order for it.
     """
     rows_P_G = np.arange(len(rewards_N_F)).reshape(-1, group)
     order_P_G = np.random.default_rng([seed, step]).permuted(rows_P_G, axis=1)

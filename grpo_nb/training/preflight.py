@@ -1,8 +1,8 @@
 """Check training before it starts: run its largest step, and find what would stop it later.
 
 The largest step is the longest prompt with completions of full length, through the trainer's own
-loss, backward pass and generation. The memory that it needs is compared with the machine's. A
-training after the dry run gives the same numbers as one without it, except for vLLM's random state.
+loss, backward pass and generation. The memory that it needs is compared with the machine's.
+Training gives the same numbers with the dry run as without it, except for vLLM's random state.
 """
 
 import copy
@@ -118,7 +118,7 @@ def _adapters(trainer: "Trainer") -> list[Check]:
 
 
 def _hand_over(trainer: "Trainer") -> list[Check]:
-    """Check that Unsloth hands the adapter to vLLM unchanged."""
+    """Check that Unsloth passes the adapter to vLLM unchanged."""
     if not trainer.policy.vllm:
         return []
     if not trainer.policy.folds_adapter:
@@ -129,7 +129,7 @@ def _hand_over(trainer: "Trainer") -> list[Check]:
 
 
 def _paths(trainer: "Trainer") -> Check:
-    """Say how completions and log-probabilities are computed, and why not in the faster way."""
+    """Say how completions and log-probabilities are computed, and what the faster paths lack."""
     sampling = fast_cpu.sampling_lacks(trainer)
     sharing = fast_cpu.sharing_lacks(trainer.policy, trainer.stage.config.policy.share_prompts)
     paths = "completions by the dense engine"
@@ -172,7 +172,7 @@ def _memory(trainer: "Trainer", before: int, peak: int, budget: int) -> Check:
 
 
 def smaller(trainer: "Trainer", rows: int) -> str:
-    """Suggest settings for the same step with at most this many rows in a micro-batch."""
+    """Suggest settings for the same effective batch size with at most `rows` per micro-batch."""
     args = trainer.args
     other = "a smaller train.max_completion_length"
     # Under standby Unsloth sets the engine's share of the memory itself.
@@ -247,8 +247,8 @@ def stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
 def _set_modes(trainer: "Trainer") -> None:
     """Set the model's modes as `trainer.train()` does.
 
-    Unsloth's trainer leaves `__init__` in inference mode, and transformers turns gradient
-    checkpointing on only in `train`.
+    After `__init__` of Unsloth's trainer the model is in inference mode, and transformers turns
+    gradient checkpointing on only in `train`.
     """
     model, args = trainer.model, trainer.args
     if hasattr(model, "for_training"):
@@ -308,7 +308,7 @@ def _timed(work: Any, *arguments: Any) -> float:
 
 
 def images_for(trainer: "Trainer", prompts: Sequence[list[dict]], room: int) -> dict[str, Any]:
-    """Return the arguments by which TRL hands the images of prompts to the model.
+    """Return the arguments with which TRL passes the images of prompts to the model.
 
     Args:
         trainer: The trainer.
@@ -324,7 +324,7 @@ def images_for(trainer: "Trainer", prompts: Sequence[list[dict]], room: int) -> 
 
 
 def _update(trainer: "Trainer", prompt: list[dict]) -> None:
-    """Run forward and backward of a full micro-batch, as TRL's training_step does."""
+    """Run the forward and backward pass of a full micro-batch, as TRL's training_step does."""
     import torch
 
     args, device, tokenizer = trainer.args, trainer.accelerator.device, trainer.policy.tokenizer

@@ -1,4 +1,4 @@
-"""Share one training among several processes: one of them writes, and all of them agree.
+"""Distribute one training run over several processes: one of them writes, and all of them agree.
 
 A launcher starts the processes (torchrun, accelerate launch); without a launcher there is one
 process, and nothing here waits. All processes have to call `gather`, and whatever uses it, in the
@@ -97,7 +97,7 @@ def recorded(work: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def gather(values: list[Any]) -> list[Any]:
-    """Return the values of all processes, one process after the other."""
+    """Return the values of all processes, in the order of the processes."""
     from accelerate.utils import gather_object
 
     return gather_object(values) if count() > 1 else values

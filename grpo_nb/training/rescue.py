@@ -1,8 +1,8 @@
 """Rescue a base that earns nothing: try what may help, cheapest first, before any GRPO.
 
-GRPO makes more likely what the model already finds. If no completion of a group is right, there is
-nothing to find. The attempts form a ladder. Each rung is measured on a few prompts, and holds the
-settings that adopt it; the ladder ends at the first rung from which GRPO can go on.
+GRPO can only reinforce answers that the model already finds. If no completion of a group is right,
+there is nothing to reinforce. The attempts form a ladder. Each rung is measured on a few prompts,
+and holds its settings; the ladder ends at the first rung from which GRPO can start.
 """
 
 import json
@@ -38,9 +38,9 @@ class Rescue(NamedTuple):
     """Hold the result of the ladder.
 
     table: One line per rung: rung, right (share of the completions), pass@8, zero-advantage (share
-        of the groups), distinct, minutes, suffices (whether GRPO can go on from it), settings, and
+        of the groups), distinct, minutes, suffices (whether GRPO can start from it), settings, and
         why it could not be tried.
-    settings: Those of the rung from which GRPO can go on; {} if there is none.
+    settings: Those of the rung from which GRPO can start; {} if there is none.
     advice: The settings to adopt and what they do, as a sentence, or that nothing helps.
     """
 
@@ -94,7 +94,7 @@ def rescue_base(test: RewardTest) -> Rescue:
 
 
 def adopted(run: Run) -> dict[str, Any]:
-    """Return the settings that a rescue has just adopted, while the rewards still fail; else {}."""
+    """Return the settings that a rescue adopted if no reward test has passed since; else {}."""
     if run.config().rescue.mode != "auto" or read_json(run / "rewards/report.json")["passed"]:
         return {}
     rungs = read_json(run / REPORT)["rungs"] if (run / REPORT).exists() else [{"suffices": False}]
@@ -107,7 +107,7 @@ def first_stage(settings: Mapping[str, Any]) -> str:
 
 
 def advice(table: pd.DataFrame) -> str:
-    """Return the line that adopts the best rung, or NOTHING if none is better than the base."""
+    """Return a sentence on the best rung's settings and effect, or NOTHING if none helps enough."""
     figures = table.dropna(subset=["right"])
     best, base = figures.sort_values(["suffices", "right"], kind="stable").iloc[-1], figures.iloc[0]
     if not (best["suffices"] or best["right"] >= base["right"] + BETTER):

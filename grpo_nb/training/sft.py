@@ -1,6 +1,6 @@
 """Supervised fine-tuning for a few steps: the policy learns to write the completions of rows.
 
-TRL's SFTTrainer trains. `Watch` measures the policy every few steps, and may end the training.
+TRL's SFTTrainer trains. `Watch` measures the policy every few steps, and may end training.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,14 +23,14 @@ from grpo_nb.training.trainer import kept_in_32_bit, with_image_column
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-LOOK_STEPS = 4  # steps between two looks at the policy
-PATIENCE = 8  # looks without progress, after which the training ends
+LOOK_STEPS = 4  # steps between two measurements of the policy
+PATIENCE = 8  # measurements without progress, after which training ends
 ALIKE = 0.2  # share of distinct completions in a group, below which rows are being memorized
 Line = dict[str, Any]  # {"step": 4, "loss": 1.2, "entropy": 0.8, "pass@8": 0.1, …}
 
 
 class Watch(TrainerCallback):
-    """Keep the metrics of each step, show the progress, and look at the policy.
+    """Keep the metrics of each step, show the progress, and measure the policy.
 
     Args:
         stage: The stage, with `train.sft_until`.
@@ -40,7 +40,7 @@ class Watch(TrainerCallback):
     def __init__(self, stage: Stage, look: Callable[[], Line] | None) -> None:
         self.stage, self.look = stage, look
         self.lines: list[Line] = []
-        self.end = ""  # why the training ended early
+        self.end = ""  # why training ended early
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Line, **_: Any) -> None:
         if "loss" not in logs:
@@ -57,10 +57,10 @@ class Watch(TrainerCallback):
 
 
 def reason_to_end(lines: Sequence[Line], until: float) -> str:
-    """Say why the warm-up ends after its latest look; "" if it goes on.
+    """Say why the warm-up ends after the latest measurement; "" if it continues.
 
     Args:
-        lines: The metrics of each step so far; the last one has a look's figures.
+        lines: The metrics of each step so far; the last one has measured figures.
         until: The pass@8 that is enough, `train.sft_until`.
     """
     looks, now = [line for line in lines if PASS in line], lines[-1]
@@ -90,7 +90,7 @@ def train_on(
         look: As `Watch` takes it.
 
     Returns:
-        The metrics, one line per step, and why the training ended early; "" if it did not.
+        The metrics, one line per step, and why training ended early; "" if it did not.
     """
     watch = Watch(stage, look)
     # The prompts are rendered as for GRPO. TRL would render the whole chat and look for the prompt

@@ -1,4 +1,4 @@
-"""Ask a teacher, a model that can do the task, and return the answers that the rewards call right.
+"""Ask a teacher, a model that can do the task, and return the answers that the rewards accept.
 
 The teacher answers the rows of the SFT warm-up. rewards/teacher.parquet keeps the answers, so that
 the teacher is asked for none of them twice.
@@ -90,19 +90,19 @@ def _answers(stage: Stage, rows: Sequence[Row], bench: Bench) -> list[list[str]]
 
 
 def is_address(teacher: str) -> bool:
-    """Return whether the teacher answers at an address; else it is a model to load."""
+    """Return whether the teacher is a URL of a server, rather than a model to load."""
     return teacher.startswith(("http://", "https://"))
 
 
 def open_teacher(config: RunConfig) -> Engine:
-    """Open the teacher: a model to load, or one behind an address."""
+    """Open the teacher: load a model, or connect to a server."""
     rescue, template = config.rescue, config.model.chat_template_kwargs
     if is_address(rescue.teacher):
         from grpo_nb.models.served import ServedEngine
 
         names = (rescue.teacher, rescue.teacher_model, rescue.api_key_env)
         return ServedEngine(*names, chat_template_kwargs=template)
-    # In its saved precision: rounded to 4 bit, a small merged model answers nothing right any more.
+    # In its saved precision: rounded to 4 bit, a small merged model gives no right answers.
     options = {"quantization": "16bit", "chat_template_kwargs": template}
     return models.open_engine(rescue.teacher, adapter=None, **options)
 

@@ -92,8 +92,8 @@ class Trainer(GRPOTrainer):
         callbacks: Further TrainerCallbacks of transformers.
 
     Raises:
-        ValueError: `args` holds a value that no training can use, or this run has an interrupted
-            training with other settings, and `train.resume` is "auto".
+        ValueError: `args` holds a value that no training run can use, or training was interrupted
+            with other settings, and `train.resume` is "auto".
         RuntimeError: Unsloth replaced TRL's trainer after this module was imported, or did not
             change TRL in the way that training relies on.
     """
@@ -179,7 +179,7 @@ class Trainer(GRPOTrainer):
             checkpoint = ranks.from_main(self._begin)
             self.steps.watch = self._watch_so_far()
             begun = checkpoints.step_of(checkpoint)
-            # Set before anything is restored, so that a failure of the restoring saves nothing.
+            # Set before anything is restored, so that a failure while restoring saves nothing.
             self.state.global_step = self.steps.saved = self.steps.begun = begun
             try:
                 if begun >= self.args.max_steps:
@@ -251,7 +251,7 @@ class Trainer(GRPOTrainer):
             error.add_note(f"Memory ran out: {remedy}, with train.resume = 'always'")
 
     def _finish(self) -> None:
-        """Save the best adapter, or the last one, and record the checks of the training."""
+        """Save the best adapter, or the last one, and record the checks of training."""
         best = self.folder / "best"
         with atomic_path(self.folder / "adapter") as temporary:
             if checkpoints.whole_or_aside(best):
@@ -264,7 +264,7 @@ class Trainer(GRPOTrainer):
 
     @property
     def alerts(self) -> list[Check]:
-        """Return every alert of the training so far."""
+        """Return every alert of the run so far."""
         return health.read_alerts(self.folder / "health.jsonl")
 
     # The methods below override those of TRL and transformers.
@@ -275,9 +275,10 @@ class Trainer(GRPOTrainer):
             return super()._generate(*args, **kwargs)
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        """Sample with `models.dense` on a CPU; under FSDP2, gather the weights that peft bypasses.
+        """Sample with `models.dense` on a CPU; under FSDP2, first gather the root's weights.
 
-        On a GPU, Unsloth's own method runs.
+        peft's `generate` bypasses the hook that would gather them. On a GPU, Unsloth's own method
+        runs.
         """
         if self.samples_densely:
             return self._sample_densely(prompt_ids), None
@@ -325,7 +326,7 @@ class Trainer(GRPOTrainer):
         return rewards_N_F
 
     def _timed(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the reward to measure its time; a reward that waits becomes async, in a thread."""
+        """Wrap the reward to measure its time; one that mostly waits (`waits`) runs in a thread."""
         func, name = in_thread(func) if waits(func) else func, func.__name__
         key = f"rewards/{name}/seconds"
 
@@ -394,7 +395,7 @@ class Trainer(GRPOTrainer):
         super().log(logs, start_time)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        """Keep the sampler, which a resumed training has to advance (`callbacks`)."""
+        """Keep the sampler, which a resumed run has to advance (`callbacks`)."""
         self.row_sampler = super()._get_train_sampler(*args, **kwargs)
         return self.row_sampler
 

@@ -1,4 +1,4 @@
-"""Connect a running training with whoever watches it: updates go out, requests come in."""
+"""Connect the trainer with its watchers: updates go out, requests come in."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ from grpo_nb.runs.signals import signals
 
 
 class Buttons:
-    """Pass on a user's requests, which the training reads after each step."""
+    """Pass on a user's requests, which the trainer reads after each step."""
 
     def __init__(self) -> None:
         self.stop, self.save, self.evaluate = (threading.Event() for _ in range(3))
@@ -30,7 +30,7 @@ class Update(NamedTuple):
     total_steps: The setting `train.max_steps`.
     completions: The completions of this step, a dict each: question, completion, each reward,
         reward (the weighted total), advantage; empty after a validation.
-    alerts: The new alerts; the state of a grave one is "stop".
+    alerts: The new alerts; the state of a serious one is "stop".
     """
 
     line: dict[str, Any]
@@ -58,7 +58,7 @@ def progress_of(stage: Stage) -> Watcher:
 
 @contextmanager
 def stop_on_signals(buttons: Buttons) -> Iterator[list[int]]:
-    """Stop the training at SIGINT (the interrupt button) or SIGTERM; at a second one, at once.
+    """Stop training after a SIGINT (the interrupt button) or SIGTERM; after a second one, at once.
 
     Yields:
         The signals so far.

@@ -1,4 +1,4 @@
-"""Measure greedily, during training, whether the policy gets better on other prompts.
+"""Measure, with greedy completions during training, whether the policy improves on other prompts.
 
 These prompts come from the training rows. The evaluation split, which notebook 4 uses, has no say
 in which adapter is chosen.

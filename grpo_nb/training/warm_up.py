@@ -1,7 +1,7 @@
 """Fine-tune on right answers before GRPO, so that the model solves some prompts at all.
 
 The answers are the reference answers of data/sft.parquet, or a teacher's to the same questions.
-The warm-up takes `train.sft_steps` steps; with `train.sft_until` it ends as soon as GRPO can go on.
+The warm-up takes `train.sft_steps` steps; with `train.sft_until` it ends as soon as GRPO can start.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from grpo_nb.training import checkpoints, ranks
 from grpo_nb.training.pass_rate import PASS, PROMPTS, measure
 from grpo_nb.training.teacher import right_answers
 
-TRIED = "rewards/tried_warm_up"  # the rescue's; it becomes the run's if its settings are adopted
+TRIED = "rewards/tried_warm_up"  # a rescue's warm-up; the run's own once it is adopted
 
 
 class Lesson(NamedTuple):
@@ -43,7 +43,7 @@ class Lesson(NamedTuple):
 
 
 def lesson_of(stage: Stage, rows: list[Row], bench: Bench) -> Lesson:
-    """Return a lesson of these rows: their reference answers, or a teacher's right ones."""
+    """Build SFT examples for these rows from reference answers, or a teacher's right answers."""
     if stage.config.train.sft_answers == "teacher":
         return Lesson(rows, right_answers(stage, rows, bench), bench)
     return Lesson(rows, data.worked_rows(rows, bench.preset), bench)

@@ -57,9 +57,10 @@ class View(w.VBox):
         return button
 
     def code_box(self, label: str, hint: str, rows: int) -> w.Textarea:
-        """Return a text box that sends its whole text when it loses the focus.
+        """Return a text box that sends its whole text when it loses focus.
 
-        If it sent each keystroke, those that wait for a busy kernel would arrive after a click.
+        Single keystrokes, queued for a busy kernel, would arrive after a later click, which would
+        then act on old text.
         """
         look = {"rows": rows, "placeholder": hint, "layout": WIDE, "continuous_update": False}
         box = w.Textarea(description=label, **look)

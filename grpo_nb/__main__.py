@@ -1,4 +1,4 @@
-"""Read the command line, `grpo-nb run` and others, and import only what the command needs."""
+"""Parse the command line of `grpo-nb`, and import only what its command needs."""
 
 import argparse
 import sys
@@ -78,7 +78,7 @@ def card(run: Any) -> str:
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the words of a command line; `do` is the function to call with all other values."""
+    """Parse a command line; `do` in the result is the function to call with all other values."""
     parser = argparse.ArgumentParser(
         prog="grpo-nb", description="Teach a language model a verifiable skill by GRPO."
     )
@@ -99,7 +99,7 @@ def _command(
 
 
 def _add_several(commands: argparse._SubParsersAction) -> None:
-    """Add the commands that take a file of settings, several runs, or none."""
+    """Add the commands that take a settings file, several runs, or no run."""
     add = _command(commands, "run", run, "execute the four notebooks in order", COMMON)
     add("-f", "--file", metavar="RUN.yaml", help="name, profile and settings of a run")
     add("--name", help="results go to runs/NAME; default: profile and time")

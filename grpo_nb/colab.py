@@ -1,6 +1,6 @@
-"""The set-up cell of the notebooks on Colab, which installs the pins into its runtime.
+"""The set-up cell of the notebooks on Colab, which installs the pinned packages into the runtime.
 
-Only Python's own library is imported here, because nothing is installed yet.
+Only the standard library is imported here, because nothing is installed yet.
 """
 
 import importlib
@@ -16,8 +16,8 @@ OTHER_GPU = (
     "Runtime → Change runtime type: take another GPU, which may come with a newer driver, or the "
     "CPU: every notebook runs there with the tiny model."
 )
-# Colab's kernel consists of these. With other versions of them google.colab cannot be imported, and
-# after the restart no kernel starts, so they stay as they are.
+# Colab's kernel consists of these. With other versions google.colab cannot be imported, and no
+# kernel starts after the restart, so they stay as they are.
 KERNEL = re.compile(
     r"ipython.*|ipykernel|ipyparallel|jupyter.*|notebook.*|tornado|pyzmq|traitlets|prompt-toolkit|"
     r"comm|debugpy|jedi|parso|pexpect|ptyprocess|matplotlib-inline|decorator|wcwidth|nest-asyncio\d?|"
@@ -27,7 +27,7 @@ RUNS_ON_DRIVE = "/content/drive/MyDrive/grpo_nb_runs"
 
 
 def set_up(drive: bool = False) -> None:
-    """Install the list that fits the runtime, as `make install` does, beside Colab's kernel.
+    """Install the pinned packages for this runtime, as `make install` does; keep Colab's kernel.
 
     Args:
         drive: Whether to keep the runs on your Google Drive, where the other notebooks find them:
@@ -59,7 +59,7 @@ def set_up(drive: bool = False) -> None:
 
 
 def wanted(requirements: str, installed: set[str]) -> list[str]:
-    """Return the pins of a list without those that belong to the installed kernel.
+    """Return the pins in a list of requirements, except those of the installed kernel.
 
     Args:
         requirements: The text of a list of requirements.

@@ -1,6 +1,6 @@
 """Describe what a result depends on: the NVIDIA GPU, the environment, packages and the code.
 
-Only Python's own library is imported, because Colab's set-up uses this file before anything is
+Only the standard library is imported, because Colab's set-up uses this file before anything is
 installed.
 """
 
@@ -29,7 +29,7 @@ def _ask_nvidia(fields: str) -> list[str]:
 
 
 def gpu_name() -> str:
-    """Return name and memory of the first NVIDIA GPU, as nvidia-smi names them; "" without one."""
+    """Return name and memory of the first NVIDIA GPU, as reported by nvidia-smi; "" without one."""
     return next(iter(_ask_nvidia("name,memory.total")), "")
 
 
@@ -68,15 +68,15 @@ def gpu_in_use() -> str:
 def wait_passively() -> None:
     """Let idle threads of torch sleep, here and in child processes, unless OMP_WAIT_POLICY is set.
 
-    Threads of libgomp spin while they wait, which takes the processors from other processes
-    (benchmarks/threads.py). libgomp reads the variable when torch is imported.
+    libgomp's threads busy-wait, which takes CPU time from other processes (benchmarks/threads.py).
+    libgomp reads the variable when torch is imported.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @cache
 def skip_garbage_at_exit() -> None:
-    """Let Python end without a search for garbage: with torch and Unsloth loaded it takes 2 s."""
+    """Skip the last garbage collection when Python exits; with torch and Unsloth it takes 2 s."""
     atexit.register(gc.freeze)
 
 
@@ -90,7 +90,7 @@ def bound_kernels() -> None:
 
 
 def switches() -> dict[str, str]:
-    """Return the variables of Unsloth and vLLM, which change training, without any secrets."""
+    """Return the environment variables of Unsloth and vLLM, with the values of secrets hidden."""
     names = [name for name in os.environ if name.startswith(("UNSLOTH_", "VLLM_"))]
     secret = re.compile("KEY|TOKEN|SECRET|PASSW")
     return {n: "(secret)" if secret.search(n) else os.environ[n] for n in sorted(names)}

@@ -59,7 +59,7 @@ def equal_latex(reference: str, answer: str, timeout_seconds: float = 0.5) -> bo
 
 
 class MathWorker:
-    """Compare expressions in a separate process, for one caller at a time; the first starts it."""
+    """Compare expressions for one caller at a time, in a process that the first call starts."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None

@@ -144,5 +144,5 @@ def variants(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _shown(row: Row, images: list[Any]) -> Row:
-    """Return a row with these images in place of its own, in its prompt too."""
+    """Return a row with these images instead of its own, in its prompt too."""
     return row | {"images": images, "prompt": with_images(as_text(row["prompt"]), images)}

@@ -60,8 +60,8 @@ def read_columns(config: DataConfig) -> tuple[DataConfig, list[str], Iterator[Ba
         batches of `read`.
 
     Raises:
-        ValueError: There are no rows, a column is missing, or several columns could take the place
-            of a missing default.
+        ValueError: There are no rows, a column is missing, or several columns could replace a
+            missing default.
     """
     batches = read(config)
     if not (first := next(batches, [])):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 EPISODES, GROUP = 16, 8  # episodes per policy; episodes of one row that must start alike
 PATIENCE = 20.0  # [seconds], after which no further row is played
 TIE = 1e-6
-LUCKY, WON = 0.5, 0.75  # on the way from failure (0) to oracle (1): warning, stop
+LUCKY, WON = 0.5, 0.75  # limits for a warning and a stop: 0 is failure, 1 is the oracle
 LEAK = 0.5  # share of rows that show their own answer, minus the share that show another's
 SOME = 0.1  # share of the rows above which a warning becomes a stop
 FIXES = read_yaml(Path(__file__).with_name("findings.yaml"))  # {finding: what to do}

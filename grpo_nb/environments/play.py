@@ -121,7 +121,7 @@ def check_rows(
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     max_prompt_tokens: int = 0,
 ) -> list[Check]:
-    """Begin an episode with each row; return [the check "environment"], [] if the task has none.
+    """Begin an episode with each row; return the check "environment" if there is one, else [].
 
     Stage 01 calls this function before anything is sampled.
 

@@ -1,4 +1,4 @@
-"""Answer a file of questions with a run's model, as JSON lines: `python -m grpo_nb answer`."""
+"""Answer a file of questions with a run's model: `python -m grpo_nb answer` writes JSON lines."""
 
 from contextlib import closing
 from functools import partial

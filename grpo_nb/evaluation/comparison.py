@@ -113,7 +113,7 @@ def _open(candidate: Candidate, config: RunConfig, stack: ExitStack) -> Engine:
 def _caches(
     run: Run | None, candidate: Candidate, rows: Sequence[dict], config: RunConfig
 ) -> dict[str, Cache]:
-    """Return a cache per decoding, valid for all that the completions depend on; {} without run."""
+    """Return a cache per decoding, keyed by all that completions depend on; {} without a run."""
     if run is None:
         return {}
     environment = environments.of(config)

@@ -1,8 +1,8 @@
 """Test whether the merged model is the policy that was trained: the parity gate.
 
 `weights` compares every weight of the merged files with the base's plus the adapter's change. That
-detects a merge error of any magnitude, and says which. Then the KL divergence on prompts measures
-the loss from rounding to 16 bits, and reveals faults outside the weights, such as another
+detects a merge error of any magnitude and names its kind. Then the KL divergence on prompts
+measures the loss from rounding to 16 bits, and reveals faults outside the weights, such as another
 config.json. docs/figures.md has the measurements behind the limits.
 """
 
@@ -43,8 +43,8 @@ def weights(tuned: "PreTrainedModel", merged: "PreTrainedModel") -> dict[str, An
     Returns:
         weights (how many tensors there are), adapted (how many of them the adapter changes), kept
         (the share of the adapter's change that the merged model holds; 1 is right), and faults
-        ({kind: {name of a tensor: share}}, with the kinds of FAULTS). The share is defined as in
-        kept for the kind "adapter", and is a relative distance for the others.
+        ({kind: {name of a tensor: share}}, with the kinds of FAULTS). For the kind "adapter" the
+        share is defined like kept; for the others it is a relative distance.
     """
     import torch
     from peft.tuners.lora import LoraLayer

@@ -43,7 +43,7 @@ def open_engine(
         adapter: Folder of the adapter that is added to it; None for the model as it is.
         quantization: "4bit" or "16bit".
         engine: "detect" takes vLLM where a GPU and vLLM are present and it can load these
-            weights, else transformers.
+            weights, else the engine that `engine_of` returns.
         gpu_memory_utilization: Share of the GPU's memory that vLLM takes until it is closed.
         chat_template_kwargs: Defaults of the chat template, as `load_tokenizer` takes them.
 

@@ -105,7 +105,7 @@ class VllmEngine(Engine):
         params = [
             SamplingParams(
                 n=n,
-                # Within a group vLLM counts up from the prompt's seed; no two may share a seed.
+                # Within a group vLLM increments the prompt's seed; no two completions share one.
                 seed=sampling.seed + number * n,
                 temperature=sampling.temperature,
                 max_tokens=sampling.max_completion_length,

@@ -82,7 +82,7 @@ def load_base(model_path: str, quantization: str, **changes: Any) -> "PreTrained
 
 
 def never_sample_images(model: "PreTrainedModel") -> None:
-    """Stop `generate` of this model, even in TRL, from sampling tokens that stand for images."""
+    """Stop this model's `generate`, also when TRL calls it, from sampling image tokens."""
     if tokens := image_tokens(model.config):
         model.generation_config.suppress_tokens = tokens
 

@@ -79,7 +79,7 @@ def planned_run(
         name: The name of the run; by default the one in the file, or the file's own name. Without
             a file, it is made from profile and time.
         profile: The profile of the run.
-        assignments: Settings as `--set` takes them, ["train.max_steps=20"].
+        assignments: Settings in the form of `--set`, such as ["train.max_steps=20"].
 
     Returns:
         The run's name, profile and settings.

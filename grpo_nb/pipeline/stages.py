@@ -35,7 +35,7 @@ def prepare_data(stage: Stage, policy: models.Policy | None = None) -> Checks:
     count = partial(template.count_tokens, tokenizer, tools=tools)
     report = data.prepare(stage.run, config, stage.config.seed, count, preset)
     report = baseline.by_difficulty(stage, preset, report, policy and policy.engine)
-    rows = data.load(stage.run, "train", max_rows=1000)  # enough to look at
+    rows = data.load(stage.run, "train", max_rows=1000)  # enough for these checks
     checks = data.checks(report, config)
     checks.append(template.check_template(tokenizer, rows[0]["prompt"]))
     environment = environments.of(stage.config)

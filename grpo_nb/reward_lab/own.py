@@ -89,11 +89,11 @@ def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
     The cell is written to the run's rewards/mine.py and loaded from there, so that notebook 3
     trains with exactly what was tested. If the cell defines nothing, the test keeps the preset, or
     the rewards that the Reward Lab has adopted since the stage started. Rewards that were adopted
-    before that are used only if `rewards.preset` names their file.
+    earlier are used only if `rewards.preset` names their file.
 
     Args:
         test: The test; the setting `rewards.preset` of its stage becomes the path of that file.
-        source: Python text to use in place of the cell's.
+        source: Python text to use instead of the cell's.
 
     Raises:
         ValueError: The cell does not run on its own, its list of rewards or weights is wrong, or
@@ -222,7 +222,7 @@ def _keep(stage: Stage, text: str, about: dict[str, Any], weights: str) -> Rewar
 
 
 def _declare_ranges(test: RewardTest) -> dict[str, tuple[float, float]]:
-    """Set the range of rewards that leave [0, 1] without declaring one; return {reward: range}.
+    """Set the range of rewards whose scores leave [0, 1] undeclared; return {reward: range}.
 
     The first reward gets a range in any case, because its highest score means "correct".
 

@@ -1,4 +1,4 @@
-"""Correctness rewards: numbers are compared as rationals, and prose never passes for a number."""
+"""Correctness rewards: numbers are compared as rationals, and prose is never taken for a number."""
 
 import json
 import re

@@ -11,7 +11,7 @@ class Check(NamedTuple):
 
     name: What was checked; unique within its stage.
     state: "ok"; "warning" if it works but deserves attention; "stop" if continuing is pointless;
-        "not yet" if the stage or run that decides it has not been executed.
+        "not yet" if the stage or run that the check needs has not been executed.
     evidence: What was observed, with its numbers.
     fix: What to change if the state is not "ok".
     """

@@ -36,7 +36,7 @@ def run_tests(
         backend: "bubblewrap", "monty", or "auto" for the first of them that works here.
 
     Raises:
-        ValueError: Tests have an unknown shape, or an assert that cannot be judged from outside.
+        ValueError: Tests have an unknown shape, or an assert cannot be judged from outside.
         RuntimeError: The backend does not work here; the message says what to install.
     """
     parsed = parse_tests(tests)

@@ -114,7 +114,7 @@ def _started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
         info_end.close()
         first = re.search(rb'"child-pid": (\d+)', info.read(4096))
         first_fd = os.pidfd_open(int(first[1])) if first else None
-        gate.close()  # the first process goes on; it had to wait until its pidfd was open
+        gate.close()  # the first process continues; it had to wait until its pidfd was open
         try:
             yield process, channel
         finally:

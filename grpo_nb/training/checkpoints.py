@@ -53,7 +53,7 @@ class Resumption:
         changes = [n for n in settings | self.settings if settings.get(n) != self.settings.get(n)]
         longer = set(changes) <= {"train.max_steps"}
         complete = steps >= self.max_steps
-        # If a stage was cut off after training had finished, the trained weights are used as is.
+        # If a stage was cut off after training had finished, the weights are used as they are.
         resumable = not before["finished"] or (complete and not changes)
         if steps and settings and (resume == "always" or (resume == "auto" and resumable)):
             if resume == "auto" and not longer:

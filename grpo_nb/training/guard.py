@@ -358,7 +358,7 @@ def fisher(p: "torch.Tensor") -> float:
     """Return how far p-values are from uniform, as a standard normal; above 0 they are too small.
 
     The sum of their negative logarithms follows a gamma distribution. The signed root of its
-    deviance is normal, almost exactly from ten values on.
+    deviance is normal, almost exactly so for ten or more values.
 
     Args:
         p: p-values, [tokens]; they are independent if the tokens are the policy's own samples.

@@ -44,7 +44,7 @@ def section(name: str) -> str:
 
 
 def rates(rule: str) -> str:
-    """Say in how many recorded tiny runs the alert fired, for each kind of run, such as clean."""
+    """Say how many recorded runs of tiny models raised the alert, by kind of run (clean, …)."""
     corpus = RATES if rule in RATES["alerts"] else JUDGE_RATES
     if rule not in corpus["alerts"]:
         return "error rate not measured"
@@ -187,7 +187,10 @@ def _machine(w: Watch) -> Iterator[tuple[str, str, str]]:
 
 
 def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield alerts if most groups have zero advantage, or held-out figures fall, not the reward."""
+    """Yield alerts on zero-advantage groups, and on held-out figures that fall.
+
+    A fall counts only while the reward does not fall.
+    """
     key, limits, start = "frac_reward_zero_std", w.limits, len(w.lines) - w.limits.window
     silent, right = w.mean(key), w.success(next(iter(w.expected.rewards)))
     evidence = f"{silent:.0%} of the groups have zero advantage, success {right:.0%}"
@@ -246,7 +249,7 @@ def _rewards(w: Watch) -> Iterator[tuple[str, str, str]]:
 
 
 def _episodes(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield what is wrong with episodes; without any, the metrics are NaN and no rule applies."""
+    """Yield what is wrong with episodes; without environment the metrics are NaN: no rule fires."""
     share, start = w.mean("episodes/call_share"), len(w.lines) - w.limits.window
     before, (low, _) = w.mean("episodes/call_share", start), w.ends()
     if share < w.limits.entropy * before:

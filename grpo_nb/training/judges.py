@@ -1,4 +1,4 @@
-"""Watch a judge during training: what its scores correlate with, and whether they drift."""
+"""Monitor a judge during training: what its scores correlate with, and whether they drift."""
 
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any

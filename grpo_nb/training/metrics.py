@@ -106,7 +106,7 @@ def of_episodes(
         tokenizer: The policy's tokenizer.
 
     Returns:
-        The shares of episodes with a call, with a malformed call, and ended by a limit within a
+        The shares of episodes with a call, with a malformed call, and cut off by a limit during a
         call; tool errors per call; turns with calls; and how much more an episode with a call earns
         than one without (NaN if there is only one kind).
     """

@@ -64,7 +64,7 @@ def effects(policy: Policy) -> dict[str, bool]:
         "TRL takes Unsloth's engine and starts no second one": "vllm_engine" in start.co_consts,
         "TRL copies no weights into that engine": "shared_weights" in sync.co_consts,
         "each generation gets the adapter": passes_lora and hasattr(policy.model, "load_lora"),
-        # vLLM would scale an adapter of its own dtype in place, and so the one that is trained.
+        # vLLM would scale an adapter of its own dtype in place, and thus change the trained one.
         "the adapter is float32": dtypes == {torch.float32},
     }
 

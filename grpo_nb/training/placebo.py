@@ -58,7 +58,7 @@ def shuffled(rewards_N_F: "torch.Tensor", group: int, seed: int, step: int) -> "
     """Distribute the rewards of each group at random over its completions.
 
     The rewards of one completion stay together, so a group keeps its scores and its totals. Every
-    order is equally likely, the old one included: on average a completion earns its group's mean.
+    order is equally likely, including the old one: on average a completion earns its group's mean.
 
     Args:
         rewards_N_F: Rewards of the completions of all processes, group after group.

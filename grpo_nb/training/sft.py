@@ -94,7 +94,7 @@ def train_on(
     """
     watch = Watch(stage, look)
     # The prompts are rendered as for GRPO. TRL would render the whole chat and look for the prompt
-    # in it, which differs if the template opens a block of thought.
+    # in it, which differs if the template opens a thinking block.
     rows = list(rows)
     prompts = [row["prompt"] for row in rows]
     as_example = _texts if any(map(images_of, prompts)) else _ids

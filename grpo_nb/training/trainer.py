@@ -1,4 +1,4 @@
-"""The trainer: TRL's GRPOTrainer, extended so that a run is safe and legible.
+"""The trainer: TRL's GRPOTrainer, extended so that a run is safe and easy to follow.
 
     trainer = training.Trainer(policy, rewards, args, rows, stage)
     trainer.preflight()

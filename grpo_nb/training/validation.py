@@ -86,6 +86,6 @@ class Validation:
 
 
 def _plain(answer: str) -> Fraction | str:
-    """Return a number, however it is written, or a text without differences in case and spacing."""
+    """Return a number, however it is written, or a text with case and spacing normalized."""
     number = parse_number(answer)
     return normalize(answer) if number is None else number

@@ -35,7 +35,7 @@ class RewardLab(View):
         test: The test, with the rewards and weights to start with.
     """
 
-    shown_errors = BaseException  # a reward may raise anything, and the thread has to go on
+    shown_errors = BaseException  # a reward may raise anything, and the thread must survive it
 
     def __init__(self, test: RewardTest) -> None:
         super().__init__()

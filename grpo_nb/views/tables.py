@@ -209,7 +209,7 @@ def _dim(text: str) -> str:
 
 
 def _place_of(answer: str, text: str) -> int:
-    """Return where the answer last occurs before the last closing tag but `</think>`, or at all."""
+    """Return the answer's last position before the last closing tag but `</think>`, or overall."""
     ends = [end.start() for end in re.finditer(r"</(?!think>)", text)]
     place = text.rfind(answer, 0, ends[-1]) if ends else -1
     return place if place >= 0 else text.rfind(answer)

@@ -76,7 +76,7 @@ def wait_passively() -> None:
 
 @cache
 def skip_garbage_at_exit() -> None:
-    """Skip the last garbage collection when Python exits; with torch and Unsloth it takes 2 s."""
+    """Skip the final garbage collection when Python exits; it takes 2 s with torch and Unsloth."""
     atexit.register(gc.freeze)
 
 

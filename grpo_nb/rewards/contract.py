@@ -4,8 +4,8 @@ TRL calls a reward once per batch, with keyword arguments only: `prompts`, `comp
 every dataset column (already repeated for each generation), and its own `completion_ids`,
 `trainer_state`, `log_extra`, `log_metric`. It expects one `float | None` per completion.
 
-Failures: a missing column, or a column of the wrong length, raises at once. Unless
-on_error="skip", so does a score outside the declared range, and any exception in the scorer. NaN
+Failures: a missing column, or a column of the wrong length, raises at once. A score outside the
+declared range and an exception in the scorer raise too, or give None with on_error="skip". NaN
 and infinity are never returned: the score is None, and the metric `<name>/skipped` counts it.
 If more than `max_none_share` of a batch is None, the reward raises with the first reason.
 """
@@ -175,7 +175,7 @@ def _pool(cores: int, process: int) -> ThreadPoolExecutor:
 
 @dataclass(frozen=True, kw_only=True)
 class reward:
-    """Lift `def score(response, <columns>, *, <options>)` to TRL's batch contract.
+    """Turn `def score(response, <columns>, *, <options>)` into a reward that TRL can call.
 
     The scorer's first parameter is the completion's text; `prompt`, `completion_ids` and
     `trainer_state` come from TRL. Each message of `prompt` has text as its content; in a task with

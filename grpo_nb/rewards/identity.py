@@ -1,7 +1,7 @@
 """Describe what a reward or an environment consists of, to detect that it was changed.
 
-That is its file, its options and, for a dataclass, its fields. A change elsewhere, for example in
-a module that it imports, shows only in what it does, which `reward_lab.behavior` compares.
+It consists of its file, its options and, for a dataclass, its fields. A change elsewhere, such as
+in a module that it imports, shows only in its behavior, which `reward_lab.behavior` compares.
 """
 
 import inspect

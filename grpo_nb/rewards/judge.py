@@ -25,12 +25,12 @@ TOKENS_PER_GRADE = 20  # in the reply; the reason counts as ten grades
 
 @dataclass(eq=False)
 class LLMJudge:
-    """Pay a tenth of the grade that a chat model gives, as an async reward, which TRL awaits.
+    """Score a completion by a chat model's grade, 0 to 10, divided by 10; TRL awaits this reward.
 
     The request quotes the question, the completion and, if the dataset has it, the column `answer`.
     With `criteria`, the judge answers each criterion with yes or no, and the score is the weighted
     share of yes. If a reply lacks a grade or has one out of range, the request is repeated once.
-    The openai client repeats a request after 429, 5xx, a broken connection or a time-out. If the
+    The openai client retries a request after 429, 5xx, a broken connection or a time-out. If the
     API keeps failing, or no reply has a verdict, the completion scores None and counts in the
     metric `<name>/failures`; a wrong key, model or address raises. If too many scores of a training
     step are None, a RuntimeError ends training; the steps before it are kept. Verdicts are cached
@@ -229,7 +229,7 @@ class LLMJudge:
         return {record["request"]: record["verdict"] for record in records}
 
     def _score(self, grade: Any) -> float:
-        """Return a tenth of a grade, or the share of the criteria that are met, by weight."""
+        """Return a grade divided by 10, or the share of the criteria that are met, by weight."""
         if not self.criteria:
             return grade / 10
         weights = list(self.criteria.values())

@@ -1,4 +1,4 @@
-"""Keep a user's reward from ending the process that calls it, and from never returning."""
+"""Stop a user's reward from exiting the calling process, or hanging it."""
 
 import ctypes
 import threading
@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 LIMIT = "seconds_per_completion"  # the attribute of a user's reward that holds its limit
-LOOK = 0.1  # seconds between two looks at the clock, and between two interruptions
+LOOK = 0.1  # seconds between two readings of the clock, and between two interruptions
 stop: ContextVar[threading.Event] = ContextVar("stop", default=threading.Event())  # noqa: B039
 
 
@@ -18,7 +18,7 @@ class TookTooLong(RuntimeError):
 
 
 class Stopped(BaseException):
-    """Name the reward that ran when `stop` was set; `except Exception` does not catch this."""
+    """Name the reward that was running when `stop` was set; `except Exception` misses this."""
 
 
 class _Overdue(BaseException):

@@ -89,7 +89,7 @@ def load_python(
     Args:
         path: The file.
         text: Its future content, if it is not written yet.
-        about: Notes to use in place of those beside the file, as `read_about` returns them.
+        about: Notes to use instead of those stored with the file, as `read_about` returns them.
 
     Raises:
         FileNotFoundError: The file does not exist.

@@ -1,4 +1,4 @@
-"""Make reward sets from any rewards with weights, and the named sets of presets.yaml."""
+"""Build reward sets from weighted rewards, and load the named sets of presets.yaml."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -108,13 +108,15 @@ def checks(report: Mapping[str, Any]) -> Checks:
     first, *_, last = report["greedy"]
     pairs = {(each["before"], each["after"]): each for each in report["comparisons"]}
     pair, prompts = pairs[first, last], report["prompts"]
-    is_comparable = pair["differences"]["accuracy"]["interval"] and prompts >= LEAST_PROMPTS
-    baseline = Check(
-        "baseline",
-        "ok" if is_comparable else "stop",
-        f"{first} and {last} answered the same {prompts} held-out prompts",
-        "" if is_comparable else "raise data.eval_rows and prepare the data again",
-    )
+    state, fix = "ok", ""
+    evidence = f"{first} and {last} answered the same {prompts} held-out prompts"
+    if prompts < LEAST_PROMPTS:
+        evidence = f"{prompts} held-out prompts are too few: at least {LEAST_PROMPTS} are needed"
+        state, fix = "stop", "raise data.eval_rows and prepare the data again"
+    elif pair["differences"]["accuracy"]["interval"] is None:
+        evidence = f"{first} and {last} cannot be compared: no completion could be scored"
+        state, fix = "stop", "see in eval/samples.parquet why the rewards give no score"
+    baseline = Check("baseline", state, evidence, fix)
     is_sure = pair["mcnemar_p"] < 0.05 and pair["gained"] > pair["lost"]
     state, fix = "ok", ""
     if pair["verdict"] != "better":

@@ -165,6 +165,17 @@ def test_the_checks_say_whether_the_comparison_holds_and_the_model_is_better():
     assert "not distinguishable" in better.evidence and "data.eval_rows" in better.fix
 
 
+def test_a_failed_comparison_says_why_it_failed():
+    [baseline, _] = evaluation.checks(build("2" * 5, "1" * 5))
+    assert "5 held-out prompts are too few" in baseline.evidence
+    assert f"at least {LEAST_PROMPTS}" in baseline.evidence and "data.eval_rows" in baseline.fix
+    report = build("2" * 9, "1" * 9)
+    report["comparisons"][0]["differences"]["accuracy"]["interval"] = None
+    [baseline, _] = evaluation.checks(report)
+    assert "no completion could be scored" in baseline.evidence
+    assert "data.eval_rows" not in baseline.fix
+
+
 def test_a_reward_that_gives_none_and_a_set_without_format_leave_valid_json():
     preset = load_preset("summarization")
     lines = answers("1212121", ["1", "2"] * 3 + ["1"])

@@ -74,8 +74,8 @@ def solve_batch(
     if completions % processes:
         multiple = processes // math.gcd(num_generations, processes)
         raise ValueError(
-            f"{prompts_per_step} prompts x {num_generations} completions = {completions} cannot be "
-            f"shared by {processes} processes: take a multiple of {multiple} prompts"
+            f"{prompts_per_step} prompts x {num_generations} completions = {completions} do not "
+            f"divide evenly among {processes} processes: use a multiple of {multiple} prompts"
         )
     share = completions // processes
     rows = next(n for n in range(min(max_rows_in_memory, share), 0, -1) if share % n == 0)
@@ -122,7 +122,7 @@ def refuse_unknown_trl(config: RunConfig) -> None:
         if name in SETTING_OF:
             raise ValueError(f"trl.{name} is decided by {SETTING_OF[name]}: set that instead")
         if name in ARGUMENTS["fixed"]:
-            raise ValueError(f"trl.{name} cannot be set: the stages need it as it is; leave it out")
+            raise ValueError(f"trl.{name} cannot be set: other stages rely on it; leave it out")
         refuse_unknown("argument of GRPOConfig", f"trl.{name}", names)
         _refuse_type(f"trl.{name}", value, hints[name])
 
@@ -136,7 +136,7 @@ def _refuse_type(name: str, value: Any, hint: Any) -> None:
                 TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
         faults = "; ".join(dict.fromkeys(fault["msg"] for fault in error.errors()))
-        raise ValueError(f"{name} = {value!r}: {faults}. Write it as Python would") from None
+        raise ValueError(f"{name} = {value!r}: {faults}. Give a Python literal") from None
 
 
 def refuse_unusable(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: RewardSet) -> None:
@@ -170,13 +170,13 @@ def refuse_unusable(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: R
         if name in ARGUMENTS["unused"]:
             raise ValueError(f"args.{name} has no effect: set {SETTING_OF[name]} instead")
         if name in ARGUMENTS["fixed"]:
-            raise ValueError(f"args.{name} = {value!r}: the stages need it as it was; leave it out")
+            raise ValueError(f"args.{name} = {value!r}: other stages rely on its value; reset it")
         changes[name] = value
         if name in (*TRL_NAMES, "top_k") or type(default) not in (int, float) or default < 0:
             continue  # `_refuse_batch` knows the limits of the first
         least = 1 if default == 1 and isinstance(default, int) else 0  # a default of 1 is a count
         if value is not None and value < least:
-            raise ValueError(f"args.{name} = {value!r}: take {least} or more")
+            raise ValueError(f"args.{name} = {value!r}: it must be {least} or more")
     args._validate_args()
     _refuse_batch(args, stage.config, changes)
 
@@ -192,10 +192,10 @@ def _refuse_batch(args: "GRPOConfig", config: RunConfig, changes: dict[str, Any]
     size, times = args.generation_batch_size, args.steps_per_generation
     if size != rows * times or size % group:
         raise ValueError(
-            f"args.generation_batch_size = {size} has to be steps_per_generation {times} x "
-            f"per_device_train_batch_size {rows} (of all processes), and a multiple of "
-            f"num_generations {group}. Set train.num_generations and the others in the parameters "
-            "cell: they are fitted to each other there"
+            f"args.generation_batch_size = {size} must be steps_per_generation {times} x "
+            f"per_device_train_batch_size {rows} (all processes) = {rows * times}, and a multiple "
+            f"of num_generations {group}. Set train.num_generations and the others in the "
+            "parameters cell, where they are made to fit"
         )
 
 

@@ -20,7 +20,7 @@ from grpo_nb.training.validation import Validation
 
 BAD_STEPS = 3  # updates that are skipped in a row before the training ends
 REMEDY = (
-    "Repair a reward that gives None or NaN, or what it asks (a server, a file); else lower "
+    "Repair a reward that gives None or NaN, or what it calls (a server, a file); else lower "
     "train.learning_rate, or set model.quantization = '16bit'"
 )
 
@@ -88,7 +88,7 @@ class StepCallback(TrainerCallback):
             scale = f"{scaler.get_scale():g}"
             print(f"step {step}: fp16 overflows at a loss scale of {scale}; no update is made")
             return
-        why = unscored or "the gradient is not a number"
+        why = unscored or "the gradient is not finite (NaN or inf)"
         print(f"step {step}: {why}; no update is made")
         self.bad += 1
         if self.bad == BAD_STEPS:

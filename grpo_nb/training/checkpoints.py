@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trl import GRPOConfig
 
 SEAL = "sealed.json"
-GOES_ON = "run this again, and it goes on from there"
+GOES_ON = "run this again to continue from there"
 
 
 class Resumption:
@@ -59,8 +59,8 @@ class Resumption:
             if resume == "auto" and not longer:
                 raise ValueError(
                     f"{steps} steps of this run were trained with other settings "
-                    f"({', '.join(changes)}): set train.resume = 'always' to go on from them, or "
-                    "'never' to begin again"
+                    f"({', '.join(changes)}): set train.resume = 'always' to continue from them, "
+                    "or 'never' to start over"
                 )
             if not complete:
                 return f"goes on after step {steps} of {self.max_steps}", False
@@ -70,7 +70,7 @@ class Resumption:
         if place := place_of_old(self.folder):
             note += f"; what was trained here before ({steps} steps) is kept as {place.name}/"
         if place and longer and not complete:
-            note += f". To train it on to {self.max_steps} steps: train.resume = 'always'"
+            note += f". To continue up to step {self.max_steps}: train.resume = 'always'"
         return note, True
 
     def begins_anew(self) -> bool:

@@ -119,7 +119,7 @@ class Guard:
         """Warn that the samples could not be judged."""
         evidence = f"{self._place()} the score of the samples is NaN, so it is unclear whether "
         evidence += "they are the policy's"
-        fix = "see whether loss and grad_norm are numbers (with the noise fp16 may overflow alone)"
+        fix = "see whether loss and grad_norm are finite (fp16 may overflow from the noise alone)"
         self.trainer.stage.record_checks([Check("policy identity", "warning", evidence, fix)])
         print(f"warning: {evidence}: {fix}")
 

@@ -303,17 +303,17 @@ def checks(watch: Watch, lines: Sequence[Mapping[str, Any]], alerts: list[Check]
     rules = watch.holding()
     live = list({alert.fix: alert for alert in alerts if alert.name in rules}.values())
     gravity = "stop" if "stop" in {alert.state for alert in live} else "warning"
-    count = f"{len(alerts)} in the training, {len(live)} of them still at its end"
+    count = f"{len(alerts)} during training, {len(live)} of them still active at the end"
     count += f": {summary(live)}" if live else ""
     verdicts = [
         _check("tracking", whole, f"train/metrics.jsonl has {len(steps)} steps", lost, "stop"),
         _rise(watch),
-        _check("alerts", not live, count, "do what the last one says", gravity),
+        _check("alerts", not live, count, "follow the advice of the last one", gravity),
     ]
     shares = [line["eval/format"] for line in lines if _number(line.get("eval/format"))]
     if shares:
         form = f"{shares[0]:.0%} → {shares[-1]:.0%} in validation; at least {limits.solved:.0%}"
-        form_fix = "train longer; weigh the format reward higher"
+        form_fix = "train longer; raise the weight of the format reward"
         verdicts.append(_check("format", shares[-1] >= limits.solved, form, form_fix))
     return verdicts
 
@@ -329,5 +329,5 @@ def _rise(watch: Watch) -> Check:
         few = f"{steps} steps are too few to tell"
         return Check("reward rises", "warning", few, "train longer: raise train.max_steps")
     rise, error = watch.rise("reward", steps - half, half)
-    change = f"{rise:+.3f} ± {2 * error:.3f} (2 standard errors), half to half of {steps} steps"
+    change = f"{rise:+.3f} ± {2 * error:.3f} (2 standard errors) between halves of {steps} steps"
     return _check("reward rises", rise > 2 * error, change, f"train longer, or see {PAGE}")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from grpo_nb.training.trainer import Trainer
 
-SHUFFLED = "a placebo: these scores are shuffled within each group, and not what a text earned"
+SHUFFLED = "a placebo: these scores are shuffled within each group, and not what each text earned"
 
 
 def forget_after(folder: Path, steps: int) -> None:

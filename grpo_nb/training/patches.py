@@ -35,9 +35,9 @@ def refuse_missing(policy: Policy, base: type) -> None:
     if missing := [effect for effect, present in effects(policy).items() if not present]:
         versions = ", ".join(f"{name} {version_of(name)}" for name in ("unsloth", "trl", "vllm"))
         raise RuntimeError(
-            f"Unsloth has not changed TRL as this training relies on: {'; '.join(missing)}. "
-            f"Installed are {versions}: install requirements.txt again and restart the kernel, or "
-            "set policy.backend = 'transformers'"
+            "Unsloth's changes to TRL that training needs are not in place: "
+            f"{'; '.join(missing)}. Installed are {versions}: install requirements.txt again and "
+            "restart the kernel, or set policy.backend = 'transformers'"
         )
 
 

@@ -42,10 +42,10 @@ def paid_weights(rewards: RewardSet, placebo: str) -> list[float]:
     weights = [w if "_format_" in n and not is_gated(f) else 0.0 for n, f, w in triples]
     if any(weights) and weights != list(rewards.reward_weights):
         return weights
-    share = "all that is paid" if any(weights) else "none that is paid"
+    share = "all" if any(weights) else "none"
     raise ValueError(
-        f"train.placebo = 'format-only': of the rewards {', '.join(rewards.names)} {share} is of "
-        "format (those with _format_ in their names, and not gated): take the placebo 'shuffled'"
+        f"train.placebo = 'format-only' pays only ungated rewards named _format_, which {share} "
+        f"of {', '.join(rewards.names)} are: set train.placebo = 'shuffled'"
     )
 
 

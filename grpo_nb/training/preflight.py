@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from grpo_nb.training.trainer import Trainer
 
 GIB = 2**30
-GO_ON = "train.guard_steps = 0 trains all the same"
+GO_ON = "set train.guard_steps = 0 to train anyway"
 # fp16 scales the loss. Its first scale makes most gradients overflow; training settles at this.
 USUAL_SCALE = 2.0**10
 # A CPU's process grows this much in its first steps: kernels of oneDNN for shapes that the dry run
@@ -91,7 +91,7 @@ def _sampling(trainer: "Trainer") -> Check:
         return Check("sampling", "ok", "from the policy's own distribution")
     cause = f"{cuts}, which the trainer's log-probabilities ignore"
     state = "stop" if trainer.stage.config.train.guard_steps else "warning"
-    return Check("sampling", state, cause, f"leave it unset; {GO_ON}")
+    return Check("sampling", state, cause, f"leave it unset, or {GO_ON}")
 
 
 def _adapters(trainer: "Trainer") -> list[Check]:
@@ -285,7 +285,7 @@ def dry_run(trainer: "Trainer", prompt: list[dict]) -> list[Check]:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            evidence = f"{part} ran out of it; {budget / GIB:.1f} GiB were available"
+            evidence = f"{part} ran out of memory; {budget / GIB:.1f} GiB were available"
             less = smaller(trainer, trainer.args.per_device_train_batch_size // 2)
             return [Check("memory", "stop", evidence, less)]
         memory = _memory(trainer, before, max(before, peak_memory() - sleeping), budget)

@@ -39,7 +39,7 @@ def start(expected: int | None) -> None:
     expected = expected or int(os.environ.get("WORLD_SIZE", "1"))
     if world != expected:
         raise ValueError(
-            f"asked for {expected} processes, and the world has {world}: start them by torchrun, "
+            f"expected {expected} processes, but {world} were started: start them with torchrun, "
             f"that is {HOW.format(expected)}"
         )
 

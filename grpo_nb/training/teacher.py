@@ -51,9 +51,9 @@ def right_answers(stage: Stage, rows: Sequence[Row], bench: Bench) -> list[Row]:
     ]
     if not pairs:
         raise ValueError(
-            f"{name} is no teacher here: {right_P_G.mean():.0%} of its {right_P_G.size} "
-            f"answers are right, {formed_P_G.mean():.0%} have the form {form.name!r}, and none is "
-            f"both. Its first: {texts_P_G[0][0]!r:.200}. Choose another rescue.teacher, or the "
+            f"none of the {right_P_G.size} answers of {name} is both correct and in the form "
+            f"{form.name!r} ({right_P_G.mean():.0%} are correct, {formed_P_G.mean():.0%} in the "
+            f"form). The first: {texts_P_G[0][0]!r:.200}. Choose another rescue.teacher, or the "
             "rewards.form in which it answers"
         )
     return pairs

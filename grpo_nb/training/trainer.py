@@ -216,8 +216,8 @@ class Trainer(GRPOTrainer):
         has_trained = getattr(self.policy.model, "updated_in", None) == self.folder
         if has_trained and self.resumption.begins_anew():
             raise ValueError(
-                "the policy was trained since it was loaded, and step 1 has to begin without that: "
-                'load it again, and build the trainer again (notebook 3 from "The policy" on)'
+                "training starts over at step 1, but this policy has already been trained: load "
+                'the policy and build the trainer again (run notebook 3 from "The policy" on)'
             )
         checkpoint = self.resumption.begin()
         (self.folder / "arguments.json").write_text(self.args.to_json_string(), encoding="utf-8")
@@ -442,7 +442,7 @@ def with_image_column(dataset: Dataset, prompts: Sequence[list[Message]]) -> Dat
     if missing := images.count([]):
         raise ValueError(
             f"{missing} of {len(images)} prompts have no image, and TRL fails at a micro-batch "
-            "without one: train on the rows with images alone, or give each row an image"
+            "without one: train only on rows that have images, or give every row one"
         )
     files = [[{"bytes": _bitmap(image), "path": None} for image in row] for row in images]
     return dataset.add_column("images", files, feature=List(Image()))

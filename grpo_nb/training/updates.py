@@ -67,7 +67,7 @@ def stop_on_signals(buttons: Buttons) -> Iterator[list[int]]:
     def stop() -> None:
         if len(signals_so_far) > 1:
             raise KeyboardInterrupt
-        print("stopping: this step is finished and a checkpoint saved; again to stop at once")
+        print("stopping after this step, with a checkpoint; interrupt again to stop at once")
         buttons.stop.set()
 
     with signals(stop) as signals_so_far:

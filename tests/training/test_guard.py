@@ -69,7 +69,7 @@ def test_an_argument_that_distorts_samples_is_refused_by_preflight_and_guard(
     states = {each.name: each for each in one.preflight()}
     assert (states["sampling"].state, states["gradient"].state) == ("stop", "ok")
     assert states["sampling"].evidence.startswith(f"{named}, which the trainer's")
-    assert "train.guard_steps = 0 trains all the same; see" in states["sampling"].fix
+    assert "set train.guard_steps = 0 to train anyway; see" in states["sampling"].fix
     with pytest.raises(RuntimeError, match=f"before step 1: {named}: samples are then not"):
         one.steps.guard()
 

@@ -172,7 +172,7 @@ def test_killed_and_failed_on_one_process_it_ends_as_if_nothing_had_been(two_pro
     started = time.monotonic()
     killed = launch(run, "kill", "1", "4")
     assert killed.returncode == 1 and time.monotonic() - started < 120
-    said = "another process of this training has ended. The training is kept up to step 2; run"
+    said = "another process of this run died; see its error. The training is kept up to step 2; run"
     own, _, report = killed.stderr.partition("Failures:")
     assert own.count(f"RuntimeError: {said}") == report.count(f"RuntimeError: {said}") == 1, own
     cause = report.partition("Root Cause")[2]
@@ -201,7 +201,7 @@ def test_another_number_of_processes_is_refused(runs_dir):
     run.record("01", {"status": "done"})
     done = python("-m", "grpo_nb", "train", run.name, "--processes", "2", root=runs_dir)
     assert done.returncode == 2
-    assert "grpo-nb: asked for 2 processes, and the world has 1: start them by" in done.stderr
+    assert "grpo-nb: expected 2 processes, but 1 were started: start them with" in done.stderr
 
 
 def test_unsloth_on_several_processes_is_refused_once(runs_dir):
@@ -209,7 +209,7 @@ def test_unsloth_on_several_processes_is_refused_once(runs_dir):
     run.record("02", {"status": "done", "outputs": {}})
     command = ["-m", "grpo_nb", "train", run.name, "--force"]
     done = python(*launcher(2), *command, root=runs_dir)
-    said = "grpo-nb: with Unsloth we train in one process, and there are 2: --set policy"
+    said = "grpo-nb: Unsloth trains in one process, and there are 2: start one, or use --set policy"
     assert done.returncode == 1 and done.stderr.count(said) == 1, done.stderr
     cause = done.stderr.partition("Root Cause")[2]
     assert f"ValueError: {said.removeprefix('grpo-nb: ')}" in cause, done.stderr
@@ -218,7 +218,8 @@ def test_unsloth_on_several_processes_is_refused_once(runs_dir):
 def test_a_step_is_shared_evenly_or_refused(runs_dir, monkeypatch):
     config = resolve("tiny-cpu", {"train.per_device_train_batch_size": 32})
     monkeypatch.setattr(ranks, "count", lambda: 3)
-    with pytest.raises(ValueError, match="shared by 3 processes: take a multiple of 3 prompts"):
+    words = "do not divide evenly among 3 processes: use a multiple of 3 prompts"
+    with pytest.raises(ValueError, match=words):
         arguments_of(config)
     monkeypatch.setattr(ranks, "count", lambda: 16)
     shared = arguments_of(config)
@@ -250,7 +251,7 @@ def test_stage_03_takes_what_was_set_before_it_and_what_is_set_now(runs_dir):
     now = {"train.max_steps": 7, "train.learning_rate": "5e-4", "trl.epsilon_high": 0.28}
     assert set(run.settings()) == {*now, "data.eval_rows"}, "and nothing that is a default"
     assert (stage.config.train.max_steps, stage.config.train.learning_rate) == (7, 5e-4)
-    with pytest.raises(ValueError, match="eval_rows belongs to 01_prepare_data, not to 03"):
+    with pytest.raises(ValueError, match="eval_rows belongs to 01_prepare_data: set it there"):
         launch_module._start(run, {"data.eval_rows": 8}, force=True)
 
 

@@ -94,7 +94,7 @@ class MathWorker:
         self.socket.settimeout(120)  # seconds, to import math-verify on a busy machine
         if self.socket.recv(1) != READY:
             check = f"{sys.executable} -c 'import math_verify'"
-            raise RuntimeError(f"the math-verify worker ended at its start: see what {check} says")
+            raise RuntimeError(f"the math-verify worker did not start: run `{check}` to see why")
 
     def close(self, kill: bool = True) -> None:
         """End the worker and its children, or with `kill=False` only forget them."""

@@ -86,7 +86,7 @@ def spelled(text: str) -> str:
         rest = _INNERMOST.sub("", rest)
     # An interval's brackets need not be of one kind, so only their numbers have to agree.
     if re.search(r"[()\[\]{}⦃⦄]", rest):
-        raise ValueError("its brackets do not match, or go too deep")
+        raise ValueError("its brackets are unbalanced or nested too deeply")
     if _HEAVY.search(text):
         raise ValueError("it is too large to compute")
     return text
@@ -135,7 +135,7 @@ def statement(text: str) -> str:
     before, *between, after = outside.split("□")
     joined = all(_AND.fullmatch(words) for words in between) and _AFTER.fullmatch(after)
     if _BESIDE.search(outside) or not joined:
-        raise ValueError("it says more than one thing")
+        raise ValueError("it gives more than one answer")
     return _not_hedged(", ".join(values), before + after) + ("%" if _PERCENT.match(after) else "")
 
 
@@ -155,7 +155,7 @@ def _without_words(text: str) -> str:
 
 def _not_hedged(value: str, words: str) -> str:
     if hedge := HEDGE.search(words):
-        raise ValueError(f"it says {hedge[0]!r}")
+        raise ValueError(f"it denies or hedges ({hedge[0]!r})")
     return value
 
 
@@ -227,7 +227,7 @@ def read_answer(text: str, reference: bool = False) -> Answer:
     >>> read_answer(r"$(1, \frac12]$").kind, read_answer("x = 5").name
     ('interval', 'x')
     >>> read_answer("it is not 18").reason
-    "it says 'not'"
+    "it denies or hedges ('not')"
     """
     if _INTEGER.fullmatch(text):  # most references and answers
         return Answer("number", text, Fraction(int(text)))
@@ -256,7 +256,7 @@ def bare(text: str) -> str:
 def _parse(text: str, reference: bool) -> Answer:
     text = text.strip()
     if not text:
-        raise ValueError("it says nothing")
+        raise ValueError("it is empty")
     if (number := _number(text, reference)) is not None:
         return Answer("number", text, number)
     opening, body, closing = _inside(text)

@@ -164,8 +164,8 @@ def _split(
     train = train[~leaks[train]]
     if not len(train):
         raise ValueError(
-            f"{len(held_out)} rows of {config.source} are left, but it takes one to train on and "
-            f"one to hold out: give more data. Dropped were:{drops}"
+            f"only {len(held_out)} usable rows of {config.source} are left, and at least one is "
+            f"needed to train on and one to hold out: give more data. Rows dropped:{drops}"
         )
     places = rest.index.to_numpy()
     return places[train], places[held_out]

@@ -65,15 +65,15 @@ def _read(cell: Any, folder: Path | None, column: str, max_pixels: int) -> "Imag
 def _path(cell: str, folder: Path | None, column: str) -> Path:
     """Return the file that a path names; even the target of a link must lie in the folder."""
     if folder is None:
-        why = "is a path, and the dataset is on the hub: use a local copy of it"
+        why = "is a path, but the dataset is on the hub: use a local copy of the dataset"
         raise Fault(NO_IMAGE, column, f"{cell!r:.80} {why}")
     try:
         path = (folder / cell).resolve()
         if not path.is_relative_to(folder.resolve()):
-            raise Fault(OUTSIDE, column, f"{cell!r:.80} is not below it")
+            raise Fault(OUTSIDE, column, f"{cell!r:.80} is outside {folder}")
         if path.is_file():
             return path
-        why = "is no file"
+        why = "does not exist"
     except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a NUL
         why = str(error)
     raise Fault(NO_IMAGE, column, f"{cell!r:.80} {why}")
@@ -88,9 +88,9 @@ def _in_one_form(image: "Image", max_pixels: int) -> "Image":
     from PIL import Image, ImageOps
 
     if image.mode.startswith(("I", "F")):
-        raise ValueError(f"mode {image.mode}: save it with 8 bits a colour")
+        raise ValueError(f"mode {image.mode}: save it with 8 bits per channel")
     if max(image.size) > LONGEST * min(image.size):
-        raise ValueError(f"{image.width} x {image.height} pixels: one side is too long")
+        raise ValueError(f"{image.width} x {image.height} pixels: side ratio over {LONGEST}")
     image = ImageOps.exif_transpose(image)
     if image.has_transparency_data:
         image = image.convert("RGBA")

@@ -64,7 +64,7 @@ def checks(report: Mapping[str, Any], config: DataConfig) -> Checks:
         rows += f" (at most {config.eval_share:.0%} of them: data.eval_share)"
     kinds = report["answer_kinds"].items()
     ways = ", ".join(f"{count} {answers.HOW.get(kind, f'as {kind}')}" for kind, count in kinds)
-    parse = f"{report['answer_parse_rate']:.1%} of the reference answers parse; compared are {ways}"
+    parse = f"{report['answer_parse_rate']:.1%} of the reference answers parse; compared: {ways}"
     split = f"no held-out prompt is trained on; {near} rows nearly equal to one were left out"
     length = f"half have at most {lengths['p50']} tokens, 99 % {lengths['p99']}"
     length += f", the longest {lengths['max']}; cap {cap}"
@@ -78,7 +78,7 @@ def checks(report: Mapping[str, Any], config: DataConfig) -> Checks:
         Check("prompt length", "ok" if fits else "warning", length, fix),
     ]
     if rates := report.get("difficulty"):
-        evidence = "{judged} prompts tried: {too_hard} too hard, {too_easy} too easy, left out"
+        evidence = "{judged} prompts tried; left out: {too_hard} too hard, {too_easy} too easy"
         lines.append(Check("difficulty", "ok", evidence.format_map(rates)))
     return Checks([*lines, *map(_line, report["dropped"])])
 
@@ -86,7 +86,7 @@ def checks(report: Mapping[str, Any], config: DataConfig) -> Checks:
 def _columns(columns: Mapping[str, Any], config: DataConfig) -> Check:
     names = f"questions in {columns['question']!r}, reference answers in {columns['answer']!r}"
     if (config.question_column, config.answer_column) != (columns["question"], columns["answer"]):
-        names += ", chosen by their names: data.question_column and data.answer_column name others"
+        names += ", chosen by name: set data.question_column and data.answer_column for others"
     if "image" in columns:
         names += f", images in {columns['image']!r}"
     if columns["others"]:

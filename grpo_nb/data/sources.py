@@ -119,7 +119,7 @@ def _open(config: DataConfig) -> Iterator[Row | str | None]:
             )
         return reader(path)
     if path.is_file():
-        raise ValueError(f"{path}: the name of a data file ends in {', '.join(READERS)}")
+        raise ValueError(f"{path}: unknown file type; its name must end in {', '.join(READERS)}")
     if "/" not in config.source:
         refuse_unknown("data.source", config.source, list(BUILT_IN))
     return _read_hub(config.source, config)
@@ -232,7 +232,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
             yield from _shortened(batch.to_pylist(), batch.schema)
     except (pa.ArrowException, OSError) as error:
         why = str(error).splitlines()[0]
-        raise ValueError(f"{path} is damaged or not whole ({why}): copy it again") from None
+        raise ValueError(f"{path} is damaged or incomplete ({why}): copy it again") from None
 
 
 def _shortened(rows: Iterable[Row], schema: "pa.Schema") -> Iterator[Row]:

@@ -63,7 +63,7 @@ def validate_rows(
             row, plain = _validate_row(raw, config, find_answer)
             tokens.append(prompt_tokens(row["prompt"], config, count_tokens))
             if tokens[-1] > config.max_prompt_tokens:
-                limit = f"where data.max_prompt_tokens is {config.max_prompt_tokens}"
+                limit = f"over data.max_prompt_tokens = {config.max_prompt_tokens}"
                 raise Fault(LONG, "prompt", f"{tokens[-1]} tokens, {limit}")
             rows.append(ValidRow(number, row | {"prompt_tokens": tokens[-1]}, plain))
         except Fault as fault:
@@ -121,7 +121,7 @@ def extra_columns(config: DataConfig) -> list[str]:
     names = [name.strip() for name in config.extra_columns.split(",") if name.strip()]
     if conflicts := TAKEN.intersection(names):
         raise ValueError(
-            f"data.extra_columns names {min(conflicts)!r}, a name that is taken: rename the column"
+            f"data.extra_columns: {min(conflicts)!r} is reserved by TRL or prepared rows: rename it"
         )
     return names
 
@@ -193,7 +193,7 @@ def _prompt(row: Row, column: str, system_prompt: str) -> list[Message]:
     except (TypeError, KeyError):
         turns, more = [], set()
     if more:
-        raise Fault(TYPE, column, f"a turn has {', '.join(sorted(more))} beside role and content")
+        raise Fault(TYPE, column, f"a turn has {', '.join(sorted(more))} besides role and content")
     texts = [text for turn in turns for text in turn.values()]
     if not turns or turns[-1]["role"] != "user" or not all(isinstance(t, str) for t in texts):
         raise Fault(TYPE, column, f"{question!r:.80}")
@@ -228,11 +228,11 @@ def _choices(row: Row) -> list[Any]:
     if isinstance(choices, dict) and "text" in choices:  # as in the dataset ARC
         choices = choices["text"]
     if not 2 <= len(_typed(choices, "choices", list)) <= len(string.ascii_uppercase):
-        raise Fault(TYPE, "choices", f"{len(choices)} choices")
+        raise Fault(TYPE, "choices", f"{len(choices)} choices; 2 to 26 are supported")
     return choices
 
 
 def _typed(cell: Any, column: str, kind: type) -> Any:
     if not isinstance(cell, kind):
-        raise Fault(TYPE, column, f"{cell!r:.80} is no {kind.__name__}")
+        raise Fault(TYPE, column, f"{cell!r:.80} is not a {kind.__name__}")
     return cell

@@ -35,7 +35,7 @@ def _parse_cases(shape: dict[str, Any]) -> list[ProgramTest]:
     if set(shape) == {"stdin_stdout"}:
         pairs = [(stdin, printed) for stdin, printed in shape["stdin_stdout"]]
         if not all(isinstance(text, str) for pair in pairs for text in pair):
-            raise TypeError("what goes in and comes out must be strings")
+            raise TypeError("stdin and stdout must be strings")
         return [
             ProgramTest(stdin, functools.partial(_prints, printed), show(printed))
             for stdin, printed in pairs
@@ -71,10 +71,10 @@ def parse_assert(text: str) -> ProgramTest:
     try:
         (statement,) = ast.parse(text.strip()).body
         if not isinstance(statement, ast.Assert):
-            raise ValueError("it is no assert")
+            raise ValueError("it is not an assert statement")
         node, holds, expected = _split(statement.test)
         if any(_meets_operator(part) for part in ast.walk(node)):
-            raise ValueError("the answer would meet an operator inside the program")
+            raise ValueError("the program itself would compare the value, and could cheat")
     except (ValueError, TypeError, SyntaxError, AttributeError) as error:
         raise ValueError(
             f"assert {show(text)} cannot be judged from outside the program ({error}): write "
@@ -85,7 +85,7 @@ def parse_assert(text: str) -> ProgramTest:
 
 def _split(test: ast.expr) -> tuple[ast.expr, Callable[[Any], bool], str]:
     """Return (expression to evaluate inside, judgement outside, what is expected)."""
-    expected = f"a value so that {ast.unparse(test)}"
+    expected = f"a value such that {ast.unparse(test)}"
     if not isinstance(test, ast.Compare):
         negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
         node = test.operand if negated else test

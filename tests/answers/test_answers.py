@@ -101,8 +101,8 @@ def test_the_reason_says_what_was_read_and_how_it_was_compared():
     assert compare_answers("5", "so $x = 5$") == (True, said)
     assert compare_answers("(1,2)", "(1,3)") == (False, "read as tuple (1,3), compared as tuples")
     assert compare_answers("x+1", "x-1")[1] == "read as expression x-1, compared symbolically"
-    assert compare_answers("18", "it is not 18")[1] == "refused: it says 'not'"
-    assert compare_answers("18", None) == (False, "refused: it says nothing")
+    assert compare_answers("18", "it is not 18")[1] == "refused: it denies or hedges ('not')"
+    assert compare_answers("18", None) == (False, "refused: it is empty")
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def stray(*places):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("rows.xlsx", b"", "the name of a data file ends in .jsonl"),
+        ("rows.xlsx", b"", "unknown file type; its name must end in .jsonl"),
         ("none.jsonl", None, "there is no .*; name a file that is there"),
         ("packed.csv", gzip.compress(b"question,answer", mtime=0), "holds no rows"),
         ("open.csv", stray(20), "line 22 to 201: .*quotation mark .*not closed"),
@@ -178,7 +178,7 @@ def stray(*places):
         ("names.parquet", TWICE.getvalue(), "names 'answer' twice: rename or remove"),
         ("deep.json", "[" * 100_000, "is not JSON .maximum recursion depth"),
         ("cut.json", '[{"question": "a"', "is not JSON"),
-        ("cut.parquet", PARQUET.getvalue()[:-20], "damaged or not whole .*copy it again"),
+        ("cut.parquet", PARQUET.getvalue()[:-20], "damaged or incomplete .*copy it again"),
         ("empty.csv", "", "holds no rows"),
         ("other.csv", csv_text("a?,1", header="ask,say"), "'question': known names: ask, say"),
     ],
@@ -285,12 +285,12 @@ def test_a_line_of_json_that_is_no_row_is_reported_and_the_others_kept(
     ("header", "settings", "columns", "said"),
     [
         ("question,answer,label", {}, ("question", "answer", "label"), ""),
-        ("prompt,target,level", {}, ("prompt", "target", "level"), "chosen by their names"),
-        ("Id; Problem ;LABEL", {}, (" Problem ", "LABEL", "Id"), "chosen by their names"),
-        ("input,output", {}, ("input", "output"), "chosen by their names"),
+        ("prompt,target,level", {}, ("prompt", "target", "level"), "chosen by name"),
+        ("Id; Problem ;LABEL", {}, (" Problem ", "LABEL", "Id"), "chosen by name"),
+        ("input,output", {}, ("input", "output"), "chosen by name"),
         ("problem,solution,answer", {}, ("problem", "answer", "solution"), "data.question_column"),
-        ("prompt,input,label", {"question_column": "input"}, ("input", "label", "prompt"), "names"),
-        ("output,label", {"question_column": "output"}, ("output", "label"), "names"),
+        ("prompt,input,label", {"question_column": "input"}, ("input", "label", "prompt"), "name:"),
+        ("output,label", {"question_column": "output"}, ("output", "label"), "for others"),
     ],
 )
 def test_likely_columns_stand_in_for_the_default_ones_and_are_said(
@@ -310,7 +310,7 @@ def test_likely_columns_stand_in_for_the_default_ones_and_are_said(
     assert (check.name, check.state) == ("columns", "ok")
     assert f"{question!r}, reference answers in {answer!r}" in check.evidence
     assert said in check.evidence
-    assert ("chosen by their names" in check.evidence) == bool(said)
+    assert ("chosen by name" in check.evidence) == bool(said)
     assert all(name in check.evidence for name in others)
 
 
@@ -532,7 +532,7 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
         "34 rows read: 1 to train on, 1 held out (at most 20% of them: data.eval_share)"
     )
     assert checks["reference answers"].evidence == (
-        "6.1% of the reference answers parse; compared are 2 as numbers"
+        "6.1% of the reference answers parse; compared: 2 as numbers"
     )
     assert checks["empty"] == (
         "empty", "warning", "1 left out, the first: 2. row 2, column 'question': empty: None",
@@ -547,15 +547,15 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
     [
         ([], {}, "holds no rows"),
         ([question(1)], {},
-         "1 rows of .* are left, but it takes one to train on and one to hold out: give more"),
+         "only 1 usable rows of .* needed to train on and one to hold out: give more"),
         ([question(1), question(2)], {"system_prompt": "why " * 9, "max_prompt_tokens": 8},
-         "(?s)0 rows .* Dropped were:.*prompt too long: 2 left out.* raise data.max_prompt_tokens"),
+         "(?s)0 usable .* dropped:.*prompt too long: 2 left out.* raise data.max_prompt_tokens"),
         (None, {"source": "arithmetics"}, "'arithmetics': did you mean 'arithmetic'"),
         ([question(1)], {"answer_format": "boxd"}, "'boxd': did you mean 'boxed'"),
         ([question(1)], {"answer_format": "regex:("}, "'regex:.': .* unterminated"),
         ([question(1)], {"answer_format": "json:a"}, "known names: auto"),
-        ([question(1)], {"extra_columns": "completion"}, "'completion', a name that is taken"),
-        ([question(1)], {"extra_columns": "unit, self"}, "'self', a name that is taken"),
+        ([question(1)], {"extra_columns": "completion"}, "'completion' is reserved"),
+        ([question(1)], {"extra_columns": "unit, self"}, "'self' is reserved"),
     ],
 )  # fmt: skip
 def test_a_wrong_setting_or_an_empty_result_says_why(runs_dir, rows, settings, message):
@@ -569,7 +569,7 @@ def test_prompts_longer_than_the_context_are_dropped_and_counted(runs_dir):
     assert len(train + held_out) == 2
     (entry,) = report["dropped"]
     assert (entry["reason"], entry["rows"]) == ("prompt too long", [3])
-    assert "tokens, where data.max_prompt_tokens is 20" in entry["example"]
+    assert "tokens, over data.max_prompt_tokens = 20" in entry["example"]
     figures = report["prompt_tokens"]
     assert figures["max"] == max(words([row["prompt"] for row in train])) - 2 + 50
     assert figures["recommended_cap"] % 8 == 0

@@ -156,7 +156,7 @@ def _rewards(environment: Environment, plays: Plays) -> Iterator[Check]:
             evidence = f"earns {mean[name]:.2f}, a failure {failure:.2f}, a win {oracle:.2f}"
             yield _finding(f"without skill: {name}", evidence, hollow or share > WON)
     if solved and (after := mean["calls after the end"]) > oracle + TIE:
-        yield _finding("calls after the end", f"they raise {oracle:.2f} to {after:.2f}")
+        yield _finding("calls after the end", f"the reward rises from {oracle:.2f} to {after:.2f}")
 
 
 def _solution(plays: Plays) -> Iterator[Check]:
@@ -199,7 +199,7 @@ def _leaks(rows: Sequence[Row], plays: Plays) -> Iterator[Check]:
     matches = np.array([[_holds(text, answer) for answer in answers] for text in texts])
     share, others = matches.diagonal().mean(), 1 if alike.all() else matches[~alike].mean()
     if share > LEAK + others:
-        evidence = f"reset or a result shows it on {share:.0%} of the rows, first"
+        evidence = f"reset or a result shows the answer on {share:.0%} of the rows, first"
         yield _finding("answer leaks", f"{evidence} {', '.join(answers[0])}")
 
 

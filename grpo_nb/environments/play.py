@@ -139,10 +139,10 @@ def check_rows(
         return []
     if any("images" in row for row in rows):
         raise ValueError(
-            f"{environment.title} shows no images: clear data.image_column or data.environment"
+            f"{environment.title} supports no images: clear data.image_column or data.environment"
         )
     played, prompts = environment.factory(), []
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows, start=1):
         environment.columns(row)
         method = "reset"
         try:
@@ -157,9 +157,9 @@ def check_rows(
         tokens = template.count_tokens(tool_calls.with_tools(tokenizer), prompts, environment.tools)
         if (longest := max(tokens)) > max_prompt_tokens:
             raise ValueError(
-                f"{environment.title}: with the text of reset the prompt of row "
-                f"{tokens.index(longest)} has {longest} tokens: shorten the text, or raise "
-                f"data.max_prompt_tokens = {max_prompt_tokens} and model.max_seq_length"
+                f"{environment.title}: reset makes the prompt of row {tokens.index(longest) + 1} "
+                f"{longest} tokens long: shorten its text, or raise data.max_prompt_tokens = "
+                f"{max_prompt_tokens} and model.max_seq_length"
             )
     tools = ", ".join(environment.methods)
     evidence = f"{environment.kind.__name__} starts with each of {len(rows)} rows; tools: {tools}"
@@ -237,8 +237,8 @@ def script(turns: Sequence[Any]) -> list[Message]:
         for call in calls:
             if not isinstance(call, Mapping) or {*call} != {"name", "arguments"}:
                 raise ValueError(
-                    f"solve gave the turn {turn!r}: give a text, or a call as "
-                    '{"name": "guess", "arguments": {"number": 4}}'
+                    f'solve gave the turn {turn!r}: give a text, or a call such as {{"name": '
+                    '"guess", "arguments": {"number": 4}}'
                 )
         tool_calls = [{"type": "function", "function": dict(call)} for call in calls]
         message = {"role": "assistant", "content": turn if isinstance(turn, str) else ""}

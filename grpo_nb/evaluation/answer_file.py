@@ -135,7 +135,7 @@ def _read(
                 raise Fault(MISSING, answer_column, f"the row has {', '.join(map(str, raw))}")
             tokens = prompt_tokens(row["prompt"], settings, count)
             if tokens > room:
-                why = f"{tokens} tokens, where {room} leave room for a completion"
+                why = f"{tokens} tokens; with more than {room} there is no room for a completion"
                 raise Fault(LONG, "prompt", why)
         except Fault as fault:
             fault.row = number

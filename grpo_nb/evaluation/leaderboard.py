@@ -171,7 +171,7 @@ def show(board: Board) -> None:
     largest = real.drop(columns=["p", "verdict"]).sort_values("difference", ascending=False)[:10]
     tables = {
         f"{len(board.table)} runs; greedy answers, 95 % intervals; p after Holm": readable(board),
-        f"{len(real)} of {len(board.pairs)} differences are real": largest,
+        f"{len(real)} of {len(board.pairs)} differences are real (p < 0.05)": largest,
         "Equal settings over seeds: accuracy": board.settings,
         "Left out": pd.DataFrame(board.left_out.items(), columns=["run", "why"]),
     }

@@ -65,7 +65,7 @@ def caused(run: Run) -> Checks:
         with the command that makes a placebo.
     """
     if (kind := run.config().train.placebo) != "none":
-        evidence = f"this run is itself a placebo ({kind}): ask for the run that it is a placebo of"
+        evidence = f"this run is itself a placebo ({kind}): ask about the run that it was made for"
         return Checks([Check(PLACEBOS[kind], "ok", evidence)])
     kinds = [kind for kind in PLACEBOS if (_placebo(run, kind) / "manifest.json").exists()]
     return Checks(_check(run, kind) for kind in kinds or ["shuffled"])
@@ -85,7 +85,7 @@ def _check(run: Run, kind: str) -> Check:
             return Check(name, "not yet", why, command)
         cause = compare(run, placebo)
     except (FileNotFoundError, ValueError) as error:
-        again = f"restore that file, or move {placebo.path} away and make it again: {command}"
+        again = f"restore that file, or move {placebo.path} away and rerun the placebo: {command}"
         return Check(name, "warning", f"{CANNOT_SAY}: {error}", again)
     if cause.verdict == CAUSED:
         return Check(name, "ok", cause.sentence)
@@ -105,7 +105,7 @@ def compare(run: Run, placebo: Run) -> Cause:
     preset, seed = load_rewards(run.config().rewards), run.config().seed
     (first, last), (_, placebo_last) = greedy_answers(run), greedy_answers(placebo)
     if list(last["question"]) != list(placebo_last["question"]):
-        raise ValueError(f"{run.name!r} and {placebo.name!r} answered other held-out prompts")
+        raise ValueError(f"{run.name!r} and {placebo.name!r} answered different held-out prompts")
     lines = {"baseline": first, run.name: last, placebo.name: placebo_last}
     baseline, ours, theirs = ((name, per_prompt(each, preset)) for name, each in lines.items())
     gain = compare_pair(baseline, ours, preset, seed)
@@ -117,11 +117,11 @@ def compare(run: Run, placebo: Run) -> Cause:
     if pair["differences"]["accuracy"]["interval"] is None:
         why = "no completion could be scored"
     elif (count := len(last)) < LEAST_PROMPTS:
-        why = f"{count} held-out prompts are too few, it takes {LEAST_PROMPTS} (data.eval_rows)"
+        why = f"{count} held-out prompts are too few: at least {LEAST_PROMPTS} (data.eval_rows)"
     elif gain["verdict"] != "better":
         why = f"{run.name} is not better than its baseline, so there is no gain to explain"
     elif states.get("reward rises") != "ok":
-        why = f"the reward of {run.name} did not rise in its training, so it is not the cause"
+        why = f"the reward of {run.name} did not rise during training, so it is not the cause"
     if why:
         return Cause(CANNOT_SAY, f"{CANNOT_SAY}: {why}", pair)
     verdict, detail = _judge(gain, of_placebo, pair)
@@ -142,7 +142,7 @@ def _judge(
     if of_placebo["verdict"] != "better":
         return CANNOT_SAY, ", as the placebo's own gain is not distinguishable from 0"
     if change["interval"][1] > total / 2:
-        return CANNOT_SAY, ", as the gains of both are not distinguishable"
+        return CANNOT_SAY, ", as the two gains are not distinguishable"
     return AS_MUCH, ""
 
 
@@ -150,12 +150,12 @@ def _refuse(run: Run, placebo: Run) -> None:
     """Refuse the pair unless both are done, the second is a placebo, and only rewards differ."""
     for one in (run, placebo):
         if why := one.why_undone():
-            raise ValueError(f"both runs have to be done: {why}")
+            raise ValueError(f"both runs must be finished before they can be compared: {why}")
     if placebo.config().train.placebo == "none":
-        raise ValueError(f"{placebo.name!r} is no placebo: its own rewards were paid")
+        raise ValueError(f"{placebo.name!r} is not a placebo: it was trained with real rewards")
     if names := differences(run, placebo):
         raise ValueError(
-            f"{placebo.name!r} was not trained as {run.name!r} was: they differ in "
+            f"{placebo.name!r} is not comparable with {run.name!r}: they differ in "
             f"{', '.join(names)}"
         )
 

@@ -96,7 +96,9 @@ def adapted_modules(adapter: Path) -> list[str]:
     with hub_errors(str(adapter)):
         tensors = load_file(adapter / "adapter_model.safetensors")
     if faults := [name for name, tensor in tensors.items() if not tensor.sum().isfinite()]:
-        raise ValueError(f"the adapter has NaN or inf in {', '.join(faults[:3])}: train again")
+        raise ValueError(
+            f"NaN or inf in the adapter's {faults[0]}: train again with a lower train.learning_rate"
+        )
     if not any(tensor.any() for name, tensor in tensors.items() if ".lora_B." in name):
         raise ValueError(
             "the adapter is all zero (every B still has LoRA's initial value), so it equals the "
@@ -197,8 +199,8 @@ def _size(model_path: str, modules: list[str]) -> int:
         empty = auto_class(config).from_config(config)
     if missing := sorted(set(modules) - dict(empty.named_modules()).keys()):
         raise ValueError(
-            f"the adapter changes {missing[0]}, which the base {model_path} lacks: it was made "
-            "for another base model"
+            f"the adapter changes {missing[0]}, which the base {model_path} lacks: set "
+            "model.model_path to the base that the adapter was trained on"
         )
     return 2 * empty.num_parameters()
 
@@ -216,7 +218,7 @@ def _refuse_without_room(size: int, folder: Path) -> None:
     print(message)
     if min(memory, disk) < 1.05 * size:
         raise RuntimeError(
-            f"{message}; free: {memory / 1e9:.3g} GB in memory and {disk / 1e9:.3g} GB in the disk "
+            f"{message}; free: {memory / 1e9:.3g} GB of memory and {disk / 1e9:.3g} GB on the disk "
             f"of {folder.parent}. Stop other programs, point GRPO_NB_RUNS at a larger disk, or set "
             "CUDA_VISIBLE_DEVICES=-1 to merge in main memory instead of the GPU's"
         )

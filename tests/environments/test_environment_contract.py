@@ -243,8 +243,8 @@ class PaysTooMuch(Hunt):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (RaisesOnReset, "RaisesOnReset.reset raised on row 0: ZeroDivisionError"),
-        (RaisesAtOnce, "RaisesAtOnce.get_reward raised on row 0: AttributeError.*last"),
+        (RaisesOnReset, "RaisesOnReset.reset raised on row 1: ZeroDivisionError"),
+        (RaisesAtOnce, "RaisesAtOnce.get_reward raised on row 1: AttributeError.*last"),
         (GivesNoNumber, r"GivesNoNumber.get_reward\(\) gave nan: return a number from 0 to 1"),
         (PaysTooMuch, r"PaysTooMuch.get_reward\(\) gave 10: return a number from 0 to 1"),
     ],

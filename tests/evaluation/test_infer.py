@@ -168,7 +168,7 @@ def test_wrong_input_is_refused_before_a_model_is_loaded(
     assert "model/merged lacks" in refused(*asked)
     assert "did you mean 'merged'?" in refused(*asked, "--model", "merge")
     assert "did you mean 'vllm'?" in refused(*asked, *base, "--engine", "vlm")
-    assert "the name of a data file ends in" in refused(__file__, *base)
+    assert "its name must end in" in refused(__file__, *base)
 
 
 @pytest.mark.parametrize("model", ["merged", "adapter"])

@@ -88,14 +88,14 @@ def test_the_format_alone_is_paid_by_its_own_weights(preset, weights):
 @pytest.mark.parametrize(
     ("preset", "why"),
     [
-        (load_preset("summarization"), "none that is paid is of format"),
-        (load_preset("math", "1, 0, 0, 0.5"), "none that is paid is of format"),
-        (load_preset("math", "0, 0.5, 0, 0"), "all that is paid is of format"),
-        (reward_set([(GATED, 1.0)]), "none that is paid is of format"),
+        (load_preset("summarization"), "which none of"),
+        (load_preset("math", "1, 0, 0, 0.5"), "which none of"),
+        (load_preset("math", "0, 0.5, 0, 0"), "which all of"),
+        (reward_set([(GATED, 1.0)]), "which none of"),
     ],
 )
 def test_a_set_of_which_no_such_placebo_can_be_made_is_refused(preset, why):
-    with pytest.raises(ValueError, match=f"{why}.*take the placebo 'shuffled'"):
+    with pytest.raises(ValueError, match=f"{why}.*set train.placebo = 'shuffled'"):
         paid_weights(preset, "format-only")
 
 
@@ -161,7 +161,7 @@ def test_a_reward_that_did_not_rise_is_not_the_cause(runs_dir):
     run, placebo = made("mine", right(10), right(38)), made("p", right(10), right(10), "shuffled")
     run.record("03", {"checks": [Check("reward rises", "warning", "+0.0")._asdict()]})
     assert placebos.compare(run, placebo).verdict == placebos.CANNOT_SAY
-    assert "did not rise in its training" in placebos.compare(run, placebo).sentence
+    assert "did not rise during training" in placebos.compare(run, placebo).sentence
 
 
 def test_without_a_score_there_is_no_verdict(runs_dir, monkeypatch):
@@ -196,14 +196,14 @@ OTHERS = answers(right(10), questions=[f"x{i}" for i in range(40)])
             lambda run: (run / "data/eval.parquet").write_bytes(b"others"),
             "differ in data/eval.parquet",
         ),
-        (lambda run: answer(run, OTHERS, OTHERS), "answered other held-out prompts"),
+        (lambda run: answer(run, OTHERS, OTHERS), "answered different held-out prompts"),
         (
             lambda run: write_json(run / "train/state.json", {"settings": {"seed": "1"}}),
-            "was not trained as 'mine' was: they differ in seed, train.max_steps",
+            "is not comparable with 'mine': they differ in seed, train.max_steps",
         ),
         (
             lambda run: run.record("03", {"status": "failed"}),
-            "both runs have to be done: 03_train_grpo of 'mine-shuffled' is failed",
+            "finished before they can be compared: 03_train_grpo of 'mine-shuffled' is failed",
         ),
         (lambda run: run.record("01", {"outputs": {"data/eval.parquet": "x"}}), "is stale"),
     ],
@@ -222,7 +222,7 @@ def test_what_is_no_placebo_is_refused(runs_dir):
     run, other = made("mine", "12", "11"), made("other", "12", "11")
     placebo = made("placebo", "12", "12", "shuffled", **{"model.model_path": "data/task_base"})
     for pair, why in [
-        ((run, other), "'other' is no placebo: its own rewards were paid"),
+        ((run, other), "'other' is not a placebo: it was trained with real rewards"),
         ((run, placebo), "differ in model.model_path"),
     ]:
         with pytest.raises(ValueError, match=why):
@@ -249,17 +249,23 @@ def several(tmp_path_factory):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("--name no", "needs a run that is trained and evaluated, and 01_prepare_data of 'no'"),
+        ("--name no", "needs a run that is trained and evaluated, but 01_prepare_data of 'no'"),
         ("--name half", "04_merge_and_infer of 'half' is failed: python -m grpo_nb run --name"),
         ("--name mine-placebo", "'mine-placebo' is itself a placebo, shuffled"),
         ("--name edited", "data/eval.parquet changed after 01_prepare_data wrote it"),
-        ("--name taken", "taken-shuffled exists, and is not such a placebo: move it away"),
-        ("--name brief --placebo format-only", "none that is paid is of format"),
+        (
+            "--name taken",
+            "taken-shuffled exists and is not a 'shuffled' placebo: rename or move it",
+        ),
+        ("--name brief --placebo format-only", "which none of"),
         ("--name mine --placebo shufled", "'shufled': did you mean 'shuffled'?"),
-        ("--name mine --set seed=1", "give its --name, and else only --dry-run or --force"),
-        ("--name mine --profile tiny-cpu", "as it was: give its --name, and else only"),
-        ("--name mine --from 03", "as it was: give its --name, and else only"),
-        ("--name mine --only 04", "as it was: give its --name, and else only"),
+        (
+            "--name mine --set seed=1",
+            "give its --name, and no other option except --dry-run and --force",
+        ),
+        ("--name mine --profile tiny-cpu", "as it was: give its --name, and no other"),
+        ("--name mine --from 03", "as it was: give its --name, and no other"),
+        ("--name mine --only 04", "as it was: give its --name, and no other"),
         ("", "repeats a finished run as it was: give its --name"),
     ],
 )

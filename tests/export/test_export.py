@@ -130,8 +130,8 @@ def test_a_model_that_lacks_a_shard_is_incomplete(tmp_path):
 @pytest.mark.parametrize(
     ("module", "name", "change", "free"),
     [
-        (psutil, "virtual_memory", {"available": 10**6}, "0.001 GB in memory and .* Stop other"),
-        (shutil, "disk_usage", {"free": 10**6}, ".* and 0.001 GB in the disk of .*/model"),
+        (psutil, "virtual_memory", {"available": 10**6}, "0.001 GB of memory and .* Stop other"),
+        (shutil, "disk_usage", {"free": 10**6}, ".* and 0.001 GB on the disk of .*/model"),
     ],
 )
 def test_too_little_room_is_said_before_it_is_taken(
@@ -185,7 +185,7 @@ def onto_another_base():
         (damage(drop_a_tensor), rf"fails the parity gate \(1 weights are .* in {LAYER}\)"),
         (
             onto_another_base(),
-            r"\(28 weights are not .* \(9% off .* the base below the adapter",
+            r"\(28 weights are not .* \(9% off .* the base under the adapter",
         ),
         (damage(change_the_config), "the weights are right: compare .* config.json"),
         (damage(lambda path: os.truncate(path, 9**5)), r"the weights in .*merged.* are damaged"),
@@ -231,7 +231,7 @@ SOUND = {
         (
             {"faults": {"unadapted": {"e": 1.0}, "base": {"q": 1.0}}},
             "stop",
-            "they are another base's",
+            "they belong to another base",
         ),
     ],
 )
@@ -423,7 +423,7 @@ def other_name(tensors):
         (zero, "the adapter is all zero"),
         (
             lambda t: t[KEY.format("B")].fill_(float("nan")),
-            r"NaN or inf in base_model.*layers\.2\.mlp\.down_proj",
+            r"NaN or inf in the adapter's base_model.*layers\.2\.mlp\.down_proj",
         ),
         (other_name, r"changes model.layers.9.mlp.down_proj, which .* lacks"),
         (None, r"the weights in .*adapter are damaged"),

@@ -285,7 +285,7 @@ def read_attacks(path: Path) -> list[Attack]:
         ValueError: A line is not an attack.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"rewards.cases: {path} does not exist: create it, or clear it")
+        raise FileNotFoundError(f"{path} does not exist: create it, or set rewards.cases = ''")
     attacks = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:

@@ -308,7 +308,7 @@ def recommended_length(samples: Sequence[models.Sample], cap_tokens: int) -> tup
     """
     truncated = sum(each.truncated for each in samples) / len(samples)
     if truncated > 0.05:
-        return 2 * cap_tokens, f"{truncated:.0%} of the completions ran into {cap_tokens} tokens"
+        return 2 * cap_tokens, f"{truncated:.0%} of the completions were cut at {cap_tokens} tokens"
     longest = float(np.quantile([each.tokens for each in samples if not each.truncated], 0.99))
     length = 8 * math.ceil(SPARE * longest / 8)
     return length, f"99 % of the completions that ended took at most {longest:.0f} tokens"

@@ -78,7 +78,7 @@ def difference(bench: Bench, results: dict[str, Any], run: Run) -> str:
             return next(_differences(bench, results, run), "")
     except Exception as error:
         notes = ", ".join([str(error), *getattr(error, "__notes__", [])])
-        return f"what ran in stage 02 raises now: {type(error).__name__}: {notes}"
+        return f"what ran in stage 02 now raises {type(error).__name__}: {notes}"
 
 
 def _differences(bench: Bench, results: dict[str, Any], run: Run) -> Iterator[str]:

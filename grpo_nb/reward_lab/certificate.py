@@ -161,7 +161,7 @@ def check_share(
     mark, fix, name = TESTS["marks"].get(name, MARK), TESTS["fixes"][name], f"{judge.name}: {name}"
     answers = [result for result in results if result is not None]
     if not answers:
-        return Check(name, "warning", f"none of {len(results)} {what} could tell", fix)
+        return Check(name, "warning", f"none of {len(results)} {what} was conclusive", fix)
     right, count = sum(answers), len(answers)
     low, high = wilson(right, count)
     state = "stop" if high < mark else "warning" if right < mark * count else "ok"

@@ -131,7 +131,7 @@ def _form_asked(preset: RewardSet, prompt: list[Message], config: RunConfig) -> 
     in_prompt = not turns or any(form.system_prompt in turn for turn in turns)
     if in_prompt or config.data.system_prompt != "preset":
         return []
-    evidence = f"completions are read as {form.name}, and no prompt says {form.system_prompt!r}"
+    evidence = f"completions are read as {form.name}, but no prompt says {form.system_prompt!r}"
     fix = f"prepare the data with rewards.form = {form.name!r}"
     return [Check("form", "warning", evidence, fix)]
 

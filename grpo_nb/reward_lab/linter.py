@@ -101,7 +101,7 @@ def _values(func: Callable, results: list[Scored], first: bool) -> Iterator[Find
     if not len(finite):
         return
     if not hasattr(func, "range") and np.abs(finite).max() > 1:
-        evidence = f"scores from {finite.min():.3g} to {finite.max():.3g}, and no declared range"
+        evidence = f"scores from {finite.min():.3g} to {finite.max():.3g}, but no range is declared"
         yield "out of range", evidence, first
     if np.ptp(finite) < NOISE:
         rule = "constant" if finite[0] > low else "never above its minimum"

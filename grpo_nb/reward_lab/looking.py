@@ -64,7 +64,7 @@ def checks(lines: dict[str, Any]) -> list[Check]:
             low, high = lines[f"{name}, interval"]
             parts.append(f"{name} {value:.0%} ({low:.0%} to {high:.0%})")
     guesses = lines["pass@1, right images"] > 0 and lines[f"{NEEDED}, interval"][0] <= 0
-    fix = "ask what only the image tells, vary the answers, or take a base that sees better"
+    fix = "ask what only the image shows, vary the answers, or take a base with better vision"
     if guesses:
         return [Check(WITHOUT, "warning", "; ".join(parts), fix)]
     return [Check("images", "ok", "; ".join(parts))]

@@ -106,9 +106,9 @@ def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
         by_hand = not stage.run.in_use(".pipeline.lock")
         if by_hand and Path(path).exists() and stage.config.sources["rewards.preset"] != SET:
             raise ValueError(
-                "the cell of rewards is empty, and this run has rewards that were adopted: "
-                f'choose with settings = {{"rewards.preset": "{path}"}}, which keeps them, or '
-                f'{{"rewards.preset": "{config.preset}"}}, the preset'
+                "the %%rewards cell is empty, but this run has adopted rewards: set "
+                f'{{"rewards.preset": "{path}"}} in `settings` to keep them, or '
+                f'{{"rewards.preset": "{config.preset}"}} to use the preset'
             )
         return test.using(load_rewards(config))
     try:

@@ -61,8 +61,8 @@ class gated:
         names = [part.__name__ for part in self.parts]
         if async_names := [part.__name__ for part in self.parts if is_async(part)]:
             raise ValueError(
-                f"{async_names[0]} is async, and a gate is not: await it in an `async def` reward "
-                "of your own, and return the least score there where the gate is shut"
+                f"{async_names[0]} is async, which gated() cannot take: write one `async def` "
+                "reward that awaits both and returns the lowest score where the gate is closed"
             )
         self.__name__ = self.name or "_gated_by_".join(names)
         self.__doc__ = f"{names[0]} where {names[1]} gives {self.mark:g}."
@@ -95,7 +95,7 @@ class Adaptive:
     def __post_init__(self) -> None:
         name, (low, high) = self.reward.__name__, declared_range(self.reward)
         if is_async(self.reward):
-            raise ValueError(f"{name} is async: give it a fixed reward_weights entry")
+            raise ValueError(f"Adaptive cannot wrap {name}, which is async: give it a fixed weight")
         self.__name__, self.__doc__ = name, self.reward.__doc__
         self.columns = getattr(self.reward, "columns", [])
         self.range = (min(0.0, low * self.greatest), max(0.0, high * self.greatest))

@@ -107,7 +107,7 @@ class Reward:
             data["prompt"] = list(map(as_text, prompts))
         if absent := [column for column in self.columns if column not in data]:
             raise ValueError(
-                f"reward {self.__name__} needs the column {absent[0]!r}, and the dataset has "
+                f"reward {self.__name__} needs the column {absent[0]!r}, but the dataset has "
                 f"{sorted(k for k, v in data.items() if isinstance(v, list))}: add or rename it"
             )
         table: dict[str, Sequence[Any]] = {}
@@ -162,7 +162,8 @@ class Reward:
         if len(results) >= SMALL_BATCH and len(reasons) > limit:
             raise RuntimeError(
                 f"reward {self.__name__} could not score {len(reasons)} of {len(results)} "
-                f"completions, the first because: {reasons[0]}"
+                f"completions, over max_none_share = {self.settings.max_none_share:g}: "
+                f"{reasons[0]}. Correct the reward or the data, or raise max_none_share"
             )
         return [one.score for one in results]
 
@@ -211,8 +212,8 @@ class reward:
     def __call__(self, score: Callable[..., Any]) -> Reward:
         if inspect.iscoroutinefunction(score):
             raise ValueError(
-                f"reward {score.__name__} is async: lift a plain function, or write it in TRL's "
-                "shape, `async def f(completions, **columns)`, with no @reward"
+                f"reward {score.__name__} is async: decorate a plain function, or write it in "
+                "TRL's shape, `async def f(completions, **columns)`, without @reward"
             )
         return Reward(score, self)
 
@@ -257,6 +258,6 @@ def call(reward_func: Callable[..., Any], /, **columns: Any) -> Scores:
         if hasattr(scores, "__iter__"):
             return list(scores)
     raise ValueError(
-        f"reward {name} returned {scores!r}, not a list of scores: return one score for each "
-        "completion, None included"
+        f"reward {name} returned {scores!r}, not a list of scores: return a list with one score "
+        "or None for each completion"
     )

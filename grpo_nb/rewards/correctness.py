@@ -75,7 +75,7 @@ def numeric_correctness_reward(
     if expected.kind != "number":
         return Scored(None, f"the reference answer {answer!r} is not a number")
     if value.kind != "number":
-        return Scored(0.0, value.reason or f"the answer is no number, but read as {value.kind}")
+        return Scored(0.0, value.reason or f"the answer is not a number, but read as {value.kind}")
     right = answers.same_number(expected, value)
     if not right and (absolute or relative):
         allowed = max(Fraction(absolute), Fraction(relative) * abs(expected.number))

@@ -202,8 +202,8 @@ class LLMJudge:
             except refusals as e:
                 raise ValueError(
                     f"the judge at {self.base_url} answered {e.status_code} for the model "
-                    f"{self.model!r}: check address and name, and the key in the environment "
-                    f"variable {self.api_key_env}"
+                    f"{self.model!r}: check the address, the model's name, and the key in the "
+                    f"environment variable {self.api_key_env}"
                 ) from None
             except openai.APIError:
                 return None
@@ -242,7 +242,7 @@ class LLMJudge:
             if 0 < (most := getattr(self, f"max_{name}")) < amount:
                 raise RuntimeError(
                     f"the judge {self.name} has spent its max_{name} = {most:g} on "
-                    f"{self.spent['calls']} calls: raise it, or judge fewer completions"
+                    f"{self.spent['calls']} calls: raise that limit, or judge fewer completions"
                 )
         self.spent.update(amounts)
 

@@ -69,8 +69,8 @@ def load_preset(name: str, reward_weights: str = "", form: str = "", opened: str
         weights = []
     if len(weights) != len(preset.names) or not all(map(math.isfinite, weights)):
         raise ValueError(
-            f"rewards.reward_weights = {reward_weights!r}: write {len(preset.names)} numbers "
-            f"with commas between them, for {', '.join(preset.names)}"
+            f"rewards.reward_weights = {reward_weights!r}: write {len(preset.names)} numbers, "
+            f"separated by commas, for {', '.join(preset.names)}"
         )
     return preset._replace(reward_weights=weights)
 
@@ -190,9 +190,9 @@ def rewards_of(
     is_list = isinstance(funcs, list | tuple) and all(map(callable, funcs))
     if parts or not funcs or not is_list:
         raise ValueError(
-            f"{module.__file__}: {parts or funcs!r} is no list of rewards to train with: write "
-            "functions of `completions`, lift functions by @rewards.reward(), or list the rewards, "
-            "as in reward_funcs = [correct, brief]"
+            f"{module.__file__}: {parts or funcs!r} is not a list of rewards to train with: write "
+            "functions of `completions`, decorate scorers with @rewards.reward(), or list the "
+            "rewards, as in reward_funcs = [correct, brief]"
         )
     names = {id(value): name for name, value in vars(module).items()}
     for func in funcs:

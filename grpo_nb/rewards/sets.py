@@ -141,7 +141,7 @@ def reward_set(
     names = [func.__name__ for func, _ in pairs]
     if twins := [name for name in names if names.count(name) > 1]:
         raise ValueError(
-            f"two rewards are named {twins[0]!r}: rename one, by .configured(name=…) if it is ours"
+            f"two rewards are named {twins[0]!r}: rename one (a built-in by .configured(name=…))"
         )
     if not pairs:
         raise ValueError("a reward set needs at least one reward")

@@ -82,7 +82,7 @@ def test_the_summary_says_what_training_will_meet():
     tried, preset = baseline.Baseline(ROWS[:3], samples), load_preset("math")
     table = Bench(preset).table(tried.rows, texts)
     figures = baseline.summary(tried, table, preset, CONFIG)
-    assert figures.pop("because") == "17% of the completions ran into 8 tokens"
+    assert figures.pop("because") == "17% of the completions were cut at 8 tokens"
     expected = {f"prompts {kind}": 1 for kind in ("never solved", "always solved", "to keep")}
     expected |= {"prompts": 3, "completions per prompt": 2, "pass@1": 0.5, "pass@2": 2 / 3}
     expected |= {"share of zero-advantage groups": 2 / 3, "share truncated": 1 / 6}

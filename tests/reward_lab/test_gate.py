@@ -381,7 +381,7 @@ def test_a_cell_may_bring_its_own_form_and_an_emptied_one_asks_before_it_is_undo
     path = lab.stage.config.rewards.preset
     assert lab.run.settings()["rewards.preset"] == path == str(lab.run / "rewards/mine.py")
     assert adopted(lab, OWN).reference(lab.rows[0]) == MATH.reference(lab.rows[0])
-    with pytest.raises(ValueError, match="choose with settings = ") as refusal:
+    with pytest.raises(ValueError, match="the %%rewards cell is empty") as refusal:
         reward_lab.adopt(lab_test(lab, stage=start_stage("02", "gate")), "# nothing\n")
     kept, dropped = map(ast.literal_eval, re.findall("{.*?}", str(refusal.value)))
     chosen = lab_test(lab, stage=start_stage("02", "gate", kept))
@@ -421,11 +421,11 @@ WRONG = {
     r"^line 2 \(1 / 0\): ZeroDivisionError: division by zero$": "\n1 / 0",
     r"^line 1 \(!pip install x\): SyntaxError: invalid": "!pip install x\ndef f(completions): ...",
     r"^line 2 \(sys.exit\(3\)\): SystemExit: 3$": "import sys\nsys.exit(3)",
-    r"\[\] is no list of rewards to train with: write": "def helper(text): return 1",
+    r"\[\] is not a list of rewards to train with: write": "def helper(text): return 1",
     "1 reward_weights for 3 reward_funcs, which are judge, brief, right": f"{OWN}{LISTED}"
     "reward_weights = [1]",
-    "is no list of rewards to train with": f"{OWN}reward_funcs = ['right']",
-    "'both'. is no list of rewards": f"{OWN}both = rewards.gated(brief, by=brief)",
+    "is not a list of rewards to train with": f"{OWN}reward_funcs = ['right']",
+    "'both'. is not a list of rewards": f"{OWN}both = rewards.gated(brief, by=brief)",
 }
 
 

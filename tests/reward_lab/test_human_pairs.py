@@ -106,7 +106,7 @@ def test_answers_of_pairs_that_the_judge_scores_alike_count_still(run, table):
         (19, by_honest, "warning", "19 of 20 pairs have a person's answer"),
         (20, by_honest, "ok", "right on 20 of 20 pairs (84% to 100%, mark 70%)"),
         (40, lambda pair: "left", "stop", ""),  # a person to whom the judge's score says nothing
-        (20, lambda pair: "equal", "warning", "none of 20 pairs could tell"),
+        (20, lambda pair: "equal", "warning", "none of 20 pairs was conclusive"),
     ],
 )
 def test_the_check_waits_for_twenty_answers(run, table, clicks, says, state, evidence):

@@ -95,7 +95,7 @@ def test_a_model_that_answers_without_looking_is_named(stage):
     low, high = figures[f"{looking.NEEDED}, interval"]
     assert low <= 0 <= high
     [check] = [each for each in verdict.checks if each.name == "answers without looking"]
-    assert check.state == "warning" and "take a base that sees better" in check.fix
+    assert check.state == "warning" and "take a base with better vision" in check.fix
     stored = json.loads((stage.run / "rewards/report.json").read_text())
     assert check._asdict() in stored["checks"]
     assert stored["baseline"]["pass@1, blank, interval"] == figures["pass@1, blank, interval"]

@@ -74,7 +74,7 @@ def test_an_async_scorer_is_refused_and_an_async_reward_of_trls_shape_called_any
     async def notebook_cell():
         return call(judged, completions=["a"])
 
-    with pytest.raises(ValueError, match="reward judged is async: lift a plain function, or"):
+    with pytest.raises(ValueError, match="reward judged is async: decorate a plain function, or"):
         reward()(judged)
     assert is_async(judged)
     assert call(judged, completions=list("abc")) == [1.0] * 3

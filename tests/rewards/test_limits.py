@@ -170,7 +170,10 @@ def test_other_cells_and_a_training_in_this_kernel_are_left_alone(lab, capsys):
     with surroundings.turn:
         for button in (lab.run, lab.adopt):
             click(lab, button)
-            assert "a training or a lab is at work in this kernel" in lab.errors.value
+            assert (
+                "wait until the training or the other lab in this kernel has ended"
+                in lab.errors.value
+            )
     click(lab, lab.run)
     assert lab.errors.value == ""
 

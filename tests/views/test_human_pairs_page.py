@@ -102,4 +102,4 @@ def test_the_labs_verdict_counts_the_clicks(lab):
         click(lab, page.buttons[1])
     click(lab, lab.run)
     checks = {check.name: check for check in lab.verdict.checks}
-    assert checks["<judge>: human pairs"].evidence == "none of 20 pairs could tell"
+    assert checks["<judge>: human pairs"].evidence == "none of 20 pairs was conclusive"

@@ -71,7 +71,7 @@ def dense_lacks(model: "PreTrainedModel") -> str:
     needs = {
         "a machine without a GPU": not cuda_available(),
         "weights that are not sharded": whole,
-        "weights that are not quantised": not getattr(base, "is_quantized", False),
+        "weights that are not quantized": not getattr(base, "is_quantized", False),
         "a decoder of text with full attention in every layer": (
             getattr(base, "_supports_sdpa", False)
             and not has_vision(base.config)

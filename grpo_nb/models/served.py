@@ -48,7 +48,7 @@ class ServedEngine(Engine):
     def generate(self, prompts: Sequence[list[Message]], **sampling: Any) -> list[list[Sample]]:
         """Return completions of each prompt, [prompts][num_generations]."""
         if any(map(images_of, prompts)):
-            raise ValueError(f"{self.address} is sent text only: name a model to load instead")
+            raise ValueError(f"{self.address} cannot get images: name a rescue.teacher to load")
         options, samples = Sampling(**sampling), []
         numbers = range(options.num_generations)
         requests = [(prompt, options.seed + number) for prompt in prompts for number in numbers]
@@ -62,7 +62,7 @@ class ServedEngine(Engine):
 
     def complete(self, ids: Sequence[Sequence[int]], sampling: Sampling) -> NoReturn:
         """Refuse tokens: a server renders its chats itself."""
-        raise RuntimeError(f"the model at {self.address} answers chats, not tokens")
+        raise RuntimeError(f"the model at {self.address} takes chat messages, not token ids")
 
     def close(self) -> None:
         """Close the connections."""
@@ -91,7 +91,7 @@ class ServedEngine(Engine):
     def _explain(self, error: Exception) -> NoReturn:
         """Raise the error again, as a sentence that names the address."""
         raise RuntimeError(
-            f"the model at {self.address} gives no answer ({type(error).__name__}: {error}). Check "
-            "that its server runs, the address, the model's name, and the key in the environment "
-            f"variable {self.api_key_env}; what it has answered is kept"
+            f"the model at {self.address} gives no answer ({type(error).__name__}: {error}). "
+            "Check that its server runs, the address, the model's name, and the key in the "
+            f"environment variable {self.api_key_env}; answers received so far are kept"
         ) from None

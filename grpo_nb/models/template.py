@@ -233,7 +233,9 @@ def check_template(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) 
     if thinking := opens_thinking(tokenizer):
         evidence += f"; completions begin inside the block that {thinking.strip()} opens"
     if turns != prompt:
-        evidence += "; it takes no system role, so the system prompt begins the first user turn"
+        evidence += (
+            "; the template has no system role, so the system prompt begins the first user turn"
+        )
     return Check("chat template", "ok", evidence)
 
 

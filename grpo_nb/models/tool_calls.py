@@ -25,7 +25,7 @@ def with_tools(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase
 
     if not chat_template_utils.supports_tool_calling(tokenizer):
         raise ValueError(
-            f"the chat template of {tokenizer.name_or_path!r} does not render calls of tools and "
+            f"the chat template of {tokenizer.name_or_path!r} does not render tool calls and "
             "their results: take a model that was tuned for tools, such as Qwen/Qwen3-1.7B"
         )
     defaults = DEFAULTS.match(tokenizer.chat_template)[0]
@@ -38,7 +38,7 @@ def with_tools(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase
             tokenizer.chat_template = chat_template_utils.get_training_chat_template(tokenizer)
     except ValueError as error:
         raise ValueError(
-            f"how {tokenizer.name_or_path!r} writes calls of tools is not known ({error}): set "
+            f"TRL has no parser for the tool calls of {tokenizer.name_or_path!r} ({error}): set "
             "tokenizer.response_template and save the tokenizer with it, or take another model"
         ) from error
     finally:

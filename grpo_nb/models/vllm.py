@@ -50,7 +50,9 @@ def use_vllm(choice: str, quantization: str, policy: PolicyConfig | None = None)
     missing = next((need for need, met in needs.items() if not met), "")
     if missing and choice == "vllm":
         setting = "model.fast_inference" if policy else "engine"
-        raise RuntimeError(f"{setting} = 'vllm' needs {missing}: set it to 'detect'")
+        raise RuntimeError(
+            f"{setting} = 'vllm' needs {missing}; otherwise set {setting} = 'detect'"
+        )
     if missing.startswith(BNB_PLUGIN):
         warnings.warn(f"transformers generates, since vLLM needs {missing}", stacklevel=2)
     return not missing
@@ -64,7 +66,10 @@ def lora_rank(adapter: Path) -> int:
     """
     rank = read_json(adapter / "adapter_config.json")["r"]
     if rank > RANKS[-1]:
-        raise ValueError(f"{adapter} has rank {rank}, and vLLM takes at most {RANKS[-1]}")
+        raise ValueError(
+            f"{adapter} has rank {rank}, and vLLM takes at most {RANKS[-1]}: set engine = "
+            "'transformers', or merge the adapter and load the merged model"
+        )
     return next(room for room in RANKS if room >= rank)
 
 

@@ -104,7 +104,7 @@ def test_what_a_template_does_is_known(folders, name):
     assert text.count("Say it.") == 1
     assert text.index("Say it.") < text.index("2 + 2?")
     assert check.state == "ok"
-    assert ("takes no system role" in check.evidence) == (name in NO_SYSTEM)
+    assert ("has no system role" in check.evidence) == (name in NO_SYSTEM)
     folded = template.fold_system(tokenizer, ASKED)
     assert (len(folded) == 1) == (name in NO_SYSTEM)
     assert template.fold_system(tokenizer, folded) == folded

@@ -41,8 +41,8 @@ def repeat(kind: str, name: str | None, dry_run: bool, force: bool, **options: A
     stages = (options.pop("from"), options.pop("to")) != ("01", "04")
     if not name or stages or any(options.values()):
         raise ValueError(
-            f"--placebo {kind} repeats a finished run as it was: give its --name, and else only "
-            "--dry-run or --force"
+            f"--placebo {kind} repeats a finished run as it was: give its --name, and no other "
+            "option except --dry-run and --force"
         )
     if dry_run:
         _, placebo, config = resolve_placebo(name, kind)

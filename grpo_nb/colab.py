@@ -45,7 +45,7 @@ def set_up(drive: bool = False) -> None:
         google_drive.mount("/content/drive")
         os.environ["GRPO_NB_RUNS"] = RUNS_ON_DRIVE
     path = PROJECT_ROOT / ("requirements.txt" if gpu_name() else "requirements-cpu.txt")
-    print(f"Installing {path.name}. The first time this takes minutes and stops once, by design.")
+    print(f"Installing {path.name}. The first time takes minutes and ends by asking for a restart.")
     before = _installed()
     pins = wanted(path.read_text(encoding="utf-8"), {name for name, _ in before})
     torch = next(pin for pin in pins if pin.startswith("torch=="))

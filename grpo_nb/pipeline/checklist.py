@@ -35,7 +35,7 @@ def examine(run: Run) -> list[dict[str, str]]:
         for name in dict.fromkeys([*expected, *checks]):
             missing = {"name": name, "state": "not yet", "evidence": "", "fix": line["fix"]}
             if line["state"] == "ok":
-                missing["fix"] = f"{NOTEBOOKS[stage]} did not write it: run it again"
+                missing["fix"] = f"{NOTEBOOKS[stage]} lacks this check: run that notebook again"
             lines.append({"stage": stage, **checks.get(name, missing)})
     finished = list(takewhile(lambda stage: run.state(stage).status == "done", NOTEBOOKS))
     if finished:

@@ -64,7 +64,7 @@ def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
             raise
         time.sleep(SECONDS_TO_BE_ENDED)
         notes = " ".join(getattr(error, "__notes__", []))
-        raise RuntimeError(f"another process of this training has ended. {notes}") from error
+        raise RuntimeError(f"another process of this run died; see its error. {notes}") from error
 
 
 def _begin(trainer: Any) -> None:
@@ -87,7 +87,7 @@ def _refuse(settings: RunConfig) -> None:
     """Raise ValueError if several processes cannot train with these settings."""
     if ranks.count() > 1 and settings.policy.backend == "unsloth":
         raise ValueError(
-            f"with Unsloth we train in one process, and there are {ranks.count()}: "
+            f"Unsloth trains in one process, and there are {ranks.count()}: start one, or use "
             "--set policy.backend=transformers"
         )
     bits, steps = settings.model.quantization, settings.train.sft_steps

@@ -51,9 +51,9 @@ QUIET = {
 # Silences each kernel's warnings that it uses a local TCP port, and that it was interrupted.
 KERNEL_ARGUMENTS = ["--IPKernelApp.log_level=50"]
 KERNEL_ENDED = (
-    "ended with the process of its kernel: killed by the system because memory ran out "
-    "(docs/troubleshooting.md#out-of-memory), killed by a user, or ended by an exit in a cell. "
-    "What was written before is kept"
+    "stopped because its kernel died: the system killed it when memory ran out "
+    "(docs/troubleshooting.md#out-of-memory), a user killed it, or a cell called exit. What was "
+    "written before is kept"
 )
 
 
@@ -128,7 +128,7 @@ def resolve_run(
     for stage in (first, last):
         refuse_unknown("stage", stage, list(NOTEBOOKS))
     if last < first:
-        raise ValueError(f"--from {first} --to {last}: there is no stage between them")
+        raise ValueError(f"--from {first} --to {last}: --from must not come after --to")
     settings = configs.full_names(settings or {})
     earlier = kept_settings(run, first) if first > "01" else {}
     config = resolve_stages(run, earlier | settings, first, last, profile)
@@ -185,7 +185,7 @@ def assigned(assignments: Sequence[str]) -> dict[str, Any]:
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals:
-            raise ValueError(f"--set {assignment!r} has no value: write NAME=VALUE, train.beta=0.1")
+            raise ValueError(f"--set {assignment!r}: write NAME=VALUE, such as train.beta=0.1")
         settings[name.strip()] = value
         if name.startswith("trl."):
             with suppress(ValueError, SyntaxError):  # then it is text
@@ -272,7 +272,8 @@ def run_pipeline(
         for stage in [stage for stage in NOTEBOOKS if first <= stage <= last]:
             _execute_stage(run, stage, parameters(stage))
             if stage == "02" and (rescued := training.adopted(run)):
-                print(f"the base earns nothing, and is rescued by {rescued}", flush=True)
+                changes = ", ".join(f"{name} = {value!r}" for name, value in rescued.items())
+                print(f"the base earns nothing: starting again with {changes}", flush=True)
                 converted_settings |= rescued
                 if training.first_stage(rescued) == "01":
                     _execute_stage(run, "01", parameters("01"))

@@ -51,12 +51,12 @@ def resolve_placebo(name: str, kind: str) -> tuple[Run, Run, configs.RunConfig]:
     run, placebo = Run(name), Run(f"{name}-{kind}")
     if stage := run.undone():
         raise ValueError(
-            f"a placebo needs a run that is trained and evaluated, and {run.why_undone()}: "
+            f"a placebo needs a run that is trained and evaluated, but {run.why_undone()}: "
             f"{run.state(stage).command}"
         )
     if (own_kind := run.config().train.placebo) != "none":
         raise ValueError(
-            f"{name!r} is itself a placebo, {own_kind}: name the run that it belongs to"
+            f"{name!r} is itself a placebo, {own_kind}: name the run that it was made for"
         )
     refuse_undone(run, "05")
     stored = configs.stored(run.config())
@@ -64,7 +64,7 @@ def resolve_placebo(name: str, kind: str) -> tuple[Run, Run, configs.RunConfig]:
     config = configs.resolve(run.config().profile, {"train.placebo": kind}, stored=stored)
     paid_weights(load_rewards(config.rewards), kind)
     if placebo.manifest() and placebo.config().train.placebo != kind:
-        raise ValueError(f"{placebo.path} exists, and is not such a placebo: move it away")
+        raise ValueError(f"{placebo.path} exists and is not a {kind!r} placebo: rename or move it")
     return run, placebo, config
 
 

@@ -135,11 +135,12 @@ def waiting(sweep: Sweep) -> list[Trial]:
         run = Run(trial.name)
         if not run.manifest():
             continue
-        existing, profile = run.settings(), run.config().profile
-        if profile != sweep.profile or any(existing.get(k) != v for k, v in trial.settings.items()):
+        existing = run.settings() | {"profile": run.config().profile}
+        wanted = trial.settings | {"profile": sweep.profile}
+        if changes := [f"{k} = {v}" for k, v in wanted.items() if existing.get(k) != v]:
             raise ValueError(
-                f"{run.path} exists already with other settings, {profile} and "
-                f"{existing}: give the sweep another name"
+                f"{run.path} exists and was not made with {', '.join(changes)}: give the sweep "
+                "another name"
             )
     return sorted((trial for trial in sweep.trials if Run(trial.name).undone()), key=in_use)
 
@@ -255,7 +256,7 @@ def shares(jobs: int) -> list[dict[str, str]]:
     """
     gpus = visible_gpus()
     if jobs < 1:
-        raise ValueError(f"--jobs {jobs}: at least 1")
+        raise ValueError(f"--jobs {jobs}: it must be at least 1")
     if gpus and jobs > len(gpus):
         raise ValueError(
             f"--jobs {jobs} with {len(gpus)} GPUs: one trial per GPU, so --jobs {len(gpus)}"

@@ -41,7 +41,7 @@ class Checks(list[Check]):
         """Raise ValueError naming every check whose state is "stop", unless `force` is set."""
         stops = [f"{c.name}: {c.evidence}. {c.fix}".strip() for c in self if c.state == "stop"]
         if stops and not force:
-            raise ValueError("; ".join(stops) + " (set force = True to go on regardless)")
+            raise ValueError("; ".join(stops) + " (to continue anyway: force = True, or --force)")
 
     def __str__(self) -> str:
         return self.table().to_string(index=False)

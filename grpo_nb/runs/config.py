@@ -148,7 +148,7 @@ def _checked(profile: str, sourced: Mapping[str, Sourced]) -> RunConfig:
         refuse_unknown_setting(name)
         section, _, key = name.rpartition(".")
         if isinstance(value, bool) and not isinstance(defaults.get(name, True), bool):
-            raise ValueError(f"{name} = {value}: this setting is not true or false")
+            raise ValueError(f"{name} = {value}: this setting does not take true or false")
         (fields[section] if section else fields)[key] = value
     try:
         config = RunConfig(**fields)
@@ -194,7 +194,7 @@ def _misfits(config: RunConfig) -> list[tuple[Any, str]]:
         ),
         (
             choice and not data.difficulty_prompts,
-            f"{choice} by a difficulty that nothing measures: data.difficulty_prompts = 0; "
+            f"{choice}: no difficulty is measured (data.difficulty_prompts = 0); "
             "set data.difficulty_prompts = 200",
         ),
         *_teacher_misfits(config),
@@ -231,8 +231,8 @@ def _policy_misfits(config: RunConfig) -> list[tuple[Any, str]]:
         ),
         (
             inference == "vllm" and (kind, tuning) != ("unsloth", "lora"),
-            f"model.fast_inference = 'vllm' with policy.backend = {kind!r} and policy.finetuning = "
-            f"{tuning!r}: only Unsloth's LoRA trains so; set model.fast_inference = 'detect'",
+            f"model.fast_inference = 'vllm' with policy.backend = {kind!r} and policy.finetuning "
+            f"= {tuning!r}: vLLM needs Unsloth and LoRA; set model.fast_inference = 'detect'",
         ),
         (
             config.model.vision_tower and inference == "vllm",
@@ -242,7 +242,7 @@ def _policy_misfits(config: RunConfig) -> list[tuple[Any, str]]:
         (
             "vllm_mode" in config.trl and (kind, bits) != ("transformers", "16bit"),
             f"trl.vllm_mode with policy.backend = {kind!r} and model.quantization = {bits!r}: TRL "
-            "drives vLLM for 'transformers' and '16bit'; set both, or leave trl.vllm_mode out",
+            "runs vLLM only with 'transformers' and '16bit'; set both, or leave trl.vllm_mode out",
         ),
     ]
 

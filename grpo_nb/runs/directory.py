@@ -341,7 +341,7 @@ def start_stage(
     for name in settings:
         configs.refuse_unknown_setting(name)
         if (owner := configs.stage_of(name)) != stage and not all_stages:
-            raise ValueError(f"{name} belongs to {NOTEBOOKS[owner]}, not to {NOTEBOOKS[stage]}")
+            raise ValueError(f"{name} belongs to {NOTEBOOKS[owner]}: set it there, not here")
     settings = {name: v for name, v in settings.items() if configs.stage_of(name) >= stage}
     if stage == "01" and task != "math":  # which is the default
         settings = {"task": task} | settings

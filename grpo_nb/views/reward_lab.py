@@ -68,7 +68,7 @@ class RewardLab(View):
         self.run = self.button("Run", "Score the completions and run the attacks", run)
         self.adopt = self.button("Adopt", "Use these rewards in notebook 3", adopt)
         self.request = threading.Event()  # set by *Stop*, for the action in progress
-        self.stop = w.Button(description="Stop", tooltip="End the reward that runs", layout=WIDE)
+        self.stop = w.Button(description="Stop", tooltip="Stop the running reward", layout=WIDE)
         self.stop.disabled = True
         self.stop.on_click(lambda _: self.request.set())
         in_order(self.stop)
@@ -120,8 +120,8 @@ class RewardLab(View):
         status line is as before.
         """
         if not turn.acquire(blocking=False):  # a reward would rewind the trainer's random numbers
-            raise RuntimeError("a training or a lab is at work in this kernel: wait for its end")
-        limit = f"a reward is stopped after {self.stage.config.rewards.seconds:g} s a completion"
+            raise RuntimeError("wait until the training or the other lab in this kernel has ended")
+        limit = f"a reward is stopped after {self.stage.config.rewards.seconds:g} s per completion"
         after = self.status.value if is_edit else ""
         self.status.value = notice = f"<span role='status'>Running: {limit}</span>"
         self.request = threading.Event()

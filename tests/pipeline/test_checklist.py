@@ -64,7 +64,10 @@ def test_a_check_of_a_stage_is_shown_with_its_fix_and_a_stop_ends_with_1(run, ca
     found = Check("frac_reward_zero_std", state, "98 % of the groups", "take easier rows")
     run.record("03", {"checks": [found._asdict()]})
     assert lines_of(run)["frac_reward_zero_std"] == {"stage": "03", **found._asdict()}
-    assert lines_of(run)["tracking"]["fix"] == "03_train_grpo did not write it: run it again"
+    assert (
+        lines_of(run)["tracking"]["fix"]
+        == "03_train_grpo lacks this check: run that notebook again"
+    )
     assert main(["checklist", "demo"]) == code
     assert "→ take easier rows" in capsys.readouterr().out
 

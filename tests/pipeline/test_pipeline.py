@@ -222,7 +222,7 @@ def test_a_base_that_earns_nothing_is_rescued_once_and_then_trained_and_so_is_it
     settings = {**TINY_SETTINGS, "rewards.form": "boxed", "rescue": "auto", "train.max_steps": 2}
     run = pipeline.run_pipeline("rescued", "tiny-cpu", settings)
     printed = capsys.readouterr().out
-    assert "is rescued by {'rewards.form': 'tags'}" in printed
+    assert "the base earns nothing: starting again with rewards.form = 'tags'" in printed
     stages_run = re.findall(r"^(\d\d)_\w+ …", printed, re.MULTILINE)
     assert stages_run == ["01", "02", "01", "02", "03", "04"]
     assert run.config().rewards.form == "tags" and not run.undone()

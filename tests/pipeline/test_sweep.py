@@ -83,7 +83,7 @@ def test_a_run_that_was_made_otherwise_is_refused_before_anything_starts(runs_di
     Run("s-001").write_config(config.resolve("tiny-cpu", {}))
     assert main(["sweep", str(path)]) == 2
     error = capsys.readouterr().err
-    assert "s-001 exists already with other settings, tiny-cpu and {}" in error
+    assert "s-001 exists and was not made with seed = 1: give the sweep" in error
     Run("s-001").write_config(config.resolve("tiny-cpu", {"seed": 1}))
     assert main(["sweep", str(write(runs_dir, "profile: t4-16gb\ngrid: {seed: [0, 1]}"))]) == 2
     assert "give the sweep another name" in capsys.readouterr().err

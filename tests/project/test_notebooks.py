@@ -231,7 +231,7 @@ def test_on_colab_the_setup_cell_installs_once_and_stops_with_a_sentence(runtime
     assert code == 1 and said.startswith("the NVIDIA driver 550.54 is too old: CUDA 13 needs 580")
     assert "CPU: every notebook runs there with the tiny model" in said
     restart = "Installed. Runtime → Restart session, then Runtime → Run all again.\n"
-    minutes = "The first time this takes minutes and stops once, by design.\n"
+    minutes = "The first time takes minutes and ends by asking for a restart.\n"
     installing = f"Installing requirements-cpu.txt. {minutes}"
     (runtime / "bin/nvidia-smi").unlink()
     assert colab(runtime) == (installing + restart, 1)
@@ -342,7 +342,7 @@ def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     assert read_json(run / "rewards/report.json")["weights"] == WEIGHTS
     assert read_json(run / "model/parity.json")["passed"]
     said = {check["name"]: check["evidence"] for check in run.manifest()["01"]["checks"]}
-    assert "'Problem', reference answers in 'Solution', chosen by their names" in said["columns"]
+    assert "'Problem', reference answers in 'Solution', chosen by name" in said["columns"]
     assert "80 rows read: 64 to train on, 16 held out (at most 20%" in said["dataset"]
     assert read_json(run / "eval/report.json")["prompts"] == 16
     (kernels / "new.csv").write_text("Problem\nWhat is 2 + 3?\n")

@@ -77,10 +77,10 @@ def test_a_setting_that_cannot_be_is_refused_with_what_would_do(settings, messag
         ),
         (
             {"data.min_pass_rate": 0.1, "data.order": "easy_to_hard"},
-            "data.min_pass_rate = 0.1, data.order = 'easy_to_hard' by a difficulty that nothing",
+            "data.min_pass_rate = 0.1, data.order = 'easy_to_hard': no difficulty is measured",
             "set data.difficulty_prompts = 200",
         ),
-        ({"data.max_pass_rate": 0.9}, "data.max_pass_rate = 0.9 by", "data.difficulty_prompts"),
+        ({"data.max_pass_rate": 0.9}, "data.max_pass_rate = 0.9: no", "data.difficulty_prompts"),
         (
             {"model.fast_inference": "vllm", "policy.backend": "transformers"},
             "model.fast_inference = 'vllm' with policy.backend = 'transformers'",
@@ -233,7 +233,7 @@ def test_a_task_sets_data_and_rewards_and_on_the_tiny_profile_the_model():
 def test_a_solved_batch_is_the_step_and_the_largest_that_fits(prompts, group, rows, processes):
     completions = prompts * group
     if completions % processes:
-        with pytest.raises(ValueError, match="cannot be shared") as refusal:
+        with pytest.raises(ValueError, match="do not divide evenly") as refusal:
             solve_batch(prompts, group, rows, processes)
         multiple = int(str(refusal.value).rpartition("multiple of ")[2].split()[0])
         solve_batch(5 * multiple, group, rows, processes)

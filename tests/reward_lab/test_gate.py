@@ -215,7 +215,7 @@ def test_what_rewards_do_is_compared_where_no_source_tells(lab, tmp_path):
     sentence = reward_lab.refuse_untested(lab.run, chosen, force=True)
     assert "forced, although reward secret gives" in sentence
     told.write_text("?")
-    refused(lab, chosen, "raises now: ValueError: could not convert string")
+    refused(lab, chosen, "now raises ValueError: could not convert string")
 
 
 def test_rewards_that_count_draw_or_ask_a_judge_raise_no_false_alarm(lab):

@@ -169,7 +169,7 @@ def test_an_out_of_memory_error_becomes_a_line(trainer, policy, part):
         hook.remove()
     memory = line(found, "memory")
     assert memory.state == "stop"
-    assert memory.evidence.startswith(f"{part} ran out of it")
+    assert memory.evidence.startswith(f"{part} ran out of memory")
     smaller = "per_device_train_batch_size = 8 and train.gradient_accumulation_steps = 2"
     assert smaller in memory.fix
     assert "time" not in [check.name for check in found]

@@ -73,7 +73,7 @@ def _path(cell: str, folder: Path | None, column: str) -> Path:
             raise Fault(OUTSIDE, column, f"{cell!r:.80} is outside {folder}")
         if path.is_file():
             return path
-        why = "does not exist"
+        why = f"is not a file in {folder}"
     except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a NUL
         why = str(error)
     raise Fault(NO_IMAGE, column, f"{cell!r:.80} {why}")

@@ -83,7 +83,7 @@ def test_an_argument_of_trl_reaches_it(assignment, runs_dir):
         ("num_generations", 8.0, "args.num_generations = 8.0: .*valid integer"),
         ("num_generations", None, "train.num_generations = None: .*valid integer"),
         ("generation_batch_size", 48, "must be steps_per_generation 1 x .* = 64"),
-        ("steps_per_generation", 2, "generation_batch_size = 64 must to be steps_per_gen.* 2"),
+        ("steps_per_generation", 2, "generation_batch_size = 64 must be steps_per_gen.* 2"),
         ("per_device_train_batch_size", 32, "Set train.num_generations and the others"),
         ("gradient_accumulation_steps", 0, "greater than or equal to 1"),
         ("num_iterations", 0, "args.num_iterations = 0: it must be 1 or more"),

@@ -49,7 +49,7 @@ def progress_of(stage: Stage) -> Watcher:
         line, note = update.line, ""
         if "eval/accuracy" in line:
             note = f"validated: accuracy {line['eval/accuracy']:.1%}"
-        elif "reward" in line:
+        elif line.get("reward") is not None:
             note = f"reward {line['reward']:.2f}"
         stage.progress(line["step"], update.total_steps, note)
 

@@ -119,9 +119,6 @@ class Trainer(GRPOTrainer):
         if "ref" in getattr(policy.model, "peft_config", {}):
             policy.model.delete_adapter("ref")  # with beta > 0 TRL adds one, and refuses a second
         self.environment = environments.of(config)
-        if self.environment:
-            with_tools(policy.tokenizer)
-            environments.check_rows(self.environment, rows)
         self.prompts = [fold_system(policy.tokenizer, row["prompt"]) for row in train_rows]
         warnings.filterwarnings("ignore", "You are using 'environment_factory'")  # experimental
         if "unsloth" not in sys.modules and not models.cuda_available():
@@ -134,7 +131,7 @@ class Trainer(GRPOTrainer):
                 args=args,
                 train_dataset=_dataset(train_rows, self.prompts),
                 callbacks=list(callbacks),
-                environment_factory=self.environment and self.environment.factory,
+                environment_factory=_factory(self.environment, policy, rows),
             )
         self.remove_callback(PrinterCallback)
         if policy.vllm and self.use_vllm:  # else Unsloth leaves a folder in the working directory
@@ -417,6 +414,17 @@ class Trainer(GRPOTrainer):
         whole = unwrap_model_for_generation(self.model_wrapped, self.accelerator)  # ZeRO-3
         with whole, unsharded_root(self.model_wrapped):
             yield
+
+
+def _factory(
+    environment: environments.Environment | None, policy: Policy, rows: Sequence[Mapping[str, Any]]
+) -> type | None:
+    """Check the rows, and return the class that TRL instantiates for each rollout."""
+    if environment is None:
+        return None
+    with_tools(policy.tokenizer)
+    environments.check_rows(environment, rows)
+    return environment.factory
 
 
 def _dataset(rows: Sequence[Mapping[str, Any]], prompts: Sequence[list[Message]]) -> Dataset:

@@ -136,8 +136,8 @@ def waiting(sweep: Sweep) -> list[Trial]:
         if not run.manifest():
             continue
         existing = run.settings() | {"profile": run.config().profile}
-        wanted = trial.settings | {"profile": sweep.profile}
-        if changes := [f"{k} = {v}" for k, v in wanted.items() if existing.get(k) != v]:
+        settings = trial.settings | {"profile": sweep.profile}
+        if changes := [f"{k} = {v}" for k, v in settings.items() if existing.get(k) != v]:
             raise ValueError(
                 f"{run.path} exists and was not made with {', '.join(changes)}: give the sweep "
                 "another name"

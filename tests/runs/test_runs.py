@@ -213,7 +213,7 @@ def test_a_stage_needs_those_before_it(runs_dir):
     ("settings", "message"),
     [
         ({"train.learning_rat": 1}, "'train.learning_rat': did you mean 'train.learning_rate'"),
-        ({"data.eval_rows": 9}, "data.eval_rows belongs to 01_prepare_data, not to 03_train_grpo"),
+        ({"data.eval_rows": 9}, "data.eval_rows belongs to 01_prepare_data: set it there"),
         ({"seed": 9}, "seed belongs to 01_prepare_data"),
     ],
 )
@@ -432,7 +432,7 @@ def test_checks_are_kept_by_name_until_the_stage_begins_again(runs_dir):
     recorded = Checks(Check(**check) for check in stage.run.manifest()["01"]["checks"])
     assert recorded == [bad, Check("no leakage", "warning", "2 rows")]
     assert list(recorded.table()["state"]) == ["stop", "warning"]
-    with pytest.raises(ValueError, match=r"^dataset: no rows\. give a source \(set force"):
+    with pytest.raises(ValueError, match=r"^dataset: no rows\. give a source \(to continue anyway: force"):
         recorded.refuse()
     recorded.refuse(force=True)
     assert start("01").run.manifest()["01"]["checks"] == []

@@ -61,6 +61,7 @@ def answer_cached(
     seed: int,
     batch_size: int,
     progress: Progress | None = None,
+    show: str = "",
     **sampling: Any,
 ) -> list[list[Sample]]:
     """Return completions of all rows; sample those that the cache lacks.
@@ -77,8 +78,9 @@ def answer_cached(
         num_generations: Completions per prompt.
         seed: The seed of the first batch.
         batch_size: Completions generated at once, over all prompts.
-        progress: Called with the number of completions done, their total, and a note. With it, the
-            first completion is printed if others are still to come.
+        progress: Called with the number of completions done, their total, and a note.
+        show: The text to print before the first completion if others are still to come; "" prints
+            nothing.
         sampling: Other fields of `Sampling`.
     """
     keys = [row_key(row, environment) for row in rows]
@@ -103,8 +105,8 @@ def answer_cached(
             bare = [[each._replace(ids=(), mask=()) for each in group] for group in groups]
             samples |= zip(part, bare, strict=True)
             cache.write(samples)
-            if progress and part[0] == missing[0] and part[-1] != missing[-1]:
-                print(f"the first completion: {groups[0][0].text[:FIRST]!r}", flush=True)
+            if show and part[0] == missing[0] and part[-1] != missing[-1]:
+                print(f"{show}: {groups[0][0].text[:FIRST]!r}", flush=True)
     return [samples[key] for key in keys]
 
 

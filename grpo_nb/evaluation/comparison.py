@@ -92,9 +92,10 @@ def run(
         tokenizer = load_tokenizer(str(model), config.model.chat_template_kwargs)
         bench, started = bench_of(config, preset, tokenizer), time.perf_counter()
         caches = _caches(run, candidate, rows, config)
+        show = f"{label}, the first completion" if progress else ""
         with ExitStack() as stack:
             opened = cache(partial(_open, candidate, config, stack))
-            samples[label] = evaluate_model(opened, rows, bench, config, report, caches)
+            samples[label] = evaluate_model(opened, rows, bench, config, report, caches, show)
             engine = opened().name if opened.cache_info().currsize else "none: all were kept"
         seconds = round(time.perf_counter() - started, 1)
         about = {"model": str(model), "adapter": adapter and str(adapter)}
@@ -143,6 +144,7 @@ def evaluate_model(
     config: RunConfig,
     progress: Progress | None = None,
     caches: Mapping[str, Cache] | None = None,
+    show: str = "",
 ) -> pd.DataFrame:
     """Answer every held-out prompt greedily and by sampling, and score the completions.
 
@@ -153,6 +155,7 @@ def evaluate_model(
         config: The run's configuration: seed, lengths, samples per prompt.
         progress: Called with the number of completions done, this model's total, and its speed.
         caches: Where completions are kept, by decoding.
+        show: What to print before the first completion; "" prints nothing.
 
     Returns:
         One line per completion: row (index in `rows`), question, reference, decoding, completion,
@@ -173,6 +176,7 @@ def evaluate_model(
             seed=config.seed,
             batch_size=config.evaluate.eval_batch_size,
             progress=part_of(progress, sum(map(len, tables)), total),
+            show="" if temperature else show,
         )
         scored = score_rows(rows, groups, bench)
         scored["decoding"] = decoding

@@ -132,6 +132,7 @@ def sample(
             batch_size=config.step_completions,  # the same batch as in training
             adapter=folder is not None,
             progress=progress,
+            show="the first completion" if progress else "",
         )
     parts = {way: groups[n * count :][:count] for n, way in enumerate(others, start=1)}
     return Baseline(list(rows), groups[:count], parts)

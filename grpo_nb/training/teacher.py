@@ -85,6 +85,7 @@ def _answers(stage: Stage, rows: Sequence[Row], bench: Bench) -> list[list[str]]
             seed=config.seed,
             batch_size=config.step_completions,
             progress=stage.progress,
+            show="the teacher's first answer",
         )
     return [[sample.text for sample in group] for group in groups]
 

@@ -314,7 +314,7 @@ def test_a_stopped_evaluation_samples_what_is_missing(
     else:
         with pytest.raises(KeyboardInterrupt):
             evaluation.run(TWO, ASKED, MATH, config, interrupt, run)
-        assert "the first completion: " in capsys.readouterr().out
+        assert "in 4 bit, the first completion: " in capsys.readouterr().out
     sampled.clear()
     rest = evaluation.run(TWO, ASKED, MATH, config, run=run)
     assert sampled == [2, 3, 4, 5], "two samples of two prompts were lost, two were not begun"

@@ -432,7 +432,7 @@ def test_checks_are_kept_by_name_until_the_stage_begins_again(runs_dir):
     recorded = Checks(Check(**check) for check in stage.run.manifest()["01"]["checks"])
     assert recorded == [bad, Check("no leakage", "warning", "2 rows")]
     assert list(recorded.table()["state"]) == ["stop", "warning"]
-    with pytest.raises(ValueError, match=r"^dataset: no rows\. give a source \(to continue anyway: force"):
+    with pytest.raises(ValueError, match=r"^dataset: no rows\. give a source \(to continue anyway"):
         recorded.refuse()
     recorded.refuse(force=True)
     assert start("01").run.manifest()["01"]["checks"] == []

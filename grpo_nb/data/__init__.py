@@ -164,8 +164,8 @@ def _split(
     train = train[~leaks[train]]
     if not len(train):
         raise ValueError(
-            f"only {len(held_out)} usable rows of {config.source} are left, and at least one is "
-            f"needed to train on and one to hold out: give more data. Rows dropped:{drops}"
+            f"usable rows left of {config.source}: {len(held_out)}, and training and evaluation "
+            f"need at least one each: give more data. Rows dropped:{drops}"
         )
     places = rest.index.to_numpy()
     return places[train], places[held_out]

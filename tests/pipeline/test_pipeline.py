@@ -59,12 +59,14 @@ def test_a_failing_cell_stops_the_run_and_keeps_the_notebook(runs_dir, forks, ca
     assert main(["run", "--name", "f", "--set", f"data.source={single}"]) == 1
     error = capsys.readouterr().err
     assert "01_prepare_data failed in cell" in error
-    assert f"1 rows of {single} are left" in error
+    assert f"usable rows left of {single}: 1" in error
     assert "Traceback" not in error
     run = Run("f")
     entry = run.manifest()["01"]
     assert entry["status"] == "failed"
-    assert re.search(r"failed in cell \d+: ValueError: .*single.jsonl are left", entry["error"])
+    assert re.search(
+        r"failed in cell \d+: ValueError: usable rows left of .*single.jsonl", entry["error"]
+    )
     assert "single.jsonl" in (run / "notebooks/01_prepare_data.ipynb").read_text()
     assert not (run / "notebooks/02_test_rewards.ipynb").exists()
 

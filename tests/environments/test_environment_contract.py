@@ -272,5 +272,5 @@ def test_the_text_of_reset_counts_as_a_part_of_the_prompt():
     prompts = [row["prompt"] for row in hunt_rows()]
     longest = max(template.count_tokens(tokenizer, prompts, hunt.tools))
     assert check_rows(hunt, hunt_rows(), tokenizer, longest)
-    with pytest.raises(ValueError, match=rf"InReset: with .* data.max_prompt_tokens = {longest} a"):
+    with pytest.raises(ValueError, match=rf"InReset: with .* data.max_prompt_tokens = {longest}:"):
         check_rows(Environment(TellsInReset), hunt_rows(), tokenizer, longest)

@@ -91,7 +91,7 @@ def test_without_solve_what_cannot_be_judged_is_a_warning():
 @pytest.mark.parametrize(
     ("template", "evidence"),
     [
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", "does not render calls"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "does not render tool calls"),
         (lambda known: known.replace('"name": "', '"call": "'), "is written .* and read back as"),
         (
             lambda known: known.replace("response>\\n' }}\n        {{- content", "{{- 1"),
@@ -142,7 +142,7 @@ def test_patience_ends_and_one_row_is_enough(monkeypatch):
             [{"name": "guess"}],
             "environment Solved: ValueError: solve gave the turn {'name': 'guess'}",
         ),
-        ([["guess", 4]], r"solve gave the turn \['guess', 4\]: give a text, or a call as"),
+        ([["guess", 4]], r"solve gave the turn \['guess', 4\]: give a text, or a call such"),
         (None, r"environment Solved: TypeError.*not iterable \(line"),
     ],
 )

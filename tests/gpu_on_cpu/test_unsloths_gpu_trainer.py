@@ -56,7 +56,7 @@ def test_what_a_cell_cannot_set_in_unsloths_config_is_refused(report):
     assert seen["plan"].startswith("begins at step 1 of 4")
     assert "did you mean 'args.learning_rate'" in seen["refused"]["learning_rat"]
     assert "num_generations = 6 does not divide the batch" in seen["refused"]["num_generations"]
-    assert "args.weight_decay = -1: take 0 or more" in seen["refused"]["weight_decay"]
+    assert "args.weight_decay = -1: it must be 0 or more" in seen["refused"]["weight_decay"]
 
 
 def test_it_is_unsloths_trainer_that_trains(report):

@@ -184,7 +184,7 @@ def test_killed_and_failed_on_one_process_it_ends_as_if_nothing_had_been(two_pro
     cause = report.partition("Root Cause")[2]
     assert "rank      : 1 " in cause and "exitcode  : 1 " in cause, failed.stderr
     assert cause.count("KeyError: 'no such column'") == 1, failed.stderr
-    assert own.count("RuntimeError: another process of this training has ended.") == 1, own
+    assert own.count("RuntimeError: another process of this run died; see its error.") == 1, own
     last = launch(run)
     assert last.returncode == 0, last.stderr
     steps = [line["step"] for line in training.read_lines(run / "train/metrics.jsonl")]

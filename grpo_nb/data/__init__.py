@@ -126,7 +126,7 @@ def _read(
 ) -> tuple[pd.DataFrame, list[int]]:
     """Return a table of the usable rows, and the number of tokens of every prompt.
 
-    The table has one line per row: its fingerprints, the row as "packed", its answer's "kind".
+    The table has one line per row: its fingerprints, and the columns "packed" (row) and "kind".
     """
     packed, kinds, tokens, tables = [], [], [], [duplicates.fingerprints([])]
     for batch in tqdm(batches, unit=" rows", unit_scale=sources.BATCH, delay=2):

@@ -100,9 +100,9 @@ def _words(key: str) -> list[str]:
 
 
 def near(prints: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
-    """Return which rows are near-duplicates of a held-out row, or show one of its images.
+    """Return which rows contain an image of a held-out row, or are near-duplicates of one.
 
-    If held-out rows have images, only images are compared: all rows often ask the same question.
+    If held-out rows have images, only images are compared: often all rows ask the same question.
 
     Args:
         prints: Fingerprints of the rows.

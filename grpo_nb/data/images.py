@@ -104,7 +104,7 @@ def _in_one_form(image: "Image", max_pixels: int) -> "Image":
 
 
 def encode(image: "Image") -> bytes:
-    """Return the bytes of an image as a PNG file, which loses nothing."""
+    """Return the bytes of an image as a PNG file, which is lossless."""
     buffer = BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue()

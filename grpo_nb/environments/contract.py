@@ -245,7 +245,7 @@ def of(config: RunConfig) -> Environment | None:
 
 
 def identity(environment: Environment | None) -> str:
-    """Return the class name with the SHA-256 of its files, or "" without an environment."""
+    """Return the class name with the SHA-256 of its file, or "" without an environment."""
     return " ".join(describe(environment.kind)) if environment else ""
 
 

@@ -1,11 +1,11 @@
-"""Find faults of an environment by letting scripted policies play it.
+"""Find faults in an environment by letting scripted policies play it.
 
     runs.refuse(findings(environment, rows, tokenizer, max_completion_length=256))
 
 Each finding has evidence and a fix. A "stop" forbids training; the user judges a "warning". The
-oracle plays the author's `solve`. Policies without skill are compared with an honest failure:
-`solve` cut short, or another row's `solve`. If both earn less than the oracle, the higher reward
-counts; if only one does, its reward counts.
+oracle plays the author's `solve`. Policies without skill are compared with an honest failure, the
+better of `solve` cut short and another row's `solve`, leaving out one that earns as much as the
+oracle.
 """
 
 import inspect

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Weights(NamedTuple):
-    """Name the weights that an adapter may train, as a model without an adapter names them.
+    """Name the linear layers and experts of a model, as a model without an adapter names them.
 
     layers: Linear layers of the decoder.
     experts: Stacked weights of experts, one tensor for all of them.
@@ -29,7 +29,7 @@ class Weights(NamedTuple):
 
 
 def trainable_weights(model: "PreTrainedModel") -> Weights:
-    """Sort a model's weights, whether or not it has an adapter; its head is left out."""
+    """Group a model's linear layers and experts, with or without an adapter; leave out the head."""
     from torch.nn import Linear
 
     decoder = dict.fromkeys(model.get_decoder().modules())

@@ -35,8 +35,8 @@ class ChunkedLogProbs:
             weight: [vocabulary, hidden].
             bias: [vocabulary].
             targets: [tokens].
-            how: As TRL passes it: the temperature that divides the logits, its kernel's chunk
-                size, softcap and scale of the head's product, and the names of the outputs.
+            how: As TRL passes it: the temperature that divides the logits, the chunk size of TRL's
+                kernel, softcap and scale of the head's product, and the names of the outputs.
         """
         import torch
         from torch.utils.checkpoint import checkpoint

@@ -89,7 +89,7 @@ class ServedEngine(Engine):
             self._explain(error)
 
     def _explain(self, error: Exception) -> NoReturn:
-        """Raise the error again, as a sentence that names the address."""
+        """Raise a RuntimeError that explains the error and names the address."""
         raise RuntimeError(
             f"the model at {self.address} gives no answer ({type(error).__name__}: {error}). "
             "Check that its server runs, the address, the model's name, and the key in the "

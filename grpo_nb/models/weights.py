@@ -88,7 +88,7 @@ def never_sample_images(model: "PreTrainedModel") -> None:
 
 
 def load_dequantized(model_path: str, quantization: str) -> "PreTrainedModel":
-    """Load a base in bf16, with the weights that a policy of this quantization computes with."""
+    """Load a base in bf16, with the weight values that a policy of this quantization uses."""
     import torch
 
     model = load_base(model_path, quantization, dtype=torch.bfloat16)

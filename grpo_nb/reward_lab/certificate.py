@@ -69,7 +69,7 @@ def cost(judge: LLMJudge, test: RewardTest) -> str:
 
 
 def certify(judge: LLMJudge, test: RewardTest) -> list[Check]:
-    """Test a judge on up to GROUPS groups of the baseline; order matters to a `GroupJudge` alone.
+    """Test a judge on up to GROUPS groups of the baseline; only a `GroupJudge` for position bias.
 
     Args:
         judge: A judge of single completions, or of groups. The tests use its budget.

@@ -44,7 +44,7 @@ class Pair(NamedTuple):
 
 
 def pairs(run: Run, judge: LLMJudge, table: pd.DataFrame) -> list[Pair]:
-    """Return the pairs that a person has answered, then pairs that the judge scores differently.
+    """Return the pairs that a person has judged, then others with unequal scores from the judge.
 
     The pairs come from the prompts in rotation. The order of a prompt's pairs, and which completion
     is on the left, depend only on the texts.

@@ -51,7 +51,7 @@ def lint(bench: Bench, rows: Sequence[Row], completions: Sequence[str]) -> list[
 
 
 def _distinct(rows: Sequence[Row]) -> list[Row]:
-    """Return the first row of each of the first FEW questions."""
+    """Return one row for each of the first FEW distinct questions."""
     return list({question_key(row): row for row in rows}.values())[:FEW]
 
 

@@ -65,7 +65,7 @@ class RewardSet(NamedTuple):
         return reward_set(pairs, self._replace(form=form))
 
     def limited(self, seconds: float) -> "RewardSet":
-        """Limit each user's reward that is not async to this many seconds per completion."""
+        """Limit each reward of the user, unless async, to this many seconds per completion."""
         for func in self.reward_funcs:
             ours = isinstance(func, Reward) and func.__module__.startswith("grpo_nb.")
             if not ours and not is_async(func):

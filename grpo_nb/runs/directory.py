@@ -69,8 +69,8 @@ class Run:
     """Give access to one run directory.
 
     Args:
-        folder: A path, or the name of a folder below `runs_root()`. The name has letters, digits,
-            dot, dash and underscore.
+        folder: A path, or the name of a folder below `runs_root()`. The name may contain only
+            letters, digits, dots, dashes and underscores.
     """
 
     def __init__(self, folder: str | Path) -> None:

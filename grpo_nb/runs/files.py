@@ -89,7 +89,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def append_line(path: Path, content: dict[str, Any]) -> None:
-    """Append one JSON line, separate even from an incomplete last line; NaN becomes null."""
+    """Append one JSON line, on its own line even after an incomplete one; NaN becomes null."""
     finite = {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in content.items()

@@ -55,7 +55,7 @@ class DataConfig(Section):
     shortest_share: float = setting(1.0, "share of the rows to train on: the shortest", gt=0, le=1)
 
     def held_out(self, rows: int) -> int:
-        """Return how many of this number of rows are held out for notebook 4."""
+        """Return how many rows, out of this many, are held out for notebook 4."""
         return min(self.eval_rows, max(1, int(rows * self.eval_share)))
 
 

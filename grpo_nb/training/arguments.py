@@ -211,7 +211,7 @@ def setting_of(argument: str) -> str:
 def grpo_arguments(stage: Stage, policy: Policy, rewards: RewardSet) -> dict[str, Any]:
     """Return the arguments of trl.GRPOConfig that this run sets; the others keep TRL's defaults.
 
-    The run's step size is the total over all processes; its micro-batch size is per process.
+    Completions per step are the total over all processes; the micro-batch size is per process.
     """
     config, train, gpu = stage.config, stage.config.train, cuda_available()
     prompts = config.step_completions // train.num_generations

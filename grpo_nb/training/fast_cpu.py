@@ -103,8 +103,8 @@ def pack(
     Returns:
         The model's inputs, [1, tokens], and an index for each completion token, [rows, completion
         width]: where its log-probability is in a row of `tokens - 1` values, or one past the end
-        for padding. The inputs hold each prompt without its last token, followed by that token and
-        the completion's tokens for each of its completions. Positions count within each sequence;
+        for padding. The inputs hold each prompt up to its last token; then, for each completion of
+        it, that last token and the completion's tokens. Positions count within each sequence;
         labels are the tokens of completions, and -100 elsewhere; the mask is the layout that
         `attend` reads.
     """
@@ -155,9 +155,9 @@ def attend(
     """Compute attention with sdpa, separately for each sequence if the mask is `pack`'s layout.
 
     Args:
-        attention_mask: [2, 1, sequences, width], integers: the position in the row of each token of
-            a prompt and its completion, and whether the output of this token is returned. Padding
-            is at the end, where no token attends to it.
+        attention_mask: [2, 1, sequences, width], integers: for each token of a prompt and its
+            completion, first its position in the packed row, then whether its output is returned.
+            Padding is at the end, where no token attends to it.
     """
     import torch
     from transformers.integrations.sdpa_attention import sdpa_attention_forward as plain

@@ -169,7 +169,7 @@ def _steps(w: Watch) -> Iterator[tuple[str, str, str]]:
 
 
 def _machine(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield what is wrong with engine and memory, whatever the model learns."""
+    """Yield what is wrong with the engine or the memory, regardless of what the model learns."""
     limits, now, start = w.limits, len(w.lines), len(w.lines) - w.limits.window
     latest, first = w.last(DIFFERENCE, 0, 2), w.mean(DIFFERENCE, start)
     drift = w.mean(DIFFERENCE) > max(limits.drift * first, limits.difference / 10)

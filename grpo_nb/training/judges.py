@@ -68,7 +68,7 @@ def habits(judge: LLMJudge, others: list[str], table: pd.DataFrame) -> dict[str,
 
 
 def drift(judge: LLMJudge, trainer: "Trainer", table: pd.DataFrame) -> float:
-    """Return the mean change of the judge's scores of completions that it scored before.
+    """Return the mean absolute change in the judge's scores for completions that it scored before.
 
     The judge is asked without cache and without retries. The result is NaN if it does not answer.
 

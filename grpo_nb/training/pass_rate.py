@@ -68,5 +68,5 @@ def entropy(policy: Policy, prompts: Sequence[list[Message]], samples: Sequence[
 
 
 def suffices(figures: dict[str, Any], mark: float = MARK) -> bool:
-    """Return whether GRPO can start: pass@8 is high enough, and few groups have zero advantage."""
+    """Return whether GRPO can start: high pass@8, and at most half the groups without advantage."""
     return figures[PASS] >= mark and figures["zero-advantage"] <= MOSTLY

@@ -81,7 +81,7 @@ def is_main() -> bool:
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Return whether an error only says that another process is gone, in gloo or NCCL."""
+    """Return whether an error of gloo or NCCL only says that another process is gone."""
     from torch.distributed import DistBackendError
 
     words = ("gloo", "connection closed by peer", "connection reset", "nccl")

@@ -1,7 +1,7 @@
 """Ask a teacher, a model that can do the task, and return the answers that the rewards accept.
 
 The teacher answers the rows of the SFT warm-up. rewards/teacher.parquet keeps the answers, so that
-the teacher is asked for none of them twice.
+the teacher is never asked for the same one twice.
 """
 
 from collections.abc import Sequence

@@ -473,7 +473,7 @@ def _bitmap(image: Any) -> bytes:
 
 @contextmanager
 def kept_in_32_bit(model: Any) -> Iterator[None]:
-    """Keep the adapter of a 4-bit model in fp32, although TRL's trainers cast it to bf16."""
+    """Keep the adapter of a 4-bit model in fp32, which TRL's trainers would cast to bf16."""
     import torch
 
     trained = [weight for weight in model.parameters() if weight.requires_grad]

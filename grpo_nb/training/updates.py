@@ -58,7 +58,7 @@ def progress_of(stage: Stage) -> Watcher:
 
 @contextmanager
 def stop_on_signals(buttons: Buttons) -> Iterator[list[int]]:
-    """Stop training after a SIGINT (the interrupt button) or SIGTERM; after a second one, at once.
+    """Stop after the current step on SIGINT (interrupt button) or SIGTERM; on a second, at once.
 
     Yields:
         The signals so far.

@@ -191,7 +191,7 @@ def _save(figure: "Figure", run: Run, name: str) -> "Figure":
 
 
 def training_charts(run: Run, metrics: Sequence[dict], keys: Sequence[str] = ()) -> "Figure":
-    """Draw the dashboard's charts of a finished training, and save figures/training.png."""
+    """Draw the dashboard's charts of a finished training run, and save figures/training.png."""
     return _save(draw(metrics, keys), run, "training")
 
 

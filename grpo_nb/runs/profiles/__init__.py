@@ -30,8 +30,8 @@ def detect_profile(model: Any = "") -> str:
     less than 14 GiB or is too old for CUDA 13, it returns `tiny-cpu`, whose model trains anywhere.
 
     Args:
-        model: The `model.model_path` that is set, if any. Without a GPU, it gets the sizes of
-            `smollm2-cpu`.
+        model: The `model.model_path` that is set, if any. If it is set and no GPU fits, the result
+            is `smollm2-cpu` instead, whose other settings suit a real model.
     """
     name, _, memory = ("" if gpu_fault() else gpu_name()).rpartition(",")
     mib = re.match(r"\s*(\d+) MiB", memory)

@@ -78,6 +78,10 @@ def load_base(model_path: str, quantization: str, **changes: Any) -> "PreTrained
     path = find_model(model_path)
     model = auto_class(read_config(path)).from_pretrained(path, **arguments | changes)
     never_sample_images(model)
+    for module in model.modules():
+        # Otherwise bitsandbytes repacks the weights on some CPUs at the first forward.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
     return model
 
 

@@ -105,7 +105,9 @@ def test_a_line_that_is_no_attack_is_refused_with_its_place(stage, tmp_path, lin
     with pytest.raises(ValueError, match=r"own.jsonl, line 3: .* is not an attack"):
         judged(CORRECT, stage)
     path.unlink()
-    with pytest.raises(FileNotFoundError, match=r"rewards.cases: .*own.jsonl does not exist"):
+    with pytest.raises(
+        FileNotFoundError, match=r"own.jsonl does not exist: create it, or set rewards.cases"
+    ):
         judged(CORRECT, stage)
 
 

@@ -30,7 +30,7 @@ def stage(runs_dir):
         ("trl.max_steps=3", "trl.max_steps is decided by train.max_steps: set that instead"),
         ("trl.seed=3", "decided by seed"),
         ("trl.max_prompt_length=64", "decided by data.max_prompt_tokens"),
-        ("trl.output_dir=x", "the stages need it as it is"),
+        ("trl.output_dir=x", "other stages rely on it"),
         ("trl.epsilon=0,1", r"trl.epsilon = \(0, 1\): Input should be a valid number"),
         ("trl.epsilon=True", "Input should be a valid number"),
         ("trl.top_k=0.5", "Input should be a valid integer"),

@@ -329,7 +329,7 @@ def test_no_image_is_on_both_sides_of_the_split_and_few_rows_are_lost(dots, seed
 def test_an_image_that_every_row_shows_leaves_nothing_to_train_on(dots):
     folder, rows = dots
     rows = [row | {"images": [row.pop("image"), "pictures/red.png"]} for row in rows[1:]]
-    with pytest.raises(ValueError, match="one is needed to train on and one to hold"):
+    with pytest.raises(ValueError, match="training and evaluation need at least one each"):
         prepare(folder, rows)
 
 

@@ -30,6 +30,7 @@ SETTINGS = {
     "model.model_path": str(SMOLLM2),
     "train.sft_steps": 12,
     "train.max_steps": 4,
+    "train.per_device_train_batch_size": 8,
     "train.gradient_accumulation_steps": 1,
     "train.max_completion_length": 40,
     "train.learning_rate": 1e-4,

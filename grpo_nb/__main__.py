@@ -78,7 +78,7 @@ def card(run: Any) -> str:
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse a command line; `do` in the result is the function to call with all other values."""
+    """Parse a command line; the result's `do` is the function to call with the other values."""
     parser = argparse.ArgumentParser(
         prog="grpo-nb", description="Teach a language model a verifiable skill by GRPO."
     )
@@ -91,7 +91,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def _command(
     commands: argparse._SubParsersAction, name: str, do: Callable | str, what: str, end: str = ""
 ) -> Callable:
-    """Add a command, which calls a function or "module:function"; return its `add_argument`."""
+    """Add a command that calls `do`, a function or "module:function"; return its `add_argument`."""
     kind = argparse.RawDescriptionHelpFormatter  # keeps the lines of `end`
     parser = commands.add_parser(name, help=what, epilog=end, formatter_class=kind)
     parser.set_defaults(do=do)
@@ -153,7 +153,10 @@ def _add_settings(add: Callable) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Return 0 if done, 1 if a stage failed, 2 for wrong input, 128 + n if stopped by signal n."""
+    """Run a command, and return its exit code.
+
+    The code is 0 for success, 1 for failure, 2 for wrong input, and 128 + n after signal n.
+    """
     wait_passively()
     try:
         options = vars(parse_arguments(arguments))

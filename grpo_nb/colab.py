@@ -1,4 +1,4 @@
-"""The set-up cell of the notebooks on Colab, which installs the pinned packages into the runtime.
+"""Run the set-up cell of the notebooks on Colab: install the pinned packages into the runtime.
 
 Only the standard library is imported here, because nothing is installed yet.
 """
@@ -16,8 +16,8 @@ OTHER_GPU = (
     "Runtime → Change runtime type: take another GPU, which may come with a newer driver, or the "
     "CPU: every notebook runs there with the tiny model."
 )
-# Colab's kernel consists of these. With other versions google.colab cannot be imported, and no
-# kernel starts after the restart, so they stay as they are.
+# The packages of Colab's kernel. With other versions, google.colab cannot be imported and no kernel
+# starts after the restart, so their installed versions are kept.
 KERNEL = re.compile(
     r"ipython.*|ipykernel|ipyparallel|jupyter.*|notebook.*|tornado|pyzmq|traitlets|prompt-toolkit|"
     r"comm|debugpy|jedi|parso|pexpect|ptyprocess|matplotlib-inline|decorator|wcwidth|nest-asyncio\d?|"
@@ -30,12 +30,13 @@ def set_up(drive: bool = False) -> None:
     """Install the pinned packages for this runtime, as `make install` does; keep Colab's kernel.
 
     Args:
-        drive: Whether to keep the runs on your Google Drive, where the other notebooks find them:
-            on Colab each notebook has a machine of its own.
+        drive: Whether to keep the runs on your Google Drive, so that the other notebooks find them:
+            on Colab, each notebook has its own machine.
 
     Raises:
         SystemExit: The GPU cannot be used, pip failed, or pip installed something. In the last case
-            the runtime has to restart, because old versions may be loaded. The message says which.
+            the runtime has to restart, because old versions may be loaded. The message gives the
+            reason.
     """
     if fault := gpu_fault():
         raise SystemExit(f"{fault}. {OTHER_GPU}")
@@ -59,7 +60,7 @@ def set_up(drive: bool = False) -> None:
 
 
 def wanted(requirements: str, installed: set[str]) -> list[str]:
-    """Return the pins in a list of requirements, except those of the installed kernel.
+    """Return the pins in a list of requirements, without installed packages of Colab's kernel.
 
     Args:
         requirements: The text of a list of requirements.

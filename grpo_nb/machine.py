@@ -20,7 +20,7 @@ EXECUTED = ("grpo_nb", "data")
 
 
 def _ask_nvidia(fields: str) -> list[str]:
-    """Return what nvidia-smi reports for each GPU; [] without one."""
+    """Return nvidia-smi's report, one line per GPU; [] if nvidia-smi is missing or fails."""
     query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     if shutil.which(query[0]) is None:
         return []
@@ -29,13 +29,13 @@ def _ask_nvidia(fields: str) -> list[str]:
 
 
 def gpu_name() -> str:
-    """Return name and memory of the first NVIDIA GPU, as reported by nvidia-smi; "" without one."""
+    """Return the name and memory of the first NVIDIA GPU, from nvidia-smi; "" if there is none."""
     return next(iter(_ask_nvidia("name,memory.total")), "")
 
 
 def gpu_fault() -> str:
-    """Say why torch, which is built for CUDA 13, cannot use this GPU; "" if it can."""
-    # CUDA 13.0's release notes: a driver from 580 on; nothing before Turing, which is 7.5.
+    """Return the reason why torch, built for CUDA 13, cannot use this GPU; "" if it can."""
+    # CUDA 13.0's release notes require driver 580 or later, and a GPU from Turing (7.5) on.
     for field, least, what in (
         ("driver_version", 580, "the NVIDIA driver"),
         ("compute_cap", 7.5, "the compute capability of this GPU,"),
@@ -55,13 +55,13 @@ def visible_gpus() -> list[str]:
 
 
 def several_gpus() -> str:
-    """Say what to do if this process sees several GPUs (Unsloth trains on one); else return ""."""
+    """Return advice if this process sees several GPUs (Unsloth trains on one); "" otherwise."""
     count = len(visible_gpus())
     return f"{count} GPUs are visible: for Unsloth export CUDA_VISIBLE_DEVICES=0" * (count > 1)
 
 
 def gpu_in_use() -> str:
-    """Return the GPU's name and memory if this process may use it; else ""."""
+    """Return the GPU's name and memory if this process may use the GPU; "" otherwise."""
     return "" if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") else gpu_name()
 
 
@@ -83,8 +83,8 @@ def skip_garbage_at_exit() -> None:
 def bound_kernels() -> None:
     """Let oneDNN cache kernels for only a few matrix shapes, unless the user has set a number.
 
-    Training in bf16 meets new shapes in each step, and oneDNN keeps 1024 kernels by default: see
-    docs/performance.md. oneDNN reads the variable at its first kernel.
+    In bf16, each training step has new shapes, and oneDNN keeps 1024 kernels by default: see
+    docs/performance.md. oneDNN reads the variable when it creates its first kernel.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
@@ -113,8 +113,8 @@ def git_commit() -> str:
     """Return the project's commit; "unknown" outside a checkout.
 
     "-dirty" is appended if the package, or the models and rows that come with it, differ from the
-    commit. Notebooks do not count: they differ as soon as their parameters are set, and each run
-    keeps them as they were executed.
+    commit. Changed notebooks do not count: they differ as soon as their parameters are set, and
+    each run keeps its executed notebooks.
     """
     git = ["git", "-C", str(PROJECT_ROOT)]
     command = [*git, "describe", "--always", "--abbrev=40", "--exclude=*"]  # no tags

@@ -1,15 +1,15 @@
 # ruff: noqa: F401 (the imports below are the package's public names)
-"""Stage 03: GRPO training on top of TRL's trainer, with checks before it and readable metrics.
+"""Run stage 03: GRPO with TRL's trainer, checks before training, and readable metrics.
 
     args = training.grpo_config(stage, policy, rewards)  # a trl.GRPOConfig
     trainer = training.Trainer(policy, rewards, args, rows, stage)  # a trl.GRPOTrainer
     trainer.train()
 
-`trainer` reads from top to bottom. `arguments` builds the GRPOConfig of a run, `callbacks` acts
-between steps, `checkpoints` resumes a run, `health` explains its metrics, `preflight` runs the
-largest step once, `validation` measures whether the policy gets better, `guard` tests whether the
-samples come from the policy. `fast_cpu` speeds up training on a CPU, and `ranks` distributes
-training over processes.
+`trainer` can be read from top to bottom. `arguments` builds the GRPOConfig of a run, `callbacks`
+acts between steps, `checkpoints` resumes a run, `health` raises alerts from its metrics,
+`preflight` runs the largest step once, `validation` measures whether the policy improves, and
+`guard` tests whether the samples come from the policy. `fast_cpu` speeds up training on a CPU, and
+`ranks` distributes training over processes.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from grpo_nb.training.warm_up import warm_up, warm_up_base, warm_up_curve
 
 
 def __getattr__(name: str) -> Any:
-    """Import `Trainer` at its first use: Unsloth has to be imported before TRL."""
+    """Import `Trainer` only when it is first used, because Unsloth must be imported before TRL."""
     if name != "Trainer":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from grpo_nb.training.trainer import Trainer

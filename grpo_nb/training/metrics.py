@@ -1,4 +1,4 @@
-"""Measure what TRL does not, and read the completions of a training run."""
+"""Compute metrics that TRL lacks, and read the completions of a training run."""
 
 import json
 import math
@@ -35,7 +35,7 @@ def forget_after(folder: Path, steps: int) -> None:
 
     Args:
         folder: The run's train/, with metrics, alerts, completions and the best adapter.
-        steps: The steps that the checkpoint holds.
+        steps: The step of the checkpoint; 0 without a checkpoint.
     """
     for name in ("metrics.jsonl", "health.jsonl"):
         lines = [line for line in read_lines(folder / name) if steps and line["step"] <= steps]
@@ -62,8 +62,8 @@ def read_completions(
 
     Returns:
         The columns step, question, reference, completion, each reward, advantage, tokens, correct
-        and truncated. If a placebo shuffled the rewards, `attrs` holds a note, which
-        `views.completions` shows.
+        and truncated. If a placebo shuffled the rewards, `attrs["note"]` is a sentence about this,
+        which `views.completions` shows.
     """
     files = sorted((run / "train/completions").glob("*.parquet"))
     raw = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
@@ -85,7 +85,7 @@ def read_completions(
 
 
 def digests(images: Iterable[Any]) -> str:
-    """Return the digests of images, as the log of completions has them."""
+    """Return the digests of images as one text, in the format of the completions log."""
     return " ".join(map(digest, images))
 
 
@@ -98,7 +98,7 @@ def of_episodes(
     totals: Sequence[float],
     tokenizer: "PreTrainedTokenizerBase",
 ) -> dict[str, float]:
-    """Measure what the episodes of a step did with their tools.
+    """Measure how the episodes of a step used their tools.
 
     Args:
         completions: The messages of each episode.
@@ -106,9 +106,9 @@ def of_episodes(
         tokenizer: The policy's tokenizer.
 
     Returns:
-        The shares of episodes with a call, with a malformed call, and cut off by a limit during a
-        call; tool errors per call; turns with calls; and how much more an episode with a call earns
-        than one without (NaN if there is only one kind).
+        The shares of episodes that have a call, have a malformed call, or were cut off by a limit
+        during a call; tool errors per call; turns with calls per episode; and the mean total of
+        episodes with a call minus that of episodes without (NaN if either kind is missing).
     """
     opens = tool_calls.opens_call(tokenizer)
     episodes = pd.DataFrame([environments.figures(messages, opens) for messages in completions])
@@ -124,7 +124,7 @@ def of_episodes(
 
 
 def of_a_step(metrics: Mapping[str, list[float]], completions: int) -> dict[str, float]:
-    """Return what TRL does not log of a step: the update's seconds, tokens a second, memory.
+    """Return a step's metrics that TRL lacks: the update's seconds, tokens per second, and memory.
 
     Args:
         metrics: TRL's metrics since the last log.
@@ -141,7 +141,7 @@ def of_a_step(metrics: Mapping[str, list[float]], completions: int) -> dict[str,
 
 
 def peak_memory() -> int:
-    """Return the peak memory of the GPU, or else of this process, since `new_peak` [bytes]."""
+    """Return the peak memory since `new_peak`, of the GPU or else of this process [bytes]."""
     import torch
 
     if cuda_available():
@@ -161,7 +161,7 @@ def new_peak() -> None:
 
 
 def memory_now() -> tuple[int, int]:
-    """Return the bytes in use, and those in use or free: the GPU's, or else this process's."""
+    """Return the bytes used, and used plus available, on the GPU or else by this process."""
     import torch
 
     if cuda_available():
@@ -172,7 +172,7 @@ def memory_now() -> tuple[int, int]:
 
 
 def asleep(trainer: "Trainer") -> int:
-    """Return the bytes of vLLM's cache that torch counts as in use, although the engine sleeps."""
+    """Return the size of a sleeping vLLM's cache, which torch still counts as in use [bytes]."""
     args = trainer.args
     if not (trainer.use_vllm and args.vllm_enable_sleep_mode and args.vllm_mode == "colocate"):
         return 0
@@ -188,7 +188,7 @@ def spread(
     """Measure how scores differ between groups, and within them.
 
     Args:
-        rewards_N_F: Scores of the completions, group after group; NaN for None.
+        rewards_N_F: Scores of the completions, group after group; NaN stands for None.
         totals_N: Weighted totals of the completions.
         group: Completions per group.
         names: Names of the rewards.
@@ -206,7 +206,7 @@ def spread(
 
 
 def distinct(completion_ids: Sequence[Sequence[int]], size: int) -> float:
-    """Return the mean share of distinct completions in a group: 0 if all are equal, 1 if none are.
+    """Return the mean share of distinct completions in a group: 0 if all are equal, 1 if none.
 
     If groups are spread over several processes, the result is NaN, and is not logged.
 

@@ -1,7 +1,7 @@
 """Verify that Unsloth has applied the patches to TRL that training on a GPU needs.
 
-Unsloth searches TRL's source for texts to replace; a text that is missing is only logged. So we
-look for the effect of each patch that training relies on.
+Unsloth searches TRL's source for texts to replace, and only logs a text that it does not find.
+This module therefore looks for the effect of each patch that training relies on.
 """
 
 import inspect
@@ -16,12 +16,12 @@ def refuse_missing(policy: Policy, base: type) -> None:
     """Refuse to build a trainer if a patch of Unsloth's that training relies on was not applied.
 
     Args:
-        policy: The policy to train, loaded.
+        policy: The loaded policy to train.
         base: The class that our trainer is derived from.
 
     Raises:
-        RuntimeError: Unsloth was imported after our trainer; or patches are missing, and the
-            message lists their effects and the versions.
+        RuntimeError: Unsloth was imported after our trainer, or patches are missing. In the second
+            case, the message lists the missing effects and the versions.
     """
     import trl
 
@@ -64,7 +64,7 @@ def effects(policy: Policy) -> dict[str, bool]:
         "TRL takes Unsloth's engine and starts no second one": "vllm_engine" in start.co_consts,
         "TRL copies no weights into that engine": "shared_weights" in sync.co_consts,
         "each generation gets the adapter": passes_lora and hasattr(policy.model, "load_lora"),
-        # vLLM would scale an adapter of its own dtype in place, and thus change the trained one.
+        # If the adapter had vLLM's dtype, vLLM would scale it in place and so change its weights.
         "the adapter is float32": dtypes == {torch.float32},
     }
 

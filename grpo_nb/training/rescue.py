@@ -1,8 +1,8 @@
-"""Rescue a base that earns nothing: try what may help, cheapest first, before any GRPO.
+"""Rescue a base model that earns no reward: before GRPO, try remedies, the cheapest first.
 
 GRPO can only reinforce answers that the model already finds. If no completion of a group is right,
-there is nothing to reinforce. The attempts form a ladder. Each rung is measured on a few prompts,
-and holds its settings; the ladder ends at the first rung from which GRPO can start.
+there is nothing to reinforce. The remedies form a ladder. Each rung changes some settings, and is
+measured on a few prompts. The ladder ends at the first rung from which GRPO can start.
 """
 
 import json
@@ -24,7 +24,7 @@ from grpo_nb.training.pass_rate import MARK, PASS, PROMPTS, SAMPLES, measure, su
 from grpo_nb.training.warm_up import TRIED, lesson_of, load_untrained, train_and_save, warm_up
 
 REPORT = "rewards/rescue.json"
-SFT_STEPS, SFT_ROWS = 200, 128  # at most, of a warm-up that ends by itself
+SFT_STEPS, SFT_ROWS = 200, 128  # for a warm-up that ends early once GRPO can start
 SHORTEST = 0.25
 FORMS = ("tags", "boxed", "hash")
 BETTER = 0.1  # least gain in the share of right completions to advise a rung that does not suffice
@@ -39,9 +39,9 @@ class Rescue(NamedTuple):
 
     table: One line per rung: rung, right (share of the completions), pass@8, zero-advantage (share
         of the groups), distinct, minutes, suffices (whether GRPO can start from it), settings, and
-        why it could not be tried.
-    settings: Those of the rung from which GRPO can start; {} if there is none.
-    advice: The settings to adopt and what they do, as a sentence, or that nothing helps.
+        why not (the error, if the rung could not be tried).
+    settings: The settings of the rung from which GRPO can start; {} if there is none.
+    advice: A sentence with the settings to adopt and their effect, or NOTHING.
     """
 
     table: pd.DataFrame
@@ -52,11 +52,11 @@ class Rescue(NamedTuple):
 def rescue_base(test: RewardTest) -> Rescue:
     """Climb the ladder, and write the result of each rung to rewards/rescue.json.
 
-    With `rescue.mode` "auto", the settings of the rung that suffices become those of the run; the
-    notebooks they belong to must be run again, which `python -m grpo_nb run` does.
+    If `rescue.mode` is "auto", the run adopts the settings of the rung that suffices. The notebooks
+    that take these settings must then be run again; `python -m grpo_nb run` does so.
 
     Args:
-        test: Rewards that pass, and a base that earns nothing from them.
+        test: A test whose rewards passed, and whose base earns nothing from them.
 
     Returns:
         The rescue, with an empty table if the task has an environment or `rescue.mode` is "none".
@@ -66,7 +66,7 @@ def rescue_base(test: RewardTest) -> Rescue:
         return Rescue(pd.DataFrame(), {}, "")
     lines: list[dict[str, Any]] = []
     policy = load_untrained(stage.config)
-    warm_up(policy, stage)  # "as it is" is what failed, after its warm-up if it has one
+    warm_up(policy, stage)  # the rung "as it is" is the base that failed, after any warm-up
     for name, changes in _rungs(test):
         began = time.monotonic()
         if "train.sft_steps" in changes:
@@ -94,7 +94,7 @@ def rescue_base(test: RewardTest) -> Rescue:
 
 
 def adopted(run: Run) -> dict[str, Any]:
-    """Return the settings that a rescue adopted if no reward test has passed since; else {}."""
+    """Return the settings that a rescue adopted; {} if none, or if a reward test passed since."""
     if run.config().rescue.mode != "auto" or read_json(run / "rewards/report.json")["passed"]:
         return {}
     rungs = read_json(run / REPORT)["rungs"] if (run / REPORT).exists() else [{"suffices": False}]
@@ -102,12 +102,12 @@ def adopted(run: Run) -> dict[str, Any]:
 
 
 def first_stage(settings: Mapping[str, Any]) -> str:
-    """Return the stage to restart from after a rescue; 02 measures the base anew in any case."""
+    """Return the stage to restart from: 01 if it takes a setting, else 02, to measure the base."""
     return min("02", *map(stage_of, settings))
 
 
 def advice(table: pd.DataFrame) -> str:
-    """Return a sentence on the best rung's settings and effect, or NOTHING if none helps enough."""
+    """Return a sentence on the best rung's settings and effect; NOTHING if no rung helps enough."""
     figures = table.dropna(subset=["right"])
     best, base = figures.sort_values(["suffices", "right"], kind="stable").iloc[-1], figures.iloc[0]
     if not (best["suffices"] or best["right"] >= base["right"] + BETTER):
@@ -121,7 +121,7 @@ def advice(table: pd.DataFrame) -> str:
 
 
 def _rungs(test: RewardTest) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rungs that apply, with the settings that adopt each; those that train come last."""
+    """Yield each rung that applies, with the settings that it changes; those with training last."""
     config, rows, bench = test.stage.config, test.rows, test.bench
     yield "as it is", {}
     form, is_preset = bench.preset.form, not config.rewards.preset.endswith(".py")
@@ -152,7 +152,7 @@ def _rungs(test: RewardTest) -> Iterator[tuple[str, dict[str, Any]]]:
 def _climb(
     name: str, changes: dict[str, Any], policy: Policy, test: RewardTest
 ) -> tuple[Policy, dict[str, Any]]:
-    """Return the policy of a rung, and its figures."""
+    """Try a rung, and return its policy and the measured figures."""
     stage, rows, _, bench = test
     config = resolve(stage.config.profile, flatten(stage.config), changes)
     if "train.sft_steps" in changes:

@@ -1,7 +1,7 @@
 """Ask a teacher, a model that can do the task, and return the answers that the rewards accept.
 
-The teacher answers the rows of the SFT warm-up. rewards/teacher.parquet keeps the answers, so that
-the teacher is never asked for the same one twice.
+The teacher answers the rows of the SFT warm-up. Its answers are stored in rewards/teacher.parquet,
+so that it is never asked for the same answer twice.
 """
 
 from collections.abc import Sequence
@@ -28,17 +28,17 @@ KEPT_AT = "rewards/teacher.parquet"
 def right_answers(stage: Stage, rows: Sequence[Row], bench: Bench) -> list[Row]:
     """Return the rows that the teacher solves, each with a right answer as the completion.
 
-    A row occurs once for each different right answer: one that earns the first reward in full, in
-    the form that the rewards read.
+    A row occurs once for each distinct right answer. A right answer earns the first reward in full,
+    and has the form that the rewards read.
 
     Args:
-        stage: The stage, with `rescue.teacher`.
+        stage: The stage, whose setting `rescue.teacher` names the teacher.
         rows: The rows of the SFT warm-up.
         bench: The run's rewards.
 
     Raises:
         ValueError: No answer is right.
-        RuntimeError: The teacher cannot be reached, or refuses.
+        RuntimeError: The teacher cannot be reached, or refuses the request.
     """
     name, texts_P_G = stage.config.rescue.teacher, _answers(stage, rows, bench)
     form, shape = bench.preset.form, (len(rows), -1)
@@ -60,7 +60,7 @@ def right_answers(stage: Stage, rows: Sequence[Row], bench: Bench) -> list[Row]:
 
 
 def _answers(stage: Stage, rows: Sequence[Row], bench: Bench) -> list[list[str]]:
-    """Return the teacher's answers, right or not, [rows][answers]; ask only for missing ones."""
+    """Return all of the teacher's answers, [rows][answers]; ask only for those not yet stored."""
     config = stage.config
     rescue = config.rescue
     settings = rescue.model_dump(include={"teacher", "teacher_model", "answers"})
@@ -91,7 +91,7 @@ def _answers(stage: Stage, rows: Sequence[Row], bench: Bench) -> list[list[str]]
 
 
 def is_address(teacher: str) -> bool:
-    """Return whether the teacher is a URL of a server, rather than a model to load."""
+    """Return whether the teacher is the URL of a server; otherwise it is a model to load."""
     return teacher.startswith(("http://", "https://"))
 
 
@@ -103,13 +103,13 @@ def open_teacher(config: RunConfig) -> Engine:
 
         names = (rescue.teacher, rescue.teacher_model, rescue.api_key_env)
         return ServedEngine(*names, chat_template_kwargs=template)
-    # In its saved precision: rounded to 4 bit, a small merged model gives no right answers.
+    # Keep the saved precision: a small merged model, rounded to 4 bits, gives no right answers.
     options = {"quantization": "16bit", "chat_template_kwargs": template}
     return models.open_engine(rescue.teacher, adapter=None, **options)
 
 
 def _cost(config: RunConfig, rows: Sequence[Row], bench: Bench) -> str:
-    """Say what the answers can cost at most, before the teacher is asked."""
+    """Return a sentence with the most that the teacher's answers can cost."""
     rescue = config.rescue
     requests = len(rows) * rescue.answers
     prompts = [row["prompt"] for row in rows]

@@ -1,6 +1,6 @@
 """Fine-tune on right answers before GRPO, so that the model solves some prompts at all.
 
-The answers are the reference answers of data/sft.parquet, or a teacher's to the same questions.
+The answers are the reference answers of data/sft.parquet, or a teacher's answers to its questions.
 The warm-up takes `train.sft_steps` steps; with `train.sft_until` it ends as soon as GRPO can start.
 """
 
@@ -26,15 +26,15 @@ from grpo_nb.training import checkpoints, ranks
 from grpo_nb.training.pass_rate import PASS, PROMPTS, measure
 from grpo_nb.training.teacher import right_answers
 
-TRIED = "rewards/tried_warm_up"  # a rescue's warm-up; the run's own once it is adopted
+TRIED = "rewards/tried_warm_up"  # a rescue's warm-up; moved to WARMED once the run adopts it
 
 
 class Lesson(NamedTuple):
-    """Hold what a warm-up teaches, and the rewards that measure it.
+    """Hold the examples of a warm-up, and the rewards that measure its effect.
 
     rows: Rows with questions and reference answers.
     examples: Rows with a completion, which the policy learns to write.
-    bench: The rewards by which the policy is measured meanwhile.
+    bench: The rewards that measure the policy during the warm-up.
     """
 
     rows: list[Row]
@@ -43,17 +43,17 @@ class Lesson(NamedTuple):
 
 
 def lesson_of(stage: Stage, rows: list[Row], bench: Bench) -> Lesson:
-    """Build SFT examples for these rows from reference answers, or a teacher's right answers."""
+    """Build SFT examples for these rows from reference answers or a teacher's right answers."""
     if stage.config.train.sft_answers == "teacher":
         return Lesson(rows, right_answers(stage, rows, bench), bench)
     return Lesson(rows, data.worked_rows(rows, bench.preset), bench)
 
 
 def warm_up_base(stage: Stage) -> str:
-    """Do the SFT warm-up before the baseline, which judges what GRPO will start from.
+    """Do the SFT warm-up first, so that the baseline measures the policy that GRPO starts from.
 
     Returns:
-        A sentence for the reader.
+        A sentence that describes the warm-up.
     """
     config, about = stage.config, _saved(stage)
     if config.train.sft_steps and not about:
@@ -70,18 +70,18 @@ def load_untrained(config: RunConfig) -> Policy:
 
 
 def warm_up(policy: Policy, stage: Stage) -> str:
-    """Do the SFT warm-up with a loaded policy; 0 steps do nothing.
+    """Do the SFT warm-up with a loaded policy; do nothing if `train.sft_steps` is 0.
 
-    A run does it once, saves it in rewards/warm_up/, and loads it from there afterwards.
+    The warm-up runs once. Its weights are saved in rewards/warm_up/, and loaded from there later.
 
     Returns:
-        A sentence for the reader.
+        A sentence that describes the warm-up.
     """
     about = ranks.from_main(lambda: _saved(stage))
     if about:
         models.load_weights(policy, stage.run / WARMED)
     elif stage.config.train.sft_steps:
-        if ranks.count() > 1:  # a teacher is asked by one process, and the others read its answers
+        if ranks.count() > 1:  # one process asks the teacher; the others read the stored answers
             ranks.from_main(lambda: len(_lesson(stage).examples))
         about = train_and_save(policy, stage, _lesson(stage))
     return _sentence(about)
@@ -90,7 +90,7 @@ def warm_up(policy: Policy, stage: Stage) -> str:
 def warm_up_curve(run: Run) -> list[dict[str, Any]]:
     """Return the metrics of the run's warm-up, one line per step; [] without a warm-up.
 
-    Each line has the loss. With `train.sft_until`, every few lines also have the figures of
+    Each line has the loss. With `train.sft_until`, some lines also have the figures of
     `pass_rate.measure`.
     """
     path = run / WARMED / "about.json"
@@ -105,7 +105,7 @@ def train_and_save(
 
     look = None
     if stage.config.train.sft_until:
-        prompts = data.load(stage.run, "train", max_rows=PROMPTS)  # not the warm-up's
+        prompts = data.load(stage.run, "train", max_rows=PROMPTS)  # not in the warm-up
         look = partial(measure, policy, prompts, lesson.bench, stage.config)
     about = {"of": _identity(stage.config, lesson.rows), "taught": _taught(policy, stage, lesson)}
     about["lines"], about["end"] = train_on(policy, stage, lesson.examples, look)
@@ -122,7 +122,7 @@ def train_and_save(
 
 
 def _taught(policy: Policy, stage: Stage, lesson: Lesson) -> str:
-    """Say how many rows a teacher solves, and on how many the base's greedy answer fails."""
+    """Return a sentence: how many rows the teacher solves, and how many of them the base fails."""
     if stage.config.train.sft_answers != "teacher":
         return ""
     rows = list({question_key(example): example for example in lesson.examples}.values())
@@ -137,7 +137,7 @@ def _taught(policy: Policy, stage: Stage, lesson: Lesson) -> str:
 
 
 def _lesson(stage: Stage) -> Lesson:
-    """Return the lesson of the run's own rows."""
+    """Build the lesson from the run's own rows."""
     config = stage.config
     tokenizer = models.load_tokenizer(config.model.model_path, config.model.chat_template_kwargs)
     bench = bench_of(config, load_rewards(config.rewards), tokenizer)

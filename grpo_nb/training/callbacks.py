@@ -18,7 +18,7 @@ from grpo_nb.training.guard import Guard
 from grpo_nb.training.updates import Update
 from grpo_nb.training.validation import Validation
 
-BAD_STEPS = 3  # updates that are skipped in a row before the training ends
+BAD_STEPS = 3  # skipped updates in a row after which training ends
 REMEDY = (
     "Repair a reward that gives None or NaN, or what it calls (a server, a file); else lower "
     "train.learning_rate, or set model.quantization = '16bit'"
@@ -26,11 +26,11 @@ REMEDY = (
 
 
 class StepCallback(TrainerCallback):
-    """Do our `Trainer`'s work around each step, in addition to TRL's own.
+    """Do the work that our `Trainer` adds to TRL's before and after each step.
 
     Args:
         trainer: The trainer.
-        validation: The validation, which runs every `train.eval_steps` if it has rows.
+        validation: The validation, which runs every `train.eval_steps` steps if it has rows.
     """
 
     def __init__(self, trainer: Any, validation: Validation) -> None:
@@ -39,7 +39,7 @@ class StepCallback(TrainerCallback):
         self.watch = health.Watch(health.Expected({}))  # `Trainer.train` sets the run's own
         self.bad = 0  # updates that were skipped in a row
         self.saved = self.begun = 0  # step of the last checkpoint; step at which training began
-        self.failure = ""  # why training stopped of its own accord
+        self.failure = ""  # why training ended without a request
         self.guard = Guard(trainer)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -51,12 +51,12 @@ class StepCallback(TrainerCallback):
             return
         for reward in adaptive_rewards(self.trainer.rewards):
             reward.load(self.folder / f"checkpoint-{state.global_step}")
-        # Each epoch draws a new order of the rows: repeat the draws of the epochs that are over.
+        # Each epoch draws a new order of the rows. Repeat the draws of all completed epochs.
         for _ in range(math.floor(state.epoch + 1e-6)):
             next(iter(self.trainer.row_sampler))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Test the samples (`guard`) before the first step and every `train.guard_steps`."""
+        """Test the samples (`guard`) before the first step and every `train.guard_steps` steps."""
         step, every = state.global_step, self.settings.guard_steps
         if every and (step == self.begun or step % every == 0):
             self.guard()
@@ -69,8 +69,8 @@ class StepCallback(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Skip an update whose gradient is not finite, or whose completions have no score.
 
-        The former would ruin every weight, the latter teaches nothing. BAD_STEPS such updates in a
-        row end training.
+        An infinite or NaN gradient would ruin every weight; without scores, nothing is learnt.
+        After BAD_STEPS such updates in a row, training ends.
         """
         model, step = self.trainer.model, state.global_step + 1
         self.trainer.policy.model.updated_in = self.folder
@@ -96,7 +96,7 @@ class StepCallback(TrainerCallback):
             self.failure = f"{why}, and {count}. {REMEDY}"
 
     def _unscored(self) -> str:
-        """Return why this step's scores are unusable, infinite or all None; "" if usable."""
+        """Return why this step's scores (infinite, or all None) are unusable; "" if usable."""
         scores = self._scores()
         if infinite := [name for name in scores if np.isinf(scores[name]).any()]:
             return f"{', '.join(infinite)} gave an infinite score"
@@ -110,7 +110,7 @@ class StepCallback(TrainerCallback):
         return pd.DataFrame({name: list(scores) for name, scores in logs.items()}, dtype=float)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save or stop if that is due, or if a user asks for it."""
+        """Save a checkpoint or stop, if either is due or requested."""
         step, buttons = state.global_step, self.trainer.buttons
         if not generation_is_used_up(args, step):
             return
@@ -133,11 +133,11 @@ class StepCallback(TrainerCallback):
         remove_old(self.folder, self.settings.keep_checkpoints)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Publish the metrics of a step, and validate if that is due or asked for."""
+        """Publish the metrics of a step, and validate if this is due or requested."""
         if not logs or "loss" not in logs:
             return
         step = state.global_step
-        # Off policy (trl.num_iterations) a step may use completions of an earlier one.
+        # Off policy (trl.num_iterations), a step may use the completions of an earlier step.
         completions = self._completions() if "reward" in logs else []
         watched = completions and ranks.is_main() and self.settings.placebo == "none"
         figures = judges.figures(self.trainer, step, completions) if watched else {}
@@ -148,14 +148,14 @@ class StepCallback(TrainerCallback):
             request.clear()
             figures = self._figures()
             self._publish({"step": step, **figures}, [])
-            # This goes to the trackers; this method ignores a log without a loss.
+            # The figures go to the trackers; our own `on_log` ignores logs without a loss.
             names = {name.replace("/", "_"): value for name, value in figures.items()}
             self.trainer.callback_handler.on_log(args, state, control, names)
             self._keep(figures, step)
         self.on_step_end(args, state, control)  # a request may have come in meanwhile
 
     def _keep(self, figures: dict[str, float], step: int) -> None:
-        """Keep the adapter with the best validation, and its figures; the later one wins a tie."""
+        """Keep the adapter with the best validation, and its figures; in a tie, the later adapter."""
         if not all(map(math.isfinite, figures.values())):  # a reward gave None or infinity
             print(f"step {step}: this validation has no score, and does not count")
             return
@@ -208,6 +208,6 @@ class StepCallback(TrainerCallback):
 
 
 def generation_is_used_up(args: Any, step: int) -> bool:
-    """Return whether the next step samples anew, so that a checkpoint needs no completions."""
+    """Return whether the next step samples anew; if so, a checkpoint needs no completions."""
     every = args.steps_per_generation * args.num_iterations  # micro-batches
     return step * args.gradient_accumulation_steps % every == 0

@@ -1,16 +1,17 @@
 """Test whether the completions come from the policy that is being trained.
 
-GRPO's loss treats each completion as a sample of the current policy. If it is not, nothing fails.
-The engine may leave the adapter out, have the weights of an earlier step, cut off unlikely tokens,
-or read the prompt with another template. The reward then moves for the wrong reason, or not at all.
+GRPO's loss treats each completion as a sample of the current policy. If it is not, no error occurs.
+The engine may leave the adapter out, use the weights of an earlier step, cut off unlikely tokens,
+or render the prompt with another template. The reward then changes for the wrong reason, or not at
+all.
 
 The guard tests before the first step, every `train.guard_steps` steps, and at the end. It adds
-noise to the adapter and samples in the same way as training does: only the policy with this noise
-can write such samples. Each token gets a p-value from the trainer's own probabilities: how likely
-the policy is to sample a token that is at least as rare. If the samples are the policy's own, the
-p-values are independent and uniform, whatever the model; Fisher's method tests that. Weights,
-random states and metrics are then restored: training gives the same numbers with the guard as
-without it (except for vLLM's own random state).
+noise to the adapter and samples in the same way as training does. Only the policy with this noise
+can write such samples. Each token gets a p-value from the trainer's own probabilities: the
+probability that the policy samples a token at least as rare. If the samples are the policy's own,
+the p-values of any model are independent and uniform; Fisher's method tests this. Weights, random
+states and metrics are then restored, so the guard does not change the numbers of training (except
+through vLLM's own random state).
 """
 
 import math
@@ -39,8 +40,9 @@ MOST = 1.2  # limit of the noise, which doubles until it has an effect; a random
 SCORE = 4.7  # limit of Fisher's score; chance exceeds it three times in a million
 CHANGE = 1.0  # change of the log-probabilities at which noise has a clear effect [nats a token]
 UNFELT = 0.01  # change below which there is nothing but rounding [nats a token]
-ENTROPY = 0.5  # below it truncation may not show, as the policy is too sure [nats a token]
-# Limit between the engine's log-probabilities and the trainer's, without noise [nats a token].
+ENTROPY = 0.5  # below it the policy may be too certain for truncation to show [nats a token]
+# Limit of the difference between the engine's and the trainer's log-probabilities without noise
+# [nats a token].
 # Correct engines were at 0.0005 to 0.06, wrong ones at 0.2 (huggingface/trl, issues 5312, 5313).
 DIFFERENCE = 0.1
 MISSING = 0.5  # the same limit with noise, which a 16-bit engine rounds [share of `change`]
@@ -63,8 +65,8 @@ UNMOVED = (
 class Evidence(NamedTuple):
     """Hold the result of one test of the samples.
 
-    score: The score of Fisher's method, a standard normal; above 0 the tokens are rarer than the
-        policy's own samples, below 0 likelier.
+    score: Fisher's score, which is standard normal for the policy's own samples. Above 0 the tokens
+        are rarer than such samples, below 0 likelier.
     difference: Mean absolute difference between the engine's log-probabilities and the trainer's
         [nats a token]; NaN if the engine returns none.
     change: Mean absolute change that the noise causes in the trainer's log-probabilities
@@ -92,7 +94,7 @@ class Guard:
         self.looks: list[Evidence] = []
 
     def __call__(self) -> None:
-        """Sample, and test the samples; all processes do so together.
+        """Sample, and test the samples; all processes must call this together.
 
         Raises:
             RuntimeError: The samples are not from the policy; the message has causes and remedies.
@@ -100,7 +102,7 @@ class Guard:
         trainer = self.trainer
         if cuts := distorted(trainer.args):
             self._stop_if(f"{cuts}: samples are then not the policy's; leave this unset")
-        trainer.model.train()  # as in the step
+        trainer.model.train()  # as in a training step
         with _stand_in(trainer) as double:
             weights = changeable(trainer)
             while True:
@@ -129,20 +131,20 @@ class Guard:
         return f"after step {step}" if last else f"before step {step + 1}"
 
     def _stop_if(self, reason: str) -> None:
-        """Raise an error on every process if one of them has a reason."""
+        """Raise an error on every process if any process gives a reason."""
         if reasons := [text for text in ranks.gather([reason]) if text]:
             raise RuntimeError(f"stopped {self._place()}: {reasons[0]}; {preflight.GO_ON}")
 
     def _look(self, double: "Trainer", weights: Sequence["torch.Tensor"]) -> Evidence:
         """Sample with noise on the weights, and compare the samples with the policy."""
         chats = _chats(double)
-        if double.environment:  # it has not been reset, so there is no first message yet
+        if double.environment:  # no environment is reset, so there are no first messages
             double._batch_environments = [None] * len(chats)
         prompts, images, fields = double._tokenize_prompts(chats)
         with noise_on(weights, self.noise, seed=double.state.global_step):
             group = double.num_generations
             completions, rows = double._generate_single_turn(prompts, images, fields, group)
-            if double.use_vllm:  # it has these weights now, and needs them only once
+            if double.use_vllm:  # vLLM has these weights now, and need not load them again
                 self.trainer._last_loaded_step = double._last_loaded_step
             samples = Samples(prompts, completions, chats)
             log_p = log_probabilities(double, samples)
@@ -164,7 +166,7 @@ class Samples(NamedTuple):
 
     prompts: Token ids, [completions][tokens].
     completions: Token ids, [completions][tokens].
-    chats: The prompts as chats, [completions]; needed if they carry images.
+    chats: The prompts as chats, [completions]; needed only if they contain images.
     """
 
     prompts: Sequence[list[int]]
@@ -173,10 +175,10 @@ class Samples(NamedTuple):
 
 
 def wrong(evidence: Evidence) -> str:
-    """Return why these samples cannot be the policy's, and what to do; "" without such evidence.
+    """Return why these samples cannot be the policy's, and what to do; "" if they may be.
 
     Args:
-        evidence: The evidence, with noise on the adapter; a score of NaN proves nothing.
+        evidence: The result of a test with noise on the adapter; a score of NaN proves nothing.
     """
     off = evidence.difference > np.nanmax([DIFFERENCE, MISSING * evidence.change])
     if not abs(evidence.score) > SCORE and not off:
@@ -222,9 +224,9 @@ def _chats(trainer: "Trainer") -> list[list[Message]]:
 def changeable(trainer: "Trainer") -> list["torch.Tensor"]:
     """Return the weights that get noise: LoRA's B, or norms and biases in full fine-tuning.
 
-    There are none if the weights are sharded, or if vLLM's own weights contain the adapter (with
-    TRL, and on request with Unsloth): rounding would leave some of the noise in them, and a copy to
-    restore them from takes gigabytes. The samples are then tested without noise.
+    The list is empty, and samples are tested without noise, if the weights are sharded or vLLM adds
+    the adapter to its own weights (with TRL always, with Unsloth on request). In the second case,
+    rounding would leave some noise in vLLM's weights, and a copy of them would take gigabytes.
     """
     by_lora = trainer.policy.vllm and not trainer.policy.folds_adapter
     if sharded() or (trainer.use_vllm and not by_lora):
@@ -237,7 +239,7 @@ def changeable(trainer: "Trainer") -> list["torch.Tensor"]:
 
 @contextmanager
 def noise_on(weights: Sequence["torch.Tensor"], size: float, seed: int) -> Iterator[None]:
-    """Add noise to the weights, the same on every process, and restore them exactly at the end.
+    """Add the same noise to the weights on every process; restore the weights exactly at the end.
 
     Args:
         weights: Tensors of any shape.
@@ -261,16 +263,16 @@ def engine_difference(trainer: "Trainer", batch: Mapping[str, Any]) -> float:
     """Return how far the engine's log-probabilities are from the trainer's [nats a token].
 
     Args:
-        trainer: The trainer, in a step; its weights are those that sampled the batch.
-        batch: TRL's batch with its scores, padded; only the rows of one micro-batch are read.
+        trainer: The trainer, during a step, with the weights that sampled the batch.
+        batch: The padded batch that TRL generated and scored; only one micro-batch of it is read.
 
     Returns:
-        The mean absolute difference over the tokens that the policy wrote; NaN if there are none.
+        The mean absolute difference over the tokens that the policy wrote; NaN if it wrote none.
     """
     import torch
 
     rows = trainer.args.per_device_train_batch_size
-    # TRL may mask truncated completions.
+    # TRL may mask all tokens of a truncated completion.
     places = batch["completion_mask"].any(1).nonzero()[:rows, 0]
     if not len(places):
         return math.nan
@@ -290,8 +292,10 @@ def engine_difference(trainer: "Trainer", batch: Mapping[str, Any]) -> float:
 def log_probabilities(trainer: "Trainer", samples: Samples) -> "torch.Tensor":
     """Return the log-probabilities that the loss uses, completion after completion, [tokens].
 
+    As in TRL, prompts are padded on the left and completions on the right.
+
     Args:
-        trainer: The trainer; TRL, too, pads prompts on the left and completions on the right.
+        trainer: The trainer.
         samples: The completions.
     """
     import torch
@@ -322,7 +326,7 @@ def p_values(
     """Return p-values (the probability of a token at least as rare) and entropies, [tokens].
 
     Args:
-        trainer: The trainer; its model runs without padding before the prompts.
+        trainer: The trainer; its model runs on one sample at a time, without padding.
         samples: The completions.
         log_p: The result of `log_probabilities`.
     """
@@ -347,7 +351,8 @@ def _p_values(logits: Any, token: Any, log_p: Any, pad: int) -> tuple[Any, Any]:
     import torch
 
     log_q, token = logits.log_softmax(-1), token[:, None]
-    # Unsloth takes a completion's last token for padding if the tokenizer has one token for both.
+    # If one token both pads and ends a completion, Unsloth takes a completion's last token for
+    # padding.
     log_p = torch.where(token == pad, log_q.gather(-1, token), log_p[:, None])
     q, rarer = log_q.exp(), (log_q < log_p).scatter(-1, token, False)
     share = torch.rand(len(q)).to(q)  # a random part of the token's own probability counts
@@ -355,10 +360,10 @@ def _p_values(logits: Any, token: Any, log_p: Any, pad: int) -> tuple[Any, Any]:
 
 
 def fisher(p: "torch.Tensor") -> float:
-    """Return how far p-values are from uniform, as a standard normal; above 0 they are too small.
+    """Return a score that is standard normal for uniform p-values, and larger for smaller ones.
 
-    The sum of their negative logarithms follows a gamma distribution. The signed root of its
-    deviance is normal, almost exactly so for ten or more values.
+    The sum of the negative logarithms of uniform p-values follows a gamma distribution. The signed
+    root of its deviance is almost exactly normal for ten or more values.
 
     Args:
         p: p-values, [tokens]; they are independent if the tokens are the policy's own samples.

@@ -17,22 +17,22 @@ DRIFT_STEPS = 10  # steps after which the judge scores completions of step 1 aga
 DRIFT_GROUPS = 4  # groups of step 1 that it scores again
 MARKUP = r"[#*_`|<>\[\]]"
 TINY = 1e-6  # a smaller spread is a rounding error
-REASONS = 200  # the latest reasons, at most; their words are the judge's style
+REASONS = 200  # limit of the latest reasons, whose words are taken for the judge's style
 
 
 def figures(trainer: "Trainer", step: int, completions: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the metrics of each judge in a step: habits, and every DRIFT_STEPS steps the drift.
+    """Return each judge's metrics in a step: its habits, and every DRIFT_STEPS steps its drift.
 
     Args:
         trainer: The trainer, on the first process.
         step: Number of the step.
-        completions: Its completions with question and scores.
+        completions: The step's completions, with question and scores.
     """
     metrics: dict[str, float] = {}
     first = trainer.folder / "completions/completions_00001.parquet"
     for judge in judges(trainer.rewards):
         others = [name for name in trainer.rewards.names if name != judge.name]
-        with suppress(RuntimeError, ValueError):  # the next step raises what is wrong
+        with suppress(RuntimeError, ValueError):  # a lasting fault is raised in the next step
             metrics |= habits(judge, others, pd.DataFrame(completions))
             if step % DRIFT_STEPS == 0 and first.is_file():
                 metrics[f"{judge.name}/drift"] = drift(judge, trainer, pd.read_parquet(first))
@@ -42,10 +42,10 @@ def figures(trainer: "Trainer", step: int, completions: list[dict[str, Any]]) ->
 def habits(judge: LLMJudge, others: list[str], table: pd.DataFrame) -> dict[str, float]:
     """Measure how scores correlate with length, markup and the judge's own words, within groups.
 
-    What the other rewards explain is removed first, because right answers may well be longer.
+    Correlation that the other rewards explain is removed first, as right answers may be longer.
 
     Args:
-        judge: The judge, whose replies hold its reasons.
+        judge: The judge, whose replies contain its reasons.
         others: Names of the other rewards.
         table: One line per completion: question, completion, and the scores.
     """

@@ -206,7 +206,7 @@ def spread(
 
 
 def distinct(completion_ids: Sequence[Sequence[int]], size: int) -> float:
-    """Return the mean share of distinct completions in a group: 0 if all are equal, 1 if none.
+    """Return the mean share of distinct completions per group: 0 if all are equal, 1 if all differ.
 
     If groups are spread over several processes, the result is NaN, and is not logged.
 

@@ -1,4 +1,4 @@
-"""Measure how often a policy is right on a few prompts: can GRPO start from here?"""
+"""Measure how often a policy is right on a few prompts, to decide whether GRPO can start."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,12 +23,12 @@ def measure(
     config: RunConfig,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """Return how the policy does on these prompts, sampled as in training.
+    """Measure the policy on these prompts, with completions sampled as in training.
 
     Returns:
         right (share of the completions), pass@8, zero-advantage (share of the groups), distinct
-        (share of the completions of a group that differ from each other) and entropy (of the first
-        completion of each prompt) [nats per token].
+        (share of distinct completions in a group) and entropy (of the first completion of each
+        prompt) [nats per token].
     """
     groups = policy.generate(
         [row["prompt"] for row in rows],
@@ -52,7 +52,7 @@ def measure(
 
 
 def entropy(policy: Policy, prompts: Sequence[list[Message]], samples: Sequence[Sample]) -> float:
-    """Return the policy's mean entropy while it writes these completions [nats per token]."""
+    """Return the policy's mean entropy over the tokens of these completions [nats per token]."""
     import torch
 
     total, tokens = 0.0, 0
@@ -68,5 +68,5 @@ def entropy(policy: Policy, prompts: Sequence[list[Message]], samples: Sequence[
 
 
 def suffices(figures: dict[str, Any], mark: float = MARK) -> bool:
-    """Return whether GRPO can start: high pass@8, and at most half the groups without advantage."""
+    """Return whether GRPO can start: high pass@8, at most half the groups with zero advantage."""
     return figures[PASS] >= mark and figures["zero-advantage"] <= MOSTLY

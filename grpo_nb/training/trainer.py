@@ -15,19 +15,19 @@ The parts of one step, in order, with the methods of this class and of `callback
  3. Forward and backward of each micro-batch: `training_step`, `_get_per_token_logps_and_entropies`.
  4. An update that is not finite, or has no scores to learn from, is skipped:
     `on_pre_optimizer_step`.
- 5. The optimizer steps. Is a checkpoint due, or a stop requested? `on_step_end`.
+ 5. The optimizer updates the weights; a checkpoint may be due, or a stop requested: `on_step_end`.
  6. The step's metrics are logged: `log`. They go to train/metrics.jsonl, to the alerts and to the
     watchers; every `train.eval_steps` steps the policy is validated: `on_log`.
  7. If a checkpoint is due, transformers writes it, and it is sealed: `on_save`.
 
 A token's loss is -min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A), plus beta times the KL to the
-base. A is the advantage of its completion; r is the token's probability now, divided by the token's
+base. A is the advantage of the completion; r is the token's probability now, divided by its
 probability when it was sampled. The suffixes of names give shapes: P counts the prompts, G the
 completions of a group, N the completions of a step, and F the rewards.
 
-The docstring of a method that overrides TRL's says why, and what Unsloth's GPU trainer does with
-the method. That trainer replaces TRL's class when Unsloth is imported on a GPU, so this module must
-be imported after the policy is loaded; `training.Trainer` does so.
+For each method that overrides TRL's, the docstring gives the reason, and what Unsloth's GPU trainer
+does with the method. That trainer replaces TRL's class when Unsloth is imported on a GPU, so this
+module must be imported after the policy is loaded; `training.Trainer` imports it at its first use.
 """
 
 import functools
@@ -92,8 +92,8 @@ class Trainer(GRPOTrainer):
         callbacks: Further TrainerCallbacks of transformers.
 
     Raises:
-        ValueError: `args` holds a value that no training run can use, or training was interrupted
-            with other settings, and `train.resume` is "auto".
+        ValueError: `args` has a value that no training run can use; or settings have changed since
+            training was interrupted, and `train.resume` is "auto".
         RuntimeError: Unsloth replaced TRL's trainer after this module was imported, or did not
             change TRL in the way that training relies on.
     """
@@ -111,18 +111,18 @@ class Trainer(GRPOTrainer):
         refuse_unusable(args, stage, policy, rewards)
         self.policy, self.rewards, self.stage = policy, rewards, stage
         self.folder = stage.run / "train"
-        args.output_dir = str(self.folder)  # where the other stages look for it
+        args.output_dir = str(self.folder)  # the other stages read this folder
         config = stage.config
         train_rows, self.validation_rows = hold_out(rows, prompts_to_hold_out(config.train))
         self.resumption = checkpoints.Resumption(stage, rewards, args)
         self.plan = self.resumption.plan  # whether `train` begins, or after which step it resumes
         if "ref" in getattr(policy.model, "peft_config", {}):
-            policy.model.delete_adapter("ref")  # with beta > 0 TRL adds one, and refuses a second
+            policy.model.delete_adapter("ref")  # if beta > 0, TRL adds "ref", and refuses another
         self.environment = environments.of(config)
         self.prompts = [fold_system(policy.tokenizer, row["prompt"]) for row in train_rows]
         warnings.filterwarnings("ignore", "You are using 'environment_factory'")  # experimental
         if "unsloth" not in sys.modules and not models.cuda_available():
-            lm_head.install()  # also for a model of your own; Unsloth has its own
+            lm_head.install()  # for your own model too; Unsloth has its own LM head
         with kept_in_32_bit(policy.model):
             super().__init__(
                 model=policy.model,
@@ -151,7 +151,7 @@ class Trainer(GRPOTrainer):
         self.add_callback(self.steps)
 
     def watch(self, watcher: Watcher) -> None:
-        """Tell the watcher, such as the dashboard, of each step."""
+        """Send every update to the watcher, such as the dashboard."""
         self.watchers.append(watcher)
 
     def preflight(self) -> Checks:
@@ -163,13 +163,13 @@ class Trainer(GRPOTrainer):
     def train(self) -> TrainOutput:
         """Train the remaining steps up to `max_steps`, and save the adapter in train/adapter/.
 
-        transformers' method takes a checkpoint to resume from. This one finds the newest complete
-        checkpoint, and writes one if the training is stopped or fails. Unsloth's method sets the
-        model's modes before and after.
+        The method of transformers takes a checkpoint to resume from. This method finds the newest
+        complete checkpoint, and writes a checkpoint if training is stopped or fails. Unsloth's
+        method sets the model's modes before and after training.
 
         Raises:
-            KeyboardInterrupt: Stopped by the interrupt button or a signal; a checkpoint is kept.
-            RuntimeError, MemoryError, …: What ended the training; a checkpoint is kept.
+            KeyboardInterrupt: The interrupt button or a signal; a checkpoint is kept.
+            RuntimeError, MemoryError, …: An error ended training; a checkpoint is kept.
         """
         self.buttons.stop.clear()
         with turn, stop_on_signals(self.buttons) as signals:
@@ -186,13 +186,13 @@ class Trainer(GRPOTrainer):
             except Exception as error:
                 self._keep_last_step(error)
                 raise
-            except KeyboardInterrupt:  # a second one: the weights may still hold the guard's noise
+            except KeyboardInterrupt:  # a second interrupt: the guard's noise may be in the weights
                 self.policy.model.updated_in = self.folder
                 raise
-            finally:  # the notebook's kernel lives on, and so does this trainer
+            finally:  # the notebook's kernel still has this trainer, and may use it again
                 self._dense = self.optimizer = self.lr_scheduler = self._buffered_inputs = None
                 self._step = 0
-                self._metrics["train"].clear()  # else those of half a step are averaged in
+                self._metrics["train"].clear()  # else an unfinished step would count in the means
         if self.steps.failure:
             raise RuntimeError(f"{self.steps.failure}. {GOES_ON}")
         interrupted, step = ranks.anywhere(bool(signals)), self.state.global_step
@@ -228,9 +228,10 @@ class Trainer(GRPOTrainer):
         return watch
 
     def _keep_last_step(self, error: Exception) -> None:
-        """Save the last complete step after an error, and add to the error what to do next.
+        """Save the last complete step after an error, and add notes on what to do to the error.
 
-        If several processes train, none saves: the others may be elsewhere in the step, or gone.
+        If several processes train, none of them saves: the others may have reached another part of
+        the step, or have ended.
         """
         step = self.state.global_step
         is_new = step != self.steps.saved and generation_is_used_up(self.args, step)
@@ -264,7 +265,7 @@ class Trainer(GRPOTrainer):
         """Return every alert of the run so far."""
         return health.read_alerts(self.folder / "health.jsonl")
 
-    # The methods below override those of TRL and transformers.
+    # The methods below override methods of TRL and transformers.
 
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
         """Measure the time of sampling. Unsloth's trainer calls this method as TRL's does."""
@@ -323,7 +324,7 @@ class Trainer(GRPOTrainer):
         return rewards_N_F
 
     def _timed(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the reward to measure its time; one that mostly waits (`waits`) runs in a thread."""
+        """Wrap a reward to measure its time; if it mostly waits (`waits`), it runs in a thread."""
         func, name = in_thread(func) if waits(func) else func, func.__name__
         key = f"rewards/{name}/seconds"
 
@@ -348,7 +349,7 @@ class Trainer(GRPOTrainer):
         self._metrics["train" if self.model.training else "eval"][name].append(value)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        """Run each prompt once for its group on a CPU; Unsloth's forward on a GPU cannot."""
+        """Run each prompt once for its group on a CPU; Unsloth's forward pass on a GPU cannot."""
         plain = super()._get_per_token_logps_and_entropies
         if self.share_prompts:
             return fast_cpu.log_probabilities(self, plain, *args, **kwargs)
@@ -357,9 +358,9 @@ class Trainer(GRPOTrainer):
     def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
         """Compare vLLM's log-probabilities with the policy's if TRL does not log the difference.
 
-        TRL logs it together with its importance sampling correction, which Unsloth turns off.
-        Batches with images are not compared, as their rows share one tensor. Unsloth's trainer has
-        the same method.
+        TRL logs the difference only if it corrects for it by importance sampling, which Unsloth
+        turns off. Batches with images are not compared, because their rows share one tensor.
+        Unsloth's trainer has the same method.
         """
         batch = super()._generate_and_score_completions(*args, **kwargs)
         by_engine = batch.get("sampling_per_token_logps") is not None and "num_images" not in batch
@@ -368,7 +369,7 @@ class Trainer(GRPOTrainer):
         return batch
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Note a non-finite loss, since transformers logs the mean of earlier losses instead.
+        """Record that a loss is not finite: transformers logs the mean of earlier losses instead.
 
         Unsloth's trainer has the same method.
         """
@@ -473,7 +474,7 @@ def _bitmap(image: Any) -> bytes:
 
 @contextmanager
 def kept_in_32_bit(model: Any) -> Iterator[None]:
-    """Keep the adapter of a 4-bit model in fp32, which TRL's trainers would cast to bf16."""
+    """Keep the adapter of a 4-bit model in fp32; TRL's trainers would cast it to bf16."""
     import torch
 
     trained = [weight for weight in model.parameters() if weight.requires_grad]
@@ -485,16 +486,17 @@ def kept_in_32_bit(model: Any) -> Iterator[None]:
 
 @contextmanager
 def unsharded_root(model: Any) -> Iterator[None]:
-    """Gather the weights outside the layers (embeddings, head) while the block runs, under FSDP2.
+    """Gather FSDP2's weights outside the layers (embeddings, head) while the block runs.
 
-    peft's `generate` calls the model that it wraps, and so bypasses the hook that gathers them.
+    peft's `generate` calls the wrapped model directly, and bypasses the hook that would gather
+    these weights.
     """
     from torch.distributed.fsdp import FSDPModule
 
     if not isinstance(model, FSDPModule):
         yield
         return
-    model._get_fsdp_state()._lazy_init()  # else the first layer to run takes itself for the root
+    model._get_fsdp_state()._lazy_init()  # else the first layer to run would become the root
     model.unshard()
     try:
         yield

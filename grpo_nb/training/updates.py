@@ -1,4 +1,4 @@
-"""Connect the trainer with its watchers: updates go out, requests come in."""
+"""Pass the trainer's updates to its watchers, and a user's requests to the trainer."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -10,26 +10,26 @@ from grpo_nb.runs.signals import signals
 
 
 class Buttons:
-    """Pass on a user's requests, which the trainer reads after each step."""
+    """Hold a user's requests to stop, save or evaluate, which the trainer reads after each step."""
 
     def __init__(self) -> None:
         self.stop, self.save, self.evaluate = (threading.Event() for _ in range(3))
 
 
 class Update(NamedTuple):
-    """Tell a watcher about a step, or about a validation.
+    """Describe a step or a validation to a watcher.
 
-    line: The line of train/metrics.jsonl. After a step these are TRL's keys (reward,
+    line: The line of train/metrics.jsonl. After a step, its keys are TRL's (reward,
         rewards/<name>/mean and /std, frac_reward_zero_std, completions/mean_length and
         /clipped_ratio, entropy, kl, clip_ratio/…, grad_norm, learning_rate, step_time), "step",
         and ours: seconds/generation, seconds/reward, seconds/update, tokens_per_second,
         memory_gib, groups/reward_p10, _p50, _p90 (of the groups' mean rewards),
         groups/reward_std (mean spread within a group), rewards/<name>/group_std and /seconds.
-        After a validation they are step, eval/accuracy, eval/exact, eval/format, eval/reward and
-        eval/seconds.
+        After a validation, they are "step", eval/accuracy, eval/exact, eval/format, eval/reward
+        and eval/seconds.
     total_steps: The setting `train.max_steps`.
-    completions: The completions of this step, a dict each: question, completion, each reward,
-        reward (the weighted total), advantage; empty after a validation.
+    completions: The completions of this step, one dict each: question, completion, each reward,
+        reward (the weighted total) and advantage; empty after a validation.
     alerts: The new alerts; the state of a serious one is "stop".
     """
 
@@ -58,10 +58,10 @@ def progress_of(stage: Stage) -> Watcher:
 
 @contextmanager
 def stop_on_signals(buttons: Buttons) -> Iterator[list[int]]:
-    """Stop after the current step on SIGINT (interrupt button) or SIGTERM; on a second, at once.
+    """Stop after the current step on SIGINT (interrupt button) or SIGTERM; a second stops at once.
 
     Yields:
-        The signals so far.
+        A list of the signals received so far.
     """
 
     def stop() -> None:
